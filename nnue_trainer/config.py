@@ -17,6 +17,7 @@ import yaml
 from pydantic import Field, ValidationInfo, field_validator
 
 from nnue_trainer import schema
+from nnue_trainer.averages import AVERAGES, Average
 from nnue_trainer.callbacks import CALLBACKS, Callback
 from nnue_trainer.data.filters import Filters
 from nnue_trainer.data.formats import DATA_FORMATS, DataFormat
@@ -213,6 +214,8 @@ class Recipe:
     lambda_: Annotated[LambdaSchedule, LAMBDAS] = Field(default_factory=ConstantLambda, alias="lambda")
     optimizer: Annotated[OptimizerConfig, OPTIMIZERS] = Field(default_factory=AdamW)
     schedule: Annotated[Schedule, SCHEDULES] = Field(default_factory=Exponential)
+    average: Annotated[Average, AVERAGES] | None = None
+    """average of the weights, which then is the net that is validated, saved and exported; null: the weights are"""
     validation: ValidationConfig = Field(default_factory=ValidationConfig)
     training: TrainingConfig = Field(default_factory=TrainingConfig)
     logging: LoggingConfig = Field(default_factory=LoggingConfig)
@@ -294,6 +297,8 @@ def stage_recipes(recipe: Recipe, origin: str = "recipe", *, may_import: bool = 
                 f"{where}: optimizer.kind: found {merged.optimizer.kind!r} with carry: optimizer, expected "
                 f"{found[-1].optimizer.kind!r} as in the stage before; another one begins with carry: weights"
             )
+        if number and stage.take == "average" and found[-1].average is None:
+            raise UserError(f"{where}: take: found average, expected last, as the stage before has none")
         if number and stage.take == "best" and not found[-1].data.validation:
             raise UserError(f"{where}: take: found best, expected last, as the stage before has no validation files")
         found.append(merged)

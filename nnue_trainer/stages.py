@@ -12,7 +12,7 @@ from pydantic import Field
 
 from nnue_trainer.schema import section
 
-SECTIONS = ("model", "data", "loss", "lambda", "optimizer", "schedule", "validation", "training")
+SECTIONS = ("model", "data", "loss", "lambda", "optimizer", "schedule", "average", "validation", "training")
 """The sections of a recipe that a stage may change."""
 
 
@@ -24,10 +24,12 @@ class Stage:
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")
     """name, for messages and for --stage"""
     carry: Literal["weights", "optimizer"] = "weights"
-    """what it takes over from the stage before. weights: optimizer, schedules and λ begin again; optimizer: its state
-    as well, and schedules and λ go on counting steps and epochs"""
-    take: Literal["last", "best"] = "last"
-    """the checkpoint of the stage before that it begins from"""
+    """what it takes over from the stage before. weights: those of the net, which is its average if it has one, and
+    optimizer, schedules and λ begin again; optimizer: the state of the optimizer and of the average as well, and
+    schedules and λ go on counting steps and epochs"""
+    take: Literal["last", "best", "average"] = "last"
+    """the checkpoint of the stage before that it begins from; average: the last one, whose average becomes the weights
+    also with carry: optimizer"""
     model: dict[str, Any] = Field(default_factory=dict)
     """changes of the model: quantisation (and with it quantisation awareness) only"""
     data: dict[str, Any] = Field(default_factory=dict)
@@ -40,6 +42,8 @@ class Stage:
     """changes of the optimizer"""
     schedule: dict[str, Any] = Field(default_factory=dict)
     """changes of the learning-rate schedule"""
+    average: dict[str, Any] = Field(default_factory=dict)
+    """changes of the average"""
     validation: dict[str, Any] = Field(default_factory=dict)
     """changes of the validation"""
     training: dict[str, Any] = Field(default_factory=dict)

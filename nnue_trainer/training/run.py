@@ -112,7 +112,7 @@ def _border(stage: StageOfRun, following: StageOfRun, folder: RunFolder, ranks: 
     if ranks.writes:
         folder.link(folder.last, kept)
     ranks.same(0)  # the others wait until the files are there
-    path = folder.last if following.stage.take == "last" else folder.best
+    path = folder.best if following.stage.take == "best" else folder.last
     if not path.exists():
         raise UserError(f"{path}: no such checkpoint, expected the best one of {stage.label.removesuffix(': ')}")
     return _Begin(load_resumed(path), path, keep=True)
@@ -180,7 +180,7 @@ def _train_stage(stage: StageOfRun, folder: RunFolder, ranks: Ranks, device: tor
             if begin.keep and validation is not None and contents is not None:
                 validation.restore(contents, str(path))
         elif begin.checkpoint is not None and stage.stage is not None and stage.stage.carry == "optimizer":
-            trainer.carry_optimizer(begin.checkpoint, path)
+            trainer.carry_optimizer(begin.checkpoint, path, from_net=stage.stage.take == "average")
         # Open all data files now: for a missing or wrong one the run must end before it writes anything.
         trainer.batches.open()
         if validation is not None:

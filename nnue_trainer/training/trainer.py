@@ -142,7 +142,13 @@ class Trainer:
         # Rows can be updated late only if each forward pass reads nothing but the rows of its batch. Compiled code and
         # autocast read the whole weight.
         late = not recipe.training.compile and recipe.training.precision == "fp32" and not self.ranks.several
-        self.optimizer = Optimizer(model, recipe.optimizer, late=late, copies=recipe.training.precision == "mixed")
+        self.optimizer = Optimizer(
+            model,
+            recipe.optimizer,
+            late=late,
+            copies=recipe.training.precision == "mixed",
+            averages=recipe.average is not None,
+        )
         self.division.adopt(self.optimizer)
         if self.device.type == "cpu":
             with torch.no_grad():
@@ -321,6 +327,11 @@ class Trainer:
             self._set_lambda(batch, self.step)
         self.train_step(batch)
         self.step += 1
+        if self.recipe.average is not None:
+            now = self._now(self.step)
+            if share := self.recipe.average.share(now):
+                self.optimizer.average(share)
+            self.optimizer.average_begun = self.recipe.average.begun(now)
         self.batches.finish()
 
     def lambda_at(self, step: int) -> float:
@@ -379,6 +390,10 @@ class Trainer:
         the recipe has another one, and in quantisation-aware training it always rounds, so that the losses of all
         epochs can be compared. UserError if there are no positions."""
         self.fixed_figures = {}
+        with self.optimizer.with_net():
+            return self._validate()
+
+    def _validate(self) -> float | None:
         loss = None
         if self.validation is not None:
             meter = ActivityMeter(self.model)
@@ -430,7 +445,8 @@ class Trainer:
         return self.recipe.lambda_.final_of(end._replace(step=end.steps))
 
     def checkpoint(self, epoch: int | None = None) -> Checkpoint:
-        """Everything that the rest of the run depends on. The tensors share memory with the training. `epoch`: the
+        """Everything that the rest of the run depends on. The tensors share memory with the training. Call it within
+        `optimizer.with_net()`, because the model in a checkpoint is the net. `epoch`: the
         epoch that has just ended, from 1; None in the middle of an epoch. If several processes train together, all must
         call this at the same step; only the checkpoint of rank 0 is complete."""
         rng = {"cpu": torch.get_rng_state()}
@@ -538,16 +554,18 @@ class Trainer:
         self._loss_from = state.step - state.window_steps
         changed = _changed_figure(saved, state, self.figure)
         self.validation_loss = None if changed else state.validation_loss
+        if self.recipe.average is not None:
+            self.optimizer.average_begun = self.recipe.average.begun(self._now(self.step))
         self._first_update = self.step - self.optimizer.good_steps()
         self._epoch_end_pending = state.epoch_end_pending
         self._resumed = (path, state) if in_place else None
 
-    def carry_optimizer(self, before: Checkpoint, path: Path) -> None:
-        """Takes over the optimiser's state of the checkpoint `before`, read from `path`, whose weights the model has
-        already."""
+    def carry_optimizer(self, before: Checkpoint, path: Path, *, from_net: bool = False) -> None:
+        """Takes over the optimiser's state of the checkpoint `before`, read from `path`, whose net the model has
+        already. `from_net`: train that, and not the weights whose average it is."""
         try:
             own = self.division.own(before.tensors["optimizer"])
-            self.optimizer.load_state_dict(own, good_steps=before.trainer_state(path).step)
+            self.optimizer.load_state_dict(own, good_steps=before.trainer_state(path).step, from_net=from_net)
         except ValueError as error:
             raise UserError(f"{path}: optimizer {error}") from None
         self._first_update = self.step - self.optimizer.good_steps()
@@ -723,7 +741,8 @@ class Trainer:
     def _save(self, run: _Run, *, epoch: int | None, is_best: bool = False, final: bool = False) -> None:
         self._check_finite(run.store)
         self._look_after_folder(run)
-        saved = run.store.save(self.checkpoint(epoch), epoch=epoch, is_best=is_best, final=final)
+        with self.optimizer.with_net():
+            saved = run.store.save(self.checkpoint(epoch), epoch=epoch, is_best=is_best, final=final)
         if self.ranks.same(saved):
             self._saved_step = self.step
             if "save" in self._hooks and saved:
@@ -785,7 +804,8 @@ class Trainer:
         with contextlib.suppress(Exception):
             store.wait()
             self._check_finite(store)
-            store.save(self.checkpoint(), epoch=None, final=True)
+            with self.optimizer.with_net():
+                store.save(self.checkpoint(), epoch=None, final=True)
             store.wait()
             say(f"{self.folder.last}: saved at step {self.step:,}, before the error that ends this run")
 

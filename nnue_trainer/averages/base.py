@@ -1,0 +1,30 @@
+"""The contract of an average of weights, and the registry.
+
+Weights with virtual rows are stored as sums, and an average is linear, so it is one of both. It stays within the limits
+of the weights, because it lies between weights that are.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from nnue_trainer.registry import Registry
+from nnue_trainer.schedules import RunStep
+from nnue_trainer.schema import section
+
+
+@section
+class Average(ABC):
+    """How the average moves, as a function of nothing but the step, so that a resumed run needs only the average."""
+
+    @abstractmethod
+    def share(self, now: RunStep) -> float:
+        """After `now.step` steps, how far the average moves towards the weights: 0: it stays; 1: it becomes them. It
+        begins as the weights of step 0."""
+
+    def begun(self, now: RunStep) -> bool:
+        """Whether the net is the average after `now.step` steps; before, it is the weights."""
+        return True
+
+
+AVERAGES: Registry[Average] = Registry("nnue_trainer.averages", lambda: Average, what="average")
