@@ -45,7 +45,10 @@ _LOSS = {
     "w1": "weight_boost",
     "w2": "weight_power",
 }
-_OPTIMIZERS = {"rangerlite": "ranger_lite", "adamw": "adamw"}
+_OPTIMIZERS = {"rangerlite": "ranger_lite", "adamw": "adamw", "schedulefree": "schedule_free"}
+_DECAYS = {"ft-weight-decay": ["feature_transformer.weight"], "dense-weight-decay": ["fc*.weight"],
+           "factorized-weight-decay": ["fc0.weight"]}  # fmt: skip
+"""The weights that each decay is of; that of the shared layer is one of its sum with the stacks' own here."""
 _PLY = ((0, 0.1), (6, 0.15), (10, 0.25), (18, 0.75))
 _PIECES = (0.0, 0.4, 1.0, 1.0, 0.75)
 _IGNORED = {
@@ -90,10 +93,12 @@ def translate(data: Any, origin: str) -> tuple[dict[str, Any], list[str]]:
                 "optimizer": sections[number - 2]["optimizer"],
             }
             sections[number - 1] = found  # of the step before, whose stored schedule goes on
-        changes = {name: _changes(first[name], found[name]) for name in found if name != "model"}
+        before = {name: section for name, section in first.items() if name != "average"}
+        changes = {name: _changes(before.get(name, {}), found[name]) for name in found if name != "model"}
         changes["training"] = changes["training"] | {"epochs": own}
         stages.append(stage | {name: change for name, change in changes.items() if change})
-    return first | {"stages": stages}, notes
+    whole = {name: section for name, section in first.items() if name != "average"}  # which each stage names
+    return whole | {"stages": stages}, notes
 
 
 class _Step:
@@ -142,7 +147,8 @@ class _Step:
             "loss": {"kind": "win_rate"}
             | {ours: float(left.pop(theirs)) for theirs, ours in _LOSS.items() if theirs in left},
             "lambda": _lambda(take),
-            "optimizer": {"kind": _OPTIMIZERS.get(optimizer, "ranger_lite"), "lr": lr, "weight_decay": 0.0},
+            "optimizer": {"kind": _OPTIMIZERS.get(optimizer, "ranger_lite"), "lr": lr, "weight_decay": 0.0}
+            | _decay(take, optimizer),
             "schedule": _schedule(take, lr),
             "training": {
                 "epochs": int(self.max_epochs),
@@ -150,6 +156,8 @@ class _Step:
                 "seed": int(take("seed")),
             },
         }
+        if (swa := take("swa-start-epoch", None)) is not None:
+            found["average"] = {"kind": "swa", "start_epoch": int(swa)}
         notes += [
             f"{self.where}: {name} {left[name]}: has no counterpart here" for name in sorted(left.keys() - _IGNORED)
         ]
@@ -208,6 +216,16 @@ def _lambda(take: Callable[..., Any]) -> dict[str, Any]:
     if batch:
         found |= {"batch_jitter": batch, "batch_jitter_decay": decay}
     return found | ({"scale_jitter": True} if scaled else {})
+
+
+def _decay(take: Callable[..., Any], optimizer: str) -> dict[str, Any]:
+    groups = []
+    for option, names in _DECAYS.items():
+        if decay := float(take(option, 0.0)):
+            groups += [{"match": name, "weight_decay": decay} for name in names]
+    if not groups:
+        return {}
+    return {"groups": groups} | ({"stable_decay": True} if optimizer not in ("adamw", "schedulefree") else {})
 
 
 def _schedule(take: Callable[..., Any], lr: float) -> dict[str, Any]:

@@ -79,7 +79,9 @@ def test_swa_of_a_run_is_the_mean_of_its_epochs(data: Path, tmp_path: Path) -> N
     ]
     for name, tensor in found.tensors["model"].items():
         torch.testing.assert_close(tensor, sum(e[name].double() for e in epochs).float() / 3, rtol=0, atol=1e-7)
-        assert torch.equal(found.tensors["optimizer"][f"trained/{name}"], epochs[-1][name]), "training goes on as before"
+        assert torch.equal(found.tensors["optimizer"][f"trained/{name}"], epochs[-1][name]), (
+            "training goes on as before"
+        )
     assert losses(tmp_path / "swa")[0] == losses(tmp_path / "plain")[0], "not begun yet"
     assert losses(tmp_path / "swa")[-1] != losses(tmp_path / "plain")[-1]
     # The loss that was recorded is that of the net in the file.
@@ -107,9 +109,7 @@ def test_stopped_in_an_epoch_and_resumed(data: Path, tmp_path: Path, sections: d
     )
     recipe = written(tmp_path / "recipe.yaml", data, **sections)
     whole = run(recipe, tmp_path / "whole")
-    stopped = written(
-        tmp_path / "stopped.yaml", data, **sections, training={"callbacks": [{"kind": f"{stop}:Stop"}]}
-    )
+    stopped = written(tmp_path / "stopped.yaml", data, **sections, training={"callbacks": [{"kind": f"{stop}:Stop"}]})
     run(stopped, tmp_path / "stopped")
     assert last(tmp_path / "stopped").state["step"] == 6
     assert_equal(whole, run(recipe, tmp_path / "stopped", "--resume", "auto"))
