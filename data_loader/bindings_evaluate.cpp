@@ -92,14 +92,15 @@ class EvaluatorHandle {
     IntegerTensor tensor(const py::handle& item) {
         const auto [name, object] = item.cast<std::pair<std::string, py::array>>();
         const py::buffer_info info = object.request();
-        if (object.dtype().kind() != 'i' || info.itemsize > 4 || !(object.flags() & py::array::c_style) ||
-            object.dtype().byteorder() == '>' || info.ndim < 1) {
-            throw FormatError(name + ": expected a contiguous array of integers of 8, 16 or 32 bits");
+        const bool is_float = object.dtype().kind() == 'f' && info.itemsize == 4;
+        if ((object.dtype().kind() != 'i' && !is_float) || info.itemsize > 4 ||
+            !(object.flags() & py::array::c_style) || object.dtype().byteorder() == '>' || info.ndim < 1) {
+            throw FormatError(name + ": expected a contiguous array of integers of 8, 16 or 32 bits, or fp32");
         }
         arrays_.push_back(object);
         const auto columns = static_cast<std::size_t>(info.shape.back());
         const std::size_t rows = columns == 0 ? 0 : static_cast<std::size_t>(info.size) / columns;
-        return {name, info.ptr, static_cast<int>(info.itemsize), rows, columns};
+        return {name, info.ptr, static_cast<int>(info.itemsize), rows, columns, is_float};
     }
 
     std::vector<IntegerTensor> tensors(const py::handle& list) {
@@ -111,7 +112,7 @@ class EvaluatorHandle {
     template <class Choice>
     static Choice choose(const py::handle& word, const std::map<std::string, Choice>& choices) {
         const auto found = choices.find(word.cast<std::string>());
-        if (found == choices.end()) throw FormatError("unknown activation '" + word.cast<std::string>() + "'");
+        if (found == choices.end()) throw FormatError("unknown word '" + word.cast<std::string>() + "'");
         return found->second;
     }
 
@@ -129,6 +130,8 @@ class EvaluatorHandle {
         forward.first.clip = first["clip"].cast<int>();
         forward.first.product_shift = first["product_shift"].cast<int>();
         forward.first.accumulator_shift = first["accumulator_shift"].cast<int>();
+        forward.first.sides =
+            choose<Sides>(first["sides"], {{"both", Sides::kBoth}, {"mover", Sides::kMover}, {"white", Sides::kWhite}});
         for (const py::handle& item : d["layers"]) {
             const auto l = item.cast<py::dict>();
             ForwardLayer layer;
@@ -145,6 +148,8 @@ class EvaluatorHandle {
             layer.shift = l["shift"].cast<int>();
             layer.square_shift = l["square_shift"].cast<int>();
             layer.clip = l["clip"].cast<int>();
+            layer.is_float = !l["factor"].is_none();
+            if (layer.is_float) layer.factor = l["factor"].cast<double>();
             forward.layers.push_back(std::move(layer));
         }
         for (const py::handle& item : d["skips"]) {
@@ -155,6 +160,7 @@ class EvaluatorHandle {
         }
         forward.num_stacks = d["num_stacks"].cast<int>();
         forward.stacks = d["stacks"].cast<std::vector<int>>();
+        forward.feature_weights = d["feature_weights"].cast<std::vector<std::int32_t>>();
         forward.multiply = d["multiply"].cast<std::int64_t>();
         forward.divide = d["divide"].cast<std::int64_t>();
         forward.score_multiply = d["score_multiply"].cast<std::int64_t>();

@@ -27,6 +27,7 @@ constexpr int kMost16 = std::numeric_limits<std::int16_t>::max();
 constexpr double kMost32 = 2147483648.0;
 constexpr double kMost64 = 4.6e18;  // below 2^62
 constexpr std::int64_t kHalf16 = 1 << 15;
+constexpr double kMostFloat = 1 << 30;  // of raw values that are made of floats
 
 [[noreturn]] void refuse(const std::string& what) {
     throw FormatError("integer forward: " + what);
@@ -57,8 +58,8 @@ std::int64_t element(const IntegerTensor& tensor, std::size_t at) {
 }
 
 std::string shape(const IntegerTensor& t) {
-    return t.name + ": int" + std::to_string(8 * t.bytes) + " [" + std::to_string(t.rows) + ", " +
-           std::to_string(t.columns) + "]";
+    return t.name + (t.is_float ? ": fp" : ": int") + std::to_string(8 * t.bytes) + " [" + std::to_string(t.rows) +
+           ", " + std::to_string(t.columns) + "]";
 }
 
 // A layer, ready to compute with: weights in 16 bits, rows padded with zeros.
@@ -67,9 +68,11 @@ struct PackedLayer {
     std::vector<std::int16_t> weight;                  // [stacks, outputs, columns]
     std::vector<std::int64_t> bias;                    // [stacks, outputs]; that of a shifted input is in it
     std::vector<std::int64_t> correction;              // [stacks, outputs]: 32768 · Σ weight where inputs are shifted
+    std::vector<double> real_weight, real_bias;        // of a float layer: as `weight`, without padding, and `bias`
     // How many columns can be summed before 32 bits might overflow; 0: not even kEvaluateLanes. A sum that is not
     // divided afterwards may wrap around on the way, so there it is all columns.
     std::size_t exact_columns = 0;
+    bool whole = false;  // a float layer whose weights and inputs are integers
 };
 
 // Scratch memory of one thread.
@@ -85,6 +88,8 @@ struct Scratch {
     std::vector<std::int64_t> wide;                  // vector 0 where it does not fit 16 bits
     std::vector<std::int16_t> joined;                // of several vectors
     std::vector<std::vector<std::int64_t>> sums;     // of each layer
+    std::vector<std::vector<double>> real_sums, real_vectors;  // of each float layer: fp32 numbers
+    std::vector<double> real_joined;
     std::vector<std::uint32_t> products;
     std::vector<std::int64_t> psqt[2];
 };
@@ -126,6 +131,9 @@ class Evaluator::Impl {
         for (std::size_t k = 0; k < layers_.size(); ++k) {
             s.vectors.emplace_back(padded(vector_sizes_[k + 1]));
             s.sums.emplace_back(layers_[k].outputs);
+            const bool is_float = forward_.layers[k].is_float;
+            s.real_sums.emplace_back(is_float ? layers_[k].outputs : 0);
+            s.real_vectors.emplace_back(is_float ? vector_sizes_[k + 1] : 0);
             most_outputs = std::max(most_outputs, layers_[k].outputs);
             most_columns = std::max(most_columns, layers_[k].columns);
         }
@@ -147,7 +155,11 @@ class Evaluator::Impl {
     void first_active(const IndexRows& rows, std::size_t row, std::size_t i, std::uint8_t* out,
                       const EvaluateKernels& kernels, Scratch& s) const {
         const auto sides = sides_of(rows, row);
-        for (int side = 0; side < 2; ++side) accumulate(sides[side], rows.max_active, i, side, 0, 0, kernels, s);
+        for (int side = 0; side < num_sides_; ++side) {
+            const bool is_black = forward_.first.sides == Sides::kWhite && rows.black_to_move[row];
+            accumulate(sides[static_cast<std::size_t>(is_black ? 1 : side)], rows.max_active, i, side, 0, 0, kernels,
+                       s);
+        }
         first_activation(kernels, s);
         const std::int16_t zero = shifted_ ? std::numeric_limits<std::int16_t>::min() : std::int16_t{0};
         for (std::size_t c = 0; c < columns(); ++c) out[c] = wide_ ? s.wide[c] != 0 : s.vectors[0][c] != zero;
@@ -163,11 +175,13 @@ class Evaluator::Impl {
                   [](const Range& a, const Range& b) { return a.first_feature < b.first_feature; });
         const FirstLayer& first = forward_.first;
         width_ = first.bias.columns;
+        num_sides_ = first.sides == Sides::kBoth ? 2 : 1;
         require(first.bias.bytes == 2 && first.bias.rows == 1 && width_ > 0,
                 shape(first.bias) + ", expected int16 [1, n]");
         require(first.weights.size() == parts_.size(),
                 std::to_string(first.weights.size()) + " first weights, expected " + std::to_string(parts_.size()));
         require(first.psqt.empty() || first.psqt.size() == parts_.size(), "PSQT columns of some parts only");
+        require(first.psqt.empty() || num_sides_ == 2, "PSQT columns with one perspective");
         require(forward_.num_stacks >= 1, "no stacks");
         const auto stacks = static_cast<std::size_t>(forward_.num_stacks);
         for (std::size_t part = 0; part < parts_.size(); ++part) {
@@ -179,7 +193,7 @@ class Evaluator::Impl {
             if (first.psqt.empty()) continue;
             const IntegerTensor& psqt = first.psqt[part];
             require(
-                psqt.bytes == 4 && psqt.rows == features && psqt.columns == stacks,
+                psqt.bytes == 4 && !psqt.is_float && psqt.rows == features && psqt.columns == stacks,
                 shape(psqt) + ", expected int32 [" + std::to_string(features) + ", " + std::to_string(stacks) + "]");
         }
         require(first.clip >= 0 && first.clip <= kMost16, "a first clip that is not in 0 … 32767");
@@ -187,8 +201,18 @@ class Evaluator::Impl {
         require(first.accumulator_shift >= 0 && first.accumulator_shift <= 15,
                 "an accumulator shift that is not in 0 … 15");
         require(first.activation != FirstActivation::kPairwise || width_ % 2 == 0, "pairs of an odd width");
-        require(forward_.stacks.size() == kStackEntries,
-                "a table of " + std::to_string(forward_.stacks.size()) + " stacks, expected 528");
+        if (forward_.feature_weights.empty()) {
+            require(forward_.stacks.size() == kStackEntries,
+                    "a table of " + std::to_string(forward_.stacks.size()) + " stacks, expected 528");
+        } else {
+            require(!forward_.stacks.empty(), "no table of stacks");
+            require(forward_.feature_weights.size() == static_cast<std::size_t>(set_.num_features),
+                    std::to_string(forward_.feature_weights.size()) + " weights of features, expected " +
+                        std::to_string(set_.num_features));
+            for (const std::int32_t weight : forward_.feature_weights) {
+                require(weight >= 0 && weight <= kMost16, "a weight of a piece that is not in 0 … 32767");
+            }
+        }
         for (const int stack : forward_.stacks) {
             require(stack >= 0 && stack < forward_.num_stacks,
                     "stack " + std::to_string(stack) + " of " + std::to_string(forward_.num_stacks));
@@ -197,7 +221,7 @@ class Evaluator::Impl {
 
     void pack_layers(double first_largest) {
         const bool pairs = forward_.first.activation == FirstActivation::kPairwise;
-        vector_sizes_ = {pairs ? width_ : 2 * width_};
+        vector_sizes_ = {static_cast<std::size_t>(num_sides_) * (pairs ? width_ / 2 : width_)};
         std::vector<double> largest{first_largest};
         require(!forward_.layers.empty() && forward_.layers.back().outputs == 1, "no last layer with one output");
         for (std::size_t k = 0; k < forward_.layers.size(); ++k) {
@@ -221,6 +245,19 @@ class Evaluator::Impl {
                 packed.inputs += vector_sizes_[static_cast<std::size_t>(input)];
                 most_input = std::max(most_input, largest[static_cast<std::size_t>(input)]);
             }
+            require(layer.is_float || !any_float_, name + "integers behind floats");
+            require(!layer.is_float || layer.inputs.size() == 1 || !any_integer_input(layer),
+                    name + "integers and floats as inputs, or several vectors of integers");
+            if (layer.is_float) {
+                any_float_ = true;
+                pack_float(name, layer, packed);
+                most_sums_.push_back(0);  // floats have no bound that matters
+                layers_.push_back(std::move(packed));
+                vector_sizes_.push_back(static_cast<std::size_t>(layer.activated) *
+                                        (layer.activation == LayerActivation::kDual ? 2 : 1));
+                largest.push_back(kMost32);
+                continue;
+            }
             const bool shifted = shifted_ && layer.inputs[0] == 0;
             if (shifted) most_input = static_cast<double>(kHalf16);
             packed.columns = padded(packed.inputs);
@@ -242,6 +279,51 @@ class Evaluator::Impl {
         return most;
     }
 
+    bool any_integer_input(const ForwardLayer& layer) const {
+        return std::any_of(layer.inputs.begin(), layer.inputs.end(), [&](int input) {
+            return input == 0 || !forward_.layers[static_cast<std::size_t>(input - 1)].is_float;
+        });
+    }
+
+    // Fills weights and biases of a float layer.
+    void pack_float(const std::string& name, const ForwardLayer& layer, PackedLayer& packed) const {
+        const std::size_t rows = static_cast<std::size_t>(forward_.num_stacks) * packed.outputs;
+        const IntegerTensor &weight = layer.weight, &bias = layer.bias;
+        require((weight.is_float || weight.bytes <= 2) && weight.rows == rows && weight.columns >= packed.inputs,
+                name + shape(weight) + ", expected fp32, int8 or int16 [" + std::to_string(rows) + ", " +
+                    std::to_string(packed.inputs) + " or more]");
+        require(bias.is_float && bias.rows * bias.columns == rows,
+                name + shape(bias) + ", expected fp32, " + std::to_string(rows) + " numbers");
+        require(std::isfinite(layer.factor), name + "a factor that is not finite");
+        packed.whole = !weight.is_float && layer.inputs.size() == 1 && any_integer_input(layer);
+        packed.columns = packed.whole ? padded(packed.inputs) : packed.inputs;
+        packed.weight.resize(packed.whole ? rows * packed.columns : 0);
+        packed.real_weight.resize(packed.whole ? 0 : rows * packed.columns);
+        packed.real_bias.resize(rows);
+        packed.correction.resize(rows);
+        packed.exact_columns = packed.columns;  // sums are of 32 bits, which wrap around
+        const auto value_of = [](const IntegerTensor& tensor, std::size_t at) {
+            return tensor.is_float ? static_cast<double>(static_cast<const float*>(tensor.data)[at])
+                                   : static_cast<double>(element(tensor, at));
+        };
+        for (std::size_t row = 0; row < rows; ++row) {
+            std::int64_t sum = 0;
+            for (std::size_t i = 0; i < packed.inputs; ++i) {
+                const double value = value_of(weight, row * weight.columns + i);
+                require(std::isfinite(value), name + weight.name + ": a weight that is not finite");
+                if (packed.whole) {
+                    packed.weight[row * packed.columns + i] = static_cast<std::int16_t>(value);
+                    sum += static_cast<std::int64_t>(value);
+                } else {
+                    packed.real_weight[row * packed.columns + i] = value;
+                }
+            }
+            packed.correction[row] = shifted_ && layer.inputs[0] == 0 ? kHalf16 * sum : 0;
+            packed.real_bias[row] = value_of(bias, row);
+            require(std::isfinite(packed.real_bias[row]), name + bias.name + ": a bias that is not finite");
+        }
+    }
+
     // Fills weights and biases; returns a bound of the sums.
     double pack(const std::string& name, const ForwardLayer& layer, bool shifted, double most_input,
                 PackedLayer& packed) const {
@@ -250,7 +332,8 @@ class Evaluator::Impl {
                     layer.weight.columns >= packed.inputs,
                 name + shape(layer.weight) + ", expected int8 or int16 [" + std::to_string(rows) + ", " +
                     std::to_string(packed.inputs) + " or more]");
-        require((layer.bias.bytes == 2 || layer.bias.bytes == 4) && layer.bias.rows * layer.bias.columns == rows,
+        require(!layer.bias.is_float && (layer.bias.bytes == 2 || layer.bias.bytes == 4) &&
+                    layer.bias.rows * layer.bias.columns == rows,
                 name + shape(layer.bias) + ", expected int16 or int32, " + std::to_string(rows) + " numbers");
         packed.weight.resize(rows * packed.columns);
         packed.bias.resize(rows);
@@ -325,12 +408,17 @@ class Evaluator::Impl {
                               ", expected at most 15");
         }
         const auto sides = sides_of(rows, row);
-        const auto used =
-            static_cast<std::size_t>(forward_.stacks[static_cast<std::size_t>(pieces) * kMaterials + material]);
+        const auto used = static_cast<std::size_t>(
+            forward_.stacks[forward_.feature_weights.empty() ? static_cast<std::size_t>(pieces) * kMaterials + material
+                                                             : weight_of(sides[0], rows.max_active, i)]);
         const auto num_stacks = static_cast<std::size_t>(forward_.num_stacks);
         const std::size_t begin = out.every_stack ? 0 : used, end = out.every_stack ? num_stacks : used + 1;
         const std::size_t stride = end - begin;
-        for (int side = 0; side < 2; ++side) accumulate(sides[side], rows.max_active, i, side, begin, end, kernels, s);
+        for (int side = 0; side < num_sides_; ++side) {
+            const bool is_black = forward_.first.sides == Sides::kWhite && rows.black_to_move[row];
+            accumulate(sides[static_cast<std::size_t>(is_black ? 1 : side)], rows.max_active, i, side, begin, end,
+                       kernels, s);
+        }
         first_activation(kernels, s);
         out.stack[i] = static_cast<std::int64_t>(used);
         for (std::size_t stack = begin; stack < end; ++stack) {
@@ -338,8 +426,24 @@ class Evaluator::Impl {
             // The engine subtracts in 32 bits.
             out.psqt[at] = wrap32(s.psqt[0][stack] - s.psqt[1][stack]) / 2;
             out.positional[at] = positional(stack, kernels, s);
+            if (forward_.first.sides == Sides::kWhite && rows.black_to_move[row]) out.positional[at] *= -1;
             if (stack == used) out.score[i] = score(out.psqt[at], out.positional[at]);
         }
+    }
+
+    // The sum of the weights of pieces, at most that of the last stack in the table.
+    std::size_t weight_of(Row row, std::size_t max_active, std::size_t i) const {
+        std::size_t sum = 0;
+        for (std::size_t k = 0; k < max_active && row[k] != -1; ++k) {
+            if (row[k] < 0 || row[k] >= set_.num_features) bad_index(i, row[k]);
+            sum += static_cast<std::size_t>(forward_.feature_weights[static_cast<std::size_t>(row[k])]);
+        }
+        return std::min(sum, forward_.stacks.size() - 1);
+    }
+
+    [[noreturn]] void bad_index(std::size_t i, std::int32_t index) const {
+        throw FormatError("position " + std::to_string(i) + ": index " + std::to_string(index) + ", expected 0 … " +
+                          std::to_string(set_.num_features - 1));
     }
 
     std::int64_t score(std::int64_t psqt, std::int64_t positional) const {
@@ -357,10 +461,7 @@ class Evaluator::Impl {
         std::fill(psqt.begin(), psqt.end(), 0);
         for (std::size_t k = 0; k < max_active && row[k] != -1; ++k) {
             const std::int32_t index = row[k];
-            if (index < 0 || index >= set_.num_features) {
-                throw FormatError("position " + std::to_string(i) + ": index " + std::to_string(index) +
-                                  ", expected 0 … " + std::to_string(set_.num_features - 1));
-            }
+            if (index < 0 || index >= set_.num_features) bad_index(i, index);
             std::size_t part = 0;
             while (index >= parts_[part].first_feature + parts_[part].num_features) ++part;
             const auto feature = static_cast<std::size_t>(index - parts_[part].first_feature);
@@ -388,7 +489,7 @@ class Evaluator::Impl {
         const FirstLayer& first = forward_.first;
         auto* x = reinterpret_cast<std::uint16_t*>(s.vectors[0].data());
         const bool narrow = first.clip < 256;  // 255² has 16 bits
-        for (std::size_t side = 0; side < 2; ++side) {
+        for (std::size_t side = 0; side < static_cast<std::size_t>(num_sides_); ++side) {
             const std::uint16_t* a = s.accumulator.data() + side * padded(width_);
             if (first.activation == FirstActivation::kCrelu) {
                 std::copy_n(a, width_, x);
@@ -414,9 +515,15 @@ class Evaluator::Impl {
 
     std::int64_t positional(std::size_t stack, const EvaluateKernels& kernels, Scratch& s) const {
         for (std::size_t k = 0; k < layers_.size(); ++k) {
+            if (forward_.layers[k].is_float) {
+                float_sums(k, stack, kernels, s);
+                activate(forward_.layers[k], s.real_sums[k].data(), s.real_vectors[k].data());
+                continue;
+            }
             layer_sums(k, stack, inputs_of(k, s), kernels, s);
             activate(forward_.layers[k], s.sums[k].data(), s.vectors[k + 1].data());
         }
+        if (any_float_) return float_output(s);
         std::int64_t output = s.sums.back()[0];
         for (const Skip& skip : forward_.skips) {
             const std::vector<std::int64_t>& y = s.sums[static_cast<std::size_t>(skip.layer)];
@@ -426,6 +533,99 @@ class Evaluator::Impl {
             output += (skip.wraps ? wrap32(straight) : straight) / skip.divide;
         }
         return output * forward_.multiply / forward_.divide;
+    }
+
+    std::int64_t float_output(const Scratch& s) const {
+        const auto y = [&](int layer, int output) {
+            const auto k = static_cast<std::size_t>(layer), o = static_cast<std::size_t>(output);
+            return forward_.layers[k].is_float ? s.real_sums[k][o] : static_cast<double>(s.sums[k][o]);
+        };
+        double output = s.real_sums.back()[0];
+        for (const Skip& skip : forward_.skips) {
+            double straight = y(skip.layer, skip.plus);
+            if (skip.minus >= 0) straight -= y(skip.layer, skip.minus);
+            output += straight * static_cast<double>(skip.multiply) / static_cast<double>(skip.divide);
+        }
+        output = output * static_cast<double>(forward_.multiply) / static_cast<double>(forward_.divide);
+        return static_cast<std::int64_t>(std::clamp(output, -kMostFloat, kMostFloat));
+    }
+
+    // Value i of vector 0 or of an integer layer's.
+    double whole_input(std::size_t vector, std::size_t i, const Scratch& s) const {
+        if (vector == 0 && wide_) return static_cast<double>(s.wide[i]);
+        return s.vectors[vector][i] + (vector == 0 && shifted_ ? static_cast<double>(kHalf16) : 0.0);
+    }
+
+    void float_sums(std::size_t k, std::size_t stack, const EvaluateKernels& kernels, Scratch& s) const {
+        constexpr double kMost = std::numeric_limits<float>::max();
+        const ForwardLayer& is = forward_.layers[k];
+        const PackedLayer& layer = layers_[k];
+        const std::size_t first = stack * layer.outputs, input = static_cast<std::size_t>(is.inputs[0]);
+        std::vector<double>& sums = s.real_sums[k];
+        if (layer.whole) {
+            if (wide_ && input == 0) {
+                for (std::size_t o = 0; o < layer.outputs; ++o) {
+                    const std::int16_t* weight = layer.weight.data() + (first + o) * layer.columns;
+                    std::int64_t sum = 0;
+                    for (std::size_t i = 0; i < layer.inputs; ++i) sum += s.wide[i] * weight[i];
+                    sums[o] = static_cast<double>(wrap32(sum));
+                }
+            } else {
+                kernels.multiply(s.vectors[input].data(), layer.weight.data() + first * layer.columns, layer.columns,
+                                 layer.outputs, s.products.data());
+                for (std::size_t o = 0; o < layer.outputs; ++o) {
+                    const std::int64_t sum = static_cast<std::int32_t>(s.products[o]);
+                    sums[o] = static_cast<double>(wrap32(sum + layer.correction[first + o]));
+                }
+            }
+        } else {
+            std::vector<double>& x = s.real_joined;
+            x.clear();
+            for (const int number : is.inputs) {
+                const auto vector = static_cast<std::size_t>(number);
+                if (vector > 0 && forward_.layers[vector - 1].is_float) {
+                    x.insert(x.end(), s.real_vectors[vector - 1].begin(), s.real_vectors[vector - 1].end());
+                } else {
+                    for (std::size_t i = 0; i < vector_sizes_[vector]; ++i) x.push_back(whole_input(vector, i, s));
+                }
+            }
+            for (std::size_t o = 0; o < layer.outputs; ++o) {
+                const double* weight = layer.real_weight.data() + (first + o) * layer.columns;
+                double parts[4] = {0, 0, 0, 0};  // independent sums: compilers make vectors of them
+                std::size_t i = 0;
+                for (; i + 4 <= layer.inputs; i += 4) {
+                    for (std::size_t j = 0; j < 4; ++j) parts[j] += x[i + j] * weight[i + j];
+                }
+                for (; i < layer.inputs; ++i) parts[0] += x[i] * weight[i];
+                sums[o] = (parts[0] + parts[1]) + (parts[2] + parts[3]);
+            }
+        }
+        for (std::size_t o = 0; o < layer.outputs; ++o) {
+            sums[o] = static_cast<float>(std::clamp(sums[o] * is.factor + layer.real_bias[first + o], -kMost, kMost));
+        }
+    }
+
+    static void activate(const ForwardLayer& layer, const double* y, double* out) {
+        const auto n = static_cast<std::size_t>(layer.activated);
+        const auto most = static_cast<float>(layer.clip);
+        for (std::size_t o = 0; o < n; ++o) {
+            const auto value = static_cast<float>(y[o]), clamped = std::clamp(value, 0.0f, most);
+            switch (layer.activation) {
+                case LayerActivation::kCrelu:
+                    out[o] = clamped;
+                    break;
+                case LayerActivation::kScrelu:
+                    out[o] = clamped * clamped;
+                    break;
+                case LayerActivation::kDual:
+                    out[o] = std::min(value * value, most);
+                    out[n + o] = clamped;
+                    break;
+                case LayerActivation::kNone:
+                    out[o] = value;
+                    break;
+            }
+        }
     }
 
     const std::int16_t* inputs_of(std::size_t k, Scratch& s) const {
@@ -514,6 +714,8 @@ class Evaluator::Impl {
     };
     std::vector<Range> parts_;
     std::size_t width_ = 0;
+    int num_sides_ = 2;
+    bool any_float_ = false;
     bool wide_ = false;     // the first activations need more than 16 bits
     bool shifted_ = false;  // the first activations need all 16 bits, and are kept 32768 lower
     std::vector<PackedLayer> layers_;

@@ -16,10 +16,12 @@ struct IntegerTensor {
     const void* data = nullptr;
     int bytes = 0;  // of an element: 1, 2 or 4, signed
     std::size_t rows = 0, columns = 0;
+    bool is_float = false;  // fp32
 };
 
 enum class FirstActivation { kCrelu, kScrelu, kPairwise };
 enum class LayerActivation { kCrelu, kScrelu, kDual, kNone };
+enum class Sides { kBoth, kMover, kWhite };
 
 struct FirstLayer {
     IntegerTensor bias;                  // int16 [1, width]
@@ -27,6 +29,7 @@ struct FirstLayer {
     std::vector<IntegerTensor> psqt;     // int32 [features, stacks], as many or none
     FirstActivation activation = FirstActivation::kCrelu;
     int clip = 0, product_shift = 0, accumulator_shift = 0;
+    Sides sides = Sides::kBoth;
 };
 
 struct ForwardLayer {
@@ -38,6 +41,8 @@ struct ForwardLayer {
     int activated = 0;
     LayerActivation activation = LayerActivation::kCrelu;
     int shift = 0, square_shift = 0, clip = 0;
+    bool is_float = false;  // then `factor` counts, the bias is fp32, and the weight may be
+    double factor = 1;
 };
 
 struct Skip {
@@ -52,6 +57,9 @@ struct Forward {
     std::vector<ForwardLayer> layers;
     int num_stacks = 1;
     std::vector<int> stacks;  // the stack for each number of pieces, 0 to 32, and each `material` of a batch, 0 to 15
+    // For each feature; empty: `stacks` is as above. Otherwise it has the stack for each sum of them over the features
+    // of the side to move.
+    std::vector<std::int32_t> feature_weights;
     std::vector<Skip> skips;
     std::int64_t multiply = 1, divide = 1;
     std::int64_t score_multiply = 1, score_divide = 1;

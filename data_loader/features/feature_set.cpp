@@ -154,7 +154,8 @@ FeaturePart declared_part(std::string_view name) {
         return static_cast<int>(found - choices.begin());
     };
     const int planes = 12 - choose("planes", {"12", "11", "10"});
-    const bool interleaved = choose("order", {"grouped", "interleaved"}) == 1;
+    const int order = choose("order", {"grouped", "interleaved", "enemy-first", "interleaved-enemy-first"});
+    const bool interleaved = order % 2 == 1, enemy_first = order >= 2;
     const int mirror = choose("mirror", {"none", "a-d", "e-h"});
     const std::vector<int> kings =
         fields["kings"].empty() ? std::vector<int>(64, 0) : parse_kings(name, fields["kings"]);
@@ -188,10 +189,10 @@ FeaturePart declared_part(std::string_view name) {
             tables.offset[perspective][king] = states * bucket_size * kings[static_cast<std::size_t>(place)];
         }
         for (int code = 0; code < 12; ++code) {
-            const int type = code / 2, enemy = code % 2 ^ perspective;
-            int plane = interleaved ? 2 * type + enemy : type + planes / 2 * enemy;
+            const int type = code / 2, second = code % 2 ^ perspective ^ enemy_first;
+            int plane = interleaved ? 2 * type + second : type + planes / 2 * second;
             // With 11 planes both kings share the last one; 5 of each side come first.
-            if (planes == 11 && type != kKing) plane = interleaved ? plane : type + 5 * enemy;
+            if (planes == 11 && type != kKing) plane = interleaved ? plane : type + 5 * second;
             if (planes == 11 && type == kKing) plane = 10;
             tables.plane[perspective][code] = planes == 10 && type == kKing ? -1 : 64 * plane;
         }

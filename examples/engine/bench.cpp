@@ -147,15 +147,16 @@ struct ByHandNet {
             }
             total += sum;
         }
-        const std::int64_t raw = total / N::kOutput.divide + output_bias[bucket];
-        return static_cast<int>(raw * N::kScoreScale / N::kOutput.one);
+        const std::int64_t raw = total / N::kLayers[0].divide + output_bias[bucket];
+        return static_cast<int>(raw * N::kScoreMultiply / N::kScoreDivide);
     }
 };
 
 template <class N>
 constexpr bool is_plain() {
-    return N::kNumLayers == 0 && N::kActivation == nnue::Activation::kScrelu && !N::kPsqt && N::kProductShift == 0 &&
-           !N::kByQueens && N::kOutput.weight_bits == 16 && N::kOutput.bias_bits == 16;
+    return N::kNumLayers == 1 && N::kActivation == nnue::Activation::kScrelu && !N::kPsqt && N::kProductShift == 0 &&
+           N::kBucketsBy == nnue::Buckets::kByPieces && N::kSides == nnue::Sides::kBoth &&
+           N::kLayers[0].weights == nnue::Scalar::kI16 && N::kLayers[0].biases == nnue::Scalar::kI16;
 }
 
 template <class>

@@ -1,15 +1,144 @@
-// games NET [GAMES [SEED]]: plays random games and holds the accumulators that are updated move by move, with a cache
-// and without, against those that are computed from nothing.
+// games NET [GAMES [SEED]]: plays random games and compares the accumulators that are updated move by move with those
+// that are computed from nothing. Each way of updating takes part: boards with a cache and without; and for nets whose
+// features are pieces on squares also what engines with a board of their own do: the pieces that a move adds and
+// removes, with a cache and without, one accumulator for make and unmake, and single pieces.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <memory>
 #include <random>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "fen.h"
 #include "moves.h"
 #include NNUE_NET_HEADER
+
+namespace {
+
+using Accumulator = nnue::Accumulator<Net>;
+
+bool is_same(const Accumulator& a, const Accumulator& b) {
+    bool same = std::memcmp(a.values, b.values, sizeof a.values) == 0;
+    for (int side = 0; Net::kPsqt && side < 2; ++side) {
+        same &= std::memcmp(a.psqt_of(side), b.psqt_of(side), 4 * Net::kBuckets) == 0;
+    }
+    return same;
+}
+
+// A board of bitboards, as engines have them, which makes and unmakes moves.
+struct Bitboards {
+    std::uint64_t of[12] = {};  // by 2 · type + colour
+
+    explicit Bitboards(const nnue::Board& board) {
+        for (int square = 0; square < 64; ++square) {
+            if (board.piece[square] != nnue::Board::kEmpty) of[board.piece[square]] |= std::uint64_t{1} << square;
+        }
+    }
+    void change(const nnue::Delta& delta) {
+        for (int i = 0; i < delta.num_added; ++i) of[delta.added[i].code] ^= std::uint64_t{1} << delta.added[i].square;
+        for (int i = 0; i < delta.num_removed; ++i) {
+            of[delta.removed[i].code] ^= std::uint64_t{1} << delta.removed[i].square;
+        }
+    }
+    nnue::Material material() const {
+        nnue::Material found;
+        for (int code = 0; code < 12; ++code) found.count[code] = static_cast<std::uint8_t>(nnue::bit_count(of[code]));
+        for (const int colour : {0, 1}) {
+            const std::uint64_t king = of[2 * nnue::kKing + colour];
+            found.king[colour] = static_cast<std::uint8_t>(nnue::bit_count((king & (~king + 1)) - 1));
+        }
+        return found;
+    }
+    template <class Visit>
+    void for_each(Visit visit) const {
+        for (int code = 0; code < 12; ++code) {
+            for (std::uint64_t left = of[code]; left; left &= left - 1) {
+                visit(code, nnue::bit_count((left & (~left + 1)) - 1));
+            }
+        }
+    }
+};
+
+// What a move changes, as make_move of an engine finds it.
+nnue::Delta delta_of(const nnue::Board& board, const Move& move) {
+    const int us = board.black_to_move;
+    nnue::Delta delta;
+    delta.remove(board.piece[move.from], move.from);
+    delta.add(2 * move.promoted + us, move.to);
+    if (board.piece[move.to] != nnue::Board::kEmpty) delta.remove(board.piece[move.to], move.to);
+    if (move.also_cleared >= 0) delta.remove(board.piece[move.also_cleared], move.also_cleared);
+    if (move.rook_to >= 0) delta.add(2 * nnue::kRook + us, move.rook_to);
+    return delta;
+}
+
+// The accumulators of an engine with a board of its own.
+template <class N>
+class OwnBoard {
+  public:
+    OwnBoard(const nnue::Network<N>& network, const nnue::Board& board) : network_(network), pieces_(board) {
+        const auto pieces = [&](auto visit) { pieces_.for_each(visit); };
+        network_.refresh(pieces_.material(), pieces, stack_[0]);
+        network_.refresh(pieces_.material(), pieces, cached_[0], cache_);
+        only_ = single_ = stack_[0];
+    }
+
+    // Whether all accumulators behind the move equal `fresh`; `before` is the accumulator before it.
+    bool play(const nnue::Delta& delta, const Accumulator& before, const Accumulator& fresh, bool black_to_move) {
+        const auto pieces = [&](auto visit) { pieces_.for_each(visit); };
+        const nnue::Material was = pieces_.material();
+        const bool same_root = is_same(before, only_);
+        pieces_.change(delta);
+        const nnue::Material is = pieces_.material();
+        network_.update(was, stack_[0], is, delta, pieces, stack_[1]);
+        network_.update(was, cached_[0], is, delta, pieces, cached_[1], cache_);
+        // Make, unmake and make again, with one accumulator.
+        network_.update(was, only_, is, delta, pieces, only_);
+        const bool made = is_same(only_, fresh);
+        pieces_.change(delta);
+        network_.update(is, only_, was, delta.reversed(), pieces, only_);
+        const bool unmade = is_same(only_, before);
+        pieces_.change(delta);
+        network_.update(was, only_, is, delta, pieces, only_);
+        // Piece by piece, where the bucket stays.
+        bool refreshed = false;
+        for (const int perspective : {0, 1}) refreshed |= network_.needs_refresh(was, is, perspective);
+        if (refreshed) {
+            network_.refresh(is, pieces, single_);
+        } else {
+            for (const int perspective : {0, 1}) {
+                for (int i = 0; i < delta.num_removed; ++i) {
+                    network_.remove(is, perspective, delta.removed[i].code, delta.removed[i].square, single_);
+                }
+                for (int i = 0; i < delta.num_added; ++i) {
+                    network_.add(is, perspective, delta.added[i].code, delta.added[i].square, single_);
+                }
+            }
+        }
+        stack_[0] = stack_[1];
+        cached_[0] = cached_[1];
+        return same_root && made && unmade && is_same(stack_[0], fresh) && is_same(cached_[0], fresh) &&
+               is_same(only_, fresh) && is_same(single_, fresh) &&
+               network_.evaluate(stack_[0], black_to_move, is) == network_.evaluate(fresh, black_to_move, is);
+    }
+
+  private:
+    const nnue::Network<N>& network_;
+    Bitboards pieces_;
+    nnue::Accumulator<N> stack_[2], cached_[2], only_, single_;
+    nnue::Cache<N> cache_;
+};
+
+// For nets whose features depend on several pieces.
+struct NoBoard {
+    NoBoard(const nnue::Network<Net>&, const nnue::Board&) {}
+    bool play(const nnue::Delta&, const Accumulator&, const Accumulator&, bool) { return true; }
+};
+
+using Own = std::conditional_t<Net::Inputs::kPerPiece, OwnBoard<Net>, NoBoard>;
+
+}  // namespace
 
 int main(int argc, char** argv) {
     if (argc < 2 || argc > 4) {
@@ -25,7 +154,7 @@ int main(int argc, char** argv) {
     const int games = argc > 2 ? std::atoi(argv[2]) : 1000;
     std::mt19937_64 random(argc > 3 ? std::strtoull(argv[3], nullptr, 10) : 1);
     // Two accumulators of a search take turns; the third is computed from nothing. The cache has two more.
-    std::vector<nnue::Accumulator<Net>> accumulators(3), cached(2);
+    std::vector<Accumulator> accumulators(3), cached(2);
     nnue::Cache<Net> cache;
     long long positions = 0;
     for (int game = 0; game < games; ++game) {
@@ -33,6 +162,7 @@ int main(int argc, char** argv) {
         read_fen("rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w", board, error);
         network.refresh(board, accumulators[0]);
         network.refresh(board, cached[0], cache);
+        const auto own = std::make_unique<Own>(network, board);
         int en_passant = -1;
         for (int ply = 0; ply < 200; ++ply) {
             const std::vector<Move> moves = moves_of(board, en_passant);
@@ -47,12 +177,10 @@ int main(int argc, char** argv) {
             network.update(board, cached[ply % 2], after, cached[1 - ply % 2], cache);
             network.refresh(after, fresh);
             ++positions;
-            const auto differs = [&](const nnue::Accumulator<Net>& other) {
-                return std::memcmp(other.values, fresh.values, sizeof fresh.values) != 0 ||
-                       std::memcmp(other.psqt, fresh.psqt, sizeof fresh.psqt) != 0;
-            };
-            if (differs(updated) || differs(cached[1 - ply % 2]) ||
-                network.evaluate(updated, after) != network.evaluate(fresh, after)) {
+            bool same = is_same(updated, fresh) && is_same(cached[1 - ply % 2], fresh) &&
+                        network.evaluate(updated, after) == network.evaluate(fresh, after);
+            same &= own->play(delta_of(board, move), old, fresh, after.black_to_move);
+            if (!same) {
                 std::fprintf(stderr, "games: error: game %d, ply %d: the update differs from the refresh\n", game, ply);
                 return 1;
             }

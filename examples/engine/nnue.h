@@ -1,6 +1,6 @@
 // NNUE inference in one header, C++17, no dependency: for nets that `nnue export --format raw --header` writes.
 //
-// The header that lies beside a net (net.h) says what the net is: a struct `Net` of sizes, which everything here is a
+// The header that lies beside a net (net.h) states what the net is: a struct `Net` of sizes, which everything here is a
 // template over. An engine does four things:
 //
 //     nnue::Network<Net> network;                        // once: network.load("net.bin") or network.load(data, size)
@@ -9,8 +9,11 @@
 //     network.update(before, old, after, accumulator);   // after a move
 //     network.evaluate(accumulator, board);              // engine units, for the side to move
 //
-// The arithmetic is that of `nnue eval`, integer by integer (docs/layered-nets.md). AVX2 and NEON are used
-// where the compiler may; define NNUE_PLAIN to do without. How to put this into an engine: docs/engine.md.
+// An engine with a board of its own passes `Material` and `Delta` instead of boards.
+//
+// The arithmetic is that of `nnue eval`, integer by integer (nnue_trainer/nets/integer_forward.py). AVX2, AVX-512,
+// VNNI, NEON and its dot products are used where the compiler may; define NNUE_PLAIN to do without. Define
+// NNUE_NAMESPACE where the name `nnue` is taken. How to put this into an engine: docs/engine.md.
 #pragma once
 
 #include <algorithm>
@@ -25,15 +28,25 @@
 #include <type_traits>
 #include <utility>
 
-#if !defined(NNUE_PLAIN) && defined(__AVX2__)
+#if !defined(NNUE_PLAIN) && defined(__AVX512F__) && defined(__AVX512BW__)
+#define NNUE_AVX512
+#include <immintrin.h>
+#elif !defined(NNUE_PLAIN) && defined(__AVX2__)
 #define NNUE_AVX2
 #include <immintrin.h>
 #elif !defined(NNUE_PLAIN) && defined(__ARM_NEON) && defined(__aarch64__)
 #define NNUE_NEON
 #include <arm_neon.h>
 #endif
+#if defined(NNUE_AVX512) || defined(NNUE_AVX2) || defined(NNUE_NEON)
+#define NNUE_VECTORS
+#endif
 
-namespace nnue {
+#ifndef NNUE_NAMESPACE
+#define NNUE_NAMESPACE nnue
+#endif
+
+namespace NNUE_NAMESPACE {
 
 // ---- the board ------------------------------------------------------------------------------------------------------
 
@@ -59,6 +72,56 @@ struct Board {
         for (const std::uint8_t code : piece) count += code != kEmpty;
         return count;
     }
+    // Pieces whose bit is set in `codes`, where own pieces of the perspective have even codes.
+    int count_of(unsigned codes, int perspective) const {
+        int count = 0;
+        for (const std::uint8_t code : piece) count += code != kEmpty && (codes >> (code ^ perspective) & 1);
+        return count;
+    }
+};
+
+// What the bucket of a perspective depends on, for engines with a board of their own: the kings' squares and the number
+// of pieces of each code, 2 · type + colour.
+struct Material {
+    std::uint8_t king[2] = {0, 0};
+    std::uint8_t count[12] = {};
+
+    int pieces() const {
+        int total = 0;
+        for (const std::uint8_t one : count) total += one;
+        return total;
+    }
+    int count_of(unsigned codes, int perspective) const {
+        int total = 0;
+        for (int code = 0; code < 12; ++code) {
+            if (codes >> (code ^ perspective) & 1) total += count[code];
+        }
+        return total;
+    }
+};
+
+// What a move changes: at most two pieces appear (castling) and two disappear.
+struct Delta {
+    struct Piece {
+        std::uint8_t code, square;
+    };
+    Piece added[2] = {}, removed[2] = {};
+    int num_added = 0, num_removed = 0;
+
+    void add(int code, int square) { added[num_added++] = piece(code, square); }
+    void remove(int code, int square) { removed[num_removed++] = piece(code, square); }
+    // The same move taken back.
+    Delta reversed() const {
+        Delta back;
+        for (int i = 0; i < num_added; ++i) back.remove(added[i].code, added[i].square);
+        for (int i = 0; i < num_removed; ++i) back.add(removed[i].code, removed[i].square);
+        return back;
+    }
+
+  private:
+    static Piece piece(int code, int square) {
+        return {static_cast<std::uint8_t>(code), static_cast<std::uint8_t>(square)};
+    }
 };
 
 // ---- input features -------------------------------------------------------------------------------------------------
@@ -81,8 +144,8 @@ struct Counter {
     int codes, most;
 };
 
-// Kings has the whole definition: kPlanes, kInterleaved, kMirror (0 none, 1 to files a–d, 2 to files e–h), kBuckets,
-// kOfSquare[64], kStates, and with more than one state kCounters[].
+// Kings has the whole definition: kPlanes, kInterleaved, kEnemyFirst, kMirror (0 none, 1 to files a–d, 2 to files e–h),
+// kBuckets, kOfSquare[64], kStates, and with more than one state kCounters[].
 template <class Kings>
 struct PieceSquares {
     static constexpr bool kPerPiece = true;
@@ -96,18 +159,20 @@ struct PieceSquares {
     static int offset(int perspective, int king) {
         return 64 * Kings::kPlanes * Kings::kStates * Kings::kOfSquare[king ^ orientation(perspective, king)];
     }
-    static int key(int perspective, const Board& board) {
-        return 64 * bucket_offset(board, perspective) + orientation(perspective, board.king[perspective]);
+    // The key in 0 … kKeys − 1, of which there are few: each bucket, mirrored or not.
+    static constexpr int kKeys = 2 * Kings::kStates * Kings::kBuckets;
+    template <class Position>
+    static int key(int perspective, const Position& board) {
+        const bool is_mirrored = orientation(perspective, board.king[perspective]) & 7;
+        return 2 * (bucket_offset(board, perspective) / (64 * Kings::kPlanes)) + is_mirrored;
     }
     // The first feature of the bucket that the row of a perspective lies in: by king and by state.
-    static int bucket_offset(const Board& board, int perspective) {
+    template <class Position>
+    static int bucket_offset(const Position& board, int perspective) {
         int state = 0;
         if constexpr (Kings::kStates > 1) {
             for (const Counter& counter : Kings::kCounters) {
-                int count = 0;
-                for (const std::uint8_t code : board.piece) {
-                    count += code != Board::kEmpty && (counter.codes >> (code ^ perspective) & 1);
-                }
+                const int count = board.count_of(static_cast<unsigned>(counter.codes), perspective);
                 state = state * (counter.most + 1) + std::min(count, counter.most);
             }
         }
@@ -115,9 +180,9 @@ struct PieceSquares {
     }
     // −1 where the piece is no feature. `first` is bucket_offset of the board.
     static int index(int code, int square, int perspective, int king, int first) {
-        const int type = code >> 1, enemy = (code & 1) ^ perspective;
+        const int type = code >> 1, second = (code & 1) ^ perspective ^ Kings::kEnemyFirst;
         if (Kings::kPlanes == 10 && type == kKing) return -1;
-        int plane = Kings::kInterleaved ? 2 * type + enemy : type + Kings::kPlanes / 2 * enemy;
+        int plane = Kings::kInterleaved ? 2 * type + second : type + Kings::kPlanes / 2 * second;
         if (Kings::kPlanes == 11 && type == kKing) plane = 10;
         return first + 64 * plane + (square ^ orientation(perspective, king));
     }
@@ -234,8 +299,10 @@ struct Threats {
     static constexpr int kFeatures = Version::kFeatures, kMaxActive = 192;
     static constexpr ThreatTables<Version> kTables{};
 
-    static int key(int perspective, const Board& board) {
-        return pair_orientation(perspective, board.king[perspective]);
+    static constexpr int kKeys = 2;
+    template <class Position>
+    static int key(int perspective, const Position& board) {
+        return (board.king[perspective] & 7) > 3;
     }
 
     template <class Add>
@@ -271,8 +338,10 @@ struct PawnPairs {
     static constexpr bool kPerPiece = false;
     static constexpr int kFeatures = 4560, kMaxActive = 120;
 
-    static int key(int perspective, const Board& board) {
-        return pair_orientation(perspective, board.king[perspective]);
+    static constexpr int kKeys = 2;
+    template <class Position>
+    static int key(int perspective, const Position& board) {
+        return (board.king[perspective] & 7) > 3;
     }
 
     template <class Add>
@@ -306,6 +375,15 @@ template <class... Parts>
 struct Inputs {
     static constexpr int kCount = sizeof...(Parts);
 
+    // The number of the part with the most keys, and how many.
+    static constexpr std::pair<int, int> most_keys() {
+        constexpr int kKeys[] = {Parts::Features::kKeys...};
+        int best = 0;
+        for (int i = 1; i < kCount; ++i) best = kKeys[i] > kKeys[best] ? i : best;
+        return {best, kKeys[best]};
+    }
+    static constexpr bool kPerPiece = (Parts::Features::kPerPiece && ...);
+
     // visit(part, number) for each part in order.
     template <class Visit>
     static void for_each(Visit visit) {
@@ -317,87 +395,153 @@ struct Inputs {
 // ---- what a net is --------------------------------------------------------------------------------------------------
 
 enum class Activation { kNone, kCrelu, kScrelu, kDual, kPairwise };
-enum class Skip { kNone, kLast, kDifference };
+enum class Sides { kBoth, kMover, kWhite };               // perspectives that the layers see
+enum class Buckets { kByPieces, kByQueens, kByWeights };  // what chooses the layers
+enum class Scalar { kI8, kI16, kI32, kF32 };
 
-// A layer behind the first: y = Σ weight · x / divide + bias; docs/layered-nets.md explains the other numbers.
+constexpr int size_of(Scalar type) {
+    return type == Scalar::kI8 ? 1 : type == Scalar::kI16 ? 2 : 4;
+}
+
+// A layer behind the first: y = Σ weight · x / divide + bias. Bit k of `vectors` is set where vector k is an input: 0
+// are the first activations, k + 1 those of layer k. With is_float: y = Σ weight · x · factor + bias in fp32.
 struct Layer {
-    int inputs, outputs, activated;
+    unsigned vectors;
+    int inputs, columns;  // columns: of a row in the file, at least as many as inputs
+    int outputs, activated;
     Activation activation;
-    Skip skip;
-    bool to_output;
-    int weight_bits, bias_bits;
-    int divide, one, shift, square_shift, clip;
-    bool inputs_are_bytes;  // 0 … 127
+    Scalar weights, biases;
+    std::int64_t divide;
+    int shift, square_shift, clip;
+    bool is_float;
+    double factor;
 };
+
+// (output `plus` − output `minus`) · multiply / divide of a layer goes straight to the output; minus −1: plus only.
+struct Skip {
+    int layer, plus, minus;
+    std::int64_t multiply, divide;
+    bool wraps;
+};
+
+namespace detail {
+
+template <int Columns>
+struct Psqt {
+    std::int32_t psqt[2][Columns];
+    std::int32_t* psqt_of(int perspective) { return psqt[perspective]; }
+    const std::int32_t* psqt_of(int perspective) const { return psqt[perspective]; }
+};
+template <>
+struct Psqt<0> {
+    std::int32_t* psqt_of(int) { return nullptr; }
+    const std::int32_t* psqt_of(int) const { return nullptr; }
+};
+
+}  // namespace detail
 
 template <class Net>
-struct alignas(64) Accumulator {
-    std::int16_t values[2][Net::kHidden];
-    std::int32_t psqt[2][Net::kPsqt ? Net::kBuckets : 1];
+struct alignas(64) Accumulator : detail::Psqt<Net::kPsqt ? Net::kBuckets : 0> {
+    alignas(64) std::int16_t values[2][Net::kHidden];
 };
 
-// Accumulators of earlier boards, one for each king square and perspective, from which a perspective is computed when
-// its own king changes the bucket. One for each thread; `clear` after another net was loaded.
+// Accumulators of earlier boards, one for each bucket and perspective, from which a perspective is computed when the
+// bucket changes. One for each thread; `clear` after another net was loaded.
 template <class Net>
 class Cache {
   public:
     void clear() {
-        for (int i = 0; i < kEntries; ++i) entries_[i].is_filled = false;
+        for (int i = 0; i < 2 * kKeys; ++i) entries_[i].is_filled = false;
     }
 
   private:
     template <class>
     friend class Network;
 
-    struct alignas(64) Entry {
-        std::int16_t values[Net::kHidden];
-        std::int32_t psqt[Net::kPsqt ? Net::kBuckets : 1];
+    struct alignas(64) Entry : detail::Psqt<Net::kPsqt ? Net::kBuckets : 0> {
+        alignas(64) std::int16_t values[Net::kHidden];
         Board board;
         bool is_filled = false;
     };
-    Entry& entry(int perspective, int king) { return entries_[64 * perspective + king]; }
+    Entry& entry(int perspective, const Board& board) {
+        int key = 0;
+        Net::Inputs::for_each([&](auto part, int number) {
+            if (number == kPart) key = decltype(part)::Features::key(perspective, board);
+        });
+        return entries_[kKeys * perspective + key];
+    }
 
-    static constexpr int kEntries = 128;
-    std::unique_ptr<Entry[]> entries_{new Entry[kEntries]};
+    // The part with the most keys chooses the entry.
+    static constexpr int kPart = Net::Inputs::most_keys().first, kKeys = Net::Inputs::most_keys().second;
+    std::unique_ptr<Entry[]> entries_{new Entry[2 * kKeys]};
 };
 
 // ---- vectors --------------------------------------------------------------------------------------------------------
+//
+// For each instruction set: `Words`, 16-bit integers that wrap around, and `Ints`, 32-bit sums.
 
 namespace detail {
 
-// Σ weight · x for x of 0 … 127. Two products always fit 16 bits.
-inline std::int32_t dot(const std::uint8_t* x, const std::int8_t* weight, int size) {
-    std::int32_t sum = 0;
-    int i = 0;
-#if defined(NNUE_AVX2)
-    __m256i sums = _mm256_setzero_si256();
-    for (; i + 32 <= size; i += 32) {
-        const __m256i a = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x + i));
-        const __m256i b = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(weight + i));
-        sums = _mm256_add_epi32(sums, _mm256_madd_epi16(_mm256_maddubs_epi16(a, b), _mm256_set1_epi16(1)));
-    }
-    alignas(32) std::int32_t lanes[8];
-    _mm256_store_si256(reinterpret_cast<__m256i*>(lanes), sums);
-    for (const std::int32_t lane : lanes) sum += lane;
-#elif defined(NNUE_NEON)
-    int32x4_t sums = vdupq_n_s32(0);
-    for (; i + 16 <= size; i += 16) {
-        const int8x16_t a = vreinterpretq_s8_u8(vld1q_u8(x + i)), b = vld1q_s8(weight + i);
-        const int16x8_t low = vmull_s8(vget_low_s8(a), vget_low_s8(b));
-        sums = vpadalq_s16(sums, vmlal_s8(low, vget_high_s8(a), vget_high_s8(b)));
-    }
-    sum = vaddvq_s32(sums);
-#endif
-    for (; i < size; ++i) sum += x[i] * weight[i];
-    return sum;
-}
-
-// Vectors of 16-bit integers, which wrap around.
-#if defined(NNUE_AVX2)
-using Words = __m256i;
-constexpr int kWords = 16, kRegisters = 8;
+#if defined(NNUE_AVX512)
+using Words = __m512i;
+using Ints = __m512i;
+constexpr int kWords = 32, kRegisters = 8, kBytes = 64;
 inline Words load_words(const std::int16_t* from) {
-    return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+    return _mm512_loadu_si512(from);
+}
+inline Words load_words(const std::int8_t* from) {
+    return _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+}
+inline void store_words(std::int16_t* to, Words words) {
+    _mm512_storeu_si512(to, words);
+}
+inline Words add(Words a, Words b) {
+    return _mm512_add_epi16(a, b);
+}
+inline Words subtract(Words a, Words b) {
+    return _mm512_sub_epi16(a, b);
+}
+inline Words multiply(Words a, Words b) {
+    return _mm512_mullo_epi16(a, b);
+}
+inline Words clamp(Words a, int most) {
+    return _mm512_min_epi16(_mm512_max_epi16(a, _mm512_setzero_si512()),
+                            _mm512_set1_epi16(static_cast<std::int16_t>(most)));
+}
+inline Ints no_ints() {
+    return _mm512_setzero_si512();
+}
+// sums + a · b, neighbours added.
+inline Ints add_products(Ints sums, Words a, Words b) {
+    return _mm512_add_epi32(sums, _mm512_madd_epi16(a, b));
+}
+// The same of bytes, of which a are 0 … 127, four neighbours added: two products always fit 16 bits.
+inline Ints add_products_of_bytes(Ints sums, __m512i a, __m512i b) {
+#if defined(__AVX512VNNI__)
+    return _mm512_dpbusd_epi32(sums, a, b);
+#else
+    return _mm512_add_epi32(sums, _mm512_madd_epi16(_mm512_maddubs_epi16(a, b), _mm512_set1_epi16(1)));
+#endif
+}
+inline Ints add_products_of_bytes(Ints sums, const std::uint8_t* a, const std::int8_t* b) {
+    return add_products_of_bytes(sums, _mm512_loadu_si512(a), _mm512_loadu_si512(b));
+}
+// sums + four inputs · their weights, for kWords / 2 outputs.
+inline Ints add_four(Ints sums, std::uint32_t four, const std::int8_t* weight) {
+    return add_products_of_bytes(sums, _mm512_set1_epi32(static_cast<int>(four)), _mm512_loadu_si512(weight));
+}
+inline void store_ints(std::int32_t* to, Ints ints) {
+    _mm512_storeu_si512(to, ints);
+}
+#elif defined(NNUE_AVX2)
+using Words = __m256i;
+using Ints = __m256i;
+constexpr int kWords = 16, kRegisters = 8, kBytes = 32;
+inline __m256i load_whole(const void* from) {
+    return _mm256_loadu_si256(static_cast<const __m256i*>(from));
+}
+inline Words load_words(const std::int16_t* from) {
+    return load_whole(from);
 }
 inline Words load_words(const std::int8_t* from) {
     return _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
@@ -411,13 +555,41 @@ inline Words add(Words a, Words b) {
 inline Words subtract(Words a, Words b) {
     return _mm256_sub_epi16(a, b);
 }
+inline Words multiply(Words a, Words b) {
+    return _mm256_mullo_epi16(a, b);
+}
 inline Words clamp(Words a, int most) {
     return _mm256_min_epi16(_mm256_max_epi16(a, _mm256_setzero_si256()),
                             _mm256_set1_epi16(static_cast<std::int16_t>(most)));
 }
+inline Ints no_ints() {
+    return _mm256_setzero_si256();
+}
+inline Ints add_products(Ints sums, Words a, Words b) {
+    return _mm256_add_epi32(sums, _mm256_madd_epi16(a, b));
+}
+inline Ints add_products_of_bytes(Ints sums, __m256i a, __m256i b) {
+#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
+    return _mm256_dpbusd_epi32(sums, a, b);
+#elif defined(__AVXVNNI__)
+    return _mm256_dpbusd_avx_epi32(sums, a, b);
+#else
+    return _mm256_add_epi32(sums, _mm256_madd_epi16(_mm256_maddubs_epi16(a, b), _mm256_set1_epi16(1)));
+#endif
+}
+inline Ints add_products_of_bytes(Ints sums, const std::uint8_t* a, const std::int8_t* b) {
+    return add_products_of_bytes(sums, load_whole(a), load_whole(b));
+}
+inline Ints add_four(Ints sums, std::uint32_t four, const std::int8_t* weight) {
+    return add_products_of_bytes(sums, _mm256_set1_epi32(static_cast<int>(four)), load_whole(weight));
+}
+inline void store_ints(std::int32_t* to, Ints ints) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), ints);
+}
 #elif defined(NNUE_NEON)
 using Words = int16x8_t;
-constexpr int kWords = 8, kRegisters = 16;
+using Ints = int32x4_t;
+constexpr int kWords = 8, kRegisters = 16, kBytes = 16;
 inline Words load_words(const std::int16_t* from) {
     return vld1q_s16(from);
 }
@@ -433,10 +605,62 @@ inline Words add(Words a, Words b) {
 inline Words subtract(Words a, Words b) {
     return vsubq_s16(a, b);
 }
+inline Words multiply(Words a, Words b) {
+    return vmulq_s16(a, b);
+}
 inline Words clamp(Words a, int most) {
     return vminq_s16(vmaxq_s16(a, vdupq_n_s16(0)), vdupq_n_s16(static_cast<std::int16_t>(most)));
 }
+inline Ints no_ints() {
+    return vdupq_n_s32(0);
+}
+inline Ints add_products(Ints sums, Words a, Words b) {
+    return vmlal_high_s16(vmlal_s16(sums, vget_low_s16(a), vget_low_s16(b)), a, b);
+}
+inline Ints add_products_of_bytes(Ints sums, int8x16_t a, int8x16_t b) {
+#if defined(__ARM_FEATURE_DOTPROD)
+    return vdotq_s32(sums, a, b);
+#else
+    const int32x4_t low = vpaddlq_s16(vmull_s8(vget_low_s8(a), vget_low_s8(b)));
+    return vaddq_s32(sums, vpaddq_s32(low, vpaddlq_s16(vmull_high_s8(a, b))));
 #endif
+}
+inline Ints add_products_of_bytes(Ints sums, const std::uint8_t* a, const std::int8_t* b) {
+    return add_products_of_bytes(sums, vreinterpretq_s8_u8(vld1q_u8(a)), vld1q_s8(b));
+}
+inline Ints add_four(Ints sums, std::uint32_t four, const std::int8_t* weight) {
+    return add_products_of_bytes(sums, vreinterpretq_s8_u32(vdupq_n_u32(four)), vld1q_s8(weight));
+}
+inline void store_ints(std::int32_t* to, Ints ints) {
+    vst1q_s32(to, ints);
+}
+#endif
+
+#if defined(NNUE_VECTORS)
+constexpr int kInts = kWords / 2;
+
+// The sum of all lanes.
+inline std::int64_t total_of(Ints ints) {
+    alignas(64) std::int32_t lanes[kInts];
+    store_ints(lanes, ints);
+    std::int64_t sum = 0;
+    for (const std::int32_t lane : lanes) sum += lane;
+    return sum;
+}
+#endif
+
+// Σ weight · x for x of 0 … 127.
+inline std::int32_t dot(const std::uint8_t* x, const std::int8_t* weight, int size) {
+    std::int64_t sum = 0;
+    int i = 0;
+#if defined(NNUE_VECTORS)
+    Ints sums = no_ints();
+    for (; i + kBytes <= size; i += kBytes) sums = add_products_of_bytes(sums, x + i, weight + i);
+    sum = total_of(sums);
+#endif
+    for (; i < size; ++i) sum += x[i] * weight[i];
+    return static_cast<std::int32_t>(sum);
+}
 
 // Rows of a tensor that are added to an accumulator, and those that are subtracted.
 template <class Weight, int Most>
@@ -446,30 +670,37 @@ struct Changes {
     int num_added = 0, num_removed = 0;
 };
 
+#if defined(NNUE_VECTORS)
+// Registers · kWords numbers of `apply`, from j on.
+template <int Registers, class Weight, int Most>
+inline void apply_words(const Changes<Weight, Most>& changes, const std::int16_t* from, std::int16_t* to, int j) {
+    Words sums[Registers];
+    for (int k = 0; k < Registers; ++k) sums[k] = load_words(from + j + k * kWords);
+    for (int i = 0; i < changes.num_added; ++i) {
+        const Weight* row = changes.added[i] + j;
+        for (int k = 0; k < Registers; ++k) sums[k] = add(sums[k], load_words(row + k * kWords));
+    }
+    for (int i = 0; i < changes.num_removed; ++i) {
+        const Weight* row = changes.removed[i] + j;
+        for (int k = 0; k < Registers; ++k) sums[k] = subtract(sums[k], load_words(row + k * kWords));
+    }
+    for (int k = 0; k < Registers; ++k) store_words(to + j + k * kWords, sums[k]);
+}
+#endif
+
 // to = from + Σ added − Σ removed, in one pass: each number is loaded and stored once. `to` may be `from`.
 template <class Value, class Weight, int Most>
 inline void apply(const Changes<Weight, Most>& changes, const Value* from, Value* to, int size) {
     int j = 0;
-#if defined(NNUE_AVX2) || defined(NNUE_NEON)
+#if defined(NNUE_VECTORS)
     if constexpr (sizeof(Value) == 2) {
-        for (; j + kRegisters * kWords <= size; j += kRegisters * kWords) {
-            Words sums[kRegisters];
-            for (int k = 0; k < kRegisters; ++k) sums[k] = load_words(from + j + k * kWords);
-            for (int i = 0; i < changes.num_added; ++i) {
-                const Weight* row = changes.added[i] + j;
-                for (int k = 0; k < kRegisters; ++k) sums[k] = add(sums[k], load_words(row + k * kWords));
-            }
-            for (int i = 0; i < changes.num_removed; ++i) {
-                const Weight* row = changes.removed[i] + j;
-                for (int k = 0; k < kRegisters; ++k) sums[k] = subtract(sums[k], load_words(row + k * kWords));
-            }
-            for (int k = 0; k < kRegisters; ++k) store_words(to + j + k * kWords, sums[k]);
-        }
+        for (; j + kRegisters * kWords <= size; j += kRegisters * kWords) apply_words<kRegisters>(changes, from, to, j);
+        for (; j + kWords <= size; j += kWords) apply_words<1>(changes, from, to, j);
     }
 #endif
     // Compilers make vectors of these loops.
     using Unsigned = std::make_unsigned_t<Value>;
-    if (to != from) std::memcpy(to + j, from + j, static_cast<std::size_t>(size - j) * sizeof(Value));
+    if (to != from && j < size) std::memcpy(to + j, from + j, static_cast<std::size_t>(size - j) * sizeof(Value));
     const auto change = [&](const Weight* row, auto operation) {
         for (int i = j; i < size; ++i) {
             const auto value = static_cast<Unsigned>(to[i]), weight = static_cast<Unsigned>(Value{row[i]});
@@ -486,91 +717,120 @@ template <class Weight>
 inline std::int32_t dot(const std::int16_t* x, const Weight* weight, int size) {
     std::uint32_t sum = 0;
     int i = 0;
-#if defined(NNUE_AVX2)
-    __m256i sums = _mm256_setzero_si256();
-    for (; i + 16 <= size; i += 16) {
-        sums = _mm256_add_epi32(sums, _mm256_madd_epi16(load_words(x + i), load_words(weight + i)));
-    }
-    alignas(32) std::uint32_t lanes[8];
-    _mm256_store_si256(reinterpret_cast<__m256i*>(lanes), sums);
-    for (const std::uint32_t lane : lanes) sum += lane;
-#elif defined(NNUE_NEON)
-    int32x4_t sums = vdupq_n_s32(0);
-    for (; i + 8 <= size; i += 8) {
-        const int16x8_t a = load_words(x + i), b = load_words(weight + i);
-        sums = vmlal_s16(sums, vget_low_s16(a), vget_low_s16(b));
-        sums = vmlal_s16(sums, vget_high_s16(a), vget_high_s16(b));
-    }
-    sum = static_cast<std::uint32_t>(vaddvq_s32(sums));
+#if defined(NNUE_VECTORS)
+    Ints sums = no_ints();
+    for (; i + kWords <= size; i += kWords) sums = add_products(sums, load_words(x + i), load_words(weight + i));
+    sum = static_cast<std::uint32_t>(total_of(sums));
 #endif
     for (; i < size; ++i) sum += static_cast<std::uint32_t>(std::int32_t{x[i]} * weight[i]);
     return static_cast<std::int32_t>(sum);
 }
 
-// Σ weight · a · b, exactly, where every weight · a fits 16 bits and a, b are 0 … 256.
-template <class Weight>
-inline std::int64_t dot_products(const std::int16_t* a, const std::int16_t* b, const Weight* weight, int size) {
+// Σ weight · a · b, exactly, where every weight · a fits 16 bits and a, b are 0 … 256. `pair(i)` gives kWords of a and
+// b from i on, `one(i)` a single product.
+template <class Weight, class Pair, class One>
+inline std::int64_t dot_pairs(const Weight* weight, int size, Pair pair, One one) {
     std::int64_t sum = 0;
     int i = 0;
-    // A lane grows by no more than 2^24 per step, so 64 of them fit 32 bits.
-#if defined(NNUE_AVX2)
-    while (i + 16 <= size) {
-        __m256i sums = _mm256_setzero_si256();
-        for (int end = std::min(size - 15, i + 64 * 16); i < end; i += 16) {
-            const __m256i left = load_words(a + i), right = load_words(b + i);
-            sums = _mm256_add_epi32(sums, _mm256_madd_epi16(_mm256_mullo_epi16(left, load_words(weight + i)), right));
+#if defined(NNUE_VECTORS)
+    while (i + kWords <= size) {
+        // A lane grows by no more than 2^24 per step, so 64 of them fit 32 bits.
+        Ints sums = no_ints();
+        for (int end = std::min(size - kWords + 1, i + 64 * kWords); i < end; i += kWords) {
+            const auto factors = pair(i);
+            sums = add_products(sums, multiply(factors.first, load_words(weight + i)), factors.second);
         }
-        alignas(32) std::int32_t lanes[8];
-        _mm256_store_si256(reinterpret_cast<__m256i*>(lanes), sums);
-        for (const std::int32_t lane : lanes) sum += lane;
+        sum += total_of(sums);
     }
-#elif defined(NNUE_NEON)
-    while (i + 8 <= size) {
-        int32x4_t sums = vdupq_n_s32(0);
-        for (int end = std::min(size - 7, i + 64 * 8); i < end; i += 8) {
-            const int16x8_t product = vmulq_s16(vld1q_s16(a + i), load_words(weight + i)), right = vld1q_s16(b + i);
-            sums = vmlal_s16(sums, vget_low_s16(product), vget_low_s16(right));
-            sums = vmlal_s16(sums, vget_high_s16(product), vget_high_s16(right));
-        }
-        sum += vaddlvq_s32(sums);
-    }
+#else
+    static_cast<void>(pair);
 #endif
-    for (; i < size; ++i) sum += std::int64_t{weight[i]} * a[i] * b[i];
+    for (; i < size; ++i) sum += std::int64_t{weight[i]} * one(i);
     return sum;
 }
 
-// Σ weight · clamp(x, 0, clip)², as `dot_products` has it: what is clamped never leaves the registers.
+#if defined(NNUE_VECTORS)
+struct WordPair {
+    Words first, second;
+};
+#endif
+
+template <class Weight>
+inline std::int64_t dot_products(const std::int16_t* a, const std::int16_t* b, const Weight* weight, int size) {
+    const auto pair = [&](int i) {
+#if defined(NNUE_VECTORS)
+        return WordPair{load_words(a + i), load_words(b + i)};
+#else
+        return i;
+#endif
+    };
+    return dot_pairs(weight, size, pair, [&](int i) { return a[i] * b[i]; });
+}
+
+// Σ weight · clamp(x, 0, clip)²: what is clamped never leaves the registers.
 template <class Weight>
 inline std::int64_t dot_squares(const std::int16_t* x, const Weight* weight, int size, int clip) {
-    std::int64_t sum = 0;
+    const auto pair = [&](int i) {
+#if defined(NNUE_VECTORS)
+        const Words one = clamp(load_words(x + i), clip);
+        return WordPair{one, one};
+#else
+        return i;
+#endif
+    };
+    return dot_pairs(weight, size, pair, [&](int i) {
+        const int one = std::min(std::max<int>(x[i], 0), clip);
+        return one * one;
+    });
+}
+
+// Σ weight · x(i) in float64, in four independent sums, which compilers make vectors of.
+template <class Weight, class Input>
+inline double dot_real(const Weight* weight, int size, Input x) {
+    double parts[4] = {0, 0, 0, 0};
     int i = 0;
-#if defined(NNUE_AVX2)
-    while (i + 16 <= size) {
-        __m256i sums = _mm256_setzero_si256();
-        for (int end = std::min(size - 15, i + 64 * 16); i < end; i += 16) {
-            const __m256i one = clamp(load_words(x + i), clip);
-            sums = _mm256_add_epi32(sums, _mm256_madd_epi16(_mm256_mullo_epi16(one, load_words(weight + i)), one));
+    for (; i + 4 <= size; i += 4) {
+        for (int j = 0; j < 4; ++j) {
+            parts[j] += static_cast<double>(x(i + j)) * static_cast<double>(weight[i + j]);
         }
-        alignas(32) std::int32_t lanes[8];
-        _mm256_store_si256(reinterpret_cast<__m256i*>(lanes), sums);
-        for (const std::int32_t lane : lanes) sum += lane;
     }
-#elif defined(NNUE_NEON)
-    while (i + 8 <= size) {
-        int32x4_t sums = vdupq_n_s32(0);
-        for (int end = std::min(size - 7, i + 64 * 8); i < end; i += 8) {
-            const int16x8_t one = clamp(load_words(x + i), clip), product = vmulq_s16(one, load_words(weight + i));
-            sums = vmlal_s16(sums, vget_low_s16(product), vget_low_s16(one));
-            sums = vmlal_s16(sums, vget_high_s16(product), vget_high_s16(one));
+    for (; i < size; ++i) parts[0] += static_cast<double>(x(i)) * static_cast<double>(weight[i]);
+    return (parts[0] + parts[1]) + (parts[2] + parts[3]);
+}
+
+// Σ weight · x of `Outputs` outputs for x of 0 … 127, most of which are 0 in blocks of four. The weights lie in blocks,
+// too: [size / 4][Outputs][4].
+template <int Outputs, int Size>
+inline void dot_sparse(const std::uint8_t* x, const std::int8_t* weight, std::int32_t* y) {
+    std::uint16_t blocks[Size / 4];
+    std::uint32_t fours[Size / 4];
+    int count = 0;
+    for (int i = 0; i < Size / 4; ++i) {
+        std::memcpy(&fours[count], x + 4 * i, 4);
+        blocks[count] = static_cast<std::uint16_t>(i);
+        count += fours[count] != 0;
+    }
+#if defined(NNUE_VECTORS)
+    if constexpr (Outputs % kInts == 0) {
+        constexpr int kVectors = Outputs / kInts;
+        Ints sums[kVectors];
+        for (int k = 0; k < kVectors; ++k) sums[k] = no_ints();
+        for (int i = 0; i < count; ++i) {
+            const std::int8_t* block = weight + std::size_t{blocks[i]} * Outputs * 4;
+            for (int k = 0; k < kVectors; ++k) sums[k] = add_four(sums[k], fours[i], block + 4 * kInts * k);
         }
-        sum += vaddlvq_s32(sums);
+        for (int k = 0; k < kVectors; ++k) store_ints(y + kInts * k, sums[k]);
+        return;
     }
 #endif
-    for (; i < size; ++i) {
-        const int one = std::min(std::max<int>(x[i], 0), clip);
-        sum += std::int64_t{weight[i]} * one * one;
+    for (int o = 0; o < Outputs; ++o) y[o] = 0;
+    for (int i = 0; i < count; ++i) {
+        const std::int8_t* block = weight + std::size_t{blocks[i]} * Outputs * 4;
+        const std::uint8_t* four = x + 4 * blocks[i];
+        for (int o = 0; o < Outputs; ++o) {
+            for (int j = 0; j < 4; ++j) y[o] += four[j] * block[4 * o + j];
+        }
     }
-    return sum;
 }
 
 // Memory for weights, each tensor at the start of a cache line.
@@ -617,15 +877,11 @@ class Network {
         layout([&](std::size_t in_file, std::size_t in_memory, std::size_t bytes) {
             std::memcpy(memory_.data() + in_memory, static_cast<const std::byte*>(data) + in_file, bytes);
         });
-        products_fit_ = products_fit();
+        prepare(std::make_integer_sequence<int, kNumLayers>());
         return true;
     }
 
-    static std::size_t file_size() {
-        std::size_t end = 0;
-        Network().layout([&](std::size_t in_file, std::size_t, std::size_t bytes) { end = in_file + bytes; });
-        return (end + 63) / 64 * 64;
-    }
+    static constexpr std::size_t file_size() { return Net::kFileSize; }
 
     // Both perspectives from nothing.
     void refresh(const Board& board, Accumulator<Net>& accumulator) const {
@@ -640,156 +896,214 @@ class Network {
     // The accumulator of `after` from that of `before`, one move or several earlier. `old` may not be `accumulator`.
     void update(const Board& before, const Accumulator<Net>& old, const Board& after,
                 Accumulator<Net>& accumulator) const {
-        for (int perspective = 0; perspective < 2; ++perspective) {
-            if (has_same_key(before, after, perspective)) {
-                change(before, old.values[perspective], old.psqt[perspective], after, perspective,
-                       accumulator.values[perspective], accumulator.psqt[perspective]);
-            } else {
-                refresh(after, perspective, accumulator);
-            }
-        }
+        update_with(before, old, after, accumulator,
+                    [&](int perspective) { refresh(after, perspective, accumulator); });
     }
 
-    // The same with a cache for kings that change the bucket.
+    // The same with a cache for perspectives whose bucket changes.
     void update(const Board& before, const Accumulator<Net>& old, const Board& after, Accumulator<Net>& accumulator,
                 Cache<Net>& cache) const {
-        for (int perspective = 0; perspective < 2; ++perspective) {
-            if (has_same_key(before, after, perspective)) {
-                change(before, old.values[perspective], old.psqt[perspective], after, perspective,
-                       accumulator.values[perspective], accumulator.psqt[perspective]);
-            } else {
-                refresh(after, perspective, accumulator, cache);
-            }
-        }
+        update_with(before, old, after, accumulator,
+                    [&](int perspective) { refresh(after, perspective, accumulator, cache); });
     }
 
     // Engine units from the side to move's view: `score` of `nnue eval --json`.
     int evaluate(const Accumulator<Net>& accumulator, const Board& board) const {
-        int queens = 0;
-        if constexpr (Net::kByQueens)
-            queens = 4 * queens_of(board, board.black_to_move) + queens_of(board, !board.black_to_move);
-        return evaluate(accumulator, board.black_to_move, board.pieces(), queens);
+        return evaluate_in(accumulator, board.black_to_move, bucket_of(board, board.black_to_move));
     }
 
-    // `queens`, of nets with kByQueens: 4 · min(3, queens of the side to move) + min(3, queens of the other side).
+    // `queens`, of nets with buckets by queens: 4 · min(3, queens of the side to move) + min(3, queens of the other
+    // side). Nets with buckets by weights of pieces need a Board or Material.
     int evaluate(const Accumulator<Net>& accumulator, bool black_to_move, int pieces, int queens = 0) const {
-        const int us = black_to_move, bucket = Net::kBucketOf[Net::kByQueens ? 16 * pieces + queens : pieces];
-        State state{bucket, 0, 0, {}};
-        std::int64_t raw = 0;
-        if constexpr (kWholeProducts && kNumLayers == 0 && Net::kActivation == Activation::kScrelu) {
-            const auto* weight =
-                at<WeightOf<0>>(layer_weight_[0]) + static_cast<std::size_t>(bucket) * Net::kOutput.inputs;
-            std::int64_t total = 0;
-            for (int side = 0; side < 2; ++side, weight += Net::kHidden) {
-                const std::int16_t* values = accumulator.values[us ^ side];
-                if (products_fit_) {
-                    total += detail::dot_squares(values, weight, Net::kHidden, Net::kClip);
-                } else {
-                    for (int j = 0; j < Net::kHidden; ++j) {
-                        total += std::int64_t{weight[j]} * clipped(values[j]) * clipped(values[j]);
-                    }
-                }
+        static_assert(Net::kBucketsBy != Buckets::kByWeights, "pass a Board, or Material");
+        return evaluate_in(accumulator, black_to_move,
+                           Net::kBucketOf[Net::kBucketsBy == Buckets::kByQueens ? 16 * pieces + queens : pieces]);
+    }
+
+    // ---- for engines with a board of their own, and nets whose features are pieces on squares
+    //
+    // pieces(visit) calls visit(code, square) for each piece on the board, kings among them.
+
+    template <class Pieces>
+    void refresh(const Material& material, Pieces pieces, Accumulator<Net>& accumulator) const {
+        for (int perspective = 0; perspective < 2; ++perspective) refresh(material, pieces, perspective, accumulator);
+    }
+
+    // The same from the cache.
+    template <class Pieces>
+    void refresh(const Material& material, Pieces pieces, Accumulator<Net>& accumulator, Cache<Net>& cache) const {
+        refresh(board_of(material, pieces), accumulator, cache);
+    }
+
+    // The accumulator behind the move `delta`. `pieces` are those of the board after it, and are visited only where a
+    // perspective changes its bucket. `old` may be `accumulator`: engines that make and unmake moves on one board may
+    // keep one accumulator, and take a move back with `delta.reversed()`, with `before` and `after` exchanged.
+    template <class Pieces>
+    void update(const Material& before, const Accumulator<Net>& old, const Material& after, const Delta& delta,
+                Pieces pieces, Accumulator<Net>& accumulator) const {
+        for (int perspective = 0; perspective < 2; ++perspective) {
+            if (has_same_key(before, after, perspective)) {
+                apply_delta(after, delta, perspective, old, accumulator);
+            } else {
+                refresh(after, pieces, perspective, accumulator);
             }
-            raw = with_bias<0>(total, bucket, 0);
-        } else if constexpr (kWholeProducts) {
-            alignas(64) std::int16_t left[kFirstInputs], right[kFirstInputs];
-            for (int side = 0; side < 2; ++side) {
-                const std::int16_t* values = accumulator.values[us ^ side];
-                constexpr int kSide = kFirstInputs / 2;
-                constexpr int kOther = Net::kActivation == Activation::kPairwise ? kSide : 0;
-                for (int j = 0; j < kSide; ++j) {
-                    left[side * kSide + j] = clipped(values[j]);
-                    right[side * kSide + j] = clipped(values[j + kOther]);
-                }
-            }
-            raw = run<0>(left, right, state);
-        } else {
-            alignas(64) InputOf<0> x[kFirstInputs];
-            for (int side = 0; side < 2; ++side) {
-                const std::int16_t* values = accumulator.values[us ^ side];
-                constexpr int kSide = kFirstInputs / 2;
-                InputOf<0>* out = x + side * kSide;
-                for (int j = 0; j < kSide; ++j) {
-                    int value = clipped(values[j]);
-                    if constexpr (Net::kActivation == Activation::kScrelu) {
-                        value = value * value >> Net::kProductShift;
-                    } else if constexpr (Net::kActivation == Activation::kPairwise) {
-                        value = value * clipped(values[j + kSide]) >> Net::kProductShift;
-                    }
-                    out[j] = static_cast<InputOf<0>>(value);
-                }
-            }
-            raw = run<0>(x, x, state);
         }
-        raw += state.skip;
-        if constexpr (Net::kPsqt) {
-            const auto psqt = [&](int side) { return static_cast<std::uint32_t>(accumulator.psqt[side][bucket]); };
-            raw += static_cast<std::int32_t>(psqt(us) - psqt(us ^ 1)) / 2;
+    }
+
+    // The same with a cache.
+    template <class Pieces>
+    void update(const Material& before, const Accumulator<Net>& old, const Material& after, const Delta& delta,
+                Pieces pieces, Accumulator<Net>& accumulator, Cache<Net>& cache) const {
+        for (int perspective = 0; perspective < 2; ++perspective) {
+            if (has_same_key(before, after, perspective)) {
+                apply_delta(after, delta, perspective, old, accumulator);
+            } else {
+                refresh(board_of(after, pieces), perspective, accumulator, cache);
+            }
         }
-        return static_cast<int>(raw * Net::kScoreScale / Net::kOutput.one);
+    }
+
+    // One piece more or less in one perspective. The bucket of the perspective must be that of `material`
+    // (`needs_refresh`).
+    void add(const Material& material, int perspective, int code, int square, Accumulator<Net>& accumulator) const {
+        Delta delta;
+        delta.add(code, square);
+        apply_delta(material, delta, perspective, accumulator, accumulator);
+    }
+    void remove(const Material& material, int perspective, int code, int square, Accumulator<Net>& accumulator) const {
+        Delta delta;
+        delta.remove(code, square);
+        apply_delta(material, delta, perspective, accumulator, accumulator);
+    }
+
+    // Whether the perspective must be computed from nothing between two boards.
+    static bool needs_refresh(const Material& before, const Material& after, int perspective) {
+        return !has_same_key(before, after, perspective);
+    }
+
+    int evaluate(const Accumulator<Net>& accumulator, bool black_to_move, const Material& material) const {
+        return evaluate_in(accumulator, black_to_move, bucket_of(material, black_to_move));
     }
 
   private:
     static constexpr int kNumLayers = Net::kNumLayers;
-    static constexpr const Layer& layer(int number) {
-        return number < kNumLayers ? Net::kLayers[number] : Net::kOutput;
-    }
-    static constexpr int kFirstInputs = Net::kActivation == Activation::kPairwise ? Net::kHidden : 2 * Net::kHidden;
+    static constexpr const Layer& layer(int number) { return Net::kLayers[number]; }
+    static constexpr int kSides = Net::kSides == Sides::kBoth ? 2 : 1;
+    static constexpr int kPerSide = Net::kActivation == Activation::kPairwise ? Net::kHidden / 2 : Net::kHidden;
+    static constexpr int kFirstInputs = kSides * kPerSide;
+    static constexpr bool kIsFloat = Net::kLayers[kNumLayers - 1].is_float;
+    // The first activations are products of two numbers, which stay apart.
     static constexpr bool kWholeProducts = Net::kActivation != Activation::kCrelu && Net::kProductShift == 0;
 
+    static constexpr std::int64_t first_largest() {
+        const std::int64_t clip = Net::kClip;
+        return Net::kActivation == Activation::kCrelu ? clip : clip * clip >> Net::kProductShift;
+    }
+    // Whether vector `number` (0 the first activations) has bytes of 0 … 127; where its readers have bytes as weights.
+    static constexpr bool is_bytes(int number) {
+        for (int k = 0; k < kNumLayers; ++k) {
+            if ((layer(k).vectors >> number & 1) && layer(k).weights != Scalar::kI8) return false;
+        }
+        if (number == 0) return !kWholeProducts && first_largest() <= 127;
+        const Layer& from = layer(number - 1);
+        const std::int64_t clip = from.clip;
+        return from.activation == Activation::kScrelu ? clip * clip >> from.square_shift <= 127
+                                                      : from.activation != Activation::kNone && clip <= 127;
+    }
+    static constexpr int vector_size(int number) {
+        if (number == 0) return kFirstInputs;
+        const Layer& from = layer(number - 1);
+        return from.activated * (from.activation == Activation::kDual ? 2 : 1);
+    }
+    static constexpr bool has_floats(int number) { return number > 0 && layer(number - 1).is_float; }
     template <int Number>
-    using InputOf = std::conditional_t<layer(Number).inputs_are_bytes, std::uint8_t, std::int16_t>;
+    using VectorOf =
+        std::conditional_t<has_floats(Number), float, std::conditional_t<is_bytes(Number), std::uint8_t, std::int16_t>>;
+    // What layer `Number` reads, where that is not vector 0 alone.
+    static constexpr bool reads_bytes(int number) {
+        for (int k = 0; k <= number; ++k) {
+            if ((layer(number).vectors >> k & 1) && (has_floats(k) || !is_bytes(k))) return false;
+        }
+        return true;
+    }
+    static constexpr bool reads_floats(int number) {
+        for (int k = 0; k <= number; ++k) {
+            if ((layer(number).vectors >> k & 1) && has_floats(k)) return true;
+        }
+        return false;
+    }
     template <int Number>
-    using WeightOf = std::conditional_t<layer(Number).weight_bits == 8, std::int8_t, std::int16_t>;
+    using InputOf = std::conditional_t<reads_floats(Number), float,
+                                       std::conditional_t<reads_bytes(Number), std::uint8_t, std::int16_t>>;
+    template <Scalar Kind>
+    using In = std::conditional_t<Kind == Scalar::kI8, std::int8_t,
+                                  std::conditional_t<Kind == Scalar::kI16, std::int16_t,
+                                                     std::conditional_t<Kind == Scalar::kI32, std::int32_t, float>>>;
     template <int Number>
-    using BiasOf = std::conditional_t<layer(Number).bias_bits == 16, std::int16_t, std::int32_t>;
-    using Last = InputOf<kNumLayers>;
+    using WeightOf = In<layer(Number).weights>;
+    template <int Number>
+    using BiasOf = In<layer(Number).biases>;
+    // A first layer of bytes skips blocks of zeros.
+    static constexpr bool is_sparse(int number) {
+        const Layer& one = layer(number);
+        return number == 0 && one.vectors == 1 && is_bytes(0) && one.divide == 1 && one.inputs % 4 == 0 &&
+               one.outputs % 4 == 0;
+    }
 
-    struct State {
-        int bucket;
-        std::int64_t skip;  // what went straight to the output
-        int kept;           // inputs of the output layer that are there already
-        alignas(64) Last last[Net::kOutput.inputs];
-    };
-
-    static int queens_of(const Board& board, int colour) {
-        int count = 0;
-        for (const std::uint8_t code : board.piece) count += code == 2 * kQueen + colour;
-        return std::min(count, 3);
+    template <class Position>
+    static int bucket_of(const Position& board, int us) {
+        if constexpr (Net::kBucketsBy == Buckets::kByQueens) {
+            const int own = std::min(board.count_of(1u << (2 * kQueen), us), 3);
+            const int other = std::min(board.count_of(2u << (2 * kQueen), us), 3);
+            return Net::kBucketOf[16 * board.pieces() + 4 * own + other];
+        } else if constexpr (Net::kBucketsBy == Buckets::kByWeights) {
+            constexpr int kLast = static_cast<int>(sizeof Net::kBucketOf / sizeof Net::kBucketOf[0]) - 1;
+            int sum = 0;
+            for (int i = 0; i < 10; ++i) {
+                const unsigned code = 1u << (2 * (i % 5) + i / 5);
+                if (Net::kPieceWeights[i] != 0) sum += Net::kPieceWeights[i] * board.count_of(code, us);
+            }
+            return Net::kBucketOf[std::min(sum, kLast)];
+        } else {
+            return Net::kBucketOf[board.pieces()];
+        }
     }
 
     static std::int16_t clipped(std::int16_t value) {
-        return std::min<std::int16_t>(std::max<std::int16_t>(value, 0), Net::kClip);
+        const auto shifted = static_cast<std::int16_t>(static_cast<std::uint16_t>(value) << Net::kAccumulatorShift);
+        return std::min<std::int16_t>(std::max<std::int16_t>(shifted, 0), Net::kClip);
     }
 
-    // ---- tensors: place(offset in the file, offset in memory, bytes) for each in order; returns the bytes of memory
+    // ---- tensors: place(offset in the file, offset in memory, bytes) for each; returns the bytes of memory
 
     template <class Place>
     std::size_t layout(Place place) {
-        std::size_t in_file = 0, in_memory = 0;
-        const auto tensor = [&](std::size_t& where, std::size_t count, std::size_t size) {
+        std::size_t in_memory = 0;
+        const auto tensor = [&](std::size_t& where, std::size_t in_file, std::size_t bytes) {
             where = in_memory;
-            place(in_file, in_memory, count * size);
-            in_file += count * size;
-            in_memory += (count * size + 63) / 64 * 64;
+            place(in_file, in_memory, bytes);
+            in_memory += (bytes + 63) / 64 * 64;
         };
         Net::Inputs::for_each([&](auto part, int number) {
             using P = decltype(part);
-            tensor(weight_[number], std::size_t{P::Features::kFeatures} * Net::kHidden, sizeof(typename P::Type));
+            constexpr std::size_t kRows = P::Features::kFeatures;
+            tensor(weight_[number], Net::kWeightsAt[number], kRows * Net::kHidden * sizeof(typename P::Type));
+            if (Net::kPsqt) tensor(psqt_[number], Net::kPsqtAt[number], kRows * Net::kBuckets * 4);
         });
-        tensor(bias_, Net::kHidden, 2);
-        if (Net::kPsqt) {
-            Net::Inputs::for_each([&](auto part, int number) {
-                using P = decltype(part);
-                tensor(psqt_[number], std::size_t{P::Features::kFeatures} * Net::kBuckets, 4);
-            });
-        }
-        for (int number = 0; number <= kNumLayers; ++number) {
+        tensor(bias_, Net::kBiasAt, std::size_t{2} * Net::kHidden);
+        for (int number = 0; number < kNumLayers; ++number) {
             const Layer& one = layer(number);
             const std::size_t outputs = std::size_t{Net::kBuckets} * static_cast<std::size_t>(one.outputs);
-            tensor(layer_weight_[number], outputs * static_cast<std::size_t>(one.inputs),
-                   static_cast<std::size_t>(one.weight_bits / 8));
-            tensor(layer_bias_[number], outputs, static_cast<std::size_t>(one.bias_bits / 8));
+            tensor(layer_weight_[number], Net::kLayersAt[number][0],
+                   outputs * static_cast<std::size_t>(one.columns) * static_cast<std::size_t>(size_of(one.weights)));
+            tensor(layer_bias_[number], Net::kLayersAt[number][1],
+                   outputs * static_cast<std::size_t>(size_of(one.biases)));
+        }
+        sparse_ = in_memory;
+        if (is_sparse(0)) {
+            const Layer& one = layer(0);
+            in_memory += std::size_t{Net::kBuckets} * static_cast<std::size_t>(one.outputs) *
+                         static_cast<std::size_t>(one.inputs);
         }
         return in_memory;
     }
@@ -799,10 +1113,110 @@ class Network {
         return reinterpret_cast<const T*>(memory_.data() + where);
     }
 
+    // Once, behind `load`: facts about the weights of each layer.
+    template <int... Numbers>
+    void prepare(std::integer_sequence<int, Numbers...>) {
+        ((products_fit_[Numbers] = products_fit<Numbers>()), ...);
+        if constexpr (is_sparse(0)) {
+            constexpr Layer kLayer = layer(0);
+            constexpr std::size_t kInputs = kLayer.inputs, kOutputs = kLayer.outputs, kColumns = kLayer.columns;
+            const auto* weight = at<std::int8_t>(layer_weight_[0]);
+            auto* to = reinterpret_cast<std::int8_t*>(memory_.data() + sparse_);
+            for (std::size_t bucket = 0; bucket < Net::kBuckets; ++bucket) {
+                for (std::size_t o = 0; o < kOutputs; ++o) {
+                    for (std::size_t i = 0; i < kInputs; ++i) {
+                        to[(bucket * (kInputs / 4) + i / 4) * kOutputs * 4 + 4 * o + i % 4] =
+                            weight[(bucket * kOutputs + o) * kColumns + i];
+                    }
+                }
+            }
+        }
+    }
+
+    // Whether every product of a clipped accumulator and a weight of the layer fits 16 bits.
+    template <int Number>
+    bool products_fit() const {
+        if constexpr (!kWholeProducts || layer(Number).vectors != 1 || layer(Number).weights == Scalar::kF32) {
+            return false;
+        } else {
+            const auto* weight = at<WeightOf<Number>>(layer_weight_[Number]);
+            const std::size_t count = std::size_t{Net::kBuckets} * static_cast<std::size_t>(layer(Number).outputs) *
+                                      static_cast<std::size_t>(layer(Number).columns);
+            bool fits = Net::kClip <= 256;
+            for (std::size_t i = 0; i < count; ++i) {
+                const int product = weight[i] * Net::kClip;
+                fits &= product >= std::numeric_limits<std::int16_t>::min() &&
+                        product <= std::numeric_limits<std::int16_t>::max();
+            }
+            return fits;
+        }
+    }
+
     // ---- accumulators. Integers wrap around as the engine's vectors do, so sums are of unsigned numbers.
 
-    // Whether both boards have the own king in the same bucket of every set.
-    static bool has_same_key(const Board& before, const Board& after, int perspective) {
+    template <class Refresh>
+    void update_with(const Board& before, const Accumulator<Net>& old, const Board& after,
+                     Accumulator<Net>& accumulator, Refresh refresh_one) const {
+        for (int perspective = 0; perspective < 2; ++perspective) {
+            if (has_same_key(before, after, perspective)) {
+                change(before, old.values[perspective], old.psqt_of(perspective), after, perspective,
+                       accumulator.values[perspective], accumulator.psqt_of(perspective));
+            } else {
+                refresh_one(perspective);
+            }
+        }
+    }
+
+    template <class Pieces>
+    static Board board_of(const Material& material, Pieces pieces) {
+        Board board;
+        pieces([&](int code, int square) { board.piece[square] = static_cast<std::uint8_t>(code); });
+        for (const int colour : {0, 1}) board.king[colour] = material.king[colour];
+        return board;
+    }
+
+    // rows(add) gives the features in which the accumulator of a perspective changes.
+    template <class Position, class List>
+    void apply_pieces(const Position& board, int perspective, const std::int16_t* from, const std::int32_t* psqt_from,
+                      Accumulator<Net>& accumulator, List list) const {
+        static_assert(Net::Inputs::kPerPiece,
+                      "features that depend on several pieces need a Board: use update(Board…)");
+        std::int16_t* to = accumulator.values[perspective];
+        std::int32_t* psqt_to = accumulator.psqt_of(perspective);
+        Net::Inputs::for_each([&](auto part, int number) {
+            using P = decltype(part);
+            using Set = typename P::Features;
+            Rows<P> rows;
+            const int first = Set::bucket_offset(board, perspective), king = board.king[perspective];
+            list([&](int code, int square, bool is_added) {
+                const int feature = Set::index(code, square, perspective, king, first);
+                if (feature >= 0) add_row<P>(number, feature, is_added, rows);
+            });
+            apply(rows, from, psqt_from, to, psqt_to);
+            from = to;
+            psqt_from = psqt_to;
+        });
+    }
+
+    template <class Pieces>
+    void refresh(const Material& material, Pieces pieces, int perspective, Accumulator<Net>& accumulator) const {
+        std::int32_t* psqt = accumulator.psqt_of(perspective);
+        if constexpr (Net::kPsqt) std::memset(psqt, 0, sizeof(std::int32_t) * Net::kBuckets);
+        apply_pieces(material, perspective, at<std::int16_t>(bias_), psqt, accumulator,
+                     [&](auto add) { pieces([&](int code, int square) { add(code, square, true); }); });
+    }
+
+    void apply_delta(const Material& after, const Delta& delta, int perspective, const Accumulator<Net>& old,
+                     Accumulator<Net>& accumulator) const {
+        apply_pieces(after, perspective, old.values[perspective], old.psqt_of(perspective), accumulator, [&](auto add) {
+            for (int i = 0; i < delta.num_added; ++i) add(delta.added[i].code, delta.added[i].square, true);
+            for (int i = 0; i < delta.num_removed; ++i) add(delta.removed[i].code, delta.removed[i].square, false);
+        });
+    }
+
+    // Whether both boards are in the same bucket of every set.
+    template <class Position>
+    static bool has_same_key(const Position& before, const Position& after, int perspective) {
         bool same = true;
         Net::Inputs::for_each([&](auto part, int) {
             using Set = typename decltype(part)::Features;
@@ -813,8 +1227,8 @@ class Network {
 
     void refresh(const Board& board, int perspective, Accumulator<Net>& accumulator) const {
         std::int16_t* values = accumulator.values[perspective];
-        std::int32_t* psqt = accumulator.psqt[perspective];
-        std::memset(psqt, 0, sizeof accumulator.psqt[perspective]);
+        std::int32_t* psqt = accumulator.psqt_of(perspective);
+        if constexpr (Net::kPsqt) std::memset(psqt, 0, sizeof(std::int32_t) * Net::kBuckets);
         const std::int16_t* from = at<std::int16_t>(bias_);
         Net::Inputs::for_each([&](auto part, int number) {
             using P = decltype(part);
@@ -826,16 +1240,16 @@ class Network {
     }
 
     void refresh(const Board& board, int perspective, Accumulator<Net>& accumulator, Cache<Net>& cache) const {
-        auto& entry = cache.entry(perspective, board.king[perspective]);
+        auto& entry = cache.entry(perspective, board);
         std::int16_t* values = accumulator.values[perspective];
-        std::int32_t* psqt = accumulator.psqt[perspective];
+        std::int32_t* psqt = accumulator.psqt_of(perspective);
         if (entry.is_filled && has_same_key(entry.board, board, perspective)) {
-            change(entry.board, entry.values, entry.psqt, board, perspective, values, psqt);
+            change(entry.board, entry.values, entry.psqt_of(0), board, perspective, values, psqt);
         } else {
             refresh(board, perspective, accumulator);
         }
         std::memcpy(entry.values, values, sizeof entry.values);
-        std::memcpy(entry.psqt, psqt, sizeof entry.psqt);
+        if constexpr (Net::kPsqt) std::memcpy(entry.psqt_of(0), psqt, sizeof(std::int32_t) * Net::kBuckets);
         entry.board = board;
         entry.is_filled = true;
     }
@@ -926,107 +1340,250 @@ class Network {
 
     // ---- layers, those of the position's own bucket
 
-    // y of one output. Products of the first layer that were not shifted come as two factors, `left` and `right`.
-    template <int Number, class Input>
-    std::int32_t sum(const Input* left, const Input* right, int bucket, int output) const {
-        constexpr const Layer& kLayer = layer(Number);
-        const std::size_t row = static_cast<std::size_t>(bucket * kLayer.outputs + output);
-        const auto* weight = at<WeightOf<Number>>(layer_weight_[Number]) + row * kLayer.inputs;
-        std::int64_t total = 0;
-        if constexpr (Number == 0 && kWholeProducts) {
-            if (products_fit_) {
-                total = detail::dot_products(left, right, weight, kLayer.inputs);
-            } else {
-                for (int i = 0; i < kLayer.inputs; ++i) total += std::int64_t{weight[i]} * left[i] * right[i];
-            }
-        } else {
-            total = detail::dot(left, weight, kLayer.inputs);
+    // Bytes of the vectors before this one.
+    static constexpr std::size_t vectors_end(int before) {
+        std::size_t end = 0;
+        for (int k = 0; k < before; ++k) {
+            end += (static_cast<std::size_t>(vector_size(k)) * (has_floats(k) ? 4 : 2) + 63) / 64 * 64;
         }
-        return with_bias<Number>(total, bucket, output);
+        return end;
     }
 
-    // total / divide + bias, in 32 bits, which wrap around.
-    template <int Number>
-    std::int32_t with_bias(std::int64_t total, int bucket, int output) const {
-        constexpr const Layer& kLayer = layer(Number);
-        const std::size_t row = static_cast<std::size_t>(bucket * kLayer.outputs + output);
-        const std::int32_t bias = at<BiasOf<Number>>(layer_bias_[Number])[row];
-        return static_cast<std::int32_t>(static_cast<std::uint32_t>(total / kLayer.divide) +
-                                         static_cast<std::uint32_t>(bias));
-    }
+    struct State {
+        int bucket = 0;
+        std::int64_t skip = 0;  // what goes straight to the output
+        double real_skip = 0;   // the same where the output is a float
+        const Accumulator<Net>* accumulator = nullptr;
+        int us = 0;
+        alignas(64) std::byte vectors[vectors_end(kNumLayers)];
+        // The two factors of the first activations, where these are whole products.
+        alignas(64) std::int16_t left[kWholeProducts ? kFirstInputs : 1], right[kWholeProducts ? kFirstInputs : 1];
 
-    // Raw output of layer `Number` and those behind it.
-    template <int Number, class Input>
-    std::int64_t run(const Input* left, const Input* right, State& state) const {
-        constexpr const Layer& kLayer = layer(Number);
-        if constexpr (Number == kNumLayers) {
-            return sum<Number>(left, right, state.bucket, 0);
+        template <int Number>
+        VectorOf<Number>* vector() {
+            return reinterpret_cast<VectorOf<Number>*>(vectors + vectors_end(Number));
+        }
+    };
+
+    // The accumulator of the side that comes first, second.
+    static int side_of(int us, int side) { return Net::kSides == Sides::kWhite ? 0 : us ^ side; }
+
+    // A single output of squares: nothing is stored on the way.
+    static constexpr bool kOnlySquares = kWholeProducts && Net::kActivation == Activation::kScrelu && kNumLayers == 1 &&
+                                         Net::kAccumulatorShift == 0 && Net::kLayers[0].weights != Scalar::kF32;
+
+    int evaluate_in(const Accumulator<Net>& accumulator, bool black_to_move, int bucket) const {
+        State state;
+        state.bucket = bucket;
+        state.us = black_to_move;
+        state.accumulator = &accumulator;
+        if constexpr (!kOnlySquares) first_activations(state);
+        std::int64_t positional = run<0>(state);
+        if (Net::kSides == Sides::kWhite && black_to_move) positional = -positional;
+        const auto scaled = [](std::int64_t raw) { return raw * Net::kScoreMultiply / Net::kScoreDivide; };
+        if constexpr (Net::kPsqt) {
+            const auto sum = [&](int side) { return static_cast<std::uint32_t>(accumulator.psqt_of(side)[bucket]); };
+            const std::int64_t psqt = static_cast<std::int32_t>(sum(state.us) - sum(state.us ^ 1)) / 2;
+            return static_cast<int>(Net::kScoreApart ? scaled(psqt) + scaled(positional) : scaled(psqt + positional));
         } else {
-            std::int32_t y[kLayer.outputs];
-            for (int output = 0; output < kLayer.outputs; ++output) {
-                y[output] = sum<Number>(left, right, state.bucket, output);
+            return static_cast<int>(scaled(positional));
+        }
+    }
+
+    static void first_activations(State& state) {
+        for (int side = 0; side < kSides; ++side) {
+            const std::int16_t* values = state.accumulator->values[side_of(state.us, side)];
+            constexpr int kOther = Net::kActivation == Activation::kPairwise ? kPerSide : 0;
+            if constexpr (kWholeProducts) {
+                for (int j = 0; j < kPerSide; ++j) {
+                    state.left[side * kPerSide + j] = clipped(values[j]);
+                    state.right[side * kPerSide + j] = clipped(values[j + kOther]);
+                }
+            } else {
+                auto* out = state.template vector<0>() + side * kPerSide;
+                for (int j = 0; j < kPerSide; ++j) {
+                    int value = clipped(values[j]);
+                    if constexpr (Net::kActivation != Activation::kCrelu) {
+                        value = value * clipped(values[j + kOther]) >> Net::kProductShift;
+                    }
+                    out[j] = static_cast<VectorOf<0>>(value);
+                }
             }
-            if constexpr (kLayer.skip != Skip::kNone) {
-                std::int64_t straight = y[kLayer.outputs - 1];
-                if constexpr (kLayer.skip == Skip::kDifference) straight = y[kLayer.outputs - 2] - straight;
-                state.skip += straight * Net::kOutput.one / kLayer.one;
+        }
+    }
+
+    // Σ weight · x of one output: an integer, or float64.
+    template <int Number, class Input>
+    auto sum(const State& state, const Input* x, int output) const {
+        constexpr Layer kLayer = layer(Number);
+        const std::size_t row = static_cast<std::size_t>(state.bucket * kLayer.outputs + output);
+        const auto* weight = at<WeightOf<Number>>(layer_weight_[Number]) + row * kLayer.columns;
+        constexpr bool kReal = kLayer.weights == Scalar::kF32 || reads_floats(Number);
+        if constexpr (kLayer.vectors == 1 && kWholeProducts) {
+            if constexpr (kReal) {
+                return detail::dot_real(weight, kLayer.inputs,
+                                        [&](int i) { return std::int64_t{state.left[i]} * state.right[i]; });
+            } else if constexpr (kOnlySquares) {
+                std::int64_t total = 0;
+                for (int side = 0; side < kSides; ++side, weight += kPerSide) {
+                    const std::int16_t* values = state.accumulator->values[side_of(state.us, side)];
+                    if (products_fit_[Number]) {
+                        total += detail::dot_squares(values, weight, kPerSide, Net::kClip);
+                    } else {
+                        for (int j = 0; j < kPerSide; ++j) {
+                            total += std::int64_t{weight[j]} * clipped(values[j]) * clipped(values[j]);
+                        }
+                    }
+                }
+                return total;
+            } else {
+                if (products_fit_[Number]) return detail::dot_products(state.left, state.right, weight, kLayer.inputs);
+                std::int64_t total = 0;
+                for (int i = 0; i < kLayer.inputs; ++i) {
+                    total += std::int64_t{weight[i]} * state.left[i] * state.right[i];
+                }
+                return total;
             }
-            constexpr bool kIsDual = kLayer.activation == Activation::kDual;
-            constexpr int kActivated = kLayer.activated * (kIsDual ? 2 : 1);
-            std::int32_t x[kActivated];
-            for (int i = 0; i < kLayer.activated; ++i) {
+        } else if constexpr (kReal) {
+            return detail::dot_real(weight, kLayer.inputs, [&](int i) { return x[i]; });
+        } else if constexpr (kLayer.divide != 1) {
+            std::int64_t total = 0;
+            for (int i = 0; i < kLayer.inputs; ++i) total += std::int64_t{weight[i]} * x[i];
+            return total;
+        } else {
+            return std::int64_t{detail::dot(x, weight, kLayer.inputs)};
+        }
+    }
+
+    // y of an output from its sum: total / divide + bias in 32 bits, which wrap around, or fp32.
+    template <int Number, class Total>
+    auto finished(Total total, int bucket, int output) const {
+        constexpr Layer kLayer = layer(Number);
+        const std::size_t row = static_cast<std::size_t>(bucket * kLayer.outputs + output);
+        const auto bias = at<BiasOf<Number>>(layer_bias_[Number])[row];
+        if constexpr (kLayer.is_float) {
+            constexpr double kMost = std::numeric_limits<float>::max();
+            double sum = static_cast<double>(total);
+            if constexpr (!std::is_same_v<Total, double>) sum = static_cast<std::int32_t>(total);
+            const double y = sum * kLayer.factor + static_cast<double>(bias);
+            return static_cast<float>(std::min(std::max(y, -kMost), kMost));
+        } else {
+            return static_cast<std::int32_t>(static_cast<std::uint32_t>(total / kLayer.divide) +
+                                             static_cast<std::uint32_t>(std::int32_t{bias}));
+        }
+    }
+
+    template <int Number, int Vector = 0, class Input>
+    static void gather(State& state, Input* to) {
+        if constexpr (Vector <= Number) {
+            if constexpr (layer(Number).vectors >> Vector & 1) {
+                const auto* from = state.template vector<Vector>();
+                for (int i = 0; i < vector_size(Vector); ++i) to[i] = static_cast<Input>(from[i]);
+                to += vector_size(Vector);
+            }
+            gather<Number, Vector + 1>(state, to);
+        }
+    }
+
+    // Raw value of layer `Number` and those behind it.
+    template <int Number>
+    std::int64_t run(State& state) const {
+        constexpr Layer kLayer = layer(Number);
+        using Y = std::conditional_t<kLayer.is_float, float, std::int32_t>;
+        Y y[kLayer.outputs];
+        if constexpr (is_sparse(Number)) {
+            std::int32_t sums[kLayer.outputs];
+            const std::int8_t* weight = at<std::int8_t>(sparse_) + static_cast<std::size_t>(state.bucket) *
+                                                                       static_cast<std::size_t>(kLayer.inputs) *
+                                                                       static_cast<std::size_t>(kLayer.outputs);
+            detail::dot_sparse<kLayer.outputs, kLayer.inputs>(state.template vector<0>(), weight, sums);
+            for (int o = 0; o < kLayer.outputs; ++o) {
+                y[o] = finished<Number>(std::int64_t{sums[o]}, state.bucket, o);
+            }
+        } else if constexpr (kLayer.vectors == 1) {
+            // Whole products lie elsewhere.
+            const VectorOf<0>* x = kWholeProducts ? nullptr : state.template vector<0>();
+            for (int o = 0; o < kLayer.outputs; ++o) y[o] = finished<Number>(sum<Number>(state, x, o), state.bucket, o);
+        } else {
+            alignas(64) InputOf<Number> x[kLayer.inputs];
+            gather<Number>(state, x);
+            const auto* inputs = x;
+            for (int o = 0; o < kLayer.outputs; ++o) {
+                y[o] = finished<Number>(sum<Number>(state, inputs, o), state.bucket, o);
+            }
+        }
+        for (int i = 0; i < Net::kNumSkips; ++i) {
+            const Skip& skip = Net::kSkips[i];
+            if (skip.layer != Number) continue;
+            if constexpr (kIsFloat) {
+                const double straight = static_cast<double>(y[skip.plus]) -
+                                        (skip.minus < 0 ? 0.0 : static_cast<double>(y[std::max(skip.minus, 0)]));
+                state.real_skip += straight * static_cast<double>(skip.multiply) / static_cast<double>(skip.divide);
+            } else {
+                std::int64_t straight = std::int64_t{y[skip.plus]} - (skip.minus < 0 ? 0 : y[std::max(skip.minus, 0)]);
+                straight *= skip.multiply;
+                if (skip.wraps) straight = static_cast<std::int32_t>(straight);
+                state.skip += straight / skip.divide;
+            }
+        }
+        if constexpr (Number == kNumLayers - 1) {
+            if constexpr (kIsFloat) {
+                constexpr double kMost = 1 << 30;
+                const double output = (static_cast<double>(y[0]) + state.real_skip) *
+                                      static_cast<double>(Net::kMultiply) / static_cast<double>(Net::kDivide);
+                return static_cast<std::int64_t>(std::min(std::max(output, -kMost), kMost));
+            } else {
+                return (y[0] + state.skip) * Net::kMultiply / Net::kDivide;
+            }
+        } else {
+            if constexpr (kLayer.activated > 0) activate<Number>(y, state.template vector<Number + 1>());
+            return run<Number + 1>(state);
+        }
+    }
+
+    template <int Number, class Y, class X>
+    static void activate(const Y* y, X* x) {
+        constexpr Layer kLayer = layer(Number);
+        constexpr bool kIsDual = kLayer.activation == Activation::kDual;
+        for (int i = 0; i < kLayer.activated; ++i) {
+            if constexpr (kLayer.is_float) {
+                constexpr float kMost = kLayer.clip;
+                const float clamped = std::min(std::max(y[i], 0.0f), kMost);
+                if constexpr (kLayer.activation == Activation::kNone) {
+                    x[i] = y[i];
+                } else if constexpr (kLayer.activation == Activation::kScrelu) {
+                    x[i] = clamped * clamped;
+                } else {
+                    if constexpr (kIsDual) x[i] = std::min(y[i] * y[i], kMost);
+                    x[i + (kIsDual ? kLayer.activated : 0)] = clamped;
+                }
+            } else {
                 constexpr int kSquareShift = 2 * kLayer.shift + kLayer.square_shift;
                 const std::int64_t value = y[i];
                 const auto clamped = [&](std::int64_t low, std::int64_t high) {
-                    return static_cast<std::int32_t>(std::min(std::max(value >> kLayer.shift, low), high));
+                    return static_cast<X>(std::min(std::max(value >> kLayer.shift, low), high));
                 };
                 if constexpr (kLayer.activation == Activation::kNone) {
                     x[i] = clamped(-32768, 32767);
                 } else if constexpr (kLayer.activation == Activation::kScrelu) {
                     const std::int64_t most = std::int64_t{kLayer.clip} << kLayer.shift;
                     const std::int64_t inside = std::min(std::max<std::int64_t>(value, 0), most);
-                    x[i] = static_cast<std::int32_t>(inside * inside >> kSquareShift);
+                    x[i] = static_cast<X>(inside * inside >> kSquareShift);
                 } else {
                     x[i + (kIsDual ? kLayer.activated : 0)] = clamped(0, kLayer.clip);
                     if constexpr (kIsDual) {
                         const std::int64_t square = value * value >> kSquareShift;
-                        x[i] = static_cast<std::int32_t>(std::min<std::int64_t>(square, kLayer.clip));
+                        x[i] = static_cast<X>(std::min<std::int64_t>(square, kLayer.clip));
                     }
                 }
             }
-            if constexpr (kLayer.to_output || Number == kNumLayers - 1) {
-                for (int i = 0; i < kActivated; ++i) state.last[state.kept + i] = static_cast<Last>(x[i]);
-                state.kept += kActivated;
-            }
-            if constexpr (Number == kNumLayers - 1) {
-                return run<kNumLayers>(state.last, state.last, state);
-            } else {
-                alignas(64) InputOf<Number + 1> next[kActivated];
-                for (int i = 0; i < kActivated; ++i) next[i] = static_cast<InputOf<Number + 1>>(x[i]);
-                return run<Number + 1>(next, next, state);
-            }
         }
-    }
-
-    // Whether every product of a clipped accumulator and a weight of the layer behind fits 16 bits.
-    bool products_fit() const {
-        if constexpr (!kWholeProducts) return true;
-        const auto* weight = at<WeightOf<0>>(layer_weight_[0]);
-        const std::size_t count = std::size_t{Net::kBuckets} * static_cast<std::size_t>(layer(0).outputs) *
-                                  static_cast<std::size_t>(layer(0).inputs);
-        bool fits = Net::kClip <= 256;
-        for (std::size_t i = 0; i < count; ++i) {
-            const int product = weight[i] * Net::kClip;
-            fits &= product >= std::numeric_limits<std::int16_t>::min() &&
-                    product <= std::numeric_limits<std::int16_t>::max();
-        }
-        return fits;
     }
 
     detail::Memory memory_;
     std::size_t weight_[Net::Inputs::kCount] = {}, psqt_[Net::Inputs::kCount] = {}, bias_ = 0;
-    std::size_t layer_weight_[kNumLayers + 1] = {}, layer_bias_[kNumLayers + 1] = {};
-    bool products_fit_ = false;
+    std::size_t layer_weight_[kNumLayers] = {}, layer_bias_[kNumLayers] = {}, sparse_ = 0;
+    bool products_fit_[kNumLayers] = {};
 };
 
-}  // namespace nnue
+}  // namespace NNUE_NAMESPACE

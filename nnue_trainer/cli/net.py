@@ -94,6 +94,17 @@ def export_command(
     header: Annotated[
         bool, typer.Option("--header", help="With a raw net, write a C++ header with its sizes beside it.")
     ] = False,
+    rust: Annotated[
+        bool, typer.Option("--rust", help="With a raw net, write a Rust file with its sizes beside it.")
+    ] = False,
+    header_namespace: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="C++ namespace of the header, for several nets in a program. Default: none."),
+    ] = None,
+    header_include: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Name by which the header includes the inference. Default: nnue.h."),
+    ] = None,
     overwrite: Overwrite = False,
     compression: Annotated[
         str | None,
@@ -121,9 +132,11 @@ def export_command(
         note(f"exporting {checkpoint}")
     loaded = checkpoints.load(checkpoint, ("model", "net"))
     chosen, model = (format_of(loaded, str(checkpoint)), None) if file_format is None else _format(file_format)
-    if header:
-        chosen = _with_option(chosen, "header", True)
-    for option, value in (("compression", compression), ("description", description)):
+    for option, wanted in {"header": header, "rust": rust}.items():
+        if wanted:
+            chosen = _with_option(chosen, option, True)
+    names = {"header_namespace": header_namespace, "header_include": header_include}
+    for option, value in {"compression": compression, "description": description, **names}.items():
         if value is not None:
             chosen = _with_option(chosen, option, value)
     quantized = net_from_checkpoint(loaded, str(checkpoint), any_l1=any_l1)
@@ -137,16 +150,21 @@ def export_command(
         out = out / f"nn-{sha256[:12]}{chosen.suffix}"
     check_other(checkpoint, out, "is the checkpoint itself, expected another name for the net")
     files = {out: data}
-    if chosen.header_wanted():
-        text = quantized.net.header()
+    net_of = quantized.net
+    beside = {
+        ".h": net_of.header(**chosen.header_options()) if chosen.header_wanted() else "",
+        ".rs": net_of.rust() if chosen.rust_wanted() else "",
+    }
+    for suffix, text in beside.items():
         if text is None:
             raise UserError(
-                f"{checkpoint}: examples/engine does not support nets like this one ({quantized.net.name} of "
-                f"{shown(quantized.net.feature_set)})"
+                f"{checkpoint}: examples/engine does not support nets like this one ({net_of.name} of "
+                f"{shown(net_of.feature_set)})"
             )
-        if out.suffix == ".h":
-            raise UserError(f"{out}: expected another name: the header beside the net ends in .h")
-        files[out.with_suffix(".h")] = text.encode()
+        if text and out.suffix == suffix:
+            raise UserError(f"{out}: expected another name: the header beside the net ends in {suffix}")
+        if text:
+            files[out.with_suffix(suffix)] = text.encode()
     for path, content in files.items():
         check_new(path, overwrite, content)
     for path, content in files.items():
@@ -254,9 +272,13 @@ def _with_option(chosen: NetFormat, option: str, value: bool | str) -> NetFormat
 
     data = to_data(chosen)
     if option not in data:
-        expected = "raw" if option == "header" else "nnue"
-        raise UserError(f"--{option}: expected --format {expected} with it, found format {chosen.kind}")
-    return parse_format({"kind": chosen.kind, **data, option: value}, f"--{option}")
+        expected = "raw" if option.startswith(("header", "rust")) else "nnue"
+        raise UserError(f"--{_spelt(option)}: expected --format {expected} with it, found format {chosen.kind}")
+    return parse_format({"kind": chosen.kind, **data, option: value}, f"--{_spelt(option)}")
+
+
+def _spelt(option: str) -> str:
+    return option.replace("_", "-")
 
 
 def import_command(

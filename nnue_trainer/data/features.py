@@ -20,6 +20,8 @@ from nnue_trainer import _data
 from nnue_trainer.data.batch import Batch
 from nnue_trainer.data.feature_sets import base
 
+PlaneOrder = Literal["grouped", "interleaved", "enemy-first", "interleaved-enemy-first"]
+
 
 class FeaturePart(NamedTuple):
     """One part of a set: the features [first_feature, first_feature + num_features) of the whole set.
@@ -132,7 +134,7 @@ def piece_square_set(
     *,
     mirror: Literal["none", "a-d", "e-h"] = "none",
     planes: Literal[10, 11, 12] = 12,
-    order: Literal["grouped", "interleaved"] = "grouped",
+    order: PlaneOrder = "grouped",
     states: Sequence[str] = (),
     virtual: Literal["both", "kings", "states"] = "both",
 ) -> str:
@@ -147,7 +149,8 @@ def piece_square_set(
         mirror: "a-d" or "e-h": files are swapped where that brings the own king to these files.
         planes: 12; 11: both kings share the last plane; 10: kings are no features.
         order: "grouped": own pawn … own king, enemy pawn … enemy king (Chess768 and its kin); "interleaved": own pawn,
-            enemy pawn, own knight, … (HalfKAv2_hm and its kin).
+            enemy pawn, own knight, … (HalfKAv2_hm and its kin); "enemy-first" and "interleaved-enemy-first": the same
+            with own and enemy exchanged.
         states: one or two counters of pieces on the board, such as "eQ:1" (whether the enemy has a queen) or "oReR:3"
             (rooks of both sides, 0 to 3): own or enemy pieces, and the most that is counted. Together they give at most
             4 states; the first counter is the higher digit of the state. Empty: one state.

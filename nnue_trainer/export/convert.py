@@ -30,6 +30,8 @@ _CHUNK = 1 << 20  # elements at a time: the scratch arrays may be of float64
 def quantize(tensor: NetTensor, values: np.ndarray, where: str) -> np.ndarray:
     """round(values · scale) as integers of the tensor's dtype, `values` being the range of rows of the parameter, fp32.
     UserError names the first value that is not finite or does not fit."""
+    if tensor.is_float:
+        return _finite(tensor, values, where)
     out = np.empty(values.shape, tensor.dtype)
     flat, result = values.reshape(-1), out.reshape(-1)
     for begin in range(0, flat.size, _CHUNK):
@@ -47,6 +49,16 @@ def quantize(tensor: NetTensor, values: np.ndarray, where: str) -> np.ndarray:
             )
         result[begin : begin + _CHUNK] = steps
     return out
+
+
+def _finite(tensor: NetTensor, values: np.ndarray, where: str) -> np.ndarray:
+    """Floats as they are. UserError names the first one that is not finite."""
+    wrong = ~np.isfinite(values)
+    if wrong.any():
+        index = [int(i) for i in np.unravel_index(int(wrong.argmax()), values.shape)]
+        found = values[tuple(index)]
+        raise UserError(f"{where}: {tensor.source_parameter}{index} is {found}, expected a finite number")
+    return np.ascontiguousarray(values, tensor.dtype)
 
 
 def _count_wrong(tensor: NetTensor, flat: np.ndarray) -> int:
@@ -266,6 +278,9 @@ def read_format(
 def _dequantize(tensor: NetTensor, steps: np.ndarray, where: str, out: np.ndarray | None = None) -> np.ndarray:
     """The floats that `steps` stand for, fp32, in `out` if it is given."""
     values = np.empty(steps.shape, np.float32) if out is None else out
+    if tensor.is_float:
+        values[...] = _finite(tensor, steps, where)
+        return values
     flat, result = steps.reshape(-1), values.reshape(-1)
     for begin in range(0, flat.size, _CHUNK):
         part = slice(begin, begin + _CHUNK)

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from nnue_trainer import _data
 from nnue_trainer.data import expand, records_from_fens
 from nnue_trainer.data.batch import Batch
+from nnue_trainer.data.piece_weights import weights_of_features
 from nnue_trainer.export.net import QuantizedNet
 from nnue_trainer.nets.integer_forward import IntegerForward
 
@@ -119,6 +120,7 @@ def compiled_description(
     weights, psqt = ([named(name) for name in names] for names in (first.weights, first.psqt))
     return asdict(forward) | {
         "feature_set": feature_set,
+        "feature_weights": weights_of_features(feature_set, forward.piece_weights) if forward.piece_weights else (),
         "first": asdict(first) | {"bias": named(first.bias), "weights": weights, "psqt": psqt},
         "layers": [
             asdict(layer) | {"weight": named(layer.weight), "bias": named(layer.bias)} for layer in forward.layers

@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from nnue_trainer.data.batch import Batch
 from nnue_trainer.data.features import FeatureSet
 from nnue_trainer.data.features import feature_set as find_feature_set
+from nnue_trainer.data.piece_weights import weights_of_features
 from nnue_trainer.errors import UserError
 from nnue_trainer.foreign import returned
 from nnue_trainer.losses.base import Loss, mean
@@ -82,7 +83,7 @@ class NetTensor:
     name: str
     """in the file, in messages and in `QuantizedNet.tensors`"""
     dtype: str
-    """of NumPy, little-endian: "<i1", "<i2", "<i4" """
+    """of NumPy, little-endian: "<i1", "<i2", "<i4"; "<f4" where floats are not rounded (then scale is 1)"""
     shape: tuple[int, ...]
     """as in the file"""
     scale: float
@@ -100,6 +101,10 @@ class NetTensor:
     source: np.ndarray | None = field(default=None, compare=False, repr=False)
     """where several rows of the parameter share one row of the tensor: the row of the parameter that each row of the
     tensor takes, int64 [shape[0]], counted from `first_row`; import writes 0 into the rows that no tensor row takes"""
+
+    @property
+    def is_float(self) -> bool:
+        return self.dtype == "<f4"
 
     @property
     def source_parameter(self) -> str:
@@ -192,7 +197,8 @@ class Net(ABC):
         pieces chooses among several stacks, as in Stockfish."""
         forward = self.integer_forward()
         if forward is not None:
-            return forward.stack(batch)
+            weights = forward.piece_weights
+            return forward.stack(batch, weights_of_features(self.integer_feature_set, weights) if weights else None)
         return batch.bucket.numpy() if self.num_stacks > 1 else np.zeros(len(batch), np.int64)
 
     @property
@@ -211,10 +217,18 @@ class Net(ABC):
         own = own_layout([tensor.piece() for tensor in self.tensors()])
         return [own, own.in_zlib()]
 
-    def header(self) -> str | None:
+    def header(self, include: str = "nnue.h", namespace: str = "") -> str | None:
         """The sizes of the net as a C++ header for the inference of examples/engine, which reads the raw file; None for
-        a net that it does not know."""
-        return None
+        a net that it does not have. `include` is the name of the inference, `namespace` one for the net's sizes."""
+        from nnue_trainer.nets.engine_header import engine_header
+
+        return engine_header(self, include, namespace)
+
+    def rust(self) -> str | None:
+        """The same as a Rust file, for examples/engine/nnue.rs."""
+        from nnue_trainer.nets.engine_rust import engine_rust
+
+        return engine_rust(self)
 
     def meaning(self) -> NetMeaning | None:
         """What the parameters of `model()` stand for, so that weights of other nets can start this net, and its weights

@@ -1,95 +1,174 @@
-"""The C++ header with the sizes of a layered net, for the inference of examples/engine."""
+"""The C++ header with the sizes of a net, for the inference of examples/engine: of any net with an `integer_forward()`
+whose feature sets that inference has."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from nnue_trainer.data.features import FeaturePart
 from nnue_trainer.data.features import feature_set as find_feature_set
-from nnue_trainer.nets.base import INT8_MAX
-from nnue_trainer.nets.integer_forward import MATERIALS, depends_on_queens
-from nnue_trainer.nets.layered import DTYPES, Layered
+from nnue_trainer.nets.integer_forward import INT16_MAX, MATERIALS, IntegerForward, IntegerLayer, depends_on_queens
+
+if TYPE_CHECKING:
+    from nnue_trainer.nets.base import Net, NetTensor
+
+_ALIGNMENT = 64  # of the end of a raw file
+_SCALARS = {"<i1": "kI8", "<i2": "kI16", "<i4": "kI32", "<f4": "kF32"}
 
 
-def engine_header(net: Layered) -> str | None:
-    """The header; None for inputs that examples/engine does not know."""
-    parts = find_feature_set(net.feature_set).parts
-    sets = [_set_in_cpp(part.name, f"Kings{number}") for number, part in enumerate(parts)]
-    first, plan = net.quantisation.first, net.plan()
+def engine_header(net: Net, include: str = "nnue.h", namespace: str = "") -> str | None:
+    """The header; None for a net without `integer_forward()`, or with parts that examples/engine does not have.
+    `include` is the name of the inference in it, `namespace` one for what is declared."""
+    forward = net.integer_forward()
+    if forward is None or not _is_known(forward):
+        return None
+    tensors = {tensor.name: tensor for tensor in net.tensors()}
+    parts = sorted(find_feature_set(net.integer_feature_set).parts, key=lambda part: part.first_feature)
     inputs, structs = [], []
-    for part, known in zip(parts, sets, strict=True):
-        if known is None:
+    for number, (part, name) in enumerate(zip(parts, forward.first.weights, strict=True)):
+        known = _set_in_cpp(part, f"Kings{number}")
+        if known is None or tensors[name].shape != (part.num_features, width_of(forward, tensors)):
             return None
-        kind = first.type if part.bucket_size else first.unbucketed_type
-        inputs.append(f"nnue::Part<{known[0]}, std::int{kind[1:]}_t>")
+        bits = 8 * int(tensors[name].dtype[-1])
+        inputs.append(f"Part<{known[0]}, std::int{bits}_t>")
         structs += known[1]
-    layers = [_layer_in_cpp(net, number) for number in range(len(plan.steps))]
-    lines = [
-        f"// The sizes of a net ({net.name}), written by nnue export for examples/engine/nnue.h. The weights are in",
-        "// the raw file that was exported with it.",
-        "#pragma once",
-        "",
-        '#include "nnue.h"',
-        "",
-        *structs,
+    body = [*structs, *_net(net, forward, tensors, inputs)]
+    text = "\n".join(
+        [
+            f"// The sizes of a net ({net.name}), written by nnue export for examples/engine/nnue.h. The weights are",
+            "// in the raw file that was exported with it.",
+            "#pragma once",
+            "",
+            f'#include "{include}"',
+            "",
+            *([f"namespace {namespace} {{", ""] if namespace else []),
+            *body,
+            *(["", f"}}  // namespace {namespace}"] if namespace else []),
+        ]
+    )
+    return text + "\n"
+
+
+def _is_known(forward: IntegerForward) -> bool:
+    """Whether the inference can hold the first activations: 15 bits, or products of two accumulators that stay apart
+    and are the only inputs of those layers that read them."""
+    first = forward.first
+    if first.activation == "crelu":
+        return True
+    if first.product_shift:
+        return first.largest <= INT16_MAX
+    return all(layer.inputs == (0,) or 0 not in layer.inputs for layer in forward.layers)
+
+
+def width_of(forward: IntegerForward, tensors: dict[str, NetTensor]) -> int:
+    return math.prod(tensors[forward.first.bias].shape)
+
+
+def _net(net: Net, forward: IntegerForward, tensors: dict[str, NetTensor], inputs: Sequence[str]) -> list[str]:
+    first, places = forward.first, places_in_file(net)
+    layers = [_layer_in_cpp(forward, number, tensors) for number in range(len(forward.layers))]
+    skips = [
+        f"{{{skip.layer}, {skip.plus}, {-1 if skip.minus is None else skip.minus}, {skip.multiply}, {skip.divide}, "
+        f"{str(skip.wraps).lower()}}}"
+        for skip in forward.skips
+    ]
+    joined = (",\n" + " " * 32).join(f"{_LIBRARY}::{part}" for part in inputs)
+    at = ", ".join(f"{{{places[layer.weight]}, {places[layer.bias]}}}" for layer in forward.layers)
+    return [
         "struct Net {",
-        f"    using Inputs = nnue::Inputs<{(',' + chr(10) + ' ' * 32).join(inputs)}>;",
-        f"    static constexpr int kHidden = {net.hidden};",
-        f"    static constexpr auto kActivation = nnue::Activation::k{net.activation.capitalize()};",
-        f"    static constexpr int kClip = {plan.first_clip}, kProductShift = {first.product_shift};",
-        f"    static constexpr bool kPsqt = {str(net.psqt).lower()};",
-        f"    static constexpr int kBuckets = {net.num_stacks}, kScoreScale = {net.score_scale};",
-        *_buckets(net.output_buckets.stacks),
-        "    // inputs, outputs, activated, activation, skip, to output, bits of weights and biases, divide, one,",
-        "    // shift, square shift, clip, inputs are bytes",
-        f"    static constexpr int kNumLayers = {len(net.layers)};",
-        f"    static constexpr nnue::Layer kLayers[{max(1, len(net.layers))}] = {{",
-        *[f"        {layer}," for layer in layers[:-1] or ["{}"]],
+        f"    using Inputs = {_LIBRARY}::Inputs<{joined}>;",
+        f"    static constexpr int kHidden = {width_of(forward, tensors)};",
+        f"    static constexpr auto kActivation = {_LIBRARY}::Activation::k{first.activation.capitalize()};",
+        f"    static constexpr auto kSides = {_LIBRARY}::Sides::k{first.sides.capitalize()};",
+        f"    static constexpr int kClip = {first.clip}, kProductShift = {first.product_shift};",
+        f"    static constexpr int kAccumulatorShift = {first.accumulator_shift};",
+        f"    static constexpr bool kPsqt = {str(bool(first.psqt)).lower()};",
+        *_buckets(forward),
+        "    // vectors, inputs, columns, outputs, activated, activation, weights, biases, divide, shift, square",
+        "    // shift, clip, is float, factor",
+        f"    static constexpr int kNumLayers = {len(layers)};",
+        f"    static constexpr {_LIBRARY}::Layer kLayers[] = {{",
+        *[f"        {layer}," for layer in layers],
         "    };",
-        f"    static constexpr nnue::Layer kOutput = {layers[-1]};",
+        f"    static constexpr int kNumSkips = {len(skips)};",
+        f"    static constexpr {_LIBRARY}::Skip kSkips[] = {{{', '.join(skips or ['{}'])}}};",
+        f"    static constexpr std::int64_t kMultiply = {forward.multiply}, kDivide = {forward.divide};",
+        f"    static constexpr std::int64_t kScoreMultiply = {forward.score_multiply}, "
+        f"kScoreDivide = {forward.score_divide};",
+        f"    static constexpr bool kScoreApart = {str(forward.score_apart).lower()};",
+        "    // Where each tensor begins in the file.",
+        f"    static constexpr std::size_t kWeightsAt[] = {_list(places[name] for name in first.weights)};",
+        f"    static constexpr std::size_t kBiasAt = {places[first.bias]}, kFileSize = {places['']};",
+        f"    static constexpr std::size_t kPsqtAt[] = {_list([places[name] for name in first.psqt] or [0])};",
+        f"    static constexpr std::size_t kLayersAt[][2] = {{{at}}};",
         "};",
     ]
-    return "\n".join(lines) + "\n"
 
 
-def _layer_in_cpp(net: Layered, number: int) -> str:
-    """A `nnue::Layer` of examples/engine/nnue.h."""
-    plan, out = net.plan(), net.quantisation.output
-    step = plan.steps[number]
-    seen = [plan.first_largest if number == 0 else plan.steps[number - 1].largest]
-    signed = number > 0 and plan.steps[number - 1].activation == "none"
-    if number == len(net.layers):
-        kept = [index for index, layer in enumerate(net.layers[:-1]) if layer.to_output]
-        seen += [plan.layers[index].largest for index in kept]
-        signed |= any(plan.layers[index].activation == "none" for index in kept)
-        fields = [1, 1, "Activation::kNone", "Skip::kNone", False, out.type, out.bias_type]
-        kind = out.type
-    else:
-        layer = net.layers[number]
-        fields = [layer.outputs, layer.activated, f"Activation::k{layer.activation.capitalize()}"]
-        fields += [f"Skip::k{layer.skip.capitalize()}", layer.to_output, layer.type, "i32"]
-        kind = layer.type
-    are_bytes = max(seen) <= INT8_MAX and not signed and kind == "i8"
-    numbers = [step.divide, step.one, step.shift, step.square_shift, step.clip, are_bytes]
-    return "{" + ", ".join(_in_cpp(value) for value in [step.inputs, *fields, *numbers]) + "}"
+_LIBRARY = "NNUE_NAMESPACE"  # a macro of nnue.h
 
 
-def _in_cpp(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    text = str(value)
-    return text[1:] if text in DTYPES else f"nnue::{text}" if "::" in text else text
+def _list(values: Any) -> str:
+    return "{" + ", ".join(map(str, values)) + "}"
 
 
-def _buckets(stacks: Sequence[int]) -> list[str]:
-    """The bucket by number of pieces, or by number of pieces and queens."""
-    by_queens = depends_on_queens(stacks)
-    what, values = ("pieces and queens", stacks) if by_queens else ("pieces", stacks[::MATERIALS])
+def places_in_file(net: Net) -> dict[str, int]:
+    """Where each tensor begins in a raw file, and under "" the size of the file."""
+    places, offset = {}, 0
+    for tensor in net.tensors():
+        places[tensor.name] = offset
+        offset += tensor.piece().size
+    return places | {"": -(-offset // _ALIGNMENT) * _ALIGNMENT}
+
+
+def _vector_sizes(forward: IntegerForward, width: int) -> list[int]:
+    first = forward.first
+    sizes = [first.num_sides * (width // 2 if first.activation == "pairwise" else width)]
+    return sizes + [layer.activated * (2 if layer.activation == "dual" else 1) for layer in forward.layers]
+
+
+def _layer_in_cpp(forward: IntegerForward, number: int, tensors: dict[str, NetTensor]) -> str:
+    """A `Layer` of examples/engine/nnue.h."""
+    layer: IntegerLayer = forward.layers[number]
+    weight, sizes = tensors[layer.weight], _vector_sizes(forward, width_of(forward, tensors))
+    last = number == len(forward.layers) - 1
+    fields = [
+        f"{sum(1 << vector for vector in layer.inputs)}u",
+        sum(sizes[vector] for vector in layer.inputs),
+        weight.shape[-1],
+        layer.outputs,
+        0 if last else layer.activated,
+        f"{_LIBRARY}::Activation::k{layer.activation.capitalize()}",
+        f"{_LIBRARY}::Scalar::{_SCALARS[weight.dtype]}",
+        f"{_LIBRARY}::Scalar::{_SCALARS[tensors[layer.bias].dtype]}",
+        layer.divide,
+        layer.shift,
+        layer.square_shift,
+        layer.clip,
+        str(layer.factor is not None).lower(),
+        repr(float(layer.factor or 0)),
+    ]
+    return _list(fields)
+
+
+def _buckets(forward: IntegerForward) -> list[str]:
+    """The bucket by number of pieces, by number of pieces and queens, or by weights of pieces."""
+    stacks = forward.stacks
+    by, what, values, per_line = "kByPieces", "number of pieces", stacks[::MATERIALS], 33
+    if forward.piece_weights:
+        by, what, values = "kByWeights", "sum of weights of pieces", stacks
+    elif depends_on_queens(stacks):
+        by, what, values, per_line = "kByQueens", "number of pieces and queens", stacks, 16
+    weights = forward.piece_weights or (0,) * 10
     return [
-        f"    static constexpr bool kByQueens = {str(by_queens).lower()};",
-        f"    static constexpr int kBucketOf[{len(values)}] = {{  // by number of {what}",
-        *_numbers(values, 16 if by_queens else 33),
+        f"    static constexpr int kBuckets = {forward.num_stacks};",
+        f"    static constexpr auto kBucketsBy = {_LIBRARY}::Buckets::{by};",
+        f"    static constexpr int kPieceWeights[10] = {_list(weights)};",
+        f"    static constexpr int kBucketOf[{len(values)}] = {{  // by {what}",
+        *_numbers(values, per_line),
         "    };",
     ]
 
@@ -99,43 +178,49 @@ def _numbers(values: Sequence[int], per_line: int = 16) -> list[str]:
     return ["        " + ", ".join(map(str, line)) + "," for line in lines]
 
 
-# Piece-square sets that examples/engine can be told of: planes, whether interleaved, mirror, bucket of each square.
+# Piece-square sets that examples/engine can be told of: planes, order, mirror, bucket of each square.
 _HM = [4 * (7 - square // 8) + 7 - square % 8 if square % 8 > 3 else 0 for square in range(64)]
 _PIECE_SQUARES = {
-    "Chess768": (12, False, "none", [0] * 64),
-    "HalfKAv2": (11, True, "none", list(range(64))),
-    "HalfKAv2_hm": (12, True, "e-h", _HM),
-    "HalfKAv2_hm_11": (11, True, "e-h", _HM),
+    "Chess768": (12, "grouped", "none", [0] * 64),
+    "HalfKAv2": (11, "interleaved", "none", list(range(64))),
+    "HalfKAv2_hm": (12, "interleaved", "e-h", _HM),
+    "HalfKAv2_hm_11": (11, "interleaved", "e-h", _HM),
 }
 _K16 = [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11], [8, 9, 10, 11], *2 * [[12, 12, 13, 13]], *2 * [[14, 14, 15, 15]]]
 _K16_SQUARES = [bucket for row in _K16 for bucket in [0] * 4 + row]
 for _name, _planes in (("", 12), ("_11", 11)):
-    _PIECE_SQUARES[f"K32Q2{_name}"] = (_planes, True, "e-h", _HM)
-    _PIECE_SQUARES[f"K16Q2{_name}"] = (_planes, True, "e-h", _K16_SQUARES)
-_MIRRORS = ("none", "a-d", "e-h")
+    _PIECE_SQUARES[f"K32Q2{_name}"] = (_planes, "interleaved", "e-h", _HM)
+    _PIECE_SQUARES[f"K16Q2{_name}"] = (_planes, "interleaved", "e-h", _K16_SQUARES)
+MIRRORS = ("none", "a-d", "e-h")
 
 
-def _set_in_cpp(name: str, kings_name: str) -> tuple[str, list[str]] | None:
+def piece_squares(part: FeaturePart) -> tuple[int, str, str, list[int]] | None:
+    """Planes, order, mirror and king bucket of each square of a piece-square set; None for another set."""
+    return _declared(part.name) if part.name.startswith("PieceSquare(") else _PIECE_SQUARES.get(part.name)
+
+
+def _set_in_cpp(part: FeaturePart, kings_name: str) -> tuple[str, list[str]] | None:
     """The type of a feature set in examples/engine/nnue.h and the lines that define its template argument; None for a
-    set that examples/engine does not know."""
+    set that examples/engine does not have."""
+    name = part.name
     if name.startswith("Full_Threats_v") and name != "Full_Threats_v2":
-        return f"nnue::Threats<nnue::ThreatsV{name.removeprefix('Full_Threats_v')}>", []
+        return f"{_LIBRARY}::Threats<{_LIBRARY}::ThreatsV{name.removeprefix('Full_Threats_v')}>", []
     if name == "PP_3Wide":
-        return "nnue::PawnPairs", []
-    known = _declared(name) if name.startswith("PieceSquare(") else _PIECE_SQUARES.get(name)
+        return f"{_LIBRARY}::PawnPairs", []
+    known = piece_squares(part)
     if known is None:
         return None
-    (part,) = find_feature_set(name).parts
     counters = ", ".join(f"{{{pieces}, {most}}}" for pieces, most in part.states)
-    planes, interleaved, mirror, kings = known
+    planes, order, mirror, kings = known
     title = re.sub(",kings=[0-9.]+", "", name)
-    return f"nnue::PieceSquares<{kings_name}>", [
+    return f"{_LIBRARY}::PieceSquares<{kings_name}>", [
         f"// {title}: the king bucket of each square, a1 first, as the perspective sees it",
         f"struct {kings_name} {{",
-        f"    static constexpr int kPlanes = {planes}, kMirror = {_MIRRORS.index(mirror)};",
+        f"    static constexpr int kPlanes = {planes}, kMirror = {MIRRORS.index(mirror)};",
         f"    static constexpr int kBuckets = {max(kings) + 1}, kStates = {part.num_states};",
-        *([f"    static constexpr nnue::Counter kCounters[] = {{{counters}}};"] if counters else []),
-        f"    static constexpr bool kInterleaved = {str(interleaved).lower()};",
+        *([f"    static constexpr {_LIBRARY}::Counter kCounters[] = {{{counters}}};"] if counters else []),
+        f"    static constexpr bool kInterleaved = {str('interleaved' in order).lower()};",
+        f"    static constexpr bool kEnemyFirst = {str('enemy-first' in order).lower()};",
         "    static constexpr int kOfSquare[64] = {",
         *_numbers(kings, 8),
         "    };",
@@ -144,7 +229,7 @@ def _set_in_cpp(name: str, kings_name: str) -> tuple[str, list[str]] | None:
     ]
 
 
-def _declared(name: str) -> tuple[int, bool, str, list[int]]:
+def _declared(name: str) -> tuple[int, str, str, list[int]]:
     """Of a set whose name is its definition."""
     said = dict(field.split("=") for field in name.removeprefix("PieceSquare(").removesuffix(")").split(","))
     mirror = said.get("mirror", "none")
@@ -153,4 +238,4 @@ def _declared(name: str) -> tuple[int, bool, str, list[int]]:
         first = 0 if mirror == "a-d" else 4
         rows = [kings[begin : begin + 4] for begin in range(0, 32, 4)]
         kings = [bucket for row in rows for bucket in [0] * first + row + [0] * (4 - first)]
-    return int(said.get("planes", 12)), said.get("order", "grouped") == "interleaved", mirror, kings
+    return int(said.get("planes", 12)), said.get("order", "grouped"), mirror, kings

@@ -9,12 +9,14 @@ The stages, for one position. `tdiv` divides toward zero, `>>` rounds down, and 
 1. For each perspective an accumulator, int16: bias + the rows of the active features, then `<< accumulator_shift`.
 2. The first activation clips accumulators to [0, clip] and takes them as they are (crelu), their squares (screlu) or
    the products of their halves (pairwise), squares and products `>> product_shift`. Those of the side to move come
-   first, then those of the other side: vector 0.
-3. The number of pieces and the queens of both sides choose the stack of layers, and the PSQT column (`stacks`).
+   first, then those of the other side: vector 0. A net with one perspective has only one of them (`sides`).
+3. The pieces on the board choose the stack of layers, and the PSQT column (`stacks`).
 4. Each layer: y = tdiv(Σ weight · x, divide) + bias, int32, where x are the vectors that it names, one after another.
    The activations of its first `activated` outputs are the next vector: vector k + 1 behind layer k.
+   A layer with a `factor` computes in floats: y = Σ weight · x · factor + bias in float64, rounded once to fp32.
 5. The last layer has one output. The values of the skip connections are added to it, then
-   positional = tdiv((output + skips) · multiply, divide).
+   positional = tdiv((output + skips) · multiply, divide). Of a float output the sum and the quotient are float64, and
+   positional is the whole part. Where `sides` is "white" it is negated if black is to move.
 6. psqt = tdiv(side to move − other side, 2) of the sums of the PSQT columns, int32.
 7. score = tdiv((psqt + positional) · score_multiply, score_divide), together or each part by itself.
 """
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
 PIECE_COUNTS = 33  # 0 … 32 pieces
 MATERIALS = 16  # values of `Batch.material`: queens of both sides
 INT16_MIN, INT16_MAX = -(2**15), 2**15 - 1
+MOST_FLOAT = 2.0**30
+"""The largest magnitude of a raw value that is made of floats."""
 
 
 def stack_table(by_pieces: Sequence[int], of_queens: Callable[[int, int, int], int] | None = None) -> tuple[int, ...]:
@@ -69,6 +73,13 @@ class FirstLayer:
     accumulator_shift: int = 0
     psqt: tuple[str, ...] = ()
     """int32 [features, stacks] each"""
+    sides: Literal["both", "mover", "white"] = "both"
+    """the perspectives in vector 0. both: of the side to move, then of the other side; mover: of the side to move only;
+    white: White's only, and the net's output is from White's view"""
+
+    @property
+    def num_sides(self) -> int:
+        return 2 if self.sides == "both" else 1
 
     @property
     def largest(self) -> int:
@@ -84,12 +95,15 @@ class IntegerLayer:
     - screlu: clip(y, 0, clip << shift)² >> s
     - dual: min(y² >> s, clip) of all outputs, then crelu of all
     - none: clip(y >> shift, −32768, 32767)
+
+    In floats (`factor`), each result in fp32: crelu: clip(y, 0, clip); screlu: clip(y, 0, clip)²; dual: min(y², clip),
+    then crelu; none: y. Neither `divide` nor shifts take part.
     """
 
     weight: str
-    """int8 or int16, stacks · outputs rows of at least as many columns as there are inputs"""
+    """int8 or int16, stacks · outputs rows of at least as many columns as there are inputs; with `factor` also fp32"""
     bias: str
-    """int16 or int32, stacks · outputs numbers"""
+    """int16 or int32, stacks · outputs numbers; with `factor` fp32"""
     outputs: int
     inputs: tuple[int, ...]
     """vectors: 0 the first activations, k + 1 those of layer k"""
@@ -99,11 +113,16 @@ class IntegerLayer:
     shift: int = 0
     square_shift: int = 0
     clip: int = INT16_MAX
+    factor: float | None = None
+    """None: the layer computes in integers. A number: in floats, and Σ weight · x is multiplied by it. Σ of integer
+    weights and inputs is an int32, which wraps around; any other is float64. All layers behind a float layer are float
+    layers"""
 
 
 @dataclass(frozen=True)
 class Skip:
-    """A skip connection: tdiv((output `plus` − output `minus`) · multiply, divide) of a layer's sums y."""
+    """A skip connection: tdiv((output `plus` − output `minus`) · multiply, divide) of a layer's sums y; where the net's
+    output is a float, without rounding."""
 
     layer: int
     plus: int
@@ -124,7 +143,8 @@ class IntegerForward:
     num_stacks: int = 1
     stacks: tuple[int, ...] = (0,) * PIECE_COUNTS
     """the stack for each number of pieces, 0 to 32, and each value of `Batch.material`: 33 · 16 numbers. 33 numbers are
-    repeated for every material"""
+    repeated for every material. With `piece_weights`: the stack for each sum of them, the last number for all larger
+    ones"""
     skips: tuple[Skip, ...] = ()
     multiply: int = 1
     divide: int = 1
@@ -132,9 +152,12 @@ class IntegerForward:
     score_divide: int = 1
     score_apart: bool = False
     """PSQT and layers are scaled each by itself"""
+    piece_weights: tuple[int, ...] = ()
+    """10 numbers, for a pawn, knight, bishop, rook and queen of the side to move, then of the other side: their sum
+    over the board chooses the stack. Empty: numbers of pieces and queens do"""
 
     def __post_init__(self) -> None:
-        if len(self.stacks) == PIECE_COUNTS:
+        if len(self.stacks) == PIECE_COUNTS and not self.piece_weights:
             object.__setattr__(self, "stacks", stack_table(self.stacks))
 
     def score(self, psqt: np.ndarray, positional: np.ndarray) -> np.ndarray:
@@ -142,9 +165,20 @@ class IntegerForward:
         parts = (psqt, positional) if self.score_apart else (psqt + positional,)
         return np.asarray(sum(tdiv(part * self.score_multiply, self.score_divide) for part in parts))
 
-    def stack(self, batch: Batch) -> np.ndarray:
-        """Stage 3: int64 [B]."""
-        stack: np.ndarray = np.asarray(self.stacks, np.int64)[batch.stack_entry.numpy()]
+    @property
+    def is_float(self) -> bool:
+        """Whether the output of the last layer is a float."""
+        return self.layers[-1].factor is not None
+
+    def stack(self, batch: Batch, feature_weights: np.ndarray | None = None) -> np.ndarray:
+        """Stage 3: int64 [B]. With `piece_weights`, `feature_weights` are those of `weights_of_features`."""
+        entry = batch.stack_entry.numpy()
+        if self.piece_weights:
+            assert feature_weights is not None
+            mover = np.where(batch.black_to_move.numpy()[:, np.newaxis] != 0, batch.black.numpy(), batch.white.numpy())
+            # Index −1, which ends a row, finds the 0 at the end.
+            entry = np.minimum(np.append(feature_weights, 0)[mover].sum(1), len(self.stacks) - 1)
+        stack: np.ndarray = np.asarray(self.stacks, np.int64)[entry]
         return stack
 
 
@@ -167,7 +201,7 @@ def wrap32(values: np.ndarray) -> np.ndarray:
     return wrapped
 
 
-def accumulate(batch: Batch, bias: np.ndarray, parts: list[tuple[int, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
+def accumulate(batch: Batch, bias: np.ndarray, parts: list[tuple[int, np.ndarray]]) -> tuple[np.ndarray, ...]:
     """bias + the sum of the active rows, of the side to move and of the other side: [B, N] each, in the integers of the
     bias [N], which wrap around as an engine's do. `parts` are (first feature, weight [F, N]) of the sets in a sum."""
     white, black = (_accumulate(rows.numpy(), bias, parts) for rows in (batch.white, batch.black))
@@ -201,6 +235,10 @@ def first_activations(forward: IntegerForward, tensors: Mapping[str, np.ndarray]
     """Stages 1 and 2: vector 0, int64 [B, N], side to move first."""
     first = forward.first
     sides = accumulate(batch, tensors[first.bias], side_by_side(tensors, first.weights))
+    if first.sides == "mover":
+        sides = sides[:1]
+    elif first.sides == "white":
+        sides = (np.where(batch.black_to_move.numpy()[:, np.newaxis] != 0, sides[1], sides[0]),)
     shifted = [side << np.int16(first.accumulator_shift) for side in sides]
     clipped = [np.clip(side, 0, first.clip).astype(np.int64) for side in shifted]
     match first.activation:
@@ -224,7 +262,7 @@ def neuron_columns(forward: IntegerForward, columns: Mapping[str, int]) -> dict[
     width = columns[first.bias]
     count = width // 2 if first.activation == "pairwise" else width
     found = {name: np.arange(width) % count for name in (first.bias, *first.weights)}
-    sizes = [2 * count]
+    sizes = [first.num_sides * count]
     for layer in forward.layers:
         ends = np.cumsum([sizes[vector] for vector in layer.inputs])
         neurons = np.full(columns[layer.weight], -1)
@@ -245,8 +283,10 @@ def reference(forward: IntegerForward, tensors: Mapping[str, np.ndarray], batch:
         us, them = accumulate(batch, zero, side_by_side(tensors, forward.first.psqt))
         psqt = tdiv((us - them).astype(np.int64), 2)
     x = first_activations(forward, tensors, batch)
-    positional = [_stack(forward, tensors, stack, x) for stack in range(forward.num_stacks)]
-    return RawValues(psqt, np.stack(positional, axis=1))
+    positional = np.stack([_stack(forward, tensors, stack, x) for stack in range(forward.num_stacks)], axis=1)
+    if forward.first.sides == "white":
+        positional = np.where(batch.black_to_move.numpy()[:, np.newaxis] != 0, -positional, positional)
+    return RawValues(psqt, positional)
 
 
 def _stack(forward: IntegerForward, tensors: Mapping[str, np.ndarray], stack: int, x: np.ndarray) -> np.ndarray:
@@ -256,6 +296,10 @@ def _stack(forward: IntegerForward, tensors: Mapping[str, np.ndarray], stack: in
         inputs = np.concatenate([vectors[number] for number in layer.inputs], axis=1)
         columns = tensors[layer.weight].shape[-1]
         weight = tensors[layer.weight].reshape(-1, layer.outputs, columns)[stack, :, : inputs.shape[1]]
+        if layer.factor is not None:
+            sums.append(_float_sums(layer, inputs, weight, tensors[layer.bias].reshape(-1, layer.outputs)[stack]))
+            vectors.append(_float_activated(layer, sums[-1][:, : layer.activated]))
+            continue
         bias = tensors[layer.bias].reshape(-1, layer.outputs)[stack].astype(np.int64)
         # Where inputs have at most 16 bits, as weights do, sums are far below 2^53: exact in float64, and fast.
         exact = np.int64 if forward.first.largest >= 2**16 else np.float64
@@ -263,11 +307,45 @@ def _stack(forward: IntegerForward, tensors: Mapping[str, np.ndarray], stack: in
         sums.append(wrap32(tdiv(total, layer.divide) + bias))
         vectors.append(_activated(layer, sums[-1][:, : layer.activated]))
     output = sums[-1][:, 0]
+    if forward.is_float:
+        output = output.astype(np.float64)
     for skip in forward.skips:
         y = sums[skip.layer]
+        if forward.is_float:
+            y = y.astype(np.float64)
         straight = (y[:, skip.plus] if skip.minus is None else y[:, skip.plus] - y[:, skip.minus]) * skip.multiply
-        output = output + tdiv(wrap32(straight) if skip.wraps else straight, skip.divide)
+        if forward.is_float:
+            output = output + straight / skip.divide
+        else:
+            output = output + tdiv(wrap32(straight) if skip.wraps else straight, skip.divide)
+    if forward.is_float:
+        return np.trunc(np.clip(output * forward.multiply / forward.divide, -MOST_FLOAT, MOST_FLOAT)).astype(np.int64)
     return tdiv(output * forward.multiply, forward.divide)
+
+
+def _float_sums(layer: IntegerLayer, x: np.ndarray, weight: np.ndarray, bias: np.ndarray) -> np.ndarray:
+    """Stage 4 of a float layer, fp32 [B, outputs]."""
+    if weight.dtype.kind == "i" and x.dtype.kind == "i":
+        total = wrap32(x.astype(np.int64) @ weight.astype(np.int64).T).astype(np.float64)
+    else:
+        total = x.astype(np.float64) @ weight.astype(np.float64).T
+    assert layer.factor is not None
+    most = float(np.finfo(np.float32).max)
+    return np.clip(total * layer.factor + bias.astype(np.float64), -most, most).astype(np.float32)
+
+
+def _float_activated(layer: IntegerLayer, y: np.ndarray) -> np.ndarray:
+    most = np.float32(layer.clip)
+    clamped: np.ndarray = np.clip(y, np.float32(0), most)
+    match layer.activation:
+        case "screlu":
+            return np.asarray(clamped * clamped)
+        case "dual":
+            with np.errstate(over="ignore"):
+                return np.concatenate([np.minimum(y * y, most), clamped], axis=1)
+        case "none":
+            return y
+    return clamped
 
 
 def _activated(layer: IntegerLayer, y: np.ndarray) -> np.ndarray:

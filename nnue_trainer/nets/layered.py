@@ -19,14 +19,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
+import numpy as np
 import torch
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, ValidationInfo, model_validator
 from torch import Tensor, nn
 
 from nnue_trainer.data.batch import Batch
 from nnue_trainer.data.feature_sets import FEATURE_SETS, Features
+from nnue_trainer.data.features import PlaneOrder, piece_square_set
 from nnue_trainer.data.features import feature_set as find_feature_set
-from nnue_trainer.data.features import piece_square_set
+from nnue_trainer.data.piece_weights import weights_of_features
 from nnue_trainer.errors import UserError
 from nnue_trainer.modules.layer_stacks import FirstOutputs, LayerStacks, StackLayer
 from nnue_trainer.modules.stacked_linear import StackedLinear
@@ -63,7 +65,7 @@ from nnue_trainer.nets.meaning import (
     layer_outputs,
     stacked,
 )
-from nnue_trainer.nets.rounded_forward import Awareness
+from nnue_trainer.nets.rounded_forward import Awareness, one_side, stack_entries
 from nnue_trainer.perspectives import FusedCall
 from nnue_trainer.registry import MAY_IMPORT
 from nnue_trainer.schema import section
@@ -74,8 +76,12 @@ LARGEST_WEIGHT = 127 / 64
 
 # A clip further above 1.0 is none.
 _LARGEST_CLIP = 8
+# Sums of weights of pieces: 30 pieces of the largest weight.
+_MOST_SUMS = 30 * 1000 + 1
+# No clip of floats.
+_MOST_FLOAT = 1e38
 
-DTYPES = {"i8": "<i1", "i16": "<i2", "i32": "<i4"}
+DTYPES = {"i8": "<i1", "i16": "<i2", "i32": "<i4", "f32": "<f4"}
 LIMITS = {"i8": INT8_MAX, "i16": INT16_MAX, "i32": INT32_MAX}
 
 Scale = Annotated[int, Field(ge=1, le=2**15)]
@@ -97,9 +103,9 @@ class PieceSquares:
     planes: Literal[10, 11, 12] = 12
     """number of planes, each with 64 squares, in a king bucket. 12: one for each own and enemy piece type; 11: both
     kings share the last plane; 10: kings are not features"""
-    order: Literal["grouped", "interleaved"] = "grouped"
+    order: PlaneOrder = "grouped"
     """order of the planes. grouped: own pawn … own king, enemy pawn … enemy king; interleaved: own pawn, enemy pawn,
-    own knight, …"""
+    own knight, …; enemy-first, interleaved-enemy-first: the same with own and enemy exchanged"""
     states: list[str] = Field(default_factory=list)
     """one or two counters of pieces on the board, for buckets by king and state: own (o) or enemy (e) pieces P N B R Q
     and the most that is counted. [eQ:1]: whether the enemy has a queen; [oQ:1, eQ:1]: the same for both sides, 4
@@ -157,22 +163,35 @@ Input = Annotated[
 
 @section
 class OutputBuckets:
-    """How the number of pieces, kings included, and the queens choose the layer stack and the PSQT column of a
-    position."""
+    """How the pieces on the board choose the layer stack and the PSQT column of a position."""
 
     count: int = Field(1, ge=1, le=64)
     """number of buckets; each has its own weights of all layers behind the first, and its own PSQT column"""
-    rule: Literal["stockfish", "bullet", "queens", "table"] = "stockfish"
+    rule: Literal["stockfish", "bullet", "queens", "table", "weights"] = "stockfish"
     """the bucket of a position. stockfish: (pieces − 1) div ceil(32 / count); bullet: (pieces − 2) div
     ceil(32 / count); queens: 4 · ((pieces − 1) div ceil(128 / count)) + 2 if the side to move has a queen + 1 if the
-    other side has one, with a count that is a multiple of 4; table: the field `table`"""
+    other side has one, with a count that is a multiple of 4; table: the field `table`; weights: by the sum of
+    `weights` over all pieces"""
+    weights: list[Annotated[int, Field(ge=0, le=1000)]] = Field(default_factory=list)
+    """only for rule weights: the weights of pawn, knight, bishop, rook and queen; or 10 weights, for those of the side
+    to move, then for those of the other side"""
     table: list[int] = Field(default_factory=list)
-    """only for rule table: the bucket for each number of pieces, 33 numbers for 0 … 32 pieces (those for 0 and 1 are
-    never used); or 33 · 16 numbers, where each number of pieces has 16, one for each 4 · own + enemy queens, at most 3
-    of either (own: the side to move)"""
+    """for rule weights: the bucket for each sum from 0 on, the last number for all larger sums; empty: sum · count div
+    (sum at the start of a game + 1), at most count − 1. For rule table: the bucket for each number of pieces, 33
+    numbers for 0 … 32 pieces (those for 0 and 1 are never used); or 33 · 16 numbers, where each number of pieces has
+    16, one for each 4 · own + enemy queens, at most 3 of either (own: the side to move)"""
 
     @model_validator(mode="after")
     def _check(self) -> OutputBuckets:
+        if self.weights and self.rule != "weights":
+            raise ValueError(f"weights are given, but the rule is {self.rule}; expected rule: weights")
+        if self.rule == "weights":
+            if len(self.weights) not in (5, 10):
+                raise ValueError(f"{len(self.weights)} weights, expected 5, for P N B R Q, or 10, own and enemy")
+            if len(self.table) > _MOST_SUMS:
+                raise ValueError(f"a table of {len(self.table)} numbers, expected at most {_MOST_SUMS}")
+            self._check_buckets()
+            return self
         if self.rule != "table":
             if self.table:
                 raise ValueError(f"a table is given, but the rule is {self.rule}; expected rule: table")
@@ -184,14 +203,28 @@ class OutputBuckets:
                 f"a table of {len(self.table)} numbers, expected {PIECE_COUNTS}, for 0 … 32 pieces, or "
                 f"{PIECE_COUNTS * MATERIALS}, for the queens as well"
             )
+        self._check_buckets()
+        return self
+
+    def _check_buckets(self) -> None:
         wrong = [bucket for bucket in self.table if not 0 <= bucket < self.count]
         if wrong:
             raise ValueError(f"a table with bucket {wrong[0]}, expected 0 … {self.count - 1} as count says")
-        return self
+
+    @property
+    def piece_weights(self) -> tuple[int, ...]:
+        """As `IntegerForward.piece_weights`."""
+        return tuple(self.weights) * (2 if len(self.weights) == 5 else 1)
 
     @property
     def stacks(self) -> tuple[int, ...]:
-        """The bucket for each number of pieces and each material, a table of `integer_forward.stack_table`."""
+        """The bucket for each number of pieces and each material, a table of `integer_forward.stack_table`; for rule
+        weights: for each sum."""
+        if self.rule == "weights":
+            if self.table:
+                return tuple(self.table)
+            start = sum(weight * pieces for weight, pieces in zip(self.piece_weights, 2 * (8, 2, 2, 2, 1), strict=True))
+            return tuple(total * self.count // (start + 1) for total in range(start + 1))
         if self.rule == "table":
             return stack_table(self.table) if len(self.table) == PIECE_COUNTS else tuple(self.table)
         queens = self.rule == "queens"
@@ -202,6 +235,8 @@ class OutputBuckets:
 
 
 def _check_limit(limit: int | None, kind: str) -> None:
+    if limit is not None and kind == "f32":
+        raise ValueError("a limit is given, but the weights are floats")
     if limit is not None and limit > LIMITS[kind]:
         raise ValueError(f"found a limit of {limit}, expected at most {LIMITS[kind]}, which {kind} holds")
 
@@ -224,19 +259,26 @@ class Layer:
     """the activations are also inputs of the output layer, in front of those of the last layer"""
     scale: Scale = 64
     """quantisation: the integer for a weight of 1.0 (QB)"""
-    type: Literal["i8", "i16"] = "i16"
-    """quantisation: integer type of the weights; biases are i32"""
+    type: Literal["i8", "i16", "f32"] = "i16"
+    """type of the weights. i8, i16: integers; f32: floats, which are not quantised, and the same for all layers behind
+    this one"""
+    bias_type: Literal["i32", "f32"] = "i32"
+    """type of the biases. i32: integers; f32: floats. With integer weights the sums then become floats, and all layers
+    behind this one are f32. Weights of type f32 always have biases of type f32"""
     shift: int | None = Field(None, ge=0, le=30)
     """quantisation: sums are shifted right by this many bits; null: by log2(scale), rounded, which removes the scale of
     the weights"""
     clip: int | None = Field(None, ge=1, le=INT16_MAX)
-    """quantisation: the largest integer of a clamped output; null: the integer for 1.0"""
+    """quantisation: the largest integer of a clamped output; null: the integer for 1.0. Of floats: the largest value;
+    null: 1; 32767: none"""
     limit: Limit = None
     """quantisation: the largest magnitude of an integer weight; null: 127 for i8, 127/64 · scale for i16"""
 
     @model_validator(mode="after")
     def _check(self) -> Layer:
         _check_limit(self.limit, self.type)
+        if self.is_float and self.shift is not None:
+            raise ValueError("shift is given, but the outputs are floats")
         if self.activated < 1:
             raise ValueError(f"{self.outputs} outputs, expected more than those of the skip connection")
         if self.skip == "difference" and self.outputs < 2:
@@ -244,6 +286,11 @@ class Layer:
         if self.skip_activated and self.skip == "none":
             raise ValueError("skip_activated without a skip connection; expected skip: last or difference")
         return self
+
+    @property
+    def is_float(self) -> bool:
+        """Whether the outputs are floats."""
+        return "f32" in (self.type, self.bias_type)
 
     @property
     def skipped(self) -> int:
@@ -288,10 +335,10 @@ class OutputQuantisation:
 
     scale: Scale = 64
     """the integer for a weight of 1.0 (QB)"""
-    type: Literal["i8", "i16"] = "i16"
-    """integer type of the weights"""
-    bias_type: Literal["i16", "i32"] = "i16"
-    """integer type of the biases"""
+    type: Literal["i8", "i16", "f32"] = "i16"
+    """type of the weights. f32: floats; always so behind layers of floats"""
+    bias_type: Literal["i16", "i32", "f32"] = "i16"
+    """type of the biases. f32: floats; always so with floats as weights or behind layers of floats"""
     limit: Limit = None
     """the largest magnitude of an integer weight; null: 127 for i8, 127/64 · scale for i16"""
 
@@ -331,10 +378,22 @@ class _Step:
     clip: int = 0
     """the largest integer of a clamped value"""
     activation: str = ""
+    quantised: float | None = None
+    """of a float layer (`is_float`): scale of its weights"""
+
+    @property
+    def is_float(self) -> bool:
+        """Whether y is a float. Then all scales behind the sums are 1."""
+        return self.quantised is not None
+
+    @property
+    def factor(self) -> float | None:
+        """As in `IntegerLayer`."""
+        return None if self.quantised is None else 1 / (self.unit * self.quantised)
 
     @property
     def weight_scale(self) -> float:
-        return self.one * self.divide / self.unit
+        return self.one * self.divide / self.unit if self.quantised is None else self.quantised
 
     @property
     def clamped_one(self) -> float:
@@ -407,6 +466,9 @@ class Layered(Net):
     activation: Literal["crelu", "screlu", "pairwise"] = "screlu"
     """activation of the first layer. crelu: clamp to [0, 1]; screlu: clamp to [0, 1] and square; pairwise: clamp to
     [0, 1] and multiply the two halves of the outputs"""
+    perspectives: Literal["both", "mover", "white"] = "both"
+    """whose view the first layer has. both: of the side to move, then of the other side; mover: of the side to move
+    only; white: White's only, and the net's output is from White's view"""
     psqt: bool = False
     """PSQT columns, one for each output bucket: half the difference of their sums for the two perspectives is added
     directly to the net's output"""
@@ -438,9 +500,21 @@ class Layered(Net):
                 f"products of the first layer may reach {largest}, expected at most {most}; raise "
                 "quantisation.first.product_shift"
             )
+        if self.psqt and self.perspectives != "both":
+            raise ValueError(f"psqt with perspectives: {self.perspectives}; expected perspectives: both")
+        if self.psqt and plan.output.is_float:
+            raise ValueError("psqt with layers of floats; expected layers of integers")
+        self._check_floats()
+        if self.output_buckets.piece_weights:
+            try:
+                weights_of_features(self.feature_set, self.output_buckets.piece_weights)
+            except UserError as error:
+                raise ValueError(f"output_buckets: {error}") from None
         kept = 0
         for number, (step, tensor) in enumerate(zip(plan.steps, self._weights(), strict=True)):
             what = f"layers.{number}" if number < len(self.layers) else "quantisation.output"
+            if step.is_float:
+                break
             if step.one < 1 or (number < len(self.layers) and (step.clip < 1 or step.activated_one < 1)):
                 raise ValueError(f"{what}: its outputs count less than 1 step in 1.0; raise scale or lower shift")
             if number == len(self.layers):
@@ -457,6 +531,19 @@ class Layered(Net):
                 kept = max(kept, largest)
         return self
 
+    def _check_floats(self) -> None:
+        """All layers behind floats are floats; so are all inputs of a layer."""
+        floats = False
+        for number, layer in enumerate(self.layers):
+            if floats and layer.type != "f32":
+                raise ValueError(f"layers.{number}: type is {layer.type} behind a layer of floats; expected f32")
+            floats |= layer.is_float
+            if layer.to_output and not layer.is_float and self.plan().output.is_float:
+                raise ValueError(f"layers.{number}: to_output of integers, but the output layer has floats")
+        out = self.quantisation.output
+        if floats and out.type != "f32":
+            raise ValueError(f"quantisation.output.type is {out.type} behind a layer of floats; expected f32")
+
     # ---- what every net states ----
 
     @property
@@ -468,6 +555,13 @@ class Layered(Net):
         for part in (*data["layers"], *(quantisation[name] for name in ("first", "output") if name in quantisation)):
             if part.get("limit", 0) is None:
                 del part["limit"]
+        for part in data["layers"]:
+            if part.get("bias_type") == "i32":
+                del part["bias_type"]
+        if data.get("perspectives") == "both":
+            del data["perspectives"]
+        if not data.get("output_buckets", {}).get("weights", True):
+            del data["output_buckets"]["weights"]
         for part in data["inputs"]:
             for key, default in (("states", []), ("virtual", "both")):
                 if isinstance(part, dict) and part.get(key) == default:
@@ -487,7 +581,7 @@ class Layered(Net):
         return self.output_buckets.count
 
     def model(self) -> LayeredModel:
-        return LayeredModel(self)
+        return LayeredModel(self) if self.perspectives != "white" else WhiteModel(self)
 
     @property
     def awareness(self) -> Awareness:
@@ -501,10 +595,27 @@ class Layered(Net):
         unit = first.scale**2 / 2**first.product_shift if is_product else float(first.scale)
         divide = first.scale if is_product and not first.product_shift else 1
         largest = clip**2 >> first.product_shift if is_product else clip
-        inputs = self.hidden if self.activation == "pairwise" else 2 * self.hidden
+        inputs = self.num_sides * (self.hidden // 2 if self.activation == "pairwise" else self.hidden)
         plan_first = (clip, unit, largest)
         kept, steps = 0, []
         for layer in self.layers:
+            if layer.is_float:
+                quantised = 1.0 if layer.type == "f32" else float(layer.scale)
+                step = _Step(
+                    inputs,
+                    layer.outputs,
+                    unit,
+                    1,
+                    1,
+                    clip=layer.clip or 1,
+                    activation=layer.activation,
+                    quantised=quantised,
+                )
+                steps.append(step)
+                inputs, unit, divide = layer.activated * (2 if layer.activation == "dual" else 1), 1.0, 1
+                if layer.to_output and layer is not self.layers[-1]:
+                    kept += inputs
+                continue
             one = round(unit * layer.scale / divide)
             shift = round(math.log2(layer.scale)) if layer.shift is None else layer.shift
             clamped = one / 2**shift
@@ -524,8 +635,17 @@ class Layered(Net):
             unit, divide = step.activated_one, 1
             if layer.to_output and layer is not self.layers[-1]:
                 kept += inputs
-        one = round(unit * self.quantisation.output.scale / divide)
-        return _Plan(*plan_first, tuple(steps), _Step(inputs + kept, 1, unit, divide, one))
+        out = self.quantisation.output
+        if "f32" in (out.type, out.bias_type):
+            last = _Step(inputs + kept, 1, unit, 1, 1, quantised=1.0 if out.type == "f32" else float(out.scale))
+        else:
+            last = _Step(inputs + kept, 1, unit, divide, round(unit * out.scale / divide))
+        return _Plan(*plan_first, tuple(steps), last)
+
+    @property
+    def num_sides(self) -> int:
+        """The number of perspectives."""
+        return 2 if self.perspectives == "both" else 1
 
     # ---- the exported integers and their arithmetic ----
 
@@ -581,19 +701,21 @@ class Layered(Net):
 
     def _layer_tensors(self) -> Iterator[NetTensor]:
         out = self.quantisation.output
-        types = [(layer.type, "i32", layer.limit) for layer in self.layers] + [(out.type, out.bias_type, out.limit)]
+        types: list[tuple[str, str, int | None]] = [(one.type, one.bias_type, one.limit) for one in self.layers]
+        types.append((out.type, out.bias_type, out.limit))
         for number, (step, (kind, bias, stated)) in enumerate(zip(self.plan().steps, types, strict=True)):
             name = f"layers.{number}" if number < len(self.layers) else "output"
             shape, scale = (self.num_stacks, step.outputs), step.weight_scale
-            limit = _weight_limit(kind, scale, stated)
+            limit = INT32_MAX if kind == "f32" else _weight_limit(kind, scale, stated)
+            bias = "f32" if step.is_float else bias
             yield NetTensor(f"{name}.weight", DTYPES[kind], (*shape, step.inputs), scale, limit)
-            yield NetTensor(f"{name}.bias", DTYPES[bias], shape, step.one, LIMITS[bias])
+            yield NetTensor(f"{name}.bias", DTYPES[bias], shape, step.one, LIMITS.get(bias, INT32_MAX))
 
     def meaning(self) -> NetMeaning:
-        stacks = buckets(self.output_buckets.stacks, self.num_stacks)
+        stacks = buckets(self.output_buckets.stacks, self.num_stacks, self.output_buckets.piece_weights)
         parameters = first_layer(self.feature_set, self.hidden, self.activation, stacks if self.psqt else None)
         facts = {"activation": self.activation, "score_scale": str(self.score_scale)}
-        inputs, kept = first_activations(self.hidden, self.activation), list[Key]()
+        inputs, kept = first_activations(self.hidden, self.activation, self.perspectives), list[Key]()
         for number, layer in enumerate(self.layers):
             name = f"layers.{number}"
             outputs = layer_outputs(name, layer.outputs, layer.skipped)
@@ -604,11 +726,6 @@ class Layered(Net):
                 kept += inputs
         return NetMeaning(parameters | stacked("output", "output", [*kept, *inputs], OUTPUT, stacks), facts)
 
-    def header(self) -> str | None:
-        from nnue_trainer.nets.engine_header import engine_header
-
-        return engine_header(self)
-
     def integer_forward(self) -> IntegerForward:
         plan, quantisation = self.plan(), self.quantisation.first
         first = FirstLayer(
@@ -618,6 +735,7 @@ class Layered(Net):
             plan.first_clip,
             quantisation.product_shift,
             psqt=tuple(self._names("feature_transformer.psqt")) if self.psqt else (),
+            sides=self.perspectives,
         )
         layers, skips, kept = [], [], []
         for number, (layer, step) in enumerate(zip(self.layers, plan.layers, strict=True)):
@@ -634,22 +752,29 @@ class Layered(Net):
                     step.shift,
                     step.square_shift,
                     step.clip,
+                    step.factor,
                 )
             )
             if layer.skip != "none":
                 plus, minus = (end, None) if layer.skip == "last" else (end - 1, end)
+                # Where the output is a float, it is 1.0 that `one` stands for.
                 skips.append(Skip(number, plus, minus, plan.output.one, step.one))
             if layer.to_output and number < len(self.layers) - 1:
                 kept.append(number + 1)
-        output = IntegerLayer("output.weight", "output.bias", 1, (*kept, len(layers)), plan.output.divide)
+        output = IntegerLayer(
+            "output.weight", "output.bias", 1, (*kept, len(layers)), plan.output.divide, factor=plan.output.factor
+        )
+        floats = plan.output.is_float
         return IntegerForward(
             first,
             (*layers, output),
             self.num_stacks,
             self.output_buckets.stacks,
             tuple(skips),
-            score_multiply=self.score_scale,
+            multiply=self.score_scale if floats else 1,
+            score_multiply=1 if floats else self.score_scale,
             score_divide=plan.output.one,
+            piece_weights=self.output_buckets.piece_weights,
         )
 
 
@@ -659,6 +784,7 @@ class LayeredModel(StackedModel):
     [stacks, out, in] and bias [stacks, out]."""
 
     stack_table: Tensor
+    feature_weights: Tensor | None
 
     def __init__(self, net: Layered) -> None:
         super().__init__(net)
@@ -681,16 +807,21 @@ class LayeredModel(StackedModel):
         self.output = StackedLinear(net.num_stacks, self.plan.output.inputs, 1)
         nn.init.zeros_(self.output.bias)
         self.register_buffer("stack_table", torch.tensor(net.output_buckets.stacks), persistent=False)
+        weights = net.output_buckets.piece_weights
+        found = torch.from_numpy(np.append(weights_of_features(net.feature_set, weights), 0)) if weights else None
+        self.register_buffer("feature_weights", found, persistent=False)
 
     def buckets(self, batch: Batch) -> Tensor:
-        return self.stack_table[batch.stack_entry]
+        return self.stack_table[stack_entries(batch, self.feature_weights, len(self.stack_table))]
 
     def first_outputs(self, batch: Batch) -> FirstOutputs:
         bucket = self.buckets_of(batch)
         x, psqt = self.feature_transformer(batch, bucket)
-        return FirstOutputs(x, psqt, bucket)
+        return FirstOutputs(one_side(x, batch, self.layered.perspectives), psqt, bucket)
 
     def first_call(self, batch: Batch, bucket: Tensor) -> FusedCall | None:
+        if self.layered.perspectives != "both":
+            return None
         return self.feature_transformer.fused_call(batch, bucket)
 
     def linears(self) -> Sequence[nn.Module]:
@@ -706,12 +837,24 @@ class LayeredModel(StackedModel):
         return shared
 
 
+class WhiteModel(LayeredModel):
+    """The float model of a net with White's view only: its output is White's."""
+
+    def forward(self, batch: Batch) -> Tensor:
+        output = super().forward(batch)
+        if self.rounded is not None:
+            return output
+        return torch.where(batch.black_to_move != 0, -output, output)
+
+
 def _stack_layer(layer: Layer, step: _Step, output: _Step) -> StackLayer:
     """The float model's description of a layer. All inputs of the output layer must have one scale, that of the last
     layer's activations; `kept`, the output scale, converts the activations of an earlier layer to it."""
     end, kept = layer.outputs - 1, step.activated_one / output.unit if layer.to_output else None
     plus, minus = {"none": (None, None), "last": (end, None), "difference": (end - 1, end)}[layer.skip]
-    low, high = -(INT16_MAX + 1), INT16_MAX if step.activation == "none" else step.clip
+    low, high = -(INT16_MAX + 1.0), float(INT16_MAX if step.activation == "none" else step.clip)
+    if step.is_float and step.activation == "none":
+        low, high = -_MOST_FLOAT, _MOST_FLOAT
     return StackLayer(
         layer.outputs, layer.activated, layer.activation, high / step.clamped_one, low / step.clamped_one, step.square,
         plus, minus, kept,

@@ -28,10 +28,12 @@ class Features:
 
 @dataclass(frozen=True)
 class Buckets:
-    """Along this axis lie buckets: a position takes bucket `table[entry]`, see `integer_forward.stack_table`."""
+    """Along this axis lie buckets: a position takes bucket `table[entry]`, see `integer_forward.stack_table`; with
+    `weights`, `table[sum]`, see `IntegerForward.piece_weights`."""
 
     count: int
     table: tuple[int, ...]
+    weights: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -68,10 +70,11 @@ class NetMeaning:
 OUTPUT = Units((("output",),), outputs=True)
 
 
-def buckets(table: Iterable[int], count: int) -> Buckets:
-    """`table` is one of `integer_forward.stack_table`, or has a bucket for each number of pieces, 0 … 32."""
+def buckets(table: Iterable[int], count: int, weights: tuple[int, ...] = ()) -> Buckets:
+    """`table` is one of `integer_forward.stack_table`, or has a bucket for each number of pieces, 0 … 32; with
+    `weights`, for each sum of weights of pieces."""
     found = tuple(table)
-    return Buckets(count, stack_table(found) if len(found) == PIECE_COUNTS else found)
+    return Buckets(count, stack_table(found) if len(found) == PIECE_COUNTS and not weights else found, weights)
 
 
 def first_layer(features: str, hidden: int, activation: str, psqt: Buckets | None = None) -> dict[str, Meaning]:
@@ -91,10 +94,11 @@ def first_layer(features: str, hidden: int, activation: str, psqt: Buckets | Non
     return {f"feature_transformer.{name}": meaning for name, meaning in found.items()}
 
 
-def first_activations(hidden: int, activation: str) -> list[Key]:
-    """What the first layer hands on, side to move first."""
+def first_activations(hidden: int, activation: str, perspectives: str = "both") -> list[Key]:
+    """What the first layer hands on, side to move first; `perspectives` as `FirstLayer.sides`."""
     what, count = ("product", hidden // 2) if activation == "pairwise" else ("value", hidden)
-    return [("hidden", side, what, unit) for side in ("us", "them") for unit in range(count)]
+    sides = {"both": ("us", "them"), "mover": ("us",), "white": ("white",)}[perspectives]
+    return [("hidden", side, what, unit) for side in sides for unit in range(count)]
 
 
 def layer_outputs(layer: str, outputs: int, skipped: int) -> Units:

@@ -15,11 +15,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
+from nnue_trainer.data.piece_weights import weights_of_features
 from nnue_trainer.losses.base import LossKernel
 from nnue_trainer.modules import stacked_linear
 from nnue_trainer.modules.layer_stacks import FirstOutputs, Integers, LayerStacks, StackLayer
@@ -76,6 +78,25 @@ class _Integers(NamedTuple):
     """what takes the gradient of the weight, if that is not the weight itself"""
 
 
+def stack_entries(batch: Batch, feature_weights: Tensor | None, entries: int) -> Tensor:
+    """int64 [B]: the entry of each position in a table of stacks. With `feature_weights` (those of
+    `weights_of_features`, and a 0 behind them, which index −1 finds) it is the sum of the weights, below `entries`."""
+    if feature_weights is None:
+        return batch.stack_entry
+    mover = torch.where(batch.black_to_move.unsqueeze(1) != 0, batch.black, batch.white)
+    # The last element, for −1: ONNX has no negative indices into a table.
+    rows = torch.where(mover < 0, len(feature_weights) - 1, mover).long()
+    return feature_weights[rows].sum(1).clamp(max=entries - 1).long()
+
+
+def one_side(x: Tensor, batch: Batch, sides: str) -> Tensor:
+    """The part of a first layer's output [B, both sides] that the next layer reads, as `FirstLayer.sides` says."""
+    if sides == "both":
+        return x
+    us, them = x.chunk(2, dim=1)
+    return us if sides == "mover" else torch.where(batch.black_to_move.unsqueeze(1) != 0, them, us)
+
+
 class RoundedForward:
     """The forward pass for `model`, which is already on its device. ValueError, with the reason, for a model without
     one: its net has no `integer_forward()`, or its layers do not have the names of its tensors."""
@@ -101,6 +122,12 @@ class RoundedForward:
             raise ValueError(f"its first layer, {self.transformer}, is no PerspectiveTransformer")
         self._on_gpu = module.weight.is_cuda and is_fused(module.weight, module.bucket_size, module.num_bucketed)
         self.stack_table = torch.tensor(forward.stacks, device=next(model.parameters()).device)
+        weights = forward.piece_weights
+        self.feature_weights: Tensor | None = None
+        """of the features, where weights of pieces choose the stack"""
+        if weights:
+            found = np.append(weights_of_features(net.integer_feature_set, weights), 0)
+            self.feature_weights = torch.from_numpy(found).to(self.stack_table.device)
         largest = [forward.first.largest, *(_largest(layer) for layer in forward.layers)]
         names = [self.parameters[layer.weight] for layer in forward.layers]
         self.limits = [
@@ -108,6 +135,8 @@ class RoundedForward:
             for name, layer in zip(names, forward.layers, strict=True)
         ]
         """of each layer: the number of its inputs, and the largest magnitudes of one and of a weight"""
+        self.floats = {tensor.source_parameter for tensor in net.tensors() if tensor.is_float}
+        """the parameters that are not rounded"""
         self.stacks = self._layer_stacks(module)
         """the layers behind the first as the operators of a GPU take them; None where those are not made for them"""
 
@@ -120,7 +149,10 @@ class RoundedForward:
                 output = self.stacks.fused_output(first, self._parameters(model), self.stacks.order_of(batch))
                 if output is not None:
                     return output
-            return self._score(model, first)
+            score = self._score(model, first)
+            return (
+                torch.where(batch.black_to_move != 0, -score, score) if self.forward.first.sides == "white" else score
+            )
 
     def loss(
         self, model: NnueModel, batch: Batch, targets: tuple[Tensor, Tensor, Tensor], kernel: LossKernel
@@ -160,8 +192,14 @@ class RoundedForward:
         for skip in forward.skips:
             y = sums[skip.layer].double()
             part = y[:, skip.plus] if skip.minus is None else y[:, skip.plus] - y[:, skip.minus]
-            output = output + _tdiv(part, skip.multiply, skip.divide)
-        positional = _tdiv(output, forward.multiply, forward.divide)
+            if forward.is_float:
+                output = output + part * skip.multiply / skip.divide
+            else:
+                output = output + _tdiv(part, skip.multiply, skip.divide)
+        if forward.is_float:
+            positional = straight(output * forward.multiply / forward.divide, "trunc")
+        else:
+            positional = _tdiv(output, forward.multiply, forward.divide)
         parts = [positional]
         if first.psqt is not None:
             parts = [straight(first.psqt, "trunc", self._psqt_scale).double(), positional]
@@ -195,7 +233,9 @@ class RoundedForward:
         """The stack of each position, int64 [B]."""
         if self.stack_table.device != batch.white.device:
             self.stack_table = self.stack_table.to(batch.white.device)
-        return self.stack_table[batch.stack_entry]
+            if self.feature_weights is not None:
+                self.feature_weights = self.feature_weights.to(batch.white.device)
+        return self.stack_table[stack_entries(batch, self.feature_weights, len(self.stack_table))]
 
     def _first_layer(self, model: NnueModel, batch: Batch) -> FirstOutputs:
         """Activations [B, N], rounded down, and the PSQT part fp32 [B], not rounded yet."""
@@ -211,6 +251,7 @@ class RoundedForward:
         else:
             weight, bias, psqt, _ = weights
             x, difference = self._transformer(model).apply_with(batch, stack, weight, bias, psqt, **self._bounds)
+        x = one_side(x, batch, self.forward.first.sides)
         rounds = self._power < 0 and (call is None or not call.rounds_down)
         return FirstOutputs(straight(x, "floor") if rounds else x, difference, stack)
 
@@ -218,6 +259,8 @@ class RoundedForward:
         """The operator that computes the first layer; None where there is none."""
         weight, bias, psqt, leaf = weights
         dtype, first = weight.dtype, self.forward.first
+        if first.sides != "both" and leaf is None:
+            return None
         if leaf is not None:  # the output is in 16 bits where these hold all of its integers
             dtype = leaf.dtype if first.largest <= _WHOLE_BFLOAT16 else torch.float32
         return self._transformer(model).call_with(
@@ -268,16 +311,24 @@ class RoundedForward:
             # The simple net has no dimension for stacks.
             stack = (self.forward.num_stacks, layer.outputs)
             shapes += [(*stack, inputs), stack]
-        parameters, tables = [model.get_parameter(name) for name in names], [self.tables[name] for name in names]
+        found: dict[str, Tensor] = {name: model.get_parameter(name) for name in names}
+        rounded = [name for name in found if name not in self.floats]
+        parameters, tables = [found[name] for name in rounded], [self.tables[name] for name in rounded]
         if exact:
-            found = [integers(parameter, steps) for parameter, (steps,) in zip(parameters, tables, strict=True)]
+            steps = [integers(parameter, step) for parameter, (step,) in zip(parameters, tables, strict=True)]
         else:
-            found = integer_parameters(parameters, tables)
-        return [parameter.view(shape) for parameter, shape in zip(found, shapes, strict=True)]
+            steps = integer_parameters(parameters, tables) if rounded else []
+        found |= dict(zip(rounded, steps, strict=True))
+        return [found[name].view(shape) for name, shape in zip(names, shapes, strict=True)]
 
     def _sums(self, number: int, vectors: list[Tensor], weight: Tensor, bias: Tensor, stack: Tensor) -> Tensor:
         """tdiv(Σ weight · x, divide) + bias of each position's own stack, [B, outputs], fp32 or float64, of a layer."""
         layer, scale = self.forward.layers[number], self._x_scale
+        if layer.factor is not None:
+            parts = [straight(vectors[0], "floor", scale) if n == 0 else vectors[n] for n in layer.inputs]
+            x, rows = torch.cat(parts, dim=1).double(), weight.double()
+            sums = stacked_linear.choose((x @ rows.view(-1, x.shape[1]).T).view(len(x), -1, layer.outputs), stack)
+            return (sums * layer.factor + F.embedding(stack, bias).double()).float()
         if layer.inputs == (0,):
             x, factor = vectors[0], scale
         else:
@@ -303,6 +354,8 @@ class RoundedForward:
         the relative error of the sums is about 10^-7, which training cannot notice. So training uses fp32 for such a
         layer, and evaluation uses float64."""
         inputs, largest, limit = self.limits[number]
+        if self.forward.layers[number].factor is not None:
+            return False
         return not torch.is_grad_enabled() and largest * limit * min(inputs, _LARGE_PRODUCTS) > 2**24
 
     def _layer_stacks(self, transformer: PerspectiveTransformer) -> LayerStacks | None:
@@ -314,7 +367,7 @@ class RoundedForward:
         whole = [layer.divide == 1 for layer in forward.layers[1:]]
         skips = {skip.layer: skip for skip in forward.skips}
         known = kept == sorted({*kept} - {0, final}) and final == len(before) and len(skips) == len(forward.skips)
-        if not (all(in_order) and all(whole) and known):
+        if not (all(in_order) and all(whole) and known) or forward.is_float or forward.first.sides != "both":
             return None
         for number, layer in enumerate(before):
             skip, one = skips.get(number), 1 << layer.shift
@@ -359,7 +412,9 @@ def _largest(layer: IntegerLayer) -> int:
 
 
 def _activated(layer: IntegerLayer, y: Tensor) -> Tensor:
-    """Sums of a layer as the inputs of the next one, fp32 integers. Squares do not fit fp32."""
+    """Sums of a layer as the inputs of the next one, fp32 integers, or floats. Squares do not fit fp32."""
+    if layer.factor is not None:
+        return _float_activated(layer, y)
     one = 2.0**-layer.shift
     square = one * one * 2.0**-layer.square_shift
     match layer.activation:
@@ -372,3 +427,15 @@ def _activated(layer: IntegerLayer, y: Tensor) -> Tensor:
         return clamped
     squared = straight((y.double().square() * square).clamp(max=layer.clip), "floor").float()
     return torch.cat([squared, clamped], dim=1)
+
+
+def _float_activated(layer: IntegerLayer, y: Tensor) -> Tensor:
+    clamped = y.clamp(0, layer.clip)
+    match layer.activation:
+        case "none":
+            return y
+        case "screlu":
+            return clamped.square()
+        case "dual":
+            return torch.cat([y.square().clamp(max=layer.clip), clamped], dim=1)
+    return clamped

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
@@ -73,15 +73,6 @@ class Simple(Net):
         parameters = first_layer(self.feature_set, self.hidden, self.activation)
         parameters |= stacked("output", "output", first_activations(self.hidden, self.activation), OUTPUT, one)
         return NetMeaning(parameters, {"activation": self.activation, "score_scale": str(self.score_scale)})
-
-    def header(self) -> str | None:
-        from nnue_trainer.nets.layered import Layered
-
-        make: Any = Layered  # the same net, and the same file
-        layered: Layered = make(
-            inputs=[self.feature_set], hidden=self.hidden, activation=self.activation, score_scale=self.score_scale
-        )
-        return layered.header()
 
 
 class SimpleModel(StackedModel):

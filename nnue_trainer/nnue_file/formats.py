@@ -101,6 +101,14 @@ class NetFormat(ABC):
         """Whether a C++ header with the net's sizes is to be written beside the file (docs/engine.md)."""
         return False
 
+    def rust_wanted(self) -> bool:
+        """Whether a Rust file with the net's sizes is to be written beside the file."""
+        return False
+
+    def header_options(self) -> dict[str, str]:
+        """The arguments of `Net.header`, where the format states some."""
+        return {}
+
 
 def _format() -> type[NetFormat]:
     return NetFormat

@@ -61,15 +61,28 @@ class Raw(NetFormat):
     """number of bytes before the first tensor; zeros, or what an imported file had"""
     header: bool = False
     """write a C++ header with the net's sizes beside it, for examples/engine"""
+    header_namespace: str = Field("", pattern=r"^([A-Za-z_]\w*(::[A-Za-z_]\w*)*)?$", max_length=200)
+    """C++ namespace of what the header declares, so that one program can have several nets; empty: none"""
+    header_include: str = Field("nnue.h", pattern=r'^[^"\n\\]+$', max_length=200)
+    """name by which the header includes examples/engine/nnue.h"""
+    rust: bool = False
+    """write a Rust file with the net's sizes beside it, for examples/engine/nnue.rs"""
 
     def header_wanted(self) -> bool:
         return self.header
 
+    def rust_wanted(self) -> bool:
+        return self.rust
+
+    def header_options(self) -> dict[str, str]:
+        return {"include": self.header_include, "namespace": self.header_namespace}
+
     def to_bytes(self, net: Exported, where: str) -> bytes:
         known = {tensor.name: tensor for tensor in net.tensors}
         lines = self._lines({name: tensor.integers.shape for name, tensor in known.items()}, where)
-        if self.header and self.tensors:
-            raise UserError(f"{where}: header: expected no list of tensors with it: it is for the order of the net")
+        if (self.header or self.rust) and self.tensors:
+            key = "header" if self.header else "rust"
+            raise UserError(f"{where}: {key}: expected no list of tensors with it: it is for the order of the net")
         data = bytearray(net.head if len(net.head) == self.skip else bytes(self.skip))
         for number, line in enumerate(lines):
             data += _encoded(line, known[line.tensor], f"{where}: tensors.{number}")
@@ -260,7 +273,13 @@ def _joined(tensor: TensorKind, found: Sequence[tuple[RawTensor, np.ndarray]], w
     out = np.empty(tensor.shape, tensor.dtype if exact else np.float32)
     for line, values in found:
         into: Any = ... if line.part is None else line.part
-        if exact:
+        if exact and np.dtype(tensor.dtype).kind == "f":
+            if not np.isfinite(values).all():
+                raise UserError(
+                    f"{where}: {_named(line)} has {values[~np.isfinite(values)][0]}, expected finite numbers"
+                )
+            out[into] = values
+        elif exact:
             limits = np.iinfo(tensor.dtype)
             if values.size and not limits.min <= values.min() <= values.max() <= limits.max:
                 beyond = values.max() if values.max() > limits.max else values.min()

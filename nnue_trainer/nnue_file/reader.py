@@ -266,6 +266,10 @@ class NetFile:
             values, begin = [], 0
             for piece in pieces:
                 values.append(np.frombuffer(data, piece.dtype, piece.count, begin))
+                if values[-1].dtype.kind == "f" and not np.isfinite(values[-1]).all():
+                    at = int((~np.isfinite(values[-1])).argmax())
+                    where = place.offset + begin + at * values[-1].itemsize
+                    raise self.error(where, piece.label, f"found {values[-1][at]}, expected a finite number")
                 begin += piece.size
             return values
         ranges = [(piece.count, np.dtype(piece.dtype)) for piece in pieces]

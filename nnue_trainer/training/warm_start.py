@@ -153,11 +153,14 @@ def _match(target: Axis, source: Axis, stale: set[object]) -> _Match | None:
 
 def _most_common_bucket(bucket: int, target: Buckets, source: Buckets) -> tuple[int, bool]:
     """For the numbers of pieces and queens that the target puts into `bucket`: the source's bucket of most of them, and
-    whether it is the bucket of all of them."""
+    whether it is the bucket of all of them. Buckets by different weights of pieces are compared by their place."""
+    if target.weights != source.weights or len(target.table) != len(source.table):
+        return bucket * source.count // target.count, False
+    first = 0 if target.weights else 2 * MATERIALS  # no position has fewer pieces
     had = [
         old
         for entry, (new, old) in enumerate(zip(target.table, source.table, strict=True))
-        if new == bucket and entry >= 2 * MATERIALS
+        if new == bucket and entry >= first
     ]
     if not had:
         return min(bucket, source.count - 1), True

@@ -17,8 +17,10 @@ ROOT = Path(__file__).resolve().parents[2]
 ENGINE = ROOT / "examples" / "engine"
 
 
-def exported(architecture: dict[str, Any], folder: Path) -> Path:
-    """A net with random weights that fill the range of their integers: net.nnue, net.bin and net.h; the raw file."""
+def exported(architecture: dict[str, Any], folder: Path, *options: str) -> Path:
+    """A net with random weights that fill the range of their integers: net.nnue, net.bin and net.h; the raw file.
+    `options` are for the export of the latter."""
+    nets.NETS.find(architecture["kind"], may_import=True)
     torch.manual_seed(1)
     model = nets.build(architecture)
     with torch.no_grad():
@@ -27,8 +29,9 @@ def exported(architecture: dict[str, Any], folder: Path) -> Path:
         for bound in model.weight_bounds():
             bound.parameter[bound.first_row :][: bound.rows].clamp_(bound.low, bound.high)
     checkpoint.save(folder / "c.safetensors", Checkpoint(model.architecture, {"model": model.state_dict()}))
-    nnue("export", folder / "c.safetensors", folder / "net.nnue", "--overwrite")
-    nnue("export", folder / "c.safetensors", folder / "net.bin", "--format", "raw", "--header", "--overwrite")
+    export = ("export", folder / "c.safetensors")
+    nnue(*export, folder / "net.nnue", "--overwrite", "--any-l1")
+    nnue(*export, folder / "net.bin", "--format", "raw", "--header", "--overwrite", "--any-l1", *options)
     return folder / "net.bin"
 
 

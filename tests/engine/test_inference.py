@@ -1,6 +1,7 @@
 """examples/engine: exported nets, compiled into programs, score as `nnue eval` does, and updates equal refreshes."""
 
 import ctypes
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from inference_support import ENGINE, built, exported, nnue, positions, program_
 
 from nnue_trainer.errors import UserError
 
+MY_NET = Path(__file__).parents[2] / "examples" / "extending" / "my_net.py"
 KINGS = [0, 1, 2, 2] + [1] * 4 + [2] * 24
 BYTES = {"first": {"product_shift": 9, "unbucketed_type": "i8"}, "output": {"type": "i8", "bias_type": "i32"}}
 
@@ -71,6 +73,34 @@ NETS: dict[str, dict[str, Any]] = {
         "quantisation": {"output": {"scale": 512}},
     },
 }
+NETS |= {
+    "floats behind bytes": {
+        "kind": "layered",
+        "inputs": [{"kings": KINGS, "mirror": "e-h", "order": "interleaved-enemy-first"}],
+        "hidden": 64,
+        "activation": "pairwise",
+        "output_buckets": {"count": 5, "rule": "weights", "weights": [0, 1, 1, 2, 4, 1, 2, 2, 3, 5]},
+        "layers": [
+            {"outputs": 16, "activation": "dual", "type": "i8", "bias_type": "f32", "skip": "difference"},
+            {"outputs": 12, "activation": "screlu", "type": "f32", "to_output": True},
+            {"outputs": 6, "activation": "crelu", "type": "f32", "clip": 6},
+        ],
+        "quantisation": {"first": {"product_shift": 9}, "output": {"type": "f32"}},
+    },
+    "floats of White's view": {
+        "kind": "layered",
+        "inputs": [{"order": "enemy-first", "planes": 11}],
+        "hidden": 24,
+        "perspectives": "white",
+        "layers": [{"outputs": 6, "activation": "none", "type": "f32"}],
+        "quantisation": {"output": {"type": "f32"}},
+    },
+    "the mover's view": {"kind": "layered", "hidden": 48, "activation": "crelu", "perspectives": "mover"},
+    "sfnnv18": {"kind": "sfnnv18", "l1": 64},
+    "sfnnv9": {"kind": "sfnnv9", "l1": 64},
+    "sfnnv5": {"kind": "sfnnv5", "l1": 64},
+    "a net of one's own": {"kind": f"{MY_NET}:TwoLayers", "hidden": 32},
+}
 VECTORS = "-O1 -march=native"
 PLAIN = "-O1 -DNNUE_PLAIN"
 CHECKED = f"{VECTORS} -fsanitize=undefined -fno-sanitize-recover=all"
@@ -95,6 +125,13 @@ def fens(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("queens", [CHECKED]),
         ("squared relu", [VECTORS]),
         ("products beyond 16 bits", [CHECKED]),
+        ("floats behind bytes", [CHECKED, PLAIN]),
+        ("floats of White's view", [CHECKED]),
+        ("the mover's view", [VECTORS]),
+        ("sfnnv18", [VECTORS, PLAIN]),
+        ("sfnnv9", [CHECKED]),
+        ("sfnnv5", [VECTORS]),
+        ("a net of one's own", [VECTORS]),
     ],
 )
 def test_the_program_scores_as_the_evaluator_does(name: str, builds: list[str], fens: Path, tmp_path: Path) -> None:
@@ -106,13 +143,39 @@ def test_the_program_scores_as_the_evaluator_does(name: str, builds: list[str], 
         assert program_scores(built("eval", net, flags), net, fens) == expected, flags
 
 
+AVX512 = f"-O1 -I{Path(__file__).parent / 'avx512'} -D__AVX512F__ -D__AVX512BW__"
+
+
+@pytest.mark.parametrize("flags", [AVX512, f"{AVX512} -D__AVX512VNNI__"], ids=["avx512", "vnni"])
+@pytest.mark.parametrize("name", ["layered", "queens"])
+def test_avx512_scores_as_the_evaluator_does(name: str, flags: str, fens: Path, tmp_path: Path) -> None:
+    """The AVX-512 code with its intrinsics emulated, which runs on every CPU; where this one has them, also the real
+    ones. Every compiler must take the real ones, and those of AVX-VNNI."""
+    net = exported(NETS[name], tmp_path)
+    expected = scores(tmp_path / "net.nnue", fens)
+    assert program_scores(built("eval", net, flags), net, fens) == expected
+    real = "-O1 -mavx512f -mavx512bw -mavx512vl" + (" -mavx512vnni" if "VNNI" in flags else "")
+    cpu = Path("/proc/cpuinfo").read_text()
+    if "avx512bw" in cpu and ("VNNI" not in flags or "avx512_vnni" in cpu):
+        assert program_scores(built("eval", net, real), net, fens) == expected
+    else:
+        built("eval", net, f"{real} -fsyntax-only")
+    if "avx_vnni" in cpu:
+        assert program_scores(built("eval", net, "-O1 -mavx2 -mavxvnni"), net, fens) == expected
+    else:
+        built("eval", net, "-mavx2 -mavxvnni -fsyntax-only")
+
+
 @pytest.mark.arm
 @pytest.mark.parametrize("name", NETS)
 def test_arm_scores_as_the_evaluator_does(name: str, fens: Path, tmp_path: Path) -> None:
-    """The NEON code, in an emulator."""
+    """The NEON code, with and without its dot products, in an emulator."""
     net = exported(NETS[name], tmp_path)
-    program = built("eval", net, "-O1 -static", "aarch64-linux-gnu-g++")
-    assert program_scores(program, net, fens, "qemu-aarch64") == scores(tmp_path / "net.nnue", fens)
+    expected = scores(tmp_path / "net.nnue", fens)
+    with_bytes = name in ("layered", "floats behind bytes", "sfnnv18")
+    for flags in ("-O1 -static", "-O1 -static -march=armv8.2-a+dotprod")[: 1 + with_bytes]:
+        program = built("eval", net, flags, "aarch64-linux-gnu-g++")
+        assert program_scores(program, net, fens, "qemu-aarch64") == expected, flags
     if name not in ("crelu of all boards", "layered"):
         return
     net = exported({**NETS[name], "hidden": 16}, tmp_path)
@@ -122,7 +185,7 @@ def test_arm_scores_as_the_evaluator_does(name: str, fens: Path, tmp_path: Path)
     assert done.stdout.startswith("10 games, "), done.stdout
 
 
-@pytest.mark.parametrize("name", ["crelu of all boards", "layered", "queens"])
+@pytest.mark.parametrize("name", ["crelu of all boards", "layered", "queens", "floats behind bytes"])
 def test_updated_accumulators_equal_refreshed_ones(name: str, tmp_path: Path) -> None:
     hidden = 144 if name == "queens" else 16
     net = exported({**NETS[name], "hidden": hidden}, tmp_path)
@@ -154,6 +217,109 @@ def test_other_languages_reach_the_same_numbers(fens: Path, tmp_path: Path) -> N
         found.append(library.nnue_evaluate(board, int(side == "b"), new))
         before = board
     assert found == scores(tmp_path / "net.nnue", fens)
+
+
+MAIN_RS = """
+mod net;
+mod nnue;
+use std::io::BufRead;
+
+fn main() {
+    let network = nnue::Network::new(&net::NET, include_bytes!("net.bin")).unwrap();
+    assert!(nnue::Network::new(&net::NET, &[0]).is_err());
+    let mut before: Option<(nnue::Board, nnue::Accumulator)> = None;
+    for line in std::io::stdin().lock().lines().map(|line| line.unwrap()).filter(|line| line.contains('/')) {
+        let mut fields = line.split(' ');
+        let mut board = [15u8; 64];
+        let mut square = 56;
+        for letter in fields.next().unwrap().chars() {
+            match letter {
+                '/' => square -= 16,
+                '1'..='8' => square += letter as usize - '0' as usize,
+                _ => {
+                    board[square] = "PpNnBbRrQqKk".find(letter).unwrap() as u8;
+                    square += 1;
+                }
+            }
+        }
+        let black = fields.next() == Some("b");
+        let fresh = network.refresh(&board);
+        if let Some((old_board, old)) = &before {
+            let mut updated = network.empty();
+            network.update(old_board, old, &board, &mut updated);
+            assert!(updated == fresh);
+        }
+        println!("{}", network.evaluate(&fresh, &board, black));
+        before = Some((board, fresh));
+    }
+}
+"""
+
+
+@pytest.mark.rust
+@pytest.mark.parametrize("name", sorted(NETS))
+def test_rust_scores_as_the_evaluator_does(name: str, fens: Path, tmp_path: Path) -> None:
+    """Also, each position is an update from the one before, which equals the refresh."""
+    net = exported(NETS[name], tmp_path, "--rust")
+    (tmp_path / "main.rs").write_text(MAIN_RS)
+    shutil.copy(ENGINE / "nnue.rs", tmp_path)
+    command = ["rustc", "--edition", "2021", "-C", "opt-level=1", "main.rs", "-o", "engine"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    with fens.open() as lines:
+        done = subprocess.run([tmp_path / "engine"], stdin=lines, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert list(map(int, done.stdout.split())) == scores(net.with_suffix(".nnue"), fens)
+
+
+def test_two_nets_in_one_program(fens: Path, tmp_path: Path) -> None:
+    """Each in a namespace, one of them with a copy of the inference under another name and namespace."""
+    nets, expected = [], []
+    of_small = ["--header-namespace", "my::small", "--header-include", "n.h"]
+    for number, (name, options) in enumerate([("queens", ["--header-namespace", "big"]), ("layered", of_small)]):
+        folder = tmp_path / f"net{number}"
+        folder.mkdir()
+        nets.append(exported(NETS[name], folder, *options))
+        expected.append(scores(folder / "net.nnue", fens))
+    (tmp_path / "n.h").write_text(
+        "#undef NNUE_NAMESPACE\n#define NNUE_NAMESPACE other\n" + (ENGINE / "nnue.h").read_text()
+    )
+    (tmp_path / "both.cpp").write_text(
+        """
+        #include <iostream>
+        #include "fen.h"
+        #include "net0/net.h"
+        #include "net1/net.h"
+        int main() {
+            nnue::Network<big::Net> big;
+            other::Network<my::small::Net> small;
+            std::string error, line;
+            if (!big.load("net0/net.bin", error) || !small.load("net1/net.bin", error)) return 1;
+            nnue::Board board;
+            while (std::getline(std::cin, line)) {
+                if (!read_fen(line, board, error)) continue;
+                other::Board same;
+                for (int square = 0; square < 64; ++square) {
+                    const int code = board.piece[square];
+                    if (code != 15) same.put(square, other::Type(code / 2), other::Colour(code % 2));
+                }
+                same.black_to_move = board.black_to_move;
+                nnue::Accumulator<big::Net> a;
+                other::Accumulator<my::small::Net> b;
+                big.refresh(board, a);
+                small.refresh(same, b);
+                std::cout << big.evaluate(a, board) << " " << small.evaluate(b, same) << "\\n";
+            }
+        }
+        """
+    )
+    command = ["g++", "-std=c++17", "-O1", "-march=native", "-Wall", f"-I{ENGINE}", "-I.", "both.cpp", "-o", "both"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    with fens.open() as lines:
+        done = subprocess.run(["./both"], stdin=lines, capture_output=True, text=True, check=True, cwd=tmp_path)
+    found = [tuple(map(int, line.split())) for line in done.stdout.splitlines()]
+    assert found == list(zip(*expected, strict=True))
 
 
 def test_mistakes_are_one_line(tmp_path: Path) -> None:

@@ -227,7 +227,7 @@ CHANGES: list[tuple[dict[str, Any], str]] = [
     ({"first": FirstLayer("bias", ("w", "w"), "crelu", 255)}, "2 first weights, expected 1"),
     ({"first": FirstLayer("bias", ("lw",), "crelu", 255)}, "lw: int16 [1, 16], expected int8 or int16 [768, 8]"),
     ({"first": FirstLayer("bias", ("w",), "crelu", 255, psqt=("w",))}, "w: int16 [768, 8], expected int32 [768, 1]"),
-    ({"first": FirstLayer("bias", ("w",), "relu", 255)}, "unknown activation 'relu'"),  # type: ignore[arg-type]
+    ({"first": FirstLayer("bias", ("w",), "relu", 255)}, "unknown word 'relu'"),  # type: ignore[arg-type]
 ]
 
 

@@ -1,0 +1,160 @@
+"""The Rust file with the sizes of a net, for the inference examples/engine/nnue.rs: as `engine_header` is for C++."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from nnue_trainer.data.features import FeaturePart
+from nnue_trainer.data.features import feature_set as find_feature_set
+from nnue_trainer.nets.engine_header import MIRRORS, piece_squares, places_in_file, width_of
+from nnue_trainer.nets.integer_forward import MATERIALS, IntegerForward, depends_on_queens
+
+if TYPE_CHECKING:
+    from nnue_trainer.nets.base import Net, NetTensor
+
+_SCALARS = {"<i1": "Scalar::I8", "<i2": "Scalar::I16", "<i4": "Scalar::I32", "<f4": "Scalar::F32"}
+
+# Full_Threats by version: how many numbers own and enemy victims have together, and whether pawns see pawns ahead;
+# the number of each victim P N B R Q K by attacker, -1 for a pair that is no feature.
+_THREATS: dict[str, tuple[list[int], bool, list[list[int]]]] = {}
+_PIECES: dict[str, tuple[list[int], list[Sequence[int]]]] = {
+    "v10": ([6, 12, 10, 10, 12, 8], [[0, 1, -1, 2, -1, -1], range(6), [0, 1, 2, 3, -1, 4], [0, 1, 2, 3, -1, 4],
+                                     range(6), [0, 1, 2, 3, -1, -1]]),
+    "v11": ([6, 10, 8, 8, 10, 8], [[0, 1, -1, 2, -1, -1], [0, 1, 2, 3, 4, -1], *2 * [[0, 1, 2, 3, -1, -1]],
+                                   [0, 1, 2, 3, 4, -1], [0, 1, 2, 3, -1, -1]]),
+    "v12": ([6, 10, 8, 8, 10, 0], [[0, 1, -1, 2, -1, -1], [0, 1, 2, 3, 4, -1], *2 * [[0, 1, 2, 3, -1, -1]],
+                                   [0, 1, 2, 3, 4, -1], [-1] * 6]),
+    "v16": ([4, 10, 8, 8, 10, 0], [[-1, 0, -1, 1, -1, -1], [0, 1, 2, 3, 4, -1], *2 * [[0, 1, 2, 3, -1, -1]],
+                                   [0, 1, 2, 3, 4, -1], [-1] * 6]),
+}  # fmt: skip
+for _name, (_slots, _victims) in _PIECES.items():
+    _THREATS[f"Full_Threats_{_name}"] = (_slots, False, [list(row) for row in _victims])
+_THREATS["Full_Threats_v14"] = (_THREATS["Full_Threats_v12"][0], True, _THREATS["Full_Threats_v12"][2])
+
+
+def engine_rust(net: Net) -> str | None:
+    """The file; None for a net without `integer_forward()`, or with feature sets that the inference does not have."""
+    forward = net.integer_forward()
+    if forward is None:
+        return None
+    tensors = {tensor.name: tensor for tensor in net.tensors()}
+    parts = sorted(find_feature_set(net.integer_feature_set).parts, key=lambda part: part.first_feature)
+    sets = [_set(part) for part in parts]
+    if any(one is None for one in sets):
+        return None
+    places, first = places_in_file(net), forward.first
+    lines = []
+    for number, (part, text, name) in enumerate(zip(parts, sets, first.weights, strict=True)):
+        psqt = places[first.psqt[number]] if first.psqt else 0
+        lines += [
+            "        Part {",
+            f"            set: {text},",
+            f"            features: {part.num_features},",
+            f"            weights: {_SCALARS[tensors[name].dtype]},",
+            f"            at: {places[name]},",
+            f"            psqt_at: {psqt},",
+            "        },",
+        ]
+    by, bucket_of = _buckets(forward)
+    weights = list(forward.piece_weights or (0,) * 10)
+    skips = [
+        f"        Skip {{ layer: {skip.layer}, plus: {skip.plus}, "
+        f"minus: {'None' if skip.minus is None else f'Some({skip.minus})'}, multiply: {skip.multiply}, "
+        f"divide: {skip.divide}, wraps: {_word(skip.wraps)} }},"
+        for skip in forward.skips
+    ]
+    text = "\n".join(
+        [
+            f"//! The sizes of a net ({net.name}), written by nnue export for examples/engine/nnue.rs. The weights are",
+            "//! in the raw file that was exported with it.",
+            "",
+            "use crate::nnue::*;",
+            "",
+            "pub static NET: Net = Net {",
+            "    parts: &[",
+            *lines,
+            "    ],",
+            f"    hidden: {width_of(forward, tensors)},",
+            f"    activation: Activation::{first.activation.capitalize()},",
+            f"    sides: Sides::{first.sides.capitalize()},",
+            f"    clip: {first.clip},",
+            f"    product_shift: {first.product_shift},",
+            f"    accumulator_shift: {first.accumulator_shift},",
+            f"    psqt: {_word(bool(first.psqt))},",
+            f"    buckets: {forward.num_stacks},",
+            f"    buckets_by: BucketsBy::{by},",
+            f"    piece_weights: {weights},",
+            f"    bucket_of: &{list(bucket_of)},",
+            "    layers: &[",
+            *[line for number in range(len(forward.layers)) for line in _layer(forward, number, tensors, places)],
+            "    ],",
+            "    skips: &[",
+            *skips,
+            "    ],",
+            f"    multiply: {forward.multiply},",
+            f"    divide: {forward.divide},",
+            f"    score_multiply: {forward.score_multiply},",
+            f"    score_divide: {forward.score_divide},",
+            f"    score_apart: {_word(forward.score_apart)},",
+            f"    bias_at: {places[first.bias]},",
+            f"    file_size: {places['']},",
+            "};",
+        ]
+    )
+    return text + "\n"
+
+
+def _word(value: bool) -> str:
+    return str(value).lower()
+
+
+def _layer(
+    forward: IntegerForward, number: int, tensors: dict[str, NetTensor], places: dict[str, int]
+) -> Sequence[str]:
+    layer = forward.layers[number]
+    weight = tensors[layer.weight]
+    fields: dict[str, Any] = {
+        "vectors": sum(1 << vector for vector in layer.inputs),
+        "columns": weight.shape[-1],
+        "outputs": layer.outputs,
+        "activated": layer.activated,
+        "activation": f"Activation::{layer.activation.capitalize()}",
+        "weights": _SCALARS[weight.dtype],
+        "biases": _SCALARS[tensors[layer.bias].dtype],
+        "divide": layer.divide,
+        "shift": layer.shift,
+        "square_shift": layer.square_shift,
+        "clip": layer.clip,
+        "is_float": _word(layer.factor is not None),
+        "factor": repr(float(layer.factor or 0)),
+        "at": places[layer.weight],
+        "bias_at": places[layer.bias],
+    }
+    return ["        Layer {", *(f"            {key}: {value}," for key, value in fields.items()), "        },"]
+
+
+def _buckets(forward: IntegerForward) -> tuple[str, Sequence[int]]:
+    if forward.piece_weights:
+        return "Weights", forward.stacks
+    if depends_on_queens(forward.stacks):
+        return "Queens", forward.stacks
+    return "Pieces", forward.stacks[::MATERIALS]
+
+
+def _set(part: FeaturePart) -> str | None:
+    if part.name in _THREATS:
+        slots, pushes, victims = _THREATS[part.name]
+        return f"Set::Threats {{ slots: {slots}, victims: {victims}, pushes: {_word(pushes)} }}"
+    if part.name == "PP_3Wide":
+        return "Set::PawnPairs"
+    known = piece_squares(part)
+    if known is None:
+        return None
+    planes, order, mirror, kings = known
+    counters = [tuple(one) for one in part.states]
+    return (
+        f"Set::PieceSquares {{ planes: {planes}, mirror: {MIRRORS.index(mirror)}, "
+        f"interleaved: {_word('interleaved' in order)}, enemy_first: {_word('enemy-first' in order)}, "
+        f"states: {part.num_states}, counters: &{counters}, of_square: {kings} }}"
+    )
