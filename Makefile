@@ -13,7 +13,7 @@ PYTEST ?=
 
 say = @printf '\n\033[1m== %s\033[0m\n' "$(1)"
 
-.PHONY: help quickstart test build sdist wheel cpp-test python-test engine-test system-packages lint format types clean distclean
+.PHONY: help quickstart test build sdist wheel cpp-test python-test engine-test system-packages lint format types docs coverage clean distclean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## ?(.*)/  make \1\t\2/' | expand -t 24
@@ -111,8 +111,23 @@ format: $(VENV)/.dev  ## ruff and clang-format, in place
 	$(BIN)/ruff format .
 	@tools/clang_format.sh
 
-types: $(VENV)/.dev build  ## mypy
+types: $(VENV)/.dev build  ## mypy, of the tests as well
 	$(BIN)/mypy
+	$(BIN)/mypy --config-file tests/mypy.ini
+
+$(VENV)/.docs: requirements-docs.txt $(VENV)/.requirements
+	$(BIN)/pip install --disable-pip-version-check --quiet -r requirements-docs.txt
+	@touch $@
+
+docs: $(VENV)/.docs  ## the pages as a site in build/site; dead links are errors
+	$(call say,Docs)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build -q
+	@echo "build/site/index.html"
+
+coverage: $(VENV)/.dev build  ## which lines of nnue_trainer/ the tests run
+	$(BIN)/coverage run -m pytest -m "not cuda" $(PYTEST)
+	$(BIN)/coverage combine -q
+	$(BIN)/coverage report
 
 clean:  ## build products
 	rm -rf build dist *.egg-info nnue_trainer/*.so
