@@ -13,7 +13,7 @@ PYTEST ?=
 
 say = @printf '\n\033[1m== %s\033[0m\n' "$(1)"
 
-.PHONY: help quickstart test build sdist wheel cpp-test python-test engine-test system-packages lint format types docs coverage clean distclean
+.PHONY: help quickstart test build sdist wheel cpp-test python-test engine-test system-packages lint format types docs release coverage clean distclean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## ?(.*)/  make \1\t\2/' | expand -t 24
@@ -123,6 +123,9 @@ docs: $(VENV)/.docs  ## the pages as a site in build/site; dead links are errors
 	$(call say,Docs)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build -q
 	@echo "build/site/index.html"
+
+release: $(VENV)/.dev  ## checks, changelog, wheel and tag: make release VERSION=0.3.0 (DRY=--dry-run: only print)
+	$(BIN)/python tools/release.py $(VERSION) $(DRY)
 
 coverage: $(VENV)/.dev build  ## which lines of nnue_trainer/ the tests run
 	$(BIN)/coverage run -m pytest -m "not cuda" $(PYTEST)

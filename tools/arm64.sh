@@ -15,7 +15,7 @@ options+=("-DCMAKE_CROSSCOMPILING_EMULATOR=qemu-aarch64;-L;/usr/aarch64-linux-gn
 torch=$("$bin/python" -c 'import pathlib, torch; print(pathlib.Path(torch.__file__).parent / "include")')
 count=0
 for source in csrc/*.cpp csrc/cpu/*.cpp; do
-    $compiler -std=c++20 -O1 -Wall -Wextra -Werror -Wno-unused-parameter -Wno-psabi -fvisibility=hidden -DTORCH_TARGET_VERSION=0x020a000000000000 \
+    $compiler -std=c++20 -O1 -Wno-psabi -fvisibility=hidden -DTORCH_TARGET_VERSION=0x020a000000000000 \
         -DNNUE_CUDA_BUILD=no_nvcc -Icsrc -Idata_loader -Ibuild/include -isystem "$torch" \
         -isystem "$torch/torch/csrc/api/include" -c "$source" -o /dev/null
     count=$((count + 1))

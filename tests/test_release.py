@@ -1,0 +1,49 @@
+"""tools/release.py: what it refuses, and a dry run that changes nothing."""
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def release(project_root: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location("release", project_root / "tools" / "release.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_section_gets_its_date(release: ModuleType) -> None:
+    text = "# Changelog\n\n## 1.2.0 (unreleased)\n\n- Something.\n\n## 1.1.0 (2026-01-01)\n\n- Old.\n"
+    assert release.dated_changelog(text, "1.2.0", "2026-02-03") == text.replace("(unreleased)", "(2026-02-03)")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("## 1.1.0\n\n- x\n", "no section '## 1.2.0'"),
+        ("## 1.2.0\n\n## 1.1.0\n\n- x\n", "is empty"),
+        ("## 1.2.0 (2026-01-01)\n\n- x\n", "is released already"),
+    ],
+)
+def test_what_is_refused(release: ModuleType, text: str, message: str) -> None:
+    with pytest.raises(SystemExit, match=message):
+        release.dated_changelog(text, "1.2.0", "2026-02-03")
+
+
+def test_version_and_citation(release: ModuleType) -> None:
+    assert release.with_version('a\n__version__ = "0.1"\n', "0.2.0") == 'a\n__version__ = "0.2.0"\n'
+    assert release.cited("version: 1\n", "0.2.0", "2026-02-03") == "version: 0.2.0\ndate-released: 2026-02-03\n"
+
+
+def test_a_dry_run_changes_nothing(project_root: Path) -> None:
+    command = [sys.executable, "tools/release.py", "77.0.0", "--dry-run"]
+    done = subprocess.run(command, cwd=project_root, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr == "CHANGELOG.md: no section '## 77.0.0': write what changed first\n"
