@@ -65,6 +65,16 @@ ONE_COLUMN = """
 |  0         |  -  0.09   | <-- this bucket is used
 +------------+------------+
 """
+# 32 stacks, as SFNNv18 has them: a row for each, or for the one in use only by a build that prints no table.
+MANY_BUCKETS = "\n".join(
+    [
+        "+------------+------------+",
+        "|   Bucket   | Evaluation |",
+        "+------------+------------+",
+        *(f"|  {n:<2}        |  -  0.{n:02}   |{' <-- this bucket is used' if n == 31 else ''}" for n in range(32)),
+        "+------------+------------+",
+    ]
+)
 EXACT = "NNUE evaluation        -34 (side to move, internal units)"
 WHITE = "NNUE evaluation        -0.09 (white side)"
 FINAL = "Final evaluation       -0.11 (white side) [with scaled NNUE, ...]"
@@ -89,6 +99,8 @@ TEXTS: dict[str, tuple[list[str], int, str, bool]] = {
     "dev, exact alone": ([*ONE_COLUMN.splitlines(), EXACT, FINAL], 1, "-34", True),
     "dev, exact, then pawns": ([*ONE_COLUMN.splitlines(), EXACT, WHITE, FINAL], 1, "-34", True),
     "dev, pawns, then exact": ([*THREE_COLUMNS.splitlines(), WHITE, EXACT, FINAL], 3, "-34", True),
+    "dev, v18, exact": ([*MANY_BUCKETS.splitlines(), EXACT, FINAL], 1, "-34", True),
+    "dev, v18, pawns, then exact": ([*MANY_BUCKETS.splitlines(), WHITE, EXACT, FINAL], 1, "-34", True),
     "dev, no table": ([EXACT, WHITE], 0, "-34", True),
 }
 
@@ -99,6 +111,14 @@ def test_what_releases_print(release: str) -> None:
     found = parse_eval(lines)
     assert (len(found.cells[0]) if found.cells else 0) == columns
     assert (found.value, found.is_exact, found.in_check) == (value, is_exact, False)
+
+
+def test_a_table_of_32_buckets() -> None:
+    found = parse_eval([*MANY_BUCKETS.splitlines(), EXACT])
+    assert [len(found.cells), found.used, found.cells[31]] == [32, 31, ["-0.31"]]
+    wrong = MANY_BUCKETS.replace("|  17 ", "|  18 ").splitlines()
+    with pytest.raises(UserError, match="expected bucket 17 and its values"):
+        parse_eval(wrong)
 
 
 def test_an_unsigned_value_is_white_ahead() -> None:

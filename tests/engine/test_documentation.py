@@ -25,6 +25,11 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
 
 
+def blocks_of(page: str, language: str = "") -> list[str]:
+    text = (ROOT / "docs" / page).read_text()
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+
+
 def compiled(*command: str | Path, cwd: Path) -> None:
     done = subprocess.run([*map(str, command)], cwd=cwd, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -173,3 +178,40 @@ int main() {{
     (tmp_path / "main.cpp").write_text(program)
     compiled("g++", "-std=c++17", "-O1", "-Wall", f"-I{ENGINE}", "main.cpp", "-o", "engine", cwd=tmp_path)
     assert printed(tmp_path / "engine", boards(fens), tmp_path) == scores(tmp_path / "net.nnue", fens)
+
+
+@pytest.mark.rust
+def test_the_rust_file(tmp_path: Path) -> None:
+    """docs/engine-rust.md: each position is a move from the one before."""
+    exported(LAYERED, tmp_path, "--rust")
+    fens = positions("val.binpack", 100, tmp_path / "fens.txt")
+    shutil.copy(ENGINE / "nnue.rs", tmp_path)
+    (program,) = blocks_of("engine-rust.md", "rust")
+    main = """
+fn main() {
+    let lines: Vec<String> = std::io::stdin().lines().map(|line| line.unwrap()).collect();
+    let boards: Vec<_> = lines.iter().map(|line| {
+        let numbers: Vec<u8> = line.split(' ').map(|word| word.parse().unwrap()).collect();
+        (<[u8; 64]>::try_from(&numbers[..64]).unwrap(), numbers[64] == 1)
+    }).collect();
+    scores(&network(), &boards).iter().for_each(|score| println!("{score}"));
+}
+"""
+    (tmp_path / "main.rs").write_text(program + main)
+    compiled("rustc", "--edition", "2021", "-C", "opt-level=1", "main.rs", "-o", "engine", cwd=tmp_path)
+    assert printed(tmp_path / "engine", boards(fens), tmp_path) == scores(tmp_path / "net.nnue", fens)
+
+
+@pytest.mark.skipif(shutil.which("x86_64-w64-mingw32-windres") is None, reason="needs MinGW: g++-mingw-w64-x86-64")
+def test_weights_as_a_windows_resource(tmp_path: Path) -> None:
+    """docs/engine-boards.md: compiled and linked for Windows; the weights are in the executable."""
+    exported(LAYERED, tmp_path)
+    resource, program = (block for block in blocks_of("engine-boards.md") if "NNUE_NET" in block)
+    (tmp_path / "net.rc").write_text(resource)
+    source = f'#define NOMINMAX\n#include "net.h"\n{program}'
+    main = "int main() { nnue::Network<Net> network; return load_embedded(network) ? 0 : 1; }\n"
+    (tmp_path / "main.cpp").write_text(source + main)
+    compiled("x86_64-w64-mingw32-windres", "net.rc", "-O", "coff", "-o", "net.res", cwd=tmp_path)
+    gcc = ("x86_64-w64-mingw32-g++", "-std=c++17", "-O1", "-mavx2", "-Wall", "-Werror", f"-I{ENGINE}")
+    compiled(*gcc, "main.cpp", "net.res", "-o", "engine.exe", cwd=tmp_path)
+    assert (tmp_path / "net.bin").read_bytes() in (tmp_path / "engine.exe").read_bytes()
