@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import torch
+import torch.utils
 from needs import ROOT
 
 import nnue_trainer
@@ -33,3 +36,15 @@ def build(project: Path, name: str, *options: str) -> Path:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
     return folder
+
+
+@functools.cache
+def with_torch() -> Path:
+    """The folder of the programs that are compiled with torch's headers, which takes minutes unless ccache has them."""
+    return build(
+        ROOT / "tests" / "cpp",
+        "cpp-tests",
+        f"-DTorch_DIR={torch.utils.cmake_prefix_path}/Torch",
+        "-DCMAKE_BUILD_TYPE=Debug",
+        "-DCMAKE_CXX_FLAGS_DEBUG=-O0",
+    )

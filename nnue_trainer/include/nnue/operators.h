@@ -282,7 +282,8 @@ inline void set_index_check(const std::string& mode) {
             return;
         }
     }
-    TORCH_CHECK(false, "set_index_check: mode: found ", mode, ", expected one of ", words.substr(0, words.size() - 2));
+    TORCH_CHECK(false, "set_index_check: mode: found '", mode, "', expected one of ",
+                words.substr(0, words.size() - 2));
 }
 
 // B positions as index rows: int32 [B, K] `white` and `black`, the others [B]; features/batch_layout.h has the fields.
