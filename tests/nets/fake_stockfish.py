@@ -51,6 +51,9 @@ for line in sys.stdin:
             continue
         if MODE == "silent":
             continue
+        if not found["cells"]:  # 12 and 13 have no table
+            say(f"\nNNUE evaluation:      {found['value']}\nFinal evaluation:     +0.25 (white side)\n")
+            continue
         say(" NNUE network contributions (White to move)")
         rows = found["cells"][:-1] if MODE == "fewer buckets" else found["cells"]
         table(["Material", "Positional", "Total"] if len(rows[0]) == 3 else ["Evaluation"], rows, found["used"])
