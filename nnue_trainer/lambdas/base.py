@@ -97,6 +97,27 @@ class LambdaSchedule(Timed, ABC):
         return numbers.uniform(positions, lam - jitter, lam + jitter, device=device).clamp_(0, 1)
 
 
+@section
+class FromStart(LambdaSchedule):
+    """What schedules that fall from a start have in common."""
+
+    start: float = Field(1.0, ge=0, le=1)
+    """λ at the first step: 1 trains on scores only, 0 on game results only"""
+
+
+@section
+class Between(FromStart):
+    """What schedules from a start to an end have in common."""
+
+    end: float = Field(1.0, ge=0, le=1)
+    """λ at the end, and in every validation"""
+    steps: int | None = Field(None, gt=0)
+    """steps from the start to the end; null: the whole run"""
+
+    def final(self, end: RunStep) -> float:
+        return self.end
+
+
 LAMBDAS: Registry[LambdaSchedule] = Registry("nnue_trainer.lambdas", lambda: LambdaSchedule, what="λ schedule")
 
 

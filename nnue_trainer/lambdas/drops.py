@@ -6,18 +6,16 @@ from typing import Annotated
 
 from pydantic import Field
 
-from nnue_trainer.lambdas.base import LAMBDAS, LambdaSchedule
+from nnue_trainer.lambdas.base import LAMBDAS, FromStart
 from nnue_trainer.schedules.base import RunStep
 from nnue_trainer.schema import section
 
 
 @LAMBDAS.register("drops")
 @section
-class DropsLambda(LambdaSchedule):
+class DropsLambda(FromStart):
     """start·gamma at each epoch of a list."""
 
-    start: float = Field(1.0, ge=0, le=1)
-    """λ at the first step: 1 trains on scores only, 0 on game results only"""
     epochs: list[Annotated[int, Field(gt=0)]] = Field(min_length=1)
     """the number of completed epochs at each drop, such as [100, 200, 250]"""
     gamma: float = Field(0.9, gt=0, le=1)

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from nnue_trainer.lambdas.base import LAMBDAS, LambdaSchedule
+from nnue_trainer.lambdas.base import LAMBDAS, FromStart
 from nnue_trainer.schedules.base import RunStep
 from nnue_trainer.schema import section
 
 
 @LAMBDAS.register("exponential")
 @section
-class ExponentialLambda(LambdaSchedule):
+class ExponentialLambda(FromStart):
     """start·gamma^epoch."""
 
-    start: float = Field(1.0, ge=0, le=1)
-    """λ at the first step: 1 trains on scores only, 0 on game results only"""
     gamma: float = Field(0.992, gt=0, le=1)
     """factor after every epoch"""
     epochs: int | None = Field(None, gt=0)

@@ -4,22 +4,16 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from nnue_trainer.lambdas.base import LAMBDAS, LambdaSchedule
+from nnue_trainer.lambdas.base import LAMBDAS, Between
 from nnue_trainer.schedules.base import RunStep, cycle_height, interpolate
 from nnue_trainer.schema import section
 
 
 @LAMBDAS.register("linear")
 @section
-class LinearLambda(LambdaSchedule):
+class LinearLambda(Between):
     """A straight line from start to end, and a cosine bump on top of it."""
 
-    start: float = Field(1.0, ge=0, le=1)
-    """λ at the first step: 1 trains on scores only, 0 on game results only"""
-    end: float = Field(1.0, ge=0, le=1)
-    """λ at the last step and in every validation"""
-    steps: int | None = Field(None, gt=0)
-    """steps in which λ goes from start to end; null: the whole run"""
     bump: float = Field(0.0, ge=-1, le=1)
     """height of a cosine bump that is added to λ, with its peak in the middle; λ stays within 0 and 1"""
 
@@ -28,6 +22,3 @@ class LinearLambda(LambdaSchedule):
 
     def cycle(self, now: RunStep) -> float:
         return cycle_height(now.share_of(self.steps), 0.5) if self.bump else 1.0
-
-    def final(self, end: RunStep) -> float:
-        return self.end

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from nnue_trainer.lambdas.base import LAMBDAS, LambdaSchedule
+from nnue_trainer.lambdas.base import LAMBDAS, FromStart
 from nnue_trainer.schedules.base import RunStep
 from nnue_trainer.schema import section
 
 
 @LAMBDAS.register("step")
 @section
-class StepLambda(LambdaSchedule):
+class StepLambda(FromStart):
     """start·gamma after every few epochs."""
 
-    start: float = Field(1.0, ge=0, le=1)
-    """λ at the first step: 1 trains on scores only, 0 on game results only"""
     epochs: int = Field(gt=0)
     """epochs between two drops"""
     gamma: float = Field(0.9, gt=0, le=1)
