@@ -12,7 +12,8 @@ def test_the_notebook_runs(project_root: Path, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, str(script)],
         cwd=tmp_path,
-        env=os.environ | {"EPOCHS": "2", "PAIRS": "1", "POSITIONS": "6000", "PYTHONPATH": str(project_root)},
+        env=os.environ
+        | {"EPOCHS": "2", "PAIRS": "1", "POSITIONS": "2048", "MOVES": "3", "PYTHONPATH": str(project_root)},
         capture_output=True,
         text=True,
         check=False,

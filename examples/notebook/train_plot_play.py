@@ -11,6 +11,7 @@ from pathlib import Path
 
 from nnue_trainer import config
 from nnue_trainer.analysis import report
+from nnue_trainer.match.adjudication import Adjudication
 from nnue_trainer.match.openings import OpeningOptions
 from nnue_trainer.match.play import Limit
 from nnue_trainer.match.players import players_of
@@ -22,6 +23,7 @@ SAMPLES = HERE.parents[1] / "samples"
 EPOCHS = int(os.environ.get("EPOCHS", 8))
 POSITIONS = int(os.environ.get("POSITIONS", 100_000))  # of an epoch
 PAIRS = int(os.environ.get("PAIRS", 20))
+MOVES = int(os.environ.get("MOVES", 0))  # a longer game is a draw; 0: none is
 folder = Path("notebook")
 
 # %% [markdown]
@@ -83,6 +85,12 @@ players, identity = players_of(
     [{}, {}],
     folder / "nets",
 )
-options = MatchOptions(Limit(nodes=1), pairs=PAIRS, openings=OpeningOptions(seed=1, plies=6), concurrency=min(2, PAIRS))
+options = MatchOptions(
+    Limit(nodes=1),
+    pairs=PAIRS,
+    openings=OpeningOptions(seed=1, plies=6),
+    adjudication=Adjudication(max_moves=MOVES),
+    concurrency=min(2, PAIRS),
+)
 result = play_match(players, options, folder / "match", identity=identity)
 print("\n".join(summary(result)))
