@@ -29,6 +29,7 @@ from nnue_trainer.losses import LOSSES, Loss
 from nnue_trainer.nets import NETS, Net
 from nnue_trainer.nnue_file.formats import FORMATS, NetFormat, Nnue
 from nnue_trainer.optim import OPTIMIZERS, AdamW, OptimizerConfig
+from nnue_trainer.position_weights import POSITION_WEIGHTS, PositionWeight
 from nnue_trainer.schedules import SCHEDULES, Exponential, Schedule
 from nnue_trainer.schema import section
 from nnue_trainer.stages import Stage, changed
@@ -211,6 +212,9 @@ class Recipe:
     model: Annotated[Net, NETS]
     data: DataConfig
     loss: Annotated[Loss, LOSSES]
+    position_weight: Annotated[PositionWeight, POSITION_WEIGHTS] | None = None
+    """how much each position counts in the training loss; null: all as the loss has it. On a GPU such a loss has no
+    kernel of its own and is slower"""
     lambda_: Annotated[LambdaSchedule, LAMBDAS] = Field(default_factory=ConstantLambda, alias="lambda")
     optimizer: Annotated[OptimizerConfig, OPTIMIZERS] = Field(default_factory=AdamW)
     schedule: Annotated[Schedule, SCHEDULES] = Field(default_factory=Exponential)

@@ -12,7 +12,18 @@ from pydantic import Field
 
 from nnue_trainer.schema import section
 
-SECTIONS = ("model", "data", "loss", "lambda", "optimizer", "schedule", "average", "validation", "training")
+SECTIONS = (
+    "model",
+    "data",
+    "loss",
+    "position_weight",
+    "lambda",
+    "optimizer",
+    "schedule",
+    "average",
+    "validation",
+    "training",
+)
 """The sections of a recipe that a stage may change."""
 
 
@@ -36,6 +47,8 @@ class Stage:
     """changes of data, such as other files, filters or batch size"""
     loss: dict[str, Any] = Field(default_factory=dict)
     """changes of the loss"""
+    position_weight: dict[str, Any] = Field(default_factory=dict)
+    """changes of the weights of positions"""
     lambda_: dict[str, Any] = Field(default_factory=dict, alias="lambda")
     """changes of λ"""
     optimizer: dict[str, Any] = Field(default_factory=dict)

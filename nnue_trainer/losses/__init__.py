@@ -4,7 +4,19 @@
 """
 
 from nnue_trainer.losses.base import LOSSES, NO_SCORE, Loss, LossKernel, mean, points, power
+from nnue_trainer.losses.cross_entropy import CrossEntropyLoss
 from nnue_trainer.losses.sigmoid import SigmoidLoss
 from nnue_trainer.losses.win_rate import WinRateLoss
 
-__all__ = ["LOSSES", "NO_SCORE", "Loss", "LossKernel", "SigmoidLoss", "WinRateLoss", "mean", "points", "power"]
+__all__ = [
+    "LOSSES",
+    "NO_SCORE",
+    "CrossEntropyLoss",
+    "Loss",
+    "LossKernel",
+    "SigmoidLoss",
+    "WinRateLoss",
+    "mean",
+    "points",
+    "power",
+]

@@ -44,13 +44,20 @@ class Loss(ABC):
         `net`. A loss must not wait for the device (`.item()`, `if tensor:`).
         """
 
-    def terms(self, net: Tensor, score: Tensor, result: Tensor, lam: Tensor | float) -> tuple[Tensor, Tensor]:
+    def terms(
+        self,
+        net: Tensor,
+        score: Tensor,
+        result: Tensor,
+        lam: Tensor | float,
+        position_weight: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
         """Σ weight·loss and Σ weight over a batch, both scalars: the loss of many batches is the ratio of their sums.
 
         `net`, `score` and `result` are as in `per_position`, but `score` may have any dtype; `lam` is λ: a number, or a
         tensor on the same device, a scalar or [B]. In every loss a position without a score (`NO_SCORE`) is trained
         only on its result: its λ is 0, and its weight is multiplied by 1 − λ, the share of the result if there were a
-        score.
+        score. `position_weight` [B], of any floating dtype, multiplies the weights.
         """
         has_score = score != NO_SCORE
         known = torch.where(has_score, score, 0).to(net.dtype)
@@ -62,6 +69,8 @@ class Loss(ABC):
             fits = isinstance(value, Tensor) and value.shape == net.shape
             returned(self, "per_position", value, fits, f"tensors {list(net.shape)}, one value for each position")
         share = 1 - (~has_score).to(net.dtype) * lam
+        if position_weight is not None:
+            share = share * position_weight.to(net.dtype)
         weight = share if weight is None else share * weight
         return (weight * loss).sum(), weight.sum()
 

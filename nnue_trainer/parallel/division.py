@@ -375,6 +375,8 @@ def why_not_columns(model: NnueModel, recipe: Any, ranks: Ranks) -> str | None:
         return "quantisation-aware training needs the whole net"
     if recipe.training.compile:
         return "the compiler needs the whole net"
+    if recipe.position_weight is not None:
+        return "positions have weights"
     if not recipe.optimizer.by_value():
         return f"the optimizer {recipe.optimizer.kind!r} may look at more than one value of a weight at a time"
     if first.weight.shape[1] // (2 if first.activation == "pairwise" else 1) < ranks.size:

@@ -641,7 +641,7 @@ class Trainer:
     def loss(self, batch: Batch) -> Tensor:
         """The mean loss of a whole batch, a scalar with its autograd graph."""
         loss = None
-        if not self.recipe.training.compile:
+        if not self.recipe.training.compile and self.recipe.position_weight is None:
             with self.autocast():
                 loss = self.model.loss(batch, self.recipe.loss, self.lambdas(batch))
         return mean(*self.terms(batch, self.lambdas(batch))) if loss is None else loss
@@ -654,7 +654,10 @@ class Trainer:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.recipe.training.precision == "mixed")
 
     def _terms(self, forward: Callable[[Batch], Tensor], batch: Batch, lam: Tensor | float) -> tuple[Tensor, Tensor]:
-        return self.recipe.loss.terms(self._score(forward, batch), batch.score, batch.result, lam)
+        net, weigher = self._score(forward, batch), self.recipe.position_weight
+        if weigher is None:
+            return self.recipe.loss.terms(net, batch.score, batch.result, lam)
+        return self.recipe.loss.terms(net, batch.score, batch.result, lam, weigher.checked(batch))
 
     def _score(self, forward: Callable[[Batch], Tensor], batch: Batch) -> Tensor:
         """The net's scores in engine units, fp32 [B]."""

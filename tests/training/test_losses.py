@@ -1,11 +1,18 @@
 """Losses against formulas written again, position by position in Python floats."""
 
+import json
 import math
+from pathlib import Path
 
 import pytest
 import torch
+from pydantic import ValidationError
 
-from nnue_trainer.losses import SigmoidLoss, WinRateLoss, mean
+from nnue_trainer.data import Batch
+from nnue_trainer.losses import NO_SCORE, CrossEntropyLoss, SigmoidLoss, WinRateLoss, mean
+from nnue_trainer.position_weights import POSITION_WEIGHTS
+
+VECTORS = json.loads((Path(__file__).resolve().parents[1] / "vectors" / "training" / "loss.json").read_text("utf-8"))
 
 
 def sigmoid(x: float) -> float:
@@ -138,3 +145,71 @@ def test_a_batch_of_no_weight_teaches_nothing():
     loss.backward()
     assert loss == 0
     assert torch.equal(net.grad, torch.zeros(4))
+
+
+def tensor(values):
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def results(case):
+    return (2 * tensor(case["result"]) - 1).to(torch.int8)
+
+
+@pytest.mark.parametrize("case", VECTORS["win_rate"], ids=lambda case: case["name"])
+def test_win_rate_loss_is_the_reference_trainers(case):
+    loss = WinRateLoss(
+        in_offset=case["io"], in_scaling=case["isc"], out_offset=case["oo"], out_scaling=case["osc"],
+        power=case["power"], qp_asymmetry=case["asym"], weight_boost=case["w1"], weight_power=case["w2"],
+    )  # fmt: skip
+    net, score = tensor(case["net"]), torch.tensor(case["score"], dtype=torch.int16)
+    assert mean(*loss.terms(net, score, results(case), case["lam_"])).item() == pytest.approx(case["loss"], rel=1e-12)
+    one, weight = loss.per_position(net, score.double(), results(case), torch.full_like(net, case["lam_"]))
+    columns = tensor(case["per_position"])
+    torch.testing.assert_close(one, columns[:, 3], rtol=1e-9, atol=1e-15)
+    torch.testing.assert_close(torch.ones_like(net) if weight is None else weight, columns[:, 4], rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("case", VECTORS["bullet"], ids=lambda case: f"power {case['power']}")
+def test_sigmoid_loss_is_bullets(case):
+    """bullet divides by the number of positions; a weighted mean divides by the sum of weights."""
+    loss = SigmoidLoss(scale=case["eval_scale"], power=case["power"])
+    net = tensor(case["output"]) * case["eval_scale"]
+    terms = (net, torch.tensor(case["score"]), results(case), 1 - case["wdl"])
+    assert mean(*loss.terms(*terms)).item() == pytest.approx(case["mean_unweighted"], rel=1e-12)
+    weighted, weights = loss.terms(*terms, tensor(case["weight"]))
+    assert (weighted / len(net)).item() == pytest.approx(case["mean_weighted"], rel=1e-12)
+    assert (weighted / weights).item() == pytest.approx(case["weighted_over_sum_of_weights"], rel=1e-12)
+
+
+def test_cross_entropy_is_0_at_best_and_has_its_gradient():
+    loss = CrossEntropyLoss(scale=350.0)
+    score = torch.tensor([0, 120, -900, 30000], dtype=torch.int16)
+    result = torch.tensor([0, 1, -1, 1], dtype=torch.int8)
+    perfect, _ = loss.per_position(score.double(), score.double(), result, torch.ones(4, dtype=torch.float64))
+    assert perfect.abs().max() < 1e-12
+    net = tensor([10.0, -300.0, 40.0, 900.0]).requires_grad_()
+    one, _ = loss.per_position(net, score.double(), result, torch.full((4,), 0.25, dtype=torch.float64))
+    assert (one > 0).all()
+    one.sum().backward()
+    target = 0.25 * torch.sigmoid(score.double() / 350) + 0.75 * (result.double() / 2 + 0.5)
+    torch.testing.assert_close(net.grad, (torch.sigmoid(net.detach() / 350) - target) / 350)
+
+
+def test_weights_of_positions():
+    batch = Batch.allocate(4, 1)
+    batch.piece_count.copy_(torch.tensor([2, 10, 20, 32]))
+    batch.score.copy_(torch.tensor([0, -500, 2000, NO_SCORE]))
+    batch.result.copy_(torch.tensor([-1, 0, 1, 1]))
+
+    def of(**section):
+        return POSITION_WEIGHTS.parse(section, may_import=False).of(batch).tolist()
+
+    pieces = {"kind": "knots", "by": "pieces", "knots": [[4, 0.0], [16, 1.0], [24, 0.5]]}
+    score = {"kind": "knots", "by": "score", "knots": [[0, 1.0], [1000, 0.0]]}
+    assert of(**pieces) == pytest.approx([0.0, 0.5, 0.75, 0.5])
+    assert of(**score) == pytest.approx([1.0, 0.5, 0.0, 1.0])
+    assert of(kind="knots", by="result", knots=[[-1, 2.0], [0, 1.0], [1, 3.0]]) == pytest.approx([2.0, 1.0, 3.0, 3.0])
+    assert of(kind="product", parts=[pieces, score]) == pytest.approx([0.0, 0.25, 0.0, 0.5])
+    for wrong in ([[1, 1.0], [1, 2.0]], [[1, -1.0]], []):
+        with pytest.raises(ValidationError):
+            of(kind="knots", by="pieces", knots=wrong)

@@ -1,0 +1,26 @@
+"""Cross-entropy of expected points."""
+
+from __future__ import annotations
+
+from pydantic import Field
+from torch import Tensor, sigmoid
+from torch.nn.functional import binary_cross_entropy_with_logits
+from torch.special import xlogy
+
+from nnue_trainer.losses.base import LOSSES, Loss, points
+from nnue_trainer.schema import section
+
+
+@LOSSES.register("cross_entropy")
+@section
+class CrossEntropyLoss(Loss):
+    """Cross-entropy between σ(net / scale) and the target, which mixes score and result, less that of a perfect net: so
+    0 is the best that there is."""
+
+    scale: float = Field(400.0, gt=0)
+    """engine units per unit of the sigmoid's argument"""
+
+    def per_position(self, net: Tensor, score: Tensor, result: Tensor, lam: Tensor) -> tuple[Tensor, None]:
+        target = lam * sigmoid(score / self.scale) + (1 - lam) * points(result, net.dtype)
+        entropy = -xlogy(target, target) - xlogy(1 - target, 1 - target)
+        return binary_cross_entropy_with_logits(net / self.scale, target, reduction="none") - entropy, None

@@ -1,0 +1,34 @@
+"""The contract of weights of positions, and the registry."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+
+from nnue_trainer.data.batch import Batch
+from nnue_trainer.foreign import returned
+from nnue_trainer.registry import Registry
+from nnue_trainer.schema import section
+
+
+@section
+class PositionWeight(ABC):
+    """A weight of each position, which multiplies that of the loss. The loss of a batch is the weighted mean."""
+
+    @abstractmethod
+    def of(self, batch: Batch) -> Tensor:
+        """The weights, fp32 [B] on the device of the batch, 0 or more. Must not wait for the device."""
+
+    def checked(self, batch: Batch) -> Tensor:
+        """`of`, with an error that names the class where it is something else."""
+        weight = self.of(batch)
+        fits = isinstance(weight, Tensor) and weight.shape == batch.score.shape and weight.dtype == torch.float32
+        returned(self, "of", weight, fits, f"a tensor float32 {list(batch.score.shape)}")
+        return weight
+
+
+POSITION_WEIGHTS: Registry[PositionWeight] = Registry(
+    "nnue_trainer.position_weights", lambda: PositionWeight, what="weight of positions"
+)
