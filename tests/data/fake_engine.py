@@ -7,6 +7,7 @@ import os
 import sys
 import time
 import zlib
+from pathlib import Path
 
 from nnue_trainer import _data
 
@@ -70,6 +71,8 @@ def misbehave(number: int, move: str) -> str | None:
             return f"{score[:-1]} multipv 1\ninfo depth 1 multipv 2 score cp -9999 pv {move}\nbestmove {move}"
         case "twice":
             return f"{score}bestmove {move}\n{score}bestmove {move}"
+        case _ if MODE.startswith("slow="):
+            time.sleep(float(MODE.removeprefix("slow=")))
         case _ if MODE.startswith("score="):
             return f"info depth 1 score {MODE.removeprefix('score=').replace('_', ' ')}\nbestmove {move}"
     return None
@@ -91,6 +94,9 @@ def main() -> None:
             position = line
         elif words[:1] == ["go"]:
             searches += 1
+            if MODE == "logs":
+                with Path("searches.log").open("a", encoding="utf-8") as log:
+                    log.write(line)
             before, _, after = position.removeprefix("position fen ").partition(" moves ")
             game = _data.Game(before.strip(), MODE == "chess960")
             for move in after.split():

@@ -109,6 +109,32 @@ def test_an_engine_that_fails_loses_the_game_and_is_named(
     assert "Faults of engines" in (tmp_path / "out/match.html").read_text()
 
 
+def test_an_engine_gets_its_time_and_loses_beyond_it(
+    fake_engine: FakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    a, b, log = fake_engine(), fake_engine("logs"), tmp_path / "searches.log"
+    common = ("--pairs", 1, "--max-moves", 3, "--hash", 1, "-j", 1)
+    run("match", a, b, "-o", tmp_path / "movetime", "--movetime", 5, *common)
+    searches = [line for line in log.read_text().splitlines() if line != "go depth 1"]  # a trial before the match
+    assert searches == ["go movetime 5"] * 6
+    log.unlink()
+    run("match", a, b, "-o", tmp_path / "clock", "--tc", "60+0.5", *common)
+    searches = [line for line in log.read_text().splitlines() if line != "go depth 1"]
+    assert all(line.startswith("go wtime ") for line in searches)
+    clocks = [list(map(int, line.split()[2::2])) for line in searches]
+    assert [60_000, 60_000, 500, 500] in (clocks[0], clocks[3])
+    for first in (0, 3):  # a game each
+        for own in clocks[first + 1 : first + 3]:
+            assert all(0 < clock <= 62_000 and clock != 60_000 for clock in own[:2])
+            assert own[2:] == [500, 500]
+    slow = fake_engine("slow=4.5")
+    printed = run("match", a, slow, "-o", tmp_path / "slow", "--tc", "4+0", *common[:-2], "-j", 2)
+    games = json.loads((tmp_path / "slow/match.json").read_text())["games"]
+    assert [(game["loser"], game["reason"]) for game in games] == [("fakeslow=4.5", "time")] * 2
+    assert "s over its time" in printed
+
+
 def test_wrong_command_lines(fake_engine: FakeEngine, tmp_path: Path, nnue: Callable[..., Done]) -> None:
     engine, net = fake_engine(), tmp_path / "a.nnue"
     net.write_bytes(b"net")
