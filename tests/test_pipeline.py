@@ -1,9 +1,12 @@
 """The whole way as one file: what runs, what is skipped, what is refused."""
 
+import json
+import sys
 from pathlib import Path
 
 import pytest
 import yaml
+from command import nnue
 
 from nnue_trainer import pipeline
 from nnue_trainer.errors import UserError
@@ -117,3 +120,45 @@ def test_wrong_files(way: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         way.write_text(yaml.safe_dump(content))
         with pytest.raises(UserError, match=message):
             calls.run()
+
+
+def test_the_commands_themselves(project_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the sample to a match, and nothing the second time; the engine looks one move ahead."""
+    monkeypatch.chdir(tmp_path)
+    engine, example = tmp_path / "one_ply", project_root / "examples" / "notebook" / "one_ply_engine.py"
+    engine.write_text(f"#!/bin/sh\nPYTHONPATH={project_root} exec {sys.executable} {example}\n")
+    engine.chmod(0o755)
+    sample = project_root / "samples" / "val.binpack"
+    recipe = {
+        "model": {"kind": "sfnnv5", "l1": 128},
+        "data": {"train": ["none"], "batch_size": 64, "shuffle_buffer": 1000, "threads": 1},
+        "loss": {"kind": "win_rate"},
+        "training": {"epochs": 2, "positions_per_epoch": 128, "device": "cpu"},
+        "logging": {"tensorboard": False},
+    }
+    way = {
+        "data": [{"run": f"shuffle {sample} {{folder}}/train.binpack --seed 1", "makes": "{folder}/train.binpack"}],
+        "train": {"recipe": "recipe.yaml", "set": ["data.train={folder}/train.binpack"]},
+        "permute": {"data": str(sample), "options": "--engine none --positions 200"},
+        "match": {
+            "against": ["runs/way/run/checkpoints/epoch-0001.safetensors"],
+            "engine": str(engine),
+            "options": "--pairs 1 --nodes 1 --max-moves 2 -j 1",
+        },
+    }
+    Path("recipe.yaml").write_text(yaml.safe_dump(recipe))
+    Path("way.yaml").write_text(yaml.safe_dump(way))
+    commands: list[str] = []
+
+    def call(command: list[str]) -> int:
+        commands.append(command[0])
+        nnue(*command)
+        return 0
+
+    assert pipeline.run_way(Path("way.yaml"), redo=(), say=print, call=call) == 0
+    assert commands == ["data", "train", "export", "permute", "match"]
+    match = json.loads(Path("runs/way/match/match.json").read_text())
+    assert match["complete"]
+    assert not [game for game in match["games"] if "fault" in game]
+    assert pipeline.run_way(Path("way.yaml"), redo=(), say=print, call=call) == 0
+    assert len(commands) == 5

@@ -110,6 +110,10 @@ def match(
     part: Annotated[
         str, typer.Option(metavar="I/N", help="Play part I of N; without it, parts in the folder are merged.")
     ] = "1/1",
+    fastchess: Annotated[
+        str | None,
+        typer.Option(metavar="PROGRAM", help="Let fastchess play the games: its path, or its name on PATH."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
     overwrite: Overwrite = False,
     plugin: Plugins = None,
@@ -152,16 +156,24 @@ def match(
     def note(line: str) -> None:
         print(f"nnue: note: {shown(line)}", file=sys.stderr)
 
-    with terminable(), progress_bar("playing", "games") as progress:
-        result = matches.play_match(
-            chosen,
-            options,
-            folder,
-            part=_part(part),
-            identity=identity,
-            progress=progress,
-            note=note,
-        )
+    if fastchess is not None:
+        from nnue_trainer.match.fastchess import find, play_with_fastchess
+
+        if part != "1/1":
+            raise UserError(f"--part {part}: fastchess plays whole matches, expected no part")
+        with terminable():
+            result = play_with_fastchess(find(fastchess), chosen, options, folder, identity=identity, note=note)
+    else:
+        with terminable(), progress_bar("playing", "games") as progress:
+            result = matches.play_match(
+                chosen,
+                options,
+                folder,
+                part=_part(part),
+                identity=identity,
+                progress=progress,
+                note=note,
+            )
     if as_json:
         print(json.dumps(matches.as_json(result, {"players": result.players}), ensure_ascii=False))
         return

@@ -71,7 +71,7 @@ class Openings:
             text = _read(path)
             self.digest = hashlib.sha256(text.encode()).hexdigest()
             is_pgn = name.endswith(".pgn")
-            self._items = list(_pgn_games(text) if is_pgn else filter(None, map(str.strip, _lines(text))))
+            self._items = list(pgn_games(text) if is_pgn else filter(None, map(str.strip, _lines(text))))
             self._parse: Callable[[int, str], Opening] = self._of_pgn if is_pgn else self._of_epd
             numbers = list(range(len(self._items)))
             if options.order == "random":
@@ -123,7 +123,7 @@ class Openings:
         except UserError as error:
             raise UserError(f"{where}: {error}") from None
         moves: list[str] = []
-        for san in _san_moves(text):
+        for san in san_moves(text):
             if len(moves) == self.options.plies:
                 break
             try:
@@ -166,7 +166,7 @@ def _fen_of(line: str) -> str:
     return " ".join([*fields[:4], operations.get("hmvc", "0"), operations.get("fmvn", "1")])
 
 
-def _pgn_games(text: str) -> Iterator[str]:
+def pgn_games(text: str) -> Iterator[str]:
     """The games of a PGN file: tags, then moves."""
     game: list[str] = []
     in_moves = False
@@ -181,7 +181,7 @@ def _pgn_games(text: str) -> Iterator[str]:
         yield "\n".join(game)
 
 
-def _san_moves(text: str) -> Iterator[str]:
+def san_moves(text: str) -> Iterator[str]:
     """The moves of the main line."""
     body = "\n".join(line for line in text.split("\n") if not re.match(r'\[\w+\s+"', line))
     body = re.sub(r"\{[^}]*\}|;[^\n]*|^%[^\n]*", " ", body, flags=re.MULTILINE)

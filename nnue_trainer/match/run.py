@@ -168,7 +168,7 @@ def play_match(
     part, note = part or Part(), note or (lambda line: None)
     names = [player.name for player in players]
     openings = Openings(options.openings, options.pairs)
-    header = _header(options, names, openings, identity or {})
+    header = match_header(options, names, openings, identity or {})
     count = Count(names, options.sprt, options.pairs)
     folder.mkdir(parents=True, exist_ok=True)
     with MatchJournal(folder / part.journal, header) as journal:
@@ -257,7 +257,7 @@ def _check_players(arena: Arena) -> None:
             engine.ask("go depth 1", "bestmove")
 
 
-def _header(
+def match_header(
     options: MatchOptions, names: Sequence[str], openings: Openings, identity: Mapping[str, Any]
 ) -> dict[str, Any]:
     """What decides the games. How many are played, and when a test ends, may change from call to call."""

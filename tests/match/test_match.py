@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -133,6 +134,32 @@ def test_an_engine_gets_its_time_and_loses_beyond_it(
     games = json.loads((tmp_path / "slow/match.json").read_text())["games"]
     assert [(game["loser"], game["reason"]) for game in games] == [("fakeslow=4.5", "time")] * 2
     assert "s over its time" in printed
+
+
+def test_fastchess_plays_where_it_is_asked_to(
+    fake_engine: FakeEngine, tmp_path: Path, project_root: Path, nnue: Callable[..., Done]
+) -> None:
+    a, b, program = fake_engine(), fake_engine("silent"), tmp_path / "fastchess"
+    script = project_root / "tests" / "data" / "fake_fastchess.py"
+    program.write_text(f'#!/bin/sh\nPYTHONPATH={project_root} exec {sys.executable} {script} "$@"\n')
+    program.chmod(0o755)
+    printed = match(a, b, "-o", tmp_path / "out", "--fastchess", program, pairs=2)
+    assert "fake vs fakesilent: 4 games, +2 =1 -1, pairs [0, 1, 0, 0, 1]" in printed
+    data = json.loads((tmp_path / "out/match.json").read_text())
+    assert data["complete"]
+    assert [game["white"] for game in data["games"]] == ["fake", "fakesilent"] * 2
+    assert [game.get("loser") for game in data["games"]] == [None, "fakesilent", None, "fake"]
+    assert "{+0.25/7}" in (tmp_path / "out/games.pgn").read_text()
+    program.write_text("#!/bin/sh\nexit 1\n")
+    assert match(a, b, "-o", tmp_path / "out", "--fastchess", program, pairs=2) == printed.partition("nnue: note")[0]
+    for arguments, message in (
+        (("--fastchess", program), "fastchess: exit status 1, "),
+        (("--fastchess", tmp_path / "missing"), "no such program on PATH"),
+        (("--fastchess", program, "--part", "1/2"), "fastchess plays whole matches"),
+    ):
+        done = nnue("match", a, b, "--nodes", 1, "--pairs", 1, "-o", tmp_path / "other", *arguments)
+        assert done.returncode == 1
+        assert message in done.stderr
 
 
 def test_wrong_command_lines(fake_engine: FakeEngine, tmp_path: Path, nnue: Callable[..., Done]) -> None:
