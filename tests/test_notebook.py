@@ -1,29 +1,26 @@
 """The example that trains, plots and plays runs as it stands."""
 
 import json
-import os
-import subprocess
-import sys
+import runpy
 from pathlib import Path
 
+import pytest
 
-def test_the_notebook_runs(project_root: Path, tmp_path: Path) -> None:
-    script = project_root / "examples" / "notebook" / "train_plot_play.py"
-    done = subprocess.run(
-        [sys.executable, str(script)],
-        cwd=tmp_path,
-        env=os.environ
-        | {"EPOCHS": "2", "PAIRS": "1", "POSITIONS": "2048", "MOVES": "3", "PYTHONPATH": str(project_root)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "validation loss" in done.stdout
+
+def test_the_notebook_runs(
+    project_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, value in {"EPOCHS": "2", "PAIRS": "1", "POSITIONS": "2048", "MOVES": "3"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("PYTHONPATH", str(project_root))
+    runpy.run_path(str(project_root / "examples" / "notebook" / "train_plot_play.py"), run_name="__main__")
+    printed = capsys.readouterr().out
+    assert "validation loss" in printed
     folder = tmp_path / "notebook"
     assert (folder / "loss.png").read_bytes().startswith(b"\x89PNG")
     assert "<svg" in (folder / "report.html").read_text()
     match = json.loads((folder / "match/match.json").read_text())
     assert match["complete"]
     assert not [game for game in match["games"] if "fault" in game]
-    assert "last vs epoch-0001: 2 games" in done.stdout
+    assert "last vs epoch-0001: 2 games" in printed

@@ -7,6 +7,8 @@ import torch
 from command import nnue
 from small_runs import last, split_sample, written
 
+from nnue_trainer.errors import UserError
+
 
 def test_weights_of_positions_train(project_root: Path, tmp_path: Path) -> None:
     data = split_sample(project_root, tmp_path, 2_000, 250)
@@ -29,5 +31,5 @@ def test_wrong_weights_are_named(project_root: Path, tmp_path: Path, line: str) 
     )
     data = split_sample(project_root, tmp_path, 2_000, 250)
     recipe = written(tmp_path / "mine.yaml", data, position_weight={"kind": f"{own}:Mine"})
-    with pytest.raises(AssertionError, match=r"Mine.of.*expected a tensor float32 \[250\]"):
+    with pytest.raises(UserError, match=r"Mine.of.*expected a tensor float32 \[250\]"):
         nnue("train", "--config", recipe, "--run-dir", tmp_path / "run")
