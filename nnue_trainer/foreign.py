@@ -1,4 +1,4 @@
-"""The one door to code that users bring: nets, losses, schedules, optimisers, filters, formats.
+"""The one door to code that users bring: the classes of every registry, and functions that they pass.
 
 Their mistakes are named by file, line, class and method, and are never called internal errors (`explaining`). What
 their methods return is checked where it comes in (`returned`). And the program never waits for them at its end
@@ -23,24 +23,27 @@ _left: list[threading.Event] = []  # set when what was left has returned
 
 
 @contextmanager
-def explaining() -> Iterator[None]:
-    """Turns an error of foreign code in the block into a UserError, `SystemExit` included."""
+def explaining(function: object = None) -> Iterator[None]:
+    """Turns an error of foreign code in the block into a UserError, `SystemExit` included. The module of `function`, a
+    function or an object, is foreign unless it is one of this package."""
     try:
         yield
     except UserError:
         raise
     except (Exception, SystemExit) as error:
-        message = None if out_of_memory(error) else blame(error)
+        message = None if out_of_memory(error) else blame(error, getattr(function, "__module__", None))
         if message is None:
             raise
         raise UserError(message) from error
 
 
-def blame(error: BaseException) -> str | None:
+def blame(error: BaseException, module: str | None = None) -> str | None:
     """One line that names the foreign code that an error went through: FILE:LINE: CLASS.METHOD: what is wrong. None if
-    it went through none."""
+    it went through none. `module` is foreign, too."""
     registry: Any = sys.modules.get("nnue_trainer.registry")
     modules: frozenset[str] = registry.foreign_modules() if registry is not None else frozenset()
+    if module is not None and module.partition(".")[0] != __name__.partition(".")[0]:
+        modules |= {module}
     found = None
     for frame, line in traceback.walk_tb(error.__traceback__):
         name = str(frame.f_globals.get("__name__", ""))
@@ -57,11 +60,19 @@ def returned(owner: object, method: str, value: Any, fits: bool, expected: str) 
     """UserError unless `fits`, what the method of `owner` returned being `value`."""
     if fits:
         return
+    shape = getattr(value, "shape", None)
+    kind = f"{type(value).__name__} of {getattr(value, 'dtype', 'unknown')}"
+    found = quoted(value) if shape is None else f"{kind} {list(shape)}"
+    raise UserError(f"{place(owner, method)} returned {found}, expected {expected}")
+
+
+def place(owner: object, method: str) -> str:
+    """FILE: CLASS.METHOD, or FILE: FUNCTION of a function."""
+    if code := getattr(owner, "__code__", None):
+        return f"{code.co_filename}: {code.co_qualname}"
     cls = type(owner)
     file = getattr(sys.modules.get(cls.__module__), "__file__", None) or cls.__module__
-    shape = getattr(value, "shape", None)
-    found = quoted(value) if shape is None else f"{type(value).__name__} {list(shape)}"
-    raise UserError(f"{file}: {cls.__qualname__}.{method} returned {found}, expected {expected}")
+    return f"{file}: {cls.__qualname__}.{method}"
 
 
 def number(owner: object, method: str, value: Any) -> float:

@@ -125,6 +125,7 @@ def export_command(
     from nnue_trainer.atomic import replacing
     from nnue_trainer.export import exported, format_of, net_from_checkpoint
     from nnue_trainer.export.convert import accumulator_bound
+    from nnue_trainer.nnue_file.formats import file_bytes
 
     plugins.load(plugin)
     if checkpoint.is_dir():
@@ -144,7 +145,7 @@ def export_command(
         raise UserError(f"{file_format}: model: found another net than that of {checkpoint} ({quantized.net.name})")
     where = file_format if file_format and file_format.endswith((".yaml", ".yml")) else f"format {chosen.kind}"
     net = exported(quantized, loaded)
-    data = chosen.to_bytes(net, where)
+    data = file_bytes(chosen, net, where)
     sha256 = hashlib.sha256(data).hexdigest()
     if out.is_dir():
         out = out / f"nn-{sha256[:12]}{chosen.suffix}"
@@ -205,6 +206,7 @@ def _read(
 ) -> tuple[QuantizedNet, Checkpoint | None]:
     """A net; where it was read by a format that does not say what it holds, also its checkpoint."""
     from nnue_trainer.export import exported, net_from_checkpoint, read_format, read_net
+    from nnue_trainer.nnue_file.formats import file_bytes
     from nnue_trainer.nnue_file.reader import NetFile as OpenNet
 
     if file_format is None or file_format == "nnue":
@@ -220,9 +222,8 @@ def _read(
         data = bytes(file.take(0, file.size, "net"))
     quantized, checkpoint = read_format(data, chosen, net, str(path), note)
     try:
-        same = (
-            chosen.to_bytes(exported(net_from_checkpoint(checkpoint, str(path), any_l1=True), checkpoint), "") == data
-        )
+        again = exported(net_from_checkpoint(checkpoint, str(path), any_l1=True), checkpoint)
+        same = file_bytes(chosen, again, "") == data
     except UserError as error:
         note(f"{path}: cannot be exported again: {error}")
     else:

@@ -19,9 +19,10 @@ from nnue_trainer.checkpoint import Checkpoint
 from nnue_trainer.data.features import FeaturePart, feature_set
 from nnue_trainer.errors import UserError
 from nnue_trainer.export.net import QuantizedNet
+from nnue_trainer.foreign import explaining, returned
 from nnue_trainer.nets.base import Net, NetTensor, parse
 from nnue_trainer.nnue_file.description import describe
-from nnue_trainer.nnue_file.formats import FORMATS, Exported, ExportedTensor, NetFormat, TensorKind
+from nnue_trainer.nnue_file.formats import FORMATS, Exported, ExportedTensor, NetFormat, ReadTensor, TensorKind
 from nnue_trainer.schema import validate
 
 _CHUNK = 1 << 20  # elements at a time: the scratch arrays may be of float64
@@ -250,7 +251,10 @@ def read_format(
     are rounded for the integers and kept for the checkpoint. `note` gets a message about this, and also if the same
     file cannot be made again."""
     kinds = [TensorKind(tensor.name, tensor.dtype, tensor.shape, tensor.scale) for tensor in net.tensors()]
-    found = file_format.from_bytes(data, kinds, where, note)
+    with explaining(file_format):
+        found = file_format.from_bytes(data, kinds, where, note)
+    fits = isinstance(found, dict) and all(isinstance(found.get(kind.name), ReadTensor) for kind in kinds)
+    returned(file_format, "from_bytes", found, fits, "a ReadTensor for each tensor of the net")
     others = [tensor for tensor in net.tensors() if found[tensor.name].integers is None]
     integers: dict[str, np.ndarray] = {}
     for tensor in net.tensors():

@@ -73,10 +73,12 @@ def net_of(checkpoint: Path) -> tuple[bytes, str]:
     """The net of a checkpoint in the format of its recipe, and the suffix of such files."""
     from nnue_trainer import checkpoint as checkpoints
     from nnue_trainer.export import exported, format_of, net_from_checkpoint
+    from nnue_trainer.nnue_file.formats import file_bytes
 
     loaded = checkpoints.load(checkpoint, ("model", "net"))
     chosen, where = format_of(loaded, str(checkpoint)), str(checkpoint)
-    return chosen.to_bytes(exported(net_from_checkpoint(loaded, where), loaded), f"format {chosen.kind}"), chosen.suffix
+    net = exported(net_from_checkpoint(loaded, where), loaded)
+    return file_bytes(chosen, net, f"format {chosen.kind}"), chosen.suffix
 
 
 def _is_engine(path: Path) -> bool:

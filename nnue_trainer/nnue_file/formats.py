@@ -15,6 +15,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from nnue_trainer.errors import UserError
+from nnue_trainer.foreign import explaining, returned
 from nnue_trainer.nnue_file import writer
 from nnue_trainer.nnue_file.description import record_in
 from nnue_trainer.nnue_file.layout import OWN_VERSION, FileLayout
@@ -108,6 +109,14 @@ class NetFormat(ABC):
     def header_options(self) -> dict[str, str]:
         """The arguments of `Net.header`, where the format states some."""
         return {}
+
+
+def file_bytes(format: NetFormat, net: Exported, where: str) -> bytes:
+    """`to_bytes` of a format, checked."""
+    with explaining(format):
+        data = format.to_bytes(net, where)
+    returned(format, "to_bytes", data, isinstance(data, bytes), "bytes")
+    return data
 
 
 def _format() -> type[NetFormat]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from nnue_trainer.callbacks.base import Callback
+from nnue_trainer.foreign import explaining, returned
 
 _HOOKS = ("start", "step", "epoch", "validation", "save", "metrics", "end")
 
@@ -33,7 +34,10 @@ class Hooks:
 
     def call(self, hook: str, *arguments: Any) -> None:
         for method in self._by_hook[hook]:
-            method(*arguments)
+            with explaining(method):
+                value = method(*arguments)
+            # A generator or a coroutine, for example, whose body never runs.
+            returned(method.__self__, hook, value, value is None, "None")
 
     def state(self) -> list[dict[str, Any]]:
         """What they remember, for a checkpoint."""

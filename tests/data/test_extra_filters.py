@@ -56,7 +56,9 @@ def test_an_error_of_theirs_is_not_a_bad_chunk(sample):
         raise ValueError("no such thing")
 
     loader = RecordLoader(sample, 512, user_filter=fails, skip_bad_chunks=True)
-    with pytest.raises(UserError, match="user filter: ValueError: no such thing"):
+    with pytest.raises(
+        UserError, match=r"user filter: .*test_extra_filters\.py:\d+: .*fails: ValueError: no such thing"
+    ):
         next(iter(loader))
 
 
@@ -92,9 +94,9 @@ def test_identity_names_files_without_their_folder():
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        ("raise", "filter wrong: KeyError: 3"),
-        ("length", r"filter wrong: gave bool \[31\], expected bool \[30\]"),
-        ("dtype", r"filter wrong: gave int64 \[30\], expected bool \[30\]"),
+        ("raise", r"test_extra_filters\.py:\d+: Wrong\.keep: KeyError: 3"),
+        ("length", r"test_extra_filters\.py: Wrong\.keep returned ndarray of bool \[31\], expected bool \[30\]"),
+        ("dtype", r"test_extra_filters\.py: Wrong\.keep returned ndarray of int64 \[30\], expected bool \[30\]"),
     ],
 )
 def test_mistakes_name_the_filter(sample, answer, message):
@@ -102,9 +104,8 @@ def test_mistakes_name_the_filter(sample, answer, message):
     filters = Filters(extra=[Wrong(answer=answer)])
     with pytest.raises(UserError, match=message):
         filters.apply(records(sample)[:30])
-    with pytest.raises(UserError, match=message.split("[")[0].rstrip("\\")) as caught:
+    with pytest.raises(UserError, match="^user filter: .*" + message.split(r" \[")[0]):
         next(iter(RecordLoader(sample, 64, filters=filters)))
-    assert str(caught.value).startswith("user filter: filter wrong: ")
 
 
 def test_recipes_name_them():

@@ -426,9 +426,12 @@ def test_user_filter(project_root: Path) -> None:
     def broken(records: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
         raise ValueError("oh no")
 
-    with pytest.raises(UserError, match=r"user filter: ValueError: oh no"):
+    with pytest.raises(UserError, match=r"user filter: .*test_filters\.py:\d+: .*broken: ValueError: oh no"):
         list(RecordLoader(path, 1000, user_filter=broken))
-    with pytest.raises(UserError, match=r"user filter: expected a bool array of \d+ elements"):
+    with pytest.raises(
+        UserError,
+        match=r"user filter: .*test_filters\.py: .*<lambda> returned ndarray of bool \[3\], expected bool \[\d+\]",
+    ):
         list(RecordLoader(path, 1000, user_filter=lambda records: np.ones(3, bool)))
 
 

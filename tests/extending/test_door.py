@@ -1,15 +1,20 @@
 """Code that users bring: what is wrong in it is named by file, class and method, and it cannot hold up the program."""
 
+import importlib
 import os
 import re
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from waiting import wait_for
+
+import nnue_trainer
+from nnue_trainer.registry import _registries as registries
 
 RECIPE = """
 model: {kind: simple, hidden: 16}
@@ -24,10 +29,14 @@ import sys, time
 from dataclasses import replace
 import numpy as np
 import torch
+from nnue_trainer.callbacks import Callback
+from nnue_trainer.data.feature_sets import Features
 from nnue_trainer.data.filters import Filter
+from nnue_trainer.data.formats import DataFormat
 from nnue_trainer.lambdas import LambdaSchedule
 from nnue_trainer.losses import Loss
 from nnue_trainer.nets.simple import Simple, SimpleModel
+from nnue_trainer.nnue_file.formats import NetFormat
 from nnue_trainer.optim import OptimizerConfig, Rule
 from nnue_trainer.schedules import Schedule
 from nnue_trainer.schema import section
@@ -36,14 +45,48 @@ class BadModel(SimpleModel):
     def __init__(self, net): super().__init__(net)
 
 """
-# Section of the recipe, class it derives from, and a method.
+
+
+@dataclass(frozen=True)
+class Place:
+    """How a class of a registry is named (`{}`: KIND), the class it derives from, and a method."""
+
+    override: str
+    base: str
+    head: str
+    needed: str = ""
+    """what the class has to define as well"""
+    command: tuple[str, ...] = ("train", "recipe.yaml", "{override}", "--run-dir", "run")
+
+    @property
+    def method(self) -> str:
+        return self.head.split()[1].partition("(")[0]
+
+
+KIND = "bad.py:Bad"
+LAYERED = "model={{kind: layered, inputs: '{}', hidden: 16}}"
+# By what the registry calls one of its classes.
 PLACES = {
-    "net": ("model", "Simple", "def model(self):"),
-    "loss": ("loss", "Loss", "def per_position(self, net, score, result, lam):"),
-    "lambda": ("lambda", "LambdaSchedule", "def at(self, now):"),
-    "schedule": ("schedule", "Schedule", "def at(self, now, lr):"),
-    "optimizer": ("optimizer", "OptimizerConfig", "def rule(self, work):"),
-    "filter": ("data.filters.extra", "Filter", "def keep(self, records):"),
+    "net": Place("model={{kind: {}}}", "Simple", "def model(self):"),
+    "loss": Place("loss={{kind: {}}}", "Loss", "def per_position(self, net, score, result, lam):"),
+    "λ schedule": Place("lambda={{kind: {}}}", "LambdaSchedule", "def at(self, now):"),
+    "schedule": Place("schedule={{kind: {}}}", "Schedule", "def at(self, now, lr):"),
+    "optimizer": Place("optimizer={{kind: {}}}", "OptimizerConfig", "def rule(self, work):"),
+    "filter": Place("data.filters.extra=[{{kind: {}}}]", "Filter", "def keep(self, records):"),
+    "callback": Place("training.callbacks=[{{kind: {}}}]", "Callback", "def step(self, trainer):"),
+    "feature set": Place(LAYERED, "Features", "def indices(self, view):", "num_features = 8; max_active = 2"),
+    "data format": Place(
+        "{}",
+        "DataFormat",
+        "def read(self, file):",
+        command=("data", "convert", "train.binpack", "x.bin", "--from", KIND),
+    ),
+    "net format": Place(
+        "{}",
+        "NetFormat",
+        "def to_bytes(self, net, where):",
+        command=("export", "run", "x.bin", "--format", KIND, "--plugin", "bad.py"),
+    ),
 }
 
 
@@ -56,18 +99,19 @@ def folder(project_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     return tmp_path
 
 
-def plugin(folder: Path, place: str, body: str) -> str:
-    """Writes bad.py, whose class does `body` in its method; the override that uses it."""
-    section, base, head = PLACES[place]
-    doc = '    """Wrong."""\n'
-    (folder / "bad.py").write_text(f"{HEAD}@section\nclass Bad({base}):\n{doc}    {head}\n        {body}\n")
-    value = "{kind: bad.py:Bad}"
-    return f"{section}={f'[{value}]' if place == 'filter' else value}"
+def plugin(folder: Path, place: str, body: str) -> list[str]:
+    """Writes bad.py, whose class does `body` in its method; the command that comes to it."""
+    at = PLACES[place]
+    text = f'{HEAD}@section\nclass Bad({at.base}):\n    """Wrong."""\n    {at.needed}\n    {at.head}\n        {body}\n'
+    (folder / "bad.py").write_text(text)
+    return [word.replace("{override}", at.override.format(KIND)) for word in at.command]
 
 
-def trained(nnue, override: str) -> str:
-    """What `nnue train` says is wrong: one line, exit status 1."""
-    done = nnue("train", "recipe.yaml", override, "--run-dir", "run")
+def error_of(nnue, command: list[str]) -> str:
+    """What a command says is wrong: one line, exit status 1."""
+    if command[0] == "export":
+        assert nnue("train", "recipe.yaml", "training.positions_per_epoch=250", "--run-dir", "run").returncode == 0
+    done = nnue(*command)
     assert done.returncode == 1, done
     errors = [line for line in done.stderr.splitlines() if line.startswith("nnue: error: ")]
     assert len(errors) == 1
@@ -75,31 +119,39 @@ def trained(nnue, override: str) -> str:
     return errors[0]
 
 
+def trained(nnue, override: str) -> str:
+    return error_of(nnue, ["train", "recipe.yaml", override, "--run-dir", "run"])
+
+
+def test_every_registry_has_its_place():
+    package = Path(nnue_trainer.__file__).parent
+    for file in package.rglob("*.py"):
+        if re.search(r": Registry\[\w+\] = Registry\(", file.read_text(encoding="utf-8")):
+            importlib.import_module(".".join(("nnue_trainer", *file.relative_to(package).with_suffix("").parts)))
+    assert {registry.what for registry in registries} == set(PLACES)
+
+
 @pytest.mark.parametrize("place", PLACES)
-def test_an_error_names_file_class_and_method(folder, nnue, place):
-    said = trained(nnue, plugin(folder, place, "return [][1]"))
+def test_an_error_names_file_line_class_and_method(folder, nnue, place):
+    said = error_of(nnue, plugin(folder, place, "return [][1]"))
     assert "IndexError: list index out of range" in said
-    if place == "filter":
-        assert "filter bad.py:Bad" in said
-    else:
-        method = PLACES[place][2].split()[1].partition("(")[0]
-        assert f"bad.py:{len(HEAD.splitlines()) + 5}: Bad.{method}: " in said
+    assert f"bad.py:{len(HEAD.splitlines()) + 6}: Bad.{PLACES[place].method}: " in said
 
 
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("value", ["None", "'x'", "torch.ones(3, 2)"])
 def test_what_comes_back_is_checked(folder, nnue, place, value):
-    said = trained(nnue, plugin(folder, place, f"return {value}"))
-    method = PLACES[place][2].split()[1].partition("(")[0]
-    assert "filter bad.py:Bad: gave" in said if place == "filter" else f"bad.py: Bad.{method} returned " in said
+    if (place, value) == ("callback", "None"):
+        value = "(None for _ in ())"
+    said = error_of(nnue, plugin(folder, place, f"return {value}"))
+    assert f"bad.py: Bad.{PLACES[place].method} returned " in said
     assert "expected " in said
 
 
 @pytest.mark.parametrize("place", PLACES)
 def test_ending_the_program_is_an_error(folder, nnue, place):
-    said = trained(nnue, plugin(folder, place, "sys.exit(0)"))
-    assert "ended the program" in said or "SystemExit" in said
-    assert "bad.py" in said
+    said = error_of(nnue, plugin(folder, place, "sys.exit(0)"))
+    assert f"bad.py:{len(HEAD.splitlines()) + 6}: Bad.{PLACES[place].method}: ended the program (SystemExit)" in said
 
 
 def test_an_import_that_ends_the_program_is_an_error(folder, nnue):
@@ -108,8 +160,7 @@ def test_an_import_that_ends_the_program_is_an_error(folder, nnue):
 
 
 def test_an_error_in_mid_run_saves_what_was_trained(folder, nnue):
-    override = plugin(folder, "schedule", "return lr if now.step < 3 else sys.exit(0)")
-    assert "bad.py" in trained(nnue, override)
+    assert "bad.py" in error_of(nnue, plugin(folder, "schedule", "return lr if now.step < 3 else sys.exit(0)"))
     assert (folder / "run" / "checkpoints" / "last.safetensors").exists()
 
 
@@ -140,8 +191,8 @@ HANGS = {
 @pytest.mark.parametrize(("place", "signals"), [("filter", 1), ("filter", 2), ("loss", 2)])
 def test_code_that_hangs_does_not_hold_up_the_end(folder, place, signals):
     """A filter in another thread is left behind at the first Ctrl-C; the second one ends whatever hangs."""
-    override = plugin(folder, place, f"open('hangs', 'w').close(); {HANGS[place]}")
-    command = [sys.executable, "-m", "nnue_trainer", "train", "recipe.yaml", override, "--run-dir", "run"]
+    command = plugin(folder, place, f"open('hangs', 'w').close(); {HANGS[place]}")
+    command = [sys.executable, "-m", "nnue_trainer", *command]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=_heeds_interrupts) as child:
         try:
             wait_for(lambda: (folder / "hangs").exists(), child)

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from nnue_trainer import _data
 from nnue_trainer.data.feature_sets.view import View, views
 from nnue_trainer.errors import UserError, quoted
+from nnue_trainer.foreign import explaining, place, returned
 from nnue_trainer.registry import Registry
 from nnue_trainer.schema import to_data, validate
 
@@ -67,10 +68,11 @@ class Features(ABC):
 
     def register(self) -> None:
         """Makes the set known to the data library by its name."""
-        sizes = (self.num_features, self.max_active, self.bucket_size, self.num_virtual)
+        with explaining(self):
+            sizes = (self.num_features, self.max_active, self.bucket_size, self.num_virtual)
         for what, size in zip(("num_features", "max_active", "bucket_size", "num_virtual"), sizes, strict=True):
-            if not isinstance(size, int) or isinstance(size, bool) or not -(2**31) <= size < 2**31:
-                raise UserError(f"feature set '{self.name}': {what} is {size!r}, expected a number")
+            fits = isinstance(size, int) and not isinstance(size, bool) and -(2**31) <= size < 2**31
+            returned(self, what, size, fits, "a 32-bit number")
         _data.add_python_feature_set(self.name, sizes, self._append)
 
     def prepare_cuda(self) -> bool:
@@ -99,9 +101,11 @@ class Features(ABC):
 
     def _checked(self, view: View) -> npt.NDArray[np.integer[Any]]:
         """`indices`, with a UserError that names a position for what does not fit the set."""
-        found = np.asarray(self.indices(view))
-        if found.ndim != 2 or len(found) != len(view) or found.dtype.kind not in "iu":
-            raise UserError(f"gave {found.dtype} {list(found.shape)}, expected integers [{len(view)}, K]")
+        with explaining(self):
+            answer = self.indices(view)
+            found = np.asarray(answer)
+        fits = found.ndim == 2 and len(found) == len(view) and found.dtype.kind in "iu"
+        returned(self, "indices", answer, fits, f"integers [{len(view)}, K]")
         active = found >= 0
         count = active.sum(axis=1)
         self._refuse(
@@ -130,7 +134,7 @@ class Features(ABC):
             first = int(wrong.argmax())
             side = "black" if view.perspective else "white"
             (fen,) = _data.fens_from_records(view.records[first : first + 1])
-            raise UserError(f"{side} has {what(first)} in {fen}")
+            raise UserError(f"{place(self, 'indices')}: {side} has {what(first)} in {fen}")
 
 
 FEATURE_SETS: Registry[Features] = Registry("nnue_trainer.data.feature_sets", lambda: Features, what="feature set")

@@ -127,7 +127,7 @@ class Filters(_Compiled):
                     f"filter {own.kind}: decides by spare bytes, which training does not read: filter the file first, "
                     "with `nnue data filter`"
                 )
-        return AllOf(self.extra, function) if self.extra else function
+        return AllOf(self.extra, function) if self.extra or function else None
 
     def mask(
         self,

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nnue_trainer.errors import UserError
+from nnue_trainer.foreign import explaining, returned
 from nnue_trainer.registry import Registry
 from nnue_trainer.schema import to_data
 
@@ -57,13 +58,19 @@ class AllOf:
         kept = np.ones(len(records), bool)
         for own in self._filters:
             kept &= _answer(own, records, spare)
-        return kept if self._function is None else kept & np.asarray(self._function(records))
+        if self._function is not None:
+            with explaining(self._function):
+                answer = self._function(records)
+            kept &= _checked(self._function, "__call__", answer, len(records))
+        return kept
 
     @property
-    def identity(self) -> list[Any]:
+    def identity(self) -> Any:
         """What the order of positions depends on: the filters with their values. Files appear by name only."""
         own = [{"kind": portable_name(filter.kind), **to_data(filter)} for filter in self._filters]
-        return own if self._function is None else [*own, identity(self._function)]
+        if self._function is None:
+            return own
+        return [*own, identity(self._function)] if own else identity(self._function)
 
 
 def identity(function: UserFilter | None) -> Any:
@@ -76,12 +83,14 @@ def identity(function: UserFilter | None) -> Any:
 def _answer(own: Filter, records: Records, spare: Records | None) -> npt.NDArray[np.bool_]:
     if own.uses_spare and spare is None:
         raise UserError(f"filter {own.kind}: decides by spare bytes, which only `nnue data filter` reads")
-    try:
-        kept = np.asarray(own.keep(records) if spare is None else own.keep_spare(records, spare))
-    except (Exception, SystemExit) as error:  # a user's code may raise anything
-        raise UserError(f"filter {own.kind}: {type(error).__name__}: {' '.join(str(error).split())}") from error
-    if kept.dtype != bool or kept.shape != (len(records),):
-        raise UserError(f"filter {own.kind}: gave {kept.dtype} {list(kept.shape)}, expected bool [{len(records)}]")
+    with explaining(own):
+        answer = own.keep(records) if spare is None else own.keep_spare(records, spare)
+    return _checked(own, "keep" if spare is None else "keep_spare", answer, len(records))
+
+
+def _checked(owner: object, method: str, answer: Any, n: int) -> npt.NDArray[np.bool_]:
+    kept = np.asarray(answer)
+    returned(owner, method, answer, kept.dtype == bool and kept.shape == (n,), f"bool [{n}]")
     return kept
 
 

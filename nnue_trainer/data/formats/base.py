@@ -6,7 +6,9 @@ import io
 import logging
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, cast
 
@@ -16,6 +18,7 @@ import numpy.typing as npt
 from nnue_trainer import _data
 from nnue_trainer.data.filters.base import portable_name
 from nnue_trainer.errors import UserError
+from nnue_trainer.foreign import explaining, returned
 from nnue_trainer.registry import Registry
 from nnue_trainer.schema import to_data
 
@@ -79,10 +82,8 @@ class DataFormat(ABC):
         name = path.name.lower()
         for suffix in _COMPRESSED:
             name = name.removesuffix(suffix)
-        try:
+        with self._at(path):
             return name.endswith(self.suffixes) or bool(self.recognises(head))
-        except Exception as error:  # whatever a user's code raises
-            raise self._error(path, error) from error
 
     def open_reader(self, path: Path, source: ByteReader | None, skip_bad: bool) -> Any:
         """A reader with the methods of `_data.PositionReader`, of a file or of the bytes of `source`."""
@@ -116,11 +117,17 @@ class DataFormat(ABC):
         with unpack(fill) as unpacked:
             return _data.DataFile(str(path), unpacked.fileno(), os.fstat(unpacked.fileno()).st_size, False)
 
-    def _error(self, path: Path, error: Exception) -> UserError:
-        said = " ".join(str(error).split())
-        if isinstance(error, UserError):
-            return UserError(f"{path}: {said}")
-        return UserError(f"{path}: data format {portable_name(self.kind)}: {type(error).__name__}: {said}")
+    @contextmanager
+    def _at(self, path: Path) -> Iterator[None]:
+        """Errors in the block name the file at `path`, and the method that they come from."""
+        try:
+            with explaining(self):
+                yield
+        except UserError as error:
+            raise UserError(f"{path}: {error}") from error
+        except Exception as error:
+            what = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            raise UserError(f"{path}: data format {portable_name(self.kind)}: {what}") from error
 
 
 DATA_FORMATS: Registry[DataFormat] = Registry("nnue_trainer.data.formats", lambda: DataFormat, what="data format")
@@ -212,20 +219,18 @@ class _Reader:
         return records
 
     def _next(self) -> Records | None:
-        try:
+        with self._format._at(self._path):
             if self._blocks is None:
-                self._blocks = iter(self._format.read(io.BufferedReader(self._bytes, 1 << 20)))
+                blocks = self._format.read(io.BufferedReader(self._bytes, 1 << 20))
+                returned(self._format, "read", blocks, isinstance(blocks, Iterable), "an iterator of uint8 [n, 32]")
+                self._blocks = iter(blocks)
             return next(self._blocks, None)
-        except Exception as error:  # whatever a user's code raises
-            raise self._format._error(self._path, error) from error
 
     def _checked(self, block: Records) -> Records:
-        records = np.array(block, order="C")
-        if records.dtype != np.uint8 or records.ndim != 2 or records.shape[1] != 32:
-            raise UserError(
-                f"{self._path}: data format {self.format}: gave {records.dtype} {list(records.shape)}, expected uint8 "
-                "[n, 32]"
-            )
+        with self._format._at(self._path):
+            records = np.array(block, order="C")
+            fits = records.dtype == np.uint8 and records.ndim == 2 and records.shape[1] == 32
+            returned(self._format, "read", block, fits, "blocks of uint8 [n, 32]")
         kept, first, why = _data.import_records(records)
         if why:
             message = f"{self._path}: position {self._positions + first}: {why}"
@@ -244,26 +249,30 @@ class _Writer:
         self._format, self._path, self._fd = format, path, fd
         self.positions = 0
         self.losses: dict[str, int] = {}
-        self._put(lambda: format.header())
+        self._put("header", format.header)
 
     def write(self, records: Records) -> None:
         sound = np.array(records, order="C")
         _, first, why = _data.import_records(sound)
         if why:
             raise UserError(f"{self._path}: position {self.positions + first}: {why}")
-        self._put(lambda: self._format.encode(records))
-        for what, count in self._format.losses(records).items():
+        self._put("encode", lambda: self._format.encode(records))
+        with self._format._at(self._path):
+            losses = self._format.losses(records)
+            fits = isinstance(losses, dict) and all(isinstance(count, Integral) for count in losses.values())
+            returned(self._format, "losses", losses, fits, "a dict of numbers")
+        for what, count in losses.items():
             self.losses[what] = self.losses.get(what, 0) + int(count)
         self.positions += len(records)
 
     def finish(self) -> None:
         """All is written already."""
 
-    def _put(self, make: Callable[[], bytes]) -> None:
-        try:
-            data = memoryview(make()).cast("B")
-        except Exception as error:  # whatever a user's code raises
-            raise self._format._error(self._path, error) from error
+    def _put(self, method: str, make: Callable[[], bytes]) -> None:
+        with self._format._at(self._path):
+            made = make()
+            returned(self._format, method, made, isinstance(made, bytes | bytearray | memoryview), "bytes")
+        data = memoryview(made).cast("B")
         try:
             while data:
                 data = data[os.write(self._fd, data) :]
