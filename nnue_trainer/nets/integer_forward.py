@@ -201,6 +201,18 @@ def wrap32(values: np.ndarray) -> np.ndarray:
     return wrapped
 
 
+class Arithmetic(NamedTuple):
+    """How the stages compute: division toward zero, shift to the right, and the wrapping of 32 bits."""
+
+    divide: Callable[[np.ndarray, int], np.ndarray]
+    shift: Callable[[np.ndarray, int], np.ndarray]
+    wrap: Callable[[np.ndarray], np.ndarray]
+
+
+INTEGERS = Arithmetic(tdiv, lambda a, bits: a >> bits, wrap32)
+REALS = Arithmetic(lambda a, b: a / b, lambda a, bits: a / 2.0**bits, lambda a: a)
+
+
 def accumulate(batch: Batch, bias: np.ndarray, parts: list[tuple[int, np.ndarray]]) -> tuple[np.ndarray, ...]:
     """bias + the sum of the active rows, of the side to move and of the other side: [B, N] each, in the integers of the
     bias [N], which wrap around as an engine's do. `parts` are (first feature, weight [F, N]) of the sets in a sum."""
@@ -234,19 +246,35 @@ def side_by_side(tensors: Mapping[str, np.ndarray], names: tuple[str, ...]) -> l
 def first_activations(forward: IntegerForward, tensors: Mapping[str, np.ndarray], batch: Batch) -> np.ndarray:
     """Stages 1 and 2: vector 0, int64 [B, N], side to move first."""
     first = forward.first
-    sides = accumulate(batch, tensors[first.bias], side_by_side(tensors, first.weights))
-    if first.sides == "mover":
-        sides = sides[:1]
-    elif first.sides == "white":
-        sides = (np.where(batch.black_to_move.numpy()[:, np.newaxis] != 0, sides[1], sides[0]),)
+    sides = _seen(first, accumulate(batch, tensors[first.bias], side_by_side(tensors, first.weights)), batch)
     shifted = [side << np.int16(first.accumulator_shift) for side in sides]
-    clipped = [np.clip(side, 0, first.clip).astype(np.int64) for side in shifted]
+    return _first_activated(first, [np.clip(side, 0, first.clip).astype(np.int64) for side in shifted], INTEGERS)
+
+
+def _seen(first: FirstLayer, sides: tuple[np.ndarray, ...], batch: Batch) -> tuple[np.ndarray, ...]:
+    """Those of the accumulators of both sides, the side to move first, that the layers see."""
+    if first.sides == "mover":
+        return sides[:1]
+    if first.sides == "white":
+        return (np.where(batch.black_to_move.numpy()[:, np.newaxis] != 0, sides[1], sides[0]),)
+    return sides
+
+
+def _of_mover(first: FirstLayer, positional: np.ndarray, batch: Batch) -> np.ndarray:
+    """The outputs of the layers [B, S] from the side to move's view."""
+    if first.sides != "white":
+        return positional
+    return np.where(batch.black_to_move.numpy()[:, np.newaxis] != 0, -positional, positional)
+
+
+def _first_activated(first: FirstLayer, clipped: list[np.ndarray], arithmetic: Arithmetic) -> np.ndarray:
     match first.activation:
         case "screlu":
-            clipped = [side * side >> first.product_shift for side in clipped]
+            clipped = [arithmetic.shift(side * side, first.product_shift) for side in clipped]
         case "pairwise":
             half = clipped[0].shape[1] // 2
-            clipped = [side[:, :half] * side[:, half:] >> first.product_shift for side in clipped]
+            products = [side[:, :half] * side[:, half:] for side in clipped]
+            clipped = [arithmetic.shift(product, first.product_shift) for product in products]
     return np.concatenate(clipped, axis=1)
 
 
@@ -283,14 +311,33 @@ def reference(forward: IntegerForward, tensors: Mapping[str, np.ndarray], batch:
         us, them = accumulate(batch, zero, side_by_side(tensors, forward.first.psqt))
         psqt = tdiv((us - them).astype(np.int64), 2)
     x = first_activations(forward, tensors, batch)
-    positional = np.stack([_stack(forward, tensors, stack, x) for stack in range(forward.num_stacks)], axis=1)
-    if forward.first.sides == "white":
-        positional = np.where(batch.black_to_move.numpy()[:, np.newaxis] != 0, -positional, positional)
-    return RawValues(psqt, positional)
+    positional = np.stack([_stack(forward, tensors, stack, x, INTEGERS) for stack in range(forward.num_stacks)], axis=1)
+    return RawValues(psqt, _of_mover(forward.first, positional, batch))
 
 
-def _stack(forward: IntegerForward, tensors: Mapping[str, np.ndarray], stack: int, x: np.ndarray) -> np.ndarray:
-    """Stages 4 and 5 in one stack, int64 [B]."""
+def unrounded(forward: IntegerForward, tensors: Mapping[str, np.ndarray], batch: Batch) -> np.ndarray:
+    """The score of stages 1 to 7 computed in real numbers, where nothing is rounded and nothing wraps around: float64
+    [B], of each position's own stack. A float model with the same weights gives the same, if the scales, shifts and
+    layers of the description are right."""
+    first, stack = forward.first, forward.stack(batch)
+    bias = tensors[first.bias].astype(np.float64)
+    sides = _seen(first, accumulate(batch, bias, side_by_side(tensors, first.weights)), batch)
+    x = _first_activated(first, [np.clip(side * 2.0**first.accumulator_shift, 0, first.clip) for side in sides], REALS)
+    positional, psqt = np.empty(len(batch)), np.zeros(len(batch))
+    for number in np.unique(stack):
+        chosen = stack == number
+        positional[chosen] = _stack(forward, tensors, number, x[chosen], REALS)
+    if first.psqt:
+        us, them = accumulate(batch, np.zeros(forward.num_stacks), side_by_side(tensors, first.psqt))
+        psqt = ((us - them) / 2)[np.arange(len(batch)), stack]
+    positional = _of_mover(first, positional[:, np.newaxis], batch)[:, 0]
+    return (psqt + positional) * forward.score_multiply / forward.score_divide
+
+
+def _stack(
+    forward: IntegerForward, tensors: Mapping[str, np.ndarray], stack: int, x: np.ndarray, arithmetic: Arithmetic
+) -> np.ndarray:
+    """Stages 4 and 5 in one stack, [B]."""
     vectors, sums = [x], []
     for layer in forward.layers:
         inputs = np.concatenate([vectors[number] for number in layer.inputs], axis=1)
@@ -302,10 +349,10 @@ def _stack(forward: IntegerForward, tensors: Mapping[str, np.ndarray], stack: in
             continue
         bias = tensors[layer.bias].reshape(-1, layer.outputs)[stack].astype(np.int64)
         # Where inputs have at most 16 bits, as weights do, sums are far below 2^53: exact in float64, and fast.
-        exact = np.int64 if forward.first.largest >= 2**16 else np.float64
-        total = (inputs.astype(exact) @ weight.astype(exact).T).astype(np.int64)
-        sums.append(wrap32(tdiv(total, layer.divide) + bias))
-        vectors.append(_activated(layer, sums[-1][:, : layer.activated]))
+        exact = np.int64 if x.dtype == np.int64 and forward.first.largest >= 2**16 else np.float64
+        total = (inputs.astype(exact) @ weight.astype(exact).T).astype(x.dtype)
+        sums.append(arithmetic.wrap(arithmetic.divide(total, layer.divide) + bias))
+        vectors.append(_activated(layer, sums[-1][:, : layer.activated], arithmetic))
     output = sums[-1][:, 0]
     if forward.is_float:
         output = output.astype(np.float64)
@@ -317,10 +364,10 @@ def _stack(forward: IntegerForward, tensors: Mapping[str, np.ndarray], stack: in
         if forward.is_float:
             output = output + straight / skip.divide
         else:
-            output = output + tdiv(wrap32(straight) if skip.wraps else straight, skip.divide)
-    if forward.is_float:
+            output = output + arithmetic.divide(arithmetic.wrap(straight) if skip.wraps else straight, skip.divide)
+    if forward.is_float and arithmetic is INTEGERS:
         return np.trunc(np.clip(output * forward.multiply / forward.divide, -MOST_FLOAT, MOST_FLOAT)).astype(np.int64)
-    return tdiv(output * forward.multiply, forward.divide)
+    return arithmetic.divide(output * forward.multiply, forward.divide)
 
 
 def _float_sums(layer: IntegerLayer, x: np.ndarray, weight: np.ndarray, bias: np.ndarray) -> np.ndarray:
@@ -348,14 +395,14 @@ def _float_activated(layer: IntegerLayer, y: np.ndarray) -> np.ndarray:
     return clamped
 
 
-def _activated(layer: IntegerLayer, y: np.ndarray) -> np.ndarray:
-    clamped: np.ndarray = np.clip(y >> layer.shift, 0, layer.clip)
+def _activated(layer: IntegerLayer, y: np.ndarray, arithmetic: Arithmetic) -> np.ndarray:
+    clamped: np.ndarray = np.clip(arithmetic.shift(y, layer.shift), 0, layer.clip)
     shift = 2 * layer.shift + layer.square_shift
     match layer.activation:
         case "screlu":
-            return np.asarray(np.clip(y, 0, layer.clip << layer.shift) ** 2 >> shift)
+            return arithmetic.shift(np.clip(y, 0, layer.clip << layer.shift) ** 2, shift)
         case "dual":
-            return np.concatenate([np.minimum(y * y >> shift, layer.clip), clamped], axis=1)
+            return np.concatenate([np.minimum(arithmetic.shift(y * y, shift), layer.clip), clamped], axis=1)
         case "none":
-            return np.asarray(np.clip(y >> layer.shift, INT16_MIN, INT16_MAX))
+            return np.asarray(np.clip(arithmetic.shift(y, layer.shift), INT16_MIN, INT16_MAX))
     return clamped

@@ -6,6 +6,8 @@ A net whose integer forward does not fit its tensors would otherwise train for d
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -15,22 +17,41 @@ from nnue_trainer.checkpoint import Checkpoint, load_into
 from nnue_trainer.errors import UserError, first_line, out_of_memory, shown
 from nnue_trainer.export import checkpoint_from_net, evaluate, net_from_checkpoint
 from nnue_trainer.export.check_positions import CHECK_POSITIONS
+from nnue_trainer.nets.activity import ActivityMeter
 from nnue_trainer.nets.base import NnueModel
+from nnue_trainer.nets.integer_forward import unrounded
 
-LARGEST, SHARE = 5.0, 0.25
-"""The bound of the root mean square of the difference: so many engine units, and this share of that of the outputs."""
+LARGEST, SHARE = 0.1, 0.005
+"""The bound of the root mean square of the difference between the float model and the integer forward in real numbers:
+so many engine units, and this share of that of the outputs. All built-in nets stay below 0.001 units and 10⁻⁶."""
+ROUNDING, ROUNDING_SHARE = 5.0, 0.25
+"""The same for what rounding and overflow add to that in integers."""
+_FILL = 0.1  # values of this size replace zeros: a PSQT or a bias of zero would hide its scale
 _OUTPUTS = 100.0  # engine units: fresh weights are enlarged until the outputs are as large as this
-_DOUBLINGS = 4
+_DOUBLINGS = 6
 
 
-def check_integers(model: NnueModel) -> None:
+def check_integers(model: NnueModel, saved: Checkpoint | None = None, path: str | Path = "") -> None:
     """UserError if the integers of a net cannot be evaluated, or do not evaluate as the float model with the same,
-    rounded weights does. `model` is on the CPU and is not changed. A net without integer arithmetic is not checked."""
+    rounded weights does: those of `model`, or of the checkpoint `saved`. `model` is on the CPU and is not changed. A
+    net without integer arithmetic is not checked."""
     net = model.net
     if net is None:
         return
+    _check(model, saved, path, ())
+    forward = net.integer_forward()
+    if forward is not None and forward.first.psqt:
+        # The layers without the PSQT columns, which may be much larger.
+        of_psqt = [tensor.source_parameter for tensor in net.tensors() if tensor.name in forward.first.psqt]
+        _check(model, saved, path, of_psqt)
+
+
+def _check(model: NnueModel, saved: Checkpoint | None, path: str | Path, zero: Sequence[str]) -> None:
+    """The check with the parameters called `zero` set to 0."""
+    net = model.net
+    assert net is not None
     try:
-        floats, integers = _evaluated(model)
+        floats, reals, integers = _evaluated(model, saved, path, zero)
     except NotImplementedError:
         return
     except UserError as error:
@@ -40,26 +61,45 @@ def check_integers(model: NnueModel) -> None:
             raise
         why = foreign.blame(error) or f"{type(error).__name__}: {shown(first_line(error))[:300]}"
         raise UserError(f"{net.name}: cannot be evaluated in integers: {why}") from error
-    rms, size = (float(np.sqrt(np.square(values).mean())) for values in (integers - floats, floats))
-    if not rms <= LARGEST + SHARE * size:
-        raise UserError(
-            f"{net.name}: integers and floats with the same weights differ by {rms:.1f} engine units rms on "
-            f"{len(floats)} positions, expected at most {LARGEST + SHARE * size:.1f} ({LARGEST:g} + {SHARE:.0%} of the "
-            f"outputs' rms, {size:.1f}): check scales and layers of its integer forward"
-        )
+    size = _rms(floats)
+    for found, expected, units, share, what in (
+        (reals, floats, LARGEST, SHARE, "without rounding, integers and floats"),
+        (integers, reals, ROUNDING, ROUNDING_SHARE, "integers with and without rounding"),
+    ):
+        if not _rms(found - expected) <= units + share * size:
+            raise UserError(
+                f"{net.name}: {what} with the same weights differ by {_rms(found - expected):.2f} engine units rms on "
+                f"{len(floats)} positions, expected at most {units + share * size:.2f} ({units:g} + {share:.1%} of the "
+                f"outputs' rms, {size:.1f}): check scales, shifts and layers of its integer forward"
+            )
+
+
+def _rms(values: np.ndarray) -> float:
+    return float(np.sqrt(np.square(values).mean()))
 
 
 @torch.no_grad()
-def _evaluated(model: NnueModel) -> tuple[np.ndarray, np.ndarray]:
-    """Engine units of some positions, by the float model with rounded weights and by the integers."""
+def _evaluated(
+    model: NnueModel, saved: Checkpoint | None, path: str | Path, zero: Sequence[str]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Engine units of some positions: by the float model with rounded weights, by the integers in real arithmetic, and
+    by the integers."""
     assert model.net is not None
     records = data.records_from_fens(list(CHECK_POSITIONS))
     batch = data.expand(records, model.feature_set)
     trial = copy.deepcopy(model)
+    if saved is not None:
+        load_into(saved.tensors["model"], trial, path)
+    generator = torch.Generator().manual_seed(0)
+    for parameter in trial.parameters():
+        if not parameter.any():
+            parameter.uniform_(-_FILL, _FILL, generator=generator)
+    for name in zero:
+        trial.get_parameter(name).zero_()
     for _ in range(_DOUBLINGS):
         for bound in trial.weight_bounds():
             bound.parameter[bound.first_row :][: bound.rows].clamp_(bound.low, bound.high)
-        if float(_scores(trial, batch).square().mean().sqrt()) >= _OUTPUTS:
+        if float(_scores(trial, batch).square().mean().sqrt()) >= _OUTPUTS and _reaches_its_limit(trial, batch):
             break
         for parameter in trial.parameters():
             parameter.mul_(2)
@@ -68,7 +108,19 @@ def _evaluated(model: NnueModel) -> tuple[np.ndarray, np.ndarray]:
     where = model.net.name
     quantized = net_from_checkpoint(Checkpoint(model.architecture, {"model": trial.state_dict()}), where, any_l1=True)
     load_into(checkpoint_from_net(quantized, where).tensors["model"], trial, where)
-    return _scores(trial, batch).numpy(), evaluate(quantized, records, every_stack=False).score.astype(np.float64)
+    integers = evaluate(quantized, records, every_stack=False).score.astype(np.float64)
+    floats, reals, forward = _scores(trial, batch).numpy(), None, quantized.net.integer_forward()
+    if forward is not None:  # else the net evaluates its integers itself
+        reals = unrounded(forward, quantized.tensors, data.expand(records, quantized.net.integer_feature_set))
+    return floats, floats if reals is None else reals, integers
+
+
+def _reaches_its_limit(model: NnueModel, batch: data.Batch) -> bool:
+    """Whether any neuron of the first layer does: otherwise a wrong limit would not be seen."""
+    meter = ActivityMeter(model)
+    meter.add(batch)
+    found = meter.result()
+    return found is None or bool(found.saturated.any())
 
 
 def _scores(model: NnueModel, batch: data.Batch) -> torch.Tensor:

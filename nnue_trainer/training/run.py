@@ -142,8 +142,8 @@ def _train_stage(stage: StageOfRun, folder: RunFolder, ranks: Ranks, device: tor
         checkpoint.load_into(begin.checkpoint.tensors["model"], model, path)
     elif recipe.training.initial_weights and begin.checkpoint is None:
         weights = warm_start.start_from(Path(recipe.training.initial_weights), model, say)
-    if begin.checkpoint is None and ranks.writes:
-        check_integers(model)
+    if ranks.writes:
+        check_integers(model, saved, path)
     # Of a resumed run all that is loaded; each machine may have a copy of the folder of its own.
     tensors = begin.checkpoint.tensors if begin.checkpoint is not None else {"model": model.state_dict()}
     weights_digest = digest(tensors).hex() if ranks.several else ""

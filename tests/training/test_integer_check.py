@@ -1,0 +1,70 @@
+"""Integer forwards that are subtly wrong are refused before the first step, and when a run is resumed."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from nnue_trainer import nets
+from nnue_trainer.checkpoint import Checkpoint
+from nnue_trainer.errors import UserError
+from nnue_trainer.nets.base import NnueModel
+from nnue_trainer.nets.integer_forward import IntegerForward
+from nnue_trainer.training.integer_check import check_integers
+
+NETS = {
+    "layered": {
+        "kind": "layered",
+        "inputs": "Chess768",
+        "output_buckets": {"count": 2},
+        "hidden": 16,
+        "activation": "crelu",
+        "psqt": True,
+        "layers": [{"outputs": 8, "activation": "screlu"}, {"outputs": 4, "activation": "crelu"}],
+    },
+    "sfnnv5": {"kind": "sfnnv5", "l1": 32},
+}
+
+
+@pytest.fixture(params=NETS)
+def model(request: pytest.FixtureRequest) -> NnueModel:
+    torch.manual_seed(0)
+    return nets.build(nets.parse(NETS[request.param], "net"))
+
+
+def forward_of(model: NnueModel) -> IntegerForward:
+    assert model.net is not None
+    forward = model.net.integer_forward()
+    assert forward is not None
+    return forward
+
+
+def wrongs(forward: IntegerForward) -> dict[str, IntegerForward]:
+    """Each of them wrong in one place."""
+    found = {
+        "psqt": replace(forward, first=replace(forward.first, psqt=())),
+        "clip": replace(forward, first=replace(forward.first, clip=forward.first.clip // 2)),
+        "multiply": replace(forward, multiply=forward.multiply * 51, divide=forward.divide * 50),
+    }
+    for number, layer in enumerate(forward.layers):
+        for field in ("shift", "divide"):
+            if (field == "shift" and not layer.activated) or (field == "divide" and number):
+                continue
+            value = layer.shift + 1 if field == "shift" else 2 * layer.divide
+            layers = [*forward.layers]
+            layers[number] = replace(layer, **{field: value})
+            found[f"{field} of layer {number}"] = replace(forward, layers=tuple(layers))
+    return found
+
+
+def test_a_right_one_passes(model: NnueModel) -> None:
+    check_integers(model)
+
+
+def test_a_wrong_one_is_refused(model: NnueModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved = Checkpoint(model.architecture, {"model": {k: v.clone() for k, v in model.state_dict().items()}})
+    for forward in wrongs(forward_of(model)).values():
+        monkeypatch.setattr(type(model.net), "integer_forward", lambda self, forward=forward: forward)
+        for resumed in (None, saved):
+            with pytest.raises(UserError, match=r"differ by|cannot be evaluated in integers"):
+                check_integers(model, resumed, "x.safetensors")
