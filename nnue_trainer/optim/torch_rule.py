@@ -59,10 +59,22 @@ class TorchRule(Rule):
         for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
             if rate != 1:
                 group["lr"] *= rate
+        self._wide = 0  # parameters whose counts are wide
         self._initial = self._captured().node
 
     def step(self) -> None:
         self.optimizer.step()
+        if len(self.optimizer.state) != self._wide:
+            self._widen_counts()
+
+    def _widen_counts(self) -> None:
+        """Makes counts of steps on the host float64: torch's are float32, which ends at 2²⁴. Counts on the device stay:
+        the rules that have them compute the same from a million steps on."""
+        for state in self.optimizer.state.values():
+            step = state.get("step") if isinstance(state, dict) else None
+            if isinstance(step, Tensor) and step.dtype == torch.float32 and step.dim() == 0 and step.is_cpu:
+                state["step"] = step.double()
+        self._wide = len(self.optimizer.state)
 
     def set_lr(self, lr: float) -> None:
         if not self.capturable:
@@ -77,9 +89,10 @@ class TorchRule(Rule):
         state = dict(state)
         if TEXT not in state:
             self._load_earlier(state)
-            return
-        node = from_tensor(state.pop(TEXT))
-        restore(self.optimizer, node, state, self.work.parameters, counts_on_host=not self.capturable)
+        else:
+            node = from_tensor(state.pop(TEXT))
+            restore(self.optimizer, node, state, self.work.parameters, counts_on_host=not self.capturable)
+        self._widen_counts()
 
     def changed(self) -> list[Tensor]:
         parameters = [parameter.detach() for parameter in self.work.parameters.values()]
