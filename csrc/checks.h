@@ -2,6 +2,7 @@
 // what was expected. The checks look at metadata only, so the same code serves CPU and CUDA.
 #pragma once
 
+#include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 #include <torch/headeronly/core/ScalarType.h>
@@ -12,6 +13,8 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <utility>
+#include <vector>
 
 namespace nnue {
 
@@ -71,6 +74,49 @@ std::string shape_text(const Sizes& sizes) {
     for (const int64_t size : sizes) out += (out.empty() ? "[" : ", ") + (size < 0 ? "any" : text(size));
     return out.empty() ? "[]" : out + "]";
 }
+
+inline bool is_missing(const Tensor& tensor) {
+    return !tensor.defined();
+}
+inline bool is_missing(const std::optional<Tensor>& tensor) {
+    return tensor && is_missing(*tensor);
+}
+inline bool is_missing(const std::vector<Tensor>& tensors) {
+    return std::any_of(tensors.begin(), tensors.end(), [](const Tensor& tensor) { return is_missing(tensor); });
+}
+template <class Value>
+bool is_missing(const Value&) {
+    return false;
+}
+
+// An operator whose tensor arguments are checked to be there first: None becomes a tensor that is not defined, and
+// every function of the stable ABI fails on it. `Name::text()` is the operator's name. NNUE_IMPL makes one.
+template <class Name, auto function>
+struct Checked;
+template <class Name, class Result, class... Arguments, Result (*function)(Arguments...)>
+struct Checked<Name, function> {
+    static Result call(Arguments... arguments) {
+        int number = 0;
+        (check_defined(++number, arguments), ...);
+        return function(std::forward<Arguments>(arguments)...);
+    }
+
+  private:
+    template <class Value>
+    static void check_defined(int number, const Value& value) {
+        if (!is_missing(value)) return;
+        fail(Name::text(), ("argument " + text(number)).c_str(), "None", "a tensor");
+    }
+};
+
+// Registers the implementation of an operator, within STABLE_TORCH_LIBRARY_IMPL(nnue, …, m).
+#define NNUE_IMPL(m, name, function)                                     \
+    do {                                                                 \
+        struct Name {                                                    \
+            static const char* text() { return name; }                   \
+        };                                                               \
+        m.impl(name, TORCH_BOX((&nnue::Checked<Name, function>::call))); \
+    } while (false)
 
 inline std::string device_name(const Tensor& tensor) {
     if (tensor.is_cpu()) return "cpu";

@@ -42,8 +42,8 @@ STABLE_TORCH_LIBRARY(nnue, m) {
         "-> (Tensor rows, Tensor grad_rows, Tensor grad_bias, Tensor grad_psqt)");
     m.def(
         "perspective_transformer_layout(int positions, int max_active, int num_features, int bucket_size, "
-        "int num_bucketed, int weight_bytes) -> str");
-    m.def("perspective_transformer_kernels(int device) -> str");
+        "int num_bucketed, int weight_bytes) -> Tensor");
+    m.def("perspective_transformer_kernels(int device) -> Tensor");
 
     // Contracts: expand_features.h.
     m.def(

@@ -35,8 +35,8 @@
 // of the bias is made here.
 //
 // The layouts of `plan` and `saved` are private to this version of the library and to the kernels;
-// perspective_transformer_layout describes those of CUDA, for fake kernels and tests. A PSQT bucket outside [0, P) is
-// an error, which CUDA reports as it reports an illegal index (cuda/index_check.cuh).
+// perspective_transformer_layout describes those of CUDA, for fake kernels and tests, in a text of uint8 [n]. A PSQT
+// bucket outside [0, P) is an error, which CUDA reports as it reports an illegal index (cuda/index_check.cuh).
 //
 // On CUDA there are two sets of kernels, and bucket_size says which of them runs: 0 asks for the portable ones, which
 // every GPU of compute capability 8.0 or later has and which take any rows (num_bucketed is not used); N must be a

@@ -10,7 +10,7 @@ from nnue_trainer import _library
 
 def _table() -> dict[str, dict[str, int]]:
     _library.require()
-    lines = bytes(torch.ops.nnue.enumerations().tolist()).decode().splitlines()
+    lines = _library.as_text(torch.ops.nnue.enumerations()).splitlines()
     pairs = (line.split(": ") for line in lines)
     return {argument: {word: code for code, word in enumerate(words.split(", "))} for argument, words in pairs}
 

@@ -90,6 +90,11 @@ def build_info(path: Path) -> dict[str, Any] | None:
     return info
 
 
+def as_text(text: torch.Tensor) -> str:
+    """A text that an operator returned, uint8 [n]."""
+    return bytes(text.tolist()).decode()
+
+
 def as_bytes(text: str) -> torch.Tensor:
-    """A text as operators take it: its bytes, uint8 [n]. No operator has a str argument: csrc/enumerations.h."""
+    """A text as operators take it: its bytes, uint8 [n]. No operator takes or returns a str: csrc/enumerations.h."""
     return torch.tensor(list(text.encode()), dtype=torch.uint8, device="cpu")

@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from nnue_trainer import _derivatives, ops
+from nnue_trainer._library import as_text
 
 __all__ = ["PerspectivePlan", "is_fused", "perspective_plan", "perspective_transformer", "set_cuda_kernels"]
 
@@ -54,7 +55,8 @@ _MODES: tuple[CudaKernels, ...] = get_args(CudaKernels)
 def _layout(namespace: str, shape: tuple[int, ...]) -> dict[str, Any]:
     """Where the pieces of a plan lie on CUDA, and how many rows `saved` has, for rows of these sizes."""
     with _disable_current_modes():
-        found: dict[str, Any] = json.loads(getattr(torch.ops, namespace).perspective_transformer_layout(*shape))
+        text = as_text(getattr(torch.ops, namespace).perspective_transformer_layout(*shape))
+    found: dict[str, Any] = json.loads(text)
     return found
 
 
@@ -278,8 +280,14 @@ def _made_for(
     return [*buckets, weight_dtype.itemsize]
 
 
+@functools.cache  # it is asked for at each step
+def _found_kernels(device: int) -> str:
+    with _disable_current_modes():
+        return as_text(torch.ops.nnue.perspective_transformer_kernels(device))
+
+
 def _kernels_of(device: int) -> str:
-    return str(torch.ops.nnue.perspective_transformer_kernels(device))
+    return _found_kernels(device)
 
 
 # This is what torch.compiler.assume_constant_result does. That function imports torch._dynamo, which takes two seconds,

@@ -30,5 +30,5 @@ Tensor enumerations_op() {
 }  // namespace nnue
 
 STABLE_TORCH_LIBRARY_IMPL(nnue, CompositeExplicitAutograd, m) {
-    m.impl("enumerations", TORCH_BOX(&nnue::enumerations_op));
+    NNUE_IMPL(m, "enumerations", &nnue::enumerations_op);
 }

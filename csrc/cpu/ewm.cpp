@@ -112,5 +112,5 @@ Tensor ewm_op(const Tensor& x_in, int64_t statistic, double alpha, bool adjust, 
 }  // namespace nnue::ewm
 
 STABLE_TORCH_LIBRARY_IMPL(nnue, CPU, m) {
-    m.impl("ewm", TORCH_BOX(&nnue::ewm::ewm_op));
+    NNUE_IMPL(m, "ewm", &nnue::ewm::ewm_op);
 }

@@ -95,11 +95,11 @@ void add_feature_set_op(const Tensor& name, const Tensor& library) {
 }  // namespace nnue::expand_features
 
 STABLE_TORCH_LIBRARY_IMPL(nnue, CompositeExplicitAutograd, m) {
-    m.impl("name_feature_set", TORCH_BOX(&nnue::expand_features::name_feature_set_op));
-    m.impl("add_feature_set", TORCH_BOX(&nnue::expand_features::add_feature_set_op));
+    NNUE_IMPL(m, "name_feature_set", &nnue::expand_features::name_feature_set_op);
+    NNUE_IMPL(m, "add_feature_set", &nnue::expand_features::add_feature_set_op);
 }
 
 STABLE_TORCH_LIBRARY_IMPL(nnue, CPU, m) {
-    m.impl("expand_features", TORCH_BOX(&nnue::expand_features::expand_op));
-    m.impl("expand_features_into", TORCH_BOX(&nnue::expand_features::expand_into_op));
+    NNUE_IMPL(m, "expand_features", &nnue::expand_features::expand_op);
+    NNUE_IMPL(m, "expand_features_into", &nnue::expand_features::expand_into_op);
 }

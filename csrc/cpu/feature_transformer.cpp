@@ -183,6 +183,6 @@ std::tuple<Tensor, Tensor, Tensor> backward_op(const Tensor& grad_output_in, con
 }  // namespace nnue::feature_transformer
 
 STABLE_TORCH_LIBRARY_IMPL(nnue, CPU, m) {
-    m.impl("feature_transformer_forward", TORCH_BOX(&nnue::feature_transformer::forward_op));
-    m.impl("feature_transformer_backward", TORCH_BOX(&nnue::feature_transformer::backward_op));
+    NNUE_IMPL(m, "feature_transformer_forward", &nnue::feature_transformer::forward_op);
+    NNUE_IMPL(m, "feature_transformer_backward", &nnue::feature_transformer::backward_op);
 }

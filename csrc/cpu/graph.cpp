@@ -163,7 +163,7 @@ Tensor random_walks_op(const Tensor& offsets, const Tensor& targets, const std::
 }  // namespace nnue::graph
 
 STABLE_TORCH_LIBRARY_IMPL(nnue, CPU, m) {
-    m.impl("pack_bits", TORCH_BOX(&nnue::graph::pack_bits_op));
-    m.impl("bit_counts", TORCH_BOX(&nnue::graph::bit_counts_op));
-    m.impl("random_walks", TORCH_BOX(&nnue::graph::random_walks_op));
+    NNUE_IMPL(m, "pack_bits", &nnue::graph::pack_bits_op);
+    NNUE_IMPL(m, "bit_counts", &nnue::graph::bit_counts_op);
+    NNUE_IMPL(m, "random_walks", &nnue::graph::random_walks_op);
 }

@@ -47,6 +47,6 @@ Tensor backward_op(Tensors gradients, Tensors parameters, std::vector<int64_t> r
 }  // namespace nnue::integers
 
 STABLE_TORCH_LIBRARY_IMPL(nnue, CPU, m) {
-    m.impl("to_integers", TORCH_BOX(&nnue::integers::forward_op));
-    m.impl("to_integers_backward", TORCH_BOX(&nnue::integers::backward_op));
+    NNUE_IMPL(m, "to_integers", &nnue::integers::forward_op);
+    NNUE_IMPL(m, "to_integers_backward", &nnue::integers::backward_op);
 }

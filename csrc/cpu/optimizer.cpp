@@ -363,9 +363,9 @@ void catch_up_op(const Tensor& weight, Tensors moments, const std::optional<Tens
 }  // namespace nnue::optimizer
 
 STABLE_TORCH_LIBRARY_IMPL(nnue, CPU, m) {
-    m.impl("optimizer_begin", TORCH_BOX(&nnue::optimizer::begin_op));
-    m.impl("optimizer_update", TORCH_BOX(&nnue::optimizer::update_op));
-    m.impl("optimizer_mark_rows", TORCH_BOX(&nnue::optimizer::mark_rows_op));
-    m.impl("optimizer_update_rows", TORCH_BOX(&nnue::optimizer::update_rows_op));
-    m.impl("optimizer_catch_up", TORCH_BOX(&nnue::optimizer::catch_up_op));
+    NNUE_IMPL(m, "optimizer_begin", &nnue::optimizer::begin_op);
+    NNUE_IMPL(m, "optimizer_update", &nnue::optimizer::update_op);
+    NNUE_IMPL(m, "optimizer_mark_rows", &nnue::optimizer::mark_rows_op);
+    NNUE_IMPL(m, "optimizer_update_rows", &nnue::optimizer::update_rows_op);
+    NNUE_IMPL(m, "optimizer_catch_up", &nnue::optimizer::catch_up_op);
 }

@@ -389,8 +389,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward_rows_op(const Tensor& grad_o
 }  // namespace nnue::perspective_transformer
 
 STABLE_TORCH_LIBRARY_IMPL(nnue, CPU, m) {
-    m.impl("perspective_plan", TORCH_BOX(&nnue::perspective_transformer::plan_op));
-    m.impl("perspective_transformer_forward", TORCH_BOX(&nnue::perspective_transformer::forward_op));
-    m.impl("perspective_transformer_backward", TORCH_BOX(&nnue::perspective_transformer::backward_op));
-    m.impl("perspective_transformer_backward_rows", TORCH_BOX(&nnue::perspective_transformer::backward_rows_op));
+    NNUE_IMPL(m, "perspective_plan", &nnue::perspective_transformer::plan_op);
+    NNUE_IMPL(m, "perspective_transformer_forward", &nnue::perspective_transformer::forward_op);
+    NNUE_IMPL(m, "perspective_transformer_backward", &nnue::perspective_transformer::backward_op);
+    NNUE_IMPL(m, "perspective_transformer_backward_rows", &nnue::perspective_transformer::backward_rows_op);
 }

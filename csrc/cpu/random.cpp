@@ -26,5 +26,5 @@ void random_fill_op(const Tensor& out, int64_t distribution, int64_t seed, int64
 }  // namespace nnue::random
 
 STABLE_TORCH_LIBRARY_IMPL(nnue, CPU, m) {
-    m.impl("random_fill", TORCH_BOX(&nnue::random::random_fill_op));
+    NNUE_IMPL(m, "random_fill", &nnue::random::random_fill_op);
 }

@@ -226,6 +226,6 @@ Tensor rolling_quantile_op(const Tensor& x_in, int64_t first, int64_t length, in
 }  // namespace nnue::rolling
 
 STABLE_TORCH_LIBRARY_IMPL(nnue, CPU, m) {
-    m.impl("rolling", TORCH_BOX(&nnue::rolling::rolling_op));
-    m.impl("rolling_quantile", TORCH_BOX(&nnue::rolling::rolling_quantile_op));
+    NNUE_IMPL(m, "rolling", &nnue::rolling::rolling_op);
+    NNUE_IMPL(m, "rolling_quantile", &nnue::rolling::rolling_quantile_op);
 }

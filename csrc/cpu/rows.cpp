@@ -146,6 +146,6 @@ void row_norms_op(const Tensor& x_in, const std::optional<Tensor>& sums, const s
 }  // namespace nnue::rows
 
 STABLE_TORCH_LIBRARY_IMPL(nnue, CPU, m) {
-    m.impl("transpose", TORCH_BOX(&nnue::rows::transpose_op));
-    m.impl("row_norms", TORCH_BOX(&nnue::rows::row_norms_op));
+    NNUE_IMPL(m, "transpose", &nnue::rows::transpose_op);
+    NNUE_IMPL(m, "row_norms", &nnue::rows::row_norms_op);
 }

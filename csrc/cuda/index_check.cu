@@ -189,8 +189,8 @@ void raise_cuda_index_errors() {
 }  // namespace nnue::cuda
 
 STABLE_TORCH_LIBRARY_IMPL(nnue, CompositeExplicitAutograd, m) {
-    m.impl("set_cuda_index_check", TORCH_BOX(&nnue::cuda::set_cuda_index_check));
-    m.impl("raise_cuda_index_errors", TORCH_BOX(&nnue::cuda::raise_cuda_index_errors));
+    NNUE_IMPL(m, "set_cuda_index_check", &nnue::cuda::set_cuda_index_check);
+    NNUE_IMPL(m, "raise_cuda_index_errors", &nnue::cuda::raise_cuda_index_errors);
 }
 
 NNUE_BUILD_INFO("\"library\": \"cuda\", \"cuda\": \"" NNUE_STRINGIZE(__CUDACC_VER_MAJOR__) "." NNUE_STRINGIZE(

@@ -11,6 +11,7 @@
 #include <tuple>
 #include <vector>
 
+#include "../enumerations.h"
 #include "../perspective_transformer.h"
 #include "common.cuh"
 #include "hopper/bucketed.cuh"
@@ -181,35 +182,35 @@ Tensor psqt_op(std::vector<Tensor> batch_in, std::vector<int64_t> made_for_in, c
 
 // Where the pieces of a plan lie, and how many rows `saved` has, as JSON: {"slots": rows of saved, "plan": {"bytes": …,
 // "pieces": {name: [begin, bytes], …}}}.
-std::string layout(int64_t positions, int64_t max_active, int64_t num_features, int64_t bucket_size,
-                   int64_t num_bucketed, int64_t weight_bytes) {
+Tensor layout_op(int64_t positions, int64_t max_active, int64_t num_features, int64_t bucket_size, int64_t num_bucketed,
+                 int64_t weight_bytes) {
     const MadeFor made_for{bucket_size, num_bucketed, weight_bytes};
-    if (is_portable(made_for)) return portable::layout(positions, max_active, num_features);
+    if (is_portable(made_for)) return text_tensor(portable::layout(positions, max_active, num_features));
     if constexpr (kBuiltFor90) {
-        return bucketed::layout(positions, max_active, num_features, made_for);
+        return text_tensor(bucketed::layout(positions, max_active, num_features, made_for));
     } else {
         refuse("perspective_transformer_layout", made_for);
     }
 }
 
 // Which kernels a device has, the fastest first, with a space between: "hopper portable", "portable", or none.
-std::string kernels(int64_t device) {
+Tensor kernels_op(int64_t device) {
     const auto [major, minor] = capability_of(static_cast<int>(device));
-    if (major < 8 || !portable::runs_on(static_cast<int>(device))) return "";
-    return major == 9 && minor == 0 && kBuiltFor90 ? "hopper portable" : "portable";
+    if (major < 8 || !portable::runs_on(static_cast<int>(device))) return text_tensor("");
+    return text_tensor(major == 9 && minor == 0 && kBuiltFor90 ? "hopper portable" : "portable");
 }
 
 }  // namespace
 }  // namespace nnue::perspective_transformer
 
 STABLE_TORCH_LIBRARY_IMPL(nnue, CUDA, m) {
-    m.impl("perspective_plan", TORCH_BOX(&nnue::perspective_transformer::plan_op));
-    m.impl("perspective_transformer_forward", TORCH_BOX(&nnue::perspective_transformer::forward_op));
-    m.impl("perspective_transformer_backward", TORCH_BOX(&nnue::perspective_transformer::backward_op));
-    m.impl("perspective_psqt", TORCH_BOX(&nnue::perspective_transformer::psqt_op));
+    NNUE_IMPL(m, "perspective_plan", &nnue::perspective_transformer::plan_op);
+    NNUE_IMPL(m, "perspective_transformer_forward", &nnue::perspective_transformer::forward_op);
+    NNUE_IMPL(m, "perspective_transformer_backward", &nnue::perspective_transformer::backward_op);
+    NNUE_IMPL(m, "perspective_psqt", &nnue::perspective_transformer::psqt_op);
 }
 
 STABLE_TORCH_LIBRARY_IMPL(nnue, CompositeExplicitAutograd, m) {
-    m.impl("perspective_transformer_kernels", TORCH_BOX(&nnue::perspective_transformer::kernels));
-    m.impl("perspective_transformer_layout", TORCH_BOX(&nnue::perspective_transformer::layout));
+    NNUE_IMPL(m, "perspective_transformer_kernels", &nnue::perspective_transformer::kernels_op);
+    NNUE_IMPL(m, "perspective_transformer_layout", &nnue::perspective_transformer::layout_op);
 }

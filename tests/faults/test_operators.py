@@ -31,12 +31,10 @@ def calls() -> Iterator[dict[str, list[Call]]]:
 
 
 def test_no_operator_takes_a_text() -> None:
-    """The stable ABI leaks the string of every str argument; csrc/enumerations.h says what to do instead."""
+    """The stable ABI leaks the string of every str argument and result; csrc/enumerations.h has the alternative."""
     names = [n.partition("::")[2] for n in torch._C._dispatch_get_all_op_names() if n.startswith("nnue::")]
     assert "rolling" in names
-    # These two return a text once per shape and device; their results are kept (nnue_trainer/perspectives.py).
-    cached = {"perspective_transformer_layout", "perspective_transformer_kernels"}
-    assert {name for name in names if takes_text(name.partition(".")[0])} == cached
+    assert [name for name in names if takes_text(name.partition(".")[0])] == []
 
 
 def test_calls_are_recorded_of_every_operator(calls: dict[str, list[Call]]) -> None:
@@ -52,6 +50,27 @@ def test_no_operator_keeps_memory(calls: dict[str, list[Call]]) -> None:
     assert kept_by(lambda: kept.append(bytes(1000)), 100, 1) > 1000
     leaks = {name: bytes_ for name, bytes_ in found.items() if abs(bytes_) > BOUND}
     assert leaks == {}
+
+
+def test_a_tensor_that_is_not_there_is_named(calls: dict[str, list[Call]]) -> None:
+    """Every argument that must be a tensor, of every operator, and None in its place."""
+    tried = 0
+    for name, (call, *_) in calls.items():
+        names, values = call.with_all_arguments()
+        arguments = call.operator._schema.arguments
+        for place, argument in enumerate(arguments):
+            if str(argument.type) != "Tensor":
+                continue
+            without = [*values[:place], None, *values[place + 1 :]]
+            with pytest.raises((RuntimeError, NotImplementedError)) as caught:
+                call.operator(**dict(zip(names, without, strict=True)))
+            said = str(caught.value)
+            assert "aoti" not in said, (name, argument.name, said)
+            # torch itself refuses a call without any tensor, as it cannot tell the device.
+            expected = f"nnue::{name}: argument {place + 1}: found None, expected a tensor"
+            assert expected in said or "no tensor arguments to this function" in said
+            tried += expected in said
+    assert tried > 30
 
 
 def test_wrong_calls_do_not_end_the_process() -> None:

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from nnue_trainer._library import as_text
 from nnue_trainer.perspectives import PerspectivePlan, number_of, perspective_plan
 
 NEAR = 384
@@ -32,7 +33,7 @@ DTYPES = {
 
 def open_pieces(memory: NDArray[np.uint8], library: str, sizes: tuple[int, ...]) -> dict[str, NDArray[Any]]:
     """The pieces of a plan, where the library says that they lie."""
-    layout = json.loads(getattr(torch.ops, library).perspective_transformer_layout(*sizes))["plan"]
+    layout = json.loads(as_text(getattr(torch.ops, library).perspective_transformer_layout(*sizes)))["plan"]
     assert len(memory) == layout["bytes"]
     return {
         name: memory[begin : begin + size].copy().view(DTYPES.get(name, np.int32))

@@ -12,6 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from nnue_trainer._library import as_text
+
 RECORDS = {"slots": 4, "tasks": 4, "long_lists": 4, "counts": 2}
 DTYPES = {"slot_cost": np.int64, "task_cost": np.int64, "black_first": np.uint8}
 
@@ -39,9 +41,8 @@ def make_rows(positions: int, max_active: int, features: int, seed: int) -> Tens
 
 def check_plan(library: str, plan: Tensor, white: Tensor, black: Tensor, black_to_move: Tensor, features: int) -> None:
     (positions, max_active), rows = white.shape, 2 * len(white)
-    layout = json.loads(
-        getattr(torch.ops, library).perspective_transformer_layout(positions, max_active, features, 0, features, 4)
-    )
+    layout_of = getattr(torch.ops, library).perspective_transformer_layout
+    layout = json.loads(as_text(layout_of(positions, max_active, features, 0, features, 4)))
     memory = plan.cpu().numpy()
     assert layout["slots"] == rows
     assert len(memory) == layout["plan"]["bytes"]

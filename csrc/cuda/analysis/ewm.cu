@@ -65,5 +65,5 @@ Tensor ewm_op(const Tensor& x_in, int64_t statistic, double alpha, bool adjust, 
 }  // namespace nnue::cuda::analysis
 
 STABLE_TORCH_LIBRARY_IMPL(nnue, CUDA, m) {
-    m.impl("ewm", TORCH_BOX(&nnue::cuda::analysis::ewm_op));
+    NNUE_IMPL(m, "ewm", &nnue::cuda::analysis::ewm_op);
 }

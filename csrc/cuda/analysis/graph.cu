@@ -69,7 +69,7 @@ Tensor random_walks_op(const Tensor& offsets, const Tensor& targets, const std::
 }  // namespace nnue::cuda::analysis
 
 STABLE_TORCH_LIBRARY_IMPL(nnue, CUDA, m) {
-    m.impl("pack_bits", TORCH_BOX(&nnue::cuda::analysis::pack_bits_op));
-    m.impl("bit_counts", TORCH_BOX(&nnue::cuda::analysis::bit_counts_op));
-    m.impl("random_walks", TORCH_BOX(&nnue::cuda::analysis::random_walks_op));
+    NNUE_IMPL(m, "pack_bits", &nnue::cuda::analysis::pack_bits_op);
+    NNUE_IMPL(m, "bit_counts", &nnue::cuda::analysis::bit_counts_op);
+    NNUE_IMPL(m, "random_walks", &nnue::cuda::analysis::random_walks_op);
 }

@@ -110,5 +110,5 @@ Tensor rolling_quantile_op(const Tensor& x_in, int64_t first, int64_t length, in
 }  // namespace nnue::cuda::analysis
 
 STABLE_TORCH_LIBRARY_IMPL(nnue, CUDA, m) {
-    m.impl("rolling_quantile", TORCH_BOX(&nnue::cuda::analysis::rolling_quantile_op));
+    NNUE_IMPL(m, "rolling_quantile", &nnue::cuda::analysis::rolling_quantile_op);
 }

@@ -34,5 +34,5 @@ void random_fill_op(const Tensor& out, int64_t distribution, int64_t seed, int64
 }  // namespace nnue::cuda::analysis
 
 STABLE_TORCH_LIBRARY_IMPL(nnue, CUDA, m) {
-    m.impl("random_fill", TORCH_BOX(&nnue::cuda::analysis::random_fill_op));
+    NNUE_IMPL(m, "random_fill", &nnue::cuda::analysis::random_fill_op);
 }

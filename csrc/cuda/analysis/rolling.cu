@@ -130,5 +130,5 @@ Tensor rolling_op(const Tensor& x_in, const std::optional<Tensor>& y_in, int64_t
 }  // namespace nnue::cuda::analysis
 
 STABLE_TORCH_LIBRARY_IMPL(nnue, CUDA, m) {
-    m.impl("rolling", TORCH_BOX(&nnue::cuda::analysis::rolling_op));
+    NNUE_IMPL(m, "rolling", &nnue::cuda::analysis::rolling_op);
 }

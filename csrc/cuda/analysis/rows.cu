@@ -347,6 +347,6 @@ void row_norms_op(const Tensor& x_in, const std::optional<Tensor>& sums, const s
 }  // namespace nnue::cuda::analysis
 
 STABLE_TORCH_LIBRARY_IMPL(nnue, CUDA, m) {
-    m.impl("transpose", TORCH_BOX(&nnue::cuda::analysis::transpose_op));
-    m.impl("row_norms", TORCH_BOX(&nnue::cuda::analysis::row_norms_op));
+    NNUE_IMPL(m, "transpose", &nnue::cuda::analysis::transpose_op);
+    NNUE_IMPL(m, "row_norms", &nnue::cuda::analysis::row_norms_op);
 }

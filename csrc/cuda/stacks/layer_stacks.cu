@@ -614,17 +614,17 @@ bool available_op(int64_t device, int64_t description) {
 }  // namespace nnue::cuda::stacks
 
 STABLE_TORCH_LIBRARY_IMPL(nnue, CUDA, m) {
-    m.impl("stack_order", TORCH_BOX(&nnue::cuda::stacks::order_op));
-    m.impl("layer_stacks_first", TORCH_BOX(&nnue::cuda::stacks::first_op));
-    m.impl("layer_stacks_forward", TORCH_BOX(&nnue::cuda::stacks::forward_op));
-    m.impl("layer_stacks_backward", TORCH_BOX(&nnue::cuda::stacks::backward_op));
-    m.impl("layer_stacks_loss", TORCH_BOX(&nnue::cuda::stacks::loss_op));
-    m.impl("layer_stacks_gradients", TORCH_BOX(&nnue::cuda::stacks::gradients_op));
-    m.impl("layer_stacks_gradients_through", TORCH_BOX(&nnue::cuda::stacks::through_op));
-    m.impl("layer_stacks_add_shares", TORCH_BOX(&nnue::cuda::stacks::add_shares_op));
+    NNUE_IMPL(m, "stack_order", &nnue::cuda::stacks::order_op);
+    NNUE_IMPL(m, "layer_stacks_first", &nnue::cuda::stacks::first_op);
+    NNUE_IMPL(m, "layer_stacks_forward", &nnue::cuda::stacks::forward_op);
+    NNUE_IMPL(m, "layer_stacks_backward", &nnue::cuda::stacks::backward_op);
+    NNUE_IMPL(m, "layer_stacks_loss", &nnue::cuda::stacks::loss_op);
+    NNUE_IMPL(m, "layer_stacks_gradients", &nnue::cuda::stacks::gradients_op);
+    NNUE_IMPL(m, "layer_stacks_gradients_through", &nnue::cuda::stacks::through_op);
+    NNUE_IMPL(m, "layer_stacks_add_shares", &nnue::cuda::stacks::add_shares_op);
 }
 
 STABLE_TORCH_LIBRARY_IMPL(nnue, CompositeExplicitAutograd, m) {
-    m.impl("layer_stacks_describe", TORCH_BOX(&nnue::cuda::stacks::describe_op));
-    m.impl("layer_stacks_available", TORCH_BOX(&nnue::cuda::stacks::available_op));
+    NNUE_IMPL(m, "layer_stacks_describe", &nnue::cuda::stacks::describe_op);
+    NNUE_IMPL(m, "layer_stacks_available", &nnue::cuda::stacks::available_op);
 }

@@ -92,6 +92,6 @@ Tensor backward_op(Tensors gradients, Tensors parameters, std::vector<int64_t> p
 }  // namespace nnue::cuda::step
 
 STABLE_TORCH_LIBRARY_IMPL(nnue, CUDA, m) {
-    m.impl("to_integers", TORCH_BOX(&nnue::cuda::step::forward_op));
-    m.impl("to_integers_backward", TORCH_BOX(&nnue::cuda::step::backward_op));
+    NNUE_IMPL(m, "to_integers", &nnue::cuda::step::forward_op);
+    NNUE_IMPL(m, "to_integers_backward", &nnue::cuda::step::backward_op);
 }

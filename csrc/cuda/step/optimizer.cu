@@ -142,6 +142,6 @@ void update_op(Tensors weights, Tensors gradients, Tensors moments, Tensors copi
 }  // namespace nnue::cuda::optimizer_step
 
 STABLE_TORCH_LIBRARY_IMPL(nnue, CUDA, m) {
-    m.impl("optimizer_begin", TORCH_BOX(&nnue::cuda::optimizer_step::begin_op));
-    m.impl("optimizer_update", TORCH_BOX(&nnue::cuda::optimizer_step::update_op));
+    NNUE_IMPL(m, "optimizer_begin", &nnue::cuda::optimizer_step::begin_op);
+    NNUE_IMPL(m, "optimizer_update", &nnue::cuda::optimizer_step::update_op);
 }
