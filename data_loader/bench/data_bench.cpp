@@ -4,8 +4,8 @@
 //   data_bench FILE [feature set] [seconds per loop]
 //
 // Under callgrind, `--once` runs each loop over the file a single time, for instruction counts per position, and
-// `--stream rows|filtered|records EPOCHS` takes epochs from a whole pipeline of one thread, whose work is all in
-// Pipeline::work (benchmarks/loader_instructions.py).
+// `--stream rows|filtered|records|undigested EPOCHS` takes epochs from a whole pipeline of one thread, whose work is
+// all in Pipeline::work (benchmarks/loader_instructions.py). "undigested" are records whose content is not compared.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -50,10 +50,11 @@ FilterOptions production_filters() {
 void take_stream(const char* path, const FeatureSet& set, const std::string& stream, int epochs) {
     PipelineOptions options;
     options.files = {open_position_file(InputFile(path))};
+    if (stream != "undigested") options.contents = {std::make_shared<Contents>(options.files[0]->num_chunks())};
     options.threads = 1;
     options.drop_last = false;
     options.window = 2 * options.batch_size;
-    if (stream != "records") options.features = &set;
+    if (stream == "rows" || stream == "filtered") options.features = &set;
     if (stream == "filtered") options.filters = production_filters();
     const std::size_t n = options.batch_size;
     std::vector<std::int32_t> white(n * static_cast<std::size_t>(set.max_active)), black(white.size());
@@ -129,6 +130,10 @@ int main(int argc, char** argv) {
                     [&] { k->decode_chains(payload, size, 0, copy.data(), nullptr, copy.size()); });
             measure(k->isa, "decode with flags", n, seconds,
                     [&] { k->decode_chains(payload, size, 0, copy.data(), flags.data(), copy.size()); });
+            measure(k->isa, "digest of the file", n, seconds, [&] {
+                volatile std::uint64_t sink = k->digest(payload, size, 0);
+                static_cast<void>(sink);
+            });
             measure(k->isa, "expand", n, seconds, [&] {
                 constexpr std::size_t kBatch = 16384;  // as the pipeline does; the rows stay in the cache
                 for (std::size_t i = 0; i < n; i += kBatch) {

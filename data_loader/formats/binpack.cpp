@@ -71,10 +71,10 @@ BinpackFile::BinpackFile(InputFile file, OnBad on_bad, const std::function<void(
 }
 
 std::size_t BinpackFile::decode(std::size_t chunk, std::vector<std::uint8_t>& payload, RecordBuffer& records,
-                                ChainCounts* counts, std::vector<std::uint8_t>* flags) const {
+                                ChainCounts* counts, std::vector<std::uint8_t>* flags, std::uint64_t* digest) const {
     const auto [offset, size] = chunks_.at(chunk);
     payload.resize(size + kPayloadPadding);
-    file_.read(offset, {payload.data(), size});
+    file_.read(offset, {payload.data(), size}, digest);
     std::fill_n(payload.data() + size, kPayloadPadding, std::uint8_t{0});
     records.resize(0);
     std::size_t at = 0, unscored = 0;
@@ -294,8 +294,8 @@ class BinpackChunks final : public PositionFile {
     std::size_t num_chunks() const override { return file_.chunks().size(); }
     const std::string& torn_end() const override { return file_.torn_end(); }
     std::size_t decode(std::size_t chunk, std::vector<std::uint8_t>& bytes, RecordBuffer& records,
-                       std::vector<std::uint8_t>* flags) const override {
-        return file_.decode(chunk, bytes, records, nullptr, flags);
+                       std::vector<std::uint8_t>* flags, std::uint64_t* digest) const override {
+        return file_.decode(chunk, bytes, records, nullptr, flags, digest);
     }
     void read_chunk(std::size_t chunk, std::vector<std::uint8_t>& bytes) const override {
         const BinpackChunk& at = file_.chunks()[chunk];

@@ -39,10 +39,11 @@ class BinpackFile {
     const std::vector<BinpackChunk>& chunks() const { return chunks_; }
 
     // Decodes a whole chunk into `records`, and the flags of its positions if wanted; `payload` is scratch. `counts`,
-    // if given, grows by its chains. Returns how many of the positions have no score (kScoreNone). Throws FormatError
-    // naming file, offset and chunk if a byte of it is wrong.
+    // if given, grows by its chains; `digest`, if given, gets the digest of its bytes. Returns how many of the
+    // positions have no score (kScoreNone). Throws FormatError naming file, offset and chunk if a byte of it is wrong.
     std::size_t decode(std::size_t chunk, std::vector<std::uint8_t>& payload, RecordBuffer& records,
-                       ChainCounts* counts = nullptr, std::vector<std::uint8_t>* flags = nullptr) const;
+                       ChainCounts* counts = nullptr, std::vector<std::uint8_t>* flags = nullptr,
+                       std::uint64_t* digest = nullptr) const;
 
     // What is wrong with the end of the file, if it was left out; else empty.
     const std::string& torn_end() const { return torn_end_; }

@@ -102,9 +102,8 @@ class FixedChunks final : public PositionFile {
     std::size_t num_chunks() const override { return (file_.size() / kSize + chunk_ - 1) / chunk_; }
 
     std::size_t decode(std::size_t chunk, std::vector<std::uint8_t>& bytes, RecordBuffer& records,
-                       std::vector<std::uint8_t>* flags) const override {
-        read_chunk(chunk, bytes);
-        const std::uint64_t first = std::uint64_t{chunk} * chunk_;
+                       std::vector<std::uint8_t>* flags, std::uint64_t* digest) const override {
+        const std::uint64_t first = read_whole(chunk, bytes, digest);
         const std::size_t n = bytes.size() / kSize;
         records.resize(n);
         if (flags) flags->resize(n);
@@ -123,12 +122,18 @@ class FixedChunks final : public PositionFile {
         return unscored;
     }
     void read_chunk(std::size_t chunk, std::vector<std::uint8_t>& bytes) const override {
-        const std::uint64_t first = std::uint64_t{chunk} * chunk_;
-        bytes.resize(std::min<std::uint64_t>(chunk_, file_.size() / kSize - first) * kSize);
-        file_.read(first * kSize, bytes);
+        read_whole(chunk, bytes, nullptr);
     }
 
   private:
+    // Returns the number of the chunk's first record.
+    std::uint64_t read_whole(std::size_t chunk, std::vector<std::uint8_t>& bytes, std::uint64_t* digest) const {
+        const std::uint64_t first = std::uint64_t{chunk} * chunk_;
+        bytes.resize(std::min<std::uint64_t>(chunk_, file_.size() / kSize - first) * kSize);
+        file_.read(first * kSize, bytes, digest);
+        return first;
+    }
+
     InputFile file_;
     std::size_t chunk_;  // records
     std::string torn_end_;

@@ -169,10 +169,10 @@ class GameChunks final : public PositionFile {
     std::size_t num_chunks() const override { return (end_ + chunk_ - 1) / chunk_; }
 
     std::size_t decode(std::size_t chunk, std::vector<std::uint8_t>& bytes, RecordBuffer& records,
-                       std::vector<std::uint8_t>* flags) const override {
+                       std::vector<std::uint8_t>* flags, std::uint64_t* digest) const override {
         const std::uint64_t begin = begin_of(chunk), end = begin_of(chunk + 1);
         bytes.resize(end - begin);
-        file_.read(begin, bytes);
+        file_.read(begin, bytes, digest);
         records.resize(0);
         // Room for all at once: a position takes an entry at least.
         records.reserve(bytes.size() / kGameEntry);

@@ -14,6 +14,7 @@
 #include "formats/independent_writer.h"
 #include "formats/position_file.h"
 #include "formats/reader.h"
+#include "pipeline/kernels.h"
 
 namespace nnue::data {
 
@@ -166,7 +167,7 @@ class LineChunks final : public PositionFile {
         return none;
     }
     std::size_t decode(std::size_t chunk, std::vector<std::uint8_t>& bytes, RecordBuffer& records,
-                       std::vector<std::uint8_t>* flags) const override {
+                       std::vector<std::uint8_t>* flags, std::uint64_t* digest) const override {
         bytes.clear();
         const LineRange range = range_of(chunk);
         Reader reader(format(), open(range), OnBad::kError, range);
@@ -177,6 +178,7 @@ class LineChunks final : public PositionFile {
             n += reader.read(records.records().subspan(n));
         } while (n == records.size());
         records.resize(n);
+        if (digest) *digest = kernels().digest(records.data()->bytes.data(), n * sizeof(Record), 0);
         if (flags) {
             flags->resize(n);
             compute_flags(records.records(), flags->data());

@@ -24,12 +24,12 @@ class PositionFile {
     // What is wrong with the end of the file, if it was left out (OnBad::kSkip); else empty.
     virtual const std::string& torn_end() const = 0;
 
-    // Decodes a whole chunk into `records`, and the flags of its positions if wanted. `bytes` is scratch; afterwards it
-    // holds the chunk's bytes, or nothing where they are not read at once. Returns how many of the positions have no
-    // score (kScoreNone). Throws FormatError naming file, offset and chunk if a byte of
-    // it is wrong.
+    // Decodes a whole chunk into `records`, and the flags of its positions if wanted. `bytes` is scratch. `digest`,
+    // unless null, gets a digest of the chunk's bytes, or of its records where the bytes are not read at once. Returns
+    // how many of the positions have no score (kScoreNone). Throws FormatError naming file, offset and chunk if a byte
+    // of it is wrong.
     virtual std::size_t decode(std::size_t chunk, std::vector<std::uint8_t>& bytes, RecordBuffer& records,
-                               std::vector<std::uint8_t>* flags = nullptr) const = 0;
+                               std::vector<std::uint8_t>* flags = nullptr, std::uint64_t* digest = nullptr) const = 0;
 
     // The bytes of a chunk. Whole chunks, of one file or several, one after the other are a file of the format.
     virtual void read_chunk(std::size_t chunk, std::vector<std::uint8_t>& bytes) const = 0;

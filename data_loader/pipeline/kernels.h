@@ -52,9 +52,9 @@ struct Kernels {
     // Copies record order[i] to out[i].
     void (*gather)(const Record* records, const std::uint32_t* order, std::size_t n, Record* out);
 
-    // A digest of n bytes, the same for every build. It tells changed data from unchanged; nobody who means to can be
-    // kept from making two files of one digest.
-    std::uint64_t (*digest)(const std::uint8_t* bytes, std::size_t n);
+    // A digest of n bytes, the same for every build; `before` is the digest of the bytes before them, or 0. It detects
+    // accidents: two files with the same digest can be made on purpose.
+    std::uint64_t (*digest)(const std::uint8_t* bytes, std::size_t n, std::uint64_t before);
 };
 
 const Kernels& kernels();

@@ -68,34 +68,33 @@ inline void gather(const Record* records, const std::uint32_t* order, std::size_
     }
 }
 
-// Eight lanes of 64 bits, each with two sums over its words: a rotated XOR, which a change of any single word changes
-// for certain, and a sum of products of 32 bits whose factors depend on the place of the word.
+// Eight lanes of 64 bits. Each sums products of the halves of its words after a key was added, which depends on the
+// place of the word (the hash NH): bytes that differ give the same sums with a chance of 2^-32, or 2^-32 for each lane
+// that they lie in.
 struct DigestLanes {
     static constexpr std::size_t kLanes = 8, kBytes = 8 * kLanes;
     static constexpr std::uint64_t kStep = 0x9e3779b97f4a7c15ULL;
-    std::uint64_t turned[kLanes] = {}, products[kLanes] = {}, keys[kLanes];
+    std::uint64_t products[kLanes] = {}, keys[kLanes];
 
-    explicit DigestLanes(std::uint64_t n) {
-        for (std::size_t i = 0; i < kLanes; ++i) keys[i] = mix(n ^ (i << 56));
+    explicit DigestLanes(std::uint64_t key) {
+        for (std::size_t i = 0; i < kLanes; ++i) keys[i] = mix(key ^ (i << 56));
     }
     void add(const std::uint8_t* bytes, std::size_t blocks) {
 #if defined(__AVX2__)
         // What compilers make of the loop below keeps the lanes in memory, which takes three times as long.
         constexpr std::size_t kVectors = kBytes / sizeof(__m256i);
-        __m256i t[kVectors], p[kVectors], k[kVectors];
-        std::memcpy(t, turned, kBytes), std::memcpy(p, products, kBytes), std::memcpy(k, keys, kBytes);
+        __m256i p[kVectors], k[kVectors];
+        std::memcpy(p, products, kBytes), std::memcpy(k, keys, kBytes);
         const __m256i step = _mm256_set1_epi64x(static_cast<long long>(kStep));
         for (; blocks > 0; --blocks, bytes += kBytes) {
             for (std::size_t i = 0; i < kVectors; ++i) {
                 const __m256i word = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(bytes) + i);
                 const __m256i keyed = _mm256_add_epi64(word, k[i]);
                 p[i] = _mm256_add_epi64(p[i], _mm256_mul_epu32(keyed, _mm256_srli_epi64(keyed, 32)));
-                t[i] =
-                    _mm256_xor_si256(_mm256_or_si256(_mm256_slli_epi64(t[i], 23), _mm256_srli_epi64(t[i], 41)), word);
                 k[i] = _mm256_add_epi64(k[i], step);
             }
         }
-        std::memcpy(turned, t, kBytes), std::memcpy(products, p, kBytes), std::memcpy(keys, k, kBytes);
+        std::memcpy(products, p, kBytes), std::memcpy(keys, k, kBytes);
 #else
         for (; blocks > 0; --blocks, bytes += kBytes) {
             std::uint64_t words[kLanes];
@@ -103,7 +102,6 @@ struct DigestLanes {
             for (std::size_t i = 0; i < kLanes; ++i) {
                 const std::uint64_t keyed = words[i] + keys[i];
                 products[i] += (keyed & 0xffffffff) * (keyed >> 32);
-                turned[i] = (turned[i] << 23 | turned[i] >> 41) ^ words[i];
                 keys[i] += kStep;
             }
         }
@@ -111,7 +109,7 @@ struct DigestLanes {
     }
 };
 
-inline std::uint64_t digest(const std::uint8_t* bytes, std::size_t n) {
+inline std::uint64_t digest(const std::uint8_t* bytes, std::size_t n, std::uint64_t before) {
     DigestLanes lanes(n);
     const std::size_t whole = n / DigestLanes::kBytes, rest = n % DigestLanes::kBytes;
     lanes.add(bytes, whole);
@@ -120,8 +118,7 @@ inline std::uint64_t digest(const std::uint8_t* bytes, std::size_t n) {
         std::memcpy(last, bytes + n - rest, rest);
         lanes.add(last, 1);
     }
-    std::uint64_t result = n;
-    for (const std::uint64_t sum : lanes.turned) result = mix(result ^ sum);
+    std::uint64_t result = mix(n ^ before);
     for (const std::uint64_t sum : lanes.products) result = mix(result ^ sum);
     return result;
 }

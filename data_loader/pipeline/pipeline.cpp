@@ -520,16 +520,12 @@ void Pipeline::decode(std::unique_lock<std::mutex>& lock, Shard& shard, Scratch&
     if (!past_end) {
         bool decoded = false;
         try {
+            std::uint64_t digest = 0;
             const std::size_t unscored = files_[ref.file]->decode(
-                ref.chunk, scratch.payload, chunk.records, options_.filters.needs_flags() ? &scratch.flags : nullptr);
+                ref.chunk, scratch.payload, chunk.records, options_.filters.needs_flags() ? &scratch.flags : nullptr,
+                options_.contents.empty() ? nullptr : &digest);
             decoded = true;
-            const auto digest = kernels().digest;
-            const std::vector<std::uint8_t>& bytes = scratch.payload;
-            check_content(ref,
-                          bytes.empty() ? digest(reinterpret_cast<const std::uint8_t*>(chunk.records.data()),
-                                                 chunk.records.size() * sizeof(Record))
-                                        : digest(bytes.data(), bytes.size()),
-                          shard, chunk.at);
+            check_content(ref, digest, shard, chunk.at);
             filter_chunk(unscored, chunk, scratch, counts);
         } catch (const FormatError& error) {
             chunk.error = std::current_exception();
