@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
+from nnue_trainer.foreign import number, returned
 from nnue_trainer.registry import Registry
 from nnue_trainer.schedules import RunStep
 from nnue_trainer.schema import section
@@ -21,6 +22,12 @@ class Average(ABC):
     def share(self, now: RunStep) -> float:
         """After `now.step` steps, how far the average moves towards the weights: 0: it stays; 1: it becomes them. It
         begins as the weights of step 0."""
+
+    def share_at(self, now: RunStep) -> float:
+        """`share`, checked."""
+        share = number(self, "share", self.share(now))
+        returned(self, "share", share, 0 <= share <= 1, "0 to 1")
+        return share
 
     def begun(self, now: RunStep) -> bool:
         """Whether the net is the average after `now.step` steps; before, it is the weights."""

@@ -329,7 +329,7 @@ class Trainer:
         self.step += 1
         if self.recipe.average is not None:
             now = self._now(self.step)
-            if share := self.recipe.average.share(now):
+            if share := self.recipe.average.share_at(now):
                 self.optimizer.average(share)
             self.optimizer.average_begun = self.recipe.average.begun(now)
         self.batches.finish()

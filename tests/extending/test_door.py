@@ -29,6 +29,7 @@ import sys, time
 from dataclasses import replace
 import numpy as np
 import torch
+from nnue_trainer.averages import Average
 from nnue_trainer.callbacks import Callback
 from nnue_trainer.data.feature_sets import Features
 from nnue_trainer.data.filters import Filter
@@ -72,6 +73,7 @@ PLACES = {
     "λ schedule": Place("lambda={{kind: {}}}", "LambdaSchedule", "def at(self, now):"),
     "schedule": Place("schedule={{kind: {}}}", "Schedule", "def at(self, now, lr):"),
     "optimizer": Place("optimizer={{kind: {}}}", "OptimizerConfig", "def rule(self, work):"),
+    "average": Place("average={{kind: {}}}", "Average", "def share(self, now):"),
     "filter": Place("data.filters.extra=[{{kind: {}}}]", "Filter", "def keep(self, records):"),
     "callback": Place("training.callbacks=[{{kind: {}}}]", "Callback", "def step(self, trainer):"),
     "feature set": Place(LAYERED, "Features", "def indices(self, view):", "num_features = 8; max_active = 2"),
