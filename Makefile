@@ -13,7 +13,7 @@ PYTEST ?=
 
 say = @printf '\n\033[1m== %s\033[0m\n' "$(1)"
 
-.PHONY: help quickstart test build sdist wheel cpp-test python-test engine-test system-packages lint format types docs release coverage clean distclean
+.PHONY: help quickstart test build sdist wheel cpp-test python-test engine-test system-packages lint tidy format types docs release coverage clean distclean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## ?(.*)/  make \1\t\2/' | expand -t 24
@@ -105,6 +105,10 @@ lint: $(VENV)/.dev  ## ruff and clang-format, without changing anything
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	@tools/clang_format.sh --check
+	@tools/hygiene.sh
+
+tidy: $(VENV)/.dev  ## clang-tidy of the data library: the few rules of .clang-tidy
+	$(BIN)/clang-tidy --quiet $$(ls data_loader/{chess,evaluate,features,filters,formats,pipeline}/*.cpp | grep -v avx) -- -std=c++20 -Idata_loader
 
 format: $(VENV)/.dev  ## ruff and clang-format, in place
 	$(BIN)/ruff check --fix .
