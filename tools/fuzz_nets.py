@@ -17,14 +17,19 @@ import time
 import zlib
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
+from nnue_trainer.data import records_from_fens
 from nnue_trainer.errors import UserError
-from nnue_trainer.export.net import Candidate, Recognised, known_layouts, recognise
-from nnue_trainer.nets import parse
+from nnue_trainer.export import parse_format
+from nnue_trainer.export.evaluate import Evaluator
+from nnue_trainer.export.net import Candidate, QuantizedNet, Recognised, known_layouts, recognise
+from nnue_trainer.nets import Net, parse
 from nnue_trainer.nnue_file import envelope, leb128, writer
 from nnue_trainer.nnue_file.description import describe
+from nnue_trainer.nnue_file.formats import TensorKind
 from nnue_trainer.nnue_file.layout import Block, FileLayout, Piece, Word
 from nnue_trainer.nnue_file.reader import NetFile
 
@@ -176,6 +181,56 @@ def fuzz(count: int, seed: int, known: Sequence[Candidate], layout: FileLayout, 
     return refused, count - refused
 
 
+def raw_cases() -> dict[str, Net]:
+    """Nets whose raw files are damaged: in a layered net of integers and in one of floats."""
+    small: dict[str, dict[str, Any]] = {
+        "raw integers": {"hidden": 8, "inputs": {"planes": 10}, "perspectives": "white"},
+        "raw floats": {
+            "hidden": 8,
+            "inputs": {"order": "enemy-first"},
+            "activation": "crelu",
+            "layers": [{"outputs": 4, "type": "i8", "bias_type": "f32"}, {"outputs": 4, "type": "f32"}],
+            "quantisation": {"output": {"type": "f32"}},
+        },
+    }
+    return {name: parse({"kind": "layered", **net}, "fuzz_nets") for name, net in small.items()}
+
+
+def fuzz_raw(count: int, seed: int, net: Net) -> tuple[int, int]:
+    """As `fuzz`, of raw files, which have nothing but numbers: those of the wrong size are refused, and floats that are
+    not finite. What is read evaluates without an error."""
+    generator, chance = np.random.default_rng(seed), random.Random(seed)
+    raw, tensors = parse_format({"kind": "raw"}, "fuzz_nets"), net.tensors()
+    kinds = [TensorKind(tensor.name, tensor.dtype, tensor.shape, tensor.scale) for tensor in tensors]
+    positions = records_from_fens(["4k3/8/8/8/8/8/4P3/4K3 w - - 0 1"])
+    forward, refused, file = net.integer_forward(), 0, b""
+    assert forward is not None
+    for number in range(count):
+        if number % 1024 == 0:
+            parts = []
+            for tensor in tensors:
+                values = generator.standard_normal(tensor.shape) * (1 if tensor.is_float else 50)
+                parts.append(values.astype(tensor.dtype).tobytes())
+            file = b"".join(parts)
+            file += bytes(-len(file) % 64)
+        damaged = bytearray(file if chance.random() < 0.5 else damage(file, chance))
+        at = chance.randrange(0, max(1, len(damaged) - 4))
+        damaged[at : at + 4] = struct.pack("<I", chance.choice((*EXTREMES, 0x7F800000, 0x7FC00000, 0x7F7FFFFF)))
+        try:
+            read = raw.from_bytes(bytes(damaged), kinds, "net.bin", lambda _: None)
+        except UserError as error:
+            refused += 1
+            if len(str(error)) > 2000 or not str(error).isprintable():
+                raise AssertionError(f"seed {seed}, file {number}: {error!r}") from error
+            continue
+        integers = {name: found.integers for name, found in read.items() if found.integers is not None}
+        written = b"".join(integers[tensor.name].tobytes() for tensor in tensors)
+        assert written == damaged[: len(written)], f"seed {seed}, file {number}: read differently"
+        if number % 64 == 0:
+            Evaluator(QuantizedNet(net, b"", integers, net.layouts()[0].name), threads=1).evaluate(positions)
+    return refused, count - refused
+
+
 def cases() -> dict[str, tuple[list[Candidate], FileLayout, bytes]]:
     """By name: the known layouts, the layout to damage, and its description."""
     known = small_layouts()
@@ -192,12 +247,16 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=1_000_000, help="files per layout")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
+    raw = {name: net for name, net in raw_cases().items() if not options.layouts or name in options.layouts}
     chosen = {name: case for name, case in cases().items() if not options.layouts or name in options.layouts}
-    if not chosen:
-        sys.exit(f"no such layout; expected some of {', '.join(map(repr, cases()))}")
-    for name, case in chosen.items():
+    if not chosen and not raw:
+        sys.exit(f"no such layout; expected some of {', '.join(map(repr, [*cases(), *raw_cases()]))}")
+    for name in [*raw, *chosen]:
         started = time.monotonic()
-        refused, accepted = fuzz(options.count, options.seed, *case)
+        if name in raw:
+            refused, accepted = fuzz_raw(options.count, options.seed, raw[name])
+        else:
+            refused, accepted = fuzz(options.count, options.seed, *chosen[name])
         seconds = time.monotonic() - started
         print(f"{name}: {refused:,} refused, {accepted:,} written back as they were, {seconds:.0f} s", flush=True)
 

@@ -134,3 +134,10 @@ def test_giants_are_refused_without_being_read(tmp_path: Path) -> None:
     assert "feature_transformer.bias byte count: found 2147483647, expected 1024 to 5120 for 1024 numbers" in refusal(
         path
     )
+
+
+@pytest.mark.parametrize("name", fuzz_nets.raw_cases())
+def test_damaged_raw_files(name: str) -> None:
+    refused, accepted = fuzz_nets.fuzz_raw(1500, 3, fuzz_nets.raw_cases()[name])
+    assert refused > 200
+    assert accepted > 200
