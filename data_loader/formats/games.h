@@ -105,13 +105,13 @@ class GameReader final : public StreamReader {
             size = game_end(bytes.first(std::min(bytes.size(), kMost)), Codec::kHead);
         }
         const std::uint64_t start = stream_.offset();
-        const std::string name = "game " + std::to_string(game_++);
+        const auto name = [number = game_++] { return "game " + std::to_string(number); };
         if (!size) {
             if (bytes.size() >= kMost) {
-                throw stream_.error(start, name + ": more than " + std::to_string(kMaxPly + 1) +
+                throw stream_.error(start, name() + ": more than " + std::to_string(kMaxPly + 1) +
                                                " plies without an end: this is no " + format().name);
             }
-            bad(stream_.error(start, name + ": the file ends inside it, " + std::to_string(bytes.size()) +
+            bad(stream_.error(start, name() + ": the file ends inside it, " + std::to_string(bytes.size()) +
                                          " bytes after its beginning: it is truncated"));
             stream_.advance(bytes.size());
             return true;
@@ -126,7 +126,7 @@ class GameReader final : public StreamReader {
             }
         } catch (const FormatError& e) {
             decoded_.resize(0);
-            bad(stream_.error(start + at, name + ": " + e.what()));
+            bad(stream_.error(start + at, name() + ": " + e.what()));
         }
         stream_.advance(size);
         return true;
@@ -181,16 +181,19 @@ class GameChunks final : public PositionFile {
         while (done < bytes.size()) {
             const auto rest = std::span<const std::uint8_t>(bytes).subspan(done);
             const std::size_t size = game_end(rest, Codec::kHead);
-            const std::string name = "chunk " + std::to_string(chunk) + ", game at " + std::to_string(begin + done);
+            // Only for errors: games may be short, and making text for each takes as long as replaying some plies.
+            const auto name = [&] {
+                return "chunk " + std::to_string(chunk) + ", game at " + std::to_string(begin + done);
+            };
             if (!size) {
-                throw file_.error(begin + done, name + ": it does not end before offset " + std::to_string(end) +
+                throw file_.error(begin + done, name() + ": it does not end before offset " + std::to_string(end) +
                                                     ", where the next game begins");
             }
             std::size_t at = 0;
             try {
                 decode_game<Codec>(rest.first(size), records, flags, unscored, at);
             } catch (const FormatError& e) {
-                throw file_.error(begin + done + at, name + ": " + e.what());
+                throw file_.error(begin + done + at, name() + ": " + e.what());
             }
             done += size;
         }
