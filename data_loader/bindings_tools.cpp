@@ -227,10 +227,12 @@ void bind_tools(py::module_& m) {
 
     using Writer = Exclusive<std::unique_ptr<PositionWriter>>;
     py::class_<Writer>(m, "PositionWriter")
-        .def(py::init([](const std::string& path, int fd, const std::string& format, bool join_chains) {
-                 return std::make_unique<Writer>(open_writer(format, path, fd, {join_chains}));
-             }),
-             py::arg("path"), py::arg("fd"), py::arg("format"), py::arg("join_chains"))
+        .def(py::init(
+                 [](const std::string& path, int fd, const std::string& format, bool join_chains, bool shredder_fens) {
+                     return std::make_unique<Writer>(open_writer(format, path, fd, {join_chains, shredder_fens}));
+                 }),
+             py::arg("path"), py::arg("fd"), py::arg("format"), py::arg("join_chains"),
+             py::arg("shredder_fens") = false)
         .def(
             "write",
             [](Writer& exclusive, const Array<std::uint8_t>& records,

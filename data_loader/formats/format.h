@@ -49,7 +49,8 @@ struct OpenOptions {
 };
 
 struct WriterOptions {
-    bool join_chains = true;  // off: every position of a binpack is a separate chain, as in shuffled files
+    bool join_chains = true;     // off: every position of a binpack is a separate chain, as in shuffled files
+    bool shredder_fens = false;  // castling rights of FENs as files of rooks, HAha, also those of standard chess
 };
 
 // The first bytes of a file; all of it if `whole`.

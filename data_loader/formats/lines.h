@@ -216,9 +216,11 @@ class LineChunks final : public PositionFile {
     std::size_t chunk_;  // bytes
 };
 
-// kBegins: does a position of the format begin with this line? kEncode appends one position to a string.
+// kBegins: does a position of the format begin with this line? kEncode appends one position to a string,
+// kEncodeShredder with its castling rights in Shredder-FEN.
 template <class Reader, const DataFormat& kFormat, bool (*kBegins)(std::string_view),
-          void (*kEncode)(const Entry&, std::string&, Losses&)>
+          void (*kEncode)(const Entry&, std::string&, Losses&),
+          void (*kEncodeShredder)(const Entry&, std::string&, Losses&)>
 constexpr DataFormat line_format(const char* name, const char* suffix, const char* about, const char* line) {
     return {name,
             suffix,
@@ -234,7 +236,9 @@ constexpr DataFormat line_format(const char* name, const char* suffix, const cha
             [](InputFile file, const OpenOptions& options) -> std::unique_ptr<PositionFile> {
                 return std::make_unique<LineChunks<Reader, kBegins>>(kFormat, std::move(file), options);
             },
-            [](const std::string& path, int fd, const WriterOptions&) -> std::unique_ptr<PositionWriter> {
+            [](const std::string& path, int fd, const WriterOptions& options) -> std::unique_ptr<PositionWriter> {
+                if (options.shredder_fens)
+                    return std::make_unique<IndependentWriter<kEncodeShredder>>(kFormat, path, fd);
                 return std::make_unique<IndependentWriter<kEncode>>(kFormat, path, fd);
             }};
 }

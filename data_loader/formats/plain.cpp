@@ -8,13 +8,23 @@
 
 namespace nnue::data {
 
-void encode_plain(const Entry& e, std::string& out) {
-    out += "fen " + format_fen(e.position);
+namespace {
+
+template <CastlingStyle kStyle>
+void encode_plain_as(const Entry& e, std::string& out, Losses&) {
+    out += "fen " + format_fen(e.position, kStyle);
     out += "\nmove " + format_uci(e.move);
     out += "\nscore " + std::to_string(e.score);
     out += "\nply " + std::to_string(e.position.ply);
     out += "\nresult " + std::to_string(e.result);
     out += "\ne\n";
+}
+
+}  // namespace
+
+void encode_plain(const Entry& e, std::string& out) {
+    Losses none;
+    encode_plain_as<CastlingStyle::kXFen>(e, out, none);
 }
 
 bool PlainParser::add(std::string_view line) {
@@ -111,15 +121,13 @@ bool begins_plain(std::string_view line) {
     return line.starts_with("fen ");
 }
 
-void encode_plain_lossless(const Entry& e, std::string& out, Losses&) {
-    encode_plain(e, out);
-}
-
 }  // namespace
 
 extern const DataFormat kPlain;
-constinit const DataFormat kPlain = line_format<PlainReader, kPlain, begins_plain, encode_plain_lossless>(
-    "plain", ".plain", "the plain text of the Stockfish tools, six lines per position", "'fen …'");
+constinit const DataFormat kPlain =
+    line_format<PlainReader, kPlain, begins_plain, encode_plain_as<CastlingStyle::kXFen>,
+                encode_plain_as<CastlingStyle::kShredder>>(
+        "plain", ".plain", "the plain text of the Stockfish tools, six lines per position", "'fen …'");
 static const RegisteredFormat registered(kPlain);
 
 }  // namespace nnue::data

@@ -44,9 +44,12 @@ Entry decode_text(std::string_view line) {
     return e;
 }
 
-void encode_text(const Entry& e, std::string& out, Losses& losses) {
+namespace {
+
+template <CastlingStyle kStyle>
+void encode_text_as(const Entry& e, std::string& out, Losses& losses) {
     constexpr const char* kResults[] = {"0.0", "0.5", "1.0"};
-    out += format_fen(e.position);
+    out += format_fen(e.position, kStyle);
     out += " | ";
     out += std::to_string(white_view(e, losses));
     out += " | ";
@@ -54,6 +57,12 @@ void encode_text(const Entry& e, std::string& out, Losses& losses) {
     out += '\n';
     count_moveless(e, losses);
     count_ply_parity(e, losses);
+}
+
+}  // namespace
+
+void encode_text(const Entry& e, std::string& out, Losses& losses) {
+    encode_text_as<CastlingStyle::kXFen>(e, out, losses);
 }
 
 namespace {
@@ -85,7 +94,8 @@ bool begins_text(std::string_view line) {
 }  // namespace
 
 extern const DataFormat kText;
-constinit const DataFormat kText = line_format<TextReader, kText, begins_text, encode_text>(
+constinit const DataFormat kText = line_format<TextReader, kText, begins_text, encode_text_as<CastlingStyle::kXFen>,
+                                               encode_text_as<CastlingStyle::kShredder>>(
     "text", ".txt", "lines of FEN, score and result", "'<FEN> | <score> | <result>'");
 static const RegisteredFormat registered(kText);
 

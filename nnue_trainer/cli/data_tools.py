@@ -137,6 +137,10 @@ def convert(
         float, typer.Option(min=0.01, max=10_000, help="Of PGN: internal units that make one pawn.")
     ] = 208.0,
     chess960: Chess960 = "refuse",
+    fen: Annotated[
+        Literal["x-fen", "shredder"],
+        typer.Option(help="Castling rights in text and plain: KQkq where that is clear, or files of rooks (HAha)."),
+    ] = "x-fen",
     skip_bad: SkipBad = False,
     overwrite: Overwrite = False,
     plugin: Plugins = None,
@@ -161,6 +165,7 @@ def convert(
                 "pawn": str(pawn),
             },
             chess960=chess960,
+            fen=fen,
             skip_bad=skip_bad,
             overwrite=overwrite,
             progress=progress,

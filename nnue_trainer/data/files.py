@@ -36,6 +36,7 @@ FORMATS_WITHOUT_SIDES = frozenset({"bulletformat"})
 """Formats that turn every board so that white is to move."""
 
 _BLOCK = 1 << 16  # positions: 2 MiB
+_WITH_FENS = ("plain", "text")
 _SPARE_IS_NOISE = {"bin"}  # old writers leave its padding uninitialised
 _ORIGINALS: dict[str, tuple[int, int, int]] = _data.original_bytes()
 
@@ -69,6 +70,7 @@ def original_size(format: str) -> int:
 
 StrPath = str | os.PathLike[str]
 Chess960 = Literal["refuse", "drop-rights", "skip"]
+FenStyle = Literal["x-fen", "shredder"]
 Progress = Callable[[int, int], None]
 """A callback that takes the bytes done and the bytes in all of the files that are read."""
 
@@ -319,6 +321,7 @@ class PositionWriter:
     """Writes records to `path` in `format`; the file appears whole when the `with` block ends, or not at all.
 
     `join_chains`: if it is off, every position of a binpack is a separate chain, 34 bytes, as in shuffled files.
+    `fen`: how text and plain give castling rights: as X-FEN, or as Shredder-FEN (`HAha`).
     `chess960`: what happens to castling rights of Chess960 in a format without room for them: an error, or the rights
     are dropped, or the position is left out; both are counted.
     UserError for a record that is not sound and for a full disk.
@@ -331,15 +334,22 @@ class PositionWriter:
         *,
         join_chains: bool = True,
         chess960: Chess960 = "refuse",
+        fen: FenStyle = "x-fen",
     ) -> None:
         self.path = Path(path)
         chosen = format_for(path, format)
+        if fen == "shredder" and chosen.kind not in _WITH_FENS:
+            raise UserError(f"{path}: {chosen.kind} has no FENs, expected one of {', '.join(_WITH_FENS)} with --fen")
         self._chess960 = chess960 if chosen.kind in _data.only_standard_castling() else "keep"
         self.format = chosen.kind
         self._output = replacing(path)
         self._status = os.fstat(self._output.fd)
         try:
-            self._writer: Any = chosen.open_writer(self.path, self._output.fd, join_chains)
+            self._writer: Any = (
+                _data.PositionWriter(os.fsencode(path), self._output.fd, chosen.kind, join_chains, True)
+                if fen == "shredder"
+                else chosen.open_writer(self.path, self._output.fd, join_chains)
+            )
         except BaseException:
             self._output.discard()
             raise

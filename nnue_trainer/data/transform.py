@@ -21,6 +21,7 @@ from nnue_trainer.data.files import (
     FORMATS_WITHOUT_SIDES,
     Block,
     Chess960,
+    FenStyle,
     PositionReader,
     PositionWriter,
     Progress,
@@ -118,6 +119,7 @@ def convert(
     result_view: View = "auto",
     settings: dict[str, str] | None = None,
     chess960: Chess960 = "refuse",
+    fen: FenStyle = "x-fen",
     skip_bad: bool = False,
     overwrite: bool = False,
     progress: Progress | None = None,
@@ -127,7 +129,8 @@ def convert(
 
     `source`: the format of the inputs, None to find out. `settings`: how it is read (`PositionReader`). Scores are
     multiplied by `score_scale`, except 32002 (none). `score_view` and `result_view`: whose view they are in the inputs
-    in truth; of PGN, what evaluations are. UserError for a view that a format without sides cannot have.
+    in truth; of PGN, what evaluations are. `fen`: how castling rights are written where there are FENs. UserError for a
+    view that a format without sides cannot have.
     """
     check_score_scale(score_scale)
     format = format_for(output, to)
@@ -142,7 +145,7 @@ def convert(
                 found.append(reader.format)
         if set(found) == {format.kind}:
             return _copy(inputs, output, format, overwrite, progress)
-    with PositionWriter(output, format, chess960=chess960) as writer:
+    with PositionWriter(output, format, chess960=chess960, fen=fen) as writer:
         for reader, blocks in read_files(
             inputs, format=source, skip_bad=skip_bad, progress=progress, settings=settings
         ):

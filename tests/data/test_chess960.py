@@ -157,3 +157,15 @@ def test_uci_is_read_both_ways() -> None:
         game.play(move)
         assert game.fen.split()[0].endswith("R4RK1")
     assert STANDARD.split()[0] == _data.Game(STANDARD).fen.split()[0]
+
+
+def test_convert_writes_shredder_fens(tmp_path: Path) -> None:
+    start = "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1"
+    (tmp_path / "in.txt").write_text(f"{start} | 0 | 0.5\n")
+    for name in ("out.txt", "out.plain"):
+        convert([tmp_path / "in.txt"], tmp_path / name, fen="shredder")
+        assert "w HAha -" in (tmp_path / name).read_text()
+        convert([tmp_path / name], tmp_path / "back.txt", overwrite=True)
+        assert (tmp_path / "back.txt").read_text() == (tmp_path / "in.txt").read_text()
+    with pytest.raises(UserError, match="bin has no FENs"):
+        convert([tmp_path / "in.txt"], tmp_path / "out.bin", fen="shredder")
