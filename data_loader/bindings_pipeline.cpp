@@ -94,6 +94,17 @@ struct DataFile {
     }
 };
 
+Sketch sketch_of(const py::bytes& bytes) {
+    const auto view = static_cast<std::string_view>(bytes);
+    Sketch sketch;
+    if (view.size() != sketch.registers().size()) {
+        throw FormatError("a sketch of unique positions of " + std::to_string(view.size()) + " bytes, expected " +
+                          std::to_string(sketch.registers().size()));
+    }
+    std::memcpy(sketch.registers().data(), view.data(), view.size());
+    return sketch;
+}
+
 // --- the pipeline ----------------------------------------------------------------------------------------------------
 
 // A pipeline with the Python objects that its threads use. A thread that waits for a batch shares ownership, so that
@@ -231,6 +242,7 @@ class PipelineHandle {
         o.rank = options["rank"].cast<std::size_t>();
         o.world_size = options["world_size"].cast<std::size_t>();
         o.shards = options["shards"].cast<std::size_t>();
+        if (options.contains("counts_unique")) o.counts_unique = options["counts_unique"].cast<bool>();
         o.weights = options["weights"].cast<std::vector<double>>();
         o.skip_bad_chunks = options["skip_bad_chunks"].cast<bool>();
         o.filters = filter_options(options["filters"].cast<py::dict>());
@@ -286,6 +298,13 @@ class PipelineHandle {
         const int slot = output->end_of_epoch ? -1 : static_cast<int>(output->slot);
         return py::make_tuple(slot, output->size, places, output->bad_chunks, read);
     }
+
+    // The sketch of the positions handed out so far.
+    py::bytes seen() {
+        const Sketch sketch = share()->pipeline->seen();
+        return {reinterpret_cast<const char*>(sketch.registers().data()), sketch.registers().size()};
+    }
+    void restore_seen(const py::bytes& bytes) { share()->pipeline->restore_seen(sketch_of(bytes)); }
 
     // Gives a slot back; with `arrays`, which the next batch then goes into, its memory stays with the caller.
     void release(std::size_t slot, const py::object& arrays) {
@@ -371,6 +390,18 @@ void bind_pipeline(py::module_& m) {
         .def("restore_contents", &DataFile::restore_contents, py::arg("digests"))
         .def("fileno", [](const DataFile& f) { return f.positions->file().fd(); });
 
+    // How many different positions a sketch has seen, and the sketch of two streams together.
+    m.def(
+        "unique_positions", [](const py::bytes& sketch) { return sketch_of(sketch).estimate(); }, py::arg("sketch"));
+    m.def(
+        "join_sketches",
+        [](const py::bytes& first, const py::bytes& second) {
+            Sketch sketch = sketch_of(first);
+            sketch.join(sketch_of(second));
+            return py::bytes(reinterpret_cast<const char*>(sketch.registers().data()), sketch.registers().size());
+        },
+        py::arg("first"), py::arg("second"));
+
     py::class_<PipelineHandle>(m, "Pipeline")
         .def(py::init<const py::dict&, const py::list&, const std::vector<PlaceTuple>&>(), py::arg("options"),
              py::arg("arrays"), py::arg("start"))
@@ -378,6 +409,8 @@ void bind_pipeline(py::module_& m) {
         .def("release", &PipelineHandle::release, py::arg("slot"), py::arg("arrays") = py::none())
         .def("close", &PipelineHandle::close)
         .def("filter_counts", &PipelineHandle::filter_counts)
+        .def("seen", &PipelineHandle::seen)
+        .def("restore_seen", &PipelineHandle::restore_seen, py::arg("sketch"))
         .def("bad_chunks", &PipelineHandle::bad_chunks)
         .def_property_readonly("num_chunks", &PipelineHandle::num_chunks);
 

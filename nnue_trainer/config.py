@@ -203,6 +203,9 @@ class LoggingConfig:
     """steps between two records of loss, speed and memory"""
     tensorboard: bool = True
     """write TensorBoard events next to metrics.jsonl"""
+    unique_positions: bool = True
+    """record how many different positions the run has seen, within 0.8 %; off saves some percent of the loader's
+    work"""
 
 
 @section

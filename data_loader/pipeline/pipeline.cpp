@@ -98,6 +98,7 @@ Pipeline::Pipeline(PipelineOptions options, std::vector<Slot> slots, const std::
     outputs_.resize(2 * slots_.size() + 2);
     for (std::size_t i = slots_.size(); i-- > 0;) free_slots_.push_back(i);
     held_slots_.resize(slots_.size());
+    if (options_.counts_unique) sketches_.resize(slots_.size());
     try {
         for (int i = 0; i < options_.threads; ++i) workers_.emplace_back([this] { work(); });
     } catch (const std::system_error& error) {
@@ -178,6 +179,7 @@ std::optional<Output> Pipeline::next(std::chrono::milliseconds timeout) {
     first_output_ = (first_output_ + 1) % outputs_.size();
     --num_outputs_;
     if (!output.end_of_epoch) held_slots_[output.slot] = true;
+    if (!output.end_of_epoch && options_.counts_unique) seen_.join(sketches_[output.slot]);
     output.bad_chunks = bad_chunks_.count;
     return output;
 }
@@ -215,6 +217,16 @@ void Pipeline::release(std::size_t slot, const Slot* memory) {
 FilterCounts Pipeline::filter_counts() {
     const std::lock_guard lock(mutex_);
     return filter_counts_;
+}
+
+Sketch Pipeline::seen() {
+    const std::lock_guard lock(mutex_);
+    return seen_;
+}
+
+void Pipeline::restore_seen(const Sketch& sketch) {
+    const std::lock_guard lock(mutex_);
+    seen_ = sketch;
 }
 
 BadChunks Pipeline::bad_chunks() {
@@ -280,7 +292,7 @@ bool Pipeline::try_batch(std::unique_lock<std::mutex>& lock, Scratch& scratch) {
         // Without shards the processes share out the batch itself.
         const std::size_t ranks = has_marks() ? options_.world_size : 1, rank = has_marks() ? options_.rank : 0;
         const std::size_t first = whole * rank / ranks, size = whole * (rank + 1) / ranks - first;
-        scratch.parts.push_back({&window, begin + first, size});
+        scratch.parts.push_back({&window, begin + first, size, begin, whole});
         output.size += size;
         StreamPosition after = window.start;
         after.batch = batch + 1;
@@ -299,6 +311,14 @@ bool Pipeline::try_batch(std::unique_lock<std::mutex>& lock, Scratch& scratch) {
     for (std::size_t i = 0; i < shards_.size(); row += scratch.parts[i++].size) {
         fill_part(scratch.parts[i], shards_[i]->number, row, slots_[slot], scratch);
     }
+    if (options_.counts_unique) {
+        sketches_[slot].clear();
+        for (std::size_t i = 0; i < shards_.size(); ++i) {
+            const Part& part = scratch.parts[i];
+            order_of(*part.window, shards_[i]->number, part.batch, part.batch_size, scratch);
+            for (const std::uint32_t at : scratch.order) sketches_[slot].add(part.window->records[at]);
+        }
+    }
     lock.lock();
     output.ready = true;
     for (std::size_t i = 0; i < shards_.size(); ++i) {
@@ -311,20 +331,26 @@ bool Pipeline::try_batch(std::unique_lock<std::mutex>& lock, Scratch& scratch) {
 
 void Pipeline::fill_part(const Part& part, std::size_t shard, std::size_t row, Slot& slot, Scratch& scratch) const {
     const Window& window = *part.window;
-    scratch.order.resize(part.size);
-    if (options_.shuffle) {
-        const StreamPosition& start = window.start;
-        std::uint64_t key = make_key({options_.seed, kWindowOrder, start.epoch, start.chunk, start.skip});
-        if (shard > 0) key = mix(key ^ shard);
-        kernels().permute(static_cast<std::uint32_t>(window.size), key, part.first, part.size, scratch.order.data());
-    } else {
-        std::iota(scratch.order.begin(), scratch.order.end(), static_cast<std::uint32_t>(part.first));
-    }
+    order_of(window, shard, part.first, part.size, scratch);
     if (options_.features) {
         const BatchRows rows = slot.rows.from(row, options_.features->max_active);
         expand_positions(window.records.get(), scratch.order.data(), part.size, *options_.features, rows);
     } else {
         kernels().gather(window.records.get(), scratch.order.data(), part.size, slot.records + row);
+    }
+}
+
+// Which records of a window come at places `first` and after it.
+void Pipeline::order_of(const Window& window, std::size_t shard, std::size_t first, std::size_t size,
+                        Scratch& scratch) const {
+    scratch.order.resize(size);
+    if (options_.shuffle) {
+        const StreamPosition& start = window.start;
+        std::uint64_t key = make_key({options_.seed, kWindowOrder, start.epoch, start.chunk, start.skip});
+        if (shard > 0) key = mix(key ^ shard);
+        kernels().permute(static_cast<std::uint32_t>(window.size), key, first, size, scratch.order.data());
+    } else {
+        std::iota(scratch.order.begin(), scratch.order.end(), static_cast<std::uint32_t>(first));
     }
 }
 

@@ -30,6 +30,7 @@
 #include "formats/position_file.h"
 #include "pipeline/contents.h"
 #include "pipeline/kernels.h"
+#include "pipeline/sketch.h"
 
 namespace nnue::data {
 
@@ -53,6 +54,7 @@ struct PipelineOptions {
     // returns their number. Called from workers, for one chunk at a time; it must be a function of the records alone.
     std::function<std::size_t(std::span<Record>)> user_filter;
     std::size_t rank = 0, world_size = 1;  // this process gets an equal part of every batch
+    bool counts_unique = false;            // keep a sketch of the positions that were handed out
     // Canonical shards, a multiple of world_size. Each shard is drawn and repeated separately, so there are no marks
     // between epochs, and each process decodes only its own shards. 1: no shards, every process decodes everything.
     std::size_t shards = 1;
@@ -126,6 +128,10 @@ class Pipeline {
     // Of all chunks decoded so far, those ahead of the last batch included.
     FilterCounts filter_counts();
     BadChunks bad_chunks();
+    // The positions of all batches that next() has returned: of whole batches, of all processes, unless there are
+    // shards, of which each process sees its own.
+    Sketch seen();
+    void restore_seen(const Sketch& sketch);
 
     std::size_t num_chunks() const { return chunks_.size(); }
     int num_threads() const { return options_.threads; }
@@ -156,6 +162,7 @@ class Pipeline {
     struct Part {
         Window* window;
         std::size_t first, size;
+        std::size_t batch, batch_size;  // all of the batch, of which this process may have a part only
     };
     struct Scratch {  // of one worker
         std::vector<std::uint8_t> payload;
@@ -196,6 +203,7 @@ class Pipeline {
     bool try_decode(std::unique_lock<std::mutex>& lock, Scratch& scratch);
     void decode(std::unique_lock<std::mutex>& lock, Shard& shard, Scratch& scratch);
     void fill_part(const Part& part, std::size_t shard, std::size_t row, Slot& slot, Scratch& scratch) const;
+    void order_of(const Window& window, std::size_t shard, std::size_t first, std::size_t size, Scratch& scratch) const;
     Output& push_output();
     void push_mark(const Window& last);
     void close_window(Shard& shard, bool last_of_epoch, StreamPosition end);
@@ -217,6 +225,8 @@ class Pipeline {
     std::exception_ptr error_;
     FilterCounts filter_counts_;
     BadChunks bad_chunks_;
+    std::vector<Sketch> sketches_;  // of the batch in each slot, if unique positions are counted
+    Sketch seen_;
     std::unordered_set<std::uint32_t> known_bad_;  // indices into chunks_
 
     std::vector<std::unique_ptr<Shard>> shards_;  // of this process

@@ -8,6 +8,7 @@ most one buffer.
 from __future__ import annotations
 
 import base64
+import functools
 import logging
 import os
 from abc import abstractmethod
@@ -36,6 +37,7 @@ from nnue_trainer.foreign import leave
 
 T = TypeVar("T", Batch, Tensor)
 _STATE_VERSION = 2
+_NOTHING_SEEN: bytes = bytes(1 << 14)  # Sketch::kRegisters
 _UNSHUFFLED_WINDOW = 8  # batches
 _log = logging.getLogger(__name__)
 
@@ -105,6 +107,7 @@ class _Stream(Closing, Generic[T]):
         formats: Sequence[DataFormat] = (),
         temporary: str | os.PathLike[str] | None = None,
         poll: Callable[[], None] | None = None,
+        count_unique: bool = False,
     ) -> None:
         paths = [files] if isinstance(files, str | os.PathLike) else list(files)
         self._files = [str(Path(path)) for path in paths]
@@ -166,7 +169,9 @@ class _Stream(Closing, Generic[T]):
             "rank": rank,
             "world_size": world_size,
             "shards": shards,
+            "counts_unique": count_unique,
         }
+        self._seen: bytes = _NOTHING_SEEN
         local = max(1, shards // world_size)
         self._shards = range(rank * local, (rank + 1) * local) if shards > 1 else range(1)  # of this process
         self._places: list[_Place] = self._beginning(epoch)
@@ -255,6 +260,8 @@ class _Stream(Closing, Generic[T]):
             slots = [self._allocate() for _ in range(threads + (self.hold if self.reuse else 1) + 1)]
             options = self._options | {"files": [file.native for file in files], "threads": threads}
             pipeline = _data.Pipeline(options, [self._arrays(slot) for slot in slots], self._places)
+            if self._options["counts_unique"]:
+                pipeline.restore_seen(self._seen)
             self._running = _Running(pipeline, slots, deque())
         return self._running
 
@@ -313,6 +320,14 @@ class _Stream(Closing, Generic[T]):
             self._last_bad_chunks = BadChunks(*self._running.pipeline.bad_chunks())
         return self._last_bad_chunks
 
+    def seen(self) -> bytes:
+        """With `count_unique`, a sketch (HyperLogLog) of the positions in the batches taken so far, in which each board
+        counts once: `_data.unique_positions` estimates their number within 0.8 %, `_data.join_sketches` joins those of
+        several processes. It does not depend on threads, and a resumed loader goes on with it."""
+        if self._running is not None and self._options["counts_unique"]:
+            self._seen = self._running.pipeline.seen()
+        return self._seen
+
     def close(self) -> None:
         """Stops the threads and frees the memory for batches; the files stay open. Iterating again starts the threads
         at the same place. Any thread may call it; one that waits for a batch then gets a UserError."""
@@ -322,6 +337,7 @@ class _Stream(Closing, Generic[T]):
         with suppress(UserError):  # in a forked process there are no threads to ask
             self.filter_counts()
             self.bad_chunks()
+            self.seen()
         self._running = None
         if self._options["user_filter"] is None:
             running.pipeline.close()
@@ -336,7 +352,7 @@ class _Stream(Closing, Generic[T]):
         self.contents()
         self.close()
         self._places = self._beginning(self._first_epoch if epoch is None else epoch)
-        self._read = []
+        self._read, self._seen = [], _NOTHING_SEEN
 
     def contents(self) -> list[str]:
         """For each file the digests of the chunks that the batches taken so far are made of, 8 bytes each, as base64;
@@ -382,7 +398,10 @@ class _Stream(Closing, Generic[T]):
             for shard, place in zip(self._shards, self._places, strict=True)
         }
         order = dict(self._fingerprint())
-        return {"version": _STATE_VERSION, "places": places, "order": order, "contents": self.contents()}
+        state = {"version": _STATE_VERSION, "places": places, "order": order, "contents": self.contents()}
+        if self._options["counts_unique"]:
+            state["seen"] = base64.b64encode(self.seen()).decode()
+        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continues with the batch after the saved place. UserError if the state is damaged, or if files or options
@@ -417,7 +436,7 @@ class _Stream(Closing, Generic[T]):
         if "contents" in state:  # version 0.1 had none
             self.restore_contents(_part(state, "contents"))
         self._places = places
-        self._read = []
+        self._read, self._seen = [], _seen_in(state)
 
     def _piece_counts(self, place: Any, *, begun: bool) -> list[float]:
         """What piece_counts remembers at a saved place; nothing where it is off."""
@@ -438,6 +457,19 @@ class _Stream(Closing, Generic[T]):
                 f"loader state: damaged: {_COUNTS} is {str(numbers)[:80]!r}, expected a list of numbers"
             ) from None
         return list(numbers)
+
+
+def _seen_in(state: dict[str, Any]) -> bytes:
+    """The sketch in a state; an empty one where it has none, as positions were not counted."""
+    if "seen" not in state:
+        return _NOTHING_SEEN
+    try:
+        sketch = base64.b64decode(state["seen"], validate=True)
+    except (TypeError, ValueError):
+        raise UserError("loader state: damaged: what was seen is not base64") from None
+    if len(sketch) != len(_NOTHING_SEEN):
+        raise UserError(f"loader state: damaged: {len(sketch)} bytes of what was seen, expected {len(_NOTHING_SEEN)}")
+    return sketch
 
 
 _COUNTS = "piece_counts"
@@ -478,7 +510,15 @@ def merge_states(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
         if not agree or (state["version"], state["order"]) != (first["version"], first["order"]):
             raise UserError("loader states of different runs cannot be joined")
         places |= state["places"]
-    return first | {"places": places, "contents": _merge_contents([state["contents"] for state in states])}
+    merged = first | {"places": places, "contents": _merge_contents([state["contents"] for state in states])}
+    if all("seen" in state for state in states):
+        merged["seen"] = base64.b64encode(joined_sketch([_seen_in(state) for state in states])).decode()
+    return merged
+
+
+def joined_sketch(sketches: Sequence[bytes]) -> bytes:
+    """The sketch (`Loader.seen`) of all that several have seen."""
+    return functools.reduce(_data.join_sketches, sketches)
 
 
 def _merge_contents(contents: Sequence[list[str]]) -> list[str]:
@@ -520,7 +560,8 @@ class Loader(_Stream[Batch]):
     batches, for copies to a CUDA device. `reuse`: batches take turns in memory that is allocated once, which saves
     time. The newest `hold` of them are valid, so a batch must be copied (`Batch.clone`) to be kept for longer.
     `repeat`: epoch after epoch, without end. `poll`: a function that is called every tenth of a second while a batch is
-    waited for, and per MiB while a file is unpacked; what it raises ends the wait.
+    waited for, and per MiB while a file is unpacked; what it raises ends the wait. `count_unique`: count different
+    positions (`seen`).
     """
 
     def __init__(

@@ -15,14 +15,14 @@ from typing import Any
 
 import torch
 
-from nnue_trainer import checkpoint, config, foreign, nets, ops, registry, schema
+from nnue_trainer import _data, checkpoint, config, foreign, nets, ops, registry, schema
 from nnue_trainer.atomic import replacing
 from nnue_trainer.checkpoint import Checkpoint
 from nnue_trainer.config import Recipe, ValidationSet
 from nnue_trainer.data import Batch, Loader, RecordLoader
 from nnue_trainer.data.device import Expander
 from nnue_trainer.data.features import feature_set
-from nnue_trainer.data.loader import say_left_out, usable_cpus
+from nnue_trainer.data.loader import joined_sketch, say_left_out, usable_cpus
 from nnue_trainer.errors import UserError, out_of_memory, shown
 from nnue_trainer.first_release import translate_saved
 from nnue_trainer.nets.base import NnueModel
@@ -167,6 +167,7 @@ def _train_stage(stage: StageOfRun, folder: RunFolder, ranks: Ranks, device: tor
             validation_files=validation.files if validation else None,
             validation_contents=validation.contents if validation else None,
             bad_chunks=_bad_chunks(recipe, batches, ranks) if recipe.data.skip_bad_chunks else None,
+            unique=_unique(recipe, batches, ranks),
             division=division,
             stage=stage,
             more_validation=more,
@@ -290,6 +291,16 @@ def _bad_chunks(recipe: Recipe, batches: Loader | RecordLoader, ranks: Ranks) ->
         return sum(counts)
 
     return together
+
+
+def _unique(recipe: Recipe, batches: Loader | RecordLoader, ranks: Ranks) -> Callable[[], int] | None:
+    """A function that estimates how many different positions the run has seen, which all processes must call
+    together; None where they are not counted."""
+    if not recipe.logging.unique_positions:
+        return None
+    if recipe.data.shards == 1 or not ranks.several:
+        return lambda: round(_data.unique_positions(batches.seen()))  # all of them see whole batches
+    return lambda: round(_data.unique_positions(joined_sketch(ranks.each(batches.seen()))))
 
 
 def find_resumed(resume: str | None, run_dir: Path) -> tuple[Checkpoint | None, Path]:
@@ -456,6 +467,7 @@ def training_batches(
         "threads": data.threads,
         "cpus": loader_cpus(device, ranks),
         "reuse": True,
+        "count_unique": recipe.logging.unique_positions,
     }
     if data.shards > 1:
         options |= {"shards": data.shards, "rank": ranks.rank, "world_size": ranks.size}

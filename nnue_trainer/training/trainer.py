@@ -119,6 +119,7 @@ class Trainer:
         validation_files: list[Any] | None = None,
         validation_contents: Callable[[], list[str]] | None = None,
         bad_chunks: Callable[[], int] | None = None,
+        unique: Callable[[], int] | None = None,
         division: Whole | None = None,
         stage: StageOfRun | None = None,
         more_validation: Mapping[str, Callable[[], Iterable[Batch]]] | None = None,
@@ -138,6 +139,7 @@ class Trainer:
         self.more_validation = dict(more_validation or {})
         self.validation_contents = validation_contents
         self.bad_chunks = bad_chunks
+        self.unique = unique
         self._bad_before = 0  # bad chunks before the run was resumed
         # Rows can be updated late only if each forward pass reads nothing but the rows of its batch. Compiled code and
         # autocast read the whole weight.
@@ -694,6 +696,8 @@ class Trainer:
             values["pass"] = self.batches.passes()
         if self.bad_chunks is not None:
             values["bad_chunks"] = self._bad_before + self.bad_chunks()
+        if self.unique is not None:
+            values["unique_positions"] = self.unique()
         self.record("train", values)
         self._say_irregular(run)
         run.progress.update(self.step, loss=f"{loss:.6f}")
