@@ -41,26 +41,28 @@ SHARED_SOURCES = ("data_loader/features/*.cpp",)
 # The rooms of the data library.
 DATA_ROOMS = ("chess", "evaluate", "features", "filters", "formats", "pipeline")
 
-# Headers for programs in C++, and for feature sets in a user's header: beside the package where it is installed.
-PUBLIC_HEADERS = {
-    "data_loader": ("base/*.h", *(f"{room}/*.h" for room in DATA_ROOMS)),
-    "csrc": ("activation.h", "cuda/general_set.cuh", "cuda/index_check.cuh"),
-}
+# What the package has for programs in C++, and for feature sets in a user's header, where it is installed: the root of
+# the files, their folder in the package, and which they are.
+FOR_CPP = (
+    ("data_loader", "include", ("base/*.h", *(f"{room}/*.h" for room in DATA_ROOMS))),
+    ("csrc", "include", ("activation.h", "cuda/general_set.cuh", "cuda/index_check.cuh")),
+    ("examples", "examples", ("data/*", "libtorch/*")),
+)
 PRIVATE_HEADERS = ("kernels_impl.h", "kernels_x86.h")
 
 
 class BuildPy(build_py):
-    """Puts these headers into the package, as nnue_trainer/include; not where it is built in place."""
+    """Puts these files into the package; not where it is built in place."""
 
     def run(self) -> None:
         super().run()
         if self.editable_mode:
             return
-        for root, patterns in PUBLIC_HEADERS.items():
+        for root, folder, patterns in FOR_CPP:
             for path in (found for pattern in patterns for found in (ROOT / root).glob(pattern)):
-                if path.name in PRIVATE_HEADERS:
+                if path.name in PRIVATE_HEADERS or not path.is_file():
                     continue
-                target = Path(self.build_lib) / "nnue_trainer" / "include" / path.relative_to(ROOT / root)
+                target = Path(self.build_lib) / "nnue_trainer" / folder / path.relative_to(ROOT / root)
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(path, target)
 
