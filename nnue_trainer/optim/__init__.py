@@ -13,16 +13,10 @@ has its own file; `Optimizer` puts the layers together.
 from nnue_trainer.optim.adamw import AdamW
 from nnue_trainer.optim.base import OPTIMIZERS, Layer, OptimizerConfig, Rule, Work
 from nnue_trainer.optim.bounds import Bounds
-from nnue_trainer.optim.clip import Clip
 from nnue_trainer.optim.fused import FusedRule
-from nnue_trainer.optim.groups import Group, Settings
 from nnue_trainer.optim.guard import Guard
-from nnue_trainer.optim.lion import Lion
-from nnue_trainer.optim.muon import Muon
 from nnue_trainer.optim.optimizer import Optimizer
-from nnue_trainer.optim.radam import RAdam
 from nnue_trainer.optim.ranger import Ranger, RangerLite
-from nnue_trainer.optim.schedule_free import ScheduleFree
 from nnue_trainer.optim.torch_rule import TorchOptimizer, TorchRule
 from nnue_trainer.optim.virtual_rows import SharedRows
 
@@ -30,21 +24,14 @@ __all__ = [
     "OPTIMIZERS",
     "AdamW",
     "Bounds",
-    "Clip",
     "FusedRule",
-    "Group",
     "Guard",
     "Layer",
-    "Lion",
-    "Muon",
     "Optimizer",
     "OptimizerConfig",
-    "RAdam",
     "Ranger",
     "RangerLite",
     "Rule",
-    "ScheduleFree",
-    "Settings",
     "SharedRows",
     "TorchOptimizer",
     "TorchRule",

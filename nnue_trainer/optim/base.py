@@ -42,7 +42,7 @@ class Work:
     late: frozenset[str] = frozenset()
     """Parameters whose rows a fused rule may update when they are needed: `FusedRule.late_rows` then has an entry."""
     settings: Mapping[str, Settings] = field(default_factory=dict)
-    """What groups of the recipe say of parameters, by name; a virtual row has those of its parameter."""
+    """Settings from groups of the recipe, by name; a virtual row has those of its parameter."""
     matrices: frozenset[str] = frozenset()
     """Weights of linear layers, [out, in] or [stacks, out, in]."""
     copies: Mapping[str, Tensor] = field(default_factory=dict)

@@ -45,7 +45,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Settings:
-    """What groups say of one parameter."""
+    """The settings of one parameter, from all groups that have it."""
 
     rate: float = 1.0
     """factor of the learning rate"""

@@ -1,4 +1,4 @@
-"""How much each position counts in the training loss, one file for each way to say it."""
+"""How much each position counts in the training loss, one file for each kind of weight."""
 
 from nnue_trainer.position_weights.base import POSITION_WEIGHTS, PositionWeight
 from nnue_trainer.position_weights.knots import Knots
