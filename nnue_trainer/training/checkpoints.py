@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import enum
 import threading
 from collections import deque
 from collections.abc import Mapping
@@ -32,16 +33,24 @@ from nnue_trainer.training.run_folder import RunFolder
 _ALIGNMENT = 64  # bytes, of tensors in host memory
 
 
+class _Until(enum.Enum):
+    """The first later checkpoint that deletes the one in hand: the next, the next of an epoch, or one after these."""
+
+    NEXT = enum.auto()
+    NEXT_EPOCH = enum.auto()
+    LATER = enum.auto()
+
+
 @dataclasses.dataclass(frozen=True)
 class _Entry:
-    """A checkpoint to be written. `stays`: later checkpoints do not delete the one of this epoch at once."""
+    """A checkpoint to be written."""
 
     content: Checkpoint
     memory: _HostMemory
     copied: torch.cuda.Event | None
     epoch: int | None
     is_best: bool
-    stays: bool
+    until: _Until
 
 
 class CheckpointStore:
@@ -118,7 +127,7 @@ class CheckpointStore:
         `epoch`: the epoch that has ended, from 1; None in the middle of an epoch. `final`: no later checkpoint follows,
         so this one is not left out.
         """
-        stays = epoch is not None and (epoch % self.every == 0 or self._is_kept(epoch))
+        until = self._until(epoch)
         while True:
             self.check()
             with self._lock:
@@ -126,11 +135,15 @@ class CheckpointStore:
                     memory = self._free.pop()
                     break
                 old = self._queue[-1] if self._queue else None
-                if old is not None and self._replaces(old, epoch, is_best):
+                # One that waits, and all of whose files this one would replace, need not be written.
+                if (
+                    old is not None
+                    and (is_best or not old.is_best)
+                    and (old.until is _Until.NEXT or (old.until is _Until.NEXT_EPOCH and epoch is not None))
+                ):
                     memory = self._queue.pop().memory
                     break
-            lasts = self._lasts(stays) or self._is_kept(epoch)
-            if old is not None and old.is_best and not is_best and not final and not lasts:
+            if old is not None and old.is_best and not is_best and not final and until is not _Until.LATER:
                 return False
             self._finish(self._writes[0])
         try:
@@ -141,7 +154,7 @@ class CheckpointStore:
             raise
         with self._lock:
             snapshot = dataclasses.replace(content, tensors=tensors)
-            self._queue.append(_Entry(snapshot, memory, copied, epoch, is_best, stays))
+            self._queue.append(_Entry(snapshot, memory, copied, epoch, is_best, until))
         self._writes.append(self._writer.submit(self._write_next))
         return True
 
@@ -166,14 +179,12 @@ class CheckpointStore:
             with contextlib.suppress(ValueError):
                 self._writes.remove(write)
 
-    def _lasts(self, stays: bool) -> bool:
-        """Whether the checkpoint of an epoch is still there when the next one has been written."""
-        return stays and self.keep_last > 1
-
-    def _replaces(self, old: _Entry, epoch: int | None, is_best: bool) -> bool:
-        """Whether a checkpoint would replace all files of `old`, which waits: then `old` need not be written."""
-        deleted = not old.stays or (self.keep_last == 1 and epoch is not None and not self._is_kept(old.epoch))
-        return deleted and (is_best or not old.is_best)
+    def _until(self, epoch: int | None) -> _Until:
+        if self._is_kept(epoch):
+            return _Until.LATER
+        if epoch is None or epoch % self.every:
+            return _Until.NEXT
+        return _Until.LATER if self.keep_last > 1 else _Until.NEXT_EPOCH
 
     def __enter__(self) -> CheckpointStore:
         return self
