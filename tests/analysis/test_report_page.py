@@ -15,7 +15,7 @@ from analysis_support import recipe
 
 from nnue_trainer import config
 from nnue_trainer.analysis import report
-from nnue_trainer.analysis.agreement import agreement, built_in_positions
+from nnue_trainer.analysis.agreement import Agreement, Positions, agreement, built_in_positions
 from nnue_trainer.analysis.page import MARKER, Page, Section, Table, check_replaceable, render
 from nnue_trainer.analysis.plots import SERIES, Plot, envelope, scale_of, thin
 from nnue_trainer.analysis.runs import Records, Run, read_run
@@ -258,6 +258,20 @@ def test_float_and_integers_are_compared_on_the_same_positions(trained):
     assert np.array_equal(found.integers, expected)
     assert np.abs(found.difference).max() < 15
     assert np.corrcoef(found.floats, found.integers)[0, 1] > 0.99
+
+
+@pytest.mark.parametrize(("bias", "warns"), [(-20.0, True), (20.0, True), (-3.0, False)])
+def test_integers_that_are_off_on_average_are_a_warning(trained, monkeypatch, bias, warns):
+    def biased(path: Path, positions: Positions) -> Agreement:
+        found = agreement(path, positions)
+        return Agreement(found.floats, found.floats + bias)
+
+    monkeypatch.setattr(report, "agreement", biased)
+    section = report._agreement_section([read_run(trained())])
+    assert section is not None
+    assert [f"are {bias:+.1f} engine units off on average" in line for line in section.warnings] == [True] * warns
+    if warns:
+        assert "step 90" in section.warnings[0]
 
 
 def test_a_verdict_needs_evidence():
