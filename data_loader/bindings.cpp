@@ -59,11 +59,11 @@ void add_python_feature_set(const std::string& name, const std::tuple<int, int, 
         name, {num_features, max_active, bucket_size, num_virtual},
         [name, function](const std::uint8_t* records, std::size_t n, const AppendRows& rows) {
             const py::gil_scoped_acquire acquire;
-            const py::capsule nobody(records, [](void*) {});  // an array with an owner does not copy
+            const py::capsule owner(records, [](void*) {});  // an array with an owner does not copy
             const auto length = static_cast<std::size_t>(rows.length);
-            const Array<std::uint8_t> positions({n, sizeof(Record)}, records, nobody);
-            const Array<std::int32_t> white({n, length}, rows.white, nobody), black({n, length}, rows.black, nobody);
-            const Array<std::int16_t> counts({static_cast<py::ssize_t>(n)}, rows.counts, nobody);
+            const Array<std::uint8_t> positions({n, sizeof(Record)}, records, owner);
+            const Array<std::int32_t> white({n, length}, rows.white, owner), black({n, length}, rows.black, owner);
+            const Array<std::int16_t> counts({static_cast<py::ssize_t>(n)}, rows.counts, owner);
             positions.attr("flags").attr("writeable") = false;
             try {
                 function(positions, white, black, counts, rows.first_feature);

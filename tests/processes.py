@@ -1,4 +1,4 @@
-"""How the tests start and end, whoever started them: a shell, a program, `nohup`, `setsid`, cron.
+"""How the tests start and end, started by a shell, a program, `nohup`, `setsid`, cron.
 
 Children inherit what the starter ignored: under `nohup` or behind `&` in a script that is SIGHUP and SIGINT, and a
 child that is to be interrupted would run for ever. A signal that is *handled* here is at its default in children, so

@@ -86,7 +86,7 @@ struct DataFormat {
     // The bytes of a position as they stand in a file: what a tool keeps beside the record, so that a file of the same
     // format gets every byte back. 0: a record holds all that the format does.
     std::size_t original_size = 0;
-    // Those of them that are free for whoever makes the file.
+    // Those of them that are free for the author of the file.
     std::size_t spare_begin = 0, spare_end = 0;
     // Castling rights are those of standard chess: king on e1 or e8, rooks in the corners.
     bool only_standard_castling = false;
