@@ -404,7 +404,7 @@ def state_names(part: FeaturePart) -> list[str]:
 def _activity(
     model: NnueModel, positions: Positions
 ) -> tuple[FirstLayerActivity | None, list[LayerInputs], npt.NDArray[np.float64]]:
-    meter, layers = ActivityMeter(model, positions=len(positions.records)), LayerMeter(model)
+    meter, layers = ActivityMeter(model, of_batch=len(positions.records)), LayerMeter(model)
     scores = []
     with torch.no_grad(), layers.watching():
         for batch in batches(positions.records, model.feature_set):

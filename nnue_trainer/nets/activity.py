@@ -67,11 +67,12 @@ class LayerInputs:
 
 
 class ActivityMeter:
-    """Adds up what the first layer of `model` does, over the first `positions` positions that it is shown."""
+    """Adds up what the first layer of `model` does, over at most `of_batch` positions of each batch that it is shown,
+    spread over the batch: neighbours are often of one game."""
 
-    def __init__(self, model: nn.Module, positions: int = 4096):
+    def __init__(self, model: nn.Module, of_batch: int = 1024):
         self._layers = [module for module in model.modules() if isinstance(module, PerspectiveTransformer)]
-        self._left = positions
+        self._of_batch = of_batch
         self._seen = 0
         self._zeros: list[Tensor] = []
         self._values = 0
@@ -79,17 +80,18 @@ class ActivityMeter:
 
     def add(self, batch: Batch) -> None:
         """`batch` is on the device of the model."""
-        size = min(len(batch), self._left)
-        if size == 0 or not self._layers:
+        if len(batch) == 0 or not self._layers:
             return
-        self._left -= size
+        every = -(-len(batch) // self._of_batch)
+        size = -(-len(batch) // every)
         self._seen += size
         with torch.no_grad():
             layer = self._layers[0]  # a net has one
             step = max(1, _CHUNK_BYTES // (4 * layer.weight.shape[1]))
             for rows in (batch.white, batch.black):
+                some = rows[::every]
                 for begin in range(0, size, step):
-                    self._count(layer, rows[begin : min(begin + step, size)])
+                    self._count(layer, some[begin : begin + step])
 
     def _count(self, layer: PerspectiveTransformer, rows: Tensor) -> None:
         sums = functional.feature_transformer(rows, layer.weight, layer.bias).float()

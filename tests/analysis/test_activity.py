@@ -39,16 +39,16 @@ def batch_for(model):
 def test_counts_equal_those_of_one_accumulator_after_the_other(architecture):
     model = model_of(architecture)
     batch, layer = batch_for(model), model.feature_transformer
-    meter = ActivityMeter(model, positions=50)
+    meter = ActivityMeter(model, of_batch=30)
     meter.add(batch.head(30))
-    meter.add(batch)  # only 20 more
+    meter.add(batch.head(40))  # every second one
     found = meter.result()
 
     weight, bias = layer.weight.detach().double().numpy(), layer.bias.detach().double().numpy()
     sums = np.array([
         bias + weight[[i for i in row if i >= 0]].sum(0)
         for rows in (batch.white, batch.black)
-        for row in [*rows[:30].tolist(), *rows[:20].tolist()]
+        for row in [*rows[:30].tolist(), *rows[:40:2].tolist()]
     ])  # fmt: skip
     assert found.positions == 50
     assert found.positive.numpy() == pytest.approx((sums > 0).mean(0))
