@@ -14,7 +14,7 @@ from functools import partial
 from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 
 from nnue_trainer import schema
 from nnue_trainer.averages import AVERAGES, Average
@@ -23,7 +23,7 @@ from nnue_trainer.data.filters import Filters
 from nnue_trainer.data.formats import DATA_FORMATS, DataFormat
 from nnue_trainer.errors import UserError, quoted
 from nnue_trainer.first_release import translate
-from nnue_trainer.inputs import FileList, became, data_files, read_text
+from nnue_trainer.inputs import became, data_files, read_text
 from nnue_trainer.lambdas import LAMBDAS, ConstantLambda, LambdaSchedule
 from nnue_trainer.losses import LOSSES, Loss
 from nnue_trainer.nets import NETS, Net
@@ -42,6 +42,9 @@ MAX_BYTES = 1 << 20
 """Largest size of a recipe in bytes."""
 MAX_NODES = 10_000
 """Largest number of keys and values in a recipe; an alias counts as everything that it stands for."""
+
+FileList = Annotated[list[str], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)]
+"""The type of a field that lists files: one name alone is a list of one."""
 
 
 @section

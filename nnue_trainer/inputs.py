@@ -6,9 +6,6 @@ import glob
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated
-
-from pydantic import BeforeValidator
 
 from nnue_trainer import _data
 from nnue_trainer.errors import UserError, quoted
@@ -20,9 +17,6 @@ DATA_SUFFIXES = (
     *(".data", ".bf", ".viri"),  # of bulletformat and viriformat, as other programs name them
 )
 """The suffixes by which data files in a folder are recognised; .gz, .zst or .bz2 may follow."""
-
-FileList = Annotated[list[str], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)]
-"""The type of a field that lists files: one name alone is a list of one."""
 
 _BLOCK = 1 << 16
 

@@ -415,6 +415,12 @@ def test_a_user_error_of_the_library_is_the_message_as_it_is() -> None:
         presets.path("a\nb")
 
 
+def test_help_imports_nothing_slow():
+    code = "import sys, nnue_trainer.cli.main; print([n for n in ('torch', 'numpy', 'pydantic') if n in sys.modules])"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "[]"
+
+
 def test_training_imports_nothing_slow():
     """These take seconds to import, and a training without torch.compile and pages needs none of them."""
     slow = ["torch._dynamo", "torch._inductor", "sympy", "matplotlib", "tensorboard", "torch.onnx"]
