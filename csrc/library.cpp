@@ -60,7 +60,7 @@ STABLE_TORCH_LIBRARY(nnue, m) {
     // Contracts: optimizer.h.
     m.def(
         "optimizer_begin(Tensor[] gradients, int[] shared_rows, Tensor loss, Tensor lr, Tensor(a!)[] state, int rule, "
-        "float[] constants, float max_norm) -> ()");
+        "float[] constants, float max_norm, Tensor[] rows) -> ()");
     m.def(
         "optimizer_update(Tensor(a!)[] weights, Tensor[] gradients, Tensor(b!)[] moments, Tensor(c!)[] copies, "
         "Tensor(d!)[] state, float[] settings, int rule, float[] constants, bool follows_begin=False) -> ()");

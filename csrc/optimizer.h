@@ -35,6 +35,9 @@
 //   loss         float32 or float64, one element
 //   lr           float32 or float64, one element: the learning rate
 //   max_norm     gradients are scaled down to this norm; infinity: they are not
+//   rows         for each gradient, uint8 [F]: where it is 0 the row of the gradient is zeros, and need not be looked
+//   at;
+//                no elements: any row may be other than zeros; an empty list: any row of all
 //
 // optimizer_update moves the weights of all parts.
 //
@@ -58,7 +61,7 @@
 //
 // Sums have a fixed order: equal inputs give equal bits, for any number of threads. CPU and CUDA differ in rounding.
 //
-// Rows updated late (CPU only). A row that no position of a batch has gets a gradient of zeros, and its step depends on
+// Rows updated late. A row that no position of a batch has gets a gradient of zeros, and its step depends on
 // its own state, on the numbers of the step, and on the change of its virtual row. So it may wait until it is needed:
 // the steps are then made one after the other by the same lines of code, and give the same bits. What a row of a part
 // has missed is kept for a window of K steps; step t lies at place (t - 1) mod K.
@@ -68,17 +71,21 @@
 //              made     int64 [F]: the steps that each row has made
 //              changes  the weight's dtype [K, V, ...]: how far each virtual row moved; no elements without any
 //              history  float64 [K, kNumbers]: the numbers of the steps in the window
+//            and on CUDA, if the part has one, its copy, which is written along with the rows
 //
 // optimizer_mark_rows sets `rows` to 1 where one of the index rows int32 [B, I] has the feature, and leaves the others.
 // Indices outside of the range are left to the operators that use them.
 //
 // optimizer_update_rows makes the step that optimizer_begin has counted, for the virtual rows and for the marked rows,
 // which must have made the step before. What the others will need it keeps in `history` and `changes`; their gradients
-// are not looked at, and need not be there: `rows` may also be int64 [R], ascending numbers of rows, and the gradient
-// that of these rows [R, ...].
+// are not looked at, and need not be there: on a CPU, `rows` may also be int64 [R], ascending numbers of rows, and the
+// gradient that of these rows [R, ...].
 //
 // optimizer_catch_up makes all counted steps that the marked rows have missed, none of which the window may have
 // forgotten. So it does for rows that have missed as many as the window has: the next step would be one too many.
+//
+// On CUDA no part with virtual rows can be updated late, the window has at most kMostWindow steps, and nobody looks
+// into `made`: a row is left as it is if it does not fit the step.
 #pragma once
 
 #include <algorithm>
@@ -86,11 +93,13 @@
 #include <cstdint>
 #include <iterator>
 #include <limits>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "checks.h"
+#include "dtypes.h"
 #include "host_device.h"
 
 namespace nnue::optimizer {
@@ -142,6 +151,7 @@ enum Number : int {
 };
 constexpr int64_t kNumbers = 16;
 constexpr int kFirstKept = kWeightSum, kLastKept = kSquareSum;
+constexpr int64_t kMostWindow = 32;  // on CUDA: steps that a row may be behind
 
 // The nearest integer, ties to even.
 template <class T>
@@ -450,6 +460,8 @@ struct Summand {
     int64_t rows, columns;
     bool shares;
     Kind kind;
+    const uint8_t* marked;  // without virtual rows: which of its rows are not zeros; null: any
+    int64_t row;            // columns of such a row
 };
 
 // ---- checks ---------------------------------------------------------------------------------------------------------
@@ -562,8 +574,9 @@ inline int64_t rows_of(const char* op, const std::string& argument, const Tensor
 
 // What the norm is taken of. Makes gradients contiguous where they lie, `kept` keeps the copies alive.
 inline std::vector<Summand> summands(const Tensors& gradients, const std::vector<int64_t>& shared_rows,
-                                     const Tensor& numbers, Device device, Tensors& kept) {
+                                     const Tensors& marked, const Tensor& numbers, Device device, Tensors& kept) {
     check_length(kBegin, "shared_rows", shared_rows.size(), gradients.size());
+    if (!marked.empty()) check_length(kBegin, "rows", marked.size(), gradients.size());
     std::vector<Summand> found;
     for (size_t i = 0; i < gradients.size(); ++i) {
         const std::string name = at("gradients", i);
@@ -574,7 +587,17 @@ inline std::vector<Summand> summands(const Tensors& gradients, const std::vector
         kept.push_back(torch::stable::contiguous(gradients[i]));
         const int64_t elements = kept.back().numel();
         if (elements == 0) continue;
-        found.push_back({kept.back().const_data_ptr(), rows, elements / rows, shares, kind});
+        Summand summand{kept.back().const_data_ptr(), rows, elements / rows, shares, kind, nullptr, elements};
+        if (!marked.empty() && marked[i].numel() != 0) {
+            const std::string marks = at("rows", i);
+            check_device(kBegin, marks.c_str(), marked[i], device, numbers, "numbers");
+            check_dtype(kBegin, marks.c_str(), marked[i], {ScalarType::Byte});
+            check_contiguous(kBegin, marks, marked[i]);
+            check_shape(kBegin, marks.c_str(), marked[i], {gradients[i].dim() == 0 ? 1 : gradients[i].size(0)}, "[F]");
+            summand.row = elements / marked[i].size(0);
+            if (!shares) summand.marked = const_data<uint8_t>(marked[i]);
+        }
+        found.push_back(summand);
     }
     return found;
 }
@@ -701,6 +724,84 @@ inline State check_begin(const Tensor& loss, const Tensor& lr, const Tensors& st
     check_scalar(kBegin, "lr", lr, device, checked.numbers, {ScalarType::Float, ScalarType::Double});
     if (!(max_norm > 0)) fail(kBegin, "max_norm", std::to_string(max_norm), "a number above 0, or infinity");
     return checked;
+}
+
+// ---- rows updated late ----------------------------------------------------------------------------------------------
+
+// What the two operators on rows of a part have in common.
+struct Late {
+    Part part;
+    int64_t virtual_rows;  // rows that are worked on together lie so far apart; all rows where none are shared
+    int64_t columns;       // of a row
+    int64_t window;
+    const uint8_t* marked;  // null: all
+    int64_t* made;
+    void* changes;  // null: no virtual rows
+    double* history;
+};
+
+inline Late late(const char* op, const Part& part, const Tensor& weight, const std::optional<Tensor>& marked,
+                 const Tensors& kept_late, Device device) {
+    if (kept_late.size() != 3) {
+        fail(op, "late", text(kept_late.size()) + " tensors", "three: made, changes and history");
+    }
+    const Tensor &made = kept_late[0], &changes = kept_late[1], &history = kept_late[2];
+    if (weight.dim() < 1) fail(op, "weight", "no dimensions", "shape [F, ...]");
+    const int64_t num_rows = weight.size(0);
+    check_device(op, "made", made, device, weight, "weight");
+    check_dtype(op, "made", made, {ScalarType::Long});
+    check_shape(op, "made", made, {num_rows}, "[F]");
+    check_contiguous(op, "made", made);
+    check_device(op, "history", history, device, weight, "weight");
+    check_dtype(op, "history", history, {ScalarType::Double});
+    check_shape(op, "history", history, {-1, kNumbers}, "[K, numbers]");
+    if (history.size(0) == 0) fail(op, "history", std::string("a window of 0 steps"), "1 or more");
+    check_contiguous(op, "history", history);
+    if (marked) {
+        check_device(op, "rows", *marked, device, weight, "weight");
+        check_dtype(op, "rows", *marked, {ScalarType::Byte});
+        check_shape(op, "rows", *marked, {num_rows}, "[F]");
+        check_contiguous(op, "rows", *marked);
+    }
+    Late found{part,
+               num_rows,
+               num_rows == 0 ? 0 : weight.numel() / num_rows,
+               history.size(0),
+               marked ? const_data<uint8_t>(*marked) : nullptr,
+               mutable_data<int64_t>(made),
+               nullptr,
+               mutable_data<double>(history)};
+    if (changes.numel() != 0) {
+        check_device(op, "changes", changes, device, weight, "weight");
+        check_dtype(op, "changes", changes, {weight.scalar_type()});
+        check_contiguous(op, "changes", changes);
+        found.virtual_rows = changes.dim() < 2 ? 0 : changes.size(1);
+        if (found.virtual_rows < 1 || num_rows % found.virtual_rows != 0 ||
+            changes.numel() != found.window * found.virtual_rows * found.columns) {
+            fail(op, "changes", "shape " + shape_text(changes.sizes()), "[K, V, ...] with the columns of weight");
+        }
+        found.changes = changes.mutable_data_ptr();
+    }
+    const int64_t elements = part.shares ? part.columns : 0;
+    if ((found.changes == nullptr ? 0 : found.virtual_rows * found.columns) != elements) {
+        fail(op, "changes", "shape " + shape_text(changes.sizes()),
+             elements == 0 ? "no elements, as there are no virtual rows" : "[K, V, ...] as the moments of V rows");
+    }
+    found.part.rows = num_rows == 0 ? 0 : num_rows / std::max<int64_t>(found.virtual_rows, 1);
+    return found;
+}
+
+// Checks of optimizer_mark_rows.
+inline void check_marks(const Tensor& white, const Tensor& black, const Tensor& rows, Device device) {
+    check_device(kMarkRows, "rows", rows, device, rows, "rows");
+    check_dtype(kMarkRows, "rows", rows, {ScalarType::Byte});
+    check_shape(kMarkRows, "rows", rows, {-1}, "[F]");
+    check_contiguous(kMarkRows, "rows", rows);
+    for (const Tensor* indices : {&white, &black}) {
+        check_device(kMarkRows, "indices", *indices, device, rows, "rows");
+        check_dtype(kMarkRows, "indices", *indices, {ScalarType::Int});
+        check_shape(kMarkRows, "indices", *indices, {-1, -1}, "[B, I]");
+    }
 }
 
 }  // namespace nnue::optimizer

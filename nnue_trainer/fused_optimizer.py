@@ -25,8 +25,15 @@ MARK_ROWS = "nnue::optimizer_mark_rows"
 UPDATE_ROWS = "nnue::optimizer_update_rows"
 CATCH_UP = "nnue::optimizer_catch_up"
 
+_operators = torch.ops.nnue  # tests put the emulated ones here
+
 WINDOW = 16
-"""Steps that rows updated late may be behind. Each takes as much memory as the virtual rows do."""
+"""Steps that rows updated late on a CPU may be behind. Each takes as much memory as the virtual rows do."""
+DEVICE_WINDOW = 32
+"""The same on a GPU, where no virtual rows are updated late: kMostWindow of csrc/optimizer.h."""
+LEAST_DEVICE_ROWS = 32768
+"""On a GPU, rows that are trained alike are updated late where there are at least so many of them: most rows of smaller
+sets are in every batch."""
 LATE_SHARE = 0.45
 """Share of the rows in a batch above which all rows are updated in its step, which is faster then: measured in
 benchmarks/NOTEBOOK.md. It changes no bit."""
@@ -237,7 +244,7 @@ class FusedOptimizer:
     max_norm: float = math.inf
     flag: InitVar[Tensor | None] = None
     late: InitVar[Iterable[str]] = ()
-    """names of parameters on the CPU whose rows are updated when they are needed: see LateRows"""
+    """names of parameters whose rows are updated when they are needed, on a GPU those that it pays for: see LateRows"""
     norm_of: Callable[[Sequence[tuple[Part, Tensor]]], Tensor] | None = None
     """Numbers whose norm is that of the gradients of these parts, virtual rows included, where this process has not all
     of them; None: it has."""
@@ -265,7 +272,9 @@ class FusedOptimizer:
         self._moments = [self._make_moments(part) for part in self.parts]
         for numbers in self._numbers:
             numbers.constants = numbers.rule.constants(0)
-        self.late_rows = {name: LateRows(self, name) for name in late}
+        kind = HostLateRows if device.type == "cpu" else LateRows
+        made = {name: kind(self, name) for name in late}
+        self.late_rows = {name: rows for name, rows in made.items() if rows.parts}
         """by name of the parameter"""
 
     def _make_moments(self, part: Part) -> _Moments:
@@ -320,14 +329,15 @@ class FusedOptimizer:
         guarded = [(part, gradient) for part, _, gradient in active if part.name not in left_out]
         looked_at = [*(gradient for _, gradient in guarded), *also]
         shared_rows = [part.virtual_rows if everything else 0 for part, _ in guarded] + [0] * len(also)
+        rows = [self._marks_of(part) for part, _ in guarded] + [self._no_marks] * len(also)
         if everything and self.norm_of is not None:
-            looked_at, shared_rows = [self.norm_of(guarded), *also], [0] * (1 + len(also))
+            looked_at, shared_rows, rows = [self.norm_of(guarded), *also], [0] * (1 + len(also)), []
         if self.rule.stable_decay:
             elements = sum(moments.weight.numel() + moments.shared[-1].numel() for _, moments, _ in active)
             for each in self._numbers:
                 each.constants = each.rule.constants(elements + sum(gradient.numel() for gradient in also))
         for each in self._numbers:
-            torch.ops.nnue.optimizer_begin(
+            _operators.optimizer_begin(
                 looked_at,
                 shared_rows,
                 loss.detach(),
@@ -336,16 +346,16 @@ class FusedOptimizer:
                 each.rule.number,
                 each.constants,
                 self.max_norm,
+                rows,
             )
-            looked_at, shared_rows = [self.numbers[NORM : NORM + 1]], [0]
-        for late in self.late_rows.values():
-            late.step()
+            looked_at, shared_rows, rows = [self.numbers[NORM : NORM + 1]], [0], []
         # Autograd has to know that a graph which was made before the step is out of date.
         torch.autograd.graph.increment_version([part.parameter for part, _, _ in active])
-        active = [(part, moments, gradient) for part, moments, gradient in active if part.name not in self.late_rows]
+        waiting = {id(part) for late in self.late_rows.values() for part, _ in late.parts}
+        active = [(part, moments, gradient) for part, moments, gradient in active if id(part) not in waiting]
         for each in self._numbers:
             own = [(part, moments, gradient) for part, moments, gradient in active if self.numbers_of(part) is each]
-            torch.ops.nnue.optimizer_update(
+            _operators.optimizer_update(
                 [moments.weight for _, moments, _ in own],
                 [gradient for _, _, gradient in own],
                 [moment for _, moments, _ in own for moment in moments.all()],
@@ -354,8 +364,21 @@ class FusedOptimizer:
                 [number for part, moments, _ in own for number in part.settings(moments.steps)],
                 each.rule.number,
                 each.constants,
-                follows_begin=len(self._numbers) == 1 and not self.late_rows,  # nothing has come between the two
+                follows_begin=len(self._numbers) == 1,  # nothing has come between the two
             )
+        for late in self.late_rows.values():
+            late.step()
+
+    def _marks_of(self, part: Part) -> Tensor:
+        """uint8: the rows of the gradient that may be other than zeros; no elements: all."""
+        for late in self.late_rows.values():
+            if any(part is waiting for waiting, _ in late.parts):
+                return late.marks_of(part)
+        return self._no_marks
+
+    @property
+    def _no_marks(self) -> Tensor:
+        return self.numbers.new_empty(0, dtype=torch.uint8)
 
     def numbers_of(self, part: Part) -> _Numbers:
         """The rule of a part, and where its numbers are."""
@@ -395,6 +418,7 @@ class FusedOptimizer:
         """From now on the copies of the parameter hold its integers, `steps` of them in 1.0, as float16: other bits in
         the memory of a bfloat16 copy. Its weights are clipped to ±LARGEST_COPY of them, which float16 holds exactly. 0:
         they hold the weight again. Writes the copies, and returns how many weights it has clipped."""
+        self.settle()  # the steps until now have other bounds
         clipped = 0
         for part, moments in zip(self.parts, self._moments, strict=True):
             if part.name != name or part.copy is None:
@@ -434,46 +458,140 @@ class FusedOptimizer:
 
 
 class LateRows:
-    """The rows of one parameter [F, ...] on the CPU, updated when they are needed and not in every step.
+    """The rows of one parameter [F, ...], updated when they are needed and not in every step.
 
     A row that no position of a batch has gets a gradient of zeros. Its steps are made later, one after the other by
-    the same code, which gives the same bits for every rule, schedule, bound and kind of virtual row; a virtual row
-    moves in every step, and what its rows have missed of that is kept. It pays because a row that is `k` steps behind
-    goes through the memory once and not `k` times.
+    the same code, which gives the same bits for every rule, schedule, bound and norm. It pays because a row that is `k`
+    steps behind goes through the memory once and not `k` times.
 
     Whoever reads the parameter says so before: `catch_up` for the rows of a batch that the next gradient comes from,
-    `settle` for all. A row is never behind by more than WINDOW steps.
+    `settle` for all. A row is never behind by more steps than the window has.
+
+    This class is for GPUs: nothing waits for the device, and a step can be recorded. Rows with virtual rows, which move
+    in every step, are none of its `parts`.
     """
 
-    def __init__(self, optimizer: FusedOptimizer, name: str) -> None:
+    parts: list[tuple[Part, _Moments]]
+    """those whose rows are updated late"""
+
+    def __init__(self, optimizer: FusedOptimizer, name: str, window: int = DEVICE_WINDOW) -> None:
         self._optimizer = optimizer
-        own = zip(optimizer.parts, optimizer._moments, strict=True)
-        self._parts = [(part, moments) for part, moments in own if part.name == name]
-        self._parameter = self._parts[0][0].parameter
-        rows = len(self._parameter)
-        if sum(len(moments.weight) for _, moments in self._parts) != rows:
-            raise ValueError(f"{name}: its parts are not all of its {rows} rows")
-        if any(part.copy is not None for part, _ in self._parts):
-            raise ValueError(f"{name}: a parameter with a 16-bit copy cannot be updated late")
-        self._made = torch.zeros(rows, dtype=torch.int64)
-        self._marked = torch.zeros(rows, dtype=torch.uint8)
-        self._history = torch.zeros(WINDOW, NUMBERS, dtype=torch.float64)
-        shared = [moments.shared[-1] for _, moments in self._parts]
-        self._changes = [s.new_empty(WINDOW, *s.shape) if s.numel() else s.new_empty(0) for s in shared]
-        self._settled_at = 0  # no row has made fewer steps
+        own = [pair for pair in zip(optimizer.parts, optimizer._moments, strict=True) if pair[0].name == name]
+        self._parameter = own[0][0].parameter
+        self.parts = self._chosen(own)
+        device, rows = self._parameter.device, len(self._parameter)
+        self._made = torch.zeros(rows, dtype=torch.int64, device=device)
+        self._marked = torch.zeros(rows, dtype=torch.uint8, device=device)
+        self._history = torch.zeros(window, NUMBERS, dtype=torch.float64, device=device)
+        self._changes = [
+            m.weight.new_empty(window, *m.shared[-1].shape) if m.shared[-1].numel() else m.weight.new_empty(0)
+            for _, m in self.parts
+        ]
         self._any_marked = False
         self._all_marked = False
 
-    def _zip(self) -> list[tuple[Tensor, tuple[Part, _Moments]]]:
-        return list(zip(self._changes, self._parts, strict=True))
+    def _chosen(self, own: list[tuple[Part, _Moments]]) -> list[tuple[Part, _Moments]]:
+        return [(part, m) for part, m in own if not part.virtual_rows and len(m.weight) >= LEAST_DEVICE_ROWS]
 
     @torch.no_grad()
     def catch_up(self, white: Tensor, black: Tensor) -> bool:
         """Brings the rows that the index rows int32 [B, K] name up to date. Until the next step these, and those of
         other calls before it, are all the rows that may get a gradient. Returns whether the gradient may be sparse: a
         row that it leaves out waits."""
-        torch.ops.nnue.optimizer_mark_rows(white, black, self._marked)
+        self._mark(white, black)
+        if not self._all_marked:
+            self._replay(self._marked)
+        return False
+
+    def _mark(self, white: Tensor, black: Tensor) -> None:
+        _operators.optimizer_mark_rows(white, black, self._marked)
         self._any_marked = True
+
+    @torch.no_grad()
+    def settle(self, *, gradient: bool = False) -> None:
+        """Brings all rows up to date. `gradient`: any row may get a gradient in the next step."""
+        self._replay(None)
+        self._all_marked |= gradient
+
+    def restart(self) -> None:
+        """Everything has been replaced, and is up to date."""
+        self._made.copy_(self._optimizer.numbers_of(self.parts[0][0]).step_count.expand_as(self._made))
+
+    def before_step(self) -> None:
+        """What has to be done while the step has not been counted."""
+        if not self._any_marked:  # nobody has said where the gradient comes from
+            self._all_marked = True
+        if self._all_marked or not self._has_gradient:
+            self.settle()
+
+    def step(self) -> None:
+        """The step that `optimizer_begin` has allowed, or not."""
+        if self._has_gradient:
+            self._step()
+        else:
+            self.restart()  # a step without the parameter does not move it
+        self._marked.zero_()
+        self._any_marked = self._all_marked = False
+
+    @property
+    def _has_gradient(self) -> bool:
+        copy = self.parts[0][0].copy
+        return self._parameter.grad is not None or (copy is not None and copy.grad is not None)
+
+    def marks_of(self, part: Part) -> Tensor:
+        """Of the part's rows, uint8: those that may get a gradient in this step; no elements: all."""
+        return self._marked[:0] if self._all_marked else part.rows(self._marked)
+
+    def _step(self) -> None:
+        if self._all_marked:
+            self._marked.fill_(1)
+        for changes, (part, moments) in zip(self._changes, self.parts, strict=True):
+            assert part.gradient is not None
+            self._update(part, moments, changes, part.rows(self._marked), part.gradient)
+
+    def _update(self, part: Part, moments: _Moments, changes: Tensor, rows: Tensor, gradient: Tensor) -> None:
+        late = self._late(part, moments, changes)
+        _operators.optimizer_update_rows(moments.weight, gradient, moments.all(), rows, late, *self._how(part, moments))
+
+    def _replay(self, marked: Tensor | None) -> None:
+        for changes, (part, moments) in zip(self._changes, self.parts, strict=True):
+            _operators.optimizer_catch_up(
+                moments.weight,
+                moments.all(),
+                None if marked is None else part.rows(marked),
+                self._late(part, moments, changes),
+                *self._how(part, moments),
+            )
+
+    def _late(self, part: Part, moments: _Moments, changes: Tensor) -> list[Tensor]:
+        copy = [moments.copy] if moments.copy.numel() else []
+        return [part.rows(self._made), changes, self._history, *copy]
+
+    def _how(self, part: Part, moments: _Moments) -> tuple[list[Tensor], list[float], int, list[float]]:
+        """state, settings, rule and constants, as the operators take them."""
+        numbers = self._optimizer.numbers_of(part)
+        return numbers.state, part.settings(moments.steps), numbers.rule.number, numbers.constants
+
+
+class HostLateRows(LateRows):
+    """The same on a CPU, for all rows of a parameter: what a virtual row's rows have missed of its moves is kept. The
+    gradient may be sparse, and where most rows are in a batch all are updated."""
+
+    def __init__(self, optimizer: FusedOptimizer, name: str) -> None:
+        super().__init__(optimizer, name, WINDOW)
+        rows = len(self._parameter)
+        if sum(len(moments.weight) for _, moments in self.parts) != rows:
+            raise ValueError(f"{name}: its parts are not all of its {rows} rows")
+        if any(part.copy is not None for part, _ in self.parts):
+            raise ValueError(f"{name}: on a CPU, a parameter with a 16-bit copy cannot be updated late")
+        self._settled_at = 0  # no row has made fewer steps
+
+    def _chosen(self, own: list[tuple[Part, _Moments]]) -> list[tuple[Part, _Moments]]:
+        return own
+
+    @torch.no_grad()
+    def catch_up(self, white: Tensor, black: Tensor) -> bool:
+        self._mark(white, black)
         if int(self._marked.sum(dtype=torch.int64)) > LATE_SHARE * len(self._marked):
             self.settle(gradient=True)
         if not self._all_marked:
@@ -485,65 +603,40 @@ class LateRows:
 
     @torch.no_grad()
     def settle(self, *, gradient: bool = False) -> None:
-        """Brings all rows up to date. `gradient`: any row may get a gradient in the next step."""
         if self._settled_at < self._steps():
             self._replay(None)
             self._settled_at = self._steps()
         self._all_marked |= gradient
 
     def restart(self) -> None:
-        """Everything has been replaced, and is up to date."""
         self._settled_at = self._steps()
         self._made.fill_(self._settled_at)
 
     def before_step(self) -> None:
-        """What has to be done while the step has not been counted."""
-        if not self._any_marked:  # nobody has said where the gradient comes from
-            self._all_marked = True
-        if self._all_marked or self._parameter.grad is None or self._steps() - self._settled_at == WINDOW:
+        super().before_step()
+        if self._steps() - self._settled_at == WINDOW:
             self.settle()
 
-    def step(self) -> None:
-        """The step that `optimizer_begin` has allowed, or not."""
-        optimizer, step = self._optimizer, self._steps()
-        gradient = self._parameter.grad
-        if gradient is None:
-            self.restart()  # a step without the parameter does not move it
-        elif optimizer.numbers[0] != 0:
-            sparse = gradient.is_sparse
-            if self._all_marked and not sparse:
-                self._marked.fill_(1)
-                self._settled_at = step
-            for changes, (part, moments) in self._zip():
-                rows, own = part.sparse_rows(gradient) if sparse else (part.rows(self._marked), part.rows(gradient))
-                torch.ops.nnue.optimizer_update_rows(
-                    moments.weight,
-                    own,
-                    moments.all(),
-                    rows,
-                    [part.rows(self._made), changes, self._history],
-                    *self._how(part),
-                )
-        self._marked.zero_()
-        self._any_marked = self._all_marked = False
+    def marks_of(self, part: Part) -> Tensor:
+        return self._marked[:0]  # a gradient may be sparse, of these rows
+
+    def _step(self) -> None:
+        optimizer, gradient = self._optimizer, self._parameter.grad
+        if optimizer.numbers[0] == 0:
+            return
+        assert gradient is not None
+        if self._all_marked and not gradient.is_sparse:
+            self._marked.fill_(1)
+            self._settled_at = self._steps()
+        for changes, (part, moments) in zip(self._changes, self.parts, strict=True):
+            if gradient.is_sparse:
+                rows, own = part.sparse_rows(gradient)
+            else:
+                rows, own = part.rows(self._marked), part.rows(gradient)
+            self._update(part, moments, changes, rows, own)
 
     def _steps(self) -> int:
         return int(self._optimizer.step_count)
-
-    def _replay(self, marked: Tensor | None) -> None:
-        for changes, (part, moments) in self._zip():
-            torch.ops.nnue.optimizer_catch_up(
-                moments.weight,
-                moments.all(),
-                None if marked is None else part.rows(marked),
-                [part.rows(self._made), changes, self._history],
-                *self._how(part),
-            )
-
-    def _how(self, part: Part) -> tuple[list[Tensor], list[float], int, list[float]]:
-        """state, settings, rule and constants, as the operators take them."""
-        numbers = self._optimizer.numbers_of(part)
-        return numbers.state, part.settings(), numbers.rule.number, numbers.constants
 
 
 def _nothing(*args: object, **kwargs: object) -> None:

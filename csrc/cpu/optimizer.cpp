@@ -57,11 +57,11 @@ double scalar(const Tensor& tensor) {
 }
 
 void begin_op(Tensors gradients, std::vector<int64_t> shared_rows, const Tensor& loss, const Tensor& lr, Tensors state,
-              int64_t rule, std::vector<double> constants, double max_norm) {
+              int64_t rule, std::vector<double> constants, double max_norm, Tensors rows) {
     const Hyperparameters h = check_rule(kBegin, rule, constants);
     const auto [step, failed, numbers] = check_begin(loss, lr, state, max_norm, Device::cpu);
     Tensors kept;
-    const std::vector<Summand> from = summands(gradients, shared_rows, numbers, Device::cpu, kept);
+    const std::vector<Summand> from = summands(gradients, shared_rows, rows, numbers, Device::cpu, kept);
     int64_t tasks = 0;
     for (const Summand& summand : from) tasks += divide_up(summand.columns, kRun);
     std::vector<double> partial(tasks);
@@ -121,16 +121,10 @@ void update_op(Tensors weights, Tensors gradients, Tensors moments, Tensors copi
 // ---- rows updated late ----------------------------------------------------------------------------------------------
 
 void mark_rows_op(const Tensor& white, const Tensor& black, const Tensor& rows) {
-    check_device(kMarkRows, "rows", rows, Device::cpu, rows, "rows");
-    check_dtype(kMarkRows, "rows", rows, {ScalarType::Byte});
-    check_shape(kMarkRows, "rows", rows, {-1}, "[F]");
-    check_contiguous(kMarkRows, "rows", rows);
+    check_marks(white, black, rows, Device::cpu);
     uint8_t* const marked = mutable_data<uint8_t>(rows);
     const int64_t num_rows = rows.size(0);
     for (const Tensor* tensor : {&white, &black}) {
-        check_device(kMarkRows, "indices", *tensor, Device::cpu, rows, "rows");
-        check_dtype(kMarkRows, "indices", *tensor, {ScalarType::Int});
-        check_shape(kMarkRows, "indices", *tensor, {-1, -1}, "[B, I]");
         const Tensor indices = torch::stable::contiguous(*tensor);
         const int64_t positions = indices.size(0), length = indices.size(1);
         const int32_t* row = const_data<int32_t>(indices);
@@ -142,72 +136,9 @@ void mark_rows_op(const Tensor& white, const Tensor& black, const Tensor& rows) 
     }
 }
 
-// What the two operators on rows of a part have in common.
-struct Late {
-    Part part;
-    int64_t virtual_rows;  // rows that are worked on together lie so far apart; all rows where none are shared
-    int64_t columns;       // of a row
-    int64_t window;
-    const uint8_t* marked;  // null: all
-    int64_t* made;
-    void* changes;  // null: no virtual rows
-    double* history;
-};
-
 // Rows that are worked on together, for one task: few enough that tasks are as many as threads could want.
 int64_t groups_of_task(const Late& l) {
     return std::clamp<int64_t>(l.virtual_rows / 128, 1, 32);
-}
-
-Late late(const char* op, const Part& part, const Tensor& weight, const std::optional<Tensor>& marked,
-          const Tensors& kept_late) {
-    if (kept_late.size() != 3) {
-        fail(op, "late", text(kept_late.size()) + " tensors", "three: made, changes and history");
-    }
-    const Tensor &made = kept_late[0], &changes = kept_late[1], &history = kept_late[2];
-    if (weight.dim() < 1) fail(op, "weight", "no dimensions", "shape [F, ...]");
-    const int64_t num_rows = weight.size(0);
-    check_device(op, "made", made, Device::cpu, weight, "weight");
-    check_dtype(op, "made", made, {ScalarType::Long});
-    check_shape(op, "made", made, {num_rows}, "[F]");
-    check_contiguous(op, "made", made);
-    check_device(op, "history", history, Device::cpu, weight, "weight");
-    check_dtype(op, "history", history, {ScalarType::Double});
-    check_shape(op, "history", history, {-1, kNumbers}, "[K, numbers]");
-    if (history.size(0) == 0) fail(op, "history", std::string("a window of 0 steps"), "1 or more");
-    check_contiguous(op, "history", history);
-    if (marked) {
-        check_device(op, "rows", *marked, Device::cpu, weight, "weight");
-        check_dtype(op, "rows", *marked, {ScalarType::Byte});
-        check_shape(op, "rows", *marked, {num_rows}, "[F]");
-        check_contiguous(op, "rows", *marked);
-    }
-    Late found{part,
-               num_rows,
-               num_rows == 0 ? 0 : weight.numel() / num_rows,
-               history.size(0),
-               marked ? const_data<uint8_t>(*marked) : nullptr,
-               mutable_data<int64_t>(made),
-               nullptr,
-               mutable_data<double>(history)};
-    if (changes.numel() != 0) {
-        check_device(op, "changes", changes, Device::cpu, weight, "weight");
-        check_dtype(op, "changes", changes, {weight.scalar_type()});
-        check_contiguous(op, "changes", changes);
-        found.virtual_rows = changes.dim() < 2 ? 0 : changes.size(1);
-        if (found.virtual_rows < 1 || num_rows % found.virtual_rows != 0 ||
-            changes.numel() != found.window * found.virtual_rows * found.columns) {
-            fail(op, "changes", "shape " + shape_text(changes.sizes()), "[K, V, ...] with the columns of weight");
-        }
-        found.changes = changes.mutable_data_ptr();
-    }
-    const int64_t elements = part.shares ? part.columns : 0;
-    if ((found.changes == nullptr ? 0 : found.virtual_rows * found.columns) != elements) {
-        fail(op, "changes", "shape " + shape_text(changes.sizes()),
-             elements == 0 ? "no elements, as there are no virtual rows" : "[K, V, ...] as the moments of V rows");
-    }
-    found.part.rows = num_rows == 0 ? 0 : num_rows / std::max<int64_t>(found.virtual_rows, 1);
-    return found;
 }
 
 // Where the gradient of each row lies, -1 for rows that make no step now: from marks, where there is a gradient for
@@ -289,7 +220,8 @@ void update_rows_op(const Tensor& weight, const Tensor& gradient, Tensors moment
         kept.push_back(torch::stable::contiguous(gradient));
         found[0].gradient = kept.back().const_data_ptr();
     }
-    const Late l = late(kUpdateRows, found[0], weight, listed ? std::nullopt : std::optional(rows), late_tensors);
+    const Late l =
+        late(kUpdateRows, found[0], weight, listed ? std::nullopt : std::optional(rows), late_tensors, Device::cpu);
     const std::vector<int64_t> places = gradient_places(l, rows, gradient, last);
     const double* const given = const_data<double>(numbers);
     float* const flag = mutable_data<float>(failed);
@@ -345,7 +277,7 @@ void catch_up_op(const Tensor& weight, Tensors moments, const std::optional<Tens
         parts(kCatchUp, {weight}, {weight}, moments, {}, settings, h, weight, Device::cpu, kept);
     if (found.empty()) return;
     const int64_t step = *const_data<int64_t>(counted);
-    const Late l = late(kCatchUp, found[0], weight, rows, late_tensors);
+    const Late l = late(kCatchUp, found[0], weight, rows, late_tensors, Device::cpu);
     for (int64_t row = 0; row < weight.size(0); ++row) {
         const int64_t made = l.made[row];
         if (made < 0 || made > step) {

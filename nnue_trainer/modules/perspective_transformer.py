@@ -42,6 +42,35 @@ class LateWeight(Protocol):
     def settle(self, *, gradient: bool = False) -> None: ...
 
 
+class _LateParameters(dict[str, "nn.Parameter | None"]):
+    """Parameters of a module whose rows are brought up to date before anybody gets hold of them."""
+
+    def __init__(self, parameters: dict[str, nn.Parameter | None], late: LateWeight) -> None:
+        super().__init__(parameters)
+        self._late = late
+
+    def _settle(self) -> None:
+        self._late.settle(gradient=torch.is_grad_enabled())
+
+    def __getitem__(self, name: str) -> nn.Parameter | None:
+        if name == "weight":
+            self._settle()
+        return super().__getitem__(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        if name == "weight":
+            self._settle()
+        return super().get(name, default)
+
+    def items(self) -> Any:
+        self._settle()
+        return super().items()
+
+    def values(self) -> Any:
+        self._settle()
+        return super().values()
+
+
 class PerspectiveTransformer(nn.Module):
     """Accumulators of both perspectives, clipped to [0, bound], activated, side to move first.
 
@@ -147,6 +176,8 @@ class PerspectiveTransformer(nn.Module):
         """The operator that `apply_with` calls with these weights, None where it is not fused; `options` are those of
         `perspectives.fused_call`."""
         bound, scale = options.pop("bound"), options.pop("scale")
+        if options.get("leaf") is not None:  # the optimiser's copy
+            self._bring_up_to_date(batch)
         arguments = self._arguments(batch, weight, bias, bound=bound, scale=scale)
         return perspectives.fused_call(**arguments, psqt=psqt, psqt_bucket=None if psqt is None else bucket, **options)
 
@@ -204,7 +235,7 @@ class PerspectiveTransformer(nn.Module):
     def psqt_apart(self, batch: Batch) -> Iterator[bool]:
         """Within the block, training on CUDA does not compute the PSQT output: the second result of `forward` has no
         values, but its gradient counts. `psqt_of` then computes the values. Gives whether this is so for `batch`."""
-        fused = perspectives.is_fused(self.weight, self.bucket_size, self.num_bucketed)
+        fused = perspectives.is_fused(self._weight_in_use(), self.bucket_size, self.num_bucketed)
         self._psqt_apart = self.psqt is not None and batch.white.is_cuda and fused
         try:
             yield self._psqt_apart
@@ -238,8 +269,9 @@ class PerspectiveTransformer(nn.Module):
         return self._copy.detach().view(torch.float16), self._copy
 
     # ---- a weight whose rows an optimiser updates late ----
-    # Other code can reach the weight of this module only through what follows: torch lists parameters by `_parameters`,
-    # for `parameters()`, `state_dict()` and all the others, and finds `module.weight` by `__getattr__`.
+    # Other code can reach the weight of this module only through `_parameters`, where torch finds it for
+    # `module.weight`, `parameters()`, `state_dict()` and all the others. While rows may be behind, that is a dictionary
+    # which brings them up to date.
 
     _late: LateWeight | None = None
 
@@ -247,47 +279,37 @@ class PerspectiveTransformer(nn.Module):
         """From now on `late` brings the rows up to date before the weight is read; None: nothing has to."""
         if self._late is not None:
             self._late.settle()
-        self._late = late
+        parameters = dict(self._parameters)
+        self._late, self._parameters = late, parameters if late is None else _LateParameters(parameters, late)
 
     def _weight_in_use(self) -> Tensor:
         """What a forward pass reads now; its rows need not be up to date."""
         if self._copy is not None and self._steps == 0 and torch.is_grad_enabled():
             return self._copy
-        weight: Tensor = self.weight if self._late is None else self.__dict__["_parameters"]["weight"]
-        return weight
+        weight: Any = self.weight if self._late is None else dict.__getitem__(self._parameters, "weight")
+        return weight  # type: ignore[no-any-return]
 
     def _weight_for(self, batch: Batch) -> tuple[Tensor, bool]:
         """What the forward pass reads, and whether its gradient is to be sparse."""
-        if self._late is None:
-            return self._weight_in_use(), False
-        sparse = False
-        if torch.is_grad_enabled():
-            sparse = self._late.catch_up(batch.white, batch.black)
-        else:
-            self._late.settle()
+        sparse = self._bring_up_to_date(batch)
         return self._weight_in_use(), sparse
 
-    def __getattr__(self, name: str) -> Any:
-        if name == "weight" and self._late is not None:
-            self._late.settle(gradient=torch.is_grad_enabled())
-        return super().__getattr__(name)
-
-    @property
-    def _parameters(self) -> dict[str, nn.Parameter | None]:
-        if self._late is not None:
-            self._late.settle(gradient=torch.is_grad_enabled())
-        parameters: dict[str, nn.Parameter | None] = self.__dict__["_parameters"]
-        return parameters
-
-    @_parameters.setter
-    def _parameters(self, parameters: dict[str, nn.Parameter | None]) -> None:
-        self.__dict__["_parameters"] = parameters
+    def _bring_up_to_date(self, batch: Batch) -> bool:
+        """The rows that a forward pass reads. Returns whether their gradient is to be sparse."""
+        if self._late is None:
+            return False
+        if torch.is_grad_enabled():
+            return self._late.catch_up(batch.white, batch.black)
+        self._late.settle()
+        return False
 
     def __getstate__(self) -> dict[str, Any]:
         """The state of a copy, which no optimiser trains."""
-        if self._late is not None:
-            self._late.settle()
-        return {name: value for name, value in self.__dict__.items() if name != "_late"}
+        if self._late is None:
+            return self.__dict__
+        self._late.settle()
+        state = {name: value for name, value in self.__dict__.items() if name != "_late"}
+        return state | {"_parameters": dict(self._parameters)}
 
     def extra_repr(self) -> str:
         num_features, num_outputs = self.weight.shape

@@ -35,9 +35,10 @@ class Optimizer:
     A step with a non-finite loss or gradient changes nothing, and neither does any later one: weights stay those of the
     last good step, and `failed()` tells when asked. `bounds`, `shared_rows` and `guard` are the classes of the layers.
 
-    `late`: rows of feature transformers on the CPU are updated when they are needed, if the rule can do so: bit for bit
-    the same training. Whoever reads parameters through their module finds them up to date; a reference to a parameter
-    that was taken before a step may be behind. Gradients of these parameters are sparse tensors, of the batch's rows.
+    `late`: rows of feature transformers are updated when they are needed, if the rule can do so: bit for bit the same
+    training. On a GPU these are the rows without virtual rows, where they are many. Whoever reads parameters through
+    their module finds them up to date; a reference to a parameter that was taken before a step may be behind. On a CPU
+    gradients of these parameters are sparse tensors, of the batch's rows.
 
     `copies`: training reads 16-bit copies of the feature transformers' weights, if the rule can write them along with
     the weights. These stay fp32, and so do the sums and the state; a gradient has the range of fp32.
@@ -85,7 +86,7 @@ class Optimizer:
         # A rule does the work of the layers as they are here; with one of another class it is a rule and no more.
         ours = (bounds, shared_rows, guard) == (Bounds, SharedRows, Guard)
         replaces = config.replaces if ours else frozenset()
-        late = late and self.device.type == "cpu" and "virtual_rows" in replaces
+        late = late and "virtual_rows" in replaces
         # bfloat16: a gradient has the dtype of what it is the gradient of, and in float16 most would be zero.
         self._copies = {
             name: parameters[name].detach().to(torch.bfloat16).requires_grad_()

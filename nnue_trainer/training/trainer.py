@@ -141,14 +141,16 @@ class Trainer:
         self.bad_chunks = bad_chunks
         self.unique = unique
         self._bad_before = 0  # bad chunks before the run was resumed
-        # Rows can be updated late only if each forward pass reads nothing but the rows of its batch. Compiled code and
-        # autocast read the whole weight.
-        late = not recipe.training.compile and recipe.training.precision == "fp32" and not self.ranks.several
+        # Rows can be updated late only if each forward pass reads nothing but the rows of its batch. Compiled code
+        # reads the whole weight, as autocast does on a CPU. Where several processes train, each has rows of its own
+        # batch.
+        mixed = recipe.training.precision == "mixed"
+        reads_rows = not recipe.training.compile and not (mixed and self.device.type == "cpu")
         self.optimizer = Optimizer(
             model,
             recipe.optimizer,
-            late=late,
-            copies=recipe.training.precision == "mixed",
+            late=reads_rows and not self.ranks.several,
+            copies=mixed,
             averages=recipe.average is not None,
         )
         self.division.adopt(self.optimizer)

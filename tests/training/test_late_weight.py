@@ -60,7 +60,7 @@ def assert_equal_states(one: dict[str, Tensor], other: dict[str, Tensor]) -> Non
 
 def weight_of(model: NnueModel) -> Tensor:
     """Without asking anybody."""
-    weight: Tensor = model.feature_transformer.__dict__["_parameters"]["weight"]  # type: ignore[union-attr]
+    weight: Tensor = dict.__getitem__(model.feature_transformer._parameters, "weight")  # type: ignore[union-attr,arg-type]
     return weight
 
 

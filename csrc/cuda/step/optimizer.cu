@@ -1,4 +1,4 @@
-// Operators optimizer_begin and optimizer_update on CUDA; the contracts are in optimizer.h.
+// Operators of the optimizer step on CUDA; the contracts are in optimizer.h.
 
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
@@ -6,6 +6,7 @@
 #include <torch/csrc/stable/tensor.h>
 
 #include <algorithm>
+#include <optional>
 #include <vector>
 
 #include "optimizer_kernels.cuh"
@@ -28,13 +29,13 @@ int64_t bytes_of(Kind kind) {
 }
 
 void begin_op(Tensors gradients, std::vector<int64_t> shared_rows, const Tensor& loss, const Tensor& lr, Tensors state,
-              int64_t rule, std::vector<double> constants, double max_norm) {
+              int64_t rule, std::vector<double> constants, double max_norm, Tensors rows) {
     BeginArguments a{};
     a.hyperparameters = check_rule(kBegin, rule, constants);
     a.max_norm = max_norm;
     const auto [step, failed, numbers] = check_begin(loss, lr, state, max_norm, Device::cuda);
     Tensors kept;
-    const std::vector<Summand> from = summands(gradients, shared_rows, numbers, Device::cuda, kept);
+    const std::vector<Summand> from = summands(gradients, shared_rows, rows, numbers, Device::cuda, kept);
     const torch::stable::accelerator::DeviceGuard guard(numbers.get_device_index());
     const cudaStream_t stream = current_stream(numbers);
     a.loss = loss.const_data_ptr();
@@ -49,8 +50,10 @@ void begin_op(Tensors gradients, std::vector<int64_t> shared_rows, const Tensor&
     std::vector<unsigned> blocks;
     for (const Summand& summand : from) {
         const int64_t width = 16 / bytes_of(summand.kind);
-        const bool wide = is_aligned(summand.gradient, 16) && summand.columns % width == 0;
-        const int64_t turn = kBeginThreads * (wide ? width : 1) * (summand.shares ? 1 : kBeginTurns);
+        const bool wide = is_aligned(summand.gradient, 16) && summand.columns % width == 0 &&
+                          (summand.marked == nullptr || summand.row % width == 0);
+        const int64_t turn =
+            kBeginThreads * (wide ? width : 1) * (summand.shares ? 1 : kBeginTurns * begin_rounds(summand));
         placed.push_back({summand, wide, 0});
         blocks.push_back(static_cast<unsigned>(divide_up(summand.columns, turn)));
         a.blocks += blocks.back();
@@ -138,10 +141,108 @@ void update_op(Tensors weights, Tensors gradients, Tensors moments, Tensors copi
     with_rule(h.rule, weights[0], [&]<class R, class T>() { run<R, T>(found, a, follows_begin, stream); });
 }
 
+// ---- rows updated late ----------------------------------------------------------------------------------------------
+
+void mark_rows_op(const Tensor& white, const Tensor& black, const Tensor& rows) {
+    check_marks(white, black, rows, Device::cuda);
+    const torch::stable::accelerator::DeviceGuard guard(rows.get_device_index());
+    const Tensor one = torch::stable::contiguous(white), other = torch::stable::contiguous(black);
+    const int64_t all = one.size(0) + other.size(0);
+    if (all == 0) return;
+    const int64_t grid =
+        std::min<int64_t>(divide_up(all, kMarkThreads / kWarp * kMarkRows), multiprocessors(current_device()));
+    const dim3 blocks(static_cast<unsigned>(grid), static_cast<unsigned>(divide_up(rows.size(0), int64_t(kMarkBits))));
+    launch("optimizer_mark_rows", mark_rows, blocks, kMarkThreads, 0, current_stream(rows), const_data<int32_t>(one),
+           const_data<int32_t>(other), one.size(0), all, static_cast<int>(one.size(1)), static_cast<int>(other.size(1)),
+           mutable_data<uint8_t>(rows), rows.size(0));
+}
+
+// What both operators on rows of a part take. `gradient`: the weight itself where there is none.
+struct LateCall {
+    Tensors kept;
+    LateArguments arguments{};
+    bool any = false, is_16 = false, wide = false;
+
+    LateCall(const char* op, const Tensor& weight, const Tensor& gradient, const Tensors& moments,
+             const std::optional<Tensor>& rows, const Tensors& late_tensors, const Tensors& state,
+             const std::vector<double>& settings, const Hyperparameters& h) {
+        const auto [step, failed, numbers] = check_state(op, state, Device::cuda);
+        const auto end_of_late = late_tensors.begin() + std::min<size_t>(late_tensors.size(), 3);
+        const Tensors copies(end_of_late, late_tensors.end());
+        const std::vector<Part> found =
+            parts(op, {weight}, {gradient}, moments, copies, settings, h, numbers, Device::cuda, kept);
+        if (found.empty()) return;
+        const Late l = late(op, found[0], weight, rows, {late_tensors.begin(), end_of_late}, Device::cuda);
+        if (l.changes != nullptr)
+            fail(op, "changes", std::string("virtual rows"), "none, which a GPU cannot update late");
+        if (weight.size(0) > INT32_MAX) fail(op, "weight", text(weight.size(0)) + " rows", "fewer than 2^31");
+        if (l.window > kMostWindow) fail(op, "history", text(l.window) + " steps", "at most " + text(kMostWindow));
+        any = true;
+        is_16 = found[0].gradient_kind == Kind::kFloat16 || found[0].gradient_kind == Kind::kBFloat16;
+        arguments = {found[0],
+                     weight.size(0),
+                     l.columns,
+                     l.window,
+                     l.marked,
+                     l.made,
+                     l.history,
+                     const_data<int64_t>(step),
+                     const_data<double>(numbers),
+                     mutable_data<float>(failed),
+                     factors(h)};
+        Part row = found[0];
+        row.columns = l.columns;
+        wide = is_wide_part(row, weight.element_size(), 16 / weight.element_size());
+    }
+};
+
+void update_rows_op(const Tensor& weight, const Tensor& gradient, Tensors moments, const Tensor& rows,
+                    Tensors late_tensors, Tensors state, std::vector<double> settings, int64_t rule,
+                    std::vector<double> constants) {
+    const Hyperparameters h = check_rule(kUpdateRows, rule, constants);
+    const LateCall call(kUpdateRows, weight, gradient, moments, rows, late_tensors, state, settings, h);
+    if (!call.any) return;
+    const torch::stable::accelerator::DeviceGuard guard(weight.get_device_index());
+    with_rule(h.rule, weight, [&]<class R, class T>() {
+        constexpr int V = kWide<T>;
+        auto kernel = call.wide ? update_rows<R, T, false, V> : update_rows<R, T, false, 1>;
+        if constexpr (sizeof(T) == 4) {
+            if (call.is_16) kernel = call.wide ? update_rows<R, T, true, V> : update_rows<R, T, true, 1>;
+        }
+        const unsigned grid = static_cast<unsigned>(divide_up(call.arguments.rows, kLateRows));
+        launch("optimizer_update_rows", kernel, grid, kLateThreads, 0, current_stream(weight), call.arguments);
+    });
+}
+
+void catch_up_op(const Tensor& weight, Tensors moments, const std::optional<Tensor>& rows, Tensors late_tensors,
+                 Tensors state, std::vector<double> settings, int64_t rule, std::vector<double> constants) {
+    const Hyperparameters h = check_rule(kCatchUp, rule, constants);
+    const LateCall call(kCatchUp, weight, weight, moments, rows, late_tensors, state, settings, h);
+    if (!call.any) return;
+    const torch::stable::accelerator::DeviceGuard guard(weight.get_device_index());
+    const cudaStream_t stream = current_stream(weight);
+    const int64_t num_rows = call.arguments.rows;
+    // How many rows are listed, and the list.
+    const Tensor memory = torch::stable::new_empty(late_tensors[0], {1 + num_rows});
+    int* const count = reinterpret_cast<int*>(memory.mutable_data_ptr());
+    LateRow* const list = reinterpret_cast<LateRow*>(mutable_data<int64_t>(memory) + 1);
+    check_cuda(cudaMemsetAsync(count, 0, sizeof(int), stream), "memset");
+    launch("optimizer_catch_up", list_late, static_cast<unsigned>(divide_up(num_rows, kListThreads)), kListThreads, 0,
+           stream, call.arguments, list, count);
+    const unsigned grid = static_cast<unsigned>(3 * multiprocessors(current_device()));  // as many as have room
+    with_rule(h.rule, weight, [&]<class R, class T>() {
+        const auto kernel = call.wide ? catch_up<R, T, kWide<T>> : catch_up<R, T, 1>;
+        launch("optimizer_catch_up", kernel, grid, kLateThreads, 0, stream, call.arguments, list, count);
+    });
+}
+
 }  // namespace
 }  // namespace nnue::cuda::optimizer_step
 
 STABLE_TORCH_LIBRARY_IMPL(nnue, CUDA, m) {
     NNUE_IMPL(m, "optimizer_begin", &nnue::cuda::optimizer_step::begin_op);
     NNUE_IMPL(m, "optimizer_update", &nnue::cuda::optimizer_step::update_op);
+    NNUE_IMPL(m, "optimizer_mark_rows", &nnue::cuda::optimizer_step::mark_rows_op);
+    NNUE_IMPL(m, "optimizer_update_rows", &nnue::cuda::optimizer_step::update_rows_op);
+    NNUE_IMPL(m, "optimizer_catch_up", &nnue::cuda::optimizer_step::catch_up_op);
 }

@@ -1,4 +1,4 @@
-// The optimizer step on CUDA: two kernels that stream through memory.
+// The optimizer step on CUDA: kernels that stream through memory.
 //
 // `begin` adds up the squares of the gradients that the guard checks. Its last thread block to finish decides whether
 // the step is made, and with which numbers. `update` reads every byte of gradients, weights and moments once and writes
@@ -34,8 +34,13 @@ struct UpdateArguments {
 };
 
 constexpr int kBeginThreads = 256;
-// How many times 16 bytes a thread of `begin` reads, in a part without virtual rows.
-constexpr int kBeginTurns = 4;
+// How many times 16 bytes a thread of `begin` reads at a time, in a part without virtual rows, and how often it does so
+// in a large part: the sum over a thread block takes as long as reading 4 KB.
+constexpr int kBeginTurns = 4, kMostRounds = 8;
+constexpr int64_t kLargePart = int64_t(1) << 24;
+__host__ __device__ inline int64_t begin_rounds(const Summand& summand) {
+    return summand.columns >= kLargePart ? kMostRounds : 1;
+}
 
 struct PlacedSummand {
     Summand summand;
@@ -67,23 +72,39 @@ __device__ inline int item_of(const Placed* items, int count, unsigned block) {
     return i;
 }
 
+// a / b without a division of 64 bits, where that is possible.
+__device__ inline int64_t quotient(int64_t a, int64_t b) {
+    return (a | b) >> 32 == 0 ? int64_t(unsigned(a) / unsigned(b)) : a / b;
+}
+
 template <class T>
-__device__ inline double sum_of_squares(const T* from, int64_t columns, int64_t rows, bool shares, int64_t block,
-                                        bool wide) {
+__device__ inline double sum_of_squares(const PlacedSummand& placed, int64_t block) {
+    const Summand& summand = placed.summand;
+    const T* const from = static_cast<const T*>(summand.gradient);
+    const int64_t columns = summand.columns, rows = summand.rows;
+    const bool shares = summand.shares, wide = placed.wide;
     using S = sum_t<T>;
     double total = 0;
     const auto add = [&](auto width) {
         constexpr int V = decltype(width)::value;
         constexpr int64_t kTurn = int64_t(kBeginThreads) * V;
         if (!shares) {
+            const int64_t rounds = begin_rounds(summand);
+            for (int64_t round = 0; round < rounds; ++round) {
+                S x[kBeginTurns][V] = {};
 #pragma unroll
-            for (int turn = 0; turn < kBeginTurns; ++turn) {
-                const int64_t column = (block * kBeginTurns + turn) * kTurn + int64_t(threadIdx.x) * V;
-                if (column >= columns) break;
-                S x[V];
-                load_sums<V>(from + column, x);
+                for (int turn = 0; turn < kBeginTurns; ++turn) {
+                    const int64_t column =
+                        ((block * rounds + round) * kBeginTurns + turn) * kTurn + int64_t(threadIdx.x) * V;
+                    if (column >= columns) continue;
+                    if (summand.marked != nullptr && summand.marked[quotient(column, summand.row)] == 0) continue;
+                    load_sums<V>(from + column, x[turn]);
+                }
 #pragma unroll
-                for (int i = 0; i < V; ++i) total += double(x[i]) * double(x[i]);
+                for (int turn = 0; turn < kBeginTurns; ++turn) {
+#pragma unroll
+                    for (int i = 0; i < V; ++i) total += double(x[turn][i]) * double(x[turn][i]);
+                }
             }
             return;
         }
@@ -138,8 +159,7 @@ __global__ void __launch_bounds__(kBeginThreads) begin(const BeginArguments a) {
         const int64_t block = blockIdx.x - placed.first_block;
         const auto add = [&](auto* type) {
             using T = std::remove_pointer_t<decltype(type)>;
-            mine = sum_of_squares(static_cast<const T*>(from.gradient), from.columns, from.rows, from.shares, block,
-                                  placed.wide);
+            mine = sum_of_squares<T>(placed, block);
         };
         if (from.kind == Kind::kFloat32) add(static_cast<float*>(nullptr));
         if (from.kind == Kind::kFloat64) add(static_cast<double*>(nullptr));
@@ -221,17 +241,22 @@ struct State {
             good &= optimizer::move<R>(c, gradients.value(i, part.gradient_kind), changes[i], weight.at[i],
                                        average.at[i], before, s);
         }
-        store_pack(part.averages[turn], at, average);
-        if constexpr (R::kSquares) store_pack(part.square, at, square);
         if (part.slow != nullptr && c.lookahead != 0) {
             Pack<T, V> slow = load_pack<T, V>(part.slow, at);
 #pragma unroll
             for (int i = 0; i < V; ++i) weight.at[i] = slow.at[i] = look_ahead(c, slow.at[i], weight.at[i]);
             store_pack(part.slow, at, slow);
         }
+        store(part, turn, at);
+        return good;
+    }
+
+    // All but the other average and the slow weights.
+    __device__ void store(const Part& part, int turn, int64_t at) const {
+        store_pack(part.averages[turn], at, average);
+        if constexpr (R::kSquares) store_pack(part.square, at, square);
         store_pack(part.weight, at, weight);
         if (part.copy != nullptr) store_copy(part, at, weight);
-        return good;
     }
 
   private:
@@ -349,6 +374,280 @@ __global__ void __launch_bounds__(kWarps* kWarp) update(const UpdateArguments a)
         }
     }
     if (!good) *a.failed = 1;
+}
+
+// ---- rows updated late ----------------------------------------------------------------------------------------------
+
+constexpr int kLateThreads = 256, kLateWarps = kLateThreads / kWarp;
+// Rows that a thread block of `update_rows` looks after. The marked ones are divided among its warps, so that warps
+// have equal work where few of the rows are in a batch.
+constexpr int kLateRows = 16;
+static_assert(kLateRows <= kWarp, "one warp lists them");
+
+struct LateArguments {
+    Part part;
+    int64_t rows, columns, window;
+    const uint8_t* marked;  // null: all
+    int64_t* made;
+    double* history;
+    const int64_t* step;
+    const double* numbers;
+    float* failed;
+    Factors factors;
+};
+
+// A row that has steps to make.
+struct LateRow {
+    int row, missed;
+};
+
+// How many pieces of a row a warp takes, V columns for each lane.
+template <int V>
+__device__ inline int late_pieces(int64_t columns) {
+    return static_cast<int>(divide_up(columns, int64_t(kWarp) * V));
+}
+
+// The step that `begin` has counted, for the marked rows.
+template <class R, class T, bool k16, int V>
+__global__ void __launch_bounds__(kLateThreads) update_rows(const LateArguments a) {
+    constexpr int kAtOnce = 2;
+    __shared__ int64_t rows[kLateRows];
+    __shared__ int count;
+    const int64_t step = *a.step;
+    if (a.numbers[kGo] == 0 || step < 1) return;
+    if (blockIdx.x == 0 && threadIdx.x < kNumbers) {
+        a.history[(step - 1) % a.window * kNumbers + threadIdx.x] = a.numbers[threadIdx.x];
+    }
+    if (threadIdx.x < kWarp) {
+        const int64_t row = int64_t(blockIdx.x) * kLateRows + threadIdx.x;
+        const bool moves = threadIdx.x < kLateRows && row < a.rows && (a.marked == nullptr || a.marked[row] != 0) &&
+                           a.made[row] == step - 1;
+        const unsigned all = __ballot_sync(kAllLanes, moves);
+        if (moves) {
+            rows[__popc(all & ((1u << threadIdx.x) - 1))] = row;
+            a.made[row] = step;
+        }
+        if (threadIdx.x == 0) count = __popc(all);
+    }
+    __syncthreads();
+    const Common<T> c = common<T>(a.factors, a.numbers, a.part.rate, a.part.decay, a.part.low, a.part.high);
+    const int turn = R::kAverages == 2 ? optimizer::turn_of(a.numbers) : 0;
+    const int lane = threadIdx.x % kWarp, pieces = late_pieces<V>(a.columns);
+    const T nothing[V] = {};
+    bool good = true;
+    for (int first = threadIdx.x / kWarp; first < count * pieces; first += kAtOnce * kLateWarps) {
+        Gradients<T, k16, V> gradients[kAtOnce];
+        State<R, T, V> states[kAtOnce];
+        int64_t at[kAtOnce];  // -1: there is nothing
+#pragma unroll
+        for (int j = 0; j < kAtOnce; ++j) {
+            const int item = first + j * kLateWarps;
+            const int64_t column = (item % pieces * int64_t(kWarp) + lane) * V;
+            const bool exists = item < count * pieces && column < a.columns;
+            at[j] = exists ? rows[item / pieces] * a.columns + column : -1;
+            gradients[j].load_from(a.part, exists ? at[j] : 0);
+            states[j].load_from(a.part, turn, exists ? at[j] : 0);
+        }
+#pragma unroll
+        for (int j = 0; j < kAtOnce; ++j) {
+            if (at[j] >= 0) good &= states[j].move(a.part, c, turn, at[j], gradients[j], nothing);
+        }
+    }
+    if (!good) *a.failed = 1;
+}
+
+constexpr int kListThreads = 512;
+
+// Lists the rows that have missed steps: the marked ones, and those that have missed as many as the window has. Counts
+// their steps as made. The order of the list is another one each time; nothing depends on it.
+__global__ void __launch_bounds__(kListThreads) list_late(const LateArguments a, LateRow* list, int* count) {
+    __shared__ int mine, begin;
+    if (threadIdx.x == 0) mine = 0;
+    __syncthreads();
+    const int64_t row = int64_t(blockIdx.x) * kListThreads + threadIdx.x, step = *a.step;
+    const int64_t missed = row < a.rows ? step - a.made[row] : 0;
+    const bool listed = missed > 0 && missed <= min(a.window, step) &&
+                        (a.marked == nullptr || a.marked[row] != 0 || missed == a.window);
+    int place = 0;
+    if (listed) {
+        place = atomicAdd(&mine, 1);
+        a.made[row] = step;
+    }
+    __syncthreads();
+    if (threadIdx.x == 0 && mine > 0) begin = atomicAdd(count, mine);
+    __syncthreads();
+    if (listed) list[begin + place] = {static_cast<int>(row), static_cast<int>(missed)};
+}
+
+// Whether no average is anything but +0: then the element does not move by them, without a root and a quotient. -0 is
+// not among these: the next step makes it 0.
+template <class T, int V>
+__device__ inline bool all_zero(const Pack<T, V>& from) {
+    bool zero = true;
+#pragma unroll
+    for (int i = 0; i < V; ++i) {
+        if constexpr (sizeof(T) == 8) {
+            zero &= __double_as_longlong(from.at[i]) == 0;
+        } else {
+            zero &= __float_as_uint(from.at[i]) == 0;
+        }
+    }
+    return zero;
+}
+
+// What the steps of a part differ in.
+template <class T>
+struct alignas(16) Differing {
+    T decay, scale, root, eps, lookahead, mix, pull;
+    int turn;
+};
+
+// The steps that the listed rows have missed, whose gradients were zeros. The grid is as large as the device can hold.
+template <class R, class T, int V>
+__global__ void __launch_bounds__(kLateThreads) catch_up(const LateArguments a, const LateRow* list, const int* count) {
+    __shared__ Differing<T> steps[kMostWindow];  // of the window, the last one at its end
+    const int64_t step = *a.step;
+    const int window = static_cast<int>(min(a.window, step)), lane = threadIdx.x % kWarp;
+    const int pieces = late_pieces<V>(a.columns), items = *count * pieces;
+    int item = blockIdx.x * kLateWarps + threadIdx.x / kWarp;
+    if (int(blockIdx.x) * kLateWarps >= items) return;
+    const auto common_of = [&](const double* numbers) {
+        return common<T>(a.factors, numbers, a.part.rate, a.part.decay, a.part.low, a.part.high);
+    };
+    if (int(threadIdx.x) < window) {
+        const double* const numbers = a.history + (step - window + threadIdx.x) % a.window * kNumbers;
+        const Common<T> c = common_of(numbers);
+        steps[threadIdx.x] = {c.decay,     c.scale, c.root, c.eps,
+                              c.lookahead, c.mix,   c.pull, R::kAverages == 2 ? optimizer::turn_of(numbers) : 0};
+    }
+    Common<T> c = common_of(a.history);
+    // So that the compiler drops all products with a gradient of zero.
+    c.gradient = 1, c.most = std::numeric_limits<T>::infinity(), c.take1 = c.take2 = 0;
+    __syncthreads();
+    // Which of two averages is a step's takes turns: `average` is always that of the step to come.
+    struct Item {
+        int64_t at;
+        int first, turn;  // its first step in the window, and whose turn that is
+        bool exists;
+        State<R, T, V> state;
+    };
+    const auto load = [&](int number) {
+        Item it;
+        const int64_t column = (number % pieces * int64_t(kWarp) + lane) * V;
+        it.exists = number < items && column < a.columns;
+        const LateRow row = number < items ? list[number / pieces] : LateRow{0, 1};
+        it.at = it.exists ? row.row * a.columns + column : 0;
+        it.first = window - row.missed;
+        it.turn = steps[it.first].turn;
+        it.state.load_from(a.part, it.turn, it.at);
+        return it;
+    };
+    Item next = load(item);
+    for (; item < items; item += gridDim.x * kLateWarps) {
+        Item now = next;
+        next = load(item + gridDim.x * kLateWarps);
+        if (!now.exists) continue;
+        State<R, T, V>& state = now.state;
+        Pack<T, V> slow{};
+        bool looks_ahead = false, rests = R::kRests && all_zero(state.average);
+        if constexpr (R::kAverages == 2) rests = rests && all_zero(state.other);
+        if (a.part.slow != nullptr) {
+            for (int t = now.first; t < window; ++t) looks_ahead |= steps[t].lookahead != 0;
+        }
+        if (looks_ahead) slow = load_pack<T, V>(a.part.slow, now.at);
+        for (int t = now.first; t < window; ++t) {
+            const Differing<T> own = steps[t];
+            c.decay = own.decay, c.scale = own.scale, c.root = own.root, c.eps = own.eps;
+            c.lookahead = own.lookahead, c.mix = own.mix, c.pull = own.pull;
+            if constexpr (R::kAverages == 2) {
+                if (own.turn != now.turn) {
+                    const Pack<T, V> other = state.average;
+                    state.average = state.other;
+                    state.other = other;
+                    now.turn = own.turn;
+                }
+            }
+            if (rests && c.eps > 0) {
+#pragma unroll
+                for (int i = 0; i < V; ++i) {
+                    state.weight.at[i] =
+                        clipped(multiply_add(-c.decay, state.weight.at[i], state.weight.at[i]), c.low, c.high);
+                    if constexpr (R::kSquares) state.square.at[i] = multiply_add(c.keep2, state.square.at[i], T(0));
+                }
+            } else {
+#pragma unroll
+                for (int i = 0; i < V; ++i) {
+                    const T before = R::kAverages == 2 ? state.other.at[i] : T(0);
+                    T none = 0, &square = R::kSquares ? state.square.at[i] : none;
+                    optimizer::move<R>(c, T(0), T(0), state.weight.at[i], state.average.at[i], before, square);
+                }
+            }
+            if (looks_ahead && c.lookahead != 0) {
+#pragma unroll
+                for (int i = 0; i < V; ++i) {
+                    state.weight.at[i] = slow.at[i] = look_ahead(c, slow.at[i], state.weight.at[i]);
+                }
+            }
+        }
+        if (looks_ahead) store_pack(a.part.slow, now.at, slow);
+        if constexpr (R::kAverages == 2) store_pack(a.part.averages[1 - now.turn], now.at, state.other);
+        state.store(a.part, now.turn, now.at);
+    }
+}
+
+constexpr int kMarkThreads = 1024, kMarkRows = 4;
+constexpr int kMarkBits = 12288 * 32;  // features that a thread block has bits for, in static shared memory
+
+// Each warp takes kMarkRows index rows at a time, 32 entries of each. A thread block collects marks of one range of
+// features in shared memory and adds them to the others' at its end.
+__global__ void __launch_bounds__(kMarkThreads)
+    mark_rows(const int32_t* white, const int32_t* black, int64_t white_rows, int64_t all_rows, int white_length,
+              int black_length, uint8_t* marked, int64_t num_marked) {
+    __shared__ uint32_t bits[kMarkBits / 32];
+    const int64_t first_feature = int64_t(blockIdx.y) * kMarkBits;
+    const int features = static_cast<int>(min(num_marked - first_feature, int64_t(kMarkBits)));
+    const int words = (features + 31) / 32, lane = threadIdx.x % kWarp;
+    for (int i = threadIdx.x; i < words; i += kMarkThreads) bits[i] = 0;
+    __syncthreads();
+    const int64_t warps = int64_t(gridDim.x) * (kMarkThreads / kWarp),
+                  warp = (int64_t(blockIdx.x) * kMarkThreads + threadIdx.x) / kWarp;
+    for (int64_t r = warp * kMarkRows; r < all_rows; r += warps * kMarkRows) {
+        const int32_t* rows[kMarkRows];
+        int left[kMarkRows];  // entries from here to the end of the row
+#pragma unroll
+        for (int i = 0; i < kMarkRows; ++i) {
+            const bool is_white = r + i < white_rows;
+            const int length = is_white ? white_length : black_length;
+            rows[i] = is_white ? white + (r + i) * length : black + (r + i - white_rows) * length;
+            left[i] = r + i < all_rows ? length : 0;
+        }
+        bool any = true;
+        while (any) {
+            int32_t found[kMarkRows];
+#pragma unroll
+            for (int i = 0; i < kMarkRows; ++i) found[i] = lane < left[i] ? __ldg(rows[i] + lane) : -1;
+            any = false;
+#pragma unroll
+            for (int i = 0; i < kMarkRows; ++i) {
+                const unsigned ends = __ballot_sync(kAllLanes, found[i] < 0);
+                const int64_t feature = found[i] - first_feature;
+                if ((ends & ((2u << lane) - 1)) == 0 && feature >= 0 && feature < features) {
+                    const uint32_t bit = 1u << feature % 32;
+                    if ((bits[feature / 32] & bit) == 0) atomicOr(&bits[feature / 32], bit);
+                }
+                rows[i] += kWarp;
+                left[i] = ends == 0 ? left[i] - kWarp : 0;
+                any |= left[i] > 0;
+            }
+        }
+    }
+    __syncthreads();
+    // Thread blocks begin at different places, so that they do not write to the same ones at the same time.
+    const int begin = static_cast<int>(int64_t(blockIdx.x) * words / gridDim.x);
+    for (int i = threadIdx.x / kWarp; i < words; i += kMarkThreads / kWarp) {
+        const int word = i + begin < words ? i + begin : i + begin - words;
+        if ((bits[word] >> lane & 1) != 0) marked[first_feature + word * 32 + lane] = 1;
+    }
 }
 
 }  // namespace nnue::cuda::optimizer_step

@@ -1,0 +1,257 @@
+"""Rows that a GPU updates late end with the bits of those that it updates in every step; in the emulator, too."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from test_optimizer import RULES
+from torch import Tensor, nn
+
+from nnue_trainer import fused_optimizer
+from nnue_trainer.fused_optimizer import DEVICE_WINDOW, FusedOptimizer, LateRows, Part
+
+SHARING, OWN = 36, 43  # rows that share virtual ones, and rows that do not: more than two thread blocks
+ROWS = SHARING + OWN
+
+
+@pytest.fixture(params=["emulated", pytest.param("cuda", marks=pytest.mark.cuda)])
+def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> torch.device:
+    monkeypatch.setattr(fused_optimizer, "LEAST_DEVICE_ROWS", OWN)
+    if request.param == "emulated":
+        request.getfixturevalue("emulator")
+        monkeypatch.setattr(fused_optimizer, "_operators", torch.ops.nnue_emulated)
+        monkeypatch.setattr(fused_optimizer, "HostLateRows", LateRows)
+    return torch.device("cpu" if request.param == "emulated" else "cuda")
+
+
+def pair(
+    place: torch.device,
+    name: str,
+    *,
+    columns: int = 150,
+    dtype: torch.dtype = torch.float32,
+    max_norm: float = math.inf,
+    copied: bool = False,
+) -> list[FusedOptimizer]:
+    """The same twice: with all rows updated in every step, and with late rows."""
+    made = []
+    for late in ((), ("w",)):
+        g = torch.Generator().manual_seed(1)
+        weight = nn.Parameter((torch.randn(ROWS, columns, generator=g, dtype=dtype) * 0.3).to(place))
+        bias = nn.Parameter(torch.randn(columns, generator=g, dtype=dtype).to(place))
+        copy = weight.detach().bfloat16().requires_grad_() if copied else None
+        parts = [
+            Part("w", weight, 0, SHARING, virtual_rows=12, decay=0.05, low=-0.4, high=0.4, copy=copy),
+            Part("w", weight, SHARING, OWN, rate=0.5, decay=0.02, low=-0.3, high=0.5, copy=copy),
+            Part("b", bias, decay=0.1),
+        ]
+        made.append(FusedOptimizer(parts, RULES[name], torch.tensor(0.01, device=place), max_norm, late=late))
+    assert not made[0].late_rows
+    return made
+
+
+def index_rows(g: torch.Generator) -> Tensor:
+    """Rows of few features, short ones padded; the last tenth of the features is rare."""
+    indices = torch.randint(0, ROWS * 9 // 10, (6, 70), generator=g, dtype=torch.int32)
+    for row, length in enumerate((1, 0, 3, 2, 5, 2)):
+        indices[row, length:] = -1
+    if torch.rand((), generator=g) < 0.1:
+        indices[0, 0] = ROWS - 1
+    return indices
+
+
+def set_gradients(optimizer: FusedOptimizer, indices: Tensor, t: int) -> None:
+    """In place, so that a recorded step reads them."""
+    weight, bias, copy = optimizer.parts[0].parameter, optimizer.parts[2].parameter, optimizer.parts[0].copy
+    leaf, g = weight if copy is None else copy, torch.Generator().manual_seed(100 + t)
+    found = torch.zeros(weight.shape, dtype=leaf.dtype)
+    for feature in sorted({int(i) for i in indices.flatten() if i >= 0}):
+        found[feature] = torch.randn(found.shape[1], generator=g).to(leaf.dtype)
+    for tensor, gradient in ((leaf, found), (bias, torch.randn(bias.shape, generator=g, dtype=bias.dtype))):
+        tensor.grad = torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
+        tensor.grad.copy_(gradient)
+
+
+def run(optimizer: FusedOptimizer, steps: range, *, loss: float = 1.0, settled: tuple[int, ...] = ()) -> None:
+    """Steps with a learning rate that changes, as the trainer makes them."""
+    g = torch.Generator().manual_seed(7 + steps.start)
+    device = optimizer.lr.device
+    for t in steps:
+        indices = index_rows(g)
+        on_device = indices.to(device)
+        for late in optimizer.late_rows.values():
+            assert not late.catch_up(on_device[:3], on_device[3:])
+            if t in settled:
+                late.settle(gradient=t % 2 == 0)
+        set_gradients(optimizer, indices, t)
+        optimizer.lr.fill_(0.02 / (1 + t % 4))
+        optimizer.step(torch.tensor(loss, device=device), covered=["w"])
+
+
+def assert_equal_bits(dense: FusedOptimizer, late: FusedOptimizer) -> None:
+    late.settle()
+    for ours, theirs in zip(dense.parts, late.parts, strict=True):
+        assert torch.equal(ours.parameter.view(torch.uint8), theirs.parameter.view(torch.uint8))
+        if ours.copy is not None and theirs.copy is not None:
+            assert torch.equal(ours.copy.view(torch.uint8), theirs.copy.view(torch.uint8))
+    for name, tensor in dense.state.items():
+        assert torch.equal(tensor.view(torch.uint8), late.state[name].view(torch.uint8)), name
+    assert dense.step_count == late.step_count
+    assert dense.failed == late.failed
+
+
+@pytest.mark.parametrize(
+    ("columns", "dtype", "max_norm", "copied"),
+    [
+        (150, torch.float32, math.inf, False),  # no two elements at a time
+        (152, torch.float32, 3.0, False),
+        (152, torch.float32, math.inf, True),
+        (134, torch.float64, math.inf, False),
+    ],
+)
+@pytest.mark.parametrize("name", RULES)
+def test_equal_bits(
+    place: torch.device, name: str, columns: int, dtype: torch.dtype, max_norm: float, copied: bool
+) -> None:
+    dense, late = pair(place, name, columns=columns, dtype=dtype, max_norm=max_norm, copied=copied)
+    last, clipped = 6 + 2 * DEVICE_WINDOW, False
+    for steps, settled in ((range(5), ()), (range(5, 6), ()), (range(6, last), (20, 21)), (range(last, last + 2), ())):
+        run(dense, steps)
+        run(late, steps, settled=settled)
+        if steps.start != 6:  # the next steps begin with rows that are behind
+            assert_equal_bits(dense, late)
+        weight = dense.parts[1].rows(dense.parts[1].parameter)
+        clipped |= bool(((weight + 0.3).abs() < 1e-7).any())
+    # The weight of a schedule-free rule lies between two others that keep to the bounds.
+    assert clipped or name == "schedule_free", "no weight has reached its bound"
+
+
+def test_rows_wait_no_longer_than_the_window(place: torch.device) -> None:
+    dense, late = pair(place, "adamw")
+    rows = late.late_rows["w"]
+    assert [part.first for part, _ in rows.parts] == [SHARING]
+    longest = 0
+    for t in range(2 * DEVICE_WINDOW):
+        run(late, range(t, t + 1))
+        run(dense, range(t, t + 1))
+        age = t + 1 - rows._made[SHARING:]
+        assert int(age.max()) <= DEVICE_WINDOW
+        longest = max(longest, int(age.max()))
+        behind = (late.parts[0].parameter != dense.parts[0].parameter).any(1)
+        assert not bool(behind[:SHARING].any())
+        assert not bool(behind[SHARING:][age == 0].any())
+    assert longest == DEVICE_WINDOW
+    assert_equal_bits(dense, late)
+
+
+def test_a_copy_in_steps(place: torch.device) -> None:
+    """Bounds become narrower with it, for the steps from then on only."""
+    dense, late = pair(place, "ranger_lite", columns=152, copied=True)
+    for optimizer in (dense, late):
+        run(optimizer, range(9))
+        optimizer.copy_in_steps("w", 8192.0)
+        run(optimizer, range(9, 20))
+    assert_equal_bits(dense, late)
+    assert float(late.parts[0].parameter.detach().abs().max()) == 0.25
+
+
+@pytest.mark.parametrize("name", ["adamw", "ranger_lite"])
+def test_a_failed_step_is_none(place: torch.device, name: str) -> None:
+    dense, late = pair(place, name)
+    for optimizer in (dense, late):
+        run(optimizer, range(5))
+        run(optimizer, range(5, 7), loss=math.nan)
+        run(optimizer, range(7, 9))
+    assert dense.failed
+    assert dense.step_count == 5
+    assert_equal_bits(dense, late)
+
+
+def test_a_gradient_that_is_not_finite_behind_the_guard(place: torch.device) -> None:
+    dense, late = pair(place, "adamw")
+    indices = torch.tensor([[3, 40], [78, -1]], dtype=torch.int32)
+    for optimizer in (dense, late):
+        run(optimizer, range(4))
+        for rows in optimizer.late_rows.values():
+            rows.catch_up(indices[:1].to(place), indices[1:].to(place))
+        set_gradients(optimizer, indices, 4)
+        gradient = optimizer.parts[0].parameter.grad
+        assert gradient is not None
+        gradient[40, 5], gradient[78, 149] = math.inf, math.nan
+        optimizer.step(torch.tensor(1.0, device=place), covered=["w"])
+        run(optimizer, range(5, 7))
+    assert dense.failed
+    assert_equal_bits(dense, late)
+
+
+def test_steps_without_a_word_and_without_the_parameter(place: torch.device) -> None:
+    dense, late = pair(place, "ranger")
+    for optimizer in (dense, late):
+        run(optimizer, range(4))
+        set_gradients(optimizer, torch.arange(ROWS), 4)  # and nobody has said where they come from
+        optimizer.step(torch.tensor(1.0, device=place))
+        run(optimizer, range(5, 8))
+        gradient, optimizer.parts[0].parameter.grad = optimizer.parts[0].parameter.grad, None
+        optimizer.step(torch.tensor(1.0, device=place))
+        optimizer.parts[0].parameter.grad = gradient
+        run(optimizer, range(9, 12))
+    assert_equal_bits(dense, late)
+
+
+@pytest.mark.cuda
+def test_a_graph_replays_late_rows(cuda: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused_optimizer, "LEAST_DEVICE_ROWS", OWN)
+    dense, late = pair(cuda, "ranger_lite", columns=152, copied=True)
+    run(dense, range(1))
+    run(late, range(1))
+    graph, indices, loss = torch.cuda.CUDAGraph(), index_rows(torch.Generator()).to(cuda), torch.ones((), device=cuda)
+    with torch.cuda.graph(graph):
+        late.late_rows["w"].catch_up(indices[:3], indices[3:])
+        late.step(loss, covered=["w"])
+    for t in range(1, 3 * DEVICE_WINDOW):
+        run(dense, range(t, t + 1))
+        rows = index_rows(torch.Generator().manual_seed(7 + t))
+        indices.copy_(rows)
+        set_gradients(late, rows, t)
+        late.lr.fill_(0.02 / (1 + t % 4))
+        graph.replay()
+        if t == 20:
+            assert_equal_bits(dense, late)
+    assert len((late.step_count - late.late_rows["w"]._made[SHARING:]).unique()) > 3
+    assert_equal_bits(dense, late)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda late: [late[0], late[1], late[2].repeat(2, 1)], "history: found 64 steps, expected at most 32"),
+        (lambda late: [late[0], late[2].new_zeros(32, OWN, 150).float(), late[2]], "changes: found shape"),
+        (lambda late: late[:2], "late: found 2 tensors, expected three: made, changes and history"),
+        (lambda late: [*late, late[0], late[0]], "copies: found 2 items"),
+    ],
+)
+@pytest.mark.parametrize("operator", ["optimizer_update_rows", "optimizer_catch_up"])
+def test_what_cannot_be_updated_late(place: torch.device, operator: str, change, message: str) -> None:  # type: ignore[no-untyped-def]
+    _, optimizer = pair(place, "adamw")
+    rows = optimizer.late_rows["w"]
+    part, moments = rows.parts[0]
+    late = change(rows._late(part, moments, rows._changes[0]))
+    arguments = [moments.all(), torch.ones(OWN, dtype=torch.uint8, device=place), late, *rows._how(part, moments)]
+    if operator == "optimizer_update_rows":
+        arguments = [moments.weight, *arguments]
+    with pytest.raises(RuntimeError, match=f"nnue::{operator}: {message}"):
+        getattr(fused_optimizer._operators, operator)(moments.weight, *arguments)
+
+
+def test_rows_whose_counts_do_not_fit_are_left_as_they_are(place: torch.device) -> None:
+    _, late = pair(place, "adamw")
+    run(late, range(3))
+    late.settle()
+    rows = late.late_rows["w"]
+    rows._made.fill_(2**40)
+    rows._made[SHARING] = -(2**40)
+    before = late.parts[0].parameter.detach().clone()
+    late.settle()
+    assert torch.equal(late.parts[0].parameter.detach(), before)
