@@ -620,7 +620,10 @@ def set_up_torch(recipe: Recipe, device: torch.device) -> None:
     torch.set_float32_matmul_precision("high" if training.precision == "tf32" else "highest")
     if training.deterministic and device.type == "cuda":
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads this when it starts
-    torch.use_deterministic_algorithms(training.deterministic)
+    if training.compile:
+        torch.use_deterministic_algorithms(training.deterministic)
+    else:  # the same without an option of torch's compiler, whose import takes 5 seconds
+        torch._C._set_deterministic_algorithms(training.deterministic, warn_only=False)
     # With deterministic algorithms torch fills every uninitialised tensor with NaN. That finds bugs, but it changes no
     # result of correct code, and it costs a pass over each gradient.
     setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)  # noqa: B010 (the type lacks it)
