@@ -46,7 +46,7 @@ def onnx_graph(net: Net, tensors: Mapping[str, Tensor], where: str) -> bytes:
     rows[:, 0] = 0
     example = [rows, rows.clone(), torch.tensor([0, 1]), torch.tensor([32, 2])]
     inputs, forward = list(INPUTS), net.integer_forward()
-    if forward is not None and depends_on_queens(forward.stacks):
+    if forward is not None and not forward.piece_weights and depends_on_queens(forward.stacks):
         inputs.append(MATERIAL)
         example.append(torch.tensor([5, 0]))
     batch = torch.export.Dim("batch", min=1)

@@ -29,6 +29,14 @@ NETS: dict[str, dict[str, Any]] = {
         "output_buckets": {"count": 4, "rule": "bullet"},
         "layers": [{"outputs": 8, "activation": "dual", "skip": "last"}, {"outputs": 4, "activation": "screlu"}],
     },
+    "white and weights": {
+        "kind": "layered",
+        "hidden": 16,
+        "perspectives": "white",
+        "output_buckets": {"count": 4, "rule": "weights", "weights": [0, 1, 1, 2, 4, 1, 1, 2, 3, 5]},
+        "layers": [{"outputs": 8, "type": "f32"}],
+        "quantisation": {"output": {"type": "f32"}},
+    },
 }
 
 
