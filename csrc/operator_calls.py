@@ -21,7 +21,7 @@ ARGUMENTS = {
     "ScalarType": "at::ScalarType",
     "ScalarType?": "std::optional<at::ScalarType>",
 }
-RESULTS = {"Tensor": "at::Tensor", "int": "int64_t", "bool": "bool", "str": "std::string"}
+RESULTS = {"Tensor": "at::Tensor", "int": "int64_t", "bool": "bool"}
 DEFAULTS = {"None": "std::nullopt", "True": "true", "False": "false"}
 
 HEAD = """\

@@ -65,6 +65,11 @@ inline bool has_cuda_library() {
         .hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd);
 }
 
+// The text of a tensor uint8 [n], as operators give one.
+inline std::string text_of(const at::Tensor& bytes) {
+    return {static_cast<const char*>(bytes.const_data_ptr()), static_cast<size_t>(bytes.numel())};
+}
+
 [[noreturn]] inline void no_second_derivative(const char* backward) {
     TORCH_CHECK(false, backward, ": it has no derivative of its own (double backward); found create_graph=True");
 }
@@ -155,7 +160,7 @@ inline PerspectivePlan perspective_plan(const at::Tensor& white, const at::Tenso
     if (white.is_cuda()) {
         const std::scoped_lock lock(mutex);
         std::string& found = kernels[white.get_device()];
-        if (found.empty()) found = calls::perspective_transformer_kernels(white.get_device()) + " ";
+        if (found.empty()) found = detail::text_of(calls::perspective_transformer_kernels(white.get_device())) + " ";
         hopper = found.find("hopper") != std::string::npos && bucket_size > 0 && bucket_size <= 768 &&
                  num_bucketed <= 255 * bucket_size;
     }
@@ -270,8 +275,7 @@ inline std::pair<at::Tensor, at::Tensor> perspective_transformer(const Perspecti
 // Chooses when CUDA reports an illegal index or record: "sync" (the call throws; the host waits for a small kernel),
 // "async" (a later call throws) or "off". The CPU always checks.
 inline void set_index_check(const std::string& mode) {
-    const at::Tensor table = calls::enumerations();
-    const std::string text(static_cast<const char*>(table.const_data_ptr()), static_cast<size_t>(table.numel()));
+    const std::string text = detail::text_of(calls::enumerations());
     const std::string key = "set_cuda_index_check.mode: ";
     std::string words = text.substr(text.find(key) + key.size());
     words = words.substr(0, words.find('\n')) + ", ";
