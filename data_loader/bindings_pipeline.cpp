@@ -390,9 +390,7 @@ void bind_pipeline(py::module_& m) {
         .def("restore_contents", &DataFile::restore_contents, py::arg("digests"))
         .def("fileno", [](const DataFile& f) { return f.positions->file().fd(); });
 
-    // How many different positions a sketch has seen, and the sketch of two streams together.
-    m.def(
-        "unique_positions", [](const py::bytes& sketch) { return sketch_of(sketch).estimate(); }, py::arg("sketch"));
+    // The sketch of two streams together.
     m.def(
         "join_sketches",
         [](const py::bytes& first, const py::bytes& second) {

@@ -3,13 +3,12 @@
 // Each position's board (pieces, side to move, castling, en passant) is hashed to 64 bits. The first 14 choose a
 // register, which keeps the largest number of leading zeros, and one, of the others. So a sketch is a function of the
 // set of positions, not of their order; sketches of parts are joined to that of the whole by the maximum. The standard
-// error of an estimate is 1.04 / √16384 = 0.8 %.
+// error of an estimate is 1.04 / √16384 = 0.8 %. nnue_trainer/data/loader.py estimates.
 #pragma once
 
 #include <algorithm>
 #include <array>
 #include <bit>
-#include <cmath>
 #include <cstdint>
 #include <cstring>
 
@@ -36,20 +35,6 @@ class Sketch {
         for (std::size_t i = 0; i < kRegisters; ++i) registers_[i] = std::max(registers_[i], other.registers_[i]);
     }
     void clear() { registers_.fill(0); }
-
-    // Positions that were added, each board once.
-    double estimate() const {
-        double sum = 0;
-        std::size_t empty = 0;
-        for (const std::uint8_t place : registers_) {
-            sum += std::ldexp(1.0, -place);
-            empty += place == 0;
-        }
-        constexpr double kCount = kRegisters, kAlpha = 0.7213 / (1 + 1.079 / kCount);
-        const double raw = kAlpha * kCount * kCount / sum;
-        // Few positions: the number of empty registers tells more.
-        return raw <= 2.5 * kCount && empty ? kCount * std::log(kCount / static_cast<double>(empty)) : raw;
-    }
 
     std::array<std::uint8_t, kRegisters>& registers() { return registers_; }
     const std::array<std::uint8_t, kRegisters>& registers() const { return registers_; }

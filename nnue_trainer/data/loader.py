@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import functools
 import logging
+import math
 import os
 from abc import abstractmethod
 from collections import deque
@@ -322,8 +323,8 @@ class _Stream(Closing, Generic[T]):
 
     def seen(self) -> bytes:
         """With `count_unique`, a sketch (HyperLogLog) of the positions in the batches taken so far, in which each board
-        counts once: `_data.unique_positions` estimates their number within 0.8 %, `_data.join_sketches` joins those of
-        several processes. It does not depend on threads, and a resumed loader goes on with it."""
+        counts once: `unique_positions` estimates their number within 0.8 %, `joined_sketch` joins those of several
+        processes. It does not depend on threads, and a resumed loader goes on with it."""
         if self._running is not None and self._options["counts_unique"]:
             self._seen = self._running.pipeline.seen()
         return self._seen
@@ -514,6 +515,30 @@ def merge_states(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
     if all("seen" in state for state in states):
         merged["seen"] = base64.b64encode(joined_sketch([_seen_in(state) for state in states])).decode()
     return merged
+
+
+def unique_positions(sketch: bytes) -> float:
+    """How many different positions a sketch (`Loader.seen`) holds, by Ertl's estimator (arXiv 1702.01284), which has no
+    bias for small or middling numbers."""
+    registers = np.frombuffer(sketch, np.uint8)
+    bits = 64 - int(math.log2(len(registers)))  # of the hash, beside those that choose the register
+    share = np.bincount(registers, minlength=bits + 2) / len(registers)
+    x, y, total = 1 - float(share[bits + 1]), 1.0, 0.0
+    tail = 1 - x
+    while x < 1 and (x := math.sqrt(x)) < 1 - 1e-15:
+        y /= 2
+        tail -= (1 - x) ** 2 * y
+    total = tail / 3 if share[bits + 1] else 0.0
+    for rank in range(bits, 0, -1):
+        total = (total + float(share[rank])) / 2
+    x, y, head = float(share[0]), 1.0, float(share[0])
+    if x == 1:
+        return 0.0
+    while x > 1e-300:
+        x *= x
+        head += x * y
+        y += y
+    return len(registers) / (2 * math.log(2)) / (total + head)
 
 
 def joined_sketch(sketches: Sequence[bytes]) -> bytes:

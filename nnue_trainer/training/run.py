@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import math
 import os
@@ -15,14 +16,14 @@ from typing import Any
 
 import torch
 
-from nnue_trainer import _data, checkpoint, config, foreign, nets, ops, registry, schema
+from nnue_trainer import checkpoint, config, foreign, nets, ops, registry, schema
 from nnue_trainer.atomic import replacing
 from nnue_trainer.checkpoint import Checkpoint
 from nnue_trainer.config import Recipe, ValidationSet
 from nnue_trainer.data import Batch, Loader, RecordLoader
 from nnue_trainer.data.device import Expander
 from nnue_trainer.data.features import feature_set
-from nnue_trainer.data.loader import joined_sketch, say_left_out, usable_cpus
+from nnue_trainer.data.loader import joined_sketch, say_left_out, unique_positions, usable_cpus
 from nnue_trainer.errors import UserError, out_of_memory, shown
 from nnue_trainer.first_release import translate_saved
 from nnue_trainer.nets.base import NnueModel
@@ -299,8 +300,13 @@ def _unique(recipe: Recipe, batches: Loader | RecordLoader, ranks: Ranks) -> Cal
     if not recipe.logging.unique_positions:
         return None
     if recipe.data.shards == 1 or not ranks.several:
-        return lambda: round(_data.unique_positions(batches.seen()))  # all of them see whole batches
-    return lambda: round(_data.unique_positions(joined_sketch(ranks.each(batches.seen()))))
+        return lambda: round(unique_positions(batches.seen()))  # all of them see whole batches
+
+    def together() -> int:
+        every = ranks.each(base64.b64encode(batches.seen()).decode())
+        return round(unique_positions(joined_sketch([base64.b64decode(text) for text in every])))
+
+    return together
 
 
 def find_resumed(resume: str | None, run_dir: Path) -> tuple[Checkpoint | None, Path]:

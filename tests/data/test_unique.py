@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nnue_trainer import _data
 from nnue_trainer.data import Loader, PositionWriter, RecordLoader
 from nnue_trainer.data.binpack import read_binpack
-from nnue_trainer.data.loader import joined_sketch, merge_states
+from nnue_trainer.data.loader import joined_sketch, merge_states, unique_positions
 from nnue_trainer.errors import UserError
 
 
@@ -33,13 +32,13 @@ def loader(files: list[Path], **options: Any) -> RecordLoader:
 def test_close_to_the_truth(files: list[Path]) -> None:
     with loader(files) as stream:
         boards = np.concatenate([batch.numpy()[:, :24].copy() for batch in stream])
-        found = _data.unique_positions(stream.seen())
+        found = unique_positions(stream.seen())
     true = len(np.unique(boards, axis=0))
     assert true < len(boards) - 15_000
     assert found == pytest.approx(true, rel=0.03)
     with loader(files) as stream:
         first = next(iter(stream)).numpy()
-        few = _data.unique_positions(stream.seen())
+        few = unique_positions(stream.seen())
     assert few == pytest.approx(len(np.unique(first[:, :24], axis=0)), rel=0.03)
 
 
@@ -107,3 +106,17 @@ def test_off_by_default(files: list[Path]) -> None:
         next(iter(stream))
         assert "seen" not in stream.state_dict()
         assert not any(stream.seen())
+
+
+def test_the_estimate_has_no_bias() -> None:
+    """Sketches of random hashes, in place of those of positions."""
+    random = np.random.default_rng(2)
+    for count in (0, 5, 1000, 20_000, 45_000, 65_000, 120_000, 1_000_000):
+        errors = []
+        for _ in range(6):
+            hashes = random.integers(0, 2**64, count, np.uint64)
+            ranks = 1 + np.minimum(50, 49 - np.floor(np.log2(np.maximum(hashes & np.uint64(2**50 - 1), 1))).astype(int))
+            registers = np.zeros(1 << 14, np.uint8)
+            np.maximum.at(registers, (hashes >> np.uint64(50)).astype(int), ranks.astype(np.uint8))
+            errors.append(unique_positions(registers.tobytes()) / max(count, 1) - 1 if count else 0)
+        assert abs(np.mean(errors)) < 0.012, (count, errors)
