@@ -25,7 +25,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def compiler(tmp_path: Path) -> tuple[list[str], Path]:
     """`compiler FLAGS SOURCE -o TARGET` copies the source, and appends a line to the file that comes with it."""
     script, log = tmp_path / "compiler", tmp_path / "log"
-    script.write_text(f'#!/bin/sh\n[ "$1" = --version ] && exit\necho built >> {log}\ncp "$1" "$3"\n')
+    script.write_text(f'#!/bin/sh\n[ "$1" = --version ] && exit\necho built >> "{log}"\ncp "$1" "$3"\n')
     script.chmod(0o755)
     log.touch()
     return [str(script)], log
@@ -107,7 +107,7 @@ def test_a_folder_that_others_may_write_to_is_refused(
     build(compiler)
     folder = [cache, *cache.parents][depth]
     folder.chmod(mode)
-    with pytest.raises(UserError, match=r"things: compiled things cannot be kept there: \S+ can be written by other"):
+    with pytest.raises(UserError, match=r"things: compiled things cannot be kept there: .+ can be written by other"):
         build(compiler)
     folder.chmod(0o700)
 

@@ -126,7 +126,7 @@ def test_the_commands_themselves(project_root: Path, tmp_path: Path, monkeypatch
     """From the sample to a match, and nothing the second time; the engine looks one move ahead."""
     monkeypatch.chdir(tmp_path)
     engine, example = tmp_path / "one_ply", project_root / "examples" / "notebook" / "one_ply_engine.py"
-    engine.write_text(f"#!/bin/sh\nPYTHONPATH={project_root} exec {sys.executable} {example}\n")
+    engine.write_text(f"#!/bin/sh\nPYTHONPATH='{project_root}' exec '{sys.executable}' '{example}'\n")
     engine.chmod(0o755)
     sample = project_root / "samples" / "val.binpack"
     recipe = {

@@ -141,7 +141,7 @@ def test_fastchess_plays_where_it_is_asked_to(
 ) -> None:
     a, b, program = fake_engine(), fake_engine("silent"), tmp_path / "fastchess"
     script = project_root / "tests" / "data" / "fake_fastchess.py"
-    program.write_text(f'#!/bin/sh\nPYTHONPATH={project_root} exec {sys.executable} {script} "$@"\n')
+    program.write_text(f'#!/bin/sh\nPYTHONPATH="{project_root}" exec "{sys.executable}" "{script}" "$@"\n')
     program.chmod(0o755)
     printed = match(a, b, "-o", tmp_path / "out", "--fastchess", program, pairs=2)
     assert "fake vs fakesilent: 4 games, +2 =1 -1, pairs [0, 1, 0, 0, 1]" in printed
