@@ -108,7 +108,8 @@ lint: $(VENV)/.dev  ## ruff and clang-format, without changing anything
 	@tools/hygiene.sh
 
 tidy: $(VENV)/.dev  ## clang-tidy of the data library: the few rules of .clang-tidy
-	$(BIN)/clang-tidy --quiet $$(ls data_loader/{chess,evaluate,features,filters,formats,pipeline}/*.cpp | grep -v avx) -- -std=c++20 -Idata_loader
+	ls data_loader/{chess,evaluate,features,filters,formats,pipeline}/*.cpp | grep -v avx | \
+		xargs -P $$(nproc) -I FILE $(BIN)/clang-tidy --quiet FILE -- -std=c++20 -Idata_loader
 
 format: $(VENV)/.dev  ## ruff and clang-format, in place
 	$(BIN)/ruff check --fix .

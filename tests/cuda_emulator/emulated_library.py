@@ -6,6 +6,7 @@ name has a hash of all that it is made of.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import platform
@@ -48,8 +49,16 @@ def build(project: Path) -> Path:
         digest.update(source.read_bytes())
     out = project / "build" / "emulated" / digest.hexdigest()[:16]
     library = out / "emulated.so"
-    if library.is_file():
-        return library
+    out.mkdir(parents=True, exist_ok=True)
+    with (out / "lock").open("w") as lock:  # tests run in several processes
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not library.is_file():
+            compile_into(library, project)
+    return library
+
+
+def compile_into(library: Path, project: Path) -> None:
+    out = library.parent
     subprocess.run([sys.executable, str(HERE / "translate.py"), str(project / "csrc"), str(out / "csrc")], check=True)
     torch_root = Path(torch.__file__).parent
     includes = [f"-I{p}" for p in (out / "csrc", HERE, project / "data_loader", torch_root / "include")]
@@ -67,7 +76,6 @@ def build(project: Path) -> Path:
     link = ["-shared", "-o", str(unfinished), *objects, f"-L{torch_root / 'lib'}", "-ltorch_cpu", "-pthread"]
     subprocess.run([*COMPILER, *link], check=True)
     unfinished.rename(library)
-    return library
 
 
 if __name__ == "__main__":

@@ -39,6 +39,7 @@ OTHER_RULE = {
     "train run_dir": "a folder with rules of its own (tests/training/test_run_folder.py, test_resume.py)",
     "match output": "a folder with a journal (tests/match/test_match.py)",
     "data shuffle temporary": "a folder for temporary files",
+    "data dedup temporary": "a folder for temporary files",
 }
 
 WRITTEN: dict[str, tuple[str, str]] = {
@@ -60,6 +61,7 @@ WRITTEN: dict[str, tuple[str, str]] = {
     "data convert output": ("data convert in.bin {}", "out.binpack"),
     "data filter output": ("data filter in.bin {} --min-ply 0", "out.bin"),
     "data shuffle output": ("data shuffle in.bin {}", "out.binpack"),
+    "data dedup output": ("data dedup in.bin {}", "out.bin"),
     "data interleave output": ("data interleave in.binpack {}", "out.binpack"),
     "data rescore output": ("data rescore in.bin {} --net net.nnue", "out.bin"),
     "data split train": ("data split in.bin --train {} --validation other.bin", "out.bin"),
