@@ -27,7 +27,7 @@ struct LoaderOptions {
     std::size_t window = std::size_t{1} << 22;  // positions that are shuffled together, 32 bytes each, twice
     bool drop_last = true;                      // leave out an epoch's last batch if it is not full
     int threads = 0;                            // 0: one per CPU
-    std::vector<double> weights;                // for each file, how many times it comes in an epoch; empty: once
+    std::vector<double> weights = {};           // for each file, how many times it comes in an epoch; empty: once
     bool skip_bad_chunks = false;               // leave out and count damaged chunks, instead of an error
     FilterOptions filters{};
     std::function<std::size_t(std::span<Record>)> user_filter{};  // PipelineOptions::user_filter
@@ -35,7 +35,7 @@ struct LoaderOptions {
     // which must outlive the loader. At least one more than the batches that are held at a time. Empty: the loader
     // allocates memory.
     std::vector<std::span<std::byte>> memory{};
-    std::size_t held = 2;    // without `memory`: the most batches that are held at a time
+    std::size_t held = 2;    // without `memory`: batches that can be held at a time, at least
     StreamPosition start{};  // where to begin: Batch::after() of the last batch that was used
 };
 

@@ -168,7 +168,7 @@ def test_matches_against_the_last_net_that_passed(tmp_path: Path, fake_engine: C
 
 def test_weights_and_biases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(UserError, match="pip install wandb"):
+    with pytest.raises(UserError, match=r"pip install 'nnue-trainer\[wandb\]'"):
         training(tmp_path / "a", [{"kind": "wandb"}]).train()
     calls: list[object] = []
 

@@ -98,7 +98,7 @@ def test_a_checkpoint_elsewhere_does_not_say_where_to_write(tmp_path, recipe):
     good = folder / "keep" / "good.safetensors"
     good.parent.mkdir()
     good.write_bytes(before["checkpoints/last.safetensors"])
-    refused(r"good\.safetensors: not in the checkpoints folder of a run: say where", "train", "--resume", good)
+    refused(r"good\.safetensors: not in the checkpoints folder of a run: pass --run-dir DIR", "train", "--resume", good)
     good.unlink()
     good.parent.rmdir()
     assert contents(folder) == before

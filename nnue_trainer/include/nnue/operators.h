@@ -8,7 +8,9 @@
 // perspectives.py do in Python, with the same results to the bit. Reverse mode, once: a backward has no derivative of
 // its own.
 //
-// Errors are c10::Error, and std::runtime_error from load_operators. Any thread may call these functions.
+// Errors are exceptions that derive from std::exception: std::runtime_error from operators and load_operators,
+// c10::Error from torch and from checks of this header. Call load_operators() first. Any thread may call these
+// functions.
 #pragma once
 
 #include <dlfcn.h>
@@ -131,8 +133,7 @@ struct FeatureTransformer : torch::autograd::Function<FeatureTransformer> {
 //   bias           [N], dtype of `weight`
 //   values         float32 [B, K] (float64 with a float64 weight); 1 where absent
 //   deterministic  true: the backward gives equal bits for equal inputs; false: the kernel with atomics on CUDA;
-//   absent:
-//                  true under torch::globalContext().setDeterministicAlgorithms, else the fastest
+//                  absent: true under torch::globalContext().setDeterministicAlgorithms, else the fastest
 inline at::Tensor feature_transformer(const at::Tensor& indices, const at::Tensor& weight, const at::Tensor& bias,
                                       const std::optional<at::Tensor>& values = std::nullopt,
                                       std::optional<bool> deterministic = std::nullopt) {
