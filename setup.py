@@ -65,6 +65,22 @@ class BuildPy(build_py):
                 target = Path(self.build_lib) / "nnue_trainer" / folder / path.relative_to(ROOT / root)
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(path, target)
+        relative_includes(Path(self.build_lib) / "nnue_trainer" / "include")
+
+
+def relative_includes(root: Path) -> None:
+    """Makes the headers below root include each other by relative paths.
+
+    They are found first, so an engine may have a chess/types.h in its own include path.
+    """
+    for header in (path for path in root.rglob("*") if path.suffix in (".h", ".cuh")):
+
+        def relative(found: re.Match[str], folder: Path = header.parent) -> str:
+            target = root / found[1]
+            return f'#include "{os.path.relpath(target, folder)}"' if target.is_file() else found[0]
+
+        text = header.read_text()
+        header.write_text(re.sub(r'^#include "([^"]+)"', relative, text, flags=re.MULTILINE))
 
 
 def data_sources() -> list[str]:

@@ -40,3 +40,19 @@ def test_the_page_for_an_index_has_no_link_into_the_project(project_root: Path) 
     done = setup(project_root, "--long-description", NNUE_NO_EXTENSIONS="1")
     assert "# nnue-trainer\n" in done.stdout, done.stderr
     assert [link for link in re.findall(r"\]\(([^)\s]+)\)", done.stdout) if not link.startswith("https://")] == []
+
+
+@pytest.mark.compiler
+def test_installed_headers_are_found_before_those_of_an_engine(project_root: Path, tmp_path: Path) -> None:
+    done = setup(project_root, "build_py", "--build-lib", str(tmp_path / "lib"), NNUE_NO_EXTENSIONS="1")
+    assert done.returncode == 0, done.stderr
+    headers = tmp_path / "lib" / "nnue_trainer" / "include"
+    for name in ("chess/types.h", "formats/format.h", "features/feature_set.h", "pipeline/loader.h", "base/isa.h"):
+        assert (headers / name).is_file()
+        mine = tmp_path / "engine" / name
+        mine.parent.mkdir(parents=True, exist_ok=True)
+        mine.write_text("#error this is the engine's\n")
+    (tmp_path / "program.cpp").write_text("#include <nnue/data.h>\nnnue::data::Record record;\n")
+    compile_it = ["g++", "-std=c++20", "-fsyntax-only", f"-I{tmp_path / 'engine'}", "-isystem", str(headers)]
+    done = subprocess.run([*compile_it, "program.cpp"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
