@@ -1,5 +1,6 @@
 """Callbacks: when they are called, what they remember, the built-in ones, and what ends a run early."""
 
+import importlib.machinery
 import json
 import shlex
 import sys
@@ -176,7 +177,8 @@ def test_weights_and_biases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         calls.append(options)
         return types.SimpleNamespace(id="abc", log=calls.append, finish=lambda: calls.append("finished"))
 
-    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=init))
+    package = types.SimpleNamespace(init=init, __spec__=importlib.machinery.ModuleSpec("wandb", None))
+    monkeypatch.setitem(sys.modules, "wandb", package)
     training(tmp_path / "b", [{"kind": "wandb", "project": "p"}]).train()
     options = calls[0]
     assert isinstance(options, dict)
