@@ -10,6 +10,7 @@ import typer
 
 from nnue_trainer import extras
 from nnue_trainer.cli import plugins
+from nnue_trainer.cli.notes import note
 from nnue_trainer.cli.outputs import Overwrite
 from nnue_trainer.cli.pictures import Html, Png, check_pictures, save_pictures
 from nnue_trainer.cli.plugins import Plugins
@@ -77,7 +78,6 @@ def inspect(
     plugin: Plugins = None,
 ) -> None:
     """Show what is in a net: sizes, ranges, dead and saturated neurons, weight maps, differences."""
-    import sys
 
     from nnue_trainer.analysis import net_inspect
     from nnue_trainer.analysis.agreement import Positions, built_in_positions, spread
@@ -97,7 +97,7 @@ def inspect(
             chosen,
             against=against,
             arch=arch,
-            note=lambda line: print(f"nnue: note: {shown(line)}", file=sys.stderr),
+            note=note,
             progress=progress,
         )
     chosen_neurons = neuron or []

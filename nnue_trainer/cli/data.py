@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from nnue_trainer.cli import plugins
-from nnue_trainer.cli.data_tools import Extra, To, chosen_filters, losses, uci_options, with_filters
+from nnue_trainer.cli.data_tools import Extra, To, chosen_filters, losses, with_filters
+from nnue_trainer.cli.engine_options import uci_options
+from nnue_trainer.cli.notes import note
 from nnue_trainer.cli.outputs import Overwrite
 from nnue_trainer.cli.pictures import Png, check_pictures
 from nnue_trainer.cli.plugins import Plugins
@@ -316,7 +318,7 @@ def generate(
         max_ply=max_ply,
         opening_score=opening_score,
         hash_mb=hash_mb,
-        engine_options=uci_options(option or []),
+        engine_options=uci_options(option),
         chess960="dfrc" if dfrc else "same" if chess960 else "",
     )
     with terminable(), progress_bar("playing", "positions") as progress:
@@ -328,7 +330,7 @@ def generate(
             overwrite=overwrite,
             timeout=timeout,
             progress=lambda done, _: progress(done, positions),
-            note=lambda line: print(f"nnue: note: {shown(line)}", file=sys.stderr),
+            note=note,
         )
     already = "made already by this command, " if made.already else ""
     print(f"{shown(out)}: {already}{made.positions:,} positions of {made.games:,} games, {out.stat().st_size:,} bytes")

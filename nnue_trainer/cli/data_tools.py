@@ -17,7 +17,7 @@ from nnue_trainer.cli import plugins
 from nnue_trainer.cli.outputs import Overwrite
 from nnue_trainer.cli.plugins import Plugins
 from nnue_trainer.cli.terminable import terminable
-from nnue_trainer.errors import UserError, quoted, shown
+from nnue_trainer.errors import UserError, shown
 from nnue_trainer.progress import progress_bar
 
 if TYPE_CHECKING:
@@ -71,17 +71,6 @@ def _size(text: str) -> int:
     if not 1 << 20 <= size <= 1 << 50:
         raise UserError(f"size {text!r}, expected 1M to 1024T: a number with K, M, G or T")
     return size
-
-
-def uci_options(texts: list[str]) -> dict[str, str]:
-    """Options of an engine from NAME=VALUE."""
-    options = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not equals or not name:
-            raise UserError(f"--option {quoted(text)}: expected NAME=VALUE")
-        options[name] = value
-    return options
 
 
 def losses(counts: Mapping[str, int]) -> list[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,6 +12,8 @@ import typer
 
 from nnue_trainer import extras
 from nnue_trainer.cli import plugins
+from nnue_trainer.cli.engine_options import part_of, uci_options
+from nnue_trainer.cli.notes import note
 from nnue_trainer.cli.outputs import Overwrite
 from nnue_trainer.cli.plugins import Plugins
 from nnue_trainer.cli.terminable import terminable
@@ -20,7 +21,6 @@ from nnue_trainer.errors import UserError, quoted, shown
 from nnue_trainer.progress import progress_bar
 
 if TYPE_CHECKING:
-    from nnue_trainer.match.run import Part
     from nnue_trainer.match.statistics import Sprt
 
 
@@ -148,13 +148,10 @@ def match(
     )
     folder = output or Path("match") / "-".join(re.sub(r"\W+", "_", Path(name).stem) for name in players[:4])
     matches.check_folder(folder, overwrite)
-    common = {"Hash": str(hash_mb)} | _options(option, "--option")
-    own = [common | (_options(option_b, "--option-b") if number == 1 else {}) for number in range(len(players))]
+    common = {"Hash": str(hash_mb)} | uci_options(option)
+    own = [common | (uci_options(option_b, "--option-b") if number == 1 else {}) for number in range(len(players))]
     engines = [engine_b or engine if number == 1 else engine for number in range(len(players))]
     chosen, identity = players_of(players, engines, own, folder / "nets", net_option=net_option)
-
-    def note(line: str) -> None:
-        print(f"nnue: note: {shown(line)}", file=sys.stderr)
 
     if fastchess is not None:
         from nnue_trainer.match.fastchess import find, play_with_fastchess
@@ -169,7 +166,7 @@ def match(
                 chosen,
                 options,
                 folder,
-                part=_part(part),
+                part=matches.Part(*part_of(part)),
                 identity=identity,
                 progress=progress,
                 note=note,
@@ -209,25 +206,6 @@ def _clock(text: str | None) -> tuple[float, float] | None:
     if not found:
         raise UserError(f"--tc {quoted(text)}: expected seconds and an increment, such as 10+0.1")
     return float(found[1]), float(found[2] or 0)
-
-
-def _part(text: str) -> Part:
-    from nnue_trainer.match.run import Part
-
-    found = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text)
-    if not found:
-        raise UserError(f"--part {quoted(text)}: expected I/N, such as 2/4")
-    return Part(int(found[1]), int(found[2]))
-
-
-def _options(texts: list[str] | None, name: str) -> dict[str, str]:
-    options = {}
-    for text in texts or []:
-        key, equals, value = text.partition("=")
-        if not equals or not key:
-            raise UserError(f"{name} {quoted(text)}: expected NAME=VALUE")
-        options[key] = value
-    return options
 
 
 def register(app: typer.Typer) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sys
 from collections.abc import Iterator
 from itertools import chain, islice
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from nnue_trainer.cli import plugins
+from nnue_trainer.cli.notes import note
 from nnue_trainer.cli.outputs import Overwrite, check_new
 from nnue_trainer.cli.plugins import Plugins
 from nnue_trainer.errors import UserError, shown
@@ -67,10 +67,6 @@ def register(app: typer.Typer) -> None:
     app.command("import")(import_command)
     app.command("eval")(eval_command)
     app.command("verify")(verify_command)
-
-
-def note(text: str) -> None:
-    print(f"nnue: note: {shown(text)}", file=sys.stderr)
 
 
 def export_command(

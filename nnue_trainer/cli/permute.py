@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from nnue_trainer.cli import plugins
-from nnue_trainer.cli.net import check_other, note
+from nnue_trainer.cli.net import check_other
+from nnue_trainer.cli.notes import note
 from nnue_trainer.cli.outputs import Overwrite, check_new
 from nnue_trainer.cli.pictures import check_pictures, png_option, save_png
 from nnue_trainer.cli.plugins import Plugins

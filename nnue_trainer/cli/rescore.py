@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,19 +10,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from nnue_trainer.cli import plugins
-from nnue_trainer.cli.data_tools import Inputs, Output, SkipBad, To, print_report, uci_options
+from nnue_trainer.cli.data_tools import Inputs, Output, SkipBad, To, print_report
+from nnue_trainer.cli.engine_options import part_of, uci_options
+from nnue_trainer.cli.notes import note
 from nnue_trainer.cli.outputs import Overwrite
 from nnue_trainer.cli.plugins import Plugins
 from nnue_trainer.cli.terminable import terminable
-from nnue_trainer.errors import UserError, quoted, shown
+from nnue_trainer.errors import UserError
 from nnue_trainer.progress import progress_bar
 
 if TYPE_CHECKING:
     from nnue_trainer.data.transform import Report
-
-
-def _note(line: str) -> None:
-    print(f"nnue: note: {shown(line)}", file=sys.stderr)
 
 
 def rescore(
@@ -90,7 +87,7 @@ def rescore(
     from nnue_trainer.uci import find_engine
 
     scoring = EngineScoring(
-        find_engine(engine), nodes, depth, score_scale, hash_mb, uci_options(option or []), _part(part or "1/1")
+        find_engine(engine), nodes, depth, score_scale, hash_mb, uci_options(option), part_of(part or "1/1")
     )
     with terminable(), progress_bar("scoring", "positions") as progress:
         report = rescore_by_engine(
@@ -103,16 +100,9 @@ def rescore(
             skip_bad=skip_bad,
             overwrite=overwrite,
             progress=progress,
-            note=_note,
+            note=note,
         )
     print_report(report, output)
-
-
-def _part(text: str) -> tuple[int, int]:
-    match = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text)
-    if not match:
-        raise UserError(f"--part {quoted(text)}: expected I/N, such as 1/4")
-    return int(match[1]), int(match[2])
 
 
 def _by_net(
@@ -130,7 +120,7 @@ def _by_net(
     from nnue_trainer.export.rescore import LARGEST_SCORE
     from nnue_trainer.export.rescore import rescore as run
 
-    quantized = read_net(net, arch, _note)
+    quantized = read_net(net, arch, note)
     with terminable(), progress_bar("rescoring") as progress:
         report: Report = run(
             inputs,
