@@ -11,24 +11,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
+from data_commands import read_all, run
 
-from nnue_trainer.cli.main import app
-from nnue_trainer.data import PositionReader, PositionWriter, fields
+from nnue_trainer.data import PositionWriter, fields
 from nnue_trainer.data.binpack import Records, read_binpack
 from nnue_trainer.data.dedup import Games, KeyTable, board_keys, dedup
 from nnue_trainer.data.engine_scores import UNIT, EngineScoring, rescore_by_engine
 from nnue_trainer.data.filters import Filters
 from nnue_trainer.data.transform import convert, interleave
 from nnue_trainer.errors import UserError
-
-
-def run(*arguments: object) -> str:
-    result = CliRunner().invoke(app, ["data", *map(str, arguments)])
-    if isinstance(result.exception, UserError):
-        raise result.exception
-    assert result.exit_code == 0, result.output
-    return result.output
 
 
 @pytest.fixture(scope="module")
@@ -39,11 +30,6 @@ def val(project_root: Path) -> Path:
 @pytest.fixture(scope="module")
 def positions(val: Path) -> Records:
     return read_binpack(val)
-
-
-def read_all(path: Path) -> Records:
-    with PositionReader(path) as reader:
-        return np.concatenate([np.zeros((0, 32), np.uint8), *reader])
 
 
 def save(path: Path, records: Records) -> Path:

@@ -5,9 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
+from data_commands import run
 
-from nnue_trainer.cli.main import app
 from nnue_trainer.data import records_from_fens
 from nnue_trainer.data.binpack import write_binpack
 from nnue_trainer.errors import UserError
@@ -23,14 +22,6 @@ FENS = [
 def file(tmp_path: Path) -> Path:
     write_binpack(tmp_path / "x.binpack", records_from_fens(FENS))
     return tmp_path / "x.binpack"
-
-
-def run(*arguments: object, code: int = 0) -> str:
-    result = CliRunner().invoke(app, ["data", *map(str, arguments)])
-    if isinstance(result.exception, UserError):
-        raise result.exception
-    assert result.exit_code == code, result.output
-    return result.output
 
 
 def test_info(file: Path) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from data_commands import read_all, run
 from typer.testing import CliRunner
 from waiting import wait_for
 
@@ -26,14 +27,6 @@ from nnue_trainer.errors import UserError
 START = "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1"
 
 
-def run(*arguments: object) -> str:
-    result = CliRunner().invoke(app, ["data", *map(str, arguments)])
-    if isinstance(result.exception, UserError):
-        raise result.exception
-    assert result.exit_code == 0, result.output
-    return result.output
-
-
 @pytest.fixture(scope="module")
 def val(project_root: Path) -> Path:
     """300,093 positions, although it is the larger sample: more than any buffer here takes."""
@@ -43,11 +36,6 @@ def val(project_root: Path) -> Path:
 @pytest.fixture(scope="module")
 def positions(val: Path) -> Records:
     return read_binpack(val)[:50_000]
-
-
-def read_all(path: Path) -> Records:
-    with PositionReader(path) as reader:
-        return np.concatenate(list(reader))
 
 
 def as_rows(records: Records) -> list[bytes]:
