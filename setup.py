@@ -236,7 +236,7 @@ def native_parts() -> dict[str, object]:
             if all(path.exists() and path.stat().st_mtime > newest for path in (archive, shared)):
                 return
             self.announce("building the C++ libraries of 'nnue_trainer._data'", level=logging.INFO)
-            # One object, not many: a linker leaves out of an archive what nobody names, and no one names a data format.
+            # One object, not many: a linker leaves objects without references out, and nothing refers to a data format.
             archive.unlink(missing_ok=True)
             subprocess.run(["ld", "-r", "-o", str(whole), *objects], check=True)
             subprocess.run(["ar", "rcs", str(archive), str(whole)], check=True)

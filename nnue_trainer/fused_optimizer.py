@@ -519,7 +519,7 @@ class LateRows:
 
     def before_step(self) -> None:
         """What has to be done while the step has not been counted."""
-        if not self._any_marked:  # nobody has said where the gradient comes from
+        if not self._any_marked:  # the rows that have a gradient are unknown
             self._all_marked = True
         if self._all_marked or not self._has_gradient:
             self.settle()

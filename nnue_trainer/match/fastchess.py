@@ -1,6 +1,6 @@
 """Matches that fastchess plays: it gets our players, openings and limits, and its PGN becomes our games.
 
-The openings go to it as positions in our order, so a match has the same ones whoever plays it.
+The openings go to it as positions in our order, so a match has the same ones with either program.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ _CHUNKS = 16
 
 def check(data: DataConfig, batches: Loader | RecordLoader) -> None:
     """Warns in one line of each file of `batches` that is not plausible. UserError for one that contradicts itself, if
-    the recipe says so (`data.implausible`)."""
+    `data.implausible` is "stop"."""
     if data.implausible == "ignore":
         return
     every = batches.opened

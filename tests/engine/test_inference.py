@@ -99,7 +99,7 @@ NETS |= {
     "sfnnv18": {"kind": "sfnnv18", "l1": 64},
     "sfnnv9": {"kind": "sfnnv9", "l1": 64},
     "sfnnv5": {"kind": "sfnnv5", "l1": 64},
-    "a net of one's own": {"kind": f"{MY_NET}:TwoLayers", "hidden": 32},
+    "a net of a user": {"kind": f"{MY_NET}:TwoLayers", "hidden": 32},
 }
 VECTORS = "-O1 -march=native"
 PLAIN = "-O1 -DNNUE_PLAIN"
@@ -131,7 +131,7 @@ def fens(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("sfnnv18", [VECTORS, PLAIN]),
         ("sfnnv9", [CHECKED]),
         ("sfnnv5", [VECTORS]),
-        ("a net of one's own", [VECTORS]),
+        ("a net of a user", [VECTORS]),
     ],
 )
 def test_the_program_scores_as_the_evaluator_does(name: str, builds: list[str], fens: Path, tmp_path: Path) -> None:

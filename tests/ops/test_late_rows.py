@@ -174,7 +174,7 @@ def test_a_reader_may_give_every_row_a_gradient() -> None:
         set_gradients(optimizer, torch.arange(ROWS), 4)
         optimizer.step(torch.tensor(1.0))
         run(optimizer, range(5, 30), reads=(9, 10))
-        set_gradients(optimizer, torch.arange(ROWS), 30)  # and nobody has said a word
+        set_gradients(optimizer, torch.arange(ROWS), 30)  # without marks of rows
         optimizer.step(torch.tensor(1.0))
         run(optimizer, range(31, 35))
     assert_equal_bits(dense, late)

@@ -190,7 +190,7 @@ def test_steps_without_a_word_and_without_the_parameter(place: torch.device) -> 
     dense, late = pair(place, "ranger")
     for optimizer in (dense, late):
         run(optimizer, range(4))
-        set_gradients(optimizer, torch.arange(ROWS), 4)  # and nobody has said where they come from
+        set_gradients(optimizer, torch.arange(ROWS), 4)  # without marks of rows
         optimizer.step(torch.tensor(1.0, device=place))
         run(optimizer, range(5, 8))
         gradient, optimizer.parts[0].parameter.grad = optimizer.parts[0].parameter.grad, None
