@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from browser import DESKTOP, PHONE, Browser, started
 
 from nnue_trainer.analysis import report
 from nnue_trainer.analysis.page import Page, Section, Table, save
+from nnue_trainer.analysis.plots import SERIES, Plot
 
 pytestmark = pytest.mark.browser
 
@@ -64,6 +66,20 @@ def test_a_page_is_whole(browser, pages, name, size, dark):
     assert len(found["ids"]) == len(set(found["ids"]))
     red, green, blue = map(int, re.findall(r"\d+", found["back"])[:3])
     assert (max(red, green, blue) < 60) if dark else (min(red, green, blue) > 200)
+
+
+def test_a_name_without_an_end_fits_everywhere(browser, tmp_path):
+    """In each place for text: a path of a run can stand in any of them, and no machine's paths are as long."""
+    long = "x" * 200
+    plot = Plot(long, lambda axes: axes.plot([0, 1]), note=long, legend=[(long, SERIES[0])])
+    table = Table([long, long], [[long, long]], title=long)
+    section = Section(
+        long, long, [(long, long)], [long], [long], [table, replace(table, fold=True)], [plot], long, long
+    )
+    save(Page(long, long, [section]), tmp_path / "long.html")
+    found = browser.open(tmp_path / "long.html", PHONE)
+    assert found["beyond"] == []
+    assert found["scrollWidth"] <= found["width"]
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
