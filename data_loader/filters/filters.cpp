@@ -200,6 +200,12 @@ constexpr FilterCurveRow kCurves[kNumFilterCurves] = {
      "desired weights of 0, 8, 16, 24 and 32 pieces for piece_counts, with a cubic through them"},
 };
 
+std::string names(const auto& rows) {
+    std::string list;
+    for (const auto& row : rows) list += (list.empty() ? "" : ", ") + std::string(row.name);
+    return list;
+}
+
 }  // namespace
 
 std::span<const FilterRow> filters() {
@@ -238,7 +244,7 @@ void FilterOptions::set(std::string_view name, double value) {
         values_[i] = value;
         return;
     }
-    throw FormatError("no filter is called '" + std::string(name) + "'");
+    throw FormatError("no filter is called '" + std::string(name) + "', expected one of " + names(kTable));
 }
 
 void FilterOptions::set_curve(std::string_view name, std::vector<double> numbers) {
@@ -253,7 +259,7 @@ void FilterOptions::set_curve(std::string_view name, std::vector<double> numbers
         curves_[i] = std::move(numbers);
         return;
     }
-    throw FormatError("no curve of a filter is called '" + std::string(name) + "'");
+    throw FormatError("no curve of a filter is called '" + std::string(name) + "', expected one of " + names(kCurves));
 }
 
 bool FilterOptions::keeps_piece_counts() const {

@@ -1,9 +1,10 @@
-// Trains a net in C++ alone: reads binpacks, prints losses, writes checkpoints that `nnue export` and `nnue eval` read.
+// Trains a net in C++, without Python: reads binpacks, prints losses, writes checkpoints that `nnue export` and `nnue
+// eval` read.
 //
 //     train data=train.binpack validation=val.binpack net=simple out=net.safetensors
 //
-// net=simple: Chess768 → 256 × 2 → 1. net=buckets: HalfKAv2_hm → 256 × 2 → 1 with 8 output buckets. The other options
-// and their defaults are in `Options`. The same seed gives the losses of `nnue train` for the same recipe, to rounding
+// net=simple: Chess768 → 256 × 2 → 1. net=buckets: HalfKAv2_hm → 256 × 2 → 1 with 8 output buckets. `train --help`
+// lists the other options. The same seed gives the losses of `nnue train` for the same recipe, to rounding
 // (tests/cpp/test_libtorch_example.py has the recipe).
 #include <c10/core/Event.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -12,14 +13,17 @@
 #include <torch/nn.h>
 #include <torch/optim.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <deque>
 #include <fstream>
+#include <iomanip>
 #include <iostream>
-#include <map>
+#include <span>
 #include <sstream>
+#include <variant>
 
 #include "safetensors.h"
 
@@ -30,29 +34,80 @@ struct Options {
     std::string train, validation, net = "simple", out = "net.safetensors", device = "cpu";
     int64_t hidden = 256, batch = 16384, steps = 1000, epoch = 100, seed = 42, window = 1 << 20, threads = 0;
     double lr = 1e-3, weight_decay = 0.01, lambda = 0.7, scale = 400;
+    bool help = false;
 
     Options(int argc, char** argv) {
-        const std::map<std::string, std::string*> texts = {
-            {"data", &train}, {"validation", &validation}, {"net", &net}, {"out", &out}, {"device", &device}};
-        const std::map<std::string, int64_t*> integers = {{"hidden", &hidden},  {"batch", &batch}, {"steps", &steps},
-                                                          {"epoch", &epoch},    {"seed", &seed},   {"window", &window},
-                                                          {"threads", &threads}};
-        const std::map<std::string, double*> numbers = {
-            {"lr", &lr}, {"weight_decay", &weight_decay}, {"lambda", &lambda}, {"scale", &scale}};
         for (int i = 1; i < argc; ++i) {
-            const std::string word = argv[i], key = word.substr(0, word.find('=')), value = word.substr(key.size());
-            if (value.size() < 2) throw std::runtime_error(word + ": expected name=value");
-            if (texts.contains(key))
-                *texts.at(key) = value.substr(1);
-            else if (integers.contains(key))
-                *integers.at(key) = std::stoll(value.substr(1));
-            else if (numbers.contains(key))
-                *numbers.at(key) = std::stod(value.substr(1));
-            else
-                throw std::runtime_error(key + ": no such option");
+            const std::string word = argv[i], key = word.substr(0, word.find('='));
+            if (word == "--help" || word == "-h") {
+                help = true;
+                return;
+            }
+            if (key.size() + 1 >= word.size()) throw std::runtime_error(word + ": expected name=value");
+            set(key, word.substr(key.size() + 1));
         }
         if (train.empty() || validation.empty()) throw std::runtime_error("expected data=FILE validation=FILE");
         if (net != "simple" && net != "buckets") throw std::runtime_error("net: expected simple or buckets");
+    }
+
+    // A line for each option, with its value.
+    std::string text() const {
+        std::ostringstream lines;
+        lines << "usage: train data=FILE validation=FILE [name=value ...]\n";
+        for (const Option& option : table()) {
+            std::ostringstream value;
+            std::visit([&](auto member) { value << this->*member; }, option.value);
+            lines << "  " << std::left << std::setw(14) << option.name << option.help
+                  << (value.view().empty() ? "; required" : "; default " + value.str()) << "\n";
+        }
+        return lines.str();
+    }
+
+  private:
+    struct Option {
+        const char* name;
+        std::variant<std::string Options::*, int64_t Options::*, double Options::*> value;
+        const char* help;
+    };
+
+    static std::span<const Option> table() {
+        static const Option options[] = {
+            {"data", &Options::train, "training file"},
+            {"validation", &Options::validation, "validation file"},
+            {"net", &Options::net, "simple (768 features) or buckets (HalfKAv2_hm, 8 outputs)"},
+            {"hidden", &Options::hidden, "neurons of each perspective"},
+            {"batch", &Options::batch, "positions in a batch"},
+            {"steps", &Options::steps, "batches to train"},
+            {"epoch", &Options::epoch, "steps between validations"},
+            {"lr", &Options::lr, "learning rate"},
+            {"weight_decay", &Options::weight_decay, "weight decay of AdamW"},
+            {"lambda", &Options::lambda, "share of the score in the target, the rest is the result"},
+            {"scale", &Options::scale, "score of a win probability of 73 %"},
+            {"seed", &Options::seed, "seed of weights and of the order of positions"},
+            {"window", &Options::window, "positions that are shuffled together"},
+            {"threads", &Options::threads, "threads that decode, 0: all"},
+            {"device", &Options::device, "cpu or cuda"},
+            {"out", &Options::out, "file of the weights"},
+        };
+        return options;
+    }
+
+    void set(const std::string& key, const std::string& text) {
+        const auto found = std::ranges::find(table(), key, &Option::name);
+        if (found == table().end()) throw std::runtime_error(key + ": no such option, see --help");
+        std::visit(
+            [&](auto value) {
+                using Value = std::remove_reference_t<decltype(this->*value)>;
+                if constexpr (std::is_same_v<Value, std::string>) {
+                    this->*value = text;
+                } else {
+                    std::istringstream stream(text);
+                    if (!(stream >> this->*value) || !stream.eof()) {
+                        throw std::runtime_error(key + "=" + text + ": expected a number");
+                    }
+                }
+            },
+            found->value);
     }
 };
 
@@ -231,7 +286,12 @@ void train(const Options& options) {
 
 int main(int argc, char** argv) {
     try {
-        train(Options(argc, argv));
+        const Options options(argc, argv);
+        if (options.help) {
+            std::cout << options.text();
+        } else {
+            train(options);
+        }
     } catch (const c10::Error& error) {
         std::cerr << error.what_without_backtrace() << "\n";
         return 1;

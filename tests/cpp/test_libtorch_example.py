@@ -125,7 +125,8 @@ def test_errors_are_one_line(project_root: Path, tmp_path: Path) -> None:
     for arguments, expected in (
         (["data=none.binpack", "validation=none.binpack"], "none.binpack"),
         ([f"data={sample}", f"validation={sample}", "batch=40000"], "less than a batch of 40000"),
-        (["colour=red"], "colour: no such option"),
+        (["colour=red"], "colour: no such option, see --help"),
+        (["batch=many"], "batch=many: expected a number"),
     ):
         run = subprocess.run(
             [program, *arguments, f"out={tmp_path / 'x'}"], capture_output=True, text=True, check=False
@@ -134,3 +135,10 @@ def test_errors_are_one_line(project_root: Path, tmp_path: Path) -> None:
         assert expected in run.stderr
         assert run.stderr.count("\n") == 1
     assert not list(tmp_path.iterdir())
+
+
+def test_help_lists_every_option() -> None:
+    run = subprocess.run([with_torch() / "libtorch" / "train", "--help"], capture_output=True, text=True, check=True)
+    assert run.stdout.startswith("usage: train data=FILE")
+    assert re.search(r"^  batch +positions in a batch; default 16384$", run.stdout, re.MULTILINE)
+    assert re.search(r"^  data +training file; required$", run.stdout, re.MULTILINE)
