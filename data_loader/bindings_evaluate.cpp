@@ -166,6 +166,7 @@ class EvaluatorHandle {
         forward.score_multiply = d["score_multiply"].cast<std::int64_t>();
         forward.score_divide = d["score_divide"].cast<std::int64_t>();
         forward.score_apart = d["score_apart"].cast<bool>();
+        forward.wdl = choose<bool>(d["head"], {{"value", false}, {"wdl", true}});
         return forward;
     }
 

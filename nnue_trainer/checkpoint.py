@@ -250,15 +250,17 @@ def _header(path: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
 
 def load_into(model_tensors: Mapping[str, Tensor], into: nn.Module, path: str | os.PathLike[str]) -> None:
     """Copies `model_tensors` into the module `into`; a tensor that is missing, unknown, or of another shape or dtype is
-    a UserError by name, and then nothing is copied."""
+    a UserError by name, and then nothing is copied. What only training has (`Net.training_only`) may be missing."""
     own = into.state_dict()
+    optional = tuple(getattr(getattr(into, "net", None), "training_only", ()))
     for name in sorted(own.keys() - model_tensors.keys()):
-        raise UserError(f"{path}: tensor model/{name} is missing")
+        if not name.startswith(optional):
+            raise UserError(f"{path}: tensor model/{name} is missing")
     for name, tensor in model_tensors.items():
         if name not in own:
             raise UserError(f"{path}: tensor model/{shown(name)} is unknown to this architecture")
         check_like(tensor, own[name], f"{path}: tensor model/{name}")
-    into.load_state_dict(dict(model_tensors))
+    into.load_state_dict(own | dict(model_tensors))
 
 
 def check_like(found: Tensor, expected: Tensor, what: str) -> None:

@@ -287,6 +287,7 @@ def parse(data: Any, overrides: Iterable[str] = (), origin: str = "recipe", *, m
 def stage_recipes(recipe: Recipe, origin: str = "recipe", *, may_import: bool = False) -> list[Recipe]:
     """The recipe of each stage, without stages of its own; of a recipe without stages, the recipe. UserError, one line
     naming the stage, for what a stage cannot change."""
+    _check_outputs(recipe, origin)
     if not recipe.stages:
         return [recipe]
     base, found, names = schema.to_data(recipe), list[Recipe](), set[str]()
@@ -296,6 +297,7 @@ def stage_recipes(recipe: Recipe, origin: str = "recipe", *, may_import: bool = 
             raise UserError(f"{where}: the name is given twice, expected another one for each stage")
         names.add(stage.name)
         merged = schema.validate(Recipe, changed(base, stage), partial(_always, where), may_import=may_import)
+        _check_outputs(merged, where)
         data = schema.to_data(merged)
         for key in _FIXED:
             if data["training"][key] != base["training"][key]:
@@ -313,6 +315,17 @@ def stage_recipes(recipe: Recipe, origin: str = "recipe", *, may_import: bool = 
             raise UserError(f"{where}: take: found best, expected last, as the stage before has no validation files")
         found.append(merged)
     return found
+
+
+def _check_outputs(recipe: Recipe, origin: str) -> None:
+    """UserError for a loss that reads other outputs than the net has."""
+    for where, loss in (("loss", recipe.loss), ("validation.loss", recipe.validation.loss)):
+        if loss is not None and loss.reads not in (0, recipe.model.num_outputs):
+            raise UserError(
+                f"{origin}: {where}.kind: found {loss.kind!r}, which reads {loss.reads} outputs, but the net "
+                f"{recipe.model.kind!r} gives {recipe.model.num_outputs}; expected a net with {loss.reads}, such as "
+                "kind: layered with head: wdl for three"
+            )
 
 
 def _always(where: str, path: tuple[str, ...]) -> str:

@@ -223,7 +223,10 @@ class Evaluator::Impl {
         const bool pairs = forward_.first.activation == FirstActivation::kPairwise;
         vector_sizes_ = {static_cast<std::size_t>(num_sides_) * (pairs ? width_ / 2 : width_)};
         std::vector<double> largest{first_largest};
-        require(!forward_.layers.empty() && forward_.layers.back().outputs == 1, "no last layer with one output");
+        require(!forward_.layers.empty() && forward_.layers.back().outputs == (forward_.wdl ? 3 : 1),
+                forward_.wdl ? "no last layer with three outputs" : "no last layer with one output");
+        require(!forward_.wdl || (forward_.skips.empty() && forward_.first.psqt.empty()),
+                "skip connections or PSQT columns beside outputs for loss, draw and win");
         for (std::size_t k = 0; k < forward_.layers.size(); ++k) {
             const ForwardLayer& layer = forward_.layers[k];
             const std::string name = "layer " + std::to_string(k) + ": ";
@@ -383,6 +386,7 @@ class Evaluator::Impl {
         require(forward_.multiply >= 1 && forward_.divide >= 1 && forward_.score_multiply >= 1 &&
                     forward_.score_divide >= 1,
                 "a factor or divisor below 1");
+        if (forward_.wdl) most = kMostFloat;
         most *= static_cast<double>(forward_.multiply);
         require(most < kMost64, "the output may reach " + std::to_string(most));
         most = (most / static_cast<double>(forward_.divide) + kMost32) * static_cast<double>(forward_.score_multiply);
@@ -523,6 +527,7 @@ class Evaluator::Impl {
             layer_sums(k, stack, inputs_of(k, s), kernels, s);
             activate(forward_.layers[k], s.sums[k].data(), s.vectors[k + 1].data());
         }
+        if (forward_.wdl) return wdl_output(s);
         if (any_float_) return float_output(s);
         std::int64_t output = s.sums.back()[0];
         for (const Skip& skip : forward_.skips) {
@@ -533,6 +538,17 @@ class Evaluator::Impl {
             output += (skip.wraps ? wrap32(straight) : straight) / skip.divide;
         }
         return output * forward_.multiply / forward_.divide;
+    }
+
+    std::int64_t wdl_output(const Scratch& s) const {
+        const std::size_t last = layers_.size() - 1;
+        const auto logit = [&](std::size_t o) {
+            const double y =
+                forward_.layers[last].is_float ? s.real_sums[last][o] : static_cast<double>(s.sums[last][o]);
+            return y / static_cast<double>(forward_.divide);
+        };
+        const double output = log_odds(logit(0), logit(1), logit(2)) * static_cast<double>(forward_.multiply);
+        return static_cast<std::int64_t>(std::clamp(output, -kMostFloat, kMostFloat));
     }
 
     std::int64_t float_output(const Scratch& s) const {

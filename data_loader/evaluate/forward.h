@@ -2,6 +2,8 @@
 // nnue_trainer/nets/integer_forward.py, which is also the reference. No net has a name here.
 #pragma once
 
+#include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -45,6 +47,13 @@ struct ForwardLayer {
     double factor = 1;
 };
 
+// ln(E / (1 − E)) of E = win + draw / 2, the expected points by the softmax of the three logits.
+inline double log_odds(double loss, double draw, double win) {
+    const auto log_sum = [](double a, double b) { return std::max(a, b) + std::log1p(std::exp(-std::abs(a - b))); };
+    const double half = draw - 0.69314718055994531;  // ln 2
+    return log_sum(win, half) - log_sum(loss, half);
+}
+
 struct Skip {
     int layer = 0, plus = 0, minus = -1;  // minus −1: nothing is subtracted
     std::int64_t multiply = 1, divide = 1;
@@ -64,6 +73,7 @@ struct Forward {
     std::int64_t multiply = 1, divide = 1;
     std::int64_t score_multiply = 1, score_divide = 1;
     bool score_apart = false;
+    bool wdl = false;  // the last layer has three outputs: of loss, draw and win
 };
 
 }  // namespace nnue::data

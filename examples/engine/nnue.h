@@ -17,6 +17,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
@@ -424,7 +425,19 @@ struct Skip {
     bool wraps;
 };
 
+// Probabilities of the results, for the side to move.
+struct Wdl {
+    double loss, draw, win;
+};
+
 namespace detail {
+
+// ln(E / (1 − E)) of E = win + draw / 2, the expected points by the softmax of the logits of loss, draw and win.
+inline double log_odds(const double (&logits)[3]) {
+    const auto log_sum = [](double a, double b) { return std::max(a, b) + std::log1p(std::exp(-std::abs(a - b))); };
+    const double half = logits[1] - 0.69314718055994531;  // ln 2
+    return log_sum(logits[2], half) - log_sum(logits[0], half);
+}
 
 template <int Columns>
 struct Psqt {
@@ -985,6 +998,21 @@ class Network {
         return evaluate_in(accumulator, black_to_move, bucket_of(material, black_to_move));
     }
 
+    // Probabilities by a net with a head of win, draw and loss, from the side to move's view.
+    Wdl wdl(const Accumulator<Net>& accumulator, const Board& board) const {
+        static_assert(Net::kWdl, "the net has one output");
+        State state;
+        state.us = board.black_to_move;
+        compute(state, accumulator, bucket_of(board, board.black_to_move));
+        const double* logits = state.logits;
+        const double most = std::max({logits[0], logits[1], logits[2]});
+        Wdl found{std::exp(logits[0] - most), std::exp(logits[1] - most), std::exp(logits[2] - most)};
+        const double sum = found.loss + found.draw + found.win;
+        found = {found.loss / sum, found.draw / sum, found.win / sum};
+        if (Net::kSides == Sides::kWhite && board.black_to_move) std::swap(found.loss, found.win);
+        return found;
+    }
+
   private:
     static constexpr int kNumLayers = Net::kNumLayers;
     static constexpr const Layer& layer(int number) { return Net::kLayers[number]; }
@@ -1353,6 +1381,7 @@ class Network {
         int bucket = 0;
         std::int64_t skip = 0;  // what goes straight to the output
         double real_skip = 0;   // the same where the output is a float
+        double logits[3] = {};  // of loss, draw and win
         const Accumulator<Net>* accumulator = nullptr;
         int us = 0;
         alignas(64) std::byte vectors[vectors_end(kNumLayers)];
@@ -1374,11 +1403,8 @@ class Network {
 
     int evaluate_in(const Accumulator<Net>& accumulator, bool black_to_move, int bucket) const {
         State state;
-        state.bucket = bucket;
         state.us = black_to_move;
-        state.accumulator = &accumulator;
-        if constexpr (!kOnlySquares) first_activations(state);
-        std::int64_t positional = run<0>(state);
+        std::int64_t positional = compute(state, accumulator, bucket);
         if (Net::kSides == Sides::kWhite && black_to_move) positional = -positional;
         const auto scaled = [](std::int64_t raw) { return raw * Net::kScoreMultiply / Net::kScoreDivide; };
         if constexpr (Net::kPsqt) {
@@ -1388,6 +1414,14 @@ class Network {
         } else {
             return static_cast<int>(scaled(positional));
         }
+    }
+
+    // Raw value of the layers.
+    std::int64_t compute(State& state, const Accumulator<Net>& accumulator, int bucket) const {
+        state.bucket = bucket;
+        state.accumulator = &accumulator;
+        if constexpr (!kOnlySquares) first_activations(state);
+        return run<0>(state);
     }
 
     static void first_activations(State& state) {
@@ -1527,8 +1561,12 @@ class Network {
             }
         }
         if constexpr (Number == kNumLayers - 1) {
-            if constexpr (kIsFloat) {
-                constexpr double kMost = 1 << 30;
+            constexpr double kMost = 1 << 30;
+            if constexpr (Net::kWdl) {
+                for (int o = 0; o < 3; ++o) state.logits[o] = static_cast<double>(y[o]) / Net::kDivide;
+                const double output = detail::log_odds(state.logits) * Net::kMultiply;
+                return static_cast<std::int64_t>(std::min(std::max(output, -kMost), kMost));
+            } else if constexpr (kIsFloat) {
                 const double output = (static_cast<double>(y[0]) + state.real_skip) *
                                       static_cast<double>(Net::kMultiply) / static_cast<double>(Net::kDivide);
                 return static_cast<std::int64_t>(std::min(std::max(output, -kMost), kMost));

@@ -119,6 +119,7 @@ pub struct Net {
     pub score_multiply: i64,
     pub score_divide: i64,
     pub score_apart: bool,
+    pub wdl: bool,
     pub bias_at: usize,
     pub file_size: usize,
 }
@@ -308,14 +309,23 @@ impl Network {
                 }
             }
             if number == net.layers.len() - 1 {
-                if is_float { real_output = real[0] as f64 } else { output = whole[0] }
+                if net.wdl {
+                    let logit = |o: usize| (if layer.is_float { real[o] as f64 } else { whole[o] as f64 }) / net.divide as f64;
+                    real_output = log_odds(logit(0), logit(1), logit(2));
+                } else if is_float {
+                    real_output = real[0] as f64
+                } else {
+                    output = whole[0]
+                }
             } else if layer.is_float {
                 vectors.push(Vector::Real(activated_floats(layer, &real)));
             } else {
                 vectors.push(Vector::Whole(activated(layer, &whole)));
             }
         }
-        let mut positional = if is_float {
+        let mut positional = if net.wdl {
+            (real_output * net.multiply as f64).clamp(-1073741824.0, 1073741824.0) as i64
+        } else if is_float {
             let value = (real_output + real_skip) * net.multiply as f64 / net.divide as f64;
             value.clamp(-1073741824.0, 1073741824.0) as i64
         } else {
@@ -450,6 +460,13 @@ fn activated(layer: &Layer, y: &[i64]) -> Vec<i64> {
         }
         _ => y.iter().map(clamped).collect(),
     }
+}
+
+/// ln(E / (1 − E)) of E = win + draw / 2, the expected points by the softmax of the three logits.
+fn log_odds(loss: f64, draw: f64, win: f64) -> f64 {
+    let log_sum = |a: f64, b: f64| a.max(b) + (-(a - b).abs()).exp().ln_1p();
+    let half = draw - std::f64::consts::LN_2;
+    log_sum(win, half) - log_sum(loss, half)
 }
 
 fn activated_floats(layer: &Layer, y: &[f32]) -> Vec<f32> {

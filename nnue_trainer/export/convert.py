@@ -93,6 +93,8 @@ def net_from_checkpoint(checkpoint: Checkpoint, where: str, *, any_l1: bool = Fa
     kept = checkpoint.tensors.get("net", {})
     shapes = parameter_shapes(net)
     for name in sorted(model.keys() ^ shapes.keys()):
+        if name in model and name.startswith(net.training_only):
+            continue
         raise UserError(f"{where}: tensor model/{name} is {'unknown' if name in model else 'missing'}")
     for name, shape in shapes.items():
         if tuple(model[name].shape) != shape:

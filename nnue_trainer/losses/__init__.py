@@ -6,6 +6,7 @@
 from nnue_trainer.losses.base import LOSSES, NO_SCORE, Loss, LossKernel, mean, points, power
 from nnue_trainer.losses.cross_entropy import CrossEntropyLoss
 from nnue_trainer.losses.sigmoid import SigmoidLoss
+from nnue_trainer.losses.wdl import WdlLoss
 from nnue_trainer.losses.win_rate import WinRateLoss
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "Loss",
     "LossKernel",
     "SigmoidLoss",
+    "WdlLoss",
     "WinRateLoss",
     "mean",
     "points",

@@ -34,6 +34,9 @@ class Loss(ABC):
     """
 
     kind: ClassVar[str]
+    reads: ClassVar[int] = 0
+    """0: `per_position` gets the net's score; n > 0: it gets the n outputs of a net that has as many, fp32 [B, n], as
+    `NnueModel.outputs` gives them"""
 
     @abstractmethod
     def per_position(self, net: Tensor, score: Tensor, result: Tensor, lam: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -66,8 +69,8 @@ class Loss(ABC):
         returned(self, "per_position", made, pair, "the pair (loss, weight or None)")
         loss, weight = made
         for value in (loss, *([] if weight is None else [weight])):
-            fits = isinstance(value, Tensor) and value.shape == net.shape
-            returned(self, "per_position", value, fits, f"tensors {list(net.shape)}, one value for each position")
+            fits = isinstance(value, Tensor) and value.shape == score.shape
+            returned(self, "per_position", value, fits, f"tensors {list(score.shape)}, one value for each position")
         share = 1 - (~has_score).to(net.dtype) * lam
         if position_weight is not None:
             share = share * position_weight.to(net.dtype)

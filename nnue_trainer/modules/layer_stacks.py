@@ -398,6 +398,11 @@ class LayerStacks:
 
     def _plain(self, first: FirstOutputs, linears: Sequence[nn.Module], *, sums_are_given: bool = False) -> Tensor:
         """`sums_are_given`: `first.x` is what the weight of the first of the layers gives, without its bias."""
+        return self.outputs(first, linears, sums_are_given=sums_are_given).squeeze(1)
+
+    def outputs(self, first: FirstOutputs, linears: Sequence[nn.Module], *, sums_are_given: bool = False) -> Tensor:
+        """The outputs of the last layer in torch's operators, fp32 [B, n], for a last layer of any number of outputs.
+        What goes directly to the output is added to each of them. `sums_are_given`: as for `_plain`."""
         x, straight = first.x, [] if first.psqt is None else [first.psqt]
         kept: list[Tensor] = []
 
@@ -414,9 +419,9 @@ class LayerStacks:
             x = layer.activate(y)
             if layer.output_scale is not None and layer is not self.hidden[-1]:
                 kept.append(x if layer.output_scale == 1.0 else x * layer.output_scale)
-        output = apply(len(self.hidden), torch.cat([*kept, x], dim=1) if kept else x).squeeze(1)
+        output = apply(len(self.hidden), torch.cat([*kept, x], dim=1) if kept else x)
         for part in straight:
-            output = output + part
+            output = output + part.unsqueeze(1)
         return output
 
     def _is_fused(self, first: FirstOutputs, parameters: Sequence[Tensor]) -> bool:

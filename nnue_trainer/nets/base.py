@@ -173,6 +173,17 @@ class Net(ABC):
         return self._described().score(psqt_raw, positional_raw)
 
     @property
+    def num_outputs(self) -> int:
+        """How many outputs `NnueModel.outputs` gives the loss."""
+        return 1
+
+    @property
+    def training_only(self) -> tuple[str, ...]:
+        """What the names of parameters begin with that are trained, but are no part of the net: for a further output,
+        for example. They are in checkpoints and not in net files."""
+        return ()
+
+    @property
     def awareness(self) -> Awareness:
         """Whether training computes as the engine will. A net that can has it as its field `quantisation`."""
         return Awareness()
@@ -288,6 +299,20 @@ class NnueModel(nn.Module, ABC):
         """Output fp32 [B] for the side to move; `score_scale ·` output is the engine's score.
 
         While `self.rounded` is set, the output is `self.rounded(self, batch)`."""
+
+    @property
+    def num_outputs(self) -> int:
+        return 1 if self.net is None else self.net.num_outputs
+
+    def outputs(self, batch: Batch) -> Tensor:
+        """What a loss that reads the net's outputs gets (`Loss.reads`): of a net with one output `forward`, otherwise
+        fp32 [B, num_outputs], which `score_of` makes the output of `forward` from."""
+        output: Tensor = self(batch)
+        return output
+
+    def score_of(self, outputs: Tensor) -> Tensor:
+        """The output of `forward`, [B], from several `outputs` [B, num_outputs]. By default the first of them."""
+        return outputs[:, 0]
 
     def prepare(self, batch: Batch) -> Batch:
         """The batch with all that the forward pass needs and that depends on the batch alone: on CUDA the plans of the

@@ -99,6 +99,7 @@ def _net(net: Net, forward: IntegerForward, tensors: dict[str, NetTensor], input
         f"    static constexpr std::int64_t kScoreMultiply = {forward.score_multiply}, "
         f"kScoreDivide = {forward.score_divide};",
         f"    static constexpr bool kScoreApart = {str(forward.score_apart).lower()};",
+        f"    static constexpr bool kWdl = {str(forward.head == 'wdl').lower()};",
         "    // Where each tensor begins in the file.",
         f"    static constexpr std::size_t kWeightsAt[] = {_list(places[name] for name in first.weights)};",
         f"    static constexpr std::size_t kBiasAt = {places[first.bias]}, kFileSize = {places['']};",

@@ -97,6 +97,7 @@ def engine_rust(net: Net) -> str | None:
             f"    score_multiply: {forward.score_multiply},",
             f"    score_divide: {forward.score_divide},",
             f"    score_apart: {_word(forward.score_apart)},",
+            f"    wdl: {_word(forward.head == 'wdl')},",
             f"    bias_at: {places[first.bias]},",
             f"    file_size: {places['']},",
             "};",

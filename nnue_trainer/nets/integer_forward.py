@@ -17,12 +17,15 @@ The stages, for one position. `tdiv` divides toward zero, `>>` rounds down, and 
 5. The last layer has one output. The values of the skip connections are added to it, then
    positional = tdiv((output + skips) · multiply, divide). Of a float output the sum and the quotient are float64, and
    positional is the whole part. Where `sides` is "white" it is negated if black is to move.
+   With `head` "wdl" the last layer has three outputs, and output / divide are the logits of loss, draw and win:
+   positional is the whole part of `log_odds` of them, float64, times multiply.
 6. psqt = tdiv(side to move − other side, 2) of the sums of the PSQT columns, int32.
 7. score = tdiv((psqt + positional) · score_multiply, score_divide), together or each part by itself.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -152,6 +155,9 @@ class IntegerForward:
     score_divide: int = 1
     score_apart: bool = False
     """PSQT and layers are scaled each by itself"""
+    head: Literal["value", "wdl"] = "value"
+    """value: the last layer has one output; wdl: three, for loss, draw and win, and there are neither skip connections
+    nor PSQT columns"""
     piece_weights: tuple[int, ...] = ()
     """10 numbers, for a pawn, knight, bishop, rook and queen of the side to move, then of the other side: their sum
     over the board chooses the stack. Empty: numbers of pieces and queens do"""
@@ -180,6 +186,19 @@ class IntegerForward:
             entry = np.minimum(np.append(feature_weights, 0)[mover].sum(1), len(self.stacks) - 1)
         stack: np.ndarray = np.asarray(self.stacks, np.int64)[entry]
         return stack
+
+
+def log_odds(logits: np.ndarray) -> np.ndarray:
+    """ln(E / (1 − E)) of E = win + draw / 2, the expected points by the softmax of the logits of loss, draw and win:
+    float64 [B, 3] → float64 [B]. It is exact where E itself would be rounded to 0 or 1."""
+    loss, half, win = logits[:, 0], logits[:, 1] - math.log(2), logits[:, 2]
+    odds: np.ndarray = _log_sum(win, half) - _log_sum(loss, half)
+    return odds
+
+
+def _log_sum(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """ln(e^a + e^b)"""
+    return np.asarray(np.maximum(a, b) + np.log1p(np.exp(-np.abs(a - b))))
 
 
 class RawValues(NamedTuple):
@@ -353,6 +372,9 @@ def _stack(
         total = (inputs.astype(exact) @ weight.astype(exact).T).astype(x.dtype)
         sums.append(arithmetic.wrap(arithmetic.divide(total, layer.divide) + bias))
         vectors.append(_activated(layer, sums[-1][:, : layer.activated], arithmetic))
+    if forward.head == "wdl":
+        odds = log_odds(sums[-1].astype(np.float64) / forward.divide) * forward.multiply
+        return _whole(odds) if arithmetic is INTEGERS else odds
     output = sums[-1][:, 0]
     if forward.is_float:
         output = output.astype(np.float64)
@@ -366,8 +388,13 @@ def _stack(
         else:
             output = output + arithmetic.divide(arithmetic.wrap(straight) if skip.wraps else straight, skip.divide)
     if forward.is_float and arithmetic is INTEGERS:
-        return np.trunc(np.clip(output * forward.multiply / forward.divide, -MOST_FLOAT, MOST_FLOAT)).astype(np.int64)
+        return _whole(output * forward.multiply / forward.divide)
     return arithmetic.divide(output * forward.multiply, forward.divide)
+
+
+def _whole(values: np.ndarray) -> np.ndarray:
+    whole: np.ndarray = np.trunc(np.clip(values, -MOST_FLOAT, MOST_FLOAT)).astype(np.int64)
+    return whole
 
 
 def _float_sums(layer: IntegerLayer, x: np.ndarray, weight: np.ndarray, bias: np.ndarray) -> np.ndarray:

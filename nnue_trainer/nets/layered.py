@@ -1,7 +1,7 @@
 """The layered net: any feature sets → a first layer for both perspectives → any number of layers → 1.
 
 A recipe states the parts: feature sets (also with king buckets of one's own), width and activation of the first layer,
-output buckets by the number of pieces, the layers, and the quantisation of each. One plan (`_Plan`) is derived from the
+output buckets, the layers, the head, and the quantisation of each. One plan (`_Plan`) is derived from the
 recipe. It decides the float model, the integers, their limits and the integer forward.
 
 Scales. The scale of an integer is its value for 1.0 of the float model. An accumulator has the scale
@@ -56,6 +56,7 @@ from nnue_trainer.nets.integer_forward import (
 )
 from nnue_trainer.nets.meaning import (
     OUTPUT,
+    OUTPUTS_OF_WDL,
     Key,
     NetMeaning,
     activations,
@@ -65,7 +66,7 @@ from nnue_trainer.nets.meaning import (
     layer_outputs,
     stacked,
 )
-from nnue_trainer.nets.rounded_forward import Awareness, one_side, stack_entries
+from nnue_trainer.nets.rounded_forward import Awareness, log_odds, one_side, stack_entries
 from nnue_trainer.perspectives import FusedCall
 from nnue_trainer.registry import MAY_IMPORT
 from nnue_trainer.schema import section
@@ -479,6 +480,9 @@ class Layered(Net):
     """all output buckets also share trained weights of the layer behind the first, which are added to the weights of
     each bucket; the exported net holds the sums"""
     quantisation: Quantisation = Field(default_factory=Quantisation)
+    head: Literal["value", "wdl"] = "value"
+    """what the output layer gives. value: the score; wdl: three logits, of loss, draw and win, whose softmax are their
+    probabilities. The score is then score_scale · ln(E / (1 − E)) of the expected points E = win + draw / 2"""
     score_scale: int = Field(400, ge=1, le=10000)
     """engine units for 1.0 of the net's output"""
 
@@ -504,6 +508,9 @@ class Layered(Net):
             raise ValueError(f"psqt with perspectives: {self.perspectives}; expected perspectives: both")
         if self.psqt and plan.output.is_float:
             raise ValueError("psqt with layers of floats; expected layers of integers")
+        if self.head == "wdl" and (self.psqt or any(layer.skip != "none" for layer in self.layers)):
+            what = "psqt" if self.psqt else "a skip connection"
+            raise ValueError(f"{what} with head: wdl; expected neither psqt nor skip connections")
         self._check_floats()
         if self.output_buckets.piece_weights:
             try:
@@ -558,8 +565,9 @@ class Layered(Net):
         for part in data["layers"]:
             if part.get("bias_type") == "i32":
                 del part["bias_type"]
-        if data.get("perspectives") == "both":
-            del data["perspectives"]
+        for name, usual in (("perspectives", "both"), ("head", "value")):
+            if data.get(name) == usual:
+                del data[name]
         if not data.get("output_buckets", {}).get("weights", True):
             del data["output_buckets"]["weights"]
         for part in data["inputs"]:
@@ -580,7 +588,13 @@ class Layered(Net):
     def num_stacks(self) -> int:
         return self.output_buckets.count
 
+    @property
+    def num_outputs(self) -> int:
+        return 3 if self.head == "wdl" else 1
+
     def model(self) -> LayeredModel:
+        if self.head == "wdl":
+            return WdlModel(self)
         return LayeredModel(self) if self.perspectives != "white" else WhiteModel(self)
 
     @property
@@ -637,9 +651,11 @@ class Layered(Net):
                 kept += inputs
         out = self.quantisation.output
         if "f32" in (out.type, out.bias_type):
-            last = _Step(inputs + kept, 1, unit, 1, 1, quantised=1.0 if out.type == "f32" else float(out.scale))
+            last = _Step(
+                inputs + kept, self.num_outputs, unit, 1, 1, quantised=1.0 if out.type == "f32" else float(out.scale)
+            )
         else:
-            last = _Step(inputs + kept, 1, unit, divide, round(unit * out.scale / divide))
+            last = _Step(inputs + kept, self.num_outputs, unit, divide, round(unit * out.scale / divide))
         return _Plan(*plan_first, tuple(steps), last)
 
     @property
@@ -724,7 +740,8 @@ class Layered(Net):
             facts[f"{name}.activation"] = "crelu" if layer.activation == "dual" else layer.activation
             if layer.to_output and layer is not self.layers[-1]:
                 kept += inputs
-        return NetMeaning(parameters | stacked("output", "output", [*kept, *inputs], OUTPUT, stacks), facts)
+        output = OUTPUTS_OF_WDL if self.head == "wdl" else OUTPUT
+        return NetMeaning(parameters | stacked("output", "output", [*kept, *inputs], output, stacks), facts)
 
     def integer_forward(self) -> IntegerForward:
         plan, quantisation = self.plan(), self.quantisation.first
@@ -762,18 +779,25 @@ class Layered(Net):
             if layer.to_output and number < len(self.layers) - 1:
                 kept.append(number + 1)
         output = IntegerLayer(
-            "output.weight", "output.bias", 1, (*kept, len(layers)), plan.output.divide, factor=plan.output.factor
+            "output.weight",
+            "output.bias",
+            self.num_outputs,
+            (*kept, len(layers)),
+            plan.output.divide,
+            factor=plan.output.factor,
         )
-        floats = plan.output.is_float
+        floats, wdl = plan.output.is_float, self.head == "wdl"
         return IntegerForward(
             first,
             (*layers, output),
             self.num_stacks,
             self.output_buckets.stacks,
             tuple(skips),
-            multiply=self.score_scale if floats else 1,
-            score_multiply=1 if floats else self.score_scale,
-            score_divide=plan.output.one,
+            multiply=self.score_scale if floats or wdl else 1,
+            divide=plan.output.one if wdl else 1,
+            score_multiply=1 if floats or wdl else self.score_scale,
+            score_divide=1 if wdl else plan.output.one,
+            head=self.head,
             piece_weights=self.output_buckets.piece_weights,
         )
 
@@ -804,7 +828,7 @@ class LayeredModel(StackedModel):
         self.layers = nn.ModuleList(
             StackedLinear(net.num_stacks, step.inputs, step.outputs) for step in self.plan.layers
         )
-        self.output = StackedLinear(net.num_stacks, self.plan.output.inputs, 1)
+        self.output = StackedLinear(net.num_stacks, self.plan.output.inputs, self.plan.output.outputs)
         nn.init.zeros_(self.output.bias)
         self.register_buffer("stack_table", torch.tensor(net.output_buckets.stacks), persistent=False)
         weights = net.output_buckets.piece_weights
@@ -845,6 +869,30 @@ class WhiteModel(LayeredModel):
         if self.rounded is not None:
             return output
         return torch.where(batch.black_to_move != 0, -output, output)
+
+
+class WdlModel(LayeredModel):
+    """The float model of a net with a head of win, draw and loss. `output` has three outputs: the logits."""
+
+    def outputs(self, batch: Batch) -> Tensor:
+        if self.rounded is not None:
+            logits = self.rounded.outputs(self, batch)
+        else:
+            logits = self.stacks.outputs(self.first_outputs(batch), self.linears())
+        if self.layered.perspectives == "white":  # Black's loss is White's win
+            logits = torch.where(batch.black_to_move.unsqueeze(1) != 0, logits.flip(1), logits)
+        return logits
+
+    def score_of(self, outputs: Tensor) -> Tensor:
+        return log_odds(outputs)
+
+    def forward(self, batch: Batch) -> Tensor:
+        if self.rounded is not None:
+            return self.rounded(self, batch)
+        return self.score_of(self.outputs(batch).float())
+
+    def _stacks_in_use(self) -> None:
+        """There are no operators for several outputs."""
 
 
 def _stack_layer(layer: Layer, step: _Step, output: _Step) -> StackLayer:

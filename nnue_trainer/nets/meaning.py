@@ -68,6 +68,7 @@ class NetMeaning:
 
 
 OUTPUT = Units((("output",),), outputs=True)
+OUTPUTS_OF_WDL = Units((("output", "loss"), ("output", "draw"), ("output", "win")), outputs=True)
 
 
 def buckets(table: Iterable[int], count: int, weights: tuple[int, ...] = ()) -> Buckets:

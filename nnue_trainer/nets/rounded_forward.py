@@ -13,6 +13,7 @@ It is the reference for the GPU operators and runs everywhere else; on a CPU it 
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -97,6 +98,13 @@ def one_side(x: Tensor, batch: Batch, sides: str) -> Tensor:
     return us if sides == "mover" else torch.where(batch.black_to_move.unsqueeze(1) != 0, them, us)
 
 
+def log_odds(logits: Tensor) -> Tensor:
+    """ln(E / (1 − E)) of E = win + draw / 2, the expected points by the softmax of the logits of loss, draw and win:
+    [B, 3] → [B], `integer_forward.log_odds` with a gradient."""
+    loss, half, win = logits[:, 0], logits[:, 1] - math.log(2), logits[:, 2]
+    return torch.logaddexp(win, half) - torch.logaddexp(loss, half)
+
+
 class RoundedForward:
     """The forward pass for `model`, which is already on its device. ValueError, with the reason, for a model without
     one: its net has no `integer_forward()`, or its layers do not have the names of its tensors."""
@@ -149,10 +157,18 @@ class RoundedForward:
                 output = self.stacks.fused_output(first, self._parameters(model), self.stacks.order_of(batch))
                 if output is not None:
                     return output
-            score = self._score(model, first)
+            score = self._score(first, self._sums_of_layers(model, first))
             return (
                 torch.where(batch.black_to_move != 0, -score, score) if self.forward.first.sides == "white" else score
             )
+
+    def outputs(self, model: NnueModel, batch: Batch) -> Tensor:
+        """Of a net with a head of win, draw and loss: the engine's logits, fp32 [B, 3], the net's view."""
+        with torch.autocast(batch.white.device.type, enabled=False):
+            return self._logits(self._sums_of_layers(model, self._first_layer(model, batch))).float()
+
+    def _logits(self, sums: list[Tensor]) -> Tensor:
+        return sums[-1].double() / self.forward.divide
 
     def loss(
         self, model: NnueModel, batch: Batch, targets: tuple[Tensor, Tensor, Tensor], kernel: LossKernel
@@ -178,7 +194,8 @@ class RoundedForward:
             return False
         return torch.is_grad_enabled() or not any(self._is_large(number) for number in range(len(self.forward.layers)))
 
-    def _score(self, model: NnueModel, first: FirstOutputs) -> Tensor:
+    def _sums_of_layers(self, model: NnueModel, first: FirstOutputs) -> list[Tensor]:
+        """The sums y of each layer."""
         forward = self.forward
         vectors = [first.x.float()]
         sums: list[Tensor] = []
@@ -188,6 +205,13 @@ class RoundedForward:
             sums.append(self._sums(number, vectors, weight, bias, first.bucket))
             if layer.activated:
                 vectors.append(_activated(layer, sums[-1][:, : layer.activated]))
+        return sums
+
+    def _score(self, first: FirstOutputs, sums: list[Tensor]) -> Tensor:
+        forward = self.forward
+        if forward.head == "wdl":
+            odds = log_odds(self._logits(sums)) * forward.multiply
+            return (straight(odds, "trunc") / self.score_scale).float()
         output = sums[-1][:, 0].double()
         for skip in forward.skips:
             y = sums[skip.layer].double()
@@ -368,6 +392,8 @@ class RoundedForward:
         skips = {skip.layer: skip for skip in forward.skips}
         known = kept == sorted({*kept} - {0, final}) and final == len(before) and len(skips) == len(forward.skips)
         if not (all(in_order) and all(whole) and known) or forward.is_float or forward.first.sides != "both":
+            return None
+        if forward.head != "value":
             return None
         for number, layer in enumerate(before):
             skip, one = skips.get(number), 1 << layer.shift

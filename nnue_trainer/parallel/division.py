@@ -89,10 +89,9 @@ class Whole:
         return self.model.prepare(batch)
 
     def forward(self, batch: Batch) -> Tensor:
-        """The net's output for a whole batch, fp32 [B]; call it under `torch.no_grad`. All ranks must call it
-        together."""
-        output: Tensor = self.model(batch)
-        return output
+        """`NnueModel.outputs` for a whole batch: fp32 [B], or [B, n]; call it under `torch.no_grad`. All ranks must
+        call it together."""
+        return self.model.outputs(batch)
 
     def backward(self, step: Step, batch: Batch) -> Tensor:
         """Computes the gradients of this rank's parameters, and returns the mean loss of the whole batch, a scalar
@@ -368,6 +367,8 @@ def why_not_columns(model: NnueModel, recipe: Any, ranks: Ranks) -> str | None:
     """The reason, in words, why `Columns` cannot train this model; None if it can."""
     if not isinstance(model, StackedModel) or type(model).forward is not StackedModel.forward:
         return "the net has a forward pass of its own"
+    if model.num_outputs > 1:
+        return "the net has several outputs"
     first = model.first_layer()
     if first is None or len(model.linears()) != len(model.stacks.hidden) + 1:
         return "the net has no first layer that can be divided"

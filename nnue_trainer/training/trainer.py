@@ -157,7 +157,8 @@ class Trainer:
         if self.device.type == "cpu":
             with torch.no_grad():
                 move_to_huge_pages([*model.parameters(), *self.optimizer.state_dict().values()])
-        self.forward: Callable[[Batch], Tensor] = torch.compile(model) if recipe.training.compile else model
+        forward = model if model.num_outputs == 1 else model.outputs
+        self.forward: Callable[[Batch], Tensor] = torch.compile(forward) if recipe.training.compile else forward
         wanted, possible = recipe.training.cuda_graph, self.optimizer.capturable
         if wanted and not possible:
             raise UserError(
@@ -431,9 +432,10 @@ class Trainer:
                 if batch is None:
                     break
                 batch = batch.to(self.device, non_blocking=False)
-                net = self._score(self.division.forward, batch)
+                score, outputs = self._evaluated(self.division.forward, batch)
+                net = outputs if loss_kind.reads else score
                 sums += torch.stack(loss_kind.terms(net, batch.score, batch.result, lam)).double()
-                figures.add(net, batch.score, batch.result)
+                figures.add(score, batch.score, batch.result)
                 if meter is not None:
                     meter.add(batch)
         loss, weight = sums.tolist()
@@ -658,18 +660,21 @@ class Trainer:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.recipe.training.precision == "mixed")
 
     def _terms(self, forward: Callable[[Batch], Tensor], batch: Batch, lam: Tensor | float) -> tuple[Tensor, Tensor]:
-        net, weigher = self._score(forward, batch), self.recipe.position_weight
-        if weigher is None:
-            return self.recipe.loss.terms(net, batch.score, batch.result, lam)
-        return self.recipe.loss.terms(net, batch.score, batch.result, lam, weigher.checked(batch))
+        (score, outputs), weigher, loss = self._evaluated(forward, batch), self.recipe.position_weight, self.recipe.loss
+        weight = None if weigher is None else weigher.checked(batch)
+        return loss.terms(outputs if loss.reads else score, batch.score, batch.result, lam, weight)
 
-    def _score(self, forward: Callable[[Batch], Tensor], batch: Batch) -> Tensor:
-        """The net's scores in engine units, fp32 [B]."""
+    def _evaluated(self, forward: Callable[[Batch], Tensor], batch: Batch) -> tuple[Tensor, Tensor]:
+        """The net's scores in engine units, fp32 [B], and its outputs, fp32 [B, n] where it has n > 1."""
+        count = self.model.num_outputs
         with self.autocast():
-            output = forward(batch)
-        fits = isinstance(output, Tensor) and output.shape == batch.score.shape
-        foreign.returned(self.model, "forward", output, fits, f"a tensor {list(batch.score.shape)}")
-        return output.float() * self.model.score_scale
+            outputs = forward(batch)
+        shape = (*batch.score.shape, count) if count > 1 else batch.score.shape
+        fits = isinstance(outputs, Tensor) and outputs.shape == shape
+        foreign.returned(self.model, "outputs" if count > 1 else "forward", outputs, fits, f"a tensor {list(shape)}")
+        outputs = outputs.float()
+        score = outputs if count == 1 else self.model.score_of(outputs)
+        return score * self.model.score_scale, outputs
 
     def learning_rate(self) -> float:
         """The learning rate of the next step."""

@@ -1,6 +1,7 @@
 """examples/engine: exported nets, compiled into programs, score as `nnue eval` does, and updates equal refreshes."""
 
 import ctypes
+import math
 import shutil
 import subprocess
 from pathlib import Path
@@ -91,6 +92,21 @@ NETS |= {
         "kind": "layered",
         "inputs": [{"order": "enemy-first", "planes": 11}],
         "hidden": 24,
+        "perspectives": "white",
+        "layers": [{"outputs": 6, "activation": "none", "type": "f32"}],
+        "quantisation": {"output": {"type": "f32"}},
+    },
+    "win, draw, loss": {
+        "kind": "layered",
+        "inputs": {"kings": KINGS, "mirror": "a-d"},
+        "hidden": 64,
+        "head": "wdl",
+        "output_buckets": {"count": 8, "rule": "bullet"},
+    },
+    "win, draw, loss in floats of White's view": {
+        "kind": "layered",
+        "hidden": 24,
+        "head": "wdl",
         "perspectives": "white",
         "layers": [{"outputs": 6, "activation": "none", "type": "f32"}],
         "quantisation": {"output": {"type": "f32"}},
@@ -320,6 +336,40 @@ def test_two_nets_in_one_program(fens: Path, tmp_path: Path) -> None:
         done = subprocess.run(["./both"], stdin=lines, capture_output=True, text=True, check=True, cwd=tmp_path)
     found = [tuple(map(int, line.split())) for line in done.stdout.splitlines()]
     assert found == list(zip(*expected, strict=True))
+
+
+def test_probabilities_of_a_head_of_win_draw_and_loss(fens: Path, tmp_path: Path) -> None:
+    net = exported(NETS["win, draw, loss in floats of White's view"], tmp_path)
+    (tmp_path / "wdl.cpp").write_text(
+        """
+        #include <iostream>
+        #include "fen.h"
+        #include "net.h"
+        int main() {
+            nnue::Network<Net> network;
+            std::string error, line;
+            if (!network.load("net.bin", error)) return 1;
+            nnue::Board board;
+            nnue::Accumulator<Net> accumulator;
+            while (std::getline(std::cin, line)) {
+                if (!read_fen(line, board, error)) continue;
+                network.refresh(board, accumulator);
+                const nnue::Wdl wdl = network.wdl(accumulator, board);
+                std::cout << wdl.loss << " " << wdl.draw << " " << wdl.win << "\\n";
+            }
+        }
+        """
+    )
+    command = ["g++", "-std=c++17", "-O1", "-march=native", "-Wall", f"-I{ENGINE}", "-I.", "wdl.cpp", "-o", "wdl"]
+    subprocess.run(command, check=True, cwd=tmp_path)
+    with fens.open() as lines:
+        done = subprocess.run(["./wdl"], stdin=lines, capture_output=True, text=True, check=True, cwd=tmp_path)
+    found = [tuple(map(float, line.split())) for line in done.stdout.splitlines()]
+    for (loss, draw, win), score in zip(found, scores(net.with_suffix(".nnue"), fens), strict=True):
+        assert loss + draw + win == pytest.approx(1, abs=1e-5)
+        points = min(max(win + draw / 2, 1e-5), 1 - 1e-5)
+        if 0.001 < points < 0.999:
+            assert 400 * math.log(points / (1 - points)) == pytest.approx(score, abs=3)
 
 
 def test_mistakes_are_one_line(tmp_path: Path) -> None:

@@ -223,6 +223,8 @@ CHANGES: list[tuple[dict[str, Any], str]] = [
     ({"skips": (Skip(0, 1),)}, "a skip of no output"),
     ({"skips": (Skip(0, 0, multiply=2**62),)}, "a skip connection may reach"),
     ({"score_multiply": 2**62}, "the score may reach"),
+    ({"head": "wdl"}, "no last layer with three outputs"),
+    ({"head": "points"}, "unknown word 'points'"),
     ({"first": FirstLayer("bias", ("w",), "screlu", 40_000)}, "a first clip that is not in 0 … 32767"),
     ({"first": FirstLayer("bias", ("w", "w"), "crelu", 255)}, "2 first weights, expected 1"),
     ({"first": FirstLayer("bias", ("lw",), "crelu", 255)}, "lw: int16 [1, 16], expected int8 or int16 [768, 8]"),

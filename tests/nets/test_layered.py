@@ -1,6 +1,7 @@
 """The layered net: integers equal to arithmetic written out one position at a time, floats that agree with them, and
 the nets of others that it can be."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -58,6 +59,7 @@ QUEENS = {
     "psqt": True,
     "output_buckets": {"count": 8, "rule": "queens"},
 }
+WDL = {**BUCKETS, "head": "wdl"}
 UNCLIPPED = {**SIMPLE, "quantisation": {"first": {"scale": 255, "clip": 32767, "limit": 1000}}}
 ALL = {
     "simple": SIMPLE,
@@ -66,6 +68,8 @@ ALL = {
     "table": TABLE,
     "whole products": WHOLE_PRODUCTS,
     "queens": QUEENS,
+    "win, draw, loss": WDL,
+    "win, draw, loss behind layers": {**DEEP, "psqt": False, "head": "wdl", "layers": [{"outputs": 8, "type": "i8"}]},
     "squares of 17 bits": {**SIMPLE, "quantisation": {"first": {"scale": 256}}},
     "squared relu": UNCLIPPED,
     "relu": {**UNCLIPPED, "activation": "crelu"},
@@ -136,6 +140,13 @@ def by_hand(net: QuantizedNet, us: list[int], them: list[int], stack: int) -> tu
             kept += x
     out = layered.quantisation.output
     one = round(unit * out.scale / divide)
+    if layered.head == "wdl":
+        rows = zip(
+            net.tensors["output.weight"][stack].tolist(), net.tensors["output.bias"][stack].tolist(), strict=True
+        )
+        lost, drawn, won = (math.exp((to_zero(dot(weight, kept + x), divide) + b) / one) for weight, b in rows)
+        points = (won + drawn / 2) / (won + drawn + lost)
+        return 0, int(400 * math.log(points / (1 - points)))
     weight, (b,) = net.tensors["output.weight"][stack][0].tolist(), net.tensors["output.bias"][stack].tolist()
     positional = to_zero(dot(weight, kept + x), divide) + b
     positional += sum(to_zero(skip * one, of) for skip, of in skips)
@@ -160,7 +171,7 @@ def test_integers_are_the_written_out_arithmetic(architecture: dict[str, Any]) -
         psqt, positional = by_hand(net, us, them, int(found.bucket[i]))
         assert found.psqt_raw[i, found.bucket[i]] == psqt
         assert found.positional_raw[i, found.bucket[i]] == positional
-        assert found.score[i] == to_zero((psqt + positional) * 400, one)
+        assert found.score[i] == (positional if net.net.head == "wdl" else to_zero((psqt + positional) * 400, one))
     assert len(set(found.score.tolist())) > 10
 
 
@@ -328,6 +339,8 @@ def test_every_parameter_learns_and_stacks_start_alike() -> None:
         ({"layers": [{"outputs": 0}]}, "architecture.layers.0.outputs: found 0, expected greater than"),
         ({"layers": [{"outputs": 1, "skip": "last"}]}, "architecture.layers.0: 1 outputs, expected more than"),
         ({"layers": [{"outputs": 4, "skip_activated": True}]}, "architecture.layers.0: skip_activated without"),
+        ({"head": "wdl", "psqt": True}, "psqt with head: wdl; expected neither psqt nor skip connections"),
+        ({"head": "wdl", "layers": [{"outputs": 4, "skip": "last"}]}, "a skip connection with head: wdl"),
         ({"layers": [{"outputs": 4, "shift": 20}]}, "layers.0: its outputs count less than 1 step in 1.0"),
         ({"output_buckets": {"count": 2, "rule": "table", "table": [2] * 33}}, "bucket 2, expected 0 … 1 as count"),
         ({"output_buckets": {"count": 2, "rule": "table", "table": [0]}}, "a table of 1 numbers, expected 33"),

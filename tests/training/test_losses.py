@@ -9,7 +9,9 @@ import torch
 from pydantic import ValidationError
 
 from nnue_trainer.data import Batch
-from nnue_trainer.losses import NO_SCORE, CrossEntropyLoss, SigmoidLoss, WinRateLoss, mean
+from nnue_trainer.losses import NO_SCORE, CrossEntropyLoss, SigmoidLoss, WdlLoss, WinRateLoss, mean
+from nnue_trainer.nets import integer_forward
+from nnue_trainer.nets.rounded_forward import log_odds
 from nnue_trainer.position_weights import POSITION_WEIGHTS
 
 VECTORS = json.loads((Path(__file__).resolve().parents[1] / "vectors" / "training" / "loss.json").read_text("utf-8"))
@@ -193,6 +195,45 @@ def test_cross_entropy_is_0_at_best_and_has_its_gradient():
     one.sum().backward()
     target = 0.25 * torch.sigmoid(score.double() / 350) + 0.75 * (result.double() / 2 + 0.5)
     torch.testing.assert_close(net.grad, (torch.sigmoid(net.detach() / 350) - target) / 350)
+
+
+@pytest.mark.parametrize("case", VECTORS["wdl_head"], ids=lambda case: str(case["logits_loss_draw_win"]))
+def test_a_head_of_win_draw_and_loss_is_the_references(case):
+    logits = tensor([case["logits_loss_draw_win"]]).requires_grad_()
+    result, one = torch.tensor([case["target_index"] - 1], dtype=torch.int8), torch.tensor([0], dtype=torch.int16)
+    found = mean(*WdlLoss().terms(logits, one, result, 0.0))
+    assert found.item() == pytest.approx(case["cross_entropy"], rel=1e-12)
+    (gradient,) = torch.autograd.grad(found, logits)
+    torch.testing.assert_close(gradient[0], tensor(case["gradient"]), rtol=1e-12, atol=1e-15)
+    assert (400 * log_odds(logits)).item() == pytest.approx(case["score_400"], rel=1e-12, abs=1e-12)
+    assert torch.sigmoid(log_odds(logits)).item() == pytest.approx(case["expected"], rel=1e-12)
+    assert integer_forward.log_odds(logits.detach().numpy())[0] == pytest.approx(log_odds(logits).item(), abs=1e-12)
+
+
+@pytest.mark.parametrize("case", VECTORS["wdl_head_soft"], ids=lambda case: str(case["logits"]))
+def test_soft_targets_of_win_draw_and_loss_are_the_references(case, monkeypatch):
+    target = tensor([case["target"]])
+    monkeypatch.setattr(WdlLoss, "target", lambda *_: target)
+    one, _ = WdlLoss().per_position(tensor([case["logits"]]), *tensor([[0.0], [0.0], [0.0]]))
+    assert one.item() == pytest.approx(case["kl"], rel=1e-12)
+    entropy = -torch.special.xlogy(target, target).sum()
+    assert (one + entropy).item() == pytest.approx(case["cross_entropy"], rel=1e-12)
+
+
+def test_the_target_of_win_draw_and_loss():
+    score, result = tensor([600.0, -90.0]), torch.tensor([-1, 0], dtype=torch.int8)
+    target = WdlLoss(offset=250, scaling=300).target(score, result, tensor([0.75, 0.25]))
+    won, lost = sigmoid(350 / 300), sigmoid(-850 / 300)
+    assert target[0].tolist() == pytest.approx([0.75 * lost + 0.25, 0.75 * (1 - won - lost), 0.75 * won])
+    won, lost = sigmoid(-340 / 300), sigmoid(-160 / 300)
+    assert target[1].tolist() == pytest.approx([0.25 * lost, 0.25 * (1 - won - lost) + 0.75, 0.25 * won])
+    perfect, lam = target.log().requires_grad_(), tensor([0.75, 0.25])
+    for loss in (WdlLoss(offset=250, scaling=300, points=2.0), WdlLoss(offset=250, scaling=300, cross_entropy=0.1)):
+        assert loss.per_position(perfect, score, result, lam)[0].abs().max() < 1e-12
+    apart = perfect.detach() + tensor([[0.3, 0.0, -0.2]])
+    only = WdlLoss(offset=250, scaling=300, points=2.0, cross_entropy=0.0).per_position(apart, score, result, lam)[0]
+    error = torch.sigmoid(log_odds(apart)) - target[:, 2] - target[:, 1] / 2
+    torch.testing.assert_close(only, 2 * error.square())
 
 
 def test_weights_of_positions():

@@ -112,6 +112,18 @@ KINDS: dict[str, tuple[int, str, dict[str, dict[str, Any]]]] = {
         {"model": LAYERED | {"quantisation": LAYERED["quantisation"] | {"aware": True, "aware_from": 0.5}},
          "lambda": {"kind": "constant", "value": 0.7, "jitter": 0.2}},
     ),
+    "positions, a head of win, draw and loss": (
+        2, r"share of the positions \(the net has a forward pass of its own\)",
+        {"model": {"kind": "layered", "hidden": 16, "head": "wdl", "output_buckets": {"count": 4}},
+         "loss": {"kind": "wdl"}, "lambda": {"kind": "constant", "value": 0.7, "jitter": 0.2}},
+    ),
+    "columns, an average that decays": (
+        2, "each with 8 of 16 columns of the feature transformer", {"average": {"kind": "ema", "decay": 0.7}},
+    ),
+    "positions, an average of epochs": (
+        2, r"share of the positions", {"average": {"kind": "swa", "start_epoch": 1},
+         "position_weight": {"kind": "knots", "by": "pieces", "knots": [[8, 1.0], [20, 0.0]]}},
+    ),
     "positions, uneven shares, a rule that looks at norms": (
         3, r"share of the positions \(the optimizer 'torch' may look at more than one value",
         {"model": {"kind": "layered", "hidden": 16},
