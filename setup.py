@@ -356,7 +356,7 @@ def native_parts() -> dict[str, object]:
                 ],
             },
             # cudart static: free of the machine's CUDA runtime version. libtorch.so named as needed: it is what
-            # brings in libtorch_cuda, where the current stream is asked for.
+            # brings in libtorch_cuda, where the current stream is requested.
             extra_link_args=["-lcudart_static", "-ldl", "-lrt", "-Wl,--no-as-needed", "-ltorch", "-Wl,--as-needed"],
         )
         cuda_ops.libraries = ["torch_cpu"]

@@ -7,7 +7,7 @@ Times are medians in one process, after one call that does not count. Co-activat
 have about as many edges; "hubs", where a large part of the edges leads to few nodes; and "weighted", which is like
 "hubs", with random weights of the edges. PageRank by walks is compared with power iteration: the mean square of
 (difference / standard error) should be about 15 / 13 = 1.15, because the standard errors come from 16 groups of walks.
-On CUDA some walks are repeated on the CPU, and the report says whether the visits are the same. Writes
+On CUDA some walks are repeated on the CPU, and the report states whether the visits are the same. Writes
 graph-DEVICE.json and graph-DEVICE.png.
 """
 

@@ -6,7 +6,7 @@ A caller takes a batch of packed records every so many microseconds, as a GPU do
 then waits is measured. A loader may be fast enough on average (`loader.py`) and still make the caller wait: while its
 threads are all busy with something else, no batches are made. Prints quantiles of the waits for each number of threads,
 and writes JSON into benchmarks/results/. Choose a pace that the machine can keep; the first figure, positions per
-second, says whether it did.
+second, reports whether it did.
 """
 
 from __future__ import annotations

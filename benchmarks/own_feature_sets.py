@@ -1,4 +1,4 @@
-"""The speed of the three ways to define a feature set of one's own, compared with a built-in set.
+"""The speed of the three ways to define a user's feature set, compared with a built-in set.
 
     python benchmarks/own_feature_sets.py --data FILE.binpack [--device cuda] [--rounds 5]
 

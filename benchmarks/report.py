@@ -75,7 +75,7 @@ def recipe_data(recipe: Recipe) -> dict[str, Any]:
 
 
 def load_recipe(path: Path, data: str, overrides: Iterable[str]) -> Recipe:
-    """The recipe that is measured, on this data file: in fp32, as that is comparable, unless an override says more."""
+    """The recipe that is measured, on this data file: in fp32, as that is comparable, unless overridden."""
     return config.load(path, [f"data.train={json.dumps([data])}", "training.precision=fp32", *overrides])
 
 
@@ -83,7 +83,7 @@ CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 
 
 def add_clock(parser: argparse.ArgumentParser) -> None:
-    """The argument that says which of CLOCKS measures."""
+    """The option that selects one of CLOCKS."""
     parser.add_argument(
         "--clock",
         choices=CLOCKS,

@@ -1,4 +1,4 @@
-"""Positions per second of whole training steps, as the recipe says: forward, loss, backward and optimiser.
+"""Positions per second of whole training steps, as the recipe defines it: forward, loss, backward and optimiser.
 
     python benchmarks/training_step.py --config configs/sfnnv5.yaml --data FILE.binpack [key=value …]
 

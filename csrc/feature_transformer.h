@@ -11,7 +11,7 @@
 //
 // The backward takes grad_output [B, N] in the dtype of the output. It takes F as a number, so that no weight is kept
 // alive for its shape; the weight itself is needed only for the gradient of the values. It returns (grad_weight [F, N],
-// grad_bias [N], grad_values [B, K]); `needs` says in this order which of them are asked for, and the others have no
+// grad_bias [N], grad_values [B, K]); `needs` has a flag for each of them, in this order, and the others have no
 // elements. Gradients have the dtype of their tensor. grad_values is 0 from the end of a row on.
 //
 // With deterministic = true, equal inputs give equal bits. false selects the classic kernel with atomics on CUDA. None

@@ -1,6 +1,6 @@
 // The layers behind the feature transformer, with a set of weights per stack, and the loss behind them: the contract of
 // the operators stack_order and layer_stacks_*, the checks, and what a position's loss is. There are kernels for CUDA
-// alone; nnue_trainer/modules/layer_stacks.py has the same in torch's operators, and says which is used.
+// alone; nnue_trainer/modules/layer_stacks.py has the same in torch's operators, and chooses between them.
 //
 // A position b has inputs x[b] and a stack s. Layer 0 sees x, layer l the activations of layer l - 1:
 //
@@ -41,7 +41,7 @@
 // bfloat16. If `square` is not 0, layer 0 sees floor(square · x²) in the place of x; only layer_stacks_loss with one
 // layer can do that, and the gradient of its x is not made. layer_stacks_first does not round.
 //
-// stack_order(bucket int64 [B], S) orders positions; a bucket outside 0 … S - 1 is taken for the nearest one (who
+// stack_order(bucket int64 [B], S) orders positions; a bucket outside 0 … S - 1 is clamped (who
 // computes it reports it). It depends on the batch alone, so it may be made ahead of time.
 //
 // layer_stacks_first(x, order, weight_0) gives sums = weight_0 · x, float32 [B, O]. x is float32, float16 or bfloat16
@@ -52,7 +52,7 @@
 // layer_stacks_backward(grad_output, sums, …) gives (grad_sums float32 [B, O], partials): `partials` has the gradients
 // of all parameters but weight_0, tile by tile. What else it has is private.
 //
-// layer_stacks_loss does all of this for a loss that it knows, 1 (sigmoid) or 2 (win_rate): it gives (totals,
+// layer_stacks_loss does all of this for a loss that it supports, 1 (sigmoid) or 2 (win_rate): it gives (totals,
 // grad_sums, grad_output, partials). `targets` are score int16 [B], result int8 [B] and λ float32, a scalar or [B];
 // `constants` are the number of engine units in 1 of the output, then those of the loss. totals is float32 [3]: Σ
 // weight · loss, Σ weight, and their quotient (0 where Σ weight is 0); gradients are those of the first total. `order`

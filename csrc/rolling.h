@@ -55,7 +55,7 @@ struct State {
     F at[N];
 };
 
-// What a merge of two ranges has to know of their counts a and b.
+// What a merge of two ranges needs of their counts a and b.
 struct alignas(16) Weights {
     double share, product;  // b / (a + b) and a · b / (a + b); 0 without observations
 

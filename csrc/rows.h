@@ -4,7 +4,7 @@
 //   x        [..., R, C], elements of 1, 2, 4 or 8 bytes of any dtype
 //   output   [..., C, R], contiguous: a copy of x with the last two dimensions swapped
 //
-// row_norms: norms along the last dimension, all that are asked for in one pass
+// row_norms: norms along the last dimension, all that are requested in one pass
 //   x        [..., n] float32, float64, float16 or bfloat16
 //   sums     [...] sum of |x|, or absent; roots: root of the sum of squares; largest: largest |x|. Contiguous, of the
 //            dtype of x. A row without elements has norms 0. A NaN in a row makes its norms NaN.

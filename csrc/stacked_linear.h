@@ -13,7 +13,7 @@
 //
 // Each position is computed for its own stack only. Sums have a fixed order: equal inputs give equal bits, for any
 // number of threads and every instruction set. There are kernels only for the CPU;
-// nnue_trainer/modules/stacked_linear.py says what other devices do.
+// nnue_trainer/modules/stacked_linear.py has the ways of other devices.
 #pragma once
 
 #include <cstdint>

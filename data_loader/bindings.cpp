@@ -183,7 +183,7 @@ py::list describe(const Array<std::uint8_t>& records, bool shredder) {
 
 PYBIND11_MODULE(_data, m) {
     // Imported now and kept: a translator that runs Python may have to release the interpreter's lock, and a thread
-    // that asks for it again while the interpreter ends is ended too, in the middle of this library.
+    // that requests it again while the interpreter ends is ended too, in the middle of this library.
     static PyObject* const user_error =
         py::object(py::module_::import("nnue_trainer.errors").attr("UserError")).release().ptr();
     py::register_exception_translator([](std::exception_ptr error) {

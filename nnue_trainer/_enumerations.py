@@ -1,5 +1,5 @@
-"""Choices among words, such as a statistic, are integers in the schemas of operators: csrc/enumerations.h says why, and
-has the table. Python takes words, and translates them here."""
+"""Choices among words, such as a statistic, are integers in the schemas of operators: csrc/enumerations.h explains why,
+and has the table. Python takes words, and translates them here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loads the op libraries and says what they are.
+"""Loads the op libraries and reports their versions.
 
 `_ops_cpu.so` holds every schema and the CPU kernels; without it there are no ops. `_ops_cuda.so` adds the CUDA kernels;
 where it is missing or cannot be loaded (a CPU build of torch, a machine without the driver) the CPU ops work, the
@@ -26,7 +26,7 @@ TARGET_TORCH = "2.10"
 
 @dataclass(frozen=True)
 class Libraries:
-    """What `load` found: None for a library that is loaded, else one line that says why it is not."""
+    """What `load` found: None for a library that is loaded, else one line with the reason why it is not."""
 
     cpu_error: str | None
     cuda_error: str | None
@@ -36,12 +36,12 @@ def _load(path: Path) -> str | None:
     try:
         torch.ops.load_library(str(path))  # type: ignore[no-untyped-call]
     except (OSError, RuntimeError) as error:
-        # torch wraps the loader's error; only the inner error says what is missing.
+        # torch wraps the loader's error; only the inner error names what is missing.
         return " ".join(str(error.__cause__ or error).split())
     return None
 
 
-# What the CPU library says about the CUDA library of the same build: NNUE_CUDA_BUILD in setup.py.
+# What the CPU library records about the CUDA library of the same build: NNUE_CUDA_BUILD in setup.py.
 _WHY_NO_CUDA = {
     "forced_off": "FORCE_CUDA=0 was set when this package was built",
     "no_nvcc": "nvcc was not found when this package was built; see FORCE_CUDA",

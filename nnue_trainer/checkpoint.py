@@ -187,7 +187,7 @@ def _start_writing(file: BinaryIO) -> None:
 
 def of_run(folder: Path) -> Path:
     """The checkpoint of a run that its weights are taken from: the best one, or else the last, as the report at the end
-    of a training says. UserError for a folder of something else."""
+    of a training gives. UserError for a folder of something else."""
     candidates = [folder / "checkpoints" / f"{name}.safetensors" for name in ("best", "last")]
     for path in candidates:
         if path.exists():

@@ -407,7 +407,7 @@ def with_only_seed(recipe: Recipe, seed: int) -> Recipe:
 
 
 def _changed(instance: T, name: str, value: Any) -> T:
-    """A section with another value in one field; `dataclasses.replace` knows nothing of aliases."""
+    """A section with another value in one field; `dataclasses.replace` does not support aliases."""
     changed = copy.copy(instance)
     object.__setattr__(changed, name, value)  # frozen, as all sections are
     return changed
@@ -506,7 +506,7 @@ def _read_yaml(text: str, origin: str) -> Any:
         mark = error.problem_mark or error.context_mark
         where = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
         what = error.problem or error.context or "not YAML"
-        if what == "but found another document":  # PyYAML says the first half of this sentence elsewhere
+        if what == "but found another document":  # PyYAML has the first half of this sentence elsewhere
             what = "a second document, expected one recipe"
         raise UserError(f"{origin}{where}: {what}") from None
     except (yaml.YAMLError, ValueError) as error:  # ValueError: a number of thousands of digits

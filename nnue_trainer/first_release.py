@@ -1,7 +1,7 @@
 """Translates recipes of the first release, in files and in checkpoints, into the keys of today.
 
 In that release λ was part of the loss, with opposite signs in the two losses that had it (`start_lambda` and
-`start_wdl`), the optimizer section had no `kind`, and mixed precision was called bf16. No other file knows about this.
+`start_wdl`), the optimizer section had no `kind`, and mixed precision was called bf16. No other file handles this.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _MOVED = _LAMBDA | _WDL
 
 def translate(recipe: Mapping[str, Any], origin: str) -> tuple[dict[str, Any], list[str]]:
     """(the recipe in keys of today, one note for each thing that was translated). A recipe of today comes back as it
-    is. UserError where keys of both say what λ is."""
+    is. UserError where keys of both define λ."""
     recipe = dict(recipe)
     notes: list[str] = []
     training = recipe.get("training")

@@ -86,7 +86,7 @@ def data_files(names: Sequence[str], key: str) -> list[str]:
 
 
 def became(names: Sequence[str], files: Sequence[str]) -> str | None:
-    """A line that says which files `data_files` found for `names`; None where it found just these names."""
+    """A line with the files that `data_files` found for `names`; None where it found just these names."""
     if list(names) == list(files):
         return None
     first = f"{files[0]} … {files[-1]}" if len(files) > 2 else ", ".join(files)

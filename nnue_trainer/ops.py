@@ -397,7 +397,7 @@ def expand_features(records: Tensor, feature_set: str, *, check_records: bool = 
         records: uint8 [B, 32], positions as binpack files and `nnue_trainer.data.RecordLoader` hold them.
         feature_set: a name such as "HalfKAv2_hm" or "HalfKAv2_hm+Full_Threats_v16" (`nnue_trainer.data.feature_set`).
             A set in a C++ header must be known (call that function first). Sets in Python are not for operators.
-        check_records: on CUDA, report a record that is not a position, as `set_index_check` says. Use False for records
+        check_records: on CUDA, report a record that is not a position; see `set_index_check`. Use False for records
             that are known to be valid, such as a loader's; an invalid one gets empty rows. The CPU always checks.
 
     Returns:

@@ -2,7 +2,7 @@
 
 A step is a command of `nnue`, run in a process of its own. What is done stands in `steps.json` in the folder: for each
 step a key, the digest of the key before and of the step. So a step whose settings or predecessors changed is not taken
-for done; it is an error that names it, since its old result would be replaced, until the user asks for that (`redo`).
+for done; it is an error that names it, since its old result would be replaced, until the user requests that (`redo`).
 """
 
 from __future__ import annotations

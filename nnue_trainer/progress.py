@@ -21,7 +21,7 @@ from rich.text import Text
 
 from nnue_trainer.errors import shown
 
-# Seconds between two plain lines of a long command, where nothing else says when one is due.
+# Seconds between two plain lines of a long command, where nothing else sets the interval.
 PLAIN_LINE_EVERY = 60.0
 
 _REFRESH_PER_SECOND = 5
@@ -186,7 +186,7 @@ class Line:
 class TrainingProgress:
     """Progress of a training: a bar, how long it has taken and will take, and the figures of the last record.
 
-    `passes`, if given, says how often the training data has been begun, the current pass included. `first_step` and
+    `passes`, if given, is how often the training data has been begun, the current pass included. `first_step` and
     `first_epoch` are those of a stage of a run, whose `steps` and `epochs` are all stages'; `stage` is its label.
     """
 
@@ -276,7 +276,7 @@ class ShowProgress(Protocol):
 
 @contextlib.contextmanager
 def progress_bar(what: str, unit: str = "bytes") -> Iterator[ShowProgress]:
-    """Progress of a command that works through `total` bytes or whatever `unit` says; the callback takes what is done
+    """Progress of a command that works through `total` bytes or whatever `unit` is; the callback takes what is done
     and what there is. On a terminal a bar, which goes away at the end; elsewhere a line every minute."""
     task = _Task(shown(what), unit)
     line = Line(task.parts, transient=True)

@@ -5,7 +5,7 @@
     y = numbers.normal((1000,))                  # goes on where x ended
     again = Philox(1).uniform((1000,))           # the numbers of x
 
-Element i of a call is number offset + i of the stream. The table in csrc/random.h says which bits each kind of number
+Element i of a call is number offset + i of the stream. The table in csrc/random.h has the bits that each kind of number
 is made of. CPU and CUDA give equal bits, except for normal numbers, which may differ in the last place. Streams of one
 seed, and seeds, are independent of each other. Nothing here touches torch's own generators.
 """

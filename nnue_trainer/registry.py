@@ -178,7 +178,7 @@ class Registry(Generic[T]):
         return add
 
     def kinds(self) -> dict[str, type[T]]:
-        """All classes that are known now, by kind: built-in ones, and those from outside that were asked for."""
+        """All classes that are registered now, by kind: built-in ones, and those from outside that were requested."""
         self._import_built_in()
         return self._classes | self._outside
 

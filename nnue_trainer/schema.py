@@ -50,7 +50,7 @@ def validate(kind: type[T], data: Any, origin: Callable[[tuple[str, ...]], str],
     """`data` (plain JSON data) as an instance of the section `kind`.
 
     With `may_import` a `kind: path/to/file.py:Class` in it may import that file: for recipes that a user hands over,
-    never for what a file says of itself.
+    never for what a file claims about itself.
 
     Types are strict: "1" is no number and 1.5 no integer. Whole numbers are within 64 bits and others are such that
     float32 holds them, so no other code has to check that. Raises UserError with one line that names the origin (that
@@ -246,7 +246,7 @@ def _fields(kind: type[Any]) -> dict[str, FieldInfo]:
 
 
 def _description(kind: type[Any], key: str) -> str:
-    """What the field says of itself, or else what stands under it in the class that declares it."""
+    """The field's own documentation, or else what stands under it in the class that declares it."""
     found = [(name, field) for name, field in kind.__pydantic_fields__.items() if key == (field.alias or name)]
     texts = (
         text
@@ -260,7 +260,7 @@ def _description(kind: type[Any], key: str) -> str:
 def _docstrings(kind: type[Any]) -> dict[str, str]:
     """What stands under the fields that a class itself declares, by name.
 
-    The source is read only when the text is wanted. Pydantic can do it for every section while that is made, but then
+    The source is read only when the text is needed. Pydantic can do it for every section while that is made, but then
     every command starts about a second later."""
     try:
         definition = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]

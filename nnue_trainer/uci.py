@@ -252,7 +252,7 @@ class Engine(Closing):
             del self._outgoing[: os.write(self._stdin, self._outgoing)]
         except BlockingIOError:
             return False
-        except OSError:  # it reads no more; what it still prints may say why
+        except OSError:  # it reads no more; what it still prints may explain why
             self._outgoing.clear()
         return not self._outgoing
 
@@ -294,7 +294,7 @@ class Engine(Closing):
         return None
 
     def found(self, answer: bytes) -> Found:
-        """What the answer to `go …` says. UserError for one without a move, or with a score that is no number."""
+        """The answer to `go …`. UserError for one without a move, or with a score that is no number."""
         line_at = answer.rfind(b"\n") + 1
         usual = _USUAL_END.fullmatch(answer, answer.rfind(b"\n", 0, max(line_at - 1, 0)) + 1)
         if usual is not None:
@@ -354,7 +354,7 @@ class Engine(Closing):
                     del self._outgoing[: os.write(self._stdin, self._outgoing)]
                 except BlockingIOError:
                     continue
-                except OSError:  # it reads no more; what it still prints may say why
+                except OSError:  # it reads no more; what it still prints may explain why
                     self._outgoing.clear()
                 if not self._outgoing:
                     self._selector.unregister(self._stdin)

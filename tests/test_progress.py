@@ -1,4 +1,4 @@
-"""The progress line: what it says, what it leaves out, and that it never fails."""
+"""The progress line: what it shows, what it leaves out, and that it never fails."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Writes docs/api.md: every public name with its parameters and the first paragraph of its docstring.
 
 python tools/api_page.py            # writes the page
-python tools/api_page.py --check    # fails if the page is not what the code says
+python tools/api_page.py --check    # fails if the page is not what the code defines
 """
 
 import argparse

@@ -32,7 +32,7 @@ def kill_everywhere(folder: Path) -> str:
 
 
 def start_two(folder: Path) -> None:
-    """Two at once, for a fresh run or both to continue it: one trains, and the other says so in one line."""
+    """Two at once, for a fresh run or both to continue it: one trains, and the other reports it in one line."""
     recipe = folder / "recipe.yaml"
     recipe.write_text(yaml.safe_dump(RECIPE | {"training": RECIPE["training"] | {"epochs": 2_000}}))
     run = folder / "run"

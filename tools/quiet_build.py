@@ -1,4 +1,4 @@
-"""Builds the native parts in place; says what it builds, shows the compiler's output only where something fails."""
+"""Builds the native parts in place; lists what it builds, shows the compiler's output only where something fails."""
 
 import os
 import subprocess

@@ -51,7 +51,7 @@ namespace nnue::avx512 {
 
 namespace nnue {
 
-// NNUE_CPU_ISA=baseline, avx2 or avx512 asks for another level, for tests.
+// NNUE_CPU_ISA=baseline, avx2 or avx512 requests another level, for tests.
 inline Isa best_isa() {
 #ifdef NNUE_HAS_ISA_LEVELS
     static const Isa isa = choose_isa({Isa::baseline, Isa::avx2, Isa::avx512}, "NNUE_CPU_ISA");

@@ -51,7 +51,7 @@ template <class R, class T>
 void fade_run(const optimizer::Common<T>& common, const T* __restrict__ shared, T* __restrict__ weight,
               T* __restrict__ average, const T* other, T* __restrict__ square, int64_t count) {
     optimizer::Common<T> c = common;
-    c.gradient = 1;  // so that the compiler knows that no gradient is bad
+    c.gradient = 1;  // tells the compiler that no gradient is bad
     for (int64_t i = 0; i < count; ++i) {
         T w = weight[i], a = average[i], s = 0;
         T o = 0;
@@ -112,7 +112,7 @@ void look_ahead_run(const optimizer::Common<T>& common, T* __restrict__ slow, T*
 
 }  // namespace
 
-// Columns [begin, end) of all rows of a part. `other` and `turn` say which average is this step's. Returns whether all
+// Columns [begin, end) of all rows of a part. `other` and `turn` select the average of this step. Returns whether all
 // gradients were finite.
 template <class R, class T>
 bool update_columns(const optimizer::Part& part, const optimizer::Common<T>& c, int turn, int64_t begin, int64_t end) {
@@ -260,7 +260,7 @@ void replay_row(const optimizer::Part& part, int64_t first, int64_t next, int64_
     }
 }
 
-// One step for rows v, v + V, v + 2 V, … of a part, which share virtual row v. `places` [F] says which row of the
+// One step for rows v, v + V, v + 2 V, … of a part, which share virtual row v. `places` [F] gives the row of the
 // part's gradient is a row's; a row where it is negative does not move. `change` [columns], unless null, receives the
 // change of the virtual row. Returns whether all gradients were finite.
 template <class R, class T>

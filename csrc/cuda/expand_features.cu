@@ -68,7 +68,7 @@ struct DeviceSet {
     data::PieceSquareTables tables[kMaxTables];
 };
 
-// What the lanes of the pieces need to know about their position.
+// What the lanes of the pieces need of their position.
 struct Head {
     uint8_t king[2];
     uint8_t count;  // 0 if it has no rows

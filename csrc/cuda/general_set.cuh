@@ -3,7 +3,7 @@
 // torch, so nothing of torch is included here.
 //
 // A warp takes one position at a time, with one lane per piece. Each lane asks the set for the partners of its piece.
-// The first pass over them counts and checks the features, then a prefix sum says where each lane writes, and the
+// The first pass over them counts and checks the features, then a prefix sum gives where each lane writes, and the
 // second pass writes. White's row and Black's row may differ in length.
 #pragma once
 

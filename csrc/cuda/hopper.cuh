@@ -90,7 +90,7 @@ __device__ __forceinline__ void copy_bulk(uint32_t shared, const void* global, u
         : "memory");
 }
 
-// Lets a kernel use up to `most` bytes of dynamic shared memory in all its launches, and asks for the largest shared
+// Lets a kernel use up to `most` bytes of dynamic shared memory in all its launches, and requests the largest shared
 // memory carveout. Between two kernels with the same carveout, the second one can start on a multiprocessor that the
 // first one still occupies.
 inline cudaError_t set_shared_memory(const void* kernel, int most) {

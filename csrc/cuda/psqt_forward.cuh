@@ -20,7 +20,7 @@ struct Positions {
     const int32_t* white;  // [B, max_active]
     const int32_t* black;
     const int64_t* psqt_bucket;  // [B]
-    int first;                   // the first of the positions whose output is wanted
+    int first;                   // the first of the positions whose output is needed
     int positions;               // how many of them
     int max_active, num_features, psqt_buckets;
 };
@@ -48,7 +48,7 @@ __device__ __forceinline__ bool counts(const Positions& p, int32_t index, int la
     return is_before && static_cast<unsigned>(index) < static_cast<unsigned>(p.num_features);
 }
 
-// `black_first(position)` says whether Black is to move.
+// `black_first(position)` is true if Black is to move.
 template <class BlackFirst>
 __global__ void __launch_bounds__(kThreads)
     forward_kernel(Positions p, BlackFirst black_first, const float* __restrict__ psqt, float* __restrict__ out,

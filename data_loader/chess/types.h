@@ -79,7 +79,7 @@ struct Entry {
     std::int8_t result = 0;  // −1 loss, 0 draw, 1 win
 };
 
-// What filters want to know of a position and its move; cheap while the board is at hand.
+// What filters use of a position and its move; cheap while the board is at hand.
 enum RecordFlag : std::uint8_t { kFlagCapture = 1, kFlagInCheck = 2 };
 
 }  // namespace nnue::data

@@ -1,4 +1,4 @@
-// The evaluator's hot loops for CPUs with AVX2. What pipeline/kernels_x86.h says of headers and namespaces holds here.
+// The evaluator's hot loops for CPUs with AVX2. The notes in pipeline/kernels_x86.h hold here, too.
 #define NNUE_ISA avx2
 
 #include <bit>

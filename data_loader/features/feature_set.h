@@ -1,4 +1,4 @@
-// What a feature set is, for callers that do not know it at compile time. The name of a set says everything about it.
+// What a feature set is, for callers without the type at compile time. The name of a set describes all of it.
 //
 // A set is one part or the sum of several, "A+B+C": their indices follow one another, and so do their entries in a row.
 // A part is one of the built-in sets (feature_sets.h, general_sets.h), a set from outside (appended.h), or a
@@ -87,7 +87,7 @@ struct FeatureSet {
     int num_features = 0;
     int max_active = 0;
 
-    // Whether it is a single part that the hot loops know, for which they have a faster form.
+    // Whether it is a single part that the hot loops support, for which they have a faster form.
     bool is_single() const { return parts.size() == 1 && appended.empty(); }
     // Appends the features of the appended parts of n sound records; throws BadFeatures. `rows.first_feature` is
     // ignored.
@@ -100,7 +100,7 @@ struct FeatureSet {
     }
 };
 
-// The set of that name, which lives as long as the program. Throws FormatError that says what is wrong with the name.
+// The set of that name, which lives as long as the program. Throws FormatError for a wrong name.
 const FeatureSet& feature_set(std::string_view name);
 
 // Makes a set from outside known by its name, which may then be part of a sum. It replaces an earlier set of that name

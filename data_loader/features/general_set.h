@@ -42,7 +42,7 @@
 namespace nnue::data {
 inline namespace NNUE_ISA {
 
-// Says what is missing in one compile error, instead of pages about templates.
+// One compile error for what is missing, instead of pages about templates.
 template <class Set>
 struct GeneralSetCheck {
     static_assert(

@@ -178,7 +178,7 @@ struct alignas(16) ThreatTables {
 
 namespace detail {
 
-// Bit 6·victim + attacker (piece types) says whether there are such features.
+// Bit 6·victim + attacker (piece types) is set if there are such features.
 template <class Version>
 constexpr std::uint64_t victim_bits() {
     std::uint64_t bits = 0;

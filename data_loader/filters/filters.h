@@ -1,6 +1,6 @@
 // Which positions are trained on: the usual filters in their usual order. docs/data.md, "Filters".
 //
-// A filter is a struct in filters.cpp and its place in the list there. Everything that others need to know of it is in
+// A filter is a struct in filters.cpp and its place in the list there. Everything that others need of it is in
 // its row: recipes, command line, Python module and saved states take names, types, defaults and limits from the table.
 //
 // A decision is a function of (key, number of the position in its chunk), so threads and other filters do not change
@@ -27,7 +27,7 @@ struct FilterRow {
     double preset;       // the value in a recipe that does not name it
     double least, most;  // limits of the value
     const char* doc;     // one line
-    bool uses_flags;     // asks for the flags of a position (RecordFlag)
+    bool uses_flags;     // reads the flags of a position (RecordFlag)
     bool drops_scored;   // false: it drops positions without a score, and no others
     bool is_last;        // it works on one chunk after the other, after all other filters: piece_counts.h
 };

@@ -125,7 +125,7 @@ Entry decode_bin(std::span<const std::uint8_t, kBinSize> bytes) {
     }
     if (in.take(1)) set_ep_square(p, static_cast<int>(in.take(6)));
     p.rule50 = static_cast<std::uint16_t>(in.take(6));
-    in.take(16);  // the full-move number: the ply below says more
+    in.take(16);  // the full-move number: the ply below is more exact
     p.rule50 |= static_cast<std::uint16_t>(in.take(1) << 6);
 
     e.score = static_cast<std::int16_t>(load_le16(&bytes[32]));

@@ -29,7 +29,7 @@ struct BinpackChunk {
 class BinpackFile {
   public:
     // Throws FormatError naming file and offset for anything but a run of whole chunks. OnBad::kSkip leaves out a last
-    // chunk that the file ends inside of; a wrong header is an error always, as nothing says where the next chunk is.
+    // chunk that the file ends inside of; a wrong header is an error always, as the place of the next chunk is unknown.
     // `poll`, if given, is called now and then while a large file is indexed; what it throws ends that.
     explicit BinpackFile(InputFile file, OnBad on_bad = OnBad::kError, const std::function<void()>& poll = {});
     explicit BinpackFile(std::string path) : BinpackFile(InputFile(std::move(path))) {}
@@ -38,7 +38,7 @@ class BinpackFile {
     std::uint64_t size() const { return file_.size(); }
     const std::vector<BinpackChunk>& chunks() const { return chunks_; }
 
-    // Decodes a whole chunk into `records`, and the flags of its positions if wanted; `payload` is scratch. `counts`,
+    // Decodes a whole chunk into `records`, and the flags of its positions on request; `payload` is scratch. `counts`,
     // if given, grows by its chains; `digest`, if given, gets the digest of its bytes. Returns how many of the
     // positions have no score (kScoreNone). Throws FormatError naming file, offset and chunk if a byte of it is wrong.
     std::size_t decode(std::size_t chunk, std::vector<std::uint8_t>& payload, RecordBuffer& records,

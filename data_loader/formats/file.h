@@ -1,4 +1,4 @@
-// Files: reads at an offset that never return less than was asked for, and output to a file that the caller has opened.
+// Files: reads at an offset that never return less than was requested, and output to a file that the caller has opened.
 #pragma once
 
 #include <cstdint>
@@ -50,13 +50,13 @@ class OutputFile {
     OutputFile& operator=(const OutputFile&) = delete;
 
     const std::string& path() const { return path_; }
-    // Throws FormatError naming the file and what the system says (a full disk).
+    // Throws FormatError naming the file and the system's error (a full disk).
     void write(std::span<const std::uint8_t> bytes);
 
   private:
     std::string path_;
     int fd_ = -1;
-    std::uint64_t unsynced_ = 0;  // bytes written since the disk was last told
+    std::uint64_t unsynced_ = 0;  // bytes written since the disk was last synced
 };
 
 }  // namespace nnue::data

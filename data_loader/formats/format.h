@@ -1,7 +1,7 @@
 // Data formats, and the list from which all other code takes them.
 //
 // A format is one file, formats/<format>.cpp, which puts it on the list (RegisteredFormat). The file has the format's
-// name, recognises files in the format, and reads and writes positions; no other file asks which format it has. Most
+// name, recognises files in the format, and reads and writes positions; no other file depends on the format. Most
 // formats are made up of records of one size (fixed_records.h) or of lines (lines.h), and then the file is a codec: two
 // functions for one position. Layouts to the byte: docs/data-formats.md.
 #pragma once
@@ -33,12 +33,12 @@ struct ReadOptions {
     ReadOptions(OnBad what = OnBad::kError) : on_bad(what) {}  // NOLINT: most readers need no more than this
 
     OnBad on_bad;
-    // Settings of some formats, by name: a format's own file says which it has, and what is right for them.
+    // Settings of some formats, by name: a format's own file defines them and checks their values.
     std::map<std::string, std::string> settings;
 };
 
 struct OpenOptions {
-    // kSkip: a record, or a binpack's chunk, that is cut off by the end of the file is left out, and torn_end() says
+    // kSkip: a record, or a binpack's chunk, that is cut off by the end of the file is left out, and torn_end() states
     // so.
     OnBad on_bad = OnBad::kError;
     // The size of a chunk in formats without chunks; the order of every training run depends on these numbers.

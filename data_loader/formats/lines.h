@@ -135,7 +135,7 @@ class PositionLineReader : public LineReader {
 };
 
 // The offset of the first position that begins at a place in a file or after it; the file's end if there is none.
-// kBegins says whether a position begins with a line.
+// kBegins: a position begins with a line.
 template <bool (*kBegins)(std::string_view)>
 class PositionFinder final : public LineReader {
   public:

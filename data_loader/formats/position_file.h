@@ -24,7 +24,7 @@ class PositionFile {
     // What is wrong with the end of the file, if it was left out (OnBad::kSkip); else empty.
     virtual const std::string& torn_end() const = 0;
 
-    // Decodes a whole chunk into `records`, and the flags of its positions if wanted. `bytes` is scratch. `digest`,
+    // Decodes a whole chunk into `records`, and the flags of its positions if requested. `bytes` is scratch. `digest`,
     // unless null, gets a digest of the chunk's bytes, or of its records where the bytes are not read at once. Returns
     // how many of the positions have no score (kScoreNone). Throws FormatError naming file, offset and chunk if a byte
     // of it is wrong.

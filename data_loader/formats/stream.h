@@ -21,7 +21,7 @@ std::unique_ptr<ByteSource> open_file_source(const std::string& path);
 // The bytes of an open file from `offset` on; the file must live longer.
 std::unique_ptr<ByteSource> open_file_source(const InputFile& file, std::uint64_t offset);
 
-// A buffer over a source. Memory: `block` bytes, or the longest look ahead that was asked for.
+// A buffer over a source. Memory: `block` bytes, or the longest look ahead that was requested.
 class ByteStream {
   public:
     // Bytes that may be read past the end of what peek() returns, for decoders that load words; their value is unknown.
@@ -47,7 +47,7 @@ class ByteStream {
   private:
     std::string path_;
     std::unique_ptr<ByteSource> source_;
-    std::size_t block_;  // bytes asked of the source at a time
+    std::size_t block_;  // bytes requested of the source at a time
     std::unique_ptr<std::uint8_t[]> buffer_;
     std::size_t capacity_ = 0, begin_ = 0, end_ = 0;
     std::uint64_t offset_;

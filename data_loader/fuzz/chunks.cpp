@@ -51,7 +51,7 @@ bool read_chunks(int fd, std::size_t records, std::size_t bytes, std::vector<Rec
 
 }  // namespace
 
-// The first byte says how small the chunks are.
+// The first byte sets the size of the chunks.
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
     static const int fd = memfd_create("input", MFD_CLOEXEC);
     if (size == 0) return 0;

@@ -39,7 +39,7 @@ void read_all(PositionReader& reader) {
 
 }  // namespace
 
-// The first byte says whether what is bad is left out.
+// The first byte sets whether bad data is left out.
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
     if (size == 0) return 0;
     // A small block: cheaper to allocate, and every boundary comes into the middle of something.

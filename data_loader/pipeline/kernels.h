@@ -1,5 +1,5 @@
 // The hot loops behind one table of functions, compiled for every CPU and again for newer x86 ones; the best build that
-// this CPU can run is chosen at the first call. NNUE_DATA_ISA=baseline, avx2 or avx2_bmi2 asks for another.
+// this CPU can run is chosen at the first call. NNUE_DATA_ISA=baseline, avx2 or avx2_bmi2 requests another.
 #pragma once
 
 #include <cstddef>

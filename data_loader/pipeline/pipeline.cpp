@@ -243,7 +243,7 @@ std::exception_ptr Pipeline::error_that_is_due() const {
     return nullptr;
 }
 
-// The exception that is being handled. Lack of memory becomes a message that says what to change.
+// The exception that is being handled. Lack of memory becomes a message with what to change.
 std::exception_ptr Pipeline::current_error() const {
     try {
         throw;

@@ -82,7 +82,7 @@ struct BadChunks {
     std::string first;  // what was wrong with the one that was found first
 };
 
-// What next() throws once the pipeline has been told to stop.
+// What next() throws once the pipeline has been stopped.
 struct Stopped : std::exception {
     const char* what() const noexcept override { return "the pipeline was stopped"; }
 };

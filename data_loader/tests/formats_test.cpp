@@ -419,7 +419,7 @@ TEST_F(Files, BadChunksNameChunkAndOffset) {
     const std::string bytes = content(name), cut = file(bytes.substr(0, 2 * kBinSize + 5));
     EXPECT_EQ(error_of([&] { open_position_file(InputFile(cut)); }),
               cut + ": offset 80: a record of 5 bytes, expected 40: the file is truncated");
-    // Beyond what the format is told by.
+    // Beyond what the format is recognised by.
     std::string many;
     for (int i = 0; i < 1000; ++i) many += bytes;
     many[2500 * kBinSize + 38] = 9;

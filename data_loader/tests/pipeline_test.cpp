@@ -24,7 +24,7 @@ const std::vector<StreamPosition> kBeginning(1);
 
 class PipelineTest : public TemporaryDirectory {
   protected:
-    // Two files of several chunks each (concatenated files are files); every record is told by its rule-50 counter.
+    // Two files of several chunks each (concatenated files are files); the rule-50 counter identifies a record.
     void SetUp() override {
         TemporaryDirectory::SetUp();
         const std::vector<Record> games = random_games(1, 12, 60);

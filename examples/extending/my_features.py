@@ -9,7 +9,7 @@ from nnue_trainer.schema import section
 
 @section
 class KingDistance(Features):
-    """Each piece with its distance (1 to 7 king's moves) from the own king, and if asked for from the enemy's."""
+    """Each piece with its distance (1 to 7 king's moves) from the own king, and if requested from the enemy's."""
 
     both_kings: bool = False
     """the distance from the enemy king as well"""

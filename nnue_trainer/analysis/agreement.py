@@ -28,7 +28,7 @@ _STEP = 512  # positions at a time
 
 @dataclass(frozen=True)
 class Positions:
-    """Records uint8 [n, 32], and a phrase that says where they come from."""
+    """Records uint8 [n, 32], and a phrase for where they come from."""
 
     records: Records
     origin: str

@@ -3,7 +3,7 @@
 One pass and bounded memory: the data library counts blocks of equal size (data_loader/formats/profile.h), and
 everything here is arithmetic on at most 1024 of them.
 
-**Drift.** Positions of one game lie side by side and are alike, so the spread of single positions says nothing about
+**Drift.** Positions of one game lie side by side and are alike, so the spread of single positions shows nothing of
 the noise of a block's mean. That noise is taken from neighbouring blocks instead (von Neumann's ratio). With the means
 m₁ … mₙ of n blocks, all but the last of equal size,
 
@@ -13,7 +13,7 @@ is 1 on average where the order of the blocks means nothing, with variance (n �
 neighbours are alike. A quantity drifts if z = (1 − η) / √variance is above 4 and, since a large file shows the
 slightest trend beyond doubt, if the rolling mean over an eighth of the file moves by more than a tenth of the standard
 deviation of single positions. Blocks are joined until there are at most 128, with at least 2,048 positions each; below
-16 blocks nothing is said.
+16 blocks nothing is reported.
 
 **Duplicates** are positions whose board occurred before in the file. They are flagged above 5 % of all positions, and
 where a block is above 10 %, has more than twice the share of the file, and is five standard errors above it.

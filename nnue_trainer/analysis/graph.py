@@ -69,7 +69,7 @@ def coactivation(active: Tensor) -> Tensor:
     """int32 [N, N]: the number of positions, of P, at which both neurons of a pair are active; `active` is bool or
     uint8 [P, N].
 
-    The diagonal says how often each neuron is active. If the positions do not fit into memory, add up the results of
+    The diagonal shows how often each neuron is active. If the positions do not fit into memory, add up the results of
     parts.
     """
     return bit_counts(pack_bits(active))

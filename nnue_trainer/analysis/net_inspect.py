@@ -85,7 +85,7 @@ class TensorFacts:
 @dataclass(frozen=True)
 class WeightMap:
     """Mean magnitude of a piece-square part's weights over all neurons, fp64 [buckets, planes, 64], in units of the
-    float model; `planes` says which piece a plane stands for, `king_buckets` [64] the bucket of an own king on each
+    float model; `planes` gives the piece of each plane, `king_buckets` [64] the bucket of an own king on each
     square, −1 where none was found; `states` names the states of a king bucket, whose buckets follow one another."""
 
     part: str
@@ -840,7 +840,7 @@ def check_neurons(found: Inspection, neurons: Sequence[int]) -> None:
 
 
 def _single_neurons(found: Inspection, neurons: Sequence[int]) -> Iterator[Plot]:
-    """Plots of the neurons that were asked for, or else of the six with the largest weights."""
+    """Plots of the neurons that were requested, or else of the six with the largest weights."""
     first = found.first
     if first is None or not first.maps:
         return

@@ -36,7 +36,7 @@ Tell = Callable[[int, int], None]
 @dataclass(frozen=True)
 class Order:
     """`neurons` int64 [N]: place i gets neuron `neurons[i]`. `first` is the share of zero blocks before neurons were
-    exchanged, `zeros` that behind it; `exchanges` says how many pairs were."""
+    exchanged, `zeros` that behind it; `exchanges` is the number of exchanged pairs."""
 
     neurons: Tensor
     first: float

@@ -1,7 +1,7 @@
 """The first layer's neurons in another order: the same net, whose zeros come in blocks that engines skip.
 
-The net's integer forward says which columns of which tensors belong to the neurons (`integer_forward.neuron_columns`);
-nothing here knows a net.
+The net's integer forward states which columns of which tensors belong to the neurons
+(`integer_forward.neuron_columns`); nothing here depends on a net.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a run folder says about the run: read as far as there is something, with a line for whatever is missing.
+"""What a run folder holds about the run: read as far as there is something, with a line for whatever is missing.
 
 A run may be unfinished, of the first release, of parts that are not installed here, or damaged.
 """

@@ -4,7 +4,7 @@
 
 Each statistic is one operator, `nnue::rolling` or `nnue::rolling_quantile`. Its time does not depend on the window;
 that of quantiles grows with the window's logarithm. Nothing is subtracted, so nothing cancels and nothing drifts:
-csrc/rolling.h says how. The operators have no derivative.
+csrc/rolling.h describes how. The operators have no derivative.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class Rolling:
         function: a `WindowFunction`, which is C++ and is compiled at its first use, for CPU and CUDA; or a Python
             function of a NumPy array, for tensors on the CPU, which is compiled by Numba where that is installed.
 
-        Only windows with at least `min_periods` observations are asked for; the other outputs are NaN.
+        Only windows with at least `min_periods` observations are requested; the other outputs are NaN.
         """
         return window_function.apply(function, self.x, self.first, self.length, self.min_periods)
 

@@ -74,7 +74,7 @@ def _size(text: str) -> int:
 
 
 def losses(counts: Mapping[str, int]) -> list[str]:
-    """Lines that say what did not fit into the format that was written."""
+    """Lines about what did not fit into the format that was written."""
     words = _data.losses()
     return [f"{count:,} positions {words[what]}" for what, count in sorted(counts.items())]
 

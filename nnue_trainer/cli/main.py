@@ -150,7 +150,7 @@ def _explain(error: BaseException) -> int:
             f"internal error: {type(error).__name__}: {first_line(message)[:300]}{where}; please report it with the "
             "command line (NNUE_TRACEBACK=1 shows the traceback)"
         )
-    # Of several processes of a run each meets a wrong command line, before they know of each other.
+    # Of several processes of a run each meets a wrong command line, before they have met.
     if status != WRONG_COMMAND_LINE or is_first():
         print(f"nnue: error: {shown(bounded(message))}", file=sys.stderr, flush=True)
     return status

@@ -1,4 +1,4 @@
-"""`nnue export`, `import`, `eval`, `verify`: between checkpoints and nets, and what a net says of a position."""
+"""`nnue export`, `import`, `eval`, `verify`: between checkpoints and nets, and a net's evaluation of a position."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ def _format(name: str) -> tuple[NetFormat, Net | None]:
 def _read(
     path: Path, arch: str | None, file_format: str | None, model: Path | None
 ) -> tuple[QuantizedNet, Checkpoint | None]:
-    """A net; where it was read by a format that does not say what it holds, also its checkpoint."""
+    """A net; where its format does not record the architecture, also its checkpoint."""
     from nnue_trainer.export import exported, net_from_checkpoint, read_format, read_net
     from nnue_trainer.nnue_file.formats import file_bytes
     from nnue_trainer.nnue_file.reader import NetFile as OpenNet

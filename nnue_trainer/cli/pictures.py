@@ -44,7 +44,7 @@ def check_pictures(html: Path | None, png: Path | None, overwrite: bool) -> None
 def save_pictures(
     html: Path | None, make_page: Callable[[], Page], png: Path | None, make_plots: Callable[[], list[Plot]], title: str
 ) -> None:
-    """Writes the page and the picture, whichever was asked for."""
+    """Writes the page and the picture, whichever was requested."""
     if html:
         from nnue_trainer.analysis import page
 
@@ -53,7 +53,7 @@ def save_pictures(
 
 
 def save_png(png: Path | None, make_plots: Callable[[], list[Plot]], title: str) -> None:
-    """Writes the picture if it was asked for."""
+    """Writes the picture if it was requested."""
     if png:
         from nnue_trainer.analysis import plots
 

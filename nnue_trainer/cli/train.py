@@ -224,7 +224,7 @@ def _write_report(folder: Path, say: Callable[[str], None]) -> None:
 
 
 def _is_busy(folder: Path) -> bool:
-    """Whether another process trains there: then its report is its own affair."""
+    """Whether another process trains there: then the other process writes its own report."""
     from nnue_trainer.training.run_folder import RunFolder
 
     try:

@@ -60,7 +60,7 @@ class Batch:
         pin_memory: bool = False,
         device: torch.device | str | None = None,
     ) -> Batch:
-        """An uninitialised batch in one allocation, page-locked if asked for, or on `device`."""
+        """An uninitialised batch in one allocation, page-locked if requested, or on `device`."""
         _, size = _layout(batch_size, max_active)
         storage = torch.empty(size, dtype=torch.uint8, pin_memory=pin_memory, device=device)
         return cls._view(storage, batch_size, max_active)

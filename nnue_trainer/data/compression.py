@@ -21,7 +21,7 @@ _GZIP, _ZSTD = b"\x1f\x8b\x08", b"\x28\xb5\x2f\xfd"
 _BZIP2, _BZIP2_BLOCK = b"BZh", b"1AY&SY"  # the level lies between them
 _HEAD = 4096
 _UNPACK_BLOCK = 1 << 20
-_ZSTD_WINDOW = 1 << 27  # what `zstd` decompresses without being asked for more; files made with --long=28… need more
+_ZSTD_WINDOW = 1 << 27  # what `zstd` decompresses without a request for more; files made with --long=28… need more
 
 
 class ByteReader(Protocol):

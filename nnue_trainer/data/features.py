@@ -1,6 +1,6 @@
 """The input feature sets by name, and the expansion of records into index rows on the CPU.
 
-A name says everything about a set: it names a basic set ("HalfKAv2_hm"), describes a piece-square set
+A name describes all of a set: it names a basic set ("HalfKAv2_hm"), describes a piece-square set
 (`piece_square_set`), names a set from outside ("my_features.py:MySet", "my_features.h:MySet(…)": feature_sets/), or a
 sum of such sets in any order, "A+B+C". Operators and exported graphs know a set by this name.
 """

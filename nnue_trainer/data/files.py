@@ -285,7 +285,7 @@ class Pipe(io.RawIOBase):
         return len(data)
 
     def read(self, size: int = -1, /) -> bytes:
-        """As many bytes as are asked for, unless the input ends before."""
+        """As many bytes as are requested, unless the input ends before."""
         parts, left = [], size if size >= 0 else 1 << 62
         while left and (part := super().read(min(left, 1 << 20))):
             parts.append(part)

@@ -6,8 +6,8 @@ an
 interrupted run goes on where it stopped: finished games are kept, in order, in a journal beside the output until all
 are there (`nnue_trainer/data/journal.py`).
 
-A finished output is never replaced unless asked. Beside it lies `OUT.generated.json`, which says how it was made; a
-command that is repeated after it has finished finds this and plays nothing.
+A finished output is never replaced unless requested. Beside it lies `OUT.generated.json`, which describes how it was
+made; a command that is repeated after it has finished finds this and plays nothing.
 """
 
 from __future__ import annotations
@@ -300,7 +300,7 @@ def generate(
 
     `to`: the format, None to take it from the name of `out`. `timeout` in seconds holds for every answer of an engine.
     `progress(positions, games)` is called after each game, `note(line)` with what a user should know. After an
-    interruption the next call with the same options continues. An `out` that exists is not changed: the result says so
+    interruption the next call with the same options continues. An `out` that exists is not changed: the result shows it
     if this call would make the same file, and otherwise it is an error, unless `overwrite` is set.
     """
     out = Path(out)

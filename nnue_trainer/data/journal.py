@@ -1,13 +1,13 @@
 """The finished games of a self-play run that is not complete yet, in order, safe against crashes and power cuts.
 
-A line of JSON says which run the journal belongs to. Then comes one entry per game: the mark `GAME`, the number of the
-game, its number of positions, the number of games that were known to be on disk before it, a CRC-32 over the header
+A line of JSON states which run the journal belongs to. Then comes one entry per game: the mark `GAME`, the number of
+the game, its number of positions, the number of games that were known to be on disk before it, a CRC-32 over the header
 line, these numbers and the records, and the records, 32 bytes each. All numbers are u32 LE.
 
 The file is synced when it is created, then about once per second, and when it is closed. A crash or a power cut can
 therefore damage only what was written after the last sync: such a tail is cut off and its games are played again. An
-entry that is wrong although a later one says that it was on disk has been changed by something else, and the journal is
-refused.
+entry that is wrong although a later one states that it was on disk has been changed by something else, and the journal
+is refused.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _SYNC_SECONDS = 1.0
 class Journal:
     """The journal of one run, locked as long as it is open. Use it as a context.
 
-    `header` is JSON data that says which run it belongs to. `games` and `positions` count what it holds, `cut` is how
+    `header` is JSON data that states which run it belongs to. `games` and `positions` count what it holds, `cut` is how
     many bytes of a damaged tail were removed. UserError if another process has it open, if it belongs to another run,
     if it was changed, or if it cannot be written.
     """

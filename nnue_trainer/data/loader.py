@@ -220,7 +220,7 @@ class _Stream(Closing, Generic[T]):
 
     @property
     def threads(self) -> int:
-        """The number of threads that read: as many as were asked for, or as the machine and the files can use if that
+        """The number of threads that read: as many as were requested, or as the machine and the files can use if that
         is less."""
         chunks = sum(file.native.num_chunks for file in self._open_files())
         # One more than there are chunks: it makes batches while the others decode.
@@ -284,7 +284,7 @@ class _Stream(Closing, Generic[T]):
         while True:
             if running is not self._running:
                 raise UserError("loader: closed or restarted since this iteration began: iterate it anew")
-            # Release lazily, when the next batch is asked for: the caller may still use the last one.
+            # Release lazily, when the next batch is requested: the caller may still use the last one.
             while len(held) > self.hold - 1:
                 pipeline.release(held.popleft())
             if not self.reuse and spare is None:

@@ -28,7 +28,7 @@ Floats = npt.NDArray[np.float64]
 RUN, MOST_RUNS = 1024, 96
 """Positions that are taken one after the other, so that games show, and the most such runs that are kept."""
 FEWEST = 500
-"""Positions of a side below which nothing is said of its views."""
+"""Positions of a side below which its views are not judged."""
 RELATED = 0.15
 """A correlation of at least this is agreement; of at most −this, contradiction."""
 PROVEN = 30_000
@@ -50,7 +50,7 @@ Level = Literal["contradiction", "doubt", "fact"]
 
 @dataclass(frozen=True)
 class Finding:
-    """`level`: contradiction: the file cannot be right. doubt: it is probably not what is wanted. fact: to know.
+    """`level`: contradiction: the file cannot be right. doubt: it is probably a mistake. fact: for information.
     `name` identifies the kind; `text` gives what was found, its likely cause and what mends it."""
 
     level: Level

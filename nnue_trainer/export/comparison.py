@@ -78,7 +78,7 @@ class Comparison:
         self.differences = {pair: Difference() for pair in pairs}
         trained = ((checkpoint.recipe or {}).get("model") or {}).get("quantisation") or {}
         self.aware = self.rounded is not None and bool(trained.get("aware"))
-        """whether the recipe says that the net was trained with rounding"""
+        """whether the recipe states that the net was trained with rounding"""
 
     @property
     def trained(self) -> Difference:

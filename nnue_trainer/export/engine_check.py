@@ -38,7 +38,7 @@ class EngineWithNet(Closing):
     """A process of an engine that has loaded one net. Use it as a context.
 
     It is started for this net alone: an engine that failed to load a file may keep part of it in memory. UserError
-    names the engine, and says why it does not take the net.
+    names the engine and the reason why it does not take the net.
     """
 
     def __init__(self, engine: str, net: Path):

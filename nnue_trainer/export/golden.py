@@ -40,7 +40,7 @@ def uniform(seed: int, tensor: int, count: int, bound: tuple[int, int]) -> np.nd
 
 def golden_net(name: str, seed: int = 1, **sizes: int) -> QuantizedNet:
     """The golden net of a Stockfish architecture, described as `golden NAME seed SEED`. What follows a hyphen in the
-    name says which engine reads it: `sfnnv10-sf18`. `sizes` are fields of the net that differ, such as `l1`."""
+    name has the engine that reads it: `sfnnv10-sf18`. `sizes` are fields of the net that differ, such as `l1`."""
     make: Any = NETS.find(name.partition("-")[0])
     net: Net = make(**sizes)
     layout = net.layouts()[0]

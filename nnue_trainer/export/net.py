@@ -50,7 +50,7 @@ def read_net(path: PathLike, arch: str | None = None, note: Callable[[str], None
     """Reads a net: one whose description names it, as ours do, or one that is known by its hashes and its
     shape.
 
-    `arch` overrules what the description says and decides where the files of two nets look alike (SFNNv4 and SFNNv5);
+    `arch` overrules the description and decides where the files of two nets look alike (SFNNv4 and SFNNv5);
     `note` is told when that choice was made without it. UserError, one line, names file, offset, section, what was
     found and what was expected.
     """

@@ -87,7 +87,7 @@ class Task:
 @dataclass(frozen=True)
 class PlayedGame:
     """A game that is over. `result` is white's: 1, 0, −1; `scores` are one text for each move, "cp23/12", "mate-3/9"
-    (score of the side that moves, depth) or "-". `fault` says what the loser did wrong, "" for nothing."""
+    (score of the side that moves, depth) or "-". `fault` is what the loser did wrong, "" for nothing."""
 
     number: int
     white: int

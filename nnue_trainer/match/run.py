@@ -161,7 +161,7 @@ def play_match(
 ) -> MatchResult:
     """Plays what is missing of a match and writes its files into `folder`; a part of a match only plays.
 
-    `identity` is JSON data that says who the players are, for the journal: a match goes on with the same ones only.
+    `identity` is JSON data that identifies the players, for the journal: a match goes on with the same ones only.
     `progress` gets the games that are over and all of them, `note` lines for the user."""
     if options.sprt is not None and len(players) != 2:
         raise UserError(f"match: {len(players)} players, expected 2 for a sequential test")

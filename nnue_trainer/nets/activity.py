@@ -1,7 +1,7 @@
 """What a net does on real positions: dead and saturated neurons, and how far weights are from their limits.
 
 The trainer writes these figures down with every validation, and `nnue inspect` shows them per neuron. Measuring changes
-no parameter, buffer or random generator. The counts stay on the device until somebody asks for them.
+no parameter, buffer or random generator. The counts stay on the device until somebody requests them.
 """
 
 from __future__ import annotations

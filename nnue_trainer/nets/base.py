@@ -1,6 +1,6 @@
 """What a net is: one small protocol that the trainer, the files, the exporter and the evaluator use.
 
-A net is one class in one file, registered by name (`NETS`). The class is a section: its fields are what a recipe says
+A net is one class in one file, registered by name (`NETS`). The class is a section: its fields are the keys of a recipe
 under `model`, and what checkpoints and net files carry as the architecture. Its methods give
 
 - `model()`: the net in floating point, to train;
@@ -11,7 +11,7 @@ under `model`, and what checkpoints and net files carry as the architecture. Its
 - `layouts()`: the file layouts that it may have, for nets that other engines read. The default is the container of
   this project.
 
-No code outside that file asks which net it has.
+No code outside that file depends on which net it has.
 """
 
 from __future__ import annotations
@@ -248,7 +248,7 @@ class Net(ABC):
 
     @classmethod
     def known(cls) -> Iterable[Net]:
-        """Nets of this class that may lie in files which do not say what they are."""
+        """Nets of this class that may lie in files without a record of the architecture."""
         return ()
 
     @property
@@ -328,7 +328,7 @@ class NnueModel(nn.Module, ABC):
 
     def rounded_forward(self) -> RoundedForward:
         """The forward pass with the engine's rounding, for this model on the device that it is on. UserError for a net
-        that does not say how."""
+        that does not define it."""
         try:
             if self.net is None:
                 raise ValueError("it is no registered net")

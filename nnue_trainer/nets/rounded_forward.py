@@ -91,7 +91,7 @@ def stack_entries(batch: Batch, feature_weights: Tensor | None, entries: int) ->
 
 
 def one_side(x: Tensor, batch: Batch, sides: str) -> Tensor:
-    """The part of a first layer's output [B, both sides] that the next layer reads, as `FirstLayer.sides` says."""
+    """The part of a first layer's output [B, both sides] that the next layer reads, as `FirstLayer.sides` selects."""
     if sides == "both":
         return x
     us, them = x.chunk(2, dim=1)

@@ -580,7 +580,7 @@ class StockfishModel(StackedModel):
 
 # ---- the versions ----------------------------------------------------------------------------------------------------
 # Where the files of two nets look alike (SFNNv4 and SFNNv5), the reader takes the later net. The docstring of a class
-# says what is new in the version; its `Design` says it for the program.
+# describes what is new in the version; its `Design` is the same for the program.
 
 
 @NETS.register("sfnnv1")

@@ -1,4 +1,4 @@
-"""The record at the end of a net's description that says which architecture it has and what made it."""
+"""The record at the end of a net's description that states which architecture it has and what made it."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 A format is a section, registered by name (`FORMATS`): its fields are set under `export` in a recipe, or in a file that
 `nnue export --format` names. It gets the tensors of a net as data and makes the bytes of a file from them; it does not
-ask which net it has.
+depend on which net it has.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from nnue_trainer.schema import section
 @dataclass(frozen=True)
 class ExportedTensor:
     """One tensor of a net: its integers, the number of steps in 1.0, and the floats of the same shape that were rounded
-    to these integers (float32; made when asked for)."""
+    to these integers (float32; made when requested)."""
 
     name: str
     integers: np.ndarray
@@ -80,7 +80,7 @@ class NetFormat(ABC):
 
     @abstractmethod
     def to_bytes(self, net: Exported, where: str) -> bytes:
-        """The file. `where` names the origin of the format in errors: a UserError says what does not fit."""
+        """The file. `where` names the origin of the format in errors: a UserError names what does not fit."""
 
     def from_bytes(
         self, data: bytes, tensors: Sequence[TensorKind], where: str, note: Callable[[str], None]
@@ -95,7 +95,7 @@ class NetFormat(ABC):
         return b"", b""
 
     def listing(self, net: Exported) -> Iterable[str]:
-        """What lies where in the file, a line each: for formats whose files do not say so themselves."""
+        """What lies where in the file, a line each: for formats whose files do not record it."""
         return ()
 
     def header_wanted(self) -> bool:

@@ -30,7 +30,7 @@ from nnue_trainer.parallel.watch import Watch
 _SECONDS_BETWEEN = 0.2  # the intended time between two exchanges of `agree`
 _MOST_BETWEEN = 256  # the largest number of calls of `agree` between two exchanges
 _SECONDS_TO_MEET = 10.0
-_SECONDS_TO_SAY = 10.0  # before a line says who is missing
+_SECONDS_TO_SAY = 10.0  # before a line names who is missing
 _SECONDS_TO_JOIN = 300.0
 _VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 

@@ -89,7 +89,7 @@ class Watch:
         return True
 
     def speak(self) -> None:
-        """Says that this process has met an error, will save what it can, and will then call `fail`."""
+        """Announces that this process has met an error, will save what it can, and will then call `fail`."""
         self._speaking.set()
 
     @property
@@ -98,7 +98,7 @@ class Watch:
         return self._killing.is_set()
 
     def finish(self) -> None:
-        """Says that this process ends normally, and the others may continue."""
+        """Announces that this process ends normally, and the others may continue."""
         self._ending.set()
         for rank in self._sockets:
             self._send(rank, "done")

@@ -1,4 +1,4 @@
-"""Recipes that come with the package. Each is a YAML file in this folder; its first line says what it is for."""
+"""Recipes that come with the package. Each is a YAML file in this folder; its first line is its purpose."""
 
 from __future__ import annotations
 

@@ -34,8 +34,8 @@ class MetricsWriter:
     end of the file, which a kill or a power cut can leave, are dropped too. If there are broken lines before its last
     record, the old file is kept as metrics-damaged-N.jsonl. UserError if metrics.jsonl exists but cannot be read.
 
-    A failed write, for example on a full disk, does not end the run: one message says so, and the next record is tried
-    again.
+    A failed write, for example on a full disk, does not end the run: one message reports it, and the next record is
+    tried again.
     """
 
     def __init__(self, folder: RunFolder, step: int, tensorboard: bool):
@@ -77,7 +77,7 @@ class MetricsWriter:
 
 class _AppendedFile:
     """A file to which records are appended. A record that was written only in part is cut off before the next one. If
-    another program truncates, renames or deletes the file, a line says so and the records go on from there."""
+    another program truncates, renames or deletes the file, a line reports it and the records go on from there."""
 
     def __init__(self, path: Path):
         self._path = path

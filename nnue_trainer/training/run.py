@@ -40,7 +40,7 @@ from nnue_trainer.training.trainer import Summary, Trainer
 
 
 def train(recipe: Recipe, run_dir: Path, *, resume: str | None = None, overwrite: bool = False) -> Summary:
-    """Trains a net as `recipe` says, and writes all files of the run into `run_dir`.
+    """Trains a net by `recipe`, and writes all files of the run into `run_dir`.
 
     Args:
         recipe: what to train, and on which data.
@@ -284,7 +284,7 @@ def _bad_chunks(recipe: Recipe, batches: Loader | RecordLoader, ranks: Ranks) ->
     def together() -> int:
         nonlocal told
         counts, firsts = zip(*ranks.each(batches.bad_chunks()), strict=True)
-        # The loader says what is wrong with the first one, but only rank 0 prints.
+        # The loader reports the first one, but only rank 0 prints.
         if sum(counts) and not told:
             told = True
             if not counts[0]:
@@ -346,7 +346,7 @@ def _epochs(folder: Path) -> list[Path]:
 
 def run_folder_of(path: Path) -> Path:
     """The run folder that contains a checkpoint. UserError if the checkpoint is not in the checkpoints folder of a run,
-    because then it does not say where the continued run is to write."""
+    because then it does not determine where the continued run writes."""
     folder = path.absolute().parent
     if folder.name != "checkpoints" or not any((folder.parent / name).exists() for name in (MANIFEST, "recipe.yaml")):
         raise UserError(f"{path}: not in the checkpoints folder of a run: pass --run-dir DIR")
@@ -411,7 +411,7 @@ def _short(value: Any) -> str:
 
 @contextmanager
 def _explaining_out_of_memory(recipe: Recipe) -> Iterator[None]:
-    """Replaces an out-of-memory error by a UserError of one line, which says which fields of the recipe to lower."""
+    """Replaces an out-of-memory error by a UserError of one line, which names the fields of the recipe to lower."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:

@@ -710,7 +710,7 @@ class Trainer:
         run.progress.update(self.step, loss=f"{loss:.6f}")
 
     def _say_irregular(self, run: _Run) -> None:
-        """Says once that a feature set keeps the kernels for compute capability 9.0 from their speed."""
+        """Reports once that a feature set keeps the kernels for compute capability 9.0 from their speed."""
         plans = () if self._said_irregular else self._plans
         for plan in (each for each in plans if isinstance(each, PerspectivePlan)):
             if found := plan.irregular_rows():
@@ -722,7 +722,7 @@ class Trainer:
                 )
 
     def _end_epoch(self, run: _Run) -> None:
-        """Validates and saves a checkpoint after the last step of an epoch, if the recipe asks for it in this epoch."""
+        """Validates and saves a checkpoint after the last step of an epoch, if the recipe requests it in this epoch."""
         training, final = self.recipe.training, self.step == self.steps
         epoch = self.stage.epochs_at(self.step)
         is_best = False

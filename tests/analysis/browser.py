@@ -37,7 +37,7 @@ class Browser:
         self._driver = driver
 
     def open(self, page: Path, size: tuple[int, int], *, dark: bool = False) -> dict[str, Any]:
-        """Loads the page and says how it is laid out, with everything that the console was told."""
+        """Loads the page and describes how it is laid out, with every message in the console."""
         driver = self._driver
         width, height = size
         metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
@@ -55,7 +55,7 @@ class Browser:
         return found
 
     def scroll_table(self, to: int) -> dict[str, float]:
-        """Scrolls the first table of the page to this column of pixels, and says where it is."""
+        """Scrolls the first table of the page to this column of pixels, and gives where it is."""
         script = "const e = document.querySelector('.scroll'); e.scrollLeft = arguments[0]; "
         where: dict[str, float] = self._driver.execute_script(script + "return e.getBoundingClientRect().toJSON()", to)
         return where

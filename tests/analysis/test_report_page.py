@@ -1,4 +1,4 @@
-"""`nnue report`: what is read of runs, sound or not, and what the page says."""
+"""`nnue report`: what is read of runs, sound or not, and what the page shows."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@
 
 namespace emulator {
 
-// The fiber goes on when `ready` says so.
+// The fiber goes on when `ready` returns true.
 void wait_until(const std::function<bool()>& ready);
 // Others may go first.
 void pause();

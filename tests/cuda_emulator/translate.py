@@ -154,7 +154,7 @@ def operators(text: str, library: str) -> str:
     text = text.replace(
         "STABLE_TORCH_LIBRARY_IMPL(nnue, Composite", "STABLE_TORCH_LIBRARY_IMPL(nnue_emulated, Composite"
     )
-    text = re.sub(r'\n *NNUE_IMPL\(m, "\w+_(available|kernels)".*', "", text)  # which asks for a device
+    text = re.sub(r'\n *NNUE_IMPL\(m, "\w+_(available|kernels)".*', "", text)  # which needs a device
     names = re.findall(r'NNUE_IMPL\(m, "(\w+)"', text)
     schemas = [m[0] for m in SCHEMA.finditer(library) if any(f'"{name}(' in m[0] for name in names)]
     assert len(schemas) == len(names), schemas

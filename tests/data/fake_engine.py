@@ -29,7 +29,7 @@ def for_ever(data: bytes) -> None:
 
 
 def misbehave(number: int, move: str) -> str | None:
-    """Does what MODE says at a search. Returns what to print instead of a score and a move, None to go on as usual."""
+    """Does what MODE selects at a search. Returns what to print instead of a score and a move, None for nothing."""
     score = f"info depth 1 score cp {number % 2001 - 1000} nodes 1 pv {move}\n"
     match MODE:
         case "dies":

@@ -1,4 +1,4 @@
-"""Plays the games that a command line of fastchess asks for, by a hash, and writes them as it does; for tests."""
+"""Plays the games that a command line of fastchess requests, by a hash, and writes them as it does; for tests."""
 
 import sys
 import zlib

@@ -1,5 +1,5 @@
 """A set of four functions on the list of built-in ones, general_sets.h. The list is empty so far; here it gets one, as
-its header says, which gives the same rows as the same set from outside."""
+its header, which gives the same rows as the same set from outside."""
 
 import json
 import subprocess

@@ -75,7 +75,7 @@ def test_they_come_after_the_compiled_filters_and_are_counted(sample):
 
 
 def test_the_order_depends_on_them(sample):
-    """A state of one filter is not taken for that of another, and says so by name and value."""
+    """A state of one filter is not accepted for that of another; the error has its name and value."""
     state = RecordLoader(sample, 64, filters=Filters(extra=[Pieces(most=12)])).state_dict()
     assert state["order"]["user_filter"] == [{"kind": "pieces", "least": 2, "most": 12}]
     state = json.loads(json.dumps(state))

@@ -20,7 +20,7 @@ def records(project_root: Path) -> np.ndarray:
 
 @pytest.fixture(autouse=True)
 def outside(tmp_path: Path) -> None:
-    """K32Q2 as a set in Python: nothing but its indices says that its buckets depend on queens."""
+    """K32Q2 as a set in Python: only its indices show that its buckets depend on queens."""
     path = tmp_path / "queen_buckets.py"
     path.write_text(
         """

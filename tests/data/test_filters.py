@@ -79,7 +79,7 @@ def test_scores_and_plies() -> None:
 
 
 def test_positions_without_a_score_are_left_out_by_default(tmp_path: Path) -> None:
-    """Nowhere does a score of 32002 reach a batch, unless it is asked for."""
+    """Nowhere does a score of 32002 reach a batch, unless it is requested."""
     rng = np.random.default_rng(3)
     all_scores = np.where(rng.random(5000) < 0.1, 32_002, rng.integers(-500, 500, 5000))
     records = np.array([record(score=int(s), ply=int(i % 100)) for i, s in enumerate(all_scores)])

@@ -36,7 +36,7 @@ B = 512
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Two files of 2,500 positions, told apart by rule 50, in five chunks each."""
+    """Two files of 2,500 positions, distinguished by rule 50, in five chunks each."""
     folder = tmp_path_factory.mktemp("loader")
     fens = [
         "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq -",

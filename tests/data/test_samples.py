@@ -1,4 +1,4 @@
-"""The bundled sample is what its README says, and sound."""
+"""The bundled sample is what its README states, and sound."""
 
 import hashlib
 from pathlib import Path

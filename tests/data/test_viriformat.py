@@ -19,7 +19,7 @@ from nnue_trainer.errors import UserError
 VECTORS = Path(__file__).parents[1] / "vectors" / "data2"
 EXPECTED: dict[str, Any] = json.loads((VECTORS / "vectors.json").read_text())
 FILES = [name for name, vector in EXPECTED["viriformat"].items() if "game_list" in vector]
-# The rules that the viriformat crate filters by unless it is told otherwise.
+# The rules that the viriformat crate filters by unless its options differ.
 DEFAULT_FILTERS = {"min_ply": 15, "max_score": 31338, "min_pieces": 4, "tactical": True, "in_check": True}
 
 

@@ -99,7 +99,7 @@ def test_rust_through_c(tmp_path: Path) -> None:
 
 @pytest.mark.rust
 def test_rust_alone(tmp_path: Path) -> None:
-    """The preset buckets, as the page says."""
+    """The preset buckets, as on the page."""
     exported(config.load(presets.path("buckets")).model.architecture, tmp_path)
     fens = positions("val.binpack", 100, tmp_path / "fens.txt")
     each = """

@@ -112,7 +112,7 @@ def plugin(folder: Path, place: str, body: str) -> list[str]:
 
 
 def error_of(nnue, command: list[str]) -> str:
-    """What a command says is wrong: one line, exit status 1."""
+    """The error of a command: one line, exit status 1."""
     if command[0] == "export":
         assert nnue("train", "recipe.yaml", "training.positions_per_epoch=250", "--run-dir", "run").returncode == 0
     done = nnue(*command)

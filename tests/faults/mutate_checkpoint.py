@@ -57,7 +57,7 @@ class Mutator:
         self.whole = self.path.read_bytes()
 
     def attempt(self, data: bytes) -> str | None:
-        """What the UserError says; None where the checkpoint was taken, and a step was trained from it."""
+        """The text of the UserError; None where the checkpoint was taken, and a step was trained from it."""
         self.path.write_bytes(data)
         try:
             saved = checkpoint.load(self.path)

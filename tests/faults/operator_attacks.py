@@ -32,7 +32,7 @@ INTEGERS = [0, 1, -1, 2, 3, 255, 2**31 - 1, 2**31, -(2**31), 2**32, 2**62, 2**63
 FLOATS = [0.0, -1.0, 1.0, 0.5, 1e-320, 1e308, -1e308, math.inf, -math.inf, math.nan]
 DTYPES = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool, torch.float16, torch.float32]
 DTYPES += [torch.float64, torch.complex64]
-# What costs as much time as it says: no fault.
+# A call that has to take as much time: no fault.
 SLOW = {("random_walks", "rounds"), ("random_walks", "restart")}
 
 _libc = ctypes.CDLL(None, use_errno=True)

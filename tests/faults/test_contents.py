@@ -37,7 +37,7 @@ def negate_a_score(path: Path, chunk: int) -> None:
 
 
 def many_chunks(path: Path, chunks: int = 12, size: int = 600) -> Path:
-    """A file in which most bytes lie between the samples that a file is recognised by. Positions are told apart by
+    """A file in which most bytes lie between the samples that a file is recognised by. Positions are distinguished by
     their rule-50 counter."""
     parts = b""
     for chunk in range(chunks):

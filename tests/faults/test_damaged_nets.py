@@ -23,7 +23,7 @@ fuzz_nets = importlib.util.module_from_spec(spec)
 sys.modules["fuzz_nets"] = fuzz_nets
 spec.loader.exec_module(fuzz_nets)
 CASES = fuzz_nets.cases()
-# One of each kind of layout, and those that are told apart by their bodies alone.
+# One of each kind of layout, and those that are distinguished by their bodies alone.
 QUICK = [
     "sfnnv1 raw",
     "sfnnv5 raw",

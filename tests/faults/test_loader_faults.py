@@ -50,7 +50,7 @@ FENS = [
 
 
 def write_chunks(path: Path, first: int = 0, chunks: int = 6, size: int = 500) -> Path:
-    """Positions that are told apart by their rule-50 counter."""
+    """Positions that are distinguished by their rule-50 counter."""
     parts = b""
     for chunk in range(chunks):
         numbers = range(first + size * chunk, first + size * (chunk + 1))

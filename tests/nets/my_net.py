@@ -1,4 +1,4 @@
-"""A net of one's own, in one file: king buckets, a SCReLU layer, output buckets. docs/own-nets.md shows it."""
+"""A user's own net, in one file: king buckets, a SCReLU layer, output buckets. docs/own-nets.md shows it."""
 
 from typing import Annotated
 

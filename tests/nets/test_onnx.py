@@ -1,4 +1,4 @@
-"""ONNX graphs of nets, run by onnxruntime, which knows nothing of ours."""
+"""ONNX graphs of nets, run by onnxruntime, which has no code of ours."""
 
 import sys
 from pathlib import Path

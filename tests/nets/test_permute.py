@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import my_net  # noqa: F401 (registers a net that says its arithmetic in Python)
+import my_net  # noqa: F401 (registers a net that states its arithmetic in Python)
 import numpy as np
 import pytest
 import torch

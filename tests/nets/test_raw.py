@@ -1,4 +1,4 @@
-"""Raw nets: bullet's simple nets to the byte, layouts of one's own, and what is said of wrong ones."""
+"""Raw nets: bullet's simple nets to the byte, user-defined layouts, and the errors for wrong ones."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -79,7 +79,7 @@ def test_a_raw_net_is_read_back(name: str, made: Made) -> None:
 
 @pytest.mark.parametrize("layout", [EXACT, FLOATS, RESCALED], ids=["exact", "floats", "rescaled"])
 def test_a_layout_of_ones_own_is_read_back(layout: str, made: Made, tmp_path: Path) -> None:
-    """The file of the layout says what the net is."""
+    """The file of the layout defines the net."""
     (tmp_path / "mine.yaml").write_text(layout + f"model: {json.dumps(TWO)}\n")
     made(TWO, "mine.yaml")
     found, expected = scores("net.bin", "--format", "mine.yaml"), scores("net.nnue")

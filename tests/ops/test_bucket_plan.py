@@ -32,7 +32,7 @@ DTYPES = {
 
 
 def open_pieces(memory: NDArray[np.uint8], library: str, sizes: tuple[int, ...]) -> dict[str, NDArray[Any]]:
-    """The pieces of a plan, where the library says that they lie."""
+    """The pieces of a plan, at the offsets that the library gives."""
     layout = json.loads(as_text(getattr(torch.ops, library).perspective_transformer_layout(*sizes)))["plan"]
     assert len(memory) == layout["bytes"]
     return {
@@ -332,7 +332,7 @@ def check_unbucketed_lists(
     np.testing.assert_array_equal(np.sort(lists[:, 0]), np.arange(unbucketed))
     np.testing.assert_array_equal(found["rank"][lists[:, 0]], np.arange(unbucketed))
 
-    # Dense features are the most frequent of every so-manyth row.
+    # Dense features are features at regular intervals, which are the most frequent.
     step = max(1, len(rows) // 2048)
     sampled = np.bincount(rows[::step][alive[::step]] - num_bucketed, minlength=unbucketed)
     bins = bin_of_count(sampled)

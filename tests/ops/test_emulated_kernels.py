@@ -32,7 +32,7 @@ class Case:
     grad: torch.dtype
 
     def with_kernels(self, kernels: str) -> Case:
-        """For these kernels: "hopper", or "portable", which are asked for by a bucket_size of 0."""
+        """For these kernels: "hopper", or "portable", which a bucket_size of 0 selects."""
         return self if kernels == "hopper" else replace(self, bucket_size=0, num_bucketed=len(self.pair.weight))
 
     @property

@@ -162,7 +162,7 @@ def walks(g: Graph, first: int, rounds: int, restart: float, seed: int, stream: 
 
 @pytest.mark.parametrize("weighted", [False, True])
 def test_walks(device: torch.device, weighted: bool) -> None:
-    """Each step is the one that the contract says, also in parts and with another restart, seed and stream."""
+    """Each step is the one of the contract, also in parts and with another restart, seed and stream."""
     g = random_graph(37, 150, 1, weighted)
     on = g.to(device)
     for first, rounds, restart, seed, stream in ((0, 5, 0.15, 1, 0), (3, 2, 0.5, -7, 9), (0, 1, 1.0, 2, 0)):

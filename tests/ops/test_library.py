@@ -1,4 +1,4 @@
-"""Loading of the op libraries: what is built, and what is said where something is missing."""
+"""Loading of the op libraries: what is built, and what is reported where something is missing."""
 
 import os
 import re

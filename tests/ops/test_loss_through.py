@@ -346,7 +346,7 @@ SFNNV5 = {"kind": "sfnnv5", "l1": 64}
 
 
 def check_model(model: Any, batch: Any, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype = torch.float64) -> None:
-    """The loss as the trainer asks for it, against forward and loss apart, in float64."""
+    """The loss as the trainer requests it, against forward and loss apart, in float64."""
     loss, lam = LOSSES["win rate"], torch.tensor(0.8, device=batch.white.device)
     found = model.loss(batch, loss, lam)
     assert found is not None

@@ -136,7 +136,7 @@ def test_float64(
 
 
 def test_samples_hit_the_ends_of_the_clip() -> None:
-    """What test_float64 says of ties is true of its samples."""
+    """What test_float64 assumes about ties is true of its samples."""
     out, _, _ = reference_pair(make_pair(200, 9, 50, 64), "identity", 1.0, 1.0)
     assert (out == 0).sum() > 100
     assert (out == 0.5).sum() > 100
@@ -274,7 +274,7 @@ def test_choice_of_kernels() -> None:
 
 @pytest.mark.cuda
 def test_choice_of_kernels_on_cuda(cuda: torch.device, caplog: pytest.LogCaptureFixture) -> None:
-    """A plan keeps the kernels that it was made for; what is not fused says so once."""
+    """A plan keeps the kernels that it was made for; what is not fused is reported once."""
     pair = make_pair(outputs=48, device=cuda)
     given = dict(zip(("white", "black", "black_to_move"), pair.arguments[:3], strict=True))
     rest = dict.fromkeys(("counts", "score", "result", "piece_count", "material"), given["white"][:, 0])

@@ -114,7 +114,7 @@ def outputs(model: NnueModel, batch: Batch) -> Found:
 
 
 def losses(model: NnueModel, batch: Batch, loss: Loss) -> Found:
-    """As the trainer computes it; by the operators, if they know it."""
+    """As the trainer computes it; by the operators, if they support it."""
     model.zero_grad()
     lam = torch.tensor(0.7, device=batch.score.device)
     found = model.loss(batch, loss, lam)

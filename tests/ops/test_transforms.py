@@ -213,7 +213,7 @@ def test_expand_features_under_vmap(device: torch.device) -> None:
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 def test_perspectives_in_forward_mode(device: torch.device, activation: Any, dtype: torch.dtype) -> None:
-    """In float32 the call is fused on a CPU: that operator knows no tangents, so others must be used in its place."""
+    """In float32 the call is fused on a CPU: that operator supports no tangents, so others must replace it."""
     pair = make_pair(7, 5, 30, 16, psqt_buckets=4, device=device)
     rows = (pair.white, pair.black, pair.black_to_move)
     at = tuple(t.detach().double() for t in (pair.weight, pair.bias, pair.psqt))

@@ -85,7 +85,7 @@ def trainer(run_dir: Path, *overrides: str, source: MadeUpSource | None = None) 
 
 
 def content(step: int, *, epoch: int | None = None, loss: float | None = None, best: int | None = None) -> Checkpoint:
-    """A checkpoint after `step`, whose weight says so."""
+    """A checkpoint after `step`, whose weight is the step."""
     state = {
         "step": step, "batches": {}, "epoch": epoch, "validation_loss": loss,
         "best_validation_loss": None if best is None else float(best), "best_step": best,

@@ -204,7 +204,7 @@ def test_a_net_from_outside_is_compared_without(tmp_path, positions, monkeypatch
 
 
 def test_sums_that_wrap_around_are_found(tmp_path, positions):
-    """The rounded forward pass does not wrap; the engine does, and `nnue check` says so."""
+    """The rounded forward pass does not wrap; the engine does, and `nnue check` reports it."""
     run = trainer(tmp_path / "run", "model={kind: sfnnv5, l1: 32, quantisation: {aware: true}}")
     path = tmp_path / "c.safetensors"
     checkpoint.save(path, run.checkpoint())

@@ -1,4 +1,4 @@
-"""`nnue train` on real positions: both nets, resume through files and processes, and what it says when it cannot."""
+"""`nnue train` on real positions: both nets, resume through files and processes, and its errors."""
 
 import json
 import os
@@ -63,7 +63,7 @@ def test_a_net_learns_from_a_binpack_file(tmp_path, data, kind):
     for bound in model.weight_bounds():
         assert bound.low <= bound.parameter.min(), bound.name
         assert bound.parameter.max() <= bound.high, bound.name
-    kept = (run / "recipe.yaml").read_text()  # says what precision auto became, which depends on the device
+    kept = (run / "recipe.yaml").read_text()  # has the precision that auto became, which depends on the device
     settled = "precision: mixed" if "precision: mixed" in kept else "precision: fp32"
     assert kept.replace(settled, "precision: auto") == nnue("config", path).rstrip("\n") + "\n"
 
@@ -137,7 +137,7 @@ def test_a_run_is_not_overwritten_by_accident(tmp_path, data):
 
 @pytest.mark.parametrize("key", ["train", "validation"])
 def test_a_run_without_data_writes_nothing(tmp_path, data, key):
-    """A mistyped file must not leave a run directory that then stands in the way of the corrected command."""
+    """A mistyped file must not leave a run directory that then blocks the corrected command."""
     path, run = recipe(tmp_path, data, *NETS["simple"]), tmp_path / "run"
     with pytest.raises(UserError, match=r"nope\.binpack: No such file"):
         nnue("train", "--config", path, "--run-dir", run, f"data.{key}=[nope.binpack]")

@@ -50,7 +50,7 @@ def test_lambdas(schedule, values, final):
 
 @pytest.mark.parametrize("kind", sorted(LOSSES.kinds()))
 def test_lambda_is_the_share_of_the_score_in_every_loss(kind):
-    """Score says won, the game was lost: at λ = 1 a high output is right, at λ = 0 a low one."""
+    """The score is won, the game was lost: at λ = 1 a high output is right, at λ = 0 a low one."""
     loss = LOSSES.parse({"kind": kind}, may_import=False)
     score, result = torch.full((1,), 2000), torch.full((1,), -1)
     high, low = torch.full((1,), 2000.0), torch.full((1,), -2000.0)

@@ -63,7 +63,7 @@ def test_an_epoch_cannot_change_on_resume(tmp_path, recipe):
 
 
 def test_filters_cannot_change_on_resume(tmp_path, recipe):
-    """The first release had no_score off by default: the message says how such a run goes on."""
+    """The first release had no_score off by default: the message describes how such a run goes on."""
     folder = tmp_path / "run"
     start = ("train", "--config", recipe, "--run-dir", folder, "training.epochs=1")
     nnue(*start, "data.filters.no_score=false")

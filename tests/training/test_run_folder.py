@@ -355,7 +355,7 @@ def test_the_best_that_waits_outlives_a_later_checkpoint(tmp_path, slow_disk):
 
 @pytest.mark.parametrize("every", [1, 2])
 def test_checkpoints_that_stay_are_all_written(tmp_path, slow_disk, every):
-    """With `keep_last` of 2 or more, each one of an epoch that the recipe asks for."""
+    """With `keep_last` of 2 or more, each one of an epoch that the recipe requests."""
     go, started = slow_disk
     with RunFolder(tmp_path) as folder:
         with CheckpointStore(folder, keep_last=9, every=every) as store:

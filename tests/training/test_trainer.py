@@ -35,7 +35,7 @@ def records(run_dir, event):
 
 
 class StopsAt(MadeUpSource):
-    """Calls `action` when batch `index` is asked for."""
+    """Calls `action` when batch `index` is requested."""
 
     def __init__(self, index, action):
         super().__init__()

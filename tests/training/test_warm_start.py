@@ -1,4 +1,4 @@
-"""A net that starts from another one: the same evaluations where it has more of everything; every change is said."""
+"""A net that starts from another one: the same evaluations where it has more of everything; changes are reported."""
 
 import json
 from collections.abc import Callable

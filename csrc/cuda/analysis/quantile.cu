@@ -48,7 +48,7 @@ void long_quantiles(QuantileJob job, const Tensor& x, int64_t first, int64_t las
     launch("quantile_ranks", long_ranks, grid(size), kCellsTogether, 0, stream, const_data<int64_t>(order), size,
            ranks);
     const Matrix matrix{const_data<Cell>(levels), job.bits, static_cast<uint32_t>(size)};
-    // The first level to be made is the one that says which elements are observations.
+    // The first level to be made is the one that marks the observations.
     for (int bit = job.bits; bit >= 0; --bit) {
         Cell* const level = mutable_data<Cell>(levels) + bit * cells;
         auto* const found = mutable_data<Ones>(ones);

@@ -64,8 +64,8 @@ __device__ inline uint32_t ones_before(const Cell* level, uint32_t place) {
     return cell.before + __popc(cell.bits & ((1u << place % kWarp) - 1));
 }
 
-// The levels of a matrix of `size` places, that of bit 0 first. One more level comes last, where a bit says whether the
-// element is an observation, that is finite. Ranks are 0 … size - 1.
+// The levels of a matrix of `size` places, that of bit 0 first. One more level comes last, where a bit marks whether
+// the element is an observation, that is finite. Ranks are 0 … size - 1.
 struct Matrix {
     const Cell* levels;
     int bits;
@@ -194,7 +194,7 @@ __global__ void __launch_bounds__(kMostSorted / kSortedByThread, 1) roll_quantil
     for (int i = me; i < size; i += threads) ranks[places[i]] = static_cast<uint16_t>(i);
     __syncthreads();
     for (int bit = bits; bit >= 0; --bit) {
-        // The first level to be made is the one that says which elements are observations.
+        // The first level to be made is the one that marks the observations.
         Cell* const level = levels + bit * cells;
         for (int i = me; i < size; i += threads) {
             const int rank = ranks[i];
@@ -247,7 +247,7 @@ struct AddOnes {
 };
 
 // Writes the bits of a level, and how many ones each thread block has found. `keys` is null, except for the level that
-// says which elements are observations.
+// marks the observations.
 __global__ void __launch_bounds__(kCellsTogether)
     mark_ones(const uint32_t* ranks, const double* keys, uint32_t size, int bit, Cell* level, Ones* ones) {
     __shared__ double memory[kWarp];

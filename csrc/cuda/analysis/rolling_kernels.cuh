@@ -1,4 +1,4 @@
-// Sliding windows on CUDA; rolling.h says how a window is cut.
+// Sliding windows on CUDA; rolling.h describes how a window is cut.
 //
 // A thread block walks along a row, one tile of windows after the other; each tile is one *turn*. A ring buffer of
 // tiles in shared memory holds the elements from the tile where the windows of the turn begin (the tile of beginnings)

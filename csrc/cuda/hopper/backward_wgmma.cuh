@@ -127,7 +127,7 @@ __device__ __forceinline__ void sum_list(const BackwardProblem& p, int row, cons
 
 // The numbers of a warp's work items. Neighbouring numbers go to different thread blocks. The first item of a warp has
 // the warp's own number. Without a ticket the others follow at a distance of the number of warps. With a ticket a warp
-// takes the next free number, and asks for it ahead of time.
+// takes the next free number, and requests it ahead of time.
 class Numbers {
   public:
     // The shuffle tells ptxas that all lanes have the same value; otherwise it spills registers.
@@ -152,7 +152,7 @@ class Numbers {
     unsigned now_, taken_;
 };
 
-// What a lane knows about a work item. The list and its first slots are loaded while the items before are processed.
+// What a lane needs of a work item. The list and its first slots are loaded while the items before are processed.
 struct Item {
     long long number;
     SlotList list;
@@ -258,7 +258,7 @@ template <int kParts>
 __global__ void __launch_bounds__(kFinishThreads, 4) finish_kernel(BackwardProblem p) {
     const int parts = (GradientPieces<kParts>::slabs(p.num_outputs) + 3) / 4;  // per row
     __shared__ MergeUnit units[kMaxMergeUnits + 1];
-    // The products are not done at this point. But the flag says that the row gradients, the lists and the merge units
+    // The products are not done at this point. But the flag means that the row gradients, the lists and the merge units
     // are there.
     if (threadIdx.x == 0) flag_wait(&p.sync->scheduled);
     __syncthreads();
@@ -357,7 +357,7 @@ __device__ __forceinline__ void multiply(float (&acc)[BackwardShape<kParts>::kFe
     // Every thread releases the stage for itself, since any of them may still be reading it.
     const auto release = [&](uint32_t tile) { barrier_arrive(shared + Shape::kEmpty + tile % kStages * 8); };
     my_tiles = __shfl_sync(~0u, my_tiles, 0),
-    count = __shfl_sync(~0u, count, 0);  // so that ptxas knows that these are the same in all lanes
+    count = __shfl_sync(~0u, count, 0);  // shows ptxas that these are the same in all lanes
     for (int left = count; left > 0; --left) {
         const uint32_t stage = copied % kStages;
         barrier_wait(shared + Shape::kFull + stage * 8, copied / kStages % 2);
@@ -536,7 +536,7 @@ __global__ void __launch_bounds__(BackwardShape<kParts>::kThreads, 1) weight_gra
     // and by now one has.
     schedule.load(p, Shape::slabs(p.num_outputs));
     if (p.in.num_unbucketed > 0) {
-        // list_kernel has begun and is not done. Its flag says that the row gradients are.
+        // list_kernel has begun and is not done. Its flag means that the row gradients are.
         if (threadIdx.x == 0) flag_wait(&p.sync->begun);
         __syncthreads();
     } else {

@@ -137,7 +137,7 @@ struct FarPlace {
         : stage(warpgroup * kStages + int(use % kStages)), phase(use / kStages % 2) {}
 };
 
-// What a warpgroup must know about its next tile.
+// What a warpgroup needs of its next tile.
 struct TileInfo {
     int tile, column;
     int chunks;  // of near weights; 0 where there are no more tiles

@@ -116,7 +116,7 @@ __device__ __forceinline__ int last_begun(const T* begin, int count, T place) {
 
 // Where a worker's stretch of units begins. An even division of `total` would put it at `even`. It is moved to the
 // nearest edge of a unit if that is at most `sharing` away, which is the cost of sharing a unit between two workers.
-// `cost_begin` says where each of the `num_units` units of one slab begins.
+// `cost_begin` gives where each of the `num_units` units of one slab begins.
 template <typename T>
 __device__ __forceinline__ T stretch_begin(T even, T total, const int* cost_begin, int num_units, int sharing) {
     if (even == total) return total;

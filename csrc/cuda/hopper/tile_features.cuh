@@ -19,7 +19,7 @@ struct TileFeatures {
     int32_t* features;   // [tiles, most]: padding repeats the first feature
     uint2* bits;         // [tiles, most / kChunk, 64], by slot: bits stand for places, permuted as in BucketPlan
     int32_t* chunks;     // [tiles]
-    uint64_t* left_out;  // [tiles]: bit i says that row i, in the tile's order, is left out
+    uint64_t* left_out;  // [tiles]: bit i is set if row i, in the tile's order, is left out
 
     static __host__ __device__ int most(const IndexRows& in) {
         return (in.max_active < kMost / kTileRows ? in.max_active : kMost / kTileRows) * kTileRows;

@@ -8,8 +8,8 @@
 // slot, so that a multiprocessor which takes neighbouring tasks reads the same row gradients again and again. A feature
 // without rows has one empty task, which writes its zeros.
 //
-// Any rows will do: nothing here knows of king buckets, and features may come in any order and more than once. The plan
-// is a function of the batch alone.
+// Any rows will do: nothing here depends on king buckets, and features may come in any order and more than once. The
+// plan is a function of the batch alone.
 #pragma once
 
 #include <algorithm>
@@ -24,7 +24,7 @@ namespace nnue::portable {
 struct IndexRows {
     const int32_t* white;  // [positions, max_active]
     const int32_t* black;
-    const uint8_t* black_to_move;  // [positions]; for the plan alone
+    const uint8_t* black_to_move;  // [positions]; only for the plan
     int positions, max_active, num_features;
 
     __host__ __device__ int64_t rows() const { return 2 * int64_t(positions); }

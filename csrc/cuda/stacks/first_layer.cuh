@@ -17,7 +17,7 @@ constexpr int kPitch = 68;  // floats per row of a tile's values: 64 positions, 
 template <int MT>
 constexpr int kShares = kWarps* MT / 4;
 
-// What a thread block knows about its tile.
+// What a thread block needs of its tile.
 struct TilePositions {
     int positions[kTile];  // slots without a position repeat the first one
     int count, stack;

@@ -1,7 +1,7 @@
 // The backward of layer 0: grad_x[b] = grad_sums[b] · weight[stack of b], and the gradient of the weight, which is for
 // each stack the sum of grad_sums[b]ᵀ · x[b] over its positions.
 //
-// A *source* says where x comes from and where its gradient goes. Here is the plain one, InputRows: both are tensors.
+// A *source* defines where x comes from and where its gradient goes. This is the plain one, InputRows: two tensors.
 // hopper/first_layer_through.cuh has one that reads what the feature transformer has saved, and goes on to its own
 // gradients.
 //

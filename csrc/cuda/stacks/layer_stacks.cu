@@ -51,7 +51,7 @@ bool in_waves(const Order& o, const Tensor& tensor) {
     return o.most_tiles() > int64_t{kFirstTogether} * multiprocessors(tensor.get_device_index());
 }
 
-// A multiprocessor is asked for the shared memory of these thread blocks and for the rest as L1 cache. Without this
+// A multiprocessor is set to the shared memory of these thread blocks and for the rest as L1 cache. Without this
 // hint it keeps the division that the kernel before had, which may leave almost no cache.
 template <class Kernel>
 void launch_tiles(bool early, const char* name, Kernel kernel, int64_t blocks, const SharedMemory& shared,
@@ -442,7 +442,7 @@ class Gradients {
         return a;
     }
 
-    // Says where the segments of weight_0 are, which that kernel has left.
+    // Gives where the segments of weight_0 are, which that kernel has left.
     void add_segments(const FirstBackward& a, int workers, int padded_outputs) {
         finish_.segments = a.segments;
         finish_.grad_weight = mutable_data<float>(grad_weight);

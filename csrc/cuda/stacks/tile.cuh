@@ -91,7 +91,7 @@ struct TileArguments {
     __device__ bool makes_loss() const { return totals != nullptr; }
 };
 
-// What all threads of a thread block know about its tile.
+// What all threads of a thread block need of its tile.
 struct Tile : TilePositions {
     float gradient[kTile];
     float quarter[4][kTile];

@@ -1,6 +1,6 @@
 """Feature sets in a C++ header of the user's, `my_features.h:MySet`: compiled at their first use, once.
 
-The header holds a struct with four functions (data_loader/features/general_set.h says which). It is compiled with the
+The header holds a struct with four functions (data_loader/features/general_set.h states which). It is compiled with the
 compiler of this machine: for the CPU with g++ or clang++, and with nvcc when a CUDA device is to expand. Libraries are
 kept in the user's cache folder, under a name that is a hash of every file they are made of, of the compiler and its
 options: what has changed is compiled again, and nothing else is.

@@ -47,7 +47,7 @@ class DataFormat(ABC):
 
     def recognises(self, head: bytes) -> bool:
         """Whether a file is in this format, judged by `head`: its first 64 KiB at most, decompressed. By default only a
-        file's name says so."""
+        file's name shows it."""
         return False
 
     @abstractmethod

@@ -3,7 +3,7 @@
 // the guide; each header below documents its part.
 //
 // Errors are exceptions: FormatError, one line that names the file and what was found and expected. Objects are used by
-// one thread at a time unless their header says otherwise; free functions may be called from any thread.
+// one thread at a time unless their header states otherwise; free functions may be called from any thread.
 #pragma once
 
 // Positions: 32-byte records, boards, FENs and moves.

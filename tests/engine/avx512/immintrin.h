@@ -1,6 +1,6 @@
 // The AVX-512 intrinsics of examples/engine/nnue.h in plain C++, for tests on machines without these instructions: a
 // program that is compiled with -I of this folder and -D__AVX512F__ -D__AVX512BW__ takes the AVX-512 code and runs
-// anywhere. Each function does what Intel's guide says of the intrinsic of its name, lane by lane.
+// anywhere. Each function does what Intel's guide defines for the intrinsic of its name, lane by lane.
 #pragma once
 
 #include <algorithm>
