@@ -21,10 +21,9 @@ HEAD = """\
 
 Made by `tools/api_page.py` from the code; do not edit by hand. **The promise.** What stands here keeps its name, its
 parameters and its meaning until the next major version (before 1.0: the next minor version); what has to change warns
-for one version first and is in the [changelog](../CHANGELOG.md). Everything else may change with any version, names
-that begin with an underscore above all. Recipes, checkpoints, nets and data files of every released version can be read
-by all later ones. Three more things are public: the operators `torch.ops.nnue.*` ([ops.md](ops.md)), the recipe (`nnue
-config --reference`) and the `nnue` command with its exit codes ([command-line.md](command-line.md)).
+for one version first and is in the [changelog](../CHANGELOG.md). Everything else may change with any version. Recipes,
+checkpoints, nets and data files of every released version can be read by all later ones. Also public: operators
+`torch.ops.nnue.*` ([ops.md](ops.md)), recipes (`nnue config --reference`), `nnue` ([command-line.md](command-line.md)).
 """
 MISSING = "(undocumented)"
 

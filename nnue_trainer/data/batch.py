@@ -33,6 +33,9 @@ class Batch:
     1 win, side to move's view), `piece_count` uint8 (2…32), `material` uint8 (4 · min(3, queens of the side to move) +
     min(3, queens of the other side)).
 
+    `records` uint8 [B, 32] are the packed positions themselves, where they were requested (None elsewhere): `field`
+    reads what the other fields do not have.
+
     `storage`, where there is one, is the uint8 allocation that all fields are views of; `to` and `clone` then make a
     single copy. Where batches take turns in a few buffers, `buffer` is the number of the one that holds this batch.
     `plans` are what a model has prepared from these very tensors (`NnueModel.prepare`). Copies and parts of a batch
@@ -50,6 +53,7 @@ class Batch:
     storage: Tensor | None = field(default=None, repr=False, compare=False)
     buffer: int | None = field(default=None, repr=False, compare=False)
     plans: tuple[Any, ...] = field(default=(), repr=False, compare=False)
+    records: Tensor | None = field(default=None, repr=False)
 
     @classmethod
     def allocate(
@@ -93,9 +97,22 @@ class Batch:
         (`nnue_trainer.nets.integer_forward.stack_table`)."""
         return self.piece_count.long() * 16 + self.material
 
+    def field(self, name: str) -> Tensor:
+        """int32 [B]: a field of the records, such as ply (plies played before the position), rule50, score, result or
+        move (`nnue_trainer.data.fields`). ValueError for a batch without records."""
+        if self.records is None:
+            raise ValueError(f"Batch.field({name!r}): the batch was made without records; set reads_records = True")
+        byte, shift, bits, is_zigzag = _data.record_fields()[name]
+        word = self.records[:, byte].int() << 8 | self.records[:, byte + 1].int()
+        value = word >> shift & ((1 << bits) - 1)
+        return (value >> 1) ^ -(value & 1) if is_zigzag else value
+
     def fields(self) -> dict[str, Tensor]:
-        """The tensors by name."""
-        return {name: value for name, value in vars(self).items() if name not in ("storage", "buffer", "plans")}
+        """The tensors by name; `records` only where there are some."""
+        found = {name: value for name, value in vars(self).items() if name not in ("storage", "buffer", "plans")}
+        if self.records is None:
+            del found["records"]
+        return found
 
     def arrays(self) -> dict[str, npt.NDArray[np.generic]]:
         """NumPy views of the fields (CPU only)."""

@@ -24,6 +24,7 @@ class Expander:
     queued on the current stream, so all earlier work that reads the buffer must come before it on that stream. The copy
     from page-locked memory is asynchronous: the records must not change until it is done. `check_records` is that of
     `ops.expand_features`; records of a `RecordLoader` are sound, so only the rows of sets from outside need the check.
+    With `records`, each batch has its records, too.
     Sets in Python are unknown to the device's operators: their rows are made on the CPU, in the calling thread, and
     copied.
     """
@@ -35,12 +36,14 @@ class Expander:
         *,
         buffers: int = 2,
         check_records: bool | None = None,
+        records: bool = False,
     ) -> None:
         self.feature_set = feature_set(features)
         self.device = torch.device(device)
         self.buffers = buffers
         self._on_device = self.feature_set.prepare(self.device)
         self.check_records = self.feature_set.is_from_outside if check_records is None else check_records
+        self._with_records = records
         self._size = -1
         self._batches: list[Batch] = []
         self._turn = 0
@@ -51,8 +54,9 @@ class Expander:
             replace(Batch.allocate(size, self.feature_set.max_active, device=self.device), buffer=number)
             for number in range(self.buffers)
         ]
-        # One buffer of records is enough: copy and expansion follow each other on one stream.
-        self._records = torch.empty(size, 32, dtype=torch.uint8, device=self.device)
+        # One buffer of records is enough, unless batches keep them: copy and expansion follow each other on one stream.
+        count = self.buffers if self._with_records else 1
+        self._records = [torch.empty(size, 32, dtype=torch.uint8, device=self.device) for _ in range(count)]
 
     @property
     def launches_only(self) -> bool:
@@ -73,17 +77,20 @@ class Expander:
         size = len(records) if size is None else size
         if self.grows(size):
             self._allocate(size)
-        batch = self._batches[self._turn]
+        batch, own = self._batches[self._turn], self._records[self._turn % len(self._records)]
         self._turn = (self._turn + 1) % self.buffers
         if size < self._size:
             batch = batch.head(size)
-        if size > len(records) or (self._on_device and records.device != self._records.device):
-            self._records[begin : begin + len(records)].copy_(records, non_blocking=True)
-            records = self._records[:size]
+        moved = self._on_device or self._with_records
+        if size > len(records) or (moved and records.device != own.device):
+            own[begin : begin + len(records)].copy_(records, non_blocking=True)
+            records = own[:size]
         return records, batch
 
     def expand(self, records: Tensor, batch: Batch) -> Batch:
         """Fills the buffer, which it returns."""
+        if self._with_records:
+            batch = replace(batch, records=records)
         if not self._on_device:
             return self._through_host(records, batch)
         out = ops.Expanded(*(getattr(batch, field) for field in ops.Expanded._fields))

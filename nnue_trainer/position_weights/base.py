@@ -17,6 +17,12 @@ from nnue_trainer.schema import section
 class PositionWeight(ABC):
     """A weight of each position, which multiplies that of the loss. The loss of a batch is the weighted mean."""
 
+    @property
+    def reads_records(self) -> bool:
+        """Whether `of` reads `Batch.records`, or `Batch.field`, which needs them. On a CPU the records are then
+        expanded between the steps, not ahead of them."""
+        return False
+
     @abstractmethod
     def of(self, batch: Batch) -> Tensor:
         """The weights, fp32 [B] on the device of the batch, 0 or more. Must not wait for the device."""

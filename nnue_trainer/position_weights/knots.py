@@ -22,9 +22,10 @@ Knot = tuple[float, Annotated[float, Field(ge=0)]]
 class Knots(PositionWeight):
     """Straight lines through knots, level before the first and after the last."""
 
-    by: Literal["pieces", "score", "result"]
+    by: Literal["pieces", "score", "result", "ply", "rule50"]
     """pieces: their number; score: its size in engine units (without a score the weight is 1); result: −1, 0 or 1 for
-    the side to move"""
+    the side to move; ply: half-moves played before the position; rule50: half-moves since the last capture or pawn
+    move"""
     knots: list[Knot] = Field(min_length=1, max_length=64)
     """[quantity, weight] with rising quantities"""
 
@@ -34,8 +35,13 @@ class Knots(PositionWeight):
             raise ValueError(f"found knots at {[x for x, _ in self.knots]}, expected rising ones")
         return self
 
+    @property
+    def reads_records(self) -> bool:
+        return self.by in ("ply", "rule50")
+
     def of(self, batch: Batch) -> Tensor:
-        given = {"pieces": batch.piece_count, "score": batch.score, "result": batch.result}[self.by].float()
+        known = {"pieces": batch.piece_count, "score": batch.score, "result": batch.result}
+        given = (known[self.by] if self.by in known else batch.field(self.by)).float()
         quantity = given.abs() if self.by == "score" else given
         weight = torch.full_like(quantity, self.knots[0][1])
         for (x, low), (y, high) in pairwise(self.knots):

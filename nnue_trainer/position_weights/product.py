@@ -20,6 +20,10 @@ class Product(PositionWeight):
     parts: list[Annotated[PositionWeight, POSITION_WEIGHTS]] = Field(min_length=1)
     """the weights"""
 
+    @property
+    def reads_records(self) -> bool:
+        return any(part.reads_records for part in self.parts)
+
     def of(self, batch: Batch) -> Tensor:
         weight = self.parts[0].checked(batch)
         for part in self.parts[1:]:

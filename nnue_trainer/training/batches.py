@@ -65,6 +65,7 @@ class DeviceBatches:
             all of them, and none.
         on_fetch: a function that is called once for each batch, in their order, on the stream that copies it. For a
             batch in a buffer it may write what only the steps with this buffer read.
+        records: keep the records of each batch, if `source` yields records.
         record: replay all that follows the copy, an exchange of records included, as one CUDA graph per buffer, where
             it only launches kernels.
     """
@@ -78,6 +79,7 @@ class DeviceBatches:
         division: Whole | None = None,
         *,
         on_fetch: Callable[[Batch], None] | None = None,
+        records: bool = False,
         record: bool = False,
     ):
         self._source = source
@@ -90,7 +92,9 @@ class DeviceBatches:
             # kernel have begun.
             self._stream = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
             self._device = self._stream.device  # has an index, so a later change of the current device does not matter
-        self._expander = Expander(features, self._device, buffers=_BUFFERS) if features is not None else None
+        self._expander: Expander | None = None
+        if features is not None:
+            self._expander = Expander(features, self._device, buffers=_BUFFERS, records=records)
         self._prepare = prepare
         self._division = division
         self._on_fetch = on_fetch

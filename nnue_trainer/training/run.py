@@ -450,8 +450,8 @@ def training_batches(
     recipe: Recipe, model: NnueModel, device: torch.device, ranks: Ranks | None = None
 ) -> Loader | RecordLoader:
     """The endless stream of training batches of the recipe. For a CUDA `device` it yields packed records, which are
-    expanded there; otherwise, or if the feature set is written in Python, it yields index rows. The order of positions
-    and the state are the same in both cases.
+    expanded there, and so it does where the weight of a position reads them; otherwise, or if the feature set is
+    written in Python, it yields index rows. The order of positions and the state are the same in both cases.
 
     If several `ranks` train together, with `data.shards` the stream yields this rank's share of each batch. UserError
     if they cannot share the shards equally. None: a single process."""
@@ -477,8 +477,9 @@ def training_batches(
     }
     if data.shards > 1:
         options |= {"shards": data.shards, "rank": ranks.rank, "world_size": ranks.size}
-    if device.type == "cuda" and feature_set(model.feature_set).prepare(device):
-        return RecordLoader(data.train, data.batch_size, pin_memory=True, **options)
+    reads_records = recipe.position_weight is not None and recipe.position_weight.reads_records
+    if reads_records or (device.type == "cuda" and feature_set(model.feature_set).prepare(device)):
+        return RecordLoader(data.train, data.batch_size, pin_memory=device.type == "cuda", **options)
     return Loader(data.train, model.feature_set, data.batch_size, pin_memory=device.type == "cuda", **options)
 
 

@@ -174,6 +174,7 @@ class Trainer:
             prepare,
             self.division,
             on_fetch=self._set_lambda_ahead,
+            records=recipe.position_weight is not None and recipe.position_weight.reads_records,
             record=self._graphed,
         )
         self.ranks.before_end(self.batches.forget)

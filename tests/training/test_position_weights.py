@@ -7,6 +7,7 @@ import torch
 from command import nnue
 from small_runs import last, split_sample, written
 
+from nnue_trainer.data import expand, records_from_fens
 from nnue_trainer.errors import UserError
 
 
@@ -20,6 +21,38 @@ def test_weights_of_positions_train(project_root: Path, tmp_path: Path) -> None:
         ends[name] = last(tmp_path / name).tensors["model"]["output.weight"]
     torch.testing.assert_close(ends["none"], ends["twice"], rtol=0, atol=1e-5)
     assert (ends["none"] - ends["few"]).abs().max() > 1e-3
+
+
+def test_weights_by_the_ply_train_like_weights_of_a_user_and_resume(project_root: Path, tmp_path: Path) -> None:
+    """The records reach the step unmixed: the same run as with weights from the piece count and ply by NumPy."""
+    own = tmp_path / "own.py"
+    own.write_text(
+        "import torch\nfrom nnue_trainer.data import fields\nfrom nnue_trainer.position_weights import PositionWeight\n"
+        "from nnue_trainer.schema import section\n\n@section\nclass Mine(PositionWeight):\n    reads_records = True\n\n"
+        "    def of(self, batch):\n        records = batch.records.numpy()\n"
+        "        assert (fields.scores(records) == batch.score.numpy()).all()\n"
+        "        assert (fields.piece_counts(records) == batch.piece_count.numpy()).all()\n"
+        "        assert (fields.rule50s(records) == batch.field('rule50').numpy()).all()\n"
+        "        return torch.from_numpy(fields.plies(records)).float().sub(20).div(40).clamp(0, 1)\n"
+    )
+    data = split_sample(project_root, tmp_path, 2_000, 250)
+    by_ply = {"kind": "knots", "by": "ply", "knots": [[20, 0.0], [60, 1.0]]}
+    ends = {}
+    for name, weight in {"ply": by_ply, "own": {"kind": f"{own}:Mine"}, "none": None}.items():
+        recipe = written(tmp_path / f"{name}.yaml", data, **({} if weight is None else {"position_weight": weight}))
+        nnue("train", "--config", recipe, "--run-dir", tmp_path / name)
+        ends[name] = last(tmp_path / name).tensors["model"]["output.weight"]
+    torch.testing.assert_close(ends["ply"], ends["own"], rtol=0, atol=1e-5)
+    assert (ends["none"] - ends["ply"]).abs().max() > 1e-3
+    epoch = tmp_path / "ply" / "checkpoints" / "epoch-0001.safetensors"
+    nnue("train", "--resume", epoch, "--run-dir", tmp_path / "resumed")
+    assert torch.equal(last(tmp_path / "resumed").tensors["model"]["output.weight"], ends["ply"])
+
+
+def test_a_class_that_did_not_request_records_is_told() -> None:
+    batch = expand(records_from_fens(["4k3/8/8/8/8/8/8/4K3 w - - 7 30"]), "Chess768")
+    with pytest.raises(ValueError, match="reads_records = True"):
+        batch.field("ply")
 
 
 @pytest.mark.parametrize("line", ["def of(self, batch): return batch.score", "def of(self, batch): return None"])
