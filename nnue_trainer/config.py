@@ -29,6 +29,7 @@ from nnue_trainer.losses import LOSSES, Loss
 from nnue_trainer.nets import NETS, Net
 from nnue_trainer.nnue_file.formats import FORMATS, NetFormat, Nnue
 from nnue_trainer.optim import OPTIMIZERS, AdamW, OptimizerConfig
+from nnue_trainer.penalties import PENALTIES, Penalty
 from nnue_trainer.position_weights import POSITION_WEIGHTS, PositionWeight
 from nnue_trainer.schedules import SCHEDULES, Exponential, Schedule
 from nnue_trainer.schema import section
@@ -194,6 +195,8 @@ class TrainingConfig:
     """keep the checkpoint of every so many epochs for good, beside the newest ones; 0: of none"""
     max_time: float = Field(0, ge=0, le=2**20)
     """hours after which the run ends with a checkpoint; a resumed run has as many again. 0: no limit"""
+    penalties: list[Annotated[Penalty, PENALTIES]] = Field(default_factory=list)
+    """terms that are added to the training loss. On a GPU such a loss has no kernel of its own and is slower"""
     callbacks: list[Annotated[Callback, CALLBACKS]] = Field(default_factory=list)
     """what else happens during the run"""
 

@@ -64,6 +64,10 @@ class Step(Protocol):
         """Σ weight · loss and Σ weight of a batch, with their autograd graph; `lam` is λ, a scalar or [B]."""
         ...
 
+    def penalty(self, batch: Batch) -> Tensor | None:
+        """What is added to the mean loss of the batch whose `terms` were computed last; None: nothing."""
+        ...
+
 
 class Whole:
     """A single process trains the whole net. The other divisions override these methods."""
@@ -137,6 +141,7 @@ class Positions(Whole):
 
     def __init__(self, ranks: Ranks, model: NnueModel, batch_size: int):
         super().__init__(ranks, model)
+        self._batch_size = batch_size
         self._begin, self._end = share(batch_size, ranks)
         self._optimizer: Optimizer | None = None
 
@@ -149,6 +154,10 @@ class Positions(Whole):
         assert self._optimizer is not None
         lam = lambdas_of(step, batch, slice(self._begin, self._end))
         weighted, weights = step.terms(batch, lam)
+        if (penalty := step.penalty(batch)) is not None:
+            # It counts by positions, whatever these weigh; below, everything is divided by all weights.
+            whole = self.ranks.all_reduce(weights.detach().float().clone())  # which is overwritten
+            weighted = weighted + penalty * whole * (len(batch) / self._batch_size)
         weighted.backward()  # type: ignore[no-untyped-call]
         totals = self.ranks.all_reduce(torch.stack([weighted.detach().float(), weights.detach().float()]))
         factor = mean(torch.ones_like(totals[0]), totals[1])
@@ -378,6 +387,8 @@ def why_not_columns(model: NnueModel, recipe: Any, ranks: Ranks) -> str | None:
         return "the compiler needs the whole net"
     if recipe.position_weight is not None:
         return "positions have weights"
+    if recipe.training.penalties:
+        return "there are penalties"
     if not recipe.optimizer.by_value():
         return f"the optimizer {recipe.optimizer.kind!r} may look at more than one value of a weight at a time"
     if first.weight.shape[1] // (2 if first.activation == "pairwise" else 1) < ranks.size:

@@ -40,6 +40,7 @@ from nnue_trainer.nets.base import NnueModel
 from nnue_trainer.optim import Optimizer
 from nnue_trainer.parallel.division import Whole
 from nnue_trainer.parallel.ranks import Ranks
+from nnue_trainer.penalties import Penalties
 from nnue_trainer.perspectives import PerspectivePlan
 from nnue_trainer.progress import TrainingProgress
 from nnue_trainer.schedules import RunStep
@@ -146,11 +147,13 @@ class Trainer:
         # batch.
         mixed = recipe.training.precision == "mixed"
         reads_rows = not recipe.training.compile and not (mixed and self.device.type == "cpu")
+        self.penalties = Penalties(recipe.training.penalties, model)
+        # The gradient of a penalty on weights is that of the weights themselves, in every row.
         self.optimizer = Optimizer(
             model,
             recipe.optimizer,
-            late=reads_rows and not self.ranks.several,
-            copies=mixed,
+            late=reads_rows and not self.ranks.several and not self.penalties.dense,
+            copies=mixed and not self.penalties.dense,
             averages=recipe.average is not None,
         )
         self.division.adopt(self.optimizer)
@@ -384,7 +387,8 @@ class Trainer:
         rounding = self.recipe.model.awareness.active(now.step, now.steps)
         if rounding != (self.model.rounded is not None):
             self.model.set_rounding(rounding)
-            copied = self.model.rounded is not None and not self.recipe.training.compile
+            whole = self.recipe.training.compile or self.penalties.dense
+            copied = self.model.rounded is not None and not whole
             self.optimizer.copy_in_steps(self.model.rounded.copies if copied else {})  # type: ignore[union-attr]
             # A CUDA graph recorded before contains the other forward pass, or prepares batches for it. The forward pass
             # makes what the batch in hand lacks.
@@ -648,14 +652,27 @@ class Trainer:
     def loss(self, batch: Batch) -> Tensor:
         """The mean loss of a whole batch, a scalar with its autograd graph."""
         loss = None
-        if not self.recipe.training.compile and self.recipe.position_weight is None:
+        if not self.recipe.training.compile and self.recipe.position_weight is None and not self.penalties:
             with self.autocast():
                 loss = self.model.loss(batch, self.recipe.loss, self.lambdas(batch))
-        return mean(*self.terms(batch, self.lambdas(batch))) if loss is None else loss
+        if loss is None:
+            loss = mean(*self.terms(batch, self.lambdas(batch)))
+            if (penalty := self.penalty(batch)) is not None:
+                loss = loss + penalty
+        return loss
 
     def terms(self, batch: Batch, lam: Tensor) -> tuple[Tensor, Tensor]:
         """Σ weight · loss and Σ weight of a batch, with their autograd graph: `Loss.terms`."""
-        return self._terms(self.forward, batch, lam)
+        with self.penalties.watching():
+            return self._terms(self.forward, batch, lam)
+
+    def penalty(self, batch: Batch) -> Tensor | None:
+        """The sum of the recipe's penalties, a scalar with its graph, for the batch whose `terms` were computed last;
+        None if there are none."""
+        if not self.penalties:
+            return None
+        with self.autocast():
+            return self.penalties.of(batch)
 
     def autocast(self) -> torch.autocast:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.recipe.training.precision == "mixed")

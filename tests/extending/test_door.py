@@ -39,6 +39,7 @@ from nnue_trainer.losses import Loss
 from nnue_trainer.nets.simple import Simple, SimpleModel
 from nnue_trainer.nnue_file.formats import NetFormat
 from nnue_trainer.optim import OptimizerConfig, Rule
+from nnue_trainer.penalties import Penalty
 from nnue_trainer.position_weights import PositionWeight
 from nnue_trainer.schedules import Schedule
 from nnue_trainer.schema import section
@@ -76,6 +77,7 @@ PLACES = {
     "optimizer": Place("optimizer={{kind: {}}}", "OptimizerConfig", "def rule(self, work):"),
     "average": Place("average={{kind: {}}}", "Average", "def share(self, now):"),
     "weight of positions": Place("position_weight={{kind: {}}}", "PositionWeight", "def of(self, batch):"),
+    "penalty": Place("training.penalties=[{{kind: {}}}]", "Penalty", "def of(self, model, activations):"),
     "filter": Place("data.filters.extra=[{{kind: {}}}]", "Filter", "def keep(self, records):"),
     "callback": Place("training.callbacks=[{{kind: {}}}]", "Callback", "def step(self, trainer):"),
     "feature set": Place(LAYERED, "Features", "def indices(self, view):", "num_features = 8; max_active = 2"),

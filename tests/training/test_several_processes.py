@@ -124,6 +124,11 @@ KINDS: dict[str, tuple[int, str, dict[str, dict[str, Any]]]] = {
         2, r"share of the positions", {"average": {"kind": "swa", "start_epoch": 1},
          "position_weight": {"kind": "knots", "by": "pieces", "knots": [[8, 1.0], [20, 0.0]]}},
     ),
+    "positions, penalties": (
+        3, r"share of the positions \(there are penalties\)",
+        {"training": {"penalties": [{"kind": "activations", "factor": 0.5}, {"kind": "weights", "factor": 1e-4}]},
+         "loss": {"kind": "win_rate", "weight_boost": 2.0}},
+    ),
     "positions, uneven shares, a rule that looks at norms": (
         3, r"share of the positions \(the optimizer 'torch' may look at more than one value",
         {"model": {"kind": "layered", "hidden": 16},
