@@ -34,6 +34,7 @@ _KINDS = {
     ("HalfKAv2_hm^", 15): "sfnnv9",
 }
 """The kind of net by features and l2."""
+_L3 = 32
 
 _LOSS = {
     "in-scaling": "in_scaling",
@@ -52,7 +53,7 @@ _DECAYS = {"ft-weight-decay": ["feature_transformer.weight"], "dense-weight-deca
 _PLY = ((0, 0.1), (6, 0.15), (10, 0.25), (18, 0.75))
 _PIECES = (0.0, 0.4, 1.0, 1.0, 0.75)
 _IGNORED = {
-    "l2", "l3", "threads", "num-workers", "gpus", "default-root-dir", "compile-backend", "network-save-period",
+    "threads", "num-workers", "gpus", "default-root-dir", "compile-backend", "network-save-period",
     "save-last-network", "save-top-k", "check-val-every-n-epoch",
 }  # fmt: skip
 """Options that change no net, or that the kind of net decides."""
@@ -125,9 +126,11 @@ class _Step:
         """The sections of our recipe."""
         left = _DEFAULTS | self.options
         take: Callable[..., Any] = left.pop
-        features, l2 = str(take("features")), int(left.get("l2", 31 if "PP" not in str(left) else 32))
-        kind = _KINDS.get((features, l2)) or next((k for (f, _), k in _KINDS.items() if f == features), None)
-        if kind is None:
+        features = str(take("features"))
+        of_kinds = {l2: kind for (f, l2), kind in _KINDS.items() if f == features}
+        l2, l3 = int(take("l2", min(of_kinds, default=0))), int(take("l3", _L3))
+        usual = l2 if l2 in of_kinds else next(iter(of_kinds), None)
+        if usual is None:
             known = ", ".join(sorted({f for f, _ in _KINDS}))
             raise UserError(f"{self.where}: features {quoted(features)}, expected one of {known}")
         batch, size = int(take("batch-size")), int(take("epoch-size"))
@@ -136,7 +139,9 @@ class _Step:
             notes.append(f"{self.where}: optimizer-name {optimizer}: not there, read as ranger_lite")
         lr = float(take("lr"))
         found: dict[str, Any] = {
-            "model": {"kind": kind, "l1": int(take("l1"))},
+            "model": {"kind": of_kinds[usual], "l1": int(take("l1"))}
+            | ({} if l2 == usual else {"l2": l2 + usual % 2})  # 15 and 31 are without the output that skips
+            | ({} if l3 == _L3 else {"l3": l3}),
             "data": {
                 "train": [str(name) for name in self.binpacks] or ["data/train.binpack"],
                 "validation": [str(name) for name in [take("validation-data", None)] if name],

@@ -77,7 +77,7 @@ def export_command(
         ),
     ],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The net to write; in a folder, nn-<sha256>.nnue, .bin.")],
-    any_l1: Annotated[bool, typer.Option("--any-l1", help="Allow widths that no Stockfish reads.")] = False,
+    any_l1: Annotated[bool, typer.Option("--any-l1", help="Allow sizes of layers that no Stockfish reads.")] = False,
     file_format: Annotated[
         str | None,
         typer.Option(

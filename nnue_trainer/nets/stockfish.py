@@ -21,7 +21,7 @@ from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from nnue_trainer.data.batch import Batch
@@ -197,6 +197,7 @@ def pad32(n: int) -> int:
 
 
 Width = Annotated[int, Field(ge=32, le=16384, multiple_of=32)]
+Outputs = Annotated[int | None, Field(ge=1, le=1024)]
 
 
 @section
@@ -209,13 +210,46 @@ class StockfishNet(Net):
     l1: Width
     """outputs of the feature transformer per perspective, a multiple of 32; Stockfish reads the width of the version
     only"""
+    l2: Outputs = None
+    """outputs of the first of the layers, those of the skip connection among them: 16 is 15+1; null: those of the
+    version, which alone Stockfish reads"""
+    l3: Outputs = None
+    """outputs of the second of the layers; null: those of the version, which alone Stockfish reads"""
     quantisation: Awareness = Field(default_factory=Awareness)
+
+    @model_validator(mode="after")
+    def _check(self) -> StockfishNet:
+        skip = self._of_version.skip
+        if self.l2 is not None and self.l2 <= skip:
+            raise ValueError(f"l2 is {self.l2}, expected more than {skip}, which the skip connection takes")
+        return self
 
     # ---- what it is ----
 
     @property
     def facts(self) -> Design:
+        d = self._of_version
+        l2, l3 = d.l2 if self.l2 is None else self.l2, d.l3 if self.l3 is None else self.l3
+        return d if (l2, l3) == (d.l2, d.l3) else replace(d, l2=l2, l3=l3)
+
+    @property
+    def _of_version(self) -> Design:
         return self.design
+
+    @property
+    def architecture(self) -> dict[str, Any]:
+        """As for every net, without sizes that are those of the version."""
+        data, d = super().architecture, self._of_version
+        for name, usual in (("l2", d.l2), ("l3", d.l3)):
+            if data[name] in (None, usual):
+                del data[name]
+        return data
+
+    def _other_sizes(self) -> list[tuple[str, int, int]]:
+        """Sizes of layers that are not those of the version: name, size, that of the version."""
+        d, own = self._of_version, self.facts
+        sizes = (("l2", own.l2, d.l2), ("l3", own.l3, d.l3))
+        return [(name, size, usual) for name, size, usual in sizes if size != usual]
 
     @property
     def feature_set(self) -> str:
@@ -243,12 +277,23 @@ class StockfishNet(Net):
 
     @property
     def name(self) -> str:
-        return self.kind if self.l1 == _default_width(type(self)) else f"{self.kind}-l1-{self.l1}"
+        name = self.kind if self.l1 == _default_width(type(self)) else f"{self.kind}-l1-{self.l1}"
+        return name + self._sizes_in_name()
+
+    def _sizes_in_name(self) -> str:
+        return "".join(f"-{name}-{size}" for name, size, _ in self._other_sizes())
 
     @property
     def unreadable(self) -> str | None:
         width = _default_width(type(self))
-        return None if self.l1 == width else f"l1 is {self.l1}, which no Stockfish reads; expected {width}"
+        if self.l1 != width:
+            return f"l1 is {self.l1}, which no Stockfish reads; expected {width}"
+        return self._unread_layers()
+
+    def _unread_layers(self) -> str | None:
+        for name, size, usual in self._other_sizes():
+            return f"{name} is {size}, which no Stockfish reads; expected {usual}"
+        return None
 
     @classmethod
     def known(cls) -> Iterable[Net]:
@@ -637,17 +682,18 @@ class SfnnV5(StockfishNet):
     2560 SFNNv8, 3072 SFNNv9, 128 the small net"""
 
     @property
-    def facts(self) -> Design:
+    def _of_version(self) -> Design:
         return self._version().design
 
     @property
     def name(self) -> str:
-        return self._version().kind if self.l1 in self._widths() else f"sfnnv5-l1-{self.l1}"
+        name = self._version().kind if self.l1 in self._widths() else f"sfnnv5-l1-{self.l1}"
+        return name + self._sizes_in_name()
 
     @property
     def unreadable(self) -> str | None:
         if self.l1 in self._widths():
-            return None
+            return self._unread_layers()
         read = ", ".join(f"{l1} ({version.kind})" for l1, version in sorted(self._widths().items()))
         return f"l1 is {self.l1}, which no Stockfish reads; expected one of {read}"
 

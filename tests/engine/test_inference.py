@@ -114,6 +114,7 @@ NETS |= {
     "the mover's view": {"kind": "layered", "hidden": 48, "activation": "crelu", "perspectives": "mover"},
     "sfnnv18": {"kind": "sfnnv18", "l1": 64},
     "sfnnv9": {"kind": "sfnnv9", "l1": 64},
+    "sfnnv18 with other layers": {"kind": "sfnnv18", "l1": 64, "l2": 24, "l3": 20},
     "sfnnv5": {"kind": "sfnnv5", "l1": 64},
     "a net of a user": {"kind": f"{MY_NET}:TwoLayers", "hidden": 32},
 }

@@ -33,6 +33,8 @@ NETS: dict[str, dict[str, Any]] = {
     **{kind: {"kind": kind, "l1": 32} for kind in STOCKFISH},
     "wide sfnnv9": {"kind": "sfnnv9", "l1": 256},
     "wide sfnnv17": {"kind": "sfnnv17", "l1": 128},
+    "sfnnv5 with other layers": {"kind": "sfnnv5", "l1": 64, "l2": 24, "l3": 40},
+    "sfnnv17 with other layers": {"kind": "sfnnv17", "l1": 64, "l2": 44, "l3": 7},
     "simple screlu": {"kind": "simple", "hidden": 512},
     "simple crelu": {"kind": "simple", "hidden": 32, "activation": "crelu"},
     **{f"layered {name}": architecture for name, architecture in ALL.items()},
