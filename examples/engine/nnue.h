@@ -396,8 +396,8 @@ struct Inputs {
 // ---- what a net is --------------------------------------------------------------------------------------------------
 
 enum class Activation { kNone, kCrelu, kScrelu, kDual, kPairwise };
-enum class Sides { kBoth, kMover, kWhite };               // perspectives that the layers see
-enum class Buckets { kByPieces, kByQueens, kByWeights };  // what chooses the layers
+enum class Sides { kBoth, kMover, kWhite };                           // perspectives that the layers see
+enum class Buckets { kByPieces, kByQueens, kByWeights, kBySquares };  // what chooses the layers
 enum class Scalar { kI8, kI16, kI32, kF32 };
 
 constexpr int size_of(Scalar type) {
@@ -929,6 +929,7 @@ class Network {
     // side). Nets with buckets by weights of pieces need a Board or Material.
     int evaluate(const Accumulator<Net>& accumulator, bool black_to_move, int pieces, int queens = 0) const {
         static_assert(Net::kBucketsBy != Buckets::kByWeights, "pass a Board, or Material");
+        static_assert(Net::kBucketsBy != Buckets::kBySquares, "pass a Board");
         return evaluate_in(accumulator, black_to_move,
                            Net::kBucketOf[Net::kBucketsBy == Buckets::kByQueens ? 16 * pieces + queens : pieces]);
     }
@@ -1090,6 +1091,19 @@ class Network {
             for (int i = 0; i < 10; ++i) {
                 const unsigned code = 1u << (2 * (i % 5) + i / 5);
                 if (Net::kPieceWeights[i] != 0) sum += Net::kPieceWeights[i] * board.count_of(code, us);
+            }
+            return Net::kBucketOf[std::min(sum, kLast)];
+        } else if constexpr (Net::kBucketsBy == Buckets::kBySquares) {
+            static_assert(std::is_same_v<Position, Board>, "pass a Board: the bucket depends on squares");
+            constexpr int kLast = static_cast<int>(sizeof Net::kBucketOf / sizeof Net::kBucketOf[0]) - 1;
+            const bool east = (board.king[us] & 7) > 3;
+            const bool mirrored = Net::kBucketMirror == 1 ? east : Net::kBucketMirror == 2 && !east;
+            const int turned = (us ? 56 : 0) ^ (mirrored ? 7 : 0);
+            int sum = 0;
+            for (int square = 0; square < 64; ++square) {
+                const int code = board.piece[square];
+                if (code == Board::kEmpty) continue;
+                sum += Net::kSquareWeights[64 * (6 * ((code & 1) ^ us) + (code >> 1)) + (square ^ turned)];
             }
             return Net::kBucketOf[std::min(sum, kLast)];
         } else {

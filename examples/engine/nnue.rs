@@ -59,6 +59,7 @@ pub enum BucketsBy {
     Pieces,
     Queens,
     Weights,
+    Squares,
 }
 
 /// A part of the first layer; `at`: where its weights, and its PSQT columns, begin in the file.
@@ -111,6 +112,8 @@ pub struct Net {
     pub buckets: usize,
     pub buckets_by: BucketsBy,
     pub piece_weights: [usize; 10],
+    pub square_weights: &'static [usize],
+    pub bucket_mirror: usize,
     pub bucket_of: &'static [usize],
     pub layers: &'static [Layer],
     pub skips: &'static [Skip],
@@ -373,6 +376,15 @@ impl Network {
             BucketsBy::Weights => {
                 let weight = |i: usize| self.net.piece_weights[i] * count((2 * (i % 5) + i / 5) ^ us);
                 self.net.bucket_of[(0..10).map(weight).sum::<usize>().min(self.net.bucket_of.len() - 1)]
+            }
+            BucketsBy::Squares => {
+                let turned = orientation(self.net.bucket_mirror, us, king_of(board, us));
+                let weight = |square: usize| {
+                    let (kind, other) = (board[square] as usize / 2, board[square] as usize % 2 ^ us);
+                    self.net.square_weights[64 * (6 * other + kind) + (square ^ turned)]
+                };
+                let sum: usize = (0..64).filter(|&square| board[square] != EMPTY).map(weight).sum();
+                self.net.bucket_of[sum.min(self.net.bucket_of.len() - 1)]
             }
         }
     }

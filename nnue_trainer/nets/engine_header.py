@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from nnue_trainer.data.features import FeaturePart
 from nnue_trainer.data.features import feature_set as find_feature_set
+from nnue_trainer.data.piece_weights import piece_part
 from nnue_trainer.nets.integer_forward import INT16_MAX, MATERIALS, IntegerForward, IntegerLayer, depends_on_queens
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def _net(net: Net, forward: IntegerForward, tensors: dict[str, NetTensor], input
         f"    static constexpr int kClip = {first.clip}, kProductShift = {first.product_shift};",
         f"    static constexpr int kAccumulatorShift = {first.accumulator_shift};",
         f"    static constexpr bool kPsqt = {str(bool(first.psqt)).lower()};",
-        *_buckets(forward),
+        *_buckets(forward, net.integer_feature_set),
         "    // vectors, inputs, columns, outputs, activated, activation, weights, biases, divide, shift, square",
         "    // shift, clip, is float, factor",
         f"    static constexpr int kNumLayers = {len(layers)};",
@@ -155,23 +156,39 @@ def _layer_in_cpp(forward: IntegerForward, number: int, tensors: dict[str, NetTe
     return _list(fields)
 
 
-def _buckets(forward: IntegerForward) -> list[str]:
-    """The bucket by number of pieces, by number of pieces and queens, or by weights of pieces."""
+def _buckets(forward: IntegerForward, features: str) -> list[str]:
+    """The bucket by number of pieces, by number of pieces and queens, or by weights of pieces, also on squares."""
     stacks = forward.stacks
     by, what, values, per_line = "kByPieces", "number of pieces", stacks[::MATERIALS], 33
-    if forward.piece_weights:
+    weights: Sequence[int] = forward.piece_weights or (0,) * 10
+    squares: Sequence[int] = (0,)
+    mirror = 0
+    if len(weights) > 10:
+        by, what, values = "kBySquares", "sum of weights of pieces on squares", stacks
+        squares, weights, mirror = forward.piece_weights, (0,) * 10, bucket_mirror(features)
+    elif forward.piece_weights:
         by, what, values = "kByWeights", "sum of weights of pieces", stacks
     elif depends_on_queens(stacks):
         by, what, values, per_line = "kByQueens", "number of pieces and queens", stacks, 16
-    weights = forward.piece_weights or (0,) * 10
     return [
         f"    static constexpr int kBuckets = {forward.num_stacks};",
         f"    static constexpr auto kBucketsBy = {_LIBRARY}::Buckets::{by};",
         f"    static constexpr int kPieceWeights[10] = {_list(weights)};",
+        f"    static constexpr int kBucketMirror = {mirror};",
+        f"    static constexpr std::uint16_t kSquareWeights[{len(squares)}] = {{",
+        *_numbers(squares),
+        "    };",
         f"    static constexpr int kBucketOf[{len(values)}] = {{  // by {what}",
         *_numbers(values, per_line),
         "    };",
     ]
+
+
+def bucket_mirror(features: str) -> int:
+    """Where the board is mirrored for the squares that choose the bucket: a place in `MIRRORS`."""
+    part = piece_part(features)
+    known = None if part is None else piece_squares(part)
+    return 0 if known is None else MIRRORS.index(known[2])
 
 
 def _numbers(values: Sequence[int], per_line: int = 16) -> list[str]:

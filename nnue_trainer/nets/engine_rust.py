@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from nnue_trainer.data.features import FeaturePart
 from nnue_trainer.data.features import feature_set as find_feature_set
-from nnue_trainer.nets.engine_header import MIRRORS, piece_squares, places_in_file, width_of
+from nnue_trainer.nets.engine_header import MIRRORS, bucket_mirror, piece_squares, places_in_file, width_of
 from nnue_trainer.nets.integer_forward import MATERIALS, IntegerForward, depends_on_queens
 
 if TYPE_CHECKING:
@@ -57,7 +57,10 @@ def engine_rust(net: Net) -> str | None:
             "        },",
         ]
     by, bucket_of = _buckets(forward)
-    weights = list(forward.piece_weights or (0,) * 10)
+    of_squares = by == "Squares"
+    weights = list(forward.piece_weights) if forward.piece_weights and not of_squares else [0] * 10
+    squares = list(forward.piece_weights) if of_squares else []
+    mirror = bucket_mirror(net.integer_feature_set) if of_squares else 0
     skips = [
         f"        Skip {{ layer: {skip.layer}, plus: {skip.plus}, "
         f"minus: {'None' if skip.minus is None else f'Some({skip.minus})'}, multiply: {skip.multiply}, "
@@ -85,6 +88,8 @@ def engine_rust(net: Net) -> str | None:
             f"    buckets: {forward.num_stacks},",
             f"    buckets_by: BucketsBy::{by},",
             f"    piece_weights: {weights},",
+            f"    square_weights: &{squares},",
+            f"    bucket_mirror: {mirror},",
             f"    bucket_of: &{list(bucket_of)},",
             "    layers: &[",
             *[line for number in range(len(forward.layers)) for line in _layer(forward, number, tensors, places)],
@@ -137,7 +142,7 @@ def _layer(
 
 def _buckets(forward: IntegerForward) -> tuple[str, Sequence[int]]:
     if forward.piece_weights:
-        return "Weights", forward.stacks
+        return "Squares" if len(forward.piece_weights) > 10 else "Weights", forward.stacks
     if depends_on_queens(forward.stacks):
         return "Queens", forward.stacks
     return "Pieces", forward.stacks[::MATERIALS]

@@ -159,8 +159,9 @@ class IntegerForward:
     """value: the last layer has one output; wdl: three, for loss, draw and win, and there are neither skip connections
     nor PSQT columns"""
     piece_weights: tuple[int, ...] = ()
-    """10 numbers, for a pawn, knight, bishop, rook and queen of the side to move, then of the other side: their sum
-    over the board chooses the stack. Empty: numbers of pieces and queens do"""
+    """10 numbers, for a pawn, knight, bishop, rook and queen of the side to move, then of the other side; or 12 · 64,
+    for these pieces and the king on each square from a1, as the side to move sees it, mirrored where the feature set
+    mirrors the board. Their sum over the board chooses the stack. Empty: numbers of pieces and queens do"""
 
     def __post_init__(self) -> None:
         if len(self.stacks) == PIECE_COUNTS and not self.piece_weights:

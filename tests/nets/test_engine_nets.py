@@ -168,6 +168,31 @@ def test_buckets_by_weights_of_pieces(own: bool) -> None:
     assert scores_of(file.end(), {"hidden": H, "activation": "crelu", "output_buckets": buckets}) == expected
 
 
+@pytest.mark.parametrize("mirror", ["none", "a-d", "e-h"])
+def test_buckets_by_pieces_on_squares(mirror: str) -> None:
+    squares = {"K": [square % 8 for square in range(64)], "k": [8 * (square // 16) for square in range(64)]}
+    squares["p"] = [32 * (square == 35) for square in range(64)]
+    kings = list(range(64)) if mirror == "none" else list(range(32))
+    table = [(3 * total + 1) % 7 for total in range(60)]
+    inputs = ["PP_3Wide", {"kings": kings, "mirror": mirror, "order": "interleaved-enemy-first"}, "Chess768"]
+    buckets = {"count": 7, "rule": "squares", "squares": squares, "table": table}
+    net = parse({"kind": "layered", "hidden": H, "inputs": inputs, "output_buckets": buckets}, "test")
+    expected = []
+    for fen in FENS:
+        pieces, us = pieces_of(fen)
+        file = next(square for kind, colour, square in pieces if kind == 5 and colour == us) % 8
+        turned = (56 if us else 0) ^ (7 if {"none": False, "a-d": file > 3, "e-h": file < 4}[mirror] else 0)
+        total = 0
+        for kind, colour, square in pieces:
+            letter = "PNBRQK"[kind] if colour == us else "pnbrqk"[kind]
+            total += squares.get(letter, [0] * 64)[square ^ turned]
+        expected.append(table[min(total, 59)])
+    assert len(set(expected)) > 4
+    assert net.bucket(data.expand(data.records_from_fens(FENS), net.feature_set)).tolist() == expected
+    model = net.model()
+    assert model.buckets(data.expand(data.records_from_fens(FENS), net.feature_set)).tolist() == expected
+
+
 def test_large_weights_of_the_first_layer() -> None:
     """Beyond ±1.984 · QA, the description states their limit; training keeps within it."""
     file = File()
@@ -321,6 +346,15 @@ def test_floats_that_are_not_numbers_are_refused() -> None:
         ({"layers": [{"outputs": 4, "type": "f32", "shift": 3}]}, "shift is given, but the outputs are floats"),
         ({"output_buckets": {"rule": "weights"}}, "0 weights, expected 5"),
         ({"output_buckets": {"weights": [1, 1, 1, 1, 1]}}, "weights are given, but the rule is stockfish"),
+        ({"output_buckets": {"rule": "squares"}}, "no squares are given, but the rule is squares"),
+        ({"output_buckets": {"squares": {"K": [0] * 64}}}, "squares are given, but the rule is stockfish"),
+        ({"output_buckets": {"rule": "squares", "squares": {"K": [0] * 63}}}, "squares.K: 63 numbers, expected 64"),
+        ({"output_buckets": {"rule": "squares", "squares": {"X": [0] * 64}}}, "squares"),
+        ({"output_buckets": {"rule": "squares", "squares": {"P": [0] * 64}, "table": [1]}}, "bucket 1, expected 0 … 0"),
+        (
+            {"inputs": "HalfKAv2_hm_11", "output_buckets": {"rule": "squares", "squares": {"k": [1] * 64}}},
+            "has no plane for each king",
+        ),
         (
             {"inputs": "HalfKP", "output_buckets": {"rule": "weights", "weights": [1, 1, 1, 1, 1]}},
             "has no planes of pieces",
