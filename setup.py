@@ -252,7 +252,7 @@ def native_parts() -> dict[str, object]:
             return super().get_ext_filename(fullname)
 
         def build_extension(self, ext: Extension) -> None:
-            """Drops CUDA objects older than a header: with a CPU build of torch, ninja is told no headers of theirs.
+            """Drops CUDA objects older than a header: with a CPU build of torch, ninja gets none of their headers.
 
             Then compiles the sources for Hopper with flags of their own, which an Extension has no place for.
             """
@@ -349,7 +349,7 @@ def native_parts() -> dict[str, object]:
                     "-lineinfo",
                     "-Xcompiler=-fvisibility=hidden",
                     f"-Xcompiler=-g0,-ffile-prefix-map={ROOT}/=",
-                    # Both know -D; -W is the host compiler's.
+                    # Both take -D; -W is the host compiler's.
                     *(flag if flag.startswith("-D") else f"-Xcompiler={flag}" for flag in OPS_FLAGS),
                     *defines,
                     *architecture_flags(archs),

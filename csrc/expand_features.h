@@ -16,7 +16,7 @@
 // tensors; expand_features_into writes to the contiguous tensors in the list `fields`, in that order.
 //
 // name_feature_set returns the handle of a name, uint8 [n]: a hash, the same in every process, so that graphs may keep
-// it. The operators of a device know the handles of built-in sets, and of the names that they were given:
+// it. The operators of a device have the handles of built-in sets, and of the names that they were given:
 // name_cuda_feature_set does the same for CUDA.
 //
 // add_feature_set makes a set that was compiled from a header (features/general_set.h) known to this library; `library`
@@ -67,7 +67,7 @@ inline int64_t handle_of(std::string_view name) {
     return static_cast<int64_t>(hash >> 1);
 }
 
-// The names of the handles that this library knows.
+// The names of the handles that this library has.
 class Handles {
   public:
     Handles() {

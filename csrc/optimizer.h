@@ -7,7 +7,7 @@
 //                  step     int64: updates made so far
 //                  failed   float32: 1 after a loss or gradient that was not finite, and then for good. The caller may
 //                           set it, too. Where it is 1, nothing changes: no weight, no moment, no count.
-//                  numbers  float64, zeros before the first step: what optimizer_begin tells the others about the step,
+//                  numbers  float64, zeros before the first step: results of optimizer_begin for the other operators,
 //                           see Number; `norm` is for logs. Those from kFirstKept to kLastKept are state: the next
 //                           step depends on them
 //   rule         the number of a Rule

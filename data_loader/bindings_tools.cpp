@@ -104,7 +104,7 @@ class CancellableSource final : public ByteSource {
     const std::atomic<bool>& cancelled_;
 };
 
-// A reader that one thread reads from while another asks how far it has come.
+// A reader that one thread reads from while another reads its progress.
 class ReaderHandle {
   public:
     // `copy_to`, unless it is negative: an open file that gets all bytes that are read.

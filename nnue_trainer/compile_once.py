@@ -31,7 +31,7 @@ _SHOWN_ERRORS = 3
 
 
 def find_compiler(what: str) -> list[str]:
-    """The C++ compiler: $CXX, or g++, c++ or clang++ on PATH. Errors say that `what` needs it, such as "window
+    """The C++ compiler: $CXX, or g++, c++ or clang++ on PATH. Errors name `what` needs it, such as "window
     functions"."""
     named = shlex.split(os.environ.get("CXX", ""))
     for command in [named] if named else [["g++"], ["c++"], ["clang++"]]:

@@ -45,14 +45,14 @@ def first_line(text: object) -> str:
 
 
 class OutOfMemory(NamedTuple):
-    """`wanted` is what could not be had, "20.00 GiB" or "36028797018963968 bytes"; "" where that is not known."""
+    """`wanted` is what could not be had, "20.00 GiB" or "36028797018963968 bytes"; "" where that is unknown."""
 
     wanted: str
     on_gpu: bool
 
 
 def out_of_memory(error: BaseException) -> OutOfMemory | None:
-    """Whether Python, C++ or torch, on the CPU or on a GPU, raised `error` for want of memory; None if not."""
+    """Whether Python, C++ or torch, on the CPU or on a GPU, raised `error` for lack of memory; None if not."""
     text = str(error)
     by_name = type(error).__name__ == "OutOfMemoryError"  # torch's; the name spares importing torch here
     on_gpu = by_name or ("CUDA" in text and "out of memory" in text)

@@ -1,7 +1,7 @@
 """Open lists: what a recipe names by `kind`, and what users may add to without touching this package.
 
 A registry holds the classes of one sort of thing: nets, losses, optimisers. Each class is a section
-(`schema.section`), so its fields are what the recipe may say about it. A recipe names a class in one of three ways:
+(`schema.section`), so its fields are its keys in a recipe. A recipe names a class in one of three ways:
 
 - `kind: win_rate`: registered by that name. Built-in classes are the modules of the registry's package; adding one is
   adding a file.
@@ -10,7 +10,7 @@ A registry holds the classes of one sort of thing: nets, losses, optimisers. Eac
   (`nnue_trainer.losses`, for example).
 
 Reading a checkpoint or a net never imports code. There a `file.py:Class` is found only if a file of that name was
-loaded before, because the recipe in hand or `--plugin FILE` asked for it.
+loaded before, because the recipe in hand or `--plugin FILE` names it.
 """
 
 from __future__ import annotations
@@ -239,7 +239,7 @@ class Registry(Generic[T]):
     def _import_built_in(self) -> None:
         if self._searched:
             return
-        self._searched = True  # first, because a module that is being imported may ask
+        self._searched = True  # first, because a module that is being imported may call this
         package = importlib.import_module(self.package)
         for module in pkgutil.iter_modules(package.__path__):
             importlib.import_module(f"{self.package}.{module.name}")
@@ -271,8 +271,8 @@ class Registry(Generic[T]):
         cls = getattr(plugin.module, name, None)
         if not isinstance(cls, type):
             raise UserError(f"{plugin.path}: has no class {name!r}")
-        # The class is known already by another path to the same file. It keeps the kind under which it was first asked
-        # for.
+        # The class is registered already by another path to the same file. It keeps the kind of its
+        # first use.
         self._outside[kind] = cls if cls in self._outside.values() else self._checked(kind, cls)
         return self._outside[kind]
 

@@ -102,7 +102,7 @@ class Unit:
         return tuple(f"{sign}{pawns}" for pawns in dict.fromkeys(self._pawns(abs(value), counts)))
 
     def values(self, white: int, counts: Counts) -> tuple[str, ...]:
-        """What the line "NNUE evaluation" may say for a value from white's side. Some releases print the sign of a zero
+        """The texts of the line "NNUE evaluation" for a value from white's side. Some releases print the sign of a zero
         that was rounded, others do not."""
         pawns = {f"{abs(white) / self.pawn(counts):.2f}", *self._pawns(abs(white), counts)}
         return tuple(

@@ -1,6 +1,6 @@
 """One UCI engine process, for self-play and for checking nets.
 
-An engine is a program that we know nothing about. So every answer has a deadline, which holds while lines keep coming,
+An engine may be any program. So every answer has a deadline, which holds while lines keep coming,
 and a limit of bytes; a line has one too. Memory stays bounded, bytes that are not UTF-8 are replaced, and commands that
 would become two lines are refused. The process and its children are ended and reaped however the work ends.
 """
@@ -143,7 +143,7 @@ class Engine(Closing):
         self.send(f"setoption name {self._options[name.lower()]} value {value}")
 
     def new_game(self) -> None:
-        """Makes the engine forget what it knows."""
+        """Clears the engine's state."""
         self.send("ucinewgame")
         self.wait_until_ready()
 

@@ -52,7 +52,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture(autouse=True)
 def _no_plugins() -> Iterator[None]:
-    """A test knows only the files that it loads itself, as a process does."""
+    """A test sees only the files that it loads itself, as a process does."""
     yield
     registry.forget_plugins()
 

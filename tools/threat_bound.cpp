@@ -14,7 +14,7 @@
 // 2. n pieces that occupy r ranks, c files, d diagonals and a antidiagonals have 4 n − (r + c + d + a) contacts: each
 //    occupied line has one contact fewer than pieces. `fewest_lines` finds by enumeration the smallest r + c + d + a.
 // 3. `most_knight_pairs` finds by dynamic programming over the ranks how many knight pairs n squares can have.
-// 4. Only pieces that the version knows as an attacker or victim count. From v12 on kings are neither: taking a king
+// 4. Only pieces that the version has as an attacker or victim count. From v12 on kings are neither: taking a king
 //    off the board loses no contact of the others, since those that it stood between get one. So n = 30. In v11
 //    kings have contacts and no knight pairs; in v10 they have both, and each king makes at most 8 pairs that count
 //    twice, one for each square around it.

@@ -14,7 +14,7 @@
 
 namespace nnue {
 
-// Asks for huge pages for memory that nothing has been written to yet. The system may ignore this, and memory that is
+// Requests huge pages for memory that nothing has been written to yet. The system may ignore this, and memory that is
 // already in use stays as it is.
 inline void want_huge_pages([[maybe_unused]] void* memory, [[maybe_unused]] size_t bytes) {
 #if defined(MADV_HUGEPAGE)

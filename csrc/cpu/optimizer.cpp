@@ -136,7 +136,7 @@ void mark_rows_op(const Tensor& white, const Tensor& black, const Tensor& rows) 
     }
 }
 
-// Rows that are worked on together, for one task: few enough that tasks are as many as threads could want.
+// Rows that are worked on together, for one task: few enough that there are tasks for all threads.
 int64_t groups_of_task(const Late& l) {
     return std::clamp<int64_t>(l.virtual_rows / 128, 1, 32);
 }

@@ -49,8 +49,8 @@ inline int multiprocessors(int device) {
 }
 
 // The compute capability, times ten, that this kernel's code for the current device was compiled for; 0 if the library
-// has none for it. The same for all kernels outside hopper/, so it is asked once per device, usually before any capture
-// of a CUDA graph.
+// has none for it. The same for all kernels outside hopper/, so one query per device is enough, usually before any
+// capture of a CUDA graph.
 inline int code_version(const void* kernel) {
     static std::array<std::atomic<int>, 64> known{};
     const int device = current_device();

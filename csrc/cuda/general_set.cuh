@@ -2,7 +2,7 @@
 // Built-in sets are compiled with expand_features.cu. Sets in a user's header are compiled at their first use, without
 // torch, so nothing of torch is included here.
 //
-// A warp takes one position at a time, with one lane per piece. Each lane asks the set for the partners of its piece.
+// A warp takes one position at a time, with one lane per piece. Each lane gets the partners of its piece from the set.
 // The first pass over them counts and checks the features, then a prefix sum gives where each lane writes, and the
 // second pass writes. White's row and Black's row may differ in length.
 #pragma once

@@ -1,6 +1,6 @@
 // Thin wrappers over PTX instructions: asynchronous copies, mbarriers, loads and stores, and products on tensor cores.
-// Nothing here knows what is computed. The kernels of hopper/ are compiled for sm_90a alone. Other kernels use only the
-// wrappers of instructions that 8.0 has, and the two that belong to launch_early, which do nothing in code that is
+// Nothing here depends on the computation. The kernels of hopper/ are compiled only for sm_90a. Other kernels use only
+// the wrappers of instructions that 8.0 has, and the two that belong to launch_early, which do nothing in code that is
 // compiled for less than 9.0.
 #pragma once
 

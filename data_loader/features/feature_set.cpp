@@ -218,7 +218,7 @@ struct Appendable {
 
 struct Known {
     std::mutex mutex;
-    std::map<std::string, std::unique_ptr<const FeatureSet>, std::less<>> sets;  // those that somebody has asked for
+    std::map<std::string, std::unique_ptr<const FeatureSet>, std::less<>> sets;  // those that have been used
     std::map<std::string, Appendable, std::less<>> appendable;
     std::vector<std::unique_ptr<const FeatureSet>> replaced;  // somebody may still use them
 };

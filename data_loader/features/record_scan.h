@@ -1,4 +1,4 @@
-// What can be said about a record without looking at its pieces one by one: counts, kings, and whether it can be
+// Facts about a record that need no look at single pieces: counts, kings, and whether it can be
 // expanded at all. It is arithmetic on words without loops, so that one GPU thread can do it for a whole record.
 #pragma once
 
@@ -6,7 +6,7 @@
 
 namespace nnue::data {
 
-// Why a record has no index rows. unpack() asks more of a position; this is only what the rows depend on.
+// Why a record has no index rows. unpack() checks more of a position; this is only what the rows depend on.
 enum class RecordFault : std::uint8_t { kNone, kTooManyPieces, kKings, kLeftOver, kResult, kTooManyPawns };
 
 constexpr const char* fault_name(RecordFault fault) {

@@ -31,7 +31,7 @@ struct Candidate {
 
 // ---- the filters -----------------------------------------------------------------------------------------------
 //
-// A filter is made anew for each chunk. drops() is asked, in the order of the list, until one filter drops the
+// A filter is made anew for each chunk. drops() is called, in the order of the list, until one filter drops the
 // position; `value` is what the user has set. observe(), where there is one, sees every position after that, dropped or
 // not. A filter that takes the curves of the user has them as a third argument.
 

@@ -135,7 +135,7 @@ void BinpackWriter::add(const Record& record) {
         throw FormatError(file_.path() + ": position " + std::to_string(positions_) +
                           ": a move that takes a king: " + format_uci(e.move) + " in " + format_fen(e.position));
     }
-    if (!join_chains) {  // no need to know where the move leads
+    if (!join_chains) {  // the position behind the move is not needed
         close_chain();
         stem_ = record;
         write_chain();
@@ -231,7 +231,7 @@ class BinpackReader final : public StreamReader {
         if (header.empty()) return false;
         const std::uint64_t start = stream_.offset();
         const std::string name = "chunk " + std::to_string(chunk_++);
-        // Without a sound header nobody knows where the next chunk begins, so this is an error even where bad data is
+        // Without a sound header the place of the next chunk is unknown, so this is an error even where bad data is
         // left out.
         std::uint32_t size = 0;
         try {

@@ -29,7 +29,7 @@ class DuplicateEstimator {
         return sampled_ ? 1 - static_cast<double>(used_) / static_cast<double>(sampled_) : 0;
     }
     // Positions that were in the sample when they were added, and those of them whose board was in it already. Both
-    // only grow, so differences tell where in a file the repetitions are.
+    // only grow, so differences show where in a file the repetitions are.
     std::uint64_t looked_at() const { return looked_at_; }
     std::uint64_t repeated() const { return repeated_; }
 

@@ -1,4 +1,4 @@
-// PGN with evaluations in comments. The conventions in use, and how they are told apart: docs/data-formats.md, "PGN".
+// PGN with evaluations in comments. The conventions in use, and their differences: docs/data-formats.md, "PGN".
 #include <algorithm>
 #include <cctype>
 #include <charconv>
@@ -245,7 +245,7 @@ class PgnReader final : public LineReader {
         return text;
     }
 
-    // Games that say by themselves why they are no material.
+    // Games whose headers give the reason why they are left out.
     bool is_left_out() {
         const std::string variant = lower(tag("Variant"));
         if (!variant.empty() && variant != "standard" && variant != "chess" && variant != "normal" &&

@@ -38,7 +38,7 @@ class PositionFile {
     const DataFormat& format_;
 };
 
-// Tells the format by content. Throws FormatError naming the file if it is in none.
+// Detects the format from the content. Throws FormatError naming the file if it is in none.
 std::unique_ptr<PositionFile> open_position_file(InputFile file, const OpenOptions& options = {});
 
 }  // namespace nnue::data

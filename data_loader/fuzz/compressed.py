@@ -120,7 +120,7 @@ def main() -> None:
             got = read(kind, data, room)
             if got is not None:
                 sound += 1
-                # Python's gzip lets pass flags of the header that zlib does not know.
+                # Python's gzip lets pass flags of the header that zlib does not support.
                 expected = gunzip(data) if kind == "gzip" and len(got) < MOST else None
                 assert expected is None or got == expected, "not what zlib makes of it"
         except BaseException:

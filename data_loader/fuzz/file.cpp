@@ -1,4 +1,4 @@
-// A whole file in one format, NNUE_FUZZ_FORMAT, or in the one that its content tells: positions that are sound, or one
+// A whole file in one format, NNUE_FUZZ_FORMAT, or in the one that is detected: positions that are sound, or one
 // FormatError. With bad data left out too.
 #include <cstring>
 #include <string_view>

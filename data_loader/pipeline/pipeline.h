@@ -116,7 +116,7 @@ class Pipeline {
     // the caller does not hold.
     void release(std::size_t slot, const Slot* memory = nullptr);
 
-    // Tells the workers to end, and wakes those that wait in next(). May be called from anywhere, any number of times.
+    // Ends the workers, and wakes those that wait in next(). May be called from anywhere, any number of times.
     void stop();
 
     // Ends and joins the workers. A worker must not call it: see runs_in_worker().

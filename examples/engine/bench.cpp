@@ -71,7 +71,7 @@ struct ByHandNet {
         output_bias = output + std::size_t{N::kBuckets} * 2 * kHidden;
     }
 
-    // What a move changes, as an engine's make_move knows it.
+    // What a move changes, as an engine's make_move has it.
     struct Delta {
         int added[kMostChanged], removed[kMostChanged], num_added = 0, num_removed = 0;
         bool refreshes = false;

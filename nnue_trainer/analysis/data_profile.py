@@ -307,7 +307,7 @@ def drift_of(name: str, means: Floats, ends: Floats, deviation: float) -> Drift 
 
 
 def _drifts(raw: dict[str, Any]) -> tuple[list[Drift], bool]:
-    """Of every quantity, and whether the file is too short to say."""
+    """Of every quantity, and whether the file is too short for a verdict."""
     full = raw["positions"] == raw["block_size"]  # the last block is shorter, as a rule
     blocks = int(full.sum())
     joined = max(1, -(-SMALLEST_BLOCK // int(raw["block_size"])))

@@ -372,7 +372,7 @@ def plane_names(part: FeaturePart) -> list[str]:
 
 
 def king_buckets(part: FeaturePart) -> npt.NDArray[np.int64]:
-    """The bucket for an own king on each square, int64 [64]; −1 where positions have no features to tell it by."""
+    """The bucket for an own king on each square, int64 [64]; −1 where no position has features that show it."""
     found = np.full(_SQUARES, -1, np.int64)
     for square in range(_SQUARES):
         far = 63 if square % 8 < 4 else 56
@@ -414,7 +414,7 @@ def _activity(
 
 
 def _judge(found: Inspection) -> None:
-    """Adds warnings about what an author should know."""
+    """Adds warnings for the author of the net."""
     activity = found.activity
     if activity is not None:
         for what, mask in (("never above 0", activity.dead), ("always at their upper limit", activity.stuck)):

@@ -208,7 +208,7 @@ def _in_threads(body: Callable[[int, int], None], count: int, cost: int) -> None
 
 
 def _over_windows(function: Any, x: Any, out: Any, first: int, length: int, min_periods: int) -> None:
-    """The loop over all windows, in Python or compiled by Numba: it may use only what both know."""
+    """The loop over all windows, in Python or compiled by Numba: it may use only what both support."""
     n = x.shape[1]
     for row in range(x.shape[0]):
         for i in range(n):

@@ -172,7 +172,7 @@ class _OneLine(logging.Handler):
 
 
 def _prepare_streams() -> None:
-    """Printing never fails for want of an encoding, and what goes to standard error never fails at all."""
+    """Printing never fails because of an encoding, and what goes to standard error never fails at all."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
     if sys.stdout is None:  # closed by the caller: >&-

@@ -1,4 +1,4 @@
-"""`nnue match`: games between nets or engines, and what they say about their Elo."""
+"""`nnue match`: games between nets or engines, and the Elo that follows from them."""
 
 from __future__ import annotations
 

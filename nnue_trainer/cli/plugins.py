@@ -1,4 +1,4 @@
-"""`--plugin FILE`: the one option that has a command know classes from outside.
+"""`--plugin FILE`: the option that loads classes from outside.
 
 No checkpoint and no net makes the program import code. Where one was made with a class of the user's own, the command
 line names the file.
@@ -31,7 +31,7 @@ def load(files: list[Path] | None) -> None:
 
 
 def options() -> str:
-    """The options that make another command know what this one knows: " --plugin FILE" for each file."""
+    """The options that load the same classes in another command: " --plugin FILE" for each file."""
     from nnue_trainer.registry import loaded
 
     return "".join(f" --plugin {shlex.quote(str(path))}" for path in loaded())

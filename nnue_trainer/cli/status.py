@@ -3,4 +3,4 @@
 CONTRADICTORY = 3
 """A data file contradicts itself."""
 
-INTERRUPTED = 130  # as shells know it from SIGINT
+INTERRUPTED = 130  # as shells report SIGINT

@@ -2,7 +2,7 @@
 
 A name describes all of a set: it names a basic set ("HalfKAv2_hm"), describes a piece-square set
 (`piece_square_set`), names a set from outside ("my_features.py:MySet", "my_features.h:MySet(…)": feature_sets/), or a
-sum of such sets in any order, "A+B+C". Operators and exported graphs know a set by this name.
+sum of such sets in any order, "A+B+C". Operators and exported graphs refer to a set by this name.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ BASIC_FEATURE_SETS: tuple[str, ...] = tuple(_data.basic_feature_sets())
 """The names of the sets that are built in."""
 
 
-_outside: dict[str, base.Features] = {}  # sets from outside that the data library knows, by name
+_outside: dict[str, base.Features] = {}  # sets from outside that are registered in the data library, by name
 
 
 def feature_set(name: str | FeatureSet, *, may_import: bool = False) -> FeatureSet:
@@ -104,7 +104,7 @@ def feature_set(name: str | FeatureSet, *, may_import: bool = False) -> FeatureS
 
 
 def _known(term: str, may_import: bool) -> str:
-    """The name of a part; from now on the data library knows it."""
+    """The name of a part; from now on the data library has it."""
     if not base.is_outside(term):
         return term
     features = base.parse(term, may_import=may_import)

@@ -88,7 +88,7 @@ def boards(records: Records) -> npt.NDArray[np.uint8]:
     present = np.arange(32) < piece_counts(records)[:, None]
     found = nibbles[present]
     squares[occupied] = 1 + CODES[found]
-    # The rank of a pushed pawn tells its colour: black's stand on the fifth.
+    # The rank of a pushed pawn gives its colour: black's stand on the fifth.
     row, square = np.nonzero(occupied)
     pushed = found == PUSHED_PAWN
     squares[row[pushed], square[pushed]] = 1 + (square[pushed] >= 32)

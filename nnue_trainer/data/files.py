@@ -95,7 +95,7 @@ def format_for(path: StrPath, chosen: str | DataFormat | None = None) -> DataFor
 class PositionReader(Closing):
     """The positions of one file, in order, as arrays of records; iterate once.
 
-    `format`: None to find out; `formats` are asked before the built-in ones, None for all from outside that were loaded
+    `format`: None to find out; `formats` are tried before the built-in ones, None for all from outside that were loaded
     (`--plugin`). `skip_bad`: leave out and count what is wrong (a position; with binpack the rest of a
     chunk) instead of raising. UserError names file and offset (of the decompressed bytes) or line, what was found and
     what was expected. Memory: a few MiB, with binpack up to the 100 MiB of its largest legal chunk.

@@ -299,7 +299,7 @@ def generate(
     """Plays games until there are at least `options.positions` positions and writes them to `out`, whole games only.
 
     `to`: the format, None to take it from the name of `out`. `timeout` in seconds holds for every answer of an engine.
-    `progress(positions, games)` is called after each game, `note(line)` with what a user should know. After an
+    `progress(positions, games)` is called after each game, `note(line)` with what a user should read. After an
     interruption the next call with the same options continues. An `out` that exists is not changed: the result shows it
     if this call would make the same file, and otherwise it is an error, unless `overwrite` is set.
     """

@@ -296,7 +296,7 @@ class _Judge:
             self.proven()
 
     def both_agree(self, number: int, agreement: int, by_side: dict[str, list[int]]) -> None:
-        """Scores and results that contradict each other, where material does not tell which is wrong."""
+        """Scores and results that contradict each other, where material does not show which is wrong."""
         if agreement < 0 and by_side["scores"][number] >= 0 and by_side["results"][number] >= 0:
             self.say(
                 "contradiction",
@@ -323,7 +323,7 @@ class _Judge:
             self.say("contradiction", f"{what}_{view}", text)
 
     def mixed(self, squeezed: Floats) -> None:
-        """Scores of the right size and of either sign: a view that was lost, in a format that does not tell sides."""
+        """Scores of the right size and of either sign: a view that was lost, in a format without sides."""
         known = self.scored & (self.material != 0) & (self.scores != 0)
         if known.sum() < FEWEST or any(found.level == "contradiction" for found in self.verdict.findings):
             return

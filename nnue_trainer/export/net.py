@@ -51,7 +51,7 @@ def read_net(path: PathLike, arch: str | None = None, note: Callable[[str], None
     shape.
 
     `arch` overrules the description and decides where the files of two nets look alike (SFNNv4 and SFNNv5);
-    `note` is told when that choice was made without it. UserError, one line, names file, offset, section, what was
+    `note` is called when that choice was made without it. UserError, one line, names file, offset, section, what was
     found and what was expected.
     """
     with NetFile(path) as file:

@@ -2,7 +2,7 @@
 
 A move should cost this program little beside its search. Without time limits it naps while more engines search than
 there are CPUs, so that one look finds several answers; otherwise an engine that prints while it searches is not
-listened to until its search is nearly over, as its last searches tell. Rules, legality and repetitions are those of the
+listened to until its search is nearly over, as its last searches show. Rules, legality and repetitions are those of the
 C++ library, one call each per move.
 
 With a fixed number of nodes, or a fixed depth, and one thread per engine, a game is a function of its players, its
@@ -209,7 +209,7 @@ class Arena:
             self._listen(seat)
 
     def searched(self, seconds: float) -> None:
-        """Tells how long a search took."""
+        """Records how long a search took."""
         self._usual += 0.05 * (seconds - self._usual)
 
     def dismiss(self, seat: _Seat) -> None:
@@ -368,7 +368,7 @@ class _Table:
         self.arena.send(seat, b"ucinewgame\nisready\n", b"readyok", "isready", self.arena.limit.timeout)
 
     def _go_on(self) -> None:
-        """Asks the side to move for a move."""
+        """Gets a move from the side to move."""
         assert self.task
         limit = self.arena.limit
         side = 0 if self._game.white_to_move else 1

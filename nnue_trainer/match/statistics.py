@@ -25,9 +25,9 @@ _FEWEST = 1e-3  # takes the place of a count of 0 in a test
 
 @dataclass(frozen=True)
 class Statistics:
-    """What counts say. None stands for what they leave undefined, and an infinite Elo for a match without a point for
-    one side. `elo_error` and `nelo_error` are half the 95 % confidence interval; `variance` is that of the points of a
-    pair divided by 2, or of a game for three counts."""
+    """What follows from the counts. None stands for what they leave undefined, and an infinite Elo for a match without
+    a point for one side. `elo_error` and `nelo_error` are half the 95 % confidence interval; `variance` is that of the
+    points of a pair divided by 2, or of a game for three counts."""
 
     score: float
     variance: float

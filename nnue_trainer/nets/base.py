@@ -38,7 +38,7 @@ from nnue_trainer.modules.layer_stacks import FirstOutputs, LayerStacks, StackOr
 from nnue_trainer.modules.perspective_transformer import Activation, PerspectiveTransformer
 from nnue_trainer.modules.straight_through import Steps
 from nnue_trainer.nets.integer_forward import IntegerForward, RawValues, reference, wrap32
-from nnue_trainer.nets.integer_forward import accumulate as accumulate  # for nets that say their arithmetic in Python
+from nnue_trainer.nets.integer_forward import accumulate as accumulate  # for nets with arithmetic in Python
 from nnue_trainer.nets.integer_forward import tdiv as tdiv
 from nnue_trainer.nets.meaning import NetMeaning
 from nnue_trainer.nets.rounded_forward import Awareness, RoundedForward

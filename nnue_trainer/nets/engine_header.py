@@ -196,7 +196,7 @@ def _numbers(values: Sequence[int], per_line: int = 16) -> list[str]:
     return ["        " + ", ".join(map(str, line)) + "," for line in lines]
 
 
-# Piece-square sets that examples/engine can be told of: planes, order, mirror, bucket of each square.
+# Piece-square sets that examples/engine supports: planes, order, mirror, bucket of each square.
 _HM = [4 * (7 - square // 8) + 7 - square % 8 if square % 8 > 3 else 0 for square in range(64)]
 _PIECE_SQUARES = {
     "Chess768": (12, "grouped", "none", [0] * 64),

@@ -2,7 +2,7 @@
 
 A net describes its integer forward once (`Net.integer_forward`). The evaluator in C++ (data_loader/evaluate) runs any
 such description in several threads, with AVX2 where the CPU has it. `reference` runs it here, slowly and plainly, and
-defines what the words mean. Both give the same integers. Neither of them knows the name of a net.
+defines what the words mean. Both give the same integers. Neither of them depends on the name of a net.
 
 The stages, for one position. `tdiv` divides toward zero, `>>` rounds down, and int16 and int32 wrap around.
 

@@ -98,7 +98,7 @@ V2026 = 0x6A448AFA
 
 @dataclass(frozen=True)
 class Design:
-    """What tells one Stockfish net from another."""
+    """The differences between Stockfish nets."""
 
     sets: tuple[str, ...]
     """feature sets, in the order of the file"""
@@ -529,7 +529,7 @@ def king_plane_rows(trained: FeaturePart, read: FeaturePart) -> np.ndarray:
     """For each feature with a plane for both kings, the one with planes of their own that it takes, int64 [F].
 
     The shared plane takes the enemy king's rows, except on the squares of the own king that the bucket stands for: no
-    position can tell the difference, as these squares touch each other."""
+    position shows the difference, as these squares touch each other."""
     buckets = trained.num_features // trained.bucket_size
     planes = trained.bucket_size // SQUARES
     own_king, enemy_king = planes - 2, planes - 1

@@ -137,7 +137,7 @@ class Raw(NetFormat):
 
     def _lines(self, shapes: Mapping[str, tuple[int, ...]], where: str) -> list[RawTensor]:
         """The tensors in the file. UserError unless every tensor occurs exactly once."""
-        make: Any = RawTensor  # mypy does not know what a section takes
+        make: Any = RawTensor  # mypy cannot see what a section takes
         lines: list[RawTensor] = self.tensors or [make(tensor=name) for name in shapes]
         _check_complete(lines, shapes, where)
         return lines

@@ -27,7 +27,7 @@ class Work:
     fp32, a scalar; `failed` is 1 from the first step on whose loss or gradient was not finite, else 0, fp32, a scalar.
     Both are on the device of the parameters and always the same tensors.
 
-    `factorised` and `bounds` are empty, but for a rule that replaces the layers that know them
+    `factorised` and `bounds` are empty, but for a rule that replaces the layers that use them
     (`OptimizerConfig.replaces`).
     """
 
@@ -95,7 +95,7 @@ class Rule(ABC):
             own[name].copy_(tensor)
 
     def set_lr(self, lr: float) -> None:  # noqa: B027 (most rules read the tensor)
-        """The learning rate of the next step, for rules that want a number of Python's; `work.lr` holds it as well."""
+        """The learning rate of the next step, for rules that need a Python number; `work.lr` holds it as well."""
 
     def changed(self) -> list[Tensor]:
         """All tensors that a step changes: what the guard puts back after a step that failed."""
@@ -136,7 +136,7 @@ class OptimizerConfig(ABC):
 
     def by_value(self) -> bool:
         """Whether each value of a weight moves by its own gradient and state alone, but for a norm that is taken of all
-        gradients: then several GPUs may each have some columns of a weight. So does a rule that knows virtual rows."""
+        gradients: then several GPUs may each have some columns of a weight. So may a rule with virtual rows."""
         return "virtual_rows" in self.replaces
 
     @abstractmethod

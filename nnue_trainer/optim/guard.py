@@ -1,6 +1,6 @@
 """A step with a loss or gradient that is not finite changes nothing in this process, and neither does any later one.
 
-The test runs on the device and nothing waits for it, but for rules that keep something in host memory: the host asks
+The test runs on the device and nothing waits for it, but for rules that keep something in host memory: the host reads
 when it writes a record. By then weights are still those of the last good step. Of several processes that have different
 columns one may fail alone; then the others go on until that record, where the run ends.
 """
@@ -38,9 +38,9 @@ class Guard:
             self._put_back()
 
     def asks_first(self) -> bool:
-        """Whether the host asks how the test came out, which is free on the CPU. On another device it would wait; there
+        """Whether the host reads the test's result, which is free on the CPU. On another device it would wait; there
         the step is made in any case, and undone on the device if it failed. That takes a copy of all that it changes.
-        Only a rule that keeps something in host memory, as torch's Adafactor does its count of steps, is asked about
+        Only a rule that keeps something in host memory, as torch's Adafactor does its count of steps, is checked
         there as well."""
         return self.failed.device.type == "cpu" or any(tensor.device.type == "cpu" for tensor in self._rule.changed())
 

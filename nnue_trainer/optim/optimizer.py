@@ -33,7 +33,7 @@ class Optimizer:
     something in host memory.
 
     A step with a non-finite loss or gradient changes nothing, and neither does any later one: weights stay those of the
-    last good step, and `failed()` tells when asked. `bounds`, `shared_rows` and `guard` are the classes of the layers.
+    last good step, and `failed()` reports it. `bounds`, `shared_rows` and `guard` are the classes of the layers.
 
     `late`: rows of feature transformers are updated when they are needed, if the rule can do so: bit for bit the same
     training. On a GPU these are the rows without virtual rows, where they are many. Whoever reads parameters through

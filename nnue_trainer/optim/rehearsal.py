@@ -1,7 +1,7 @@
 """Stops and resumes an optimiser's rule on a small copy of its work, before a run relies on that.
 
 A rule from outside may keep what decides its next step where `state_dict` does not see it. Then a resumed run would
-differ from one that was never stopped, and nothing would tell. Here the two are compared, bit for bit.
+differ from one that was never stopped, and nothing would show it. Here the two are compared, bit for bit.
 """
 
 from __future__ import annotations

@@ -21,9 +21,9 @@ from nnue_trainer.schema import section
 
 Make = Callable[[list[dict[str, Any]]], torch.optim.Optimizer]
 
-# What a recipe does not say, since the trainer does.
+# What a recipe does not set, since the trainer does.
 _OURS = ("self", "params", "lr", "foreach", "fused", "capturable", "differentiable", "maximize")
-# They want gradients of another kind, or call the model several times in a step.
+# They need gradients of another kind, or call the model several times in a step.
 _UNFIT = ("LBFGS", "Optimizer", "SparseAdam")
 # Of torch 2.10 to 2.13 these take a learning rate that lies on the device, and no step waits for it.
 _CAPTURABLE = ("Adam", "AdamW", "NAdam", "RAdam")

@@ -193,7 +193,7 @@ class Ranks:
         return self._watch is None or self._watch.meet(key, _SECONDS_TO_MEET)
 
     def speak(self) -> None:
-        """Tells the watch that this process has met an error and will save a checkpoint before it ends. Rank 0 then
+        """Reports to the watch that this process met an error and will save a checkpoint before it ends. Rank 0 then
         gets more time before an error of another rank ends it."""
         if self._watch is not None:
             self._watch.speak()
@@ -223,7 +223,7 @@ class Ranks:
     @contextmanager
     def _exchanging(self, tensor: Tensor, group: dist.ProcessGroup) -> Iterator[None]:
         """The block starts an exchange of `tensor` in `group`. If it is not recorded, and CUDA graphs contain exchanges
-        of the group, this waits for the device first: NCCL is told (`_join`) that the two never overlap."""
+        of the group, this waits for the device first: `_join` ensures that the two never overlap for NCCL."""
         with self._explaining():
             if tensor.is_cuda:
                 if torch.cuda.is_current_stream_capturing():
@@ -306,7 +306,7 @@ def _join() -> Ranks:
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
     host = "127.0.0.1" if local_size == size else os.environ["MASTER_ADDR"]
     # torch imports this module by and by, and then its functions keep the default group, as the default of an argument.
-    # The group's threads would outlive the run, want the interpreter's lock while Python ends, and abort the process.
+    # The group's threads would outlive the run, take the interpreter's lock while Python ends, and abort the process.
     importlib.import_module("torch.distributed.nn.functional")
 
     def exchange(port: int, token: int) -> tuple[int, int]:

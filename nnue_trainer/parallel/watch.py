@@ -111,12 +111,12 @@ class Watch:
             self._stop_others()
             return
         self._send(0, f"error {text}")
-        # Meanwhile the thread ends this process, when rank 0 tells it to or is lost.
+        # Meanwhile the thread ends this process, on a message of rank 0, or when rank 0 is lost.
         time.sleep(_SECONDS_TO_SAVE + _SECONDS_TO_BE_STOPPED)
         self._end(f"rank {self.rank}: {text}")
 
     def _listen(self, host: str, exchange: Callable[[int, int], tuple[int, int]]) -> None:
-        """On rank 0: accepts the connections of all other ranks, which know the token. UserError if one is missing."""
+        """On rank 0: accepts the connections of all other ranks, which hold the token. UserError if one is missing."""
         token = int.from_bytes(os.urandom(7), "big")
         with socket.create_server((host if host == "127.0.0.1" else "", 0), backlog=self.size) as server:
             exchange(server.getsockname()[1], token)
@@ -183,7 +183,7 @@ class Watch:
 
     def _lost(self, rank: int) -> None:
         if self._ending.is_set() and self.rank == 0:
-            return  # rank 0 has told that rank to end, or the run is over
+            return  # rank 0 has ended that rank, or the run is over
         speaks = self.rank == (1 if rank == 0 else 0)
         self._end(f"rank {rank} of {self.size} has ended, and the training with it" if speaks else None)
 

@@ -1,4 +1,4 @@
-"""The callbacks of one run: which of them want to hear of what, and what they remember."""
+"""The callbacks of one run: which of them are called for which event, and their state."""
 
 from __future__ import annotations
 

@@ -753,7 +753,7 @@ class Trainer:
                 finite = math.isfinite(loss)
                 self.validation_loss = loss if finite else None
                 is_best = finite and (self.best_validation_loss is None or loss < self.best_validation_loss)
-                is_best = bool(self.ranks.same(is_best))  # only rank 0 knows the best loss in the folder
+                is_best = bool(self.ranks.same(is_best))  # only rank 0 has the best loss of the folder
                 if is_best:
                     self.best_validation_loss, self.best_step = loss, self.step
                 values = {"epoch": epoch, "loss": loss, "best": self.best_validation_loss}

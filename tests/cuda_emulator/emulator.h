@@ -3,7 +3,7 @@
 // A thread block is a thread of the operating system; its threads are fibers that are switched where they wait for each
 // other, in random order; asynchronous copies arrive at random times. Several thread blocks, and a kernel and its
 // programmatic dependent, run at the same time. So kernels are right here only if their barriers, rings, flags and
-// index arithmetic are; what memory orders, and how fast anything is, a GPU has to say. Kernels that
+// index arithmetic are; what memory orders, and how fast anything is, only a GPU shows. Kernels that
 // cuda::launch_behind launches run one after the other: whether they wait for the one before is not tested here.
 //
 // Shared memory is addressed as on a GPU, by 32 bits, from the start of the dynamic part.

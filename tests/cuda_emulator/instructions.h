@@ -184,7 +184,7 @@ void take_registers() {}
 template <int kRegisters>
 void give_registers() {}
 
-// Four 8 × 8 matrices: lane i knows where row i % 8 of matrix i / 8 goes, and two elements of row i / 4 of each.
+// Four 8 × 8 matrices: lane i has the address of row i % 8 of matrix i / 8 goes, and two elements of row i / 4 of each.
 inline void store_matrices(uint32_t to, const uint32_t (&v)[4]) {
     const uint64_t* addresses = emulator::exchange(to);
     for (int m = 0; m < 4; ++m) {

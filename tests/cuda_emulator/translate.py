@@ -2,7 +2,7 @@
 
     python tests/cuda_emulator/translate.py CSRC OUT
 
-Copies CSRC to OUT and changes what a C++ compiler does not know: launches, dynamic shared memory, and functions that
+Copies CSRC to OUT and changes what a C++ compiler does not support: launches, dynamic shared memory, and functions that
 consist of inline assembly, whose place the functions of the same name in instructions.h take. The operators are
 registered as torch.ops.nnue_emulated, on CPU tensors.
 """

@@ -17,7 +17,7 @@ Records = npt.NDArray[np.uint8]
 
 @section
 class Wrong(Filter):
-    """Answers as it is told to."""
+    """Returns the answers that it was made with."""
 
     answer: str
     """what to do wrong"""

@@ -381,7 +381,7 @@ def test_duplicates_are_estimated_where_there_are_many(positions: Records) -> No
 
 
 def test_estimated_duplicates_agree_with_each_other(tmp_path: Path) -> None:
-    """The share and the number of different boards say the same of a file whose boards are only sampled."""
+    """The share and the number of different boards agree for a file whose boards are only sampled."""
     from nnue_trainer.analysis.data_profile import data_profile
 
     # Kings in their corners and six pawns in between: boards differ in the occupied squares alone, the first 8 bytes.

@@ -66,7 +66,7 @@ def test_a_tensor_that_is_not_there_is_named(calls: dict[str, list[Call]]) -> No
                 call.operator(**dict(zip(names, without, strict=True)))
             said = str(caught.value)
             assert "aoti" not in said, (name, argument.name, said)
-            # torch itself refuses a call without any tensor, as it cannot tell the device.
+            # torch itself refuses a call without any tensor, as it cannot find the device.
             expected = f"nnue::{name}: argument {place + 1}: found None, expected a tensor"
             assert expected in said or "no tensor arguments to this function" in said
             tried += expected in said

@@ -124,7 +124,7 @@ def test_a_new_sfnnv5_starts_as_the_field_starts_it() -> None:
 
 
 def test_material_psqt_counts_material() -> None:
-    """A knight more for the side to move is worth 781 engine units before the layers say anything."""
+    """A knight more for the side to move is worth 781 engine units before the layers."""
     model = nets.build(SMALL)
     with torch.no_grad():
         for layer in (model.fc0, model.fc1, model.fc2):

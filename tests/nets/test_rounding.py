@@ -253,7 +253,7 @@ def test_cuda_gives_the_same_scores(name: str, records: np.ndarray) -> None:
 
 
 def test_awareness_is_no_part_of_the_architecture() -> None:
-    """An aware net is the same net: files, and checkpoints from before, do not know the word."""
+    """An aware net is the same net: files, and checkpoints from before, do not have the key."""
     for kind in ("sfnnv16", "simple", "layered"):
         plain = nets.parse({"kind": kind}, "test")
         aware = nets.parse({"kind": kind, "quantisation": {"aware": True, "aware_from": 0.8}}, "test")

@@ -1,4 +1,4 @@
-"""Whole nets with a batch, and what the trainer asks them for against its parts: for tests of the fused loss."""
+"""Whole nets with a batch, and the trainer's calls against their parts: for tests of the fused loss."""
 
 import dataclasses
 from collections.abc import Sequence

@@ -186,7 +186,7 @@ def test_walks_do_not_depend_on_threads() -> None:
 
 
 def test_weights_of_any_size() -> None:
-    """A node's edges are taken as its own weights say, however large those of others are."""
+    """A node's edges are taken by its own weights, however large those of others are."""
     numbers = torch.tensor([1e300, 1e-300, 3e-300, 2.0, 6.0], dtype=torch.float64)
     g = Graph(torch.tensor([0, 1, 3, 5]), torch.tensor([1, 0, 2, 0, 1], dtype=torch.int32), numbers)
     assert g.thresholds is not None

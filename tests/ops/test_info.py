@@ -1,4 +1,4 @@
-"""`nnue info` tells what is built, and why something is not there."""
+"""`nnue info` shows what is built, and why a part is missing."""
 
 import json
 import subprocess

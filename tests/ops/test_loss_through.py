@@ -30,7 +30,7 @@ from nnue_trainer.perspectives import FusedCall, number_of, perspective_transfor
 T = TypeVar("T")
 
 FEATURES, ACTIVE, RANGE = 40, 12, [0.75, 127 / 128]
-HOPPER, PORTABLE = [20, FEATURES], [0, FEATURES]  # what asks the operators for each set of kernels
+HOPPER, PORTABLE = [20, FEATURES], [0, FEATURES]  # selects each set of kernels
 UNBUCKETED = [20, 20]  # half of the features lie in no king bucket
 LOSSES = {"sigmoid": SigmoidLoss(power=2.5), "win rate": WinRateLoss(qp_asymmetry=0.3, weight_boost=1.5)}
 
@@ -390,7 +390,7 @@ def test_emulated_model(
     if goes_through:
         with monkeypatch.context() as patched:
             patched.setattr(perspectives, "perspective_plan", plan)
-            patched.setattr(model.feature_transformer, "forward", None)  # x is not asked for
+            patched.setattr(model.feature_transformer, "forward", None)  # x is not computed
             found = model.loss(batch, LOSSES["win rate"], torch.tensor(0.8))
         monkeypatch.setattr(model, "loss", lambda *_: found)
     # Without an operator for the transformer, it is torch that computes in float32.

@@ -19,7 +19,7 @@ from nnue_trainer.training.recorder import EAGER_CALLS, Recorder
 
 
 class FakeStream:
-    """A stream that knows its device, and refuses to wait for another device's stream."""
+    """A stream that has its device, and refuses to wait for another device's stream."""
 
     def __init__(self, cuda: FakeCuda, device: torch.device) -> None:
         self.cuda, self.device = cuda, device

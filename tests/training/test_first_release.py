@@ -1,4 +1,4 @@
-"""Recipes and checkpoints of the first release: read in today's words, told of, resumed to the bit."""
+"""Recipes and checkpoints of the first release: read, reported, resumed to the bit."""
 
 import logging
 
@@ -86,7 +86,7 @@ def test_a_checkpoint_of_the_first_release_resumes_to_the_bit(tmp_path, capsys):
     checkpoint.save(old, first_release(checkpoint.load(path)))
 
     saved = checkpoint.load(old)
-    capsys.readouterr()  # what the first run said
+    capsys.readouterr()  # the output of the first run
     second = trainer(tmp_path / "parts", source=MadeUpSource())
     check_resumable(second.recipe, saved, old)
     assert capsys.readouterr().err == "", "nothing has changed but the words"

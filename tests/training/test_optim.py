@@ -471,7 +471,7 @@ def test_a_layer_is_replaced_without_the_others():
 
 
 def test_a_rule_may_take_the_work_of_the_layers_upon_itself():
-    """As a fused operator does: it is told what they would have done, and they do nothing."""
+    """As a fused operator does: it gets their settings, and they do nothing."""
     seen: list[Work] = []
 
     class Fused(Rule):

@@ -105,7 +105,7 @@ def test_a_checkpoint_elsewhere_does_not_say_where_to_write(tmp_path, recipe):
 
 
 def test_another_validation_file_is_noticed(tmp_path, recipe, data):
-    """Under the same name, so the recipe does not tell."""
+    """Under the same name, so the recipe does not show it."""
     mine = tmp_path / "val.binpack"
     mine.write_bytes((data / "val.binpack").read_bytes())
     folder, chosen = tmp_path / "run", f"data.validation=[{mine}]"

@@ -105,7 +105,7 @@ def test_where_the_file_system_has_no_locks(tmp_path, monkeypatch):
     owner.write_text(json.dumps({"pid": child, "host": socket.gethostname()}))  # it has ended
     with RunFolder(tmp_path):
         pass
-    owner.write_text(json.dumps({"pid": child, "host": "elsewhere"}))  # nobody can say
+    owner.write_text(json.dumps({"pid": child, "host": "elsewhere"}))  # cannot be found out
     with pytest.raises(UserError, match=rf"pid {child} on host 'elsewhere'"), RunFolder(tmp_path):
         pass
 

@@ -408,7 +408,7 @@ Path(__file__).with_name("left-" + os.environ["RANK"]).write_text(json.dumps(lef
 
 
 def test_no_thread_of_a_connection_outlives_the_run(tmp_path, recipe):
-    """One that does may want the interpreter's lock while Python ends, and then it aborts the process of a complete
+    """One that does may take the interpreter's lock while Python ends, and then it aborts the process of a complete
     run. Each process has an interpreter of its own here, as under torchrun: what is imported when matters."""
     script = tmp_path / "train_and_look_around.py"
     script.write_text(AND_LOOK_AROUND)

@@ -220,7 +220,7 @@ def test_files_of_stages_are_found_once(tmp_path: Path, recipe: Path, data: Path
 
 @pytest.mark.parametrize("preset", ["nettest", "nettest-threats"])
 def test_presets_of_stages_train(tmp_path: Path, project_root: Path, monkeypatch, preset: str) -> None:
-    """Scaled down, with everything that they say: filters with their curves, λ's cycle and jitter, all stages."""
+    """Scaled down, with all of their keys: filters with their curves, λ's cycle and jitter, all stages."""
     monkeypatch.syspath_prepend(str(project_root / "tools"))
     monkeypatch.chdir(project_root)
     from kill_stages import overrides

@@ -194,7 +194,7 @@ inline BucketPlan carve_bucket_plan(Carver& carver, const IndexRows& in) {
     return plan;
 }
 
-// The bit of a bitmap word where index i (0…31) is stored. Of 32 consecutive k, wgmma wants the pairs (16 s + 8 h + 2
+// The bit of a bitmap word where index i (0…31) is stored. Of 32 consecutive k, wgmma takes the pairs (16 s + 8 h + 2
 // t, + 1) in lane t of a quad. The two bits of a pair are 16 apart, so one `and` and one multiplication make the pair
 // of 16-bit floats. A lane finds its four pairs at bits 4 t … 4 t + 3.
 __host__ __device__ constexpr int bit_of_index(int i) {
