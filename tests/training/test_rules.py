@@ -187,15 +187,6 @@ def muon_reference(net: Stacked, batches: list[Tensor], lr: float) -> dict[str, 
     }
 
 
-def test_muon_is_its_float64_reference_for_100_steps() -> None:
-    ours, lr = Stacked(), 2.0**-8
-    optimizer = Optimizer(ours, config(kind="muon", lr=lr, matrix_lr=2e-3))
-    train(ours, optimizer, inputs(100))
-    expected = muon_reference(Stacked(), inputs(100), lr)
-    for name, tensor in expected.items():
-        torch.testing.assert_close(ours.get_parameter(name).detach(), tensor, rtol=0, atol=1e-9)
-
-
 def test_orthogonal_of_stacks_is_that_of_each() -> None:
     stacks = torch.randn(3, 2, 5, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     together = orthogonal(stacks)
