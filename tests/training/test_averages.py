@@ -96,9 +96,11 @@ def test_swa_of_a_run_is_the_mean_of_its_epochs(data: Path, tmp_path: Path) -> N
     "sections",
     [
         {"average": {"kind": "ema", "half_life": 3, "every": 2}},
+        {"average": {"kind": "ema", "half_life": 3, "every": 1}, "training": {"precision": "mixed"}},
+        {"average": {"kind": "swa", "start_epoch": 0}, "training": {"precision": "mixed"}},
         {"optimizer": {"kind": "schedule_free", "lr": 0.005}, "schedule": {"kind": "constant"}},
     ],
-    ids=["ema", "schedule_free"],
+    ids=["ema", "ema in mixed precision", "swa in mixed precision", "schedule_free"],
 )
 def test_stopped_in_an_epoch_and_resumed(data: Path, tmp_path: Path, sections: dict[str, Any]) -> None:
     stop = tmp_path / "stop.py"
@@ -109,7 +111,8 @@ def test_stopped_in_an_epoch_and_resumed(data: Path, tmp_path: Path, sections: d
     )
     recipe = written(tmp_path / "recipe.yaml", data, **sections)
     whole = run(recipe, tmp_path / "whole")
-    stopped = written(tmp_path / "stopped.yaml", data, **sections, training={"callbacks": [{"kind": f"{stop}:Stop"}]})
+    training = sections.get("training", {}) | {"callbacks": [{"kind": f"{stop}:Stop"}]}
+    stopped = written(tmp_path / "stopped.yaml", data, **sections | {"training": training})
     run(stopped, tmp_path / "stopped")
     assert last(tmp_path / "stopped").state["step"] == 6
     assert_equal(whole, run(recipe, tmp_path / "stopped", "--resume", "auto"))
