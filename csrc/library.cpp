@@ -43,7 +43,20 @@ STABLE_TORCH_LIBRARY(nnue, m) {
     m.def(
         "perspective_transformer_layout(int positions, int max_active, int num_features, int bucket_size, "
         "int num_bucketed, int weight_bytes) -> Tensor");
-    m.def("perspective_transformer_kernels(int device) -> Tensor");
+
+    // Contracts: capabilities.h.
+    m.def("_kernel_reasons() -> Tensor");
+    m.def("_describe_gpu(int device) -> (int capability, int multiprocessors, int code)");
+    m.def(
+        "_transformer_kernels(int[] machine, ScalarType weight_dtype, int num_features, int num_outputs, "
+        "int bucket_size, int num_bucketed) -> (int kernels, int reason)");
+    m.def(
+        "_stack_kernels(int[] machine, int inputs, int stacks, int[] hidden, float[] constants, float[] integers, "
+        "ScalarType x_dtype) -> (int kernels, int reason)");
+    m.def(
+        "_gradient_between(int transformer, int stacks, ScalarType trained_dtype, ScalarType output_dtype, "
+        "int num_outputs, int hidden, int activation, float bound, bool has_psqt) -> (int kernels, int reason)");
+    m.def("_row_update(int[] machine, int rows, int virtual_rows) -> (int kernels, int reason)");
 
     // Contracts: expand_features.h.
     m.def(
@@ -138,7 +151,6 @@ STABLE_TORCH_LIBRARY(nnue, m) {
         "Tensor grad_psqt, Tensor gradients)");
     m.def("layer_stacks_add_shares(Tensor shares) -> (Tensor totals, Tensor gradients)");
     m.def("layer_stacks_describe(int inputs, int stacks, int[] hidden, float[] constants, float[] integers) -> int");
-    m.def("layer_stacks_available(int device, int layers) -> bool");
 
     // Contracts: cuda/index_check.cuh.
     m.def("set_cuda_index_check(int mode) -> int");

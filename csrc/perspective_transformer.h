@@ -41,7 +41,7 @@
 // On CUDA there are two sets of kernels, and bucket_size says which of them runs: 0 asks for the portable ones, which
 // every GPU of compute capability 8.0 or later has and which take any rows (num_bucketed is not used); N must be a
 // multiple of 16 and 2 B K < 2^31. Any other bucket_size asks for those of compute capability 9.0.
-// perspective_transformer_kernels says which ones a device has.
+// capabilities.h says which ones a device has.
 //
 // Those of 9.0 group the rows by king bucket. The first `num_bucketed` features are divided into buckets of
 // `bucket_size` consecutive ones. The kernels are made for feature sets in which all bucketed features of a row lie in

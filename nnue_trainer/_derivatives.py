@@ -42,6 +42,15 @@ def has_tangent(tensor: Tensor) -> bool:
     return _unpack(tensor)[1] is not None
 
 
+def only_reverse_mode(*tensors: Tensor | None) -> bool:
+    """Whether a call on these tensors needs nothing but reverse mode, which is all that the operators of a step have:
+    no transform of torch.func runs and no tensor has a tangent. (The compiler cannot look at tangents. The operators
+    would refuse them.)"""
+    if in_transform():
+        return False
+    return torch.compiler.is_compiling() or not any(has_tangent(t) for t in tensors if t is not None)
+
+
 def _with_defaults(op: Any, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
     # The dispatcher leaves out trailing arguments that equal their default.
     return (*arguments, *(p.default_value for p in op._schema.arguments[len(arguments) :]))

@@ -17,7 +17,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from nnue_trainer import ops
+from nnue_trainer import capabilities, ops
 
 BEGIN = "nnue::optimizer_begin"
 UPDATE = "nnue::optimizer_update"
@@ -31,9 +31,6 @@ WINDOW = 16
 """Steps that rows updated late on a CPU may be behind. Each takes as much memory as the virtual rows do."""
 DEVICE_WINDOW = 32
 """The same on a GPU, where no virtual rows are updated late: kMostWindow of csrc/optimizer.h."""
-LEAST_DEVICE_ROWS = 32768
-"""On a GPU, rows that are trained alike are updated late where there are at least so many of them: most rows of smaller
-sets are in every batch."""
 LATE_SHARE = 0.45
 """Share of the rows in a batch above which all rows are updated in its step, which is faster then: measured in
 benchmarks/NOTEBOOK.md. It changes no bit."""
@@ -491,7 +488,12 @@ class LateRows:
         self._all_marked = False
 
     def _chosen(self, own: list[tuple[Part, _Moments]]) -> list[tuple[Part, _Moments]]:
-        return [(part, m) for part, m in own if not part.virtual_rows and len(m.weight) >= LEAST_DEVICE_ROWS]
+        machine = capabilities.machine_of(self._parameter.device)
+        return [
+            (part, m)
+            for part, m in own
+            if capabilities.update(machine, len(m.weight), part.virtual_rows).kernels == "late"
+        ]
 
     @torch.no_grad()
     def catch_up(self, white: Tensor, black: Tensor) -> bool:

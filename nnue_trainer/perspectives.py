@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple, cast, get_args, overload
 
@@ -21,8 +20,9 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from nnue_trainer import _derivatives, ops
+from nnue_trainer import _derivatives, capabilities, ops
 from nnue_trainer._library import as_text
+from nnue_trainer.capabilities import Kernels, set_cuda_kernels
 
 __all__ = ["PerspectivePlan", "is_fused", "perspective_plan", "perspective_transformer", "set_cuda_kernels"]
 
@@ -42,10 +42,6 @@ def number_of(activation: Activation) -> int:
 
 _IDENTITY, _PAIRWISE = number_of("identity"), number_of("pairwise")
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-
-Kernels = Literal["cpu", "hopper", "portable"]
-CudaKernels = Literal["auto", "portable", "none"]
-_MODES: tuple[CudaKernels, ...] = get_args(CudaKernels)
 
 
 # ---- fake kernels, autograd -----------------------------------------------------------------------------------------
@@ -248,28 +244,10 @@ def is_fused(weight: Tensor, bucket_size: int | None = None, num_bucketed: int |
     On a CPU: an even N. On CUDA: a GPU of compute capability 8.0 or later, and N a multiple of 16. With any
     `bucket_size`, or none. float64 weights, and calls with `values`, are never fused.
     """
+    machine = capabilities.machine_of(weight.device)
     num_features, num_outputs = weight.shape
-    if weight.dtype not in _DTYPES or num_features == 0 or num_outputs == 0:
-        return False
-    if num_outputs % (2 if weight.device.type == "cpu" else 16) != 0:
-        return False
-    return _kernels_for(weight.device, num_features, bucket_size, num_bucketed) is not None
-
-
-def _kernels_for(
-    device: torch.device, num_features: int, bucket_size: int | None, num_bucketed: int | None
-) -> Kernels | None:
-    """The kernels that a fused call on this device runs: the one place that decides; None: there are none."""
-    if device.type == "cpu":
-        return "cpu"
-    if device.type != "cuda" or ops._libraries.cuda_error is not None or _cuda_kernels == "none":
-        return None
-    found = _kernels_of(device.index or 0)
-    num_bucketed = num_features if num_bucketed is None else num_bucketed
-    fits_hopper = bucket_size is not None and 0 < bucket_size <= 768 and num_bucketed <= 255 * bucket_size
-    if _cuda_kernels == "auto" and fits_hopper and "hopper" in found:
-        return "hopper"
-    return "portable" if "portable" in found else None
+    found = capabilities.transformer(machine, weight.dtype, num_features, num_outputs, bucket_size, num_bucketed)
+    return found.kernels != "torch"
 
 
 def _made_for(
@@ -278,39 +256,6 @@ def _made_for(
     """What a plan is made for, as the operators take it: on CUDA a bucket_size of 0 asks for the portable kernels."""
     buckets = [0, num_features] if kernels == "portable" else [bucket_size, num_bucketed]
     return [*buckets, weight_dtype.itemsize]
-
-
-@functools.cache  # it is asked for at each step
-def _found_kernels(device: int) -> str:
-    with _disable_current_modes():
-        return as_text(torch.ops.nnue.perspective_transformer_kernels(device))
-
-
-def _kernels_of(device: int) -> str:
-    return _found_kernels(device)
-
-
-# This is what torch.compiler.assume_constant_result does. That function imports torch._dynamo, which takes two seconds,
-# also in a command that compiles nothing.
-_kernels_of._dynamo_marked_constant = True  # type: ignore[attr-defined]
-
-
-def set_cuda_kernels(kernels: CudaKernels) -> CudaKernels:
-    """Choose the kernels of `perspective_transformer` on CUDA, for tests and benchmarks; returns the previous choice.
-
-    "auto": the fastest that the device has for the feature set. "portable": those that every GPU has. "none": nothing
-    is fused. The environment variable NNUE_CUDA_KERNELS sets it at start. Plans that exist keep their kernels.
-    """
-    global _cuda_kernels
-    if kernels not in _MODES:
-        raise ValueError(f"set_cuda_kernels: found {kernels!r}, expected one of {', '.join(_MODES)}")
-    before, _cuda_kernels = _cuda_kernels, kernels
-    return before
-
-
-_cuda_kernels: CudaKernels = "auto"
-if "NNUE_CUDA_KERNELS" in os.environ:
-    set_cuda_kernels(cast(CudaKernels, os.environ["NNUE_CUDA_KERNELS"]))
 
 
 class PerspectivePlan(NamedTuple):
@@ -382,7 +327,9 @@ def perspective_plan(
         The plan. It keeps these tensors alive, and they must not be changed while it is in use.
     """
     num_bucketed = num_features if num_bucketed is None else num_bucketed
-    kernels = _kernels_for(white.device, num_features, bucket_size, num_bucketed) or "portable"
+    machine = capabilities.machine_of(white.device)
+    found = capabilities.transformer(machine, weight_dtype, num_features, -1, bucket_size, num_bucketed).kernels
+    kernels = cast(Kernels, "portable" if found == "torch" else found)
     constants = (num_features, bucket_size or 0, num_bucketed, weight_dtype)
     data = torch.ops.nnue.perspective_plan(white, black, black_to_move, num_features, *_made_for(kernels, *constants))
     return PerspectivePlan(data, white, black, black_to_move, *constants, kernels)
@@ -436,20 +383,25 @@ class FusedCall(NamedTuple):
         return self.weight if self.leaf is None else self.leaf
 
     @property
-    def takes_factors(self) -> bool:
-        """Whether the backward takes the gradient of the output as two factors (csrc/perspective_transformer.h)."""
-        return self.weight.is_cuda
+    def kernels(self) -> str:
+        """Those that the call runs, as `capabilities.transformer` names them."""
+        return "cpu" if not self.weight.is_cuda else "hopper" if self.made_for[0] else "portable"
 
-    @property
-    def makes_rows_in_stacks(self) -> bool:
-        """Whether the backward of the layer behind can go on to the gradients of rows
-        (`layer_stacks_gradients_through`, csrc/layer_stacks.h)."""
-        dtype = self.trained.dtype
-        fits = dtype in (torch.float32, torch.bfloat16) and self.weight.shape[1] % 64 == 0
-        if dtype != torch.float32:
-            fits = fits and 1 / 64 <= self.bound_and_scale[0] <= 255  # products of two are made in fp16
-        fits = fits and self.activation == _PAIRWISE and self.output_dtype == dtype
-        return self.takes_factors and fits and self.made_for[0] != 0
+    def gradient_between(self, stacks: str, hidden: int) -> str:
+        """How the gradient of the output gets into the backward: `capabilities.between`. `stacks`: the kernels of the
+        layers behind, of which so many are hidden."""
+        found = capabilities.between(
+            self.kernels,
+            stacks,
+            self.trained.dtype,
+            self.output_dtype,
+            num_outputs=self.weight.shape[1],
+            hidden=hidden,
+            activation=self.activation,
+            bound=self.bound_and_scale[0],
+            has_psqt=self.psqt is not None,
+        )
+        return found.kernels
 
 
 def fused_call(
@@ -480,7 +432,7 @@ def fused_call(
         constants = (weight.shape[0], bucket_size or 0, num_bucketed, weight.dtype)
         _check_plan(plan, (white, black, black_to_move), *constants)
     fused = values is None and output_dtype in _DTYPES and is_fused(weight, bucket_size, num_bucketed)
-    if not fused or _needs_formulas(weight, bias, psqt):
+    if not fused or not _derivatives.only_reverse_mode(weight, bias, psqt):
         return None
     if plan is None:
         rows = (ops.index_rows(white), ops.index_rows(black), black_to_move)
@@ -682,14 +634,6 @@ def psqt_output(call: FusedCall, begin: int, end: int) -> Tensor:
     assert call.psqt is not None
     output: Tensor = torch.ops.nnue.perspective_psqt(call.batch, call.made_for, call.psqt.detach(), begin, end)
     return output
-
-
-def _needs_formulas(*parameters: Tensor | None) -> bool:
-    """Whether forward mode or a transform of torch.func is active: the fused operator has only reverse mode."""
-    if _derivatives.in_transform():
-        return True
-    # The compiler cannot look at tangents. The fused operator would refuse them.
-    return not torch.compiler.is_compiling() and any(_derivatives.has_tangent(p) for p in parameters if p is not None)
 
 
 def _activate(accumulator: Tensor, activation: Activation, bound: float) -> Tensor:

@@ -7,6 +7,7 @@
 
 #include <string>
 
+#include "../capabilities.h"
 #include "../ewm.h"
 #include "../random.h"
 #include "../rolling.h"
@@ -20,10 +21,12 @@ std::string line(const char* argument, E of = {}) {
 }
 
 Tensor enumerations_op() {
-    return text_tensor(line<rolling::Statistic>("rolling.statistic") +
-                       line<rolling::Interpolation>("rolling_quantile.interpolation") +
-                       line<ewm::Statistic>("ewm.statistic") + line<random::Distribution>("random_fill.distribution") +
-                       line<CheckMode>("set_cuda_index_check.mode"));
+    return text_tensor(
+        line<rolling::Statistic>("rolling.statistic") + line<rolling::Interpolation>("rolling_quantile.interpolation") +
+        line<ewm::Statistic>("ewm.statistic") + line<random::Distribution>("random_fill.distribution") +
+        line<CheckMode>("set_cuda_index_check.mode") + line<capabilities::Transformer>("kernels.transformer") +
+        line<capabilities::Stacks>("kernels.stacks") + line<capabilities::Between>("kernels.between") +
+        line<capabilities::Update>("kernels.update"));
 }
 
 }  // namespace

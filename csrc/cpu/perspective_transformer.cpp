@@ -24,6 +24,7 @@
 #include <utility>
 #include <vector>
 
+#include "../capabilities.h"
 #include "feature_lists.h"
 #include "huge_pages.h"
 #include "index_rows.h"
@@ -203,7 +204,7 @@ Three forward_op(std::vector<Tensor> batch, std::vector<int64_t> made_for, const
     check_parameters(weight_in, bias_in, white, Device::cpu);
     const int64_t num_features = weight_in.size(0), num_outputs = weight_in.size(1);
     check_index_rows(kForward, white, black, num_features, Device::cpu);
-    const Activation activation = check_activation(kForward, activation_in, num_outputs, 2);
+    const Activation activation = check_activation(kForward, activation_in, num_outputs, capabilities::kCpuMultiple);
     if (psqt) check_psqt(kForward, *psqt, psqt_bucket, white, num_features, Device::cpu);
     const Tensor weight = torch::stable::contiguous(weight_in), bias = torch::stable::contiguous(bias_in);
     const Rows rows(kForward, white, black, plan_in, num_features);
@@ -274,7 +275,7 @@ Gradients gradients_of(const Tensor& grad_output_in, const std::optional<Tensor>
     const auto [num_features, num_outputs, psqt_buckets] = sizes_of(sizes);
     const auto [bound, scale, _] = range_of(kBackward, bound_and_scale);
     check_index_rows(kBackward, white, black, num_features, Device::cpu);
-    const Activation activation = check_activation(kBackward, activation_in, num_outputs, 2);
+    const Activation activation = check_activation(kBackward, activation_in, num_outputs, capabilities::kCpuMultiple);
     const int64_t width = output_width(activation, num_outputs) / 2;
     check_device(kBackward, "grad_output", grad_output_in, Device::cpu, white, "white");
     check_shape(kBackward, "grad_output", grad_output_in, {white.size(0), 2 * width}, "[B, 2 W]");

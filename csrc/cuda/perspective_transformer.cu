@@ -11,6 +11,7 @@
 #include <tuple>
 #include <vector>
 
+#include "../capabilities.h"
 #include "../enumerations.h"
 #include "../perspective_transformer.h"
 #include "common.cuh"
@@ -24,18 +25,18 @@ namespace {
 
 using namespace nnue::cuda;
 
-struct Capability {
-    int major = 0, minor = 0;
-};
-
-Capability capability_of(int device) {
-    Capability found;
-    if (cudaDeviceGetAttribute(&found.major, cudaDevAttrComputeCapabilityMajor, device) != cudaSuccess ||
-        cudaDeviceGetAttribute(&found.minor, cudaDevAttrComputeCapabilityMinor, device) != cudaSuccess) {
+// A GPU and what this library has for it, without kPortableCode; capability 0 if there is no such GPU.
+capabilities::Machine machine_of(int device) {
+    using namespace capabilities;
+    int major = 0, minor = 0, multiprocessors = 0;
+    if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) != cudaSuccess ||
+        cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device) != cudaSuccess ||
+        cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device) != cudaSuccess) {
         (void)cudaGetLastError();
         return {};
     }
-    return found;
+    const int64_t code = kBuiltFor90 ? kLibrary | kHopperCode : kLibrary;
+    return {10 * major + minor, multiprocessors, code, kPortableCode | kHopperCode};
 }
 
 // Whether bucket_size asks for the portable kernels.
@@ -57,9 +58,10 @@ void check_plan_arguments(const char* op, const Tensor& white, const Tensor& bla
     check_index_rows(op, white, black, num_features, Device::cuda);
     if (is_portable(made_for)) return portable::check_sizes(op, white);
     if constexpr (kBuiltFor90) bucketed::check_sizes(op, white, num_features, made_for);
-    const auto [major, minor] = capability_of(white.get_device_index());
-    if (major != 9 || minor != 0 || !kBuiltFor90) {
-        refuse(op, made_for, " on a GPU of compute capability " + text(major) + "." + text(minor));
+    const capabilities::Machine machine = machine_of(white.get_device_index());
+    if (!capabilities::has_hopper(machine)) {
+        const int64_t capability = machine.capability;
+        refuse(op, made_for, " on a GPU of compute capability " + text(capability / 10) + "." + text(capability % 10));
     }
 }
 
@@ -193,11 +195,12 @@ Tensor layout_op(int64_t positions, int64_t max_active, int64_t num_features, in
     }
 }
 
-// Which kernels a device has, the fastest first, with a space between: "hopper portable", "portable", or none.
-Tensor kernels_op(int64_t device) {
-    const auto [major, minor] = capability_of(static_cast<int>(device));
-    if (major < 8 || !portable::runs_on(static_cast<int>(device))) return text_tensor("");
-    return text_tensor(major == 9 && minor == 0 && kBuiltFor90 ? "hopper portable" : "portable");
+// What capabilities.h takes of a GPU; capability 0 if there is none.
+std::tuple<int64_t, int64_t, int64_t> describe_op(int64_t device) {
+    capabilities::Machine machine = machine_of(static_cast<int>(device));
+    if (machine.capability >= 80 && portable::runs_on(static_cast<int>(device)))
+        machine.code |= capabilities::kPortableCode;
+    return {machine.capability, machine.multiprocessors, machine.code};
 }
 
 }  // namespace
@@ -211,6 +214,6 @@ STABLE_TORCH_LIBRARY_IMPL(nnue, CUDA, m) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(nnue, CompositeExplicitAutograd, m) {
-    NNUE_IMPL(m, "perspective_transformer_kernels", &nnue::perspective_transformer::kernels_op);
+    NNUE_IMPL(m, "_describe_gpu", &nnue::perspective_transformer::describe_op);
     NNUE_IMPL(m, "perspective_transformer_layout", &nnue::perspective_transformer::layout_op);
 }

@@ -10,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include "../capabilities.h"
 #include "../perspective_transformer.h"
 #include "../stringize.h"
 #include "carver.cuh"
@@ -21,7 +22,7 @@
 
 namespace nnue::perspective_transformer {
 
-constexpr int64_t kMultiple = 16;  // of N
+constexpr int64_t kMultiple = capabilities::kGpuMultiple;  // of N
 
 // Whether this library has the kernels for 9.0.
 constexpr std::string_view kArchitectures = NNUE_STRINGIZE(NNUE_CUDA_ARCHS);

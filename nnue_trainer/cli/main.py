@@ -48,7 +48,7 @@ def _register() -> str | None:
     except ImportError as error:
         info.register(app)
         return str(error)
-    from nnue_trainer.cli import analysis, check, data, data_tools, match, net, permute, rescore, run, train
+    from nnue_trainer.cli import analysis, check, data, data_tools, explain, match, net, permute, rescore, run, train
 
     app.add_typer(data.app, name="data")
     data_tools.register(data.app)
@@ -57,6 +57,7 @@ def _register() -> str | None:
     net.register(app)
     check.register(app)
     train.register(app)
+    explain.register(app)
     analysis.register(app, data.app)
     permute.register(app)
     match.register(app)

@@ -148,7 +148,7 @@ def _train(
         return None
     if overwrite and resume:
         raise UserError("train: --overwrite and --resume exclude each other")
-    path, overrides = _recipe_path(*named, "train")
+    path, overrides = recipe_path(*named, "train")
     if path is not None:
         chosen = recipes.load(path, overrides)
         folder = run_dir or Path("runs") / path.stem
@@ -271,7 +271,7 @@ def config(
         translated = recipes.parse(data, arguments or [], str(source))
         print("\n".join([*(f"# {note}" for note in notes), recipes.to_yaml(translated).rstrip()]))
         return
-    path, overrides = _recipe_path(arguments, None, preset, "config")
+    path, overrides = recipe_path(arguments, None, preset, "config")
     if path is None and overrides:
         raise UserError(f"config: {quoted(overrides[0])}: expected a RECIPE or --preset NAME before it")
     chosen = recipes.load(path, overrides) if path is not None else None
@@ -295,7 +295,7 @@ def _is_file(name: str) -> bool:
         return False
 
 
-def _recipe_path(
+def recipe_path(
     arguments: list[str] | None, option: Path | None, preset: str | None, command: str
 ) -> tuple[Path | None, list[str]]:
     """The recipe that a command line names, in one of three ways or not at all, and its overrides."""

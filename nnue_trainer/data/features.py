@@ -77,6 +77,12 @@ class FeatureSet(NamedTuple):
         """Whether a part of it comes from a file or an installed package."""
         return any(part.name in _outside for part in self.parts)
 
+    @property
+    def is_in_python(self) -> bool:
+        """Whether a part of it is a class in Python, which operators on a GPU cannot expand."""
+        found = (_outside[part.name] for part in self.parts if part.name in _outside)
+        return any(type(part).prepare_cuda is base.Features.prepare_cuda for part in found)
+
     def prepare(self, device: torch.device | str) -> bool:
         """Makes the operators on a CUDA `device` ready to expand the set, which may compile a header with nvcc. False
         for sets in Python, which operators cannot expand: their index rows are made on the CPU (`expand`, `Loader`).

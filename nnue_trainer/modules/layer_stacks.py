@@ -20,7 +20,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 from torch import Tensor, nn
 
-from nnue_trainer import _derivatives, ops
+from nnue_trainer import _derivatives, capabilities, ops
 from nnue_trainer.data.batch import Batch
 from nnue_trainer.losses.base import Loss, LossKernel, mean
 from nnue_trainer.modules.stacked_linear import StackedLinear, choose, stacked_linear
@@ -28,9 +28,7 @@ from nnue_trainer.perspectives import FusedCall, number_of
 
 Activation = Literal["none", "crelu", "screlu", "dual"]
 _ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
-_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _WHOLE_BFLOAT16 = 256  # up to which bfloat16 holds every integer
-_ONE_PASS = 16 * 1024  # bytes of x of a position up to which one kernel does all of a layer of one output
 _operators: Any = torch.ops.nnue
 
 
@@ -382,9 +380,10 @@ class LayerStacks:
 
     def may_be_fused(self, device: torch.device) -> bool:
         """Whether there are operators for these layers on this device. It is asked before there are tensors."""
-        if device.type != "cuda" or ops._libraries.cuda_error is not None:
-            return False
-        return _device_has_kernels(device.index or 0, self.description)
+        return self._kernels(device, torch.float32) in ("tiles", "one_pass")
+
+    def _kernels(self, device: torch.device, x_dtype: torch.dtype) -> str:
+        return capabilities.stacks(capabilities.machine_of(device), self, x_dtype).kernels
 
     def order_of(self, batch: Batch) -> Tensor | None:
         """The order that was prepared for this batch; None if there is none."""
@@ -425,28 +424,36 @@ class LayerStacks:
         return output
 
     def _is_fused(self, first: FirstOutputs, parameters: Sequence[Tensor]) -> bool:
-        x = first.x
-        if torch.compiler.is_compiling() or torch.onnx.is_in_onnx_export() or _derivatives.in_transform():
+        """Whether the operators serve this call: the table's choice for these layers, in a mode and on tensors that
+        operators take."""
+        x, floats = first.x, [*parameters, *([] if first.psqt is None else [first.psqt])]
+        if self._kernels(x.device, x.dtype) not in ("tiles", "one_pass") or x.dim() != 2:
             return False
-        dtypes = _DTYPES if self.integers is None else (torch.float32, torch.bfloat16)
-        if not self.may_be_fused(x.device) or x.dim() != 2 or x.dtype not in dtypes:
+        if torch.compiler.is_compiling() or torch.onnx.is_in_onnx_export():
             return False
-        floats = [*parameters, *([] if first.psqt is None else [first.psqt])]
         if any(t.dtype != torch.float32 or not t.is_cuda for t in floats):
             return False
-        if any(_derivatives.has_tangent(t) for t in (x, *floats)):
+        if not _derivatives.only_reverse_mode(x, *floats):
             return False
         return x.data_ptr() % 16 == 0 and parameters[0].data_ptr() % 16 == 0
 
     def _goes_through(self, transformer: FusedCall, parameters: Sequence[Tensor], bucket: Tensor) -> bool:
-        by_factors = not self.hidden and transformer.takes_factors and transformer.psqt is None
-        by_rows = bool(self.hidden) and transformer.makes_rows_in_stacks
-        if not (by_factors or by_rows) or len(bucket) == 0:
-            return False
-        if not (transformer.trained.requires_grad or transformer.bias.requires_grad):
+        """Whether the gradient between the transformer and the layers need not be made."""
+        if len(bucket) == 0 or not (transformer.trained.requires_grad or transformer.bias.requires_grad):
             return False  # nobody needs the gradient between
+        if transformer.gradient_between("tiles", len(self.hidden)) == "whole":
+            return False
         like_x = transformer.trained  # has the device of x, and its type or float32
         return self._is_fused(FirstOutputs(like_x, None, bucket), parameters)
+
+    @functools.cached_property
+    def numbers(self) -> tuple[int, int, tuple[int, ...], tuple[float, ...], tuple[float, ...]]:
+        """The layers as `layer_stacks_describe` takes them (csrc/layer_stacks.h)."""
+        layers = [layer.numbers() for layer in self.hidden]
+        hidden = tuple(number for ints, _ in layers for number in ints)
+        constants = tuple(number for _, floats in layers for number in floats)
+        integers = () if self.integers is None else tuple(self.integers.numbers())
+        return self.inputs, self.stacks, hidden, constants, integers
 
     @property
     def description(self) -> int:
@@ -456,18 +463,7 @@ class LayerStacks:
 
 @functools.lru_cache(maxsize=256)
 def _describe(operators: Any, of: LayerStacks) -> int:
-    hidden, constants = list[int](), list[float]()
-    for layer in of.hidden:
-        ints, floats = layer.numbers()
-        hidden += ints
-        constants += floats
-    integers = [] if of.integers is None else of.integers.numbers()
-    return int(operators.layer_stacks_describe(of.inputs, of.stacks, hidden, constants, integers))
-
-
-@functools.lru_cache(maxsize=256)
-def _device_has_kernels(device: int, description: int) -> bool:
-    return bool(_operators.layer_stacks_available(device, description))
+    return int(operators.layer_stacks_describe(*of.numbers))
 
 
 def _parameters(linears: Sequence[nn.Module]) -> list[Tensor]:
@@ -657,7 +653,7 @@ class _LossThrough(torch.autograd.Function):
             of_sums = integers.multiply / (integers.by * integers.divide * integers.psqt_scale)
             ctx.kept = ctx.kept._replace(activation=(activation, [bound, scale * integers.x_scale * of_sums], dtype))
             dtype = dtype if bound <= _WHOLE_BFLOAT16 else torch.float32
-            in_one_pass = of.inputs * dtype.itemsize <= _ONE_PASS
+            in_one_pass = of._kernels(bucket.device, dtype) == "one_pass"
             if activation == number_of("screlu") and transformer.made_for[0] != 0 and in_one_pass:
                 # x before it is squared fits 16 bits. Both have the same sums, so the same backward.
                 transformer = transformer._replace(

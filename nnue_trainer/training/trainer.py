@@ -90,6 +90,18 @@ class Summary:
     """why a callback or training.max_time ended the run before its last step; "" if none did"""
 
 
+def why_not_late(recipe: Recipe, device: torch.device, ranks: Ranks, penalties: Penalties) -> str | None:
+    """Why rows of feature transformers cannot be updated late, in words; None if they can. Each forward pass must read
+    nothing but the rows of its batch."""
+    if recipe.training.compile:
+        return "training.compile: compiled code reads the whole weight"
+    if recipe.training.precision == "mixed" and device.type == "cpu":
+        return "training.precision: mixed: on a CPU autocast reads the whole weight"
+    if penalties.dense:
+        return "training.penalties: a penalty on weights moves every row"
+    return "each process has rows of its own batch" if ranks.several else None
+
+
 class Trainer:
     """Trains one model.
 
@@ -142,18 +154,13 @@ class Trainer:
         self.bad_chunks = bad_chunks
         self.unique = unique
         self._bad_before = 0  # bad chunks before the run was resumed
-        # Rows can be updated late only if each forward pass reads nothing but the rows of its batch. Compiled code
-        # reads the whole weight, as autocast does on a CPU. Where several processes train, each has rows of its own
-        # batch.
-        mixed = recipe.training.precision == "mixed"
-        reads_rows = not recipe.training.compile and not (mixed and self.device.type == "cpu")
         self.penalties = Penalties(recipe.training.penalties, model)
-        # The gradient of a penalty on weights is that of the weights themselves, in every row.
         self.optimizer = Optimizer(
             model,
             recipe.optimizer,
-            late=reads_rows and not self.ranks.several and not self.penalties.dense,
-            copies=mixed and not self.penalties.dense,
+            late=why_not_late(recipe, self.device, self.ranks, self.penalties) is None,
+            # The gradient of a penalty on weights is that of the weights themselves, in every row.
+            copies=recipe.training.precision == "mixed" and not self.penalties.dense,
             averages=recipe.average is not None,
         )
         self.division.adopt(self.optimizer)

@@ -9,16 +9,22 @@ import torch
 from test_optimizer import RULES
 from torch import Tensor, nn
 
-from nnue_trainer import fused_optimizer
+from nnue_trainer import capabilities, fused_optimizer
+from nnue_trainer.capabilities import Choice, Machine
 from nnue_trainer.fused_optimizer import DEVICE_WINDOW, FusedOptimizer, LateRows, Part
 
 SHARING, OWN = 36, 43  # rows that share virtual ones, and rows that do not: more than two thread blocks
 ROWS = SHARING + OWN
 
 
+def late_without_virtual_rows(machine: Machine | None, rows: int, virtual_rows: int) -> Choice:
+    """The choice of a GPU, for fewer rows than pay."""
+    return Choice("every_row" if virtual_rows or rows < OWN else "late", "")
+
+
 @pytest.fixture(params=["emulated", pytest.param("cuda", marks=pytest.mark.cuda)])
 def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> torch.device:
-    monkeypatch.setattr(fused_optimizer, "LEAST_DEVICE_ROWS", OWN)
+    monkeypatch.setattr(capabilities, "update", late_without_virtual_rows)
     if request.param == "emulated":
         request.getfixturevalue("emulator")
         monkeypatch.setattr(fused_optimizer, "_operators", torch.ops.nnue_emulated)
@@ -202,7 +208,7 @@ def test_steps_without_a_word_and_without_the_parameter(place: torch.device) -> 
 
 @pytest.mark.cuda
 def test_a_graph_replays_late_rows(cuda: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused_optimizer, "LEAST_DEVICE_ROWS", OWN)
+    monkeypatch.setattr(capabilities, "update", late_without_virtual_rows)
     dense, late = pair(cuda, "ranger_lite", columns=152, copied=True)
     run(dense, range(1))
     run(late, range(1))

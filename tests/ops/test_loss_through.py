@@ -19,7 +19,7 @@ from sample_inputs import assert_close
 from sample_models import assert_as_apart, make_model
 from torch import Tensor
 
-from nnue_trainer import perspectives
+from nnue_trainer import capabilities, perspectives
 from nnue_trainer.losses import NO_SCORE, Loss, SigmoidLoss, WinRateLoss, mean
 from nnue_trainer.modules import StackedLinear, layer_stacks
 from nnue_trainer.modules.layer_stacks import FirstOutputs, LayerStacks, StackLayer
@@ -35,12 +35,19 @@ UNBUCKETED = [20, 20]  # half of the features lie in no king bucket
 LOSSES = {"sigmoid": SigmoidLoss(power=2.5), "win rate": WinRateLoss(qp_asymmetry=0.3, weight_boost=1.5)}
 
 
+def kernels_on_a_gpu(call: FusedCall) -> str:
+    return "hopper" if call.made_for[0] else "portable"
+
+
 @pytest.fixture
 def emulated(emulator: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> ctypes.CDLL:
     monkeypatch.setattr(layer_stacks, "_operators", torch.ops.nnue_emulated)
     monkeypatch.setattr(LayerStacks, "_is_fused", lambda *_: True)
     monkeypatch.setattr(LayerStacks, "may_be_fused", lambda *_: True)
-    monkeypatch.setattr(FusedCall, "takes_factors", True)  # as on a GPU
+    monkeypatch.setattr(
+        LayerStacks, "_kernels", lambda *of: capabilities.stacks(capabilities.gpu(90), *of[::2]).kernels
+    )
+    monkeypatch.setattr(FusedCall, "kernels", property(kernels_on_a_gpu))
     return emulator
 
 
@@ -526,7 +533,7 @@ def test_hooks_and_frozen_transformers_are_respected(emulated: ctypes.CDLL, monk
     case, kernel = Case(20, 16, 1, "crelu", torch.float32), LOSSES["sigmoid"].kernel()
     assert kernel is not None
     call = case.call(torch.zeros(0, dtype=torch.uint8), PORTABLE)
-    monkeypatch.setattr(FusedCall, "takes_factors", True)
+    monkeypatch.setattr(FusedCall, "kernels", property(kernels_on_a_gpu))
     assert case.stacks.loss_through(call, case.bucket, case.layers, case.targets, kernel, 1.0) is None
 
 

@@ -19,7 +19,7 @@ from needs import no_cuda, require
 from sample_inputs import assert_close
 from torch import Tensor
 
-from nnue_trainer import data, nets
+from nnue_trainer import capabilities, data, nets
 from nnue_trainer.data import Batch, Filters, RecordLoader
 from nnue_trainer.losses import NO_SCORE, Loss, SigmoidLoss, WinRateLoss, mean
 from nnue_trainer.modules import layer_stacks
@@ -73,12 +73,19 @@ def records(project_root: Path) -> np.ndarray:
         return next(iter(loader)).numpy().copy()
 
 
+def kernels_on_a_gpu(call: FusedCall) -> str:
+    return "hopper" if call.made_for[0] else "portable"
+
+
 @pytest.fixture
 def emulated(emulator: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> ctypes.CDLL:
     """The operators of `layer_stacks` are those of the emulator, on CPU tensors."""
     monkeypatch.setattr(layer_stacks, "_operators", torch.ops.nnue_emulated)
     monkeypatch.setattr(LayerStacks, "_is_fused", lambda *_: True)
     monkeypatch.setattr(LayerStacks, "may_be_fused", lambda *_: True)
+    monkeypatch.setattr(
+        LayerStacks, "_kernels", lambda *of: capabilities.stacks(capabilities.gpu(90), *of[::2]).kernels
+    )
     emulator.emulator_configure(4, 7)
     return emulator
 
@@ -215,7 +222,7 @@ def test_emulated_through_the_first_layer(
 ) -> None:
     """As without rounding: the backward of the layers goes on to the feature transformer, whose weight may be integers
     of 16 bits. The loss is that of torch's operators, and so are the gradients, to what 16 bits hold of them."""
-    monkeypatch.setattr(FusedCall, "takes_factors", True)  # as on a GPU
+    monkeypatch.setattr(FusedCall, "kernels", property(kernels_on_a_gpu))
     model, loss = made(THROUGH[name]), LOSSES["sigmoid"]
     model.set_rounding(True)
     batch, rounded = batch_of(model, records[:150]), model.rounded

@@ -193,19 +193,24 @@ Through run_through(const BackwardProblem& p, cuda::stacks::FirstBackward a, flo
 void check_sizes(const char* op, const Tensor& white, int64_t num_features, MadeFor made_for) {
     const auto [bucket_size, num_bucketed, weight_bytes] = made_for;
     if (weight_bytes != 2 && weight_bytes != 4) fail(op, "weight_bytes", weight_bytes, "2 or 4");
-    if (bucket_size < 0 || bucket_size > 768) fail(op, "bucket_size", bucket_size, "0 <= bucket_size <= 768");
+    if (bucket_size < 0 || bucket_size > capabilities::kLargestBucket) {
+        fail(op, "bucket_size", bucket_size, "0 <= bucket_size <= " + text(capabilities::kLargestBucket));
+    }
     if (num_bucketed < 0 || num_bucketed > num_features) {
         fail(op, "num_bucketed", num_bucketed, "0 <= num_bucketed <= F = " + text(num_features));
     }
     const int64_t buckets = divide_up(num_bucketed, bucket_size);
-    if (buckets > 255) fail(op, "bucket_size", text(buckets) + " buckets", "at most 255");
+    if (buckets > capabilities::kMostBuckets) {
+        fail(op, "bucket_size", text(buckets) + " buckets", "at most " + text(capabilities::kMostBuckets));
+    }
     const int64_t slots = 2 * white.size(0) + 64 * (buckets + 1);
     if (num_bucketed < num_features &&
         (slots >= 1 << 27 ||
          slots * std::max<int64_t>(white.size(1), 1) + 3 * (num_features - num_bucketed) >= (int64_t(1) << 32))) {
         fail(op, "white", shape_text(white.sizes()), "2 B < 2^27 and 2 B K < 2^32 where there are unbucketed features");
     }
-    if (num_features - num_bucketed >= int64_t(1) << 24) fail(op, "F", num_features, "F - num_bucketed < 2^24");
+    if (num_features - num_bucketed >= capabilities::kMostUnbucketed)
+        fail(op, "F", num_features, "F - num_bucketed < 2^24");
 }
 
 Tensor plan(const Tensor& white, const Tensor& black, const Tensor& black_to_move, int64_t num_features,

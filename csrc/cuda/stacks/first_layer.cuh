@@ -5,23 +5,12 @@
 // of a row and uses them as its operands for that row: four inputs in each step.
 #pragma once
 
+#include "../../tile_memory.h"
 #include "parts.cuh"
 
 namespace nnue::cuda::stacks {
 
-constexpr int kThreads = 256, kWarps = kThreads / kWarp;
-constexpr int kPitch = 68;  // floats per row of a tile's values: 64 positions, and 4 that prevent bank conflicts
-
-// The warps of a thread block divide a tile: each takes MT · 16 positions and one of kShares shares of the inputs. The
-// sums of all shares take kShares · 8 · NT · kPitch floats.
-template <int MT>
-constexpr int kShares = kWarps* MT / 4;
-
-// What a thread block needs of its tile.
-struct TilePositions {
-    int positions[kTile];  // slots without a position repeat the first one
-    int count, stack;
-};
+constexpr int kThreads = kTileThreads, kWarps = kTileWarps;
 
 // Loads the thread block's tile. Returns false if there is no tile for it.
 __device__ inline bool load_tile(const int* order, const Order& of_order, TilePositions& tile) {

@@ -12,6 +12,7 @@
 #include <tuple>
 #include <vector>
 
+#include "../../capabilities.h"
 #include "../hopper/bucketed.cuh"
 #include "../perspective_transformer.cuh"
 #include "finish.cuh"
@@ -23,10 +24,8 @@ namespace {
 
 using Numbers = std::vector<double>;
 
-constexpr int kMostSharedBytes = 99 * 1024;  // what every GPU of capability 8.0 and later gives a thread block
 static_assert(sizeof(BackwardMemory<InputRows<float>, 1>) <= kMostSharedBytes &&
               sizeof(BackwardMemory<InputRows<float>, 2>) <= kMostSharedBytes);
-constexpr int kInputTile = 16;  // N must be a multiple of it
 
 // The shared memory that this many thread blocks need, or as many of them as fit, in percent of the most that a
 // multiprocessor has.
@@ -69,15 +68,15 @@ void launch_tiles(bool early, const char* name, Kernel kernel, int64_t blocks, c
 // Calls `body` with MT and NT of first_layer_sums, as constants.
 template <class Body>
 void dispatch_outputs(int outputs, const Body& body) {
-    if (outputs <= 8) return body.template operator()<2, 1>();
-    if (outputs <= 16) return body.template operator()<2, 2>();
-    return body.template operator()<2, 4>();
-}
-
-int share_floats(int outputs) {
-    int floats = 0;
-    dispatch_outputs(outputs, [&]<int MT, int NT>() { floats = kShares<MT> * NT * 8 * kPitch; });
-    return floats;
+    constexpr int kMT = kPositionBlocks;
+    switch (output_blocks(outputs)) {
+        case 1:
+            return body.template operator()<kMT, 1>();
+        case 2:
+            return body.template operator()<kMT, 2>();
+        default:
+            return body.template operator()<kMT, 4>();
+    }
 }
 
 // Calls `body` with the type of x.
@@ -101,18 +100,11 @@ void dispatch_rounding(ScalarType dtype, bool rounds, const Body& body) {
 
 // Of tile_kernel, or of rest_kernel with its own `together`.
 SharedMemory shared_memory(const TileLayout& places, int together = kFirstTogether) {
-    return {sizeof(float) * places.floats, sizeof(Tile) + 64, together};
-}
-
-bool fits(const Layers& layers) {
-    const Layer& first = layers.at[0];
-    const SharedMemory shared = shared_memory(tile_layout(layers, share_floats(first.outputs)));
-    return first.outputs <= kMostFirstOutputs && first.inputs % kInputTile == 0 &&
-           shared.dynamic + shared.declared <= kMostSharedBytes;
+    return {sizeof(float) * places.floats, kDeclaredBytes, together};
 }
 
 void check_fits(const char* op, const Layers& layers) {
-    if (!fits(layers))
+    if (capabilities::why_not_tiles(layers) != capabilities::Reason::fastest)
         fail(op, "parameters", "layers that the kernels are not made for",
              "N a multiple of 16, at most 32 outputs of layer 0, and layers that fit 99 KB together");
 }
@@ -209,7 +201,7 @@ TileArguments tile_arguments(const Layers& layers, const Tensors& parameters, co
     TileArguments a{};
     const GradientLayout layout(layers);
     a.layers = layers;
-    a.places = tile_layout(layers, share_floats(layers.at[0].outputs));
+    a.places = tile_layout(layers);
     for (int l = 0; l < layers.count; ++l) {
         a.weights[l] = const_data<float>(parameters[2 * l]);
         a.biases[l] = const_data<float>(parameters[2 * l + 1]);
@@ -358,7 +350,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> loss_op(const Tensor& x_in, const Ten
     const Tensor grad_output = floats_like(x, {o.positions});
     const Tensor grad_sums = floats_like(x, {o.positions, layers.at[0].outputs});
     const bool in_one_pass =
-        !is_sums && is_one_output(layers, x.scalar_type() == ScalarType::Float ? sizeof(float) : sizeof(__half));
+        !is_sums && capabilities::is_one_pass(layers, x.scalar_type() == ScalarType::Float ? 4 : 2);
     if (layers.integers.square != 0 && !in_one_pass)
         fail(op, "layers", "layers that see squares of x", "one layer, and x of at most 16 KB for each position");
     if (in_one_pass) a.tile_numbers = numbers_with_weight(layers, GradientLayout(layers));
@@ -560,9 +552,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> through_op(
     const torch::stable::accelerator::DeviceGuard guard(parameters[0].get_device_index());
     Gradients all(op, batch.white.size(0), true, order, parameters, partials, grad_output, scales, description);
     const Layer& first = all.layers.at[0];
-    if (!kBuiltFor90 || made_for.bucket_size == 0 || first.inputs % 64 != 0)
+    if (!kBuiltFor90 || made_for.bucket_size == 0 || first.inputs % capabilities::kRowsMultiple != 0)
         fail(op, "parameters", "layers that the kernel is not made for", "king buckets, and N a multiple of 64");
-    if (saved.scalar_type() != ScalarType::Float && !(range.bound >= 1.0f / 64 && range.bound <= 255.0f))
+    if (saved.scalar_type() != ScalarType::Float && !capabilities::fits_16_bits(range.bound))
         fail(op, "bound_and_scale", "bound " + std::to_string(range.bound), "1/64 to 255 in 16 bits");
     if (all.of_order.positions == 0) fail(op, "white", "no positions", "at least one");
     batch.white = torch::stable::contiguous(batch.white), batch.black = torch::stable::contiguous(batch.black);
@@ -603,13 +595,6 @@ int64_t describe_op(int64_t inputs, int64_t stacks, std::vector<int64_t> hidden,
     return descriptions().add(layers, std::move(numbers));
 }
 
-bool available_op(int64_t device, int64_t description) {
-    int major = 0;
-    if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, static_cast<int>(device)) != cudaSuccess)
-        return false;
-    return major >= 8 && fits(descriptions().at("layer_stacks_available", description));
-}
-
 }  // namespace
 }  // namespace nnue::cuda::stacks
 
@@ -626,5 +611,4 @@ STABLE_TORCH_LIBRARY_IMPL(nnue, CUDA, m) {
 
 STABLE_TORCH_LIBRARY_IMPL(nnue, CompositeExplicitAutograd, m) {
     NNUE_IMPL(m, "layer_stacks_describe", &nnue::cuda::stacks::describe_op);
-    NNUE_IMPL(m, "layer_stacks_available", &nnue::cuda::stacks::available_op);
 }

@@ -6,6 +6,7 @@
 // stay in its registers from the product with the weights until the loss is known, for the gradient of the weights.
 #pragma once
 
+#include "../../capabilities.h"
 #include "tile.cuh"
 
 namespace nnue::cuda::stacks {
@@ -16,9 +17,7 @@ constexpr int kMostPacks = 4;  // of 16 bytes, that a thread has of a position
 template <class T>
 constexpr int kNumbersPerRound = kThreads * 16 / static_cast<int>(sizeof(T));
 
-inline bool is_one_output(const Layers& layers, int bytes_per_input) {
-    return layers.count == 1 && layers.at[0].inputs * bytes_per_input <= kMostPacks * kThreads * 16;
-}
+static_assert(kMostPacks * kThreads * 16 == capabilities::kOnePass);
 
 // The numbers of a tile in `partials`: the gradient of the stack's weight, then that of its bias.
 inline int numbers_with_weight(const Layers& layers, const GradientLayout& layout) {

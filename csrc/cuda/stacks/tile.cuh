@@ -9,58 +9,6 @@
 
 namespace nnue::cuda::stacks {
 
-constexpr int round4(int n) {
-    return (n + 3) / 4 * 4;
-}
-
-// Where a layer's parameters and values lie in shared memory, as offsets in floats. The activated values take `width`
-// rows: one part, or two for `dual`, each filled up with zeros to `part` rows, a multiple of 4. The next layer's
-// weights have the same columns. Behind the activated values lies a row of ones: with it the gradient of the next
-// layer's bias is one more column of the gradient of its weight.
-struct Places {
-    int weight;  // [round4(outputs)][width of the layer before]
-    int bias;    // [round4(outputs)]
-    int sums;    // y, in the backward its gradient: round4(outputs) rows
-    int values;  // width + 1 rows
-    int part, width;
-    int output_weight;  // the last layer's weights for these values; -1 if it does not see them
-};
-
-struct TileLayout {
-    Places at[kMostHidden + 1];
-    int shares;  // of first_layer_sums; the memory behind is written when they have been read
-    int floats;
-};
-
-inline TileLayout tile_layout(const Layers& layers, int share_floats) {
-    TileLayout t{};
-    int place = 0;
-    const auto take = [&place](int floats) {
-        const int begin = place;
-        place += round4(floats);
-        return begin;
-    };
-    const int last = layers.count - 1;
-    for (int l = 0; l < layers.count; ++l) {
-        const Layer& layer = layers.at[l];
-        Places& at = t.at[l];
-        at.bias = take(layer.outputs);
-        if (l == last) break;
-        at.part = round4(layer.activated);
-        at.width = layer.values / layer.activated * at.part;
-        if (l > 0) at.weight = take(round4(layer.outputs) * t.at[l - 1].width);
-        at.output_weight = layer.output_offset < 0 ? -1 : take(at.width);
-    }
-    t.at[0].sums = take(round4(layers.at[0].outputs) * kPitch);
-    t.shares = place;
-    for (int l = 0; l < last; ++l) {
-        if (l > 0) t.at[l].sums = take(round4(layers.at[l].outputs) * kPitch);
-        t.at[l].values = take((t.at[l].width + 1) * kPitch);
-    }
-    t.floats = std::max({place, t.shares + share_floats, 4 * kThreads});  // add_totals needs 4 · kThreads
-    return t;
-}
-
 struct TileArguments {
     Layers layers;
     TileLayout places;
@@ -90,15 +38,6 @@ struct TileArguments {
     // Not by the targets: those of an empty batch are null.
     __device__ bool makes_loss() const { return totals != nullptr; }
 };
-
-// What all threads of a thread block need of its tile.
-struct Tile : TilePositions {
-    float gradient[kTile];
-    float quarter[4][kTile];
-    float totals[2][2];  // of warps 0 and 1, whose threads have a position each: Σ weight · loss and Σ weight
-    bool is_last;        // this thread block is the last one that reports its totals
-};
-
 // For one warp: starts to copy the weights that one output has for the values of a layer, and fills gaps with zeros. If
 // `from` is null, all of them become zeros.
 __device__ inline void copy_row(const Layer& layer, const Places& at, const float* from, float* to) {

@@ -23,6 +23,7 @@
 #include <mutex>
 #include <stdexcept>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -140,6 +141,19 @@ inline at::Tensor feature_transformer(const at::Tensor& indices, const at::Tenso
     return detail::FeatureTransformer::apply(weight, bias, values, index_rows(indices), deterministic);
 }
 
+namespace detail {
+
+// What the table of kernels takes of a GPU: capability, multiprocessors, code.
+inline std::tuple<int64_t, int64_t, int64_t> gpu_of(int64_t device) {
+    static std::mutex mutex;
+    static std::map<int64_t, std::tuple<int64_t, int64_t, int64_t>> known;
+    const std::scoped_lock lock(mutex);
+    const auto found = known.find(device);
+    return found != known.end() ? found->second : known[device] = calls::_describe_gpu(device);
+}
+
+}  // namespace detail
+
 // What the rows of a batch are prepared to, once for all calls on it (csrc/perspective_transformer.h). It keeps them
 // alive, and they must not be changed while it is in use.
 struct PerspectivePlan {
@@ -154,19 +168,17 @@ struct PerspectivePlan {
 inline PerspectivePlan perspective_plan(const at::Tensor& white, const at::Tensor& black,
                                         const at::Tensor& black_to_move, int64_t num_features, int64_t bucket_size = 0,
                                         int64_t num_bucketed = -1, at::ScalarType weight_dtype = at::kFloat) {
-    static std::mutex mutex;
-    static std::map<int64_t, std::string> kernels;  // by device
     if (num_bucketed < 0) num_bucketed = num_features;
-    bool hopper = !white.is_cuda();  // a CPU takes any
+    bool has_buckets = true;  // a CPU takes any
     if (white.is_cuda()) {
-        const std::scoped_lock lock(mutex);
-        std::string& found = kernels[white.get_device()];
-        if (found.empty()) found = detail::text_of(calls::perspective_transformer_kernels(white.get_device())) + " ";
-        hopper = found.find("hopper") != std::string::npos && bucket_size > 0 && bucket_size <= 768 &&
-                 num_bucketed <= 255 * bucket_size;
+        constexpr int64_t all = 3, hopper = 3;  // Code and Transformer of csrc/capabilities.h
+        const auto [capability, multiprocessors, code] = detail::gpu_of(white.get_device());
+        const int64_t machine[] = {capability, multiprocessors, code, all};
+        has_buckets = std::get<0>(calls::_transformer_kernels(machine, weight_dtype, num_features, -1, bucket_size,
+                                                              num_bucketed)) == hopper;
     }
     PerspectivePlan plan{index_rows(white), index_rows(black), {}, {}, weight_dtype};
-    plan.made_for = {hopper ? bucket_size : 0, hopper ? num_bucketed : num_features,
+    plan.made_for = {has_buckets ? bucket_size : 0, has_buckets ? num_bucketed : num_features,
                      static_cast<int64_t>(c10::elementSize(weight_dtype))};
     plan.data = calls::perspective_plan(plan.white, plan.black, black_to_move, num_features, plan.made_for[0],
                                         plan.made_for[1], plan.made_for[2]);

@@ -1,0 +1,175 @@
+"""Which kernels serve which part of a training step: look-ups in the one table, csrc/capabilities.h.
+
+A machine is data, so the table can be read for a GPU that is not here. `nnue explain` prints it for a recipe.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from operator import index
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast, get_args
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from nnue_trainer import _enumerations, _library
+
+if TYPE_CHECKING:
+    from nnue_trainer.modules.layer_stacks import LayerStacks
+
+_PORTABLE, _HOPPER, _LIBRARY = 1, 2, 4  # enum Code of csrc/capabilities.h
+
+Kernels = Literal["cpu", "hopper", "portable"]
+CudaKernels = Literal["auto", "portable", "none"]
+_ALLOWED: dict[CudaKernels, int] = {"auto": _PORTABLE | _HOPPER, "portable": _PORTABLE, "none": 0}
+_cuda_kernels: CudaKernels = "auto"
+
+
+class Machine(NamedTuple):
+    """The CPU, or a GPU and what the operators have for it."""
+
+    capability: int = 0
+    """10 · major + minor; 0: the CPU"""
+    multiprocessors: int = 0
+    code: int = 0
+    """bits: portable kernels, those of compute capability 9.0, the library itself"""
+
+    def __str__(self) -> str:
+        if self == CPU:
+            return "the CPU"
+        of = f"a GPU of compute capability {self.capability // 10}.{self.capability % 10}"
+        return f"{of} with {self.multiprocessors} multiprocessors" if self.multiprocessors else of
+
+
+CPU = Machine()
+_MULTIPROCESSORS = {80: 108, 86: 84, 89: 128, 90: 132, 100: 148, 120: 170}  # of the largest GPU of a capability
+
+
+class Choice(NamedTuple):
+    """The kernels of a part of the step, and why faster ones are not taken; "" if there are none."""
+
+    kernels: str
+    reason: str
+
+
+def gpu(capability: int, multiprocessors: int = 0) -> Machine:
+    """A GPU that need not be here, with a library that has all kernels. multiprocessors: 0: as many as the largest of
+    its compute capability."""
+    multiprocessors = multiprocessors or _MULTIPROCESSORS.get(capability, 132)
+    return Machine(capability, multiprocessors, _PORTABLE | _HOPPER | _LIBRARY)
+
+
+def machine_of(device: torch.device) -> Machine | None:
+    """What the table takes of a device; None for one that is neither CPU nor CUDA."""
+    if device.type == "cpu":
+        return CPU
+    return _gpu_of(device.index or 0) if device.type == "cuda" else None
+
+
+def _gpu_of(device: int) -> Machine:
+    return _described(device)
+
+
+_gpu_of._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+@functools.cache  # asked for at each step
+def _described(device: int) -> Machine:
+    if _library.load().cuda_error is not None:
+        return Machine(1)
+    with _disable_current_modes():
+        capability, *rest = torch.ops.nnue._describe_gpu(device)
+    return Machine(capability or 1, *rest)  # 0 would be the CPU
+
+
+def transformer(
+    machine: Machine | None,
+    weight_dtype: torch.dtype,
+    num_features: int,
+    num_outputs: int,
+    bucket_size: int | None = None,
+    num_bucketed: int | None = None,
+) -> Choice:
+    """Of the feature transformer of both perspectives: cpu, portable, hopper, or torch's own operators. `num_outputs`
+    −1: a plan, which serves any."""
+    num_bucketed = num_features if num_bucketed is None else num_bucketed
+    # index: a graph is compiled for these numbers.
+    sizes = (weight_dtype, *map(index, (num_features, num_outputs, bucket_size or 0, num_bucketed)))
+    return _choice("transformer", "_transformer_kernels", machine, _cuda_kernels, sizes)
+
+
+def stacks(machine: Machine | None, layers: LayerStacks, x_dtype: torch.dtype = torch.float32) -> Choice:
+    """Of the layers behind it, whose inputs have this dtype: cpu, tiles, one_pass, or torch's own operators."""
+    return _choice("stacks", "_stack_kernels", machine, "auto", (*layers.numbers, x_dtype))
+
+
+def between(
+    transformer: str,
+    stacks: str,
+    trained_dtype: torch.dtype,
+    output_dtype: torch.dtype,
+    *,
+    num_outputs: int,
+    hidden: int,
+    activation: int,
+    bound: float,
+    has_psqt: bool,
+) -> Choice:
+    """Of the gradient between the two: rows, factors, or the whole gradient. `transformer`, `stacks`: their kernels;
+    the dtypes are those of what takes the gradient of the weight, and of the transformer's output."""
+    kernels = (_enumerations.TABLE["kernels.transformer"][transformer], _enumerations.TABLE["kernels.stacks"][stacks])
+    sizes = (num_outputs, hidden, activation, bound, has_psqt)
+    return _found("between", "_gradient_between", (*kernels, trained_dtype, output_dtype, *sizes))
+
+
+def update(machine: Machine | None, rows: int, virtual_rows: int) -> Choice:
+    """Of rows of a feature transformer that are trained alike: late, or every_row in every step."""
+    return _choice("update", "_row_update", machine, "auto", (rows, virtual_rows))
+
+
+def set_cuda_kernels(kernels: CudaKernels) -> CudaKernels:
+    """Choose the kernels of `perspective_transformer` on CUDA, for tests and benchmarks; returns the previous choice.
+
+    "auto": the fastest that the device has for the feature set. "portable": those that every GPU has. "none": nothing
+    is fused. The environment variable NNUE_CUDA_KERNELS sets it at start. Plans that exist keep their kernels.
+    """
+    global _cuda_kernels
+    if kernels not in _ALLOWED:
+        raise ValueError(f"set_cuda_kernels: found {kernels!r}, expected one of {', '.join(get_args(CudaKernels))}")
+    before, _cuda_kernels = _cuda_kernels, kernels
+    return before
+
+
+def _choice(
+    of: str, operator: str, machine: Machine | None, allowed: CudaKernels, arguments: tuple[Any, ...]
+) -> Choice:
+    if machine is None:
+        return Choice("torch", "there are operators for CPUs and CUDA only")
+    return _found(of, operator, ((*machine, _ALLOWED[allowed]), *arguments))
+
+
+def _found(of: str, operator: str, arguments: tuple[Any, ...]) -> Choice:
+    return _read(of, operator, arguments)
+
+
+# This is what torch.compiler.assume_constant_result does. That function imports torch._dynamo, which takes two seconds,
+# also in a command that compiles nothing.
+_found._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+@functools.lru_cache(maxsize=4096)  # asked for at each step
+def _read(of: str, operator: str, arguments: tuple[Any, ...]) -> Choice:
+    with _disable_current_modes():
+        kernels, reason = getattr(torch.ops.nnue, operator)(*arguments)
+        words = list(_enumerations.TABLE[f"kernels.{of}"])
+        return Choice(words[kernels], _reasons()[reason])
+
+
+@functools.cache
+def _reasons() -> list[str]:
+    return _library.as_text(torch.ops.nnue._kernel_reasons()).split("\n")
+
+
+if "NNUE_CUDA_KERNELS" in os.environ:
+    set_cuda_kernels(cast(CudaKernels, os.environ["NNUE_CUDA_KERNELS"]))

@@ -1,0 +1,88 @@
+"""`nnue explain` prints which kernels serve each part of a recipe's step, here or on a GPU that is not here."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from nnue_trainer.cli import plugins
+from nnue_trainer.cli.plugins import Plugins
+from nnue_trainer.cli.train import Preset, recipe_path
+from nnue_trainer.errors import UserError, quoted
+
+if TYPE_CHECKING:
+    from nnue_trainer.capabilities import Machine
+
+
+def register(app: typer.Typer) -> None:
+    app.command("explain")(explain)
+
+
+def explain(
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[RECIPE] [KEY=VALUE]...", help="The recipe, and fields of it to override."),
+    ] = None,
+    preset: Preset = None,
+    device: Annotated[
+        str | None,
+        typer.Option(
+            help="The device: cpu or cuda:N. Default: the one that a training would use.",
+            metavar="DEVICE",
+            show_default=False,
+        ),
+    ] = None,
+    gpu: Annotated[
+        str | None,
+        typer.Option(
+            help="A GPU that need not be here, by compute capability: 8.9, or 9.0:114 with its number of "
+            "multiprocessors.",
+            metavar="X.Y[:N]",
+            show_default=False,
+        ),
+    ] = None,
+    ranks: Annotated[int, typer.Option(min=1, help="Number of processes, each with such a device.")] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    plugin: Plugins = None,
+) -> None:
+    """Print which kernels serve each part of a recipe's step, and why faster ones are not taken."""
+    from nnue_trainer import config as recipes
+    from nnue_trainer.training.explain import explain as parts_of
+
+    plugins.load(plugin)
+    path, overrides = recipe_path(arguments, None, preset, "explain")
+    if path is None:
+        raise UserError("explain: expected a RECIPE or --preset NAME (nnue presets lists them)")
+    if device is not None and gpu is not None:
+        raise UserError("explain: --device and --gpu exclude each other")
+    recipe = recipes.load(path, overrides if device is None else [*overrides, f"training.device={device}"])
+    parts = parts_of(recipe, _here(recipe.training.device) if gpu is None else _elsewhere(gpu), ranks)
+    if as_json:
+        print(json.dumps([part._asdict() for part in parts], indent=2))
+        return
+    widths = [max(len(part[column]) for part in parts[1:]) for column in (0, 1)]
+    for name, kernels, reason in parts:
+        print(f"{name:{widths[0]}}  {kernels:{widths[1]}}  {reason}".rstrip())
+
+
+def _here(device: str) -> Machine:
+    from nnue_trainer import capabilities
+    from nnue_trainer.training.run import choose_device
+
+    found = capabilities.machine_of(choose_device(device))
+    if found is None:
+        raise UserError(f"explain: --device: found {quoted(device)}, expected cpu or cuda:N")
+    return found
+
+
+def _elsewhere(gpu: str) -> Machine:
+    from nnue_trainer import capabilities
+
+    found = re.fullmatch(r"([1-9][0-9]?)\.([0-9])(?::([1-9][0-9]{0,3}))?", gpu)
+    if found is None:
+        raise UserError(f"explain: --gpu: found {quoted(gpu)}, expected a compute capability such as 8.9 or 9.0:114")
+    major, minor, multiprocessors = found.groups()
+    return capabilities.gpu(10 * int(major) + int(minor), int(multiprocessors or 0))

@@ -1,0 +1,154 @@
+"""What `nnue explain` prints: which kernels serve each part of a recipe's step, and why faster ones are not taken.
+
+The choices are those of the training itself: look-ups in the table of csrc/capabilities.h, for a machine that need not
+be here. The net is built without memory for its weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch
+
+from nnue_trainer import capabilities, nets
+from nnue_trainer.capabilities import Choice, Machine
+from nnue_trainer.config import Recipe
+from nnue_trainer.data.features import feature_set
+from nnue_trainer.modules.layer_stacks import LayerStacks
+from nnue_trainer.modules.perspective_transformer import PerspectiveTransformer
+from nnue_trainer.nets.base import NnueModel, StackedModel
+from nnue_trainer.optim.fused import FusedRule
+from nnue_trainer.optim.optimizer import Optimizer
+from nnue_trainer.parallel.division import why_not_columns
+from nnue_trainer.parallel.ranks import Ranks
+from nnue_trainer.penalties import Penalties
+from nnue_trainer.perspectives import number_of
+from nnue_trainer.training.precision import settled
+from nnue_trainer.training.trainer import why_not_late
+
+
+class Part(NamedTuple):
+    """A part of the step."""
+
+    name: str
+    kernels: str
+    reason: str
+    """why faster ones are not taken; "" if there are none"""
+
+
+def explain(recipe: Recipe, machine: Machine, ranks: int = 1) -> list[Part]:
+    """The parts of a step of `recipe` on each of so many machines of a kind."""
+    device = torch.device("cpu" if machine == capabilities.CPU else "cuda")
+    with _as_if(machine):
+        model = _built(recipe)
+        recipe = settled(recipe, model, device)
+        mixed = recipe.training.precision == "mixed"
+        several = Ranks(size=ranks) if ranks > 1 else Ranks()
+        penalties = Penalties(recipe.training.penalties, model)
+        late = why_not_late(recipe, device, several, penalties)
+        optimizer = Optimizer(model, recipe.optimizer, late=late is None, copies=mixed and not penalties.dense)
+        awareness = recipe.model.awareness
+        parts = [Part("machine", str(machine), ""), Part("precision", recipe.training.precision, "")]
+        parts += _division(recipe, model, several)
+        parts += _features(model, machine)
+        rounding = [False] if not awareness.aware else [True] if awareness.aware_from == 0 else [False, True]
+        for rounds in rounding:
+            suffix = ", rounded" if rounds else ""
+            parts += [part._replace(name=part.name + suffix) for part in _step(recipe, model, machine, rounds)]
+        return [*parts, *_update(model, optimizer, machine, late)]
+
+
+@contextmanager
+def _as_if(machine: Machine) -> Iterator[None]:
+    """Within the block, every device is `machine`."""
+    real, capabilities.machine_of = capabilities.machine_of, lambda device: machine
+    try:
+        yield
+    finally:
+        capabilities.machine_of = real
+
+
+def _built(recipe: Recipe) -> NnueModel:
+    with torch.device("meta"):
+        return nets.build(recipe.model)
+
+
+def _division(recipe: Recipe, model: NnueModel, ranks: Ranks) -> list[Part]:
+    if not ranks.several:
+        return []
+    reason = why_not_columns(model, recipe, ranks)
+    return [Part("division", "columns" if reason is None else "positions", reason or "")]
+
+
+def _features(model: NnueModel, machine: Machine) -> list[Part]:
+    if machine == capabilities.CPU:
+        return [Part("features", "loader threads", "")]
+    if feature_set(model.feature_set).is_in_python:
+        return [Part("features", "cpu", "a feature set in Python runs on the CPU")]
+    return [Part("features", "gpu", "")]
+
+
+def _step(recipe: Recipe, model: NnueModel, machine: Machine, rounds: bool) -> Iterator[Part]:
+    """Forward, loss and backward."""
+    transformers = [module for module in model.modules() if isinstance(module, PerspectiveTransformer)]
+    if len(transformers) != 1:
+        yield Part("transformer", "torch", f"the net has {len(transformers)} feature transformers, expected one")
+        return
+    first, mixed = transformers[0], recipe.training.precision == "mixed"
+    trained = torch.bfloat16 if mixed else torch.float32
+    width, psqt = first.weight.shape[1], first.psqt is not None
+    read = trained if not rounds or machine == capabilities.CPU else torch.float16 if mixed else torch.float32
+    transformer = capabilities.transformer(
+        machine, read, len(first.weight), width, first.bucket_size, first.num_bucketed
+    )
+    yield Part("transformer", *transformer)
+    layers, reason = _layers(model, rounds)
+    if recipe.training.compile:
+        layers, reason = None, "training.compile: the compiler gets torch's operators"
+    x_dtype = trained if machine != capabilities.CPU or mixed else torch.float32
+    stacks = Choice("torch", reason) if layers is None else capabilities.stacks(machine, layers, x_dtype)
+    kernel = recipe.loss.kernel()
+    in_stacks = stacks.kernels in ("tiles", "one_pass")
+    between = capabilities.between(
+        transformer.kernels, stacks.kernels, trained, x_dtype, num_outputs=width,
+        hidden=0 if layers is None else len(layers.hidden), activation=number_of(first.activation), bound=first.bound,
+        has_psqt=psqt,
+    )  # fmt: skip
+    if in_stacks and kernel is None and between.kernels != "whole":
+        between = Choice("whole", "the loss is computed by torch")
+    yield Part("gradient between", *between)
+    yield Part("layers", *stacks)
+    if in_stacks and kernel is not None:
+        yield Part("loss", stacks.kernels, "")
+    else:
+        why = f"the loss {recipe.loss.kind!r} has no kernel" if kernel is None else "the layers have no kernel for it"
+        yield Part("loss", "torch", why)
+
+
+def _layers(model: NnueModel, rounds: bool) -> tuple[LayerStacks | None, str]:
+    """The layers behind the transformer as the operators take them, or why they do not."""
+    if not isinstance(model, StackedModel) or type(model).forward is not StackedModel.forward:
+        return None, "the net has a forward pass of its own"
+    if not rounds:
+        return model.stacks, ""
+    with model.rounding(True):
+        assert model.rounded is not None
+        return model.rounded.stacks, "the operators cannot round as this net does"
+
+
+def _update(model: NnueModel, optimizer: Optimizer, machine: Machine, not_late: str | None) -> Iterator[Part]:
+    if not isinstance(optimizer.rule, FusedRule):
+        yield Part("update", "torch", "the optimizer is a rule of torch's or of yours")
+        return
+    yield Part("update", "operators", "")
+    transformers = [module.weight for module in model.modules() if isinstance(module, PerspectiveTransformer)]
+    for part in optimizer.rule.fused.parts:
+        if not any(part.parameter is weight for weight in transformers):
+            continue
+        rows = len(part.rows(part.parameter))
+        choice = capabilities.update(machine, rows, part.virtual_rows)
+        if not_late is not None:
+            choice = Choice("every_row", not_late)
+        yield Part(f"rows {part.first:,} to {part.first + rows - 1:,}", *choice)

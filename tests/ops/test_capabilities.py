@@ -1,0 +1,226 @@
+"""The table of kernels: its rows, and that the operators do what it says."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from nnue_trainer import _library, capabilities, nets
+from nnue_trainer.capabilities import CPU, Choice, Machine, gpu, set_cuda_kernels
+from nnue_trainer.modules.layer_stacks import FirstOutputs, Integers, LayerStacks, StackLayer
+from nnue_trainer.modules.stacked_linear import StackedLinear
+from nnue_trainer.perspectives import number_of, perspective_transformer
+
+H100, RTX_4090, TURING = gpu(90), gpu(89), gpu(75)
+LAYERS = LayerStacks(1024, 8, (StackLayer(16, 15, "dual", 1.0), StackLayer(32, 32, "crelu", 1.0)))
+FP32, FP16, BF16, FP64 = torch.float32, torch.float16, torch.bfloat16, torch.float64
+
+
+@pytest.mark.parametrize(
+    ("machine", "arguments", "kernels", "reason"),
+    [
+        (H100, (BF16, 24576, 1024, 768), "hopper", ""),
+        (H100, (BF16, 24576, 1024, 769), "portable", "more than 768 features"),
+        (H100, (BF16, 300 * 64, 1024, 64), "portable", "more than 255 king buckets"),
+        (H100, (BF16, 300 * 64, 1024, 64, 255 * 64), "hopper", ""),
+        (H100, (BF16, 2**24 + 768, 1024, 768, 768), "portable", "2^24 or more features"),
+        (H100, (FP32, 768, 1024, None), "portable", "no king buckets"),
+        (H100, (FP32, 768, 1000, 768), "torch", "no multiple of 16"),
+        (H100, (FP64, 768, 1024, 768), "torch", "dtype of the weights"),
+        (H100, (FP32, 0, 1024, 768), "torch", "no features"),
+        (H100, (FP32, 768, -1, 768), "hopper", ""),  # a plan
+        (gpu(90, 114), (FP32, 768, 64, 768), "hopper", "132 multiprocessors"),
+        (H100._replace(code=5), (FP32, 768, 64, 768), "portable", "without the kernels of compute capability 9.0"),
+        (H100._replace(code=4), (FP32, 768, 64, None), "torch", "no code for this GPU"),
+        (H100._replace(code=0), (FP32, 768, 64, 768), "torch", "not loaded"),
+        (RTX_4090, (FP16, 768, 64, 768), "portable", "need compute capability 9.0"),
+        (gpu(100), (FP16, 768, 64, 768), "portable", "need compute capability 9.0"),
+        (TURING, (FP16, 768, 64, 768), "torch", "below 8.0"),
+        (CPU, (FP16, 768, 62, 768), "cpu", ""),
+        (CPU, (FP16, 768, 63, 768), "torch", "odd"),
+        (None, (FP32, 768, 64, 768), "torch", "CPUs and CUDA only"),
+    ],
+)
+def test_transformer(machine: Machine | None, arguments: Any, kernels: str, reason: str) -> None:
+    check(capabilities.transformer(machine, *arguments), kernels, reason)
+
+
+@pytest.mark.parametrize(("mode", "kernels"), [("auto", "hopper"), ("portable", "portable"), ("none", "torch")])
+def test_what_is_forbidden_is_not_chosen(mode: Any, kernels: str) -> None:
+    before = set_cuda_kernels(mode)
+    try:
+        found = capabilities.transformer(H100, FP32, 768, 64, 768)
+    finally:
+        set_cuda_kernels(before)
+    check(found, kernels, "" if mode == "auto" else "NNUE_CUDA_KERNELS")
+
+
+def layers(**changes: Any) -> LayerStacks:
+    from dataclasses import replace
+
+    return replace(LAYERS, **changes)
+
+
+@pytest.mark.parametrize(
+    ("machine", "of", "dtype", "kernels", "reason"),
+    [
+        (RTX_4090, LAYERS, BF16, "tiles", ""),
+        (RTX_4090, LAYERS, FP64, "torch", "inputs of the layers"),
+        (RTX_4090, layers(integers=Integers()), BF16, "tiles", ""),
+        (RTX_4090, layers(integers=Integers()), FP16, "torch", "float32 and bfloat16 only"),
+        (RTX_4090, layers(inputs=1032), FP32, "torch", "no multiple of 16"),
+        (RTX_4090, layers(hidden=(StackLayer(33, 33, "crelu", 1.0),)), FP32, "torch", "more than 32 outputs"),
+        (RTX_4090, layers(hidden=(StackLayer(32, 32, "dual", 1.0), StackLayer(512, 512, "crelu", 1.0))), FP32, "torch",
+         "shared memory"),
+        (RTX_4090, layers(stacks=65), FP32, "torch", "64 stacks"),
+        (RTX_4090, layers(hidden=(StackLayer(8, 8, "crelu", 1.0),) * 9), FP32, "torch", "more than 9 layers"),
+        (RTX_4090, layers(hidden=()), FP32, "one_pass", ""),
+        (RTX_4090, layers(hidden=(), inputs=4096), FP32, "one_pass", ""),
+        (RTX_4090, layers(hidden=(), inputs=4112), FP32, "tiles", "16 KB"),
+        (RTX_4090, layers(hidden=(), inputs=4112), BF16, "one_pass", ""),
+        (TURING, LAYERS, FP32, "torch", "below 8.0"),
+        (CPU, layers(stacks=65), FP32, "cpu", ""),
+        (CPU, LAYERS, BF16, "torch", "float32 only"),
+    ],
+)  # fmt: skip
+def test_stacks(machine: Machine, of: LayerStacks, dtype: torch.dtype, kernels: str, reason: str) -> None:
+    check(capabilities.stacks(machine, of, dtype), kernels, reason)
+
+
+@pytest.mark.parametrize(
+    ("transformer", "stacks", "changes", "kernels", "reason"),
+    [
+        ("hopper", "tiles", {}, "rows", ""),
+        ("hopper", "tiles", {"bound": 256.0}, "whole", "1/64 to 255"),
+        ("hopper", "tiles", {"num_outputs": 1040}, "whole", "no multiple of 64"),
+        ("hopper", "tiles", {"activation": number_of("crelu")}, "whole", "not pairwise"),
+        ("portable", "tiles", {}, "whole", "portable kernels"),
+        ("portable", "one_pass", {"hidden": 0}, "factors", ""),
+        ("hopper", "tiles", {"hidden": 0}, "factors", ""),
+        ("hopper", "tiles", {"hidden": 0, "has_psqt": True}, "whole", "PSQT"),
+        ("hopper", "torch", {}, "whole", "computed by torch"),
+        ("torch", "tiles", {}, "whole", "computed by torch"),
+        ("cpu", "cpu", {}, "whole", "on a CPU"),
+    ],
+)
+def test_between(transformer: str, stacks: str, changes: Any, kernels: str, reason: str) -> None:
+    pairwise = number_of("pairwise")
+    shape = {"num_outputs": 1024, "hidden": 2, "activation": pairwise, "bound": 1.0, "has_psqt": False} | changes
+    check(capabilities.between(transformer, stacks, BF16, BF16, **shape), kernels, reason)
+
+
+def test_between_dtypes() -> None:
+    shape: Any = {"num_outputs": 64, "hidden": 1, "activation": 3, "bound": 256.0, "has_psqt": True}
+    check(capabilities.between("hopper", "tiles", FP32, FP32, **shape), "rows", "")
+    check(capabilities.between("hopper", "tiles", FP32, BF16, **shape), "whole", "dtype is not that of the output")
+    check(capabilities.between("hopper", "tiles", FP16, FP16, **shape), "whole", "float16")
+
+
+def test_update() -> None:
+    check(capabilities.update(H100, 60_000, 0), "late", "")
+    check(capabilities.update(H100, 60_000, 768), "every_row", "virtual rows")
+    check(capabilities.update(H100, 32_767, 0), "every_row", "32,768")
+    check(capabilities.update(CPU, 10, 5), "late", "")
+
+
+def check(found: Choice, kernels: str, reason: str) -> None:
+    assert found.kernels == kernels
+    assert (reason in found.reason) if reason else not found.reason
+
+
+def test_every_reason_has_a_text_of_its_own() -> None:
+    texts = _library.as_text(torch.ops.nnue._kernel_reasons()).splitlines()
+    assert texts[0] == ""
+    assert len(set(texts)) == len(texts) > 30
+
+
+def test_a_wrong_machine_is_an_error() -> None:
+    with pytest.raises(RuntimeError, match="_row_update: machine: found 3 numbers, expected capability"):
+        torch.ops.nnue._row_update([90, 132, 7], 5, 0)
+
+
+# ---- what the operators do -------------------------------------------------------------------------------------------
+
+
+class Calls(torch.utils._python_dispatch.TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        self.names.add(func.name())
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("width", [15, 16])
+@pytest.mark.parametrize("dtype", [FP32, FP16, FP64], ids=str)
+def test_the_cpu_runs_what_the_table_says(dtype: torch.dtype, width: int) -> None:
+    rows = torch.tensor([[3, 1, -1], [0, -1, -1]], dtype=torch.int32)
+    weight, bias = torch.randn(5, width, dtype=dtype), torch.zeros(width, dtype=dtype)
+    with Calls() as calls:
+        perspective_transformer(rows, rows, torch.tensor([0, 1]).byte(), weight, bias, activation="crelu")
+    fused = any("perspective_transformer_forward" in name for name in calls.names)
+    assert fused == (capabilities.transformer(CPU, dtype, 5, width).kernels == "cpu")
+
+
+@pytest.mark.parametrize("dtype", [FP32, FP64], ids=str)
+def test_the_cpu_runs_the_layers_that_the_table_says(dtype: torch.dtype) -> None:
+    stacks = LayerStacks(16, 3, (StackLayer(4, 4, "crelu", 1.0),))
+    linears = [StackedLinear(3, 16, 4).to(dtype), StackedLinear(3, 4, 1).to(dtype)]
+    with Calls() as calls:
+        stacks.forward(FirstOutputs(torch.rand(6, 16, dtype=dtype), None, torch.arange(6) % 3), linears)
+    own = any("stacked_linear_forward" in name for name in calls.names)
+    assert own == (capabilities.stacks(CPU, stacks, dtype).kernels == "cpu")
+
+
+@pytest.mark.cuda
+def test_a_gpu_is_described(cuda: torch.device) -> None:
+    machine = capabilities.machine_of(cuda)
+    assert machine is not None
+    major, minor = torch.cuda.get_device_capability()
+    properties = torch.cuda.get_device_properties(cuda)
+    assert machine[:2] == (10 * major + minor, properties.multi_processor_count)
+
+
+def test_no_other_place_has_the_limits(project_root: Path) -> None:
+    """The choice is made in csrc/capabilities.h alone."""
+    sources = [*(project_root / "nnue_trainer").rglob("*.py"), project_root / "nnue_trainer/include/nnue/operators.h"]
+    for source in sources:
+        if "engine" not in source.name:
+            found = re.search(r"bucket_size <= 768|255 \* bucket_size", source.read_text())
+            assert found is None, source
+
+
+# ---- nnue explain ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("preset", ["sfnnv5", "sfnnv16", "buckets", "simple", "layered"])
+@pytest.mark.parametrize("machine", [CPU, H100, RTX_4090, TURING], ids=["cpu", "9.0", "8.9", "7.5"])
+def test_every_preset_is_explained(preset: str, machine: Machine) -> None:
+    from nnue_trainer import config, presets
+    from nnue_trainer.training.explain import explain
+
+    parts = {part.name: part for part in explain(config.load(presets.path(preset), []), machine)}
+    wanted = {CPU: "cpu", H100: "hopper", RTX_4090: "portable", TURING: "torch"}[machine]
+    if machine == H100 and preset in ("simple",):
+        wanted = parts["transformer"].kernels  # no king buckets
+    assert parts["transformer"].kernels == wanted
+    assert parts["machine"].kernels == str(machine)
+    assert capabilities.machine_of(torch.device("cpu")) == CPU  # what explain pretends has an end
+
+
+def test_rounding_and_ranks_are_explained() -> None:
+    from nnue_trainer import config, presets
+    from nnue_trainer.training.explain import explain
+
+    aware = "model.quantisation={aware: true, aware_from: 0.5}"
+    recipe = config.load(presets.path("sfnnv5"), [aware])
+    parts = {part.name: part for part in explain(recipe, H100, ranks=2)}
+    assert parts["gradient between"].kernels == parts["gradient between, rounded"].kernels == "rows"
+    assert parts["division"].kernels == "positions"
+    assert "quantisation-aware" in parts["division"].reason
+    assert nets  # the nets register themselves
