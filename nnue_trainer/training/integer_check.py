@@ -6,7 +6,8 @@ A net whose integer forward does not fit its tensors would otherwise train for d
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +30,22 @@ ROUNDING, ROUNDING_SHARE = 5.0, 0.25
 _FILL = 0.1  # values of this size replace zeros: a PSQT or a bias of zero would hide its scale
 _OUTPUTS = 100.0  # engine units: fresh weights are enlarged until the outputs are as large as this
 _DOUBLINGS = 6
+
+
+def start_check(model: NnueModel, saved: Checkpoint | None = None, path: str | Path = "") -> Callable[[], None]:
+    """`check_integers` in a thread, on a copy of the model, which may be moved and trained meanwhile. Returns a
+    function that waits for the end and raises what the check has found."""
+    try:
+        own = copy.deepcopy(model)
+        if saved is not None:
+            load_into(saved.tensors["model"], own, path)
+    except Exception:
+        check_integers(model, saved, path)  # the same again, with the error explained
+        raise
+    with_thread = ThreadPoolExecutor(1, "integer-check")
+    found = with_thread.submit(check_integers, own)
+    with_thread.shutdown(wait=False)
+    return found.result
 
 
 def check_integers(model: NnueModel, saved: Checkpoint | None = None, path: str | Path = "") -> None:

@@ -30,7 +30,7 @@ from nnue_trainer.nets.base import NnueModel
 from nnue_trainer.parallel.division import divide
 from nnue_trainer.parallel.ranks import Ranks, digest, joined
 from nnue_trainer.training import plausibility, timeline, warm_start
-from nnue_trainer.training.integer_check import check_integers
+from nnue_trainer.training.integer_check import start_check
 from nnue_trainer.training.memory import keep_freed_memory
 from nnue_trainer.training.precision import settled
 from nnue_trainer.training.run_folder import MANIFEST, RunFolder
@@ -143,8 +143,8 @@ def _train_stage(stage: StageOfRun, folder: RunFolder, ranks: Ranks, device: tor
         checkpoint.load_into(begin.checkpoint.tensors["model"], model, path)
     elif recipe.training.initial_weights and begin.checkpoint is None:
         weights = warm_start.start_from(Path(recipe.training.initial_weights), model, say)
-    if ranks.writes:
-        check_integers(model, saved, path)
+    # On all cores it takes as long as the data files do to open.
+    integers_are_right = start_check(model, saved, path) if ranks.writes else None
     # Of a resumed run all that is loaded; each machine may have a copy of the folder of its own.
     tensors = begin.checkpoint.tensors if begin.checkpoint is not None else {"model": model.state_dict()}
     weights_digest = digest(tensors).hex() if ranks.several else ""
@@ -190,6 +190,9 @@ def _train_stage(stage: StageOfRun, folder: RunFolder, ranks: Ranks, device: tor
         if ranks.writes and not begin.resumed:
             plausibility.check(recipe.data, batches)
         timeline.mark("data files")
+        if integers_are_right is not None:
+            integers_are_right()
+        timeline.mark("integer check")
         start = [describe(trainer, parameters, begin)]
         if ranks.several:
             start += [divided, describe_reading(recipe, ranks)]

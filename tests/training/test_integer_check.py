@@ -1,5 +1,7 @@
 """Integer forwards that are subtly wrong are refused before the first step, and when a run is resumed."""
 
+import copy
+import math
 from dataclasses import replace
 
 import pytest
@@ -10,7 +12,7 @@ from nnue_trainer.checkpoint import Checkpoint
 from nnue_trainer.errors import UserError
 from nnue_trainer.nets.base import NnueModel
 from nnue_trainer.nets.integer_forward import IntegerForward
-from nnue_trainer.training.integer_check import check_integers
+from nnue_trainer.training.integer_check import check_integers, start_check
 
 NETS = {
     "layered": {
@@ -68,3 +70,17 @@ def test_a_wrong_one_is_refused(model: NnueModel, monkeypatch: pytest.MonkeyPatc
         for resumed in (None, saved):
             with pytest.raises(UserError, match=r"differ by|cannot be evaluated in integers"):
                 check_integers(model, resumed, "x.safetensors")
+
+
+def test_in_a_thread_it_checks_the_weights_of_its_start(model: NnueModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Training may change the model meanwhile; whoever waits gets the result of the check."""
+    wrong, later = wrongs(forward_of(model))["clip"], copy.deepcopy(model)
+    wait = start_check(model)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(math.nan)
+    wait()
+    monkeypatch.setattr(type(model.net), "integer_forward", lambda self: wrong)
+    wait = start_check(later)
+    with pytest.raises(UserError, match="differ by"):
+        wait()
