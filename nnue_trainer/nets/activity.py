@@ -6,7 +6,7 @@ no parameter, buffer or random generator. The counts stay on the device until so
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -110,20 +110,30 @@ class ActivityMeter:
             positive, saturated, most = self._counts[0]
             self._counts = [(positive + found[0], saturated + found[1], torch.maximum(most, found[2]))]
 
-    def result(self) -> FirstLayerActivity | None:
-        """None where nothing was seen, or the model has no first layer of ours. Waits for the device."""
-        if not self._counts:
+    def result(self, of_all: Callable[[Tensor], Tensor] | None = None) -> FirstLayerActivity | None:
+        """None where nothing was seen, or the model has no first layer of ours. Waits for the device. `of_all` stacks
+        the tensors of several processes, each of which has seen some of the batches."""
+        if not self._layers or (of_all is None and not self._counts):
             return None
-        positive, saturated, largest = (tensor.cpu() for tensor in self._counts[0])
-        zeros = int(torch.stack(self._zeros).sum())
-        rows = 2 * self._seen
+        weight = self._layers[0].weight
+        none = torch.zeros(weight.shape[1], dtype=torch.int64, device=weight.device)
+        counts = self._counts[0] if self._counts else (none, none, none.float())
+        zeros = torch.stack(self._zeros).sum() if self._zeros else none[0]
+        numbers = torch.stack([zeros, none[0] + self._seen, none[0] + self._values])
+        parts = [*counts, numbers]
+        every = [part.unsqueeze(0) if of_all is None else of_all(part) for part in parts]
+        positive, saturated, zeros_and_more = (every[number].sum(0).cpu() for number in (0, 1, 3))
+        zeros_seen, seen, values = zeros_and_more.tolist()
+        if not seen:
+            return None
+        rows, largest = 2 * seen, every[2].amax(0).cpu()
         return FirstLayerActivity(
-            self._seen, positive.double() / rows, saturated.double() / rows, largest, zeros / self._values
+            seen, positive.double() / rows, saturated.double() / rows, largest, zeros_seen / values
         )
 
-    def figures(self) -> dict[str, float]:
+    def figures(self, of_all: Callable[[Tensor], Tensor] | None = None) -> dict[str, float]:
         """The record of a validation: shares of neurons, of accumulators and of what the layers see."""
-        found = self.result()
+        found = self.result(of_all)
         if found is None:
             return {}
         return {

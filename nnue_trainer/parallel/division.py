@@ -97,6 +97,15 @@ class Whole:
         call it together."""
         return self.model.outputs(batch)
 
+    def validates(self, number: int) -> bool:
+        """Whether this rank computes batch `number` of a validation, from 0 on. Where it does not, another rank does,
+        and `of_all` puts together what they have found."""
+        return True
+
+    def of_all(self, part: Tensor) -> Tensor:
+        """What each rank has found in the batches that it validates, [ranks, …]; one where every rank validates all."""
+        return part.unsqueeze(0)
+
     def backward(self, step: Step, batch: Batch) -> Tensor:
         """Computes the gradients of this rank's parameters, and returns the mean loss of the whole batch, a scalar
         without a graph. `batch` is what `wanted` and `joined_by` make of a batch, after `prepare`. All ranks must call
@@ -149,6 +158,12 @@ class Positions(Whole):
         if len(fresh) == self._end - self._begin:
             return fresh  # the loader has read this share alone
         return fresh.part(self._begin, self._end) if isinstance(fresh, Batch) else fresh[self._begin : self._end]
+
+    def validates(self, number: int) -> bool:
+        return number % self.ranks.size == self.ranks.rank
+
+    def of_all(self, part: Tensor) -> Tensor:
+        return self.ranks.all_gather(part)
 
     def backward(self, step: Step, batch: Batch) -> Tensor:
         assert self._optimizer is not None

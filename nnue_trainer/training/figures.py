@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from nnue_trainer.losses import NO_SCORE
+
+OfAll = Callable[[Tensor], Tensor]
+
+
+def alone(part: Tensor) -> Tensor:
+    """[…] → [1, …]: the tensors of all processes where there is one."""
+    return part.unsqueeze(0)
+
 
 _RANKED = 1 << 20  # positions that the rank correlation is of, at most
 
@@ -25,8 +36,9 @@ class Figures:
 
     def __init__(self, device: torch.device, scale: float):
         self._scale = scale
-        self._sums = torch.zeros(6, dtype=torch.float64, device=device)  # three pairs of (sum, positions)
-        self._ranked: list[tuple[Tensor, Tensor]] = []
+        self._none = torch.zeros(6, dtype=torch.float64, device=device)
+        self._sums: list[Tensor] = []  # three pairs of (sum, positions) for each batch
+        self._ranked: list[Tensor] = []  # fp32 [2, positions] of each batch: scores of the net and of the data
         self._left = _RANKED
 
     def add(self, net: Tensor, score: Tensor, result: Tensor) -> None:
@@ -37,30 +49,55 @@ class Figures:
         by_result = functional.binary_cross_entropy_with_logits(logits, result.double() * 0.5 + 0.5, reduction="none")
         decided = result != 0
         right = decided & (torch.sign(net) == result)
-        self._sums += torch.stack(
-            [
-                (by_score * scored).sum(), scored.sum().double(),
-                by_result.sum(), torch.full_like(self._sums[0], len(net)),
-                right.sum().double(), decided.sum().double(),
-            ]
+        sums = (
+            (by_score * scored).sum(), scored.sum().double(),
+            by_result.sum(), torch.full_like(self._none[0], len(net)),
+            right.sum().double(), decided.sum().double(),
         )  # fmt: skip
-        if self._left > 0:
-            kept = scored.nonzero()[: self._left, 0]
-            self._ranked.append((net[kept].float(), score[kept].float()))
-            self._left -= len(kept)
+        self._sums.append(torch.stack(sums))
+        kept = scored.nonzero()[: self._left, 0]
+        self._ranked.append(torch.stack([net[kept].float(), score[kept].float()]))
+        self._left -= len(kept)
 
-    def result(self) -> dict[str, float]:
-        """The figures by name; those that no position counts for are left out. Waits for the device."""
+    def skip(self) -> None:
+        """In the place of `add`, for a batch that another process adds."""
+        self._sums.append(self._none)
+        self._ranked.append(self._none[:0].float().view(2, 0))
+
+    def result(self, of_all: OfAll = alone) -> dict[str, float]:
+        """The figures by name; those that no position counts for are left out. Waits for the device. `of_all` stacks
+        the tensors of the processes, each of which has added some of the batches; the figures are the same for any
+        number of them."""
         names = ("score_cross_entropy", "result_cross_entropy", "result_accuracy")
-        sums = self._sums.tolist()
+        if not self._sums:
+            return {}
+        sums, counts = in_order(self._sums, of_all)
         found = {name: total / count for name, total, count in zip(names, sums[::2], sums[1::2], strict=True) if count}
-        if self._ranked:
-            net, score = (torch.cat(parts) for parts in zip(*self._ranked, strict=True))
-            if len(net) > 1:
-                correlation = torch.corrcoef(torch.stack([ranks(net), ranks(score)]))[0, 1].item()
-                if correlation == correlation:  # all of one value have no order
-                    found["rank_correlation"] = correlation
+        ranked = self._all_ranked([int(row[1]) for row in counts], of_all)
+        if ranked.shape[1] > 1:
+            correlation = torch.corrcoef(torch.stack([ranks(each) for each in ranked]))[0, 1].item()
+            if correlation == correlation:  # all of one value have no order
+                found["rank_correlation"] = correlation
         return found
+
+    def _all_ranked(self, scored: list[int], of_all: OfAll) -> Tensor:
+        """The first positions of all processes in the order of the batches, which have so many scored ones."""
+        ends = [min(end, _RANKED) for end in accumulate(scored)]
+        every = self._none.new_zeros(2, ends[-1] if ends else 0, dtype=torch.float32)
+        for own, begin, end in zip(self._ranked, [0, *ends], ends, strict=False):
+            if own.shape[1]:
+                every[:, begin:end] = own[:, : end - begin]
+        return of_all(every).sum(0)
+
+
+def in_order(sums: Sequence[Tensor], of_all: OfAll) -> tuple[list[float], list[list[float]]]:
+    """The sum of what all batches have, float64 [n] each, in the order of the batches, and what each of them has; zeros
+    stand for a batch of another process."""
+    rows = of_all(torch.stack(list(sums))).sum(0).cpu()
+    total = torch.zeros_like(rows[0])
+    for row in rows:
+        total += row
+    return total.tolist(), rows.tolist()
 
 
 def ranks(values: Tensor) -> Tensor:

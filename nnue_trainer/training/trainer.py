@@ -48,7 +48,7 @@ from nnue_trainer.training import timeline
 from nnue_trainer.training.batches import BatchSource, DeviceBatches
 from nnue_trainer.training.checkpoints import CheckpointStore
 from nnue_trainer.training.cuda_graph import GraphedStep
-from nnue_trainer.training.figures import Figures
+from nnue_trainer.training.figures import Figures, in_order
 from nnue_trainer.training.hooks import Hooks
 from nnue_trainer.training.memory import move_to_huge_pages
 from nnue_trainer.training.metrics import MetricsWriter, environment, peak_memory
@@ -300,11 +300,11 @@ class Trainer:
             say(text)
 
     def _warm_up(self) -> None:
-        """On a GPU, validates on one batch and drops the result, while the loader fills its first buffer: otherwise the
-        first validation would wait for its kernels to be loaded."""
+        """On a GPU, validates on a batch of each rank and drops the result, while the loader fills its first buffer:
+        otherwise the first validation would wait for its kernels to be loaded."""
         if self.device.type == "cuda" and self.validation is not None and self.step < self.steps:
             held_out = self.validation
-            self._validate_on(lambda: itertools.islice(held_out(), 1), ActivityMeter(self.model))
+            self._validate_on(lambda: itertools.islice(held_out(), self.ranks.size), ActivityMeter(self.model))
 
     def _loop(self, run: _Run) -> None:
         if self._epoch_end_pending:
@@ -415,7 +415,7 @@ class Trainer:
         if self.validation is not None:
             meter = ActivityMeter(self.model)
             loss, self.fixed_figures = self._validate_on(self.validation, meter)
-            self.net_figures = self.division.figures(meter.figures() | reach_figures(self.model))
+            self.net_figures = self.division.figures(meter.figures(self.division.of_all) | reach_figures(self.model))
             if loss is None:
                 raise UserError(f"{', '.join(self.recipe.data.validation)}: no positions to validate on")
         for name, held_out in self.more_validation.items():
@@ -431,27 +431,36 @@ class Trainer:
         """The loss over all positions, None if there are none, and the fixed figures."""
         loss_kind = self.recipe.validation.loss or self.recipe.loss
         lam = self._validation_lambda()
-        sums = torch.zeros(2, dtype=torch.float64, device=self.device)
+        none = torch.zeros(2, dtype=torch.float64, device=self.device)
+        sums: list[Tensor] = []  # of each batch: Σ weight · loss and Σ weight
         figures = Figures(self.device, self.recipe.validation.scale)
         with self._interruptible():
             batches = iter(held_out())
         with torch.no_grad(), self.model.rounding(self.recipe.model.awareness.aware):
             while True:
-                if self.ranks.several and self.ranks.agree(self._stop.is_set(), False)[0]:
+                # Not for each batch: ranks that compute different ones would wait for each other.
+                turn = len(sums) % self.ranks.size == 0
+                if self.ranks.several and turn and self.ranks.agree(self._stop.is_set(), False)[0]:
                     raise _Stopped
                 with self._interruptible():
                     batch = next(batches, None)
                 if batch is None:
                     break
+                if not self.division.validates(len(sums)):
+                    sums.append(none)
+                    figures.skip()
+                    continue
                 batch = batch.to(self.device, non_blocking=False)
                 score, outputs = self._evaluated(self.division.forward, batch)
                 net = outputs if loss_kind.reads else score
-                sums += torch.stack(loss_kind.terms(net, batch.score, batch.result, lam)).double()
+                sums.append(torch.stack(loss_kind.terms(net, batch.score, batch.result, lam)).double())
                 figures.add(score, batch.score, batch.result)
                 if meter is not None:
                     meter.add(batch)
-        loss, weight = sums.tolist()
-        return (float(loss / weight) if weight else None), figures.result()
+        if not sums:
+            return None, {}
+        (loss, weight), _ = in_order(sums, self.division.of_all)
+        return (float(loss / weight) if weight else None), figures.result(self.division.of_all)
 
     def _validation_lambda(self) -> float:
         wanted = self.recipe.validation.lambda_

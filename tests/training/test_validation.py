@@ -2,16 +2,23 @@
 
 import json
 import math
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from command import nnue
 from small_runs import split_sample, written
+from torch import Tensor
 
 from nnue_trainer import config
 from nnue_trainer.errors import UserError
-from nnue_trainer.training.figures import Figures, ranks
+from nnue_trainer.training import figures as figures_module
+from nnue_trainer.training.figures import Figures, alone, in_order, ranks
 
 
 @pytest.fixture(scope="module")
@@ -27,6 +34,45 @@ def recipe(tmp_path, data) -> Path:
 def validations(folder: Path) -> list[dict[str, float]]:
     records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return [record for record in records if record["event"] == "validation"]
+
+
+@pytest.mark.parametrize("size", [2, 3, 7])
+def test_processes_that_validate_some_of_the_batches_find_the_same_bits(size: int) -> None:
+    """Sums run in the order of the batches, and of the scored positions the same ones are ranked."""
+    g = torch.Generator().manual_seed(1)
+    batches = [
+        (torch.randn(n, generator=g) * 200, torch.randint(-300, 300, (n,), generator=g), torch.arange(n) % 3 - 1)
+        for n in (40, 40, 40, 40, 13)
+    ]
+    for _, score, _ in batches:
+        score[::7] = 32002
+
+    def found(rank: int, size: int, of_all: Callable[[Tensor], Tensor]) -> tuple[Any, dict[str, float]]:
+        figures, sums = Figures(torch.device("cpu"), 361.0), []
+        for number, (net, score, result) in enumerate(batches):
+            own = number % size == rank
+            sums.append(net[:2].double() / 3 if own else torch.zeros(2, dtype=torch.float64))
+            figures.add(net, score, result) if own else figures.skip()
+        return in_order(sums, of_all)[0], figures.result(of_all)
+
+    before, figures_module._RANKED = figures_module._RANKED, 100  # within the third batch
+    try:
+        parts: list[Tensor] = [torch.empty(0)] * size
+        barrier = threading.Barrier(size)
+
+        def of_all(rank: int, part: Tensor) -> Tensor:
+            parts[rank] = part
+            barrier.wait(60)
+            every = torch.stack(parts)
+            barrier.wait(60)
+            return every
+
+        with ThreadPoolExecutor(size) as pool:
+            several = list(pool.map(lambda rank: found(rank, size, partial(of_all, rank)), range(size)))
+        assert several == [found(0, 1, alone)] * size
+    finally:
+        figures_module._RANKED = before
+    assert len(several[0][1]) == 4
 
 
 def test_figures_by_hand() -> None:
