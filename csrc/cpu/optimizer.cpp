@@ -34,6 +34,17 @@ constexpr int64_t kRun = 1024;
 #define NNUE_KERNELS "optimizer_kernels.h"
 #include "for_each_isa.h"
 
+// For kernels of elements T: float64 has only the baseline. It is for tests of derivatives, and the other levels of its
+// kernels would be a third of this file's compile time. In templates of T, as those levels must not be instantiated.
+#define NNUE_CALL_BEST_UNLESS_DOUBLE(FUNCTION, ...)           \
+    [&] {                                                     \
+        if constexpr (std::is_same_v<T, double>) {            \
+            return ::nnue::baseline::FUNCTION(__VA_ARGS__);   \
+        } else {                                              \
+            return NNUE_CALL_BEST_ISA(FUNCTION, __VA_ARGS__); \
+        }                                                     \
+    }()
+
 namespace nnue::optimizer {
 namespace {
 
@@ -99,7 +110,7 @@ void run(const std::vector<Part>& parts, const Factors& factors, const double* n
     for_each_run(parts, [&](const Part& part, int64_t /*task*/, int64_t begin, int64_t end) {
         const Common<T> c = common<T>(factors, numbers, part.rate, part.decay, part.low, part.high);
         const int turn = R::kAverages == 2 ? turn_of(numbers) : 0;
-        const bool good = NNUE_CALL_BEST_ISA(update_columns<R>, part, c, turn, begin, end);
+        const bool good = NNUE_CALL_BEST_UNLESS_DOUBLE(update_columns<R>, part, c, turn, begin, end);
         if (!good) bad = true;
     });
     if (bad) *failed = 1;
@@ -184,8 +195,8 @@ void update_rows(const Late& l, const std::vector<int64_t>& places, const Factor
     parallel_ranges(l.virtual_rows, groups_of_task(l), [&](int64_t begin, int64_t end) {
         for (int64_t v = begin; v < end; ++v) {
             T* const change = changes == nullptr ? nullptr : changes + v * l.columns;
-            const bool good = NNUE_CALL_BEST_ISA(update_group<R>, l.part, c, turn, v, l.virtual_rows, l.columns,
-                                                 places.data(), change);
+            const bool good = NNUE_CALL_BEST_UNLESS_DOUBLE(update_group<R>, l.part, c, turn, v, l.virtual_rows,
+                                                           l.columns, places.data(), change);
             if (!good) bad = true;
             for (int64_t row = v; row < l.virtual_rows * l.part.rows; row += l.virtual_rows) {
                 if (places[row] >= 0) l.made[row] = step;
@@ -259,9 +270,9 @@ void catch_up(const Late& l, const Factors& factors, int64_t step) {
             for (int64_t row = next_row(v), next; row < num_rows; row = next) {
                 next = next_row(row + l.virtual_rows);
                 const int64_t from = l.made[row] - oldest;
-                NNUE_CALL_BEST_ISA(replay_row<R>, l.part, row * l.columns, (next < num_rows ? next : row) * l.columns,
-                                   l.columns, steps.data() + from, turns.data() + from, shared.data() + from,
-                                   step - l.made[row]);
+                NNUE_CALL_BEST_UNLESS_DOUBLE(replay_row<R>, l.part, row * l.columns,
+                                             (next < num_rows ? next : row) * l.columns, l.columns, steps.data() + from,
+                                             turns.data() + from, shared.data() + from, step - l.made[row]);
                 l.made[row] = step;
             }
         }
