@@ -5,7 +5,7 @@ RUN apt-get update && apt-get install -y --no-install-recommends g++ make python
 WORKDIR /src
 RUN python3 -m venv /opt/nnue
 COPY requirements.txt requirements-build.txt ./
-RUN /opt/nnue/bin/pip install --no-cache-dir -r requirements-build.txt
+RUN /opt/nnue/bin/pip install --no-cache-dir -r requirements.txt -r requirements-build.txt
 COPY . .
 RUN FORCE_CUDA=1 PATH="/opt/nnue/bin:$PATH" pip install --no-cache-dir --no-build-isolation --no-deps . \
     && /opt/nnue/bin/pip uninstall -y ninja pybind11 wheel

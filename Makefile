@@ -40,40 +40,55 @@ test: how-long system-packages build cpp-test python-test  ## environment, build
 
 .PHONY: how-long
 how-long:
-	@echo "make test: the first build takes 5 to 25 minutes, the tests 15 to 30 more on two to four cores; fewer parts:"
+	@echo "make test: the first build takes 4 minutes on two idle cores, 15 more for CUDA; the tests take 15 to 30. Parts of it:"
 	@echo "make cpp-test, make python-test PYTEST='tests/data -k loader'"
 
 # --- environment -----------------------------------------------------------------------------------------------------
 
-$(VENV)/.requirements: requirements.txt requirements-build.txt
+PIP := $(BIN)/pip --disable-pip-version-check --quiet
+
+$(VENV)/.build-tools: requirements-build.txt
 	$(call say,Environment: $(VENV) with the pinned requirements)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed; $(PYTHON) is $$($(PYTHON) -V 2>&1). Set PYTHON=..."; exit 1; }
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { echo "python3-venv is missing: apt-get install python3-venv python3-dev"; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --disable-pip-version-check --quiet -r requirements-build.txt
+	$(PIP) install -r requirements-build.txt
+	@touch $@
+
+# Python compiles what it imports at the first import, which is a small part of what pip would compile.
+$(VENV)/.requirements: requirements.txt $(VENV)/.build-tools
+	$(PIP) install --no-compile -r requirements.txt
 	@touch $@
 
 $(VENV)/.dev: requirements-dev.txt $(VENV)/.linked
 	$(call say,What only tests and checks need)
-	$(BIN)/pip install --disable-pip-version-check --quiet -r requirements-dev.txt
+	$(PIP) install -r requirements-dev.txt
 	@touch $@
 
 # The command line tool, linked to this folder. The native parts are built in place by `build`, so not here.
 $(VENV)/.linked: $(VENV)/.requirements pyproject.toml
-	NNUE_NO_EXTENSIONS=1 $(BIN)/pip install --disable-pip-version-check --quiet --no-build-isolation --no-deps -e .
+	NNUE_NO_EXTENSIONS=1 $(PIP) install --no-build-isolation --no-deps -e .
 	@touch $@
 
-build: $(VENV)/.linked  ## compile the op libraries and the data module in place
+BUILD = PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python tools/quiet_build.py
+
+# The data module does not need torch: it is compiled while pip installs the rest.
+build: $(VENV)/.build-tools  ## compile the op libraries and the data module in place
 	$(call say,Build: op libraries (CUDA too where nvcc is) and the data module)
-	$(if $(FORCE_CUDA),FORCE_CUDA=$(FORCE_CUDA) )PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python tools/quiet_build.py
+	@$(MAKE) --no-print-directory -j2 $(VENV)/.linked data-module
+	@cuda="$(FORCE_CUDA)"; if [ "$$cuda" = if-usable ]; then cuda=; \
+	$(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' || \
+	{ cuda=0; echo "CUDA operators are left out, as torch sees no GPU here; make build compiles them"; }; fi; \
+	export FORCE_CUDA="$$cuda"; $(BUILD)
 	@$(BIN)/nnue info
 
+.PHONY: data-module quick-build
+data-module: $(VENV)/.build-tools
+	@NNUE_PARTS=data $(BUILD)
+
 # The CUDA sources take longer than all others together, and what torch cannot run here the quickstart does not need.
-.PHONY: quick-build
-quick-build: $(VENV)/.linked
-	@$(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' && cuda= || \
-	{ cuda=FORCE_CUDA=0; echo "CUDA operators are left out, as torch sees no GPU here; make build compiles them"; }; \
-	$(MAKE) --no-print-directory build $$cuda
+quick-build:
+	@$(MAKE) --no-print-directory build FORCE_CUDA=if-usable
 
 sdist: $(VENV)/.linked  ## the source distribution in dist/
 	rm -f dist/*.tar.gz
@@ -81,7 +96,7 @@ sdist: $(VENV)/.linked  ## the source distribution in dist/
 
 wheel: sdist  ## a wheel with the CPU and CUDA libraries in dist/, built from the source distribution
 	$(call say,Wheel)
-	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/pip wheel --disable-pip-version-check --no-build-isolation --no-deps -w dist dist/*.tar.gz
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/pip --disable-pip-version-check wheel --no-build-isolation --no-deps -w dist dist/*.tar.gz
 	@ls -l dist
 
 # --- checks ----------------------------------------------------------------------------------------------------------
@@ -121,7 +136,7 @@ types: $(VENV)/.dev build  ## mypy, of the tests as well
 	$(BIN)/mypy --config-file tests/mypy.ini
 
 $(VENV)/.docs: requirements-docs.txt $(VENV)/.requirements
-	$(BIN)/pip install --disable-pip-version-check --quiet -r requirements-docs.txt
+	$(PIP) install -r requirements-docs.txt
 	@touch $@
 
 docs: $(VENV)/.docs  ## the pages as a site in build/site; dead links are errors

@@ -7,7 +7,8 @@ lib/       libnnue_data.a and .so, of the objects of _data that are not about Py
 
 Environment: FORCE_CUDA=0|1, NNUE_CUDA_ARCHS="80;90" (compute capabilities; PTX of the last is added; csrc/cuda/hopper/
 is built only where 90 is among them), CUDA_HOME, CXX (e.g. "ccache g++"), PYTORCH_NVCC (e.g. "ccache nvcc"), MAX_JOBS.
-NNUE_NO_EXTENSIONS=1 installs the Python files alone, for `make`, which builds the native parts in place.
+NNUE_NO_EXTENSIONS=1 installs only the Python files, for `make`, which builds the native parts in place. NNUE_PARTS=data
+builds only _data and lib/, for which torch is not needed: `make` does it while it installs torch.
 """
 
 import logging
@@ -18,9 +19,11 @@ import shlex
 import shutil
 import subprocess
 from importlib.util import find_spec
+from itertools import dropwhile
 from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).parent.resolve()
@@ -83,8 +86,29 @@ def relative_includes(root: Path) -> None:
         header.write_text(re.sub(r'^#include "([^"]+)"', relative, text, flags=re.MULTILINE))
 
 
+def one_unit(room: str) -> str:
+    """A source that includes all sources of a room of data_loader/.
+
+    Most of a small source's compile time goes into headers, so a room is compiled at once. data_loader/CMakeLists.txt,
+    which builds the C++ tests, compiles each source by itself.
+    """
+    unit = ROOT / "build" / "units" / f"{room}.cpp"
+    paths = sorted((ROOT / "data_loader" / room).glob("*.cpp"))
+    write_if_new(unit, "".join(f'#include "{room}/{path.name}"\n' for path in paths))
+    return str(unit.relative_to(ROOT))
+
+
 def data_sources() -> list[str]:
-    return sources(*(f"data_loader/{room}/*.cpp" for room in DATA_ROOMS))
+    """The sources of the data library. Those with levels of instruction sets (isa.h) stay units of their own."""
+    small = [one_unit(room) for room in ("formats", "filters", "chess")]
+    return [*small, *sources(*(f"data_loader/{room}/*.cpp" for room in ("evaluate", "features", "pipeline")))]
+
+
+def write_if_new(path: Path, text: str) -> None:
+    """Writes a file unless it has this text: what is compiled from it stays up to date."""
+    if not path.is_file() or path.read_text() != text:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
 
 
 def sources(*patterns: str) -> list[str]:
@@ -97,10 +121,7 @@ def write_version_header() -> str:
     A header, not an option of the compiler, so that a new version compiles two files again and not all of them.
     """
     header = ROOT / "build" / "include" / "nnue_version.h"
-    text = f"#define NNUE_VERSION {VERSION}\n"
-    if not header.is_file() or header.read_text() != text:
-        header.parent.mkdir(parents=True, exist_ok=True)
-        header.write_text(text)
+    write_if_new(header, f"#define NNUE_VERSION {VERSION}\n")
     return str(header.parent)
 
 
@@ -194,6 +215,110 @@ HOPPER_FOLDER = "csrc/cuda/hopper/"
 HOPPER_FLAG = "-gencode=arch=compute_90a,code=sm_90a"
 
 
+DATA_MODULE = "nnue_trainer._data"
+
+
+class BuildData(build_ext):
+    """Builds the data module, for which nothing of torch is needed, and the libraries for programs in C++."""
+
+    def finalize_options(self) -> None:
+        super().finalize_options()
+        self.force = True  # what is up to date is for ninja to find out
+
+    def run(self) -> None:
+        package = (ROOT if self.inplace else Path(self.build_lib)) / "nnue_trainer"
+        write_operator_calls(package / "include" / "nnue" / "operator_calls.h")
+        super().run()
+        self.make_data_libraries(package / "lib")
+
+    def build_extension(self, ext: Extension) -> None:
+        # One folder for each library: what two of them compile from one source is not one object.
+        self.build_temp = str(Path(self.build_temp).with_name(ext.name))
+        if not self.inplace:  # a library in place keeps its symbols, for profilers
+            ext.extra_link_args = [*ext.extra_link_args, "-Wl,-s"]
+        if ext.name != DATA_MODULE or shutil.which("ninja") is None:
+            super().build_extension(ext)
+            return
+        compile_of_others = self.compiler.compile
+        self.compiler.compile = self.compile_with_ninja
+        try:
+            build_ext.build_extension(self, ext)
+        finally:
+            self.compiler.compile = compile_of_others
+
+    def compile_with_ninja(
+        self, sources: list[str], output_dir: str, include_dirs: list[str], extra_postargs: list[str], **_: object
+    ) -> list[str]:
+        """The objects of the sources; only what changed is compiled, with the same commands whether torch is there."""
+        folder = Path(output_dir).resolve()
+        objects = [str((folder / source).with_suffix(".o")) for source in sources]
+        python = list(dropwhile(lambda word: not word.startswith("-"), self.compiler.compiler_so))
+        flags = [*python, *(f"-I{path}" for path in (*include_dirs, *self.compiler.include_dirs))]
+        flags += [flag for flag in extra_postargs if not flag.startswith("-DTORCH_")]
+        compiler = os.environ.get("CXX", "c++")
+        for object_file in objects:
+            Path(object_file).parent.mkdir(parents=True, exist_ok=True)
+
+        def path(text: str | Path) -> str:
+            return re.sub(r"([$ :])", r"$\1", str(text))
+
+        rules = [
+            f"builddir = {path(folder)}",
+            "rule compile",
+            # Not by name: a ccache that is installed later changes no command.
+            f"  command = $$NNUE_LAUNCHER {compiler} -MMD -MF $out.d {shlex.join(flags)} -c $in -o $out",
+            "  depfile = $out.d",
+            "  deps = gcc",
+            *(f"build {path(o)}: compile {path(ROOT / s)}" for o, s in zip(objects, sources, strict=True)),
+        ]
+        write_if_new(folder / "build.ninja", "\n".join(rules) + "\n")
+        launcher = "ccache" if shutil.which("ccache") and "ccache" not in compiler else ""
+        jobs = ["-j", jobs] if (jobs := os.environ.get("MAX_JOBS")) else []
+        run = ["ninja", "-v", "-f", str(folder / "build.ninja"), *jobs]
+        if subprocess.run(run, check=False, env=os.environ | {"NNUE_LAUNCHER": launcher}).returncode:
+            raise SystemExit("the data module does not compile; the compiler's messages are above")
+        return objects
+
+    def make_data_libraries(self, folder: Path) -> None:
+        """Links the objects of the data library once more, for programs in C++."""
+        built = Path(self.build_temp).with_name(DATA_MODULE)
+        objects = [str((built / source).with_suffix(".o")) for source in data_sources()]
+        folder.mkdir(exist_ok=True)
+        archive, shared, whole = folder / "libnnue_data.a", folder / "libnnue_data.so", built / "nnue_data.o"
+        newest = max(Path(path).stat().st_mtime for path in objects)
+        if all(path.exists() and path.stat().st_mtime > newest for path in (archive, shared)):
+            return
+        self.announce(f"building the C++ libraries of {DATA_MODULE!r}", level=logging.INFO)
+        # One object, not many: a linker leaves objects without references out, and nothing refers to a data format.
+        archive.unlink(missing_ok=True)
+        subprocess.run(["ld", "-r", "-o", str(whole), *objects], check=True)
+        subprocess.run(["ar", "rcs", str(archive), str(whole)], check=True)
+        compiler = [*os.environ.get("CXX", "g++").split(), "-shared", "-pthread", "-o", str(shared)]
+        exported = f"-Wl,-soname,{shared.name},--version-script={ROOT / 'data_loader' / 'exported.map'},--strip-all"
+        subprocess.run([*compiler, exported, *objects, "-ldl"], check=True)
+        whole.unlink()
+
+
+def data_module() -> Extension:
+    if find_spec("pybind11") is None:
+        raise SystemExit("pybind11 cannot be imported: run `pip install pybind11`")
+    if (problem := compiler_problem()) is not None:
+        raise SystemExit(problem)
+    import pybind11
+
+    packages = Path(pybind11.__file__).parents[1]
+    visible = [f"-ffile-prefix-map={packages}/=", "-fvisibility=default", "-fno-semantic-interposition", "-pthread"]
+    return Extension(
+        DATA_MODULE,
+        [one_unit("bindings"), *data_sources()],
+        include_dirs=[str(ROOT / "data_loader"), pybind11.get_include()],
+        # Symbols are visible for libnnue_data.so, which is linked of the same objects. The module hides them again.
+        extra_compile_args=[*CXX_FLAGS, *visible],
+        extra_link_args=["-pthread", "-ldl", f"-Wl,--version-script={ROOT / 'data_loader' / 'module.map'}"],
+        language="c++",
+    )
+
+
 def native_parts() -> dict[str, object]:
     """What setup() needs to compile the extensions; the one place that needs torch."""
     missing = [name for name in ("torch", "pybind11") if find_spec(name) is None]
@@ -205,7 +330,6 @@ def native_parts() -> dict[str, object]:
         )
     if (problem := compiler_problem()) is not None:
         raise SystemExit(problem)
-    import pybind11
     import torch
     from torch.utils import cpp_extension
 
@@ -219,32 +343,7 @@ def native_parts() -> dict[str, object]:
         flags = [f"-ffile-prefix-map={folder}/=" for folder in sorted({str(packages), str(packages.resolve())})]
         return [f"-Xcompiler={flag}" for flag in flags] if language == "nvcc" else flags
 
-    class BuildExtension(cpp_extension.BuildExtension):
-        def run(self) -> None:
-            package = (ROOT if self.inplace else Path(self.build_lib)) / "nnue_trainer"
-            write_operator_calls(package / "include" / "nnue" / "operator_calls.h")
-            super().run()
-            self.make_data_libraries(package / "lib")
-
-        def make_data_libraries(self, folder: Path) -> None:
-            """Links the objects of the data library once more, for programs in C++."""
-            built = Path(self.build_temp).with_name("nnue_trainer._data")
-            objects = [str((built / source).with_suffix(".o")) for source in data_sources()]
-            folder.mkdir(exist_ok=True)
-            archive, shared, whole = folder / "libnnue_data.a", folder / "libnnue_data.so", built / "nnue_data.o"
-            newest = max(Path(path).stat().st_mtime for path in objects)
-            if all(path.exists() and path.stat().st_mtime > newest for path in (archive, shared)):
-                return
-            self.announce("building the C++ libraries of 'nnue_trainer._data'", level=logging.INFO)
-            # One object, not many: a linker leaves objects without references out, and nothing refers to a data format.
-            archive.unlink(missing_ok=True)
-            subprocess.run(["ld", "-r", "-o", str(whole), *objects], check=True)
-            subprocess.run(["ar", "rcs", str(archive), str(whole)], check=True)
-            compiler = [*os.environ.get("CXX", "g++").split(), "-shared", "-pthread", "-o", str(shared)]
-            exported = f"-Wl,-soname,{shared.name},--version-script={ROOT / 'data_loader' / 'exported.map'},--strip-all"
-            subprocess.run([*compiler, exported, *objects, "-ldl"], check=True)
-            whole.unlink()
-
+    class BuildExtension(BuildData, cpp_extension.BuildExtension):
         def get_ext_filename(self, fullname: str) -> str:
             """The op libraries hold no Python ABI, so their names hold none: one file serves every Python."""
             if fullname.split(".")[-1].startswith("_ops_"):
@@ -256,11 +355,9 @@ def native_parts() -> dict[str, object]:
 
             Then compiles the sources for Hopper with flags of their own, which an Extension has no place for.
             """
-            if not self.inplace:  # a library in place keeps its symbols, for profilers
-                ext.extra_link_args = [*ext.extra_link_args, "-Wl,-s"]
+            if not self.inplace and ext.name != DATA_MODULE:
                 for language, flags in ext.extra_compile_args.items():
                     ext.extra_compile_args[language] = [*flags, *no_paths_of_torch(language)]
-            # One folder for each library: what two of them compile from one source is not one object.
             self.build_temp = str(Path(self.build_temp).with_name(ext.name))
             newest = max((Path(header).stat().st_mtime for header in ext.depends), default=0)
             for source in (s for s in ext.sources if s.endswith(".cu")):
@@ -302,20 +399,7 @@ def native_parts() -> dict[str, object]:
     # The stable ABI is all in libtorch: nothing of Python, nothing of c10.
     cpu_ops.libraries = ["torch_cpu"]
 
-    data_module = cpp_extension.CppExtension(
-        "nnue_trainer._data",
-        [*sources("data_loader/bindings*.cpp"), *data_sources()],
-        include_dirs=[str(ROOT / "data_loader"), pybind11.get_include()],
-        # Symbols are visible for libnnue_data.so, which is linked of the same objects. The module hides them again.
-        extra_compile_args={"cxx": [*CXX_FLAGS, "-fvisibility=default", "-fno-semantic-interposition", "-pthread"]},
-        extra_link_args=["-pthread", "-ldl", f"-Wl,--version-script={ROOT / 'data_loader' / 'module.map'}"],
-    )
-    # Torch-free: neither its headers' defines nor its libraries belong in here.
-    data_module.libraries = []
-    data_module.library_dirs = []
-    data_module.include_dirs = [str(ROOT / "data_loader"), pybind11.get_include()]
-
-    extensions = [cpu_ops, data_module]
+    extensions = [cpu_ops, data_module()]
 
     if wants_cuda(nvcc):
         assert nvcc is not None
@@ -364,5 +448,12 @@ def native_parts() -> dict[str, object]:
     return {"ext_modules": extensions, "cmdclass": {"build_ext": BuildExtension, "build_py": BuildPy}}
 
 
-parts = {"cmdclass": {"build_py": BuildPy}} if os.environ.get("NNUE_NO_EXTENSIONS") == "1" else native_parts()
-setup(**metadata(), **parts)
+def parts() -> dict[str, object]:
+    if os.environ.get("NNUE_NO_EXTENSIONS") == "1":
+        return {"cmdclass": {"build_py": BuildPy}}
+    if os.environ.get("NNUE_PARTS") == "data":
+        return {"ext_modules": [data_module()], "cmdclass": {"build_ext": BuildData, "build_py": BuildPy}}
+    return native_parts()
+
+
+setup(**metadata(), **parts())

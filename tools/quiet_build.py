@@ -7,7 +7,8 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-LOG = ROOT / "build" / "build.log"
+PARTS = os.environ.get("NNUE_PARTS", "")
+LOG = ROOT / "build" / (f"build-{PARTS}.log" if PARTS else "build.log")
 
 
 def main() -> int:

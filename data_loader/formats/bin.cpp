@@ -177,7 +177,7 @@ void encode_bin(const Entry& e, std::span<std::uint8_t, kBinSize> bytes, Losses&
 
 namespace {
 
-struct Codec {
+struct BinCodec {
     static constexpr std::size_t kSize = kBinSize, kSpareBegin = 39, kSpareEnd = 40;
     static constexpr bool kOnlyStandardCastling = true;
     static constexpr auto decode = decode_bin;
@@ -188,7 +188,7 @@ struct Codec {
 
 extern const DataFormat kBin;
 constinit const DataFormat kBin =
-    fixed_record_format<Codec, kBin>("bin", ".bin", "PackedSfenValue, 40 bytes per position");
-static const RegisteredFormat registered(kBin);
+    fixed_record_format<BinCodec, kBin>("bin", ".bin", "PackedSfenValue, 40 bytes per position");
+static const RegisteredFormat registered_bin(kBin);
 
 }  // namespace nnue::data

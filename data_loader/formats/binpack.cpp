@@ -349,6 +349,6 @@ constinit const DataFormat kBinpack{
     0,
     0,
     true};
-static const RegisteredFormat registered(kBinpack);
+static const RegisteredFormat registered_binpack(kBinpack);
 
 }  // namespace nnue::data

@@ -56,7 +56,7 @@ void encode_bulletformat(const Entry& e, std::span<std::uint8_t, kBulletformatSi
 
 namespace {
 
-struct Codec {
+struct BulletCodec {
     static constexpr std::size_t kSize = kBulletformatSize, kSpareBegin = 29, kSpareEnd = 32;
     static constexpr bool kOnlyStandardCastling = false;
     static constexpr auto decode = decode_bulletformat;
@@ -66,8 +66,8 @@ struct Codec {
 }  // namespace
 
 extern const DataFormat kBulletformat;
-constinit const DataFormat kBulletformat = fixed_record_format<Codec, kBulletformat>(
+constinit const DataFormat kBulletformat = fixed_record_format<BulletCodec, kBulletformat>(
     "bulletformat", ".bullet", "bulletformat's ChessBoard, 32 bytes per position");
-static const RegisteredFormat registered(kBulletformat);
+static const RegisteredFormat registered_bulletformat(kBulletformat);
 
 }  // namespace nnue::data

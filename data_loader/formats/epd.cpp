@@ -102,6 +102,6 @@ constinit const DataFormat kEpd{
         return std::make_unique<LineChunks<EpdReader, begins_line>>(kEpd, std::move(file), options);
     },
     nullptr};
-static const RegisteredFormat registered(kEpd);
+static const RegisteredFormat registered_epd(kEpd);
 
 }  // namespace nnue::data

@@ -15,7 +15,7 @@ static_assert(std::endian::native == std::endian::little, "numbers of files are 
 
 namespace {
 
-constexpr std::size_t kBlock = 131072, kHeader = kHuffmanMagic.size() + 12;
+constexpr std::size_t kBlock = 131072, kHuffmanHeader = kHuffmanMagic.size() + 12;
 constexpr std::int64_t kMostRange = 1 << 24;
 constexpr std::size_t kMostCodes = 1 << kMaxCodeLength;
 
@@ -165,26 +165,26 @@ HuffmanProgress huffman_decode(std::span<const std::uint8_t> bytes, std::span<In
         const auto refuse = [&](std::size_t offset, std::string reason) {
             return HuffmanProgress{offset, element, std::move(reason)};
         };
-        if (bytes.size() - at < kHeader) return refuse(at, "the bytes end within the head of a block");
+        if (bytes.size() - at < kHuffmanHeader) return refuse(at, "the bytes end within the head of a block");
         if (std::memcmp(bytes.data() + at, kHuffmanMagic.data(), kHuffmanMagic.size()) != 0) {
             return refuse(at, "expected " + std::string(kHuffmanMagic));
         }
         std::int32_t low, high;
         std::uint32_t payload;
-        std::memcpy(&low, bytes.data() + at + kHeader - 12, 4);
-        std::memcpy(&high, bytes.data() + at + kHeader - 8, 4);
-        std::memcpy(&payload, bytes.data() + at + kHeader - 4, 4);
+        std::memcpy(&low, bytes.data() + at + kHuffmanHeader - 12, 4);
+        std::memcpy(&high, bytes.data() + at + kHuffmanHeader - 8, 4);
+        std::memcpy(&payload, bytes.data() + at + kHuffmanHeader - 4, 4);
         const std::int64_t range = std::int64_t{high} - low + 1;
         if (range < 1 || range > kMostRange) {
-            return refuse(at + kHeader - 12, "values from " + number(low) + " to " + number(high) +
-                                                 ", expected a range of 1 to " + number(kMostRange));
+            return refuse(at + kHuffmanHeader - 12, "values from " + number(low) + " to " + number(high) +
+                                                        ", expected a range of 1 to " + number(kMostRange));
         }
         if (low < std::numeric_limits<Int>::min() || high > std::numeric_limits<Int>::max()) {
-            return refuse(at + kHeader - 12, "values from " + number(low) + " to " + number(high) +
-                                                 ", which do not fit int" + number(8 * sizeof(Int)));
+            return refuse(at + kHuffmanHeader - 12, "values from " + number(low) + " to " + number(high) +
+                                                        ", which do not fit int" + number(8 * sizeof(Int)));
         }
         const auto values = static_cast<std::size_t>(range);
-        const std::size_t lengths_at = at + kHeader;
+        const std::size_t lengths_at = at + kHuffmanHeader;
         if (bytes.size() - lengths_at < values || bytes.size() - lengths_at - values < payload) {
             return refuse(lengths_at, "the bytes end within a block");
         }

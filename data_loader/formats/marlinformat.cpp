@@ -71,7 +71,7 @@ void encode_marlinformat(const Entry& e, std::span<std::uint8_t, kMarlinformatSi
 
 namespace {
 
-struct Codec {
+struct MarlinCodec {
     static constexpr std::size_t kSize = kMarlinformatSize, kSpareBegin = 31, kSpareEnd = 32;
     static constexpr bool kOnlyStandardCastling = false;
     static constexpr auto decode = decode_marlinformat;
@@ -82,7 +82,7 @@ struct Codec {
 
 extern const DataFormat kMarlinformat;
 constinit const DataFormat kMarlinformat =
-    fixed_record_format<Codec, kMarlinformat>("marlinformat", ".marlin", "Marlinformat, 32 bytes per position");
-static const RegisteredFormat registered(kMarlinformat);
+    fixed_record_format<MarlinCodec, kMarlinformat>("marlinformat", ".marlin", "Marlinformat, 32 bytes per position");
+static const RegisteredFormat registered_marlinformat(kMarlinformat);
 
 }  // namespace nnue::data

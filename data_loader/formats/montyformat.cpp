@@ -10,7 +10,7 @@ extern const DataFormat kMontyformat;
 
 namespace {
 
-struct Codec {
+struct MontyCodec {
     static constexpr std::size_t kHead = 43, kAlign = 1;
 
     static Entry decode_head(std::span<const std::uint8_t, kHead> bytes) {
@@ -71,14 +71,14 @@ constinit const DataFormat kMontyformat{
     ".monty",
     "montyformat's value records: games, 4 bytes per position; read only",
     nullptr,
-    match_games<Codec>,
+    match_games<MontyCodec>,
     [](ByteStream stream, const ReadOptions& options) -> std::unique_ptr<PositionReader> {
-        return std::make_unique<GameReader<Codec>>(kMontyformat, std::move(stream), options.on_bad);
+        return std::make_unique<GameReader<MontyCodec>>(kMontyformat, std::move(stream), options.on_bad);
     },
     [](InputFile file, const OpenOptions& options) -> std::unique_ptr<PositionFile> {
-        return std::make_unique<GameChunks<Codec>>(kMontyformat, std::move(file), options);
+        return std::make_unique<GameChunks<MontyCodec>>(kMontyformat, std::move(file), options);
     },
     nullptr};
-static const RegisteredFormat registered(kMontyformat);
+static const RegisteredFormat registered_montyformat(kMontyformat);
 
 }  // namespace nnue::data

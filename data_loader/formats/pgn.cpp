@@ -444,6 +444,6 @@ constinit const DataFormat kPgn{
         return std::make_unique<LineChunks<PgnReader, begins_game, kMaxLine>>(kPgn, std::move(file), options);
     },
     nullptr};
-static const RegisteredFormat registered(kPgn);
+static const RegisteredFormat registered_pgn(kPgn);
 
 }  // namespace nnue::data

@@ -128,6 +128,6 @@ constinit const DataFormat kPlain =
     line_format<PlainReader, kPlain, begins_plain, encode_plain_as<CastlingStyle::kXFen>,
                 encode_plain_as<CastlingStyle::kShredder>>(
         "plain", ".plain", "the plain text of the Stockfish tools, six lines per position", "'fen …'");
-static const RegisteredFormat registered(kPlain);
+static const RegisteredFormat registered_plain(kPlain);
 
 }  // namespace nnue::data

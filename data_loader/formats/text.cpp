@@ -97,6 +97,6 @@ extern const DataFormat kText;
 constinit const DataFormat kText = line_format<TextReader, kText, begins_text, encode_text_as<CastlingStyle::kXFen>,
                                                encode_text_as<CastlingStyle::kShredder>>(
     "text", ".txt", "lines of FEN, score and result", "'<FEN> | <score> | <result>'");
-static const RegisteredFormat registered(kText);
+static const RegisteredFormat registered_text(kText);
 
 }  // namespace nnue::data

@@ -14,7 +14,7 @@ extern const DataFormat kViriformat;
 
 namespace {
 
-struct Codec {
+struct ViriCodec {
     static constexpr std::size_t kHead = kMarlinformatSize, kAlign = 4;
     static Entry decode_head(std::span<const std::uint8_t, kHead> bytes) {
         Entry e = decode_marlinformat(bytes);
@@ -26,7 +26,7 @@ struct Codec {
     }
 };
 
-constexpr std::size_t kOriginal = Codec::kHead + kGameEntry, kExtra = 31;
+constexpr std::size_t kOriginal = ViriCodec::kHead + kGameEntry, kExtra = 31;
 
 unsigned encode_move(Move move) {
     constexpr unsigned kKinds[4] = {0, 3, 2, 1};  // of MoveKind
@@ -76,8 +76,8 @@ class ViriformatWriter final : public PositionWriter {
         store_le16(&entry[0], encode_move(e.move));
         store_le16(&entry[2], static_cast<std::uint16_t>(white_view(e, lost)));
         // A score of −32768, which is read as −32767, is kept as it was.
-        if (original && std::equal(entry.begin(), entry.begin() + 2, original + Codec::kHead)) {
-            const auto old = static_cast<std::int16_t>(load_le16(original + Codec::kHead + 2));
+        if (original && std::equal(entry.begin(), entry.begin() + 2, original + ViriCodec::kHead)) {
+            const auto old = static_cast<std::int16_t>(load_le16(original + ViriCodec::kHead + 2));
             const auto now = static_cast<std::int16_t>(load_le16(&entry[2]));
             if (old == INT16_MIN && now == -INT16_MAX)
                 store_le16(&entry[2], static_cast<std::uint16_t>(old)), lost = {};
@@ -93,7 +93,7 @@ class ViriformatWriter final : public PositionWriter {
     void begin_game(Entry e, const std::uint8_t* original) {
         end_game();
         e.score = 0;
-        std::array<std::uint8_t, Codec::kHead> head;
+        std::array<std::uint8_t, ViriCodec::kHead> head;
         Losses lost;
         encode_marlinformat(e, head, lost);
         lost.moves = 0;
@@ -101,18 +101,19 @@ class ViriformatWriter final : public PositionWriter {
             // The head of the game that the position was in: all of it, if that began here.
             Entry old;
             try {
-                old = Codec::decode_head(std::span<const std::uint8_t, Codec::kHead>(original, Codec::kHead));
+                old =
+                    ViriCodec::decode_head(std::span<const std::uint8_t, ViriCodec::kHead>(original, ViriCodec::kHead));
             } catch (const FormatError&) {
                 old.result = 2;
             }
             old.move = e.move;
             if (pack(old) == pack(e)) {
-                std::copy_n(original, Codec::kHead, head.begin());
+                std::copy_n(original, ViriCodec::kHead, head.begin());
                 lost = {};
             } else {
                 head[kExtra] = original[kExtra];
             }
-            std::copy_n(original, Codec::kHead, head_.begin());
+            std::copy_n(original, ViriCodec::kHead, head_.begin());
         }
         has_head_ = original != nullptr;
         losses_ += lost;
@@ -131,8 +132,8 @@ class ViriformatWriter final : public PositionWriter {
 
     OutputFile file_;
     bool join_, in_game_ = false, has_head_ = false;
-    std::array<std::uint8_t, Codec::kHead> head_{};  // of the game in the file that the positions come from
-    std::optional<Entry> expected_;                  // where the last move leads to
+    std::array<std::uint8_t, ViriCodec::kHead> head_{};  // of the game in the file that the positions come from
+    std::optional<Entry> expected_;                      // where the last move leads to
     std::vector<std::uint8_t> buffer_;
 };
 
@@ -143,12 +144,12 @@ constinit const DataFormat kViriformat{
     ".vf",
     "games of a start position and moves, 4 bytes per position",
     nullptr,
-    match_games<Codec>,
+    match_games<ViriCodec>,
     [](ByteStream stream, const ReadOptions& options) -> std::unique_ptr<PositionReader> {
-        return std::make_unique<GameReader<Codec>>(kViriformat, std::move(stream), options.on_bad);
+        return std::make_unique<GameReader<ViriCodec>>(kViriformat, std::move(stream), options.on_bad);
     },
     [](InputFile file, const OpenOptions& options) -> std::unique_ptr<PositionFile> {
-        return std::make_unique<GameChunks<Codec>>(kViriformat, std::move(file), options);
+        return std::make_unique<GameChunks<ViriCodec>>(kViriformat, std::move(file), options);
     },
     [](const std::string& path, int fd, const WriterOptions& options) -> std::unique_ptr<PositionWriter> {
         return std::make_unique<ViriformatWriter>(path, fd, options.join_chains);
@@ -156,6 +157,6 @@ constinit const DataFormat kViriformat{
     kOriginal,
     kExtra,
     kExtra + 1};
-static const RegisteredFormat registered(kViriformat);
+static const RegisteredFormat registered_viriformat(kViriformat);
 
 }  // namespace nnue::data

@@ -3,6 +3,8 @@
 // A pipeline's threads write into arrays of Python and may call a filter in Python, so they must end before the
 // interpreter does, whatever the program left open. Every pipeline is therefore listed here, and a function that is
 // registered with atexit ends them all. What is not atomic in this file is guarded by the interpreter's lock.
+#include "pipeline/pipeline.h"
+
 #include <pybind11/stl.h>
 #include <unistd.h>
 
@@ -12,9 +14,8 @@
 #include <memory>
 #include <thread>
 
-#include "bindings.h"
+#include "bindings/bindings.h"
 #include "formats/position_file.h"
-#include "pipeline/pipeline.h"
 
 FilterOptions filter_options(const py::dict& values) {
     FilterOptions options;

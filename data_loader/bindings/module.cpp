@@ -1,11 +1,10 @@
 // nnue_trainer._data: the torch-free face of the data library for Python. Arrays in and out are NumPy's; whatever takes
 // time releases the GIL. FormatError becomes nnue_trainer.errors.UserError.
-#include "bindings.h"
-
 #include <pybind11/stl.h>
 
 #include <thread>
 
+#include "bindings/bindings.h"
 #include "chess/fen.h"
 #include "chess/game.h"
 #include "chess/position.h"

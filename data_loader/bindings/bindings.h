@@ -112,14 +112,14 @@ inline BatchRows output_rows(const py::dict& arrays, std::size_t n, const Featur
 FilterOptions filter_options(const py::dict& values);
 py::dict to_dict(const FilterCounts& counts);
 
-// Files, and the pipeline that makes batches of them: bindings_pipeline.cpp.
+// Files, and the pipeline that makes batches of them: pipeline.cpp.
 void bind_pipeline(py::module_& m);
 
-// Readers, writers and tools of data files: bindings_tools.cpp.
+// Readers, writers and tools of data files: tools.cpp.
 void bind_tools(py::module_& m);
 
-// Evaluation with the integers of a net: bindings_evaluate.cpp.
+// Evaluation with the integers of a net: evaluate.cpp.
 void bind_evaluate(py::module_& m);
 
-// The compressed blocks of net files: bindings_leb128.cpp.
+// The compressed blocks of net files: leb128.cpp.
 void bind_leb128(py::module_& m);

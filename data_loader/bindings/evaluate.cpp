@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <map>
 
-#include "bindings.h"
+#include "bindings/bindings.h"
 #include "chess/record.h"
 #include "evaluate/evaluator.h"
 

@@ -1,10 +1,11 @@
 // The part of nnue_trainer._data for the compressed blocks of net files; nnue_trainer/nnue_file/leb128.py and
 // huffman.py are its faces.
+#include "formats/leb128.h"
+
 #include <pybind11/stl.h>
 
-#include "bindings.h"
+#include "bindings/bindings.h"
 #include "formats/huffman.h"
-#include "formats/leb128.h"
 
 namespace {
 

@@ -5,7 +5,7 @@
 #include <map>
 #include <optional>
 
-#include "bindings.h"
+#include "bindings/bindings.h"
 #include "chess/position.h"
 #include "chess/record.h"
 #include "formats/duplicates.h"
