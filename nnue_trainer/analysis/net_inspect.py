@@ -8,6 +8,7 @@ found by expanding positions with one more piece, so this works for feature sets
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -18,11 +19,12 @@ import numpy.typing as npt
 import torch
 
 from nnue_trainer import checkpoint as checkpoints
-from nnue_trainer import data, nets
+from nnue_trainer import config, data, nets
 from nnue_trainer.analysis.agreement import (
     Agreement,
     Positions,
     batches,
+    built_in_positions,
     check_same,
     float_scores,
     integer_scores,
@@ -40,6 +42,7 @@ from nnue_trainer.nets.activity import ActivityMeter, FirstLayerActivity, LayerI
 from nnue_trainer.nets.base import Net, NetTensor, NnueModel
 from nnue_trainer.progress import size as bytes_of
 from nnue_trainer.rows import norms, transpose
+from nnue_trainer.training.run import neuron_sample
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -48,6 +51,7 @@ Floats = npt.NDArray[np.float64]
 
 BINS = 61
 _CHUNK = 1 << 22  # elements at a time
+_MOST_WATCHED = 1 << 14  # positions whose inputs of all layers are in memory
 _SQUARES = 64
 _OWN = ("own pawn", "own knight", "own bishop", "own rook", "own queen", "own king")
 _PIECES = (*_OWN, *(name.replace("own", "enemy") for name in _OWN))
@@ -196,9 +200,23 @@ def _open(path: Path, arch: str | None, note: Callable[[str], None]) -> _Opened:
     return _Opened(str(path), net, quantized, checkpoint, model, path.stat().st_size, warnings)
 
 
+def _validated_on(opened: _Opened, note: Callable[[str], None]) -> Positions:
+    saved = opened.checkpoint.recipe
+    if saved and (saved.get("data") or {}).get("validation"):
+        try:
+            recipe = config.parse(saved, (), opened.where)
+            records = neuron_sample(recipe)
+            names = ", ".join(Path(file).name for file in recipe.data.validation)
+            if len(records):
+                return Positions(records, f"{len(records):,} validation positions of {names}")
+        except UserError as error:
+            note(f"neurons are counted on built-in positions: {error}")
+    return built_in_positions()
+
+
 def inspect(
     path: Path,
-    positions: Positions,
+    positions: Positions | None = None,
     *,
     against: Path | None = None,
     arch: str | None = None,
@@ -206,9 +224,12 @@ def inspect(
     progress: Callable[[int, int], None] | None = None,
 ) -> Inspection:
     """Looks at the net, checkpoint or run folder `path`, on `positions`; `progress(done, of)` counts tensors and
-    positions. UserError for anything else."""
+    positions. Without `positions`: those that a validation of the checkpoint's recipe counts neurons on, so that the
+    figures equal those of its run; built-in ones for nets, and where these files cannot be read. UserError for anything
+    else."""
     tell = progress or (lambda done, of: None)
     opened = _open(path, arch, note)
+    positions = positions or _validated_on(opened, note)
     tensors = list(opened.net.tensors())
     total = len(tensors) + 3
     facts = []
@@ -404,11 +425,13 @@ def state_names(part: FeaturePart) -> list[str]:
 def _activity(
     model: NnueModel, positions: Positions
 ) -> tuple[FirstLayerActivity | None, list[LayerInputs], npt.NDArray[np.float64]]:
-    meter, layers = ActivityMeter(model, of_batch=len(positions.records)), LayerMeter(model)
+    meter, layers = ActivityMeter(model), LayerMeter(model)
     scores = []
-    with torch.no_grad(), layers.watching():
-        for batch in batches(positions.records, model.feature_set):
-            scores.append(model(batch).double().numpy() * model.score_scale)
+    every = -(-len(positions.records) // _MOST_WATCHED)
+    with torch.no_grad():
+        for number, batch in enumerate(batches(positions.records, model.feature_set)):
+            with layers.watching() if number % every == 0 else nullcontext():
+                scores.append(model(batch).double().numpy() * model.score_scale)
             meter.add(batch)
     return meter.result(), layers.result(), np.concatenate([*scores, np.zeros(0)])
 

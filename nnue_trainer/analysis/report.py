@@ -261,12 +261,13 @@ def _plain_plot(
     *,
     note: str = "",
     factor: float = 1.0,
+    offset: float = 0.0,
     log: bool = False,
     steps: bool = False,
     smooth: bool = False,
     zero: bool = False,
 ) -> Iterator[Plot]:
-    curves = [Curve(c.run, c.color, c.x, c.y * factor) for c in _curves(runs, kind, name)]
+    curves = [Curve(c.run, c.color, c.x, c.y * factor + offset) for c in _curves(runs, kind, name)]
     if not curves:
         return
     logarithmic = (
@@ -308,8 +309,8 @@ def _course_plots(runs: Sequence[Run]) -> Iterator[Plot]:
         note="Faint: each record. Line: rolling median.",
     )  # fmt: skip
     yield from _plain_plot(
-        runs, "train", "pass", "Passes over the data", "current pass", steps=True, zero=True,
-        note="Where it grows past 1, the net sees positions again.",
+        runs, "train", "pass", "Passes over the data", "whole passes", offset=-1, steps=True, zero=True,
+        note="From 1 on, the net sees positions again.",
     )  # fmt: skip
     yield from _plain_plot(
         runs, "train", "peak_memory_bytes", "Memory", "GiB, most so far", factor=1 / 2**30, zero=True,

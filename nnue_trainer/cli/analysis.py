@@ -55,7 +55,10 @@ def inspect(
     data: Annotated[
         Path | None,
         typer.Option(
-            "--data", metavar="FILE", help="Look at neurons on positions of this file. Default: built-in positions."
+            "--data",
+            metavar="FILE",
+            help="Look at neurons on positions of this file. Default: those of a checkpoint's validation, built-in "
+            "positions for a net.",
         ),
     ] = None,
     positions: Annotated[
@@ -80,13 +83,12 @@ def inspect(
     """Show what is in a net: sizes, ranges, dead and saturated neurons, weight maps, differences."""
 
     from nnue_trainer.analysis import net_inspect
-    from nnue_trainer.analysis.agreement import Positions, built_in_positions, spread
+    from nnue_trainer.analysis.agreement import Positions, spread
 
     plugins.load(plugin)
     check_pictures(html, png, overwrite)
-    if data is None:
-        chosen = built_in_positions()
-    else:
+    chosen = None
+    if data is not None:
         records = spread(data, positions)
         if not len(records):
             raise UserError(f"{data}: no positions")

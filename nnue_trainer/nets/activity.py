@@ -19,6 +19,10 @@ from nnue_trainer.data.batch import Batch
 from nnue_trainer.modules import PerspectiveTransformer, StackedLinear
 from nnue_trainer.nets.base import NnueModel
 
+OF_BATCH = 1024
+"""So many positions of each validation batch, spread over it, are what the neurons of a net are counted on, with every
+validation and by `nnue inspect`: figures of two samples would differ."""
+
 _CHUNK_BYTES = 1 << 25  # of accumulators at a time
 _ROWS_BYTES = 1 << 24  # of a weight at a time
 
@@ -66,11 +70,16 @@ class LayerInputs:
     inputs: int
 
 
+def spread_over(rows: Tensor, count: int = OF_BATCH) -> Tensor:
+    """At most `count` rows, spread over all: neighbours are often of one game."""
+    return rows[:: max(1, -(-len(rows) // count))]
+
+
 class ActivityMeter:
     """Adds up what the first layer of `model` does, over at most `of_batch` positions of each batch that it is shown,
-    spread over the batch: neighbours are often of one game."""
+    spread over the batch."""
 
-    def __init__(self, model: nn.Module, of_batch: int = 1024):
+    def __init__(self, model: nn.Module, of_batch: int = OF_BATCH):
         self._layers = [module for module in model.modules() if isinstance(module, PerspectiveTransformer)]
         self._of_batch = of_batch
         self._seen = 0
@@ -82,14 +91,13 @@ class ActivityMeter:
         """`batch` is on the device of the model."""
         if len(batch) == 0 or not self._layers:
             return
-        every = -(-len(batch) // self._of_batch)
-        size = -(-len(batch) // every)
+        size = len(spread_over(batch.score, self._of_batch))
         self._seen += size
         with torch.no_grad():
             layer = self._layers[0]  # a net has one
             step = max(1, _CHUNK_BYTES // (4 * layer.weight.shape[1]))
             for rows in (batch.white, batch.black):
-                some = rows[::every]
+                some = spread_over(rows, self._of_batch)
                 for begin in range(0, size, step):
                     self._count(layer, some[begin : begin + step])
 

@@ -14,6 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from nnue_trainer import checkpoint, config, foreign, nets, ops, registry, schema
@@ -26,6 +28,7 @@ from nnue_trainer.data.features import feature_set
 from nnue_trainer.data.loader import joined_sketch, say_left_out, unique_positions, usable_cpus
 from nnue_trainer.errors import UserError, out_of_memory, shown
 from nnue_trainer.first_release import translate_saved
+from nnue_trainer.nets.activity import spread_over
 from nnue_trainer.nets.base import NnueModel
 from nnue_trainer.parallel.division import divide
 from nnue_trainer.parallel.ranks import Ranks, digest, joined
@@ -501,6 +504,42 @@ def loader_cpus(device: torch.device, ranks: Ranks) -> int:
 _KEPT_POSITIONS = 2**24
 
 
+def _held_out(recipe: Recipe, which: ValidationSet | None = None) -> tuple[list[str], int, dict[str, Any]]:
+    """The files of the recipe's validation or of one of its `validation.sets`, how many of their positions count, and
+    the options of a loader for them."""
+    data, validation = recipe.data, recipe.validation
+    files, positions = (data.validation, data.validation_positions) if which is None else (which.files, which.positions)
+    spread = (validation if which is None else which).sample == "spread"
+    own = None if which is None else which.filters
+    return (
+        files,
+        positions,
+        {
+            "formats": data.formats,
+            "filters": own or validation.filters or data.filters,
+            "shuffle": spread,
+            "shuffle_buffer": _SPREAD * data.batch_size if spread else 1,
+            "drop_last": False,
+            "skip_bad_chunks": data.skip_bad_chunks,
+            "threads": data.threads,
+        },
+    )
+
+
+def neuron_sample(recipe: Recipe) -> npt.NDArray[np.uint8]:
+    """The records, uint8 [n, 32], that neurons are counted on with every validation of the recipe. UserError if a file
+    is missing or is not a data file."""
+    files, left, options = _held_out(recipe)
+    parts = [torch.zeros(0, 32, dtype=torch.uint8)]
+    with RecordLoader(files, recipe.data.batch_size, **options) as loader:
+        for records in loader:
+            parts.append(spread_over(records[:left]))
+            left -= len(records)
+            if left <= 0:
+                break
+    return torch.cat(parts).numpy()
+
+
 class HeldOut:
     """The validation positions of the recipe, or those of one of its `validation.sets`, which each of `ranks` reads;
     None: a single process. Each call returns an iterator over the same batches, on `device` if that is a CUDA device
@@ -514,23 +553,9 @@ class HeldOut:
         ranks: Ranks | None = None,
         which: ValidationSet | None = None,
     ):
-        data, validation = recipe.data, recipe.validation
-        files, positions = (
-            (data.validation, data.validation_positions) if which is None else (which.files, which.positions)
-        )
-        spread = (validation if which is None else which).sample == "spread"
-        own = None if which is None else which.filters
-        options: dict[str, Any] = {
-            "formats": data.formats,
-            "filters": own or validation.filters or data.filters,
-            "shuffle": spread,
-            "shuffle_buffer": _SPREAD * data.batch_size if spread else 1,
-            "drop_last": False,
-            "skip_bad_chunks": data.skip_bad_chunks,
-            "threads": data.threads,
-            "cpus": loader_cpus(device, ranks or Ranks()),
-            "reuse": True,
-        }
+        data = recipe.data
+        files, positions, options = _held_out(recipe, which)
+        options |= {"cpus": loader_cpus(device, ranks or Ranks()), "reuse": True}
         self._positions = positions
         self._kept: list[torch.Tensor] | None = None
         # All validations use one loader, so that files are opened, and compressed ones unpacked, only once.

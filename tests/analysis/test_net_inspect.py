@@ -202,6 +202,31 @@ def test_the_command(trained, tmp_path, project_root, nnue):
         assert message in err
 
 
+def test_inspect_and_report_count_neurons_on_the_same_positions(trained, nnue):
+    """The figures of a validation, which `nnue report` shows, are those of its checkpoint."""
+    run = trained("run", "model.hidden=96", "data.validation_positions=3500", "data.batch_size=1500")
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    last = [line for line in lines if line["event"] == "validation"][-1]
+    status, out, err = nnue("inspect", run / "checkpoints" / "last.safetensors", "--json")
+    assert (status, err) == (0, "")
+    found = json.loads(out)
+    assert found["positions"]["count"] == 750 + 750 + 500
+    assert "validation positions of val.binpack" in found["positions"]["from"]
+    neurons = found["activity"]
+    assert len(neurons["dead"]) / 96 == last["dead_neurons"]
+    assert len(neurons["stuck"]) / 96 == last["stuck_neurons"]
+    assert np.mean(neurons["saturated"]) == pytest.approx(last["saturated"])
+    # Files that are gone are named, and the positions are built in.
+    moved = checkpoint.load(run / "checkpoints" / "last.safetensors")
+    assert moved.recipe is not None
+    moved.recipe["data"]["validation"] = ["gone.binpack"]
+    checkpoint.save(run / "moved.safetensors", moved)
+    status, out, err = nnue("inspect", run / "moved.safetensors", "--json")
+    assert status == 0
+    assert "built-in" in json.loads(out)["positions"]["from"]
+    assert "gone.binpack" in err
+
+
 def test_a_page_of_a_damaged_checkpoint_is_an_error(tmp_path):
     path = saved(tmp_path / "c.safetensors", {"kind": "simple", "hidden": 16})
     path.write_bytes(path.read_bytes()[:200])
