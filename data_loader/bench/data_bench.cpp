@@ -60,10 +60,11 @@ void take_stream(const char* path, const FeatureSet& set, const std::string& str
     std::vector<std::int32_t> white(n * static_cast<std::size_t>(set.max_active)), black(white.size());
     std::vector<std::int16_t> entries(n), score(n);
     std::vector<std::int8_t> result(n);
-    std::vector<std::uint8_t> side(n), count(n);
+    std::vector<std::uint8_t> side(n), count(n), material(n);
     std::vector<Record> records(n);
     Slot slot;
-    slot.rows = {white.data(), black.data(), entries.data(), side.data(), score.data(), result.data(), count.data()};
+    slot.rows = {white.data(), black.data(),  entries.data(), side.data(),
+                 score.data(), result.data(), count.data(),   material.data()};
     slot.records = records.data();
     Pipeline pipeline(options, {slot}, std::vector<StreamPosition>(1));
     std::size_t taken = 0;
@@ -131,7 +132,9 @@ int main(int argc, char** argv) {
             measure(k->isa, "decode with flags", n, seconds,
                     [&] { k->decode_chains(payload, size, 0, copy.data(), flags.data(), copy.size()); });
             measure(k->isa, "digest of the file", n, seconds, [&] {
-                volatile std::uint64_t sink = k->digest(payload, size, 0);
+                DigestLanes lanes{};
+                k->digest(lanes, payload, size / sizeof lanes);
+                volatile std::uint64_t sink = lanes[0];
                 static_cast<void>(sink);
             });
             measure(k->isa, "expand", n, seconds, [&] {
