@@ -17,6 +17,10 @@ $big"
 products=$(git ls-files -- '*.so' '*.o' '*.whl' '*.nnue' '*.pyc' '*.pt' '*.pkl' || true)
 [ -z "$products" ] || complain "build products:
 $products"
+# Behind `#pragma GCC target` these are not defined where a compiler gets preprocessed text, as from ccache.
+levels=$(git grep -nE '\b__(AVX[A-Z0-9_]*|BMI2?|FMA|SSE[0-9_]*)__\b' -- data_loader csrc ':!*kernels_x86.h' || true)
+[ -z "$levels" ] || complain "an instruction set taken from the compiler's macros (see pipeline/kernels_x86.h):
+$levels"
 pickles=$(git grep -nE '\bpickle\.load|torch\.load\(' -- '*.py' | grep -v 'weights_only=True' || true)
 [ -z "$pickles" ] || complain "pickle from disk:
 $pickles"

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "formats/chunk_digest.h"
 #include "formats/codec.h"
 #include "formats/movetext.h"
 #include "formats/position_file.h"
@@ -16,6 +17,7 @@ extern const DataFormat kBinpack;
 namespace {
 
 constexpr std::uint32_t kMaxPayload = 100u << 20;
+constexpr std::size_t kStep = 256;  // positions; they and their bytes stay in the first cache, for the digest
 constexpr std::size_t kFlushPayload = 1u << 20;
 constexpr std::size_t kHeader = kBinpackHeader, kStem = kBinpackStem;
 constexpr unsigned kMaxChainPlies = 65535;
@@ -74,21 +76,23 @@ std::size_t BinpackFile::decode(std::size_t chunk, std::vector<std::uint8_t>& pa
                                 ChainCounts* counts, std::vector<std::uint8_t>* flags, std::uint64_t* digest) const {
     const auto [offset, size] = chunks_.at(chunk);
     payload.resize(size + kPayloadPadding);
-    file_.read(offset, {payload.data(), size}, digest);
+    file_.read(offset, {payload.data(), size});
+    ChunkDigest digested(digest);
     std::fill_n(payload.data() + size, kPayloadPadding, std::uint8_t{0});
     records.resize(0);
     std::size_t at = 0, unscored = 0;
     while (size - at >= kStem) {
         // Room for the next chain at least; usually for many, at the density seen so far.
-        const std::size_t next = 1 + load_be16(&payload[at + 32]);
-        const std::size_t guess = at == 0 ? size / 4 : (size - at) * (records.size() + 1) / at;
-        records.reserve(
-            std::max(records.size() + next, std::min(records.size() + guess, records.size() + (std::size_t{1} << 22))));
+        const std::size_t n = records.size(), next = 1 + load_be16(&payload[at + 32]);
+        if (records.capacity() - n < next) {
+            const std::size_t guess = at == 0 ? size / 4 : (size - at) * (n + 1) / at;
+            records.reserve(n + std::max(next, std::min(guess, std::size_t{1} << 22)));
+        }
         if (flags) flags->resize(records.capacity());
-        const DecodeResult result = kernels().decode_chains(payload.data(), size, at, records.data() + records.size(),
-                                                            flags ? flags->data() + records.size() : nullptr,
-                                                            records.capacity() - records.size());
-        records.resize(records.size() + result.positions);
+        const std::size_t room = std::min(records.capacity() - n, std::max(next, kStep));
+        const DecodeResult result = kernels().decode_chains(payload.data(), size, at, records.data() + n,
+                                                            flags ? flags->data() + n : nullptr, room);
+        records.resize(n + result.positions);
         unscored += result.unscored;
         if (counts) counts->chains += result.chains, counts->single += result.single_chains;
         if (result.error) {
@@ -96,7 +100,9 @@ std::size_t BinpackFile::decode(std::size_t chunk, std::vector<std::uint8_t>& pa
                                                           std::to_string(result.offset) + ": " + result.error);
         }
         at = result.offset;
+        digested.reached(payload.data(), at);
     }
+    digested.finish(payload.data(), size);
     return unscored;
 }
 

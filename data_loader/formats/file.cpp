@@ -4,12 +4,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <utility>
-
-#include "pipeline/kernels.h"
 
 namespace nnue::data {
 
@@ -47,17 +44,7 @@ InputFile::~InputFile() {
 InputFile::InputFile(InputFile&& other) noexcept
     : path_(std::move(other.path_)), fd_(std::exchange(other.fd_, -1)), size_(other.size_) {}
 
-void InputFile::read(std::uint64_t offset, std::span<std::uint8_t> out, std::uint64_t* digest) const {
-    if (digest) {
-        constexpr std::size_t kPiece = 128 << 10;  // stays in the cache of a core; the digests depend on it
-        *digest = 0;
-        for (std::size_t at = 0; at < out.size(); at += kPiece) {
-            const std::span piece = out.subspan(at, std::min(kPiece, out.size() - at));
-            read(offset + at, piece);
-            *digest = kernels().digest(piece.data(), piece.size(), *digest);
-        }
-        return;
-    }
+void InputFile::read(std::uint64_t offset, std::span<std::uint8_t> out) const {
     while (!out.empty()) {
         const ssize_t n = ::pread(fd_, out.data(), out.size(), static_cast<off_t>(offset));
         if (n < 0 && errno == EINTR) continue;

@@ -25,9 +25,8 @@ class InputFile {
     std::uint64_t size() const { return size_; }
     int fd() const { return fd_; }  // for as long as this object lives
 
-    // Fills `out` from `offset`; throws FormatError if the file ends before (it may shrink while it is read). `digest`,
-    // unless null, gets the digest of the bytes (Kernels::digest), taken while they are in the cache.
-    void read(std::uint64_t offset, std::span<std::uint8_t> out, std::uint64_t* digest = nullptr) const;
+    // Fills `out` from `offset`; throws FormatError if the file ends before (it may shrink while it is read).
+    void read(std::uint64_t offset, std::span<std::uint8_t> out) const;
 
     // "path: offset N: what"
     FormatError error(std::uint64_t offset, const std::string& what) const;

@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "formats/chunk_digest.h"
 #include "formats/codec.h"
 #include "formats/independent_writer.h"
 #include "formats/position_file.h"
@@ -103,7 +104,9 @@ class FixedChunks final : public PositionFile {
 
     std::size_t decode(std::size_t chunk, std::vector<std::uint8_t>& bytes, RecordBuffer& records,
                        std::vector<std::uint8_t>* flags, std::uint64_t* digest) const override {
-        const std::uint64_t first = read_whole(chunk, bytes, digest);
+        read_chunk(chunk, bytes);
+        ChunkDigest digested(digest);
+        const std::uint64_t first = std::uint64_t{chunk} * chunk_;
         const std::size_t n = bytes.size() / kSize;
         records.resize(n);
         if (flags) flags->resize(n);
@@ -114,26 +117,22 @@ class FixedChunks final : public PositionFile {
                 records.data()[i] = pack(entry);
                 unscored += entry.score == kScoreNone;
                 if (flags) (*flags)[i] = position_flags(entry);
+                if (i % 64 == 63) digested.reached(bytes.data(), (i + 1) * kSize);
             } catch (const FormatError& e) {
                 throw file_.error((first + i) * kSize, "chunk " + std::to_string(chunk) + ", position " +
                                                            std::to_string(first + i) + ": " + e.what());
             }
         }
+        digested.finish(bytes.data(), bytes.size());
         return unscored;
     }
     void read_chunk(std::size_t chunk, std::vector<std::uint8_t>& bytes) const override {
-        read_whole(chunk, bytes, nullptr);
+        const std::uint64_t first = std::uint64_t{chunk} * chunk_;
+        bytes.resize(std::min<std::uint64_t>(chunk_, file_.size() / kSize - first) * kSize);
+        file_.read(first * kSize, bytes);
     }
 
   private:
-    // Returns the number of the chunk's first record.
-    std::uint64_t read_whole(std::size_t chunk, std::vector<std::uint8_t>& bytes, std::uint64_t* digest) const {
-        const std::uint64_t first = std::uint64_t{chunk} * chunk_;
-        bytes.resize(std::min<std::uint64_t>(chunk_, file_.size() / kSize - first) * kSize);
-        file_.read(first * kSize, bytes, digest);
-        return first;
-    }
-
     InputFile file_;
     std::size_t chunk_;  // records
     std::string torn_end_;

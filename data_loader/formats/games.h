@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "filters/filters.h"
+#include "formats/chunk_digest.h"
 #include "formats/codec.h"
 #include "formats/position_file.h"
 #include "formats/reader.h"
@@ -172,7 +173,8 @@ class GameChunks final : public PositionFile {
                        std::vector<std::uint8_t>* flags, std::uint64_t* digest) const override {
         const std::uint64_t begin = begin_of(chunk), end = begin_of(chunk + 1);
         bytes.resize(end - begin);
-        file_.read(begin, bytes, digest);
+        file_.read(begin, bytes);
+        ChunkDigest digested(digest);
         records.resize(0);
         // Room for all at once: a position takes an entry at least.
         records.reserve(bytes.size() / kGameEntry);
@@ -196,7 +198,9 @@ class GameChunks final : public PositionFile {
                 throw file_.error(begin + done + at, name() + ": " + e.what());
             }
             done += size;
+            digested.reached(bytes.data(), done);
         }
+        digested.finish(bytes.data(), bytes.size());
         if (flags) flags->resize(records.size());
         return unscored;
     }

@@ -10,11 +10,11 @@
 
 #include "chess/record.h"
 #include "filters/filters.h"
+#include "formats/chunk_digest.h"
 #include "formats/codec.h"
 #include "formats/independent_writer.h"
 #include "formats/position_file.h"
 #include "formats/reader.h"
-#include "pipeline/kernels.h"
 
 namespace nnue::data {
 
@@ -172,13 +172,15 @@ class LineChunks final : public PositionFile {
         const LineRange range = range_of(chunk);
         Reader reader(format(), open(range), OnBad::kError, range);
         constexpr std::size_t kBlock = 1 << 12;
+        ChunkDigest digested(digest);
         std::size_t n = 0;
         do {
             records.resize(n + kBlock);
             n += reader.read(records.records().subspan(n));
+            digested.reached(records.data()->bytes.data(), n * sizeof(Record));
         } while (n == records.size());
         records.resize(n);
-        if (digest) *digest = kernels().digest(records.data()->bytes.data(), n * sizeof(Record), 0);
+        digested.finish(records.data()->bytes.data(), n * sizeof(Record));
         if (flags) {
             flags->resize(n);
             compute_flags(records.records(), flags->data());

@@ -2,6 +2,7 @@
 // this CPU can run is chosen at the first call. NNUE_DATA_ISA=baseline, avx2 or avx2_bmi2 requests another.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -24,6 +25,8 @@ struct ReplayResult {
     bool ended = false;           // by the entry after the last position
     const char* error = nullptr;  // what is wrong with the entry after the last position
 };
+
+using DigestLanes = std::array<std::uint64_t, 32>;
 
 struct Kernels {
     const char* isa;
@@ -52,9 +55,8 @@ struct Kernels {
     // Copies record order[i] to out[i].
     void (*gather)(const Record* records, const std::uint32_t* order, std::size_t n, Record* out);
 
-    // A digest of n bytes, the same for every build; `before` is the digest of the bytes before them, or 0. It detects
-    // accidents: two files with the same digest can be made on purpose.
-    std::uint64_t (*digest)(const std::uint8_t* bytes, std::size_t n, std::uint64_t before);
+    // Adds blocks of sizeof(DigestLanes) bytes to a digest (formats/chunk_digest.h); the same lanes for every build.
+    void (*digest)(DigestLanes& lanes, const std::uint8_t* bytes, std::size_t blocks);
 };
 
 const Kernels& kernels();

@@ -1,10 +1,6 @@
 // Bodies of the hot loops; included once per instruction set by kernels_*.cpp, nowhere else.
 #pragma once
 
-#if defined(__AVX2__)
-#include <immintrin.h>
-#endif
-
 #include "features/feature_sets.h"
 #include "formats/movetext.h"
 #include "formats/replay.h"
@@ -68,59 +64,34 @@ inline void gather(const Record* records, const std::uint32_t* order, std::size_
     }
 }
 
-// Eight lanes of 64 bits. Each sums products of the halves of its words after a key was added, which depends on the
-// place of the word (the hash NH): bytes that differ give the same sums with a chance of 2^-32, or 2^-32 for each lane
-// that they lie in.
-struct DigestLanes {
-    static constexpr std::size_t kLanes = 8, kBytes = 8 * kLanes;
-    static constexpr std::uint64_t kStep = 0x9e3779b97f4a7c15ULL;
-    std::uint64_t products[kLanes] = {}, keys[kLanes];
-
-    explicit DigestLanes(std::uint64_t key) {
-        for (std::size_t i = 0; i < kLanes; ++i) keys[i] = mix(key ^ (i << 56));
-    }
-    void add(const std::uint8_t* bytes, std::size_t blocks) {
-#if defined(__AVX2__)
-        // What compilers make of the loop below keeps the lanes in memory, which takes three times as long.
-        constexpr std::size_t kVectors = kBytes / sizeof(__m256i);
-        __m256i p[kVectors], k[kVectors];
-        std::memcpy(p, products, kBytes), std::memcpy(k, keys, kBytes);
-        const __m256i step = _mm256_set1_epi64x(static_cast<long long>(kStep));
-        for (; blocks > 0; --blocks, bytes += kBytes) {
-            for (std::size_t i = 0; i < kVectors; ++i) {
-                const __m256i word = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(bytes) + i);
-                const __m256i keyed = _mm256_add_epi64(word, k[i]);
-                p[i] = _mm256_add_epi64(p[i], _mm256_mul_epu32(keyed, _mm256_srli_epi64(keyed, 32)));
-                k[i] = _mm256_add_epi64(k[i], step);
-            }
+// A lane q = lane + word goes on as its halves exchanged plus their product. Words whose halves differ in one place
+// give different lanes, and lanes that differ stay so but for one chance in 2^64.
+inline void digest(DigestLanes& lanes, const std::uint8_t* bytes, std::size_t blocks) {
+    constexpr std::size_t kBytes = sizeof(DigestLanes);
+#if defined(NNUE_AVX2)
+    constexpr std::size_t kVectors = kBytes / sizeof(__m256i);
+    __m256i v[kVectors];
+    std::memcpy(v, &lanes, kBytes);
+    for (; blocks > 0; --blocks, bytes += kBytes) {
+        for (std::size_t i = 0; i < kVectors; ++i) {
+            const __m256i word = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(bytes) + i);
+            const __m256i q = _mm256_add_epi64(v[i], word), swapped = _mm256_shuffle_epi32(q, 0b10110001);
+            v[i] = _mm256_add_epi64(swapped, _mm256_mul_epu32(q, swapped));
         }
-        std::memcpy(products, p, kBytes), std::memcpy(keys, k, kBytes);
+    }
+    std::memcpy(&lanes, v, kBytes);
 #else
-        for (; blocks > 0; --blocks, bytes += kBytes) {
-            std::uint64_t words[kLanes];
-            std::memcpy(words, bytes, kBytes);
-            for (std::size_t i = 0; i < kLanes; ++i) {
-                const std::uint64_t keyed = words[i] + keys[i];
-                products[i] += (keyed & 0xffffffff) * (keyed >> 32);
-                keys[i] += kStep;
-            }
+    for (std::size_t i = 0; i < lanes.size(); ++i) {
+        std::uint64_t lane = lanes[i];
+        for (std::size_t block = 0; block < blocks; ++block) {
+            std::uint64_t word;
+            std::memcpy(&word, bytes + block * kBytes + i * sizeof word, sizeof word);
+            const std::uint64_t q = lane + word, low = q & 0xffffffff, high = q >> 32;
+            lane = (low << 32 | high) + low * high;
         }
+        lanes[i] = lane;
+    }
 #endif
-    }
-};
-
-inline std::uint64_t digest(const std::uint8_t* bytes, std::size_t n, std::uint64_t before) {
-    DigestLanes lanes(n);
-    const std::size_t whole = n / DigestLanes::kBytes, rest = n % DigestLanes::kBytes;
-    lanes.add(bytes, whole);
-    if (rest > 0) {
-        std::uint8_t last[DigestLanes::kBytes] = {};
-        std::memcpy(last, bytes + n - rest, rest);
-        lanes.add(last, 1);
-    }
-    std::uint64_t result = mix(n ^ before);
-    for (const std::uint64_t sum : lanes.products) result = mix(result ^ sum);
-    return result;
 }
 
 // write_rows(record, pieces, white, black) writes the rows of a position and returns how many entries they have.

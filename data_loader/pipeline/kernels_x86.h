@@ -21,6 +21,9 @@
 
 #include <immintrin.h>
 
+// Not __AVX2__: a compiler that gets preprocessed text, as from ccache, has not defined it behind the pragma.
+#define NNUE_AVX2
+
 #pragma GCC push_options
 #pragma GCC target("arch=x86-64-v3")
 #include "pipeline/kernels_impl.h"

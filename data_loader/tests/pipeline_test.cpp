@@ -7,8 +7,10 @@
 #include <algorithm>
 #include <cstring>
 #include <map>
+#include <set>
 #include <thread>
 
+#include "formats/chunk_digest.h"
 #include "games.h"
 #include "pipeline/random.h"
 #include "temporary_directory.h"
@@ -363,6 +365,47 @@ TEST_F(PipelineTest, StopsWhileWorkIsUnderWay) {
         slot.records = memory.data();
         Pipeline pipeline(options_, {slot}, kBeginning);
         if (i % 2) pipeline.next(1s);
+    }
+}
+
+TEST(Digest, IsTheSameForEveryBuild) {
+    std::vector<std::uint8_t> bytes(10 * sizeof(DigestLanes));
+    for (std::size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::uint8_t>(mix(i));
+    DigestLanes expected{};
+    kernels().digest(expected, bytes.data(), 10);
+    for (const Kernels* k : all_kernels()) {
+        DigestLanes lanes{};
+        k->digest(lanes, bytes.data(), 3);
+        k->digest(lanes, bytes.data() + 3 * sizeof lanes, 7);
+        EXPECT_EQ(lanes, expected) << k->isa;
+    }
+}
+
+TEST(Digest, IsOfTheBytesAndNotOfThePieces) {
+    std::vector<std::uint8_t> bytes(20'000);
+    for (std::size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::uint8_t>(mix(i));
+    const auto digest = [&](std::size_t n, std::size_t step) {
+        std::uint64_t result = 0;
+        ChunkDigest digested(&result);
+        for (std::size_t at = 0; at < n; at += step) digested.reached(bytes.data(), at);
+        digested.finish(bytes.data(), n);
+        return result;
+    };
+    std::set<std::uint64_t> seen;
+    for (const std::size_t n : {0, 1, 255, 256, 257, 4096, 5000, 20'000}) {
+        const std::uint64_t whole = digest(n, n + 1);
+        EXPECT_TRUE(seen.insert(whole).second) << n;
+        for (const std::size_t step : {34, 1000, 4096, 9000}) EXPECT_EQ(digest(n, step), whole) << n << " by " << step;
+    }
+    // Each bit counts, and so do the places of records.
+    for (std::size_t bit = 0; bit < 8 * bytes.size(); bit += 37) {
+        bytes[bit / 8] ^= static_cast<std::uint8_t>(1 << bit % 8);
+        EXPECT_TRUE(seen.insert(digest(bytes.size(), 4096)).second) << bit;
+        bytes[bit / 8] ^= static_cast<std::uint8_t>(1 << bit % 8);
+    }
+    for (const std::size_t apart : {34, 256, 32 * 34}) {
+        std::swap_ranges(bytes.begin(), bytes.begin() + 34, bytes.begin() + static_cast<std::ptrdiff_t>(apart));
+        EXPECT_TRUE(seen.insert(digest(bytes.size(), 4096)).second) << apart;
     }
 }
 
