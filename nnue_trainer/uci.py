@@ -36,6 +36,7 @@ _NUMBER = re.compile(r"[+-]?[0-9]{1,9}")
 # The end of most answers: a line with an exact score of the only variation, and the move.
 _USUAL_END = re.compile(
     rb"info depth ([0-9]{1,5})(?: seldepth [0-9]+)?(?: multipv 1)? score (cp|mate) (-?[0-9]{1,4}) nodes [^\n]*\n"
+    rb"(?:info depth [^\n]*bound nodes [^\n]*\n)*"
     rb"bestmove ([a-h][1-8][a-h][1-8][nbrq]?)(?: ponder [a-h1-8nbrq]+)?\r?"
 )
 
@@ -296,7 +297,10 @@ class Engine(Closing):
     def found(self, answer: bytes) -> Found:
         """The answer to `go …`. UserError for one without a move, or with a score that is no number."""
         line_at = answer.rfind(b"\n") + 1
-        usual = _USUAL_END.fullmatch(answer, answer.rfind(b"\n", 0, max(line_at - 1, 0)) + 1)
+        begin = answer.rfind(b"\n", 0, max(line_at - 1, 0)) + 1
+        while b"bound nodes " in answer[begin : begin + 90] and begin > 1:  # the line before has an exact score
+            begin = answer.rfind(b"\n", 0, begin - 1) + 1
+        usual = _USUAL_END.fullmatch(answer, begin)
         if usual is not None:
             return Found(usual[4].decode(), usual[2].decode(), int(usual[3]), int(usual[1]))
         words = answer[line_at:].split()

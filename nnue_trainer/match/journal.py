@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict
 
 import numpy as np
 
@@ -21,7 +20,7 @@ class MatchJournal(Journal):
     made_by = "nnue match"
 
     def add(self, game: PlayedGame) -> None:
-        data = asdict(game) | {name: " ".join(getattr(game, name)) for name in ("opening", "moves", "scores")}
+        data = vars(game) | {name: " ".join(getattr(game, name)) for name in ("opening", "moves", "scores")}
         text = json.dumps(data, separators=(",", ":")).encode()
         text += b" " * (-len(text) % _BLOCK)
         self.append(np.frombuffer(text, np.uint8).reshape(-1, _BLOCK))

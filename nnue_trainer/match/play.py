@@ -225,12 +225,12 @@ class Arena:
     # ------------------------------------------------------------------------------------------------------------------
 
     def _listen(self, seat: _Seat) -> None:
-        self._poll.modify(seat.engine.descriptors[0], select.EPOLLIN)
+        """For one event."""
+        self._poll.modify(seat.engine.descriptors[0], select.EPOLLIN | select.EPOLLONESHOT)
 
     def _rest(self, seat: _Seat) -> None:
         seat.busy = False
         self._busy -= 1
-        self._poll.modify(seat.engine.descriptors[0], 0)
 
     def _seated(self) -> None:
         """Engines that have started take their seats."""
@@ -249,9 +249,11 @@ class Arena:
 
     def _exchange(self) -> None:
         """Waits until an engine answers, one that is deferred is due, or it is time to look for late ones."""
+        found: list[tuple[int, int]] = []
         if not self.limit.timed and self._busy > self._cpus:
-            # Half of the time in which no CPU can run out of searches: then several answers are there at once.
-            time.sleep(min(0.5 * self._usual * (self._busy - self._cpus) / self._busy, _LONGEST_NAP))
+            # Most of the time in which no CPU can run out of searches: then several answers are there at once.
+            time.sleep(min(0.75 * self._usual * (self._busy - self._cpus) / self._busy, _LONGEST_NAP))
+            found = self._poll.poll(0)
         now = time.monotonic()
         wait = 0.005 if self._starting else _LOOK_FOR_LATE
         while self._deferred:
@@ -262,9 +264,11 @@ class Arena:
             heapq.heappop(self._deferred)
             if seat.busy and seat.sent == sent:
                 self._listen(seat)
-        # epoll counts in milliseconds, select in microseconds.
-        select.select([self._poll.fileno()], [], [], wait)
-        for descriptor, events in self._poll.poll(0):
+        if not found:
+            # epoll counts in milliseconds, select in microseconds.
+            select.select([self._poll.fileno()], [], [], wait)
+            found = self._poll.poll(0)
+        for descriptor, events in found:
             seat_of = self._by_descriptor.get(descriptor)
             if seat_of is None:  # its engine was ended by an event before this one
                 continue
@@ -288,7 +292,9 @@ class Arena:
             if events & select.EPOLLHUP:
                 self._poll.unregister(descriptor)
                 del self._by_descriptor[descriptor]
-        elif answer is not None:
+        elif answer is None:
+            self._listen(seat)
+        else:
             self._rest(seat)
             seat.table.answered(seat, answer)
 
