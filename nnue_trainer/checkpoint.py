@@ -227,7 +227,7 @@ def load(path: str | os.PathLike[str], groups: tuple[str, ...] | None = None) ->
 def _header(path: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
     """Everything that is not a tensor. A file may hold anything: types are checked here, and nowhere else."""
     try:
-        # NaN and Infinity are not JSON; checkpoints of the first release have them where a loss was not finite.
+        # NaN and Infinity are not JSON; checkpoints of early versions have them where a loss was not finite.
         header = json.loads(metadata.get("nnue", "null"), parse_constant=lambda _: None)
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: metadata is not JSON ({shown(error)})") from None

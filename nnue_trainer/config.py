@@ -6,7 +6,6 @@ Every field is documented where it is declared; `reference()` prints them all.
 from __future__ import annotations
 
 import copy
-import logging
 import os
 import re
 from collections.abc import Iterable, Sequence
@@ -22,7 +21,6 @@ from nnue_trainer.callbacks import CALLBACKS, Callback
 from nnue_trainer.data.filters import Filters
 from nnue_trainer.data.formats import DATA_FORMATS, DataFormat
 from nnue_trainer.errors import UserError, quoted
-from nnue_trainer.first_release import translate
 from nnue_trainer.inputs import became, data_files, read_text
 from nnue_trainer.lambdas import LAMBDAS, ConstantLambda, LambdaSchedule
 from nnue_trainer.losses import LOSSES, Loss
@@ -34,8 +32,6 @@ from nnue_trainer.position_weights import POSITION_WEIGHTS, PositionWeight
 from nnue_trainer.schedules import SCHEDULES, Exponential, Schedule
 from nnue_trainer.schema import section
 from nnue_trainer.stages import Stage, changed
-
-_log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -257,7 +253,7 @@ def parse(data: Any, overrides: Iterable[str] = (), origin: str = "recipe", *, m
     value or whole section of its key.
 
     With `may_import`, `kind: path/to/file.py:Class` imports that file: for a recipe that the user hands over, not for
-    one that lies in a checkpoint. Keys of the first release are translated, with a note in the log."""
+    one that lies in a checkpoint."""
     if not isinstance(data, dict):
         found = "nothing" if data is None else "a list" if isinstance(data, list) else "a value without a key"
         raise UserError(f"{origin}: found {found}, expected the sections of a recipe")
@@ -271,9 +267,6 @@ def parse(data: Any, overrides: Iterable[str] = (), origin: str = "recipe", *, m
         origins |= {path[:n]: name for n in range(1, len(path)) if not _holds(data, path[:n])}
         data = _replace(data, path, _read_value(text, name))
         origins[path] = name
-    data, notes = translate(data, origin)
-    for note in notes:
-        _log.warning("%s: %s", origin, note)
     # Keys are looked up from the innermost outwards, because the override that set the value last is the one to name.
     recipe = schema.validate(
         Recipe,

@@ -1,6 +1,6 @@
 """What a run folder holds about the run: read as far as there is something, with a line for whatever is missing.
 
-A run may be unfinished, of the first release, of parts that are not installed here, or damaged.
+A run may be unfinished, of an earlier version, of parts that are not installed here, or damaged.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from nnue_trainer import checkpoint as checkpoints
 from nnue_trainer import config, schema
 from nnue_trainer.checkpoint import Checkpoint
 from nnue_trainer.errors import UserError
-from nnue_trainer.first_release import translate_saved
 from nnue_trainer.training.run import checkpoint_of
 
 Floats = npt.NDArray[np.float64]
@@ -158,7 +157,7 @@ def _read_recipe(run: Run) -> None:
     except UserError as error:
         run.notes.append(str(error) if path.exists() else "no recipe.yaml")
     if not isinstance(data, dict) and run.saved is not None and run.saved.recipe is not None:
-        data = translate_saved(run.saved.recipe)
+        data = dict(run.saved.recipe)
         run.notes.append("the recipe shown is that of the last checkpoint")
     if not isinstance(data, dict):
         return

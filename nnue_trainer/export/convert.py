@@ -198,7 +198,7 @@ def _origin(checkpoint: Checkpoint, net: Net, where: str) -> tuple[bytes, str]:
     if not isinstance(origin, dict):
         raise UserError(f"{where}: metadata state.net is {origin!r:.80}, expected a mapping")
     text, layout = origin.get("description"), origin.get("layout", layouts[0])
-    # The first release had one name for the layout of all its nets.
+    # Early versions had one name for the layout of all its nets.
     layout = layouts[0] if layout == "raw" and layout not in layouts else layout
     if layout not in layouts:
         raise UserError(f"{where}: metadata state.net.layout is {layout!r:.80}, expected one of {', '.join(layouts)}")

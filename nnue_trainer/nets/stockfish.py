@@ -672,7 +672,7 @@ class SfnnV4(StockfishNet):
 class SfnnV5(StockfishNet):
     """HalfKAv2_hm → l1 pairwise, + 8 PSQT columns → 8 stacks of 15+1 → [x², x] 30 → 32 → 1 (Stockfish 15.1).
 
-    The first release named all later nets of this shape so; `l1` distinguishes them: 1536 is SFNNv6, 2048 SFNNv7, 2560
+    Early versions named all later nets of this shape so; `l1` distinguishes them: 1536 is SFNNv6, 2048 SFNNv7, 2560
     SFNNv8, 3072 SFNNv9, 128 the small net.
     """
 

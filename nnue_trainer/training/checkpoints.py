@@ -305,7 +305,7 @@ def _is_best(one: TrainerState, of: TrainerState) -> bool:
     """Whether the checkpoint with the state `one` is the best one that the state `of` names."""
     if of.best_step is not None:
         return one.step == of.best_step
-    return one.validation_loss == of.best_validation_loss  # the first release did not write best_step
+    return one.validation_loss == of.best_validation_loss  # early versions did not write best_step
 
 
 def _state_of(path: Path) -> TrainerState | None:

@@ -27,7 +27,6 @@ from nnue_trainer.data.device import Expander
 from nnue_trainer.data.features import feature_set
 from nnue_trainer.data.loader import joined_sketch, say_left_out, unique_positions, usable_cpus
 from nnue_trainer.errors import UserError, out_of_memory, shown
-from nnue_trainer.first_release import translate_saved
 from nnue_trainer.nets.activity import spread_over
 from nnue_trainer.nets.base import NnueModel
 from nnue_trainer.parallel.division import divide
@@ -223,7 +222,7 @@ def _train_stage(stage: StageOfRun, folder: RunFolder, ranks: Ranks, device: tor
 
 
 def _recipe_of(saved: Checkpoint) -> dict[str, Any]:
-    return translate_saved(saved.recipe or {})
+    return dict(saved.recipe or {})
 
 
 def _train_in(folder: RunFolder, trainer: Trainer, *, keep: bool, start: list[str], weights: list[str]) -> Summary:
@@ -363,9 +362,7 @@ def check_resumable(recipe: Recipe, saved: Checkpoint, path: Path) -> None:
     """Prints how `recipe` differs from the recipe in the checkpoint `saved`, read from `path`. UserError if a
     difference is not allowed on resume. The loader checks what else decides the order of positions, the trainer the
     number of steps per epoch."""
-    changes = (
-        list(differences(_complete(translate_saved(saved.recipe)), schema.to_data(recipe))) if saved.recipe else []
-    )
+    changes = list(differences(_complete(saved.recipe), schema.to_data(recipe))) if saved.recipe else []
     for key, before, after in changes:
         if key.startswith("model."):
             raise UserError(

@@ -33,7 +33,6 @@ from nnue_trainer.config import Recipe
 from nnue_trainer.data.batch import Batch
 from nnue_trainer.data.loader import merge_states
 from nnue_trainer.errors import UserError, shown
-from nnue_trainer.first_release import translate_saved
 from nnue_trainer.losses import Loss, mean
 from nnue_trainer.nets.activity import ActivityMeter, reach_figures
 from nnue_trainer.nets.base import NnueModel
@@ -999,7 +998,7 @@ def _changed_figure(saved: Checkpoint, state: TrainerState, now: Mapping[str, An
     then = state.figure
     if then is None:
         try:
-            then = _sections(schema.to_data(config.parse(translate_saved(saved.recipe or {}))))
+            then = _sections(schema.to_data(config.parse(saved.recipe or {})))
         except UserError:
             return []
     return [key for key in now if key in then and then[key] != now[key]]

@@ -121,7 +121,7 @@ def test_each_missing_part_is_one_line(trained, tmp_path):
     assert "no checkpoint yet" in page_of(folder)
 
 
-def test_a_run_of_the_first_release(trained):
+def test_a_run_of_an_early_version(trained):
     """Its records have neither figures of the net nor passes, its checkpoints no environment."""
     folder = trained()
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]

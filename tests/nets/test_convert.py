@@ -59,7 +59,7 @@ def test_import_then_export_of_a_simple_net_is_the_same_file(tmp_path) -> None:
     ("architecture", "layout"),
     [({"kind": "simple", "hidden": 8}, "raw"), (SMALL, "leb"), ({"kind": "sfnnv5", "l1": 1024}, "raw")],
 )
-def test_checkpoints_imported_by_the_first_release_still_export(architecture: dict, layout: str) -> None:
+def test_checkpoints_imported_by_early_versions_still_export(architecture: dict, layout: str) -> None:
     source = random_checkpoint(architecture)
     source.state["net"] = {"name": "any", "description": "as it was", "layout": layout}
     net = net_from_checkpoint(source, "c")

@@ -63,7 +63,7 @@ def test_an_epoch_cannot_change_on_resume(tmp_path, recipe):
 
 
 def test_filters_cannot_change_on_resume(tmp_path, recipe):
-    """The first release had no_score off by default: the message describes how such a run goes on."""
+    """Early versions had no_score off by default: the message describes how such a run goes on."""
     folder = tmp_path / "run"
     start = ("train", "--config", recipe, "--run-dir", folder, "training.epochs=1")
     nnue(*start, "data.filters.no_score=false")
@@ -195,7 +195,7 @@ def test_the_number_of_cpu_threads_is_told(tmp_path, recipe):
     assert "OMP_NUM_THREADS=1 keeps them" in output
 
 
-def test_a_checkpoint_of_the_first_release_is_resumed(tmp_path, recipe):
+def test_a_checkpoint_of_an_early_version_is_resumed(tmp_path, recipe):
     """It has none of the entries that were added since, NaN where a loss was not finite, and no list of files."""
     whole, folder = tmp_path / "whole", tmp_path / "run"
     nnue("train", "--config", recipe, "--run-dir", whole)

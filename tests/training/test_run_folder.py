@@ -147,7 +147,7 @@ def test_a_run_does_not_replace_what_it_did_not_write(tmp_path):
     assert (tmp_path / "checkpoints" / "last.safetensors").read_text() == "mine"
 
 
-def test_a_run_of_the_first_release_has_no_list(tmp_path):
+def test_a_run_of_an_early_version_has_no_list(tmp_path):
     with RunFolder(tmp_path) as folder:
         run_of(folder, 2)
     (tmp_path / "run.json").unlink()
