@@ -252,7 +252,7 @@ class Arena:
         found: list[tuple[int, int]] = []
         if not self.limit.timed and self._busy > self._cpus:
             # Most of the time in which no CPU can run out of searches: then several answers are there at once.
-            time.sleep(min(0.75 * self._usual * (self._busy - self._cpus) / self._busy, _LONGEST_NAP))
+            time.sleep(min(0.9 * self._usual * (self._busy - self._cpus) / self._busy, _LONGEST_NAP))
             found = self._poll.poll(0)
         now = time.monotonic()
         wait = 0.005 if self._starting else _LOOK_FOR_LATE

@@ -147,13 +147,14 @@ class MuonRule(FusedRule):
 
 def orthogonal(matrices: Tensor) -> Tensor:
     """Matrices [..., rows, columns] with singular vectors of those given and singular values near 1, of their dtype."""
-    x = matrices / matrices.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)
+    flat = matrices.reshape(-1, *matrices.shape[-2:])
+    x = flat / flat.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)
     tall = x.shape[-2] > x.shape[-1]
     x = x.mT if tall else x
     a, b, c = _COEFFICIENTS
     with torch.autocast(x.device.type, enabled=False):
-        for _ in range(_ITERATIONS):
-            gram = x @ x.mT
-            x = a * x + (b * gram + c * (gram @ gram)) @ x
-    found: Tensor = x.mT if tall else x
+        for _ in range(_ITERATIONS):  # three kernels each: the layers are small, so on a GPU launches are what it costs
+            gram = torch.bmm(x, x.mT)
+            x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    found: Tensor = (x.mT if tall else x).view(matrices.shape)
     return found
