@@ -84,36 +84,51 @@ class _AppendedFile:
         self._said = False
         self._file: int | None = None
         self._size = 0
-        self._open()
+        with self._saying():
+            self._go_on_in(*self._opened())
 
     def write(self, record: bytes) -> None:
         with self._saying():
             if self._file is None:
                 return
             self._look_after_others(self._file)
-            written = os.write(self._file, record)
+            written = os.write(self._file, record)  # perhaps another file than before
             if written < len(record):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             self._size += written
 
-    def make_again(self) -> None:
-        """Puts a copy of the file at its path, where it is not any more."""
-        before, size = self._file, self._size
-        if before is None:
-            return
+    def make_again(self) -> bool:
+        """Puts a copy of the file at its path, where it is not any more. Returns whether it is there now; otherwise
+        records go on in the file as it was, and the next call tries again."""
+        if self._file is None:
+            return False
         with self._saying():
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._open()
-            if self._file is not None and self._size == 0:
-                for offset in range(0, size, 1 << 20):
-                    self._size += os.write(self._file, os.pread(before, min(1 << 20, size - offset), offset))
-            os.close(before)
+            fresh, size = self._opened()
+            try:
+                if size == 0:
+                    for offset in range(0, self._size, 1 << 20):
+                        size += os.write(fresh, os.pread(self._file, min(1 << 20, self._size - offset), offset))
+                    if size < self._size:
+                        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            except BaseException:
+                os.ftruncate(fresh, 0)
+                os.close(fresh)
+                raise
+            self._go_on_in(fresh, size)
+            return True
+        return False
 
-    def _open(self) -> None:
-        with self._saying():
-            flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
-            self._file = os.open(self._path, flags, 0o666)
-            self._size = os.fstat(self._file).st_size
+    def _opened(self) -> tuple[int, int]:
+        """A descriptor of the file at the path, made where there is none, and its size in bytes."""
+        file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        return file, os.fstat(file).st_size
+
+    def _go_on_in(self, file: int, size: int) -> None:
+        """Only after the new file is open: the number of a closed descriptor may be that of a checkpoint next."""
+        if self._file is not None:
+            os.close(self._file)
+        self._file, self._size = file, size
 
     def _look_after_others(self, file: int) -> None:
         found = os.fstat(file)
@@ -132,12 +147,12 @@ class _AppendedFile:
         if there or not self._path.parent.is_dir():
             return  # a run folder that is gone is the trainer's to make again
         if found.st_nlink == 0:
-            say(f"{self._path}: another program deleted it; it is written again with all records")
-            self.make_again()
-        else:
+            if self.make_again():
+                say(f"{self._path}: another program deleted it; it is written again with all its records")
+            return
+        with self._saying():
+            self._go_on_in(*self._opened())
             say(f"{self._path}: another program renamed it; records go on in a new file")
-            os.close(file)
-            self._open()
 
     def close(self) -> None:
         if self._file is not None:

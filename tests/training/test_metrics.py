@@ -115,3 +115,38 @@ def test_a_file_that_is_deleted_or_renamed_goes_on(folder, capsys, deleted):
     steps = [json.loads(line)["step"] for line in folder.metrics.read_text().splitlines()]
     assert steps == ([1, 2, 3] if deleted else [2, 3])
     assert f"another program {'deleted' if deleted else 'renamed'} it" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("deleted", [True, False])
+@pytest.mark.parametrize("failing", ["open", "copy"])
+def test_a_file_that_cannot_be_made_again_at_once_loses_no_record(folder, capsys, monkeypatch, deleted, failing):
+    """And nothing is written to the descriptor of another file, such as a checkpoint that was opened meanwhile."""
+    writer = metrics.MetricsWriter(folder, step=0, tensorboard=False)
+    writer.write("train", 1, {"loss": 0.5})
+    moved = folder.metrics.rename(folder.path / "metrics.jsonl.1")
+    if deleted:
+        moved.unlink()
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    with monkeypatch.context() as patch:
+        if failing == "open":
+            folder.metrics.mkdir()
+        else:
+            patch.setattr(os, "pread", lambda *_: (_ for _ in ()).throw(full))
+        others = []
+        for step in (2, 3):
+            writer.write("train", step, {"loss": 0.25})
+            others.append((folder.path / f"other-{step}").open("w+b"))
+    if failing == "open":
+        folder.metrics.rmdir()
+    writer.write("train", 4, {"loss": 0.25})
+    writer.close()
+    for other in others:
+        assert os.fstat(other.fileno()).st_size == 0
+        other.close()
+    steps = [json.loads(line)["step"] for line in folder.metrics.read_text().splitlines()]
+    if deleted:
+        assert steps == [1, 2, 3, 4]
+    else:  # the renamed file has those that came before
+        before = [json.loads(line)["step"] for line in moved.read_text().splitlines()]
+        assert before + steps == [1, 2, 3, 4]
+    assert capsys.readouterr().err.count("cannot be written") == (failing == "open" or deleted)
