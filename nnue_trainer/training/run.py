@@ -229,7 +229,8 @@ def _train_in(folder: RunFolder, trainer: Trainer, *, keep: bool, start: list[st
     """Writes the recipe and the first messages, then trains. Files of an earlier run in the folder are deleted first,
     unless `keep`. `start`: the first lines on the terminal; `weights`: the lines about the initial weights, which are
     also written to initial_weights.txt."""
-    folder.check_free(folder.recipe, folder.metrics, folder.initial_weights, folder.last, folder.best)
+    ours = (folder.recipe, folder.metrics, folder.initial_weights, folder.last, folder.best)
+    folder.check_free(*ours, clear=not keep)
     if not keep:
         folder.clear()
     folder.will_write(folder.recipe)

@@ -141,11 +141,18 @@ class RunFolder:
         """Whether the folder has a checkpoint that this run wrote."""
         return any(path.is_file() for path in (self.last, self.best) if self.owns(path)) or bool(self.epochs())
 
-    def check_free(self, *paths: Path) -> None:
-        """UserError if one of `paths` exists and this run did not write it."""
+    def check_free(self, *paths: Path, clear: bool = False) -> None:
+        """UserError if one of `paths` exists and this run did not write it, or, where the folder is going to be
+        cleared, if `clear` would leave it there."""
         for path in paths:
-            if not self.owns(path) and (path.exists() or path.is_symlink()):
+            if not path.exists() and not path.is_symlink():
+                continue
+            if not self.owns(path):
                 raise UserError(f"{path}: exists and was not written by this run: move it elsewhere")
+            if clear and self._is_behind_link(path):
+                raise UserError(
+                    f"{path}: lies behind a symbolic link, where nothing is deleted: delete it or move it elsewhere"
+                )
 
     def will_write(self, *paths: Path) -> None:
         """Adds `paths` to the list of files that the run wrote; call this before writing them. UserError as in

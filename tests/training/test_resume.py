@@ -279,6 +279,20 @@ def test_nothing_is_deleted_behind_a_link(tmp_path, recipe):
     assert not (elsewhere / "own").exists()
 
 
+def test_what_overwrite_would_leave_in_the_way_is_refused_before_the_training(tmp_path, recipe):
+    """Checkpoints on another disk: the run would fail at its end, when it saves."""
+    folder, disk = tmp_path / "run", tmp_path / "disk"
+    nnue("train", "--config", recipe, "--run-dir", folder, "training.epochs=1")
+    (folder / "checkpoints").rename(disk)
+    (folder / "checkpoints").symlink_to(disk)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    message = (
+        r"last\.safetensors: lies behind a symbolic link, where nothing is deleted: delete it or move it elsewhere"
+    )
+    refused(message, "train", "--config", recipe, "--run-dir", folder, "--overwrite", "training.epochs=2")
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
