@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import yaml
 
+from nnue_trainer import checkpoint as checkpoints
 from nnue_trainer.analysis import smoothing
 from nnue_trainer.analysis.agreement import Agreement, Positions, agreement, some_positions
 from nnue_trainer.analysis.page import Page, Section, Table, check_replaceable, save
@@ -70,35 +71,40 @@ _FAR_ABOVE = {"validation": 1.25, "training": 2.0}
 _BIAS = 10.0  # engine units
 
 
+def _comparable(run: Run, kind: str) -> tuple[Floats, Floats]:
+    """The steps and losses of "train" or "validation": those of validation that are of the same kind as the last one,
+    by their `figure`."""
+    records: Records = getattr(run, kind)
+    steps, losses, figures = records["step"], records["loss"], records["figure"]
+    if kind == "validation" and len(records) and np.isfinite(figures[-1]):
+        same = figures == figures[-1]
+        steps, losses = steps[same], losses[same]
+    return steps, losses
+
+
 def judge(run: Run) -> list[str]:
-    """A line for each way in which a run went wrong by its records, with the step. Validation losses of another kind
-    than the last one, by their `figure`, do not count."""
+    """A line for each way in which a run went wrong by its records, with the step."""
     found = []
-    for kind, records in (("training", run.train), ("validation", run.validation)):
-        if not len(records):
-            continue
-        steps, losses = records["step"], records["loss"]
-        figures = records["figure"]
-        if kind == "validation" and np.isfinite(figures[-1]):
-            same = figures == figures[-1]
-            steps, losses = steps[same], losses[same]
+    for name, kind in (("training", "train"), ("validation", "validation")):
+        steps, losses = _comparable(run, kind)
         finite = np.isfinite(losses)
         if not finite.all():
-            found.append(f"The {kind} loss is not finite at step {steps[~finite][0]:,.0f}.")
+            found.append(f"The {name} loss is not finite at step {steps[~finite][0]:,.0f}.")
         steps, losses = steps[finite], losses[finite]
         if not len(losses):
             continue
-        if kind == "training":
+        course = verdict(losses)
+        if name == "training":
             losses = smoothing.middle(losses, min(5, len(losses)))
         lowest = int(np.nanargmin(losses))
-        if losses[-1] > _FAR_ABOVE[kind] * losses[lowest]:
+        if losses[-1] > _FAR_ABOVE[name] * losses[lowest] > 0:  # a loss below 0 has no scale
             times = losses[-1] / losses[lowest]
             found.append(
-                f"The {kind} loss is {losses[-1]:.4g} at step {steps[-1]:,.0f}, {times:.3g} times the best, "
+                f"The {name} loss is {losses[-1]:.4g} at step {steps[-1]:,.0f}, {times:.3g} times the best, "
                 f"{losses[lowest]:.4g} at step {steps[lowest]:,.0f}."
             )
-        elif (course := verdict(losses)) is not None and course.word == "rising":
-            found.append(f"The {kind} loss is rising over the last third of the records, up to step {steps[-1]:,.0f}.")
+        elif course is not None and course.word == "rising":
+            found.append(f"The {name} loss is rising over the last third of the records, up to step {steps[-1]:,.0f}.")
     return found
 
 
@@ -487,7 +493,7 @@ def _overview(runs: Sequence[Run], failures: Sequence[str]) -> Section:
         judged = judge(run)
         section.warnings = [*section.warnings, *(f"{of}{line}" for line in judged)]
         for kind, name in (("train", "training loss"), ("validation", "validation loss")):
-            found = verdict(getattr(run, kind)["loss"])
+            found = verdict(_comparable(run, kind)[1])
             if found is not None and not any(name in line for line in judged):
                 good.append(
                     f"{of}Over the last third of the records the {name} is {found.word} "
@@ -638,6 +644,7 @@ def _agreement_section(runs: Sequence[Run]) -> Section | None:
         try:
             chosen = positions_of(run)
             found = agreement(run.best, chosen)
+            step = checkpoints.load(run.best, groups=()).state.get("step", run.step)
         except UserError as error:
             warnings.append(f"{run.name}: {error}")
             continue
@@ -645,7 +652,7 @@ def _agreement_section(runs: Sequence[Run]) -> Section | None:
         if abs(found.difference.mean()) > _BIAS:
             warnings.append(
                 f"{run.name}: the integers of {run.best.name} are {found.difference.mean():+.1f} engine units off on "
-                f"average, expected within ±{_BIAS:.0f} (the run is at step {run.step:,})"
+                f"average at step {step:,}, expected within ±{_BIAS:.0f}"
             )
         rows.append(
             (

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from analysis_support import recipe
 
-from nnue_trainer import config
+from nnue_trainer import checkpoint, config
 from nnue_trainer.analysis import report
 from nnue_trainer.analysis.agreement import Agreement, Positions, agreement, built_in_positions
 from nnue_trainer.analysis.page import MARKER, Page, Section, Table, check_replaceable, render
@@ -271,7 +271,8 @@ def test_integers_that_are_off_on_average_are_a_warning(trained, monkeypatch, bi
     assert section is not None
     assert [f"are {bias:+.1f} engine units off on average" in line for line in section.warnings] == [True] * warns
     if warns:
-        assert "step 90" in section.warnings[0]
+        best = checkpoint.load(trained() / "checkpoints" / "best.safetensors", groups=()).state["step"]
+        assert f"on average at step {best}, expected within ±10" in section.warnings[0]
 
 
 def test_a_verdict_needs_evidence():
@@ -331,6 +332,8 @@ def of_losses(kind: str, losses: list[float], figures: list[int] | None = None) 
         ([0.1, 1e30, math.nan], r"validation loss is not finite at step 30"),
         ([0.1] * 36 + [0.1 + 0.0005 * step for step in range(36)], r"validation loss is rising .* up to step 720"),
         ([0.1, 0.09, 0.08, 0.085], None),
+        ([0.5, -1.0, -0.9], None),
+        ([0.1, 0.0, 0.0], None),
         ([], None),
     ],
 )
@@ -342,6 +345,16 @@ def test_a_run_that_went_wrong_is_judged_so(losses, words):
 def test_losses_that_do_not_compare_are_not_judged_together():
     assert not report.judge(of_losses("validation", [0.02, 0.019, 0.25, 0.24], [1, 1, 2, 2]))
     assert report.judge(of_losses("validation", [0.02, 0.019, 0.25, 0.24], [1, 1, 1, 1]))
+
+
+def test_no_rising_loss_is_among_the_good_news():
+    """The course is that of the losses which compare with the last one."""
+    rising = [0.1 + 0.0005 * step for step in range(36)]
+    for losses, figures in (([0.1] * 36 + rising, [1] * 72), ([*rising, *[0.05] * 72], [1] * 36 + [2] * 72)):
+        run = of_losses("validation", losses, figures)
+        section = report._overview([run], [])
+        assert not any("rising" in line for line in section.good)
+        assert any("rising" in line for line in section.warnings) == (figures[-1] == 1)
 
 
 def test_one_noisy_batch_is_no_verdict_on_a_training():
