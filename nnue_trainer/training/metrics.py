@@ -100,7 +100,8 @@ class _AppendedFile:
     def make_again(self) -> bool:
         """Puts a copy of the file at its path, where it is not any more. Returns whether it is there now; otherwise
         records go on in the file as it was, and the next call tries again."""
-        if self._file is None:
+        before = self._file
+        if before is None:
             return False
         with self._saying():
             self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -108,7 +109,7 @@ class _AppendedFile:
             try:
                 if size == 0:
                     for offset in range(0, self._size, 1 << 20):
-                        size += os.write(fresh, os.pread(self._file, min(1 << 20, self._size - offset), offset))
+                        size += os.write(fresh, os.pread(before, min(1 << 20, self._size - offset), offset))
                     if size < self._size:
                         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             except BaseException:
@@ -116,8 +117,7 @@ class _AppendedFile:
                 os.close(fresh)
                 raise
             self._go_on_in(fresh, size)
-            return True
-        return False
+        return self._file != before
 
     def _opened(self) -> tuple[int, int]:
         """A descriptor of the file at the path, made where there is none, and its size in bytes."""
