@@ -24,13 +24,15 @@ _left: list[threading.Event] = []  # set when what was left has returned
 
 @contextmanager
 def explaining(function: object = None) -> Iterator[None]:
-    """Turns an error of foreign code in the block into a UserError, `SystemExit` included. The module of `function`, a
-    function or an object, is foreign unless it is one of this package."""
+    """Turns an error of foreign code in the block into a UserError, `SystemExit` and any other `BaseException`
+    included. The module of `function`, a function or an object, is foreign unless it is one of this package."""
     try:
         yield
-    except UserError:
+    except (UserError, KeyboardInterrupt, GeneratorExit):
         raise
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__module__.startswith("nnue_trainer"):
+            raise  # of this package: it ends a training from inside of whatever runs
         message = None if out_of_memory(error) else blame(error, getattr(function, "__module__", None))
         if message is None:
             raise

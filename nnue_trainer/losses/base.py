@@ -71,6 +71,9 @@ class Loss(ABC):
         for value in (loss, *([] if weight is None else [weight])):
             fits = isinstance(value, Tensor) and value.shape == score.shape
             returned(self, "per_position", value, fits, f"tensors {list(score.shape)}, one value for each position")
+            returned(self, "per_position", value, not value.is_complex(), "real numbers")
+        follows = loss.requires_grad or not net.requires_grad
+        returned(self, "per_position", loss, follows, "a loss with a gradient: compute it from net, without detach()")
         share = 1 - (~has_score).to(net.dtype) * lam
         if position_weight is not None:
             share = share * position_weight.to(net.dtype)

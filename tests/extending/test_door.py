@@ -154,6 +154,25 @@ def test_what_comes_back_is_checked(folder, nnue, place, value):
     assert "expected " in said
 
 
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("(net.square().detach(), None)", "a loss with a gradient"),
+        ("(net.int(), None)", "a loss with a gradient"),
+        ("(net * 1j, None)", "real numbers"),
+        ("(net.square(), net * 1j)", "real numbers"),
+    ],
+)
+def test_a_loss_that_cannot_be_trained_is_named(folder, nnue, value, expected):
+    assert f"expected {expected}" in error_of(nnue, plugin(folder, "loss", f"return {value}"))
+
+
+def test_what_is_no_exception_is_an_error_as_well(folder, nnue):
+    """`BaseException` passes by most handlers."""
+    said = error_of(nnue, plugin(folder, "loss", "class Odd(BaseException): pass\n        raise Odd('so')"))
+    assert "Bad.per_position: Odd: so" in said
+
+
 @pytest.mark.parametrize("place", PLACES)
 def test_ending_the_program_is_an_error(folder, nnue, place):
     said = error_of(nnue, plugin(folder, place, "sys.exit(0)"))
