@@ -1,7 +1,7 @@
 // A net's parameters as an engine's integers, all of them in one pass: the contracts of the operators and the checks
 // that hold on every device. Integers are held as float32.
 //
-// to_integers
+// _to_integers
 //   parameters  float32 tensors of any shape
 //   ranges      int [R, 2], flat: the index of a parameter, and a number of its elements. The ranges of a parameter
 //               follow one another and cover it. Parameters come in order.
@@ -10,7 +10,7 @@
 //               are not written. An element x is round(min(max(x · scale, -limit), limit)), ties to even. It is
 //               computed in float32, and in float64 where the limit is above 32,767. NaN stays.
 //
-// to_integers_backward: gradients of the parameters from those of the integers, straight through the rounding
+// _to_integers_backward: gradients of the parameters from those of the integers, straight through the rounding
 //   gradients   float32 tensors of the same shapes
 //   output      flat likewise: gradient · scale where -limit <= x · scale <= limit, else 0
 #pragma once
@@ -26,8 +26,8 @@
 
 namespace nnue::integers {
 
-constexpr const char* kForward = "to_integers";
-constexpr const char* kBackward = "to_integers_backward";
+constexpr const char* kForward = "_to_integers";
+constexpr const char* kBackward = "_to_integers_backward";
 constexpr int64_t kAlignment = 64;  // floats
 constexpr int64_t kWideFrom = 32767;
 

@@ -1,5 +1,5 @@
 // The layers behind the feature transformer, with a set of weights per stack, and the loss behind them: the contract of
-// the operators stack_order and layer_stacks_*, the checks, and what a position's loss is. There are kernels for CUDA
+// the operators _stack_order and layer_stacks_*, the checks, and what a position's loss is. There are kernels for CUDA
 // alone; nnue_trainer/modules/layer_stacks.py has the same in torch's operators, and chooses between them.
 //
 // A position b has inputs x[b] and a stack s. Layer 0 sees x, layer l the activations of layer l - 1:
@@ -10,11 +10,11 @@
 // each multiplied by its `output_scale`. What it gives, the skip connections y_l[plus] - y_l[minus] of all layers and
 // psqt[b] add up to output[b].
 //
-//   order        int32, from stack_order: positions by stack. Its contents are private (Order)
+//   order        int32, from _stack_order: positions by stack. Its contents are private (Order)
 //   parameters   weight_0, bias_0, weight_1, …: float32 [S, outputs, inputs] and [S, outputs], contiguous
-//   layers       the number of a description, see layer_stacks_describe
+//   layers       the number of a description, see _layer_stacks_describe
 //
-// layer_stacks_describe(inputs, stacks, hidden, constants, integers) gives a description of these layers its number,
+// _layer_stacks_describe(inputs, stacks, hidden, constants, integers) gives a description of these layers its number,
 // the same one for the same layers. For each layer but the last, `hidden` has the number of outputs, how many of them
 // are activated, the activation, plus and minus (-1: none) and to_output (0 or 1), and `constants` largest, low,
 // square, output_scale, step, skip_multiply and skip_divide. Activations, y → v:
@@ -38,49 +38,49 @@
 //
 // With `apart` the two parts of the output are multiplied, divided and rounded each by itself. `step` and `square` are
 // powers of two. grad_x is also multiplied by `x_scale`, and grad_psqt by `psqt_scale`. x is float32 or
-// bfloat16. If `square` is not 0, layer 0 sees floor(square · x²) in the place of x; only layer_stacks_loss with one
-// layer can do that, and the gradient of its x is not made. layer_stacks_first does not round.
+// bfloat16. If `square` is not 0, layer 0 sees floor(square · x²) in the place of x; only _layer_stacks_loss with one
+// layer can do that, and the gradient of its x is not made. _layer_stacks_first does not round.
 //
-// stack_order(bucket int64 [B], S) orders positions; a bucket outside 0 … S - 1 is clamped (who
+// _stack_order(bucket int64 [B], S) orders positions; a bucket outside 0 … S - 1 is clamped (who
 // computes it reports it). It depends on the batch alone, so it may be made ahead of time.
 //
-// layer_stacks_first(x, order, weight_0) gives sums = weight_0 · x, float32 [B, O]. x is float32, float16 or bfloat16
+// _layer_stacks_first(x, order, weight_0) gives sums = weight_0 · x, float32 [B, O]. x is float32, float16 or bfloat16
 // [B, N], N a multiple of 16.
 //
-// layer_stacks_forward gives (output float32 [B], sums). With `is_sums` x is these sums, and layer 0 is left out.
+// _layer_stacks_forward gives (output float32 [B], sums). With `is_sums` x is these sums, and layer 0 is left out.
 //
-// layer_stacks_backward(grad_output, sums, …) gives (grad_sums float32 [B, O], partials): `partials` has the gradients
+// _layer_stacks_backward(grad_output, sums, …) gives (grad_sums float32 [B, O], partials): `partials` has the gradients
 // of all parameters but weight_0, tile by tile. What else it has is private.
 //
-// layer_stacks_loss does all of this for a loss that it supports, 1 (sigmoid) or 2 (win_rate): it gives (totals,
+// _layer_stacks_loss does all of this for a loss that it supports, 1 (sigmoid) or 2 (win_rate): it gives (totals,
 // grad_sums, grad_output, partials). `targets` are score int16 [B], result int8 [B] and λ float32, a scalar or [B];
 // `constants` are the number of engine units in 1 of the output, then those of the loss. totals is float32 [3]: Σ
 // weight · loss, Σ weight, and their quotient (0 where Σ weight is 0); gradients are those of the first total. `order`
 // holds a counter that is 0 again afterwards, so two such calls with one order may not run at the same time.
 //
-// layer_stacks_gradients takes what the two above give, and gives (grad_x, grad_weight_0, grad_psqt, gradients), all
+// _layer_stacks_gradients takes what the two above give, and gives (grad_x, grad_weight_0, grad_psqt, gradients), all
 // multiplied by scales[0] (float32 scalar), if it is given, and divided by scales[1][1], if it is: totals, so Σ weight.
 // `gradients` is flat: bias_0, weight_1, bias_1, … each from a multiple of 4 on. Without x the first two have no
 // elements; without partials the last; without grad_output the third. grad_x is of `grad_dtype`, whatever x is; none:
 // nobody needs it.
 //
-// layer_stacks_gradients_through does the same where x is the output of perspective_transformer_forward with pairwise
+// _layer_stacks_gradients_through does the same where x is the output of _perspective_transformer_forward with pairwise
 // products, by the kernels of 9.0. Neither x nor its gradient is there: x is made again from `saved`, and its gradient
 // goes on through the transformer's activation. `batch`, `made_for`, `saved`, F and `bound_and_scale` are those of that
 // operator (perspective_transformer.h); `saved` is of fp32 or bfloat16 weights. It gives (row_gradients, grad_bias,
-// grad_weight_0, grad_psqt, gradients): what perspective_transformer_backward takes in the place of the gradient of its
-// output, and the gradient of the transformer's bias. There must be a position, N a multiple of 64, and in 16
-// bits a bound of 1/64 to 255. If the layers round, the forward must have rounded down. There the inputs that the
-// gradient of weight_0 is made of are those of `saved`, not those of x before it was rounded.
+// grad_weight_0, grad_psqt, gradients): what _perspective_transformer_backward takes in the place of the gradient of
+// its output, and the gradient of the transformer's bias. There must be a position, N a multiple of 64, and in 16 bits
+// a bound of 1/64 to 255. If the layers round, the forward must have rounded down. There the inputs that the gradient
+// of weight_0 is made of are those of `saved`, not those of x before it was rounded.
 //
-// layer_stacks_add_shares takes float32 [P, n + 3]: of each of P processes the n numbers of `gradients`, for its share
+// _layer_stacks_add_shares takes float32 [P, n + 3]: of each of P processes the n numbers of `gradients`, for its share
 // of the positions and not scaled, and behind them its totals. It adds them up in the order of the processes, and gives
 // (totals of all, gradients divided by totals[1]).
 //
-// If there is one layer and a position's x has at most 16 KB, layer_stacks_loss reads x once: then
+// If there is one layer and a position's x has at most 16 KB, _layer_stacks_loss reads x once: then
 // `partials` has more than N numbers per tile, the gradient of weight_0 among them, and x is needed for grad_x alone.
-// grad_x[b] is grad_psqt[b] · weight_0[s], where nothing rounds; perspective_transformer_backward takes it as these two
-// factors. Where the layer rounds, grad_psqt[b] is multiplied by psqt_scale · by · divide / multiply too much.
+// grad_x[b] is grad_psqt[b] · weight_0[s], where nothing rounds; _perspective_transformer_backward takes it as these
+// two factors. Where the layer rounds, grad_psqt[b] is multiplied by psqt_scale · by · divide / multiply too much.
 //
 // Exactness: products of layer 0 are made of bfloat16 parts, whose products are exact. With float32 x every factor is
 // three parts, and products of parts of at most 2^-25 of the whole are left out. With x of 16 bits, x is exact, but the
@@ -167,7 +167,7 @@ struct Layers {
 
 using Tensors = std::vector<Tensor>;
 
-// A layer as layer_stacks_describe takes it: `hidden` has kHiddenInts numbers for each, `constants` kHiddenFloats.
+// A layer as _layer_stacks_describe takes it: `hidden` has kHiddenInts numbers for each, `constants` kHiddenFloats.
 constexpr size_t kHiddenInts = 6, kHiddenFloats = 7, kIntegerNumbers = 10;
 
 inline Layer read_layer(const char* op, const int64_t* ints, const double* floats, const std::string& which) {
@@ -230,10 +230,10 @@ inline Integers read_integers(const char* op, const std::vector<double>& numbers
     return integers;
 }
 
-// What layer_stacks_describe reads.
+// What _layer_stacks_describe reads.
 inline Layers read_description(int64_t inputs, int64_t stacks, const std::vector<int64_t>& ints,
                                const std::vector<double>& constants, const std::vector<double>& integers) {
-    constexpr const char* op = "layer_stacks_describe";
+    constexpr const char* op = "_layer_stacks_describe";
     const size_t hidden = ints.size() / kHiddenInts;
     if (ints.size() % kHiddenInts != 0 || constants.size() != hidden * kHiddenFloats)
         fail(op, "hidden", text(ints.size()) + " numbers and " + text(constants.size()) + " constants",
@@ -278,7 +278,7 @@ class Descriptions {
     const Layers& at(const char* op, int64_t handle) {
         const std::lock_guard<std::mutex> lock(mutex_);
         if (handle < 0 || handle >= static_cast<int64_t>(all_.size()))
-            fail(op, "layers", handle, "a number that layer_stacks_describe gave");
+            fail(op, "layers", handle, "a number that _layer_stacks_describe gave");
         return all_[static_cast<size_t>(handle)];
     }
 

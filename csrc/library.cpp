@@ -24,24 +24,24 @@ STABLE_TORCH_LIBRARY(nnue, m) {
 
     // Contracts: perspective_transformer.h.
     m.def(
-        "perspective_plan(Tensor white, Tensor black, Tensor black_to_move, int num_features, int bucket_size, "
+        "_perspective_plan(Tensor white, Tensor black, Tensor black_to_move, int num_features, int bucket_size, "
         "int num_bucketed, int weight_bytes) -> Tensor");
     m.def(
-        "perspective_transformer_forward(Tensor[] batch, int[] made_for, Tensor weight, Tensor bias, Tensor? psqt, "
+        "_perspective_transformer_forward(Tensor[] batch, int[] made_for, Tensor weight, Tensor bias, Tensor? psqt, "
         "int activation, float[] bound_and_scale, ScalarType output_dtype, bool rounds_down, bool save) "
         "-> (Tensor output, Tensor psqt_output, Tensor saved)");
-    m.def("perspective_psqt(Tensor[] batch, int[] made_for, Tensor psqt, int begin, int end) -> Tensor");
+    m.def("_perspective_psqt(Tensor[] batch, int[] made_for, Tensor psqt, int begin, int end) -> Tensor");
     m.def(
-        "perspective_transformer_backward(Tensor grad_output, Tensor? grad_psqt, Tensor[] batch, int[] made_for, "
+        "_perspective_transformer_backward(Tensor grad_output, Tensor? grad_psqt, Tensor[] batch, int[] made_for, "
         "Tensor saved, int[] sizes, int activation, float[] bound_and_scale, ScalarType weight_dtype, Tensor[] "
         "factors) "
         "-> (Tensor grad_weight, Tensor grad_bias, Tensor grad_psqt)");
     m.def(
-        "perspective_transformer_backward_rows(Tensor grad_output, Tensor? grad_psqt, Tensor[] batch, int[] made_for, "
+        "_perspective_transformer_backward_rows(Tensor grad_output, Tensor? grad_psqt, Tensor[] batch, int[] made_for, "
         "Tensor saved, int[] sizes, int activation, float[] bound_and_scale, ScalarType weight_dtype) "
         "-> (Tensor rows, Tensor grad_rows, Tensor grad_bias, Tensor grad_psqt)");
     m.def(
-        "perspective_transformer_layout(int positions, int max_active, int num_features, int bucket_size, "
+        "_perspective_transformer_layout(int positions, int max_active, int num_features, int bucket_size, "
         "int num_bucketed, int weight_bytes) -> Tensor");
 
     // Contracts: capabilities.h.
@@ -72,17 +72,17 @@ STABLE_TORCH_LIBRARY(nnue, m) {
 
     // Contracts: optimizer.h.
     m.def(
-        "optimizer_begin(Tensor[] gradients, int[] shared_rows, Tensor loss, Tensor lr, Tensor(a!)[] state, int rule, "
+        "_optimizer_begin(Tensor[] gradients, int[] shared_rows, Tensor loss, Tensor lr, Tensor(a!)[] state, int rule, "
         "float[] constants, float max_norm, Tensor[] rows) -> ()");
     m.def(
-        "optimizer_update(Tensor(a!)[] weights, Tensor[] gradients, Tensor(b!)[] moments, Tensor(c!)[] copies, "
+        "_optimizer_update(Tensor(a!)[] weights, Tensor[] gradients, Tensor(b!)[] moments, Tensor(c!)[] copies, "
         "Tensor(d!)[] state, float[] settings, int rule, float[] constants, bool follows_begin=False) -> ()");
-    m.def("optimizer_mark_rows(Tensor white, Tensor black, Tensor(a!) rows) -> ()");
+    m.def("_optimizer_mark_rows(Tensor white, Tensor black, Tensor(a!) rows) -> ()");
     m.def(
-        "optimizer_update_rows(Tensor(a!) weight, Tensor gradient, Tensor(b!)[] moments, Tensor rows, "
+        "_optimizer_update_rows(Tensor(a!) weight, Tensor gradient, Tensor(b!)[] moments, Tensor rows, "
         "Tensor(c!)[] late, Tensor(d!)[] state, float[] settings, int rule, float[] constants) -> ()");
     m.def(
-        "optimizer_catch_up(Tensor(a!) weight, Tensor(b!)[] moments, Tensor? rows, Tensor(c!)[] late, Tensor[] state, "
+        "_optimizer_catch_up(Tensor(a!) weight, Tensor(b!)[] moments, Tensor? rows, Tensor(c!)[] late, Tensor[] state, "
         "float[] settings, int rule, float[] constants) -> ()");
 
     // Contracts: rolling.h.
@@ -115,42 +115,42 @@ STABLE_TORCH_LIBRARY(nnue, m) {
         "int seed, int stream=0) -> Tensor");
 
     // Contracts: stacked_linear.h.
-    m.def("stacked_linear_forward(Tensor x, Tensor bucket, Tensor weight, Tensor bias) -> Tensor");
+    m.def("_stacked_linear_forward(Tensor x, Tensor bucket, Tensor weight, Tensor bias) -> Tensor");
     m.def(
-        "stacked_linear_backward(Tensor grad_output, Tensor x, Tensor bucket, Tensor weight, bool needs_x_grad=True) "
+        "_stacked_linear_backward(Tensor grad_output, Tensor x, Tensor bucket, Tensor weight, bool needs_x_grad=True) "
         "-> (Tensor grad_x, Tensor grad_weight, Tensor grad_bias)");
 
     // Contracts: integers.h.
-    m.def("to_integers(Tensor[] parameters, int[] ranges, float[] scales, int[] limits) -> Tensor");
+    m.def("_to_integers(Tensor[] parameters, int[] ranges, float[] scales, int[] limits) -> Tensor");
     m.def(
-        "to_integers_backward(Tensor[] gradients, Tensor[] parameters, int[] ranges, float[] scales, int[] limits) -> "
+        "_to_integers_backward(Tensor[] gradients, Tensor[] parameters, int[] ranges, float[] scales, int[] limits) -> "
         "Tensor");
 
     // Contracts: layer_stacks.h.
-    m.def("stack_order(Tensor bucket, int num_stacks) -> Tensor");
-    m.def("layer_stacks_first(Tensor x, Tensor order, Tensor weight) -> Tensor");
+    m.def("_stack_order(Tensor bucket, int num_stacks) -> Tensor");
+    m.def("_layer_stacks_first(Tensor x, Tensor order, Tensor weight) -> Tensor");
     m.def(
-        "layer_stacks_forward(Tensor x, Tensor order, Tensor[] parameters, Tensor? psqt, int layers, "
+        "_layer_stacks_forward(Tensor x, Tensor order, Tensor[] parameters, Tensor? psqt, int layers, "
         "bool is_sums=False) -> (Tensor output, Tensor sums)");
     m.def(
-        "layer_stacks_backward(Tensor grad_output, Tensor sums, Tensor order, Tensor[] parameters, int layers) -> "
+        "_layer_stacks_backward(Tensor grad_output, Tensor sums, Tensor order, Tensor[] parameters, int layers) -> "
         "(Tensor grad_sums, Tensor partials)");
     m.def(
-        "layer_stacks_loss(Tensor x, Tensor(a!) order, Tensor[] parameters, Tensor? psqt, Tensor[] targets, "
+        "_layer_stacks_loss(Tensor x, Tensor(a!) order, Tensor[] parameters, Tensor? psqt, Tensor[] targets, "
         "int layers, int loss, float[] constants, bool is_sums=False) -> (Tensor totals, Tensor grad_sums, "
         "Tensor grad_output, Tensor partials)");
     m.def(
-        "layer_stacks_gradients(Tensor? x, Tensor order, Tensor[] parameters, Tensor? grad_sums, Tensor? partials, "
+        "_layer_stacks_gradients(Tensor? x, Tensor order, Tensor[] parameters, Tensor? grad_sums, Tensor? partials, "
         "Tensor? grad_output, Tensor[] scales, int layers, ScalarType? grad_dtype) -> (Tensor grad_x, Tensor "
         "grad_weight, "
         "Tensor grad_psqt, Tensor gradients)");
     m.def(
-        "layer_stacks_gradients_through(Tensor order, Tensor[] parameters, Tensor grad_sums, Tensor? partials, "
+        "_layer_stacks_gradients_through(Tensor order, Tensor[] parameters, Tensor grad_sums, Tensor? partials, "
         "Tensor? grad_output, Tensor[] scales, int layers, Tensor[] batch, int[] made_for, Tensor saved, "
         "int num_features, float[] bound_and_scale) -> (Tensor row_gradients, Tensor grad_bias, Tensor grad_weight, "
         "Tensor grad_psqt, Tensor gradients)");
-    m.def("layer_stacks_add_shares(Tensor shares) -> (Tensor totals, Tensor gradients)");
-    m.def("layer_stacks_describe(int inputs, int stacks, int[] hidden, float[] constants, float[] integers) -> int");
+    m.def("_layer_stacks_add_shares(Tensor shares) -> (Tensor totals, Tensor gradients)");
+    m.def("_layer_stacks_describe(int inputs, int stacks, int[] hidden, float[] constants, float[] integers) -> int");
 
     // Contracts: cuda/index_check.cuh.
     m.def("set_cuda_index_check(int mode) -> int");

@@ -7,7 +7,7 @@
 //                  step     int64: updates made so far
 //                  failed   float32: 1 after a loss or gradient that was not finite, and then for good. The caller may
 //                           set it, too. Where it is 1, nothing changes: no weight, no moment, no count.
-//                  numbers  float64, zeros before the first step: results of optimizer_begin for the other operators,
+//                  numbers  float64, zeros before the first step: results of _optimizer_begin for the other operators,
 //                           see Number; `norm` is for logs. Those from kFirstKept to kLastKept are state: the next
 //                           step depends on them
 //   rule         the number of a Rule
@@ -25,7 +25,7 @@
 //
 // A part is a weight, or consecutive rows of one: rows that are trained alike.
 //
-// optimizer_begin decides, before anything is written, whether the step is made, and with which numbers. It counts the
+// _optimizer_begin decides, before anything is written, whether the step is made, and with which numbers. It counts the
 // step if it is made.
 //
 //   gradients    P tensors, any size; float32, float64, float16 or bfloat16. What the guard looks at and what the norm
@@ -39,14 +39,14 @@
 //   at;
 //                no elements: any row may be other than zeros; an empty list: any row of all
 //
-// optimizer_update moves the weights of all parts.
+// _optimizer_update moves the weights of all parts.
 //
 //   weights        for each part [F, ...] contiguous, float32 or float64, the same for all parts
 //   gradients      of the same shape; the weight's dtype or, for float32, float16 or bfloat16
 //   copies         float16 or bfloat16 of the weight's shape, written along with the weight; no elements where the part
 //                  has none; an empty list where no part has one. With steps they hold the nearest integers to
 //                  weight · steps, in float32 for weights of it
-//   follows_begin  the caller's word that optimizer_begin was the last thing that the stream was given: on CUDA the
+//   follows_begin  the caller's word that _optimizer_begin was the last thing that the stream was given: on CUDA the
 //                  update may then begin to load while that runs
 //
 // Virtual rows. Row r is trained as w[r] + v[r mod V], but only the sum is stored. The gradient of a virtual row is the
@@ -55,8 +55,8 @@
 // on both parts. After a step of lookahead the weight is clipped once more: slow weights may have begun outside of the
 // range.
 //
-// In optimizer_update an element whose gradient is not finite stays as it is, and `failed` becomes 1: this is the
-// second line of defence, for gradients that optimizer_begin was not given because others stand for them (a feature
+// In _optimizer_update an element whose gradient is not finite stays as it is, and `failed` becomes 1: this is the
+// second line of defence, for gradients that _optimizer_begin was not given because others stand for them (a feature
 // transformer's weight: every row gradient is a term of its bias gradient).
 //
 // Sums have a fixed order: equal inputs give equal bits, for any number of threads. CPU and CUDA differ in rounding.
@@ -73,15 +73,15 @@
 //              history  float64 [K, kNumbers]: the numbers of the steps in the window
 //            and on CUDA, if the part has one, its copy, which is written along with the rows
 //
-// optimizer_mark_rows sets `rows` to 1 where one of the index rows int32 [B, I] has the feature, and leaves the others.
-// Indices outside of the range are left to the operators that use them.
+// _optimizer_mark_rows sets `rows` to 1 where one of the index rows int32 [B, I] has the feature, and leaves the
+// others. Indices outside of the range are left to the operators that use them.
 //
-// optimizer_update_rows makes the step that optimizer_begin has counted, for the virtual rows and for the marked rows,
-// which must have made the step before. What the others will need it keeps in `history` and `changes`; their gradients
-// are not looked at, and need not be there: on a CPU, `rows` may also be int64 [R], ascending numbers of rows, and the
-// gradient that of these rows [R, ...].
+// _optimizer_update_rows makes the step that _optimizer_begin has counted, for the virtual rows and for the marked
+// rows, which must have made the step before. What the others will need it keeps in `history` and `changes`; their
+// gradients are not looked at, and need not be there: on a CPU, `rows` may also be int64 [R], ascending numbers of
+// rows, and the gradient that of these rows [R, ...].
 //
-// optimizer_catch_up makes all counted steps that the marked rows have missed, none of which the window may have
+// _optimizer_catch_up makes all counted steps that the marked rows have missed, none of which the window may have
 // forgotten. So it does for rows that have missed as many as the window has: the next step would be one too many.
 //
 // On CUDA no part with virtual rows can be updated late, the window has at most kMostWindow steps, and `made`
@@ -104,11 +104,11 @@
 
 namespace nnue::optimizer {
 
-constexpr const char* kBegin = "optimizer_begin";
-constexpr const char* kUpdate = "optimizer_update";
-constexpr const char* kMarkRows = "optimizer_mark_rows";
-constexpr const char* kUpdateRows = "optimizer_update_rows";
-constexpr const char* kCatchUp = "optimizer_catch_up";
+constexpr const char* kBegin = "_optimizer_begin";
+constexpr const char* kUpdate = "_optimizer_update";
+constexpr const char* kMarkRows = "_optimizer_mark_rows";
+constexpr const char* kUpdateRows = "_optimizer_update_rows";
+constexpr const char* kCatchUp = "_optimizer_catch_up";
 
 // Adam: torch.optim.AdamW. Rectified: torch.optim.RAdam with decoupled decay. PositiveNegative: AdaPNM (Xie and others,
 // 2021), Adam with two averages that take turns; its step is along (1 + p) · this step's - p · the other one's. Lion
@@ -717,7 +717,7 @@ inline std::vector<Part> parts(const char* op, const Tensors& weights, const Ten
     return found;
 }
 
-// Everything that optimizer_begin takes but gradients and rule, on any device.
+// Everything that _optimizer_begin takes but gradients and rule, on any device.
 inline State check_begin(const Tensor& loss, const Tensor& lr, const Tensors& state, double max_norm, Device device) {
     const State checked = check_state(kBegin, state, device);
     check_scalar(kBegin, "loss", loss, device, checked.numbers, {ScalarType::Float, ScalarType::Double});
@@ -791,7 +791,7 @@ inline Late late(const char* op, const Part& part, const Tensor& weight, const s
     return found;
 }
 
-// Checks of optimizer_mark_rows.
+// Checks of _optimizer_mark_rows.
 inline void check_marks(const Tensor& white, const Tensor& black, const Tensor& rows, Device device) {
     check_device(kMarkRows, "rows", rows, device, rows, "rows");
     check_dtype(kMarkRows, "rows", rows, {ScalarType::Byte});

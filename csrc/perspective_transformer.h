@@ -12,7 +12,7 @@
 //   psqt output     float32 [B]     (the sum of psqt[i, psqt_bucket[b]] over the side to move's indices - the same over
 //                                   the other side's) / 2; no elements if there is no psqt
 //
-// perspective_plan makes the plan of a batch, which forward and backward share. What belongs together goes in and out
+// _perspective_plan makes the plan of a batch, which forward and backward share. What belongs together goes in and out
 // in one list:
 //
 //   batch            [white, black, plan]; with psqt also psqt_bucket
@@ -30,12 +30,12 @@
 // int64 [B]; grad_output then is the layer's weight, float32 [S, 1, 2 W]. The gradient of row b of `output` is g[b] ·
 // weight[stack[b], 0]; a stack that does not exist stands for the nearest one. No tensors: grad_output is the gradient.
 //
-// On CUDA the gradients of rows may be there already: layer_stacks_gradients_through (layer_stacks.h) makes them in the
-// backward of the layer behind, for the kernels of 9.0. Then grad_output is its uint8 `row_gradients`, and no gradient
-// of the bias is made here.
+// On CUDA the gradients of rows may be there already: _layer_stacks_gradients_through (layer_stacks.h) makes them in
+// the backward of the layer behind, for the kernels of 9.0. Then grad_output is its uint8 `row_gradients`, and no
+// gradient of the bias is made here.
 //
 // The layouts of `plan` and `saved` are private to this version of the library and to the kernels;
-// perspective_transformer_layout describes those of CUDA, for fake kernels and tests, in a text of uint8 [n]. A PSQT
+// _perspective_transformer_layout describes those of CUDA, for fake kernels and tests, in a text of uint8 [n]. A PSQT
 // bucket outside [0, P) is an error, which CUDA reports as it reports an illegal index (cuda/index_check.cuh).
 //
 // On CUDA there are two sets of kernels, and bucket_size says which of them runs: 0 asks for the portable ones, which
@@ -56,13 +56,13 @@
 //
 // The CPU takes any even N and ignores what the plan was made for.
 //
-// perspective_psqt (CUDA only) gives the psqt output alone, of positions begin … end - 1. The forward then gets no
+// _perspective_psqt (CUDA only) gives the psqt output alone, of positions begin … end - 1. The forward then gets no
 // psqt, and the backward makes the gradient of psqt all the same, from that of the psqt output of all positions. So
 // several processes that share a batch need not each compute the psqt output of all of it.
 //
-// perspective_transformer_backward_rows (CPU only) leaves out the rows of the gradient of the weight that are zeros
+// _perspective_transformer_backward_rows (CPU only) leaves out the rows of the gradient of the weight that are zeros
 // because no position of the batch has the feature: `grad_rows` [R, N] are the others, and `rows` int64 [R], ascending,
-// says which they are. The gradients of bias and psqt are those of perspective_transformer_backward.
+// says which they are. The gradients of bias and psqt are those of _perspective_transformer_backward.
 //
 // Equal inputs always give equal bits, on the CPU for any number of threads and every instruction set.
 #pragma once
@@ -79,10 +79,10 @@
 
 namespace nnue::perspective_transformer {
 
-constexpr const char* kPlan = "perspective_plan";
-constexpr const char* kForward = "perspective_transformer_forward";
-constexpr const char* kBackward = "perspective_transformer_backward";
-constexpr const char* kPsqt = "perspective_psqt";
+constexpr const char* kPlan = "_perspective_plan";
+constexpr const char* kForward = "_perspective_transformer_forward";
+constexpr const char* kBackward = "_perspective_transformer_backward";
+constexpr const char* kPsqt = "_perspective_psqt";
 
 struct Batch {
     Tensor white, black, plan;

@@ -6,9 +6,9 @@
 //   weight   float32 [S, O, I]
 //   bias     float32 [S, O]
 //
-// stacked_linear_forward returns y[b] = weight[bucket[b]] · x[b] + bias[bucket[b]], float32 [B, O].
+// _stacked_linear_forward returns y[b] = weight[bucket[b]] · x[b] + bias[bucket[b]], float32 [B, O].
 //
-// stacked_linear_backward takes the gradient of y and returns those of x, weight and bias. Without `needs_x_grad` the
+// _stacked_linear_backward takes the gradient of y and returns those of x, weight and bias. Without `needs_x_grad` the
 // first has no elements. The gradients of a stack without positions are zero.
 //
 // Each position is computed for its own stack only. Sums have a fixed order: equal inputs give equal bits, for any
@@ -22,8 +22,8 @@
 
 namespace nnue::stacked_linear {
 
-constexpr const char* kForward = "stacked_linear_forward";
-constexpr const char* kBackward = "stacked_linear_backward";
+constexpr const char* kForward = "_stacked_linear_forward";
+constexpr const char* kBackward = "_stacked_linear_backward";
 
 struct Sizes {
     int64_t positions, inputs, outputs, stacks;

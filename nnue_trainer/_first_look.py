@@ -19,17 +19,17 @@ from typing import Any
 HOMES = {
     "bit_counts": "analysis.graph",
     "ewm": "analysis.exponential",
-    "layer_stacks": "modules.layer_stacks",
-    "optimizer": "fused_optimizer",
+    "_layer_stacks": "modules.layer_stacks",
+    "_optimizer": "fused_optimizer",
     "pack_bits": "analysis.graph",
-    "perspective": "perspectives",
+    "_perspective": "perspectives",
     "random_fill": "random",
     "random_walks": "analysis.graph",
     "rolling": "analysis.windows",
     "row_norms": "rows",
-    "stack_order": "modules.layer_stacks",
-    "stacked_linear": "modules.stacked_linear",
-    "to_integers": "modules.straight_through",
+    "_stack_order": "modules.layer_stacks",
+    "_stacked_linear": "modules.stacked_linear",
+    "_to_integers": "modules.straight_through",
     "transpose": "rows",
 }
 

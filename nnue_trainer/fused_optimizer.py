@@ -1,7 +1,7 @@
-"""One step of training in two operators: `nnue::optimizer_begin` decides, `nnue::optimizer_update` moves all weights.
+"""One step of training in two operators: `nnue::_optimizer_begin` decides, `nnue::_optimizer_update` moves all weights.
 
-`optimizer_begin` looks at the loss and at gradients before anything is written, takes their norm, counts the step, and
-works out what the rule needs to know of it. `optimizer_update` reads gradients, weights and moments once and writes
+`_optimizer_begin` looks at the loss and at gradients before anything is written, takes their norm, counts the step, and
+works out what the rule needs to know of it. `_optimizer_update` reads gradients, weights and moments once and writes
 weights and moments once: decay, virtual rows, clip to bounds, lookahead and a 16-bit copy of the weight included.
 Learning rate, step count and the flag of failure live on the device, so a step can be captured in a CUDA graph. The
 contract is in csrc/optimizer.h.
@@ -19,11 +19,11 @@ from torch import Tensor
 
 from nnue_trainer import capabilities, ops
 
-BEGIN = "nnue::optimizer_begin"
-UPDATE = "nnue::optimizer_update"
-MARK_ROWS = "nnue::optimizer_mark_rows"
-UPDATE_ROWS = "nnue::optimizer_update_rows"
-CATCH_UP = "nnue::optimizer_catch_up"
+BEGIN = "nnue::_optimizer_begin"
+UPDATE = "nnue::_optimizer_update"
+MARK_ROWS = "nnue::_optimizer_mark_rows"
+UPDATE_ROWS = "nnue::_optimizer_update_rows"
+CATCH_UP = "nnue::_optimizer_catch_up"
 
 _operators = torch.ops.nnue  # tests put the emulated ones here
 
@@ -41,7 +41,7 @@ LARGEST_COPY = 2048
 RuleKind = Literal["adam", "rectified", "positive_negative", "lion", "schedule_free"]
 _KINDS: tuple[RuleKind, ...] = get_args(RuleKind)
 
-# What optimizer_begin leaves for optimizer_update, float64: the enum Number of csrc/optimizer.h.
+# What _optimizer_begin leaves for _optimizer_update, float64: the enum Number of csrc/optimizer.h.
 NUMBERS = 16
 GRADIENT = 5
 NORM = 8
@@ -334,7 +334,7 @@ class FusedOptimizer:
             for each in self._numbers:
                 each.constants = each.rule.constants(elements + sum(gradient.numel() for gradient in also))
         for each in self._numbers:
-            _operators.optimizer_begin(
+            _operators._optimizer_begin(
                 looked_at,
                 shared_rows,
                 loss.detach(),
@@ -352,7 +352,7 @@ class FusedOptimizer:
         active = [(part, moments, gradient) for part, moments, gradient in active if id(part) not in waiting]
         for each in self._numbers:
             own = [(part, moments, gradient) for part, moments, gradient in active if self.numbers_of(part) is each]
-            _operators.optimizer_update(
+            _operators._optimizer_update(
                 [moments.weight for _, moments, _ in own],
                 [gradient for _, _, gradient in own],
                 [moment for _, moments, _ in own for moment in moments.all()],
@@ -506,7 +506,7 @@ class LateRows:
         return False
 
     def _mark(self, white: Tensor, black: Tensor) -> None:
-        _operators.optimizer_mark_rows(white, black, self._marked)
+        _operators._optimizer_mark_rows(white, black, self._marked)
         self._any_marked = True
 
     @torch.no_grad()
@@ -527,7 +527,7 @@ class LateRows:
             self.settle()
 
     def step(self) -> None:
-        """The step that `optimizer_begin` has allowed, or not."""
+        """The step that `_optimizer_begin` has allowed, or not."""
         if self._has_gradient:
             self._step()
         else:
@@ -553,11 +553,13 @@ class LateRows:
 
     def _update(self, part: Part, moments: _Moments, changes: Tensor, rows: Tensor, gradient: Tensor) -> None:
         late = self._late(part, moments, changes)
-        _operators.optimizer_update_rows(moments.weight, gradient, moments.all(), rows, late, *self._how(part, moments))
+        _operators._optimizer_update_rows(
+            moments.weight, gradient, moments.all(), rows, late, *self._how(part, moments)
+        )
 
     def _replay(self, marked: Tensor | None) -> None:
         for changes, (part, moments) in zip(self._changes, self.parts, strict=True):
-            _operators.optimizer_catch_up(
+            _operators._optimizer_catch_up(
                 moments.weight,
                 moments.all(),
                 None if marked is None else part.rows(marked),
@@ -599,7 +601,7 @@ class HostLateRows(LateRows):
         if not self._all_marked:
             self._replay(self._marked)
             self._settled_at = max(self._settled_at, self._steps() - WINDOW + 1)
-        # A norm is taken over virtual rows, too, which only optimizer_begin knows how to sum.
+        # A norm is taken over virtual rows, too, which only _optimizer_begin knows how to sum.
         own = self._optimizer
         return not self._all_marked and not math.isfinite(own.max_norm) and not own.rule.stable_decay
 

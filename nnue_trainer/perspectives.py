@@ -26,10 +26,10 @@ from nnue_trainer.capabilities import Kernels, set_cuda_kernels
 
 __all__ = ["PerspectivePlan", "is_fused", "perspective_plan", "perspective_transformer", "set_cuda_kernels"]
 
-PLAN = "nnue::perspective_plan"
-FORWARD = "nnue::perspective_transformer_forward"
-BACKWARD = "nnue::perspective_transformer_backward"
-BACKWARD_ROWS = "nnue::perspective_transformer_backward_rows"
+PLAN = "nnue::_perspective_plan"
+FORWARD = "nnue::_perspective_transformer_forward"
+BACKWARD = "nnue::_perspective_transformer_backward"
+BACKWARD_ROWS = "nnue::_perspective_transformer_backward_rows"
 
 Activation = Literal["identity", "crelu", "screlu", "pairwise"]
 _ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
@@ -51,7 +51,7 @@ _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 def _layout(namespace: str, shape: tuple[int, ...]) -> dict[str, Any]:
     """Where the pieces of a plan lie on CUDA, and how many rows `saved` has, for rows of these sizes."""
     with _disable_current_modes():
-        text = as_text(getattr(torch.ops, namespace).perspective_transformer_layout(*shape))
+        text = as_text(getattr(torch.ops, namespace)._perspective_transformer_layout(*shape))
     found: dict[str, Any] = json.loads(text)
     return found
 
@@ -188,12 +188,12 @@ def _gradients(
         ctx.weight_dtype,
     )
     if sparse:
-        rows, values, grad_bias, grad_of_psqt = torch.ops.nnue.perspective_transformer_backward_rows(*arguments)
+        rows, values, grad_bias, grad_of_psqt = torch.ops.nnue._perspective_transformer_backward_rows(*arguments)
         grad_weight = torch.sparse_coo_tensor(
             rows[None], values, ctx.weight_shape, check_invariants=False, is_coalesced=True
         )
     else:
-        grad_weight, grad_bias, grad_of_psqt = torch.ops.nnue.perspective_transformer_backward(*arguments, [])
+        grad_weight, grad_bias, grad_of_psqt = torch.ops.nnue._perspective_transformer_backward(*arguments, [])
     return grad_weight, grad_bias, grad_of_psqt if psqt_buckets else None
 
 
@@ -208,12 +208,12 @@ class _Call(torch.autograd.Function):
         tensor [B] without values, which takes the gradient of the output."""
         arguments = (*call.arguments, True)
         if psqt_apart:
-            out, _, saved = torch.ops.nnue.perspective_transformer_forward(
+            out, _, saved = torch.ops.nnue._perspective_transformer_forward(
                 call.batch[:3], call.made_for, call.weight, bias, None, *arguments[5:]
             )
             output = (out, bias.new_empty(()).expand(len(out)), saved)
         else:
-            output = torch.ops.nnue.perspective_transformer_forward(*arguments)
+            output = torch.ops.nnue._perspective_transformer_forward(*arguments)
         _setup_context(ctx, arguments, output)
         ctx.weight_dtype, ctx.sparse = weight.dtype, sparse
         return output
@@ -331,7 +331,7 @@ def perspective_plan(
     found = capabilities.transformer(machine, weight_dtype, num_features, -1, bucket_size, num_bucketed).kernels
     kernels = cast(Kernels, "portable" if found == "torch" else found)
     constants = (num_features, bucket_size or 0, num_bucketed, weight_dtype)
-    data = torch.ops.nnue.perspective_plan(white, black, black_to_move, num_features, *_made_for(kernels, *constants))
+    data = torch.ops.nnue._perspective_plan(white, black, black_to_move, num_features, *_made_for(kernels, *constants))
     return PerspectivePlan(data, white, black, black_to_move, *constants, kernels)
 
 
@@ -358,8 +358,8 @@ def _check_plan(
 
 
 class FusedCall(NamedTuple):
-    """A call of `perspective_transformer_forward`: its arguments but `save` in their order, and what takes the gradient
-    of its weight."""
+    """A call of `_perspective_transformer_forward`: its arguments but `save` in their order, and what takes the
+    gradient of its weight."""
 
     batch: list[Tensor]
     made_for: list[int]
@@ -623,7 +623,7 @@ def run_fused(call: FusedCall, *, sparse_grad: bool = False, psqt_apart: bool = 
     if saves and (sparse or apart or call.leaf is not None):
         found = _Call.apply(call, sparse, apart, call.trained, call.bias, call.psqt)  # type: ignore[no-untyped-call]
     else:
-        found = torch.ops.nnue.perspective_transformer_forward(*call.arguments, saves)
+        found = torch.ops.nnue._perspective_transformer_forward(*call.arguments, saves)
     out, psqt_out, *_ = found
     return out, None if call.psqt is None else psqt_out
 
@@ -632,7 +632,7 @@ def psqt_output(call: FusedCall, begin: int, end: int) -> Tensor:
     """The PSQT output of positions begin … end − 1 alone, on CUDA, without a gradient. `call`: what `fused_call` gives
     for the whole batch."""
     assert call.psqt is not None
-    output: Tensor = torch.ops.nnue.perspective_psqt(call.batch, call.made_for, call.psqt.detach(), begin, end)
+    output: Tensor = torch.ops.nnue._perspective_psqt(call.batch, call.made_for, call.psqt.detach(), begin, end)
     return output
 
 

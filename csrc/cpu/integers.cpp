@@ -1,4 +1,4 @@
-// Operators to_integers and to_integers_backward on CPU, threads from torch's own pool; the contracts are in
+// Operators _to_integers and _to_integers_backward on CPU, threads from torch's own pool; the contracts are in
 // integers.h.
 
 #include "../integers.h"
@@ -47,6 +47,6 @@ Tensor backward_op(Tensors gradients, Tensors parameters, std::vector<int64_t> r
 }  // namespace nnue::integers
 
 STABLE_TORCH_LIBRARY_IMPL(nnue, CPU, m) {
-    NNUE_IMPL(m, "to_integers", &nnue::integers::forward_op);
-    NNUE_IMPL(m, "to_integers_backward", &nnue::integers::backward_op);
+    NNUE_IMPL(m, "_to_integers", &nnue::integers::forward_op);
+    NNUE_IMPL(m, "_to_integers_backward", &nnue::integers::backward_op);
 }

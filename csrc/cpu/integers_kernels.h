@@ -1,5 +1,5 @@
-// The loop of to_integers and its way back over neighbouring elements. Compiled once for every instruction set level by
-// for_each_isa.h; see integers.cpp.
+// The loop of _to_integers and its way back over neighbouring elements. Compiled once for every instruction set level
+// by for_each_isa.h; see integers.cpp.
 
 namespace {
 

@@ -306,9 +306,9 @@ void catch_up_op(const Tensor& weight, Tensors moments, const std::optional<Tens
 }  // namespace nnue::optimizer
 
 STABLE_TORCH_LIBRARY_IMPL(nnue, CPU, m) {
-    NNUE_IMPL(m, "optimizer_begin", &nnue::optimizer::begin_op);
-    NNUE_IMPL(m, "optimizer_update", &nnue::optimizer::update_op);
-    NNUE_IMPL(m, "optimizer_mark_rows", &nnue::optimizer::mark_rows_op);
-    NNUE_IMPL(m, "optimizer_update_rows", &nnue::optimizer::update_rows_op);
-    NNUE_IMPL(m, "optimizer_catch_up", &nnue::optimizer::catch_up_op);
+    NNUE_IMPL(m, "_optimizer_begin", &nnue::optimizer::begin_op);
+    NNUE_IMPL(m, "_optimizer_update", &nnue::optimizer::update_op);
+    NNUE_IMPL(m, "_optimizer_mark_rows", &nnue::optimizer::mark_rows_op);
+    NNUE_IMPL(m, "_optimizer_update_rows", &nnue::optimizer::update_rows_op);
+    NNUE_IMPL(m, "_optimizer_catch_up", &nnue::optimizer::catch_up_op);
 }

@@ -114,7 +114,7 @@ struct Rows {
         : white(torch::stable::contiguous(white_in)), black(torch::stable::contiguous(black_in)) {
         check_device(op, "plan", black_to_move_in, Device::cpu, white, "white");
         check_dtype(op, "plan", black_to_move_in, {ScalarType::Byte});
-        check_shape(op, "plan", black_to_move_in, {white.size(0)}, "[B], what perspective_plan makes,");
+        check_shape(op, "plan", black_to_move_in, {white.size(0)}, "[B], what _perspective_plan makes,");
         const Tensor black_to_move = torch::stable::contiguous(black_to_move_in);
         const int64_t positions = white.size(0), max_active = white.size(1);
         const Tensor* const perspectives[] = {&white, &black};
@@ -390,8 +390,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward_rows_op(const Tensor& grad_o
 }  // namespace nnue::perspective_transformer
 
 STABLE_TORCH_LIBRARY_IMPL(nnue, CPU, m) {
-    NNUE_IMPL(m, "perspective_plan", &nnue::perspective_transformer::plan_op);
-    NNUE_IMPL(m, "perspective_transformer_forward", &nnue::perspective_transformer::forward_op);
-    NNUE_IMPL(m, "perspective_transformer_backward", &nnue::perspective_transformer::backward_op);
-    NNUE_IMPL(m, "perspective_transformer_backward_rows", &nnue::perspective_transformer::backward_rows_op);
+    NNUE_IMPL(m, "_perspective_plan", &nnue::perspective_transformer::plan_op);
+    NNUE_IMPL(m, "_perspective_transformer_forward", &nnue::perspective_transformer::forward_op);
+    NNUE_IMPL(m, "_perspective_transformer_backward", &nnue::perspective_transformer::backward_op);
+    NNUE_IMPL(m, "_perspective_transformer_backward_rows", &nnue::perspective_transformer::backward_rows_op);
 }

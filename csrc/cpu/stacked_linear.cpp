@@ -176,6 +176,6 @@ std::tuple<Tensor, Tensor, Tensor> backward_op(const Tensor& grad_output, const 
 }  // namespace nnue::stacked_linear
 
 STABLE_TORCH_LIBRARY_IMPL(nnue, CPU, m) {
-    NNUE_IMPL(m, "stacked_linear_forward", &nnue::stacked_linear::forward_op);
-    NNUE_IMPL(m, "stacked_linear_backward", &nnue::stacked_linear::backward_op);
+    NNUE_IMPL(m, "_stacked_linear_forward", &nnue::stacked_linear::forward_op);
+    NNUE_IMPL(m, "_stacked_linear_backward", &nnue::stacked_linear::backward_op);
 }

@@ -191,7 +191,7 @@ Tensor layout_op(int64_t positions, int64_t max_active, int64_t num_features, in
     if constexpr (kBuiltFor90) {
         return text_tensor(bucketed::layout(positions, max_active, num_features, made_for));
     } else {
-        refuse("perspective_transformer_layout", made_for);
+        refuse("_perspective_transformer_layout", made_for);
     }
 }
 
@@ -207,13 +207,13 @@ std::tuple<int64_t, int64_t, int64_t> describe_op(int64_t device) {
 }  // namespace nnue::perspective_transformer
 
 STABLE_TORCH_LIBRARY_IMPL(nnue, CUDA, m) {
-    NNUE_IMPL(m, "perspective_plan", &nnue::perspective_transformer::plan_op);
-    NNUE_IMPL(m, "perspective_transformer_forward", &nnue::perspective_transformer::forward_op);
-    NNUE_IMPL(m, "perspective_transformer_backward", &nnue::perspective_transformer::backward_op);
-    NNUE_IMPL(m, "perspective_psqt", &nnue::perspective_transformer::psqt_op);
+    NNUE_IMPL(m, "_perspective_plan", &nnue::perspective_transformer::plan_op);
+    NNUE_IMPL(m, "_perspective_transformer_forward", &nnue::perspective_transformer::forward_op);
+    NNUE_IMPL(m, "_perspective_transformer_backward", &nnue::perspective_transformer::backward_op);
+    NNUE_IMPL(m, "_perspective_psqt", &nnue::perspective_transformer::psqt_op);
 }
 
 STABLE_TORCH_LIBRARY_IMPL(nnue, CompositeExplicitAutograd, m) {
     NNUE_IMPL(m, "_describe_gpu", &nnue::perspective_transformer::describe_op);
-    NNUE_IMPL(m, "perspective_transformer_layout", &nnue::perspective_transformer::layout_op);
+    NNUE_IMPL(m, "_perspective_transformer_layout", &nnue::perspective_transformer::layout_op);
 }

@@ -59,7 +59,7 @@ auto open_tensor(const char* op, const char* name, const Tensor& tensor, const C
     return carve(carver, in);
 }
 
-constexpr const char* kMadeByPlan = "what perspective_plan makes for these sizes";
+constexpr const char* kMadeByPlan = "what _perspective_plan makes for these sizes";
 
 // New memory for what `carve` takes, on the device of `like`.
 template <class Carve, class Rows>

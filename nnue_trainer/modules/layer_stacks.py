@@ -60,7 +60,7 @@ class StackLayer:
     skip_divide: int = 1
 
     def numbers(self) -> tuple[list[int], list[float]]:
-        """The layer as `layer_stacks_describe` takes it (csrc/layer_stacks.h)."""
+        """The layer as `_layer_stacks_describe` takes it (csrc/layer_stacks.h)."""
         plus, minus = (-1 if place is None else place for place in (self.plus, self.minus))
         activation, to_output = _ACTIVATIONS.index(self.activation), int(self.output_scale is not None)
         scale = 1.0 if self.output_scale is None else self.output_scale
@@ -106,7 +106,7 @@ class Integers:
     square: float = 0.0
 
     def numbers(self) -> list[float]:
-        """As `layer_stacks_describe` takes it."""
+        """As `_layer_stacks_describe` takes it."""
         return [float(number) for number in dataclasses.astuple(self)]
 
 
@@ -274,7 +274,7 @@ class LayerStacks:
         parameters, (grad_sums, grad_psqt) = _parameters(linears), grads
         if self._is_fused(first, parameters):
             order = self.order(first.bucket) if order is None else order
-            grad_x, grad_weight, scaled_psqt, _ = _operators.layer_stacks_gradients(
+            grad_x, grad_weight, scaled_psqt, _ = _operators._layer_stacks_gradients(
                 first.x, order, parameters, grad_sums, None, grad_psqt, list(scales), self.description, first.x.dtype
             )  # fmt: skip
             return grad_x, grad_weight, None if grad_psqt is None else scaled_psqt
@@ -295,8 +295,8 @@ class LayerStacks:
         order = self.order(bucket) if order is None else order
         with torch.no_grad():
             alone = transformer._replace(batch=transformer.batch[:3], psqt=None)
-            x, _, saved = _operators.perspective_transformer_forward(*alone.arguments, True)
-            return FirstThrough(transformer, saved, _operators.layer_stacks_first(x, order, parameters[0]))
+            x, _, saved = _operators._perspective_transformer_forward(*alone.arguments, True)
+            return FirstThrough(transformer, saved, _operators._layer_stacks_first(x, order, parameters[0]))
 
     def gradients_through(
         self,
@@ -323,7 +323,7 @@ class LayerStacks:
         if not torch.is_grad_enabled() and self._is_fused(first, parameters):
             order = self.order(first.bucket) if order is None else order
             of = self.description
-            output, _ = _operators.layer_stacks_forward(first.x, order, parameters, first.psqt, of, is_sums=True)
+            output, _ = _operators._layer_stacks_forward(first.x, order, parameters, first.psqt, of, is_sums=True)
             return output  # type: ignore[no-any-return]
         return self._plain(first, linears, sums_are_given=True)
 
@@ -342,10 +342,10 @@ class LayerStacks:
             order = self.order(first.bucket) if order is None else order
             kind, constants = kernel
             numbers, layers = [score_scale, *constants], self.description
-            totals, grad_sums, grad_output, partials = _operators.layer_stacks_loss(
+            totals, grad_sums, grad_output, partials = _operators._layer_stacks_loss(
                 first.x, order, parameters, first.psqt, list(targets), layers, kind, numbers, is_sums=True
             )
-            _, _, _, flat = _operators.layer_stacks_gradients(
+            _, _, _, flat = _operators._layer_stacks_gradients(
                 None, order, parameters, None, partials, grad_output, [], layers, None
             )
             return AfterFirst(grad_sums, None if first.psqt is None else grad_output, flat, totals)
@@ -368,7 +368,7 @@ class LayerStacks:
         gradients, then the totals. They are added in the order of the processes."""
         parameters = _parameters(linears)
         if self.may_be_fused(shares.device):
-            totals, flat = _operators.layer_stacks_add_shares(shares)
+            totals, flat = _operators._layer_stacks_add_shares(shares)
         else:
             total = shares[0].clone()
             for share in shares[1:]:  # a sum over the dimension might have another order
@@ -392,7 +392,7 @@ class LayerStacks:
 
     def order(self, bucket: Tensor) -> Tensor:
         """Positions ordered by stack, for the operators on CUDA. It depends on int64 [B] `bucket` alone."""
-        order: Tensor = _operators.stack_order(bucket, self.stacks)
+        order: Tensor = _operators._stack_order(bucket, self.stacks)
         return order
 
     def _plain(self, first: FirstOutputs, linears: Sequence[nn.Module], *, sums_are_given: bool = False) -> Tensor:
@@ -448,7 +448,7 @@ class LayerStacks:
 
     @functools.cached_property
     def numbers(self) -> tuple[int, int, tuple[int, ...], tuple[float, ...], tuple[float, ...]]:
-        """The layers as `layer_stacks_describe` takes them (csrc/layer_stacks.h)."""
+        """The layers as `_layer_stacks_describe` takes them (csrc/layer_stacks.h)."""
         layers = [layer.numbers() for layer in self.hidden]
         hidden = tuple(number for ints, _ in layers for number in ints)
         constants = tuple(number for _, floats in layers for number in floats)
@@ -463,7 +463,7 @@ class LayerStacks:
 
 @functools.lru_cache(maxsize=256)
 def _describe(operators: Any, of: LayerStacks) -> int:
-    return int(operators.layer_stacks_describe(*of.numbers))
+    return int(operators._layer_stacks_describe(*of.numbers))
 
 
 def _parameters(linears: Sequence[nn.Module]) -> list[Tensor]:
@@ -495,7 +495,7 @@ def _gradients(
 ) -> tuple[Tensor | None, Tensor | None, list[Tensor]]:
     """(grad_x, grad_psqt, gradients of the parameters) from the results of a forward or backward operator."""
     (x, order, parameters), (grad_sums, partials) = tensors, found
-    grad_x, grad_weight, grad_psqt, flat = _operators.layer_stacks_gradients(
+    grad_x, grad_weight, grad_psqt, flat = _operators._layer_stacks_gradients(
         x, order, parameters, grad_sums, partials, grad_output, scales, of.description,
         x.dtype if ctx.needs_x else None,
     )  # fmt: skip
@@ -533,7 +533,7 @@ class _Output(torch.autograd.Function):
     def forward(
         ctx: Any, of: LayerStacks, x: Tensor, psqt: Tensor | None, order: Tensor, *parameters: Tensor
     ) -> Tensor:
-        output, sums = _operators.layer_stacks_forward(x, order, parameters, psqt, of.description)
+        output, sums = _operators._layer_stacks_forward(x, order, parameters, psqt, of.description)
         ctx.of, ctx.needs_x = of, ctx.needs_input_grad[1]
         ctx.save_for_backward(x, order, sums, *parameters)
         return output  # type: ignore[no-any-return]
@@ -542,7 +542,7 @@ class _Output(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
         of, (x, order, sums, *parameters) = ctx.of, ctx.saved_tensors
-        found = _operators.layer_stacks_backward(grad_output, sums, order, parameters, of.description)
+        found = _operators._layer_stacks_backward(grad_output, sums, order, parameters, of.description)
         # Without integers, PSQT has the gradient of the output.
         straight = grad_output if of.integers is not None and ctx.needs_input_grad[2] else None
         grad_x, grad_psqt, gradients = _gradients(ctx, of, (x, order, parameters), found, straight, [])
@@ -558,7 +558,7 @@ class _Loss(torch.autograd.Function):
         order: Tensor, score: Tensor, result: Tensor, lam: Tensor, *parameters: Tensor,
     ) -> Tensor:  # fmt: skip
         kind, constants = kernel
-        totals, grad_sums, grad_output, partials = _operators.layer_stacks_loss(
+        totals, grad_sums, grad_output, partials = _operators._layer_stacks_loss(
             x, order, parameters, psqt, [score, result, lam], of.description, kind, [score_scale, *constants]
         )
         ctx.of, ctx.needs_x, ctx.needs_psqt = of, ctx.needs_input_grad[3], ctx.needs_input_grad[4]
@@ -622,15 +622,15 @@ def _gradients_through(
     scales: list[Tensor],
 ) -> tuple[TransformerGradients, Tensor, Tensor]:
     """The gradients of the transformer, of the first weight and, flat, of the other parameters. `grads`: grad_sums,
-    partials and grad_output as layer_stacks_gradients takes them."""
+    partials and grad_output as _layer_stacks_gradients takes them."""
     made_for, sizes, activation = kept
     grad_sums, partials, grad_output = grads
     has_psqt = sizes[2] > 0
-    rows, grad_bias, grad_first, grad_psqt, flat = _operators.layer_stacks_gradients_through(
+    rows, grad_bias, grad_first, grad_psqt, flat = _operators._layer_stacks_gradients_through(
         order, parameters, grad_sums, partials, grad_output if has_psqt else None, scales, layers, batch, made_for,
         saved, sizes[0], activation[1],
     )  # fmt: skip
-    grad_weight, _, of_psqt = _operators.perspective_transformer_backward(
+    grad_weight, _, of_psqt = _operators._perspective_transformer_backward(
         rows, grad_psqt if has_psqt else None, batch, made_for, saved, sizes, *activation, []
     )
     return TransformerGradients(grad_weight, grad_bias, of_psqt if has_psqt else None), grad_first, flat
@@ -660,8 +660,8 @@ class _LossThrough(torch.autograd.Function):
                     activation=number_of("crelu"), bound_and_scale=[bound, 1.0], output_dtype=dtype, rounds_down=False
                 )
                 of = dataclasses.replace(of, integers=dataclasses.replace(integers, square=scale))
-        x, psqt_output, saved = _operators.perspective_transformer_forward(*transformer.arguments, True)
-        totals, grad_sums, grad_output, partials = _operators.layer_stacks_loss(
+        x, psqt_output, saved = _operators._perspective_transformer_forward(*transformer.arguments, True)
+        totals, grad_sums, grad_output, partials = _operators._layer_stacks_loss(
             x, order, parameters, None if psqt is None else psqt_output, [score, result, lam], of.description, kind,
             [score_scale, *constants],
         )  # fmt: skip
@@ -696,10 +696,10 @@ class _LossThrough(torch.autograd.Function):
                 kept, batch, saved, ctx.layers, order, parameters, grads, scales
             )
         else:
-            _, grad_first, grad_sum, flat = _operators.layer_stacks_gradients(
+            _, grad_first, grad_sum, flat = _operators._layer_stacks_gradients(
                 x, order, parameters, grad_sums, partials, grad_output, scales, ctx.layers, None
             )
-            grad_weight, grad_bias, _ = _operators.perspective_transformer_backward(
+            grad_weight, grad_bias, _ = _operators._perspective_transformer_backward(
                 parameters[0], None, batch, made_for, saved, sizes, *activation, [grad_sum, bucket]
             )
             of_transformer = TransformerGradients(grad_weight, grad_bias, None)
@@ -709,7 +709,7 @@ class _LossThrough(torch.autograd.Function):
 class _FirstSums(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, order: Tensor, weight: Tensor) -> Tensor:
-        return _operators.layer_stacks_first(x, order, weight)  # type: ignore[no-any-return]
+        return _operators._layer_stacks_first(x, order, weight)  # type: ignore[no-any-return]
 
     @staticmethod
     def backward(ctx: Any, *_: Tensor) -> None:
@@ -717,4 +717,4 @@ class _FirstSums(torch.autograd.Function):
 
 
 if ops._libraries.cuda_error is not None:
-    torch.library.impl("nnue::stack_order", "CUDA", ops._no_cuda)
+    torch.library.impl("nnue::_stack_order", "CUDA", ops._no_cuda)

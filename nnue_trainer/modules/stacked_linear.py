@@ -10,8 +10,8 @@ from torch.nn import functional as F
 
 from nnue_trainer import _derivatives, ops
 
-FORWARD = "nnue::stacked_linear_forward"
-BACKWARD = "nnue::stacked_linear_backward"
+FORWARD = "nnue::_stacked_linear_forward"
+BACKWARD = "nnue::_stacked_linear_backward"
 
 
 class StackedLinear(nn.Module):
@@ -38,7 +38,7 @@ class StackedLinear(nn.Module):
 def stacked_linear(x: Tensor, bucket: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """`StackedLinear.forward` with these parameters."""
     if is_fused(x, weight):
-        output: Tensor = torch.ops.nnue.stacked_linear_forward(x, bucket, weight, bias)
+        output: Tensor = torch.ops.nnue._stacked_linear_forward(x, bucket, weight, bias)
         return output
     num_stacks, out_features, in_features = weight.shape
     # One product for all stacks, and then a choice. No shape depends on the data, so nothing waits for the device,
@@ -89,7 +89,7 @@ def _setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None
 def _backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
     x, bucket, weight = ctx.saved_tensors
     needs_x = ctx.needs_input_grad[0]
-    grad_x, grad_weight, grad_bias = torch.ops.nnue.stacked_linear_backward(grad_output, x, bucket, weight, needs_x)
+    grad_x, grad_weight, grad_bias = torch.ops.nnue._stacked_linear_backward(grad_output, x, bucket, weight, needs_x)
     return grad_x if needs_x else None, None, grad_weight, grad_bias
 
 

@@ -19,7 +19,7 @@ from nnue_trainer import ops
 
 Rule = Literal["floor", "trunc", "round"]
 
-_ALIGNMENT = 64  # of parameters in the result of to_integers
+_ALIGNMENT = 64  # of parameters in the result of _to_integers
 _operators: Any = torch.ops.nnue
 
 
@@ -67,7 +67,7 @@ def integers(parameter: Tensor, steps: Steps) -> Tensor:
 class _Together(torch.autograd.Function):
     @staticmethod
     def forward(clipped: bool, words: _Words, *parameters: Tensor) -> tuple[Tensor, ...]:
-        flat = _operators.to_integers(parameters, *words)
+        flat = _operators._to_integers(parameters, *words)
         return tuple(_views(flat, parameters))
 
     @staticmethod
@@ -82,7 +82,7 @@ class _Together(torch.autograd.Function):
         if not ctx.clipped:
             return None, None, *grads
         parameters = ctx.saved_tensors
-        flat = _operators.to_integers_backward(grads, parameters, *ctx.words)
+        flat = _operators._to_integers_backward(grads, parameters, *ctx.words)
         return None, None, *_views(flat, parameters)
 
 
@@ -157,7 +157,7 @@ def integer_linear(x: Tensor, weight: Tensor, *, wide: bool = False, factor: flo
 class _StackedLinear(torch.autograd.Function):
     @staticmethod
     def forward(x: Tensor, bucket: Tensor, weight: Tensor, bias: Tensor, factor: float) -> Tensor:
-        sums: Tensor = torch.ops.nnue.stacked_linear_forward(x, bucket, weight, bias)
+        sums: Tensor = torch.ops.nnue._stacked_linear_forward(x, bucket, weight, bias)
         return sums
 
     @staticmethod
@@ -171,7 +171,7 @@ class _StackedLinear(torch.autograd.Function):
         needs_x, factor = ctx.needs_input_grad[0], ctx.factor if ctx.needs_input_grad[0] else 1.0
         # The gradients of outputs and of weights are far smaller than that of the inputs.
         scaled = grads[0] if factor == 1.0 else grads[0] * factor
-        found = torch.ops.nnue.stacked_linear_backward(scaled, x, bucket, weight, needs_x)
+        found = torch.ops.nnue._stacked_linear_backward(scaled, x, bucket, weight, needs_x)
         grad_x, *others = found
         grad_weight, grad_bias = others if factor == 1.0 else [grad / factor for grad in others]
         return grad_x if needs_x else None, None, grad_weight, grad_bias, None
@@ -194,8 +194,8 @@ def _backward_fake(
     return _forward_fake(parameters, ranges, scales, limits)
 
 
-torch.library.register_fake("nnue::to_integers", _forward_fake)
-torch.library.register_fake("nnue::to_integers_backward", _backward_fake)
+torch.library.register_fake("nnue::_to_integers", _forward_fake)
+torch.library.register_fake("nnue::_to_integers_backward", _backward_fake)
 if ops._libraries.cuda_error is not None:
-    for _op in ("to_integers", "to_integers_backward"):
+    for _op in ("_to_integers", "_to_integers_backward"):
         torch.library.impl(f"nnue::{_op}", "CUDA", ops._no_cuda)

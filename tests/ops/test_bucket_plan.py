@@ -33,7 +33,7 @@ DTYPES = {
 
 def open_pieces(memory: NDArray[np.uint8], library: str, sizes: tuple[int, ...]) -> dict[str, NDArray[Any]]:
     """The pieces of a plan, at the offsets that the library gives."""
-    layout = json.loads(as_text(getattr(torch.ops, library).perspective_transformer_layout(*sizes)))["plan"]
+    layout = json.loads(as_text(getattr(torch.ops, library)._perspective_transformer_layout(*sizes)))["plan"]
     assert len(memory) == layout["bytes"]
     return {
         name: memory[begin : begin + size].copy().view(DTYPES.get(name, np.int32))
@@ -299,7 +299,7 @@ def test_lists_of_emulated_kernels(emulator: ctypes.CDLL, case: tuple[int, ...],
     white, black, black_to_move, num_bucketed = make_batch(*case)
     unbucketed = case[5] if len(case) > 5 else 0
     emulator.emulator_configure(4, 1)
-    memory = torch.ops.nnue_emulated.perspective_plan(
+    memory = torch.ops.nnue_emulated._perspective_plan(
         white, black, black_to_move, num_bucketed + unbucketed, case[3], num_bucketed, dtype.itemsize
     )
     check_lists(
@@ -390,7 +390,7 @@ def test_unbucketed_lists_of_emulated_kernels(emulator: ctypes.CDLL, case: tuple
             rows[:, :680] = num_bucketed + np.arange(680)
     constants = case[3], num_bucketed, 4
     emulator.emulator_configure(4, 1)
-    plan = torch.ops.nnue_emulated.perspective_plan(white, black, black_to_move, features, *constants)
+    plan = torch.ops.nnue_emulated._perspective_plan(white, black, black_to_move, features, *constants)
     check_unbucketed_lists(plan.numpy(), white, black, features, num_bucketed, case[3])
 
 
@@ -398,17 +398,17 @@ def test_a_plan_is_for_weights_of_one_size(emulator: ctypes.CDLL) -> None:
     white, black, black_to_move, features = make_batch(100, 20, 3, 96)
     op, made_for = torch.ops.nnue_emulated, [96, features, 2]
     emulator.emulator_configure(4, 1)
-    plan = op.perspective_plan(white, black, black_to_move, features, *made_for)
+    plan = op._perspective_plan(white, black, black_to_move, features, *made_for)
     weight, bias, constants = (
         torch.zeros(features, 32),
         torch.zeros(32),
         (number_of("crelu"), [1.0, 1.0], torch.float32, False, False),
     )
     batch = [white, black, plan]
-    op.perspective_transformer_forward(batch, made_for, weight.bfloat16(), bias, None, *constants)
+    op._perspective_transformer_forward(batch, made_for, weight.bfloat16(), bias, None, *constants)
     with pytest.raises(RuntimeError, match="made_for: found weight_bytes 2, expected 4, as weight has"):
-        op.perspective_transformer_forward(batch, made_for, weight, bias, None, *constants)
+        op._perspective_transformer_forward(batch, made_for, weight, bias, None, *constants)
     with pytest.raises(RuntimeError, match="plan: found shape"):
-        op.perspective_transformer_forward(batch, [96, features, 4], weight, bias, None, *constants)
+        op._perspective_transformer_forward(batch, [96, features, 4], weight, bias, None, *constants)
     with pytest.raises(RuntimeError, match="weight_bytes: found 3, expected 2 or 4"):
-        op.perspective_plan(white, black, black_to_move, features, 96, features, 3)
+        op._perspective_plan(white, black, black_to_move, features, 96, features, 3)

@@ -47,9 +47,9 @@ class Case:
         namespace, pair = getattr(torch.ops, library), self.pair
         (features, outputs), dtype = pair.weight.shape, pair.weight.dtype
         made_for, activation = self.made_for, (number_of(self.activation), [self.bound, self.scale])
-        plan = namespace.perspective_plan(pair.white, pair.black, pair.black_to_move, features, *made_for)
+        plan = namespace._perspective_plan(pair.white, pair.black, pair.black_to_move, features, *made_for)
         batch = [pair.white, pair.black, plan, *([] if pair.psqt_bucket is None else [pair.psqt_bucket])]
-        out, values, saved = namespace.perspective_transformer_forward(
+        out, values, saved = namespace._perspective_transformer_forward(
             batch, made_for, pair.weight, pair.bias, pair.psqt, *activation, self.output, self.rounds_down, backward
         )
         if not backward:
@@ -59,7 +59,7 @@ class Case:
         grad_psqt = None if pair.psqt is None else torch.randn(len(pair.white), generator=g)
         if psqt_gradient is not None:
             grad_psqt = psqt_gradient
-        gradients = namespace.perspective_transformer_backward(
+        gradients = namespace._perspective_transformer_backward(
             grad, grad_psqt, batch, made_for, saved,
             [features, outputs, 0 if pair.psqt is None else pair.psqt.shape[1]], *activation, dtype, [],
         )  # fmt: skip
@@ -233,19 +233,19 @@ def test_psqt_apart(emulator: ctypes.CDLL, kernels: str, seed: int) -> None:
     assert torch.equal(apart[0], expected[0])
     (features, outputs), positions = pair.weight.shape, len(pair.white)
     made_for, activation = case.made_for, (number_of(case.activation), [case.bound, case.scale])
-    plan = namespace.perspective_plan(pair.white, pair.black, pair.black_to_move, features, *made_for)
+    plan = namespace._perspective_plan(pair.white, pair.black, pair.black_to_move, features, *made_for)
     batch = [pair.white, pair.black, plan, pair.psqt_bucket]
     for begin, end in ((0, positions), (0, 1), (positions // 3, positions // 2), (positions - 1, positions), (1, 1)):
-        found = namespace.perspective_psqt(batch, made_for, pair.psqt, begin, end)
+        found = namespace._perspective_psqt(batch, made_for, pair.psqt, begin, end)
         assert torch.equal(found, expected[1][begin:end])
-    with pytest.raises(RuntimeError, match=r"perspective_psqt: begin"):
-        namespace.perspective_psqt(batch, made_for, pair.psqt, 1, positions + 1)
-    out, _, saved = namespace.perspective_transformer_forward(
+    with pytest.raises(RuntimeError, match=r"_perspective_psqt: begin"):
+        namespace._perspective_psqt(batch, made_for, pair.psqt, 1, positions + 1)
+    out, _, saved = namespace._perspective_transformer_forward(
         batch[:3], made_for, pair.weight, pair.bias, None, *activation, case.output, False, True
     )
     g = torch.Generator().manual_seed(5)
     grad, grad_psqt = torch.randn(out.shape, generator=g).to(case.grad), torch.randn(positions, generator=g)
-    gradients = namespace.perspective_transformer_backward(
+    gradients = namespace._perspective_transformer_backward(
         grad, grad_psqt, batch, made_for, saved, [features, outputs, pair.psqt.shape[1]], *activation,
         pair.weight.dtype, [],
     )  # fmt: skip
@@ -304,13 +304,13 @@ def test_compiled(emulator: ctypes.CDLL, kernels: str, seed: int, dynamic: bool)
     def both_ways(white: Tensor, black: Tensor, black_to_move: Tensor, grad: Tensor) -> tuple[Tensor, ...]:
         features, outputs = pair.weight.shape
         op = torch.ops.nnue_emulated
-        plan = op.perspective_plan(white, black, black_to_move, features, *made_for)
+        plan = op._perspective_plan(white, black, black_to_move, features, *made_for)
         batch = [white, black, plan]
-        out, _, saved = op.perspective_transformer_forward(
+        out, _, saved = op._perspective_transformer_forward(
             batch, made_for, pair.weight, pair.bias, None, activation, numbers, torch.float32, False, True
         )
         sizes = [features, outputs, 0]
-        gradients = op.perspective_transformer_backward(
+        gradients = op._perspective_transformer_backward(
             grad * out, None, batch, made_for, saved, sizes, activation, numbers, dtype, []
         )
         return (out, *gradients)

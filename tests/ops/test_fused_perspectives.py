@@ -701,7 +701,7 @@ def test_is_fused_says_the_truth(
             case.white, case.black, case.black_to_move, case.weight, case.bias, activation="crelu",
             bucket_size=bucket_size,
         )  # fmt: skip
-    fused = torch.ops.nnue.perspective_transformer_forward.default in called
+    fused = torch.ops.nnue._perspective_transformer_forward.default in called
     assert fused == is_fused(case.weight, bucket_size)
     assert fused != (torch.ops.nnue.feature_transformer_forward.default in called)
     if device.type == "cpu":
@@ -742,21 +742,21 @@ def test_opcheck(
     # On CUDA `plan` and `saved` have padding that nothing reads or writes: its bits are not comparable.
     comparable = ("test_schema", "test_autograd_registration", "test_faketensor")
     torch.library.opcheck(
-        torch.ops.nnue.perspective_plan.default,
+        torch.ops.nnue._perspective_plan.default,
         (case.white, case.black, case.black_to_move, features, *plan.made_for),
         test_utils=comparable,
     )
     torch.library.opcheck(
-        torch.ops.nnue.perspective_transformer_forward.default,
+        torch.ops.nnue._perspective_transformer_forward.default,
         (batch, plan.made_for, *parameters, *constants, False, True),
         test_utils=comparable,
     )
-    out, psqt_out, saved = torch.ops.nnue.perspective_transformer_forward(
+    out, psqt_out, saved = torch.ops.nnue._perspective_transformer_forward(
         batch, plan.made_for, *parameters, *constants, False, True
     )
     assert psqt_out.shape == (100 if psqt_buckets else 0,)
     torch.library.opcheck(
-        torch.ops.nnue.perspective_transformer_backward.default,
+        torch.ops.nnue._perspective_transformer_backward.default,
         (
             torch.randn_like(out), torch.randn(100, device=device) if psqt_buckets else None, batch, plan.made_for,
             saved.detach(), [features, 64, psqt_buckets], *constants, [],
@@ -773,7 +773,7 @@ def test_shared_plan(fused: torch.device) -> None:
         perspective_transformer(*arguments, bucket_size=96),
         perspective_transformer(*arguments, bucket_size=96, plan=plan),
     )
-    with pytest.raises(RuntimeError, match=r"plan: found shape .* what perspective_plan makes"):
+    with pytest.raises(RuntimeError, match=r"plan: found shape .* what _perspective_plan makes"):
         perspective_transformer(*arguments, bucket_size=96, plan=plan._replace(data=plan.data[:-1].clone()))
 
 

@@ -116,14 +116,16 @@ def test_only_some_gradients_are_wanted(device: torch.device) -> None:
 def test_errors(device: torch.device, ranges: Any, scales: Any, limits: Any, message: str) -> None:
     x = torch.zeros(2, 3, device=device)
     with pytest.raises(RuntimeError, match=message):
-        torch.ops.nnue.to_integers([x], ranges, scales, limits)
+        torch.ops.nnue._to_integers([x], ranges, scales, limits)
 
 
 def test_errors_of_tensors(device: torch.device) -> None:
-    x, op, back = torch.zeros(6, device=device), torch.ops.nnue.to_integers, torch.ops.nnue.to_integers_backward
-    with pytest.raises(RuntimeError, match=r"to_integers: parameters: found float64, expected float32"):
+    x, op, back = torch.zeros(6, device=device), torch.ops.nnue._to_integers, torch.ops.nnue._to_integers_backward
+    with pytest.raises(RuntimeError, match=r"_to_integers: parameters: found float64, expected float32"):
         op([x.double()], [0, 6], [1.0], [1])
-    with pytest.raises(RuntimeError, match=r"to_integers_backward: gradients: found 0 tensors, expected as many as"):
+    with pytest.raises(RuntimeError, match=r"_to_integers_backward: gradients: found 0 tensors, expected as many as"):
         back([], [x], [0, 6], [1.0], [1])
-    with pytest.raises(RuntimeError, match=r"to_integers_backward: gradients: found shape \[5\], expected shape \[6\]"):
+    with pytest.raises(
+        RuntimeError, match=r"_to_integers_backward: gradients: found shape \[5\], expected shape \[6\]"
+    ):
         back([x[:5]], [x], [0, 6], [1.0], [1])

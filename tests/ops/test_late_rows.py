@@ -282,8 +282,8 @@ def test_rows_of_a_sparse_gradient(numbers: list[int], message: str) -> None:
     late.numbers[0] = 1
     rows = late_rows(late)
     part, moments = rows.parts[1]
-    with pytest.raises(RuntimeError, match=f"nnue::optimizer_update_rows: {message}"):
-        torch.ops.nnue.optimizer_update_rows(
+    with pytest.raises(RuntimeError, match=f"nnue::_optimizer_update_rows: {message}"):
+        torch.ops.nnue._optimizer_update_rows(
             moments.weight,
             torch.zeros(len(numbers), COLUMNS),
             moments.all(),
@@ -318,7 +318,7 @@ def steps_to_come(history: Tensor, changes: Tensor, made: Tensor) -> tuple[Tenso
         (steps_to_come, r"made: found 1099511627779 in row 0, expected"),
     ],
 )
-@pytest.mark.parametrize("operator", ["optimizer_update_rows", "optimizer_catch_up"])
+@pytest.mark.parametrize("operator", ["_optimizer_update_rows", "_optimizer_catch_up"])
 def test_what_is_kept_of_a_part_must_fit_it(
     operator: str, change: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]], message: str
 ) -> None:
@@ -332,7 +332,7 @@ def test_what_is_kept_of_a_part_must_fit_it(
     history, changes, made = change(rows._history, rows._changes[0], part.rows(rows._made))
     marks = torch.ones(36, dtype=torch.uint8)
     arguments = [moments.all(), marks, [made, changes, history], *rows._how(part, moments)]
-    if operator == "optimizer_update_rows":
+    if operator == "_optimizer_update_rows":
         arguments = [torch.zeros(36, COLUMNS), *arguments]
     with pytest.raises(RuntimeError, match=f"nnue::{operator}: {message}"):
         getattr(torch.ops.nnue, operator)(moments.weight, *arguments)
@@ -342,7 +342,9 @@ def test_a_window_that_has_forgotten_is_an_error() -> None:
     _, late = pair(RULES["adamw"], torch.float32)
     run(late, range(3))
     late.step_count.fill_(40)
-    with pytest.raises(RuntimeError, match=r"nnue::optimizer_catch_up: made: found . in row \d+, expected at least 24"):
+    with pytest.raises(
+        RuntimeError, match=r"nnue::_optimizer_catch_up: made: found . in row \d+, expected at least 24"
+    ):
         late.settle()
 
 

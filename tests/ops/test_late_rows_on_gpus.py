@@ -238,14 +238,14 @@ def test_a_graph_replays_late_rows(cuda: torch.device, monkeypatch: pytest.Monke
         (lambda late: [*late, late[0], late[0]], "copies: found 2 items"),
     ],
 )
-@pytest.mark.parametrize("operator", ["optimizer_update_rows", "optimizer_catch_up"])
+@pytest.mark.parametrize("operator", ["_optimizer_update_rows", "_optimizer_catch_up"])
 def test_what_cannot_be_updated_late(place: torch.device, operator: str, change, message: str) -> None:  # type: ignore[no-untyped-def]
     _, optimizer = pair(place, "adamw")
     rows = optimizer.late_rows["w"]
     part, moments = rows.parts[0]
     late = change(rows._late(part, moments, rows._changes[0]))
     arguments = [moments.all(), torch.ones(OWN, dtype=torch.uint8, device=place), late, *rows._how(part, moments)]
-    if operator == "optimizer_update_rows":
+    if operator == "_optimizer_update_rows":
         arguments = [moments.weight, *arguments]
     with pytest.raises(RuntimeError, match=f"nnue::{operator}: {message}"):
         getattr(fused_optimizer._operators, operator)(moments.weight, *arguments)

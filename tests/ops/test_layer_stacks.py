@@ -319,21 +319,21 @@ def test_emulated_in_parts(emulated: ctypes.CDLL) -> None:
     of, op, x = stacks.description, torch.ops.nnue_emulated, case.first.x.detach()
     weight, *others = [p.detach() for p in layer_stacks._parameters(case.linears)]
     order, slabs = stacks.order(case.first.bucket), [slice(0, 96), slice(96, 320)]
-    sums = sum(op.layer_stacks_first(x[:, s].contiguous(), order, weight[:, :, s].contiguous()) for s in slabs)
+    sums = sum(op._layer_stacks_first(x[:, s].contiguous(), order, weight[:, :, s].contiguous()) for s in slabs)
     psqt = None if case.first.psqt is None else case.first.psqt.detach()
-    output, _ = op.layer_stacks_forward(sums, order, [weight, *others], psqt, of, True)
+    output, _ = op._layer_stacks_forward(sums, order, [weight, *others], psqt, of, True)
     assert_close(output, whole["output"], 2e-7, "output")
     grad = torch.randn(len(output), generator=torch.Generator().manual_seed(3))
-    grad_sums, partials = op.layer_stacks_backward(grad, sums, order, [weight, *others], of)
+    grad_sums, partials = op._layer_stacks_backward(grad, sums, order, [weight, *others], of)
     for s in slabs:
         part, own = [weight[:, :, s].contiguous(), *others], dataclasses.replace(stacks, inputs=s.stop - s.start)
-        grad_x, grad_weight, _, flat = op.layer_stacks_gradients(
+        grad_x, grad_weight, _, flat = op._layer_stacks_gradients(
             x[:, s].contiguous(), order, part, grad_sums, None, None, [], own.description, torch.float32
         )
         assert flat.numel() == 0
         assert_close(grad_x, whole["x"][:, s], 3e-7, "gradient of x")
         assert_close(grad_weight, whole["0.weight"][:, :, s], 3e-7, "gradient of weight 0")
-    empty, _, _, flat = op.layer_stacks_gradients(
+    empty, _, _, flat = op._layer_stacks_gradients(
         None, order, [weight, *others], None, partials, grad, [], of, torch.float32
     )
     assert empty.numel() == 0
@@ -444,14 +444,14 @@ def test_emulated_errors(emulated: ctypes.CDLL) -> None:
     case = make_case(NETS["sfnnv3"](), 20, 1)
     of = case.stacks.description
     order, parameters = case.stacks.order(case.first.bucket), layer_stacks._parameters(case.linears)
-    call = torch.ops.nnue_emulated.layer_stacks_forward
-    with pytest.raises(RuntimeError, match=r"layer_stacks_forward: x: found float64, expected float32 or float16"):
+    call = torch.ops.nnue_emulated._layer_stacks_forward
+    with pytest.raises(RuntimeError, match=r"_layer_stacks_forward: x: found float64, expected float32 or float16"):
         call(case.first.x.double(), order, parameters, None, of)
-    with pytest.raises(RuntimeError, match=r"order: found shape \[\d+\], expected \[\d+\], what stack_order gives"):
+    with pytest.raises(RuntimeError, match=r"order: found shape \[\d+\], expected \[\d+\], what _stack_order gives"):
         call(case.first.x, order[1:], parameters, None, of)
     with pytest.raises(RuntimeError, match=r"parameters: found 4 tensors, expected 6"):
         call(case.first.x, order, parameters[:4], None, of)
-    with pytest.raises(RuntimeError, match=r"layers: found -1, expected a number that layer_stacks_describe gave"):
+    with pytest.raises(RuntimeError, match=r"layers: found -1, expected a number that _layer_stacks_describe gave"):
         call(case.first.x, order, parameters, None, -1)
     hidden = (dataclasses.replace(case.stacks.hidden[0], outputs=8, activated=7), *case.stacks.hidden[1:])
     with pytest.raises(RuntimeError, match=r"weight_1: found shape \[8, 32, 8\], expected shape \[S, O, I\]"):
@@ -485,7 +485,7 @@ def test_emulated_descriptions(emulated: ctypes.CDLL, changed: dict[str, Any], m
     """One number for equal layers; what no kernel can compute is refused."""
     given = {"inputs": 32, "stacks": 2, "hidden": [8, 8, 0, -1, -1, 0], "constants": [1, 0, 1, 1, 1, 1, 1]}
     given |= {"integers": []}
-    describe = torch.ops.nnue_emulated.layer_stacks_describe
+    describe = torch.ops.nnue_emulated._layer_stacks_describe
     assert describe(*given.values()) == describe(*given.values())
     assert describe(*given.values()) != describe(*(given | {"inputs": 48}).values())
     with pytest.raises(RuntimeError, match=message):
@@ -497,7 +497,7 @@ def test_order_is_stable(emulated: ctypes.CDLL) -> None:
     for positions, stacks in ((0, 3), (5, 1), (3000, 8), (2048, 64)):
         bucket = torch.randint(-1, stacks + 1, (positions,), generator=torch.Generator().manual_seed(positions))
         emulated.emulator_configure(4, 7)
-        order = torch.ops.nnue_emulated.stack_order(bucket, stacks).tolist()
+        order = torch.ops.nnue_emulated._stack_order(bucket, stacks).tolist()
         tiles, first = order[0], order[2 : 3 + stacks]
         most = positions // 64 + stacks
         slots = order[-64 * most :]

@@ -2,6 +2,7 @@
 
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -82,7 +83,7 @@ from nnue_trainer import perspectives
 assert perspectives.is_fused(torch.zeros(4, 2))
 assert not perspectives.is_fused(torch.zeros(768, 16, device="meta"), 768)
 try:
-    torch.ops.nnue.perspective_plan.default.redispatch(cuda, rows, rows, rows[:, 0].byte(), 4, 4, 4, 4)
+    torch.ops.nnue._perspective_plan.default.redispatch(cuda, rows, rows, rows[:, 0].byte(), 4, 4, 4, 4)
     raise AssertionError("perspective_plan did not raise")
 except RuntimeError as error:
     assert "found a CUDA tensor, but the CUDA operator library is not available" in str(error)
@@ -169,3 +170,14 @@ def test_choices_of_python_are_those_of_the_operators() -> None:
         assert schema is None or str(next(a.type for a in schema.arguments if a.name == name)) == "int"
     with pytest.raises(ValueError, match=r"^ewm: statistic: found 'sum', expected mean, var or std$"):
         _enumerations.code("ewm.statistic", "sum")
+
+
+def test_each_operator_has_one_name_in_schemas_and_implementations(project_root: Path) -> None:
+    """CUDA files are not compiled everywhere, so their registrations are compared as text."""
+    schemas = runpy.run_path(str(project_root / "csrc" / "operator_calls.py"))["schemas"]
+    declared = {schema.partition("(")[0] for schema in schemas((project_root / "csrc" / "library.cpp").read_text())}
+    sources = [*(project_root / "csrc").rglob("*.cpp"), *(project_root / "csrc").rglob("*.cu")]
+    found = [re.findall(r'NNUE_IMPL\(\s*m,\s*"(\w+)"', source.read_text()) for source in sources]
+    assert {name for names in found for name in names} == declared
+    # What a step is made of is private.
+    assert not [name for name in declared if re.match("perspective|layer_stacks|optimizer|stack|to_integers", name)]

@@ -113,7 +113,7 @@ class Case:
         psqt = None if self.psqt is None else self.psqt.requires_grad_()
         leaves = leaves_of(self.weight.requires_grad_(), self.bias.requires_grad_(), psqt, self.layers)
         operators = getattr(torch.ops, namespace)
-        plan = operators.perspective_plan(*self.rows, self.black_to_move, FEATURES, *self.made_for(buckets))
+        plan = operators._perspective_plan(*self.rows, self.black_to_move, FEATURES, *self.made_for(buckets))
         kernel = LOSSES[loss].kernel()
         assert kernel is not None
         call = self.call(plan, buckets)
@@ -222,13 +222,13 @@ def test_emulated_operator(emulated: ctypes.CDLL) -> None:
     """Row gradients may be used twice, and what the kernels are not made for is refused."""
     case, op = Case(90, 64, 2, "pairwise", torch.float32, hidden=SMOOTH), torch.ops.nnue_emulated
     emulated.emulator_configure(4, 1)
-    plan = op.perspective_plan(*case.rows, case.black_to_move, FEATURES, *case.made_for(HOPPER))
+    plan = op._perspective_plan(*case.rows, case.black_to_move, FEATURES, *case.made_for(HOPPER))
     call, parameters = case.call(plan, HOPPER), layer_stacks._parameters(case.layers)
-    x, _, saved = op.perspective_transformer_forward(*call.arguments, True)
-    order, layers = op.stack_order(case.bucket, 2), case.stacks.description
+    x, _, saved = op._perspective_transformer_forward(*call.arguments, True)
+    order, layers = op._stack_order(case.bucket, 2), case.stacks.description
     kernel = LOSSES["sigmoid"].kernel()
     assert kernel is not None
-    totals, grad_sums, _, partials = op.layer_stacks_loss(
+    totals, grad_sums, _, partials = op._layer_stacks_loss(
         x,
         order,
         parameters,
@@ -242,7 +242,7 @@ def test_emulated_operator(emulated: ctypes.CDLL) -> None:
     def through(
         plan: Tensor = plan, saved: Tensor = saved, buckets: list[int] = HOPPER, bounds: list[float] = RANGE
     ) -> Any:
-        return op.layer_stacks_gradients_through(
+        return op._layer_stacks_gradients_through(
             order, parameters, grad_sums, partials, None, [torch.tensor(1.0), totals], layers, [*case.rows, plan],
             case.made_for(buckets), saved, FEATURES, bounds,
         )  # fmt: skip
@@ -250,7 +250,7 @@ def test_emulated_operator(emulated: ctypes.CDLL) -> None:
     rows, *_ = through()
     sizes = [FEATURES, 64, 0]
     weights = [
-        op.perspective_transformer_backward(
+        op._perspective_transformer_backward(
             rows, None, call.batch, call.made_for, saved, sizes, number_of("pairwise"), RANGE, torch.float32, []
         )[0]
         for _ in range(2)
@@ -266,7 +266,7 @@ def test_emulated_operator(emulated: ctypes.CDLL) -> None:
     with pytest.raises(RuntimeError, match=r"bound_and_scale: found bound 300\.0+, expected 1/64 to 255"):
         through(saved=saved.half(), bounds=[300.0, 1.0])
     with pytest.raises(RuntimeError, match="grad_output: found shape"):
-        op.perspective_transformer_backward(
+        op._perspective_transformer_backward(
             rows[:-1], None, call.batch, call.made_for, saved, sizes, number_of("pairwise"), RANGE, torch.float32, []
         )
 
@@ -309,12 +309,12 @@ def test_emulated_bucket_outside(emulated: ctypes.CDLL, buckets: list[int]) -> N
 
 def test_emulated_errors(emulated: ctypes.CDLL) -> None:
     op, rows = torch.ops.nnue_emulated, torch.zeros(5, 3, dtype=torch.int32)
-    plan = op.perspective_plan(rows, rows, torch.zeros(5, dtype=torch.uint8), 10, 0, 10, 4)
+    plan = op._perspective_plan(rows, rows, torch.zeros(5, dtype=torch.uint8), 10, 0, 10, 4)
     saved = torch.zeros(10, 16)
 
     def call(weight: Tensor, factors: list[Tensor]) -> None:
         batch, constants = [rows, rows, plan], (number_of("crelu"), [1.0, 1.0], torch.float32)
-        op.perspective_transformer_backward(weight, None, batch, [0, 10, 4], saved, [10, 16, 0], *constants, factors)
+        op._perspective_transformer_backward(weight, None, batch, [0, 10, 4], saved, [10, 16, 0], *constants, factors)
 
     weight, gradient, stack = torch.zeros(2, 1, 32), torch.zeros(5), torch.zeros(5, dtype=torch.int64)
     call(weight, [gradient, stack])
@@ -382,7 +382,7 @@ def test_emulated_model(
 
     def plan(white: Tensor, black: Tensor, black_to_move: Tensor, features: int, *_: Any) -> EmulatedPlan:
         made_for = [768 if net == SFNNV5 else 0, features, 4]
-        made = torch.ops.nnue_emulated.perspective_plan(white, black, black_to_move, features, *made_for)
+        made = torch.ops.nnue_emulated._perspective_plan(white, black, black_to_move, features, *made_for)
         return EmulatedPlan(made, made_for, white, black)
 
     called: list[bool] = []
@@ -497,12 +497,12 @@ def test_emulated_columns(emulated: ctypes.CDLL, size: int, monkeypatch: pytest.
     emulated.emulator_configure(4, 7)
 
     def plan(white: Tensor, black: Tensor, black_to_move: Tensor, features: int, *_: Any) -> EmulatedPlan:
-        made = torch.ops.nnue_emulated.perspective_plan(white, black, black_to_move, features, 768, features, 4)
+        made = torch.ops.nnue_emulated._perspective_plan(white, black, black_to_move, features, 768, features, 4)
         return EmulatedPlan(made, [768, features, 4], white, black)
 
     def psqt(call: FusedCall, begin: int, end: int) -> Tensor:
         assert call.psqt is not None
-        found: Tensor = torch.ops.nnue_emulated.perspective_psqt(
+        found: Tensor = torch.ops.nnue_emulated._perspective_psqt(
             call.batch, call.made_for, call.psqt.detach(), begin, end
         )
         return found

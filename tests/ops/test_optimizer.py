@@ -448,7 +448,7 @@ def call_update(**changed: object) -> None:
         "rule": 0,
         "constants": constants(),
     }
-    torch.ops.nnue.optimizer_update(*(arguments | changed).values())
+    torch.ops.nnue._optimizer_update(*(arguments | changed).values())
 
 
 @pytest.mark.parametrize(
@@ -487,7 +487,7 @@ def call_update(**changed: object) -> None:
 )
 def test_wrong_arguments_are_named(changed: dict[str, object], message: str) -> None:
     call_update()
-    with pytest.raises(RuntimeError, match="nnue::optimizer_update: " + message):
+    with pytest.raises(RuntimeError, match="nnue::_optimizer_update: " + message):
         call_update(**changed)
 
 

@@ -123,7 +123,7 @@ print(digest.hexdigest())
 def test_an_illegal_bucket_is_named(wrong: int) -> None:
     x, bucket, module = sample(20, 12, 4, 8)
     bucket[13] = wrong
-    message = f"nnue::stacked_linear_forward: bucket: found {wrong} at position 13, expected 0 <= bucket < 8"
+    message = f"nnue::_stacked_linear_forward: bucket: found {wrong} at position 13, expected 0 <= bucket < 8"
     with pytest.raises(RuntimeError, match=message):
         module(x, bucket)
 
@@ -142,7 +142,7 @@ def test_other_ways_agree() -> None:
 def test_opcheck() -> None:
     x, bucket, module = sample(20, 12, 4, 5)
     torch.library.opcheck(
-        torch.ops.nnue.stacked_linear_forward,
+        torch.ops.nnue._stacked_linear_forward,
         (x, bucket, module.weight, module.bias),
         test_utils=("test_schema", "test_faketensor", "test_aot_dispatch_dynamic"),
     )

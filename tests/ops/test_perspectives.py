@@ -226,7 +226,7 @@ def test_psqt_and_psqt_bucket_come_together() -> None:
         with pytest.raises(ValueError, match=f"perspective_transformer: {left_out}: found none, expected a tensor"):
             perspective_transformer(*pair.arguments, **options)
     with pytest.raises(RuntimeError, match="psqt_bucket: found none, expected a tensor, since there is psqt"):
-        torch.ops.nnue.perspective_transformer_forward(
+        torch.ops.nnue._perspective_transformer_forward(
             list(pair.arguments[:3]),
             [768, 50, 4],
             pair.weight,
@@ -257,7 +257,7 @@ def test_psqt_errors(device: torch.device, change: object, message: str) -> None
     if not is_fused(pair.weight, 50):
         pytest.skip("no fused kernels for this device")
     options = {**pair.options, **change(pair.options)}  # type: ignore[operator]
-    with pytest.raises(RuntimeError, match=f"^nnue::perspective_transformer_forward: {message}"):
+    with pytest.raises(RuntimeError, match=f"^nnue::_perspective_transformer_forward: {message}"):
         perspective_transformer(*pair.arguments, **options, bucket_size=50)
 
 
@@ -348,7 +348,7 @@ def test_plan_of_another_batch(device: torch.device) -> None:
     half = pair.weight.half()
     with pytest.raises(ValueError, match=r"that was made for weight_dtype = torch.float32, expected torch.float16"):
         perspective_transformer(*pair.arguments[:3], half, pair.bias, bucket_size=50, plan=plan)
-    with pytest.raises(RuntimeError, match=r"plan: found shape .* what perspective_plan makes"):
+    with pytest.raises(RuntimeError, match=r"plan: found shape .* what _perspective_plan makes"):
         perspective_transformer(*pair.arguments, bucket_size=50, plan=plan._replace(data=plan.data[1:]))
 
 

@@ -51,13 +51,13 @@ def test_against_float64(emulator: ctypes.CDLL, activation: Activation, dtype: t
     grad_psqt = torch.randn(POSITIONS, generator=g)
 
     def run() -> tuple[Tensor, ...]:
-        plan = op.perspective_plan(white, black, black_to_move, FEATURES, 0, FEATURES, 4)
+        plan = op._perspective_plan(white, black, black_to_move, FEATURES, 0, FEATURES, 4)
         batch = [white, black, plan, psqt_bucket]
-        out, values, saved = op.perspective_transformer_forward(
+        out, values, saved = op._perspective_transformer_forward(
             batch, [0, FEATURES, 4], weight, bias, psqt, *constants, torch.float32, False, True
         )
         sizes = [FEATURES, outputs, 40]
-        gradients = op.perspective_transformer_backward(
+        gradients = op._perspective_transformer_backward(
             grad, grad_psqt, batch, [0, FEATURES, 4], saved, sizes, *constants, dtype, []
         )
         return (out, values, *gradients)
@@ -93,14 +93,14 @@ def test_non_finite_shows_where_it_belongs(emulator: ctypes.CDLL) -> None:
     black_to_move = torch.zeros(POSITIONS, dtype=torch.uint8)
     weight, bias = torch.zeros(FEATURES, 32), torch.zeros(32)
     op = torch.ops.nnue_emulated
-    plan = op.perspective_plan(white, black, black_to_move, FEATURES, 0, FEATURES, 4)
+    plan = op._perspective_plan(white, black, black_to_move, FEATURES, 0, FEATURES, 4)
     batch, constants = [white, black, plan], (number_of("identity"), [1.0, 1.0])
-    out, _, saved = op.perspective_transformer_forward(
+    out, _, saved = op._perspective_transformer_forward(
         batch, [0, FEATURES, 4], weight, bias, None, *constants, torch.float32, False, True
     )
     grad = torch.zeros_like(out)
     grad[4, 2] = float("inf")  # the side to move's, which is White
-    gradient, *_ = op.perspective_transformer_backward(
+    gradient, *_ = op._perspective_transformer_backward(
         grad, None, batch, [0, FEATURES, 4], saved, [FEATURES, 32, 0], *constants, torch.float32, []
     )
     shows = torch.zeros(FEATURES, 32, dtype=torch.bool)
@@ -120,7 +120,7 @@ def test_arguments(emulator: ctypes.CDLL, changes: dict[str, object], message: s
     white = given["white"]
     assert isinstance(white, Tensor)
     with pytest.raises(RuntimeError, match=message):
-        torch.ops.nnue_emulated.perspective_plan(
+        torch.ops.nnue_emulated._perspective_plan(
             white, white, torch.zeros(len(white), dtype=torch.uint8), FEATURES, given["bucket_size"], FEATURES, 4
         )
 
@@ -129,10 +129,10 @@ def test_slopes_of_16_bit_weights_have_a_range(emulator: ctypes.CDLL) -> None:
     """They are kept in fp16, which would make a larger bound infinite."""
     rows, black_to_move = make_rows(1), torch.zeros(POSITIONS, dtype=torch.uint8)
     op, weight, bias = torch.ops.nnue_emulated, torch.zeros(FEATURES, 32, dtype=torch.bfloat16), torch.zeros(32)
-    batch = [rows, rows, op.perspective_plan(rows, rows, black_to_move, FEATURES, 0, FEATURES, 4)]
+    batch = [rows, rows, op._perspective_plan(rows, rows, black_to_move, FEATURES, 0, FEATURES, 4)]
 
     def forward(bound: float, save: bool) -> None:
-        op.perspective_transformer_forward(
+        op._perspective_transformer_forward(
             batch, [0, FEATURES, 2], weight, bias, None, number_of("screlu"), [bound, 1.0], torch.float32, False, save
         )
 

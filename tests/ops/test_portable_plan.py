@@ -41,7 +41,7 @@ def make_rows(positions: int, max_active: int, features: int, seed: int) -> Tens
 
 def check_plan(library: str, plan: Tensor, white: Tensor, black: Tensor, black_to_move: Tensor, features: int) -> None:
     (positions, max_active), rows = white.shape, 2 * len(white)
-    layout_of = getattr(torch.ops, library).perspective_transformer_layout
+    layout_of = getattr(torch.ops, library)._perspective_transformer_layout
     layout = json.loads(as_text(layout_of(positions, max_active, features, 0, features, 4)))
     memory = plan.cpu().numpy()
     assert layout["slots"] == rows
@@ -99,7 +99,7 @@ def test_emulated(emulator: ctypes.CDLL, case: tuple[int, int, int]) -> None:
     white, black = make_rows(*case, 1), make_rows(*case, 2)
     black_to_move = torch.from_numpy(np.random.default_rng(3).integers(0, 2, case[0]).astype(np.uint8))
     emulator.emulator_configure(4, 1)
-    plan = torch.ops.nnue_emulated.perspective_plan(white, black, black_to_move, case[2], 0, case[2], 4)
+    plan = torch.ops.nnue_emulated._perspective_plan(white, black, black_to_move, case[2], 0, case[2], 4)
     check_plan("nnue_emulated", plan, white, black, black_to_move, case[2])
 
 
@@ -108,7 +108,7 @@ def test_emulated(emulator: ctypes.CDLL, case: tuple[int, int, int]) -> None:
 def test_on_cuda(cuda: torch.device, case: tuple[int, int, int]) -> None:
     white, black = make_rows(*case, 1), make_rows(*case, 2)
     black_to_move = torch.from_numpy(np.random.default_rng(3).integers(0, 2, case[0]).astype(np.uint8))
-    plan = torch.ops.nnue.perspective_plan(
+    plan = torch.ops.nnue._perspective_plan(
         white.to(cuda), black.to(cuda), black_to_move.to(cuda), case[2], 0, case[2], 4
     )
     check_plan("nnue", plan, white, black, black_to_move, case[2])

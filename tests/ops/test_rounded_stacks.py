@@ -242,7 +242,7 @@ def test_emulated_through_the_first_layer(
     if kernels == "hopper":
         made_for[:2] = [transformer.bucket_size or len(weight), transformer.num_bucketed or len(weight)]
     rows = (batch.white, batch.black)
-    plan = torch.ops.nnue_emulated.perspective_plan(*rows, batch.black_to_move, len(weight), *made_for)
+    plan = torch.ops.nnue_emulated._perspective_plan(*rows, batch.black_to_move, len(weight), *made_for)
     call = FusedCall(
         [*rows, plan, *([] if weights.psqt is None else [bucket])],
         made_for,
@@ -286,8 +286,8 @@ def test_emulated_from_sums(emulated: ctypes.CDLL, monkeypatch: pytest.MonkeyPat
     with torch.no_grad():
         first, parameters = model.rounded._first_layer(model, batch), model.rounded._parameters(model)
     order, op = stacks.order(first.bucket), torch.ops.nnue_emulated
-    output, sums = op.layer_stacks_forward(first.x, order, parameters, first.psqt, of)
-    again, _ = op.layer_stacks_forward(sums, order, parameters, first.psqt, of, True)
+    output, sums = op._layer_stacks_forward(first.x, order, parameters, first.psqt, of)
+    again, _ = op._layer_stacks_forward(sums, order, parameters, first.psqt, of, True)
     assert torch.equal(again, output)
 
 
@@ -305,15 +305,15 @@ def test_emulated_squares_are_exact(emulated: ctypes.CDLL) -> None:
     parameters = [weight, torch.zeros(stacks, 1), last, torch.zeros(stacks, 1)]
     first = FirstOutputs(x, None, torch.arange(len(y)) % stacks)
     order = layers.order(first.bucket)
-    output, _ = torch.ops.nnue_emulated.layer_stacks_forward(x, order, parameters, None, layers.description)
+    output, _ = torch.ops.nnue_emulated._layer_stacks_forward(x, order, parameters, None, layers.description)
     assert torch.equal(output.long(), (y.long() ** 2 >> 19).clamp(max=127))
 
 
 def test_emulated_errors_of_rounding(emulated: ctypes.CDLL) -> None:
     layers = LayerStacks(16, 1, (), layer_stacks.Integers())
     x, parameters = torch.zeros(5, 16), [torch.zeros(1, 1, 16), torch.zeros(1, 1)]
-    order, call = layers.order(torch.zeros(5, dtype=torch.int64)), torch.ops.nnue_emulated.layer_stacks_forward
-    with pytest.raises(RuntimeError, match=r"layer_stacks_forward: x: found float16, expected float32"):
+    order, call = layers.order(torch.zeros(5, dtype=torch.int64)), torch.ops.nnue_emulated._layer_stacks_forward
+    with pytest.raises(RuntimeError, match=r"_layer_stacks_forward: x: found float16, expected float32"):
         call(x.half(), order, parameters, None, layers.description)
 
 

@@ -275,7 +275,7 @@ def test_compiled_transforms_of_perspectives(device: torch.device, transform: st
 def fused_call(pair: Any, weight: torch.Tensor) -> torch.Tensor:
     white, black = pair.white, pair.black
     plan = perspectives.perspective_plan(white, black, pair.black_to_move, weight.shape[0])
-    return torch.ops.nnue.perspective_transformer_forward(  # type: ignore[no-any-return]
+    return torch.ops.nnue._perspective_transformer_forward(  # type: ignore[no-any-return]
         [white, black, plan.data], plan.made_for, weight, pair.bias.detach().float(), None,
         perspectives.number_of("crelu"), [1.0, 1.0], torch.float32, False, True,
     )[0]  # fmt: skip
@@ -286,9 +286,9 @@ def test_the_fused_operator_itself_refuses(device: torch.device) -> None:
         pytest.skip("the refusal is registered once for all devices; these rows are made for the CPU")
     pair = make_pair(7, 5, 30, 16, psqt_buckets=0, device=device)
     weight = pair.weight.detach().float()
-    with pytest.raises(RuntimeError, match=r"perspective_transformer_forward: forward mode: .* call nnue_trainer"):
+    with pytest.raises(RuntimeError, match=r"_perspective_transformer_forward: forward mode: .* call nnue_trainer"):
         jvp(lambda w: fused_call(pair, w), (weight,), (weight,))
-    with pytest.raises(RuntimeError, match=r"perspective_transformer_forward: vmap: .* call nnue_trainer"):
+    with pytest.raises(RuntimeError, match=r"_perspective_transformer_forward: vmap: .* call nnue_trainer"):
         vmap(lambda w: fused_call(pair, w))(torch.stack([weight, weight]))
     records = torch.zeros(2, 3, 32, dtype=torch.uint8)
     out = ops.expand_features(torch.zeros(0, 32, dtype=torch.uint8), "Chess768")

@@ -47,7 +47,7 @@ IndexRows index_rows(const Tensor& white, const Tensor& black, int64_t num_featu
     return in;
 }
 
-// What perspective_plan makes.
+// What _perspective_plan makes.
 struct Plan {
     BucketPlan buckets;
     // Where there are unbucketed features:
@@ -137,7 +137,7 @@ cudaError_t run_backward(const BackwardProblem& p, bool makes_rows, cudaStream_t
     });
 }
 
-constexpr const char* kMadeByStacks = "what layer_stacks_gradients_through makes for these sizes";
+constexpr const char* kMadeByStacks = "what _layer_stacks_gradients_through makes for these sizes";
 
 void open_row_gradients(const char* op, const Tensor& rows, BackwardProblem& p) {
     Carver counter{nullptr};
@@ -341,7 +341,7 @@ Three backward(const OutputGradients& gradients, const Batch& batch, MadeFor mad
 
 Through first_layer_backward(const Batch& batch, MadeFor made_for, const Tensor& saved, int64_t num_features,
                              Range range, const layer_stacks::Integers& integers, cuda::stacks::FirstBackward a) {
-    constexpr const char* op = "layer_stacks_gradients_through";
+    constexpr const char* op = "_layer_stacks_gradients_through";
     const auto& [white, black, plan, psqt_bucket] = batch;
     BackwardProblem p{};
     p.in = index_rows(white, black, num_features, made_for);

@@ -1,4 +1,4 @@
-// The operators stack_order and layer_stacks_* on CUDA. Their contracts are in ../../layer_stacks.h;
+// The operators _stack_order and layer_stacks_* on CUDA. Their contracts are in ../../layer_stacks.h;
 // docs/layer-stack-kernels.md describes the kernels.
 
 #include <torch/csrc/stable/accelerator.h>
@@ -127,7 +127,7 @@ Order check_order(const char* op, const Tensor& order, int64_t positions, int64_
     check_dtype(op, "order", order, {ScalarType::Int});
     if (order.dim() != 1 || order.size(0) != o.size())
         fail(op, "order", "shape " + shape_text(order.sizes()),
-             "[" + text(o.size()) + "], what stack_order gives for these positions and stacks");
+             "[" + text(o.size()) + "], what _stack_order gives for these positions and stacks");
     return o;
 }
 
@@ -160,7 +160,7 @@ Tensors contiguous_all(const Tensors& tensors) {
 }
 
 Tensor order_op(const Tensor& bucket_in, int64_t stacks) {
-    constexpr const char* op = "stack_order";
+    constexpr const char* op = "_stack_order";
     check_device(op, "bucket", bucket_in, Device::cuda, bucket_in, "bucket");
     check_dtype(op, "bucket", bucket_in, {ScalarType::Long});
     check_shape(op, "bucket", bucket_in, {-1}, "[B]");
@@ -257,7 +257,7 @@ Tensor check_start(const char* op, const Tensor& x_in, bool is_sums, const Layer
 }
 
 Tensor first_op(const Tensor& x_in, const Tensor& order, const Tensor& weight_in) {
-    constexpr const char* op = "layer_stacks_first";
+    constexpr const char* op = "_layer_stacks_first";
     check_floats(op, "weight_0", weight_in, {-1, -1, -1}, "[S, O, I]", weight_in);
     Layers layers;
     layers.count = 1;
@@ -275,7 +275,7 @@ Tensor first_op(const Tensor& x_in, const Tensor& order, const Tensor& weight_in
 
 std::tuple<Tensor, Tensor> forward_op(const Tensor& x_in, const Tensor& order, Tensors parameters_in,
                                       const std::optional<Tensor>& psqt_in, int64_t description, bool is_sums) {
-    constexpr const char* op = "layer_stacks_forward";
+    constexpr const char* op = "_layer_stacks_forward";
     const Layers& layers = layers_of(op, parameters_in, description);
     check_fits(op, layers);
     const Tensor x = check_start(op, x_in, is_sums, layers, parameters_in[0]);
@@ -296,7 +296,7 @@ std::tuple<Tensor, Tensor> forward_op(const Tensor& x_in, const Tensor& order, T
 
 std::tuple<Tensor, Tensor> backward_op(const Tensor& grad_output_in, const Tensor& sums_in, const Tensor& order,
                                        Tensors parameters_in, int64_t description) {
-    constexpr const char* op = "layer_stacks_backward";
+    constexpr const char* op = "_layer_stacks_backward";
     const Layers& layers = layers_of(op, parameters_in, description);
     check_fits(op, layers);
     const Tensor sums = check_start(op, sums_in, true, layers, parameters_in[0]);
@@ -319,7 +319,7 @@ std::tuple<Tensor, Tensor> backward_op(const Tensor& grad_output_in, const Tenso
 std::tuple<Tensor, Tensor, Tensor, Tensor> loss_op(const Tensor& x_in, const Tensor& order, Tensors parameters_in,
                                                    const std::optional<Tensor>& psqt_in, Tensors targets,
                                                    int64_t description, int64_t loss, Numbers constants, bool is_sums) {
-    constexpr const char* op = "layer_stacks_loss";
+    constexpr const char* op = "_layer_stacks_loss";
     const Layers& layers = layers_of(op, parameters_in, description);
     check_fits(op, layers);
     const Tensor& like = parameters_in[0];
@@ -377,7 +377,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> loss_op(const Tensor& x_in, const Ten
     return {totals, grad_sums, grad_output, partials};
 }
 
-// What layer_stacks_gradients and layer_stacks_gradients_through have in common: everything but the kernel of layer 0.
+// What _layer_stacks_gradients and _layer_stacks_gradients_through have in common: everything but the kernel of layer
+// 0.
 class Gradients {
   public:
     // `reads_x`: the gradient of weight_0 is made of x or of what x is made of, unless it is among the partials
@@ -495,7 +496,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> gradients_op(const std::optional<Tens
                                                         const std::optional<Tensor>& partials,
                                                         const std::optional<Tensor>& grad_output, Tensors scales,
                                                         int64_t description, std::optional<ScalarType> grad_dtype) {
-    constexpr const char* op = "layer_stacks_gradients";
+    constexpr const char* op = "_layer_stacks_gradients";
     if (!x_in && !grad_output) fail(op, "x", "neither x nor grad_output", "one of them");
     check_floats(op, "weight_0", parameters.at(0), {-1, -1, -1}, "[S, O, I]", parameters.at(0));
     const torch::stable::accelerator::DeviceGuard guard(parameters[0].get_device_index());
@@ -539,7 +540,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> through_op(
     const Tensor& order, Tensors parameters, const Tensor& grad_sums, const std::optional<Tensor>& partials,
     const std::optional<Tensor>& grad_output, Tensors scales, int64_t description, Tensors batch_in,
     std::vector<int64_t> made_for_in, const Tensor& saved, int64_t num_features, Numbers bound_and_scale) {
-    constexpr const char* op = "layer_stacks_gradients_through";
+    constexpr const char* op = "_layer_stacks_gradients_through";
     using namespace perspective_transformer;
     Batch batch = batch_of(op, batch_in);
     const MadeFor made_for = made_for_of(op, made_for_in);
@@ -572,7 +573,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> through_op(
 }
 
 std::tuple<Tensor, Tensor> add_shares_op(const Tensor& shares_in) {
-    constexpr const char* op = "layer_stacks_add_shares";
+    constexpr const char* op = "_layer_stacks_add_shares";
     check_floats(op, "shares", shares_in, {-1, -1}, "[P, n + 3]", shares_in);
     const int64_t processes = shares_in.size(0), numbers = shares_in.size(1) - 3;
     if (processes < 1 || numbers < 0)
@@ -599,16 +600,16 @@ int64_t describe_op(int64_t inputs, int64_t stacks, std::vector<int64_t> hidden,
 }  // namespace nnue::cuda::stacks
 
 STABLE_TORCH_LIBRARY_IMPL(nnue, CUDA, m) {
-    NNUE_IMPL(m, "stack_order", &nnue::cuda::stacks::order_op);
-    NNUE_IMPL(m, "layer_stacks_first", &nnue::cuda::stacks::first_op);
-    NNUE_IMPL(m, "layer_stacks_forward", &nnue::cuda::stacks::forward_op);
-    NNUE_IMPL(m, "layer_stacks_backward", &nnue::cuda::stacks::backward_op);
-    NNUE_IMPL(m, "layer_stacks_loss", &nnue::cuda::stacks::loss_op);
-    NNUE_IMPL(m, "layer_stacks_gradients", &nnue::cuda::stacks::gradients_op);
-    NNUE_IMPL(m, "layer_stacks_gradients_through", &nnue::cuda::stacks::through_op);
-    NNUE_IMPL(m, "layer_stacks_add_shares", &nnue::cuda::stacks::add_shares_op);
+    NNUE_IMPL(m, "_stack_order", &nnue::cuda::stacks::order_op);
+    NNUE_IMPL(m, "_layer_stacks_first", &nnue::cuda::stacks::first_op);
+    NNUE_IMPL(m, "_layer_stacks_forward", &nnue::cuda::stacks::forward_op);
+    NNUE_IMPL(m, "_layer_stacks_backward", &nnue::cuda::stacks::backward_op);
+    NNUE_IMPL(m, "_layer_stacks_loss", &nnue::cuda::stacks::loss_op);
+    NNUE_IMPL(m, "_layer_stacks_gradients", &nnue::cuda::stacks::gradients_op);
+    NNUE_IMPL(m, "_layer_stacks_gradients_through", &nnue::cuda::stacks::through_op);
+    NNUE_IMPL(m, "_layer_stacks_add_shares", &nnue::cuda::stacks::add_shares_op);
 }
 
 STABLE_TORCH_LIBRARY_IMPL(nnue, CompositeExplicitAutograd, m) {
-    NNUE_IMPL(m, "layer_stacks_describe", &nnue::cuda::stacks::describe_op);
+    NNUE_IMPL(m, "_layer_stacks_describe", &nnue::cuda::stacks::describe_op);
 }

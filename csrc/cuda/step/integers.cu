@@ -1,4 +1,4 @@
-// Operators to_integers and to_integers_backward on CUDA, one launch for all parameters; the contracts are in
+// Operators _to_integers and _to_integers_backward on CUDA, one launch for all parameters; the contracts are in
 // integers.h.
 
 #include <torch/csrc/stable/accelerator.h>
@@ -92,6 +92,6 @@ Tensor backward_op(Tensors gradients, Tensors parameters, std::vector<int64_t> p
 }  // namespace nnue::cuda::step
 
 STABLE_TORCH_LIBRARY_IMPL(nnue, CUDA, m) {
-    NNUE_IMPL(m, "to_integers", &nnue::cuda::step::forward_op);
-    NNUE_IMPL(m, "to_integers_backward", &nnue::cuda::step::backward_op);
+    NNUE_IMPL(m, "_to_integers", &nnue::cuda::step::forward_op);
+    NNUE_IMPL(m, "_to_integers_backward", &nnue::cuda::step::backward_op);
 }

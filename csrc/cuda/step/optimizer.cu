@@ -73,7 +73,7 @@ void begin_op(Tensors gradients, std::vector<int64_t> shared_rows, const Tensor&
         }
         a.last = next == placed.size();
         if (placed.empty()) grid = 1;
-        launch("optimizer_begin", begin, grid, kBeginThreads, 0, stream, a);
+        launch("_optimizer_begin", begin, grid, kBeginThreads, 0, stream, a);
         a.partial += grid;
     } while (next < placed.size());
 }
@@ -104,7 +104,7 @@ void launch_update(std::vector<Part> parts, UpdateArguments a, bool follows_begi
             grid += static_cast<unsigned>(divide_up(part.columns, columns));
         }
         const auto kernel = update<R, T, k16, V, kWarps, kRows, kStates>;
-        launch_behind(follows_begin, "optimizer_update", kernel, grid, kWarps * kWarp, 0, stream, a);
+        launch_behind(follows_begin, "_optimizer_update", kernel, grid, kWarps * kWarp, 0, stream, a);
     }
 }
 
@@ -152,7 +152,7 @@ void mark_rows_op(const Tensor& white, const Tensor& black, const Tensor& rows) 
     const int64_t grid =
         std::min<int64_t>(divide_up(all, kMarkThreads / kWarp * kMarkRows), multiprocessors(current_device()));
     const dim3 blocks(static_cast<unsigned>(grid), static_cast<unsigned>(divide_up(rows.size(0), int64_t(kMarkBits))));
-    launch("optimizer_mark_rows", mark_rows, blocks, kMarkThreads, 0, current_stream(rows), const_data<int32_t>(one),
+    launch("_optimizer_mark_rows", mark_rows, blocks, kMarkThreads, 0, current_stream(rows), const_data<int32_t>(one),
            const_data<int32_t>(other), one.size(0), all, static_cast<int>(one.size(1)), static_cast<int>(other.size(1)),
            mutable_data<uint8_t>(rows), rows.size(0));
 }
@@ -210,7 +210,7 @@ void update_rows_op(const Tensor& weight, const Tensor& gradient, Tensors moment
             if (call.is_16) kernel = call.wide ? update_rows<R, T, true, V> : update_rows<R, T, true, 1>;
         }
         const unsigned grid = static_cast<unsigned>(divide_up(call.arguments.rows, kLateRows));
-        launch("optimizer_update_rows", kernel, grid, kLateThreads, 0, current_stream(weight), call.arguments);
+        launch("_optimizer_update_rows", kernel, grid, kLateThreads, 0, current_stream(weight), call.arguments);
     });
 }
 
@@ -227,12 +227,12 @@ void catch_up_op(const Tensor& weight, Tensors moments, const std::optional<Tens
     int* const count = reinterpret_cast<int*>(memory.mutable_data_ptr());
     LateRow* const list = reinterpret_cast<LateRow*>(mutable_data<int64_t>(memory) + 1);
     check_cuda(cudaMemsetAsync(count, 0, sizeof(int), stream), "memset");
-    launch("optimizer_catch_up", list_late, static_cast<unsigned>(divide_up(num_rows, kListThreads)), kListThreads, 0,
+    launch("_optimizer_catch_up", list_late, static_cast<unsigned>(divide_up(num_rows, kListThreads)), kListThreads, 0,
            stream, call.arguments, list, count);
     const unsigned grid = static_cast<unsigned>(3 * multiprocessors(current_device()));  // as many as have room
     with_rule(h.rule, weight, [&]<class R, class T>() {
         const auto kernel = call.wide ? catch_up<R, T, kWide<T>> : catch_up<R, T, 1>;
-        launch("optimizer_catch_up", kernel, grid, kLateThreads, 0, stream, call.arguments, list, count);
+        launch("_optimizer_catch_up", kernel, grid, kLateThreads, 0, stream, call.arguments, list, count);
     });
 }
 
@@ -240,9 +240,9 @@ void catch_up_op(const Tensor& weight, Tensors moments, const std::optional<Tens
 }  // namespace nnue::cuda::optimizer_step
 
 STABLE_TORCH_LIBRARY_IMPL(nnue, CUDA, m) {
-    NNUE_IMPL(m, "optimizer_begin", &nnue::cuda::optimizer_step::begin_op);
-    NNUE_IMPL(m, "optimizer_update", &nnue::cuda::optimizer_step::update_op);
-    NNUE_IMPL(m, "optimizer_mark_rows", &nnue::cuda::optimizer_step::mark_rows_op);
-    NNUE_IMPL(m, "optimizer_update_rows", &nnue::cuda::optimizer_step::update_rows_op);
-    NNUE_IMPL(m, "optimizer_catch_up", &nnue::cuda::optimizer_step::catch_up_op);
+    NNUE_IMPL(m, "_optimizer_begin", &nnue::cuda::optimizer_step::begin_op);
+    NNUE_IMPL(m, "_optimizer_update", &nnue::cuda::optimizer_step::update_op);
+    NNUE_IMPL(m, "_optimizer_mark_rows", &nnue::cuda::optimizer_step::mark_rows_op);
+    NNUE_IMPL(m, "_optimizer_update_rows", &nnue::cuda::optimizer_step::update_rows_op);
+    NNUE_IMPL(m, "_optimizer_catch_up", &nnue::cuda::optimizer_step::catch_up_op);
 }

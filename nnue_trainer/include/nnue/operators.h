@@ -180,8 +180,8 @@ inline PerspectivePlan perspective_plan(const at::Tensor& white, const at::Tenso
     PerspectivePlan plan{index_rows(white), index_rows(black), {}, {}, weight_dtype};
     plan.made_for = {has_buckets ? bucket_size : 0, has_buckets ? num_bucketed : num_features,
                      static_cast<int64_t>(c10::elementSize(weight_dtype))};
-    plan.data = calls::perspective_plan(plan.white, plan.black, black_to_move, num_features, plan.made_for[0],
-                                        plan.made_for[1], plan.made_for[2]);
+    plan.data = calls::_perspective_plan(plan.white, plan.black, black_to_move, num_features, plan.made_for[0],
+                                         plan.made_for[1], plan.made_for[2]);
     return plan;
 }
 
@@ -202,12 +202,12 @@ struct PerspectiveBackward : torch::autograd::Function<PerspectiveBackward> {
                                  const at::Tensor& saved, const std::vector<int64_t>& sizes, int64_t activation,
                                  const std::vector<double>& bound_and_scale, at::ScalarType weight_dtype) {
         const at::AutoDispatchBelowADInplaceOrView below;
-        auto [grad_weight, grad_bias, grad_of_psqt] = calls::perspective_transformer_backward(
+        auto [grad_weight, grad_bias, grad_of_psqt] = calls::_perspective_transformer_backward(
             grad_output, grad_psqt, batch, made_for, saved, sizes, activation, bound_and_scale, weight_dtype, {});
         return {grad_weight, grad_bias, grad_of_psqt};
     }
     static variable_list backward(AutogradContext*, const variable_list&) {
-        no_second_derivative(calls::perspective_transformer_backward_name);
+        no_second_derivative(calls::_perspective_transformer_backward_name);
     }
 };
 
@@ -217,7 +217,7 @@ struct Perspective : torch::autograd::Function<Perspective> {
                                  const std::vector<int64_t>& made_for, int64_t activation,
                                  const std::vector<double>& bound_and_scale, at::ScalarType output_dtype, bool save) {
         const at::AutoDispatchBelowADInplaceOrView below;
-        auto [output, psqt_output, saved] = calls::perspective_transformer_forward(
+        auto [output, psqt_output, saved] = calls::_perspective_transformer_forward(
             batch, made_for, weight, bias, psqt, activation, bound_and_scale, output_dtype, false, save);
         variable_list kept = {saved};
         kept.insert(kept.end(), batch.begin(), batch.end());
