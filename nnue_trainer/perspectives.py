@@ -14,15 +14,16 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple, cast, get_args, overload
+from typing import Any, NamedTuple, cast, overload
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from nnue_trainer import _derivatives, capabilities, ops
+from nnue_trainer import _derivatives, capabilities, ops, reference
 from nnue_trainer._library import as_text
 from nnue_trainer.capabilities import Kernels, set_cuda_kernels
+from nnue_trainer.reference import ACTIVATIONS, Activation
 
 __all__ = ["PerspectivePlan", "is_fused", "perspective_plan", "perspective_transformer", "set_cuda_kernels"]
 
@@ -31,13 +32,10 @@ FORWARD = "nnue::_perspective_transformer_forward"
 BACKWARD = "nnue::_perspective_transformer_backward"
 BACKWARD_ROWS = "nnue::_perspective_transformer_backward_rows"
 
-Activation = Literal["identity", "crelu", "screlu", "pairwise"]
-_ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
-
 
 def number_of(activation: Activation) -> int:
     """An activation as the operators take it (csrc/activation.h)."""
-    return _ACTIVATIONS.index(activation)
+    return ACTIVATIONS.index(activation)
 
 
 _IDENTITY, _PAIRWISE = number_of("identity"), number_of("pairwise")
@@ -450,9 +448,9 @@ def _check_arguments(
     psqt: Tensor | None,
     psqt_bucket: Tensor | None,
 ) -> None:
-    if activation not in _ACTIVATIONS:
+    if activation not in ACTIVATIONS:
         raise ValueError(
-            f"perspective_transformer: activation: found {activation!r}, expected one of {', '.join(_ACTIVATIONS)}"
+            f"perspective_transformer: activation: found {activation!r}, expected one of {', '.join(ACTIVATIONS)}"
         )
     if activation == "pairwise" and weight.shape[1] % 2:
         raise ValueError(
@@ -587,31 +585,15 @@ def perspective_transformer(
         out, psqt_out = run_fused(call, sparse_grad=sparse_grad, psqt_apart=psqt_apart)
         return out if psqt_out is None else (out, psqt_out)
 
-    # Swapping index rows moves a few dozen integers per position, and swapping accumulators thousands of floats.
-    white, black = ops.index_rows(white), ops.index_rows(black)
-    black_first = black_to_move.bool().unsqueeze(1)
-    sides = [torch.where(black_first, black, white), torch.where(black_first, white, black)]
-    factors: list[Tensor | None] = [None, None]
-    if values is not None:
-        ours, theirs = values
-        factors = [torch.where(black_first, theirs, ours), torch.where(black_first, ours, theirs)]
-    # The plain operator rounds its sums to the weight's dtype, which would be too early for 16-bit weights.
-    sums = weight if weight.dtype == torch.float64 else weight.float()
-    halves = [
-        _activate(ops.feature_transformer_forward(i, sums, bias.to(sums.dtype), v, deterministic), activation, bound)
-        for i, v in zip(sides, factors, strict=True)
-    ]
-    out = torch.cat(halves, dim=1)
-    out = (out if scale == 1.0 else out * scale).to(output_dtype)
-    if psqt is None or psqt_bucket is None:
-        return out
-    no_bias = psqt.new_zeros(psqt.shape[1])
-    us, them = (
-        ops.feature_transformer_forward(i, psqt, no_bias, v, deterministic) for i, v in zip(sides, factors, strict=True)
-    )
-    # A masked sum with one term: the gradient of a gather is a scatter, which has to sort if it is deterministic.
-    chosen = psqt_bucket.unsqueeze(1) == torch.arange(psqt.shape[1], device=psqt.device)
-    return out, torch.where(chosen, us - them, 0.0).sum(1) / 2
+    def row_sums(indices: Tensor, table: Tensor, bias: Tensor, values: Tensor | None) -> Tensor:
+        return ops.feature_transformer_forward(indices, table, bias, values, deterministic)
+
+    rows = (ops.index_rows(white), ops.index_rows(black), black_to_move)
+    out, psqt_out = reference.perspective_transformer(
+        rows, weight, bias, activation, bound, scale, output_dtype, psqt=psqt, psqt_bucket=psqt_bucket, values=values,
+        row_sums=row_sums,
+    )  # fmt: skip
+    return out if psqt_out is None else (out, psqt_out)
 
 
 def run_fused(call: FusedCall, *, sparse_grad: bool = False, psqt_apart: bool = False) -> tuple[Tensor, Tensor | None]:
@@ -634,15 +616,3 @@ def psqt_output(call: FusedCall, begin: int, end: int) -> Tensor:
     assert call.psqt is not None
     output: Tensor = torch.ops.nnue._perspective_psqt(call.batch, call.made_for, call.psqt.detach(), begin, end)
     return output
-
-
-def _activate(accumulator: Tensor, activation: Activation, bound: float) -> Tensor:
-    if activation == "identity":
-        return accumulator
-    clipped = accumulator.clamp(0.0, bound)
-    if activation == "crelu":
-        return clipped
-    if activation == "screlu":
-        return clipped.square()
-    first, second = clipped.chunk(2, dim=1)
-    return first * second

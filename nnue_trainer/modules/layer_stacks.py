@@ -20,10 +20,10 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 from torch import Tensor, nn
 
-from nnue_trainer import _derivatives, capabilities, ops
+from nnue_trainer import _derivatives, capabilities, ops, reference
 from nnue_trainer.data.batch import Batch
 from nnue_trainer.losses.base import Loss, LossKernel, mean
-from nnue_trainer.modules.stacked_linear import StackedLinear, choose, stacked_linear
+from nnue_trainer.modules.stacked_linear import StackedLinear, stacked_linear
 from nnue_trainer.perspectives import FusedCall, number_of
 
 Activation = Literal["none", "crelu", "screlu", "dual"]
@@ -402,26 +402,14 @@ class LayerStacks:
     def outputs(self, first: FirstOutputs, linears: Sequence[nn.Module], *, sums_are_given: bool = False) -> Tensor:
         """The outputs of the last layer in torch's operators, fp32 [B, n], for a last layer of any number of outputs.
         What goes directly to the output is added to each of them. `sums_are_given`: as for `_plain`."""
-        x, straight = first.x, [] if first.psqt is None else [first.psqt]
-        kept: list[Tensor] = []
 
-        def apply(number: int, x: Tensor) -> Tensor:
+        def linear(number: int, x: Tensor) -> Tensor:
             if number == 0 and sums_are_given:
                 _, bias = _parameters([linears[0]])
-                return x + choose(bias.unsqueeze(0), first.bucket)
+                return x + reference.choose(bias.unsqueeze(0), first.bucket)
             return _apply(linears[number], x, first.bucket)
 
-        for number, layer in enumerate(self.hidden):
-            y = apply(number, x)
-            if (skipped := layer.skipped(y)) is not None:
-                straight.append(skipped)
-            x = layer.activate(y)
-            if layer.output_scale is not None and layer is not self.hidden[-1]:
-                kept.append(x if layer.output_scale == 1.0 else x * layer.output_scale)
-        output = apply(len(self.hidden), torch.cat([*kept, x], dim=1) if kept else x)
-        for part in straight:
-            output = output + part.unsqueeze(1)
-        return output
+        return reference.layers(self.hidden, first.x, linear, [] if first.psqt is None else [first.psqt])
 
     def _is_fused(self, first: FirstOutputs, parameters: Sequence[Tensor]) -> bool:
         """Whether the operators serve this call: the table's choice for these layers, in a mode and on tensors that

@@ -37,6 +37,7 @@ from nnue_trainer.modules.straight_through import (
 )
 from nnue_trainer.nets.integer_forward import INT16_MAX, INT16_MIN, IntegerLayer, Skip
 from nnue_trainer.perspectives import FusedCall, is_fused, run_fused
+from nnue_trainer.reference import choose
 from nnue_trainer.schema import section
 
 if TYPE_CHECKING:
@@ -351,7 +352,7 @@ class RoundedForward:
         if layer.factor is not None:
             parts = [straight(vectors[0], "floor", scale) if n == 0 else vectors[n] for n in layer.inputs]
             x, rows = torch.cat(parts, dim=1).double(), weight.double()
-            sums = stacked_linear.choose((x @ rows.view(-1, x.shape[1]).T).view(len(x), -1, layer.outputs), stack)
+            sums = choose((x @ rows.view(-1, x.shape[1]).T).view(len(x), -1, layer.outputs), stack)
             return (sums * layer.factor + F.embedding(stack, bias).double()).float()
         if layer.inputs == (0,):
             x, factor = vectors[0], scale
@@ -369,7 +370,7 @@ class RoundedForward:
         if layer.divide != 1:
             every = _tdiv(every.double(), 1, layer.divide)
         bias = bias.view(-1).to(every.dtype)
-        return stacked_linear.choose((every + bias).view(len(x), -1, layer.outputs), stack)
+        return choose((every + bias).view(len(x), -1, layer.outputs), stack)
 
     def _is_large(self, number: int) -> bool:
         """Whether sums of products of a layer take float64.

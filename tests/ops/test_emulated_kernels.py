@@ -15,7 +15,8 @@ import torch
 from sample_inputs import PairSample, assert_close, make_pair, reference_pair
 from torch import Tensor
 
-from nnue_trainer.perspectives import _ACTIVATIONS, _DTYPES, Activation, _fakes, number_of
+from nnue_trainer.perspectives import _DTYPES, _fakes, number_of
+from nnue_trainer.reference import ACTIVATIONS, Activation
 
 
 @dataclass
@@ -128,7 +129,7 @@ def make_case(seed: int) -> Case:
 
     dtype = _DTYPES[int(r.integers(0, 3))]
     outputs = 16 * int(r.integers(1, 19))
-    activation = "pairwise" if r.random() < 0.5 else _ACTIVATIONS[int(r.integers(0, 3))]
+    activation = "pairwise" if r.random() < 0.5 else ACTIVATIONS[int(r.integers(0, 3))]
     weight = torch.from_numpy(r.integers(-24, 25, (features, outputs)) / 64).to(dtype)
     bias = torch.from_numpy(r.integers(0, 65, outputs) / 64).float()
     psqt = torch.from_numpy(r.integers(-64, 65, (features, 8)) / 64).float() if r.random() < 0.4 else None

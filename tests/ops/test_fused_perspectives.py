@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sample_inputs import assert_close
 from torch import Tensor
 
-from nnue_trainer import ops, perspectives
+from nnue_trainer import ops, perspectives, reference
 from nnue_trainer.perspectives import (
     Activation,
     is_fused,
@@ -144,9 +144,7 @@ class Case:
     def accumulators(self, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
         """Of the side to move and of the other side."""
         white, black = (
-            bias
-            + torch.where(((i == -1).cumsum(1) == 0)[:, :, None], weight[i.clamp(0, len(weight) - 1).long()], 0).sum(1)
-            for i in (self.white, self.black)
+            reference.row_sums(i.clamp(max=len(weight) - 1), weight, bias) for i in (self.white, self.black)
         )
         black_first = self.black_to_move.bool()[:, None]
         return torch.where(black_first, black, white), torch.where(black_first, white, black)
@@ -164,12 +162,8 @@ class Case:
     def reference(self, activation: Activation, bound: float, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         weight, bias = self.weight.double().requires_grad_(), self.bias.double().requires_grad_()
 
-        def activate(a: Tensor) -> Tensor:
-            c = a.clamp(0, bound)
-            halves = c.chunk(2, 1)
-            return {"identity": a, "crelu": c, "screlu": c * c, "pairwise": halves[0] * halves[-1]}[activation]
-
-        out = torch.cat([activate(a) for a in self.accumulators(weight, bias)], 1) * self.scale
+        sums = self.accumulators(weight, bias)
+        out = torch.cat([reference.activate(each, activation, bound) for each in sums], 1) * self.scale
         out.backward(grad.double())
         assert weight.grad is not None
         assert bias.grad is not None
