@@ -335,11 +335,13 @@ def reference(forward: IntegerForward, tensors: Mapping[str, np.ndarray], batch:
     return RawValues(psqt, _of_mover(forward.first, positional, batch))
 
 
-def unrounded(forward: IntegerForward, tensors: Mapping[str, np.ndarray], batch: Batch) -> np.ndarray:
+def unrounded(
+    forward: IntegerForward, tensors: Mapping[str, np.ndarray], batch: Batch, stack: np.ndarray
+) -> np.ndarray:
     """The score of stages 1 to 7 computed in real numbers, where nothing is rounded and nothing wraps around: float64
-    [B], of each position's own stack. A float model with the same weights gives the same, if the scales, shifts and
-    layers of the description are right."""
-    first, stack = forward.first, forward.stack(batch)
+    [B], of each position's own `stack`, int64 [B]. A float model with the same weights gives the same, if the scales,
+    shifts and layers of the description are right."""
+    first = forward.first
     bias = tensors[first.bias].astype(np.float64)
     sides = _seen(first, accumulate(batch, bias, side_by_side(tensors, first.weights)), batch)
     x = _first_activated(first, [np.clip(side * 2.0**first.accumulator_shift, 0, first.clip) for side in sides], REALS)

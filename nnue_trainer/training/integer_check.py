@@ -128,7 +128,8 @@ def _evaluated(
     integers = evaluate(quantized, records, every_stack=False).score.astype(np.float64)
     floats, reals, forward = _scores(trial, batch).numpy(), None, quantized.net.integer_forward()
     if forward is not None:  # else the net evaluates its integers itself
-        reals = unrounded(forward, quantized.tensors, data.expand(records, quantized.net.integer_feature_set))
+        rows = data.expand(records, quantized.net.integer_feature_set)
+        reals = unrounded(forward, quantized.tensors, rows, quantized.net.bucket(rows))
     return floats, floats if reals is None else reals, integers
 
 

@@ -13,7 +13,7 @@ from nnue_trainer import nets
 from nnue_trainer.data import expand, records_from_fens
 from nnue_trainer.errors import UserError
 from nnue_trainer.export.check_positions import CHECK_POSITIONS
-from nnue_trainer.penalties import ActivationPenalty, Penalties, WeightPenalty
+from nnue_trainer.penalties import PENALTIES, Penalties, Penalty
 
 VECTOR = json.loads((Path(__file__).resolve().parents[1] / "vectors" / "training" / "loss.json").read_text("utf-8"))[
     "activation_penalty"
@@ -25,11 +25,15 @@ def data(project_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return split_sample(project_root, tmp_path_factory.mktemp("positions"), 4_000, 500)
 
 
+def penalty(**section: Any) -> Penalty:
+    return PENALTIES.parse(section, may_import=False)
+
+
 def test_a_penalty_on_activations_is_the_references() -> None:
     model = nets.build({"kind": "simple", "hidden": 8})
     a = torch.tensor([VECTOR["activations"]], dtype=torch.float64, requires_grad=True)
     for norm in ("l1", "l2"):
-        found = ActivationPenalty(norm=norm, factor=VECTOR["coefficient"]).of(model, [a])
+        found = penalty(kind="activations", norm=norm, factor=VECTOR["coefficient"]).of(model, [a])
         assert found.item() == pytest.approx(VECTOR[f"{norm}_mean"], rel=1e-6)
         (gradient,) = torch.autograd.grad(found, a)
         each = VECTOR["l1_gradient_each"] * (a.sign() if norm == "l1" else 2 * a)
@@ -40,9 +44,10 @@ def test_a_penalty_on_activations_is_the_references() -> None:
 @pytest.mark.parametrize("activation", ["screlu", "pairwise"])
 def test_penalties_see_the_first_layer_of_the_step(activation: str, aware: bool) -> None:
     torch.manual_seed(0)
-    model = nets.build({"kind": "layered", "hidden": 16, "activation": activation, "layers": [{"outputs": 4}]})
+    model: Any = nets.build({"kind": "layered", "hidden": 16, "activation": activation, "layers": [{"outputs": 4}]})
     batch = expand(records_from_fens(list(CHECK_POSITIONS)), model.feature_set)
-    penalties = Penalties([ActivationPenalty(factor=0.5), WeightPenalty(factor=0.1, parameters=["layers.*"])], model)
+    of_weights = penalty(kind="weights", factor=0.1, parameters=["layers.*"])
+    penalties = Penalties([penalty(kind="activations", factor=0.5), of_weights], model)
     with model.rounding(aware), penalties.watching():
         model(batch)
     found = penalties.of(batch)
@@ -81,7 +86,7 @@ def test_penalties_train_resume_and_leave_the_validation_loss(data: Path, tmp_pa
             nnue("train", "--resume", epoch, "--run-dir", tmp_path / f"{name}-resumed")
             again = last(tmp_path / f"{name}-resumed").tensors["model"]
             assert all(torch.equal(tensor, again[key]) for key, tensor in ends[name].items())
-    model = nets.build({"kind": "simple", "hidden": 16})
+    model: Any = nets.build({"kind": "simple", "hidden": 16})
     batch = expand(records_from_fens(list(CHECK_POSITIONS)), model.feature_set)
     mean = {}
     for name, tensors in ends.items():

@@ -158,3 +158,23 @@ def test_other_outputs_than_the_net_says_are_named(data: Path, tmp_path: Path) -
     )
     with pytest.raises(UserError, match=r"TwoModel.outputs.*expected a tensor \[250, 3\]"):
         nnue("train", "--config", recipe, "--run-dir", tmp_path / "run")
+
+
+BUCKETS: dict[str, dict[str, Any]] = {
+    "weights": {"count": 4, "rule": "weights", "weights": [0, 1, 1, 2, 4]},
+    "squares": {"count": 3, "rule": "squares", "squares": {"K": [0] * 8 + [1] * 8 + [2] * 48}},
+}
+
+
+@pytest.mark.parametrize("rule", BUCKETS)
+def test_nets_with_output_buckets_of_every_rule_train(data: Path, tmp_path: Path, rule: str) -> None:
+    model = {
+        "kind": "layered",
+        "hidden": 16,
+        "output_buckets": BUCKETS[rule],
+        "quantisation": {"aware": True, "aware_from": 0.5},
+    }
+    recipe = written(tmp_path / "r.yaml", data, model=model, training={"epochs": 2})
+    nnue("train", "--config", recipe, "--run-dir", tmp_path / "run")
+    weight = last(tmp_path / "run").tensors["model"]["output.weight"]
+    assert (weight[0] - weight[-1]).abs().max() > 1e-3
