@@ -19,9 +19,9 @@ from nnue_trainer.data.features import feature_set
 from nnue_trainer.modules.layer_stacks import LayerStacks
 from nnue_trainer.modules.perspective_transformer import PerspectiveTransformer
 from nnue_trainer.nets.base import NnueModel, StackedModel
-from nnue_trainer.optim.fused import FusedRule
+from nnue_trainer.optim.fused import FusedConfig, FusedRule
 from nnue_trainer.optim.optimizer import Optimizer
-from nnue_trainer.parallel.division import why_not_columns
+from nnue_trainer.parallel.division import divide, why_not_columns
 from nnue_trainer.parallel.ranks import Ranks
 from nnue_trainer.penalties import Penalties
 from nnue_trainer.perspectives import number_of
@@ -44,20 +44,20 @@ def explain(recipe: Recipe, machine: Machine, ranks: int = 1) -> list[Part]:
     with _as_if(machine):
         model = _built(recipe)
         recipe = settled(recipe, model, device)
-        mixed = recipe.training.precision == "mixed"
         several = Ranks(size=ranks) if ranks > 1 else Ranks()
         penalties = Penalties(recipe.training.penalties, model)
         late = why_not_late(recipe, device, several, penalties)
-        optimizer = Optimizer(model, recipe.optimizer, late=late is None, copies=mixed and not penalties.dense)
         awareness = recipe.model.awareness
         parts = [Part("machine", str(machine), ""), Part("precision", recipe.training.precision, "")]
-        parts += _division(recipe, model, several)
+        division = _division(recipe, model, several)
+        parts += division
         parts += _features(model, machine)
+        divided = division[0].kernels if division else ""
         rounding = [False] if not awareness.aware else [True] if awareness.aware_from == 0 else [False, True]
         for rounds in rounding:
             suffix = ", rounded" if rounds else ""
-            parts += [part._replace(name=part.name + suffix) for part in _step(recipe, model, machine, rounds)]
-        return [*parts, *_update(model, optimizer, machine, late)]
+            parts += [part._replace(name=part.name + suffix) for part in _step(recipe, model, machine, divided, rounds)]
+        return [*parts, *_update(recipe, model, machine, late)]
 
 
 @contextmanager
@@ -79,7 +79,8 @@ def _division(recipe: Recipe, model: NnueModel, ranks: Ranks) -> list[Part]:
     if not ranks.several:
         return []
     reason = why_not_columns(model, recipe, ranks)
-    return [Part("division", "columns" if reason is None else "positions", reason or "")]
+    division, _ = divide(ranks, model, recipe)  # of columns: the model has those of rank 0 from here on
+    return [Part("division", division.name, reason or "")]
 
 
 def _features(model: NnueModel, machine: Machine) -> list[Part]:
@@ -90,8 +91,8 @@ def _features(model: NnueModel, machine: Machine) -> list[Part]:
     return [Part("features", "gpu", "")]
 
 
-def _step(recipe: Recipe, model: NnueModel, machine: Machine, rounds: bool) -> Iterator[Part]:
-    """Forward, loss and backward."""
+def _step(recipe: Recipe, model: NnueModel, machine: Machine, division: str, rounds: bool) -> Iterator[Part]:
+    """Forward, loss and backward. `division`: of several processes."""
     transformers = [module for module in model.modules() if isinstance(module, PerspectiveTransformer)]
     if len(transformers) != 1:
         yield Part("transformer", "torch", f"the net has {len(transformers)} feature transformers, expected one")
@@ -109,21 +110,29 @@ def _step(recipe: Recipe, model: NnueModel, machine: Machine, rounds: bool) -> I
         layers, reason = None, "training.compile: the compiler gets torch's operators"
     x_dtype = trained if machine != capabilities.CPU or mixed else torch.float32
     stacks = Choice("torch", reason) if layers is None else capabilities.stacks(machine, layers, x_dtype)
-    kernel = recipe.loss.kernel()
+    kernel = None if division == "positions" else recipe.loss.kernel()
     in_stacks = stacks.kernels in ("tiles", "one_pass")
     between = capabilities.between(
         transformer.kernels, stacks.kernels, trained, x_dtype, num_outputs=width,
         hidden=0 if layers is None else len(layers.hidden), activation=number_of(first.activation), bound=first.bound,
         has_psqt=psqt,
     )  # fmt: skip
-    if in_stacks and kernel is None and between.kernels != "whole":
-        between = Choice("whole", "the loss is computed by torch")
+    if in_stacks and between.kernels != "whole":
+        if kernel is None:
+            between = Choice("whole", "the loss is computed by torch")
+        elif division == "columns" and between.kernels == "factors":
+            between = Choice("whole", "processes that divide the columns make the gradient of a single layer")
     yield Part("gradient between", *between)
     yield Part("layers", *stacks)
     if in_stacks and kernel is not None:
         yield Part("loss", stacks.kernels, "")
     else:
-        why = f"the loss {recipe.loss.kind!r} has no kernel" if kernel is None else "the layers have no kernel for it"
+        if division == "positions":
+            why = "processes that share the positions of a batch compute it apart"
+        elif kernel is None:
+            why = f"the loss {recipe.loss.kind!r} has no kernel"
+        else:
+            why = "the layers have no kernel for it"
         yield Part("loss", "torch", why)
 
 
@@ -138,10 +147,12 @@ def _layers(model: NnueModel, rounds: bool) -> tuple[LayerStacks | None, str]:
         return model.rounded.stacks, "the operators cannot round as this net does"
 
 
-def _update(model: NnueModel, optimizer: Optimizer, machine: Machine, not_late: str | None) -> Iterator[Part]:
-    if not isinstance(optimizer.rule, FusedRule):
-        yield Part("update", "torch", "the optimizer is a rule of torch's or of yours")
+def _update(recipe: Recipe, model: NnueModel, machine: Machine, not_late: str | None) -> Iterator[Part]:
+    if not isinstance(recipe.optimizer, FusedConfig):
+        yield Part("update", "torch", f"the optimizer {recipe.optimizer.kind!r} does not use the operators")
         return
+    optimizer = Optimizer(model, recipe.optimizer)
+    assert isinstance(optimizer.rule, FusedRule)
     yield Part("update", "operators", "")
     transformers = [module.weight for module in model.modules() if isinstance(module, PerspectiveTransformer)]
     for part in optimizer.rule.fused.parts:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from command import nnue
 
 from nnue_trainer import _library, capabilities, nets
 from nnue_trainer.capabilities import CPU, Choice, Machine, gpu, set_cuda_kernels
+from nnue_trainer.errors import UserError
 from nnue_trainer.modules.layer_stacks import FirstOutputs, Integers, LayerStacks, StackLayer
 from nnue_trainer.modules.stacked_linear import StackedLinear
 from nnue_trainer.perspectives import number_of, perspective_transformer
@@ -220,7 +223,49 @@ def test_rounding_and_ranks_are_explained() -> None:
     aware = "model.quantisation={aware: true, aware_from: 0.5}"
     recipe = config.load(presets.path("sfnnv5"), [aware])
     parts = {part.name: part for part in explain(recipe, H100, ranks=2)}
-    assert parts["gradient between"].kernels == parts["gradient between, rounded"].kernels == "rows"
+    assert parts["gradient between"].kernels == parts["gradient between, rounded"].kernels == "whole"
     assert parts["division"].kernels == "positions"
     assert "quantisation-aware" in parts["division"].reason
+    alone = {part.name: part for part in explain(recipe, H100)}
+    assert alone["gradient between"].kernels == alone["gradient between, rounded"].kernels == "rows"
+    odd = config.load(presets.path("sfnnv5"), ["model.l1=1056"])
+    divided = {part.name: part for part in explain(odd, H100, ranks=3)}
+    assert divided["division"].kernels == "columns"
+    assert "no multiple of 64" in divided["gradient between"].reason
+    one_layer = {part.name: part for part in explain(config.load(presets.path("buckets"), []), H100, ranks=2)}
+    assert one_layer["gradient between"].kernels == "whole"
+
+
+@pytest.mark.parametrize("optimizer", ["{kind: torch, name: RAdam}", "{kind: muon}", "{kind: schedule_free}"])
+def test_every_optimizer_is_explained(optimizer: str) -> None:
+    from nnue_trainer import config, presets
+    from nnue_trainer.training.explain import explain
+
+    recipe = config.load(presets.path("sfnnv5"), [f"optimizer={optimizer}"])
+    parts = {part.name: part for part in explain(recipe, RTX_4090)}
+    assert parts["update"].kernels == ("torch" if "torch" in optimizer else "operators")
     assert nets  # the nets register themselves
+
+
+def test_the_command_prints_the_parts() -> None:
+    found = nnue("explain", "--preset", "sfnnv5", "--gpu", "8.9").splitlines()
+    assert found[0].split(maxsplit=1) == ["machine", "a GPU of compute capability 8.9 with 128 multiprocessors"]
+    wanted = re.compile(r"transformer +portable +the faster kernels need compute capability 9\.0$")
+    assert any(wanted.match(line) for line in found)
+    parts = json.loads(nnue("explain", "--preset", "sfnnv5", "--gpu", "9.0:114", "--json"))
+    assert {"name": "gradient between", "kernels": "rows", "reason": ""} in parts
+    assert nnue("explain", "--preset", "sfnnv5", "--device", "cpu").startswith("machine")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--preset", "sfnnv5", "--gpu", "ada"], "--gpu: found 'ada', expected a compute capability such as 8.9"),
+        (["--preset", "sfnnv5", "--gpu", "8.9", "--device", "cpu"], "--device and --gpu exclude each other"),
+        (["--gpu", "8.9"], "expected a RECIPE or --preset NAME"),
+        (["--preset", "sfnnv5", "--device", "tpu"], "training.device"),
+    ],
+)
+def test_the_command_refuses(arguments: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=re.escape(message)):
+        nnue("explain", *arguments)
