@@ -23,6 +23,7 @@ from typing import NamedTuple
 
 from nnue_trainer.closing import Closing
 from nnue_trainer.errors import UserError, quoted, shown
+from nnue_trainer.system import end_of_child
 
 _LONGEST_LINE = 1 << 16  # bytes
 _LONGEST_ANSWER = 1 << 20  # bytes that are printed for a command whose answer is kept
@@ -376,13 +377,12 @@ class Engine(Closing):
     def _last_words(self) -> str:
         """How the process ended, and the last line on its standard error, where they are known."""
         deadline = time.monotonic() + 0.5
-        # WNOWAIT leaves it to be reaped by close(): until then its number belongs to no other process.
-        while not (state := os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)):
+        while (end := end_of_child(self._process.pid)) is None:  # close() reaps it
             if self._killed or time.monotonic() > deadline:
                 return ""
             time.sleep(0.005)
-        status = state.si_status
-        words = f" (exit status {status})" if state.si_code == os.CLD_EXITED else f" (signal {status})"
+        status, by_signal = end
+        words = f" (signal {status})" if by_signal else f" (exit status {status})"
         for _ in range(64):  # what it has printed there is in the pipe already
             self._exchange(0)
         said = self._stderr.decode(errors="replace").strip().splitlines()

@@ -6,9 +6,7 @@ process, so the imports count.
 
 from __future__ import annotations
 
-import os
-import time
-from pathlib import Path
+from nnue_trainer import system
 
 _marks: list[tuple[str, float]] = []
 
@@ -16,7 +14,7 @@ _marks: list[tuple[str, float]] = []
 def mark(phase: str) -> None:
     """`phase` ends now, and with it the time since the last mark. Of phases with the same name the first one counts."""
     if all(phase != name for name, _ in _marks):
-        _marks.append((phase, time.clock_gettime(time.CLOCK_BOOTTIME)))
+        _marks.append((phase, system.seconds_since_boot()))
 
 
 def reset() -> None:
@@ -26,19 +24,13 @@ def reset() -> None:
 
 def table() -> list[str]:
     """One line per phase: its seconds, and the seconds since the process began."""
-    began = before = _process_start()
+    # Where the system does not show when this process began, the first mark is the begin.
+    began = system.process_start()
+    if began is None:
+        began = _marks[0][1] if _marks else 0.0
+    before = began
     lines = [f"{'phase':32} {'seconds':>8} {'since start':>12}"]
     for name, at in _marks:
         lines.append(f"{name:32} {at - before:8.2f} {at - began:12.2f}")
         before = at
     return lines
-
-
-def _process_start() -> float:
-    """When this process began, on the clock of `mark`; the first mark where the system does not show it."""
-    try:
-        # The command's name may contain spaces; the fields after it do not. Field 22 is the start, in clock ticks.
-        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-        return int(fields[19]) / os.sysconf("SC_CLK_TCK")
-    except (OSError, ValueError, IndexError):
-        return _marks[0][1] if _marks else 0.0
