@@ -20,16 +20,16 @@ def release(project_root: Path) -> ModuleType:
 
 
 def test_the_section_gets_its_date(release: ModuleType) -> None:
-    text = "# Changelog\n\n## 1.2.0 (unreleased)\n\n- Something.\n\n## 1.1.0 (2026-01-01)\n\n- Old.\n"
-    assert release.dated_changelog(text, "1.2.0", "2026-02-03") == text.replace("(unreleased)", "(2026-02-03)")
+    text = "# Changelog\n\n## [1.2.0] - unreleased\n\n- Something.\n\n## [1.1.0] - 2026-01-01\n\n- Old.\n"
+    assert release.dated_changelog(text, "1.2.0", "2026-02-03") == text.replace("unreleased", "2026-02-03")
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("## 1.1.0\n\n- x\n", "no section '## 1.2.0'"),
-        ("## 1.2.0\n\n## 1.1.0\n\n- x\n", "is empty"),
-        ("## 1.2.0 (2026-01-01)\n\n- x\n", "is released already"),
+        ("## [1.1.0]\n\n- x\n", r"no section '## \[1.2.0\]'"),
+        ("## [1.2.0]\n\n## [1.1.0]\n\n- x\n", "is empty"),
+        ("## [1.2.0] - 2026-01-01\n\n- x\n", "is released already"),
     ],
 )
 def test_what_is_refused(release: ModuleType, text: str, message: str) -> None:
@@ -46,4 +46,4 @@ def test_a_dry_run_changes_nothing(project_root: Path) -> None:
     command = [sys.executable, "tools/release.py", "77.0.0", "--dry-run"]
     done = subprocess.run(command, cwd=project_root, capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    assert done.stderr == "CHANGELOG.md: no section '## 77.0.0': write what changed first\n"
+    assert done.stderr == "CHANGELOG.md: no section '## [77.0.0]': write what changed first\n"

@@ -28,15 +28,15 @@ def git(*words: str) -> str:
 
 def dated_changelog(text: str, version: str, day: str) -> str:
     """The changelog with the section of `version` dated. SystemExit if it has none, or if it is released already."""
-    heading = re.search(rf"^## {re.escape(version)}( .*)?$", text, re.MULTILINE)
+    heading = re.search(rf"^## \[{re.escape(version)}\]( - .*)?$", text, re.MULTILINE)
     if heading is None:
-        raise SystemExit(f"CHANGELOG.md: no section '## {version}': write what changed first")
-    if heading[1] not in (None, " (unreleased)"):
+        raise SystemExit(f"CHANGELOG.md: no section '## [{version}]': write what changed first")
+    if heading[1] not in (None, " - unreleased"):
         raise SystemExit(f"CHANGELOG.md: '{heading[0]}' is released already: choose another version")
     body = text[heading.end() :].partition("\n## ")[0].strip()
     if not body:
-        raise SystemExit(f"CHANGELOG.md: the section '## {version}' is empty: write what changed first")
-    return text[: heading.start()] + f"## {version} ({day})" + text[heading.end() :]
+        raise SystemExit(f"CHANGELOG.md: the section '## [{version}]' is empty: write what changed first")
+    return text[: heading.start()] + f"## [{version}] - {day}" + text[heading.end() :]
 
 
 def with_version(text: str, version: str) -> str:
