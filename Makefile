@@ -131,9 +131,8 @@ format: $(VENV)/.dev  ## ruff and clang-format, in place
 	$(BIN)/ruff format .
 	@tools/clang_format.sh
 
-types: $(VENV)/.dev build  ## mypy, of the tests as well, and of the package as on macOS
+types: $(VENV)/.dev build  ## mypy, of the tests as well
 	$(BIN)/mypy
-	$(BIN)/mypy --platform darwin --cache-dir .mypy_cache/darwin
 	$(BIN)/mypy --config-file tests/mypy.ini
 
 $(VENV)/.docs: requirements-docs.txt $(VENV)/.requirements

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -180,7 +181,7 @@ def _write_tensors(file: BinaryIO, tensors: Mapping[str, Tensor], metadata: Mapp
 
 def _start_writing(file: BinaryIO) -> None:
     """Starts to put on disk what `file` has so far, so that the sync at the end has less to wait for."""
-    if hasattr(os, "posix_fadvise"):
+    if sys.platform == "linux":
         with contextlib.suppress(OSError, ValueError):  # a file in memory has no descriptor
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -30,10 +31,14 @@ def test_a_child_that_runs_has_no_end() -> None:
         child.kill()
 
 
+def test_without_proc_the_start_is_unknown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(system, "Path", lambda _: tmp_path / "missing")
+    assert system.process_start() is None
+
+
 def test_elsewhere_callers_do_without(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
     monkeypatch.delattr(os, "waitid")
     monkeypatch.delattr(time, "CLOCK_BOOTTIME")
-    assert system.process_start() is None
     assert system.end_of_child(os.getpid()) is None
     assert system.seconds_since_boot() <= system.seconds_since_boot()
