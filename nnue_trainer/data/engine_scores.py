@@ -36,8 +36,8 @@ UNIT = 64
 @dataclass(frozen=True)
 class EngineScoring:
     """How an engine scores a position: exactly one of `nodes` and `depth`. `scale`: internal units per centipawn of its
-    "score cp"; None takes it from the engine's name. `part` (i, n): only the i-th of n equal parts of the positions,
-    from 1. The parts of a file, one after the other, are the whole."""
+    "score cp"; None takes it from the engine's name. `part` (i, n): only the i-th of n parts of the positions, from 1,
+    which are equal but for one unit. The parts of a file, one after the other, are the whole."""
 
     engine: str
     nodes: int | None = None
@@ -82,7 +82,11 @@ def rescore_by_engine(
     check_no_pipe(inputs, "rescore --engine")
     _check_outputs(inputs, [output], overwrite)
     total = _count(inputs, skip_bad)
-    begin, end = (total * i // scoring.part[1] for i in (scoring.part[0] - 1, scoring.part[0]))
+    # Of whole units, so that parts have the scores of the whole.
+    units_in_all = -(-total // UNIT)
+    begin, end = (
+        min(total, units_in_all * i // scoring.part[1] * UNIT) for i in (scoring.part[0] - 1, scoring.part[0])
+    )
     engines: list[Engine] = []
     try:
         settings = {"Hash": str(scoring.hash_mb)} | dict(scoring.options or {})

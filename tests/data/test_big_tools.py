@@ -139,6 +139,7 @@ def test_scores_of_an_engine_do_not_depend_on_processes_and_parts(
         run("rescore", source, part, "--engine", engine, "--nodes", 1, "--score-scale", 2, "--part", f"{i}/2")
         parts.append(read_all(part))
     assert np.array_equal(np.concatenate(parts), one)
+    assert len(parts[0]) % UNIT == 0, "an engine would begin a unit elsewhere, and score it otherwise"
     assert list(tmp_path.glob("*.journal")) == []
 
 
