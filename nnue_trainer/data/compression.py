@@ -190,7 +190,39 @@ def decompress(path: Path, kind: str, file: BinaryIO) -> ByteReader:
         "bzip2": _Bzip2Reader,
         "zstd": _ZstdReader,
     }
-    return readers[kind](path, file)
+    return _Counted(readers[kind](path, file))
+
+
+class _Counted:
+    """A reader whose errors tell how far it came."""
+
+    def __init__(self, source: ByteReader) -> None:
+        self._source, self._given = source, 0
+
+    def readinto(self, buffer: memoryview, /) -> int:
+        try:
+            count = self._source.readinto(buffer)
+        except UserError as error:
+            raise UserError(f"{error}; offset of the decompressed bytes: {self._given:,} or later") from None
+        self._given += count
+        return count
+
+
+class UntilBroken:
+    """The decompressed bytes of a file up to where it is corrupt or ends too early; `error` then says what is wrong."""
+
+    def __init__(self, source: ByteReader) -> None:
+        self._source = source
+        self.error = ""
+
+    def readinto(self, buffer: memoryview, /) -> int:
+        if self.error:
+            return 0
+        try:
+            return self._source.readinto(buffer)
+        except UserError as error:
+            self.error = str(error)
+            return 0
 
 
 def head_of(file: BinaryIO) -> bytes:

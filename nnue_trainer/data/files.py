@@ -24,7 +24,7 @@ from nnue_trainer import _data
 from nnue_trainer.atomic import replacing
 from nnue_trainer.closing import Closing
 from nnue_trainer.data.binpack import Records
-from nnue_trainer.data.compression import ByteReader, compression_of, decompress, head_of, is_sound
+from nnue_trainer.data.compression import ByteReader, UntilBroken, compression_of, decompress, head_of, is_sound
 from nnue_trainer.data.formats.base import DataFormat, claiming, format_named, outside_formats
 from nnue_trainer.data.formats.built_in import BuiltIn, open_native
 from nnue_trainer.errors import UserError
@@ -123,7 +123,12 @@ class PositionReader(Closing):
             if chosen is None:
                 asked = outside_formats() if formats is None else formats
                 chosen = claiming(asked, self.path, content_head(self.path, self._file, self.compression))
-            source = decompress(self.path, self.compression, self._file) if self.compression else None
+            source: ByteReader | None = None
+            self._cut: UntilBroken | None = None
+            if self.compression:
+                source = decompress(self.path, self.compression, self._file)
+                if skip_bad:
+                    source = self._cut = UntilBroken(source)
             if source is None and is_pipe(path):
                 source = cast(ByteReader, self._file)
             if chosen is None or isinstance(chosen, BuiltIn):
@@ -163,12 +168,12 @@ class PositionReader(Closing):
     @property
     def skipped(self) -> int:
         """What `skip_bad` left out so far."""
-        return self._reader.skipped
+        return self._reader.skipped + bool(self._cut and self._cut.error)
 
     @property
     def first_skipped(self) -> str:
         """What was wrong with the first thing that was left out."""
-        return self._reader.first_skipped
+        return (self._cut.error if self._cut else "") or self._reader.first_skipped
 
     @property
     def notes(self) -> list[str]:

@@ -3,6 +3,7 @@
 import bz2
 import gzip
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -202,3 +203,19 @@ def test_text_with_the_marks_of_other_systems(tmp_path: Path) -> None:
     (tmp_path / "x").write_text("4k3", encoding="utf-16")
     with pytest.raises(UserError, match="text in UTF-16, expected UTF-8"):
         read(tmp_path / "x")
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lambda data: zstandard.compress(data)])
+def test_a_compressed_file_that_ends_too_early(pack: Callable[[bytes], bytes], tmp_path: Path) -> None:
+    path = tmp_path / "games.pgn.packed"
+    random = np.random.default_rng(1)  # evaluations that hardly compress, so that some games come before the end
+    moves = "1. e4 {%+.2f/12 0.05s} e5 {%+.2f/12 0.05s}"
+    whole = pack("".join(game(moves % tuple(random.normal(0, 9, 2))) for _ in range(40_000)).encode())
+    path.write_bytes(whole[: len(whole) * 3 // 4])
+    with pytest.raises(UserError, match=r"games.pgn.packed: not a sound .*; offset of the decompressed bytes: [\d,]+"):
+        read(path)
+    with PositionReader(path, skip_bad=True) as reader:
+        positions = sum(map(len, reader))
+        assert 20_000 < positions < 80_000
+        assert reader.skipped > 0
+        assert "not a sound" in reader.first_skipped
