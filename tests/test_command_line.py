@@ -270,7 +270,9 @@ def test_suggested_commands_can_be_pasted(tmp_path: Path) -> None:
 
 
 def failing(error: str) -> Callable[..., None]:
-    return lambda **_: exec(error, {"torch": torch, "UserError": UserError})
+    # Not of text: Python ends with SIGINT after one that a KeyboardInterrupt left, if no other text was run since.
+    code = compile(error, "<string>", "exec")
+    return lambda **_: exec(code, {"torch": torch, "UserError": UserError})
 
 
 @pytest.mark.parametrize(
