@@ -439,7 +439,7 @@ def test_a_training_can_print_where_its_time_outside_of_steps_goes(tmp_path):
     phases = [line.rsplit(maxsplit=2) for line in table.splitlines()]
     assert [name.strip() for name, *_ in phases] == [
         "imports", "run folder and checkpoint", "device", "model", "model on the device", "optimizer", "data files",
-        "first batch", "first step", "steps, validation, saves", "last write", "end",
+        "integer check", "first batch", "first step", "steps, validation, saves", "last write", "end",
     ]  # fmt: skip
     assert float(phases[-1][2]) == pytest.approx(sum(float(seconds) for _, seconds, _ in phases), abs=0.1)
     last = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[0])
