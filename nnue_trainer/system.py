@@ -40,3 +40,8 @@ def end_of_child(pid: int) -> tuple[int, bool] | None:
         return None if state is None else (state.si_status, state.si_code != os.CLD_EXITED)
     else:  # noqa: RET505
         return None
+
+
+def usable_cpus() -> int:
+    """The CPUs that the process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

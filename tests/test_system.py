@@ -41,4 +41,6 @@ def test_elsewhere_callers_do_without(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "waitid")
     monkeypatch.delattr(time, "CLOCK_BOOTTIME")
     assert system.end_of_child(os.getpid()) is None
+    monkeypatch.delattr(os, "sched_getaffinity")
+    assert system.usable_cpus() == (os.cpu_count() or 1)
     assert system.seconds_since_boot() <= system.seconds_since_boot()

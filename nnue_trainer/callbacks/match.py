@@ -13,6 +13,7 @@ from nnue_trainer.atomic import replacing
 from nnue_trainer.callbacks.base import CALLBACKS, Callback
 from nnue_trainer.errors import UserError, shown
 from nnue_trainer.schema import section
+from nnue_trainer.system import usable_cpus
 
 if TYPE_CHECKING:
     from nnue_trainer.training.trainer import Summary, Trainer
@@ -111,7 +112,6 @@ class Match(Callback):
 
     def _match(self, trainer: Trainer, net: Path, opponent: Path, folder: Path) -> tuple[float, float, bool, int]:
         """Elo, its error, whether the net passed, and games."""
-        import os
 
         from nnue_trainer.match.openings import OpeningOptions
         from nnue_trainer.match.play import Limit
@@ -125,7 +125,7 @@ class Match(Callback):
             self.pairs,
             OpeningOptions(self.openings, seed=trainer.recipe.training.seed),
             sprt=test,
-            concurrency=self.concurrency or 4 * len(os.sched_getaffinity(0)),
+            concurrency=self.concurrency or 4 * usable_cpus(),
         )
         players, identity = players_of(
             [str(net), str(opponent)],

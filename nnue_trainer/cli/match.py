@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -19,6 +18,7 @@ from nnue_trainer.cli.plugins import Plugins
 from nnue_trainer.cli.terminable import terminable
 from nnue_trainer.errors import UserError, quoted, shown
 from nnue_trainer.progress import progress_bar
+from nnue_trainer.system import usable_cpus
 
 if TYPE_CHECKING:
     from nnue_trainer.match.statistics import Sprt
@@ -144,7 +144,7 @@ def match(
         openings=OpeningOptions(str(openings) if openings else None, order, seed, start, plies, chess960),  # type: ignore[arg-type]
         adjudication=Adjudication(resign_score, resign_moves, two_sided, draw_score, draw_moves, draw_from, max_moves),
         sprt=test,
-        concurrency=concurrency or (1 if limit.timed else 4) * len(os.sched_getaffinity(0)),
+        concurrency=concurrency or (1 if limit.timed else 4) * usable_cpus(),
     )
     folder = output or Path("match") / "-".join(re.sub(r"\W+", "_", Path(name).stem) for name in players[:4])
     matches.check_folder(folder, overwrite)

@@ -35,6 +35,7 @@ from nnue_trainer.data.formats import DataFormat
 from nnue_trainer.data.opened import Identity, OpenedFile, identities_from, make_room_for, require_same
 from nnue_trainer.errors import UserError
 from nnue_trainer.foreign import leave
+from nnue_trainer.system import usable_cpus
 
 T = TypeVar("T", Batch, Tensor)
 _STATE_VERSION = 2
@@ -58,11 +59,6 @@ class BadChunks(NamedTuple):
 def say_left_out(first: str) -> None:
     """Logs the error of the first chunk that `skip_bad_chunks` has left out."""
     _log.warning("%s: this chunk is left out, and so is any other that is bad", first)
-
-
-def usable_cpus() -> int:
-    """The CPUs that the process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def usable_threads() -> int:

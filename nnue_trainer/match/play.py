@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import heapq
 import itertools
-import os
 import select
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,6 +24,7 @@ from nnue_trainer import _data
 from nnue_trainer.errors import UserError, shown
 from nnue_trainer.match.adjudication import Adjudication, Adjudicator
 from nnue_trainer.match.openings import Opening
+from nnue_trainer.system import usable_cpus
 from nnue_trainer.uci import Engine
 
 _NEARLY_OVER = 0.75  # of the usual time of a search
@@ -133,7 +133,7 @@ class Arena:
         self._order = itertools.count()
         self._busy = 0  # engines that search or prepare
         self._usual = 0.0  # seconds of a search, of any engine
-        self._cpus = len(os.sched_getaffinity(0))
+        self._cpus = usable_cpus()
         self._starting: dict[Future[Engine], tuple[_Table, int]] = {}
         self._threads = ThreadPoolExecutor(max_workers=min(concurrency, 8), thread_name_prefix="engine")
         self._tables: list[_Table] = []

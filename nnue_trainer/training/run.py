@@ -25,12 +25,13 @@ from nnue_trainer.config import Recipe, ValidationSet
 from nnue_trainer.data import Batch, Loader, RecordLoader
 from nnue_trainer.data.device import Expander
 from nnue_trainer.data.features import feature_set
-from nnue_trainer.data.loader import joined_sketch, say_left_out, unique_positions, usable_cpus
+from nnue_trainer.data.loader import joined_sketch, say_left_out, unique_positions
 from nnue_trainer.errors import UserError, out_of_memory, shown
 from nnue_trainer.nets.activity import spread_over
 from nnue_trainer.nets.base import NnueModel
 from nnue_trainer.parallel.division import divide
 from nnue_trainer.parallel.ranks import Ranks, digest, joined
+from nnue_trainer.system import usable_cpus
 from nnue_trainer.training import plausibility, timeline, warm_start
 from nnue_trainer.training.integer_check import start_check
 from nnue_trainer.training.memory import keep_freed_memory
