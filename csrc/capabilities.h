@@ -173,10 +173,15 @@ inline Choice<Transformer> transformer(const Machine& machine, const Transformer
 // one_pass: tiles, and one kernel for all of a single layer of one output.
 NNUE_ENUMERATION(Stacks, torch, cpu, tiles, one_pass)
 
+constexpr int kMostOutputs = 4096;  // of a layer; its sums take 1 MB, and with more an int might not count the bytes
+
 inline Reason why_not_tiles(const layer_stacks::Layers& layers) {
     const layer_stacks::Layer& first = layers.at[0];
     if (first.outputs > layer_stacks::kMostFirstOutputs) return Reason::first_outputs;
     if (first.inputs % layer_stacks::kInputTile != 0) return Reason::inputs_16;
+    for (int l = 0; l < layers.count; ++l) {
+        if (layers.at[l].outputs > kMostOutputs) return Reason::shared_memory;
+    }
     const size_t bytes = sizeof(float) * layer_stacks::tile_layout(layers).floats + layer_stacks::kDeclaredBytes;
     return bytes > layer_stacks::kMostSharedBytes ? Reason::shared_memory : Reason::fastest;
 }

@@ -18,6 +18,7 @@ from nnue_trainer import analysis, functional, ops, perspectives, random, rows
 from nnue_trainer.analysis import graph
 from nnue_trainer.data import RecordLoader
 from nnue_trainer.fused_optimizer import FusedOptimizer, Part, adamw, ranger_lite
+from nnue_trainer.modules.layer_stacks import Integers, LayerStacks, StackLayer
 from nnue_trainer.modules.stacked_linear import StackedLinear
 from nnue_trainer.modules.straight_through import Steps, integer_parameters
 
@@ -155,8 +156,19 @@ def _layers(g: torch.Generator) -> None:
         found.sum().backward()
 
 
+def _kernels(_: torch.Generator) -> None:
+    """Directly, because Python keeps what the table has answered."""
+    operators, machine = torch.ops.nnue, [89, 128, 7, 3]
+    layers = LayerStacks(64, 8, (StackLayer(16, 15, "dual", 1.0), StackLayer(32, 32, "crelu", 1.0)), Integers())
+    operators._kernel_reasons()
+    operators._transformer_kernels(machine, torch.float32, 768, 64, 768, 768)
+    operators._stack_kernels(machine, *layers.numbers, torch.bfloat16)
+    operators._gradient_between(3, 2, torch.bfloat16, torch.bfloat16, 64, 1, 3, 1.0, False)
+    operators._row_update(machine, 60_000, 0)
+
+
 WORK: list[Callable[[torch.Generator], None]] = [
-    _feature_transformers, _expansion, _optimizers, _windows, _graphs, _layers,
+    _feature_transformers, _expansion, _optimizers, _windows, _graphs, _layers, _kernels,
 ]  # fmt: skip
 
 

@@ -79,6 +79,8 @@ def layers(**changes: Any) -> LayerStacks:
         (RTX_4090, layers(hidden=(StackLayer(33, 33, "crelu", 1.0),)), FP32, "torch", "more than 32 outputs"),
         (RTX_4090, layers(hidden=(StackLayer(32, 32, "dual", 1.0), StackLayer(512, 512, "crelu", 1.0))), FP32, "torch",
          "shared memory"),
+        (RTX_4090, layers(hidden=(StackLayer(8, 8, "crelu", 1.0), StackLayer(2**20, 1, "crelu", 1.0))), FP32, "torch",
+         "shared memory"),
         (RTX_4090, layers(stacks=65), FP32, "torch", "64 stacks"),
         (RTX_4090, layers(hidden=(StackLayer(8, 8, "crelu", 1.0),) * 9), FP32, "torch", "more than 9 layers"),
         (RTX_4090, layers(hidden=()), FP32, "one_pass", ""),
