@@ -31,7 +31,8 @@ class Batch:
     ends a row. The other fields are [B]: `counts` int16 (entries of either row: both have as many), `black_to_move`
     uint8 (0 white to move, 1 black), `score` int16 (engine units, side to move's view), `result` int8 (−1 loss, 0 draw,
     1 win, side to move's view), `piece_count` uint8 (2…32), `material` uint8 (4 · min(3, queens of the side to move) +
-    min(3, queens of the other side)).
+    min(3, queens of the other side)). `spare` uint8 [B, bytes] are the bytes that the data format leaves to the author
+    of a file; None unless a weight or loss of the recipe uses them, or `Expander(spare=…)` was given their number.
 
     `records` uint8 [B, 32] are the packed positions themselves, where they were requested (None elsewhere): `field`
     reads what the other fields do not have.
@@ -50,6 +51,7 @@ class Batch:
     result: Tensor
     piece_count: Tensor
     material: Tensor
+    spare: Tensor | None = None
     storage: Tensor | None = field(default=None, repr=False, compare=False)
     buffer: int | None = field(default=None, repr=False, compare=False)
     plans: tuple[Any, ...] = field(default=(), repr=False, compare=False)
@@ -108,11 +110,8 @@ class Batch:
         return (value >> 1) ^ -(value & 1) if is_zigzag else value
 
     def fields(self) -> dict[str, Tensor]:
-        """The tensors by name; `records` only where there are some."""
-        found = {name: value for name, value in vars(self).items() if name not in ("storage", "buffer", "plans")}
-        if self.records is None:
-            del found["records"]
-        return found
+        """The tensors by name; `records` and `spare` only where there are some."""
+        return {name: value for name, value in vars(self).items() if isinstance(value, Tensor) and name != "storage"}
 
     def arrays(self) -> dict[str, npt.NDArray[np.generic]]:
         """NumPy views of the fields (CPU only)."""

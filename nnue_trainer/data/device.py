@@ -14,6 +14,7 @@ from torch import Tensor
 from nnue_trainer import ops
 from nnue_trainer.data.batch import Batch
 from nnue_trainer.data.features import FeatureSet, expand, feature_set
+from nnue_trainer.data.fields import SPARE_PLACES
 
 
 class Expander:
@@ -26,7 +27,7 @@ class Expander:
     `ops.expand_features`; records of a `RecordLoader` are sound, so only the rows of sets from outside need the check.
     With `records`, each batch has its records, too.
     Sets in Python are unknown to the device's operators: their rows are made on the CPU, in the calling thread, and
-    copied.
+    copied. `spare`: how many spare bytes the records hold, for `Batch.spare`; set it before the first batch.
     """
 
     def __init__(
@@ -37,7 +38,9 @@ class Expander:
         buffers: int = 2,
         check_records: bool | None = None,
         records: bool = False,
+        spare: int = 0,
     ) -> None:
+        self.spare = spare
         self.feature_set = feature_set(features)
         self.device = torch.device(device)
         self.buffers = buffers
@@ -51,7 +54,11 @@ class Expander:
     def _allocate(self, size: int) -> None:
         self._size = size
         self._batches = [
-            replace(Batch.allocate(size, self.feature_set.max_active, device=self.device), buffer=number)
+            replace(
+                Batch.allocate(size, self.feature_set.max_active, device=self.device),
+                buffer=number,
+                spare=torch.empty(size, self.spare, dtype=torch.uint8, device=self.device) if self.spare else None,
+            )
             for number in range(self.buffers)
         ]
         # One buffer of records is enough, unless batches keep them: copy and expansion follow each other on one stream.
@@ -89,6 +96,11 @@ class Expander:
 
     def expand(self, records: Tensor, batch: Batch) -> Batch:
         """Fills the buffer, which it returns."""
+        if batch.spare is not None:
+            for column, place in enumerate(SPARE_PLACES[self.spare]):
+                batch.spare[:, column].copy_(records[:, place], non_blocking=True)
+                if self._with_records:
+                    records[:, place].zero_()  # as they were read
         if self._with_records:
             batch = replace(batch, records=records)
         if not self._on_device:

@@ -15,6 +15,8 @@ PUSHED_PAWN, BLACK_KING_TO_MOVE = 12, 15
 CODES = np.array([*range(12), 0, 6, 7, 11], np.uint8)
 """2·type + colour by nibble; the colour of a pushed pawn follows from its square."""
 
+SPARE_PLACES = {1: [30], 3: [30, 31, 29]}
+"""By the number of spare bytes, those of a record that hold them where training uses them (`spare.py`)."""
 
 _FIELDS = _data.record_fields()
 
@@ -127,6 +129,13 @@ def _nibbles_by_square(records: Records) -> npt.NDArray[np.uint8]:
     squares = np.zeros((len(records), 64), np.uint8)
     squares[occupied] = 1 + nibbles[np.arange(32) < piece_counts(records)[:, None]]
     return squares
+
+
+def separate_spare(records: Records, width: int) -> tuple[Records, npt.NDArray[np.uint8]]:
+    """Records that hold `width` spare bytes each, as they were read, and the bytes, uint8 [n, width]."""
+    plain, places = records.copy(), SPARE_PLACES[width]
+    plain[:, places] = 0
+    return plain, records[:, places]
 
 
 def pack(

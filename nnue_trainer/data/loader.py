@@ -33,6 +33,7 @@ from nnue_trainer.data.features import FeatureSet, feature_set
 from nnue_trainer.data.filters import Filters, UserFilter, identity
 from nnue_trainer.data.formats import DataFormat
 from nnue_trainer.data.opened import Identity, OpenedFile, identities_from, make_room_for, require_same
+from nnue_trainer.data.spare import common_width
 from nnue_trainer.errors import UserError
 from nnue_trainer.foreign import leave
 from nnue_trainer.system import usable_cpus
@@ -105,6 +106,7 @@ class _Stream(Closing, Generic[T]):
         temporary: str | os.PathLike[str] | None = None,
         poll: Callable[[], None] | None = None,
         count_unique: bool = False,
+        spare: bool = False,
     ) -> None:
         paths = [files] if isinstance(files, str | os.PathLike) else list(files)
         self._files = [str(Path(path)) for path in paths]
@@ -152,6 +154,7 @@ class _Stream(Closing, Generic[T]):
         self._first_epoch = epoch
         self._poll = poll
         filters = filters or Filters()
+        spare = spare or filters.uses_spare
         self._options: dict[str, Any] = {
             "features": self._features_name(),
             "batch_size": batch_size,
@@ -162,7 +165,7 @@ class _Stream(Closing, Generic[T]):
             "weights": list(weights or []),
             "skip_bad_chunks": skip_bad_chunks,
             "filters": filters.as_dict(),
-            "user_filter": filters.with_extra(user_filter),
+            "user_filter": filters.with_extra(user_filter, (lambda: self.spare) if spare else None),
             "rank": rank,
             "world_size": world_size,
             "shards": shards,
@@ -176,6 +179,7 @@ class _Stream(Closing, Generic[T]):
         self._contents: tuple[list[_Read], list[str]] | None = None
         self._temporary = Path(temporary) if temporary is not None else None
         self._formats = list(formats)
+        self._with_spare = spare
         self._opened: list[OpenedFile] = []
         self._order: dict[str, Any] | None = None  # what the order depends on
         self._running: _Running[T] | None = None
@@ -215,6 +219,12 @@ class _Stream(Closing, Generic[T]):
         return self._open_files()
 
     @property
+    def spare(self) -> int:
+        """How many spare bytes the records hold (`nnue_trainer.data.spare`); opens the files. UserError where files
+        have different numbers of them."""
+        return common_width({file.path: file.spare for file in self._open_files()}) if self._with_spare else 0
+
+    @property
     def threads(self) -> int:
         """The number of threads that read: as many as were requested, or as the machine and the files can use if that
         is less."""
@@ -242,7 +252,14 @@ class _Stream(Closing, Generic[T]):
             make_room_for(len(self._files))
             skip_bad = self._options["skip_bad_chunks"]
             self._opened = [
-                OpenedFile(path, formats=self._formats, skip_bad=skip_bad, temporary=self._temporary, poll=self._poll)
+                OpenedFile(
+                    path,
+                    formats=self._formats,
+                    skip_bad=skip_bad,
+                    temporary=self._temporary,
+                    poll=self._poll,
+                    spare=self._with_spare,
+                )
                 for path in self._files
             ]
         return self._opened
@@ -582,7 +599,8 @@ class Loader(_Stream[Batch]):
     time. The newest `hold` of them are valid, so a batch must be copied (`Batch.clone`) to be kept for longer.
     `repeat`: epoch after epoch, without end. `poll`: a function that is called every tenth of a second while a batch is
     waited for, and per MiB while a file is unpacked; what it raises ends the wait. `count_unique`: count different
-    positions (`seen`).
+    positions (`seen`). `spare`: records also hold the spare bytes of their files, `Loader.spare` of them
+    (`nnue_trainer.data.spare`), as they do for a filter that uses them; index rows do not.
     """
 
     def __init__(

@@ -14,6 +14,7 @@ from nnue_trainer import _data
 from nnue_trainer.data.compression import unnamed_file, unpack
 from nnue_trainer.data.files import StrPath, compression_of_file, open_regular
 from nnue_trainer.data.formats.base import DataFormat, claiming
+from nnue_trainer.data.spare import open_chunks as with_spare
 from nnue_trainer.errors import UserError
 
 _SAMPLES, _SAMPLE = 16, 4096  # the number of samples of a file, and the bytes in each
@@ -114,7 +115,9 @@ class OpenedFile:
     this object. A file in one of `formats` is read into such a file as well.
 
     `skip_bad`: a record or chunk that is cut off by the end of the file is left out. `poll` is called per MiB that is
-    unpacked; what it raises ends the unpacking. UserError, one line, for what is no data file.
+    unpacked; what it raises ends the unpacking. `spare`: records also hold the file's spare bytes
+    (`nnue_trainer.data.spare`), so that it is read into a file without a name too. UserError, one line,
+    for what is no data file.
     """
 
     def __init__(
@@ -125,8 +128,11 @@ class OpenedFile:
         skip_bad: bool = False,
         temporary: Path | None = None,
         poll: Callable[[], None] | None = None,
+        spare: bool = False,
     ) -> None:
         self.path = Path(path)
+        self.spare = int(spare)
+        """if records are to hold spare bytes: how many"""
         self.format_identity: dict[str, Any] | None = None
         """what identifies the format, if it is one of `formats`"""
         with open_regular(path) as file:
@@ -154,12 +160,23 @@ class OpenedFile:
         poll: Callable[[], None] | None,
     ) -> _data.DataFile:
         format = claiming(formats, self.path, os.pread(file.fileno(), _HEAD, 0)) if formats else None
+
+        def into(fill: Callable[[BinaryIO], None]) -> BinaryIO:
+            return unnamed_file(self.path, temporary, fill)
+
+        if self.spare:
+            if format is not None:
+                raise UserError(
+                    f"{self.path}: a data format from outside has no spare bytes, which a filter, the loss or the "
+                    "weight of positions uses"
+                )
+            chunks, self.spare = with_spare(self.path, file.fileno(), skip_bad, into, poll)
+            self.format_identity = {"spare": self.spare}
+            return chunks
         if format is None:
             return _data.DataFile(str(self.path), file.fileno(), size, skip_bad)
         self.format_identity = format.identity
-        return format.open_chunks(
-            self.path, file.fileno(), size, skip_bad, lambda fill: unnamed_file(self.path, temporary, fill), poll
-        )
+        return format.open_chunks(self.path, file.fileno(), size, skip_bad, into, poll)
 
     def require_unchanged(self) -> None:
         """UserError if samples of the file's bytes are not what they were; the rest is compared as it is read. Logs

@@ -8,6 +8,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from nnue_trainer.errors import UserError
 from nnue_trainer.foreign import returned
 from nnue_trainer.registry import Registry
 
@@ -47,6 +48,17 @@ class Loss(ABC):
         `net`. A loss must not wait for the device (`.item()`, `if tensor:`).
         """
 
+    def per_position_spare(
+        self, net: Tensor, score: Tensor, result: Tensor, lam: Tensor, spare: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
+        """`per_position` with the spare bytes of the data files, uint8 [B, bytes] (docs/data-formats.md). If a subclass
+        defines it, it is called in its place, and training reads these bytes."""
+        return self.per_position(net, score, result, lam)
+
+    @property
+    def uses_spare(self) -> bool:
+        return type(self).per_position_spare is not Loss.per_position_spare
+
     def terms(
         self,
         net: Tensor,
@@ -54,26 +66,34 @@ class Loss(ABC):
         result: Tensor,
         lam: Tensor | float,
         position_weight: Tensor | None = None,
+        spare: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Σ weight·loss and Σ weight over a batch, both scalars: the loss of many batches is the ratio of their sums.
 
         `net`, `score` and `result` are as in `per_position`, but `score` may have any dtype; `lam` is λ: a number, or a
         tensor on the same device, a scalar or [B]. In every loss a position without a score (`NO_SCORE`) is trained
         only on its result: its λ is 0, and its weight is multiplied by 1 − λ, the share of the result if there were a
-        score. `position_weight` [B], of any floating dtype, multiplies the weights.
+        score. `position_weight` [B], of any floating dtype, multiplies the weights. `spare`: for a loss that uses them.
+        UserError where such a loss gets none.
         """
         has_score = score != NO_SCORE
         known = torch.where(has_score, score, 0).to(net.dtype)
-        made = self.per_position(net, known, result, has_score.to(net.dtype) * lam)
+        targets, method = (net, known, result, has_score.to(net.dtype) * lam), "per_position"
+        if not self.uses_spare:
+            made = self.per_position(*targets)
+        elif spare is None:
+            raise UserError(f"loss {self.kind}: uses the spare bytes of data files, but the batch has none")
+        else:
+            made, method = self.per_position_spare(*targets, spare), "per_position_spare"
         pair = isinstance(made, tuple) and len(made) == 2
-        returned(self, "per_position", made, pair, "the pair (loss, weight or None)")
+        returned(self, method, made, pair, "the pair (loss, weight or None)")
         loss, weight = made
         for value in (loss, *([] if weight is None else [weight])):
             fits = isinstance(value, Tensor) and value.shape == score.shape
-            returned(self, "per_position", value, fits, f"tensors {list(score.shape)}, one value for each position")
-            returned(self, "per_position", value, not value.is_complex(), "real numbers")
+            returned(self, method, value, fits, f"tensors {list(score.shape)}, one value for each position")
+            returned(self, method, value, not value.is_complex(), "real numbers")
         follows = loss.requires_grad or not net.requires_grad
-        returned(self, "per_position", loss, follows, "a loss with a gradient: compute it from net, without detach()")
+        returned(self, method, loss, follows, "a loss with a gradient: compute it from net, without detach()")
         share = 1 - (~has_score).to(net.dtype) * lam
         if position_weight is not None:
             share = share * position_weight.to(net.dtype)
@@ -86,7 +106,7 @@ class Loss(ABC):
 
     def _kernel_of(self, origin: type[Loss], name: str, *constants: float) -> LossKernel | None:
         """The kernel of the class `origin`, unless a subclass computes something else."""
-        same = type(self).per_position is origin.per_position and type(self).terms is Loss.terms
+        same = type(self).per_position is origin.per_position and type(self).terms is Loss.terms and not self.uses_spare
         return LossKernel(_KERNELS[name], constants) if same else None
 
 

@@ -27,6 +27,12 @@ class PositionWeight(ABC):
     def of(self, batch: Batch) -> Tensor:
         """The weights, fp32 [B] on the device of the batch, 0 or more. Must not wait for the device."""
 
+    @property
+    def uses_spare(self) -> bool:
+        """Whether `of` reads `batch.spare`, the spare bytes of data files, uint8 [B, bytes] (docs/data-formats.md). A
+        class attribute `uses_spare: ClassVar[bool] = True` is enough."""
+        return False
+
     def checked(self, batch: Batch) -> Tensor:
         """`of`, with an error that names the class where it is something else."""
         weight = self.of(batch)

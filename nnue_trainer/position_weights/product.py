@@ -24,6 +24,10 @@ class Product(PositionWeight):
     def reads_records(self) -> bool:
         return any(part.reads_records for part in self.parts)
 
+    @property
+    def uses_spare(self) -> bool:
+        return any(part.uses_spare for part in self.parts)
+
     def of(self, batch: Batch) -> Tensor:
         weight = self.parts[0].checked(batch)
         for part in self.parts[1:]:

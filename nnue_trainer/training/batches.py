@@ -116,6 +116,8 @@ class DeviceBatches:
         self._place_in_hand = self._next_place()
         if self._iterator is None:
             self._iterator = iter(self._source)
+            if self._expander is not None:
+                self._expander.spare = getattr(self._source, "spare", 0)
         if self._stream is None:
             return self._announced(self._to_device(self._wanted(next(self._iterator))))
         batch = self._ahead or self._fetch(self._iterator, self._stream)

@@ -25,12 +25,15 @@ from nnue_trainer.config import Recipe, ValidationSet
 from nnue_trainer.data import Batch, Loader, RecordLoader
 from nnue_trainer.data.device import Expander
 from nnue_trainer.data.features import feature_set
+from nnue_trainer.data.filters import Filters
 from nnue_trainer.data.loader import joined_sketch, say_left_out, unique_positions
 from nnue_trainer.errors import UserError, out_of_memory, shown
+from nnue_trainer.losses import Loss
 from nnue_trainer.nets.activity import spread_over
 from nnue_trainer.nets.base import NnueModel
 from nnue_trainer.parallel.division import divide
 from nnue_trainer.parallel.ranks import Ranks, digest, joined
+from nnue_trainer.position_weights import PositionWeight
 from nnue_trainer.system import usable_cpus
 from nnue_trainer.training import plausibility, timeline, warm_start
 from nnue_trainer.training.integer_check import start_check
@@ -482,10 +485,17 @@ def training_batches(
     }
     if data.shards > 1:
         options |= {"shards": data.shards, "rank": ranks.rank, "world_size": ranks.size}
-    reads_records = recipe.position_weight is not None and recipe.position_weight.reads_records
+    uses_spare = _any_uses_spare(data.filters, recipe.loss, recipe.position_weight)
+    reads_records = uses_spare or (recipe.position_weight is not None and recipe.position_weight.reads_records)
     if reads_records or (device.type == "cuda" and feature_set(model.feature_set).prepare(device)):
-        return RecordLoader(data.train, data.batch_size, pin_memory=device.type == "cuda", **options)
+        pinned = device.type == "cuda"
+        return RecordLoader(data.train, data.batch_size, pin_memory=pinned, spare=uses_spare, **options)
     return Loader(data.train, model.feature_set, data.batch_size, pin_memory=device.type == "cuda", **options)
+
+
+def _any_uses_spare(*parts: Filters | Loss | PositionWeight | None) -> bool:
+    """Whether the spare bytes of data files must be read for one of these."""
+    return any(part is not None and part.uses_spare for part in parts)
 
 
 _SPREAD = 8  # batches that are mixed for a spread sample; its chunks are drawn at random before
@@ -560,11 +570,13 @@ class HeldOut:
         # All validations use one loader, so that files are opened, and compressed ones unpacked, only once.
         self._loader: Loader | RecordLoader
         self._expander: Expander | None = None
-        if device.type == "cuda":
+        self._is_on_gpu = device.type == "cuda"
+        spare = _any_uses_spare(options["filters"], recipe.validation.loss or recipe.loss)
+        if spare or device.type == "cuda":
             # The memory is not page-locked, so the copy to the device is done when the call returns, and the loader may
             # use its memory again.
-            self._loader = RecordLoader(files, data.batch_size, **options)
-            self._expander = Expander(model.feature_set, device)
+            self._loader = RecordLoader(files, data.batch_size, spare=spare, **options)
+            self._expander = Expander(model.feature_set, device, spare=self._loader.spare)
         else:
             self._loader = Loader(files, model.feature_set, data.batch_size, **options)
         self._loader.open()
@@ -591,7 +603,7 @@ class HeldOut:
         """The batches or records from the files. Records of a whole pass are kept, if there is room."""
         self._loader.restart()
         left, kept = self._positions, []
-        keeping = self._expander is not None and left <= _KEPT_POSITIONS
+        keeping = self._is_on_gpu and left <= _KEPT_POSITIONS
         try:
             for fresh in self._loader:
                 part = fresh if len(fresh) <= left else fresh.head(left) if isinstance(fresh, Batch) else fresh[:left]

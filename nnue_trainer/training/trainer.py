@@ -452,7 +452,9 @@ class Trainer:
                 batch = batch.to(self.device, non_blocking=False)
                 score, outputs = self._evaluated(self.division.forward, batch)
                 net = outputs if loss_kind.reads else score
-                sums.append(torch.stack(loss_kind.terms(net, batch.score, batch.result, lam)).double())
+                sums.append(
+                    torch.stack(loss_kind.terms(net, batch.score, batch.result, lam, None, batch.spare)).double()
+                )
                 figures.add(score, batch.score, batch.result)
                 if meter is not None:
                     meter.add(batch)
@@ -695,7 +697,7 @@ class Trainer:
     def _terms(self, forward: Callable[[Batch], Tensor], batch: Batch, lam: Tensor | float) -> tuple[Tensor, Tensor]:
         (score, outputs), weigher, loss = self._evaluated(forward, batch), self.recipe.position_weight, self.recipe.loss
         weight = None if weigher is None else weigher.checked(batch)
-        return loss.terms(outputs if loss.reads else score, batch.score, batch.result, lam, weight)
+        return loss.terms(outputs if loss.reads else score, batch.score, batch.result, lam, weight, batch.spare)
 
     def _evaluated(self, forward: Callable[[Batch], Tensor], batch: Batch) -> tuple[Tensor, Tensor]:
         """The net's scores in engine units, fp32 [B], and its outputs, fp32 [B, n] where it has n > 1."""

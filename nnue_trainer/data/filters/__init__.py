@@ -7,6 +7,7 @@ class and their registry.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import numpy as np
@@ -15,7 +16,6 @@ from pydantic import Field, field_validator
 
 from nnue_trainer import _data
 from nnue_trainer.data.filters.base import FILTERS, AllOf, Filter, UserFilter, identity
-from nnue_trainer.errors import UserError
 from nnue_trainer.schema import section, to_data
 
 __all__ = ["COMPILED", "CURVES", "FILTERS", "CompiledFilter", "Filter", "Filters", "UserFilter", "identity"]
@@ -118,16 +118,17 @@ class Filters(_Compiled):
         names = [row.name for row in COMPILED] + [row.name for row in CURVES]
         return {name: values[name] for name in names}
 
-    def with_extra(self, function: UserFilter | None = None) -> UserFilter | None:
-        """The filters of `extra` and `function` as one function of records; None where there are none. UserError for a
-        filter that needs spare bytes, which are not there in training."""
-        for own in self.extra:
-            if own.uses_spare:
-                raise UserError(
-                    f"filter {own.kind}: decides by spare bytes, which training does not read: filter the file first, "
-                    "with `nnue data filter`"
-                )
-        return AllOf(self.extra, function) if self.extra or function else None
+    def with_extra(
+        self, function: UserFilter | None = None, spare: Callable[[], int] | None = None
+    ) -> UserFilter | None:
+        """The filters of `extra` and `function` as one function of records; None where there are none. `spare`: how
+        many spare bytes the records hold (`nnue_trainer.data.spare`); None: they hold none."""
+        return AllOf(self.extra, function, spare) if self.extra or function else None
+
+    @property
+    def uses_spare(self) -> bool:
+        """Whether one of `extra` decides by spare bytes."""
+        return any(own.uses_spare for own in self.extra)
 
     def mask(
         self,

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from nnue_trainer.data.fields import separate_spare
 from nnue_trainer.errors import UserError
 from nnue_trainer.foreign import explaining, returned
 from nnue_trainer.registry import Registry
@@ -35,8 +36,7 @@ class Filter(ABC):
 
     def keep_spare(self, records: Records, spare: Records) -> npt.NDArray[np.bool_]:
         """The same with the bytes that are free in the format of the file, uint8 [n, bytes], none in most formats
-        (docs/data-formats.md). A filter that defines it works in `nnue data filter`; training does not read these
-        bytes, and refuses it."""
+        (docs/data-formats.md), in `nnue data filter` and in training."""
         return self.keep(records)
 
     @property
@@ -50,11 +50,19 @@ FILTERS: Registry[Filter] = Registry("nnue_trainer.data.filters", lambda: Filter
 class AllOf:
     """Several filters and a plain function as one function, which keeps what all of them keep."""
 
-    def __init__(self, filters: Sequence[Filter], function: UserFilter | None = None) -> None:
+    def __init__(
+        self,
+        filters: Sequence[Filter],
+        function: UserFilter | None = None,
+        held: Callable[[], int] | None = None,
+    ) -> None:
         self._filters = list(filters)
         self._function = function
+        self._held = held  # how many spare bytes records hold
 
     def __call__(self, records: Records, spare: Records | None = None) -> npt.NDArray[np.bool_]:
+        if self._held is not None:
+            records, spare = separate_spare(records, self._held())
         kept = np.ones(len(records), bool)
         for own in self._filters:
             kept &= _answer(own, records, spare)
@@ -82,7 +90,7 @@ def identity(function: UserFilter | None) -> Any:
 
 def _answer(own: Filter, records: Records, spare: Records | None) -> npt.NDArray[np.bool_]:
     if own.uses_spare and spare is None:
-        raise UserError(f"filter {own.kind}: decides by spare bytes, which only `nnue data filter` reads")
+        raise UserError(f"filter {own.kind}: decides by spare bytes: use it in training or with `nnue data filter`")
     with explaining(own):
         answer = own.keep(records) if spare is None else own.keep_spare(records, spare)
     return _checked(own, "keep" if spare is None else "keep_spare", answer, len(records))

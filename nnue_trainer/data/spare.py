@@ -1,0 +1,82 @@
+"""Spare bytes of data files in training: the bytes that a format leaves to the author of a file.
+
+A record has no room for them. Where a filter, a weight of positions or a loss uses them, each file is read once, before
+the first batch, into a file without a name, whose records hold them in fields that no training reads: in the high byte
+of the rule-50 counter, which no format with a spare byte fills. bulletformat has three, and neither counter nor ply, so
+they are in the counter and in the low byte of the ply.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO
+
+from nnue_trainer import _data
+from nnue_trainer.data.fields import SPARE_PLACES, Records
+from nnue_trainer.data.files import Block
+from nnue_trainer.data.formats.built_in import open_native
+from nnue_trainer.errors import UserError
+
+_log = logging.getLogger(__name__)
+_BLOCK = 1 << 16  # positions
+
+
+def embed(block: Block, path: Path) -> Records:
+    """Records uint8 [n, 32] that hold the spare bytes of the block. UserError, naming `path`, for a format without."""
+    width = block.spare.shape[1]
+    if width not in SPARE_PLACES:
+        raise UserError(
+            f"{path}: {block.format} has no spare bytes, which a filter, the loss or the weight of positions uses: "
+            "give a file in a format that has them (docs/data-formats.md)"
+        )
+    records = block.records.copy()
+    records[:, SPARE_PLACES[width]] = block.spare
+    return records
+
+
+def open_chunks(
+    path: Path,
+    fd: int,
+    skip_bad: bool,
+    unpack: Callable[[Callable[[BinaryIO], None]], BinaryIO],
+    poll: Callable[[], None] | None,
+) -> tuple[_data.DataFile, int]:
+    """The file `fd`, in a built-in format, as chunks for the pipeline, 34 bytes per position; and how many spare bytes
+    a position has."""
+    width = 0
+
+    def fill(out: BinaryIO) -> None:
+        nonlocal width
+        with os.fdopen(os.dup(fd), "rb", buffering=0) as file:
+            file.seek(0)
+            reader = open_native(path, file, skip_bad)
+            writer = _data.PositionWriter(os.fsencode(path), out.fileno(), "binpack", False)
+            while True:
+                block = Block(*reader.read_originals(_BLOCK), reader.format)
+                if not len(block.records):
+                    break
+                writer.write(embed(block, path))
+                width = block.spare.shape[1]
+                if poll:
+                    poll()
+            writer.finish()
+            if reader.skipped:
+                _log.warning("%s; left out, with %d more", reader.first_skipped, reader.skipped - 1)
+
+    with unpack(fill) as unpacked:
+        return _data.DataFile(str(path), unpacked.fileno(), os.fstat(unpacked.fileno()).st_size, False), width
+
+
+def common_width(found: dict[Path, int]) -> int:
+    """The number of spare bytes that all files have. UserError where they differ."""
+    widths = sorted({width for width in found.values() if width})
+    if len(widths) > 1:
+        one, other = (next(path for path, width in found.items() if width == wanted) for wanted in widths)
+        raise UserError(
+            f"{other}: {widths[1]} spare bytes for each position, but {one} has {widths[0]}: give files in formats "
+            "with as many"
+        )
+    return widths[0] if widths else 1
