@@ -7,6 +7,7 @@ formula for a transform raises an error that says what to call instead.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -40,6 +41,12 @@ def _unpack(tensor: Tensor) -> tuple[Tensor, Tensor | None]:
 def has_tangent(tensor: Tensor) -> bool:
     """Whether the tensor has a tangent of forward mode."""
     return _unpack(tensor)[1] is not None
+
+
+def in_onnx_export() -> bool:
+    """Whether torch.onnx records a call. Without the import of torch.onnx, which takes a second: who exports has it."""
+    onnx: Any = sys.modules.get("torch.onnx")
+    return onnx is not None and bool(onnx.is_in_onnx_export())
 
 
 def only_reverse_mode(*tensors: Tensor | None) -> bool:

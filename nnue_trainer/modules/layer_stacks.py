@@ -417,7 +417,7 @@ class LayerStacks:
         x, floats = first.x, [*parameters, *([] if first.psqt is None else [first.psqt])]
         if self._kernels(x.device, x.dtype) not in ("tiles", "one_pass") or x.dim() != 2:
             return False
-        if torch.compiler.is_compiling() or torch.onnx.is_in_onnx_export():
+        if torch.compiler.is_compiling() or _derivatives.in_onnx_export():
             return False
         if any(t.dtype != torch.float32 or not t.is_cuda for t in floats):
             return False

@@ -47,7 +47,7 @@ def is_fused(x: Tensor, weight: Tensor) -> bool:
     reverse mode. There it is an eighth of the work, and sums do not depend on the number of threads."""
     if x.device.type != "cpu" or not x.dtype == weight.dtype == torch.float32 or x.dim() != 2:
         return False
-    if torch.is_autocast_enabled("cpu") or torch.onnx.is_in_onnx_export():
+    if torch.is_autocast_enabled("cpu") or _derivatives.in_onnx_export():
         return False
     return _derivatives.only_reverse_mode(x, weight)
 
