@@ -19,7 +19,7 @@ from typing import Any
 from nnue_trainer.errors import UserError, first_line, out_of_memory, quoted, shown
 
 _PATIENCE = 5.0  # seconds
-_left: list[threading.Event] = []  # set when what was left has returned
+_left: list[Callable[[], bool]] = []  # whether what was left has returned
 
 
 @contextmanager
@@ -95,13 +95,18 @@ def leave(close: Callable[[], None], what: str) -> None:
         finally:
             done.set()
 
-    _left.append(done)
+    left(done.is_set)
     # Not Thread.join: until Python 3.12, one that Ctrl-C interrupts takes the thread for ended.
     threading.Thread(target=call, name=f"closing {what}", daemon=True).start()
     if not done.wait(_PATIENCE):
         print(f"nnue: warning: {what} does not return; going on without it", file=sys.stderr, flush=True)
 
 
+def left(done: Callable[[], bool]) -> None:
+    """Notes that a thread was left in code that does not return; `done` tests whether it has."""
+    _left.append(done)
+
+
 def hangs() -> bool:
     """Whether foreign code that was left has still not returned. Then Python cannot end in an orderly way."""
-    return not all(done.is_set() for done in _left)
+    return not all(done() for done in _left)

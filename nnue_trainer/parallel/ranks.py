@@ -16,6 +16,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -24,6 +25,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from nnue_trainer import foreign
 from nnue_trainer.errors import UserError, first_line, out_of_memory, quoted, shown
 from nnue_trainer.parallel.watch import Watch
 
@@ -331,7 +333,7 @@ def _meet(rank: int, size: int) -> Any:
     limit = timedelta(seconds=_SECONDS_TO_JOIN)
     address = f"{shown(host)}, port {port} (MASTER_ADDR, MASTER_PORT)"
     with _saying(f"rank {rank} of {size} still tries to reach rank 0 at {address}"):
-        store = _TCPStore(host, port, size, serves, timeout=limit, wait_for_workers=False)
+        store = _interruptible(lambda: _TCPStore(host, port, size, serves, timeout=limit, wait_for_workers=False))
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     own = _PrefixStore(f"nnue/{attempt}", store)
     own.set(f"here/{rank}", "")
@@ -346,6 +348,24 @@ def _meet(rank: int, size: int) -> Any:
             print(f"nnue: waiting for {which} at {address}", file=sys.stderr, flush=True)
         time.sleep(0.02)
     return own
+
+
+def _interruptible(make: Callable[[], Any]) -> Any:
+    """What `make` returns. It is called in a thread, since torch goes on waiting after a signal: Ctrl-C leaves it."""
+    made: Future[Any] = Future()
+
+    def call() -> None:
+        try:
+            made.set_result(make())
+        except BaseException as error:
+            made.set_exception(error)
+
+    threading.Thread(target=call, name="meeting other ranks", daemon=True).start()
+    try:
+        return made.result()
+    except KeyboardInterrupt:
+        foreign.left(made.done)
+        raise
 
 
 @contextmanager

@@ -320,6 +320,23 @@ def test_who_is_missing_is_named(tmp_path, wrong_port):
         assert "error: train: rank 1 of 2 cannot join the others" in said
 
 
+def test_ctrl_c_ends_a_rank_that_reaches_nobody():
+    code = (
+        "import os, sys\nimport nnue_trainer.parallel.ranks as ranks\nranks._SECONDS_TO_SAY = 0.1\n"
+        "from nnue_trainer import foreign\ntry: ranks._meet(1, 2)\n"
+        "except KeyboardInterrupt: os._exit(3 if foreign.hangs() else 4)\n"
+    )
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        there = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+        command = [sys.executable, "-c", code]
+        with subprocess.Popen(command, env=os.environ | there, stderr=subprocess.PIPE, text=True) as child:
+            assert child.stderr is not None
+            assert "rank 1 of 2 still tries to reach rank 0" in child.stderr.readline()
+            child.send_signal(signal.SIGINT)
+            assert child.wait(20) == 3
+
+
 def _of_its_own_copy(folder: str) -> None:
     """`folder` is on two machines, each of which has a copy."""
     several._nnue("train", "--resume", f"{folder}-{os.environ['RANK']}", "training.epochs=4")
