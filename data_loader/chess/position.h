@@ -153,7 +153,7 @@ inline bool is_pseudo_legal(const Position& p, Move move) {
         const MoveKind kind = promotes ? kPromotion : to == p.ep_square ? kEnPassant : kNormal;
         return move.kind() == kind && (pawn_destinations(p, from) & bit(to));
     }
-    return move.kind() == kNormal && (piece_attacks(type, from, occupied(p)) & ~p.colors[us] & bit(to));
+    return move.kind() == kNormal && !(p.colors[us] & bit(to)) && piece_reaches(type, from, to, occupied(p));
 }
 
 // Plays a pseudo-legal move: board, side, castling rights, en-passant square by the rule, rule 50, ply. Returns false,

@@ -1,6 +1,8 @@
 // The plies of a game that is stored as a start position and moves: viriformat and montyformat.
 #pragma once
 
+#include <cstring>
+
 #include "chess/record.h"
 #include "pipeline/kernels.h"
 
@@ -41,8 +43,42 @@ inline Move montyformat_move(const Position& p, unsigned bits) {
     return is_double == (flag == 1) ? Move::make(kNormal, from, to) : Move{};
 }
 
-// is_attacked(), faster where no slider of `by` is in line with the square: the attacks on an empty board are read from
-// 64 entries of a table, those on a full one from anywhere in a MiB.
+// A Marlinformat record without its move: the start of a viriformat game. False where something in it may be wrong; the
+// decoder that names it is decode_marlinformat.
+inline bool marlinformat_head(const std::uint8_t* bytes, Entry& e) {
+    Bitboard all;
+    std::uint64_t nibbles[2];
+    std::memcpy(&all, bytes, 8), std::memcpy(nibbles, bytes + 8, 16);
+    const int count = popcount(all);
+    if (count > kMaxPieces || (count < 16 && nibbles[0] >> (4 * count)) || (count <= 16 && nibbles[1]) ||
+        (count > 16 && count < 32 && nibbles[1] >> (4 * (count - 16)))) {
+        return false;
+    }
+    const auto [b0, b1, b2, black] = planes_of_nibbles(nibbles, all).bits;
+    const Bitboard none = all & ~b2 & ~b1 & ~b0, unmoved = b2 & b1 & ~b0;
+    if (b2 & b1 & b0) return false;
+    Position& p = e.position;
+    p.types = {none, ~b2 & ~b1 & b0, ~b2 & b1 & ~b0, (b1 & b0) | unmoved, b2 & ~b1 & ~b0, b2 & ~b1 & b0};
+    p.colors = {all & ~black, black};
+    p.castling = unmoved;
+    p.side_to_move = bytes[24] >> 7;
+    p.ep_square = kNoSquare;
+    p.rule50 = bytes[25];
+    const Bitboard white_king = pieces(p, kWhite, kKing), black_king = pieces(p, kBlack, kKing);
+    const unsigned full_move = load_le16_of(bytes + 26);
+    if (!white_king || white_king & (white_king - 1) || !black_king || black_king & (black_king - 1) ||
+        p.types[kPawn] & 0xff000000000000ffULL || popcount(p.types[kPawn]) > kMaxPawns || castling_fault(p) ||
+        (bytes[24] & 127) != kNoSquare || full_move > 1u << (kPlyBits - 1) || bytes[30] > 2) {
+        return false;
+    }
+    p.ply = static_cast<std::uint16_t>(2 * (full_move - (full_move > 0)) + p.side_to_move);
+    e.move = {};
+    e.score = 0;
+    e.result = static_cast<std::int8_t>(p.side_to_move == kBlack ? 1 - bytes[30] : bytes[30] - 1);
+    return true;
+}
+
+// is_attacked(), faster where no slider of `by` is in line with the square: attacks on an empty board are two loads.
 inline bool is_attacked_fast(const Position& p, int square, int by) {
     const Bitboard leapers = (pawn_attacks(by ^ 1, square) & p.types[kPawn]) |
                              (knight_attacks(square) & p.types[kKnight]) | (king_attacks(square) & p.types[kKing]);

@@ -17,7 +17,9 @@ namespace {
 struct ViriCodec {
     static constexpr std::size_t kHead = kMarlinformatSize, kAlign = 4;
     static Entry decode_head(std::span<const std::uint8_t, kHead> bytes) {
-        Entry e = decode_marlinformat(bytes);
+        Entry e;
+        if (kernels().decode_viriformat_head(bytes.data(), e)) return e;
+        e = decode_marlinformat(bytes);
         e.score = 0;  // that of the start position, which no program uses
         return e;
     }

@@ -31,6 +31,10 @@ using DigestLanes = std::array<std::uint64_t, 32>;
 struct Kernels {
     const char* isa;
 
+    // Decodes the 32 bytes that a game of viriformat begins with, a position without its score. False: something in
+    // them is rare or wrong, and decode_marlinformat() is to decide.
+    bool (*decode_viriformat_head)(const std::uint8_t* bytes, Entry& e);
+
     // Decode up to `most` entries of a game, which begins with the position `e`, its result the side to move's; all
     // that is written is sound and its move legal. `flags` as for decode_chains.
     ReplayResult (*replay_viriformat)(Entry& e, const std::uint8_t* text, std::size_t most, Record* out,

@@ -140,6 +140,7 @@ inline void expand(const Record* records, const std::uint32_t* order, std::size_
 #define NNUE_STRING_(text) #text
 #define NNUE_STRING(text) NNUE_STRING_(text)
 inline constexpr Kernels kTable{NNUE_STRING(NNUE_ISA),
+                                detail::marlinformat_head,
                                 replay<detail::viriformat_move>,
                                 replay<detail::montyformat_move>,
                                 decode_chains,

@@ -29,6 +29,19 @@ TEST(Attacks, SlidersMatchAWalk) {
     }
 }
 
+TEST(Attacks, PieceReachesIsABitOfThem) {
+    std::mt19937_64 random(2);
+    for (int i = 0; i < 2000; ++i) {
+        const Bitboard occupied = random() & random();
+        const int from = static_cast<int>(random() % 64);
+        for (const PieceType type : {kKnight, kBishop, kRook, kQueen, kKing}) {
+            Bitboard reached = 0;
+            for (int to = 0; to < 64; ++to) reached |= piece_reaches(type, from, to, occupied) ? bit(to) : 0;
+            ASSERT_EQ(reached, piece_attacks(type, from, occupied)) << from << ' ' << type;
+        }
+    }
+}
+
 TEST(Attacks, Leapers) {
     EXPECT_EQ(popcount(knight_attacks(0)), 2);
     EXPECT_EQ(popcount(knight_attacks(27)), 8);

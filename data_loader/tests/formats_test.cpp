@@ -10,6 +10,7 @@
 #include "formats/shuffle.h"
 #include "formats/writer.h"
 #include "games.h"
+#include "pipeline/kernels.h"
 #include "temporary_directory.h"
 
 namespace nnue::data {
@@ -621,6 +622,31 @@ TEST_F(Files, RealDataGoesThroughEveryLosslessFormat) {
         writer->finish();
         EXPECT_TRUE(content(again) == source) << format;
     }
+}
+
+// The fast decoder of a game's start gives what the other one gives, or leaves it to that one.
+TEST(Viriformat, FastHeadsAreThoseOfMarlinformat) {
+    std::mt19937_64 random(3);
+    int sound = 0;
+    for (int i = 0; i < 20000; ++i) {
+        Entry e = entry(i % 3 == 0 ? kStart : i % 3 == 1 ? kFirst : "4k3/8/8/8/3pP3/8/8/R3K2R b KQ e3 0 10");
+        e.result = static_cast<std::int8_t>(i % 3 - 1);
+        std::array<std::uint8_t, kMarlinformatSize> bytes;
+        Losses losses;
+        encode_marlinformat(e, bytes, losses);
+        for (std::size_t n = random() % 3; n > 0; --n) {
+            bytes[random() % bytes.size()] ^= static_cast<std::uint8_t>(1 << random() % 8);
+        }
+        for (const Kernels* k : all_kernels()) {
+            Entry fast;
+            if (!k->decode_viriformat_head(bytes.data(), fast)) continue;
+            ++sound;
+            Entry slow = decode_marlinformat(bytes);
+            slow.score = 0;
+            ASSERT_EQ(pack(fast), pack(slow)) << k->isa << ' ' << i;
+        }
+    }
+    EXPECT_GT(sound, 3000);
 }
 
 }  // namespace
