@@ -35,11 +35,11 @@ inline std::size_t game_end(std::span<const std::uint8_t> bytes, std::size_t hea
     return 0;
 }
 
-// Decodes the game of exactly these bytes behind records[n …], and returns how many positions it has. Throws
-// FormatError, with `at` the offset of what is wrong in the game.
+// Decodes the game that begins at the beginning of these bytes, at least kHead of them, behind records[n …]: up to its
+// end or theirs. Throws FormatError, with `at` the offset of what is wrong in the game.
 template <class Codec>
-std::size_t decode_game(std::span<const std::uint8_t> bytes, RecordBuffer& records, std::vector<std::uint8_t>* flags,
-                        std::size_t& unscored, std::size_t& at) {
+ReplayResult decode_game(std::span<const std::uint8_t> bytes, RecordBuffer& records, std::vector<std::uint8_t>* flags,
+                         std::size_t& unscored, std::size_t& at) {
     at = 0;
     Entry e = Codec::decode_head(bytes.template first<Codec::kHead>());
     const std::size_t n = records.size(), most = (bytes.size() - Codec::kHead) / kGameEntry;
@@ -54,7 +54,7 @@ std::size_t decode_game(std::span<const std::uint8_t> bytes, RecordBuffer& recor
     }
     unscored += result.unscored;
     records.resize(n + result.positions);
-    return result.positions;
+    return result;
 }
 
 template <class Codec>
@@ -120,7 +120,7 @@ class GameReader final : public StreamReader {
         bytes_.assign(bytes.begin(), bytes.begin() + static_cast<std::ptrdiff_t>(size));
         std::size_t at = 0, unscored = 0;
         try {
-            const std::size_t plies = decode_game<Codec>(bytes_, decoded_, nullptr, unscored, at);
+            const std::size_t plies = decode_game<Codec>(bytes_, decoded_, nullptr, unscored, at).positions;
             empty_ += plies == 0;
             for (std::size_t i = 0; i < plies; ++i) {
                 clamped_ += load_le16(&bytes_[Codec::kHead + i * kGameEntry + 2]) == 0x8000;
@@ -182,22 +182,22 @@ class GameChunks final : public PositionFile {
         std::size_t unscored = 0, done = 0;
         while (done < bytes.size()) {
             const auto rest = std::span<const std::uint8_t>(bytes).subspan(done);
-            const std::size_t size = game_end(rest, Codec::kHead);
             // Only for errors: games may be short, and making text for each takes as long as replaying some plies.
             const auto name = [&] {
                 return "chunk " + std::to_string(chunk) + ", game at " + std::to_string(begin + done);
             };
-            if (!size) {
-                throw file_.error(begin + done, name() + ": it does not end before offset " + std::to_string(end) +
-                                                    ", where the next game begins");
-            }
+            ReplayResult game;
             std::size_t at = 0;
             try {
-                decode_game<Codec>(rest.first(size), records, flags, unscored, at);
+                if (rest.size() >= Codec::kHead) game = decode_game<Codec>(rest, records, flags, unscored, at);
             } catch (const FormatError& e) {
                 throw file_.error(begin + done + at, name() + ": " + e.what());
             }
-            done += size;
+            if (!game.ended) {
+                throw file_.error(begin + done, name() + ": it does not end before offset " + std::to_string(end) +
+                                                    ", where the next game begins");
+            }
+            done += Codec::kHead + (game.positions + 1) * kGameEntry;
             digested.reached(bytes.data(), done);
         }
         digested.finish(bytes.data(), bytes.size());
