@@ -30,7 +30,13 @@ from types import ModuleType
 from typing import Any, Generic, TypeVar
 
 import pydantic
-from pydantic_core import InitErrorDetails, PydanticCustomError, ValidationError, core_schema
+from pydantic_core import (
+    InitErrorDetails,
+    PydanticCustomError,
+    PydanticSerializationError,
+    ValidationError,
+    core_schema,
+)
 
 from nnue_trainer.errors import UserError
 
@@ -146,6 +152,18 @@ def changes(before: Mapping[str, Any]) -> Iterator[str]:
             yield f"{name} has changed since: it was {str(then)[:12]}, now it is {now[:12]}"
 
 
+def fields_of(instance: Any) -> dict[str, Any]:
+    """The fields of a section as plain JSON data. KeyboardInterrupt at a Ctrl-C, which pydantic would report as an
+    error of its own."""
+    try:
+        data: dict[str, Any] = pydantic.TypeAdapter(type(instance)).dump_python(instance, mode="json", by_alias=True)
+    except PydanticSerializationError as error:
+        if KeyboardInterrupt.__name__ in str(error):
+            raise KeyboardInterrupt from error
+        raise
+    return data
+
+
 class Registry(Generic[T]):
     """The classes of one sort. In a section, `Annotated[Base, REGISTRY]` is a field that takes any of them."""
 
@@ -229,8 +247,7 @@ class Registry(Generic[T]):
             return self.parse(data, may_import=bool(context.get(MAY_IMPORT, False)), context=context)
 
         def write(value: Any) -> dict[str, Any]:
-            fields = pydantic.TypeAdapter(type(value)).dump_python(value, mode="json", by_alias=True)
-            return {"kind": value.kind, **fields}
+            return {"kind": value.kind, **fields_of(value)}
 
         return core_schema.with_info_plain_validator_function(
             read, serialization=core_schema.plain_serializer_function_ser_schema(write)

@@ -27,7 +27,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from nnue_trainer.errors import UserError, shown
-from nnue_trainer.registry import MAY_IMPORT, Registry
+from nnue_trainer.registry import MAY_IMPORT, Registry, fields_of
 
 __all__ = ["describe", "section", "to_data", "validate"]
 
@@ -98,8 +98,7 @@ def _check_plain(data: Any, origin: Callable[[tuple[str, ...]], str], path: tupl
 
 def to_data(instance: Any) -> dict[str, Any]:
     """A section as plain JSON data, every field present."""
-    data: dict[str, Any] = pydantic.TypeAdapter(type(instance)).dump_python(instance, mode="json", by_alias=True)
-    return data
+    return fields_of(instance)
 
 
 def describe(

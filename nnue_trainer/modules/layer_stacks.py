@@ -415,9 +415,9 @@ class LayerStacks:
         """Whether the operators serve this call: the table's choice for these layers, in a mode and on tensors that
         operators take."""
         x, floats = first.x, [*parameters, *([] if first.psqt is None else [first.psqt])]
-        if self._kernels(x.device, x.dtype) not in ("tiles", "one_pass") or x.dim() != 2:
+        if torch.compiler.is_compiling() or _derivatives.in_onnx_export():  # first: neither can follow the table
             return False
-        if torch.compiler.is_compiling() or _derivatives.in_onnx_export():
+        if self._kernels(x.device, x.dtype) not in ("tiles", "one_pass") or x.dim() != 2:
             return False
         if any(t.dtype != torch.float32 or not t.is_cuda for t in floats):
             return False

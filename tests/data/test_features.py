@@ -287,7 +287,14 @@ def test_batch_is_one_allocation_and_moves_in_one_copy() -> None:
 def test_a_batch_has_the_fields_of_the_table() -> None:
     table, size = _data.batch_layout(5, 30)
     names = [name for name, *_ in table]
-    assert {field.name for field in dataclasses.fields(Batch)} == {*names, "storage", "buffer", "plans", "records"}
+    assert {field.name for field in dataclasses.fields(Batch)} == {
+        *names,
+        "storage",
+        "buffer",
+        "plans",
+        "records",
+        "spare",
+    }
     batch = Batch.allocate(5, 30)
     assert set(batch.fields()) == set(names)
     assert batch.storage is not None

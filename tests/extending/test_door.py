@@ -14,6 +14,7 @@ import pytest
 from waiting import wait_for
 
 import nnue_trainer
+from nnue_trainer import config, registry, schema
 from nnue_trainer.registry import _registries as registries
 
 RECIPE = """
@@ -234,3 +235,17 @@ def test_code_that_hangs_does_not_hold_up_the_end(folder, place, signals):
 def _heeds_interrupts() -> None:
     """Also where the tests ignore Ctrl-C, as under nohup."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def test_an_interrupt_while_a_recipe_becomes_data_is_an_interrupt(
+    project_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sections of a registry are written by a function of ours, and pydantic replaces its exceptions."""
+    recipe = config.load(project_root / "configs" / "quickstart.yaml")
+
+    def interrupted(instance: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(registry, "fields_of", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        schema.to_data(recipe)

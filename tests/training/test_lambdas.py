@@ -48,12 +48,17 @@ def test_lambdas(schedule, values, final):
     assert parsed.final_lambda(PER_EPOCH, EPOCHS) == final
 
 
+def outputs(loss, score):
+    """What a loss reads of a net with this score: the score, or the logits of loss, draw and win."""
+    return torch.stack([-score / 200, torch.zeros_like(score), score / 200], dim=1) if loss.reads == 3 else score
+
+
 @pytest.mark.parametrize("kind", sorted(LOSSES.kinds()))
 def test_lambda_is_the_share_of_the_score_in_every_loss(kind):
     """The score is won, the game was lost: at λ = 1 a high output is right, at λ = 0 a low one."""
     loss = LOSSES.parse({"kind": kind}, may_import=False)
     score, result = torch.full((1,), 2000), torch.full((1,), -1)
-    high, low = torch.full((1,), 2000.0), torch.full((1,), -2000.0)
+    high, low = (outputs(loss, torch.full((1,), score)) for score in (2000.0, -2000.0))
     at_one, at_zero = ([loss.terms(net, score, result, lam)[0] for net in (high, low)] for lam in (1.0, 0.0))
     assert at_one[0] < at_one[1]
     assert at_zero[0] > at_zero[1]
@@ -85,6 +90,7 @@ def test_losses_take_a_lambda_for_each_position(kind):
     loss = LOSSES.parse({"kind": kind}, may_import=False)
     generator = torch.Generator().manual_seed(1)
     net, score = (torch.randn(50, generator=generator) * 500 for _ in range(2))
+    net = outputs(loss, net)
     score[3] = 32002
     result, lam = torch.randint(-1, 2, (50,), generator=generator), torch.rand(50, generator=generator)
     found = loss.terms(net, score, result, lam)
