@@ -125,8 +125,7 @@ struct Running {
 
 struct Registry {
     std::map<const Running*, std::weak_ptr<Running>> all;
-    std::vector<std::shared_ptr<Running>>
-        orphans;  // pipelines whose last owner was one of their own threads, which cannot join itself
+    std::vector<std::shared_ptr<Running>> orphans;  // pipelines whose last owner could not join their threads
     bool exiting = false;
 };
 
@@ -152,7 +151,8 @@ Running::~Running() {
         static_cast<void>(pipeline.release());
         static_cast<void>(arrays.release());
         static_cast<void>(user_filter.release());
-    } else if (pipeline->runs_in_worker()) {
+    } else if (pipeline->runs_in_worker() || (user_filter && !user_filter.is_none() && !pipeline->is_joined())) {
+        // A worker cannot join itself, and foreign code may never return: whoever waits for it calls close().
         pipeline->stop();
         const auto orphan = make_running();
         orphan->arrays = std::move(arrays);

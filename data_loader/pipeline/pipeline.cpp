@@ -122,6 +122,11 @@ void Pipeline::stop() {
     changed_.notify_all();
 }
 
+bool Pipeline::is_joined() {
+    const std::unique_lock lock(join_mutex_, std::try_to_lock);
+    return lock && workers_.empty();
+}
+
 void Pipeline::join() {
     stop();
     const std::lock_guard lock(join_mutex_);

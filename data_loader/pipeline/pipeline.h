@@ -121,6 +121,8 @@ class Pipeline {
 
     // Ends and joins the workers. A worker must not call it: see runs_in_worker().
     void join();
+    // Whether join() is done. False while another thread is in it.
+    bool is_joined();
 
     // Whether this thread is one of the workers, as it is in a user's filter.
     bool runs_in_worker() const;
