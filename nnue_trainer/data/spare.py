@@ -8,20 +8,14 @@ they are in the counter and in the low byte of the ply.
 
 from __future__ import annotations
 
-import logging
-import os
-from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO
 
 from nnue_trainer import _data
 from nnue_trainer.data.fields import SPARE_PLACES, Records
 from nnue_trainer.data.files import Block
+from nnue_trainer.data.formats.base import BLOCK, Poll, Unpack, rewritten
 from nnue_trainer.data.formats.built_in import open_native
 from nnue_trainer.errors import UserError
-
-_log = logging.getLogger(__name__)
-_BLOCK = 1 << 16  # positions
 
 
 def embed(block: Block, path: Path) -> Records:
@@ -41,33 +35,23 @@ def open_chunks(
     path: Path,
     fd: int,
     skip_bad: bool,
-    unpack: Callable[[Callable[[BinaryIO], None]], BinaryIO],
-    poll: Callable[[], None] | None,
+    unpack: Unpack,
+    poll: Poll,
 ) -> tuple[_data.DataFile, int]:
     """The file `fd`, in a built-in format, as chunks for the pipeline, 34 bytes per position; and how many spare bytes
     a position has."""
     width = 0
 
-    def fill(out: BinaryIO) -> None:
+    def read(reader: _data.PositionReader) -> Records:
         nonlocal width
-        with os.fdopen(os.dup(fd), "rb", buffering=0) as file:
-            file.seek(0)
-            reader = open_native(path, file, skip_bad)
-            writer = _data.PositionWriter(os.fsencode(path), out.fileno(), "binpack", False)
-            while True:
-                block = Block(*reader.read_originals(_BLOCK), reader.format)
-                if not len(block.records):
-                    break
-                writer.write(embed(block, path))
-                width = block.spare.shape[1]
-                if poll:
-                    poll()
-            writer.finish()
-            if reader.skipped:
-                _log.warning("%s; left out, with %d more", reader.first_skipped, reader.skipped - 1)
+        block = Block(*reader.read_originals(BLOCK), reader.format)
+        if not len(block.records):
+            return block.records
+        width = block.spare.shape[1]
+        return embed(block, path)
 
-    with unpack(fill) as unpacked:
-        return _data.DataFile(str(path), unpacked.fileno(), os.fstat(unpacked.fileno()).st_size, False), width
+    chunks = rewritten(path, fd, unpack, poll, lambda file: open_native(path, file, skip_bad), read)
+    return chunks, width
 
 
 def common_width(found: dict[Path, int]) -> int:

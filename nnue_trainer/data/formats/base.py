@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from numbers import Integral
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, Protocol, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -31,7 +31,49 @@ Unpack = Callable[[Callable[[BinaryIO], None]], BinaryIO]
 
 Poll = Callable[[], None] | None
 _log = logging.getLogger(__name__)
+BLOCK = 1 << 16
+"""positions that are read at a time"""
 _COMPRESSED = (".gz", ".zst", ".bz2")
+
+
+class _Skipping(Protocol):
+    """A reader that leaves out what is wrong, and counts it."""
+
+    @property
+    def skipped(self) -> int: ...
+    @property
+    def first_skipped(self) -> str: ...
+
+
+R = TypeVar("R", bound=_Skipping)
+
+
+def rewritten(
+    path: Path,
+    fd: int,
+    unpack: Unpack,
+    poll: Poll,
+    open_reader: Callable[[ByteReader], R],
+    read: Callable[[R], npt.NDArray[np.uint8]],
+) -> _data.DataFile:
+    """The file `fd` as chunks for the pipeline: its positions are read once, into a file without a name, where each
+    takes 34 bytes. `read` gives the next records, uint8 [n, 32]; none at the end."""
+
+    def fill(out: BinaryIO) -> None:
+        with os.fdopen(os.dup(fd), "rb", buffering=0) as file:
+            file.seek(0)
+            reader = open_reader(cast("ByteReader", file))
+            writer = _data.PositionWriter(os.fsencode(path), out.fileno(), "binpack", False)
+            while len(records := read(reader)):
+                writer.write(records)
+                if poll:
+                    poll()
+            writer.finish()
+            if reader.skipped:
+                _log.warning("%s; left out, with %d more", reader.first_skipped, reader.skipped - 1)
+
+    with unpack(fill) as unpacked:
+        return _data.DataFile(str(path), unpacked.fileno(), os.fstat(unpacked.fileno()).st_size, False)
 
 
 class DataFormat(ABC):
@@ -100,22 +142,14 @@ class DataFormat(ABC):
     ) -> _data.DataFile:
         """The file `fd` as chunks for the pipeline: its positions are read once, into a file without a name, where each
         takes 34 bytes."""
-
-        def fill(out: BinaryIO) -> None:
-            with os.fdopen(os.dup(fd), "rb", buffering=0) as file:
-                file.seek(0)
-                reader = self.open_reader(path, cast("ByteReader", file), skip_bad)
-                writer = _data.PositionWriter(os.fsencode(path), out.fileno(), "binpack", False)
-                while len(records := reader.read(1 << 16)):
-                    writer.write(records)
-                    if poll:
-                        poll()
-                writer.finish()
-                if reader.skipped:
-                    _log.warning("%s; left out, with %d more", reader.first_skipped, reader.skipped - 1)
-
-        with unpack(fill) as unpacked:
-            return _data.DataFile(str(path), unpacked.fileno(), os.fstat(unpacked.fileno()).st_size, False)
+        return rewritten(
+            path,
+            fd,
+            unpack,
+            poll,
+            lambda file: self.open_reader(path, file, skip_bad),
+            lambda reader: reader.read(BLOCK),
+        )
 
     @contextmanager
     def _at(self, path: Path) -> Iterator[None]:
