@@ -38,10 +38,10 @@
 // _perspective_transformer_layout describes those of CUDA, for fake kernels and tests, in a text of uint8 [n]. A PSQT
 // bucket outside [0, P) is an error, which CUDA reports as it reports an illegal index (cuda/index_check.cuh).
 //
-// On CUDA there are two sets of kernels, and bucket_size says which of them runs: 0 asks for the portable ones, which
+// On CUDA there are two sets of kernels, and bucket_size selects one: 0 is for the portable ones, which
 // every GPU of compute capability 8.0 or later has and which take any rows (num_bucketed is not used); N must be a
-// multiple of 16 and 2 B K < 2^31. Any other bucket_size asks for those of compute capability 9.0.
-// capabilities.h says which ones a device has.
+// multiple of 16 and 2 B K < 2^31. Any other bucket_size is for those of compute capability 9.0.
+// capabilities.h lists the kernels of each device.
 //
 // Those of 9.0 group the rows by king bucket. The first `num_bucketed` features are divided into buckets of
 // `bucket_size` consecutive ones. The kernels are made for feature sets in which all bucketed features of a row lie in
@@ -62,7 +62,7 @@
 //
 // _perspective_transformer_backward_rows (CPU only) leaves out the rows of the gradient of the weight that are zeros
 // because no position of the batch has the feature: `grad_rows` [R, N] are the others, and `rows` int64 [R], ascending,
-// says which they are. The gradients of bias and psqt are those of _perspective_transformer_backward.
+// are their numbers. The gradients of bias and psqt are those of _perspective_transformer_backward.
 //
 // Equal inputs always give equal bits, on the CPU for any number of threads and every instruction set.
 #pragma once

@@ -209,7 +209,7 @@ class _Counted:
 
 
 class UntilBroken:
-    """The decompressed bytes of a file up to where it is corrupt or ends too early; `error` then says what is wrong."""
+    """The decompressed bytes of a file up to where it is corrupt or ends too early; `error` is then the reason."""
 
     def __init__(self, source: ByteReader) -> None:
         self._source = source
