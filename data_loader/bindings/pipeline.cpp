@@ -5,6 +5,7 @@
 // registered with atexit ends them all. What is not atomic in this file is guarded by the interpreter's lock.
 #include "pipeline/pipeline.h"
 
+#include <cxxabi.h>
 #include <pybind11/stl.h>
 #include <unistd.h>
 
@@ -12,6 +13,7 @@
 #include <cstring>
 #include <map>
 #include <memory>
+#include <optional>
 #include <thread>
 
 #include "bindings/bindings.h"
@@ -52,6 +54,8 @@ py::dict to_dict(const FilterCounts& counts) {
 }
 
 namespace {
+
+using namespace std::chrono_literals;
 
 // Lets Python's signal handlers run, which happens in the main thread only; throws what they raise.
 void check_signals() {
@@ -119,15 +123,19 @@ struct Running {
 
     Running() = default;
     ~Running();
+    bool has_user_filter() const { return user_filter && !user_filter.is_none(); }
     Running(const Running&) = delete;
     Running& operator=(const Running&) = delete;
 };
 
 struct Registry {
     std::map<const Running*, std::weak_ptr<Running>> all;
-    std::vector<std::shared_ptr<Running>> orphans;  // pipelines whose last owner could not join their threads
+    // Stopped pipelines whose last owner could not wait for their threads.
+    std::vector<std::shared_ptr<Running>> orphans;
     bool exiting = false;
 };
+
+constexpr auto kPatience = 5s;  // with filters at the end of Python, as nnue_trainer/foreign.py has
 
 constexpr const char* kEnding = "the interpreter is ending: no loader can be used any more";
 
@@ -135,6 +143,16 @@ constexpr const char* kEnding = "the interpreter is ending: no loader can be use
 Registry& registry() {
     static auto* const registry = new Registry;
     return *registry;
+}
+
+// Frees the orphans whose threads have ended.
+void free_orphans() {
+    std::vector<std::shared_ptr<Running>> ended;  // freed outside of the list: that may run code of Python
+    std::erase_if(registry().orphans, [&](const auto& orphan) {
+        const bool is_ended = !orphan->pipeline->runs_in_worker() && orphan->pipeline->ends_within(0ms);
+        if (is_ended) ended.push_back(orphan);
+        return is_ended;
+    });
 }
 
 std::shared_ptr<Running> make_running() {
@@ -151,7 +169,7 @@ Running::~Running() {
         static_cast<void>(pipeline.release());
         static_cast<void>(arrays.release());
         static_cast<void>(user_filter.release());
-    } else if (pipeline->runs_in_worker() || (user_filter && !user_filter.is_none() && !pipeline->is_joined())) {
+    } else if (pipeline->runs_in_worker() || (has_user_filter() && !pipeline->ends_within(0ms))) {
         // A worker cannot join itself, and foreign code may never return: whoever waits for it calls close().
         pipeline->stop();
         const auto orphan = make_running();
@@ -165,9 +183,9 @@ Running::~Running() {
     }
 }
 
-// Ends the threads of all pipelines, and waits until no thread of Python is inside of one.
+// Ends the threads of all pipelines, and waits until no thread of Python is inside of one. A user's filter that does
+// not return is left behind: Python then ends with its thread inside, as with a daemon thread (see staying()).
 void end_all_pipelines() {
-    using namespace std::chrono_literals;
     registry().exiting = true;
     // Never freed: a daemon thread that dropped the last reference later would run code of Python and torch that frees
     // arrays.
@@ -178,17 +196,25 @@ void end_all_pipelines() {
         }
     }
     for (const auto& running : all) running->pipeline->stop();
+    const auto deadline = std::chrono::steady_clock::now() + kPatience;
+    bool hangs = false;
     for (const auto& running : all) {
         const py::gil_scoped_release release;
-        running->pipeline->join();
+        if (!running->has_user_filter()) {
+            running->pipeline->join();
+        } else if (!running->pipeline->ends_within(std::chrono::ceil<std::chrono::milliseconds>(
+                       std::max(deadline - std::chrono::steady_clock::now(), std::chrono::steady_clock::duration())))) {
+            hangs = true;
+        }
     }
+    if (hangs) PySys_WriteStderr("nnue: warning: a filter of a loader does not return; ending without it\n");
     // A daemon thread that waited for a batch needs the interpreter's lock once more to leave. Given back to it later,
     // when the interpreter is being taken down, the lock would end the process instead.
     for (int i = 0; i < 2000 && std::ranges::any_of(all, [](const auto& r) { return r->waiting > 0; }); ++i) {
         const py::gil_scoped_release release;
         std::this_thread::sleep_for(1ms);
     }
-    registry().orphans.clear();
+    free_orphans();
 }
 
 // Keeps the records where mask [n] is true, in place; returns how many.
@@ -204,14 +230,33 @@ std::size_t keep(std::span<Record> records, const py::object& mask_object) {
     return kept;
 }
 
+// Calls `f`, which enters the interpreter and has no objects of its own. Where Python is ending it ends such a thread
+// by force. The destructors of the caller's objects, which would need the interpreter, must not run then: the thread
+// stays here until the process ends, as it does from Python 3.14 on.
+template <typename F>
+auto staying(const F& f) {
+#ifdef __GLIBCXX__
+    try {
+        return f();
+    } catch (const abi::__forced_unwind&) {
+        while (true) std::this_thread::sleep_for(1h);
+    }
+#else
+    return f();
+#endif
+}
+
 // Calls a filter of the user's own, which must outlive what is returned, in Python.
 auto call_in_python(const py::object& filter) {
     return [filter = py::handle(filter)](std::span<Record> records) {
-        const py::gil_scoped_acquire acquire;
+        std::optional<py::gil_scoped_acquire> acquire;
+        staying([&] { acquire.emplace(); });
         const Array<std::uint8_t> copy({records.size(), sizeof(Record)},
                                        reinterpret_cast<const std::uint8_t*>(records.data()));
         try {
-            return keep(records, filter(copy));
+            PyObject* mask = staying([&] { return PyObject_CallOneArg(filter.ptr(), copy.ptr()); });
+            if (!mask) throw py::error_already_set();
+            return keep(records, py::reinterpret_steal<py::object>(mask));
         } catch (const py::error_already_set& error) {
             // Its own words, without the traceback that what() has. A UserError is one line for the user already.
             const std::string kind = py::str(error.type().attr("__name__"));
@@ -228,6 +273,7 @@ class PipelineHandle {
   public:
     PipelineHandle(const py::dict& options, const py::list& arrays, const std::vector<PlaceTuple>& start)
         : running_(make_running()) {
+        free_orphans();
         if (registry().exiting) throw FormatError(kEnding);
         PipelineOptions o;
         for (const py::handle file : options["files"].cast<py::list>()) {

@@ -100,7 +100,11 @@ Pipeline::Pipeline(PipelineOptions options, std::vector<Slot> slots, const std::
     held_slots_.resize(slots_.size());
     if (options_.counts_unique) sketches_.resize(slots_.size());
     try {
-        for (int i = 0; i < options_.threads; ++i) workers_.emplace_back([this] { work(); });
+        for (int i = 0; i < options_.threads; ++i) {
+            workers_.emplace_back([this] { work(); });
+            const std::lock_guard lock(mutex_);
+            ++working_;
+        }
     } catch (const std::system_error& error) {
         const std::size_t started = workers_.size();
         join();
@@ -122,9 +126,10 @@ void Pipeline::stop() {
     changed_.notify_all();
 }
 
-bool Pipeline::is_joined() {
-    const std::unique_lock lock(join_mutex_, std::try_to_lock);
-    return lock && workers_.empty();
+bool Pipeline::ends_within(std::chrono::milliseconds timeout) {
+    stop();
+    std::unique_lock lock(mutex_);
+    return ended_.wait_for(lock, timeout, [this] { return working_ == 0; });
 }
 
 void Pipeline::join() {
@@ -273,10 +278,12 @@ void Pipeline::work() {
             if (!lock.owns_lock()) lock.lock();
             if (!error_) error_ = current_error();
             changed_.notify_all();
-            return;
+            break;
         }
         changed_.wait(lock);
     }
+    --working_;
+    ended_.notify_all();
 }
 
 bool Pipeline::try_batch(std::unique_lock<std::mutex>& lock, Scratch& scratch) {

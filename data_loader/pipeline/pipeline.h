@@ -121,8 +121,9 @@ class Pipeline {
 
     // Ends and joins the workers. A worker must not call it: see runs_in_worker().
     void join();
-    // Whether join() is done. False while another thread is in it.
-    bool is_joined();
+    // Ends the workers, and returns whether all have ended within `timeout`, so that join() returns at once. A worker
+    // inside a user's filter ends when that returns.
+    bool ends_within(std::chrono::milliseconds timeout);
 
     // Whether this thread is one of the workers, as it is in a user's filter.
     bool runs_in_worker() const;
@@ -221,8 +222,9 @@ class Pipeline {
     int max_decoding_ = 0;                      // the most workers that decode while all shards are ahead
 
     std::mutex mutex_;
-    std::condition_variable changed_;
+    std::condition_variable changed_, ended_;
     bool stop_ = false;
+    int working_ = 0;   // workers that have not ended
     int decoding_ = 0;  // workers that are decoding now
     std::exception_ptr error_;
     FilterCounts filter_counts_;

@@ -5,7 +5,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
+#include <future>
 #include <map>
 #include <set>
 #include <thread>
@@ -407,6 +409,26 @@ TEST(Digest, IsOfTheBytesAndNotOfThePieces) {
         std::swap_ranges(bytes.begin(), bytes.begin() + 34, bytes.begin() + static_cast<std::ptrdiff_t>(apart));
         EXPECT_TRUE(seen.insert(digest(bytes.size(), 4096)).second) << apart;
     }
+}
+
+// Whoever loses a pipeline must not join workers that are inside a filter of the user's.
+TEST_F(PipelineTest, EndsWithinATimeOnlyWithoutAFilterThatDoesNotReturn) {
+    std::promise<void> entered, returning;
+    std::atomic<bool> first = true;
+    options_.user_filter = [&, may_return = returning.get_future().share()](std::span<Record> records) {
+        if (first.exchange(false)) entered.set_value();
+        may_return.wait();
+        return records.size();
+    };
+    std::vector<std::vector<Record>> memory(kSlots, std::vector<Record>(options_.batch_size));
+    std::vector<Slot> slots(kSlots);
+    for (std::size_t i = 0; i < kSlots; ++i) slots[i].records = memory[i].data();
+    Pipeline pipeline(options_, slots, kBeginning);
+    entered.get_future().wait();
+    EXPECT_FALSE(pipeline.ends_within(0ms));
+    EXPECT_FALSE(pipeline.ends_within(20ms));
+    returning.set_value();
+    EXPECT_TRUE(pipeline.ends_within(60s));
 }
 
 TEST(Permutation, IsOneForAnySize) {

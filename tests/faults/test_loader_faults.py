@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import islice
@@ -19,6 +20,7 @@ import pytest
 import torch
 import zstandard
 from torch.utils.data import DataLoader
+from waiting import wait_for
 
 from nnue_trainer import _data
 from nnue_trainer.data import (
@@ -209,6 +211,64 @@ print("end")
 """
     result = run(code, file)
     assert (result.returncode, result.stdout) == (0, "end\n"), result.stderr
+
+
+@pytest.mark.parametrize(
+    ("body", "drop"),
+    [
+        ("threading.Event().wait()", "del loader"),
+        ("while True: pass", ""),
+        ("threading.Event().wait()", "loader.close()"),
+    ],
+)
+def test_a_filter_that_never_returns_does_not_hold_up_the_end(file: Path, body: str, drop: str) -> None:
+    """Wherever its pipeline is lost: the program goes on, and ends with its own status."""
+    code = f"""
+import sys, threading
+from nnue_trainer.data import RecordLoader
+inside = threading.Event()
+def hang(records):
+    inside.set()
+    {body}
+loader = RecordLoader(sys.argv[1], 16, threads=2, user_filter=hang)
+loader.open()
+inside.wait()
+{drop}
+print("went on", flush=True)
+sys.exit(3)
+"""
+    result = run(code, file, timeout=120)
+    assert (result.returncode, result.stdout) == (3, "went on\n"), result.stderr
+    assert "a filter of a loader does not return; ending without it" in result.stderr
+    assert "FATAL" not in result.stderr
+
+
+def test_a_dropped_pipeline_is_freed_when_its_filter_has_returned(file: Path) -> None:
+    class Slow:
+        def __init__(self) -> None:
+            self.inside, self.may_return = threading.Event(), threading.Event()
+
+        def __call__(self, records: object) -> None:
+            self.inside.set()
+            self.may_return.wait()
+
+    slow = Slow()
+    may_return, filters = slow.may_return, weakref.ref(slow)
+    loader = RecordLoader(file, 16, threads=2, user_filter=slow)
+    loader.open()
+    slow.inside.wait()
+    del slow, loader
+    assert filters() is not None
+    may_return.set()
+    others = []
+
+    def is_freed() -> bool:
+        """A pipeline that is made frees those that have ended."""
+        others.append(RecordLoader(file, 16, threads=1))
+        others[-1].open()
+        return filters() is None
+
+    wait_for(is_freed)
 
 
 def test_a_fork_leaves_the_loader_to_its_parent(file: Path) -> None:
