@@ -77,9 +77,9 @@ def find_engine(engine: str | None = None, *, default: str = "stockfish") -> str
 class Engine(Closing):
     """A running UCI engine. Use it as a context, or call `close()`; one thread at a time, except for `kill()`.
 
-    `options` are set before the first command. `timeout` in seconds holds for every answer; the answer to `uci` must
-    come within `start_timeout`, so that a program that is not an engine is soon found out. UserError names the engine,
-    the command and what it answered.
+    `options` are set before the first command. `timeout` in seconds holds for every answer but those of the start: the
+    answer to `uci` must come within `start_timeout`, so that a program that is not an engine is soon found out.
+    UserError names the engine, the command and what it answered.
     """
 
     def __init__(
@@ -126,14 +126,14 @@ class Engine(Closing):
         for pipe in (self._process.stdout, self._process.stderr):
             self._selector.register(pipe.fileno(), selectors.EVENT_READ, pipe)
         try:
-            for line in self.answer("uci", "uciok", seconds=min(start_timeout, timeout)):
+            for line in self.answer("uci", "uciok", seconds=start_timeout):
                 if line.startswith("id name "):
                     self.name = line.removeprefix("id name ").strip()
                 elif match := re.match(r"option name (.+?) type ", line):
                     self._options[match.group(1).lower()] = match.group(1)
             for name, value in (options or {}).items():
                 self.set_option(name, value)
-            self.wait_until_ready()
+            self.ask("isready", "readyok", seconds=max(start_timeout, timeout))  # it may load a net
         except BaseException:
             self.close()
             raise

@@ -38,6 +38,26 @@ def processes_of(path: str) -> list[int]:
     return found
 
 
+def group_of(pid: int) -> int | None:
+    """The process group; None where the process, as one of another test, has ended meanwhile."""
+    try:
+        return os.getpgid(pid)
+    except ProcessLookupError:
+        return None
+
+
+def test_a_short_limit_for_answers_is_none_for_the_start(tmp_path: Path) -> None:
+    """A program that starts on a loaded machine, or loads its net, takes longer than a move may."""
+    path = tmp_path / "slow"
+    path.write_text(
+        "#!/bin/sh\nwhile read -r line; do\nsleep 0.3\n"
+        'case "$line" in\nuci) echo uciok;;\nisready) echo readyok;;\nesac\ndone\n'
+    )
+    path.chmod(0o755)
+    with Engine(str(path), timeout=0.1) as engine, pytest.raises(UserError, match=r"'isready' within 0\.1 s"):
+        engine.wait_until_ready()
+
+
 @pytest.mark.parametrize(
     ("mode", "message"),
     [
@@ -64,7 +84,8 @@ def processes_of(path: str) -> list[int]:
 )
 def test_a_bad_answer_is_one_line(fake_engine: FakeEngine, mode: str, message: str) -> None:
     path = fake_engine(mode)
-    with Engine(path, timeout=30.0 if mode == "endless-lines" else 1.0) as engine:
+    # The answers that come have all the time that a loaded machine may take.
+    with Engine(path, timeout=1.0 if "within 1 s" in message else 300.0, start_timeout=300.0) as engine:
         if mode == "twice":
             engine.search(FEN, [], "nodes 1")
         with pytest.raises(UserError, match=message) as caught:
@@ -76,7 +97,7 @@ def test_a_bad_answer_is_one_line(fake_engine: FakeEngine, mode: str, message: s
 
 @pytest.mark.parametrize("mode", ["", "late", "garbage", "chatty-stderr", "string-score", "multipv", "latin-1"])
 def test_what_is_only_odd_is_no_obstacle(fake_engine: FakeEngine, mode: str) -> None:
-    with Engine(fake_engine(mode), {"hash": "1"}, timeout=20.0) as engine:
+    with Engine(fake_engine(mode), {"hash": "1"}, timeout=300.0, start_timeout=300.0) as engine:
         for _ in range(2):
             move, kind, value = engine.search(FEN, [], "nodes 1")
             assert len(move) == 4
@@ -87,20 +108,20 @@ def test_what_is_only_odd_is_no_obstacle(fake_engine: FakeEngine, mode: str) -> 
 def test_an_engine_that_prints_for_ever_takes_no_memory(fake_engine: FakeEngine) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for mode in ("endless-lines", "endless-line"):
-        with Engine(fake_engine(mode), timeout=60.0) as engine, pytest.raises(UserError):
+        with Engine(fake_engine(mode), timeout=300.0, start_timeout=300.0) as engine, pytest.raises(UserError):
             engine.search(FEN, [], "nodes 1")
     path = fake_engine("no-uciok")
     with pytest.raises(UserError, match="no 'uciok' for 'uci' in the first 1,048,576 bytes"):
-        Engine(path)
+        Engine(path, start_timeout=300.0)
     assert processes_of(path) == []
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 16 << 10  # KiB
 
 
 def test_a_wrapper_that_does_not_exec_is_ended_with_its_engine(fake_engine: FakeEngine) -> None:
     path = fake_engine("hangs", run="")
-    with Engine(path, timeout=1.0) as engine:
+    with Engine(path, timeout=1.0, start_timeout=300.0) as engine:
         script = str(Path(__file__).parents[1] / "data" / "fake_engine.py")
-        own = [pid for pid in processes_of(script) if os.getpgid(pid) == engine._process.pid]
+        own = [pid for pid in processes_of(script) if group_of(pid) == engine._process.pid]
         assert len(own) == 1
         with pytest.raises(UserError, match="within 1 s"):
             engine.search(FEN, [], "nodes 1")
@@ -234,6 +255,6 @@ def test_ctrl_c_while_an_engine_hangs(fake_engine: FakeEngine, tmp_path: Path) -
     journal = tmp_path / "o.binpack.journal"
     wait_for(lambda: journal.exists() and journal.stat().st_size >= 1000, process)
     process.send_signal(signal.SIGINT)
-    process.wait(timeout=20)
+    process.wait(timeout=120)  # a guard against hanging
     assert process.returncode != 0
     assert processes_of(path) == []
