@@ -34,12 +34,6 @@ _MAX_MATE = 10_000
 _DEBIAN_FOLDER = "/usr/games"  # where Debian puts engines; not on the PATH of root
 _MOVE = re.compile(r"[a-h][1-8][a-h][1-8][nbrq]?")
 _NUMBER = re.compile(r"[+-]?[0-9]{1,9}")
-# The end of most answers: a line with an exact score of the only variation, and the move.
-_USUAL_END = re.compile(
-    rb"info depth ([0-9]{1,5})(?: seldepth [0-9]+)?(?: multipv 1)? score (cp|mate) (-?[0-9]{1,4}) nodes [^\n]*\n"
-    rb"(?:info depth [^\n]*bound nodes [^\n]*\n)*"
-    rb"bestmove ([a-h][1-8][a-h][1-8][nbrq]?)(?: ponder [a-h1-8nbrq]+)?\r?"
-)
 
 
 class EngineEnded(UserError):
@@ -240,6 +234,11 @@ class Engine(Closing):
             self._drop_old_lines(last.decode())
         self._awaited, self._command = last, command
         self._received, self._scanned = len(self._incoming), 0
+        if not self._outgoing:
+            with contextlib.suppress(OSError):
+                commands = commands[os.write(self._stdin, commands) :]
+                if not commands:
+                    return True
         self._outgoing += commands
         return self.flush()
 
@@ -298,12 +297,6 @@ class Engine(Closing):
     def found(self, answer: bytes) -> Found:
         """The answer to `go …`. UserError for one without a move, or with a score that is no number."""
         line_at = answer.rfind(b"\n") + 1
-        begin = answer.rfind(b"\n", 0, max(line_at - 1, 0)) + 1
-        while b"bound nodes " in answer[begin : begin + 90] and begin > 1:  # the line before has an exact score
-            begin = answer.rfind(b"\n", 0, begin - 1) + 1
-        usual = _USUAL_END.fullmatch(answer, begin)
-        if usual is not None:
-            return Found(usual[4].decode(), usual[2].decode(), int(usual[3]), int(usual[1]))
         words = answer[line_at:].split()
         move = words[1].decode(errors="replace") if len(words) > 1 else ""
         if not _MOVE.fullmatch(move):

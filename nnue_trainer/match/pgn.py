@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
-import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
 
 from nnue_trainer import _data
 from nnue_trainer.data.generate import START
@@ -51,18 +50,33 @@ def game_text(game: PlayedGame, names: Sequence[str], *, chess960: bool = False)
     end = f"{{{_loser_name(game, names)}{game.reason}}}"
     words += [end, RESULTS[game.result]]
     head = "\n".join(f'[{name} "{_escaped(value)}"]' for name, value in tags)
-    body = textwrap.fill(" ".join(words), 100, break_long_words=False, break_on_hyphens=False)
-    return f"{head}\n\n{body}\n\n"
+    return f"{head}\n\n{_filled(' '.join(words).split())}\n\n"
 
 
+def _filled(words: Iterable[str]) -> str:
+    """Words in lines of up to 100 characters. textwrap does the same and takes as long as the rest of a game."""
+    lines: list[str] = []
+    line = ""
+    for word in words:
+        if line and len(line) + len(word) < 100:
+            line += " " + word
+        else:
+            if line:
+                lines.append(line)
+            line = word
+    return "\n".join([*lines, line])
+
+
+@lru_cache(1 << 14)
 def score_text(score: str) -> str:
     """What a comment shows of a score: "+0.23/12" for "cp23/12", "-M3/9" for "mate-3/9", nothing without one."""
-    match = re.fullmatch(r"(cp|mate)(-?\d+)/(\d+)", score)
-    if not match:
+    kind = "mate" if score.startswith("mate") else "cp"
+    number, _, depth = score.removeprefix(kind).partition("/")
+    if not depth:
         return ""
-    value = int(match[2])
-    text = f"{value / 100:+.2f}" if match[1] == "cp" else f"{'+' if value > 0 else '-'}M{abs(value)}"
-    return f"{text}/{match[3]}"
+    value = int(number)
+    text = f"{value / 100:+.2f}" if kind == "cp" else f"{'+' if value > 0 else '-'}M{abs(value)}"
+    return f"{text}/{depth}"
 
 
 def _loser_name(game: PlayedGame, names: Sequence[str]) -> str:

@@ -2,8 +2,8 @@
 
 A move should cost this program little beside its search. Without time limits it naps while more engines search than
 there are CPUs, so that one look finds several answers; otherwise an engine that prints while it searches is not
-listened to until its search is nearly over, as its last searches show. Rules, legality and repetitions are those of the
-C++ library, one call each per move.
+listened to until its search is nearly over, as its last searches show. The C++ library reads the usual answers, applies
+the rules of chess and of adjudication, and writes the next request (data_loader/chess/match_game.h).
 
 With a fixed number of nodes, or a fixed depth, and one thread per engine, a game is a function of its players, its
 opening and the limits: engines forget everything between games.
@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 
 from nnue_trainer import _data
 from nnue_trainer.errors import UserError, shown
-from nnue_trainer.match.adjudication import Adjudication, Adjudicator
+from nnue_trainer.match.adjudication import Adjudication
 from nnue_trainer.match.openings import Opening
 from nnue_trainer.system import usable_cpus
 from nnue_trainer.uci import Engine
@@ -125,7 +125,8 @@ class Arena:
         chess960: bool = False,
     ) -> None:
         self.players, self.limit, self.chess960 = players, limit, chess960
-        self.adjudication = adjudication or Adjudication()
+        self.adjudication = (adjudication or Adjudication()).native()
+        self.command = "" if limit.clock else limit.command(())
         self.concurrency = concurrency
         self._poll = select.epoll()
         self._by_descriptor: dict[int, _Seat] = {}
@@ -313,16 +314,8 @@ class _Table:
         self.task = task = next(self._tasks, None)
         if task is None:
             return
-        self._game = _data.Game(task.opening.fen, self.arena.chess960)
-        for move in task.opening.moves:
-            self._game.play(move)
-        self._position = bytearray(f"position fen {task.opening.fen}".encode())
-        if task.opening.moves:
-            self._position += f" moves {' '.join(task.opening.moves)}".encode()
-        self._has_moves = bool(task.opening.moves)
-        self._moves: list[str] = []
-        self._scores: list[str] = []
-        self._judge = Adjudicator(self.arena.adjudication)
+        opening = task.opening
+        self._game = _data.MatchGame(opening.fen, self.arena.chess960, opening.moves, self.arena.adjudication)
         base = self.arena.limit.clock[0] if self.arena.limit.clock else 0.0
         self._clocks = [base, base]
         self._ready = set()
@@ -355,8 +348,7 @@ class _Table:
             self._ready.add(seat.player)
             if len(self._ready) == 2:
                 self._begun = True
-                if not self._over_by_rules():
-                    self._go_on()
+                self._end_or_go_on()
             return
         self._moved(seat, answer)
 
@@ -373,20 +365,23 @@ class _Table:
     def _prepare(self, seat: _Seat) -> None:
         self.arena.send(seat, b"ucinewgame\nisready\n", b"readyok", "isready", self.arena.limit.timeout)
 
-    def _go_on(self) -> None:
-        """Gets a move from the side to move."""
+    def _end_or_go_on(self) -> None:
+        """Ends a game that is over, or requests a move from the side to move."""
+        verdict = self._game.verdict
+        if verdict:
+            self._end(*verdict)
+            return
         assert self.task
         limit = self.arena.limit
-        side = 0 if self._game.white_to_move else 1
-        command = limit.command(self._clocks)
+        white = self._game.white_to_move
         patience = limit.timeout
         if limit.clock:
-            patience += self._clocks[side]
+            patience += self._clocks[0 if white else 1]
         elif limit.movetime:
             patience += limit.movetime / 1000
-        seat = self._seats[self.task.black if side else self.task.white]
-        text = self._position + b"\n" + command.encode() + b"\n"
-        self.arena.send(seat, bytes(text), b"bestmove", command, patience)
+        command = self.arena.command or limit.command(self._clocks)
+        seat = self._seats[self.task.white if white else self.task.black]
+        self.arena.send(seat, self._game.request(command), b"bestmove", command, patience)
 
     def _moved(self, seat: _Seat, answer: bytes) -> None:
         spent = time.monotonic() - seat.sent
@@ -402,34 +397,17 @@ class _Table:
                 return
             self._clocks[side] = max(self._clocks[side], 0.0) + limit.clock[1]
         try:
-            found = seat.engine.found(answer)
-        except UserError as error:
-            self.failed(seat, "no move", str(error))
-            return
-        try:
-            self._game.play(found.move)
+            if not self._game.play_answer(answer):
+                try:
+                    found = seat.engine.found(answer)
+                except UserError as error:
+                    self.failed(seat, "no move", str(error))
+                    return
+                self._game.play(*found)
         except UserError as error:
             self._end(loses, "illegal move", f"engine {shown(seat.engine.path)}: {error}")
             return
-        self._moves.append(found.move)
-        self._scores.append(f"{found.kind}{found.value}/{found.depth}" if found.kind else "-")
-        self._position += (b" " if self._has_moves else b" moves ") + found.move.encode()
-        self._has_moves = True
-        if self._over_by_rules():
-            return
-        result, reason = self._judge.after(side, found.kind, found.value, self._game.rule50, self._game.ply // 2 + 1)
-        if result is not None:
-            self._end(result, reason)
-        else:
-            self._go_on()
-
-    def _over_by_rules(self) -> bool:
-        """Ends the game if the rules of chess do."""
-        outcome = self._game.outcome()
-        if outcome:
-            loser_is_white = self._game.white_to_move
-            self._end((-1 if loser_is_white else 1) if outcome == "checkmate" else 0, outcome)
-        return bool(outcome)
+        self._end_or_go_on()
 
     def _end(self, result: int, reason: str, fault: str = "") -> None:
         task = self.task
@@ -441,8 +419,8 @@ class _Table:
                 black=task.black,
                 fen=task.opening.fen,
                 opening=tuple(task.opening.moves),
-                moves=tuple(self._moves),
-                scores=tuple(self._scores),
+                moves=tuple(self._game.moves),
+                scores=tuple(self._game.scores),
                 result=result,
                 reason=reason,
                 fault=fault,

@@ -14,7 +14,7 @@ from nnue_trainer import _data
 from nnue_trainer.data import fens_from_records, records_from_fens
 from nnue_trainer.data.binpack import write_binpack
 from nnue_trainer.errors import UserError
-from nnue_trainer.match.adjudication import Adjudication, Adjudicator
+from nnue_trainer.match.adjudication import Adjudication
 from nnue_trainer.match.openings import OpeningOptions, Openings
 from nnue_trainer.match.play import PlayedGame
 from nnue_trainer.match.run import Count
@@ -221,6 +221,7 @@ def test_several_players_play_all_pairs_of_them(fake_engine: FakeEngine, tmp_pat
 
 def test_what_an_answer_says(fake_engine: FakeEngine) -> None:
     line = b"info depth 6 seldepth 8 multipv 1 score cp -23 nodes 999 nps 1 pv e2e4 e7e5\n"
+    fen, usual = "4k3/P7/8/8/8/8/4P3/4K3 w - - 0 1", 0
     with Engine(fake_engine()) as engine:
         for text, expected in (
             (line + b"bestmove e2e4 ponder e7e5", ("e2e4", "cp", -23, 6)),
@@ -232,20 +233,31 @@ def test_what_an_answer_says(fake_engine: FakeEngine) -> None:
             (b"bestmove e2e4", ("e2e4", "", 0, 0)),
         ):
             assert engine.found(text) == expected
+            game = _data.MatchGame(fen, False, [], Adjudication().native())
+            if game.play_answer(text):  # the usual ones
+                score = "{1}{2}/{3}".format(*expected)
+                assert (game.moves, game.scores) == ([expected[0]], [score])
+                usual += 1
+            else:
+                assert not game.moves
+        assert usual == 4
         for wrong in (b"bestmove (none)", line + b"bestmove e2e9", line.replace(b"-23", b"x") + b"bestmove e2e4"):
             with pytest.raises(UserError, match="answered"):
                 engine.found(wrong)
+            assert not _data.MatchGame(fen, False, [], Adjudication().native()).play_answer(wrong)
+    with pytest.raises(UserError, match="not legal"):
+        _data.MatchGame(fen, False, [], Adjudication().native()).play_answer(line + b"bestmove e2e5")
 
 
 # ---- adjudication ----------------------------------------------------------------------------------------------------
 
 
 def outcome(rules: Adjudication, moves: list[tuple[int, str, int]], *, rule50: int = 5, number: int = 60) -> object:
-    judge = Adjudicator(rules)
+    judge = _data.Adjudicator(rules.native())
     for ply, (side, kind, value) in enumerate(moves):
-        result, reason = judge.after(side, kind, value, rule50, number)
-        if result is not None:
-            return ply, result, reason
+        verdict = judge.after(side, kind, value, rule50, number)
+        if verdict is not None:
+            return ply, *verdict
     return None
 
 
