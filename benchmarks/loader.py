@@ -1,13 +1,15 @@
 """Positions per second of the loader, while nothing else runs in the process: the most that a training loop can get.
 
-    python benchmarks/loader.py --data FILE.binpack [--threads 1,2] [--seconds 3]
+    python benchmarks/loader.py --data FILE.binpack [--threads 1,2] [--seconds 3] [--rounds 3]
 
 It measures five streams for each number of threads: index rows without filters, index rows with the filters of
 production runs, packed records, and packed records from a shuffled copy of the file (chains of one position) and from
-its positions as viriformat. The file
-is listed several times, so that an epoch rarely ends during a measurement. For the stream with filters it also reports
-the positions read per second, dropped ones included. Prints a table and writes JSON into benchmarks/results/. The
-figures depend on the load of the machine; those of benchmarks/loader_instructions.py do not.
+its positions as viriformat. The file is listed several times, so that an epoch rarely ends during a measurement. The
+streams take turns, `--rounds` times, and each row is the median round, so that two streams are compared under the same
+load. What the benchmark writes is on the disk before the first measurement: the kernel would write it with these CPUs
+during the last ones. For the stream with filters it also reports the positions read per second, dropped ones included.
+Prints a table and writes JSON into benchmarks/results/. The figures depend on the load of the machine; those of
+benchmarks/loader_instructions.py do not.
 """
 
 from __future__ import annotations
@@ -55,6 +57,7 @@ def main() -> None:
     parser.add_argument("--threads", default="1,2")
     parser.add_argument("--batch-size", type=int, default=16_384)
     parser.add_argument("--seconds", type=float, default=3.0)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the JSON")
     arguments = parser.parse_args()
 
@@ -67,6 +70,7 @@ def main() -> None:
         write_binpack(shuffled, np.random.default_rng(0).permutation(records), join_chains=False)
         games = Path(folder) / "games.vf"
         convert([arguments.data], games)
+        os.sync()
         files, size = [arguments.data] * repeat, arguments.batch_size
         streams: dict[str, Callable[..., Loader | RecordLoader]] = {
             f"{FEATURES} rows": partial(Loader, files, FEATURES, size),
@@ -76,22 +80,30 @@ def main() -> None:
             "records, viriformat": partial(RecordLoader, [games] * repeat, size),
         }
         for threads in map(int, arguments.threads.split(",")):
-            for name, make in streams.items():
-                load = os.getloadavg()[0]
-                rate, read = measure(partial(make, threads=threads, repeat=True, reuse=True), arguments.seconds)
+            load = os.getloadavg()[0]
+            rounds: dict[str, list[tuple[float, float]]] = {name: [] for name in streams}
+            for _ in range(arguments.rounds):
+                for name, make in streams.items():
+                    loader = partial(make, threads=threads, repeat=True, reuse=True)
+                    rounds[name].append(measure(loader, arguments.seconds))
+            for name, measured in rounds.items():
+                rates = sorted(rate for rate, _ in measured)
+                rate, read = sorted(measured)[len(measured) // 2]
                 row = {"stream": name, "threads": threads, "positions_per_second": round(rate), "load_before": load}
-                note = ""
+                row["lowest"], row["highest"] = round(rates[0]), round(rates[-1])
+                note = f"   ({rates[0] / 1e6:.2f} to {rates[-1] / 1e6:.2f}"
                 if "filters" in name:
                     row["read_per_second"] = round(read)
-                    note = f", {read / 1e6:.2f} M read"
+                    note += f", {read / 1e6:.2f} M read"
                 rows.append(row)
-                print(f"{name:<40} {threads} threads {rate / 1e6:8.2f} M positions/s{note}   (load {load:.1f})")
+                print(f"{name:<40} {threads} threads {rate / 1e6:8.2f} M positions/s{note}, load {load:.1f})")
     report = {
         "benchmark": "loader",
         **machine,
         "isa": _data.isa(),
         "data": {"file": arguments.data.name, "positions": len(records), "times": repeat},
         "batch_size": arguments.batch_size,
+        "rounds": arguments.rounds,
         "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         * 1024,  # the whole process, including torch
         "results": rows,
