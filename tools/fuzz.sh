@@ -1,23 +1,41 @@
 #!/usr/bin/env bash
 # Long fuzzing with libFuzzer (clang): each target for RUNS inputs under UndefinedBehaviorSanitizer, guided by coverage,
-# then its grown corpus and a tenth as many new inputs under AddressSanitizer too. One process, the lowest priority.
+# then its grown corpus and a tenth as many new inputs under AddressSanitizer too. Without clang: RUNS blind mutations of
+# the corpus under both, by driver.cpp. One process, the lowest priority.
 #
 #   tools/fuzz.sh [RUNS] [TARGET...]        10,000,000 and all targets
-#   tools/fuzz.sh keep                      few files of the grown corpus that cover what it covers join the kept one
+#   tools/fuzz.sh keep                      few files of the grown corpus that cover what it covers join the archive
 #
 # A line a run goes to build/fuzz/results.txt; what was found lies in build/fuzz/found. Ends with 1 if anything was.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-all=(chains fen binpack bin bulletformat marlinformat text plain any chunks)
-kept=data_loader/fuzz/corpus
+all=(chains fen binpack bin bulletformat marlinformat viriformat montyformat text plain epd pgn any chunks)
+kept=build/fuzz/kept
 grown=build/fuzz/corpus
 bin=.venv/bin
 clang=${CLANGXX:-$(command -v clang++ || command -v clang++-14 || true)}
-[ -n "$clang" ] || { echo "no clang++: apt-get install clang"; exit 1; }
+mkdir -p build/fuzz
+rm -rf "$kept" && mkdir "$kept" && tar -xJf data_loader/fuzz/corpus.tar.xz -C "$kept"
+
+blind() {  # blind RUNS TARGET...
+    local runs=$1 target line failed=0
+    shift
+    "$bin/cmake" -S data_loader -B build/fuzz/blind -G Ninja -DCMAKE_MAKE_PROGRAM="$PWD/$bin/ninja" \
+        -DCMAKE_BUILD_TYPE=RelWithDebInfo -DNNUE_SANITIZE=address,undefined >build/fuzz/blind.log 2>&1 || { cat build/fuzz/blind.log; exit 1; }
+    "$bin/cmake" --build build/fuzz/blind --target fuzz_targets >build/fuzz/blind.log 2>&1 || { tail -n 30 build/fuzz/blind.log; exit 1; }
+    for target in "$@"; do
+        if line=$(nice -n 19 "build/fuzz/blind/fuzz_$target" "$kept/$target" "$runs" 1 2>"build/fuzz/$target-blind.log" | tail -n 1); then
+            line=${line#build/fuzz/blind/}
+        else
+            line="fuzz_$target: FOUND something: build/fuzz/$target-blind.log" failed=1
+        fi
+        printf '%s  blind    %s\n' "$(date -u +%Y-%m-%d)" "$line" | tee -a build/fuzz/results.txt
+    done
+    return "$failed"
+}
 
 build() {  # build SANITIZERS
     local folder=build/fuzz/${1%%,*}
-    mkdir -p build/fuzz
     "$bin/cmake" -S data_loader -B "$folder" -G Ninja -DCMAKE_MAKE_PROGRAM="$PWD/$bin/ninja" -DCMAKE_BUILD_TYPE=RelWithDebInfo \
         -DCMAKE_CXX_COMPILER="$clang" -DNNUE_FUZZ=ON -DCMAKE_CXX_FLAGS=-fno-sanitize-coverage=trace-cmp,indirect-calls -DNNUE_SANITIZE="$1" >"$folder.log" 2>&1 || { cat "$folder.log"; exit 1; }
     "$bin/cmake" --build "$folder" --target fuzz_targets >>"$folder.log" 2>&1 || { tail -n 30 "$folder.log"; exit 1; }
@@ -51,12 +69,17 @@ if [ "${1:-}" = keep ]; then
         [ -d "$grown/$target" ] || continue
         "build/fuzz/undefined/fuzz_$target" -set_cover_merge=1 -use_counters=0 "$kept/$target" "$grown/$target" 2>&1 |
             tail -n 1
+        "$bin/python" data_loader/fuzz/corpus.py add "$target" "$kept/$target"/*
     done
     exit
 fi
 runs=${1:-10000000}
 shift || true
 [ $# -gt 0 ] || set -- "${all[@]}"
+if [ -z "$clang" ]; then
+    blind "$runs" "$@"
+    exit
+fi
 build undefined
 build address,undefined
 mkdir -p build/fuzz/found

@@ -1,6 +1,9 @@
 """Every format, plain and compressed: golden bytes, round trips of real data, what is lost, what is wrong."""
 
 import gzip
+import hashlib
+import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -218,6 +221,38 @@ def test_compressed_files_with_mutated_bytes(project_root: Path, kind: str) -> N
     run = subprocess.run([sys.executable, script, kind, "3000", "7"], cwd=project_root, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     assert "3,000 mutations of seed 7" in run.stdout
+
+
+def test_inputs_join_the_corpus_of_the_fuzz_targets(project_root: Path, tmp_path: Path) -> None:
+    for name in ("corpus.py", "corpus.tar.xz"):
+        shutil.copy(project_root / "data_loader" / "fuzz" / name, tmp_path)
+    archive = tmp_path / "corpus.tar.xz"
+    before = archive.read_bytes()
+
+    def call(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "corpus.py", *arguments], cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+
+    assert call("unpack", "inputs").returncode == 0
+    # A folder for each target that is built.
+    text = (project_root / "data_loader" / "CMakeLists.txt").read_text()
+    formats = re.search(r"foreach\(format (.*)\)", text)
+    assert formats
+    built = {*re.findall(r"add_fuzz_target\((\w+) ", text), *formats[1].split()}
+    assert {path.name for path in (tmp_path / "inputs").iterdir()} == built
+    there = next((tmp_path / "inputs" / "pgn").iterdir())
+    assert call("add", "pgn", str(there)).stdout == "0 of 1 inputs are new to pgn\n"
+    assert archive.read_bytes() == before
+    (tmp_path / "new").write_bytes(b"1. e4 {?")
+    assert call("add", "pgn", "new", "new", str(there)).stdout == "1 of 3 inputs are new to pgn\n"
+    assert call("unpack", "again").returncode == 0
+    names = {str(path.relative_to(tmp_path / "again")) for path in (tmp_path / "again").rglob("*") if path.is_file()}
+    added = f"pgn/{hashlib.sha1(b'1. e4 {?').hexdigest()}"
+    assert names == {str(p.relative_to(tmp_path / "inputs")) for p in (tmp_path / "inputs").glob("*/*")} | {added}
+    unknown = call("add", "pgm", "new")
+    assert unknown.returncode == 1
+    assert "target 'pgm': expected one of any, bin, binpack" in unknown.stderr
 
 
 def test_unknown_format_names(tmp_path: Path) -> None:
