@@ -47,6 +47,7 @@ namespace nnue::capabilities {
     X(layers_in_torch, "the layers behind the transformer are computed by torch")                       \
     X(transformer_in_torch, "the transformer is computed by torch")                                     \
     X(one_layer_psqt, "there is one layer behind the transformer, and PSQT columns")                    \
+    X(divided_layer, "there is one layer behind the transformer, and divided columns")                  \
     X(not_pairwise, "the activation is not pairwise")                                                   \
     X(width_64, "the width of the feature transformer is no multiple of 64")                            \
     X(gradient_dtype, "the trained weights are float16, or their dtype is not that of the output")      \
@@ -223,6 +224,7 @@ struct BetweenShape {
     Activation activation;
     double bound;
     bool has_psqt;
+    bool divided;  // each of several processes has some columns of the transformer
 };
 
 constexpr int64_t kRowsMultiple = 64;  // of N, for `rows`
@@ -248,6 +250,7 @@ inline Choice<Between> between(Transformer transformer, Stacks stacks, const Bet
     if (stacks != Stacks::tiles && stacks != Stacks::one_pass) return whole(Reason::layers_in_torch);
     if (shape.hidden == 0) {
         if (shape.has_psqt) return whole(Reason::one_layer_psqt);
+        if (shape.divided) return whole(Reason::divided_layer);
         return {Between::factors};
     }
     if (transformer != Transformer::hopper) return whole(Reason::portable);

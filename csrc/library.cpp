@@ -55,7 +55,8 @@ STABLE_TORCH_LIBRARY(nnue, m) {
         "ScalarType x_dtype) -> (int kernels, int reason)");
     m.def(
         "_gradient_between(int transformer, int stacks, ScalarType trained_dtype, ScalarType output_dtype, "
-        "int num_outputs, int hidden, int activation, float bound, bool has_psqt) -> (int kernels, int reason)");
+        "int num_outputs, int hidden, int activation, float bound, bool has_psqt, bool divided) -> (int kernels, int "
+        "reason)");
     m.def("_row_update(int[] machine, int rows, int virtual_rows) -> (int kernels, int reason)");
 
     // Contracts: expand_features.h.

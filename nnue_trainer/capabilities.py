@@ -115,11 +115,13 @@ def between(
     activation: int,
     bound: float,
     has_psqt: bool,
+    divided: bool = False,
 ) -> Choice:
     """Of the gradient between the two: rows, factors, or the whole gradient. `transformer`, `stacks`: their kernels;
-    the dtypes are those of what takes the gradient of the weight, and of the transformer's output."""
+    the dtypes are those of what takes the gradient of the weight, and of the transformer's output. `divided`: each of
+    several processes has some columns of the transformer."""
     kernels = (_enumerations.TABLE["kernels.transformer"][transformer], _enumerations.TABLE["kernels.stacks"][stacks])
-    sizes = (num_outputs, hidden, activation, bound, has_psqt)
+    sizes = (num_outputs, hidden, activation, bound, has_psqt, divided)
     return _found("between", "_gradient_between", (*kernels, trained_dtype, output_dtype, *sizes))
 
 

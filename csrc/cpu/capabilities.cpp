@@ -54,13 +54,13 @@ Pair stacks_op(Ints machine, int64_t inputs, int64_t num_stacks, Ints hidden, Fl
 }
 
 Pair between_op(int64_t of_transformer, int64_t of_stacks, ScalarType trained_dtype, ScalarType output_dtype,
-                int64_t num_outputs, int64_t hidden, int64_t activation, double bound, bool has_psqt) {
+                int64_t num_outputs, int64_t hidden, int64_t activation, double bound, bool has_psqt, bool divided) {
     constexpr const char* op = "_gradient_between";
     if (activation < 0 || activation > 3) fail(op, "activation", activation, "0 to 3");
-    return pair_of(between(
-        check_enumeration<Transformer>(op, "transformer", of_transformer),
-        check_enumeration<Stacks>(op, "stacks", of_stacks),
-        {trained_dtype, output_dtype, num_outputs, hidden, static_cast<Activation>(activation), bound, has_psqt}));
+    return pair_of(between(check_enumeration<Transformer>(op, "transformer", of_transformer),
+                           check_enumeration<Stacks>(op, "stacks", of_stacks),
+                           {trained_dtype, output_dtype, num_outputs, hidden, static_cast<Activation>(activation),
+                            bound, has_psqt, divided}));
 }
 
 Pair update_op(Ints machine, int64_t rows, int64_t virtual_rows) {

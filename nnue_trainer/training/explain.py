@@ -21,12 +21,12 @@ from nnue_trainer.modules.perspective_transformer import PerspectiveTransformer
 from nnue_trainer.nets.base import NnueModel, StackedModel
 from nnue_trainer.optim.fused import FusedConfig, FusedRule
 from nnue_trainer.optim.optimizer import Optimizer
-from nnue_trainer.parallel.division import divide, why_not_columns
+from nnue_trainer.parallel.division import Whole, divide, why_not_columns
 from nnue_trainer.parallel.ranks import Ranks
 from nnue_trainer.penalties import Penalties
 from nnue_trainer.perspectives import number_of
 from nnue_trainer.training.precision import settled
-from nnue_trainer.training.trainer import why_not_late
+from nnue_trainer.training.trainer import why_loss_apart, why_not_late
 
 
 class Part(NamedTuple):
@@ -49,14 +49,17 @@ def explain(recipe: Recipe, machine: Machine, ranks: int = 1) -> list[Part]:
         late = why_not_late(recipe, device, several, penalties)
         awareness = recipe.model.awareness
         parts = [Part("machine", str(machine), ""), Part("precision", recipe.training.precision, "")]
-        division = _division(recipe, model, several)
-        parts += division
+        division, reason = _division(recipe, model, several)
+        parts += [Part("division", division.name, reason)] if several.several else []
         parts += _features(model, machine)
-        divided = division[0].kernels if division else ""
+        apart = why_loss_apart(recipe, penalties, division)
         rounding = [False] if not awareness.aware else [True] if awareness.aware_from == 0 else [False, True]
         for rounds in rounding:
             suffix = ", rounded" if rounds else ""
-            parts += [part._replace(name=part.name + suffix) for part in _step(recipe, model, machine, divided, rounds)]
+            parts += [
+                part._replace(name=part.name + suffix)
+                for part in _step(recipe, model, machine, division, apart, rounds)
+            ]
         return [*parts, *_update(recipe, model, machine, late)]
 
 
@@ -75,12 +78,10 @@ def _built(recipe: Recipe) -> NnueModel:
         return nets.build(recipe.model)
 
 
-def _division(recipe: Recipe, model: NnueModel, ranks: Ranks) -> list[Part]:
-    if not ranks.several:
-        return []
-    reason = why_not_columns(model, recipe, ranks)
+def _division(recipe: Recipe, model: NnueModel, ranks: Ranks) -> tuple[Whole, str]:
+    reason = why_not_columns(model, recipe, ranks) if ranks.several else None
     division, _ = divide(ranks, model, recipe)  # of columns: the model has those of rank 0 from here on
-    return [Part("division", division.name, reason or "")]
+    return division, reason or ""
 
 
 def _features(model: NnueModel, machine: Machine) -> list[Part]:
@@ -91,8 +92,10 @@ def _features(model: NnueModel, machine: Machine) -> list[Part]:
     return [Part("features", "gpu", "")]
 
 
-def _step(recipe: Recipe, model: NnueModel, machine: Machine, division: str, rounds: bool) -> Iterator[Part]:
-    """Forward, loss and backward. `division`: of several processes."""
+def _step(
+    recipe: Recipe, model: NnueModel, machine: Machine, division: Whole, apart: str | None, rounds: bool
+) -> Iterator[Part]:
+    """Forward, loss and backward. `apart`: why the loss is computed apart."""
     transformers = [module for module in model.modules() if isinstance(module, PerspectiveTransformer)]
     if len(transformers) != 1:
         yield Part("transformer", "torch", f"the net has {len(transformers)} feature transformers, expected one")
@@ -110,30 +113,22 @@ def _step(recipe: Recipe, model: NnueModel, machine: Machine, division: str, rou
         layers, reason = None, "training.compile: the compiler gets torch's operators"
     x_dtype = trained if machine != capabilities.CPU or mixed else torch.float32
     stacks = Choice("torch", reason) if layers is None else capabilities.stacks(machine, layers, x_dtype)
-    kernel = None if division == "positions" else recipe.loss.kernel()
+    if apart is None and recipe.loss.kernel() is None:
+        apart = f"the loss {recipe.loss.kind!r} has no kernel"
     in_stacks = stacks.kernels in ("tiles", "one_pass")
     between = capabilities.between(
         transformer.kernels, stacks.kernels, trained, x_dtype, num_outputs=width,
         hidden=0 if layers is None else len(layers.hidden), activation=number_of(first.activation), bound=first.bound,
-        has_psqt=psqt,
+        has_psqt=psqt, divided=division.name == "columns",
     )  # fmt: skip
-    if in_stacks and between.kernels != "whole":
-        if kernel is None:
-            between = Choice("whole", "the loss is computed by torch")
-        elif division == "columns" and between.kernels == "factors":
-            between = Choice("whole", "processes that divide the columns make the gradient of a single layer")
+    if between.kernels != "whole" and apart is not None:
+        between = Choice("whole", "the loss is computed by torch")
     yield Part("gradient between", *between)
     yield Part("layers", *stacks)
-    if in_stacks and kernel is not None:
+    if in_stacks and apart is None:
         yield Part("loss", stacks.kernels, "")
     else:
-        if division == "positions":
-            why = "processes that share the positions of a batch compute it apart"
-        elif kernel is None:
-            why = f"the loss {recipe.loss.kind!r} has no kernel"
-        else:
-            why = "the layers have no kernel for it"
-        yield Part("loss", "torch", why)
+        yield Part("loss", "torch", apart or "the layers have no kernel for it")
 
 
 def _layers(model: NnueModel, rounds: bool) -> tuple[LayerStacks | None, str]:

@@ -101,6 +101,18 @@ def why_not_late(recipe: Recipe, device: torch.device, ranks: Ranks, penalties: 
     return "each process has rows of its own batch" if ranks.several else None
 
 
+def why_loss_apart(recipe: Recipe, penalties: Penalties, division: Whole) -> str | None:
+    """Why the loss is computed from the net's output and not together with it (`NnueModel.loss`), in words; None: they
+    are computed together."""
+    if division.name == "positions":
+        return "processes that share the positions of a batch compute it apart"
+    if recipe.training.compile:
+        return "training.compile: the compiler gets torch's operators"
+    if recipe.position_weight is not None:
+        return "position_weight: positions have weights"
+    return "training.penalties: there are penalties" if penalties else None
+
+
 class Trainer:
     """Trains one model.
 
@@ -669,7 +681,7 @@ class Trainer:
     def loss(self, batch: Batch) -> Tensor:
         """The mean loss of a whole batch, a scalar with its autograd graph."""
         loss = None
-        if not self.recipe.training.compile and self.recipe.position_weight is None and not self.penalties:
+        if why_loss_apart(self.recipe, self.penalties, self.division) is None:
             with self.autocast():
                 loss = self.model.loss(batch, self.recipe.loss, self.lambdas(batch))
         if loss is None:

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_map
 from nnue_trainer import analysis, functional, ops, perspectives, random, rows
 from nnue_trainer.analysis import graph
 from nnue_trainer.data import RecordLoader
-from nnue_trainer.fused_optimizer import FusedOptimizer, Part, adamw, ranger_lite
+from nnue_trainer.fused_optimizer import FusedOptimizer, Part, Rule
 from nnue_trainer.modules.layer_stacks import Integers, LayerStacks, StackLayer
 from nnue_trainer.modules.stacked_linear import StackedLinear
 from nnue_trainer.modules.straight_through import Steps, integer_parameters
@@ -111,7 +111,8 @@ def _expansion(_: torch.Generator) -> None:
 
 
 def _optimizers(g: torch.Generator) -> None:
-    for rule, late in ((adamw(), ()), (adamw(), ("w",)), (ranger_lite(), ("w",))):
+    lookahead = Rule("positive_negative", eps=1e-7, lookahead_every=5)
+    for rule, late in ((Rule(), ()), (Rule(), ("w",)), (lookahead, ("w",))):
         weight, bias = nn.Parameter(torch.randn(120, 5, generator=g)), nn.Parameter(torch.randn(5, generator=g))
         parts = [Part("w", weight, 0, 80, virtual_rows=8), Part("w", weight, 80, 40), Part("b", bias)]
         optimizer = FusedOptimizer(parts, rule, torch.tensor(0.01), late=late)
@@ -163,7 +164,7 @@ def _kernels(_: torch.Generator) -> None:
     operators._kernel_reasons()
     operators._transformer_kernels(machine, torch.float32, 768, 64, 768, 768)
     operators._stack_kernels(machine, *layers.numbers, torch.bfloat16)
-    operators._gradient_between(3, 2, torch.bfloat16, torch.bfloat16, 64, 1, 3, 1.0, False)
+    operators._gradient_between(3, 2, torch.bfloat16, torch.bfloat16, 64, 1, 3, 1.0, False, False)
     operators._row_update(machine, 60_000, 0)
 
 

@@ -107,6 +107,8 @@ def test_stacks(machine: Machine, of: LayerStacks, dtype: torch.dtype, kernels: 
         ("portable", "one_pass", {"hidden": 0}, "factors", ""),
         ("hopper", "tiles", {"hidden": 0}, "factors", ""),
         ("hopper", "tiles", {"hidden": 0, "has_psqt": True}, "whole", "PSQT"),
+        ("hopper", "tiles", {"hidden": 0, "divided": True}, "whole", "divided columns"),
+        ("hopper", "tiles", {"divided": True}, "rows", ""),
         ("hopper", "torch", {}, "whole", "computed by torch"),
         ("torch", "tiles", {}, "whole", "computed by torch"),
         ("cpu", "cpu", {}, "whole", "on a CPU"),
@@ -236,6 +238,16 @@ def test_rounding_and_ranks_are_explained() -> None:
     assert "no multiple of 64" in divided["gradient between"].reason
     one_layer = {part.name: part for part in explain(config.load(presets.path("buckets"), []), H100, ranks=2)}
     assert one_layer["gradient between"].kernels == "whole"
+
+
+def test_what_keeps_the_loss_apart_is_explained() -> None:
+    from nnue_trainer import config, presets
+    from nnue_trainer.training.explain import explain
+
+    weights = "position_weight={kind: knots, by: pieces, knots: [[2, 1.0], [32, 2.0]]}"
+    parts = {part.name: part for part in explain(config.load(presets.path("sfnnv5"), [weights]), H100)}
+    assert (parts["gradient between"].kernels, parts["loss"].kernels) == ("whole", "torch")
+    assert parts["loss"].reason == "position_weight: positions have weights"
 
 
 @pytest.mark.parametrize("optimizer", ["{kind: torch, name: RAdam}", "{kind: muon}", "{kind: schedule_free}"])
