@@ -21,7 +21,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nnue_trainer import fused_optimizer
 from nnue_trainer.fused_optimizer import FusedOptimizer, Part, Rule
 from report import RESULTS, environment, write
 
@@ -167,22 +166,23 @@ def main() -> None:
     print(f"copy {report['copy_tb_s']} TB/s")
     cases: list[dict[str, Any]] = []
     half, single = torch.bfloat16, torch.float32
+    lookahead = Rule("positive_negative", eps=1e-7, lookahead_every=5)
     for net in a.nets:
         variants: list[tuple[str, Rule | None, torch.dtype | None, torch.dtype, float]] = [
             ("torch", None, None, single, float("inf")),
-            ("adamw", fused_optimizer.adamw(), None, single, float("inf")),
-            ("adamw, bf16 copy", fused_optimizer.adamw(), half, single, float("inf")),
-            ("adamw, bf16 copy and gradient", fused_optimizer.adamw(), half, half, float("inf")),
-            ("adamw, norm clipped", fused_optimizer.adamw(), None, single, 2.0),
-            ("radam", fused_optimizer.radam(), None, single, float("inf")),
-            ("ranger_lite, norm clipped", fused_optimizer.ranger_lite(), None, single, 2.0),
+            ("adamw", Rule(), None, single, float("inf")),
+            ("adamw, bf16 copy", Rule(), half, single, float("inf")),
+            ("adamw, bf16 copy and gradient", Rule(), half, half, float("inf")),
+            ("adamw, norm clipped", Rule(), None, single, 2.0),
+            ("radam", Rule("rectified"), None, single, float("inf")),
+            ("ranger_lite, norm clipped", lookahead, None, single, 2.0),
         ]
         for name, rule, copy, gradient, max_norm in variants:
             parts = make_parts(net, device, copy, gradient)
             loss = torch.ones((), device=device)
             if rule is None:
                 step = torch_step(parts, loss, device)
-                moved = least_bytes(parts, fused_optimizer.adamw(), False)
+                moved = least_bytes(parts, Rule(), False)
             else:
                 fused = FusedOptimizer(parts, rule, torch.tensor(1e-3, device=device), max_norm)
                 step = lambda f=fused, x=loss: f.step(x, covered=["weight"])  # noqa: E731

@@ -103,26 +103,6 @@ class Rule:
         return [] if self.kind == "lion" else ["exp_avg_sq"]
 
 
-def adamw(betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8) -> Rule:
-    return Rule("adam", betas, eps)
-
-
-def radam(betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8) -> Rule:
-    return Rule("rectified", betas, eps)
-
-
-def ranger(betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, every: int = 6, share: float = 0.5) -> Rule:
-    """RAdam with lookahead."""
-    return Rule("rectified", betas, eps, lookahead_every=every, lookahead_share=share)
-
-
-def ranger_lite(
-    betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-7, every: int = 5, share: float = 0.5
-) -> Rule:
-    """Adam's variance, positive-negative momentum, lookahead."""
-    return Rule("positive_negative", betas, eps, lookahead_every=every, lookahead_share=share)
-
-
 @dataclass(frozen=True)
 class Part:
     """Rows of a parameter that are trained alike: all of them, or `size` rows from `first` on.

@@ -43,7 +43,7 @@ class Muon(FusedConfig):
     the root of the larger one, which moves weights as far as AdamW does"""
 
     def update(self) -> fused_optimizer.Rule:
-        return fused_optimizer.adamw(self.betas, self.eps)
+        return fused_optimizer.Rule("adam", self.betas, self.eps)
 
     def rule(self, work: Work) -> Rule:
         return MuonRule(work, self)

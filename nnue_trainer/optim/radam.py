@@ -14,4 +14,4 @@ class RAdam(FusedConfig):
     """Adam whose first steps do not trust its few squares yet."""
 
     def update(self) -> fused_optimizer.Rule:
-        return fused_optimizer.radam(self.betas, self.eps)
+        return fused_optimizer.Rule("rectified", self.betas, self.eps)

@@ -64,4 +64,5 @@ class Ranger(FusedConfig):
     """share of the way to the fast weights that the slow ones move"""
 
     def update(self) -> fused_optimizer.Rule:
-        return fused_optimizer.ranger(self.betas, self.eps, self.lookahead_steps, self.lookahead_share)
+        every, share = self.lookahead_steps, self.lookahead_share
+        return fused_optimizer.Rule("rectified", self.betas, self.eps, lookahead_every=every, lookahead_share=share)

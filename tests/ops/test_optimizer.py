@@ -15,15 +15,15 @@ from nnue_trainer import fused_optimizer
 from nnue_trainer.fused_optimizer import FusedOptimizer, Part, Rule
 
 RULES = {
-    "adamw": fused_optimizer.adamw((0.9, 0.99), 1e-6),
-    "radam": fused_optimizer.radam((0.9, 0.99), 1e-6),
-    "ranger": fused_optimizer.ranger((0.8, 0.99), 1e-6, every=3),
-    "ranger_lite": fused_optimizer.ranger_lite((0.9, 0.99), 1e-6, every=3, share=0.25),
-    "stable_decay": replace(fused_optimizer.ranger_lite((0.9, 0.99), 1e-2, every=3, share=0.25), stable_decay=True),
+    "adamw": Rule("adam", (0.9, 0.99), 1e-6),
+    "radam": Rule("rectified", (0.9, 0.99), 1e-6),
+    "ranger": Rule("rectified", (0.8, 0.99), 1e-6, lookahead_every=3),
+    "ranger_lite": Rule("positive_negative", (0.9, 0.99), 1e-6, lookahead_every=3, lookahead_share=0.25),
+    "stable_decay": Rule("positive_negative", (0.9, 0.99), 1e-2, 1.0, 3, 0.25, stable_decay=True),
     "lion": Rule("lion", (0.9, 0.95)),
     "schedule_free": Rule("schedule_free", (0.9, 0.99), 1e-6, warmup=4, weight_power=0.5),
     "uncorrected": Rule("adam", (0.9, 0.99), 1e-6, corrects_bias=False),
-    "clipped": replace(fused_optimizer.adamw((0.9, 0.99), 1e-6), max_value=0.3),
+    "clipped": Rule("adam", (0.9, 0.99), 1e-6, max_value=0.3),
 }
 
 
@@ -433,7 +433,7 @@ def state(numbers: torch.Tensor | None = None) -> list[torch.Tensor]:
 
 
 def constants(**changed: object) -> list[float]:
-    return replace(fused_optimizer.adamw(), **changed).constants(0)  # type: ignore[arg-type]
+    return replace(Rule(), **changed).constants(0)  # type: ignore[arg-type]
 
 
 def call_update(**changed: object) -> None:
