@@ -27,7 +27,7 @@ from torch.profiler import ProfilerActivity, profile
 from nnue_trainer import nets
 from nnue_trainer.losses import SigmoidLoss, WinRateLoss, mean
 from nnue_trainer.modules import StackedLinear
-from nnue_trainer.modules.layer_stacks import FirstOutputs, LayerStacks
+from nnue_trainer.modules.layer_stacks import FirstOutputs, LayerCall, LayerStacks, Targets
 from optimizer import copy_rate, median_ms
 from report import RESULTS, environment, write
 
@@ -74,15 +74,14 @@ class Problem:
 
     def torch_step(self) -> list[Tensor]:
         """The loss and all gradients, by torch's operators."""
-        net = self.stacks._plain(self.first._replace(x=self.x.float()), self.linears)
+        net = self.stacks.outputs(self.first._replace(x=self.x.float()), self.linears).squeeze(1)
         loss = mean(*self.loss.terms(net * self.score_scale, *self.targets))
         return [loss, *torch.autograd.grad(loss, self.leaves)]
 
     def step(self) -> list[Tensor]:
         """The loss and all gradients, by the fused operators."""
-        kernel = self.loss.kernel()
-        assert kernel is not None
-        loss = self.stacks.loss(self.first, self.linears, self.targets, kernel, self.score_scale, self.order)
+        layers = self.stacks.call(self.linears, self.first.bucket, self.order)
+        loss = layers.loss(self.first, Targets(*self.targets, self.loss.kernel(), self.score_scale))
         assert loss is not None
         return [loss, *torch.autograd.grad(loss, self.leaves)]
 
@@ -97,7 +96,7 @@ class Problem:
                 own.data.copy_(other.detach().view_as(own))
             linears.append(copy)
             leaves += copy.parameters()
-        net = self.stacks._plain(FirstOutputs(leaves[0], leaves[1], self.first.bucket), linears)
+        net = self.stacks.outputs(FirstOutputs(leaves[0], leaves[1], self.first.bucket), linears).squeeze(1)
         score, result, lam = self.targets
         loss = mean(*self.loss.terms(net * self.score_scale, score, result, lam.double()))
         return [loss, *torch.autograd.grad(loss, leaves)]
@@ -123,9 +122,8 @@ class Aware(Problem):
         return [loss, *torch.autograd.grad(loss, self.leaves, allow_unused=True, materialize_grads=True)]
 
     def step(self) -> list[Tensor]:
-        kernel, parameters = self.loss.kernel(), self.rounded._parameters(self.model)
-        assert kernel is not None
-        loss = self.stacks.fused_loss(self.first, parameters, self.targets, kernel, self.score_scale, self.order)
+        layers = LayerCall(self.stacks, self.rounded._parameters(self.model), self.first.bucket, self.order)
+        loss = layers.loss(self.first, Targets(*self.targets, self.loss.kernel(), self.score_scale))
         assert loss is not None
         return [loss, *torch.autograd.grad(loss, self.leaves, allow_unused=True, materialize_grads=True)]
 

@@ -8,7 +8,7 @@ formula for a transform raises an error that says what to call instead.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -56,6 +56,27 @@ def only_reverse_mode(*tensors: Tensor | None) -> bool:
     if in_transform():
         return False
     return torch.compiler.is_compiling() or not any(has_tangent(t) for t in tensors if t is not None)
+
+
+class _Differentiable(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, run: Callable[[Sequence[bool]], Any], *tensors: Tensor | None) -> Any:
+        output, saved, ctx.formula = run(ctx.needs_input_grad[1:])
+        ctx.save_for_backward(*saved)
+        return output
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return None, *ctx.formula(ctx.saved_tensors, grad)
+
+
+def differentiable(run: Callable[[Sequence[bool]], Any], *tensors: Tensor | None) -> Tensor:
+    """What `run` computes, with a derivative by `tensors`. It is called with which of these need a gradient, and gives
+    the output, tensors to be saved, and a formula: (what was saved, gradient of the output) → gradients of `tensors`.
+    The formula may hold the output only among the tensors that are saved."""
+    output: Tensor = _Differentiable.apply(run, *tensors)  # type: ignore[no-untyped-call]
+    return output
 
 
 def _with_defaults(op: Any, arguments: tuple[Any, ...]) -> tuple[Any, ...]:

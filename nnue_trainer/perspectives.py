@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, cast, overload
+from typing import Any, NamedTuple, TypedDict, Unpack, cast, overload
 
 import torch
 from torch import Tensor
@@ -146,14 +146,37 @@ def _fake_backward_rows(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor
 torch.library.register_fake(BACKWARD_ROWS, _fake_backward_rows)
 
 
+class Kept(NamedTuple):
+    """What the backward takes of a call, besides tensors."""
+
+    made_for: list[int]
+    sizes: list[int]
+    """F, N and P; P = 0: no gradient of psqt"""
+    activation: int
+    bound_and_scale: list[float]
+    weight_dtype: torch.dtype
+    """of the gradient of the weight"""
+
+    def without_psqt(self) -> Kept:
+        return self._replace(sizes=[*self.sizes[:2], 0])
+
+    def arguments(self, grad: Tensor, grad_psqt: Tensor | None, batch: list[Tensor], saved: Tensor) -> tuple[Any, ...]:
+        """Those of `_perspective_transformer_backward`, without its `factors`."""
+        return grad, grad_psqt if self.sizes[2] else None, batch, self.made_for, saved, *self[1:]
+
+
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    batch, ctx.made_for, weight, _, psqt, ctx.activation, ctx.bound_and_scale, output_dtype, _, ctx.save = inputs
-    ctx.save_for_backward(output[2], *batch)
+    ctx.save = inputs[-1]
+    _keep(ctx, FusedCall(*inputs[:-1]), output)
+
+
+def _keep(ctx: Any, call: FusedCall, output: tuple[Tensor, Tensor, Tensor], sparse: bool = False) -> None:
+    """`sparse`: the gradient of the weight is to be sparse."""
+    ctx.kept, ctx.sparse = call.kept(), sparse
+    ctx.save_for_backward(output[2], *call.batch)
     ctx.mark_non_differentiable(output[2])
     ctx.set_materialize_grads(False)  # otherwise `saved` would get a gradient of zeros, as large as itself
-    ctx.weight_shape, ctx.weight_dtype = weight.shape, weight.dtype
-    ctx.psqt_buckets = 0 if psqt is None else psqt.shape[1]
-    ctx.output_shape, ctx.output_dtype = output[0].shape, output_dtype
+    ctx.output_shape, ctx.output_dtype = output[0].shape, call.output_dtype
 
 
 def _backward(ctx: Any, grad_output: Tensor | None, grad_psqt: Tensor | None, *_: Tensor | None) -> tuple[Any, ...]:
@@ -165,34 +188,23 @@ def _backward(ctx: Any, grad_output: Tensor | None, grad_psqt: Tensor | None, *_
 
 
 def _gradients(
-    ctx: Any, grad_output: Tensor | None, grad_psqt: Tensor | None, needs_psqt: bool, sparse: bool = False
+    ctx: Any, grad_output: Tensor | None, grad_psqt: Tensor | None, needs_psqt: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Of weight, bias and psqt."""
     saved, *batch = ctx.saved_tensors
     if grad_output is None:
         grad_output = saved.new_zeros(ctx.output_shape, dtype=ctx.output_dtype)
+    kept: Kept = ctx.kept if grad_psqt is not None and needs_psqt else ctx.kept.without_psqt()
     # The fp32 kernels of CUDA read fp32 gradients.
-    grad = grad_output.float() if ctx.weight_dtype == torch.float32 else grad_output
-    psqt_buckets = ctx.psqt_buckets if grad_psqt is not None and needs_psqt else 0
-    arguments = (
-        grad,
-        grad_psqt,
-        batch,
-        ctx.made_for,
-        saved,
-        [*ctx.weight_shape, psqt_buckets],
-        ctx.activation,
-        ctx.bound_and_scale,
-        ctx.weight_dtype,
-    )
-    if sparse:
+    grad = grad_output.float() if kept.weight_dtype == torch.float32 else grad_output
+    arguments = kept.arguments(grad, grad_psqt, batch, saved)
+    if ctx.sparse:
         rows, values, grad_bias, grad_of_psqt = torch.ops.nnue._perspective_transformer_backward_rows(*arguments)
-        grad_weight = torch.sparse_coo_tensor(
-            rows[None], values, ctx.weight_shape, check_invariants=False, is_coalesced=True
-        )
+        size = kept.sizes[:2]
+        grad_weight = torch.sparse_coo_tensor(rows[None], values, size, check_invariants=False, is_coalesced=True)
     else:
         grad_weight, grad_bias, grad_of_psqt = torch.ops.nnue._perspective_transformer_backward(*arguments, [])
-    return grad_weight, grad_bias, grad_of_psqt if psqt_buckets else None
+    return grad_weight, grad_bias, grad_of_psqt if kept.sizes[2] else None
 
 
 class _Call(torch.autograd.Function):
@@ -212,8 +224,7 @@ class _Call(torch.autograd.Function):
             output = (out, bias.new_empty(()).expand(len(out)), saved)
         else:
             output = torch.ops.nnue._perspective_transformer_forward(*arguments)
-        _setup_context(ctx, arguments, output)
-        ctx.weight_dtype, ctx.sparse = weight.dtype, sparse
+        _keep(ctx, call, output, sparse)
         return output
 
     @staticmethod
@@ -221,7 +232,7 @@ class _Call(torch.autograd.Function):
     def backward(ctx: Any, grad_output: Tensor | None, grad_psqt: Tensor | None, *_: Tensor | None) -> Any:
         if grad_output is None and grad_psqt is None:
             return (None,) * 6
-        return None, None, None, *_gradients(ctx, grad_output, grad_psqt, ctx.needs_input_grad[5], ctx.sparse)
+        return None, None, None, *_gradients(ctx, grad_output, grad_psqt, ctx.needs_input_grad[5])
 
 
 _INSTEAD = "call nnue_trainer.perspectives.perspective_transformer, which uses others there"
@@ -333,24 +344,13 @@ def perspective_plan(
     return PerspectivePlan(data, white, black, black_to_move, *constants, kernels)
 
 
-def _check_plan(
-    plan: PerspectivePlan,
-    batch: tuple[Tensor, Tensor, Tensor],
-    num_features: int,
-    bucket_size: int,
-    num_bucketed: int,
-    weight_dtype: torch.dtype,
-) -> None:
+def _check_plan(plan: PerspectivePlan, batch: tuple[Tensor, Tensor, Tensor], constants: tuple[Any, ...]) -> None:
     op = "perspective_transformer: plan"
     for name, own, given in zip(("white", "black", "black_to_move"), plan[1:4], batch, strict=True):
         if own is not given:
             raise ValueError(f"{op}: found one that was made for another tensor `{name}`, expected that of this batch")
-    for name, made, wanted in (
-        ("num_features", plan.num_features, num_features),
-        ("bucket_size", plan.bucket_size, bucket_size),
-        ("num_bucketed", plan.num_bucketed, num_bucketed),
-        ("weight_dtype", plan.weight_dtype, weight_dtype),
-    ):
+    names = ("num_features", "bucket_size", "num_bucketed", "weight_dtype")
+    for name, made, wanted in zip(names, plan._constants, constants, strict=True):
         if made != wanted:
             raise ValueError(f"{op}: found one that was made for {name} = {made}, expected {wanted}")
 
@@ -385,7 +385,12 @@ class FusedCall(NamedTuple):
         """Those that the call runs, as `capabilities.transformer` names them."""
         return "cpu" if not self.weight.is_cuda else "hopper" if self.made_for[0] else "portable"
 
-    def gradient_between(self, stacks: str, hidden: int) -> str:
+    def kept(self) -> Kept:
+        """What its backward takes."""
+        sizes = [*self.weight.shape, 0 if self.psqt is None else self.psqt.shape[1]]
+        return Kept(self.made_for, sizes, self.activation, self.bound_and_scale, self.trained.dtype)
+
+    def gradient_between(self, stacks: str, hidden: int, *, divided: bool = False) -> str:
         """How the gradient of the output gets into the backward: `capabilities.between`. `stacks`: the kernels of the
         layers behind, of which so many are hidden."""
         found = capabilities.between(
@@ -398,6 +403,7 @@ class FusedCall(NamedTuple):
             activation=self.activation,
             bound=self.bound_and_scale[0],
             has_psqt=self.psqt is not None,
+            divided=divided,
         )
         return found.kernels
 
@@ -428,7 +434,7 @@ def fused_call(
     _check_arguments(weight, activation, bound, num_bucketed, psqt, psqt_bucket)
     if plan is not None:
         constants = (weight.shape[0], bucket_size or 0, num_bucketed, weight.dtype)
-        _check_plan(plan, (white, black, black_to_move), *constants)
+        _check_plan(plan, (white, black, black_to_move), constants)
     fused = values is None and output_dtype in _DTYPES and is_fused(weight, bucket_size, num_bucketed)
     if not fused or not _derivatives.only_reverse_mode(weight, bias, psqt):
         return None
@@ -467,52 +473,33 @@ def _check_arguments(
         )
 
 
+class _Options(TypedDict, total=False):
+    activation: Activation
+    bound: float
+    scale: float
+    bucket_size: int | None
+    num_bucketed: int | None
+    output_dtype: torch.dtype | None
+    plan: PerspectivePlan | None
+    psqt_bucket: Tensor | None
+    values: tuple[Tensor, Tensor] | None
+    deterministic: bool | None
+    sparse_grad: bool
+    psqt_apart: bool
+
+
+# fmt: off
 @overload
 def perspective_transformer(
-    white: Tensor,
-    black: Tensor,
-    black_to_move: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    *,
-    activation: Activation = ...,
-    bound: float = ...,
-    scale: float = ...,
-    bucket_size: int | None = ...,
-    num_bucketed: int | None = ...,
-    output_dtype: torch.dtype | None = ...,
-    plan: PerspectivePlan | None = ...,
-    psqt: None = ...,
-    psqt_bucket: Tensor | None = ...,
-    values: tuple[Tensor, Tensor] | None = ...,
-    deterministic: bool | None = ...,
-    sparse_grad: bool = ...,
-    psqt_apart: bool = ...,
+    white: Tensor, black: Tensor, black_to_move: Tensor, weight: Tensor, bias: Tensor, *, psqt: None = ...,
+    **options: Unpack[_Options],
 ) -> Tensor: ...
-
-
 @overload
 def perspective_transformer(
-    white: Tensor,
-    black: Tensor,
-    black_to_move: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    *,
-    activation: Activation = ...,
-    bound: float = ...,
-    scale: float = ...,
-    bucket_size: int | None = ...,
-    num_bucketed: int | None = ...,
-    output_dtype: torch.dtype | None = ...,
-    plan: PerspectivePlan | None = ...,
-    psqt: Tensor,
-    psqt_bucket: Tensor | None = ...,
-    values: tuple[Tensor, Tensor] | None = ...,
-    deterministic: bool | None = ...,
-    sparse_grad: bool = ...,
-    psqt_apart: bool = ...,
+    white: Tensor, black: Tensor, black_to_move: Tensor, weight: Tensor, bias: Tensor, *, psqt: Tensor,
+    **options: Unpack[_Options],
 ) -> tuple[Tensor, Tensor]: ...
+# fmt: on
 
 
 def perspective_transformer(

@@ -2,7 +2,7 @@
 
 A net says what its layers are (`LayerStacks`). From that follow the forward pass in torch's operators, on every device
 and in every mode, and on a GPU the operators `layer_stacks_*` (csrc/layer_stacks.h, docs/layer-stack-kernels.md), which
-order the positions by stack, compute each for its own stack alone, and know the built-in losses. `LayerStacks` decides;
+order the positions by stack, compute each for its own stack alone, and know the built-in losses. `LayerCall` chooses;
 no net mentions a kernel.
 
 Where `LayerStacks.integers` is set, the operators compute in an engine's integers and round as the engine does.
@@ -21,10 +21,11 @@ import torch
 from torch import Tensor, nn
 
 from nnue_trainer import _derivatives, capabilities, ops, reference
+from nnue_trainer._derivatives import differentiable
 from nnue_trainer.data.batch import Batch
 from nnue_trainer.losses.base import Loss, LossKernel, mean
 from nnue_trainer.modules.stacked_linear import StackedLinear, stacked_linear
-from nnue_trainer.perspectives import FusedCall, number_of
+from nnue_trainer.perspectives import FusedCall, Kept, number_of
 
 Activation = Literal["none", "crelu", "screlu", "dual"]
 _ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
@@ -119,6 +120,27 @@ class FirstOutputs(NamedTuple):
     bucket: Tensor
 
 
+class Targets(NamedTuple):
+    """What a net's output is compared with, and how."""
+
+    score: Tensor
+    """of the data, int16 [B]"""
+    result: Tensor
+    """int8 [B]"""
+    lam: Tensor
+    """λ, an fp32 scalar or fp32 [B], as in `Loss.terms`"""
+    kernel: LossKernel | None
+    """the loss, as the operators take it; None: they do not know it"""
+    score_scale: float
+    """engine units in 1 of the output"""
+
+    @property
+    def are_known(self) -> bool:
+        """Whether the operators know the loss, and the types of the tensors."""
+        dtypes = (self.score.dtype, self.result.dtype, self.lam.dtype)
+        return self.kernel is not None and dtypes == (torch.int16, torch.int8, torch.float32)
+
+
 class AfterFirst(NamedTuple):
     """What comes behind the first layer, for some positions of a batch: gradients of their Σ weight · loss."""
 
@@ -159,224 +181,12 @@ class LayerStacks:
     def forward(self, first: FirstOutputs, linears: Sequence[nn.Module], order: Tensor | None = None) -> Tensor:
         """The net's output, fp32 [B]. `linears` are the layers: `StackedLinear`, or `nn.Linear` where there is one
         stack. `order` is the result of `order()` for these buckets; if it is None, it is made here."""
-        output = self.fused_output(first, _parameters(linears), order)
-        return self._plain(first, linears) if output is None else output
+        output = self.call(linears, first.bucket, order).output(first)
+        return self.outputs(first, linears).squeeze(1) if output is None else output
 
-    def fused_output(
-        self, first: FirstOutputs, parameters: Sequence[Tensor], order: Tensor | None = None
-    ) -> Tensor | None:
-        """`forward`, computed by the operators; None where they cannot compute it. `parameters`: the weight [S, O, I]
-        and the bias [S, O] of each layer."""
-        if not self._is_fused(first, parameters):
-            return None
-        order = self.order(first.bucket) if order is None else order
-        output: Tensor = _Output.apply(self, first.x, first.psqt, order, *parameters)  # type: ignore[no-untyped-call]
-        return output
-
-    def loss(
-        self,
-        first: FirstOutputs,
-        linears: Sequence[nn.Module],
-        targets: tuple[Tensor, Tensor, Tensor],
-        kernel: LossKernel,
-        score_scale: float,
-        order: Tensor | None = None,
-    ) -> Tensor | None:
-        """`losses.mean` of a loss that the operators know, a scalar; None where they cannot compute it. `targets`:
-        score int16 [B], result int8 [B] and λ, an fp32 scalar or fp32 [B], as in `Loss.terms`."""
-        return self.fused_loss(first, _parameters(linears), targets, kernel, score_scale, order)
-
-    def fused_loss(
-        self,
-        first: FirstOutputs,
-        parameters: Sequence[Tensor],
-        targets: tuple[Tensor, Tensor, Tensor],
-        kernel: LossKernel,
-        score_scale: float,
-        order: Tensor | None = None,
-    ) -> Tensor | None:
-        """`loss`; `parameters` as in `fused_output`."""
-        score, result, lam = targets
-        if not _targets_are_known(targets) or not self._is_fused(first, parameters):
-            return None
-        order = self.order(first.bucket) if order is None else order
-        loss: Tensor = _Loss.apply(  # type: ignore[no-untyped-call]
-            self, kernel, score_scale, first.x, first.psqt, order, score, result, lam, *parameters
-        )
-        return loss
-
-    def loss_through(
-        self,
-        transformer: FusedCall,
-        bucket: Tensor,
-        linears: Sequence[nn.Module],
-        targets: tuple[Tensor, Tensor, Tensor],
-        kernel: LossKernel,
-        score_scale: float,
-        order: Tensor | None = None,
-    ) -> Tensor | None:
-        """`loss`, where x and the PSQT part are what the feature transformer `transformer` gives. The gradient of x is
-        not made. If there is one layer, which has one output, the backward of the transformer takes its two factors.
-        If there are more, the backward of the first one makes the gradients of the transformer's rows. None where
-        neither is possible, and where the operators cannot compute it."""
-        return self.fused_loss_through(transformer, bucket, _parameters(linears), targets, kernel, score_scale, order)
-
-    def fused_loss_through(
-        self,
-        transformer: FusedCall,
-        bucket: Tensor,
-        parameters: Sequence[Tensor],
-        targets: tuple[Tensor, Tensor, Tensor],
-        kernel: LossKernel,
-        score_scale: float,
-        order: Tensor | None = None,
-    ) -> Tensor | None:
-        """`loss_through`; `parameters` as in `fused_output`."""
-        if not _targets_are_known(targets) or not self._goes_through(transformer, parameters, bucket):
-            return None
-        order = self.order(bucket) if order is None else order
-        score, result, lam = targets
-        loss: Tensor = _LossThrough.apply(  # type: ignore[no-untyped-call]
-            self, transformer, kernel, score_scale, bucket, order, score, result, lam,
-            transformer.trained, transformer.bias, transformer.psqt, *parameters,
-        )  # fmt: skip
-        return loss
-
-    # ---- in two parts, for a net whose first layer's inputs are on several devices ----
-
-    def first_sums(
-        self, x: Tensor, linears: Sequence[nn.Module], bucket: Tensor, order: Tensor | None = None
-    ) -> Tensor:
-        """weight · x of the first of the layers, without its bias: fp32 [B, outputs]. x may be some of the inputs, and
-        the weight the columns for them; then `inputs` counts these. `first_gradients` is its backward, which autograd
-        cannot call: on CUDA it would need Σ weight of the whole batch."""
-        if self.integers is not None:
-            raise ValueError("LayerStacks: layers that round see all inputs of the first layer, found some of them")
-        parameters = _parameters(linears)
-        weight, bias, *_ = parameters
-        if self._is_fused(FirstOutputs(x, None, bucket), parameters):
-            order = self.order(bucket) if order is None else order
-            return _FirstSums.apply(x, order, weight)  # type: ignore[no-any-return, no-untyped-call]
-        return stacked_linear(x, bucket, weight, torch.zeros_like(bias)).float()
-
-    def first_gradients(
-        self,
-        sums: Tensor,
-        first: FirstOutputs,
-        linears: Sequence[nn.Module],
-        grads: tuple[Tensor, Tensor | None],
-        scales: tuple[Tensor, Tensor],
-        order: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """The gradients by x, by the weight and by the PSQT part, where `sums` is `first_sums` of `first`. `grads` are
-        `AfterFirst.grad_sums` and `.grad_psqt` of the whole batch, and `scales` a factor for all of them, a scalar, and
-        the `totals` of the whole batch, whose Σ weight they are divided by."""
-        parameters, (grad_sums, grad_psqt) = _parameters(linears), grads
-        if self._is_fused(first, parameters):
-            order = self.order(first.bucket) if order is None else order
-            grad_x, grad_weight, scaled_psqt, _ = _operators._layer_stacks_gradients(
-                first.x, order, parameters, grad_sums, None, grad_psqt, list(scales), self.description, first.x.dtype
-            )  # fmt: skip
-            return grad_x, grad_weight, None if grad_psqt is None else scaled_psqt
-        factor = mean(scales[0], scales[1][1])
-        weight = linears[0].weight
-        assert isinstance(weight, Tensor)
-        grad_x, grad_weight = torch.autograd.grad(sums, [first.x, weight], grad_sums * factor)
-        return grad_x, grad_weight, None if grad_psqt is None else grad_psqt * factor
-
-    def first_through(
-        self, transformer: FusedCall, linears: Sequence[nn.Module], bucket: Tensor, order: Tensor | None = None
-    ) -> FirstThrough | None:
-        """`first_sums` of what `transformer` gives, without its PSQT part; None where `gradients_through` cannot go
-        back."""
-        parameters = _parameters(linears)
-        if not self._goes_through(transformer, parameters, bucket) or not self.hidden:
-            return None
-        order = self.order(bucket) if order is None else order
-        with torch.no_grad():
-            alone = transformer._replace(batch=transformer.batch[:3], psqt=None)
-            x, _, saved = _operators._perspective_transformer_forward(*alone.arguments, True)
-            return FirstThrough(transformer, saved, _operators._layer_stacks_first(x, order, parameters[0]))
-
-    def gradients_through(
-        self,
-        first: FirstThrough,
-        linears: Sequence[nn.Module],
-        bucket: Tensor,
-        grads: tuple[Tensor, Tensor | None],
-        scales: tuple[Tensor, Tensor],
-        order: Tensor | None = None,
-    ) -> tuple[TransformerGradients, Tensor]:
-        """The gradients of the transformer of `first`, and of the first weight; `grads` and `scales` as in
-        `first_gradients`."""
-        order = self.order(bucket) if order is None else order
-        grad_sums, grad_psqt = grads
-        found, grad_weight, _ = _gradients_through(
-            _Kept.of(first.transformer), first.transformer.batch, first.saved, self.description, order,
-            _parameters(linears), (grad_sums, None, grad_psqt), list(scales),
-        )  # fmt: skip
-        return found, grad_weight
-
-    def from_sums(self, first: FirstOutputs, linears: Sequence[nn.Module], order: Tensor | None = None) -> Tensor:
-        """`forward`, where `first.x` is the complete `first_sums`."""
-        parameters = _parameters(linears)
-        if not torch.is_grad_enabled() and self._is_fused(first, parameters):
-            order = self.order(first.bucket) if order is None else order
-            of = self.description
-            output, _ = _operators._layer_stacks_forward(first.x, order, parameters, first.psqt, of, is_sums=True)
-            return output  # type: ignore[no-any-return]
-        return self._plain(first, linears, sums_are_given=True)
-
-    def after_first(
-        self,
-        first: FirstOutputs,
-        linears: Sequence[nn.Module],
-        targets: tuple[Tensor, Tensor, Tensor],
-        loss: Loss,
-        score_scale: float,
-        order: Tensor | None = None,
-    ) -> AfterFirst:
-        """The rest of the net, the loss of it and all gradients, where `first.x` is the complete `first_sums`."""
-        parameters, kernel = _parameters(linears), loss.kernel()
-        if kernel is not None and _targets_are_known(targets) and self._is_fused(first, parameters):
-            order = self.order(first.bucket) if order is None else order
-            kind, constants = kernel
-            numbers, layers = [score_scale, *constants], self.description
-            totals, grad_sums, grad_output, partials = _operators._layer_stacks_loss(
-                first.x, order, parameters, first.psqt, list(targets), layers, kind, numbers, is_sums=True
-            )
-            _, _, _, flat = _operators._layer_stacks_gradients(
-                None, order, parameters, None, partials, grad_output, [], layers, None
-            )
-            return AfterFirst(grad_sums, None if first.psqt is None else grad_output, flat, totals)
-        with torch.enable_grad():
-            sums = first.x.detach().requires_grad_()
-            psqt = None if first.psqt is None else first.psqt.detach().requires_grad_()
-            output = self.from_sums(FirstOutputs(sums, psqt, first.bucket), linears)
-            weighted, weights = loss.terms(output.float() * score_scale, *targets)
-            # The first weight has no part in this.
-            ours = [parameter for linear in linears for parameter in (linear.weight, linear.bias)][1:]
-            inner = [sums, *ours] if psqt is None else [sums, *ours, psqt]
-            found = torch.autograd.grad(weighted, inner, materialize_grads=True)  # type: ignore[arg-type]
-        totals = _totals(weighted, weights).detach().float()
-        flat = _joined_gradients(found[1 : 1 + len(ours)])
-        return AfterFirst(found[0], None if psqt is None else found[-1], flat, totals)
-
-    def add_shares(self, shares: Tensor, linears: Sequence[nn.Module]) -> tuple[Tensor, list[Tensor]]:
-        """The totals of several processes, and the gradients of all their positions by all parameters but the first
-        weight, divided by Σ weight. Row p of `shares`, fp32 [P, n + 3], is what process p has in `AfterFirst`: the
-        gradients, then the totals. They are added in the order of the processes."""
-        parameters = _parameters(linears)
-        if self.may_be_fused(shares.device):
-            totals, flat = _operators._layer_stacks_add_shares(shares)
-        else:
-            total = shares[0].clone()
-            for share in shares[1:]:  # a sum over the dimension might have another order
-                total += share
-            weighted, weights = total[-3], total[-2]
-            totals = _totals(weighted, weights)
-            flat = total[:-3] * mean(torch.ones_like(weights), weights)
-        return totals, _cut_gradients(flat, parameters)
+    def call(self, linears: Sequence[nn.Module], bucket: Tensor, order: Tensor | None = None) -> LayerCall:
+        """The operators' way through these layers, for positions with these stacks."""
+        return LayerCall(self, parameters_of(linears), bucket, order, linears)
 
     def may_be_fused(self, device: torch.device) -> bool:
         """Whether there are operators for these layers on this device. It is asked before there are tensors."""
@@ -395,44 +205,18 @@ class LayerStacks:
         order: Tensor = _operators._stack_order(bucket, self.stacks)
         return order
 
-    def _plain(self, first: FirstOutputs, linears: Sequence[nn.Module], *, sums_are_given: bool = False) -> Tensor:
-        """`sums_are_given`: `first.x` is what the weight of the first of the layers gives, without its bias."""
-        return self.outputs(first, linears, sums_are_given=sums_are_given).squeeze(1)
-
     def outputs(self, first: FirstOutputs, linears: Sequence[nn.Module], *, sums_are_given: bool = False) -> Tensor:
         """The outputs of the last layer in torch's operators, fp32 [B, n], for a last layer of any number of outputs.
-        What goes directly to the output is added to each of them. `sums_are_given`: as for `_plain`."""
+        What goes directly to the output is added to each of them. `sums_are_given`: `first.x` is what the weight of the
+        first of the layers gives, without its bias."""
 
         def linear(number: int, x: Tensor) -> Tensor:
             if number == 0 and sums_are_given:
-                _, bias = _parameters([linears[0]])
+                _, bias = parameters_of([linears[0]])
                 return x + reference.choose(bias.unsqueeze(0), first.bucket)
             return _apply(linears[number], x, first.bucket)
 
         return reference.layers(self.hidden, first.x, linear, [] if first.psqt is None else [first.psqt])
-
-    def _is_fused(self, first: FirstOutputs, parameters: Sequence[Tensor]) -> bool:
-        """Whether the operators serve this call: the table's choice for these layers, in a mode and on tensors that
-        operators take."""
-        x, floats = first.x, [*parameters, *([] if first.psqt is None else [first.psqt])]
-        if torch.compiler.is_compiling() or _derivatives.in_onnx_export():  # first: neither can follow the table
-            return False
-        if self._kernels(x.device, x.dtype) not in ("tiles", "one_pass") or x.dim() != 2:
-            return False
-        if any(t.dtype != torch.float32 or not t.is_cuda for t in floats):
-            return False
-        if not _derivatives.only_reverse_mode(x, *floats):
-            return False
-        return x.data_ptr() % 16 == 0 and parameters[0].data_ptr() % 16 == 0
-
-    def _goes_through(self, transformer: FusedCall, parameters: Sequence[Tensor], bucket: Tensor) -> bool:
-        """Whether the gradient between the transformer and the layers need not be made."""
-        if len(bucket) == 0 or not (transformer.trained.requires_grad or transformer.bias.requires_grad):
-            return False  # nobody needs the gradient between
-        if transformer.gradient_between("tiles", len(self.hidden)) == "whole":
-            return False
-        like_x = transformer.trained  # has the device of x, and its type or float32
-        return self._is_fused(FirstOutputs(like_x, None, bucket), parameters)
 
     @functools.cached_property
     def numbers(self) -> tuple[int, int, tuple[int, ...], tuple[float, ...], tuple[float, ...]]:
@@ -449,12 +233,314 @@ class LayerStacks:
         return _describe(_operators, self)
 
 
+@dataclass(frozen=True)
+class LayerCall:
+    """Layers with their parameters, for some positions: what the operators compute of them. Where these cannot compute
+    it, `output`, `loss` and `loss_through` give None, and the others use torch's operators."""
+
+    of: LayerStacks
+    parameters: Sequence[Tensor]
+    """weight [S, O, I] and bias [S, O] of each layer"""
+    bucket: Tensor
+    """the stack of each position, int64 [B]"""
+    prepared: Tensor | None = None
+    """`LayerStacks.order` of these buckets; None: it is made when it is needed"""
+    linears: Sequence[nn.Module] = ()
+    """the layers, as `LayerStacks.forward` takes them; only for what torch's operators compute"""
+
+    @functools.cached_property
+    def order(self) -> Tensor:
+        return self.of.order(self.bucket) if self.prepared is None else self.prepared
+
+    @property
+    def description(self) -> int:
+        return self.of.description
+
+    def output(self, first: FirstOutputs) -> Tensor | None:
+        """The net's output, fp32 [B]."""
+        if not self._is_fused(first.x, first.psqt):
+            return None
+
+        def run(needs: Sequence[bool]) -> Any:
+            output, sums = _operators._layer_stacks_forward(
+                first.x, self.order, self.parameters, first.psqt, self.description
+            )
+
+            def backward(saved: Sequence[Tensor], grad_output: Tensor) -> tuple[Tensor | None, ...]:
+                x, sums, *parameters = saved
+                found = _operators._layer_stacks_backward(grad_output, sums, self.order, parameters, self.description)
+                # Without integers, PSQT has the gradient of the output.
+                rounds = self.of.integers is not None and needs[1]
+                gradients = self._gradients(x, parameters, found, grad_output if rounds else None, [], needs[0])
+                return gradients if rounds or not needs[1] else (gradients[0], grad_output, *gradients[2:])
+
+            return output, (first.x, sums, *self.parameters), backward
+
+        return differentiable(run, first.x, first.psqt, *self.parameters)
+
+    def loss(self, first: FirstOutputs, targets: Targets) -> Tensor | None:
+        """`losses.mean` of a loss that the operators know, a scalar."""
+        if not targets.are_known or not self._is_fused(first.x, first.psqt):
+            return None
+
+        def run(needs: Sequence[bool]) -> Any:
+            totals, grad_sums, grad_output, partials = self._loss(self.of, first.x, first.psqt, targets)
+
+            def backward(saved: Sequence[Tensor], grad_loss: Tensor) -> tuple[Tensor | None, ...]:
+                x, totals, grad_sums, grad_output, partials, *parameters = saved
+                straight = grad_output if needs[1] else None
+                return self._gradients(x, parameters, (grad_sums, partials), straight, [grad_loss, totals], needs[0])
+
+            return totals[2], (first.x, totals, grad_sums, grad_output, partials, *self.parameters), backward
+
+        return differentiable(run, first.x, first.psqt, *self.parameters)
+
+    def loss_through(self, transformer: FusedCall, targets: Targets) -> Tensor | None:
+        """`loss`, where x and the PSQT part are what the feature transformer `transformer` gives. The gradient of x is
+        not made. If there is one layer, which has one output, the backward of the transformer takes its two factors.
+        If there are more, the backward of the first one makes the gradients of the transformer's rows."""
+        if not targets.are_known or not self._goes_through(transformer):
+            return None
+        forward, stacks, kept = transformer, self.of, transformer.kept()
+        by_rows, integers = bool(stacks.hidden), stacks.integers
+        if integers is not None and not by_rows:
+            # What the backward takes as the gradient of the layer's sums has the factor of PSQT's.
+            bound, scale = transformer.bound_and_scale
+            of_sums = integers.multiply / (integers.by * integers.divide * integers.psqt_scale)
+            kept = kept._replace(bound_and_scale=[bound, scale * integers.x_scale * of_sums])
+            dtype = kept.weight_dtype if bound <= _WHOLE_BFLOAT16 else torch.float32
+            in_one_pass = stacks._kernels(self.bucket.device, dtype) == "one_pass"
+            if kept.activation == number_of("screlu") and kept.made_for[0] != 0 and in_one_pass:
+                # x before it is squared fits 16 bits. Both have the same sums, so the same backward.
+                forward = transformer._replace(
+                    activation=number_of("crelu"), bound_and_scale=[bound, 1.0], output_dtype=dtype, rounds_down=False
+                )
+                stacks = dataclasses.replace(stacks, integers=dataclasses.replace(integers, square=scale))
+
+        def run(needs: Sequence[bool]) -> Any:
+            x, psqt, rows = _operators._perspective_transformer_forward(*forward.arguments, True)
+            psqt = None if transformer.psqt is None else psqt
+            totals, grad_sums, grad_output, partials = self._loss(stacks, x, psqt, targets)
+
+            def backward(saved: Sequence[Any], grad_loss: Tensor) -> tuple[Tensor | None, ...]:
+                x, rows, totals, grad_sums, grad_output, partials, *parameters = saved
+                scales, of = [grad_loss, totals], stacks.description
+                if by_rows:
+                    own = kept if needs[2] else kept.without_psqt()
+                    grads = (grad_sums, partials, grad_output)
+                    of_transformer, grad_first, flat = self._back_through(transformer.batch, own, rows, grads, scales)
+                    return *of_transformer, grad_first, *_cut_gradients(flat, parameters)
+                _, grad_first, grad_sum, flat = _operators._layer_stacks_gradients(
+                    x, self.order, parameters, grad_sums, partials, grad_output, scales, of, None
+                )
+                grad_weight, grad_bias, _ = _operators._perspective_transformer_backward(
+                    *kept.arguments(parameters[0], None, transformer.batch, rows), [grad_sum, self.bucket]
+                )
+                return grad_weight, grad_bias, None, grad_first, *_cut_gradients(flat, parameters)
+
+            # If one kernel did all of it, the gradient of the layer's weight is made, and nobody reads x again. Nor is
+            # x read again where it can be made of what is saved.
+            reads_x = not by_rows and partials.shape[1] <= stacks.inputs
+            saved = (x if reads_x else None, rows, totals, grad_sums, grad_output, partials, *self.parameters)
+            return totals[2], saved, backward
+
+        return differentiable(run, transformer.trained, transformer.bias, transformer.psqt, *self.parameters)
+
+    # ---- in two parts, for a net whose first layer's inputs are on several devices ----
+
+    def first_sums(self, x: Tensor) -> Tensor:
+        """weight · x of the first of the layers, without its bias: fp32 [B, outputs]. x may be some of the inputs, and
+        the weight the columns for them; then `inputs` counts these. `first_gradients` is its backward: the operator has
+        no gradient, as on CUDA that would need Σ weight of the whole batch."""
+        if self.of.integers is not None:
+            raise ValueError("LayerStacks: layers that round see all inputs of the first layer, found some of them")
+        weight, bias, *_ = self.parameters
+        if self._is_fused(x):
+            return _operators._layer_stacks_first(x.detach(), self.order, weight.detach())  # type: ignore[no-any-return]
+        return stacked_linear(x, self.bucket, weight, torch.zeros_like(bias)).float()
+
+    def first_gradients(
+        self, sums: Tensor, first: FirstOutputs, grads: tuple[Tensor, Tensor | None], scales: tuple[Tensor, Tensor]
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The gradients by x, by the weight and by the PSQT part, where `sums` is `first_sums` of `first`. `grads` are
+        `AfterFirst.grad_sums` and `.grad_psqt` of the whole batch, and `scales` a factor for all of them, a scalar, and
+        the `totals` of the whole batch, whose Σ weight they are divided by."""
+        grad_sums, grad_psqt = grads
+        if self._is_fused(first.x, first.psqt):
+            grad_x, grad_weight, scaled_psqt, _ = _operators._layer_stacks_gradients(
+                first.x, self.order, self.parameters, grad_sums, None, grad_psqt, list(scales), self.description,
+                first.x.dtype,
+            )  # fmt: skip
+            return grad_x, grad_weight, None if grad_psqt is None else scaled_psqt
+        factor = mean(scales[0], scales[1][1])
+        weight = self.linears[0].weight
+        assert isinstance(weight, Tensor)
+        grad_x, grad_weight = torch.autograd.grad(sums, [first.x, weight], grad_sums * factor)
+        return grad_x, grad_weight, None if grad_psqt is None else grad_psqt * factor
+
+    def first_through(self, transformer: FusedCall) -> FirstThrough | None:
+        """`first_sums` of what `transformer` gives, without its PSQT part; None where `gradients_through` cannot go
+        back."""
+        if not self._goes_through(transformer, divided=True):
+            return None
+        with torch.no_grad():
+            alone = transformer._replace(batch=transformer.batch[:3], psqt=None)
+            x, _, saved = _operators._perspective_transformer_forward(*alone.arguments, True)
+            return FirstThrough(transformer, saved, _operators._layer_stacks_first(x, self.order, self.parameters[0]))
+
+    def gradients_through(
+        self, first: FirstThrough, grads: tuple[Tensor, Tensor | None], scales: tuple[Tensor, Tensor]
+    ) -> tuple[TransformerGradients, Tensor]:
+        """The gradients of the transformer of `first`, and of the first weight; `grads` and `scales` as in
+        `first_gradients`."""
+        call, (grad_sums, grad_psqt) = first.transformer, grads
+        of_layers = (grad_sums, None, grad_psqt)
+        found, grad_weight, _ = self._back_through(call.batch, call.kept(), first.saved, of_layers, list(scales))
+        return found, grad_weight
+
+    def from_sums(self, first: FirstOutputs) -> Tensor:
+        """The net's output, where `first.x` is the complete `first_sums`."""
+        if torch.is_grad_enabled() or not self._is_fused(first.x, first.psqt):
+            return self.of.outputs(first, self.linears, sums_are_given=True).squeeze(1)
+        output, _ = _operators._layer_stacks_forward(
+            first.x, self.order, self.parameters, first.psqt, self.description, is_sums=True
+        )
+        return output  # type: ignore[no-any-return]
+
+    def after_first(self, first: FirstOutputs, targets: Targets, loss: Loss) -> AfterFirst:
+        """The rest of the net, the loss of it and all gradients, where `first.x` is the complete `first_sums`."""
+        if targets.are_known and self._is_fused(first.x, first.psqt):
+            totals, grad_sums, grad_output, partials = self._loss(self.of, first.x, first.psqt, targets, is_sums=True)
+            _, _, _, flat = _operators._layer_stacks_gradients(
+                None, self.order, self.parameters, None, partials, grad_output, [], self.description, None
+            )
+            return AfterFirst(grad_sums, None if first.psqt is None else grad_output, flat, totals)
+        with torch.enable_grad():
+            sums = first.x.detach().requires_grad_()
+            psqt = None if first.psqt is None else first.psqt.detach().requires_grad_()
+            output = self.from_sums(FirstOutputs(sums, psqt, first.bucket))
+            weighted, weights = loss.terms(output.float() * targets.score_scale, *targets[:3])
+            # The first weight has no part in this.
+            ours = [parameter for linear in self.linears for parameter in (linear.weight, linear.bias)][1:]
+            inner = [sums, *ours] if psqt is None else [sums, *ours, psqt]
+            found = torch.autograd.grad(weighted, inner, materialize_grads=True)  # type: ignore[arg-type]
+        totals = _totals(weighted, weights).detach().float()
+        flat = _joined_gradients(found[1 : 1 + len(ours)])
+        return AfterFirst(found[0], None if psqt is None else found[-1], flat, totals)
+
+    def add_shares(self, shares: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """The totals of several processes, and the gradients of all their positions by all parameters but the first
+        weight, divided by Σ weight. Row p of `shares`, fp32 [P, n + 3], is what process p has in `AfterFirst`: the
+        gradients, then the totals. They are added in the order of the processes."""
+        if self.of.may_be_fused(shares.device):
+            totals, flat = _operators._layer_stacks_add_shares(shares)
+        else:
+            total = shares[0].clone()
+            for share in shares[1:]:  # a sum over the dimension might have another order
+                total += share
+            weighted, weights = total[-3], total[-2]
+            totals = _totals(weighted, weights)
+            flat = total[:-3] * mean(torch.ones_like(weights), weights)
+        return totals, _cut_gradients(flat, self.parameters)
+
+    # ---- what they have in common ----
+
+    def _is_fused(self, x: Tensor, psqt: Tensor | None = None) -> bool:
+        """Whether the operators serve this call: the table's choice for these layers, in a mode and on tensors that
+        operators take."""
+        if torch.compiler.is_compiling() or _derivatives.in_onnx_export():  # first: neither can follow the table
+            return False
+        if self.of._kernels(x.device, x.dtype) not in ("tiles", "one_pass") or x.dim() != 2:
+            return False
+        floats = [*self.parameters, *([] if psqt is None else [psqt])]
+        if any(t.dtype != torch.float32 or not t.is_cuda for t in floats):
+            return False
+        if not _derivatives.only_reverse_mode(x, *floats):
+            return False
+        return x.data_ptr() % 16 == 0 and self.parameters[0].data_ptr() % 16 == 0
+
+    def _goes_through(self, transformer: FusedCall, *, divided: bool = False) -> bool:
+        """Whether the gradient between the transformer and the layers need not be made."""
+        if len(self.bucket) == 0 or not (transformer.trained.requires_grad or transformer.bias.requires_grad):
+            return False  # nobody needs the gradient between
+        if transformer.gradient_between("tiles", len(self.of.hidden), divided=divided) == "whole":
+            return False
+        return self._is_fused(transformer.trained)  # which has the device of x, and its type or float32
+
+    def _loss(
+        self, stacks: LayerStacks, x: Tensor, psqt: Tensor | None, targets: Targets, *, is_sums: bool = False
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """totals, grad_sums, grad_output and partials. `stacks`: the layers, in a form for the operator."""
+        score, result, lam, kernel, score_scale = targets
+        assert kernel is not None
+        found: tuple[Tensor, Tensor, Tensor, Tensor] = _operators._layer_stacks_loss(
+            x, self.order, self.parameters, psqt, [score, result, lam], stacks.description, kernel.kind,
+            [score_scale, *kernel.constants], is_sums=is_sums,
+        )  # fmt: skip
+        return found
+
+    def _gradients(
+        self,
+        x: Tensor,
+        parameters: Sequence[Tensor],
+        found: tuple[Tensor, Tensor],
+        grad_output: Tensor | None,
+        scales: list[Tensor],
+        needs_x: bool,
+    ) -> tuple[Tensor | None, ...]:
+        """Those of x, PSQT and the parameters. `found`: grad_sums and partials; no `grad_output`: none of PSQT."""
+        grad_x, grad_weight, grad_psqt, flat = _operators._layer_stacks_gradients(
+            x, self.order, parameters, *found, grad_output, scales, self.description, x.dtype if needs_x else None
+        )
+        of_psqt = None if grad_output is None else grad_psqt
+        return grad_x if needs_x else None, of_psqt, grad_weight, *_cut_gradients(flat, parameters)
+
+    def _back_through(
+        self,
+        batch: list[Tensor],
+        kept: Kept,
+        saved: Tensor,
+        grads: tuple[Tensor, Tensor | None, Tensor | None],
+        scales: list[Tensor],
+    ) -> tuple[TransformerGradients, Tensor, Tensor]:
+        """The gradients of the transformer, of the first weight and, flat, of the other parameters. `grads`: grad_sums,
+        partials and grad_output as _layer_stacks_gradients takes them."""
+        grad_sums, partials, grad_output = grads
+        has_psqt = kept.sizes[2] > 0
+        rows, grad_bias, grad_first, grad_psqt, flat = _operators._layer_stacks_gradients_through(
+            self.order, self.parameters, grad_sums, partials, grad_output if has_psqt else None, scales,
+            self.description, batch, kept.made_for, saved, kept.sizes[0], kept.bound_and_scale,
+        )  # fmt: skip
+        grad_weight, _, of_psqt = _operators._perspective_transformer_backward(
+            *kept.arguments(rows, grad_psqt, batch, saved), []
+        )
+        return TransformerGradients(grad_weight, grad_bias, of_psqt if has_psqt else None), grad_first, flat
+
+
+class TransformerGradients(NamedTuple):
+    """The gradients of a feature transformer's parameters."""
+
+    weight: Tensor
+    bias: Tensor
+    psqt: Tensor | None
+
+
+class FirstThrough(NamedTuple):
+    """A feature transformer and the first of the layers behind it, after their forward."""
+
+    transformer: FusedCall
+    saved: Tensor
+    """what the forward of the transformer has left for its backward"""
+    sums: Tensor
+    """`LayerCall.first_sums`"""
+
+
 @functools.lru_cache(maxsize=256)
 def _describe(operators: Any, of: LayerStacks) -> int:
     return int(operators._layer_stacks_describe(*of.numbers))
 
 
-def _parameters(linears: Sequence[nn.Module]) -> list[Tensor]:
+def parameters_of(linears: Sequence[nn.Module]) -> list[Tensor]:
     """Weight [S, O, I] and bias [S, O] of each layer; an `nn.Linear` is one stack."""
     found: list[Tensor] = []
     for linear in linears:
@@ -471,24 +557,6 @@ def _apply(linear: nn.Module, x: Tensor, bucket: Tensor) -> Tensor:
     assert isinstance(linear, nn.Linear)
     # Call the module, not F.linear: `nnue inspect` sees the inputs of a layer through the module's hooks.
     return linear(x)  # type: ignore[no-any-return]
-
-
-def _gradients(
-    ctx: Any,
-    of: LayerStacks,
-    tensors: tuple[Tensor, Tensor, list[Tensor]],
-    found: tuple[Tensor, Tensor],
-    grad_output: Tensor | None,
-    scales: list[Tensor],
-) -> tuple[Tensor | None, Tensor | None, list[Tensor]]:
-    """(grad_x, grad_psqt, gradients of the parameters) from the results of a forward or backward operator."""
-    (x, order, parameters), (grad_sums, partials) = tensors, found
-    grad_x, grad_weight, grad_psqt, flat = _operators._layer_stacks_gradients(
-        x, order, parameters, grad_sums, partials, grad_output, scales, of.description,
-        x.dtype if ctx.needs_x else None,
-    )  # fmt: skip
-    gradients = [grad_weight, *_cut_gradients(flat, parameters)]
-    return grad_x if ctx.needs_x else None, grad_psqt if grad_output is not None else None, gradients
 
 
 def _totals(weighted: Tensor, weights: Tensor) -> Tensor:
@@ -508,200 +576,6 @@ def _cut_gradients(flat: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
         gradients.append(flat[begin : begin + parameter.numel()].view(parameter.shape))
         begin += -(-parameter.numel() // 4) * 4
     return gradients
-
-
-def _targets_are_known(targets: tuple[Tensor, Tensor, Tensor]) -> bool:
-    """Whether score, result and λ have the types that the operators know."""
-    score, result, lam = targets
-    return score.dtype == torch.int16 and result.dtype == torch.int8 and lam.dtype == torch.float32
-
-
-class _Output(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, of: LayerStacks, x: Tensor, psqt: Tensor | None, order: Tensor, *parameters: Tensor
-    ) -> Tensor:
-        output, sums = _operators._layer_stacks_forward(x, order, parameters, psqt, of.description)
-        ctx.of, ctx.needs_x = of, ctx.needs_input_grad[1]
-        ctx.save_for_backward(x, order, sums, *parameters)
-        return output  # type: ignore[no-any-return]
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
-        of, (x, order, sums, *parameters) = ctx.of, ctx.saved_tensors
-        found = _operators._layer_stacks_backward(grad_output, sums, order, parameters, of.description)
-        # Without integers, PSQT has the gradient of the output.
-        straight = grad_output if of.integers is not None and ctx.needs_input_grad[2] else None
-        grad_x, grad_psqt, gradients = _gradients(ctx, of, (x, order, parameters), found, straight, [])
-        if ctx.needs_input_grad[2] and of.integers is None:
-            grad_psqt = grad_output
-        return None, grad_x, grad_psqt, None, *gradients
-
-
-class _Loss(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, of: LayerStacks, kernel: LossKernel, score_scale: float, x: Tensor, psqt: Tensor | None,
-        order: Tensor, score: Tensor, result: Tensor, lam: Tensor, *parameters: Tensor,
-    ) -> Tensor:  # fmt: skip
-        kind, constants = kernel
-        totals, grad_sums, grad_output, partials = _operators._layer_stacks_loss(
-            x, order, parameters, psqt, [score, result, lam], of.description, kind, [score_scale, *constants]
-        )
-        ctx.of, ctx.needs_x, ctx.needs_psqt = of, ctx.needs_input_grad[3], ctx.needs_input_grad[4]
-        ctx.save_for_backward(x, order, totals, grad_sums, grad_output, partials, *parameters)
-        return totals[2]  # type: ignore[no-any-return]
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor | None, ...]:
-        x, order, totals, grad_sums, grad_output, partials, *parameters = ctx.saved_tensors
-        found, straight = (grad_sums, partials), grad_output if ctx.needs_psqt else None
-        grad_x, grad_psqt, gradients = _gradients(
-            ctx, ctx.of, (x, order, parameters), found, straight, [grad_loss, totals]
-        )
-        return None, None, None, grad_x, grad_psqt, None, None, None, None, *gradients
-
-
-class TransformerGradients(NamedTuple):
-    """The gradients of a feature transformer's parameters."""
-
-    weight: Tensor
-    bias: Tensor
-    psqt: Tensor | None
-
-
-class FirstThrough(NamedTuple):
-    """A feature transformer and the first of the layers behind it, after their forward."""
-
-    transformer: FusedCall
-    saved: Tensor
-    """what the forward of the transformer has left for its backward"""
-    sums: Tensor
-    """`LayerStacks.first_sums`"""
-
-
-class _Kept(NamedTuple):
-    """What the backward of a transformer takes besides tensors."""
-
-    made_for: list[int]
-    sizes: list[int]
-    """F, N and P"""
-    activation: tuple[int, list[float], torch.dtype]
-    """with its bound and scale, and the dtype of the weight"""
-
-    @classmethod
-    def of(cls, transformer: FusedCall) -> _Kept:
-        psqt = transformer.psqt
-        sizes = [*transformer.weight.shape, 0 if psqt is None else psqt.shape[1]]
-        activation = (transformer.activation, transformer.bound_and_scale, transformer.trained.dtype)
-        return cls(transformer.made_for, sizes, activation)
-
-
-def _gradients_through(
-    kept: _Kept,
-    batch: list[Tensor],
-    saved: Tensor,
-    layers: int,
-    order: Tensor,
-    parameters: Sequence[Tensor],
-    grads: tuple[Tensor, Tensor | None, Tensor | None],
-    scales: list[Tensor],
-) -> tuple[TransformerGradients, Tensor, Tensor]:
-    """The gradients of the transformer, of the first weight and, flat, of the other parameters. `grads`: grad_sums,
-    partials and grad_output as _layer_stacks_gradients takes them."""
-    made_for, sizes, activation = kept
-    grad_sums, partials, grad_output = grads
-    has_psqt = sizes[2] > 0
-    rows, grad_bias, grad_first, grad_psqt, flat = _operators._layer_stacks_gradients_through(
-        order, parameters, grad_sums, partials, grad_output if has_psqt else None, scales, layers, batch, made_for,
-        saved, sizes[0], activation[1],
-    )  # fmt: skip
-    grad_weight, _, of_psqt = _operators._perspective_transformer_backward(
-        rows, grad_psqt if has_psqt else None, batch, made_for, saved, sizes, *activation, []
-    )
-    return TransformerGradients(grad_weight, grad_bias, of_psqt if has_psqt else None), grad_first, flat
-
-
-class _LossThrough(torch.autograd.Function):
-    """The feature transformer and the loss behind it."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, of: LayerStacks, transformer: FusedCall, kernel: LossKernel, score_scale: float, bucket: Tensor,
-        order: Tensor, score: Tensor, result: Tensor, lam: Tensor, weight: Tensor, bias: Tensor, psqt: Tensor | None,
-        *parameters: Tensor,
-    ) -> Tensor:  # fmt: skip
-        kind, constants = kernel
-        ctx.kept, ctx.of_batch, ctx.by_rows = _Kept.of(transformer), len(transformer.batch), bool(of.hidden)
-        if of.integers is not None and not ctx.by_rows:
-            # What the backward takes as the gradient of the layer's sums has the factor of PSQT's.
-            integers, (activation, (bound, scale), dtype) = of.integers, ctx.kept.activation
-            of_sums = integers.multiply / (integers.by * integers.divide * integers.psqt_scale)
-            ctx.kept = ctx.kept._replace(activation=(activation, [bound, scale * integers.x_scale * of_sums], dtype))
-            dtype = dtype if bound <= _WHOLE_BFLOAT16 else torch.float32
-            in_one_pass = of._kernels(bucket.device, dtype) == "one_pass"
-            if activation == number_of("screlu") and transformer.made_for[0] != 0 and in_one_pass:
-                # x before it is squared fits 16 bits. Both have the same sums, so the same backward.
-                transformer = transformer._replace(
-                    activation=number_of("crelu"), bound_and_scale=[bound, 1.0], output_dtype=dtype, rounds_down=False
-                )
-                of = dataclasses.replace(of, integers=dataclasses.replace(integers, square=scale))
-        x, psqt_output, saved = _operators._perspective_transformer_forward(*transformer.arguments, True)
-        totals, grad_sums, grad_output, partials = _operators._layer_stacks_loss(
-            x, order, parameters, None if psqt is None else psqt_output, [score, result, lam], of.description, kind,
-            [score_scale, *constants],
-        )  # fmt: skip
-        ctx.layers = of.description
-        # If one kernel did all of it, the gradient of the layer's weight is made, and nobody reads x again. Nor is x
-        # read again where it can be made of what is saved.
-        reads_x = not ctx.by_rows and partials.shape[1] <= of.inputs
-        ctx.save_for_backward(
-            bucket,
-            order,
-            x if reads_x else None,
-            saved,
-            totals,
-            grad_sums,
-            grad_output,
-            partials,
-            *transformer.batch,
-            *parameters,
-        )
-        return totals[2]  # type: ignore[no-any-return]
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor | None, ...]:
-        bucket, order, x, saved, totals, grad_sums, grad_output, partials, *others = ctx.saved_tensors
-        batch, parameters = others[: ctx.of_batch], others[ctx.of_batch :]
-        scales, (made_for, sizes, activation) = [grad_loss, totals], ctx.kept
-        if ctx.by_rows:
-            of_psqt = sizes[2] if ctx.needs_input_grad[11] else 0
-            kept, grads = ctx.kept._replace(sizes=[*sizes[:2], of_psqt]), (grad_sums, partials, grad_output)
-            of_transformer, grad_first, flat = _gradients_through(
-                kept, batch, saved, ctx.layers, order, parameters, grads, scales
-            )
-        else:
-            _, grad_first, grad_sum, flat = _operators._layer_stacks_gradients(
-                x, order, parameters, grad_sums, partials, grad_output, scales, ctx.layers, None
-            )
-            grad_weight, grad_bias, _ = _operators._perspective_transformer_backward(
-                parameters[0], None, batch, made_for, saved, sizes, *activation, [grad_sum, bucket]
-            )
-            of_transformer = TransformerGradients(grad_weight, grad_bias, None)
-        return *[None] * 9, *of_transformer, grad_first, *_cut_gradients(flat, parameters)
-
-
-class _FirstSums(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, order: Tensor, weight: Tensor) -> Tensor:
-        return _operators._layer_stacks_first(x, order, weight)  # type: ignore[no-any-return]
-
-    @staticmethod
-    def backward(ctx: Any, *_: Tensor) -> None:
-        raise RuntimeError("LayerStacks.first_sums: found a call of backward, expected one of first_gradients")
 
 
 if ops._libraries.cuda_error is not None:

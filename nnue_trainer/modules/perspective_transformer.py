@@ -141,8 +141,7 @@ class PerspectiveTransformer(nn.Module):
         if self.psqt is not None and bucket is None:
             raise ValueError("PerspectiveTransformer with PSQT columns needs the bucket of every position")
         weight, sparse_grad = self._weight_for(batch)
-        bounds = {"bound": self.bound, "scale": self._scale}
-        return self.apply_with(batch, bucket, weight, self.bias, self.psqt, **bounds, sparse_grad=sparse_grad)
+        return self.apply_with(batch, bucket, weight, self.bias, self.psqt, **self._bounds, sparse_grad=sparse_grad)
 
     def fused_call(self, batch: Batch, bucket: Tensor | None = None) -> perspectives.FusedCall | None:
         """The operator that `forward` calls with the same arguments, and nothing else does; None where it is not fused,
@@ -153,9 +152,7 @@ class PerspectiveTransformer(nn.Module):
     def _operator_call(self, batch: Batch, bucket: Tensor | None) -> perspectives.FusedCall | None:
         """What `fused_call` gives where there are no hooks."""
         weight, _ = self._weight_for(batch)
-        arguments = self._arguments(batch, weight, self.bias, bound=self.bound, scale=self._scale)
-        arguments |= {"psqt": self.psqt, "psqt_bucket": None if self.psqt is None else bucket}
-        return perspectives.fused_call(**arguments, output_dtype=weight.dtype)
+        return self.call_with(batch, bucket, weight, self.bias, self.psqt, **self._bounds, output_dtype=weight.dtype)
 
     def take_gradients(self, call: perspectives.FusedCall, gradients: tuple[Tensor, Tensor, Tensor | None]) -> None:
         """Gives the parameters of `call`, which `fused_call` has made, their gradients: of weight, bias and PSQT
@@ -165,47 +162,27 @@ class PerspectiveTransformer(nn.Module):
                 parameter.grad = gradient.to(parameter.dtype)
 
     def call_with(
-        self,
-        batch: Batch,
-        bucket: Tensor | None,
-        weight: Tensor,
-        bias: Tensor,
-        psqt: Tensor | None,
-        **options: Any,
+        self, batch: Batch, bucket: Tensor | None, weight: Tensor, bias: Tensor, psqt: Tensor | None, **options: Any
     ) -> perspectives.FusedCall | None:
         """The operator that `apply_with` calls with these weights, None where it is not fused; `options` are those of
         `perspectives.fused_call`."""
-        bound, scale = options.pop("bound"), options.pop("scale")
         if options.get("leaf") is not None:  # the optimiser's copy
             self._bring_up_to_date(batch)
-        arguments = self._arguments(batch, weight, bias, bound=bound, scale=scale)
-        return perspectives.fused_call(**arguments, psqt=psqt, psqt_bucket=None if psqt is None else bucket, **options)
+        return perspectives.fused_call(**self._arguments(batch, bucket, weight, bias, psqt), **options)
 
     def apply_with(
-        self,
-        batch: Batch,
-        bucket: Tensor | None,
-        weight: Tensor,
-        bias: Tensor,
-        psqt: Tensor | None,
-        *,
-        bound: float,
-        scale: float,
-        sparse_grad: bool = False,
+        self, batch: Batch, bucket: Tensor | None, weight: Tensor, bias: Tensor, psqt: Tensor | None, **options: Any
     ) -> tuple[Tensor, Tensor | None]:
-        """`forward` with other weights in any unit; the whole output is multiplied by `scale`. `sparse_grad` as in
+        """`forward` with other weights in any unit; `options` are bound, scale (of the whole output) and others of
         `perspective_transformer`."""
-        result = perspectives.perspective_transformer(
-            **self._arguments(batch, weight, bias, bound=bound, scale=scale),
-            psqt=psqt,
-            psqt_bucket=None if psqt is None else bucket,
-            sparse_grad=sparse_grad,
-            psqt_apart=self._psqt_apart,
-        )
+        arguments = self._arguments(batch, bucket, weight, bias, psqt)
+        result = perspectives.perspective_transformer(**arguments, psqt_apart=self._psqt_apart, **options)
         return result if isinstance(result, tuple) else (result, None)
 
-    def _arguments(self, batch: Batch, weight: Tensor, bias: Tensor, *, bound: float, scale: float) -> dict[str, Any]:
-        """Those of `perspective_transformer` that do not concern PSQT. (Any: mypy does not try all overloads.)"""
+    def _arguments(
+        self, batch: Batch, bucket: Tensor | None, weight: Tensor, bias: Tensor, psqt: Tensor | None
+    ) -> dict[str, Any]:
+        """Those of `perspective_transformer` but its bounds. (Any: mypy does not try all overloads.)"""
         constants = (weight.shape[0], self.bucket_size, self.num_bucketed, weight.dtype)
         plans = (plan for plan in batch.plans if isinstance(plan, perspectives.PerspectivePlan))
         return {
@@ -215,17 +192,17 @@ class PerspectiveTransformer(nn.Module):
             "weight": weight,
             "bias": bias,
             "activation": self.activation,
-            "bound": bound,
-            "scale": scale,
             "bucket_size": self.bucket_size,
             "num_bucketed": self.num_bucketed,
             "plan": next((plan for plan in plans if plan.is_for(*constants)), None),
+            "psqt": psqt,
+            "psqt_bucket": None if psqt is None else bucket,
         }
 
     @property
-    def _scale(self) -> float:
-        """The factor of the output: `product_scale` where there are products."""
-        return self.product_scale if self.activation == "pairwise" else 1.0
+    def _bounds(self) -> dict[str, float]:
+        """The clip, and the factor of the output: `product_scale` where there are products."""
+        return {"bound": self.bound, "scale": self.product_scale if self.activation == "pairwise" else 1.0}
 
     # ---- the PSQT output apart from the activated vector ----
 

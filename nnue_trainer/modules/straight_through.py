@@ -8,7 +8,7 @@ them. Nothing waits for the device, and everything can be compiled and recorded 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from nnue_trainer import ops
+from nnue_trainer.modules.stacked_linear import stacked_linear
 
 Rule = Literal["floor", "trunc", "round"]
 
@@ -154,34 +155,29 @@ def integer_linear(x: Tensor, weight: Tensor, *, wide: bool = False, factor: flo
     return result
 
 
-class _StackedLinear(torch.autograd.Function):
+class _Scaled(torch.autograd.Function):
     @staticmethod
-    def forward(x: Tensor, bucket: Tensor, weight: Tensor, bias: Tensor, factor: float) -> Tensor:
-        sums: Tensor = torch.ops.nnue._stacked_linear_forward(x, bucket, weight, bias)
-        return sums
+    def forward(x: Tensor, by: Callable[[Tensor, float], Tensor], factor: float) -> Tensor:
+        return x.view_as(x)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, Tensor, float], output: Tensor) -> None:
-        x, bucket, weight, _, ctx.factor = inputs
-        ctx.save_for_backward(x, bucket, weight)
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        _, ctx.by, ctx.factor = inputs
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, None, Tensor, Tensor, None]:
-        x, bucket, weight = ctx.saved_tensors
-        needs_x, factor = ctx.needs_input_grad[0], ctx.factor if ctx.needs_input_grad[0] else 1.0
-        # The gradients of outputs and of weights are far smaller than that of the inputs.
-        scaled = grads[0] if factor == 1.0 else grads[0] * factor
-        found = torch.ops.nnue._stacked_linear_backward(scaled, x, bucket, weight, needs_x)
-        grad_x, *others = found
-        grad_weight, grad_bias = others if factor == 1.0 else [grad / factor for grad in others]
-        return grad_x if needs_x else None, None, grad_weight, grad_bias, None
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.by(grads[0], ctx.factor), None, None
 
 
 def integer_stacked_linear(x: Tensor, bucket: Tensor, weight: Tensor, bias: Tensor, *, factor: float = 1.0) -> Tensor:
     """`integer_linear` and bias of each position's own bucket alone, all fp32: x [B, in], weight [S, out, in], bias
     [S, out], bucket int64 [B] → [B, out]. Where `stacked_linear.is_fused`."""
-    result: Tensor = _StackedLinear.apply(x, bucket, weight, bias, factor)  # type: ignore[no-untyped-call]
-    return result
+    if factor == 1.0 or not x.requires_grad:
+        return stacked_linear(x, bucket, weight, bias)
+    # The gradients of outputs and of weights are far smaller than that of the inputs.
+    scaled: Callable[..., Tensor] = _Scaled.apply
+    weight, bias = (scaled(each, torch.div, factor) for each in (weight, bias))
+    return scaled(stacked_linear(x, bucket, weight, bias), torch.mul, factor)
 
 
 def _forward_fake(parameters: list[Tensor], ranges: list[int], scales: list[float], limits: list[int]) -> Tensor:

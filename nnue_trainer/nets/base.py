@@ -34,7 +34,7 @@ from nnue_trainer.data.piece_weights import weights_of_features
 from nnue_trainer.errors import UserError
 from nnue_trainer.foreign import returned
 from nnue_trainer.losses.base import Loss, mean
-from nnue_trainer.modules.layer_stacks import FirstOutputs, LayerStacks, StackOrder
+from nnue_trainer.modules.layer_stacks import FirstOutputs, LayerStacks, StackOrder, Targets
 from nnue_trainer.modules.perspective_transformer import Activation, PerspectiveTransformer
 from nnue_trainer.modules.straight_through import Steps
 from nnue_trainer.nets.integer_forward import IntegerForward, RawValues, reference, wrap32
@@ -445,27 +445,25 @@ class StackedModel(NnueModel):
         return self.stacks if self.rounded is None else self.rounded.stacks
 
     def loss(self, batch: Batch, loss: Loss, lam: Tensor) -> Tensor | None:
-        kernel, is_own = loss.kernel(), type(self).forward is not StackedModel.forward
-        stacks, targets = self._stacks_in_use(), (batch.score, batch.result, lam)
-        if kernel is None or is_own or stacks is None or not stacks.may_be_fused(batch.score.device):
+        stacks, is_own = self._stacks_in_use(), type(self).forward is not StackedModel.forward
+        targets = Targets(batch.score, batch.result, lam, loss.kernel(), self.score_scale)
+        if targets.kernel is None or is_own or stacks is None or not stacks.may_be_fused(batch.score.device):
             return None
         if self.rounded is not None:
-            return self.rounded.loss(self, batch, targets, kernel)
+            return self.rounded.loss(self, batch, targets)
         if not batch.plans:
             batch = self.prepare(batch)  # so that nothing below makes a plan twice
-        linears, order = self.linears(), self.stacks.order_of(batch)
+        linears, order, bucket = self.linears(), stacks.order_of(batch), self.buckets_of(batch)
+        layers, call = stacks.call(linears, bucket, order), None
         if torch.is_grad_enabled():
-            bucket = self.buckets_of(batch)
-            if (call := self.first_call(batch, bucket)) is not None:
-                fused = self.stacks.loss_through(call, bucket, linears, targets, kernel, self.score_scale, order)
-                if fused is not None:
-                    return fused
-        first = self.first_outputs(batch)
-        fused = self.stacks.loss(first, linears, targets, kernel, self.score_scale, order)
-        if fused is not None:
+            call = self.first_call(batch, bucket)
+        if call is not None and (fused := layers.loss_through(call, targets)) is not None:
             return fused
-        net = self.stacks.forward(first, linears, order).float() * self.score_scale
-        return mean(*loss.terms(net, *targets))
+        first = self.first_outputs(batch)
+        if (fused := layers.loss(first, targets)) is not None:
+            return fused
+        net = stacks.forward(first, linears, order).float() * self.score_scale
+        return mean(*loss.terms(net, *targets[:3]))
 
 
 def _net() -> type[Net]:

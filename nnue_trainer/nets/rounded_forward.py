@@ -23,9 +23,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from nnue_trainer.data.piece_weights import weights_of_features
-from nnue_trainer.losses.base import LossKernel
 from nnue_trainer.modules import stacked_linear
-from nnue_trainer.modules.layer_stacks import FirstOutputs, Integers, LayerStacks, StackLayer
+from nnue_trainer.modules.layer_stacks import FirstOutputs, Integers, LayerCall, LayerStacks, StackLayer, Targets
 from nnue_trainer.modules.perspective_transformer import PerspectiveTransformer
 from nnue_trainer.modules.straight_through import (
     Steps,
@@ -155,7 +154,7 @@ class RoundedForward:
             first = self._first_layer(model, batch)
             if self._takes_operators(first.x.device):
                 assert self.stacks is not None
-                output = self.stacks.fused_output(first, self._parameters(model), self.stacks.order_of(batch))
+                output = self._layers(model, batch, first.bucket).output(first)
                 if output is not None:
                     return output
             score = self._score(first, self._sums_of_layers(model, first))
@@ -171,23 +170,23 @@ class RoundedForward:
     def _logits(self, sums: list[Tensor]) -> Tensor:
         return sums[-1].double() / self.forward.divide
 
-    def loss(
-        self, model: NnueModel, batch: Batch, targets: tuple[Tensor, Tensor, Tensor], kernel: LossKernel
-    ) -> Tensor | None:
-        """As `LayerStacks.loss`, of this forward pass."""
+    def loss(self, model: NnueModel, batch: Batch, targets: Targets) -> Tensor | None:
+        """As `LayerCall.loss`, of this forward pass."""
         if not self._takes_operators(batch.white.device):
             return None
-        stacks, bucket = self.stacks, self._stack(batch)
-        assert stacks is not None
+        bucket = self._stack(batch)
         with torch.autocast(batch.white.device.type, enabled=False):
-            weights = self._integers(model)
-            rest = (self._parameters(model), targets, kernel, model.score_scale, stacks.order_of(batch))
+            weights, layers = self._integers(model), self._layers(model, batch, bucket)
             call = self._first_call(model, batch, bucket, weights)
             if call is not None and torch.is_grad_enabled():
-                found = stacks.fused_loss_through(call, bucket, *rest)
+                found = layers.loss_through(call, targets)
                 if found is not None:
                     return found
-            return stacks.fused_loss(self._first_outputs(call, model, batch, bucket, weights), *rest)
+            return layers.loss(self._first_outputs(call, model, batch, bucket, weights), targets)
+
+    def _layers(self, model: NnueModel, batch: Batch, bucket: Tensor) -> LayerCall:
+        assert self.stacks is not None
+        return LayerCall(self.stacks, self._parameters(model), bucket, self.stacks.order_of(batch))
 
     def _takes_operators(self, device: torch.device) -> bool:
         """They sum in fp32."""

@@ -29,7 +29,7 @@ from nnue_trainer.data.batch import Batch
 from nnue_trainer.errors import UserError
 from nnue_trainer.fused_optimizer import Part
 from nnue_trainer.losses.base import Loss, mean
-from nnue_trainer.modules.layer_stacks import FirstOutputs
+from nnue_trainer.modules.layer_stacks import FirstOutputs, Targets
 from nnue_trainer.nets.base import NnueModel, StackedModel
 from nnue_trainer.optim import Optimizer
 from nnue_trainer.parallel.ranks import Ranks
@@ -46,27 +46,21 @@ class Step(Protocol):
     @property
     def loss_kind(self) -> Loss:
         """The loss function of the recipe."""
-        ...
 
     def lambdas(self, batch: Batch) -> Tensor:
         """λ of the step with this batch, fp32: a scalar, or [B] with one value for each position of the whole batch."""
-        ...
 
     def autocast(self) -> AbstractContextManager[Any]:
         """The autocast context of the recipe's precision."""
-        ...
 
     def loss(self, batch: Batch) -> Tensor:
         """The mean loss of a whole batch, a scalar with its autograd graph."""
-        ...
 
     def terms(self, batch: Batch, lam: Tensor) -> Terms:
         """Σ weight · loss and Σ weight of a batch, with their autograd graph; `lam` is λ, a scalar or [B]."""
-        ...
 
     def penalty(self, batch: Batch) -> Tensor | None:
         """What is added to the mean loss of the batch whose `terms` were computed last; None: nothing."""
-        ...
 
 
 class Whole:
@@ -245,20 +239,21 @@ class Columns(Whole):
 
     def forward(self, batch: Batch) -> Tensor:
         model = self._stacked
-        first, linears, order = model.first_outputs(batch), model.linears(), model.stacks.order_of(batch)
-        sums = self.ranks.all_reduce(model.stacks.first_sums(first.x, linears, first.bucket, order))
-        return model.stacks.from_sums(FirstOutputs(sums, first.psqt, first.bucket), linears, order)
+        first = model.first_outputs(batch)
+        layers = model.stacks.call(model.linears(), first.bucket, model.stacks.order_of(batch))
+        sums = self.ranks.all_reduce(layers.first_sums(first.x))
+        return layers.from_sums(FirstOutputs(sums, first.psqt, first.bucket))
 
     def backward(self, step: Step, batch: Batch) -> Tensor:
         model, ranks, positions = self._stacked, self.ranks, len(batch)
-        stacks, linears, order = model.stacks, model.linears(), model.stacks.order_of(batch)
-        bucket, through, first = model.buckets_of(batch), None, None
+        stacks, linears, bucket = model.stacks, model.linears(), model.buckets_of(batch)
+        layers, through, first = stacks.call(linears, bucket, stacks.order_of(batch)), None, None
         with step.autocast(), self._transformer.psqt_apart(batch) as apart:
             if stacks.may_be_fused(batch.white.device) and (call := model.first_call(batch, bucket)) is not None:
-                through = stacks.first_through(call, linears, bucket, order)
+                through = layers.first_through(call)
             if through is None:
                 first = model.first_outputs(batch)
-                sums = stacks.first_sums(first.x, linears, first.bucket, order)
+                sums = layers.first_sums(first.x)
             else:
                 sums = through.sums
         mine, share = slice(self._begin, self._end), self._end - self._begin
@@ -268,14 +263,11 @@ class Columns(Whole):
             if apart or (through is not None and self._transformer.psqt is not None):
                 psqt = self._transformer.psqt_of(batch, bucket, self._begin, self._end)
         with step.autocast():
-            rest = stacks.after_first(
-                FirstOutputs(own_sums[:share], psqt, bucket[mine]),
-                linears,
-                (batch.score[mine], batch.result[mine], lam),
-                step.loss_kind,
-                model.score_scale,
-                next((plan.data for plan in batch.plans if isinstance(plan, _SharePlan)), None),
-            )
+            order = next((plan.data for plan in batch.plans if isinstance(plan, _SharePlan)), None)
+            loss = step.loss_kind
+            targets = Targets(batch.score[mine], batch.result[mine], lam, loss.kernel(), model.score_scale)
+            own = FirstOutputs(own_sums[:share], psqt, bucket[mine])
+            rest = stacks.call(linears, own.bucket, order).after_first(own, targets, loss)
         # One exchange sends everything that the other ranks need to know about these positions. The gradients by the
         # sums and by PSQT come one after the other, since each rank has other positions; those by the parameters are
         # added up.
@@ -283,22 +275,21 @@ class Columns(Whole):
         parts = [self._padded(part.float(), self._most) for part in by_position]
         *found, shares = ranks.all_gather_each([*parts, torch.cat([rest.gradients, rest.totals])])
         whole = [part.flatten(0, 1)[:positions] for part in found]
-        totals, gradients = stacks.add_shares(shares, linears)
-        loss = totals[2]
-        grads, scales = (whole[0], whole[1] if len(whole) > 1 else None), (self._one(loss), totals)
+        totals, gradients = layers.add_shares(shares)
+        grads, scales = (whole[0], whole[1] if len(whole) > 1 else None), (self._one(totals[2]), totals)
         if through is not None:
-            of_transformer, grad_weight = stacks.gradients_through(through, linears, bucket, grads, scales, order)
+            of_transformer, grad_weight = layers.gradients_through(through, grads, scales)
             self._transformer.take_gradients(through.transformer, of_transformer)
         else:
             assert first is not None
-            grad_x, grad_weight, grad_psqt = stacks.first_gradients(sums, first, linears, grads, scales, order)
+            grad_x, grad_weight, grad_psqt = layers.first_gradients(sums, first, grads, scales)
             outputs = [first.x] if first.psqt is None else [first.x, first.psqt]
             torch.autograd.backward(outputs, [grad_x] if grad_psqt is None else [grad_x, grad_psqt])
         trained = [parameter for linear in linears for parameter in (linear.weight, linear.bias)]
         for parameter, gradient in zip(trained, [grad_weight, *gradients], strict=True):
             assert isinstance(parameter, nn.Parameter)
             parameter.grad = gradient.view_as(parameter)
-        return loss
+        return totals[2]
 
     def share(self) -> str:
         """How many columns of the feature transformer the ranks have, in words: "512 of 1024", or "320 to 352 of 1024"

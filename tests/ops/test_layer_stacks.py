@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from nnue_trainer import nets
 from nnue_trainer.losses import NO_SCORE, Loss, SigmoidLoss, WinRateLoss, mean
 from nnue_trainer.modules import StackedLinear, layer_stacks
-from nnue_trainer.modules.layer_stacks import FirstOutputs, LayerStacks, StackLayer, StackOrder
+from nnue_trainer.modules.layer_stacks import FirstOutputs, LayerCall, LayerStacks, StackLayer, StackOrder, Targets
 
 DEEP = LayerStacks(
     48,
@@ -75,6 +75,13 @@ class Case:
         for number, linear in enumerate(self.linears):
             found |= {f"{number}.{name}": parameter for name, parameter in linear.named_parameters()}
         return found
+
+    @property
+    def behind(self) -> LayerCall:
+        return self.stacks.call(self.linears, self.first.bucket)
+
+    def targets(self, loss: Loss, score_scale: float = 600.0) -> Targets:
+        return Targets(self.score, self.result, self.lam, loss.kernel(), score_scale)
 
     def double(self) -> Case:
         linears = []
@@ -147,7 +154,7 @@ def without_edges(case: Case) -> Case:
 def emulated(emulator: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> ctypes.CDLL:
     """The operators of `layer_stacks` are those of the emulator, on CPU tensors."""
     monkeypatch.setattr(layer_stacks, "_operators", torch.ops.nnue_emulated)
-    monkeypatch.setattr(LayerStacks, "_is_fused", lambda *_: True)
+    monkeypatch.setattr(LayerCall, "_is_fused", lambda *_: True)
     monkeypatch.setattr(LayerStacks, "may_be_fused", lambda *_: True)
     return emulator
 
@@ -168,7 +175,7 @@ def rounding(case: Case, few_layers: float, more_layers: float) -> float:
 def check_output(case: Case) -> dict[str, Tensor]:
     exact = case.double()
     output = case.stacks.forward(case.first, case.linears)
-    expected = exact.stacks._plain(exact.first, exact.linears)
+    expected = exact.stacks.outputs(exact.first, exact.linears).squeeze(1)
     assert_close(output, expected, rounding(case, 3e-7, 5e-7), "output")
     grad = torch.randn(len(output), generator=torch.Generator().manual_seed(3)).to(output.device)
     found = gradients(case, output, grad)
@@ -178,11 +185,10 @@ def check_output(case: Case) -> dict[str, Tensor]:
 
 def check_loss(case: Case, loss: Loss) -> dict[str, Tensor]:
     """The gradient of three times the summed loss: so its factor counts, and float16 holds it."""
-    exact, kernel = case.double(), loss.kernel()
-    assert kernel is not None
-    found = case.stacks.loss(case.first, case.linears, (case.score, case.result, case.lam), kernel, 600.0)
+    exact = case.double()
+    found = case.behind.loss(case.first, case.targets(loss))
     assert found is not None
-    net = exact.stacks._plain(exact.first, exact.linears) * 600.0
+    net = exact.stacks.outputs(exact.first, exact.linears).squeeze(1) * 600.0
     expected = mean(*loss.terms(net, case.score, case.result, exact.lam))
     assert_close(found, expected, rounding(case, 1e-6, 1e-6), "loss")
     factor = torch.tensor(3.0 * len(case.score), device=found.device)
@@ -279,10 +285,7 @@ def test_emulated_not_a_number_is_seen(emulated: ctypes.CDLL) -> None:
     emulated.emulator_configure(4, 7)
     output = case.stacks.forward(case.first, case.linears)
     assert output.isnan().nonzero().flatten().tolist() == [3]
-    kernel = LOSSES["win rate"].kernel()
-    assert kernel is not None
-    targets = (case.score, case.result, case.lam)
-    loss = case.stacks.loss(case.first, case.linears, targets, kernel, 600.0)
+    loss = case.behind.loss(case.first, case.targets(LOSSES["win rate"]))
     assert loss is not None
     assert loss.isnan()
 
@@ -302,9 +305,7 @@ def test_emulated_without_any_weight(emulated: ctypes.CDLL, name: str, positions
     case.score.fill_(NO_SCORE)
     case.lam.fill_(1.0)
     emulated.emulator_configure(4, 7)
-    kernel = LOSSES["sigmoid"].kernel()
-    assert kernel is not None
-    loss = case.stacks.loss(case.first, case.linears, (case.score, case.result, case.lam), kernel, 400.0)
+    loss = case.behind.loss(case.first, case.targets(LOSSES["sigmoid"], 400.0))
     assert loss is not None
     assert loss == 0
     assert all((g == 0).all() for g in gradients(case, loss, torch.tensor(1.0)).values())
@@ -317,7 +318,7 @@ def test_emulated_in_parts(emulated: ctypes.CDLL) -> None:
     emulated.emulator_configure(4, 7)
     whole = check_output(case)
     of, op, x = stacks.description, torch.ops.nnue_emulated, case.first.x.detach()
-    weight, *others = [p.detach() for p in layer_stacks._parameters(case.linears)]
+    weight, *others = [p.detach() for p in layer_stacks.parameters_of(case.linears)]
     order, slabs = stacks.order(case.first.bucket), [slice(0, 96), slice(96, 320)]
     sums = sum(op._layer_stacks_first(x[:, s].contiguous(), order, weight[:, :, s].contiguous()) for s in slabs)
     psqt = None if case.first.psqt is None else case.first.psqt.detach()
@@ -346,14 +347,14 @@ def test_emulated_as_several_processes_divide_it(
     emulated: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, name: str, fused: bool
 ) -> None:
     """Each of two has some columns of the first of the layers, and some of the positions for the others."""
-    monkeypatch.setattr(LayerStacks, "_is_fused", lambda *_: fused)
+    monkeypatch.setattr(LayerCall, "_is_fused", lambda *_: fused)
     emulated.emulator_configure(4, 7)
     check_divided(without_edges(make_case(NETS[name](), 150, 8)), 1e-6 if name == "deep" else 5e-7)
 
 
 def check_divided(case: Case, tolerance: float) -> None:
     stacks, exact, loss = case.stacks, case.double(), LOSSES["win rate, weighted"]
-    expected_net = exact.stacks._plain(exact.first, exact.linears)
+    expected_net = exact.stacks.outputs(exact.first, exact.linears).squeeze(1)
     weighted, weights = loss.terms(expected_net * 600.0, case.score, case.result, exact.lam)
     expected = gradients(exact, weighted / weights, torch.ones_like(weighted))
     (x, psqt, bucket), (columns, half) = case.first, (stacks.inputs // 3 // 16 * 16, len(case.score) // 2)
@@ -366,20 +367,21 @@ def check_divided(case: Case, tolerance: float) -> None:
             {**case.linears[0].state_dict(), "weight": case.linears[0].weight[:, :, slab]}
         )
         narrow = dataclasses.replace(stacks, inputs=own.shape[1])
-        parts.append((slab, own, first, narrow.first_sums(own, [first, *case.linears[1:]], bucket)))
+        parts.append((slab, own, first, narrow.call([first, *case.linears[1:]], bucket).first_sums(own)))
     sums = sum((part[3].detach() for part in parts), torch.zeros((), device=x.device))
     with torch.no_grad():
-        output = stacks.from_sums(FirstOutputs(sums, psqt, bucket), case.linears)
+        output = case.behind.from_sums(FirstOutputs(sums, psqt, bucket))
     assert_close(output, expected_net, tolerance, "output")
     rests = [
-        stacks.after_first(
+        stacks.call(case.linears, bucket[s]).after_first(
             FirstOutputs(sums[s].clone(), psqt.detach()[s].clone(), bucket[s]),
-            case.linears, (case.score[s], case.result[s], case.lam), loss, 600.0,
+            case.targets(loss)._replace(score=case.score[s], result=case.result[s]),
+            loss,
         )
         for s in halves
-    ]  # fmt: skip
+    ]
     shares = torch.stack([torch.cat([rest.gradients, rest.totals]) for rest in rests])
-    totals, others = stacks.add_shares(shares, case.linears)
+    totals, others = case.behind.add_shares(shares)
     assert_close(totals[0], weighted, 2e-6, "loss")
     assert_close(totals[1], weights, 2e-6, "weights")
     assert_close(totals[2], weighted / weights, 2e-6, "their quotient")
@@ -390,10 +392,9 @@ def check_divided(case: Case, tolerance: float) -> None:
     grad_psqt = torch.cat([rest.grad_psqt for rest in rests if rest.grad_psqt is not None])
     for slab, own, first, part in parts:
         narrow = dataclasses.replace(stacks, inputs=own.shape[1])
-        grad_x, grad_weight, found = narrow.first_gradients(
+        grad_x, grad_weight, found = narrow.call([first, *case.linears[1:]], bucket).first_gradients(
             part,
             FirstOutputs(own, psqt, bucket),
-            [first, *case.linears[1:]],
             (grad_sums, grad_psqt),
             (torch.ones((), device=x.device), totals),
         )
@@ -436,14 +437,14 @@ def test_emulated_loss_of_models(emulated: ctypes.CDLL, monkeypatch: pytest.Monk
     monkeypatch.setattr(LayerStacks, "order", None)  # not made again
     assert torch.equal(model.loss(prepared, loss, lam), found)
     gradients_found = torch.autograd.grad(found, list(model.parameters()))
-    monkeypatch.setattr(LayerStacks, "_is_fused", lambda *_: False)
+    monkeypatch.setattr(LayerCall, "_is_fused", lambda *_: False)
     assert_as_apart(model, batch, loss, lam, found, gradients_found, 1e-12)
 
 
 def test_emulated_errors(emulated: ctypes.CDLL) -> None:
     case = make_case(NETS["sfnnv3"](), 20, 1)
     of = case.stacks.description
-    order, parameters = case.stacks.order(case.first.bucket), layer_stacks._parameters(case.linears)
+    order, parameters = case.stacks.order(case.first.bucket), layer_stacks.parameters_of(case.linears)
     call = torch.ops.nnue_emulated._layer_stacks_forward
     with pytest.raises(RuntimeError, match=r"_layer_stacks_forward: x: found float64, expected float32 or float16"):
         call(case.first.x.double(), order, parameters, None, of)
@@ -531,7 +532,7 @@ def test_cuda(name: str, positions: int, dtype: torch.dtype) -> None:
     require(no_cuda())
     stacks = stockfish("sfnnv9") if name == "sfnnv9" else NETS[name]()
     case = on(without_edges(make_case(stacks, positions, 1, dtype)), torch.device("cuda"))
-    assert case.stacks._is_fused(case.first, layer_stacks._parameters(case.linears))
+    assert case.behind._is_fused(case.first.x, case.first.psqt)
     same_bits(check_output(case), check_output(case))
     for loss in LOSSES.values():
         same_bits(check_loss(case, loss), check_loss(case, loss))
@@ -561,8 +562,5 @@ def test_a_loss_of_ones_own_has_no_kernel() -> None:
 
 def test_the_cpu_takes_the_plain_path() -> None:
     case = make_case(NETS["sfnnv5"](), 20, 1)
-    parameters = layer_stacks._parameters(case.linears)
-    assert not case.stacks._is_fused(case.first, parameters)
-    kernel = WinRateLoss().kernel()
-    assert kernel is not None
-    assert case.stacks.loss(case.first, case.linears, (case.score, case.result, case.lam), kernel, 600.0) is None
+    assert not case.behind._is_fused(case.first.x, case.first.psqt)
+    assert case.behind.loss(case.first, case.targets(WinRateLoss())) is None

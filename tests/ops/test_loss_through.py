@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import ctypes
+import dataclasses
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +23,7 @@ from torch import Tensor
 from nnue_trainer import capabilities, perspectives
 from nnue_trainer.losses import NO_SCORE, Loss, SigmoidLoss, WinRateLoss, mean
 from nnue_trainer.modules import StackedLinear, layer_stacks
-from nnue_trainer.modules.layer_stacks import FirstOutputs, LayerStacks, StackLayer
+from nnue_trainer.modules.layer_stacks import FirstOutputs, LayerCall, LayerStacks, StackLayer, Targets
 from nnue_trainer.parallel.division import Columns
 from nnue_trainer.parallel.ranks import Ranks
 from nnue_trainer.perspectives import FusedCall, number_of, perspective_transformer
@@ -42,7 +43,7 @@ def kernels_on_a_gpu(call: FusedCall) -> str:
 @pytest.fixture
 def emulated(emulator: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> ctypes.CDLL:
     monkeypatch.setattr(layer_stacks, "_operators", torch.ops.nnue_emulated)
-    monkeypatch.setattr(LayerStacks, "_is_fused", lambda *_: True)
+    monkeypatch.setattr(LayerCall, "_is_fused", lambda *_: True)
     monkeypatch.setattr(LayerStacks, "may_be_fused", lambda *_: True)
     monkeypatch.setattr(
         LayerStacks, "_kernels", lambda *of: capabilities.stacks(capabilities.gpu(90), *of[::2]).kernels
@@ -99,6 +100,13 @@ class Case:
         lam = torch.rand(positions, generator=g)
         self.targets = (score.short().to(device), result.to(torch.int8).to(device), lam.to(device))
 
+    @property
+    def behind(self) -> LayerCall:
+        return self.stacks.call(self.layers, self.bucket)
+
+    def with_loss(self, loss: str, score_scale: float = 400.0) -> Targets:
+        return Targets(*self.targets, LOSSES[loss].kernel(), score_scale)
+
     def made_for(self, buckets: list[int]) -> list[int]:
         return [*buckets, self.weight.element_size()]
 
@@ -114,10 +122,7 @@ class Case:
         leaves = leaves_of(self.weight.requires_grad_(), self.bias.requires_grad_(), psqt, self.layers)
         operators = getattr(torch.ops, namespace)
         plan = operators._perspective_plan(*self.rows, self.black_to_move, FEATURES, *self.made_for(buckets))
-        kernel = LOSSES[loss].kernel()
-        assert kernel is not None
-        call = self.call(plan, buckets)
-        found = self.stacks.loss_through(call, self.bucket, self.layers, self.targets, kernel, 400.0)
+        found = self.behind.loss_through(self.call(plan, buckets), self.with_loss(loss))
         assert found is not None
         return gradients(found, leaves, factor)
 
@@ -129,7 +134,7 @@ class Case:
         columns = {} if psqt is None else {"psqt": psqt, "psqt_bucket": self.bucket}
         out: Any = perspective_transformer(*rows, weight, bias, activation=self.activation, **bounds, **columns)
         first = FirstOutputs(out, None, self.bucket) if psqt is None else FirstOutputs(*out, self.bucket)
-        net = self.stacks._plain(first, layers) * 400.0
+        net = self.stacks.outputs(first, layers).squeeze(1) * 400.0
         score, result, lam = self.targets
         exact = mean(*LOSSES[loss].terms(net, score, result, lam.double()))
         return gradients(exact, leaves_of(weight, bias, psqt, layers))
@@ -223,7 +228,7 @@ def test_emulated_operator(emulated: ctypes.CDLL) -> None:
     case, op = Case(90, 64, 2, "pairwise", torch.float32, hidden=SMOOTH), torch.ops.nnue_emulated
     emulated.emulator_configure(4, 1)
     plan = op._perspective_plan(*case.rows, case.black_to_move, FEATURES, *case.made_for(HOPPER))
-    call, parameters = case.call(plan, HOPPER), layer_stacks._parameters(case.layers)
+    call, parameters = case.call(plan, HOPPER), layer_stacks.parameters_of(case.layers)
     x, _, saved = op._perspective_transformer_forward(*call.arguments, True)
     order, layers = op._stack_order(case.bucket, 2), case.stacks.description
     kernel = LOSSES["sigmoid"].kernel()
@@ -333,18 +338,15 @@ def test_emulated_errors(emulated: ctypes.CDLL) -> None:
 def test_others_are_left_to_other_operators(emulated: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
     """A layer behind the first, PSQT columns, targets of other types, a CPU."""
     case = Case(20, 16, 1, "crelu", torch.float32)
-    call, kernel = case.call(torch.zeros(0, dtype=torch.uint8), PORTABLE), LOSSES["sigmoid"].kernel()
-    assert kernel is not None
-    score, result, lam = case.targets
-
-    def loss(call: FusedCall, stacks: LayerStacks, *targets: Tensor) -> Tensor | None:
-        return stacks.loss_through(call, case.bucket, case.layers, targets, kernel, 1.0)  # type: ignore[arg-type]
-
-    assert loss(call._replace(psqt=torch.zeros(FEATURES, 8)), case.stacks, *case.targets) is None
-    assert loss(call, LayerStacks(32, 1, (StackLayer(8, 8, "crelu", 1.0),)), *case.targets) is None
-    assert loss(call, case.stacks, score, result, lam.double()) is None
+    call, behind = case.call(torch.zeros(0, dtype=torch.uint8), PORTABLE), case.behind
+    targets = case.with_loss("sigmoid", 1.0)
+    assert behind.loss_through(call._replace(psqt=torch.zeros(FEATURES, 8)), targets) is None
+    others = LayerStacks(32, 1, (StackLayer(8, 8, "crelu", 1.0),))
+    assert dataclasses.replace(behind, of=others).loss_through(call, targets) is None
+    assert behind.loss_through(call, targets._replace(lam=targets.lam.double())) is None
+    assert behind.loss_through(call, targets._replace(kernel=None)) is None
     monkeypatch.undo()
-    assert loss(call, case.stacks, *case.targets) is None
+    assert behind.loss_through(call, targets) is None
 
 
 SIMPLE = {"kind": "simple", "hidden": 48}
@@ -358,7 +360,7 @@ def check_model(model: Any, batch: Any, monkeypatch: pytest.MonkeyPatch, dtype: 
     found = model.loss(batch, loss, lam)
     assert found is not None
     gradients_found = torch.autograd.grad(found, list(model.parameters()))
-    monkeypatch.setattr(LayerStacks, "_is_fused", lambda *_: False)
+    monkeypatch.setattr(LayerCall, "_is_fused", lambda *_: False)
     assert_as_apart(copy.deepcopy(model).to(dtype), batch, loss, lam, found, gradients_found)
 
 
@@ -386,14 +388,14 @@ def test_emulated_model(
         return EmulatedPlan(made, made_for, white, black)
 
     called: list[bool] = []
-    whole = LayerStacks.loss_through
+    whole = LayerCall.loss_through
 
     def through(*arguments: Any) -> Tensor | None:
         found: Tensor | None = whole(*arguments)
         called.append(found is not None)
         return found
 
-    monkeypatch.setattr(LayerStacks, "loss_through", through)
+    monkeypatch.setattr(LayerCall, "loss_through", through)
     if goes_through:
         with monkeypatch.context() as patched:
             patched.setattr(perspectives, "perspective_plan", plan)
@@ -471,7 +473,7 @@ def check_columns(model: Any, batch: Any, size: int, monkeypatch: pytest.MonkeyP
     """Where the columns of the transformer are divided, its gradient goes on from the first layer as well."""
     exact, loss, lam = copy.deepcopy(model).double(), LOSSES["win rate"], torch.tensor(0.8, device=batch.white.device)
     for forbidden in ("first_sums", "first_gradients"):
-        monkeypatch.setattr(LayerStacks, forbidden, None)
+        monkeypatch.setattr(LayerCall, forbidden, None)
 
     def work(ranks: Ranks) -> tuple[Columns, Tensor, dict[str, Tensor | None]]:
         own = copy.deepcopy(model)
@@ -487,7 +489,7 @@ def check_columns(model: Any, batch: Any, size: int, monkeypatch: pytest.MonkeyP
             assert all(torch.equal(first, other) for other in every), name
         whole.append(first if split is None else split.join([split.padded(part, r) for r, part in enumerate(every)]))
     assert all(torch.equal(losses[0], other) for other in losses)
-    monkeypatch.setattr(LayerStacks, "_is_fused", lambda *_: False)
+    monkeypatch.setattr(LayerCall, "_is_fused", lambda *_: False)
     assert_as_apart(exact, batch, loss, lam, losses[0], whole)
 
 
@@ -530,11 +532,10 @@ def test_hooks_and_frozen_transformers_are_respected(emulated: ctypes.CDLL, monk
         check_model(model, batch, monkeypatch)
     assert seen
     monkeypatch.undo()
-    case, kernel = Case(20, 16, 1, "crelu", torch.float32), LOSSES["sigmoid"].kernel()
-    assert kernel is not None
+    case = Case(20, 16, 1, "crelu", torch.float32)
     call = case.call(torch.zeros(0, dtype=torch.uint8), PORTABLE)
     monkeypatch.setattr(FusedCall, "kernels", property(kernels_on_a_gpu))
-    assert case.stacks.loss_through(call, case.bucket, case.layers, case.targets, kernel, 1.0) is None
+    assert case.behind.loss_through(call, case.with_loss("sigmoid")) is None
 
 
 @pytest.mark.cuda

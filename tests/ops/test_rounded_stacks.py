@@ -23,7 +23,7 @@ from nnue_trainer import capabilities, data, nets
 from nnue_trainer.data import Batch, Filters, RecordLoader
 from nnue_trainer.losses import NO_SCORE, Loss, SigmoidLoss, WinRateLoss, mean
 from nnue_trainer.modules import layer_stacks
-from nnue_trainer.modules.layer_stacks import FirstOutputs, LayerStacks
+from nnue_trainer.modules.layer_stacks import FirstOutputs, LayerCall, LayerStacks, Targets
 from nnue_trainer.nets import NnueModel
 from nnue_trainer.nets.rounded_forward import RoundedForward
 from nnue_trainer.perspectives import FusedCall, number_of
@@ -81,7 +81,7 @@ def kernels_on_a_gpu(call: FusedCall) -> str:
 def emulated(emulator: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> ctypes.CDLL:
     """The operators of `layer_stacks` are those of the emulator, on CPU tensors."""
     monkeypatch.setattr(layer_stacks, "_operators", torch.ops.nnue_emulated)
-    monkeypatch.setattr(LayerStacks, "_is_fused", lambda *_: True)
+    monkeypatch.setattr(LayerCall, "_is_fused", lambda *_: True)
     monkeypatch.setattr(LayerStacks, "may_be_fused", lambda *_: True)
     monkeypatch.setattr(
         LayerStacks, "_kernels", lambda *of: capabilities.stacks(capabilities.gpu(90), *of[::2]).kernels
@@ -255,10 +255,8 @@ def test_emulated_through_the_first_layer(
         rounded._power < 0,
         weights.leaf,
     )
-    targets = (batch.score, batch.result, torch.tensor(0.7))
-    kernel, parameters = loss.kernel(), rounded._parameters(model)
-    assert kernel is not None
-    found = rounded.stacks.fused_loss_through(call, bucket, parameters, targets, kernel, model.score_scale)
+    targets = Targets(batch.score, batch.result, torch.tensor(0.7), loss.kernel(), model.score_scale)
+    found = LayerCall(rounded.stacks, rounded._parameters(model), bucket).loss_through(call, targets)
     if kernels == "portable" and rounded.stacks.hidden:
         assert found is None  # these kernels do not go through several layers
         return
