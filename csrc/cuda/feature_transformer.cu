@@ -58,7 +58,7 @@ Tensor weight_gradient(const Rows<T>& batch, const Tensor& grad_output, int64_t 
         const size_t bytes = deterministic_scratch_bytes(batch, num_outputs);
         const Tensor scratch = torch::stable::new_empty(grad_output, {static_cast<int64_t>(bytes)}, ScalarType::Byte);
         launch_weight_gradient_deterministic(batch, const_data<T>(grad_output), mutable_data<T>(grad_weight),
-                                             num_outputs, scratch.mutable_data_ptr(), bytes, stream);
+                                             num_outputs, scratch.mutable_data_ptr(), stream);
         return grad_weight;
     }
     Tensor sums = torch::stable::new_empty(grad_output, {features, num_outputs}, sum_dtype(grad_output.scalar_type()));

@@ -43,8 +43,7 @@ size_t deterministic_scratch_bytes(const Rows<T>& batch, int64_t num_outputs);
 // give equal bits.
 template <class T>
 void launch_weight_gradient_deterministic(const Rows<T>& batch, const T* grad_output, T* grad_weight,
-                                          int64_t num_outputs, void* scratch, size_t scratch_bytes,
-                                          cudaStream_t stream);
+                                          int64_t num_outputs, void* scratch, cudaStream_t stream);
 
 // The number of rows of `partial`, the scratch of launch_bias_gradient.
 inline int64_t bias_gradient_parts(int64_t rows) {

@@ -10,6 +10,7 @@
 //
 // Every element of the gradient is written once, without atomics, so nothing needs to be zeroed first.
 
+#include "carver.cuh"
 #include "feature_transformer.cuh"
 #include "sorted_lists.cuh"
 
@@ -22,35 +23,27 @@ using namespace nnue::sorted_lists;
 constexpr int kWarpsPerBlock = 8;
 const dim3 kBlock(kWarp, kWarpsPerBlock);
 
-// Layout of the scratch memory.
+template <class T>
 struct Scratch {
     int32_t *keys, *sorted_keys;
     int64_t *places, *sorted_places;
     int64_t *starts, *pieces, *first_piece;  // [num_features + 1]
-    void* sums;                              // [max_pieces, num_outputs]
-    void* cub_memory;                        // see CubScratch
-    size_t cub_bytes, total_bytes;
+    sum_t<T>* sums;                          // [max_pieces, num_outputs]
+    CubScratch cub;
 };
 
-Scratch lay_out(void* base, int64_t places, int64_t num_features, int64_t num_outputs, size_t sum_bytes) {
-    Scratch s{};
-    size_t at = 0;
-    const auto take = [&](size_t bytes) {
-        void* here = static_cast<char*>(base) + at;
-        at += (bytes + 255) / 256 * 256;
-        return here;
-    };
-    s.keys = static_cast<int32_t*>(take(places * sizeof(int32_t)));
-    s.sorted_keys = static_cast<int32_t*>(take(places * sizeof(int32_t)));
-    s.places = static_cast<int64_t*>(take(places * sizeof(int64_t)));
-    s.sorted_places = static_cast<int64_t*>(take(places * sizeof(int64_t)));
-    for (int64_t** array : {&s.starts, &s.pieces, &s.first_piece}) {
-        *array = static_cast<int64_t*>(take((num_features + 1) * sizeof(int64_t)));
-    }
-    s.sums = take(max_pieces(places, num_features) * num_outputs * sum_bytes);
-    s.cub_bytes = std::max(sort_bytes<int64_t>(places, num_features), sums_before_bytes(num_features + 1));
-    s.cub_memory = take(s.cub_bytes);
-    s.total_bytes = at;
+template <class T>
+Scratch<T> carve(Carver& carver, int64_t places, int64_t num_features, int64_t num_outputs) {
+    Scratch<T> s{};
+    s.keys = carver.take<int32_t>("keys", places);
+    s.sorted_keys = carver.take<int32_t>("sorted_keys", places);
+    s.places = carver.take<int64_t>("places", places);
+    s.sorted_places = carver.take<int64_t>("sorted_places", places);
+    for (int64_t** array : {&s.starts, &s.pieces, &s.first_piece})
+        *array = carver.take<int64_t>("lists", num_features + 1);
+    s.sums = carver.take<sum_t<T>>("sums", max_pieces(places, num_features) * num_outputs);
+    s.cub.bytes = std::max(sort_bytes<int64_t>(places, num_features), sums_before_bytes(num_features + 1));
+    s.cub.memory = carver.take<char>("cub", s.cub.bytes);
     return s;
 }
 
@@ -60,20 +53,11 @@ __global__ void key_kernel(const int32_t* __restrict__ indices, int64_t rows, in
     const int lane = threadIdx.x;
     for (int64_t row = int64_t(blockIdx.x) * blockDim.y + threadIdx.y; row < rows;
          row += int64_t(gridDim.x) * blockDim.y) {
-        bool ended = false;
-        for (int64_t base = 0; base < max_active; base += kWarp) {
-            const bool inside = base + lane < max_active;
-            const int64_t place = row * max_active + base + lane;
-            const int32_t index = inside && !ended ? indices[place] : -1;
-            const unsigned ends = __ballot_sync(kAllLanes, index == -1);
-            const int count = ends == 0 ? kWarp : __ffs(ends) - 1;
-            const bool legal = lane < count && static_cast<unsigned>(index) < static_cast<unsigned>(num_features);
-            if (inside) {
-                keys[place] = legal ? index : num_features;
-                places[place] = place;
-            }
-            ended = ended || count < kWarp;
-        }
+        const int64_t first = row * max_active;
+        for_each_key(indices + first, max_active, num_features, lane, [&](int place, int32_t key) {
+            keys[first + place] = key;
+            places[first + place] = first + place;
+        });
     }
 }
 
@@ -148,17 +132,8 @@ __global__ void __launch_bounds__(kWarp* kWarpsPerBlock) sum_kernel(Lists<T> lis
         }
         const int64_t piece = task - features;
         if (piece >= lists.first_piece[features]) return;
-        int64_t low = 0,
-                high =
-                    features;  // finds the feature that has this piece: the last one whose first piece is not behind it
-        while (high - low > 1) {
-            const int64_t middle = (low + high) / 2;
-            if (lists.first_piece[middle] <= piece) {
-                low = middle;
-            } else {
-                high = middle;
-            }
-        }
+        // The feature that has this piece.
+        const int64_t low = last_up_to(features, piece, [&](int64_t f) { return lists.first_piece[f]; });
         const int64_t begin = lists.starts[low] + (piece - lists.first_piece[low]) * lists.piece_length;
         sum_entries<T, V>(lists, begin, min(begin + lists.piece_length, lists.starts[low + 1]), column, active, lane,
                           sum);
@@ -205,29 +180,30 @@ void launch_sums(const Lists<T>& lists, cudaStream_t stream) {
 
 template <class T>
 size_t deterministic_scratch_bytes(const Rows<T>& batch, int64_t num_outputs) {
-    return lay_out(nullptr, batch.rows * batch.max_active, batch.num_features, num_outputs, sizeof(sum_t<T>))
-        .total_bytes;
+    Carver counter{nullptr};
+    carve<T>(counter, batch.rows * batch.max_active, batch.num_features, num_outputs);
+    return counter.used;
 }
 
 template <class T>
 void launch_weight_gradient_deterministic(const Rows<T>& batch, const T* grad_output, T* grad_weight, int64_t n,
-                                          void* scratch, size_t, cudaStream_t stream) {
+                                          void* scratch, cudaStream_t stream) {
     const int64_t places = batch.rows * batch.max_active, features = batch.num_features;
-    Scratch s = lay_out(scratch, places, features, n, sizeof(sum_t<T>));
+    Carver carver{static_cast<char*>(scratch)};
+    const Scratch<T> s = carve<T>(carver, places, features, n);
     launch("weight_gradient_keys", key_kernel, thread_blocks_for(batch.rows, kWarpsPerBlock), kBlock, 0, stream,
            batch.indices, batch.rows, batch.max_active, batch.num_features, s.keys, s.places);
-    const CubScratch cub{s.cub_memory, s.cub_bytes};
-    sort(cub, s.keys, s.sorted_keys, s.places, s.sorted_places, places, features, stream);
+    sort(s.cub, s.keys, s.sorted_keys, s.places, s.sorted_places, places, features, stream);
     launch_starts(s.sorted_keys, places, features, s.starts, stream);
     launch("weight_gradient_pieces", piece_kernel, thread_blocks_for(features + 1, 256), 256, 0, stream, s.starts,
            features, piece_length(places), s.pieces);
-    sums_before(cub, s.pieces, s.first_piece, features + 1, stream);
+    sums_before(s.cub, s.pieces, s.first_piece, features + 1, stream);
     const Lists<T> lists{grad_output,
                          batch.values,
                          s.sorted_places,
                          s.starts,
                          s.first_piece,
-                         static_cast<sum_t<T>*>(s.sums),
+                         s.sums,
                          grad_weight,
                          features,
                          piece_length(places),
@@ -241,10 +217,9 @@ void launch_weight_gradient_deterministic(const Rows<T>& batch, const T* grad_ou
     }
 }
 
-#define NNUE_INSTANTIATE(T)                                                                                     \
-    template size_t deterministic_scratch_bytes<T>(const Rows<T>&, int64_t);                                    \
-    template void launch_weight_gradient_deterministic<T>(const Rows<T>&, const T*, T*, int64_t, void*, size_t, \
-                                                          cudaStream_t);
+#define NNUE_INSTANTIATE(T)                                                  \
+    template size_t deterministic_scratch_bytes<T>(const Rows<T>&, int64_t); \
+    template void launch_weight_gradient_deterministic<T>(const Rows<T>&, const T*, T*, int64_t, void*, cudaStream_t);
 NNUE_INSTANTIATE(float)
 NNUE_INSTANTIATE(double)
 NNUE_INSTANTIATE(__half)

@@ -73,6 +73,34 @@ inline void sums_before(CubScratch scratch, const int64_t* numbers, int64_t* sum
                      "scan");
 }
 
+// Called by a whole warp: gives `put` each place of a row, [0, max_active), with its key, which is its feature, or
+// num_features behind the end of the row and for an illegal index. Returns the number of entries.
+template <class Put>
+__device__ inline int for_each_key(const int32_t* row, int max_active, int num_features, int lane, const Put& put) {
+    int count = 0;
+    for (int base = 0; base < max_active; base += cuda::kWarp) {
+        const int place = base + lane;
+        const int32_t index = place < max_active && count == base ? row[place] : -1;
+        const unsigned ends = __ballot_sync(cuda::kAllLanes, index == -1);
+        const int here = ends == 0 ? cuda::kWarp : __ffs(static_cast<int>(ends)) - 1;
+        const bool legal = lane < here && static_cast<unsigned>(index) < static_cast<unsigned>(num_features);
+        if (place < max_active) put(place, legal ? index : num_features);
+        count += here;
+    }
+    return count;
+}
+
+// The last i in [0, count) whose number at(i) is not above `wanted`; the numbers ascend, and at(0) is not above it.
+template <class At>
+__device__ inline int64_t last_up_to(int64_t count, int64_t wanted, const At& at) {
+    int64_t low = 0;
+    while (count - low > 1) {
+        const int64_t middle = low + (count - low) / 2;
+        (at(middle) <= wanted ? low : count) = middle;
+    }
+    return low;
+}
+
 // starts[f] is the first sorted place whose key is at least f, for f in [0, num_features].
 template <class Start>
 __global__ void start_kernel(const int32_t* __restrict__ keys, int64_t count, int64_t num_features,

@@ -147,22 +147,11 @@ __global__ void __launch_bounds__(kPlanThreads)
     const int64_t slot = int64_t(blockIdx.x) * kPlanWarps + threadIdx.x / cuda::kWarp;
     if (slot >= in.rows()) return;
     const int lane = threadIdx.x % cuda::kWarp, row = order[slot];
-    const int32_t* const entries = row_pointer(in, row);
-    int count = 0;
-    bool ended = false;
-    for (int base = 0; base < in.max_active; base += cuda::kWarp) {
-        const int k = base + lane;
-        const int32_t index = k < in.max_active && !ended ? entries[k] : -1;
-        const unsigned ends = __ballot_sync(cuda::kAllLanes, index == -1);
-        const int here = ends == 0 ? cuda::kWarp : __ffs(static_cast<int>(ends)) - 1;
-        const bool legal = lane < here && static_cast<unsigned>(index) < static_cast<unsigned>(in.num_features);
-        if (k < in.max_active) {
-            keys[slot * in.max_active + k] = legal ? index : in.num_features;
-            values[slot * in.max_active + k] = static_cast<int32_t>(slot);
-        }
-        count += here;
-        ended = ended || here < cuda::kWarp;
-    }
+    const int count = sorted_lists::for_each_key(row_pointer(in, row), in.max_active, in.num_features, lane,
+                                                 [&](int place, int32_t key) {
+                                                     keys[slot * in.max_active + place] = key;
+                                                     values[slot * in.max_active + place] = static_cast<int32_t>(slot);
+                                                 });
     if (lane != 0) return;
     const bool black = row >= in.positions;
     const int position = black ? row - in.positions : row;
@@ -201,15 +190,8 @@ __global__ void __launch_bounds__(kPlanThreads)
     scratch.values[t] = static_cast<int32_t>(t);
     scratch.keys[t] = rows + 1;
     if (t >= all.tasks()) return;
-    int low = 0, high = num_features;  // the last feature whose first task is not behind this one
-    while (high - low > 1) {
-        const int middle = low + (high - low) / 2;
-        if (PieceCount{scratch.pieces_before[middle]}.tasks() <= t) {
-            low = middle;
-        } else {
-            high = middle;
-        }
-    }
+    const int low = static_cast<int>(sorted_lists::last_up_to(
+        num_features, t, [&](int64_t f) { return PieceCount{scratch.pieces_before[f]}.tasks(); }));
     const PieceCount before{scratch.pieces_before[low]};
     const int first = scratch.starts[low], end = scratch.starts[low + 1], piece = static_cast<int>(t) - before.tasks();
     const bool is_long = end - first > length;
