@@ -17,7 +17,7 @@
 #include <string>
 
 #include "../dtypes.h"
-#include "hopper.cuh"
+#include "ptx.cuh"
 
 namespace nnue::cuda {
 
@@ -66,7 +66,7 @@ inline int code_version(const void* kernel) {
 }
 
 // Launches `kernel`, and names it with its grid in any error. An empty grid is not an error: nothing is launched. If
-// `early`, it starts while the kernel before it is still finishing; then it must call hopper::wait_for_kernels_before
+// `early`, it starts while the kernel before it is still finishing; then it must call ptx::wait_for_kernels_before
 // before it reads or writes what other kernels may have in hand. Where the code was compiled for less than 9.0, it
 // cannot wait, and starts when that kernel is done.
 template <class... Parameters, class... Arguments>
@@ -74,7 +74,7 @@ void launch_behind(bool early, const char* name, void (*kernel)(Parameters...), 
                    size_t shared_bytes, cudaStream_t stream, const Arguments&... arguments) {
     if (grid.x == 0 || grid.y == 0 || grid.z == 0) return;
     if (early && code_version(reinterpret_cast<const void*>(kernel)) >= 90) {
-        (void)hopper::launch_early(kernel, grid, block, shared_bytes, stream, static_cast<Parameters>(arguments)...);
+        (void)ptx::launch_early(kernel, grid, block, shared_bytes, stream, static_cast<Parameters>(arguments)...);
     } else {
         kernel<<<grid, block, shared_bytes, stream>>>(arguments...);
     }

@@ -220,7 +220,7 @@ float number(uint32_t bits) {
     return kBf16 ? __uint_as_float(bits << 16) : float(emulator::from_bits<_Float16>(bits & 0xffff));
 }
 
-// d[64, 128] += a[64, 16] · b[16, 128]: each warp its sixteen rows. See hopper.cuh for where b lies.
+// d[64, 128] += a[64, 16] · b[16, 128]: each warp its sixteen rows. See ptx.cuh for where b lies.
 template <bool kBf16>
 void wgmma_k16(float (&d)[64], const uint32_t (&a)[4], uint32_t b) {
     const int quad = lane_number() / 4 * 4, t = lane_number() % 4;
@@ -248,7 +248,7 @@ void wgmma_k16(float (&d)[64], const uint32_t (&a)[4], uint32_t b) {
         }
 }
 
-// d[16, 8] += a[16, 16] · b[16, 8]; see hopper.cuh for which elements a lane has.
+// d[16, 8] += a[16, 16] · b[16, 8]; see ptx.cuh for which elements a lane has.
 template <bool kBf16>
 void mma_k16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
     const int quad = lane_number() / 4 * 4, t = lane_number() % 4;

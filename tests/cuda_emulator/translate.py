@@ -117,7 +117,7 @@ def translate(text: str) -> str:
         text,
         flags=re.S,
     )
-    # hopper::launch_early
+    # ptx::launch_early
     begin = text.find("cudaError_t launch_early(")
     if begin >= 0:
         first, last = next(b for b in sorted(blocks(text)) if b[0] > begin)
@@ -184,7 +184,7 @@ def main() -> int:
                 "    emulator::synchronize();\n    if (error == cudaSuccess) return;",
                 1,
             )
-        include = '#include "instructions.h"\n' if path.name == "hopper.cuh" else ""
+        include = '#include "instructions.h"\n' if path.name == "ptx.cuh" else ""
         target = out / path.relative_to(root)
         target.parent.mkdir(exist_ok=True)
         target.write_text(text.replace("#pragma once\n", "#pragma once\n" + include, 1))

@@ -17,5 +17,5 @@ def test_kernels_launched_early_wait(project_root: Path) -> None:
     assert launched - BY_VARIABLE == EARLY - {"rest_kernel", "update"}
     for name in EARLY:
         bodies = re.findall(rf"__global__[^;{{]*\b{name}\([^{{;]*\{{\n(.*?)\n\}}\n", text, re.DOTALL)
-        waits = [body for body in bodies if "hopper::wait_for_kernels_before();" in body]
+        waits = [body for body in bodies if "ptx::wait_for_kernels_before();" in body]
         assert len(waits) == 1, name

@@ -79,11 +79,11 @@ __global__ void __launch_bounds__(kEwmWarps* kWarp, kEwmBlocks<kVariance>) ewm_w
                      kWarp);
         };
         load(0);
-        hopper::copy_async_commit();
+        ptx::copy_async_commit();
         for (int turn = 0; turn < turns; ++turn) {
             if (turn + 1 < turns) load(turn + 1);
-            hopper::copy_async_commit();
-            hopper::copy_async_wait<1>();
+            ptx::copy_async_commit();
+            ptx::copy_async_wait<1>();
             __syncwarp();
             double* const x = buffers + turn % 2 * kTurn;
             const int64_t first = begin + turn * kTurn;

@@ -298,13 +298,13 @@ __global__ void __launch_bounds__(kRollThreads, kRollBlocks) roll(const Job job)
             }
         };
         for (int turn = job.in_ring ? -job.lead : 0; turn <= 0; ++turn) load_turn(turn, turn + job.lead);
-        hopper::copy_async_commit();
+        ptx::copy_async_commit();
 
         int begin_slot = 0, end_slot = kCut || job.in_ring ? job.whole % job.slots : 1;
         int end = 0;    // the place in `ends` of this turn
         int dense = 0;  // how many turns directly before this one have no gap in their tiles of ends
         for (int turn = 0; turn < turns; ++turn) {
-            hopper::copy_async_wait_all();
+            ptx::copy_async_wait_all();
             __syncthreads();
             // The next tile replaces the results of the turn before, or its tile of beginnings.
             if (turn + 1 < turns) load_turn(turn + 1, begin_slot > 0 ? begin_slot - 1 : job.slots - 1);

@@ -110,8 +110,8 @@ __device__ void store_shifted(const Word<T> (&tile)[kAcross<T> * kJoined<T>][kDo
 template <class T, bool kWideIn, bool kWideOut>
 __global__ void __launch_bounds__(kTransposeThreads<T>, kResident / kTransposeThreads<T>)
     transpose(const T* __restrict__ x, T* __restrict__ out, int64_t rows, int64_t columns, unsigned across) {
-    hopper::wait_for_kernels_before();
-    hopper::let_next_kernel_start();
+    ptx::wait_for_kernels_before();
+    ptx::let_next_kernel_start();
     constexpr int kSide = kJoined<T>, kThreads = kTransposeThreads<T>;
     constexpr int kWidth = kAcross<T> * kSide, kHeight = kDown<T> * kSide;
     // Row c + kAcross * i is column c * kSide + i of x. So neighbouring threads store to neighbouring rows, and the odd

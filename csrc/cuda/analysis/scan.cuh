@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "../common.cuh"
-#include "../hopper.cuh"
+#include "../ptx.cuh"
 
 namespace nnue::cuda::analysis {
 
@@ -115,7 +115,7 @@ __device__ inline void load_row(double* to, const void* x, bool is_double, int64
     const int64_t from = row * n + begin;
     if (is_double && begin >= 0 && begin + count <= n) {
         const double* doubles = static_cast<const double*>(x) + from;
-        uint32_t address = hopper::shared_address(to);
+        uint32_t address = ptx::shared_address(to);
         const auto copy = [&](int elements, const auto& copy_one) {
             address += thread * elements * 8, doubles += thread * elements;
 #pragma unroll 4
@@ -126,15 +126,15 @@ __device__ inline void load_row(double* to, const void* x, bool is_double, int64
         };
         const bool odd = address % 16 != 0;
         if (odd != (reinterpret_cast<uint64_t>(doubles) % 16 != 0)) {
-            copy(1, [](uint32_t shared, const double* from) { hopper::copy_async_8(shared, from); });
+            copy(1, [](uint32_t shared, const double* from) { ptx::copy_async_8(shared, from); });
             return;
         }
         // Pairs of elements; before that, the single elements in front of the pairs and behind them.
         const int last = count - 1;
-        if (thread == 0 && odd) hopper::copy_async_8(address, doubles);
-        if (thread == 0 && odd == (count % 2 == 0)) hopper::copy_async_8(address + last * 8, doubles + last);
+        if (thread == 0 && odd) ptx::copy_async_8(address, doubles);
+        if (thread == 0 && odd == (count % 2 == 0)) ptx::copy_async_8(address + last * 8, doubles + last);
         if (odd) ++doubles, address += 8, --count;
-        copy(2, [](uint32_t shared, const double* from) { hopper::copy_async_16(shared, from, 1); });
+        copy(2, [](uint32_t shared, const double* from) { ptx::copy_async_16(shared, from, 1); });
         return;
     }
 #pragma unroll 1

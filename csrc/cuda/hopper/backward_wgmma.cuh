@@ -635,8 +635,8 @@ cudaError_t make_row_gradients(const BackwardProblem& p, cudaStream_t stream) {
     constexpr int kParts = sizeof(Weight) == 4 ? 2 : 1;
     static_assert(kParts == 1 || sizeof(Grad) == 4);
     using Shape = GradientShape<kParts>;
-    return hopper::launch_early(row_gradient_kernel<kParts, Grad, kActivation>,
-                                Shape::slabs(p.num_outputs) * stretches(p.max_tiles), Shape::kThreads, 0, stream, p);
+    return ptx::launch_early(row_gradient_kernel<kParts, Grad, kActivation>,
+                             Shape::slabs(p.num_outputs) * stretches(p.max_tiles), Shape::kThreads, 0, stream, p);
 }
 
 // The rest of the backward. If there are unbucketed features, `unbucketed_gradient(p, stream)` launches the one kernel
@@ -652,7 +652,7 @@ cudaError_t backward(const BackwardProblem& p, cudaStream_t stream, const Unbuck
     if (error == cudaSuccess)
         error = cudaFuncSetAttribute(finish_kernel<kParts>, cudaFuncAttributePreferredSharedMemoryCarveout, 25);
     const auto launch = [&](void (*kernel)(BackwardProblem), dim3 grid, int threads, size_t shared) {
-        if (error == cudaSuccess) error = hopper::launch_early(kernel, grid, threads, shared, stream, p);
+        if (error == cudaSuccess) error = ptx::launch_early(kernel, grid, threads, shared, stream, p);
     };
     if (error == cudaSuccess) error = unbucketed_gradient(p, stream);
     launch(weight_gradient_kernel<kParts>, kWorkers, Shape::kThreads, Shape::kSharedBytes);

@@ -24,7 +24,7 @@
 #include <type_traits>
 
 #include "../carver.cuh"
-#include "../hopper.cuh"
+#include "../ptx.cuh"
 
 namespace nnue {
 
@@ -290,7 +290,7 @@ __device__ __forceinline__ Reach reach(const int (&entries)[kEach], int lane) {
 }
 
 __global__ void __launch_bounds__(kClearThreads) clear_counts(int32_t* counts, int count) {
-    hopper::let_next_kernel_start();
+    ptx::let_next_kernel_start();
     for (int i = blockIdx.x * kClearThreads + threadIdx.x; i < count; i += gridDim.x * kClearThreads) counts[i] = 0;
 }
 
@@ -321,7 +321,7 @@ static_assert(kSharedBuckets * kBucketFeatures * sizeof(int) + sizeof(ChunkShare
 // how many rows bucket b has.
 __device__ __forceinline__ int list_chunk(const IndexRows& in, const BucketPlan& out, ChunkShared& s, int chunk,
                                           int found) {
-    const auto wait = hopper::named_barrier<1, kListThreads>;
+    const auto wait = ptx::named_barrier<1, kListThreads>;
     const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32,
               row = chunk * BucketPlan::kChunkRows + thread;
     const bool has_row = row < 2 * in.positions, is_black = row >= in.positions;
@@ -362,8 +362,8 @@ __global__ void __launch_bounds__(kCountThreads, 1) count_rows(IndexRows in, Buc
     constexpr int kLanes = kCountThreads / BucketPlan::kChunkRows, kEach = 8;
     const int in_chunk = threadIdx.x / kLanes, first_lane = lane / kLanes * kLanes;
     const int cells = kShared ? in.num_buckets * kBucketFeatures : 0;
-    const uint32_t shared_counts = keep(hopper::shared_address(counts));
-    hopper::let_next_kernel_start();
+    const uint32_t shared_counts = keep(ptx::shared_address(counts));
+    ptx::let_next_kernel_start();
 
     int chunk = blockIdx.x, next[kEach];
     const auto load_next = [&] {
@@ -373,7 +373,7 @@ __global__ void __launch_bounds__(kCountThreads, 1) count_rows(IndexRows in, Buc
     load_next();
     for (int i = threadIdx.x; i < cells / 4; i += kCountThreads) reinterpret_cast<int4*>(counts)[i] = {0, 0, 0, 0};
     __syncthreads();
-    if constexpr (!kShared) hopper::wait_for_kernels_before();
+    if constexpr (!kShared) ptx::wait_for_kernels_before();
 
     int total = 0, irregular = 0;  // rows of this thread's bucket, and irregular ones among this thread's rows
     for (int parity = 0; chunk < out.chunks; parity ^= 1) {
@@ -445,7 +445,7 @@ __global__ void __launch_bounds__(kCountThreads, 1) count_rows(IndexRows in, Buc
             total += list_chunk(in, out, s, chunk_now, found);
         }
     }
-    if constexpr (kShared) hopper::wait_for_kernels_before();
+    if constexpr (kShared) ptx::wait_for_kernels_before();
     if (warp < kListWarps) {
         if (total > 0) atomicAdd(out.totals + threadIdx.x, total);
         irregular = __reduce_add_sync(~0u, irregular);
@@ -723,17 +723,17 @@ __global__ void __launch_bounds__(kTileThreads, 4) make_tiles(IndexRows in, Buck
     // for each span of chunks, the number of the bucket's rows in front of it, and its first element of chunk_rows.
     extern __shared__ __align__(16) uint16_t stages[];
     const int lane = threadIdx.x % 32, pitch = out.pitch;
-    hopper::let_next_kernel_start();
+    ptx::let_next_kernel_start();
     if (blockIdx.x == gridDim.x - 1) {
-        hopper::wait_for_kernels_before();
+        ptx::wait_for_kernels_before();
         return describe_buckets(out, in.num_buckets);
     }
     const int slot = threadIdx.x / kLanes, part = threadIdx.x % kLanes;
     const uint32_t slot_bit = keep(1u << bit_of_index(slot % 32));
     const uint32_t nowhere = keep(kNowhere + (uint32_t(lane) << 22 | uint32_t(kBucketWords) << 10));
-    const uint32_t ranks = hopper::shared_address(s.rank_of), bits = keep(hopper::shared_address(s.bits[slot / 32]));
-    const uint32_t rank_bits = keep(hopper::shared_address(s.rank_bits + slot * kRowPitch));
-    const uint32_t stage = hopper::shared_address(stages + slot * pitch);
+    const uint32_t ranks = ptx::shared_address(s.rank_of), bits = keep(ptx::shared_address(s.bits[slot / 32]));
+    const uint32_t rank_bits = keep(ptx::shared_address(s.rank_bits + slot * kRowPitch));
+    const uint32_t stage = ptx::shared_address(stages + slot * pitch);
     // Calls visit(i) for this thread's share of the numbers below kCount. The loop is unrolled, so that all loads and
     // stores are in flight together.
     const auto for_share = [&]<int kCount>(std::integral_constant<int, kCount>, const auto& visit) {
@@ -751,17 +751,17 @@ __global__ void __launch_bounds__(kTileThreads, 4) make_tiles(IndexRows in, Buck
     };
     // The threads of one half wait for each other. Named barriers would do, but compute-sanitizer takes them for
     // barriers of all threads.
-    const uint32_t barrier = keep(hopper::shared_address(s.halves + threadIdx.x / kHalf));
+    const uint32_t barrier = keep(ptx::shared_address(s.halves + threadIdx.x / kHalf));
     uint32_t phase = 0;
     const auto wait_for_half = [&] {
-        hopper::barrier_arrive(barrier);
-        hopper::barrier_wait(barrier, phase);
+        ptx::barrier_arrive(barrier);
+        ptx::barrier_wait(barrier, phase);
         phase ^= 1;
     };
-    if (threadIdx.x % kHalf == 0) hopper::barrier_init(barrier, kHalf);
+    if (threadIdx.x % kHalf == 0) ptx::barrier_init(barrier, kHalf);
     clear_bits();
     __syncthreads();
-    hopper::wait_for_kernels_before();
+    ptx::wait_for_kernels_before();
 
     const int workers = int(gridDim.x) - 1;
     int tile = blockIdx.x, tiles = 0;
@@ -861,7 +861,7 @@ __global__ void __launch_bounds__(kTileThreads, 4) make_tiles(IndexRows in, Buck
                 int set = -feature_count;
 #pragma unroll
                 for (int w = part; w < kBucketWords / 2; w += kLanes) {
-                    const uint2 two = hopper::load_shared_8(rank_bits + 8 * w);
+                    const uint2 two = ptx::load_shared_8(rank_bits + 8 * w);
                     set += __popc(two.x) + __popc(two.y);
                 }
 #pragma unroll
@@ -909,7 +909,7 @@ __global__ void __launch_bounds__(kTileThreads, 4) make_tiles(IndexRows in, Buck
         } else if constexpr (kLists) {
             // Each lane lists a sum of a team of four and one of a team of three. All bits of the row are set by now.
             static_assert(kFours == kLanes && kTeams == 2 * kLanes);
-            const uint32_t word = hopper::load_shared_4(rank_bits) >> bit_of_index(4 * part);
+            const uint32_t word = ptx::load_shared_4(rank_bits) >> bit_of_index(4 * part);
             const auto sum_of = [](uint32_t bits) {  // the bits of four consecutive ranks are bits 0, 16, 4 and 20
                 bits &= 0x00110011;
                 bits |= bits >> 15;
@@ -1014,7 +1014,7 @@ inline cudaError_t place(const IndexRows& in, const BucketPlan& out, RowOrder* o
     constexpr int kMostStages =
         kTileRows * kBucketFeatures * sizeof(uint16_t) + BucketPlan::kMaxSpans * 2 * sizeof(int);
     const int zeroed = int(BucketPlan::zeroed(in.num_buckets));
-    cudaError_t error = hopper::set_shared_memory(reinterpret_cast<const void*>(clear_counts), 0);
+    cudaError_t error = ptx::set_shared_memory(reinterpret_cast<const void*>(clear_counts), 0);
     if (error != cudaSuccess) return error;
     // An ordinary launch. count_rows starts early and writes to memory before it waits for this kernel, so this kernel
     // must not start before earlier kernels have read that memory.
@@ -1024,18 +1024,18 @@ inline cudaError_t place(const IndexRows& in, const BucketPlan& out, RowOrder* o
     const auto count = is_shared ? count_rows<true> : count_rows<false>;
     const size_t shared = size_t(is_shared ? in.num_buckets * kBucketFeatures : 0) * sizeof(int);
     error = cudaGetLastError();
-    if (error == cudaSuccess) error = hopper::set_shared_memory(reinterpret_cast<const void*>(count), kMostCounts);
+    if (error == cudaSuccess) error = ptx::set_shared_memory(reinterpret_cast<const void*>(count), kMostCounts);
     if (error == cudaSuccess)
-        error = hopper::launch_early(count, std::min(out.chunks, kCountGrid), kCountThreads, shared, stream, in, out);
+        error = ptx::launch_early(count, std::min(out.chunks, kCountGrid), kCountThreads, shared, stream, in, out);
     const ForwardReads reads = forward_reads(in);
     const auto make = reads == ForwardReads::kLists     ? make_tiles<ForwardReads::kLists>
                       : reads == ForwardReads::kBitmaps ? make_tiles<ForwardReads::kBitmaps>
                                                         : make_tiles<ForwardReads::kRows>;
     const size_t stages = size_t(kTileRows) * out.pitch * sizeof(uint16_t) + spans_of(out) * 2 * sizeof(int);
-    if (error == cudaSuccess) error = hopper::set_shared_memory(reinterpret_cast<const void*>(make), kMostStages);
+    if (error == cudaSuccess) error = ptx::set_shared_memory(reinterpret_cast<const void*>(make), kMostStages);
     if (error == cudaSuccess)
-        error = hopper::launch_early(make, std::min(BucketPlan::tiles(in.positions, in.num_buckets), kTileGrid) + 1,
-                                     kTileThreads, stages, stream, in, out, order);
+        error = ptx::launch_early(make, std::min(BucketPlan::tiles(in.positions, in.num_buckets), kTileGrid) + 1,
+                                  kTileThreads, stages, stream, in, out, order);
     return error;
 }
 

@@ -175,15 +175,15 @@ Through run_through(const BackwardProblem& p, cuda::stacks::FirstBackward a, flo
     const Source source{p, x_scale, reinterpret_cast<uint2*>(mutable_data<float>(largest)),
                         mutable_data<float>(made.bias_segments)};
     constexpr size_t kShared = sizeof(cuda::stacks::BackwardMemory<Source, kOutputs>);
-    cudaError_t error = hopper::set_shared_memory(reinterpret_cast<const void*>(kernel), kShared);
+    cudaError_t error = ptx::set_shared_memory(reinterpret_cast<const void*>(kernel), kShared);
     if (error == cudaSuccess && kParts == 2)
-        error = hopper::launch_early(
+        error = ptx::launch_early(
             first_layer_through::find_largest, first_layer_through::kLargestGrid, first_layer_through::kLargestThreads,
             0, stream, a.grad_sums, a.of_order.positions * a.outputs, a.weight,
             a.of_order.stacks * a.outputs * int64_t{a.inputs}, const_cast<uint2*>(source.largest));
     if (error == cudaSuccess)
-        error = hopper::launch_early(kernel, workers, cuda::stacks::kThreads, kShared, stream, source,
-                                     static_cast<const cuda::stacks::FirstBackward&>(a));
+        error = ptx::launch_early(kernel, workers, cuda::stacks::kThreads, kShared, stream, source,
+                                  static_cast<const cuda::stacks::FirstBackward&>(a));
     check_cuda(error, "first_layer_backward");
     return made;
 }

@@ -20,8 +20,8 @@
 
 #include "../../activation.h"
 #include "../float_type.cuh"
-#include "../hopper.cuh"
 #include "../output_gradient.cuh"
+#include "../ptx.cuh"
 #include "bucket_plan.cuh"
 #include "tile_features.cuh"
 #include "unbucketed_lists.cuh"
@@ -73,7 +73,7 @@ struct BackwardProblem {
 
 namespace one_hot_product {
 
-using namespace hopper;
+using namespace ptx;
 
 // The number of thread blocks that share a product, one per multiprocessor of an H100 or H200. It is a constant, so
 // that the order of every sum is a function of the batch alone.

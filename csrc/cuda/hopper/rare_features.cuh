@@ -29,7 +29,7 @@ __global__ void __launch_bounds__(kThreads) list_rare(IndexRows in, BucketPlan p
     __shared__ RareFeatures rare;
     __shared__ int counts[2][kWarps][33];  // entries of each feature in a warp's tiles; [32]: see `before`
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, num_buckets = in.num_buckets;
-    hopper::wait_for_kernels_before();
+    ptx::wait_for_kernels_before();
     if (warp == 0) rare.load(plan, num_buckets);
     __syncthreads();
     if (blockIdx.x == 0 && threadIdx.x == 0) *plan.num_rare = rare.begin[num_buckets];

@@ -9,7 +9,7 @@
 // tile with more than kMost features.
 #pragma once
 
-#include "../hopper.cuh"
+#include "../ptx.cuh"
 #include "bucket_plan.cuh"
 
 namespace nnue {
@@ -61,8 +61,8 @@ __global__ void __launch_bounds__(kThreads, 4)
     };
     clear_bitmap();
     if (threadIdx.x < 2) left_out[threadIdx.x] = 0;
-    hopper::let_next_kernel_start();
-    hopper::wait_for_kernels_before();
+    ptx::let_next_kernel_start();
+    ptx::wait_for_kernels_before();
     const int tile = blockIdx.x, part = threadIdx.x % kLanes, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     if (tile >= plan.tile_begin[in.num_buckets]) return;
     const int number = threadIdx.x / kLanes;
@@ -164,11 +164,10 @@ __global__ void __launch_bounds__(kThreads, 4)
 inline cudaError_t build(const IndexRows& in, const BucketPlan& plan, const RowOrder* order, const TileFeatures& out,
                          cudaStream_t stream) {
     constexpr Shape kLargest(kWindow, TileFeatures::kMost);
-    const cudaError_t error =
-        hopper::set_shared_memory(reinterpret_cast<const void*>(list_features), int(kLargest.bytes));
+    const cudaError_t error = ptx::set_shared_memory(reinterpret_cast<const void*>(list_features), int(kLargest.bytes));
     if (error != cudaSuccess) return error;
-    return hopper::launch_early(list_features, BucketPlan::tiles(in.positions, in.num_buckets), kThreads,
-                                Shape(in).bytes, stream, in, plan, order, out);
+    return ptx::launch_early(list_features, BucketPlan::tiles(in.positions, in.num_buckets), kThreads, Shape(in).bytes,
+                             stream, in, plan, order, out);
 }
 
 }  // namespace tile_features

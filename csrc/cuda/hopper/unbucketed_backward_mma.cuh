@@ -387,10 +387,9 @@ __global__ void __launch_bounds__(kThreads, 1) list_kernel(BackwardProblem p) {
 // The gradients of the unbucketed features that have lists.
 template <int kParts>
 cudaError_t run(const BackwardProblem& p, cudaStream_t stream) {
-    const cudaError_t error =
-        hopper::set_shared_memory(reinterpret_cast<const void*>(list_kernel<kParts>), kSharedBytes);
+    const cudaError_t error = ptx::set_shared_memory(reinterpret_cast<const void*>(list_kernel<kParts>), kSharedBytes);
     if (error != cudaSuccess) return error;
-    return hopper::launch_early(list_kernel<kParts>, kGrid, kThreads, kSharedBytes, stream, p);
+    return ptx::launch_early(list_kernel<kParts>, kGrid, kThreads, kSharedBytes, stream, p);
 }
 
 }  // namespace nnue::unbucketed_gradient

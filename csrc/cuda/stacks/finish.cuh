@@ -116,7 +116,7 @@ __device__ inline void finish_partials(const Finish& a, int block) {
 }
 
 __global__ void __launch_bounds__(kThreads) finish_kernel(const Finish a) {
-    hopper::wait_for_kernels_before();
+    ptx::wait_for_kernels_before();
     int block = blockIdx.x;
     if (block < a.of_weight) return finish_weight(a, block);
     block -= a.of_weight;

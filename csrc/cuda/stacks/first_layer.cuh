@@ -60,7 +60,7 @@ __device__ void first_layer_sums(const T* x, const float* weight, int inputs, in
     const auto load_inputs = [&](int m, int column) {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-            raw[m][h] = hopper::load_once_16(rows[m][h] + column, column + mine < inputs);
+            raw[m][h] = ptx::load_once_16(rows[m][h] + column, column + mine < inputs);
         }
     };
     int column = share * kColumns;
@@ -137,8 +137,8 @@ template <class T, int MT, int NT>
 __global__ void __launch_bounds__(kThreads, kFirstTogether) first_layer_forward(const T* x, const FirstForward a) {
     extern __shared__ __align__(16) float shares[];
     __shared__ TilePositions tile;
-    hopper::wait_for_kernels_before();
-    hopper::let_next_kernel_start();
+    ptx::wait_for_kernels_before();
+    ptx::let_next_kernel_start();
     if (!load_tile(a.order, a.of_order, tile)) return;
     const float* const weight = a.weight + static_cast<int64_t>(tile.stack) * a.outputs * a.inputs;
     first_layer_sums<T, MT, NT>(x, weight, a.inputs, a.outputs, tile.positions, shares);

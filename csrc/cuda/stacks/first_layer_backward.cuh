@@ -111,7 +111,7 @@ struct InputRows {
         const bool exists = position >= 0 && column < inputs;
         // Inline assembly, because the compiler would split plain stores.
         if (grad_type == GradType::float32) {
-            hopper::store_global_16(
+            ptx::store_global_16(
                 static_cast<float*>(grad_x) + at,
                 {__float_as_uint(g[0]), __float_as_uint(g[1]), __float_as_uint(g[2]), __float_as_uint(g[3])}, exists);
         } else {
@@ -119,7 +119,7 @@ struct InputRows {
             const auto pair = [&](float a, float b) {
                 return half ? bits_of(__floats2half2_rn(a, b)) : bits_of(__floats2bfloat162_rn(a, b));
             };
-            hopper::store_global_8(static_cast<uint16_t*>(grad_x) + at, {pair(g[0], g[1]), pair(g[2], g[3])}, exists);
+            ptx::store_global_8(static_cast<uint16_t*>(grad_x) + at, {pair(g[0], g[1]), pair(g[2], g[3])}, exists);
         }
     }
     // Called when the worker leaves a slab.
@@ -164,8 +164,8 @@ __global__ void __launch_bounds__(kThreads, kWorkers<Source, KO>)
     constexpr int P = Source::Type::kParts, W = Source::Type::kFactorParts, R = Source::kRows,
                   kStages = Memory::kStages;
     extern __shared__ __align__(16) char bytes[];
-    hopper::wait_for_kernels_before();
-    hopper::let_next_kernel_start();
+    ptx::wait_for_kernels_before();
+    ptx::let_next_kernel_start();
     Memory& memory = *reinterpret_cast<Memory*>(bytes);
     typename Source::Sums of_source{};
     const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, g = lane / 4, t = lane % 4;
@@ -241,14 +241,14 @@ __global__ void __launch_bounds__(kThreads, kWorkers<Source, KO>)
             const bool wanted = is_inside && from != nullptr;
 #pragma unroll
             for (int r = 0; r < R; ++r) {
-                const uint32_t to = hopper::shared_address(&memory.inputs[warp][stage][r][i][input_place(to_g, to_t)]);
+                const uint32_t to = ptx::shared_address(&memory.inputs[warp][stage][r][i][input_place(to_g, to_t)]);
                 if constexpr (sizeof(Number) == 4)
-                    hopper::copy_async_16(to, from + r * source.row_stride(), wanted);
+                    ptx::copy_async_16(to, from + r * source.row_stride(), wanted);
                 else
-                    hopper::copy_async_8(to, from + r * source.row_stride(), wanted);
+                    ptx::copy_async_8(to, from + r * source.row_stride(), wanted);
             }
         }
-        hopper::copy_async_commit();
+        ptx::copy_async_commit();
         stage = stage + 1 == kStages ? 0 : stage + 1;
     };
 
@@ -313,7 +313,7 @@ __global__ void __launch_bounds__(kThreads, kWorkers<Source, KO>)
             for (int step = 0; step < 4; ++step) {
                 // The oldest copies are in the stage behind the one that is filled next. After the barrier every lane
                 // sees all of them, and no lane still reads the stage that is filled next.
-                hopper::copy_async_wait<kStages - 2>();
+                ptx::copy_async_wait<kStages - 2>();
                 __syncwarp();
                 const int oldest = stage + 1 == kStages ? 0 : stage + 1, next_step = step + kStages - 1;
                 if (next_step < 4)
@@ -321,7 +321,7 @@ __global__ void __launch_bounds__(kThreads, kWorkers<Source, KO>)
                 else if (more)
                     copy_inputs(place + 1, next_step - 4, next_column);
                 else
-                    hopper::copy_async_commit(), stage = oldest;  // an empty group keeps the count for copy_async_wait
+                    ptx::copy_async_commit(), stage = oldest;  // an empty group keeps the count for copy_async_wait
                 typename Source::Four x[4];
 #pragma unroll
                 for (int i = 0; i < 4; ++i) {
@@ -395,7 +395,7 @@ __global__ void __launch_bounds__(kThreads, kWorkers<Source, KO>)
                 }
             }
         } else if (more) {  // the warp's columns are behind the last input
-            hopper::copy_async_wait<0>();
+            ptx::copy_async_wait<0>();
             for (int step = 0; step + 1 < kStages; ++step) copy_inputs(place + 1, step, next_column);
         }
         if (next_stack != stack || next_slab != slab) {

@@ -4,7 +4,7 @@
 
 #include "../../layer_stacks.h"
 #include "../common.cuh"
-#include "../hopper.cuh"
+#include "../ptx.cuh"
 
 namespace nnue::cuda::stacks {
 
@@ -77,7 +77,7 @@ __device__ __forceinline__ void multiply(float (&d)[4], const uint32_t (&left)[L
     for (int size = (L > R ? L : R) - 1; size >= 0; --size) {
 #pragma unroll
         for (int i = 0; i <= size; ++i) {
-            if (i < L && size - i < R) hopper::mma_k16<true>(d, left[i], right[size - i]);
+            if (i < L && size - i < R) ptx::mma_k16<true>(d, left[i], right[size - i]);
         }
     }
 }

@@ -44,7 +44,7 @@ __device__ inline void copy_row(const Layer& layer, const Places& at, const floa
     for (int c = threadIdx.x % kWarp; c < at.width; c += kWarp) {
         const int part = c >= at.part, a = c - part * at.part;
         if (from != nullptr && a < layer.activated)
-            hopper::copy_async_4(hopper::shared_address(to + c), from + part * layer.activated + a);
+            ptx::copy_async_4(ptx::shared_address(to + c), from + part * layer.activated + a);
         else
             to[c] = 0.0f;
     }
@@ -60,7 +60,7 @@ __device__ inline void copy_parameters(const TileArguments& a, int stack, float*
         for (int o = threadIdx.x; o < round4(layer.outputs); o += kThreads) {
             float* const bias = memory + at.bias + o;
             if (o < layer.outputs)
-                hopper::copy_async_4(hopper::shared_address(bias), a.biases[l] + stack * layer.outputs + o);
+                ptx::copy_async_4(ptx::shared_address(bias), a.biases[l] + stack * layer.outputs + o);
             else
                 *bias = 0.0f;
         }
@@ -77,7 +77,7 @@ __device__ inline void copy_parameters(const TileArguments& a, int stack, float*
                      memory + at.weight + o * before.width);
         }
     }
-    hopper::copy_async_commit();
+    ptx::copy_async_commit();
 }
 
 __device__ __forceinline__ Pack<float, 2> load_pair(const float* rows, int row) {
@@ -540,7 +540,7 @@ __global__ void __launch_bounds__(kThreads, kFirstTogether) tile_kernel(const T*
     float* const shares = memory + a.places.shares;
     const float* const weight = a.weights[0] + static_cast<int64_t>(tile.stack) * first.outputs * first.inputs;
     first_layer_sums<T, MT, NT>(x, weight, first.inputs, first.outputs, tile.positions, shares);
-    hopper::copy_async_wait_all();
+    ptx::copy_async_wait_all();
     __syncthreads();
     // A warp takes every eighth output, a lane two positions. The activated values overlap `shares`, so they are stored
     // only when all threads have read their shares.
@@ -578,8 +578,8 @@ template <bool kRounds>
 __global__ void __launch_bounds__(kThreads, kRestsTogether) rest_kernel(const TileArguments a) {
     extern __shared__ __align__(16) float memory[];
     __shared__ Tile tile;
-    hopper::wait_for_kernels_before();
-    hopper::let_next_kernel_start();
+    ptx::wait_for_kernels_before();
+    ptx::let_next_kernel_start();
     if (!load_tile(a.order, a.of_order, tile)) {
         finish_without_tile(a, tile, memory);
         return;
@@ -587,7 +587,7 @@ __global__ void __launch_bounds__(kThreads, kRestsTogether) rest_kernel(const Ti
     copy_parameters(a, tile.stack, memory);
     const Target target = load_target(a, tile);
     const int outputs = a.layers.at[0].outputs, lane = threadIdx.x % kWarp;
-    hopper::copy_async_wait_all();
+    ptx::copy_async_wait_all();
     __syncthreads();
     for (int o = threadIdx.x / kWarp; o < round4(outputs); o += kWarps) {
         float y[2] = {0.0f, 0.0f};

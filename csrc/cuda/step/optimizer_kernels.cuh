@@ -11,7 +11,7 @@
 
 #include "../../optimizer.h"
 #include "../common.cuh"
-#include "../hopper.cuh"
+#include "../ptx.cuh"
 
 namespace nnue::cuda::optimizer_step {
 
@@ -151,7 +151,7 @@ __device__ inline double scalar(const void* from, bool is_double) {
 }
 
 __global__ void __launch_bounds__(kBeginThreads) begin(const BeginArguments a) {
-    hopper::let_next_kernel_start();
+    ptx::let_next_kernel_start();
     double mine = 0;
     if (a.count > 0) {
         const PlacedSummand& placed = a.summands[item_of(a.summands, a.count, blockIdx.x)];
@@ -279,7 +279,7 @@ struct State {
 // time.
 template <class R, class T, bool k16, int V, int kWarps, int kRows, int kStates>
 __global__ void __launch_bounds__(kWarps* kWarp) update(const UpdateArguments a) {
-    hopper::let_next_kernel_start();
+    ptx::let_next_kernel_start();
     constexpr int kColumns = kWarp * V, kRowsAtOnce = kWarps * kRows;
     static_assert(kWarps * kWarp >= kColumns && kRows % kStates == 0);
     __shared__ T sums[kWarps][kColumns];
@@ -305,7 +305,7 @@ __global__ void __launch_bounds__(kWarps* kWarp) update(const UpdateArguments a)
     State<R, T, V> states[kStates];
     int turn = 0;
     if constexpr (R::kAverages == 2) {
-        hopper::wait_for_kernels_before();
+        ptx::wait_for_kernels_before();
         turn = optimizer::turn_of(a.numbers);
     }
 #pragma unroll
@@ -318,7 +318,7 @@ __global__ void __launch_bounds__(kWarps* kWarp) update(const UpdateArguments a)
         if constexpr (R::kAverages == 2) other = static_cast<const T*>(part.shared_averages[1 - turn])[my_column];
         if constexpr (R::kSquares) square = static_cast<const T*>(part.shared_square)[my_column];
     }
-    hopper::wait_for_kernels_before();
+    ptx::wait_for_kernels_before();
     if (a.numbers[kGo] == 0) return;
     const Common<T> c = common<T>(a.factors, a.numbers, part.rate, part.decay, part.low, part.high);
     bool good = true;

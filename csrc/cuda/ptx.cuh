@@ -10,7 +10,7 @@
 
 #include <cstdint>
 
-namespace nnue::hopper {
+namespace nnue::ptx {
 
 __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
     return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
@@ -357,4 +357,4 @@ __device__ __forceinline__ void wgmma_k16(float (&d)[64], const uint32_t (&a)[4]
 #undef NNUE_WGMMA
 }
 
-}  // namespace nnue::hopper
+}  // namespace nnue::ptx
