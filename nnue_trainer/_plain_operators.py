@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from nnue_trainer import _derivatives, ops
 
 
@@ -15,7 +13,7 @@ def register(name: str, fake: Callable[..., Any], *, writes: bool = False) -> No
 
     fake: its fake kernel. writes: it writes into tensors that it is given.
     """
-    torch.library.register_fake(name, fake)
+    ops.register_fakes({name: fake})
     if writes:
         _derivatives.register_vmap(name, _derivatives.refuse(name, "vmap", "call it once for each element"))
     else:
@@ -26,5 +24,3 @@ def register(name: str, fake: Callable[..., Any], *, writes: bool = False) -> No
             forward_mode=_derivatives.refuse(name, "forward mode", detach),
         )
         _derivatives.register_vmap(name)
-    if ops._libraries.cuda_error is not None:
-        torch.library.impl(name, "CUDA", ops._no_cuda)

@@ -624,14 +624,7 @@ class HostLateRows(LateRows):
 
 
 def _nothing(*args: object, **kwargs: object) -> None:
-    """Fake kernels: both operators only write what they were given."""
+    """Fake kernels: the operators only write what they were given."""
 
 
-torch.library.register_fake(BEGIN, _nothing)
-torch.library.register_fake(UPDATE, _nothing)
-for _op in (MARK_ROWS, UPDATE_ROWS, CATCH_UP):
-    torch.library.register_fake(_op, _nothing)
-
-if ops._libraries.cuda_error is not None:
-    for _op in (BEGIN, UPDATE, MARK_ROWS, UPDATE_ROWS, CATCH_UP):
-        torch.library.impl(_op, "CUDA", ops._no_cuda)
+ops.register_fakes(dict.fromkeys((BEGIN, UPDATE, MARK_ROWS, UPDATE_ROWS, CATCH_UP), _nothing))

@@ -12,7 +12,7 @@ While a CUDA graph is captured, the check is "async".
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, cast
 
 import torch
@@ -134,10 +134,23 @@ _EXPANDED_DTYPES = (
     torch.uint8,
 )
 
-torch.library.register_fake(FORWARD, _forward_fake)
-torch.library.register_fake(BACKWARD, _backward_fake)
-torch.library.register_fake(EXPAND, _expand_fake)
-torch.library.register_fake(EXPAND_INTO, _expand_into_fake)
+
+def _no_cuda(*args: Any, **kwargs: Any) -> Any:
+    raise RuntimeError(
+        f"nnue: found a CUDA tensor, but the CUDA operator library is not available: {_libraries.cuda_error}"
+    )
+
+
+def register_fakes(fakes: Mapping[str, Callable[..., Any]]) -> None:
+    """Registers the fake kernels of operators "nnue::…", and where there is no CUDA library an error for CUDA tensors,
+    which says so."""
+    for name, fake in fakes.items():
+        torch.library.register_fake(name, fake)
+        if _libraries.cuda_error is not None:
+            torch.library.impl(name, "CUDA", _no_cuda)
+
+
+register_fakes({FORWARD: _forward_fake, BACKWARD: _backward_fake, EXPAND: _expand_fake, EXPAND_INTO: _expand_into_fake})
 
 
 # ---- autograd -----------------------------------------------------------------------------------------------------
@@ -245,20 +258,6 @@ _derivatives.register_vmap(
 # To use 16-bit rows, keep the weights in 16 bits and call the operator outside autocast, which would cast those up.
 for _device in ("cpu", "cuda"):
     torch.library.register_autocast(FORWARD, _device, torch.float32)
-
-
-# ---- a CUDA tensor where there are no CUDA kernels ------------------------------------------------------------------
-
-
-def _no_cuda(*args: Any, **kwargs: Any) -> Any:
-    raise RuntimeError(
-        f"nnue: found a CUDA tensor, but the CUDA operator library is not available: {_libraries.cuda_error}"
-    )
-
-
-if _libraries.cuda_error is not None:
-    for _op in (FORWARD, BACKWARD, EXPAND, EXPAND_INTO):
-        torch.library.impl(_op, "CUDA", _no_cuda)
 
 
 # ---- public functions -----------------------------------------------------------------------------------------------

@@ -54,17 +54,13 @@ def _layout(namespace: str, shape: tuple[int, ...]) -> dict[str, Any]:
     return found
 
 
-def _sizes_of(namespace: str, shape: tuple[int, ...]) -> dict[str, int]:
-    layout = _layout(namespace, shape)
-    return {"slots": layout["slots"], "plan": layout["plan"]["bytes"]}
-
-
 def _size(which: str, namespace: str, rows: Tensor, num_features: int, made_for: Sequence[int]) -> int:
     """The number of rows of `saved` ("slots"), or of bytes of a "plan" on CUDA. Only the library knows its layouts. In
     a graph for any batch size the number is known only when the graph runs."""
     shape = (*rows.shape, num_features, *made_for)
     if all(isinstance(size, int) for size in shape):
-        return _sizes_of(namespace, shape)[which]
+        layout = _layout(namespace, shape)
+        return int(layout["slots"] if which == "slots" else layout["plan"]["bytes"])
     size: int = torch.library.get_ctx().new_dynamic_size()  # type: ignore[assignment]
     return size
 
@@ -133,8 +129,6 @@ def _fakes(namespace: str, has_layout: Callable[[torch.device], bool]) -> dict[s
 
 
 _FAKES = _fakes("nnue", lambda device: device.type != "cpu")
-for _op, _fake in _FAKES.items():
-    torch.library.register_fake(_op, _fake)
 
 
 def _fake_backward_rows(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -143,7 +137,7 @@ def _fake_backward_rows(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor
     return weight.new_empty(rows, dtype=torch.int64), weight.new_empty(rows, weight.shape[1]), bias, psqt
 
 
-torch.library.register_fake(BACKWARD_ROWS, _fake_backward_rows)
+ops.register_fakes(_FAKES | {BACKWARD_ROWS: _fake_backward_rows})
 
 
 class Kept(NamedTuple):
@@ -238,10 +232,6 @@ class _Call(torch.autograd.Function):
 _INSTEAD = "call nnue_trainer.perspectives.perspective_transformer, which uses others there"
 _derivatives.register_reverse_mode(FORWARD, BACKWARD, _backward, setup_context=_setup_context, instead=_INSTEAD)
 _derivatives.register_vmap(PLAN, _derivatives.refuse(PLAN, "vmap", _INSTEAD))
-
-if ops._libraries.cuda_error is not None:
-    for _op in (PLAN, FORWARD, BACKWARD, BACKWARD_ROWS):
-        torch.library.impl(_op, "CUDA", ops._no_cuda)
 
 
 # ---- public functions -----------------------------------------------------------------------------------------------

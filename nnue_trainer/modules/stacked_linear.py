@@ -79,9 +79,5 @@ def _backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
 
 
 _INSTEAD = "use nnue_trainer.modules.StackedLinear, which calls others there"
-torch.library.register_fake(FORWARD, _forward_fake)
-torch.library.register_fake(BACKWARD, _backward_fake)
+ops.register_fakes({FORWARD: _forward_fake, BACKWARD: _backward_fake})
 _derivatives.register_reverse_mode(FORWARD, BACKWARD, _backward, setup_context=_setup_context, instead=_INSTEAD)
-if ops._libraries.cuda_error is not None:
-    for _op in (FORWARD, BACKWARD):
-        torch.library.impl(_op, "CUDA", ops._no_cuda)

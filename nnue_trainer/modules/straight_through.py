@@ -190,8 +190,4 @@ def _backward_fake(
     return _forward_fake(parameters, ranges, scales, limits)
 
 
-torch.library.register_fake("nnue::_to_integers", _forward_fake)
-torch.library.register_fake("nnue::_to_integers_backward", _backward_fake)
-if ops._libraries.cuda_error is not None:
-    for _op in ("_to_integers", "_to_integers_backward"):
-        torch.library.impl(f"nnue::{_op}", "CUDA", ops._no_cuda)
+ops.register_fakes({"nnue::_to_integers": _forward_fake, "nnue::_to_integers_backward": _backward_fake})
