@@ -176,13 +176,17 @@ class Registry(Generic[T]):
         self.default = default
         self._base = base
         self._classes: dict[str, type[T]] = {}
+        self._short: dict[str, str] = {}  # kind → field
         self._outside: dict[str, type[T]] = {}  # from files and installed packages
         self._offered: dict[str, EntryPoint] | None = None  # by installed packages
         self._searched = False
         _registries.append(self)
 
-    def register(self, kind: str) -> Callable[[type[C]], type[C]]:
-        """Decorator: makes a section known as `kind`. It goes above `@section`."""
+    def register(self, kind: str, *, short: str = "") -> Callable[[type[C]], type[C]]:
+        """Decorator: makes a section known as `kind`. It goes above `@section`. With `short`, the name of a field, a
+        recipe may also have `KIND: value` in place of `kind: KIND` and `FIELD: value`."""
+        if short:
+            self._short[kind] = short
 
         def add(cls: type[C]) -> type[C]:
             checked = self._checked(kind, cls)
@@ -225,6 +229,7 @@ class Registry(Generic[T]):
             return data
         if not isinstance(data, dict):
             raise _error("registry_section", "a section of keys", (), data)
+        data = self._in_full(data)
         kind = data.get("kind", self.default)
         if not isinstance(kind, str):
             found = "missing" if kind is None else f"found {json.dumps(kind, default=str)}"
@@ -240,6 +245,14 @@ class Registry(Generic[T]):
         return pydantic.TypeAdapter(cls).validate_json(
             json.dumps(fields, default=str), strict=True, context={**(context or {}), MAY_IMPORT: may_import}
         )
+
+    def _in_full(self, data: dict[str, Any]) -> dict[str, Any]:
+        """`data` with its kind, where it is of the short form."""
+        self._import_built_in()
+        for kind, field in self._short.items():
+            if kind in data and data.get("kind", kind) == kind and field not in data:
+                return {"kind": kind} | {field if key == kind else key: value for key, value in data.items()}
+        return data
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> core_schema.CoreSchema:
         def read(data: Any, info: core_schema.ValidationInfo) -> T:

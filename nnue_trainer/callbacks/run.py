@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 _NAMES = ("run_dir", "checkpoint", "step", "epoch", "loss")
 
 
-@CALLBACKS.register("run")
+@CALLBACKS.register("run", short="command")
 @section
 class RunCommand(Callback):
-    """Runs a program, without a shell, and waits for it."""
+    """Runs a program, without a shell, and waits for it. Short form: {run: "script {checkpoint}"}."""
 
     command: str = Field(min_length=1)
     """the program and its arguments, quoted as for a shell; {run_dir}, {checkpoint} (the newest on disk), {step},

@@ -118,7 +118,10 @@ def test_a_command_gets_what_it_names(tmp_path: Path) -> None:
     out = tmp_path / "a b"
     script = "import sys; open(sys.argv[1], 'a').write(' '.join(sys.argv[2:]) + '\\n')"
     command = shlex.join([sys.executable, "-c", script, str(out)]) + " {epoch} {step} {checkpoint} '{loss}'"
-    training(tmp_path / "run", [{"kind": "run", "command": command, "every": 2}]).train()
+    run = training(tmp_path / "run", [{"run": command, "every": 2}])  # the short form
+    full = training(tmp_path / "full", [{"kind": "run", "command": command, "every": 2}])
+    assert run.recipe.training.callbacks == full.recipe.training.callbacks
+    run.train()
     folder = tmp_path / "run/checkpoints"
     lines = [line.rsplit(" ", 1) for line in out.read_text().splitlines()]
     assert [line[0] for line in lines] == [f"{n} {10 * n} {folder}/epoch-000{n}.safetensors" for n in (2, 4)]
@@ -131,9 +134,16 @@ def test_a_command_that_fails(tmp_path: Path, capfd: pytest.CaptureFixture[str])
     assert "exit status 1: no space" in capfd.readouterr().err
     with pytest.raises(UserError, match="exit status 1: no space"):
         training(tmp_path / "b", [{"kind": "run", "command": command, "must_succeed": True}]).train()
-    for wrong, message in (("x {net}", "{net}"), ("x 'y", "No closing quotation")):
-        with pytest.raises(UserError, match=message):
-            training(tmp_path / "c", [{"kind": "run", "command": wrong}])
+    for wrong, message in (
+        ("x {net}", "{net}"),
+        ("x 'y", "No closing quotation"),
+        (5, r"found .*5.*, expected a valid string"),
+    ):
+        for given in ({"kind": "run", "command": wrong}, {"run": wrong}, {"kind": "run", "run": wrong}):
+            with pytest.raises(UserError, match=message):
+                training(tmp_path / "c", [given])
+    with pytest.raises(UserError, match="kind: missing"):
+        training(tmp_path / "c", [{"run": "a", "command": "b"}])
 
 
 def test_matches_against_the_last_net_that_passed(tmp_path: Path, fake_engine: Callable[..., str]) -> None:
