@@ -20,7 +20,7 @@ import numpy.typing as npt
 from nnue_trainer import _data
 from nnue_trainer.data import fens_from_records, fields
 from nnue_trainer.data.files import PositionReader
-from nnue_trainer.data.generate import START
+from nnue_trainer.data.generate import START, start_position
 from nnue_trainer.errors import UserError, quoted
 
 Array = npt.NDArray[Any]
@@ -44,8 +44,8 @@ class Opening(NamedTuple):
 @dataclass(frozen=True)
 class OpeningOptions:
     """`book`: an EPD, FEN or PGN file, also with .gz, or a data file that positions are drawn from; None makes openings
-    of `plies` random legal moves. Of the games of a PGN file the first `plies` half-moves are taken. `order` is that of
-    a book; it begins with opening number `start`, from 1."""
+    of `plies` random legal moves, with `chess960` from one of the 960 starts. Of the games of a PGN file the first
+    `plies` half-moves are taken. `order` is that of a book; it begins with opening number `start`, from 1."""
 
     book: str | None = None
     order: Literal["random", "sequential"] = "random"
@@ -96,14 +96,18 @@ class Openings:
 
     def _of_random_moves(self, round: int) -> Opening:
         rng = random.Random(f"{self.options.seed}/{round}")
+        fen = START
+        if self.options.chess960:
+            number = rng.randrange(960)
+            fen = start_position(number, number)
         while True:
-            game = _data.Game(START, self.options.chess960)
+            game = _data.Game(fen, self.options.chess960)
             moves: list[str] = []
             while len(moves) < self.options.plies and not game.outcome():
                 moves.append(rng.choice(game.legal_moves()))
                 game.play(moves[-1])
             if not game.outcome():
-                return Opening(START, tuple(moves), f"random opening {round + 1}")
+                return Opening(fen, tuple(moves), f"random opening {round + 1}")
 
     def _of_epd(self, number: int, line: str) -> Opening:
         where = f"{self.options.book}: opening {number + 1}"

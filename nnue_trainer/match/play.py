@@ -46,7 +46,7 @@ class Limit:
     """What ends a search: exactly one of nodes, depth, milliseconds per move, or a clock, (seconds, increment).
 
     `timeout`: seconds after which an engine has failed to answer (beyond its time, where it has a clock or
-    milliseconds); `margin`: seconds by which a clock may be exceeded."""
+    milliseconds); `margin`: seconds by which its time may be exceeded."""
 
     nodes: int | None = None
     depth: int | None = None
@@ -390,12 +390,16 @@ class _Table:
         side = 0 if self._game.white_to_move else 1
         loses = 1 if side else -1
         limit = self.arena.limit
+        over = 0.0  # seconds beyond its time
         if limit.clock:
             self._clocks[side] -= spent
-            if self._clocks[side] < -limit.margin:
-                self._end(loses, "time", f"engine {shown(seat.engine.path)}: {-self._clocks[side]:.2f} s over its time")
-                return
+            over = -self._clocks[side]
             self._clocks[side] = max(self._clocks[side], 0.0) + limit.clock[1]
+        elif limit.movetime:
+            over = spent - limit.movetime / 1000
+        if over > limit.margin:
+            self._end(loses, "time", f"engine {shown(seat.engine.path)}: {over:.2f} s over its time")
+            return
         try:
             if not self._game.play_answer(answer):
                 try:

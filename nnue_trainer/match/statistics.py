@@ -108,7 +108,7 @@ def elo(score: float) -> float:
     """The difference in Elo that makes this score expected; infinite from 0 down and from 1 up."""
     if score <= 0:
         return -math.inf
-    return math.inf if score >= 1 else -400 * math.log10(1 / score - 1)
+    return math.inf if score >= 1 else -400 * math.log10(1 / score - 1) + 0.0  # not -0.0
 
 
 def expected_score(elo: float) -> float:

@@ -116,9 +116,9 @@ def test_an_engine_gets_its_time_and_loses_beyond_it(
     monkeypatch.chdir(tmp_path)
     a, b, log = fake_engine(), fake_engine("logs"), tmp_path / "searches.log"
     common = ("--pairs", 1, "--max-moves", 3, "--hash", 1, "-j", 1)
-    run("match", a, b, "-o", tmp_path / "movetime", "--movetime", 5, *common)
+    run("match", a, b, "-o", tmp_path / "movetime", "--movetime", 4000, *common)
     searches = [line for line in log.read_text().splitlines() if line != "go depth 1"]  # a trial before the match
-    assert searches == ["go movetime 5"] * 6
+    assert searches == ["go movetime 4000"] * 6
     log.unlink()
     run("match", a, b, "-o", tmp_path / "clock", "--tc", "60+0.5", *common)
     searches = [line for line in log.read_text().splitlines() if line != "go depth 1"]
@@ -130,10 +130,11 @@ def test_an_engine_gets_its_time_and_loses_beyond_it(
             assert all(0 < clock <= 62_000 and clock != 60_000 for clock in own[:2])
             assert own[2:] == [500, 500]
     slow = fake_engine("slow=4.5")
-    printed = run("match", a, slow, "-o", tmp_path / "slow", "--tc", "4+0", *common[:-2], "-j", 2)
-    games = json.loads((tmp_path / "slow/match.json").read_text())["games"]
-    assert [(game["loser"], game["reason"]) for game in games] == [("fakeslow=4.5", "time")] * 2
-    assert "s over its time" in printed
+    for time in (("--tc", "4+0"), ("--movetime", 4000)):
+        printed = run("match", a, slow, "-o", tmp_path / time[0], *time, *common[:-2], "-j", 2)
+        games = json.loads((tmp_path / time[0] / "match.json").read_text())["games"]
+        assert [(game["loser"], game["reason"]) for game in games] == [("fakeslow=4.5", "time")] * 2
+        assert "s over its time" in printed
 
 
 def test_fastchess_plays_where_it_is_asked_to(
@@ -372,6 +373,17 @@ def test_algebraic_notation_there_and_back() -> None:
         assert two.parse_san(san) == uci
     with pytest.raises(UserError, match="names 2 legal moves"):
         two.parse_san("Rd4")
+
+
+def test_chess960_without_a_book() -> None:
+    openings = Openings(OpeningOptions(chess960=True, seed=4, plies=2), 9)
+    assert len({openings[number].fen for number in range(9)}) > 5
+    assert openings[3] == Openings(OpeningOptions(chess960=True, seed=4, plies=2), 4)[3]
+    for number in range(9):
+        game = _data.Game(openings[number].fen, True)
+        for move in openings[number].moves:
+            game.play(move)
+    assert Openings(OpeningOptions(), 1)[0].fen == START
 
 
 @pytest.mark.engine
