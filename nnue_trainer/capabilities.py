@@ -60,15 +60,20 @@ def gpu(capability: int, multiprocessors: int = 0) -> Machine:
     return Machine(capability, multiprocessors, _PORTABLE | _HOPPER | _LIBRARY)
 
 
-def machine_of(device: torch.device) -> Machine | None:
-    """What the table takes of a device; None for one that is neither CPU nor CUDA."""
+# A Machine as torch.compile can read it: of a class of ours it would trace the methods.
+Numbers = tuple[int, int, int]
+
+
+def machine_of(device: torch.device) -> Numbers | None:
+    """What the table takes of a device, as in Machine; None for one that is neither CPU nor CUDA."""
     if device.type == "cpu":
-        return CPU
+        return 0, 0, 0
     return _gpu_of(device.index or 0) if device.type == "cuda" else None
 
 
-def _gpu_of(device: int) -> Machine:
-    return _described(device)
+def _gpu_of(device: int) -> Numbers:
+    capability, multiprocessors, code = _described(device)
+    return capability, multiprocessors, code
 
 
 _gpu_of._dynamo_marked_constant = True  # type: ignore[attr-defined]
@@ -84,7 +89,7 @@ def _described(device: int) -> Machine:
 
 
 def transformer(
-    machine: Machine | None,
+    machine: Numbers | None,
     weight_dtype: torch.dtype,
     num_features: int,
     num_outputs: int,
@@ -99,7 +104,7 @@ def transformer(
     return _choice("transformer", "_transformer_kernels", machine, _cuda_kernels, sizes)
 
 
-def stacks(machine: Machine | None, layers: LayerStacks, x_dtype: torch.dtype = torch.float32) -> Choice:
+def stacks(machine: Numbers | None, layers: LayerStacks, x_dtype: torch.dtype = torch.float32) -> Choice:
     """Of the layers behind it, whose inputs have this dtype: cpu, tiles, one_pass, or torch's own operators."""
     return _choice("stacks", "_stack_kernels", machine, "auto", (*layers.numbers, x_dtype))
 
@@ -125,7 +130,7 @@ def between(
     return _found("between", "_gradient_between", (*kernels, trained_dtype, output_dtype, *sizes))
 
 
-def update(machine: Machine | None, rows: int, virtual_rows: int) -> Choice:
+def update(machine: Numbers | None, rows: int, virtual_rows: int) -> Choice:
     """Of rows of a feature transformer that are trained alike: late, or every_row in every step."""
     return _choice("update", "_row_update", machine, "auto", (rows, virtual_rows))
 
@@ -144,7 +149,7 @@ def set_cuda_kernels(kernels: CudaKernels) -> CudaKernels:
 
 
 def _choice(
-    of: str, operator: str, machine: Machine | None, allowed: CudaKernels, arguments: tuple[Any, ...]
+    of: str, operator: str, machine: Numbers | None, allowed: CudaKernels, arguments: tuple[Any, ...]
 ) -> Choice:
     if machine is None:
         return Choice("torch", "there are operators for CPUs and CUDA only")

@@ -75,7 +75,7 @@ def _here(device: str) -> Machine:
     found = capabilities.machine_of(choose_device(device))
     if found is None:
         raise UserError(f"explain: --device: found {quoted(device)}, expected cpu or cuda:N")
-    return found
+    return capabilities.Machine(*found)
 
 
 def _elsewhere(gpu: str) -> Machine:
