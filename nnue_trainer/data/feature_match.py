@@ -267,10 +267,12 @@ def _holds(part: FeaturePart, table: PieceSquareTable, positions: int = 1000) ->
         rows = _rows(part, pieces, perspective)
         for row, listed in zip(rows, pieces, strict=True):
             found, own = row[row >= 0], listed[0][0]
-            expected = [table.places[perspective, own, code, square] for square, code in listed]
-            if sorted(found % part.bucket_size) != sorted(place for place in expected if place >= 0):
+            expected = {int(table.places[perspective, own, code, square]): code for square, code in listed} | {NONE: 0}
+            bucket_of = {feature % part.bucket_size: feature // part.bucket_size for feature in found.tolist()}
+            if len(bucket_of) != len(found) or bucket_of.keys() | {NONE} != expected.keys():
                 return False
-            if not set((found // part.bucket_size).tolist()) <= set(table.buckets[perspective, own].flat):
+            # A bucket that no setting has shown beside this piece depends on more than settings distinguish.
+            if any(bucket not in table.buckets[perspective, own, :, expected[at]] for at, bucket in bucket_of.items()):
                 return False
     return True
 

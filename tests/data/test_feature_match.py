@@ -46,16 +46,26 @@ class PawnBuckets(Features):
     def indices(self, view):
         bucket = view.board[:, 35] == 0
         return np.where(view.present, 768 * bucket[:, None] + 64 * view.piece + view.square, -1)
+
+@section
+class RookBuckets(Features):
+    num_features, max_active, bucket_size, num_virtual = 1536, 32, 768, 768
+
+    def indices(self, view):
+        bucket = (view.present & (view.piece == 6)).sum(1) >= 2
+        return np.where(view.present, 768 * bucket[:, None] + 64 * view.piece + view.square, -1)
 """
     )
     load_plugin(str(path))
 
 
-def test_buckets_by_what_no_probe_shows_are_not_matched() -> None:
-    """A pawn on d5 decides: no piece-square set of any other net has that."""
-    match = match_features("HalfKAv2_hm", "queen_buckets.py:PawnBuckets")
-    assert (match.source == -1).all()
-    assert match.notes == ("HalfKAv2_hm: new", "queen_buckets.py:PawnBuckets: left out")
+@pytest.mark.parametrize("buckets", ["PawnBuckets", "RookBuckets"])
+def test_buckets_by_what_no_probe_shows_are_not_matched(buckets: str) -> None:
+    """A pawn on d5 or a second rook decides: no piece-square set of any other net has that."""
+    for name, other in [("HalfKAv2_hm", f"queen_buckets.py:{buckets}"), (f"queen_buckets.py:{buckets}", "HalfKAv2_hm")]:
+        match = match_features(name, other)
+        assert (match.source == -1).all()
+        assert match.notes == (f"{name}: new", f"{other}: left out")
 
 
 def test_rows_of_states_that_a_set_does_not_distinguish_are_means() -> None:
