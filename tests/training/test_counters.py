@@ -13,15 +13,15 @@ from made_up import BATCH, trainer
 from nnue_trainer import checkpoint
 from nnue_trainer.checkpoint import Checkpoint
 from nnue_trainer.data import RecordLoader
+from nnue_trainer.optim.base import OPTIMIZERS
 
 LONG = ("training.epochs=1048576", "training.positions_per_epoch=1099511627776")  # 2^55 steps of 32
-RULES = {
-    "adamw": "optimizer={kind: adamw}",
-    "ranger": "optimizer={kind: ranger}",
-    "ranger_lite": "optimizer={kind: ranger_lite}",
+RULES = {kind: f"optimizer={{kind: {kind}}}" for kind in OPTIMIZERS.kinds() if kind != "torch"} | {
     "RAdam": "optimizer={kind: torch, name: RAdam}",
     "Adam": "optimizer={kind: torch, name: Adam}",
     "Adagrad": "optimizer={kind: torch, name: Adagrad, options: {lr_decay: 1.0e-7}}",
+    "ema": "average={kind: ema}",
+    "swa": "average={kind: swa, start_epoch: 1}",
 }
 
 
