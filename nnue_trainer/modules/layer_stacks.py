@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -161,10 +161,12 @@ class StackOrder(NamedTuple):
     white: Tensor
     """white's rows of the batch that it was made from"""
     stacks: int
+    of_share: bool = False
+    """it has this process's share of the positions, not all of them"""
 
-    def is_for(self, white: Tensor, stacks: int) -> bool:
-        """Whether it was made of these index rows and for this number of stacks."""
-        return white is self.white and stacks == self.stacks
+    def is_for(self, white: Tensor, stacks: int, of_share: bool = False) -> bool:
+        """Whether it was made of these index rows, for this number of stacks and for these positions."""
+        return white is self.white and (stacks, of_share) == (self.stacks, self.of_share)
 
 
 @dataclass(frozen=True)
@@ -195,10 +197,10 @@ class LayerStacks:
     def _kernels(self, device: torch.device, x_dtype: torch.dtype) -> str:
         return capabilities.stacks(capabilities.machine_of(device), self, x_dtype).kernels
 
-    def order_of(self, batch: Batch) -> Tensor | None:
-        """The order that was prepared for this batch; None if there is none."""
+    def order_of(self, batch: Batch, *, of_share: bool = False) -> Tensor | None:
+        """The order that was prepared for this batch, or for this process's share of it; None if there is none."""
         orders = (plan for plan in batch.plans if isinstance(plan, StackOrder))
-        return next((order.data for order in orders if order.is_for(batch.white, self.stacks)), None)
+        return next((order.data for order in orders if order.is_for(batch.white, self.stacks, of_share)), None)
 
     def order(self, bucket: Tensor) -> Tensor:
         """Positions ordered by stack, for the operators on CUDA. It depends on int64 [B] `bucket` alone."""
@@ -378,25 +380,35 @@ class LayerCall:
         grad_x, grad_weight = torch.autograd.grad(sums, [first.x, weight], grad_sums * factor)
         return grad_x, grad_weight, None if grad_psqt is None else grad_psqt * factor
 
-    def first_through(self, transformer: FusedCall) -> FirstThrough | None:
-        """`first_sums` of what `transformer` gives, without its PSQT part; None where `gradients_through` cannot go
-        back."""
-        if not self._goes_through(transformer, divided=True):
-            return None
-        with torch.no_grad():
-            alone = transformer._replace(batch=transformer.batch[:3], psqt=None)
-            x, _, saved = _operators._perspective_transformer_forward(*alone.arguments, True)
-            return FirstThrough(transformer, saved, _operators._layer_stacks_first(x, self.order, self.parameters[0]))
+    def first(self, transformer: FusedCall | None, outputs: Callable[[], FirstOutputs]) -> First:
+        """The first of the layers. `outputs` gives its inputs, and `transformer` is the call that does so, if there is
+        one: where the gradient between need not be made, the operators go through to the transformer."""
+        if transformer is None or not self._goes_through(transformer, divided=True):
+            inputs = outputs()
+            of_inputs = self.first_sums(inputs.x)
 
-    def gradients_through(
-        self, first: FirstThrough, grads: tuple[Tensor, Tensor | None], scales: tuple[Tensor, Tensor]
-    ) -> tuple[TransformerGradients, Tensor]:
-        """The gradients of the transformer of `first`, and of the first weight; `grads` and `scales` as in
-        `first_gradients`."""
-        call, (grad_sums, grad_psqt) = first.transformer, grads
-        of_layers = (grad_sums, None, grad_psqt)
-        found, grad_weight, _ = self._back_through(call.batch, call.kept(), first.saved, of_layers, list(scales))
-        return found, grad_weight
+            def backward(grads: tuple[Tensor, Tensor | None], scales: tuple[Tensor, Tensor]) -> Tensor:
+                grad_x, grad_weight, grad_psqt = self.first_gradients(of_inputs, inputs, grads, scales)
+                tensors = [inputs.x] if inputs.psqt is None else [inputs.x, inputs.psqt]
+                torch.autograd.backward(tensors, [grad_x] if grad_psqt is None else [grad_x, grad_psqt])
+                return grad_weight
+
+            return First(of_inputs, inputs, backward)
+        call = transformer
+        with torch.no_grad():
+            alone = call._replace(batch=call.batch[:3], psqt=None)
+            x, _, saved = _operators._perspective_transformer_forward(*alone.arguments, True)
+            sums = _operators._layer_stacks_first(x, self.order, self.parameters[0])
+
+        def through(grads: tuple[Tensor, Tensor | None], scales: tuple[Tensor, Tensor]) -> Tensor:
+            of_layers = (grads[0], None, grads[1])
+            found, grad_weight, _ = self._back_through(call.batch, call.kept(), saved, of_layers, list(scales))
+            for parameter, gradient in zip((call.trained, call.bias, call.psqt), found, strict=True):
+                if parameter is not None and gradient is not None and parameter.requires_grad:  # else it is frozen
+                    parameter.grad = gradient.to(parameter.dtype)
+            return grad_weight
+
+        return First(sums, None, through)
 
     def from_sums(self, first: FirstOutputs) -> Tensor:
         """The net's output, where `first.x` is the complete `first_sums`."""
@@ -502,9 +514,9 @@ class LayerCall:
         saved: Tensor,
         grads: tuple[Tensor, Tensor | None, Tensor | None],
         scales: list[Tensor],
-    ) -> tuple[TransformerGradients, Tensor, Tensor]:
-        """The gradients of the transformer, of the first weight and, flat, of the other parameters. `grads`: grad_sums,
-        partials and grad_output as _layer_stacks_gradients takes them."""
+    ) -> tuple[tuple[Tensor, Tensor, Tensor | None], Tensor, Tensor]:
+        """The gradients of the transformer's weight, bias and PSQT columns, of the first weight and, flat, of the other
+        parameters. `grads`: grad_sums, partials and grad_output as _layer_stacks_gradients takes them."""
         grad_sums, partials, grad_output = grads
         has_psqt = kept.sizes[2] > 0
         rows, grad_bias, grad_first, grad_psqt, flat = _operators._layer_stacks_gradients_through(
@@ -514,25 +526,19 @@ class LayerCall:
         grad_weight, _, of_psqt = _operators._perspective_transformer_backward(
             *kept.arguments(rows, grad_psqt, batch, saved), []
         )
-        return TransformerGradients(grad_weight, grad_bias, of_psqt if has_psqt else None), grad_first, flat
+        return (grad_weight, grad_bias, of_psqt if has_psqt else None), grad_first, flat
 
 
-class TransformerGradients(NamedTuple):
-    """The gradients of a feature transformer's parameters."""
+class First(NamedTuple):
+    """The first of the layers after its forward, where its inputs are on several devices."""
 
-    weight: Tensor
-    bias: Tensor
-    psqt: Tensor | None
-
-
-class FirstThrough(NamedTuple):
-    """A feature transformer and the first of the layers behind it, after their forward."""
-
-    transformer: FusedCall
-    saved: Tensor
-    """what the forward of the transformer has left for its backward"""
     sums: Tensor
     """`LayerCall.first_sums`"""
+    inputs: FirstOutputs | None
+    """None: the operators went through to the transformer, and have not computed the PSQT part"""
+    backward: Callable[[tuple[Tensor, Tensor | None], tuple[Tensor, Tensor]], Tensor]
+    """(grads, scales), as `LayerCall.first_gradients` takes them → the gradient of the weight. Those of the
+    transformer's parameters become their `grad`."""
 
 
 @functools.lru_cache(maxsize=256)

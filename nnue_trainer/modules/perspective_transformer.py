@@ -154,13 +154,6 @@ class PerspectiveTransformer(nn.Module):
         weight, _ = self._weight_for(batch)
         return self.call_with(batch, bucket, weight, self.bias, self.psqt, **self._bounds, output_dtype=weight.dtype)
 
-    def take_gradients(self, call: perspectives.FusedCall, gradients: tuple[Tensor, Tensor, Tensor | None]) -> None:
-        """Gives the parameters of `call`, which `fused_call` has made, their gradients: of weight, bias and PSQT
-        columns. Those that are frozen get none."""
-        for parameter, gradient in zip((call.weight, self.bias, self.psqt), gradients, strict=True):
-            if parameter is not None and gradient is not None and parameter.requires_grad:
-                parameter.grad = gradient.to(parameter.dtype)
-
     def call_with(
         self, batch: Batch, bucket: Tensor | None, weight: Tensor, bias: Tensor, psqt: Tensor | None, **options: Any
     ) -> perspectives.FusedCall | None:

@@ -20,7 +20,7 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +29,7 @@ from nnue_trainer.data.batch import Batch
 from nnue_trainer.errors import UserError
 from nnue_trainer.fused_optimizer import Part
 from nnue_trainer.losses.base import Loss, mean
-from nnue_trainer.modules.layer_stacks import FirstOutputs, Targets
+from nnue_trainer.modules.layer_stacks import FirstOutputs, StackOrder, Targets
 from nnue_trainer.nets.base import NnueModel, StackedModel
 from nnue_trainer.optim import Optimizer
 from nnue_trainer.parallel.ranks import Ranks
@@ -180,15 +180,6 @@ class Positions(Whole):
         self._optimizer = optimizer
 
 
-class _SharePlan(NamedTuple):
-    """A plan for `Batch.plans`: this rank's share of the positions, ordered by stack (`LayerStacks.order`)."""
-
-    data: Tensor
-    """the order, int32"""
-    white: Tensor
-    """white's index rows of the batch that the plan was made from"""
-
-
 class Columns(Whole):
     """Column parallel: each rank has some columns of the feature transformer and computes them for the whole batch. The
     constructor changes the whole model that it gets: it keeps only this rank's columns."""
@@ -235,7 +226,8 @@ class Columns(Whole):
         if not stacks.may_be_fused(batch.white.device):
             return batch
         bucket = self._stacked.buckets_of(batch)[self._begin : self._end]
-        return replace(batch, plans=(*batch.plans, _SharePlan(stacks.order(bucket), batch.white)))
+        order = StackOrder(stacks.order(bucket), batch.white, stacks.stacks, of_share=True)
+        return replace(batch, plans=(*batch.plans, order))
 
     def forward(self, batch: Batch) -> Tensor:
         model = self._stacked
@@ -247,24 +239,18 @@ class Columns(Whole):
     def backward(self, step: Step, batch: Batch) -> Tensor:
         model, ranks, positions = self._stacked, self.ranks, len(batch)
         stacks, linears, bucket = model.stacks, model.linears(), model.buckets_of(batch)
-        layers, through, first = stacks.call(linears, bucket, stacks.order_of(batch)), None, None
+        layers = stacks.call(linears, bucket, stacks.order_of(batch))
         with step.autocast(), self._transformer.psqt_apart(batch) as apart:
-            if stacks.may_be_fused(batch.white.device) and (call := model.first_call(batch, bucket)) is not None:
-                through = layers.first_through(call)
-            if through is None:
-                first = model.first_outputs(batch)
-                sums = layers.first_sums(first.x)
-            else:
-                sums = through.sums
+            call = model.first_call(batch, bucket) if stacks.may_be_fused(batch.white.device) else None
+            first = layers.first(call, lambda: model.first_outputs(batch))
         mine, share = slice(self._begin, self._end), self._end - self._begin
         lam = lambdas_of(step, batch, mine)
-        with ranks.reduce_scatter(self._padded(sums.detach(), ranks.size * self._most)) as own_sums:
-            psqt = None if first is None or first.psqt is None else first.psqt.detach()[mine]
-            if apart or (through is not None and self._transformer.psqt is not None):
+        with ranks.reduce_scatter(self._padded(first.sums.detach(), ranks.size * self._most)) as own_sums:
+            psqt = None if first.inputs is None or first.inputs.psqt is None else first.inputs.psqt.detach()[mine]
+            if apart or (first.inputs is None and self._transformer.psqt is not None):
                 psqt = self._transformer.psqt_of(batch, bucket, self._begin, self._end)
         with step.autocast():
-            order = next((plan.data for plan in batch.plans if isinstance(plan, _SharePlan)), None)
-            loss = step.loss_kind
+            loss, order = step.loss_kind, stacks.order_of(batch, of_share=True)
             targets = Targets(batch.score[mine], batch.result[mine], lam, loss.kernel(), model.score_scale)
             own = FirstOutputs(own_sums[:share], psqt, bucket[mine])
             rest = stacks.call(linears, own.bucket, order).after_first(own, targets, loss)
@@ -276,15 +262,8 @@ class Columns(Whole):
         *found, shares = ranks.all_gather_each([*parts, torch.cat([rest.gradients, rest.totals])])
         whole = [part.flatten(0, 1)[:positions] for part in found]
         totals, gradients = layers.add_shares(shares)
-        grads, scales = (whole[0], whole[1] if len(whole) > 1 else None), (self._one(totals[2]), totals)
-        if through is not None:
-            of_transformer, grad_weight = layers.gradients_through(through, grads, scales)
-            self._transformer.take_gradients(through.transformer, of_transformer)
-        else:
-            assert first is not None
-            grad_x, grad_weight, grad_psqt = layers.first_gradients(sums, first, grads, scales)
-            outputs = [first.x] if first.psqt is None else [first.x, first.psqt]
-            torch.autograd.backward(outputs, [grad_x] if grad_psqt is None else [grad_x, grad_psqt])
+        by_first = whole[0], whole[1] if len(whole) > 1 else None
+        grad_weight = first.backward(by_first, (self._one(totals[2]), totals))
         trained = [parameter for linear in linears for parameter in (linear.weight, linear.bias)]
         for parameter, gradient in zip(trained, [grad_weight, *gradients], strict=True):
             assert isinstance(parameter, nn.Parameter)

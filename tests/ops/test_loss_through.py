@@ -478,7 +478,9 @@ def check_columns(model: Any, batch: Any, size: int, monkeypatch: pytest.MonkeyP
     def work(ranks: Ranks) -> tuple[Columns, Tensor, dict[str, Tensor | None]]:
         own = copy.deepcopy(model)
         division = Columns(ranks, own, len(batch))
-        found = division.backward(Step(loss, lam), batch)  # type: ignore[arg-type]
+        prepared = division.prepare(batch)
+        assert own.stacks.order_of(prepared, of_share=True) is not None
+        found = division.backward(Step(loss, lam), prepared)  # type: ignore[arg-type]
         return division, found, {name: parameter.grad for name, parameter in own.named_parameters()}
 
     divisions, losses, gradients = zip(*Meeting(size).run(work), strict=True)
