@@ -18,7 +18,7 @@ class Ema(Average):
     """what the average keeps of itself in a step; null: by half_life"""
     half_life: float = Field(2000, gt=0)
     """steps after which a weight counts half as much; not used where decay is given"""
-    every: int = Field(8, ge=1)
+    every: int = Field(16, ge=1)
     """steps between two updates, each of which counts for all of them: one costs a pass over the weights"""
     warmup: bool = False
     """keep at most (1 + t)/(10 + t) in step t, so that the initial weights are soon forgotten"""

@@ -40,10 +40,10 @@ def test_averages_are_the_references() -> None:
 def test_half_life_and_every() -> None:
     weights = [[1.0]] + [[0.0]] * 64
     by_step = averaged({"kind": "ema", "half_life": 32, "every": 1}, weights)
-    by_eight = averaged({"kind": "ema", "half_life": 32}, weights)
+    by_default = averaged({"kind": "ema", "half_life": 32}, weights)
     assert by_step[31] == [pytest.approx(0.5)]
-    assert by_eight[31] == [pytest.approx(0.5)]
-    assert by_eight[30] == by_eight[23]
+    assert by_default[31] == [pytest.approx(0.5)]
+    assert by_default[30] == by_default[16]
 
 
 @pytest.fixture(scope="module")
