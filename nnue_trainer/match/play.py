@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import heapq
 import itertools
+import math
 import select
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -152,13 +153,13 @@ class Arena:
         self._by_descriptor.clear()
         self._poll.close()
 
-    def open(self, player: int) -> Engine:
-        """A new process of a player's engine."""
+    def open(self, player: int, start_timeout: float = math.inf) -> Engine:
+        """A new process of a player's engine, which must answer within `start_timeout` seconds and the usual ones."""
         chosen = self.players[player]
         options = dict(chosen.options)
         if self.chess960:
             options["UCI_Chess960"] = "true"
-        return Engine(chosen.path, options, timeout=self.limit.timeout)
+        return Engine(chosen.path, options, timeout=self.limit.timeout, start_timeout=start_timeout)
 
     def play(self, tasks: Iterator[Task]) -> Iterator[PlayedGame]:
         """The games of `tasks`, in the order in which they end."""

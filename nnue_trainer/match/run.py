@@ -30,6 +30,7 @@ from nnue_trainer.match.statistics import Sprt, Statistics, statistics
 JOURNAL = "games.journal"
 JSON, PGN, PAGE = "match.json", "games.pgn", "match.html"
 FORMAT_VERSION = 1
+_START_SECONDS = 10.0  # until a program that is no engine is given up, before the first game
 
 
 @dataclass(frozen=True)
@@ -251,7 +252,7 @@ def _chain(first: Task, rest: Iterator[Task]) -> Iterator[Task]:
 def _check_players(arena: Arena) -> None:
     """UserError for an engine that does not start, lacks an option or cannot search with its net."""
     for player in range(len(arena.players)):
-        with arena.open(player) as engine:
+        with arena.open(player, _START_SECONDS) as engine:
             engine.new_game()
             engine.send(f"position fen {START}")
             engine.ask("go depth 1", "bestmove")

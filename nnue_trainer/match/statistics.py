@@ -20,6 +20,9 @@ MODELS: tuple[EloModel, ...] = ("normalized", "logistic")
 NELO = 800 / math.log(10)
 """Normalised Elo of one standard deviation of a game."""
 _Z = 1.959963984540054  # of a 95 % confidence interval
+# Beyond about 230 normalised Elo, the iteration that finds the likeliest distribution has no solution in its first
+# step.
+_MOST_ELO = {"normalized": 200, "logistic": 1000}
 _FEWEST = 1e-3  # takes the place of a count of 0 in a test
 
 
@@ -55,12 +58,15 @@ class Sprt:
     def __post_init__(self) -> None:
         if not (math.isfinite(self.elo0) and math.isfinite(self.elo1) and self.elo0 < self.elo1):
             raise ValueError(f"elo0 is {self.elo0:g} and elo1 {self.elo1:g}, expected elo0 < elo1")
+        if self.model not in MODELS:
+            raise ValueError(f"model is {self.model!r}, expected {' or '.join(MODELS)}")
+        most = _MOST_ELO[self.model]
+        if max(abs(self.elo0), abs(self.elo1)) > most:
+            raise ValueError(f"elo0 is {self.elo0:g} and elo1 {self.elo1:g}, expected {self.model} Elo within ±{most}")
         if not (self.alpha > 0 and self.beta > 0 and self.alpha + self.beta < 1):
             raise ValueError(
                 f"alpha is {self.alpha:g} and beta {self.beta:g}, expected positive numbers with a sum below 1"
             )
-        if self.model not in MODELS:
-            raise ValueError(f"model is {self.model!r}, expected {' or '.join(MODELS)}")
 
     @property
     def lower(self) -> float:

@@ -62,3 +62,21 @@ def test_degenerate_counts():
 def test_bounds_that_make_no_test(test, wrong):
     with pytest.raises(ValueError, match=wrong):
         Sprt(*test)
+
+
+def test_every_test_has_a_finite_ratio_for_any_counts():
+    few = [
+        [9, 0, 0, 0, 0],
+        [0, 0, 0, 0, 9],
+        [0, 0, 5, 0, 0],
+        [3, 0, 0, 0, 3],
+        [0, 0, 0, 1, 40_000],
+        [0, 0, 7],
+        [1, 0, 0],
+    ]
+    for model, most in (("normalized", 200), ("logistic", 1000)):
+        for counts in few:
+            for bounds in ((0, most), (-most, 0), (-most, most)):
+                assert math.isfinite(Sprt(*bounds, model=model).llr(counts))
+        with pytest.raises(ValueError, match=f"expected {model} Elo within ±{most}"):
+            Sprt(0, most + 1, model=model)
