@@ -56,12 +56,13 @@ def trained(size: int, folder: Path, *overrides: str) -> dict[str, torch.Tensor]
         (LAYERED,),
         (LAYERED, "optimizer={kind: ranger_lite, max_norm: 0.01}", "lambda.jitter=0.1"),
         (LAYERED, "training.precision=mixed"),
+        (LAYERED, "training.precision=mixed", "average={kind: ema, half_life: 3, every: 1}"),
         (LAYERED, "optimizer={kind: torch, name: RAdam}"),
         ("model={kind: simple, hidden: 64}",),
         (AWARE,),
         (LAYERED, "optimizer={kind: torch, name: Adafactor}"),
     ],
-    ids=["columns", "norm", "mixed", "torch rule", "simple", "positions", "positions, eager"],
+    ids=["columns", "norm", "mixed", "mixed, an average", "torch rule", "simple", "positions", "positions, eager"],
 )
 def test_two_gpus_train_as_one_does(tmp_path: Path, overrides: tuple[str, ...]) -> None:
     one, two = trained(1, tmp_path / "one", *overrides), trained(2, tmp_path / "two", *overrides)

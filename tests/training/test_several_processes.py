@@ -156,6 +156,19 @@ def test_several_processes_train_as_one_does(tmp_path, data, kind):
     assert records(tmp_path / "several") == records(tmp_path / "again")
 
 
+def test_an_average_in_mixed_precision(tmp_path, data):
+    """To bfloat16's rounding what one process has."""
+    sections = {"training": {"precision": "mixed", "epochs": 2}, "average": {"kind": "ema", "half_life": 3, "every": 1}}
+    recipe = written(tmp_path / "mine.yaml", data, **sections)
+    nnue("train", "--config", recipe, "--run-dir", tmp_path / "one")
+    several.train(2, tmp_path / "a", "--config", recipe, "--run-dir", tmp_path / "two")
+    one, two = last(tmp_path / "one").tensors, last(tmp_path / "two").tensors
+    for name, tensor in two["model"].items():
+        assert not torch.equal(tensor, two["optimizer"][f"trained/{name}"]), "the average is not what is trained"
+        difference = (tensor.double() - one["model"][name].double()).abs()
+        assert difference.mean() <= 2e-2 * tensor.double().abs().mean() + 1e-6, name
+
+
 def test_four_processes_and_the_net_of_them_is_exported(tmp_path, data, recipe):
     folder = tmp_path / "run"
     several.train(4, tmp_path / "a", "--config", recipe, "--run-dir", folder)

@@ -73,7 +73,8 @@ def bullet_data(project_root: Path, folder: Path) -> Path:
     return folder
 
 
-def test_own_filter_weight_and_loss_in_a_training(project_root: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+def test_own_filter_weight_and_loss_in_a_training(project_root: Path, tmp_path: Path, device: str) -> None:
     data, own = bullet_data(project_root, tmp_path), tmp_path / "own.py"
     own.write_text(OWN)
     runs = {"spare": ("Pieces", "Weight", f"{own}:Mine"), "plain": ("PlainPieces", "PlainWeight", "sigmoid")}
@@ -84,10 +85,12 @@ def test_own_filter_weight_and_loss_in_a_training(project_root: Path, tmp_path: 
             data={"filters": {"soft_ply": 0, "extra": [{"kind": f"{own}:{only}"}]}},
             loss={"kind": loss},
             position_weight={"kind": f"{own}:{weight}"},
+            training={"device": device, "precision": "fp32"},
         )
         nnue("train", "--config", recipe, "--run-dir", tmp_path / name)
     ends = [last(tmp_path / name).tensors["model"]["output.weight"] for name in runs]
-    torch.testing.assert_close(*ends, rtol=0, atol=0)
+    # On a GPU the built-in loss has a kernel, which rounds in another order.
+    torch.testing.assert_close(*ends, rtol=0, atol=0 if device == "cpu" else 1e-3)
 
 
 @pytest.mark.parametrize(("name", "width"), [("vf-rules.vf", 1), ("vf-rules.marlin.bin", 1), ("vf-rules.data", 3)])
