@@ -189,7 +189,10 @@ std::optional<Output> Pipeline::next(std::chrono::milliseconds timeout) {
     first_output_ = (first_output_ + 1) % outputs_.size();
     --num_outputs_;
     if (!output.end_of_epoch) held_slots_[output.slot] = true;
-    if (!output.end_of_epoch && options_.counts_unique) seen_.join(sketches_[output.slot]);
+    if (!output.end_of_epoch && options_.counts_unique) {
+        seen_.join(sketches_[output.slot]);
+        seen_floor_ = seen_.floor();
+    }
     output.bad_chunks = bad_chunks_.count;
     return output;
 }
@@ -237,6 +240,7 @@ Sketch Pipeline::seen() {
 void Pipeline::restore_seen(const Sketch& sketch) {
     const std::lock_guard lock(mutex_);
     seen_ = sketch;
+    seen_floor_ = seen_.floor();
 }
 
 BadChunks Pipeline::bad_chunks() {
@@ -317,19 +321,16 @@ bool Pipeline::try_batch(std::unique_lock<std::mutex>& lock, Scratch& scratch) {
         output.read.push_back({shard->number, window.end.epoch, window.end.chunk + (window.end.skip > 0)});
     }
     if (ended && has_marks()) push_mark(*ended);
+    const unsigned floor = seen_floor_;
 
     lock.unlock();
+    if (options_.counts_unique) {
+        scratch.sketch = &sketches_[slot];
+        scratch.sketch->clear();
+    }
     std::size_t row = 0;
     for (std::size_t i = 0; i < shards_.size(); row += scratch.parts[i++].size) {
-        fill_part(scratch.parts[i], shards_[i]->number, row, slots_[slot], scratch);
-    }
-    if (options_.counts_unique) {
-        sketches_[slot].clear();
-        for (std::size_t i = 0; i < shards_.size(); ++i) {
-            const Part& part = scratch.parts[i];
-            order_of(*part.window, shards_[i]->number, part.batch, part.batch_size, scratch);
-            for (const std::uint32_t at : scratch.order) sketches_[slot].add(part.window->records[at]);
-        }
+        fill_part(scratch.parts[i], shards_[i]->number, row, slots_[slot], scratch, floor);
     }
     lock.lock();
     output.ready = true;
@@ -341,14 +342,38 @@ bool Pipeline::try_batch(std::unique_lock<std::mutex>& lock, Scratch& scratch) {
     return true;
 }
 
-void Pipeline::fill_part(const Part& part, std::size_t shard, std::size_t row, Slot& slot, Scratch& scratch) const {
+void Pipeline::fill_part(const Part& part, std::size_t shard, std::size_t row, Slot& slot, Scratch& scratch,
+                         unsigned floor) const {
     const Window& window = *part.window;
-    order_of(window, shard, part.first, part.size, scratch);
-    if (options_.features) {
-        const BatchRows rows = slot.rows.from(row, options_.features->max_active);
-        expand_positions(window.records.get(), scratch.order.data(), part.size, *options_.features, rows);
-    } else {
-        kernels().gather(window.records.get(), scratch.order.data(), part.size, slot.records + row);
+    const Record* records = window.records.get();
+    const auto fill = [&](std::size_t first, std::size_t n) {
+        const std::uint32_t* order = scratch.order.data() + first;
+        if (options_.features) {
+            const BatchRows rows = slot.rows.from(row + first, options_.features->max_active);
+            expand_positions(records, order, n, *options_.features, rows);
+        } else {
+            kernels().gather(records, order, n, slot.records + row + first);
+        }
+    };
+    if (!options_.counts_unique) {
+        order_of(window, shard, part.first, part.size, scratch);
+        fill(0, part.size);
+        return;
+    }
+    // All of the batch is counted, also what other processes get of it. In pieces that stay in the first cache between
+    // counting and copying.
+    constexpr std::size_t kPiece = 256, kAhead = 16;
+    const std::size_t begin = part.first - part.batch, end = begin + part.size;
+    order_of(window, shard, part.batch, part.batch_size, scratch);
+    row -= begin;
+    for (std::size_t at = 0; at < part.batch_size; at += kPiece) {
+        const std::size_t next = std::min(at + kPiece, part.batch_size);
+        for (std::size_t i = at; i < next; ++i) {
+            if (i + kAhead < part.batch_size) __builtin_prefetch(records + scratch.order[i + kAhead]);
+            scratch.sketch->add(records[scratch.order[i]], floor);
+        }
+        const std::size_t from = std::max(at, begin), to = std::min(next, end);
+        if (from < to) fill(from, to - from);
     }
 }
 

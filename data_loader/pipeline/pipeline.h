@@ -172,6 +172,7 @@ class Pipeline {
         std::vector<std::uint8_t> flags;
         std::vector<std::uint32_t> order;
         std::vector<Part> parts;
+        Sketch* sketch = nullptr;  // of the batch, if unique positions are counted
     };
 
     // A stream of chunks, from the place where decoding goes on to the windows that are filled.
@@ -205,7 +206,8 @@ class Pipeline {
     bool is_ahead(const Shard& shard) const;
     bool try_decode(std::unique_lock<std::mutex>& lock, Scratch& scratch);
     void decode(std::unique_lock<std::mutex>& lock, Shard& shard, Scratch& scratch);
-    void fill_part(const Part& part, std::size_t shard, std::size_t row, Slot& slot, Scratch& scratch) const;
+    void fill_part(const Part& part, std::size_t shard, std::size_t row, Slot& slot, Scratch& scratch,
+                   unsigned floor) const;
     void order_of(const Window& window, std::size_t shard, std::size_t first, std::size_t size, Scratch& scratch) const;
     Output& push_output();
     void push_mark(const Window& last);
@@ -231,6 +233,7 @@ class Pipeline {
     BadChunks bad_chunks_;
     std::vector<Sketch> sketches_;  // of the batch in each slot, if unique positions are counted
     Sketch seen_;
+    unsigned seen_floor_ = 0;                      // of seen_
     std::unordered_set<std::uint32_t> known_bad_;  // indices into chunks_
 
     std::vector<std::unique_ptr<Shard>> shards_;  // of this process
