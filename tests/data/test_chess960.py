@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from nnue_trainer import _data
-from nnue_trainer.data import PositionReader, PositionWriter, expand, fields, records_from_fens
+from nnue_trainer.data import FORMATS, PositionReader, PositionWriter, expand, fields, records_from_fens
 from nnue_trainer.data.binpack import Records
 from nnue_trainer.data.generate import start_position
 from nnue_trainer.data.transform import convert, shuffle
@@ -149,6 +149,46 @@ def test_a_binpack_with_a_right_off_the_corners_is_refused(tmp_path: Path) -> No
     path.write_bytes(b"BINP" + len(stem).to_bytes(4, "little") + stem)
     with pytest.raises(UserError, match=r"x\.binpack: offset 8: .* a binpack holds no Chess960"):
         read(path)
+
+
+# Set-ups that a reader could take for others: castling codes, bits and letters mean corner rooks and kings on e1 and e8
+# in some formats, the outermost rook in others, the rook itself in the rest. Whether they are those of standard chess.
+SET_UPS = {
+    "r3k2r/8/8/8/8/8/8/R3K2R w KQkq - 0 1": True,
+    "4k3/8/8/8/8/8/8/R3K2R b Q - 0 1": True,
+    "4k3/8/8/8/8/8/8/RR2K1RR w HA - 0 1": True,  # other rooks inside
+    "4k3/8/8/8/8/8/8/1R2K1R1 w GB - 0 1": False,  # rooks off their corners
+    "4k3/8/8/8/8/8/8/RR2K1RR w GB - 0 1": False,  # others in the corners
+    "4k3/8/8/8/8/8/8/R4K1R w KQ - 0 1": False,  # rooks in the corners, king off e1
+    "4k3/8/8/8/8/8/8/2RKR3 w EC - 0 1": False,
+    "1r2kr2/8/8/8/8/8/8/R1K4R w HAfb - 0 1": False,
+    "r1k4r/8/8/8/8/8/8/R3K2R w KQha - 0 1": False,  # of one side alone
+}
+
+
+@pytest.mark.parametrize(("fen", "is_standard"), SET_UPS.items())
+@pytest.mark.parametrize("kind", FORMATS)
+def test_no_format_misreads_a_set_up(kind: str, fen: str, is_standard: bool, tmp_path: Path) -> None:
+    """It comes back as it was, or is refused by name. bulletformat has no castling rights, which is counted."""
+    game = _data.Game(fen, True)
+    game.record(game.legal_moves()[0], 12)  # viriformat holds no position without a move
+    records = game.records(0)
+    if kind in _data.only_standard_castling() and not is_standard:
+        with (
+            pytest.raises(UserError, match="position 0: castling rights of Chess960 in "),
+            PositionWriter(tmp_path / "x", kind) as writer,
+        ):
+            writer.write(records)
+        return
+    with PositionWriter(tmp_path / "x", kind) as writer:
+        writer.write(records)
+    rows = [_data.describe(of)[0] for of in (read(tmp_path / "x"), records)]
+    if kind == "bulletformat":
+        assert writer.losses["castling"] == 1
+    else:
+        assert rows[0][0] == rows[1][0]
+    if "moves" not in writer.losses:
+        assert rows[0] == rows[1]
 
 
 def test_uci_is_read_both_ways() -> None:
