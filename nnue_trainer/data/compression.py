@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import logging
 import tempfile
 import zlib
 from collections import deque
@@ -16,6 +17,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol, cast
 
 from nnue_trainer.errors import UserError
+
+_log = logging.getLogger(__name__)
 
 _GZIP, _ZSTD = b"\x1f\x8b\x08", b"\x28\xb5\x2f\xfd"
 _BZIP2, _BZIP2_BLOCK = b"BZh", b"1AY&SY"  # the level lies between them
@@ -31,6 +34,13 @@ class ByteReader(Protocol):
     def readinto(self, buffer: memoryview, /) -> int: ...
 
 
+def _fill(stream: gzip.GzipFile | bz2.BZ2File, buffer: memoryview) -> int:
+    """What the stream has at once: `readinto` would drop what it has already decompressed where the file is cut."""
+    found = stream.read1(len(buffer))
+    buffer[: len(found)] = found
+    return len(found)
+
+
 class _GzipReader:
     def __init__(self, path: Path, file: BinaryIO) -> None:
         self._path = path
@@ -38,7 +48,7 @@ class _GzipReader:
 
     def readinto(self, buffer: memoryview, /) -> int:
         try:
-            return self._stream.readinto(buffer)
+            return _fill(self._stream, buffer)
         except (EOFError, OSError, zlib.error) as error:
             raise UserError(f"{self._path}: not a sound gzip file: {error}") from None
 
@@ -50,7 +60,7 @@ class _Bzip2Reader:
 
     def readinto(self, buffer: memoryview, /) -> int:
         try:
-            return self._stream.readinto(buffer)
+            return _fill(self._stream, buffer)
         except (EOFError, OSError) as error:
             raise UserError(f"{self._path}: not a sound bzip2 file: {error}") from None
 
@@ -233,11 +243,18 @@ def head_of(file: BinaryIO) -> bytes:
 
 
 def unpack(
-    path: Path, kind: str, file: BinaryIO, folder: Path | None = None, poll: Callable[[], None] | None = None
+    path: Path,
+    kind: str,
+    file: BinaryIO,
+    folder: Path | None = None,
+    poll: Callable[[], None] | None = None,
+    *,
+    skip_bad: bool = False,
 ) -> BinaryIO:
     """A file without a name in `folder` (None: the system's for temporary files) with the decompressed bytes of `file`,
     which can be read in any order; it disappears with the object. `poll` is called per MiB; what it raises ends the
-    unpacking. UserError, naming `path`, for a file that is not sound and a full disk."""
+    unpacking. UserError, naming `path`, for a file that is not sound and a full disk. `skip_bad`: of a file that is
+    corrupt or cut off, what comes before that, with a warning; UserError if nothing does."""
     where = folder or Path(tempfile.gettempdir())
     block = memoryview(bytearray(_UNPACK_BLOCK))
     try:
@@ -245,7 +262,7 @@ def unpack(
     except OSError as error:
         raise _no_room(path, kind, where, error) from None
     try:
-        source = decompress(path, kind, file)
+        source = UntilBroken(decompress(path, kind, file))
         while count := source.readinto(block):
             try:
                 written = 0
@@ -255,9 +272,13 @@ def unpack(
                 raise _no_room(path, kind, where, error) from None
             if poll:
                 poll()
+        if source.error and not (skip_bad and out.tell()):
+            raise UserError(source.error)
     except BaseException:
         out.close()
         raise
+    if source.error:
+        _log.warning("%s; the %s bytes before it are read", source.error, f"{out.tell():,}")
     return out
 
 

@@ -114,7 +114,8 @@ class OpenedFile:
     unpacked once, here, into a file without a name in `temporary` (None: the system's folder), which disappears with
     this object. A file in one of `formats` is read into such a file as well.
 
-    `skip_bad`: a record or chunk that is cut off by the end of the file is left out. `poll` is called per MiB that is
+    `skip_bad`: a record or chunk that is cut off by the end of the file is left out, and so is what comes behind the
+    place where a compressed file is corrupt or cut off. `poll` is called per MiB that is
     unpacked; what it raises ends the unpacking. `spare`: records also hold the file's spare bytes
     (`nnue_trainer.data.spare`), so that it is read into a file without a name too. UserError, one line,
     for what is no data file.
@@ -146,7 +147,7 @@ class OpenedFile:
                 return
             if size > _LARGE:
                 _log.warning("%s: %s-compressed: unpacking it before the first batch", path, self.compression)
-            with unpack(self.path, self.compression, file, temporary, poll) as unpacked:
+            with unpack(self.path, self.compression, file, temporary, poll, skip_bad=skip_bad) as unpacked:
                 unpacked_size = os.fstat(unpacked.fileno()).st_size
                 self.native = self._chunks(unpacked, unpacked_size, skip_bad, formats, temporary, poll)
 

@@ -1,8 +1,10 @@
 """The loader: contents, order, resume, reuse of memory, errors."""
 
+import bz2
 import gzip
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -281,6 +283,29 @@ def test_bad_chunks_of_every_format_are_named_and_skipped(tmp_path: Path, positi
         assert 10_000 < left < 50_000
         count, first = loader.bad_chunks()
         assert (count >= 1, name in first) == (True, True)
+
+
+@pytest.mark.parametrize("kind", ["gzip", "bzip2", "zstd"])
+def test_a_compressed_file_that_is_cut_is_read_up_to_there(
+    kind: str, tmp_path: Path, positions: Records, caplog: pytest.LogCaptureFixture
+) -> None:
+    compress = {"gzip": gzip.compress, "bzip2": bz2.compress, "zstd": zstandard.compress}[kind]
+    with PositionWriter(tmp_path / "x.bin") as writer:
+        writer.write(positions)
+    whole = compress((tmp_path / "x.bin").read_bytes())
+    path = tmp_path / "x.bin.z"
+    path.write_bytes(whole[: 2 * len(whole) // 3])
+    place = r"x\.bin\.z: .*; offset of the decompressed bytes: [1-9][\d,]* or later"
+    with pytest.raises(UserError, match=place):
+        RecordLoader(path, 1000).open()
+    with RecordLoader(path, 1000, shuffle=False, drop_last=False, skip_bad_chunks=True) as loader:
+        read = np.concatenate([batch.numpy().copy() for batch in loader])
+    assert len(positions) / 3 < len(read) < len(positions)
+    np.testing.assert_array_equal(read, positions[: len(read)])
+    assert re.search(place + r"; the [\d,]+ bytes before it are read", caplog.text)
+    path.write_bytes(whole[:40])
+    with pytest.raises(UserError, match=r"x\.bin\.z: "):
+        RecordLoader(path, 1000, skip_bad_chunks=True).open()
 
 
 def test_a_file_that_is_no_data(tmp_path: Path, files: list[Path]) -> None:
