@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import several
 import torch
 from command import nnue
 from small_runs import last, split_sample, written
@@ -91,6 +92,52 @@ def test_own_filter_weight_and_loss_in_a_training(project_root: Path, tmp_path: 
     ends = [last(tmp_path / name).tensors["model"]["output.weight"] for name in runs]
     # On a GPU the built-in loss has a kernel, which rounds in another order.
     torch.testing.assert_close(*ends, rtol=0, atol=0 if device == "cpu" else 1e-3)
+
+
+def with_own_parts(project_root: Path, folder: Path) -> Path:
+    """The recipe of a training whose filter, weight and loss use spare bytes."""
+    own = folder / "own.py"
+    own.write_text(OWN)
+    return written(
+        folder / "mine.yaml",
+        bullet_data(project_root, folder),
+        data={"filters": {"soft_ply": 0, "extra": [{"kind": f"{own}:Pieces"}]}},
+        loss={"kind": f"{own}:Mine"},
+        position_weight={"kind": f"{own}:Weight"},
+    )
+
+
+def assert_same_end(one: Path, other: Path, **tolerances: float) -> None:
+    ends = [last(run).tensors["model"] for run in (one, other)]
+    assert ends[0].keys() == ends[1].keys()
+    for name, tensor in ends[0].items():
+        torch.testing.assert_close(tensor, ends[1][name], **tolerances)
+
+
+def test_in_two_processes_and_over_a_resume(project_root: Path, tmp_path: Path) -> None:
+    recipe = with_own_parts(project_root, tmp_path)
+    nnue("train", "--config", recipe, "--run-dir", tmp_path / "whole")
+    first = tmp_path / "whole" / "checkpoints" / "epoch-0001.safetensors"
+    nnue("train", "--resume", first, "--run-dir", tmp_path / "resumed")
+    assert_same_end(tmp_path / "whole", tmp_path / "resumed", rtol=0, atol=0)
+    several.train(2, tmp_path / "two", "--config", recipe, "--run-dir", tmp_path / "two")
+    assert_same_end(tmp_path / "whole", tmp_path / "two", rtol=1e-4, atol=1e-6)
+    # Resumed in another number of processes.
+    first = tmp_path / "two" / "checkpoints" / "epoch-0001.safetensors"
+    nnue("train", "--resume", first, "--run-dir", tmp_path / "one")
+    assert_same_end(tmp_path / "two", tmp_path / "one", rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.cuda
+def test_on_a_gpu_and_over_a_resume(project_root: Path, tmp_path: Path) -> None:
+    recipe = with_own_parts(project_root, tmp_path)
+    device = "training.device=cuda"
+    nnue("train", "--config", recipe, "--run-dir", tmp_path / "cpu")
+    nnue("train", "--config", recipe, "--run-dir", tmp_path / "whole", device)
+    assert_same_end(tmp_path / "cpu", tmp_path / "whole", rtol=1e-3, atol=1e-4)
+    first = tmp_path / "whole" / "checkpoints" / "epoch-0001.safetensors"
+    nnue("train", "--resume", first, "--run-dir", tmp_path / "resumed")
+    assert_same_end(tmp_path / "whole", tmp_path / "resumed", rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(("name", "width"), [("vf-rules.vf", 1), ("vf-rules.marlin.bin", 1), ("vf-rules.data", 3)])
