@@ -234,14 +234,10 @@ def _inputs(step: Step) -> str:
 
 def _left(last: Path | None) -> str:
     """Why a training that ended well is not complete; "" if it is."""
-    from nnue_trainer import checkpoint, config
-    from nnue_trainer.training.stages import stages_of
+    from nnue_trainer.training.stages import left
 
     assert last is not None
-    saved = checkpoint.load(last, ())
-    state = saved.trainer_state(last)
-    end = stages_of(config.parse(saved.recipe))[-1].end
-    return "" if state.stopped or state.step >= end else f"step {state.step:,} of {end:,}"
+    return left(last)
 
 
 def _call(command: list[str]) -> int:

@@ -210,7 +210,7 @@ def _train_seeds(chosen: Recipe, folder: Path, resume: str | None, overwrite: bo
     if any(run.interrupted for run in runs):
         say("continue with    the same command and --resume auto")
         raise typer.Exit(INTERRUPTED)
-    say(f"compared in      {folder / 'seeds.json'}")
+    say(f"figures          {folder / 'seeds.json'}")
 
 
 def _write_report(folder: Path, say: Callable[[str], None]) -> None:

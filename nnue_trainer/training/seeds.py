@@ -20,6 +20,7 @@ from nnue_trainer.atomic import replacing
 from nnue_trainer.config import Recipe
 from nnue_trainer.errors import UserError
 from nnue_trainer.training.run import train
+from nnue_trainer.training.stages import left
 from nnue_trainer.training.terminal import say
 
 _COMPARED = ("loss", "best", "score_cross_entropy", "result_cross_entropy", "result_accuracy", "rank_correlation")
@@ -35,6 +36,8 @@ class SeedRun:
     interrupted: bool
     figures: dict[str, float]
     """of the last validation, by the names that metrics.jsonl has"""
+    left: str = ""
+    """how far it is, where a signal or training.max_time ended it early"""
 
 
 def train_seeds(
@@ -58,7 +61,7 @@ def train_seeds(
             if train(config.with_only_seed(recipe, seed), path, resume=resume, overwrite=overwrite).interrupted:
                 interrupted = set(recipe.seeds[recipe.seeds.index(seed) :])
                 break
-    found = [SeedRun(seed, path, seed in interrupted, _figures(path)) for seed, path in runs.items()]
+    found = [SeedRun(seed, path, seed in interrupted, _figures(path), _left(path)) for seed, path in runs.items()]
     with replacing(folder / "seeds.json") as output:
         output.write_text(json.dumps(_summary(found), indent=1) + "\n")
     return found
@@ -67,9 +70,12 @@ def train_seeds(
 def report(runs: list[SeedRun]) -> list[str]:
     """Lines that compare the seeds."""
     lines = [
-        f"seed {run.seed}: " + (", ".join(f"{name} {run.figures[name]:.6f}" for name in _of(run)) or "no validation")
+        f"seed {run.seed}{run.left and f' at {run.left}'}: "
+        + (", ".join(f"{name} {run.figures[name]:.6f}" for name in _of(run)) or "no validation")
         for run in runs
     ]
+    if any(run.left for run in runs):
+        return [*lines, "not all seeds are finished, so their figures do not compare; --resume auto continues"]
     summary = _summary(runs)
     lines += [
         f"{name}: {summary['mean'][name]:.6f} ± {summary['deviation'][name]:.6f} over {len(runs)} seeds"
@@ -83,14 +89,20 @@ def _of(run: SeedRun) -> list[str]:
 
 
 def _summary(runs: list[SeedRun]) -> dict[str, dict[str, object]]:
-    """Figures by seed, and mean and standard deviation (of a sample) of those that all seeds have."""
-    common = [name for name in _COMPARED if runs and all(name in run.figures for run in runs)]
+    """Figures by seed; of finished seeds mean and standard deviation (of a sample) of those that all have."""
+    finished = bool(runs) and not any(run.left for run in runs)
+    common = [name for name in _COMPARED if finished and all(name in run.figures for run in runs)]
     values = {name: [run.figures[name] for run in runs] for name in common}
     return {
-        "seeds": {str(run.seed): {"interrupted": run.interrupted, **run.figures} for run in runs},
+        "seeds": {str(run.seed): {"interrupted": run.interrupted, "left": run.left, **run.figures} for run in runs},
         "mean": {name: statistics.fmean(of_name) for name, of_name in values.items()},
         "deviation": {name: statistics.stdev(of_name) if len(of_name) > 1 else 0.0 for name, of_name in values.items()},
     }
+
+
+def _left(folder: Path) -> str:
+    last = folder / "checkpoints" / "last.safetensors"
+    return left(last) if last.exists() else "the start"
 
 
 def _figures(folder: Path) -> dict[str, float]:

@@ -6,7 +6,9 @@ import dataclasses
 import itertools
 import math
 from dataclasses import dataclass
+from pathlib import Path
 
+from nnue_trainer import checkpoint, config
 from nnue_trainer.config import Recipe, stage_recipes, with_precision, with_seed
 from nnue_trainer.schedules import RunStep
 from nnue_trainer.stages import Stage
@@ -125,3 +127,11 @@ def stages_of(recipe: Recipe) -> list[StageOfRun]:
             )
         )
     return found
+
+
+def left(last: Path) -> str:
+    """What the run of a last checkpoint has left to do, "step 3 of 9"; "" where all is done, or a callback ended it."""
+    saved = checkpoint.load(last, ())
+    state = saved.trainer_state(last)
+    end = stages_of(config.parse(saved.recipe))[-1].end
+    return "" if state.stopped or state.step >= end else f"step {state.step:,} of {end:,}"

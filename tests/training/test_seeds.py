@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -62,6 +63,19 @@ def test_seeds_go_on_where_they_were_stopped(tmp_path: Path, recipe: Path, monke
     nnue("train", recipe, "--run-dir", tmp_path / "whole", "seeds=[2]")
     assert same(folder / "seed-2", tmp_path / "whole" / "seed-2")
     assert json.loads((folder / "seeds.json").read_text())["seeds"].keys() == {"1", "2", "3"}
+
+
+def test_seeds_that_ran_out_of_time_are_not_compared(tmp_path: Path, recipe: Path) -> None:
+    folder = tmp_path / "run"
+    output = nnue("train", recipe, "--run-dir", folder, "seeds=[1, 2]", "training.max_time=1e-9")
+    assert re.search(r"seed 1 at step \d of 4", output)
+    assert "not all seeds are finished" in output
+    assert " ± " not in output
+    output = nnue("train", recipe, "--run-dir", folder, "seeds=[1, 2]", "--resume", "auto")
+    assert " ± " in output
+    nnue("train", recipe, "--run-dir", tmp_path / "whole", "seeds=[1]")
+    assert same(folder / "seed-1", tmp_path / "whole" / "seed-1")
+    assert json.loads((folder / "seeds.json").read_text())["seeds"]["1"]["left"] == ""
 
 
 def test_seeds_at_once(tmp_path: Path, recipe: Path) -> None:
