@@ -86,9 +86,10 @@ build: $(VENV)/.build-tools  ## compile the op libraries and the data module in 
 data-module: $(VENV)/.build-tools
 	@NNUE_PARTS=data $(BUILD)
 
-# The CUDA sources take longer than all others together, and what torch cannot run here the quickstart does not need.
+# The CUDA sources take longer than all others together, and what torch cannot run here the quickstart does not need;
+# neither does it need instruction sets of other CPUs.
 quick-build:
-	@$(MAKE) --no-print-directory build FORCE_CUDA=if-usable
+	@NNUE_ISA=native $(MAKE) --no-print-directory build FORCE_CUDA=if-usable
 
 sdist: $(VENV)/.linked  ## the source distribution in dist/
 	rm -f dist/*.tar.gz
@@ -131,8 +132,10 @@ format: $(VENV)/.dev  ## ruff and clang-format, in place
 	$(BIN)/ruff format .
 	@tools/clang_format.sh
 
-types: $(VENV)/.dev build  ## mypy, of the tests as well
+types: $(VENV)/.dev build  ## mypy, also of the tests, and of the package as macOS and Windows see it
 	$(BIN)/mypy
+	$(BIN)/mypy --platform darwin --cache-dir .mypy_cache/darwin
+	$(BIN)/mypy --platform win32 --cache-dir .mypy_cache/win32
 	$(BIN)/mypy --config-file tests/mypy.ini
 
 $(VENV)/.docs: requirements-docs.txt $(VENV)/.requirements

@@ -5,16 +5,31 @@
 // in the first). Everything else is included before, so that no shared inline function is compiled for a level that the
 // machine may lack. NNUE_VECTOR_BYTES is the width of the level's registers. Kernels keep the order of each sum for
 // every width, so that every level computes the same bits.
+//
+// With NNUE_ONLY_ISA, an integer of enum Isa, only that level is compiled (setup.py: NNUE_ISA=native).
+
+#include <stdexcept>
+#include <string>
 
 #include "base/isa.h"
 
+#ifdef NNUE_ONLY_ISA
+#define NNUE_COMPILES_ISA(NUMBER) (NNUE_ONLY_ISA == (NUMBER))
+#else
+#define NNUE_COMPILES_ISA(NUMBER) 1
+#endif
+
+#if NNUE_COMPILES_ISA(0)
 #define NNUE_VECTOR_BYTES 16
 namespace nnue::baseline {
 #include NNUE_KERNELS
 }  // namespace nnue::baseline
 #undef NNUE_VECTOR_BYTES
+#endif
 
 #ifdef NNUE_HAS_ISA_LEVELS
+
+#if NNUE_COMPILES_ISA(1)
 
 #ifdef __clang__
 #pragma clang attribute push(__attribute__((target("avx2,bmi2"))), apply_to = function)
@@ -29,10 +44,16 @@ namespace nnue::avx2 {
 #undef NNUE_VECTOR_BYTES
 #ifdef __clang__
 #pragma clang attribute pop
+#else
+#pragma GCC pop_options
+#endif
+#endif
+
+#if NNUE_COMPILES_ISA(3)
+#ifdef __clang__
 #pragma clang attribute push(__attribute__((target("avx2,bmi2,avx512f,avx512bw,avx512dq,avx512vl"))), \
                              apply_to = function)
 #else
-#pragma GCC pop_options
 #pragma GCC push_options
 #pragma GCC target("avx2,bmi2,avx512f,avx512bw,avx512dq,avx512vl")
 #endif
@@ -45,6 +66,7 @@ namespace nnue::avx512 {
 #pragma clang attribute pop
 #else
 #pragma GCC pop_options
+#endif
 #endif
 
 #endif  // NNUE_HAS_ISA_LEVELS
@@ -61,10 +83,32 @@ inline Isa best_isa() {
 #endif
 }
 
+// The lowest level that is compiled.
+#if NNUE_COMPILES_ISA(0)
+namespace lowest = baseline;
+#elif NNUE_COMPILES_ISA(1)
+namespace lowest = avx2;
+#else
+namespace lowest = avx512;
+#endif
+
+#ifdef NNUE_ONLY_ISA
+// The folder may have been built on another machine.
+inline void check_only_isa() {
+    constexpr auto kOnly = static_cast<Isa>(NNUE_ONLY_ISA);
+    static const bool usable = cpu_has(kOnly);
+    if (!usable)
+        throw std::runtime_error(std::string("the CPU operators were built for ") + isa_name(kOnly) +
+                                 " only, which this CPU lacks: run make build");
+}
+#endif
+
 }  // namespace nnue
 
 // Calls the FUNCTION of the best level with the arguments.
-#ifdef NNUE_HAS_ISA_LEVELS
+#ifdef NNUE_ONLY_ISA
+#define NNUE_CALL_BEST_ISA(FUNCTION, ...) (::nnue::check_only_isa(), ::nnue::lowest::FUNCTION(__VA_ARGS__))
+#elif defined(NNUE_HAS_ISA_LEVELS)
 #define NNUE_CALL_BEST_ISA(FUNCTION, ...)                                              \
     (::nnue::best_isa() == ::nnue::Isa::avx512 ? ::nnue::avx512::FUNCTION(__VA_ARGS__) \
      : ::nnue::best_isa() == ::nnue::Isa::avx2 ? ::nnue::avx2::FUNCTION(__VA_ARGS__)   \

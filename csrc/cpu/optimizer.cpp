@@ -34,12 +34,13 @@ constexpr int64_t kRun = 1024;
 #define NNUE_KERNELS "optimizer_kernels.h"
 #include "for_each_isa.h"
 
-// For kernels of elements T: float64 has only the baseline. It is for tests of derivatives, and the other levels of its
-// kernels would be a third of this file's compile time. In templates of T, as those levels must not be instantiated.
+// For kernels of elements T: float64 has only the lowest level. It is for tests of derivatives, and the other levels of
+// its kernels would be a third of this file's compile time. In templates of T, as those levels must not be
+// instantiated.
 #define NNUE_CALL_BEST_UNLESS_DOUBLE(FUNCTION, ...)           \
     [&] {                                                     \
         if constexpr (std::is_same_v<T, double>) {            \
-            return ::nnue::baseline::FUNCTION(__VA_ARGS__);   \
+            return ::nnue::lowest::FUNCTION(__VA_ARGS__);     \
         } else {                                              \
             return NNUE_CALL_BEST_ISA(FUNCTION, __VA_ARGS__); \
         }                                                     \
