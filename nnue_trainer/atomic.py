@@ -15,7 +15,6 @@ link could mean either file, and a device is not ours to replace.
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import re
 import secrets
@@ -26,6 +25,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from nnue_trainer import system
 from nnue_trainer.errors import UserError
 
 StrPath = str | os.PathLike[str]
@@ -169,7 +169,7 @@ def link(existing: StrPath, path: StrPath) -> None:
 def remove_dead(folder: StrPath) -> None:
     """Removes temporary files that dead writers left in a folder; nothing happens where there is no such folder."""
     with suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        descriptor = os.open(folder, os.O_RDONLY | system.O_DIRECTORY)
         try:
             _remove_dead(descriptor)
         finally:
@@ -199,7 +199,7 @@ def check_output(path: StrPath) -> None:
     """UserError if `path` is something that is never replaced: a link, pipe, device or folder."""
     path = Path(path)
     with suppress(OSError):
-        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        folder = os.open(path.parent, os.O_RDONLY | system.O_DIRECTORY)
         try:
             _check_target(folder, path)
         finally:
@@ -212,7 +212,7 @@ def _refused(path: Path, error: OSError) -> UserError:
 
 def _open_folder(path: Path) -> int:
     path.parent.mkdir(parents=True, exist_ok=True)
-    return os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    return os.open(path.parent, os.O_RDONLY | system.O_DIRECTORY)
 
 
 def _check_target(folder: int, path: Path) -> None:
@@ -238,9 +238,9 @@ def _create(folder: int) -> tuple[str, int]:
     """A new locked temporary file. The kernel takes the umask, or the folder's default ACL, into account."""
     while True:
         name = _temporary_name()
-        descriptor = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666, dir_fd=folder)
+        descriptor = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | system.O_NOFOLLOW, 0o666, dir_fd=folder)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            system.lock(descriptor)
         except BlockingIOError:  # at this moment another writer took it for a dead writer's file and removes it
             os.close(descriptor)
             continue
@@ -256,9 +256,9 @@ def _remove_dead(folder: int) -> None:
         if not _TEMPORARY.fullmatch(name):
             continue
         with suppress(OSError):  # it is another user's, or it is locked and so in use
-            descriptor = os.open(name, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
+            descriptor = os.open(name, os.O_RDWR | system.O_NOFOLLOW | system.O_NONBLOCK, dir_fd=folder)
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                system.lock(descriptor)
                 if stat.S_ISREG(os.fstat(descriptor).st_mode) and _is_name_of(folder, name, descriptor):
                     os.unlink(name, dir_fd=folder)
             finally:

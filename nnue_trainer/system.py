@@ -1,15 +1,151 @@
-"""What differs between operating systems and is not in Python's library; where a system lacks it, callers do without.
+"""What differs between operating systems: files, locks, limits, ends of processes, signals, waiting for events.
 
-POSIX is taken for granted elsewhere: `fcntl`, `O_NOFOLLOW`, `dir_fd`, process groups; on Windows use WSL2 or
-a container.
+Linux is used and tested. Type checks for macOS and Windows pass, and tests run the code for Windows with fakes, but
+nothing has run there yet. `atomic.py` needs names relative to an open folder, which Windows does not have.
 """
 
 from __future__ import annotations
 
+import errno
 import os
+import select
+import signal
 import sys
+import threading
 import time
 from pathlib import Path
+from typing import Protocol
+
+from nnue_trainer.errors import UserError
+
+if sys.platform == "win32":
+    import msvcrt
+
+    O_CLOEXEC = os.O_NOINHERIT | os.O_BINARY
+    O_NOFOLLOW = O_NONBLOCK = O_DIRECTORY = 0
+else:
+    import fcntl
+    import resource
+
+    O_CLOEXEC, O_NOFOLLOW, O_NONBLOCK, O_DIRECTORY = os.O_CLOEXEC, os.O_NOFOLLOW, os.O_NONBLOCK, os.O_DIRECTORY
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+# Windows has no positional reads: there the position of the file is moved and put back.
+_moving = threading.Lock()
+# Windows locks bytes, and other processes cannot read them: this one is behind what is ever written to a lock file.
+_LOCKED_BYTE = 1 << 40
+
+
+def pread(descriptor: int, size: int, offset: int) -> bytes:
+    """At most `size` bytes from `offset` on; the position of the file stays."""
+    if sys.platform == "win32":
+        with _moving, _Moved(descriptor, offset):
+            return os.read(descriptor, size)
+    else:
+        return os.pread(descriptor, size, offset)
+
+
+def pread_into(descriptor: int, view: memoryview, offset: int) -> int:
+    """Reads into `view`; the number of bytes read."""
+    if sys.platform == "win32":
+        data = pread(descriptor, len(view), offset)
+        view[: len(data)] = data
+        return len(data)
+    else:  # noqa: RET505
+        return os.preadv(descriptor, [view], offset)
+
+
+def pwrite(descriptor: int, data: bytes, offset: int) -> int:
+    """Writes at `offset`; the number of bytes written."""
+    if sys.platform == "win32":
+        with _moving, _Moved(descriptor, offset):
+            return os.write(descriptor, data)
+    else:
+        return os.pwrite(descriptor, data, offset)
+
+
+class _Moved:
+    """The position of a file at `offset`, and then where it was."""
+
+    def __init__(self, descriptor: int, offset: int) -> None:
+        self._descriptor, self._offset = descriptor, offset
+
+    def __enter__(self) -> None:
+        self._before = os.lseek(self._descriptor, 0, os.SEEK_CUR)
+        os.lseek(self._descriptor, self._offset, os.SEEK_SET)
+
+    def __exit__(self, *_: object) -> None:
+        os.lseek(self._descriptor, self._before, os.SEEK_SET)
+
+
+def lock(descriptor: int) -> None:
+    """Locks an open file for this process until it is closed. BlockingIOError if another has locked it, OSError where
+    the file system has no locks."""
+    if sys.platform == "win32":
+        try:
+            with _moving, _Moved(descriptor, _LOCKED_BYTE):
+                msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+        except OSError as error:
+            if error.errno in (errno.EACCES, errno.EDEADLK):
+                raise BlockingIOError(error.errno, error.strerror) from None
+            raise
+    else:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def make_private(descriptor: int) -> None:
+    """No other user may read or write the file. On Windows this follows from its folder."""
+    if sys.platform != "win32":
+        os.fchmod(descriptor, 0o600)
+
+
+def user_id() -> int:
+    """The owner of what this process creates, as in `os.stat_result.st_uid`, which is 0 on Windows."""
+    if sys.platform == "win32":
+        return 0
+    else:  # noqa: RET505
+        return os.geteuid()
+
+
+def allow_open_files(needed: int) -> int | None:
+    """Lets this process have so many files open. The system's limit where that is lower, and nothing changes then."""
+    if sys.platform != "win32":
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if soft == resource.RLIM_INFINITY or needed <= soft:
+            return None
+        if hard != resource.RLIM_INFINITY and needed > hard:
+            return hard
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+    return None
+
+
+# --- processes --------------------------------------------------------------------------------------------------------
+
+
+def peak_resident_set() -> int:
+    """The largest resident set of this process so far, in bytes; 0 where the system does not show it."""
+    if sys.platform == "win32":
+        return 0
+    else:  # noqa: RET505
+        unit = 1 if sys.platform == "darwin" else 1024
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def kill_group(pid: int) -> None:
+    """Ends a process, which began its own group, and the processes that it started; on Windows only itself."""
+    if sys.platform == "win32":
+        os.kill(pid, signal.SIGTERM)  # is TerminateProcess there
+    else:
+        os.killpg(pid, signal.SIGKILL)
+
+
+def stop_signals() -> tuple[int, ...]:
+    """The signals that end a program in an orderly way; the last is that of a closed terminal."""
+    if sys.platform == "win32":
+        return int(signal.SIGINT), int(signal.SIGTERM), int(signal.SIGBREAK)
+    else:  # noqa: RET505
+        return int(signal.SIGINT), int(signal.SIGTERM), int(signal.SIGHUP)
 
 
 def seconds_since_boot() -> float:
@@ -45,3 +181,85 @@ def end_of_child(pid: int) -> tuple[int, bool] | None:
 def usable_cpus() -> int:
     """The CPUs that the process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+# --- waiting for events -----------------------------------------------------------------------------------------------
+
+# What may happen to a pipe; the numbers are those of poll and of epoll.
+READABLE, WRITABLE, ENDED = 1, 4, 16
+
+
+class Events(Protocol):
+    """Waits for events of open pipes. `ENDED` is always among the events that are waited for."""
+
+    def register(self, descriptor: int, events: int) -> None:
+        """Waits for these events from now on."""
+
+    def once(self, descriptor: int, events: int) -> None:
+        """Waits for one of these events of a registered pipe, and then for none."""
+
+    def unregister(self, descriptor: int) -> None:
+        """Waits for this pipe no longer; OSError or KeyError where it is not registered."""
+
+    def wait(self, seconds: float) -> list[tuple[int, int]]:
+        """(descriptor, events) of the pipes with events, at most `seconds` later."""
+
+    def close(self) -> None:
+        """Ends the waiting."""
+
+
+if sys.platform != "win32":
+
+    class PolledEvents:
+        """With poll, which every POSIX system has; it costs time in proportion to the number of pipes."""
+
+        def __init__(self) -> None:
+            self._poll = select.poll()
+            self._once: set[int] = set()
+            self.register = self._poll.register
+
+        def once(self, descriptor: int, events: int) -> None:
+            self._poll.modify(descriptor, events)
+            self._once.add(descriptor)
+
+        def unregister(self, descriptor: int) -> None:
+            self._once.discard(descriptor)
+            self._poll.unregister(descriptor)
+
+        def wait(self, seconds: float) -> list[tuple[int, int]]:
+            found = self._poll.poll(1000 * seconds)
+            for descriptor in self._once.intersection(descriptor for descriptor, _ in found):
+                self._once.remove(descriptor)
+                self._poll.modify(descriptor, 0)
+            return found
+
+        def close(self) -> None:
+            self._once.clear()
+
+
+if sys.platform == "linux":
+
+    class EpollEvents:
+        """With epoll, whose cost does not depend on the number of pipes."""
+
+        def __init__(self) -> None:
+            self._epoll = select.epoll()
+            self.register, self.unregister, self.close = self._epoll.register, self._epoll.unregister, self._epoll.close
+
+        def once(self, descriptor: int, events: int) -> None:
+            self._epoll.modify(descriptor, events | select.EPOLLONESHOT)
+
+        def wait(self, seconds: float) -> list[tuple[int, int]]:
+            if seconds > 0:  # epoll counts in milliseconds, select in microseconds
+                select.select([self._epoll.fileno()], [], [], seconds)
+            return self._epoll.poll(0)
+
+
+def events() -> Events:
+    """The best that the system has. UserError on Windows, where nothing waits for several pipes."""
+    if sys.platform == "win32":
+        raise UserError("games between engines need Linux or macOS; on Windows use WSL2")
+    elif sys.platform == "linux":  # noqa: RET506
+        return EpollEvents()
+    else:
+        return PolledEvents()

@@ -13,7 +13,6 @@ import os
 import re
 import selectors
 import shutil
-import signal
 import subprocess
 import time
 import unicodedata
@@ -21,9 +20,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from nnue_trainer import system
 from nnue_trainer.closing import Closing
 from nnue_trainer.errors import UserError, quoted, shown
-from nnue_trainer.system import end_of_child
 
 _LONGEST_LINE = 1 << 16  # bytes
 _LONGEST_ANSWER = 1 << 20  # bytes that are printed for a command whose answer is kept
@@ -318,7 +317,7 @@ class Engine(Closing):
         self._killed = True
         if not self._reaped:  # afterwards the number may be another process's
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+                system.kill_group(self._process.pid)
 
     def close(self) -> None:
         """Ends and reaps the process; may be called again."""
@@ -370,7 +369,7 @@ class Engine(Closing):
     def _last_words(self) -> str:
         """How the process ended, and the last line on its standard error, where they are known."""
         deadline = time.monotonic() + 0.5
-        while (end := end_of_child(self._process.pid)) is None:  # close() reaps it
+        while (end := system.end_of_child(self._process.pid)) is None:  # close() reaps it
             if self._killed or time.monotonic() > deadline:
                 return ""
             time.sleep(0.005)

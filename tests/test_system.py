@@ -1,14 +1,20 @@
 """nnue_trainer.system, here and as other systems see it."""
 
+import errno
 import os
+import resource
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from nnue_trainer import system
+from nnue_trainer.errors import UserError
 
 
 def test_a_process_began_before_now() -> None:
@@ -44,3 +50,129 @@ def test_elsewhere_callers_do_without(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "sched_getaffinity")
     assert system.usable_cpus() == (os.cpu_count() or 1)
     assert system.seconds_since_boot() <= system.seconds_since_boot()
+
+
+@pytest.fixture
+def windows(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, int]]:
+    """The module as it runs on Windows; which bytes of which files were locked."""
+    locked: list[tuple[int, int, int]] = []
+
+    def locking(descriptor: int, _mode: int, size: int) -> None:
+        entry = (os.fstat(descriptor).st_ino, os.lseek(descriptor, 0, os.SEEK_CUR), size)
+        if entry in locked:
+            raise OSError(errno.EACCES, "Permission denied")
+        locked.append(entry)
+
+    monkeypatch.setattr(sys, "platform", "win32")
+    monkeypatch.setattr(system, "msvcrt", SimpleNamespace(locking=locking, LK_NBLCK=2), raising=False)
+    for module, name in (
+        (os, "pread"),
+        (os, "pwrite"),
+        (os, "preadv"),
+        (os, "geteuid"),
+        (os, "killpg"),
+        (os, "fchmod"),
+    ):
+        monkeypatch.delattr(module, name)
+    return locked
+
+
+def positional_reads_and_writes(path: Path) -> None:
+    path.write_bytes(b"0123456789")
+    with path.open("r+b", buffering=0) as file:
+        file.seek(3)
+        assert system.pread(file.fileno(), 4, 5) == b"5678"
+        view = memoryview(bytearray(8))
+        assert system.pread_into(file.fileno(), view, 8) == 2
+        assert view[:2] == b"89"
+        assert system.pwrite(file.fileno(), b"ab", 0) == 2
+        assert file.tell() == 3
+        assert file.read() == b"3456789"
+    assert path.read_bytes() == b"ab23456789"
+
+
+def test_positional_reads_and_writes(tmp_path: Path) -> None:
+    positional_reads_and_writes(tmp_path / "file")
+
+
+def test_positional_reads_and_writes_on_windows(tmp_path: Path, windows: object) -> None:
+    positional_reads_and_writes(tmp_path / "file")
+
+
+def a_lock_excludes_others(path: Path) -> None:
+    with path.open("w+b") as file, path.open("r+b") as other:
+        system.lock(file.fileno())
+        with pytest.raises(BlockingIOError):
+            system.lock(other.fileno())
+        assert file.tell() == other.tell() == 0
+
+
+def test_a_lock_excludes_others(tmp_path: Path) -> None:
+    a_lock_excludes_others(tmp_path / "file")
+
+
+def test_a_lock_excludes_others_on_windows(tmp_path: Path, windows: list[tuple[int, int, int]]) -> None:
+    a_lock_excludes_others(tmp_path / "file")
+    assert [(offset, size) for _, offset, size in windows] == [(1 << 40, 1)]
+
+
+def test_what_windows_lacks(tmp_path: Path, windows: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[tuple[int, int]] = []
+    monkeypatch.setattr(os, "kill", lambda pid, number: ended.append((pid, number)))
+    monkeypatch.setattr(signal, "SIGBREAK", 21, raising=False)
+    system.kill_group(1234)
+    assert ended == [(1234, signal.SIGTERM)]
+    assert system.stop_signals() == (signal.SIGINT, signal.SIGTERM, 21)
+    with (tmp_path / "file").open("wb") as file:
+        system.make_private(file.fileno())
+    assert (system.user_id(), system.peak_resident_set(), system.allow_open_files(1 << 30)) == (0, 0, None)
+    with pytest.raises(UserError, match="games between engines need Linux or macOS"):
+        system.events()
+
+
+def test_the_largest_resident_set_is_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = system.peak_resident_set()
+    assert 1 << 24 < found < 1 << 44
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert found <= 1024 * system.peak_resident_set()
+
+
+def test_the_limit_of_open_files() -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(before[0], 256), before[1]))
+        assert system.allow_open_files(257) is None
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] >= 257
+        if before[1] != resource.RLIM_INFINITY:
+            assert system.allow_open_files(before[1] + 1) == before[1]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@pytest.mark.parametrize("kind", [system.EpollEvents, system.PolledEvents])
+def test_events_of_pipes(kind: Callable[[], system.Events]) -> None:
+    events = kind()
+    reader, writer = os.pipe()
+    events.register(reader, 0)
+    os.write(writer, b"x")
+    assert events.wait(0) == []
+    events.once(reader, system.READABLE)
+    assert events.wait(1) == [(reader, system.READABLE)]
+    assert events.wait(0.002) == []
+    os.read(reader, 1)
+    events.register(writer, system.WRITABLE)
+    assert events.wait(1) == [(writer, system.WRITABLE)]
+    events.unregister(writer)
+    events.once(reader, system.READABLE)
+    os.close(writer)
+    ((descriptor, happened),) = events.wait(1)
+    assert (descriptor, happened & system.ENDED) == (reader, system.ENDED)
+    events.unregister(reader)
+    os.close(reader)
+    events.close()
+
+
+def test_macos_polls(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert isinstance(system.events(), system.EpollEvents)
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert isinstance(system.events(), system.PolledEvents)

@@ -27,7 +27,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any, Literal
 
-from nnue_trainer import _data
+from nnue_trainer import _data, system
 from nnue_trainer.atomic import check_new, replacing
 from nnue_trainer.data.binpack import Records
 from nnue_trainer.data.files import StrPath, format_for
@@ -412,7 +412,7 @@ def _fingerprint(descriptor: int) -> dict[str, int | str]:
     size = os.fstat(descriptor).st_size
     digest = hashlib.blake2b(digest_size=16)
     for piece in range(16):
-        digest.update(os.pread(descriptor, 4096, max(0, size - 4096) * piece // 15))
+        digest.update(system.pread(descriptor, 4096, max(0, size - 4096) * piece // 15))
     return {"size": size, "digest": digest.hexdigest()}
 
 

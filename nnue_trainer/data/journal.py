@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import json
 import os
 import stat
@@ -28,6 +27,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from nnue_trainer import system
 from nnue_trainer.data.binpack import Records
 from nnue_trainer.errors import UserError, quoted
 
@@ -120,12 +120,12 @@ class Journal:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             while True:
-                flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+                flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | system.O_CLOEXEC | system.O_NOFOLLOW | system.O_NONBLOCK
                 file = os.open(self.path, flags, 0o666)
                 try:
                     if not stat.S_ISREG(os.fstat(file).st_mode):
                         raise UserError(f"{self.path}: not a regular file, expected a journal of `{self.made_by}`")
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    system.lock(file)
                     # A run that has just ended may have deleted the file between opening and locking.
                     with contextlib.suppress(FileNotFoundError):
                         if os.path.samestat(os.fstat(file), self.path.lstat()):
@@ -144,7 +144,7 @@ class Journal:
     def _go_on(self) -> None:
         """Finds the last whole game, and cuts off what follows it."""
         size = os.fstat(self._file).st_size
-        found = os.pread(self._file, max(len(self._line), min(size, _MAX_HEADER)), 0)
+        found = system.pread(self._file, max(len(self._line), min(size, _MAX_HEADER)), 0)
         line = found[: found.find(b"\n") + 1]
         if line != self._line:
             torn = not line and (self._line.startswith(found) or not found.strip(b"\0"))
@@ -171,13 +171,13 @@ class Journal:
 
     def _entry(self, offset: int) -> tuple[int, int, bytes] | None:
         """(number of the game, games on disk before it, its records) if there is a sound entry at `offset`."""
-        head = os.pread(self._file, _ENTRY.size, offset)
+        head = system.pread(self._file, _ENTRY.size, offset)
         if len(head) < _ENTRY.size:
             return None
         mark, game, count, on_disk, checksum = _ENTRY.unpack(head)
         if mark != _MARK or count > _MAX_POSITIONS:
             return None
-        payload = os.pread(self._file, 32 * count, offset + _ENTRY.size)
+        payload = system.pread(self._file, 32 * count, offset + _ENTRY.size)
         if len(payload) < 32 * count or checksum != self._checksum((game, count, on_disk), payload):
             return None
         return game, on_disk, payload
@@ -186,7 +186,7 @@ class Journal:
         """UserError if the damage at `offset` is in a part that was on disk when a later game was written."""
         block, step = b"", 1 << 20
         for start in range(offset, size, step):
-            block = os.pread(self._file, step + len(_MARK) - 1, start)
+            block = system.pread(self._file, step + len(_MARK) - 1, start)
             at = block.find(_MARK)
             while at >= 0:
                 entry = self._entry(start + at)
@@ -236,7 +236,7 @@ class Journal:
     def _sync_folder(self) -> None:
         """Makes the name of a new file survive a power cut."""
         with contextlib.suppress(OSError):  # file systems that cannot sync a folder
-            folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY)
+            folder = os.open(self.path.parent, os.O_RDONLY | system.O_DIRECTORY)
             try:
                 os.fsync(folder)
             finally:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import resource
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from nnue_trainer import _data
+from nnue_trainer import _data, system
 from nnue_trainer.data.compression import unnamed_file, unpack
 from nnue_trainer.data.files import StrPath, compression_of_file, open_regular
 from nnue_trainer.data.formats.base import DataFormat, claiming
@@ -79,7 +78,7 @@ def _identity_of(path: StrPath, fd: int, size: int) -> Identity:
     try:
         for i in range(_SAMPLES):
             offset = max(size - _SAMPLE, 0) * i // (_SAMPLES - 1)
-            digest.update(os.pread(fd, min(_SAMPLE, size - offset), offset))
+            digest.update(system.pread(fd, min(_SAMPLE, size - offset), offset))
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}") from None
     return Identity(Path(path).name, size, digest.hexdigest())
@@ -88,17 +87,14 @@ def _identity_of(path: StrPath, fd: int, size: int) -> Identity:
 def make_room_for(files: int) -> None:
     """Lets this process have so many files open beside those that it has, as a loader keeps each of its files open.
     UserError where the system's limit is lower."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     # A second one for each while it is opened, if it is compressed; the rest is for torch and the run's own files.
     needed = _open_now() + files + 256
-    if soft == resource.RLIM_INFINITY or needed <= soft:
-        return
-    if hard != resource.RLIM_INFINITY and needed > hard:
+    limit = system.allow_open_files(needed)
+    if limit is not None:
         raise UserError(
-            f"loader: {files:,} data files, but the system allows {hard:,} open files (ulimit -Hn), expected "
+            f"loader: {files:,} data files, but the system allows {limit:,} open files (ulimit -Hn), expected "
             f"{needed:,}: join files with `nnue data interleave`, or raise the limit"
         )
-    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
 def _open_now() -> int:
@@ -160,7 +156,7 @@ class OpenedFile:
         temporary: Path | None,
         poll: Callable[[], None] | None,
     ) -> _data.DataFile:
-        format = claiming(formats, self.path, os.pread(file.fileno(), _HEAD, 0)) if formats else None
+        format = claiming(formats, self.path, system.pread(file.fileno(), _HEAD, 0)) if formats else None
 
         def into(fill: Callable[[BinaryIO], None]) -> BinaryIO:
             return unnamed_file(self.path, temporary, fill)

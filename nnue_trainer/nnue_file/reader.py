@@ -16,6 +16,7 @@ from types import TracebackType
 
 import numpy as np
 
+from nnue_trainer import system
 from nnue_trainer.errors import UserError
 from nnue_trainer.nnue_file import envelope, huffman, leb128
 from nnue_trainer.nnue_file.layout import Block, FileLayout, Piece, Word
@@ -71,7 +72,7 @@ class NetFile:
         self.path = path
         try:
             # Without O_NONBLOCK the opening of a pipe would wait for a writer.
-            self._file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            self._file = os.open(path, os.O_RDONLY | system.O_NONBLOCK | system.O_CLOEXEC)
         except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
             reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
             raise UserError(f"{path}: cannot read the net: {reason}") from None
@@ -122,7 +123,7 @@ class NetFile:
 
     def _read_into(self, view: memoryview, offset: int) -> int:
         """Bytes read; tools/fuzz_nets.py puts files in here that were never on a disk."""
-        return os.preadv(self._file, [view], offset)
+        return system.pread_into(self._file, view, offset)
 
     def u32(self, offset: int, what: str) -> int:
         (value,) = struct.unpack("<I", self.take(offset, 4, what))

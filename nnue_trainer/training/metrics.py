@@ -9,9 +9,7 @@ import json
 import math
 import os
 import platform
-import resource
 import socket
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -20,7 +18,7 @@ from typing import Any
 
 import torch
 
-from nnue_trainer import extras
+from nnue_trainer import extras, system
 from nnue_trainer.atomic import replacing
 from nnue_trainer.errors import UserError
 from nnue_trainer.training.run_folder import RunFolder
@@ -109,7 +107,7 @@ class _AppendedFile:
             try:
                 if size == 0:
                     for offset in range(0, self._size, 1 << 20):
-                        size += os.write(fresh, os.pread(before, min(1 << 20, self._size - offset), offset))
+                        size += os.write(fresh, system.pread(before, min(1 << 20, self._size - offset), offset))
                     if size < self._size:
                         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             except BaseException:
@@ -121,7 +119,7 @@ class _AppendedFile:
 
     def _opened(self) -> tuple[int, int]:
         """A descriptor of the file at the path, made where there is none, and its size in bytes."""
-        file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND | system.O_NOFOLLOW | system.O_CLOEXEC, 0o666)
         return file, os.fstat(file).st_size
 
     def _go_on_in(self, file: int, size: int) -> None:
@@ -272,5 +270,4 @@ def peak_memory(device: torch.device) -> int:
     size for the CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    return system.peak_resident_set()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import json
 import os
 import re
@@ -17,6 +16,7 @@ import socket
 import time
 from pathlib import Path, PurePosixPath
 
+from nnue_trainer import system
 from nnue_trainer.atomic import link, remove_dead, replacing
 from nnue_trainer.errors import UserError
 
@@ -249,7 +249,7 @@ class RunFolder:
         while True:
             try:
                 self._make_folder()
-                lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+                lock = os.open(path, os.O_RDWR | os.O_CREAT | system.O_NOFOLLOW | system.O_CLOEXEC, 0o666)
             except FileNotFoundError:  # another process has just removed the folder, because it was empty
                 continue
             except OSError as error:
@@ -260,8 +260,8 @@ class RunFolder:
                 # has now locked a deleted file, and must try again.
                 if _same_file(lock, path):
                     os.ftruncate(lock, 0)
-                    os.pwrite(lock, _holder().encode(), 0)
-                    self._directory = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                    system.pwrite(lock, _holder().encode(), 0)
+                    self._directory = os.open(self.path, os.O_RDONLY | system.O_DIRECTORY | system.O_CLOEXEC)
                     self._lock = lock
                     return
                 os.close(lock)
@@ -271,7 +271,7 @@ class RunFolder:
 
     def _lock_file(self, lock: int) -> None:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            system.lock(lock)
         except BlockingIOError:
             raise UserError(f"{self.path}: another process{_describe(lock)} trains here") from None
         except OSError as error:
@@ -285,7 +285,9 @@ class RunFolder:
         claim = self.path / f"{LOCK}.owner"
         while True:
             try:
-                descriptor = os.open(claim, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+                descriptor = os.open(
+                    claim, os.O_RDWR | os.O_CREAT | os.O_EXCL | system.O_NOFOLLOW | system.O_CLOEXEC, 0o666
+                )
             except FileExistsError:
                 if not _is_dead(claim):
                     with claim.open("rb") as file:
@@ -348,7 +350,7 @@ def _read_holder(descriptor: int) -> tuple[int, str] | None:
     """The process id and the host in a lock file; None if they cannot be read."""
     for _ in range(10):
         try:
-            data = json.loads(os.pread(descriptor, 4096, 0))
+            data = json.loads(system.pread(descriptor, 4096, 0))
             return int(data["pid"]), str(data["host"])
         except (ValueError, TypeError, KeyError, OSError):
             time.sleep(0.01)  # the process that holds the lock may not have written its id yet

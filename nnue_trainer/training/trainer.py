@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nnue_trainer import config, foreign, registry, schema
+from nnue_trainer import config, foreign, registry, schema, system
 from nnue_trainer.atomic import replacing
 from nnue_trainer.checkpoint import Checkpoint, TrainerState, check_like, load_into
 from nnue_trainer.config import Recipe
@@ -901,8 +901,9 @@ class Trainer:
             if self._waiting:
                 raise _Stopped
 
-        for number in (int(signal.SIGINT), int(signal.SIGTERM), int(signal.SIGHUP)):
-            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+        *always, of_terminal = system.stop_signals()
+        for number in (*always, of_terminal):
+            if number != of_terminal or signal.getsignal(number) != signal.SIG_IGN:
                 previous[number] = signal.signal(number, stop)
         try:
             yield
