@@ -100,6 +100,12 @@ def make_private(descriptor: int) -> None:
         os.fchmod(descriptor, 0o600)
 
 
+def do_not_block(descriptor: int) -> None:
+    """Writes to a full pipe, and reads of an empty one, fail at once. On Windows they wait."""
+    if sys.platform != "win32":
+        os.set_blocking(descriptor, False)
+
+
 def user_id() -> int:
     """The owner of what this process creates, as in `os.stat_result.st_uid`, which is 0 on Windows."""
     if sys.platform == "win32":
@@ -158,11 +164,14 @@ def seconds_since_boot() -> float:
 
 def process_start() -> float | None:
     """When this process began, on the clock of `seconds_since_boot`; None where the system does not show it."""
-    try:
-        # The command's name may contain spaces; the fields after it do not. Field 22 is the start, in clock ticks.
-        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-        return int(fields[19]) / os.sysconf("SC_CLK_TCK")
-    except (OSError, ValueError, IndexError):
+    if sys.platform == "linux":
+        try:
+            # The command's name may contain spaces; the fields after it do not. Field 22 is the start, in clock ticks.
+            fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+            return int(fields[19]) / os.sysconf("SC_CLK_TCK")
+        except (OSError, ValueError, IndexError):
+            return None
+    else:
         return None
 
 

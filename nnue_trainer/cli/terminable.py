@@ -10,6 +10,8 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 
+from nnue_trainer import system
+
 _PATIENCE = 5.0  # seconds
 
 
@@ -36,13 +38,13 @@ def ended_by_second_signal(status: int) -> Iterator[None]:
         return
     done = threading.Event()
     reading, writing = os.pipe()
-    os.set_blocking(writing, False)
+    system.do_not_block(writing)
     before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)  # written by Python's handler in C
 
     def watch() -> None:
         seen: Counter[int] = Counter()
         while numbers := os.read(reading, 64):
-            seen.update(number for number in numbers if number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
+            seen.update(number for number in numbers if number in system.stop_signals())
             if max(seen.values(), default=0) >= 2 and not done.wait(_PATIENCE):
                 print("nnue: error: interrupted", file=sys.stderr, flush=True)
                 os._exit(status)

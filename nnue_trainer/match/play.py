@@ -15,17 +15,15 @@ import contextlib
 import heapq
 import itertools
 import math
-import select
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from nnue_trainer import _data
+from nnue_trainer import _data, system
 from nnue_trainer.errors import UserError, shown
 from nnue_trainer.match.adjudication import Adjudication
 from nnue_trainer.match.openings import Opening
-from nnue_trainer.system import usable_cpus
 from nnue_trainer.uci import Engine
 
 _NEARLY_OVER = 0.75  # of the usual time of a search
@@ -129,13 +127,13 @@ class Arena:
         self.adjudication = (adjudication or Adjudication()).native()
         self.command = "" if limit.clock else limit.command(())
         self.concurrency = concurrency
-        self._poll = select.epoll()
+        self._events = system.events()
         self._by_descriptor: dict[int, _Seat] = {}
         self._deferred: list[tuple[float, int, _Seat, float]] = []
         self._order = itertools.count()
         self._busy = 0  # engines that search or prepare
         self._usual = 0.0  # seconds of a search, of any engine
-        self._cpus = usable_cpus()
+        self._cpus = system.usable_cpus()
         self._starting: dict[Future[Engine], tuple[_Table, int]] = {}
         self._threads = ThreadPoolExecutor(max_workers=min(concurrency, 8), thread_name_prefix="engine")
         self._tables: list[_Table] = []
@@ -151,7 +149,7 @@ class Arena:
         for seat in set(self._by_descriptor.values()):
             seat.engine.close()
         self._by_descriptor.clear()
-        self._poll.close()
+        self._events.close()
 
     def open(self, player: int, start_timeout: float = math.inf) -> Engine:
         """A new process of a player's engine, which must answer within `start_timeout` seconds and the usual ones."""
@@ -203,7 +201,7 @@ class Arena:
             seat.table.failed(seat, "no answer", str(error))
             return
         if not sent:
-            self._poll.register(seat.engine.writable, select.EPOLLOUT)
+            self._events.register(seat.engine.writable, system.WRITABLE)
             self._by_descriptor[seat.engine.writable] = seat
         if seat.usual and last == b"bestmove" and not self.limit.timed and self._busy <= self._cpus:
             heapq.heappush(self._deferred, (now + _NEARLY_OVER * seat.usual, next(self._order), seat, now))
@@ -221,14 +219,14 @@ class Arena:
         for descriptor in (*seat.engine.descriptors, seat.engine.writable):
             if self._by_descriptor.pop(descriptor, None):
                 with contextlib.suppress(OSError):
-                    self._poll.unregister(descriptor)
+                    self._events.unregister(descriptor)
         seat.engine.close()
 
     # ------------------------------------------------------------------------------------------------------------------
 
     def _listen(self, seat: _Seat) -> None:
         """For one event."""
-        self._poll.modify(seat.engine.descriptors[0], select.EPOLLIN | select.EPOLLONESHOT)
+        self._events.once(seat.engine.descriptors[0], system.READABLE)
 
     def _rest(self, seat: _Seat) -> None:
         seat.busy = False
@@ -244,8 +242,8 @@ class Arena:
                 table.not_started(player, str(error))
                 continue
             seat = _Seat(table, player, engine)
-            for descriptor, events in zip(engine.descriptors, (0, select.EPOLLIN), strict=True):
-                self._poll.register(descriptor, events)
+            for descriptor, events in zip(engine.descriptors, (0, system.READABLE), strict=True):
+                self._events.register(descriptor, events)
                 self._by_descriptor[descriptor] = seat
             table.started(seat)
 
@@ -255,7 +253,7 @@ class Arena:
         if not self.limit.timed and self._busy > self._cpus:
             # Most of the time in which no CPU can run out of searches: then several answers are there at once.
             time.sleep(min(0.9 * self._usual * (self._busy - self._cpus) / self._busy, _LONGEST_NAP))
-            found = self._poll.poll(0)
+            found = self._events.wait(0)
         now = time.monotonic()
         wait = 0.005 if self._starting else _LOOK_FOR_LATE
         while self._deferred:
@@ -267,9 +265,7 @@ class Arena:
             if seat.busy and seat.sent == sent:
                 self._listen(seat)
         if not found:
-            # epoll counts in milliseconds, select in microseconds.
-            select.select([self._poll.fileno()], [], [], wait)
-            found = self._poll.poll(0)
+            found = self._events.wait(wait)
         for descriptor, events in found:
             seat_of = self._by_descriptor.get(descriptor)
             if seat_of is None:  # its engine was ended by an event before this one
@@ -282,7 +278,7 @@ class Arena:
         engine = seat.engine
         if descriptor == engine.writable:
             if engine.flush():
-                self._poll.unregister(descriptor)
+                self._events.unregister(descriptor)
                 del self._by_descriptor[descriptor]
             return
         try:
@@ -291,8 +287,8 @@ class Arena:
             seat.table.failed(seat, "engine ended" if "ended at" in str(error) else "no answer", str(error))
             return
         if descriptor != engine.descriptors[0]:
-            if events & select.EPOLLHUP:
-                self._poll.unregister(descriptor)
+            if events & system.ENDED:
+                self._events.unregister(descriptor)
                 del self._by_descriptor[descriptor]
         elif answer is None:
             self._listen(seat)
