@@ -107,11 +107,11 @@ def with_own_parts(project_root: Path, folder: Path) -> Path:
     )
 
 
-def assert_same_end(one: Path, other: Path, **tolerances: float) -> None:
+def assert_same_end(one: Path, other: Path, *, rtol: float, atol: float) -> None:
     ends = [last(run).tensors["model"] for run in (one, other)]
     assert ends[0].keys() == ends[1].keys()
     for name, tensor in ends[0].items():
-        torch.testing.assert_close(tensor, ends[1][name], **tolerances)
+        torch.testing.assert_close(tensor, ends[1][name], rtol=rtol, atol=atol)
 
 
 def test_in_two_processes_and_over_a_resume(project_root: Path, tmp_path: Path) -> None:
