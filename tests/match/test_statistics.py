@@ -74,7 +74,7 @@ def test_every_test_has_a_finite_ratio_for_any_counts():
         [0, 0, 7],
         [1, 0, 0],
     ]
-    for model, most in (("normalized", 200), ("logistic", 1000)):
+    for model, most in zip(MODELS, (200, 1000), strict=True):
         for counts in few:
             for bounds in ((0, most), (-most, 0), (-most, most)):
                 assert math.isfinite(Sprt(*bounds, model=model).llr(counts))
