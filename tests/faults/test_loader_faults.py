@@ -20,7 +20,6 @@ import pytest
 import torch
 import zstandard
 from torch.utils.data import DataLoader
-from waiting import wait_for
 
 from nnue_trainer import _data
 from nnue_trainer.data import (
@@ -244,6 +243,8 @@ sys.exit(3)
 
 
 def test_a_dropped_pipeline_is_freed_when_its_filter_has_returned(file: Path) -> None:
+    from waiting import wait_for  # the attacks import this module in processes that do not find it
+
     class Slow:
         def __init__(self) -> None:
             self.inside, self.may_return = threading.Event(), threading.Event()
