@@ -130,8 +130,10 @@ def test_iterating_again_goes_on_and_restart_starts_over(file: Path) -> None:
 # Ten programs, forked from one so that each need not import everything again.
 LEFT_OPEN = """
 import os, sys, threading
+from contextlib import suppress
 import numpy as np
 from nnue_trainer.data import Loader, RecordLoader
+from nnue_trainer.errors import UserError
 
 def every(records):
     return np.ones(len(records), bool)
@@ -152,8 +154,9 @@ stuck = RecordLoader(sys.argv[1], 64, repeat=True, threads=2, reuse=True, hold=1
 pipeline = stuck._open().pipeline
 
 def wait_for_ever():
-    while True:
-        pipeline.next()  # nothing is given back, so after some batches this waits for ever
+    with suppress(UserError):  # a daemon thread that prints at the end of Python makes Python abort
+        while True:
+            pipeline.next()  # nothing is given back, so after some batches this waits for ever
 
 for _ in range(2):
     threading.Thread(target=wait_for_ever, daemon=True).start()
