@@ -55,7 +55,12 @@ def blame(error: BaseException, module: str | None = None) -> str | None:
         return None
     if isinstance(error, SystemExit):
         return f"{found}: ended the program (SystemExit); raise an exception instead"
-    return f"{found}: {type(error).__name__}: {shown(first_line(error))[:300]}"
+    text = shown(first_line(error))[:300]
+    if "stream is capturing" in text:  # an assert on a tensor, .item(), .cpu(), a branch on a value
+        text += (
+            "; it waits for the GPU, which no CUDA graph can record: leave that out, or set training.cuda_graph=false"
+        )
+    return f"{found}: {type(error).__name__}: {text}"
 
 
 def returned(owner: object, method: str, value: Any, fits: bool, expected: str) -> None:

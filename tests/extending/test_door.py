@@ -14,7 +14,8 @@ import pytest
 from waiting import wait_for
 
 import nnue_trainer
-from nnue_trainer import config, registry, schema
+from nnue_trainer import config, foreign, registry, schema
+from nnue_trainer.errors import UserError
 from nnue_trainer.registry import _registries as registries
 
 RECIPE = """
@@ -172,6 +173,17 @@ def test_what_is_no_exception_is_an_error_as_well(folder, nnue):
     """`BaseException` passes by most handlers."""
     said = error_of(nnue, plugin(folder, "loss", "class Odd(BaseException): pass\n        raise Odd('so')"))
     assert "Bad.per_position: Odd: so" in said
+
+
+def test_waiting_for_the_gpu_in_a_graph_is_explained():
+    def of(batch):
+        raise RuntimeError("CUDA error: operation not permitted when stream is capturing\nSearch for it in the manual")
+
+    with pytest.raises(UserError) as caught, foreign.explaining(of):
+        of(None)
+    assert "test_door.py:" in str(caught.value)
+    assert "waits for the GPU" in str(caught.value)
+    assert str(caught.value).endswith("set training.cuda_graph=false")
 
 
 @pytest.mark.parametrize("place", PLACES)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from made_up import MadeUpSource, made_up_batch, recipe
 
-from nnue_trainer import checkpoint, nets, perspectives
+from nnue_trainer import capabilities, checkpoint, nets, perspectives
 from nnue_trainer.data import RecordLoader
 from nnue_trainer.data.batch import Batch
 from nnue_trainer.perspectives import PerspectivePlan, is_fused
@@ -217,7 +217,7 @@ def test_no_step_makes_a_plan(tmp_path, project_root, monkeypatch, precision, gr
         whole_step(run, batch)
         in_steps.extend(plan.weight_dtype for plan in made[before:])
 
-    monkeypatch.setattr(perspectives, "_cuda_kernels", kernels)
+    monkeypatch.setattr(capabilities, "_cuda_kernels", kernels)
     monkeypatch.setattr(perspectives, "perspective_plan", plan)
     monkeypatch.setattr(Trainer, "_train_step", train_step)
     rounding = ("model.quantisation={aware: true, aware_from: 0.55}", "training.positions_per_epoch=5000")

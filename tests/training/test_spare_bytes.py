@@ -86,7 +86,8 @@ def test_own_filter_weight_and_loss_in_a_training(project_root: Path, tmp_path: 
             data={"filters": {"soft_ply": 0, "extra": [{"kind": f"{own}:{only}"}]}},
             loss={"kind": loss},
             position_weight={"kind": f"{own}:{weight}"},
-            training={"device": device, "precision": "fp32"},
+            # The asserts of these classes wait for the device.
+            training={"device": device, "precision": "fp32", "cuda_graph": False},
         )
         nnue("train", "--config", recipe, "--run-dir", tmp_path / name)
     ends = [last(tmp_path / name).tensors["model"]["output.weight"] for name in runs]
@@ -131,9 +132,9 @@ def test_in_two_processes_and_over_a_resume(project_root: Path, tmp_path: Path) 
 @pytest.mark.cuda
 def test_on_a_gpu_and_over_a_resume(project_root: Path, tmp_path: Path) -> None:
     recipe = with_own_parts(project_root, tmp_path)
-    device = "training.device=cuda"
+    device = ("training.device=cuda", "training.cuda_graph=false")  # as above
     nnue("train", "--config", recipe, "--run-dir", tmp_path / "cpu")
-    nnue("train", "--config", recipe, "--run-dir", tmp_path / "whole", device)
+    nnue("train", "--config", recipe, "--run-dir", tmp_path / "whole", *device)
     assert_same_end(tmp_path / "cpu", tmp_path / "whole", rtol=1e-3, atol=1e-4)
     first = tmp_path / "whole" / "checkpoints" / "epoch-0001.safetensors"
     nnue("train", "--resume", first, "--run-dir", tmp_path / "resumed")
