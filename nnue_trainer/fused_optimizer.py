@@ -288,18 +288,11 @@ class FusedOptimizer:
         )
 
     @torch.no_grad()
-    def step(
-        self,
-        loss: Tensor,
-        covered: Iterable[str] = (),
-        also: Sequence[Tensor] = (),
-        meanwhile: Callable[[], None] | None = None,
-    ) -> None:
+    def step(self, loss: Tensor, covered: Iterable[str] = (), also: Sequence[Tensor] = ()) -> None:
         """One update from the gradients in place. `loss` is used only by the guard, as are all gradients but those of
         the parameters named in `covered`, for which others stand: each of their terms is one of another gradient, too.
         A parameter without a gradient is left out. With a norm to clip to, all gradients are looked at. `also`: other
-        gradients that the guard looks at and the norm is taken of. `meanwhile` is called once `numbers` are those of
-        this step, before the pass over the weights: what it starts in another stream runs beside that pass.
+        gradients that the guard looks at and the norm is taken of.
         """
         for late in self.late_rows.values():
             late.before_step()
@@ -333,8 +326,6 @@ class FusedOptimizer:
                 rows,
             )
             looked_at, shared_rows, rows = [self.numbers[NORM : NORM + 1]], [0], []
-        if meanwhile is not None:
-            meanwhile()
         # Autograd has to know that a graph which was made before the step is out of date.
         torch.autograd.graph.increment_version([part.parameter for part, _, _ in active])
         waiting = {id(part) for late in self.late_rows.values() for part, _ in late.parts}
@@ -350,7 +341,7 @@ class FusedOptimizer:
                 [number for part, moments, _ in own for number in part.settings(moments.steps)],
                 each.rule.number,
                 each.constants,
-                follows_begin=len(self._numbers) == 1 and meanwhile is None,  # nothing has come between the two
+                follows_begin=len(self._numbers) == 1,  # nothing has come between the two
             )
         for late in self.late_rows.values():
             late.step()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import ClassVar
@@ -69,10 +69,10 @@ class FusedRule(Rule):
     def step(self) -> None:
         self.step_with(())
 
-    def step_with(self, also: Sequence[Tensor], meanwhile: Callable[[], None] | None = None) -> None:
-        """`step`, which looks at these gradients, too; `meanwhile` as in FusedOptimizer.step."""
+    def step_with(self, also: Sequence[Tensor]) -> None:
+        """`step`, which looks at these gradients, too."""
         assert self.loss is not None
-        self.fused.step(self.loss, self.work.covered, also, meanwhile)
+        self.fused.step(self.loss, self.work.covered, also)
         for part in self._late:
             if part.gradient is not None:  # else it is frozen
                 self.fused.clip(part)

@@ -1,15 +1,14 @@
 """Muon for the matrices of linear layers, AdamW for everything else.
 
 A step of Muon is along the momentum with all of its singular values near 1. They are made so by five steps of a
-Newton-Schulz iteration, in fp32 and for all matrices at once. AdamW's work is one pass of the operators, which also
-look at the gradients of the matrices, count the step and take the norm. On a GPU, Muon's small kernels run beside that
-pass over memory, in a stream of their own.
+Newton-Schulz iteration, in fp32 and for all stacks of a layer at once. AdamW's work is one pass of the operators, which
+also look at the gradients of the matrices, count the step and take the norm.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -88,7 +87,6 @@ class MuonRule(FusedRule):
         self.work = work
         self._state: dict[str, Tensor] = {}
         self._matrices = [self._matrix(work, name, parameter) for name, parameter in own.items()]
-        self._beside: torch.cuda.Stream | None = None
 
     def _matrix(self, work: Work, name: str, weight: nn.Parameter) -> _Matrix:
         settings, config = work.settings.get(name, Settings()), self._config
@@ -110,47 +108,29 @@ class MuonRule(FusedRule):
         return _Matrix(weight, momentum, virtual, rate * size, decay / size, low, high)
 
     def step(self) -> None:
-        moved = [(matrix, gradient) for matrix in self._matrices if (gradient := matrix.weight.grad) is not None]
-        shared = [matrix.shared(gradient) for matrix, gradient in moved]
-        gradients = [*(gradient for _, gradient in moved), *(one for one in shared if one is not None)]
-        if not moved:
-            self.step_with(())
-        elif gradients[0].is_cuda:
-            if self._beside is None:
-                self._beside = torch.cuda.Stream(gradients[0].device)  # type: ignore[no-untyped-call]
-            main, beside = torch.cuda.current_stream(), self._beside
+        moved = [matrix for matrix in self._matrices if matrix.weight.grad is not None]
+        gradients = [matrix.weight.grad for matrix in moved if matrix.weight.grad is not None]
+        shared = [matrix.shared(gradient) for matrix, gradient in zip(moved, gradients, strict=True)]
+        self.step_with([*gradients, *(gradient for gradient in shared if gradient is not None)])
+        go, scale = self.fused.numbers[0] != 0, self.fused.numbers[fused_optimizer.GRADIENT]
+        for matrix, gradient, of_shared in zip(moved, gradients, shared, strict=True):
+            change = self._direction(matrix.momentum, gradient, scale, go)
+            if of_shared is not None and matrix.virtual is not None:
+                by = self._direction(matrix.virtual, of_shared, scale, go)
+                change = change + by.repeat(len(change) // len(by), *[1] * (change.dim() - 1))
+            weight, lr = matrix.weight.detach(), self.work.lr.to(change.dtype) * matrix.rate
+            new = (weight * (1 - lr * matrix.decay) - lr * change).clamp_(matrix.low, matrix.high)
+            matrix.weight.copy_(torch.where(go, new, weight))
 
-            def begin_beside() -> None:
-                beside.wait_stream(main)
-                with torch.cuda.stream(beside):
-                    self._move([matrix for matrix, _ in moved], gradients)
-
-            self.step_with(gradients, begin_beside)
-            main.wait_stream(beside)
-        else:
-            self.step_with(gradients, lambda: self._move([matrix for matrix, _ in moved], gradients))
-
-    def _move(self, matrices: Sequence[_Matrix], gradients: Sequence[Tensor]) -> None:
-        """Moves matrices, by their gradients and then those of the virtual rows that some of them have."""
-        config, dtype = self._config, matrices[0].momentum.dtype
-        go, scale = self.fused.numbers[0] != 0, self.fused.numbers[fused_optimizer.GRADIENT].to(dtype)
-        momenta = [*(one.momentum for one in matrices), *(one.virtual for one in matrices if one.virtual is not None)]
-        scaled = torch._foreach_mul([gradient.to(dtype) for gradient in gradients], scale)
+    def _direction(self, momentum: Tensor, gradient: Tensor, scale: Tensor, go: Tensor) -> Tensor:
+        """The direction of a step of one weight; brings its momentum up to date."""
+        keep, config = self._config.momentum, self._config
+        gradient = gradient.to(momentum.dtype) * scale.to(momentum.dtype)
         if config.max_value is not None:
-            torch._foreach_clamp_max_(scaled, config.max_value)
-            torch._foreach_clamp_min_(scaled, -config.max_value)
-        moved = torch._foreach_lerp(scaled, momenta, config.momentum)
-        for momentum, new in zip(momenta, moved, strict=True):
-            torch.where(go, new, momentum, out=momentum)
-        changes = orthogonal_together(torch._foreach_lerp(scaled, moved, config.momentum))
-        of_virtual = iter(changes[len(matrices) :])
-        lr = self.work.lr.to(dtype)
-        for matrix, change in zip(matrices, changes, strict=False):
-            if matrix.virtual is not None:
-                change = (change.view(-1, *matrix.virtual.shape) + next(of_virtual)).view(change.shape)
-            weight, rate = matrix.weight.detach(), lr * matrix.rate
-            new = (weight * (1 - rate * matrix.decay)).addcmul_(change, rate, value=-1)
-            torch.where(go, new.clamp_(matrix.low, matrix.high), weight, out=weight)
+            gradient = gradient.clamp(-config.max_value, config.max_value)
+        new = torch.lerp(gradient, momentum, keep)
+        momentum.copy_(torch.where(go, new, momentum))
+        return orthogonal(torch.lerp(gradient, new, keep))
 
     def state_dict(self) -> dict[str, Tensor]:
         return super().state_dict() | self._state
@@ -163,23 +143,6 @@ class MuonRule(FusedRule):
 
     def changed(self) -> list[Tensor]:
         return [*super().changed(), *self._state.values()]
-
-
-def orthogonal_together(matrices: Sequence[Tensor]) -> list[Tensor]:
-    """`orthogonal` of matrices of several shapes and one dtype, in one batch: a smaller one is filled up with zeros,
-    which the iteration leaves as they are."""
-    flat = [one.reshape(-1, *one.shape[-2:]) for one in matrices]
-    wide = [one.mT if one.shape[-2] > one.shape[-1] else one for one in flat]
-    rows, columns = (max(one.shape[side] for one in wide) for side in (-2, -1))
-    batch = wide[0].new_zeros(sum(map(len, wide)), rows, columns)
-    sizes = [len(one) for one in wide]
-    for place, one in zip(torch.split(batch, sizes), wide, strict=True):
-        place[:, : one.shape[-2], : one.shape[-1]] = one
-    found = []
-    for given, own, done in zip(matrices, wide, torch.split(orthogonal(batch), sizes), strict=True):
-        part = done[:, : own.shape[-2], : own.shape[-1]]
-        found.append((part.mT if given.shape[-2] > given.shape[-1] else part).reshape(given.shape))
-    return found
 
 
 def orthogonal(matrices: Tensor) -> Tensor:
