@@ -143,7 +143,7 @@ def _no_cuda(*args: Any, **kwargs: Any) -> Any:
 
 def register_fakes(fakes: Mapping[str, Callable[..., Any]]) -> None:
     """Registers the fake kernels of operators "nnue::…", and where there is no CUDA library an error for CUDA tensors,
-    which says so."""
+    that names the reason."""
     for name, fake in fakes.items():
         torch.library.register_fake(name, fake)
         if _libraries.cuda_error is not None:

@@ -130,13 +130,13 @@ class Targets(NamedTuple):
     lam: Tensor
     """λ, an fp32 scalar or fp32 [B], as in `Loss.terms`"""
     kernel: LossKernel | None
-    """the loss, as the operators take it; None: they do not know it"""
+    """the loss, as the operators take it; None: they have none for it"""
     score_scale: float
     """engine units in 1 of the output"""
 
     @property
     def are_known(self) -> bool:
-        """Whether the operators know the loss, and the types of the tensors."""
+        """Whether there are operators for the loss and for the types of the tensors."""
         dtypes = (self.score.dtype, self.result.dtype, self.lam.dtype)
         return self.kernel is not None and dtypes == (torch.int16, torch.int8, torch.float32)
 
@@ -191,7 +191,7 @@ class LayerStacks:
         return LayerCall(self, parameters_of(linears), bucket, order, linears)
 
     def may_be_fused(self, device: torch.device) -> bool:
-        """Whether there are operators for these layers on this device. It is asked before there are tensors."""
+        """Whether there are operators for these layers on this device. It is needed before there are tensors."""
         return self._kernels(device, torch.float32) in ("tiles", "one_pass")
 
     def _kernels(self, device: torch.device, x_dtype: torch.dtype) -> str:
@@ -281,7 +281,7 @@ class LayerCall:
         return differentiable(run, first.x, first.psqt, *self.parameters)
 
     def loss(self, first: FirstOutputs, targets: Targets) -> Tensor | None:
-        """`losses.mean` of a loss that the operators know, a scalar."""
+        """`losses.mean` of a loss that the operators compute, a scalar."""
         if not targets.are_known or not self._is_fused(first.x, first.psqt):
             return None
 
@@ -340,7 +340,7 @@ class LayerCall:
                 )
                 return grad_weight, grad_bias, None, grad_first, *_cut_gradients(flat, parameters)
 
-            # If one kernel did all of it, the gradient of the layer's weight is made, and nobody reads x again. Nor is
+            # If one kernel did all of it, the gradient of the layer's weight is made, and x is not read again. Nor is
             # x read again where it can be made of what is saved.
             reads_x = not by_rows and partials.shape[1] <= stacks.inputs
             saved = (x if reads_x else None, rows, totals, grad_sums, grad_output, partials, *self.parameters)
