@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -877,9 +878,9 @@ def test_compressed_files_are_unpacked_once(tmp_path: Path, file: Path, monkeypa
     unpacked = []
     original = opened.unpack
 
-    def unpack(*arguments: object) -> object:
+    def unpack(*arguments: Any, **options: Any) -> object:
         unpacked.append(arguments[0])
-        return original(*arguments)  # type: ignore[arg-type]
+        return original(*arguments, **options)
 
     monkeypatch.setattr(opened, "unpack", unpack)
     packed = tmp_path / "x.gz"
