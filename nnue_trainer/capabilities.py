@@ -60,7 +60,7 @@ def gpu(capability: int, multiprocessors: int = 0) -> Machine:
     return Machine(capability, multiprocessors, _PORTABLE | _HOPPER | _LIBRARY)
 
 
-# A Machine as torch.compile can read it: of a class of ours it would trace the methods.
+# A Machine without its class, whose methods torch.compile would trace.
 Numbers = tuple[int, int, int]
 
 

@@ -142,7 +142,7 @@ def _no_cuda(*args: Any, **kwargs: Any) -> Any:
 
 
 def register_fakes(fakes: Mapping[str, Callable[..., Any]]) -> None:
-    """Registers the fake kernels of operators "nnue::…", and where there is no CUDA library an error for CUDA tensors,
+    """Registers the fake kernels of operators "nnue::…", and where there is no CUDA library an error for CUDA tensors
     that names the reason."""
     for name, fake in fakes.items():
         torch.library.register_fake(name, fake)

@@ -233,11 +233,6 @@ class Engine(Closing):
             self._drop_old_lines(last.decode())
         self._awaited, self._command = last, command
         self._received, self._scanned = len(self._incoming), 0
-        if not self._outgoing:
-            with contextlib.suppress(OSError):
-                commands = commands[os.write(self._stdin, commands) :]
-                if not commands:
-                    return True
         self._outgoing += commands
         return self.flush()
 

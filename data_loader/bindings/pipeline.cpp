@@ -170,7 +170,7 @@ Running::~Running() {
         static_cast<void>(arrays.release());
         static_cast<void>(user_filter.release());
     } else if (pipeline->runs_in_worker() || (has_user_filter() && !pipeline->ends_within(0ms))) {
-        // A worker cannot join itself, and foreign code may never return: whoever waits for it calls close().
+        // A worker cannot join itself, and a user's filter may never return. close() waits for it, this does not.
         pipeline->stop();
         const auto orphan = make_running();
         orphan->arrays = std::move(arrays);
@@ -202,8 +202,8 @@ void end_all_pipelines() {
         const py::gil_scoped_release release;
         if (!running->has_user_filter()) {
             running->pipeline->join();
-        } else if (!running->pipeline->ends_within(std::chrono::ceil<std::chrono::milliseconds>(
-                       std::max(deadline - std::chrono::steady_clock::now(), std::chrono::steady_clock::duration())))) {
+        } else if (const auto left = deadline - std::chrono::steady_clock::now();
+                   !running->pipeline->ends_within(std::chrono::ceil<std::chrono::milliseconds>(left))) {
             hangs = true;
         }
     }

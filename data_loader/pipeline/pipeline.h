@@ -121,8 +121,8 @@ class Pipeline {
 
     // Ends and joins the workers. A worker must not call it: see runs_in_worker().
     void join();
-    // Ends the workers, and returns whether all have ended within `timeout`, so that join() returns at once. A worker
-    // inside a user's filter ends when that returns.
+    // Ends the workers, and returns whether all have ended within `timeout`, so that join() returns at once; it does
+    // not wait where that is negative. A worker inside a user's filter ends when that returns.
     bool ends_within(std::chrono::milliseconds timeout);
 
     // Whether this thread is one of the workers, as it is in a user's filter.

@@ -411,7 +411,7 @@ TEST(Digest, IsOfTheBytesAndNotOfThePieces) {
     }
 }
 
-// Whoever loses a pipeline must not join workers that are inside a filter of the user's.
+// Dropping a pipeline must not wait for workers that are inside a user's filter.
 TEST_F(PipelineTest, EndsWithinATimeOnlyWithoutAFilterThatDoesNotReturn) {
     std::promise<void> entered, returning;
     std::atomic<bool> first = true;

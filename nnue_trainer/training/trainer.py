@@ -901,9 +901,9 @@ class Trainer:
             if self._waiting:
                 raise _Stopped
 
-        *always, of_terminal = system.stop_signals()
-        for number in (*always, of_terminal):
-            if number != of_terminal or signal.getsignal(number) != signal.SIG_IGN:
+        signals = system.stop_signals()
+        for number in signals:
+            if number != signals[-1] or signal.getsignal(number) != signal.SIG_IGN:
                 previous[number] = signal.signal(number, stop)
         try:
             yield
