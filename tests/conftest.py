@@ -15,7 +15,7 @@ from hypothesis import settings
 from needs import ROOT, SHARED, TOOLS, no_shared, require
 from processes import adopt_orphans, end_children, set_signals
 
-from nnue_trainer import registry
+from nnue_trainer import ops, registry
 from nnue_trainer.cli.main import main
 
 # One commit, one outcome: examples are a function of the test's code. HYPOTHESIS_PROFILE=search looks further.
@@ -55,6 +55,13 @@ def _no_plugins() -> Iterator[None]:
     """A test sees only the files that it loads itself, as a process does."""
     yield
     registry.forget_plugins()
+
+
+@pytest.fixture(autouse=True)
+def _indices_are_checked_at_once() -> Iterator[None]:
+    """A training on a GPU has wrong indices reported later, in the whole process; other tests expect the default."""
+    yield
+    ops.set_index_check("sync")
 
 
 @pytest.fixture

@@ -132,7 +132,7 @@ def test_in_two_processes_and_over_a_resume(project_root: Path, tmp_path: Path) 
 @pytest.mark.cuda
 def test_on_a_gpu_and_over_a_resume(project_root: Path, tmp_path: Path) -> None:
     recipe = with_own_parts(project_root, tmp_path)
-    device = ("training.device=cuda", "training.cuda_graph=false")  # as above
+    device = ("training.device=cuda", "training.precision=fp32", "training.cuda_graph=false")  # as above
     nnue("train", "--config", recipe, "--run-dir", tmp_path / "cpu")
     nnue("train", "--config", recipe, "--run-dir", tmp_path / "whole", *device)
     assert_same_end(tmp_path / "cpu", tmp_path / "whole", rtol=1e-3, atol=1e-4)
