@@ -34,6 +34,7 @@ from nnue_trainer import nets
 from nnue_trainer.config import Recipe
 from nnue_trainer.data import Batch
 from nnue_trainer.modules import stacked_linear
+from nnue_trainer.nets.base import NnueModel
 from nnue_trainer.optim import Optimizer
 from nnue_trainer.parallel.division import divide
 from nnue_trainer.parallel.ranks import Ranks
@@ -87,18 +88,42 @@ def steady_steps(recipe: Recipe, device: torch.device, processes: int = 1) -> tu
 
 
 def measure(
-    recipe: Recipe, source: BatchSource, device: torch.device, warmup: int, steps: int, ranks: Ranks | None = None
+    recipe: Recipe,
+    source: BatchSource,
+    device: torch.device,
+    warmup: int,
+    steps: int,
+    ranks: Ranks | None = None,
+    *,
+    seconds: float = 0.0,
+    model: NnueModel | None = None,
 ) -> dict[str, Any]:
     """Milliseconds per step (wall-clock and CPU time) and positions per second over `steps` steps, after `warmup`
-    steps. If several `ranks` train together, all of them must call this together, and CPU time is that of one."""
+    steps. With `seconds`, another warm-up of a third of these seconds follows, and the measurement has as many steps as
+    fill them, and at least `steps`. If several `ranks` train together, all of them must call this together, and CPU
+    time is that of one. `model`: what is trained, if it has been built already; its weights change."""
     ranks = ranks or Ranks()
     set_up_torch(recipe, device)
-    model = nets.build(recipe.model)
+    model = nets.build(recipe.model) if model is None else model
     division, words = divide(ranks, model, recipe)
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(recipe, model.to(device), source, None, Path(folder), division=division)
-        for _ in range(warmup):
-            trainer.advance()
+
+        def advance(count: int) -> float:
+            """The seconds that `count` steps take on the slowest rank."""
+            synchronize(device)
+            ranks.any(False)
+            started = time.perf_counter()
+            for _ in range(count):
+                trainer.advance()
+            synchronize(device)
+            ranks.any(False)
+            return ranks.same(time.perf_counter() - started)
+
+        advance(warmup)
+        if seconds:
+            advance(int(seconds / 3 / (advance(steps) / steps)))
+            steps = max(steps, int(seconds / (advance(steps) / steps)))
         synchronize(device)
         ranks.any(False)
         started, cpu_started = time.perf_counter(), time.process_time()
@@ -109,6 +134,7 @@ def measure(
     if ranks.any(trainer.optimizer.failed()):
         raise SystemExit("a step was not finite: nothing measured here would mean anything")
     return ({"division": words} if words else {}) | {
+        "steps": steps,
         "milliseconds_per_step": round(1e3 * seconds / steps, 3),
         # CPU time of all threads together. It changes little when other programs use the machine.
         "cpu_milliseconds_per_step": round(1e3 * cpu_seconds / steps, 3),

@@ -19,7 +19,9 @@ export PYTHONUNBUFFERED=1 PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH}
 
 steps=(build info tests memcheck racecheck training timeline portable_training precision transformer stacks aware_stacks
     optimizer expand own_sets windows rows graph)
-if [ "$(python3 -c 'import torch; print(torch.cuda.device_count())')" -ge 2 ]; then steps+=(several); fi
+if [ "$(python3 -c 'import torch; print(torch.cuda.device_count())')" -ge 2 ]; then
+    steps+=(several several_tests)
+fi
 
 # Of every family of kernels the tests that are short: a sanitizer is a hundred times slower.
 subset="test_forward_backward or test_any_number_of_rows or test_hot_features or test_rows_outside_the_rule or illegal_index \
@@ -74,9 +76,15 @@ step_own_sets() { python3 benchmarks/own_feature_sets.py --device cuda --data "$
 step_windows() { python3 benchmarks/rolling.py --device cuda --out "$out"; }
 step_rows() { python3 benchmarks/rows.py --device cuda --out "$out"; }
 step_graph() { python3 benchmarks/graph.py --device cuda --out "$out"; }
+# With 1, 2, 4, … of the GPUs that are there.
 step_several() {
-    python3 -m torch.distributed.run --nproc-per-node 2 benchmarks/several_gpus.py --config configs/sfnnv5.yaml \
-        --data "$positions" --from-file --out "$out"
+    python3 benchmarks/several_gpus.py --data "$positions" --out "$out" --minutes "${MINUTES:-7}" 'data.filters={}' \
+        data.batch_size=16384 data.shuffle_buffer=1000000 training.precision=mixed
+}
+# shellcheck disable=SC2086  # PYTEST may be several words
+step_several_tests() {
+    python3 -m pytest -q tests/training/test_several_gpus.py tests/training/test_devices.py tests/ops/test_perspectives.py \
+        ${PYTEST:-} -p no:cacheprovider -m two_gpus --durations 8
 }
 
 if [ $# -gt 0 ]; then steps=("$@"); fi
@@ -84,7 +92,9 @@ failed=()
 for step in "${steps[@]}"; do
     begin=$SECONDS
     printf '\n######## %s\n' "$step"
-    "step_$step" >"$out/$step.log" 2>&1 || failed+=("$step")
+    # Lines of `several` are printed as they come, since it takes minutes.
+    if [ "$step" = several ]; then show=cat; else show="tail -n 0"; fi
+    "step_$step" 2>&1 | tee "$out/$step.log" | $show || failed+=("$step")
     tail -n "${TAIL:-12}" "$out/$step.log"
     echo "######## $step: $((SECONDS - begin)) s"
 done
