@@ -70,16 +70,25 @@ def validate(kind: type[T], data: Any, origin: Callable[[tuple[str, ...]], str],
             message += "".join(f" --plugin {file}" for file in files if file != first["ctx"]["file"])
             others = [detail for detail in others if detail not in missing]
         more = f" (and {len(others)} more)" if others else ""
-        key = ".".join(_cut(part) for part in path) or "(top level)"
-        raise UserError(f"{origin(path)}: {key}{message}{more}") from None
+        raise UserError(f"{_place(origin, path)}{message}{more}") from None
+
+
+def as_option(key: str) -> str:
+    """The option of a command that sets a key."""
+    return "--" + key.replace("_", "-")
+
+
+def _place(origin: Callable[[tuple[str, ...]], str], path: tuple[str, ...]) -> str:
+    """The origin and the key; the origin alone where it is the option for the key."""
+    key = ".".join(_cut(part) for part in path) or "(top level)"
+    return origin(path) if origin(path) == as_option(key) else f"{origin(path)}: {key}"
 
 
 def _check_plain(data: Any, origin: Callable[[tuple[str, ...]], str], path: tuple[str, ...] = ()) -> None:
     """The checks that every section goes through: size of numbers, printable text, depth."""
 
     def wrong(expected: str) -> UserError:
-        key = ".".join(_cut(part) for part in path) or "(top level)"
-        return UserError(f"{origin(path)}: {key}: found {_show(data)}, expected {expected}")
+        return UserError(f"{_place(origin, path)}: found {_show(data)}, expected {expected}")
 
     if isinstance(data, str):
         if not data.isprintable() and any(ord(c) < 32 or ord(c) == 127 or 0xD800 <= ord(c) < 0xE000 for c in data):

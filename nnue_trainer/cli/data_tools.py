@@ -204,9 +204,9 @@ def chosen_filters(values: Mapping[str, float], extra: list[str] | None) -> Filt
     from dataclasses import replace
 
     from nnue_trainer.data.filters import FILTERS, Filters
-    from nnue_trainer.schema import validate
+    from nnue_trainer.schema import as_option, validate
 
-    filters: Any = validate(Filters, dict(values), lambda path: f"--{''.join(path[:1]).replace('_', '-')}")
+    filters: Any = validate(Filters, dict(values), lambda path: as_option("".join(path[:1])))
     chosen: Filters = replace(filters, extra=[FILTERS.find(kind)() for kind in extra or []])
     return chosen
 

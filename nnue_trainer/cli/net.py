@@ -265,17 +265,13 @@ def _architecture(path: Path) -> Net:
 
 def _with_option(chosen: NetFormat, option: str, value: bool | str) -> NetFormat:
     from nnue_trainer.export import parse_format
-    from nnue_trainer.schema import to_data
+    from nnue_trainer.schema import as_option, to_data
 
     data = to_data(chosen)
     if option not in data:
         expected = "raw" if option.startswith(("header", "rust")) else "nnue"
-        raise UserError(f"--{_spelt(option)}: expected --format {expected} with it, found format {chosen.kind}")
-    return parse_format({"kind": chosen.kind, **data, option: value}, f"--{_spelt(option)}")
-
-
-def _spelt(option: str) -> str:
-    return option.replace("_", "-")
+        raise UserError(f"{as_option(option)}: expected --format {expected} with it, found format {chosen.kind}")
+    return parse_format({"kind": chosen.kind, **data, option: value}, as_option(option))
 
 
 def import_command(

@@ -21,8 +21,9 @@ from nnue_trainer.errors import UserError
 from nnue_trainer.export.net import QuantizedNet
 from nnue_trainer.foreign import explaining, returned
 from nnue_trainer.nets.base import Net, NetTensor, parse
-from nnue_trainer.nnue_file.description import describe
+from nnue_trainer.nnue_file.description import describe, record_in
 from nnue_trainer.nnue_file.formats import FORMATS, Exported, ExportedTensor, NetFormat, ReadTensor, TensorKind
+from nnue_trainer.nnue_file.layout import OWN_VERSION
 from nnue_trainer.schema import validate
 
 _CHUNK = 1 << 20  # elements at a time: the scratch arrays may be of float64
@@ -148,8 +149,12 @@ def exported(quantized: QuantizedNet, checkpoint: Checkpoint) -> Exported:
         weights = checkpoint_from_net(quantized, where).tensors["model"] if rounded else model
         return onnx_graph(quantized.net, weights, where)
 
+    layout, net = quantized.file_layout, quantized.net
+    record = b""
+    if layout.version == OWN_VERSION or net.unreadable is not None:
+        record = record_in(quantized.description) or record_in(describe(net.name, net.architecture))
     around = [_kept_bytes(checkpoint, key) for key in ("head", "tail")]
-    return Exported(tensors, quantized.file_layout, quantized.net.layouts(), quantized.description, graph, *around)
+    return Exported(tensors, layout, net.layouts(), quantized.description, graph, record, *around)
 
 
 def _kept_bytes(checkpoint: Checkpoint, key: str) -> bytes:

@@ -104,8 +104,13 @@ def _candidates(
     if arch is not None:
         named = [candidate for candidate in known if candidate[0].name == arch]
         if not named:
+            named = [(net, layout) for net in _named(arch) for layout in net.layouts()]
+        if not named:
             names = ", ".join(dict.fromkeys(net.name for net, _ in known))
-            raise UserError(f"unknown architecture {arch!r}, expected one of {names}")
+            raise UserError(
+                f"unknown architecture {arch!r:.80}, expected one of {names}, or such a name with other sizes of "
+                "layers, as sfnnv5-l1-512-l2-24"
+            )
         return _of_header(named, header) or named[:1], True
     architecture = described(header.description, str(file.path))
     if architecture is not None:
@@ -116,9 +121,34 @@ def _candidates(
         raise file.error(12, "description", "no architecture record, which nets of this project carry")
     found = _of_header(known, header)
     if not found:
-        names = ", ".join(dict.fromkeys(net.name for net, _ in known))
-        raise file.error(4, "file hash", f"0x{header.file_hash:08X} is no known architecture ({names})")
+        raise file.error(4, "file hash", f"0x{header.file_hash:08X} {_unknown(file, header, known)}")
     return found, False
+
+
+def _named(arch: str) -> list[Net]:
+    found = (kind.named(arch) for kind in NETS.kinds().values())
+    return [net for net in found if net is not None]
+
+
+def _unknown(file: NetFile, header: Header, known: Sequence[Candidate]) -> str:
+    """Why a file hash is not known: it is of another net, or of one with other sizes, which `--arch` can state."""
+    body, others = file.body(header) or file, list[Net]()
+    if body.size >= header.end + 4:
+        transformer_hash = body.u32(header.end, "feature transformer hash")
+        for kind in NETS.kinds().values():
+            others += kind.of_other_sizes(header.version, transformer_hash)
+    if not others:
+        return f"is no known architecture ({', '.join(dict.fromkeys(net.name for net, _ in known))})"
+    fitting = [net for net in others if any(layout.file_hash == header.file_hash for layout in net.layouts())]
+    names = ", ".join(net.name for net in fitting or others)
+    sizes = max((net.unreadable or "" for net in fitting or others), key=len)
+    if fitting:
+        return f"is of a net without a record: {sizes}; give its name as --arch: {names}"
+    first = f"{sizes}; " if sizes else ""
+    return (
+        f"is of a net without a record, with other sizes of layers: {first}give its name and all its sizes as --arch, "
+        f"as {others[-1].name}-l2-24-l3-16 (by its first layer one of {names})"
+    )
 
 
 def _of_header(candidates: Sequence[Candidate], header: Header) -> list[Candidate]:

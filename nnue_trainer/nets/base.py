@@ -223,6 +223,17 @@ class Net(ABC):
         exported only on request."""
         return None
 
+    @classmethod
+    def of_other_sizes(cls, version: int, transformer_hash: int) -> Iterable[Net]:
+        """The nets of this kind whose files may have this version and this hash behind the description, with the sizes
+        that follow from the hash: for the message about a file whose net is none of `known()`."""
+        return ()
+
+    @classmethod
+    def named(cls, name: str) -> Net | None:
+        """The net of this kind that has this name and is none of `known()`."""
+        return None
+
     def layouts(self) -> Sequence[FileLayout]:
         """The files that the net may lie in; the first is the one that is written."""
         own = own_layout([tensor.piece() for tensor in self.tensors()])

@@ -14,6 +14,7 @@ The file to the byte: docs/net-files.md. The arithmetic in words: docs/net-arith
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -64,7 +65,7 @@ from nnue_trainer.nets.meaning import (
 from nnue_trainer.nets.rounded_forward import Awareness
 from nnue_trainer.nnue_file.layout import Block, Coding, FileLayout, Word
 from nnue_trainer.perspectives import FusedCall
-from nnue_trainer.schema import section
+from nnue_trainer.schema import section, validate
 
 SQUARES = 64
 WHITE_KING, BLACK_KING = 10, 11
@@ -196,7 +197,8 @@ def pad32(n: int) -> int:
     return -(-n // 32) * 32
 
 
-Width = Annotated[int, Field(ge=32, le=16384, multiple_of=32)]
+_MOST_WIDTH = 16384
+Width = Annotated[int, Field(ge=32, le=_MOST_WIDTH, multiple_of=32)]
 Outputs = Annotated[int | None, Field(ge=1, le=1024)]
 
 
@@ -299,6 +301,26 @@ class StockfishNet(Net):
     def known(cls) -> Iterable[Net]:
         make: Any = cls  # every version has a default width
         return (make(),)
+
+    @classmethod
+    def of_other_sizes(cls, version: int, transformer_hash: int) -> Iterable[Net]:
+        for net in cls.known():
+            for layout in net.layouts():
+                word = layout.items[0]
+                assert isinstance(word, Word)
+                l1 = (transformer_hash ^ word.value ^ 2 * _default_width(cls)) // 2
+                if layout.version == version and 32 <= l1 <= _MOST_WIDTH and l1 % 32 == 0:
+                    return (validate(cls, {"l1": l1}, lambda _: cls.kind),)
+        return ()
+
+    @classmethod
+    def named(cls, name: str) -> Net | None:
+        sizes = name.removeprefix(cls.kind)
+        if not re.fullmatch("(-l[123]-[0-9]+)+", sizes) or sizes == name:
+            return None
+        data = {"l1": _default_width(cls)} | {key: int(size) for key, size in re.findall("(l[123])-([0-9]+)", sizes)}
+        net: Net = validate(cls, data, lambda _: f"--arch {name}")
+        return net
 
     def model(self) -> StockfishModel:
         return StockfishModel(self)

@@ -9,7 +9,7 @@ from typing import Any
 import nnue_trainer
 from nnue_trainer.errors import UserError
 
-_BEGIN = b'{"nnue_trainer":'
+RECORD_BEGINS = b'{"nnue_trainer":'
 
 
 def describe(name: str, architecture: Mapping[str, Any]) -> bytes:
@@ -21,13 +21,13 @@ def describe(name: str, architecture: Mapping[str, Any]) -> bytes:
 
 def record_in(description: bytes) -> bytes:
     """The record of the architecture in a description that we wrote; empty for any other description."""
-    start = description.find(_BEGIN)
+    start = description.find(RECORD_BEGINS)
     return description[start:] if start >= 0 else b""
 
 
 def described(description: bytes, where: str) -> dict[str, Any] | None:
     """The architecture in a description that we wrote; None for any other description."""
-    start = description.find(_BEGIN)
+    start = description.find(RECORD_BEGINS)
     if start < 0:
         return None
     try:

@@ -17,8 +17,8 @@ import numpy as np
 from nnue_trainer.errors import UserError
 from nnue_trainer.foreign import explaining, returned
 from nnue_trainer.nnue_file import writer
-from nnue_trainer.nnue_file.description import record_in
-from nnue_trainer.nnue_file.layout import OWN_VERSION, FileLayout
+from nnue_trainer.nnue_file.description import RECORD_BEGINS, record_in
+from nnue_trainer.nnue_file.layout import FileLayout
 from nnue_trainer.nnue_file.reader import MAX_DESCRIPTION_BYTES
 from nnue_trainer.registry import Registry
 from nnue_trainer.schema import section
@@ -66,6 +66,8 @@ class Exported:
     """all that the net may have"""
     description: bytes
     graph: Callable[[bool, str], bytes]
+    record: bytes = b""
+    """what the description ends with where a file in the container is read by it"""
     head: bytes = b""
     tail: bytes = b""
     """what stood before and behind the tensors of the file that the net was imported from (`NetFormat.around`)"""
@@ -139,8 +141,9 @@ class Nnue(NetFormat):
     32-bit integers take as few bytes as they need; huffman: its arrays are Huffman-coded, as a proposal for Stockfish
     has it; zlib: all behind the description is one stream"""
     description: str | None = None
-    """text of the description in the file, up to 16 MiB; null: as the net was imported, or a sentence and the
-    architecture for `nnue import`"""
+    """text of the description in the file, up to 16 MiB. The record of the architecture follows it where only that
+    identifies the net: in the container of this project, and with sizes of layers that no engine reads. null: as the
+    net was imported, or a sentence and the record"""
 
     def to_bytes(self, net: Exported, where: str) -> bytes:
         layout, description = net.layout, net.description
@@ -151,16 +154,19 @@ class Nnue(NetFormat):
                 raise UserError(f"{where}: compression is {self.compression}, expected one that the net has: {known}")
             layout = fitting[0]
         if self.description is not None:
-            description = self._described(net, layout, where)
+            description = self._described(net, where)
         return writer.to_bytes(layout, description, {tensor.name: tensor.integers for tensor in net.tensors})
 
-    def _described(self, net: Exported, layout: FileLayout, where: str) -> bytes:
+    def _described(self, net: Exported, where: str) -> bytes:
         assert self.description is not None
         text = self.description.encode()
         if len(text) > MAX_DESCRIPTION_BYTES:
             raise UserError(
                 f"{where}: a description of {len(text):,} bytes, expected at most {MAX_DESCRIPTION_BYTES:,}"
             )
-        # A file of our own container is read by the record in its description.
-        record = record_in(net.description) if layout.version == OWN_VERSION else b""
-        return text + (b" " + record if record else b"")
+        if record_in(text) not in (b"", net.record):
+            raise UserError(
+                f"{where}: a description with {RECORD_BEGINS.decode()}, expected other text: the record of an "
+                "architecture begins like this"
+            )
+        return text if record_in(text) or not net.record else text + b" " + net.record

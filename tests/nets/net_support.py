@@ -40,3 +40,14 @@ def random_checkpoint(architecture: dict, seed: int = 0) -> Checkpoint:
             spread = 0.1 if name.startswith("feature_transformer") else 0.3
             parameter.copy_((torch.randn(parameter.shape, generator=generator) * spread).clamp(-1.5, 1.5))
     return Checkpoint(model.architecture, {"model": model.state_dict()})
+
+
+def within_limits(architecture: dict) -> Checkpoint:
+    """Random weights that fit the net's integers."""
+    found = random_checkpoint(architecture)
+    model = nets.build(architecture)
+    model.load_state_dict(found.tensors["model"])
+    with torch.no_grad():
+        for bound in model.weight_bounds():
+            bound.parameter[bound.first_row :][: bound.rows].clamp_(bound.low, bound.high)
+    return Checkpoint(model.architecture, {"model": model.state_dict()})

@@ -9,12 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from command import nnue
-from net_support import VECTORS, random_checkpoint
+from net_support import VECTORS, random_checkpoint, within_limits
 
-from nnue_trainer import _data, checkpoint, nets
-from nnue_trainer.checkpoint import Checkpoint
+from nnue_trainer import _data, checkpoint
 from nnue_trainer.errors import UserError
 from nnue_trainer.export import QuantizedNet, net_from_checkpoint, read_net, to_bytes, write_net
 from nnue_trainer.nnue_file import envelope, huffman
@@ -22,17 +20,6 @@ from nnue_trainer.nnue_file import envelope, huffman
 DTYPES = {"i8": np.dtype("<i1"), "i16": np.dtype("<i2"), "i32": np.dtype("<i4")}
 CODED = json.loads((VECTORS / "huffman.json").read_text())
 V18: dict[str, Any] = {"kind": "sfnnv18", "l1": 32}
-
-
-def within_limits(architecture: dict[str, Any]) -> Checkpoint:
-    """Random weights that fit the net's integers."""
-    found = random_checkpoint(architecture)
-    model = nets.build(architecture)
-    model.load_state_dict(found.tensors["model"])
-    with torch.no_grad():
-        for bound in model.weight_bounds():
-            bound.parameter[bound.first_row :][: bound.rows].clamp_(bound.low, bound.high)
-    return Checkpoint(model.architecture, {"model": model.state_dict()})
 
 
 def values_of(case: dict[str, Any]) -> np.ndarray:
@@ -178,7 +165,7 @@ def test_compression_and_description_are_the_users_choice(tmp_path: Path) -> Non
     assert sizes["zlib"] < sizes["raw"]
     checkpoint.save(tmp_path / "v9.safetensors", random_checkpoint({"kind": "sfnnv9", "l1": 32}))
     for name, options, words in (
-        ("v18", ["--compression", "lzma"], "--compression: compression: found \"lzma\", expected 'default', 'raw'"),
+        ("v18", ["--compression", "lzma"], "--compression: found \"lzma\", expected 'default', 'raw'"),
         ("v9", ["--compression", "zlib"], "compression is zlib, expected one that the net has: leb128, raw"),
         (
             "v9",
