@@ -21,7 +21,7 @@ from nnue_trainer.match.openings import Openings, pgn_games, san_moves
 from nnue_trainer.match.play import PlayedGame, Player
 from nnue_trainer.match.run import JOURNAL, Count, MatchOptions, MatchResult, match_header, write_files
 
-BOOK, GAMES, OUTPUT = "fastchess.epd", "fastchess.pgn", "fastchess.log"
+BOOK, GAMES, OUTPUT, STATE = "fastchess.epd", "fastchess.pgn", "fastchess.log", "fastchess.json"
 _RESULTS = {"1-0": 1, "1/2-1/2": 0, "0-1": -1}
 _FAULTS = {
     "time forfeit": "time",
@@ -30,7 +30,8 @@ _FAULTS = {
     "abandoned": "engine ended",
     "stalled connection": "no answer",
 }
-_SCORE = re.compile(r"\{\s*([+-])(M?)(\d+(?:\.\d+)?)/(\d+)[^}]*\}")
+# A score of 0 has no sign, "ERR" stands for none, and a mate counts plies.
+_SCORE = re.compile(r"\{\s*(?:([+-]?)(M?)(\d+(?:\.\d+)?)|ERR)/(\d+)[^}]*\}")
 
 
 def find(program: str) -> str:
@@ -94,11 +95,12 @@ def command(program: str, players: Sequence[Player], options: MatchOptions, fold
     if limit.clock:
         each = [f"tc={limit.clock[0]:g}+{limit.clock[1]:g}", f"timemargin={round(1000 * limit.margin)}"]
     elif limit.movetime:
-        each = [f"st={limit.movetime / 1000:g}"]
+        each = [f"st={limit.movetime / 1000:g}", f"timemargin={round(1000 * limit.margin)}"]
     else:
         each = [f"nodes={limit.nodes}" if limit.nodes else f"depth={limit.depth}", "tc=inf"]
     words += ["-each", *each, "-games", "2", "-repeat", "-rounds", str(options.pairs), "-recover"]
-    words += ["-concurrency", str(options.concurrency)]
+    words += ["-concurrency", str(options.concurrency), "-force-concurrency"]  # more games than CPUs
+    words += ["-config", f"outname={folder / STATE}"]  # not into the current folder
     words += ["-openings", f"file={folder / BOOK}", "format=epd", "order=sequential"]
     if rules.resign_moves:
         two_sided = "true" if rules.resign_two_sided else "false"
@@ -127,12 +129,17 @@ def games_of(text: str, names: Sequence[str], options: MatchOptions) -> list[Pla
         white = names.index(tags["White"])
         board = _data.Game(tags.get("FEN", START), options.openings.chess960)
         fen, moves = board.fen, list[str]()
-        for san in san_moves(game):
-            moves.append(board.parse_san(san))
-            board.play(moves[-1])
-        scores = [_score(*match) for match in _SCORE.findall(game)]
-        scores = scores if len(scores) == len(moves) else ["-"] * len(moves)
         termination, result = tags.get("Termination", "normal"), _RESULTS[tags["Result"]]
+        for san in san_moves(game):
+            try:
+                moves.append(board.parse_san(san))
+            except UserError:
+                if termination == "illegal move":
+                    break  # the last one, as the engine gave it
+                raise
+            board.play(moves[-1])
+        scores = [_score(*match) for match in _SCORE.findall(game)][: len(moves)]
+        scores = scores if len(scores) == len(moves) else ["-"] * len(moves)
         reason = _FAULTS.get(termination, board.outcome() or termination)
         fault = ""
         if termination in _FAULTS:
@@ -143,7 +150,10 @@ def games_of(text: str, names: Sequence[str], options: MatchOptions) -> list[Pla
 
 
 def _score(sign: str, mate: str, value: str, depth: str) -> str:
-    number = int(float(value)) if mate else round(100 * float(value))
+    if not value:
+        return "-"
+    # Of a mate, the side that mates makes the last of so many plies.
+    number = (int(float(value)) + (sign != "-")) // 2 if mate else round(100 * float(value))
     return f"{'mate' if mate else 'cp'}{'-' if sign == '-' else ''}{number}/{depth}"
 
 

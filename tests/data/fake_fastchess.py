@@ -1,22 +1,45 @@
-"""Plays the games that a command line of fastchess requests, by a hash, and writes them as it does; for tests."""
+"""Stands in for fastchess: takes its command line as strictly, plays the games by a hash, and writes them as it does."""
 
+import os
 import sys
 import zlib
 from pathlib import Path
 
 from nnue_trainer import _data
 
-words = sys.argv[1:]
-names = [word.removeprefix("name=") for word in words if word.startswith("name=")]
-values = dict(word.split("=", 1) for word in words if "=" in word)
-rounds = int(words[words.index("-rounds") + 1])
-book = Path(next(w for w in words if w.endswith(".epd")).removeprefix("file=")).read_text().splitlines()
-output = Path(next(w for w in words if w.endswith(".pgn")).removeprefix("file="))
-assert words[words.index("-games") + 1] == "2"
-assert values["option.Hash"] == "1"
-if "fails" in values.get("cmd", ""):
-    print("no such engine")
-    sys.exit(1)
+OPTIONS = {
+    "-engine": {"cmd", "name"}, "-each": {"tc", "st", "timemargin", "nodes", "depth"}, "-games": None, "-repeat": None,
+    "-rounds": None, "-recover": None, "-concurrency": None, "-force-concurrency": None, "-config": {"outname"},
+    "-openings": {"file", "format", "order"}, "-resign": {"movecount", "score", "twosided"},
+    "-draw": {"movenumber", "movecount", "score"}, "-maxmoves": None, "-variant": None,
+    "-sprt": {"elo0", "elo1", "alpha", "beta", "model"}, "-pgnout": {"file"},
+}  # fmt: skip
+given: list[tuple[str, dict[str, str]]] = []
+for word in sys.argv[1:]:
+    if word.startswith("-"):
+        assert word in OPTIONS, f"Unrecognized option: {word}"
+        given.append((word, {}))
+    else:
+        name, values = given[-1]
+        key, equals, value = word.partition("=")
+        allowed = OPTIONS[name]
+        assert (not equals) if allowed is None else key in allowed or (name == "-engine" and key.startswith("option."))
+        values[key] = value
+options = dict(given)
+engines = [values for name, values in given if name == "-engine"]
+assert all(Path(engine["cmd"]).exists() for engine in engines)
+assert engines[0]["name"] != engines[1]["name"]
+assert engines[0]["option.Hash"] == "1"
+assert "2" in options["-games"]
+if int(next(iter(options["-concurrency"]))) > (os.cpu_count() or 1) and "-force-concurrency" not in options:
+    sys.exit("Error: Concurrency exceeds number of CPUs. Use -force-concurrency to override.")
+assert ("st" in options["-each"]) + ("tc" in options["-each"]) == 1
+assert "nodes" in options["-each"] or "timemargin" in options["-each"]
+Path(options.get("-config", {}).get("outname", "config.json")).write_text("{}")
+rounds = int(next(iter(options["-rounds"])))
+book = Path(options["-openings"]["file"]).read_text().splitlines()
+output = Path(options["-pgnout"]["file"])
+names = [engine["name"] for engine in engines]
 for number in range(2 * rounds):
     fen = book[number // 2]
     game = _data.Game(fen)
@@ -26,7 +49,10 @@ for number in range(2 * rounds):
     white, black = names if number % 2 == 0 else reversed(names)
     result = ("1-0", "0-1", "1/2-1/2", "1-0")[number % 4]
     ends = ("normal", "time forfeit", "adjudication", "illegal move")[number % 4]
-    moves = " ".join(f"{san} {{+0.25/7 0.010s}}" for san in game.san_moves())
+    scores = ("+0.25/7", "0.00/7", "-M4/7", "ERR/0")
+    moves = " ".join(f"{san} {{{score} 0.010s}}" for san, score in zip(game.san_moves(), scores, strict=True))
+    if ends == "illegal move":
+        moves += " a1h8 {+0.10/3 0.010s, Black makes an illegal move}"
     with output.open("a") as pgn:
         for tag, value in (
             ("Round", number // 2 + 1), ("White", white), ("Black", black), ("Result", result), ("SetUp", "1"),

@@ -138,21 +138,33 @@ def test_an_engine_gets_its_time_and_loses_beyond_it(
 
 
 def test_fastchess_plays_where_it_is_asked_to(
-    fake_engine: FakeEngine, tmp_path: Path, project_root: Path, nnue: Callable[..., Done]
+    fake_engine: FakeEngine,
+    tmp_path: Path,
+    project_root: Path,
+    nnue: Callable[..., Done],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
     a, b, program = fake_engine(), fake_engine("silent"), tmp_path / "fastchess"
     script = project_root / "tests" / "data" / "fake_fastchess.py"
     program.write_text(f'#!/bin/sh\nPYTHONPATH="{project_root}" exec "{sys.executable}" "{script}" "$@"\n')
     program.chmod(0o755)
-    printed = match(a, b, "-o", tmp_path / "out", "--fastchess", program, pairs=2)
+    printed = match(a, b, "-o", tmp_path / "out", "--fastchess", program, "-j", 200, pairs=2)
+    assert not list(Path().iterdir())
     assert "fake vs fakesilent: 4 games, +2 =1 -1, pairs [0, 1, 0, 0, 1]" in printed
     data = json.loads((tmp_path / "out/match.json").read_text())
     assert data["complete"]
     assert [game["white"] for game in data["games"]] == ["fake", "fakesilent"] * 2
     assert [game.get("loser") for game in data["games"]] == [None, "fakesilent", None, "fake"]
-    assert "{+0.25/7}" in (tmp_path / "out/games.pgn").read_text()
+    pgn = (tmp_path / "out/games.pgn").read_text()
+    assert all(pgn.count(comment) == 4 for comment in ("{+0.25/7}", "{+0.00/7}", "{-M2/7}"))
+    run("match", a, b, "-o", tmp_path / "time", "--fastchess", program, "--movetime", 10, "--pairs", 1, "--hash", 1)
     program.write_text("#!/bin/sh\nexit 1\n")
-    assert match(a, b, "-o", tmp_path / "out", "--fastchess", program, pairs=2) == printed.partition("nnue: note")[0]
+    assert (
+        match(a, b, "-o", tmp_path / "out", "--fastchess", program, "-j", 200, pairs=2)
+        == printed.partition("nnue: note")[0]
+    )
     for arguments, message in (
         (("--fastchess", program), "fastchess: exit status 1, "),
         (("--fastchess", tmp_path / "missing"), "no such program on PATH"),
