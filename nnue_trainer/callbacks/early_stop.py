@@ -26,8 +26,9 @@ class EarlyStop(Callback):
 
     def validation(self, trainer: Trainer, loss: float, figures: Mapping[str, float]) -> None:
         best = self.memory.get("best")
-        if best is None or loss < best - self.min_delta:
-            self.memory.update(best=loss, waited=0)
+        # After a resume the loss may be another one, which does not compare with what was the best.
+        if best is None or self.memory.get("figure") != trainer.figure or loss < best - self.min_delta:
+            self.memory.update(best=loss, waited=0, figure=trainer.figure)
             return
         self.memory["waited"] += 1
         if self.memory["waited"] >= self.patience:

@@ -49,6 +49,10 @@ class RunCommand(Callback):
         return command
 
     def start(self, trainer: Trainer) -> None:
+        if self.at in ("save", "epoch") and trainer.step > trainer.stage.first_step:
+            # The checkpoint that the run is resumed from was written before it was counted here.
+            ends = self.at == "save" or trainer.stage.ends_epoch(trainer.step)
+            self.memory["count"] = self.memory.get("count", 0) + ends
         self._at("start", trainer, trainer.folder.last, None)
 
     def epoch(self, trainer: Trainer, epoch: int) -> None:

@@ -128,6 +128,33 @@ def test_a_command_gets_what_it_names(tmp_path: Path) -> None:
     assert float(lines[1][1]) == checkpoint.load(folder / "last.safetensors").state["validation_loss"]
 
 
+@pytest.mark.parametrize("at", ["save", "epoch", "validation"])
+def test_every_second_moment_also_after_a_resume(tmp_path: Path, at: str) -> None:
+    out = tmp_path / "epochs"
+    script = "import sys; open(sys.argv[1], 'a').write(sys.argv[2])"
+    command = shlex.join([sys.executable, "-c", script, str(out)]) + " {epoch}"
+    callbacks = [{"run": command, "every": 2, "at": at}]
+    training(tmp_path / "run", callbacks, "training.keep_last=9").train()
+    assert out.read_text() == "24"
+    for resumed, rest in ((1, "24"), (2, "4"), (3, "4")):
+        out.write_text("")
+        path = tmp_path / f"run/checkpoints/epoch-000{resumed}.safetensors"
+        again = training(tmp_path / f"again-{resumed}", callbacks)
+        again.resume(checkpoint.load(path), path)
+        again.train()
+        assert out.read_text() == rest
+
+
+def test_early_stop_begins_anew_with_another_loss(tmp_path: Path) -> None:
+    callbacks = [{"kind": "early_stop", "patience": 2, "min_delta": 1}]
+    training(tmp_path, callbacks, "training.epochs=2").train()
+    path = tmp_path / "checkpoints/last.safetensors"
+    for change, step in (("training.epochs=9", 30), ("validation.lambda=0.9", 50)):
+        run = training(tmp_path / change, callbacks, "training.epochs=9", change)
+        run.resume(checkpoint.load(path), path)
+        assert run.train().step == step
+
+
 def test_a_command_that_fails(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     command = shlex.join([sys.executable, "-c", "import sys; sys.exit('no space')"])
     training(tmp_path / "a", [{"kind": "run", "command": command, "at": "end"}]).train()
