@@ -89,6 +89,13 @@ class DataConfig:
             raise ValueError(f"found {shards}, expected 1 in file order (data.shuffle_buffer 0)")
         return shards
 
+    @field_validator("shuffle_buffer")
+    @classmethod
+    def _shuffles(cls, shuffle_buffer: int, info: ValidationInfo) -> int:
+        if shuffle_buffer == 0 and info.data.get("weights"):
+            raise ValueError("found 0, which is file order, expected a larger number with data.weights")
+        return shuffle_buffer
+
     @field_validator("weights")
     @classmethod
     def _one_each(cls, weights: list[float], info: ValidationInfo) -> list[float]:

@@ -128,10 +128,10 @@ class _Stream(Closing, Generic[T]):
                     if value < least
                     else f"loader: {name} is {value}, expected at most {most}"
                 )
-        if weights is not None and (len(weights) != len(self._files) or not shuffle):
-            raise UserError(
-                f"loader: {len(weights)} weights for {len(self._files)} files, expected one for each, and shuffling"
-            )
+        if weights is not None and len(weights) != len(self._files):
+            raise UserError(f"loader: {len(weights)} weights for {len(self._files)} files, expected one for each")
+        if weights is not None and not shuffle:
+            raise UserError("loader: weights of files without shuffling, which keeps file order")
         if world_size < 1 or not 0 <= rank < world_size or batch_size % world_size:
             raise UserError(
                 f"loader: rank {rank} of {world_size} processes and a batch of {batch_size}: expected rank < processes "
