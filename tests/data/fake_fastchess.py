@@ -1,4 +1,4 @@
-"""Stands in for fastchess: takes its command line as strictly, plays the games by a hash, and writes them as it does."""
+"""Stands in for fastchess: as strict about its command line, plays games by a hash, and writes them as it does."""
 
 import os
 import sys
