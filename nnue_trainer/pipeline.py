@@ -1,32 +1,35 @@
 """The whole way as one file: data → train → export → permute → verify → match, each step skipped if it is done.
 
-A step is a command of `nnue`, run in a process of its own. What is done stands in `steps.json` in the folder: for each
-step a key, the digest of the key before and of the step. So a step whose settings or predecessors changed is not taken
-for done; it is an error that names it, since its old result would be replaced, until the user requests that (`redo`).
+A step is a command of `nnue`, run in a process of its own. `steps.json` in the folder has what is done: for each step a
+key, the digest of the key before and of the step. So a step whose settings or predecessors changed is not taken for
+done; it is an error that names it, since its old result would be replaced, until the user requests that (`redo`). What
+was begun, and what the user gave up, stand there as well, so that a kill at any moment loses no such decision.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 from pydantic import Field
 
-from nnue_trainer import schema
+from nnue_trainer import config, presets, schema, system
 from nnue_trainer.atomic import replacing
-from nnue_trainer.config import read_yaml
 from nnue_trainer.errors import UserError, quoted
 from nnue_trainer.schema import section
+from nnue_trainer.uci import find_engine
 
 DONE = "steps.json"
+_LOCK = ".steps.lock"
 
 
 @section
@@ -110,18 +113,39 @@ class Way:
 @dataclass(frozen=True)
 class Step:
     """`command`: the arguments of `nnue`; `result`: what it makes, None for nothing but a verdict. `again`: arguments
-    that make it replace its old result. `goes_on`: the command itself decides whether its result fits its options."""
+    that make it replace its old result. `goes_on`: the command itself decides whether its result fits its options.
+    `resumes`: interrupted, the command continues; other commands make their result anew."""
 
     name: str
     command: list[str]
     result: Path | None
     again: tuple[str, ...] = ("--overwrite",)
     goes_on: bool = False
+    resumes: bool = False
+
+    def there(self) -> list[int]:
+        """Which file the result is, [] if there is none: another one as soon as something is written."""
+        if self.result is None or not self.result.exists():
+            return []
+        status = self.result.stat()
+        return [status.st_ino, status.st_mtime_ns, status.st_size]
+
+
+@dataclass
+class Progress:
+    """What `steps.json` holds. Each field has the names of steps as keys."""
+
+    done: dict[str, str] = field(default_factory=dict)
+    """key of a step whose result is complete"""
+    begun: dict[str, str] = field(default_factory=dict)
+    """key of a step that was begun where nothing of another origin lay in the place of its result"""
+    replaced: dict[str, list[int]] = field(default_factory=dict)
+    """the results that the user gave up and that are still there, `Step.there`"""
 
 
 def load(path: Path) -> Way:
     """The way in a YAML file. UserError, one line, for a wrong one."""
-    data = read_yaml(path)
+    data = config.read_yaml(path)
     if not isinstance(data, dict):
         raise UserError(f"{path}: expected the steps of a way: train, and others")
     return schema.validate(Way, data, lambda _: str(path))
@@ -138,7 +162,7 @@ def steps_of(way: Way, path: Path) -> tuple[Path, list[Step]]:
             raise UserError(f"{path}: {quoted(text)}: {error}") from None
 
     def filled(text: str) -> str:
-        return text.replace("{folder}", str(folder))
+        return _filled(text, folder)
 
     steps = [
         Step(f"data {number}", ["data", *words(step.run)], Path(filled(step.makes)))
@@ -149,13 +173,8 @@ def steps_of(way: Way, path: Path) -> tuple[Path, list[Step]]:
         raise UserError(f"{path}: train: expected either recipe or preset")
     named = [filled(train.recipe)] if train.recipe is not None else ["--preset", str(train.preset)]
     run, net = folder / "run", folder / "net.nnue"
-    steps.append(
-        Step(
-            "train",
-            ["train", *named, *map(filled, train.set), "--run-dir", str(run), *words(train.options)],
-            run / "checkpoints" / "last.safetensors",
-        )
-    )
+    command = ["train", *named, *map(filled, train.set), "--run-dir", str(run), *words(train.options)]
+    steps.append(Step("train", command, run / "checkpoints" / "last.safetensors", resumes=True))
     steps.append(Step("export", ["export", str(run), str(net), *words(way.export.options)], net))
     if way.permute is not None:
         permuted = folder / "permuted.nnue"
@@ -168,8 +187,14 @@ def steps_of(way: Way, path: Path) -> tuple[Path, list[Step]]:
     if way.match is not None:
         others, result = map(filled, way.match.against), folder / "match"
         match = ["match", str(net), *others, "--engine", way.match.engine, "-o", str(result)]
-        steps.append(Step("match", [*match, *words(way.match.options)], result / "match.json", goes_on=True))
+        steps.append(
+            Step("match", [*match, *words(way.match.options)], result / "match.json", goes_on=True, resumes=True)
+        )
     return folder, steps
+
+
+def _filled(text: str, folder: Path) -> str:
+    return text.replace("{folder}", str(folder))
 
 
 def run_way(
@@ -181,46 +206,104 @@ def run_way(
 ) -> int:
     """Runs the steps of a file that are not done, and returns the exit status of the first that failed, or 0. `redo`
     names steps to do again; those after them follow. UserError for a step whose settings changed."""
-    call = call or _call
-    folder, steps = steps_of(load(path), path)
+    way = load(path)
+    folder, steps = steps_of(way, path)
     unknown = set(redo) - {step.name for step in steps}
     if unknown:
         raise UserError(f"{path}: found no step {quoted(min(unknown))}, expected {', '.join(s.name for s in steps)}")
-    done = _read(folder / DONE)
-    key, again = "", False
+    _check(way, path, folder)
+    with _alone(folder) as lock:
+        return _run_steps(path, folder, steps, redo, say, call or (lambda command: _call(command, lock)))
+
+
+def _check(way: Way, path: Path, folder: Path) -> None:
+    """UserError for what the last steps need and would miss after hours of training."""
+    for engine in {part.engine for part in (way.verify, way.match) if part is not None}:
+        find_engine(engine)
+    train = way.train
+    if "--plugin" not in train.options:
+        recipe = Path(_filled(train.recipe, folder)) if train.recipe is not None else presets.path(str(train.preset))
+        if config.load(recipe, [_filled(change, folder) for change in train.set]).seeds:
+            raise UserError(f"{path}: train: the recipe has seeds, expected one net")
+
+
+def _run_steps(
+    path: Path,
+    folder: Path,
+    steps: Sequence[Step],
+    redo: Sequence[str],
+    say: Callable[[str], None],
+    call: Callable[[list[str]], int],
+) -> int:
+    progress = _read(folder / DONE)
+    first = min((number for number, step in enumerate(steps) if step.name in redo), default=len(steps))
+    for step in steps[first:]:
+        progress.done.pop(step.name, None)
+        progress.begun.pop(step.name, None)
+        if there := step.there():
+            progress.replaced[step.name] = there
+    if first < len(steps):
+        _write(folder / DONE, progress)
+    key = ""
     for number, step in enumerate(steps, 1):
         key = hashlib.sha256(json.dumps([key, step.name, step.command, _inputs(step)]).encode()).hexdigest()
         head = f"step {number}/{len(steps)} {step.name}"
-        again |= step.name in redo
-        there = step.result is None or step.result.exists()
-        if not again and done.get(step.name) == key and there:
+        there = step.there()
+        if progress.done.get(step.name) == key and (there or step.result is None):
             say(f"{head}: done")
             continue
-        changed = step.name in done and done[step.name] != key
-        if changed and there and not again and not step.goes_on:
+        given_up = bool(there) and progress.replaced.get(step.name) == there
+        if there and not given_up and not step.goes_on and progress.done.get(step.name, key) != key:
             raise UserError(
                 f"{path}: step {step.name}, or one before it, has changed since its result was made; "
                 f"--redo {shlex.quote(step.name)} makes it and what follows anew"
             )
-        replaces = again and there
+        interrupted = bool(there) and progress.begun.get(step.name) == key and not given_up
+        replaces = given_up or (interrupted and not step.resumes)
         command = [*step.command, *(step.again if replaces else ())]
         if step.name == "train" and not replaces:
             command += ["--resume", "auto"]
         say(f"{head}: nnue {shlex.join(command)}")
-        done.pop(step.name, None)
-        _write(folder / DONE, done)
+        progress.done.pop(step.name, None)
+        if replaces or not there:
+            progress.begun[step.name] = key
+        _write(folder / DONE, progress)
         status = call(command)
         if status:
             say(f"{head}: ended with exit status {status}; the same command goes on from here")
             return status
         if step.result is not None and not step.result.exists():
             raise UserError(f"{path}: step {step.name} did not make {step.result}")
+        progress.replaced.pop(step.name, None)
         if step.name == "train" and (left := _left(step.result)):
+            _write(folder / DONE, progress)
             say(f"{head}: {left}; the same command goes on from here")
             return 0
-        done[step.name] = key
-        _write(folder / DONE, done)
+        progress.begun.pop(step.name, None)
+        progress.done[step.name] = key
+        _write(folder / DONE, progress)
     return 0
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[int]:
+    """Holds the lock on a folder. The commands inherit it, so one that outlives a killed `nnue run` keeps it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | system.O_NOFOLLOW | system.O_CLOEXEC, 0o666)
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be written: {error.strerror or error}") from None
+    try:
+        system.lock(lock)
+    except BlockingIOError:
+        os.close(lock)
+        raise UserError(f"{folder}: another nnue run, or a command that it started, works here") from None
+    except OSError:
+        pass  # a file system without locks
+    try:
+        yield lock
+    finally:
+        os.close(lock)
 
 
 def _inputs(step: Step) -> str:
@@ -240,12 +323,13 @@ def _left(last: Path | None) -> str:
     return left(last)
 
 
-def _call(command: list[str]) -> int:
+def _call(command: list[str], lock: int) -> int:
     """Runs a command of `nnue`; Ctrl-C reaches it as well, and it is waited for."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         process = subprocess.Popen(
             [sys.executable, "-m", "nnue_trainer", *command],
+            pass_fds=(lock,),
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         status = process.wait()
@@ -254,18 +338,19 @@ def _call(command: list[str]) -> int:
     return status if status >= 0 else 128 - status
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path) -> Progress:
     try:
         data = json.loads(path.read_bytes())
+        progress = Progress(**data)
     except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
+        return Progress()
+    except (OSError, ValueError, TypeError) as error:
         raise UserError(f"{path}: damaged, expected the steps that are done: {error}") from None
-    if not isinstance(data, dict):
+    if not all(isinstance(part, dict) for part in vars(progress).values()):
         raise UserError(f"{path}: damaged, expected the steps that are done")
-    return data
+    return progress
 
 
-def _write(path: Path, done: dict[str, Any]) -> None:
+def _write(path: Path, progress: Progress) -> None:
     with replacing(path) as output:
-        output.write_text(json.dumps(done, indent=1) + "\n")
+        output.write_text(json.dumps(asdict(progress), indent=1) + "\n")

@@ -1,6 +1,7 @@
 """The whole way as one file: what runs, what is skipped, what is refused."""
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -24,7 +25,8 @@ NAMES = ["data 1", "train", "export", "permute", "verify", "match"]
 @pytest.fixture
 def way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    Path("recipe.yaml").write_text("a: 1\n")
+    monkeypatch.setattr(pipeline, "find_engine", lambda _: "")
+    Path("recipe.yaml").write_text("model: {kind: simple, hidden: 8}\ndata: {train: [a]}\nloss: {kind: sigmoid}\n")
     Path("way.yaml").write_text(yaml.safe_dump(WAY))
     return Path("way.yaml")
 
@@ -82,6 +84,63 @@ def test_it_goes_on_where_it_failed(way: Path, monkeypatch: pytest.MonkeyPatch) 
     assert calls.run() == (0, ["verify", "match"])
 
 
+class Killed(Exception):
+    pass
+
+
+@pytest.mark.parametrize("redo", [(), ("train",)])
+def test_a_kill_loses_no_decision(way: Path, monkeypatch: pytest.MonkeyPatch, redo: tuple[str, ...]) -> None:
+    """Killed once in each step, when its result is already there: interrupted results are made anew, as are those that
+    `redo` gave up, and a file of the user is never replaced."""
+    calls = Calls(way, monkeypatch)
+    if redo:
+        calls.run()
+    result = {step.name: step.result for step in pipeline.steps_of(pipeline.load(way), way)[1]}
+    order = ["train", "export", "permute", "match"] if redo else ["data 1", "train", "export", "permute", "match"]
+    made: list[tuple[str, bool]] = []
+    for name in order:
+
+        def call(command: list[str], name: str = name) -> int:
+            file = result["data 1" if command[0] == "data" else command[0]]
+            if file is None:
+                return 0
+            made.append((command[0], "--overwrite" in command))
+            assert command[0] in ("train", "match") or not file.exists() or "--overwrite" in command
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.unlink(missing_ok=True)
+            file.write_text("new")
+            if command[0] == name.split()[0]:
+                raise Killed
+            return 0
+
+        with pytest.raises(Killed):
+            pipeline.run_way(way, redo=redo if name == "train" else (), say=lambda _: None, call=call)
+    words = [name.split()[0] for name in order]
+    if redo:  # given up, then interrupted: replaced once, and then continued or made anew
+        expected = [(word, again) for word in words for again in (True, word in ("export", "permute"))]
+    else:
+        expected = [(word, again) for word in words for again in (False, word in ("data", "export", "permute"))]
+    assert made == expected[:-1]
+    assert calls.run() == (0, ["match"])
+    Path("runs/way/steps.json").unlink()
+    assert calls.run()[1][0] == "data"
+    assert "--overwrite" not in calls.commands[0]
+
+
+def test_one_at_a_time_also_after_a_kill(way: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command that outlives its `nnue run` keeps others out of the folder."""
+    calls = Calls(way, monkeypatch)
+    with pipeline._alone(Path("runs/way")) as lock:
+        child = subprocess.Popen(["sleep", "60"], pass_fds=(lock,))
+    try:
+        with pytest.raises(UserError, match=r"runs/way: another nnue run, or a command .* works here"):
+            calls.run()
+    finally:
+        child.kill()
+        child.wait()
+    assert calls.run()[0] == 0
+
+
 def test_a_training_that_ran_out_of_time_goes_on(way: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = Calls(way, monkeypatch)
     calls.left = "step 5 of 10"
@@ -94,7 +153,8 @@ def test_a_training_that_ran_out_of_time_goes_on(way: Path, monkeypatch: pytest.
 def test_what_changed_is_not_replaced_unasked(way: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = Calls(way, monkeypatch)
     calls.run()
-    Path("recipe.yaml").write_text("a: 2\n")
+    recipe = Path("recipe.yaml")
+    recipe.write_text(recipe.read_text() + "training: {epochs: 9}\n")
     with pytest.raises(UserError, match=r"step train, or one before it, has changed .*; --redo train makes it"):
         calls.run()
     assert calls.run("train") == (0, ["train", "export", "permute", "verify", "match"])
@@ -116,6 +176,8 @@ def test_wrong_files(way: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ({"train": {"recipe": "r"}, "verify": {"motor": "x"}}, "verify.motor"),
         ([], "expected the steps of a way"),
         ({"train": {"recipe": "r", "options": "'x"}}, "No closing quotation"),
+        ({"train": {"recipe": "recipe.yaml", "set": ["optimizer.lr=fast"]}}, "optimizer.lr: found"),
+        ({"train": {"recipe": "recipe.yaml", "set": ["seeds=[1, 2]"]}}, "the recipe has seeds, expected one net"),
     ):
         way.write_text(yaml.safe_dump(content))
         with pytest.raises(UserError, match=message):
@@ -162,3 +224,12 @@ def test_the_commands_themselves(project_root: Path, tmp_path: Path, monkeypatch
     assert not [game for game in match["games"] if "fault" in game]
     assert pipeline.run_way(Path("way.yaml"), redo=(), say=print, call=call) == 0
     assert len(commands) == 5
+
+
+def test_killed_in_earnest(project_root: Path) -> None:
+    """The tool that kills whole ways again and again, once: in the training of a short one."""
+    tool = project_root / "tools" / "kill_way.py"
+    command = [sys.executable, str(tool), "--short", "--l1", "128", "--steps", "train", "--kills", "1"]
+    done = subprocess.run(command, cwd=project_root, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.endswith(": equal\n")
