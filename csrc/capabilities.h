@@ -5,8 +5,7 @@
 // Every function returns the kernels and, where others would be faster, the reason why those are not taken. Kernels
 // come in the order of their speed, the slowest first.
 //
-// Whether a call is made in a mode that only torch's own operators serve (torch.func, forward mode, export), Python
-// decides for each call, because it depends on nothing that is here.
+// How torch runs a call is an argument as well (`Mode`): Python finds it out for each call.
 #pragma once
 
 #include <cstdint>
@@ -43,6 +42,14 @@ namespace nnue::capabilities {
     X(rounded_dtype, "layers that round take inputs in float32 and bfloat16 only")                      \
     X(input_dtype, "the inputs of the layers are none of float32, float16 and bfloat16")                \
     X(cpu_dtype, "on a CPU the operators of the layers take float32 only")                              \
+    X(stack_dtype, "the weights of the layers are not float32")                                         \
+    X(unaligned, "the inputs or the first weight of the layers lie at no multiple of 16 bytes")         \
+    X(one_by_one, "on a GPU there are operators for all layers together only")                          \
+    X(autocast, "autocast runs torch's operators for the layers of a CPU")                              \
+    X(compiled, "the compiler gets torch's operators for the layers of a GPU")                          \
+    X(onnx, "torch.onnx gets torch's operators for the layers")                                         \
+    X(transformed, "torch.func and forward mode get torch's operators")                                 \
+    X(not_needed, "the transformer is not trained, or the batch is empty")                              \
     X(on_cpu, "on a CPU the transformer takes the gradient of its output")                              \
     X(layers_in_torch, "the layers behind the transformer are computed by torch")                       \
     X(transformer_in_torch, "the transformer is computed by torch")                                     \
@@ -102,6 +109,27 @@ inline bool has_hopper(const Machine& machine) {
     return machine.capability == 90 && (machine.code & kHopperCode);
 }
 
+// ---- modes ---------------------------------------------------------------------------------------------------------
+
+// How torch runs a call: as it is, with or without reverse mode; within autocast; traced by a compiler; recorded by
+// torch.onnx; in a transform of torch.func or on tensors with tangents of forward mode. Where several hold, the last.
+NNUE_ENUMERATION(Mode, plain, autocast, compiled, onnx, transformed)
+
+constexpr Reason kModeReasons[] = {Reason::fastest, Reason::autocast, Reason::compiled, Reason::onnx,
+                                   Reason::transformed};
+
+// Sets of modes that operators serve.
+constexpr unsigned in(Mode mode) {
+    return 1u << static_cast<int>(mode);
+}
+constexpr unsigned kTransformerModes = in(Mode::plain) | in(Mode::autocast) | in(Mode::compiled) | in(Mode::onnx);
+constexpr unsigned kTileModes = in(Mode::plain) | in(Mode::autocast);
+constexpr unsigned kCpuLayerModes = in(Mode::plain) | in(Mode::compiled);
+
+inline Reason why_not(unsigned served, Mode mode) {
+    return served & in(mode) ? Reason::fastest : kModeReasons[static_cast<int>(mode)];
+}
+
 // ---- the feature transformer of both perspectives ------------------------------------------------------------------
 
 NNUE_ENUMERATION(Transformer, torch, cpu, portable, hopper)
@@ -154,8 +182,10 @@ inline Reason why_not(const TransformerRow& row, const Machine& machine, const T
     return Reason::fastest;
 }
 
-inline Choice<Transformer> transformer(const Machine& machine, const TransformerShape& shape) {
-    Reason reason = Reason::fastest;  // of the fastest kernels that the machine could have had
+inline Choice<Transformer> transformer(const Machine& machine, const TransformerShape& shape, Mode mode) {
+    // Of the fastest kernels that the machine could have had.
+    Reason reason = why_not(kTransformerModes, mode);
+    if (reason != Reason::fastest) return {Transformer::torch, reason};
     for (const TransformerRow& row : kTransformerRows) {
         if (row.on_gpu == machine.is_cpu()) continue;
         const Reason not_this = why_not(row, machine, shape);
@@ -194,20 +224,39 @@ inline bool is_one_pass(const layer_stacks::Layers& layers, int64_t x_bytes) {
     return layers.count == 1 && layers.at[0].inputs * x_bytes <= kOnePass;
 }
 
-// x_dtype: of the inputs of the first of them.
-inline Choice<Stacks> stacks(const Machine& machine, const layer_stacks::Layers& layers, ScalarType x_dtype) {
-    if (machine.is_cpu()) {
-        if (x_dtype != ScalarType::Float) return {Stacks::torch, Reason::cpu_dtype};
-        return {Stacks::cpu};
-    }
-    Reason reason = why_no_code(machine);
-    if (reason == Reason::fastest) reason = why_not_tiles(layers);
-    if (reason == Reason::fastest && !is_float_of_operators(x_dtype)) reason = Reason::input_dtype;
-    if (reason == Reason::fastest && layers.integers.rounds && x_dtype == ScalarType::Half)
-        reason = Reason::rounded_dtype;
-    if (reason != Reason::fastest) return {Stacks::torch, reason};
+// A call of the layers: the dtypes of the inputs of the first of them and of the weights; whether inputs and first
+// weight lie at a multiple of 16 bytes.
+struct StacksCall {
+    ScalarType x_dtype, weight_dtype;
+    bool is_aligned;
+    Mode mode;
+};
+
+// One layer, which computes each position for its own stack.
+inline Choice<Stacks> layer(const Machine& machine, const StacksCall& call) {
+    if (!machine.is_cpu()) return {Stacks::torch, Reason::one_by_one};
+    if (const Reason reason = why_not(kCpuLayerModes, call.mode); reason != Reason::fastest)
+        return {Stacks::torch, reason};
+    const bool is_float = call.x_dtype == ScalarType::Float && call.weight_dtype == ScalarType::Float;
+    return is_float ? Choice<Stacks>{Stacks::cpu} : Choice<Stacks>{Stacks::torch, Reason::cpu_dtype};
+}
+
+inline Reason why_not_together(const Machine& machine, const layer_stacks::Layers& layers, const StacksCall& call) {
+    if (const Reason reason = why_not(kTileModes, call.mode); reason != Reason::fastest) return reason;
+    if (const Reason reason = why_no_code(machine); reason != Reason::fastest) return reason;
+    if (const Reason reason = why_not_tiles(layers); reason != Reason::fastest) return reason;
+    if (!is_float_of_operators(call.x_dtype)) return Reason::input_dtype;
+    if (call.weight_dtype != ScalarType::Float) return Reason::stack_dtype;
+    if (layers.integers.rounds && call.x_dtype == ScalarType::Half) return Reason::rounded_dtype;
+    return call.is_aligned ? Reason::fastest : Reason::unaligned;
+}
+
+inline Choice<Stacks> stacks(const Machine& machine, const layer_stacks::Layers& layers, const StacksCall& call) {
+    if (machine.is_cpu()) return layer(machine, call);
+    if (const Reason reason = why_not_together(machine, layers, call); reason != Reason::fastest)
+        return {Stacks::torch, reason};
     if (layers.count > 1) return {Stacks::tiles};
-    if (!is_one_pass(layers, x_dtype == ScalarType::Float ? 4 : 2)) return {Stacks::tiles, Reason::x_16_kb};
+    if (!is_one_pass(layers, call.x_dtype == ScalarType::Float ? 4 : 2)) return {Stacks::tiles, Reason::x_16_kb};
     return {Stacks::one_pass};
 }
 
@@ -224,7 +273,8 @@ struct BetweenShape {
     Activation activation;
     double bound;
     bool has_psqt;
-    bool divided;  // each of several processes has some columns of the transformer
+    bool divided;    // each of several processes has some columns of the transformer
+    bool is_needed;  // the transformer is trained, and there are positions
 };
 
 constexpr int64_t kRowsMultiple = 64;  // of N, for `rows`
@@ -248,6 +298,7 @@ inline Choice<Between> between(Transformer transformer, Stacks stacks, const Bet
     if (transformer == Transformer::cpu) return whole(Reason::on_cpu);
     if (transformer == Transformer::torch) return whole(Reason::transformer_in_torch);
     if (stacks != Stacks::tiles && stacks != Stacks::one_pass) return whole(Reason::layers_in_torch);
+    if (!shape.is_needed) return whole(Reason::not_needed);
     if (shape.hidden == 0) {
         if (shape.has_psqt) return whole(Reason::one_layer_psqt);
         if (shape.divided) return whole(Reason::divided_layer);

@@ -49,14 +49,17 @@ STABLE_TORCH_LIBRARY(nnue, m) {
     m.def("_describe_gpu(int device) -> (int capability, int multiprocessors, int code)");
     m.def(
         "_transformer_kernels(int[] machine, ScalarType weight_dtype, int num_features, int num_outputs, "
-        "int bucket_size, int num_bucketed) -> (int kernels, int reason)");
+        "int bucket_size, int num_bucketed, int mode=0) -> (int kernels, int reason)");
     m.def(
         "_stack_kernels(int[] machine, int inputs, int stacks, int[] hidden, float[] constants, float[] integers, "
-        "ScalarType x_dtype) -> (int kernels, int reason)");
+        "ScalarType x_dtype, ScalarType weight_dtype, bool is_aligned, int mode) -> (int kernels, int reason)");
+    m.def(
+        "_layer_kernels(int[] machine, ScalarType x_dtype, ScalarType weight_dtype, int mode) -> (int kernels, int "
+        "reason)");
     m.def(
         "_gradient_between(int transformer, int stacks, ScalarType trained_dtype, ScalarType output_dtype, "
-        "int num_outputs, int hidden, int activation, float bound, bool has_psqt, bool divided) -> (int kernels, int "
-        "reason)");
+        "int num_outputs, int hidden, int activation, float bound, bool has_psqt, bool divided, bool "
+        "is_needed) -> (int kernels, int reason)");
     m.def("_row_update(int[] machine, int rows, int virtual_rows) -> (int kernels, int reason)");
 
     // Contracts: expand_features.h.

@@ -49,15 +49,6 @@ def in_onnx_export() -> bool:
     return onnx is not None and bool(onnx.is_in_onnx_export())
 
 
-def only_reverse_mode(*tensors: Tensor | None) -> bool:
-    """Whether a call on these tensors needs nothing but reverse mode, which is all that the operators of a step have:
-    no transform of torch.func runs and no tensor has a tangent. (The compiler cannot look at tangents. The operators
-    would refuse them.)"""
-    if in_transform():
-        return False
-    return torch.compiler.is_compiling() or not any(has_tangent(t) for t in tensors if t is not None)
-
-
 class _Differentiable(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, run: Callable[[Sequence[bool]], Any], *tensors: Tensor | None) -> Any:

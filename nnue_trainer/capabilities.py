@@ -11,9 +11,10 @@ from operator import index
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast, get_args
 
 import torch
+from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from nnue_trainer import _enumerations, _library
+from nnue_trainer import _derivatives, _enumerations, _library
 
 if TYPE_CHECKING:
     from nnue_trainer.modules.layer_stacks import LayerStacks
@@ -22,6 +23,8 @@ _PORTABLE, _HOPPER, _LIBRARY = 1, 2, 4  # enum Code of csrc/capabilities.h
 
 Kernels = Literal["cpu", "hopper", "portable"]
 CudaKernels = Literal["auto", "portable", "none"]
+Mode = Literal["plain", "autocast", "compiled", "onnx", "transformed"]
+_MODES: dict[str, int] = _enumerations.TABLE["kernels.mode"]
 _ALLOWED: dict[CudaKernels, int] = {"auto": _PORTABLE | _HOPPER, "portable": _PORTABLE, "none": 0}
 _cuda_kernels: CudaKernels = "auto"
 
@@ -88,6 +91,21 @@ def _described(device: int) -> Machine:
     return Machine(capability or 1, *rest)  # 0 would be the CPU
 
 
+def mode_of(*tensors: Tensor | None) -> Mode:
+    """How torch runs a call on these tensors, the first of which is one: enum Mode of the table."""
+    if _derivatives.in_transform():
+        return "transformed"
+    if _derivatives.in_onnx_export():
+        return "onnx"
+    if torch.compiler.is_compiling():  # it cannot look at tangents; the operators refuse them
+        return "compiled"
+    if any(_derivatives.has_tangent(t) for t in tensors if t is not None):
+        return "transformed"
+    first = tensors[0]
+    assert first is not None
+    return "autocast" if torch.is_autocast_enabled(first.device.type) else "plain"
+
+
 def transformer(
     machine: Numbers | None,
     weight_dtype: torch.dtype,
@@ -95,18 +113,34 @@ def transformer(
     num_outputs: int,
     bucket_size: int | None = None,
     num_bucketed: int | None = None,
+    mode: Mode = "plain",
 ) -> Choice:
     """Of the feature transformer of both perspectives: cpu, portable, hopper, or torch's own operators. `num_outputs`
     −1: a plan, which serves any."""
     num_bucketed = num_features if num_bucketed is None else num_bucketed
     # index: a graph is compiled for these numbers.
-    sizes = (weight_dtype, *map(index, (num_features, num_outputs, bucket_size or 0, num_bucketed)))
+    sizes = (weight_dtype, *map(index, (num_features, num_outputs, bucket_size or 0, num_bucketed)), _MODES[mode])
     return _choice("transformer", "_transformer_kernels", machine, _cuda_kernels, sizes)
 
 
-def stacks(machine: Numbers | None, layers: LayerStacks, x_dtype: torch.dtype = torch.float32) -> Choice:
-    """Of the layers behind it, whose inputs have this dtype: cpu, tiles, one_pass, or torch's own operators."""
-    return _choice("stacks", "_stack_kernels", machine, "auto", (*layers.numbers, x_dtype))
+def stacks(
+    machine: Numbers | None,
+    layers: LayerStacks,
+    x_dtype: torch.dtype = torch.float32,
+    weight_dtype: torch.dtype = torch.float32,
+    *,
+    is_aligned: bool = True,
+    mode: Mode = "plain",
+) -> Choice:
+    """Of the layers behind it, whose inputs and weights have these dtypes: cpu, tiles, one_pass, or torch's own
+    operators. `is_aligned`: inputs and first weight lie at a multiple of 16 bytes."""
+    call = (x_dtype, weight_dtype, is_aligned, _MODES[mode])
+    return _choice("stacks", "_stack_kernels", machine, "auto", (*layers.numbers, *call))
+
+
+def layer(machine: Numbers | None, x_dtype: torch.dtype, weight_dtype: torch.dtype, mode: Mode = "plain") -> Choice:
+    """Of one of these layers, where they are not computed together: cpu, or torch's own operators."""
+    return _choice("stacks", "_layer_kernels", machine, "auto", (x_dtype, weight_dtype, _MODES[mode]))
 
 
 def between(
@@ -121,12 +155,13 @@ def between(
     bound: float,
     has_psqt: bool,
     divided: bool = False,
+    is_needed: bool = True,
 ) -> Choice:
     """Of the gradient between the two: rows, factors, or the whole gradient. `transformer`, `stacks`: their kernels;
     the dtypes are those of what takes the gradient of the weight, and of the transformer's output. `divided`: each of
-    several processes has some columns of the transformer."""
+    several processes has some columns of the transformer. `is_needed`: it is trained, and there are positions."""
     kernels = (_enumerations.TABLE["kernels.transformer"][transformer], _enumerations.TABLE["kernels.stacks"][stacks])
-    sizes = (num_outputs, hidden, activation, bound, has_psqt, divided)
+    sizes = (num_outputs, hidden, activation, bound, has_psqt, divided, is_needed)
     return _found("between", "_gradient_between", (*kernels, trained_dtype, output_dtype, *sizes))
 
 

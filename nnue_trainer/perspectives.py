@@ -244,9 +244,7 @@ def is_fused(weight: Tensor, bucket_size: int | None = None, num_bucketed: int |
     `bucket_size`, or none. float64 weights, and calls with `values`, are never fused.
     """
     machine = capabilities.machine_of(weight.device)
-    num_features, num_outputs = weight.shape
-    found = capabilities.transformer(machine, weight.dtype, num_features, num_outputs, bucket_size, num_bucketed)
-    return found.kernels != "torch"
+    return capabilities.transformer(machine, weight.dtype, *weight.shape, bucket_size, num_bucketed).kernels != "torch"
 
 
 def _made_for(
@@ -383,6 +381,7 @@ class FusedCall(NamedTuple):
     def gradient_between(self, stacks: str, hidden: int, *, divided: bool = False) -> str:
         """How the gradient of the output gets into the backward: `capabilities.between`. `stacks`: the kernels of the
         layers behind, of which so many are hidden."""
+        is_needed = len(self.batch[0]) > 0 and (self.trained.requires_grad or self.bias.requires_grad)
         found = capabilities.between(
             self.kernels,
             stacks,
@@ -394,6 +393,7 @@ class FusedCall(NamedTuple):
             bound=self.bound_and_scale[0],
             has_psqt=self.psqt is not None,
             divided=divided,
+            is_needed=is_needed,
         )
         return found.kernels
 
@@ -425,8 +425,9 @@ def fused_call(
     if plan is not None:
         constants = (weight.shape[0], bucket_size or 0, num_bucketed, weight.dtype)
         _check_plan(plan, (white, black, black_to_move), constants)
-    fused = values is None and output_dtype in _DTYPES and is_fused(weight, bucket_size, num_bucketed)
-    if not fused or not _derivatives.only_reverse_mode(weight, bias, psqt):
+    machine, mode = capabilities.machine_of(weight.device), capabilities.mode_of(weight, bias, psqt)
+    found = capabilities.transformer(machine, weight.dtype, *weight.shape, bucket_size, num_bucketed, mode)
+    if found.kernels == "torch" or values is not None or output_dtype not in _DTYPES:
         return None
     if plan is None:
         rows = (ops.index_rows(white), ops.index_rows(black), black_to_move)

@@ -20,7 +20,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 from torch import Tensor, nn
 
-from nnue_trainer import _derivatives, capabilities, ops, reference
+from nnue_trainer import capabilities, ops, reference
 from nnue_trainer._derivatives import differentiable
 from nnue_trainer.data.batch import Batch
 from nnue_trainer.losses.base import Loss, LossKernel, mean
@@ -29,6 +29,7 @@ from nnue_trainer.perspectives import FusedCall, Kept, number_of
 
 Activation = Literal["none", "crelu", "screlu", "dual"]
 _ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
+_ON_GPU = ("tiles", "one_pass")  # kernels that compute all layers together
 _WHOLE_BFLOAT16 = 256  # up to which bfloat16 holds every integer
 _operators: Any = torch.ops.nnue
 
@@ -192,10 +193,11 @@ class LayerStacks:
 
     def may_be_fused(self, device: torch.device) -> bool:
         """Whether there are operators for these layers on this device. It is needed before there are tensors."""
-        return self._kernels(device, torch.float32) in ("tiles", "one_pass")
+        return self.kernels(device) in _ON_GPU
 
-    def _kernels(self, device: torch.device, x_dtype: torch.dtype) -> str:
-        return capabilities.stacks(capabilities.machine_of(device), self, x_dtype).kernels
+    def kernels(self, device: torch.device, x_dtype: torch.dtype = torch.float32, *call: Any, **of_call: Any) -> str:
+        """What `capabilities.stacks` chooses there; the arguments are its."""
+        return capabilities.stacks(capabilities.machine_of(device), self, x_dtype, *call, **of_call).kernels
 
     def order_of(self, batch: Batch, *, of_share: bool = False) -> Tensor | None:
         """The order that was prepared for this batch, or for this process's share of it; None if there is none."""
@@ -311,7 +313,7 @@ class LayerCall:
             of_sums = integers.multiply / (integers.by * integers.divide * integers.psqt_scale)
             kept = kept._replace(bound_and_scale=[bound, scale * integers.x_scale * of_sums])
             dtype = kept.weight_dtype if bound <= _WHOLE_BFLOAT16 else torch.float32
-            in_one_pass = stacks._kernels(self.bucket.device, dtype) == "one_pass"
+            in_one_pass = stacks.kernels(self.bucket.device, dtype) == "one_pass"
             if kept.activation == number_of("screlu") and kept.made_for[0] != 0 and in_one_pass:
                 # x before it is squared fits 16 bits. Both have the same sums, so the same backward.
                 forward = transformer._replace(
@@ -457,27 +459,22 @@ class LayerCall:
 
     # ---- what they have in common ----
 
+    def _kernels(self, x: Tensor, psqt: Tensor | None = None) -> str:
+        """What `capabilities.stacks` chooses for inputs such as x."""
+        mode = capabilities.mode_of(x, *self.parameters, psqt)
+        if mode in ("compiled", "onnx"):  # neither can follow the table
+            return "torch"
+        is_aligned = all(t.data_ptr() % 16 == 0 for t in (x, self.parameters[0]))
+        weights = next((p.dtype for p in self.parameters if p.dtype != torch.float32), torch.float32)
+        return self.of.kernels(x.device, x.dtype, weights, is_aligned=is_aligned, mode=mode)
+
     def _is_fused(self, x: Tensor, psqt: Tensor | None = None) -> bool:
-        """Whether the operators serve this call: the table's choice for these layers, in a mode and on tensors that
-        operators take."""
-        if torch.compiler.is_compiling() or _derivatives.in_onnx_export():  # first: neither can follow the table
-            return False
-        if self.of._kernels(x.device, x.dtype) not in ("tiles", "one_pass") or x.dim() != 2:
-            return False
-        floats = [*self.parameters, *([] if psqt is None else [psqt])]
-        if any(t.dtype != torch.float32 or not t.is_cuda for t in floats):
-            return False
-        if not _derivatives.only_reverse_mode(x, *floats):
-            return False
-        return x.data_ptr() % 16 == 0 and self.parameters[0].data_ptr() % 16 == 0
+        return self._kernels(x, psqt) in _ON_GPU
 
     def _goes_through(self, transformer: FusedCall, *, divided: bool = False) -> bool:
         """Whether the gradient between the transformer and the layers need not be made."""
-        if len(self.bucket) == 0 or not (transformer.trained.requires_grad or transformer.bias.requires_grad):
-            return False  # nobody needs the gradient between
-        if transformer.gradient_between("tiles", len(self.of.hidden), divided=divided) == "whole":
-            return False
-        return self._is_fused(transformer.trained)  # which has the device of x, and its type or float32
+        stacks = self._kernels(transformer.trained)  # which has the device of x, and its type or float32
+        return transformer.gradient_between(stacks, len(self.of.hidden), divided=divided) != "whole"
 
     def _loss(
         self, stacks: LayerStacks, x: Tensor, psqt: Tensor | None, targets: Targets, *, is_sums: bool = False

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nnue_trainer import _derivatives, ops, reference
+from nnue_trainer import _derivatives, capabilities, ops, reference
 
 FORWARD = "nnue::_stacked_linear_forward"
 BACKWARD = "nnue::_stacked_linear_backward"
@@ -43,13 +43,10 @@ def stacked_linear(x: Tensor, bucket: Tensor, weight: Tensor, bias: Tensor) -> T
 
 
 def is_fused(x: Tensor, weight: Tensor) -> bool:
-    """Whether the layer runs as an operator that computes each position for its own stack alone: on a CPU, in fp32, for
-    reverse mode. There it is an eighth of the work, and sums do not depend on the number of threads."""
-    if x.device.type != "cpu" or not x.dtype == weight.dtype == torch.float32 or x.dim() != 2:
-        return False
-    if torch.is_autocast_enabled("cpu") or _derivatives.in_onnx_export():
-        return False
-    return _derivatives.only_reverse_mode(x, weight)
+    """Whether the layer runs as an operator that computes each position for its own stack alone, as the table of
+    kernels has it for CPUs: an eighth of the work, and sums that do not depend on the number of threads."""
+    machine, mode = capabilities.machine_of(x.device), capabilities.mode_of(x, weight)
+    return capabilities.layer(machine, x.dtype, weight.dtype, mode).kernels != "torch"
 
 
 # ---- the operators: fake kernels, autograd --------------------------------------------------------------------------

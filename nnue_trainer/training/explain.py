@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 
 from nnue_trainer import capabilities, nets
-from nnue_trainer.capabilities import Choice, Machine
+from nnue_trainer.capabilities import Choice, Machine, Mode
 from nnue_trainer.config import Recipe
 from nnue_trainer.data.features import feature_set
 from nnue_trainer.modules.layer_stacks import LayerStacks
@@ -109,10 +109,9 @@ def _step(
     )
     yield Part("transformer", *transformer)
     layers, reason = _layers(model, rounds)
-    if recipe.training.compile:
-        layers, reason = None, "training.compile: the compiler gets torch's operators"
     x_dtype = trained if machine != capabilities.CPU or mixed else torch.float32
-    stacks = Choice("torch", reason) if layers is None else capabilities.stacks(machine, layers, x_dtype)
+    mode: Mode = "compiled" if recipe.training.compile else "plain"
+    stacks = Choice("torch", reason) if layers is None else capabilities.stacks(machine, layers, x_dtype, mode=mode)
     if apart is None and recipe.loss.kernel() is None:
         apart = f"the loss {recipe.loss.kind!r} has no kernel"
     in_stacks = stacks.kernels in ("tiles", "one_pass")

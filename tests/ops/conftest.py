@@ -4,6 +4,7 @@ import ctypes
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,8 @@ from needs import no_cuda, require
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "cuda_emulator"))
 import emulated_library
 
-from nnue_trainer import perspectives
+from nnue_trainer import capabilities, perspectives
+from nnue_trainer.modules import layer_stacks
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
@@ -44,6 +46,18 @@ def emulator(project_root: Path) -> ctypes.CDLL:
     found.emulator_configure.argtypes = [ctypes.c_int, ctypes.c_uint64]
     found.emulator_configure.restype = None
     return found
+
+
+@pytest.fixture
+def emulated(emulator: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> ctypes.CDLL:
+    """The operators of `layer_stacks` are those of the emulator, on CPU tensors, chosen as on an H100."""
+
+    def kernels(layers: layer_stacks.LayerStacks, _: torch.device, *call: Any, **of_call: Any) -> str:
+        return capabilities.stacks(capabilities.gpu(90), layers, *call, **of_call).kernels
+
+    monkeypatch.setattr(layer_stacks, "_operators", torch.ops.nnue_emulated)
+    monkeypatch.setattr(layer_stacks.LayerStacks, "kernels", kernels)
+    return emulator
 
 
 @pytest.fixture(autouse=True)

@@ -97,6 +97,49 @@ def test_stacks(machine: Machine, of: LayerStacks, dtype: torch.dtype, kernels: 
 
 
 @pytest.mark.parametrize(
+    ("machine", "changes", "kernels", "reason"),
+    [
+        (H100, {"weight_dtype": FP16}, "torch", "weights of the layers are not float32"),
+        (H100, {"is_aligned": False}, "torch", "multiple of 16 bytes"),
+        (H100, {"mode": "autocast"}, "tiles", ""),
+        (H100, {"mode": "compiled"}, "torch", "compiler"),
+        (H100, {"mode": "onnx"}, "torch", "torch.onnx"),
+        (H100, {"mode": "transformed"}, "torch", "torch.func"),
+        (CPU, {"mode": "autocast"}, "torch", "autocast"),
+        (CPU, {"mode": "compiled"}, "cpu", ""),
+        (CPU, {"mode": "onnx"}, "torch", "torch.onnx"),
+        (CPU, {"is_aligned": False}, "cpu", ""),
+    ],
+)
+def test_how_the_layers_are_called(machine: Machine, changes: Any, kernels: str, reason: str) -> None:
+    check(capabilities.stacks(machine, LAYERS, **changes), kernels, reason)
+
+
+def test_one_layer() -> None:
+    check(capabilities.layer(CPU, FP32, FP32), "cpu", "")
+    check(capabilities.layer(CPU, FP32, FP64), "torch", "float32 only")
+    check(capabilities.layer(H100, FP32, FP32), "torch", "all layers together")
+
+
+@pytest.mark.parametrize("mode", ["plain", "autocast", "compiled", "onnx"])
+def test_modes_of_the_transformer(mode: Any) -> None:
+    check(capabilities.transformer(H100, FP32, 768, 64, 768, mode=mode), "hopper", "")
+    check(capabilities.transformer(CPU, FP32, 768, 64, mode="transformed"), "torch", "torch.func")
+
+
+def test_the_mode_of_a_call() -> None:
+    x = torch.ones(2)
+    assert capabilities.mode_of(x, None) == "plain"
+    with torch.autocast("cpu", torch.bfloat16):
+        assert capabilities.mode_of(x) == "autocast"
+    with torch.autograd.forward_ad.dual_level():
+        assert capabilities.mode_of(x, torch.autograd.forward_ad.make_dual(x, x)) == "transformed"
+    found = []
+    torch.func.grad(lambda t: found.append(capabilities.mode_of(t)) or t.sum())(x)
+    assert found == ["transformed"]
+
+
+@pytest.mark.parametrize(
     ("transformer", "stacks", "changes", "kernels", "reason"),
     [
         ("hopper", "tiles", {}, "rows", ""),
@@ -109,6 +152,7 @@ def test_stacks(machine: Machine, of: LayerStacks, dtype: torch.dtype, kernels: 
         ("hopper", "tiles", {"hidden": 0, "has_psqt": True}, "whole", "PSQT"),
         ("hopper", "tiles", {"hidden": 0, "divided": True}, "whole", "divided columns"),
         ("hopper", "tiles", {"divided": True}, "rows", ""),
+        ("hopper", "tiles", {"is_needed": False}, "whole", "not trained, or the batch is empty"),
         ("hopper", "torch", {}, "whole", "computed by torch"),
         ("torch", "tiles", {}, "whole", "computed by torch"),
         ("cpu", "cpu", {}, "whole", "on a CPU"),

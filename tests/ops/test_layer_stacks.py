@@ -150,15 +150,6 @@ def without_edges(case: Case) -> Case:
     return case
 
 
-@pytest.fixture
-def emulated(emulator: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> ctypes.CDLL:
-    """The operators of `layer_stacks` are those of the emulator, on CPU tensors."""
-    monkeypatch.setattr(layer_stacks, "_operators", torch.ops.nnue_emulated)
-    monkeypatch.setattr(LayerCall, "_is_fused", lambda *_: True)
-    monkeypatch.setattr(LayerStacks, "may_be_fused", lambda *_: True)
-    return emulator
-
-
 def gradients(case: Case, value: Tensor, grad: Tensor) -> dict[str, Tensor]:
     leaves = case.leaves
     found = torch.autograd.grad(value, list(leaves.values()), grad)
@@ -347,7 +338,7 @@ def test_emulated_as_several_processes_divide_it(
     emulated: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, name: str, fused: bool
 ) -> None:
     """Each of two has some columns of the first of the layers, and some of the positions for the others."""
-    monkeypatch.setattr(LayerCall, "_is_fused", lambda *_: fused)
+    monkeypatch.setattr(LayerCall, "_kernels", lambda *_: "tiles" if fused else "torch")
     emulated.emulator_configure(4, 7)
     check_divided(without_edges(make_case(NETS[name](), 150, 8)), 1e-6 if name == "deep" else 5e-7)
 
@@ -437,7 +428,7 @@ def test_emulated_loss_of_models(emulated: ctypes.CDLL, monkeypatch: pytest.Monk
     monkeypatch.setattr(LayerStacks, "order", None)  # not made again
     assert torch.equal(model.loss(prepared, loss, lam), found)
     gradients_found = torch.autograd.grad(found, list(model.parameters()))
-    monkeypatch.setattr(LayerCall, "_is_fused", lambda *_: False)
+    monkeypatch.setattr(LayerCall, "_kernels", lambda *_: "torch")
     assert_as_apart(model, batch, loss, lam, found, gradients_found, 1e-12)
 
 

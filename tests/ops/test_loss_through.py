@@ -20,7 +20,7 @@ from sample_inputs import assert_close
 from sample_models import assert_as_apart, make_model
 from torch import Tensor
 
-from nnue_trainer import capabilities, perspectives
+from nnue_trainer import perspectives
 from nnue_trainer.losses import NO_SCORE, Loss, SigmoidLoss, WinRateLoss, mean
 from nnue_trainer.modules import StackedLinear, layer_stacks
 from nnue_trainer.modules.layer_stacks import FirstOutputs, LayerCall, LayerStacks, StackLayer, Targets
@@ -41,15 +41,9 @@ def kernels_on_a_gpu(call: FusedCall) -> str:
 
 
 @pytest.fixture
-def emulated(emulator: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> ctypes.CDLL:
-    monkeypatch.setattr(layer_stacks, "_operators", torch.ops.nnue_emulated)
-    monkeypatch.setattr(LayerCall, "_is_fused", lambda *_: True)
-    monkeypatch.setattr(LayerStacks, "may_be_fused", lambda *_: True)
-    monkeypatch.setattr(
-        LayerStacks, "_kernels", lambda *of: capabilities.stacks(capabilities.gpu(90), *of[::2]).kernels
-    )
+def emulated(emulated: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> ctypes.CDLL:
     monkeypatch.setattr(FusedCall, "kernels", property(kernels_on_a_gpu))
-    return emulator
+    return emulated
 
 
 def make_rows(positions: int, g: torch.Generator) -> Tensor:
@@ -360,7 +354,7 @@ def check_model(model: Any, batch: Any, monkeypatch: pytest.MonkeyPatch, dtype: 
     found = model.loss(batch, loss, lam)
     assert found is not None
     gradients_found = torch.autograd.grad(found, list(model.parameters()))
-    monkeypatch.setattr(LayerCall, "_is_fused", lambda *_: False)
+    monkeypatch.setattr(LayerCall, "_kernels", lambda *_: "torch")
     assert_as_apart(copy.deepcopy(model).to(dtype), batch, loss, lam, found, gradients_found)
 
 
@@ -491,7 +485,7 @@ def check_columns(model: Any, batch: Any, size: int, monkeypatch: pytest.MonkeyP
             assert all(torch.equal(first, other) for other in every), name
         whole.append(first if split is None else split.join([split.padded(part, r) for r, part in enumerate(every)]))
     assert all(torch.equal(losses[0], other) for other in losses)
-    monkeypatch.setattr(LayerCall, "_is_fused", lambda *_: False)
+    monkeypatch.setattr(LayerCall, "_kernels", lambda *_: "torch")
     assert_as_apart(exact, batch, loss, lam, losses[0], whole)
 
 

@@ -19,7 +19,7 @@ from needs import no_cuda, require
 from sample_inputs import assert_close
 from torch import Tensor
 
-from nnue_trainer import capabilities, data, nets
+from nnue_trainer import data, nets
 from nnue_trainer.data import Batch, Filters, RecordLoader
 from nnue_trainer.losses import NO_SCORE, Loss, SigmoidLoss, WinRateLoss, mean
 from nnue_trainer.modules import layer_stacks
@@ -78,16 +78,9 @@ def kernels_on_a_gpu(call: FusedCall) -> str:
 
 
 @pytest.fixture
-def emulated(emulator: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> ctypes.CDLL:
-    """The operators of `layer_stacks` are those of the emulator, on CPU tensors."""
-    monkeypatch.setattr(layer_stacks, "_operators", torch.ops.nnue_emulated)
-    monkeypatch.setattr(LayerCall, "_is_fused", lambda *_: True)
-    monkeypatch.setattr(LayerStacks, "may_be_fused", lambda *_: True)
-    monkeypatch.setattr(
-        LayerStacks, "_kernels", lambda *of: capabilities.stacks(capabilities.gpu(90), *of[::2]).kernels
-    )
-    emulator.emulator_configure(4, 7)
-    return emulator
+def emulated(emulated: ctypes.CDLL) -> ctypes.CDLL:
+    emulated.emulator_configure(4, 7)
+    return emulated
 
 
 def made(architecture: dict[str, Any]) -> NnueModel:
