@@ -244,7 +244,9 @@ def is_fused(weight: Tensor, bucket_size: int | None = None, num_bucketed: int |
     `bucket_size`, or none. float64 weights, and calls with `values`, are never fused.
     """
     machine = capabilities.machine_of(weight.device)
-    return capabilities.transformer(machine, weight.dtype, *weight.shape, bucket_size, num_bucketed).kernels != "torch"
+    num_features, num_outputs = weight.shape
+    found = capabilities.transformer(machine, weight.dtype, num_features, num_outputs, bucket_size, num_bucketed)
+    return found.kernels != "torch"
 
 
 def _made_for(
@@ -398,43 +400,88 @@ class FusedCall(NamedTuple):
         return found.kernels
 
 
-def fused_call(
-    white: Tensor,
-    black: Tensor,
-    black_to_move: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    *,
-    activation: Activation,
-    bound: float,
-    scale: float,
-    bucket_size: int | None,
-    num_bucketed: int | None,
-    output_dtype: torch.dtype,
-    plan: PerspectivePlan | None,
-    psqt: Tensor | None,
-    psqt_bucket: Tensor | None,
-    values: tuple[Tensor, Tensor] | None = None,
-    rounds_down: bool = False,
-    leaf: Tensor | None = None,
-) -> FusedCall | None:
-    """What `perspective_transformer` calls for these arguments, which it checks; None where it is not fused. `leaf`: of
-    the call."""
-    num_bucketed = weight.shape[0] if num_bucketed is None else num_bucketed
-    _check_arguments(weight, activation, bound, num_bucketed, psqt, psqt_bucket)
-    if plan is not None:
-        constants = (weight.shape[0], bucket_size or 0, num_bucketed, weight.dtype)
-        _check_plan(plan, (white, black, black_to_move), constants)
-    machine, mode = capabilities.machine_of(weight.device), capabilities.mode_of(weight, bias, psqt)
-    found = capabilities.transformer(machine, weight.dtype, *weight.shape, bucket_size, num_bucketed, mode)
-    if found.kernels == "torch" or values is not None or output_dtype not in _DTYPES:
-        return None
-    if plan is None:
-        rows = (ops.index_rows(white), ops.index_rows(black), black_to_move)
-        plan = perspective_plan(*rows, weight.shape[0], bucket_size, num_bucketed, weight.dtype)
-    batch = [plan.white, plan.black, plan.data, *([] if psqt_bucket is None else [psqt_bucket])]
-    arguments = (plan.made_for, weight, bias.float(), psqt, number_of(activation), [bound, scale], output_dtype)
-    return FusedCall(batch, *arguments, rounds_down and weight.is_cuda, leaf)
+class Parameters(NamedTuple):
+    """The weights of a feature transformer."""
+
+    weight: Tensor
+    bias: Tensor
+    psqt: Tensor | None = None
+    leaf: Tensor | None = None
+    """takes the gradient of `weight` in its place, and in its own dtype; None: `weight` does"""
+
+
+class Rows(NamedTuple):
+    """The rows of a batch, with what was made of them."""
+
+    white: Tensor
+    black: Tensor
+    black_to_move: Tensor
+    psqt_bucket: Tensor | None = None
+    plan: PerspectivePlan | None = None
+    values: tuple[Tensor, Tensor] | None = None
+
+
+class Description(NamedTuple):
+    """What a feature transformer does with its weights: options of `perspective_transformer`."""
+
+    activation: Activation = "pairwise"
+    bound: float = 1.0
+    scale: float = 1.0
+    bucket_size: int | None = None
+    num_bucketed: int | None = None
+    output_dtype: torch.dtype | None = None
+    rounds_down: bool = False
+    """The fused operator on CUDA rounds its output down, as an engine with integers does. Nothing else does."""
+
+    def call(self, rows: Rows, parameters: Parameters) -> FusedCall | None:
+        """The operator that computes it; None where it is not fused. Checks all arguments."""
+        weight, bias, psqt, leaf = parameters
+        num_features, num_outputs = weight.shape
+        num_bucketed = num_features if self.num_bucketed is None else self.num_bucketed
+        _check_arguments(weight, self.activation, self.bound, num_bucketed, psqt, rows.psqt_bucket)
+        plan, constants = rows.plan, (num_features, self.bucket_size or 0, num_bucketed, weight.dtype)
+        if plan is not None:
+            _check_plan(plan, rows[:3], constants)
+        output_dtype = self.output_dtype or weight.dtype
+        machine, mode = capabilities.machine_of(weight.device), capabilities.mode_of(weight, bias, psqt)
+        sizes = (num_features, num_outputs, self.bucket_size, num_bucketed)
+        found = capabilities.transformer(machine, weight.dtype, *sizes, mode)
+        if found.kernels == "torch" or rows.values is not None or output_dtype not in _DTYPES:
+            return None
+        if plan is None:
+            plan = perspective_plan(
+                ops.index_rows(rows.white), ops.index_rows(rows.black), rows.black_to_move, num_features,
+                self.bucket_size, num_bucketed, weight.dtype,
+            )  # fmt: skip
+        batch = [plan.white, plan.black, plan.data, *([] if rows.psqt_bucket is None else [rows.psqt_bucket])]
+        numbers = number_of(self.activation), [self.bound, self.scale], output_dtype
+        return FusedCall(
+            batch, plan.made_for, weight, bias.float(), psqt, *numbers, self.rounds_down and weight.is_cuda, leaf
+        )
+
+    def outputs(
+        self,
+        rows: Rows,
+        parameters: Parameters,
+        deterministic: bool | None = None,
+        *,
+        sparse_grad: bool = False,
+        psqt_apart: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """The output and the PSQT output."""
+        call = self.call(rows, parameters)
+        if call is not None:
+            return run_fused(call, sparse_grad=sparse_grad, psqt_apart=psqt_apart)
+
+        def row_sums(indices: Tensor, table: Tensor, bias: Tensor, values: Tensor | None) -> Tensor:
+            return ops.feature_transformer_forward(indices, table, bias, values, deterministic)
+
+        weight, bias, psqt, _ = parameters
+        return reference.perspective_transformer(
+            (ops.index_rows(rows.white), ops.index_rows(rows.black), rows.black_to_move), weight, bias,
+            self.activation, self.bound, self.scale, self.output_dtype or weight.dtype, psqt=psqt,
+            psqt_bucket=rows.psqt_bucket, values=rows.values, row_sums=row_sums,
+        )  # fmt: skip
 
 
 def _check_arguments(
@@ -553,29 +600,16 @@ def perspective_transformer(
     Raises:
         RuntimeError, ValueError: an argument has the wrong shape, dtype or device, or an index is out of range.
     """
-    output_dtype = weight.dtype if output_dtype is None else output_dtype
-    call = fused_call(
-        white, black, black_to_move, weight, bias, activation=activation, bound=bound, scale=scale,
-        bucket_size=bucket_size, num_bucketed=num_bucketed, output_dtype=output_dtype, plan=plan, psqt=psqt,
-        psqt_bucket=psqt_bucket, values=values,
-    )  # fmt: skip
-    if call is not None:
-        out, psqt_out = run_fused(call, sparse_grad=sparse_grad, psqt_apart=psqt_apart)
-        return out if psqt_out is None else (out, psqt_out)
-
-    def row_sums(indices: Tensor, table: Tensor, bias: Tensor, values: Tensor | None) -> Tensor:
-        return ops.feature_transformer_forward(indices, table, bias, values, deterministic)
-
-    rows = (ops.index_rows(white), ops.index_rows(black), black_to_move)
-    out, psqt_out = reference.perspective_transformer(
-        rows, weight, bias, activation, bound, scale, output_dtype, psqt=psqt, psqt_bucket=psqt_bucket, values=values,
-        row_sums=row_sums,
+    described = Description(activation, bound, scale, bucket_size, num_bucketed, output_dtype)
+    out, psqt_out = described.outputs(
+        Rows(white, black, black_to_move, psqt_bucket, plan, values), Parameters(weight, bias, psqt), deterministic,
+        sparse_grad=sparse_grad, psqt_apart=psqt_apart,
     )  # fmt: skip
     return out if psqt_out is None else (out, psqt_out)
 
 
 def run_fused(call: FusedCall, *, sparse_grad: bool = False, psqt_apart: bool = False) -> tuple[Tensor, Tensor | None]:
-    """The output and the PSQT output of a call; the options are those of `perspective_transformer`."""
+    """`Description.outputs` of a call."""
     trained = [call.trained, call.bias] if call.psqt is None else [call.trained, call.bias, call.psqt]
     saves = torch.is_grad_enabled() and any(p.requires_grad for p in trained)
     on_cpu = call.weight.device.type == "cpu"
@@ -589,8 +623,7 @@ def run_fused(call: FusedCall, *, sparse_grad: bool = False, psqt_apart: bool = 
 
 
 def psqt_output(call: FusedCall, begin: int, end: int) -> Tensor:
-    """The PSQT output of positions begin … end − 1 alone, on CUDA, without a gradient. `call`: what `fused_call` gives
-    for the whole batch."""
+    """The PSQT output of positions begin … end − 1 alone, on CUDA, without a gradient. `call`: of the whole batch."""
     assert call.psqt is not None
     output: Tensor = torch.ops.nnue._perspective_psqt(call.batch, call.made_for, call.psqt.detach(), begin, end)
     return output

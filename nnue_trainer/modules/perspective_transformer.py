@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from nnue_trainer import perspectives
 from nnue_trainer.data.batch import Batch
+from nnue_trainer.perspectives import Description, FusedCall, Parameters, PerspectivePlan, Rows
 
 Activation = Literal["crelu", "screlu", "pairwise"]
 
@@ -103,11 +104,8 @@ class PerspectiveTransformer(nn.Module):
         num_bucketed: int | None = None,
     ) -> None:
         super().__init__()
-        self.activation = activation
-        self.bound = bound
-        self.product_scale = product_scale
-        self.bucket_size = bucket_size
-        self.num_bucketed = num_bucketed
+        self.activation, self.bound, self.product_scale = activation, bound, product_scale
+        self.bucket_size, self.num_bucketed = bucket_size, num_bucketed
         bound = math.sqrt(1 / num_features)
         self.weight = nn.Parameter(torch.empty(num_features, num_outputs).uniform_(-bound, bound))
         self.bias = nn.Parameter(torch.empty(num_outputs).uniform_(-bound, bound))
@@ -119,7 +117,7 @@ class PerspectiveTransformer(nn.Module):
         width = self.weight.shape[1]
         return width if self.activation == "pairwise" else 2 * width
 
-    def plan(self, batch: Batch, weight_dtype: torch.dtype | None = None) -> perspectives.PerspectivePlan | None:
+    def plan(self, batch: Batch, weight_dtype: torch.dtype | None = None) -> PerspectivePlan | None:
         """The part of the forward pass that depends on nothing but the batch, for `batch.plans`; None if there is no
         such part. `weight_dtype`: of the weight that the forward pass reads; None: of the one that `forward` reads now,
         a 16-bit copy or the weight itself."""
@@ -141,61 +139,47 @@ class PerspectiveTransformer(nn.Module):
         if self.psqt is not None and bucket is None:
             raise ValueError("PerspectiveTransformer with PSQT columns needs the bucket of every position")
         weight, sparse_grad = self._weight_for(batch)
-        return self.apply_with(batch, bucket, weight, self.bias, self.psqt, **self._bounds, sparse_grad=sparse_grad)
+        parameters = Parameters(weight, self.bias, self.psqt)
+        return self.outputs_with(batch, bucket, parameters, self.description, sparse_grad=sparse_grad)
 
-    def fused_call(self, batch: Batch, bucket: Tensor | None = None) -> perspectives.FusedCall | None:
+    @property
+    def description(self) -> Description:
+        """What it does with its weights. The output has the dtype of the weight that is read."""
+        scale = self.product_scale if self.activation == "pairwise" else 1.0
+        return Description(self.activation, self.bound, scale, self.bucket_size, self.num_bucketed)
+
+    def fused_call(self, batch: Batch, bucket: Tensor | None = None) -> FusedCall | None:
         """The operator that `forward` calls with the same arguments, and nothing else does; None where it is not fused,
         and where hooks want to see the outputs or their gradients."""
         hooks = (self._forward_hooks, self._forward_pre_hooks, self._backward_hooks, self._backward_pre_hooks)
         return None if any(hooks) else self._operator_call(batch, bucket)
 
-    def _operator_call(self, batch: Batch, bucket: Tensor | None) -> perspectives.FusedCall | None:
+    def _operator_call(self, batch: Batch, bucket: Tensor | None) -> FusedCall | None:
         """What `fused_call` gives where there are no hooks."""
         weight, _ = self._weight_for(batch)
-        return self.call_with(batch, bucket, weight, self.bias, self.psqt, **self._bounds, output_dtype=weight.dtype)
+        return self.call_with(batch, bucket, Parameters(weight, self.bias, self.psqt), self.description)
 
     def call_with(
-        self, batch: Batch, bucket: Tensor | None, weight: Tensor, bias: Tensor, psqt: Tensor | None, **options: Any
-    ) -> perspectives.FusedCall | None:
-        """The operator that `apply_with` calls with these weights, None where it is not fused; `options` are those of
-        `perspectives.fused_call`."""
-        if options.get("leaf") is not None:  # the optimiser's copy
+        self, batch: Batch, bucket: Tensor | None, parameters: Parameters, description: Description
+    ) -> FusedCall | None:
+        """The operator that `outputs_with` calls, None where it is not fused."""
+        if parameters.leaf is not None:  # the optimiser's copy
             self._bring_up_to_date(batch)
-        return perspectives.fused_call(**self._arguments(batch, bucket, weight, bias, psqt), **options)
+        return description.call(self._rows(batch, bucket, parameters), parameters)
 
-    def apply_with(
-        self, batch: Batch, bucket: Tensor | None, weight: Tensor, bias: Tensor, psqt: Tensor | None, **options: Any
+    def outputs_with(
+        self, batch: Batch, bucket: Tensor | None, parameters: Parameters, description: Description, **options: Any
     ) -> tuple[Tensor, Tensor | None]:
-        """`forward` with other weights in any unit; `options` are bound, scale (of the whole output) and others of
-        `perspective_transformer`."""
-        arguments = self._arguments(batch, bucket, weight, bias, psqt)
-        result = perspectives.perspective_transformer(**arguments, psqt_apart=self._psqt_apart, **options)
-        return result if isinstance(result, tuple) else (result, None)
+        """`forward` with other weights, in any unit; `options` are those of `Description.outputs`."""
+        rows = self._rows(batch, bucket, parameters)
+        return description.outputs(rows, parameters, psqt_apart=self._psqt_apart, **options)
 
-    def _arguments(
-        self, batch: Batch, bucket: Tensor | None, weight: Tensor, bias: Tensor, psqt: Tensor | None
-    ) -> dict[str, Any]:
-        """Those of `perspective_transformer` but its bounds. (Any: mypy does not try all overloads.)"""
-        constants = (weight.shape[0], self.bucket_size, self.num_bucketed, weight.dtype)
-        plans = (plan for plan in batch.plans if isinstance(plan, perspectives.PerspectivePlan))
-        return {
-            "white": batch.white,
-            "black": batch.black,
-            "black_to_move": batch.black_to_move,
-            "weight": weight,
-            "bias": bias,
-            "activation": self.activation,
-            "bucket_size": self.bucket_size,
-            "num_bucketed": self.num_bucketed,
-            "plan": next((plan for plan in plans if plan.is_for(*constants)), None),
-            "psqt": psqt,
-            "psqt_bucket": None if psqt is None else bucket,
-        }
-
-    @property
-    def _bounds(self) -> dict[str, float]:
-        """The clip, and the factor of the output: `product_scale` where there are products."""
-        return {"bound": self.bound, "scale": self.product_scale if self.activation == "pairwise" else 1.0}
+    def _rows(self, batch: Batch, bucket: Tensor | None, parameters: Parameters) -> Rows:
+        weight, made_for = parameters.weight, (self.bucket_size, self.num_bucketed)
+        plans = (plan for plan in batch.plans if isinstance(plan, PerspectivePlan))
+        plan = next((plan for plan in plans if plan.is_for(weight.shape[0], *made_for, weight.dtype)), None)
+        bucket = None if parameters.psqt is None else bucket
+        return Rows(batch.white, batch.black, batch.black_to_move, bucket, plan)
 
     # ---- the PSQT output apart from the activated vector ----
 

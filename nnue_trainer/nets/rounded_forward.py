@@ -14,7 +14,7 @@ It is the reference for the GPU operators and runs everywhere else; on a CPU it 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -35,7 +35,7 @@ from nnue_trainer.modules.straight_through import (
     straight,
 )
 from nnue_trainer.nets.integer_forward import INT16_MAX, INT16_MIN, IntegerLayer, Skip
-from nnue_trainer.perspectives import FusedCall, is_fused, run_fused
+from nnue_trainer.perspectives import Description, FusedCall, Parameters, is_fused, run_fused
 from nnue_trainer.reference import choose
 from nnue_trainer.schema import section
 
@@ -66,17 +66,6 @@ _LARGE_PRODUCTS = 256
 _WHOLE_BFLOAT16 = 256
 # TF32 holds factors of 11 bits.
 _LARGEST_TF32 = 2**11
-
-
-class _Integers(NamedTuple):
-    """A feature transformer's parameters as integers."""
-
-    weight: Tensor
-    """float16 where the optimiser keeps a copy of it, else float32"""
-    bias: Tensor
-    psqt: Tensor | None
-    leaf: Tensor | None
-    """what takes the gradient of the weight, if that is not the weight itself"""
 
 
 def stack_entries(batch: Batch, feature_weights: Tensor | None, entries: int) -> Tensor:
@@ -267,36 +256,35 @@ class RoundedForward:
         return self._first_outputs(self._first_call(model, batch, stack, weights), model, batch, stack, weights)
 
     def _first_outputs(
-        self, call: FusedCall | None, model: NnueModel, batch: Batch, stack: Tensor, weights: _Integers
+        self, call: FusedCall | None, model: NnueModel, batch: Batch, stack: Tensor, weights: Parameters
     ) -> FirstOutputs:
         """`call`: what `_first_call` gives for the others."""
         if call is not None:
             x, difference = run_fused(call)
         else:
-            weight, bias, psqt, _ = weights
-            x, difference = self._transformer(model).apply_with(batch, stack, weight, bias, psqt, **self._bounds)
+            transformer = self._transformer(model)
+            x, difference = transformer.outputs_with(batch, stack, weights, self._describe(transformer))
         x = one_side(x, batch, self.forward.first.sides)
         rounds = self._power < 0 and (call is None or not call.rounds_down)
         return FirstOutputs(straight(x, "floor") if rounds else x, difference, stack)
 
-    def _first_call(self, model: NnueModel, batch: Batch, stack: Tensor, weights: _Integers) -> FusedCall | None:
+    def _first_call(self, model: NnueModel, batch: Batch, stack: Tensor, weights: Parameters) -> FusedCall | None:
         """The operator that computes the first layer; None where there is none."""
-        weight, bias, psqt, leaf = weights
-        dtype, first = weight.dtype, self.forward.first
+        leaf, dtype, first, transformer = weights.leaf, None, self.forward.first, self._transformer(model)
         if first.sides != "both" and leaf is None:
             return None
         if leaf is not None:  # the output is in 16 bits where these hold all of its integers
             dtype = leaf.dtype if first.largest <= _WHOLE_BFLOAT16 else torch.float32
-        return self._transformer(model).call_with(
-            batch, stack, weight, bias, psqt, **self._bounds, output_dtype=dtype, rounds_down=self._power < 0, leaf=leaf
-        )
+        described = self._describe(transformer, output_dtype=dtype, rounds_down=self._power < 0)
+        return transformer.call_with(batch, stack, weights, described)
 
-    @property
-    def _bounds(self) -> dict[str, Any]:
+    def _describe(self, transformer: PerspectiveTransformer, **options: Any) -> Description:
+        """The first layer in integers; the options are others of `Description`."""
         first = self.forward.first
-        return {"bound": first.clip / (1 << first.accumulator_shift), "scale": 2.0**self._power}
+        bound, scale = first.clip / (1 << first.accumulator_shift), 2.0**self._power
+        return transformer.description._replace(bound=bound, scale=scale, **options)
 
-    def _integers(self, model: NnueModel) -> _Integers:
+    def _integers(self, model: NnueModel) -> Parameters:
         """Those of the feature transformer."""
         transformer, copy = self._transformer(model), self._copy(model)
         parameters = {} if copy is not None else {"weight": transformer.weight}
@@ -305,7 +293,7 @@ class RoundedForward:
         tables = [self.tables[f"{self.transformer}.{name}"] for name in parameters]
         found = dict(zip(parameters, integer_parameters(list(parameters.values()), tables, clipped=False), strict=True))
         weight, leaf = (found["weight"], None) if copy is None else copy
-        return _Integers(weight, found["bias"], found.get("psqt"), leaf)
+        return Parameters(weight, found["bias"], found.get("psqt"), leaf)
 
     @property
     def _power(self) -> int:

@@ -230,7 +230,7 @@ def test_emulated_through_the_first_layer(
         transformer.train_with(leaf.requires_grad_(), rounded._x_scale)  # type: ignore[union-attr]
     assert rounded is not None
     assert rounded.stacks is not None
-    bucket, weights, bounds = rounded._stack(batch), rounded._integers(model), rounded._bounds
+    bucket, weights, bounds = rounded._stack(batch), rounded._integers(model), rounded._describe(transformer)
     made_for = [0, len(weight), 2 if copies else 4]
     if kernels == "hopper":
         made_for[:2] = [transformer.bucket_size or len(weight), transformer.num_bucketed or len(weight)]
@@ -243,7 +243,7 @@ def test_emulated_through_the_first_layer(
         weights.bias,
         weights.psqt,
         number_of(transformer.activation),
-        [bounds["bound"], bounds["scale"]],
+        [bounds.bound, bounds.scale],
         torch.bfloat16 if copies and rounded.forward.first.largest <= 256 else torch.float32,
         rounded._power < 0,
         weights.leaf,
