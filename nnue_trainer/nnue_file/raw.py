@@ -36,8 +36,8 @@ class RawTensor:
     """null: as the net quantises it; f32: the trained float, multiplied by scale if that is given"""
     scale: float | None = Field(None, gt=0)
     """steps in 1.0; null: as the net quantises it. With another scale the engine computes otherwise than `nnue eval`"""
-    rounding: Literal["nearest", "truncate"] = "nearest"
-    """truncate: toward zero"""
+    rounding: Literal["nearest", "away", "truncate"] = "nearest"
+    """nearest: halves to even numbers; away: halves away from zero, as bullet's round(); truncate: toward zero"""
     transpose: list[int] = Field(default_factory=list, max_length=8)
     """the dimensions, counted from 0, in the order of the file, where the last one varies fastest; none: as they are"""
     pad_columns: int = Field(1, ge=1, le=MAX_PADDING)
@@ -215,6 +215,8 @@ def _converted(
     if not as_quantised:
         scaled = values.astype(np.float64) * (line.scale or tensor.scale)
         steps = np.rint(scaled) if line.rounding == "nearest" else np.trunc(scaled)
+        if line.rounding == "away":
+            steps += np.copysign(np.abs(scaled - steps) >= 0.5, scaled)
     limits = np.iinfo(dtype.str)
     wrong = ~((steps >= limits.min) & (steps <= limits.max))
     if wrong.any():

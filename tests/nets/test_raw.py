@@ -13,6 +13,7 @@ from nnue_trainer import checkpoint, config
 from nnue_trainer.cli.main import app
 from nnue_trainer.errors import UserError
 from nnue_trainer.export import net_from_checkpoint
+from nnue_trainer.nnue_file import raw
 
 KINGS = [0] * 16 + [1] * 16
 SIMPLE = {"kind": "simple", "hidden": 8}
@@ -105,6 +106,21 @@ def test_a_layout_of_ones_own(export: Export) -> None:
     bias = np.frombuffer(data, "<i4", 8, 128 + 2 * 8 * 1000)
     np.testing.assert_array_equal(bias, np.trunc(floats["feature_transformer.bias"].astype(np.float64) * 181))
     assert len(data) == -(-(128 + 16000 + 32) // 32) * 32
+
+
+def test_halves() -> None:
+    """The vectors of bullet's `round()` and of its cut, which are Rust's own; halves to even numbers by default."""
+    values = [0.0, 0.5 / 255, -0.5 / 255, 1.5 / 255, 0.999, -0.999, 1.98, -1.98, 128.49, 0.0019607843]
+    expected = {
+        "truncate": [0, 0, 0, 1, 254, -254, 504, -504, 32764, 0],
+        "away": [0, 1, -1, 2, 255, -255, 505, -505, 32765, 0],
+        "nearest": [0, 0, 0, 2, 255, -255, 505, -505, 32765, 0],
+    }
+    tensor: Any = None  # whose scale is not used
+    for rounding, integers in expected.items():
+        line = raw.RawTensor(tensor="w", scale=255, rounding=rounding)
+        found = raw._converted(np.array(values), line, tensor, np.dtype("<i2"), False, 0, "here")
+        assert found.tolist() == integers, rounding
 
 
 def test_export_lists_what_lies_where(export: Export) -> None:
