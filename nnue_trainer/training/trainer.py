@@ -789,10 +789,15 @@ class Trainer:
                 values |= self.fixed_figures | self.net_figures
                 # Losses of another figure cannot be compared with this one.
                 values["figure"] = zlib.crc32(json.dumps(self.figure, sort_keys=True).encode())
+                of_step = ""
+                if self.recipe.validation.lambda_ == "follow":
+                    values["lambda"] = lam = self._validation_lambda()
+                    of_step = f" at λ {lam:.4f}, the step's"
                 self.record("validation", values)
                 run.progress.update(self.step, val=f"{loss:.6f}")
                 others = "".join(f", {name} {self.fixed_figures[f'{name}/loss']:.6f}" for name in self.more_validation)
-                run.progress.say(f"epoch {epoch}: validation loss {loss:.6f}{' (best)' if is_best else ''}{others}")
+                best = " (best)" if is_best else ""
+                run.progress.say(f"epoch {epoch}: validation loss {loss:.6f}{of_step}{best}{others}")
                 self._hooks.call("validation", self, loss, self.fixed_figures | self.net_figures)
             self._epoch_end_pending = False
             if is_best or final or epoch % training.checkpoint_every == 0:

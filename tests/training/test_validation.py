@@ -132,6 +132,8 @@ def test_loss_and_lambda_of_validation(tmp_path: Path, recipe: Path) -> None:
     assert end == number
     follow = losses("follow", "validation.lambda=follow")
     assert all(a != b for a, b in zip(end, follow, strict=True))
+    assert [record["lambda"] for record in validations(tmp_path / "follow")] == pytest.approx([9 / 12, 5 / 12, 1 / 12])
+    assert "lambda" not in validations(tmp_path / "end")[0]
     assert follow[0] == pytest.approx(losses("start", "validation.lambda=0.75")[0])  # λ of the fourth of twelve steps
     other = losses("loss", "validation.loss={kind: sigmoid, scale: 200}")
     assert other != end
