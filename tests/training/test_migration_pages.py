@@ -64,6 +64,38 @@ def wrong_in(cell: str) -> list[str]:
     return wrong
 
 
+THEIRS = {
+    "from-nnue-pytorch.md": """
+        features l1 l2 batch-size epoch-size max_epochs max_time seed threads num-workers gpus compile-backend lr gamma
+        one-cycle-steps one-cycle-warmup-pct one-cycle-start-div one-cycle-final-div lambda start-lambda end-lambda
+        lambda-schedule-steps lambda-cycle-delta lambda-cycle-warmup-pct lambda-cycle-jitter jitter-lambda-sample
+        jitter-lambda-batch jitter-lambda-batch-decay in-scaling in-offset out-scaling out-offset pow-exp qp-asymmetry
+        w1 w2 random-fen-skipping early-fen-skipping simple-eval-skipping soft-early-fen-skipping ply-x1 pc-y0
+        optimizer-name lookahead-k lookahead-alpha pnm-momentum ft-weight-decay dense-weight-decay
+        factorized-weight-decay swa-start-epoch network-save-period save-top-k save-last-network param-index
+        check-val-every-n-epoch default_root_dir resume-from-model resume-from-checkpoint validation-data
+        validation-size
+    """,
+    "from-bullet.md": """
+        batch_size batches_per_superbatch start_superbatch end_superbatch save_rate output_directory net_id test_set
+        ConstantLR StepLR DropLR LinearDecayLR CosineDecayLR ExponentialDecayLR Warmup Sequence ConstantWDL LinearWDL
+        wdl_adjust_function AdamW RAdam Ranger beta1 beta2 decay min_weight max_weight eval_scale squared_error
+        power_error use_win_rate_model datapoint_weight_function Chess768 ChessBuckets ChessBucketsMirrored Factorised
+        MaterialCount wdl_output save_format raw.bin quantised.bin optimiser_state log.txt load_from_checkpoint
+        load_weights_from_file filter threads dual_perspective single_perspective stop-gradient
+    """,
+}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_option_of_theirs_is_named(page: str) -> None:
+    named = " ".join(theirs for theirs, _ in rows(page))
+    dashes = "--" if "pytorch" in page else ""
+    assert [
+        option for option in THEIRS[page].split() if not re.search(rf"`[^`]*{dashes}{re.escape(option)}\b", named)
+    ] == []
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_every_key_of_the_tables_exists(page: str) -> None:
     table = rows(page)
