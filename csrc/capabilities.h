@@ -8,6 +8,7 @@
 // How torch runs a call is an argument as well (`Mode`): Python finds it out for each call.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string_view>
 
@@ -62,7 +63,9 @@ namespace nnue::capabilities {
     X(portable, "the portable kernels of the transformer take the gradient of its output")              \
     X(x_16_kb, "the inputs of a position take more than 16 KB")                                         \
     X(few_rows, "there are fewer than 32,768 of these rows, and most are in every batch")               \
-    X(shared_rows, "on a GPU the rows that share virtual rows are updated in every step")
+    X(shared_rows, "on a GPU the rows that share virtual rows are updated in every step")               \
+    X(cpu_matrices, "on a CPU the directions of matrices are computed by torch")                        \
+    X(long_sides, "the matrices have more than 64 rows and more than 64 columns")
 
 enum class Reason : int {
 #define NNUE_NAME(name, text) name,
@@ -322,6 +325,18 @@ inline Choice<Update> update(const Machine& machine, int64_t rows, int64_t virtu
     if (virtual_rows != 0) return {Update::every_row, Reason::shared_rows};
     if (rows < kLeastLateRows) return {Update::every_row, Reason::few_rows};
     return {Update::late};
+}
+
+// The step of Muon for matrices of linear layers.
+NNUE_ENUMERATION(MatrixStep, torch, operators)
+
+constexpr int kMostMatrixSide = 64;  // of the shorter one; three small matrices of it fit into 99 KB of shared memory
+
+inline Choice<MatrixStep> matrix_step(const Machine& machine, int64_t rows, int64_t columns) {
+    if (machine.is_cpu()) return {MatrixStep::torch, Reason::cpu_matrices};
+    if (const Reason reason = why_no_code(machine); reason != Reason::fastest) return {MatrixStep::torch, reason};
+    if (std::min(rows, columns) > kMostMatrixSide) return {MatrixStep::torch, Reason::long_sides};
+    return {MatrixStep::operators};
 }
 
 }  // namespace nnue::capabilities

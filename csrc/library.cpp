@@ -61,6 +61,7 @@ STABLE_TORCH_LIBRARY(nnue, m) {
         "int num_outputs, int hidden, int activation, float bound, bool has_psqt, bool divided, bool "
         "is_needed) -> (int kernels, int reason)");
     m.def("_row_update(int[] machine, int rows, int virtual_rows) -> (int kernels, int reason)");
+    m.def("_matrix_step(int[] machine, int rows, int columns) -> (int kernels, int reason)");
 
     // Contracts: expand_features.h.
     m.def(
@@ -88,6 +89,11 @@ STABLE_TORCH_LIBRARY(nnue, m) {
     m.def(
         "_optimizer_catch_up(Tensor(a!) weight, Tensor(b!)[] moments, Tensor? rows, Tensor(c!)[] late, Tensor[] state, "
         "float[] settings, int rule, float[] constants) -> ()");
+
+    // Contract: muon.h.
+    m.def(
+        "_optimizer_update_matrices(Tensor(a!)[] weights, Tensor[] gradients, Tensor(b!)[] momenta, Tensor lr, "
+        "Tensor[] state, float[] settings, float[] constants) -> ()");
 
     // Contracts: rolling.h.
     m.def(

@@ -170,6 +170,11 @@ def update(machine: Numbers | None, rows: int, virtual_rows: int) -> Choice:
     return _choice("update", "_row_update", machine, "auto", (rows, virtual_rows))
 
 
+def matrix_step(machine: Numbers | None, rows: int, columns: int) -> Choice:
+    """Of Muon's step of a matrix: operators, or torch."""
+    return _choice("matrix_step", "_matrix_step", machine, "auto", (rows, columns))
+
+
 def set_cuda_kernels(kernels: CudaKernels) -> CudaKernels:
     """Choose the kernels of `perspective_transformer` on CUDA, for tests and benchmarks; returns the previous choice.
 

@@ -21,6 +21,7 @@ from nnue_trainer import capabilities, ops
 
 BEGIN = "nnue::_optimizer_begin"
 UPDATE = "nnue::_optimizer_update"
+UPDATE_MATRICES = "nnue::_optimizer_update_matrices"
 MARK_ROWS = "nnue::_optimizer_mark_rows"
 UPDATE_ROWS = "nnue::_optimizer_update_rows"
 CATCH_UP = "nnue::_optimizer_catch_up"
@@ -288,11 +289,11 @@ class FusedOptimizer:
         )
 
     @torch.no_grad()
-    def step(self, loss: Tensor, covered: Iterable[str] = (), also: Sequence[Tensor] = ()) -> None:
+    def step(self, loss: Tensor, covered: Iterable[str] = (), also: Sequence[tuple[Tensor, int]] = ()) -> None:
         """One update from the gradients in place. `loss` is used only by the guard, as are all gradients but those of
         the parameters named in `covered`, for which others stand: each of their terms is one of another gradient, too.
         A parameter without a gradient is left out. With a norm to clip to, all gradients are looked at. `also`: other
-        gradients that the guard looks at and the norm is taken of.
+        gradients that the guard looks at and the norm is taken of, and how many virtual rows each has.
         """
         for late in self.late_rows.values():
             late.before_step()
@@ -304,15 +305,16 @@ class FusedOptimizer:
         everything = math.isfinite(self.max_norm) or self.rule.stable_decay
         left_out = set() if everything else set(covered)
         guarded = [(part, gradient) for part, _, gradient in active if part.name not in left_out]
-        looked_at = [*(gradient for _, gradient in guarded), *also]
-        shared_rows = [part.virtual_rows if everything else 0 for part, _ in guarded] + [0] * len(also)
+        others, shared_by_others = [gradient for gradient, _ in also], [shared for _, shared in also]
+        looked_at = [*(gradient for _, gradient in guarded), *others]
+        shared_rows = [part.virtual_rows if everything else 0 for part, _ in guarded] + shared_by_others
         rows = [self._marks_of(part) for part, _ in guarded] + [self._no_marks] * len(also)
         if everything and self.norm_of is not None:
-            looked_at, shared_rows, rows = [self.norm_of(guarded), *also], [0] * (1 + len(also)), []
+            looked_at, shared_rows, rows = [self.norm_of(guarded), *others], [0, *shared_by_others], []
         if self.rule.stable_decay:
             elements = sum(moments.weight.numel() + moments.shared[-1].numel() for _, moments, _ in active)
             for each in self._numbers:
-                each.constants = each.rule.constants(elements + sum(gradient.numel() for gradient in also))
+                each.constants = each.rule.constants(elements + sum(g.numel() + v * g[0].numel() for g, v in also))
         for each in self._numbers:
             _operators._optimizer_begin(
                 looked_at,
@@ -627,4 +629,4 @@ def _nothing(*args: object, **kwargs: object) -> None:
     """Fake kernels: the operators only write what they were given."""
 
 
-ops.register_fakes(dict.fromkeys((BEGIN, UPDATE, MARK_ROWS, UPDATE_ROWS, CATCH_UP), _nothing))
+ops.register_fakes(dict.fromkeys((BEGIN, UPDATE, UPDATE_MATRICES, MARK_ROWS, UPDATE_ROWS, CATCH_UP), _nothing))

@@ -75,6 +75,10 @@ Pair update_op(Ints machine, int64_t rows, int64_t virtual_rows) {
     return pair_of(update(machine_of("_row_update", machine), rows, virtual_rows));
 }
 
+Pair matrix_op(Ints machine, int64_t rows, int64_t columns) {
+    return pair_of(matrix_step(machine_of("_matrix_step", machine), rows, columns));
+}
+
 }  // namespace
 }  // namespace nnue::capabilities
 
@@ -85,4 +89,5 @@ STABLE_TORCH_LIBRARY_IMPL(nnue, CompositeExplicitAutograd, m) {
     NNUE_IMPL(m, "_layer_kernels", &nnue::capabilities::layer_op);
     NNUE_IMPL(m, "_gradient_between", &nnue::capabilities::between_op);
     NNUE_IMPL(m, "_row_update", &nnue::capabilities::update_op);
+    NNUE_IMPL(m, "_matrix_step", &nnue::capabilities::matrix_op);
 }

@@ -26,7 +26,8 @@ Tensor enumerations_op() {
         line<ewm::Statistic>("ewm.statistic") + line<random::Distribution>("random_fill.distribution") +
         line<CheckMode>("set_cuda_index_check.mode") + line<capabilities::Transformer>("kernels.transformer") +
         line<capabilities::Stacks>("kernels.stacks") + line<capabilities::Between>("kernels.between") +
-        line<capabilities::Update>("kernels.update") + line<capabilities::Mode>("kernels.mode"));
+        line<capabilities::Update>("kernels.update") + line<capabilities::Mode>("kernels.mode") +
+        line<capabilities::MatrixStep>("kernels.matrix_step"));
 }
 
 }  // namespace

@@ -13,6 +13,7 @@ from pydantic import Field
 from torch import Tensor
 
 from nnue_trainer import fused_optimizer
+from nnue_trainer.capabilities import Choice
 from nnue_trainer.fused_optimizer import FusedOptimizer, LateRows, Part
 from nnue_trainer.nets.base import VirtualRows
 from nnue_trainer.optim.base import OptimizerConfig, Rule, Work, check_state
@@ -69,13 +70,18 @@ class FusedRule(Rule):
     def step(self) -> None:
         self.step_with(())
 
-    def step_with(self, also: Sequence[Tensor]) -> None:
-        """`step`, which looks at these gradients, too."""
+    def step_with(self, also: Sequence[tuple[Tensor, int]]) -> None:
+        """`step`, which looks at these gradients and at those of their virtual rows, of which it is given the number,
+        too."""
         assert self.loss is not None
         self.fused.step(self.loss, self.work.covered, also)
         for part in self._late:
             if part.gradient is not None:  # else it is frozen
                 self.fused.clip(part)
+
+    def choices(self) -> dict[str, Choice]:
+        """By parameter, which kernels make its step, where these are not those of all rules."""
+        return {}
 
     @property
     def late_rows(self) -> Mapping[str, LateRows]:

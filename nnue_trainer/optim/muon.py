@@ -1,8 +1,9 @@
 """Muon for the matrices of linear layers, AdamW for everything else.
 
 A step of Muon is along the momentum with all of its singular values near 1. They are made so by five steps of a
-Newton-Schulz iteration, in fp32 and for all stacks of a layer at once. AdamW's work is one pass of the operators, which
-also look at the gradients of the matrices, count the step and take the norm.
+Newton-Schulz iteration. On a GPU one operator moves all matrices (csrc/muon.h); here is the same with operators of
+torch, for a CPU and for matrices with two long sides. AdamW's work is one pass of the operators, which also look at the
+gradients of the matrices, count the step and take the norm.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from nnue_trainer import fused_optimizer
+from nnue_trainer import capabilities, fused_optimizer
+from nnue_trainer.capabilities import Choice
 from nnue_trainer.optim.base import OPTIMIZERS, Rule, Work, check_state
 from nnue_trainer.optim.fused import FusedConfig, FusedRule, limits
 from nnue_trainer.optim.groups import Settings
@@ -53,18 +55,22 @@ class Muon(FusedConfig):
 class _Matrix:
     """A weight [..., rows, columns] and what is kept for it."""
 
+    name: str
     weight: nn.Parameter
     momentum: Tensor
-    virtual: Tensor | None
-    """momentum of the virtual rows [V, ..., columns]"""
+    virtual: Tensor
+    """momentum of the virtual rows [V, ..., rows, columns]; no elements where there are none"""
     rate: float
     decay: float
     low: float
     high: float
+    choice: Choice
+    """of what makes its step"""
 
-    def shared(self, tensor: Tensor) -> Tensor | None:
-        """The sums over rows that share a virtual one."""
-        return None if self.virtual is None else tensor.view(-1, *self.virtual.shape).sum(0)
+    @property
+    def gradient(self) -> Tensor:
+        assert self.weight.grad is not None
+        return self.weight.grad
 
 
 class MuonRule(FusedRule):
@@ -93,8 +99,10 @@ class MuonRule(FusedRule):
         ranges = work.factorised.get(name, [])
         if any((part.first, part.rows) != (0, len(weight)) for part in ranges):
             raise ValueError(f"{name}: virtual rows of some of its rows, expected none or those of all")
+        if ranges and weight.dim() < 3:
+            raise ValueError(f"{name}: virtual rows of one matrix, expected those of several")
         momentum = self._state[f"momentum/{name}"] = torch.zeros_like(weight.detach())
-        virtual = None
+        virtual = momentum.new_empty(0)
         if ranges:
             virtual = momentum.new_zeros(ranges[0].virtual, *weight.shape[1:])
             self._state[f"momentum/{name}.virtual"] = virtual
@@ -105,22 +113,42 @@ class MuonRule(FusedRule):
         rate = settings.rate * config.matrix_lr / config.lr
         decay = config.matrix_decay if settings.decay is None else settings.decay
         low, high = limits(work, name, 0, len(weight))
-        return _Matrix(weight, momentum, virtual, rate * size, decay / size, low, high)
+        choice = capabilities.matrix_step(capabilities.machine_of(weight.device), rows, columns)
+        return _Matrix(name, weight, momentum, virtual, rate * size, decay / size, low, high, choice)
 
     def step(self) -> None:
         moved = [matrix for matrix in self._matrices if matrix.weight.grad is not None]
-        gradients = [matrix.weight.grad for matrix in moved if matrix.weight.grad is not None]
-        shared = [matrix.shared(gradient) for matrix, gradient in zip(moved, gradients, strict=True)]
-        self.step_with([*gradients, *(gradient for gradient in shared if gradient is not None)])
+        self.step_with([(matrix.gradient, len(matrix.virtual)) for matrix in moved])
+        self._step_operators([matrix for matrix in moved if matrix.choice.kernels == "operators"])
+        for matrix in moved:
+            if matrix.choice.kernels == "torch":
+                self._step_torch(matrix)
+
+    def _step_operators(self, matrices: list[_Matrix]) -> None:
+        if not matrices:
+            return
+        config = self._config
+        torch.autograd.graph.increment_version([matrix.weight for matrix in matrices])
+        fused_optimizer._operators._optimizer_update_matrices(
+            [matrix.weight.detach() for matrix in matrices],
+            [matrix.gradient for matrix in matrices],
+            [momentum for matrix in matrices for momentum in (matrix.momentum, matrix.virtual)],
+            self.work.lr,
+            [self.fused.step_count, self.fused.failed, self.fused.numbers],
+            [number for m in matrices for number in (m.rate, m.decay, m.low, m.high)],
+            [config.momentum, config.max_value or math.inf, _ITERATIONS, *_COEFFICIENTS],
+        )
+
+    def _step_torch(self, matrix: _Matrix) -> None:
         go, scale = self.fused.numbers[0] != 0, self.fused.numbers[fused_optimizer.GRADIENT]
-        for matrix, gradient, of_shared in zip(moved, gradients, shared, strict=True):
-            change = self._direction(matrix.momentum, gradient, scale, go)
-            if of_shared is not None and matrix.virtual is not None:
-                by = self._direction(matrix.virtual, of_shared, scale, go)
-                change = change + by.repeat(len(change) // len(by), *[1] * (change.dim() - 1))
-            weight, lr = matrix.weight.detach(), self.work.lr.to(change.dtype) * matrix.rate
-            new = (weight * (1 - lr * matrix.decay) - lr * change).clamp_(matrix.low, matrix.high)
-            matrix.weight.copy_(torch.where(go, new, weight))
+        change = self._direction(matrix.momentum, matrix.gradient, scale, go)
+        if matrix.virtual.numel():
+            shared = matrix.gradient.view(-1, *matrix.virtual.shape).sum(0)
+            by = self._direction(matrix.virtual, shared, scale, go)
+            change = change + by.repeat(len(change) // len(by), *[1] * (change.dim() - 1))
+        weight, lr = matrix.weight.detach(), self.work.lr.to(change.dtype) * matrix.rate
+        new = (weight * (1 - lr * matrix.decay) - lr * change).clamp_(matrix.low, matrix.high)
+        matrix.weight.copy_(torch.where(go, new, weight))
 
     def _direction(self, momentum: Tensor, gradient: Tensor, scale: Tensor, go: Tensor) -> Tensor:
         """The direction of a step of one weight; brings its momentum up to date."""
@@ -131,6 +159,9 @@ class MuonRule(FusedRule):
         new = torch.lerp(gradient, momentum, keep)
         momentum.copy_(torch.where(go, new, momentum))
         return orthogonal(torch.lerp(gradient, new, keep))
+
+    def choices(self) -> dict[str, Choice]:
+        return {matrix.name: matrix.choice for matrix in self._matrices}
 
     def state_dict(self) -> dict[str, Tensor]:
         return super().state_dict() | self._state

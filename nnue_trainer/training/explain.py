@@ -148,6 +148,8 @@ def _update(recipe: Recipe, model: NnueModel, machine: Machine, not_late: str | 
     optimizer = Optimizer(model, recipe.optimizer)
     assert isinstance(optimizer.rule, FusedRule)
     yield Part("update", "operators", "")
+    for name, choice in optimizer.rule.choices().items():
+        yield Part(name, *choice)
     transformers = [module.weight for module in model.modules() if isinstance(module, PerspectiveTransformer)]
     for part in optimizer.rule.fused.parts:
         if not any(part.parameter is weight for weight in transformers):

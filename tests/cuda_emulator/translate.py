@@ -137,6 +137,7 @@ SOURCES = (
     "stacks/layer_stacks.cu",
     "step/optimizer.cu",
     "step/integers.cu",
+    "step/muon.cu",
     "analysis/rolling.cu",
     "analysis/quantile.cu",
     "analysis/ewm.cu",

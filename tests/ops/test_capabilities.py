@@ -178,6 +178,14 @@ def test_update() -> None:
     check(capabilities.update(CPU, 10, 5), "late", "")
 
 
+def test_matrix_step() -> None:
+    check(capabilities.matrix_step(RTX_4090, 64, 1024), "operators", "")
+    check(capabilities.matrix_step(H100, 1024, 64), "operators", "")
+    check(capabilities.matrix_step(H100, 65, 65), "torch", "more than 64 rows")
+    check(capabilities.matrix_step(TURING, 16, 1024), "torch", "below 8.0")
+    check(capabilities.matrix_step(CPU, 16, 1024), "torch", "on a CPU")
+
+
 def check(found: Choice, kernels: str, reason: str) -> None:
     assert found.kernels == kernels
     assert (reason in found.reason) if reason else not found.reason
@@ -302,6 +310,8 @@ def test_every_optimizer_is_explained(optimizer: str) -> None:
     recipe = config.load(presets.path("sfnnv5"), [f"optimizer={optimizer}"])
     parts = {part.name: part for part in explain(recipe, RTX_4090)}
     assert parts["update"].kernels == ("torch" if "torch" in optimizer else "operators")
+    matrices = [part for name, part in parts.items() if name.endswith(".weight")]
+    assert {part.kernels for part in matrices} == ({"operators"} if "muon" in optimizer else set())
     assert nets  # the nets register themselves
 
 
