@@ -222,7 +222,7 @@ def wants_cuda(nvcc: str | None) -> bool:
 
 
 def cuda_build(nvcc: str | None) -> str:
-    """Whether the CUDA library is built, or why not, for `nnue info`; the words are in nnue_trainer/_library.py."""
+    """Whether the CUDA library is built, or why not, for `nnue info`; the words are in base/_library.py."""
     if wants_cuda(nvcc):
         return "built"
     return "no_nvcc" if os.environ.get("FORCE_CUDA", "") == "" else "forced_off"

@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from nnue_trainer import ops
-from nnue_trainer.perspectives import perspective_transformer
+from nnue_trainer.ops.perspectives import perspective_transformer
 from report import RESULTS, environment, write
 
 FEATURES, BUCKET = 24_576, 768  # HalfKAv2_hm, 12 planes

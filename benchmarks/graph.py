@@ -26,9 +26,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nnue_trainer.analysis import graph, plots
-from nnue_trainer.analysis.graph import Graph
-from nnue_trainer.random import Philox
+from nnue_trainer.pages import plots
+from nnue_trainer.stats import graph
+from nnue_trainer.stats.graph import Graph
+from nnue_trainer.stats.random import Philox
 from report import RESULTS, environment, write
 
 # The goals on an H200.

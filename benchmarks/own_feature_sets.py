@@ -8,7 +8,7 @@ counts.
 
 On the CPU it measures positions per second of CPU time of a loader with one thread, which decodes, shuffles and
 expands. CPU time changes less on a busy machine than wall-clock time. With --device cuda it measures positions per
-second of wall-clock time of `nnue_trainer.data.device.Expander`: records in page-locked memory are copied to the GPU
+second of wall-clock time of `nnue_trainer.ops.expand.Expander`: records in page-locked memory are copied to the GPU
 and expanded there; the rows of a set in Python are made on the CPU, in one thread, and copied. Prints a table and
 writes JSON into benchmarks/results/."""
 
@@ -25,7 +25,7 @@ from torch import Tensor
 
 from nnue_trainer import _data
 from nnue_trainer.data import Loader, RecordLoader, feature_set
-from nnue_trainer.data.device import Expander
+from nnue_trainer.ops.expand import Expander
 from report import RESULTS, environment, write
 
 PYTHON = """

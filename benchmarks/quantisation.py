@@ -22,11 +22,11 @@ from typing import Any
 import torch
 import yaml
 
-from nnue_trainer import checkpoint as checkpoints
 from nnue_trainer import config, nets
 from nnue_trainer.config import Recipe
 from nnue_trainer.data import Filters, Loader, RecordLoader
 from nnue_trainer.export.comparison import FLOAT, INTEGER, ROUNDED, Comparison, chunks
+from nnue_trainer.files import checkpoint as checkpoints
 from nnue_trainer.losses import mean
 from nnue_trainer.optim import Optimizer
 from nnue_trainer.training.memory import keep_freed_memory

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nnue_trainer import analysis
+from nnue_trainer import stats
 from report import CLOCKS, RESULTS, add_clock, environment, write
 
 STATISTICS = ("sum", "mean", "std", "min", "max", "skew", "kurt", "median")
@@ -69,8 +69,8 @@ def pandas_call(series: Any, name: str, window: int) -> Callable[[], object]:
 
 def our_call(x: Tensor, name: str, window: int) -> Callable[[], object]:
     if name.startswith("ewm_"):
-        return getattr(analysis.ewm(x, span=window), name.removeprefix("ewm_"))  # type: ignore[no-any-return]
-    return getattr(analysis.rolling(x, window), name)  # type: ignore[no-any-return]
+        return getattr(stats.ewm(x, span=window), name.removeprefix("ewm_"))  # type: ignore[no-any-return]
+    return getattr(stats.rolling(x, window), name)  # type: ignore[no-any-return]
 
 
 def plot(path: Path, curves: dict[str, dict[int, float]], copy_ns: float, device: str) -> None:

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nnue_trainer import rows
+from nnue_trainer.stats import matrix
 from report import CLOCKS, RESULTS, add_clock, environment, write
 
 BAR = 0.85
@@ -108,12 +108,12 @@ def into_existing(tensors: list[Tensor]) -> Call:
 
 def transpositions(timer: Timer, tensors: list[Tensor]) -> dict[str, Any]:
     x = tensors[0]
-    if not torch.equal(rows.transpose(x), x.t()):
+    if not torch.equal(matrix.transpose(x), x.t()):
         raise RuntimeError(f"transpose: wrong result for {tuple(x.shape)}, {x.dtype}")
     calls: dict[str, Call] = {
         "copy": into_existing(tensors),
         "clone": torch.clone,
-        "ours": rows.transpose,
+        "ours": matrix.transpose,
         "torch": lambda x: x.t().contiguous(),
     }
     spent = timer.seconds(calls, tensors)
@@ -131,9 +131,9 @@ def torch_norms(x: Tensor) -> list[Tensor]:
 
 def norms(timer: Timer, tensors: list[Tensor]) -> dict[str, Any]:
     x = tensors[0]
-    calls: dict[str, Call] = {"copy": into_existing(tensors), "ours all": rows.norms, "torch all": torch_norms}
+    calls: dict[str, Call] = {"copy": into_existing(tensors), "ours all": matrix.norms, "torch all": torch_norms}
     for name, order in ORDERS.items():
-        calls[f"ours {name}"] = partial(rows.norm, order=order)
+        calls[f"ours {name}"] = partial(matrix.norm, order=order)
         calls[f"torch {name}"] = partial(torch.linalg.vector_norm, ord=order, dim=-1)
     spent = timer.seconds(calls, tensors)
     copy_speed = 2 * x.nbytes / spent.pop("copy")

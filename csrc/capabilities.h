@@ -1,5 +1,5 @@
 // Which kernels serve which part of a training step: the one table. The operators check their arguments against it, and
-// Python chooses by it (nnue_trainer/capabilities.py, the operators of cpu/capabilities.cpp). It is host code that
+// Python chooses by it (nnue_trainer/ops/capabilities.py, the operators of cpu/capabilities.cpp). It is host code that
 // takes a machine as data, so it can be evaluated for a GPU that is not there: `nnue explain RECIPE --gpu 8.9`.
 //
 // Every function returns the kernels and, where others would be faster, the reason why those are not taken. Kernels

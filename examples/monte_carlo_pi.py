@@ -2,7 +2,7 @@
 
 A point of the unit square lies in the quarter of a circle with probability π/4. Of n points the share is off by
 √(p (1 − p) / n) on average, so 100 times as many points give one digit more. The points are those of
-`nnue_trainer.random`: the same on every device, and any part of them can be made alone.
+`nnue_trainer.stats.random`: the same on every device, and any part of them can be made alone.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import math
 
 import torch
 
-from nnue_trainer.random import Philox
+from nnue_trainer.stats.random import Philox
 
 
 def estimate(points: int, seed: int, device: torch.device, at_a_time: int = 1 << 22) -> tuple[float, float]:

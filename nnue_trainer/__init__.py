@@ -7,28 +7,24 @@ import importlib as _importlib
 from pathlib import Path as _Path
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
-from nnue_trainer import _first_look
+from nnue_trainer import _first_look, _old_names
 
 if _TYPE_CHECKING:
     from nnue_trainer import (
-        analysis,
         callbacks,
-        checkpoint,
         data,
         export,
-        functional,
+        files,
         lambdas,
         losses,
         modules,
         nets,
         ops,
         optim,
-        perspectives,
-        random,
         registry,
-        rows,
         schedules,
         schema,
+        stats,
         training,
     )
     from nnue_trainer.data import Batch, Loader, RecordLoader
@@ -44,13 +40,11 @@ __all__ = [
     "RecordLoader",
     "StackedLinear",
     "UserError",
-    "analysis",
     "callbacks",
-    "checkpoint",
     "cmake_dir",
     "data",
     "export",
-    "functional",
+    "files",
     "include_dir",
     "lambdas",
     "losses",
@@ -58,12 +52,10 @@ __all__ = [
     "nets",
     "ops",
     "optim",
-    "perspectives",
-    "random",
     "registry",
-    "rows",
     "schedules",
     "schema",
+    "stats",
     "training",
 ]
 
@@ -80,7 +72,9 @@ _HOME = {
 
 
 def __getattr__(name: str) -> object:
-    if name not in __all__:
+    if name in _old_names.MODULES:
+        return _old_names.module(name)
+    if name not in __all__ and name != "analysis":  # analysis.rolling is an old name
         raise AttributeError(f"module 'nnue_trainer' has no attribute {name!r}")
     module = _importlib.import_module(f"nnue_trainer.{_HOME.get(name, name)}")
     return getattr(module, name) if name in _HOME else module
@@ -102,3 +96,4 @@ def __dir__() -> list[str]:
 
 
 _first_look.register()
+_old_names.register()

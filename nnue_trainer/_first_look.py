@@ -17,20 +17,20 @@ from typing import Any
 
 # Which module registers the operators whose names begin so; `ops` registers all others.
 HOMES = {
-    "bit_counts": "analysis.graph",
-    "ewm": "analysis.exponential",
+    "bit_counts": "stats.graph",
+    "ewm": "stats.exponential",
     "_layer_stacks": "modules.layer_stacks",
     "_optimizer": "fused_optimizer",
-    "pack_bits": "analysis.graph",
-    "_perspective": "perspectives",
-    "random_fill": "random",
-    "random_walks": "analysis.graph",
-    "rolling": "analysis.windows",
-    "row_norms": "rows",
+    "pack_bits": "stats.graph",
+    "_perspective": "ops.perspectives",
+    "random_fill": "stats.random",
+    "random_walks": "stats.graph",
+    "rolling": "stats.windows",
+    "row_norms": "stats.matrix",
     "_stack_order": "modules.layer_stacks",
     "_stacked_linear": "modules.stacked_linear",
     "_to_integers": "modules.straight_through",
-    "transpose": "rows",
+    "transpose": "stats.matrix",
 }
 
 

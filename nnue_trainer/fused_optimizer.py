@@ -17,7 +17,8 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from nnue_trainer import capabilities, ops
+from nnue_trainer import ops
+from nnue_trainer.ops import capabilities
 
 BEGIN = "nnue::_optimizer_begin"
 UPDATE = "nnue::_optimizer_update"

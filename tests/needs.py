@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from nnue_trainer import _library
+from nnue_trainer.base import _library
+from nnue_trainer.engines.uci import find_engine
 from nnue_trainer.errors import UserError
-from nnue_trainer.uci import find_engine
 
 ROOT = Path(__file__).resolve().parents[1]
 SHARED = Path(os.environ.get("NNUE_SHARED", ROOT.parent / "shared"))

@@ -7,9 +7,9 @@ from typing import Any
 
 import yaml
 
-from nnue_trainer import checkpoint
 from nnue_trainer.data import RecordLoader
 from nnue_trainer.data.binpack import write_binpack
+from nnue_trainer.files import checkpoint
 
 
 def split_sample(project_root: Path, folder: Path, training: int, held_out: int) -> Path:

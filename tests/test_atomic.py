@@ -18,12 +18,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save
 
-from nnue_trainer import atomic, checkpoint
-from nnue_trainer.atomic import replacing
-from nnue_trainer.checkpoint import Checkpoint
 from nnue_trainer.data import FORMATS, PositionReader, PositionWriter
 from nnue_trainer.data.binpack import read_binpack, write_binpack
 from nnue_trainer.errors import UserError
+from nnue_trainer.files import atomic, checkpoint
+from nnue_trainer.files.atomic import replacing
+from nnue_trainer.files.checkpoint import Checkpoint
 
 
 def test_a_file_appears_whole(tmp_path):
@@ -141,8 +141,8 @@ def test_the_mode_comes_from_the_umask(tmp_path, umask):
     script = f"""
         import os, torch
         os.umask({umask})
-        from nnue_trainer import checkpoint
-        from nnue_trainer.atomic import replacing
+        from nnue_trainer.files import checkpoint
+        from nnue_trainer.files.atomic import replacing
         with replacing("a") as output:
             output.write_text("")
         checkpoint.save("b.safetensors", checkpoint.Checkpoint({{}}, {{"model": {{"w": torch.zeros(1)}}}}))
@@ -181,7 +181,7 @@ def python(script: str, folder: Path, **kwargs: object) -> subprocess.CompletedP
 WRITER = """
     import sys
     sys.path.insert(0, {root!r})
-    from nnue_trainer.atomic import replacing
+    from nnue_trainer.files.atomic import replacing
     with replacing("a") as output:
         output.file.write(b"half")
         output.file.flush()

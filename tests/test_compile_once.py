@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from nnue_trainer import compile_once
 from nnue_trainer.errors import UserError
+from nnue_trainer.files import compile_once
 
 SOURCE = "the text of a source"
 

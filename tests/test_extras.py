@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from nnue_trainer import _unbuilt, extras
+from nnue_trainer.base import _unbuilt, extras
 from nnue_trainer.cli.main import app
 from nnue_trainer.errors import UserError
 from nnue_trainer.training import metrics
 from nnue_trainer.training.run_folder import RunFolder
 
-PACKAGE = Path(_unbuilt.__file__).parent
+PACKAGE = Path(_unbuilt.__file__).parents[1]
 
 
 def failure(*words: str) -> str:

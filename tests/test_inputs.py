@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from nnue_trainer.errors import UserError
-from nnue_trainer.inputs import read_lines, read_text
+from nnue_trainer.files.inputs import read_lines, read_text
 
 
 def test_lines_come_without_their_ends(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from command import nnue
 
-from nnue_trainer import pipeline
+from nnue_trainer.cli import pipeline
 from nnue_trainer.errors import UserError
 
 WAY = {

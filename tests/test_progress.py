@@ -16,8 +16,17 @@ from fcntl import ioctl
 import pytest
 from rich.cells import cell_len
 
-from nnue_trainer import progress
-from nnue_trainer.progress import Part, TrainingProgress, Unfailing, duration, positions, progress_bar, render, size
+from nnue_trainer.base import progress
+from nnue_trainer.base.progress import (
+    Part,
+    TrainingProgress,
+    Unfailing,
+    duration,
+    positions,
+    progress_bar,
+    render,
+    size,
+)
 
 TRAINING = [
     Part("epoch 123/800", 6),
@@ -166,7 +175,7 @@ def test_what_cannot_be_encoded_is_escaped():
 
 SCRIPT = """
 import time
-from nnue_trainer.progress import TrainingProgress, progress_bar
+from nnue_trainer.base.progress import TrainingProgress, progress_bar
 shown = TrainingProgress(steps=4000, steps_per_epoch=100, batch_size=16384, step=0, passes=lambda: 3)
 for step in range(1, 41):
     shown.update(step)

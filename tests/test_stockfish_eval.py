@@ -2,9 +2,9 @@
 
 import pytest
 
+from nnue_trainer.engines.stockfish_eval import Counts, parse_eval, unit_of
+from nnue_trainer.engines.uci import Engine, find_engine
 from nnue_trainer.errors import UserError
-from nnue_trainer.stockfish_eval import Counts, parse_eval, unit_of
-from nnue_trainer.uci import Engine, find_engine
 
 FEN = "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1"
 IN_CHECK = "rnb1kbnr/pppp1ppp/8/4p3/5PPq/8/PPPPP2P/RNBQKBNR w KQkq - 1 3"

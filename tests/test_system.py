@@ -1,4 +1,4 @@
-"""nnue_trainer.system, here and as other systems see it."""
+"""nnue_trainer.base.system, here and as other systems see it."""
 
 import errno
 import os
@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from nnue_trainer import system
+from nnue_trainer.base import system
 from nnue_trainer.errors import UserError
 
 

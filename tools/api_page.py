@@ -13,8 +13,6 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-import nnue_trainer
-
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "api.md"
 HEAD = """\
 # What is public
@@ -29,12 +27,15 @@ MISSING = "(undocumented)"
 
 
 def page() -> str:
-    modules = [name for name in nnue_trainer.__all__ if isinstance(getattr(nnue_trainer, name), ModuleType)]
-    parts = [HEAD, section("nnue_trainer", [name for name in nnue_trainer.__all__ if name not in modules])]
-    for name in modules:
-        module = importlib.import_module(f"nnue_trainer.{name}")
-        parts.append(section(f"nnue_trainer.{name}", module.__all__))
-    return "\n".join(parts)
+    return "\n".join([HEAD, *sections("nnue_trainer")])
+
+
+def sections(name: str) -> list[str]:
+    """That of the module `name`, and those of the modules in its `__all__` that have one as well."""
+    module = importlib.import_module(name)
+    inner = [member for member in module.__all__ if hasattr(getattr(module, member), "__all__")]
+    own = [member for member in module.__all__ if member not in inner]
+    return [section(name, own)] * bool(own) + [part for member in inner for part in sections(f"{name}.{member}")]
 
 
 def section(name: str, names: list[str]) -> str:

@@ -19,8 +19,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import nnue_trainer
-from nnue_trainer import ops, perspectives, random, rows
-from nnue_trainer.analysis import ewm, rolling
+from nnue_trainer import ops
+from nnue_trainer.ops import perspectives
+from nnue_trainer.stats import ewm, matrix, random, rolling
 
 BATCH, ACTIVE, FEATURES, WIDTH = 64, 32, 768, 96
 
@@ -53,7 +54,7 @@ def results() -> dict[str, torch.Tensor]:
         name = str(dtype).removeprefix("torch.")
         weight, bias = parameter(weights, dtype), parameter(biases, dtype)
         scale = parameter(values, torch.float64 if dtype is torch.float64 else torch.float32)
-        out = nnue_trainer.functional.feature_transformer(white, weight, bias, scale)
+        out = nnue_trainer.ops.functional.feature_transformer(white, weight, bias, scale)
         out.backward(flow.to(dtype))
         for part, tensor in (("out", out), ("weight", weight.grad), ("bias", bias.grad), ("values", scale.grad)):
             found[f"feature_transformer/{name}/{part}"] = tensor.detach()
@@ -69,9 +70,9 @@ def results() -> dict[str, torch.Tensor]:
     for statistic in ("mean", "var", "std"):
         found[f"ewm/{statistic}"] = getattr(ewm(series, span=50), statistic)()
     found["rows/norms"] = (
-        torch.stack(rows.norms(weights)) if isinstance(rows.norms(weights), tuple) else rows.norms(weights)
+        torch.stack(matrix.norms(weights)) if isinstance(matrix.norms(weights), tuple) else matrix.norms(weights)
     )
-    found["rows/transpose"] = rows.transpose(weights)
+    found["rows/transpose"] = matrix.transpose(weights)
     positions = nnue_trainer.data.records_from_fens(["rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1"])
     for name, tensor in ops.expand_features(torch.from_numpy(positions), "HalfKAv2_hm")._asdict().items():
         found[f"expand_features/{name}"] = tensor

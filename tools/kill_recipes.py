@@ -270,7 +270,7 @@ def _train(recipe: Sections, folder: Path, kill_at: int) -> int:
 
 def equal(recipe: Sections, rng: random.Random, folder: Path, kills: int) -> str:
     """How a recipe ended: "equal", "refused: …" or what is wrong."""
-    from nnue_trainer import checkpoint
+    from nnue_trainer.files import checkpoint
 
     whole, killed = folder / "whole", folder / "killed"
 

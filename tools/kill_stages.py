@@ -93,7 +93,7 @@ def child(preset: str, l1: int, folder: Path, kill_at: str) -> None:
 
 def outcome(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The tensors and the state of the last checkpoint, and the records without what is measured."""
-    from nnue_trainer import checkpoint
+    from nnue_trainer.files import checkpoint
 
     saved = checkpoint.load(folder / "checkpoints" / "last.safetensors")
     flat = {f"{group}/{name}": tensor for group, tensors in saved.tensors.items() for name, tensor in tensors.items()}

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from nnue_trainer import checkpoint
+from nnue_trainer.files import checkpoint
 
 OPTIONS = ["--nodes", "300", "--sprt", "0,100", "--pairs", "400", "--hash", "1"]
 

@@ -40,7 +40,7 @@ def one_step(case: str, dtype: str, data: str | None) -> None:
     import torch
 
     from nnue_trainer import ops
-    from nnue_trainer.perspectives import perspective_transformer
+    from nnue_trainer.ops.perspectives import perspective_transformer
 
     name, outputs, batch = run.parse_case(case)
     ops.set_index_check("off")

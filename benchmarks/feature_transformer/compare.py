@@ -109,7 +109,7 @@ class Case:
 
 def measure(name: str, library: str, args: argparse.Namespace) -> None:
     """Checks and times one build. It must run in a process of its own, because a process can load only one library."""
-    from nnue_trainer import _library
+    from nnue_trainer.base import _library
 
     _library.CUDA_LIBRARY = Path(library)
     sys.path.insert(0, str(HERE))

@@ -36,7 +36,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from nnue_trainer import ops
-from nnue_trainer.perspectives import (
+from nnue_trainer.ops.perspectives import (
     CudaKernels,
     PerspectivePlan,
     is_fused,

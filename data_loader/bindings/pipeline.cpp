@@ -135,7 +135,7 @@ struct Registry {
     bool exiting = false;
 };
 
-constexpr auto kPatience = 5s;  // with filters at the end of Python, as nnue_trainer/foreign.py has
+constexpr auto kPatience = 5s;  // with filters at the end of Python, as nnue_trainer/base/foreign.py has
 
 constexpr const char* kEnding = "the interpreter is ending: no loader can be used any more";
 

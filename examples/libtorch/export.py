@@ -5,7 +5,8 @@ import sys
 import torch
 from torch import Tensor, nn
 
-from nnue_trainer import checkpoint, data, nets
+from nnue_trainer import data, nets
+from nnue_trainer.files import checkpoint
 
 
 class Scores(nn.Module):

@@ -10,15 +10,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from nnue_trainer import checkpoint as checkpoints
 from nnue_trainer import data, nets
-from nnue_trainer.checkpoint import Checkpoint
 from nnue_trainer.data.batch import Batch
 from nnue_trainer.data.files import PositionReader
 from nnue_trainer.errors import UserError
 from nnue_trainer.export import evaluate, net_from_checkpoint
 from nnue_trainer.export.check_positions import CHECK_POSITIONS
 from nnue_trainer.export.net import QuantizedNet
+from nnue_trainer.files import checkpoint as checkpoints
+from nnue_trainer.files.checkpoint import Checkpoint
 from nnue_trainer.nets.base import NnueModel
 
 Records = npt.NDArray[np.uint8]

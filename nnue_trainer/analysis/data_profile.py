@@ -31,15 +31,15 @@ import numpy as np
 import numpy.typing as npt
 
 from nnue_trainer import _data
-from nnue_trainer.analysis.page import Page, Section, Table
-from nnue_trainer.analysis.plots import GRID, SERIES, SOFT, Plot, scale_of
 from nnue_trainer.analysis.smoothing import band
+from nnue_trainer.base.progress import positions as counted
 from nnue_trainer.data.calibration import Curve, fit_curve
 from nnue_trainer.data.files import PositionReader, Progress, StrPath
 from nnue_trainer.data.info import different_boards
 from nnue_trainer.data.verdict import Sample, Verdict, judge
 from nnue_trainer.errors import UserError, shown
-from nnue_trainer.progress import positions as counted
+from nnue_trainer.pages.page import Page, Section, Table
+from nnue_trainer.pages.plots import GRID, SERIES, SOFT, Plot, scale_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -18,7 +18,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from nnue_trainer import checkpoint as checkpoints
 from nnue_trainer import config, data, nets
 from nnue_trainer.analysis.agreement import (
     Agreement,
@@ -30,18 +29,19 @@ from nnue_trainer.analysis.agreement import (
     integer_scores,
     model_of,
 )
-from nnue_trainer.analysis.page import Page, Section, Table
-from nnue_trainer.analysis.plots import BAD, GRID, INK, SERIES, Plot, thin
-from nnue_trainer.checkpoint import Checkpoint
+from nnue_trainer.base.progress import size as bytes_of
 from nnue_trainer.data.features import FeaturePart, feature_set
 from nnue_trainer.errors import UserError, shown
 from nnue_trainer.export import QuantizedNet, checkpoint_from_net, net_from_checkpoint, read_net
 from nnue_trainer.export.convert import accumulator_bound
+from nnue_trainer.files import checkpoint as checkpoints
+from nnue_trainer.files.checkpoint import Checkpoint
 from nnue_trainer.modules import PerspectiveTransformer
 from nnue_trainer.nets.activity import ActivityMeter, FirstLayerActivity, LayerInputs, LayerMeter
 from nnue_trainer.nets.base import Net, NetTensor, NnueModel
-from nnue_trainer.progress import size as bytes_of
-from nnue_trainer.rows import norms, transpose
+from nnue_trainer.pages.page import Page, Section, Table
+from nnue_trainer.pages.plots import BAD, GRID, INK, SERIES, Plot, thin
+from nnue_trainer.stats.matrix import norms, transpose
 from nnue_trainer.training.run import neuron_sample
 
 if TYPE_CHECKING:

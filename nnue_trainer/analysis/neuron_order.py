@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nnue_trainer.analysis import graph
-from nnue_trainer.analysis.plots import BAD, GOOD, Draw, Plot
+from nnue_trainer.pages.plots import BAD, GOOD, Draw, Plot
+from nnue_trainer.stats import graph
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -17,13 +17,14 @@ import torch
 from torch import Tensor
 
 from nnue_trainer import _data
-from nnue_trainer.analysis import graph, neuron_order
-from nnue_trainer.checkpoint import Checkpoint
+from nnue_trainer.analysis import neuron_order
 from nnue_trainer.errors import UserError
 from nnue_trainer.export.evaluate import compiled_description, evaluate
 from nnue_trainer.export.net import QuantizedNet
+from nnue_trainer.files.checkpoint import Checkpoint
 from nnue_trainer.nets.base import Net
 from nnue_trainer.nets.integer_forward import IntegerForward, neuron_columns
+from nnue_trainer.stats import graph
 
 Records = npt.NDArray[np.uint8]
 

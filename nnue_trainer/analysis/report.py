@@ -13,14 +13,14 @@ import numpy as np
 import numpy.typing as npt
 import yaml
 
-from nnue_trainer import checkpoint as checkpoints
 from nnue_trainer.analysis import smoothing
 from nnue_trainer.analysis.agreement import Agreement, Positions, agreement, some_positions
-from nnue_trainer.analysis.page import Page, Section, Table, check_replaceable, save
-from nnue_trainer.analysis.plots import GRID, INK, SERIES, SOFT, Plot, envelope, scale_of, thin
 from nnue_trainer.analysis.runs import Records, Run, read_run
+from nnue_trainer.base.progress import duration, positions, size
 from nnue_trainer.errors import UserError
-from nnue_trainer.progress import duration, positions, size
+from nnue_trainer.files import checkpoint as checkpoints
+from nnue_trainer.pages.page import Page, Section, Table, check_replaceable, save
+from nnue_trainer.pages.plots import GRID, INK, SERIES, SOFT, Plot, envelope, scale_of, thin
 from nnue_trainer.training.run_folder import RunFolder
 
 if TYPE_CHECKING:

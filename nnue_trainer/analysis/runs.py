@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nnue_trainer import checkpoint as checkpoints
 from nnue_trainer import config, schema
-from nnue_trainer.checkpoint import Checkpoint
 from nnue_trainer.errors import UserError
+from nnue_trainer.files import checkpoint as checkpoints
+from nnue_trainer.files.checkpoint import Checkpoint
 from nnue_trainer.training.run import checkpoint_of
 
 Floats = npt.NDArray[np.float64]

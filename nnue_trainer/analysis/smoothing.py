@@ -6,8 +6,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from nnue_trainer.analysis.exponential import ewm
-from nnue_trainer.analysis.windows import rolling
+from nnue_trainer.stats.exponential import ewm
+from nnue_trainer.stats.windows import rolling
 
 Floats = npt.NDArray[np.float64]
 

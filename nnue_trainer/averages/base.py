@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
-from nnue_trainer.foreign import number, returned
+from nnue_trainer.base.foreign import number, returned
 from nnue_trainer.registry import Registry
 from nnue_trainer.schedules import RunStep
 from nnue_trainer.schema import section

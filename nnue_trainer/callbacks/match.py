@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, field_validator
 
-from nnue_trainer.atomic import replacing
+from nnue_trainer.base.system import usable_cpus
 from nnue_trainer.callbacks.base import CALLBACKS, Callback
 from nnue_trainer.errors import UserError, shown
+from nnue_trainer.files.atomic import replacing
 from nnue_trainer.schema import section
-from nnue_trainer.system import usable_cpus
 
 if TYPE_CHECKING:
     from nnue_trainer.training.trainer import Summary, Trainer
@@ -56,7 +56,7 @@ class Match(Callback):
         return sprt
 
     def start(self, trainer: Trainer) -> None:
-        from nnue_trainer.uci import find_engine
+        from nnue_trainer.engines.uci import find_engine
 
         find_engine(self.engine)
         for path in (self.against, self.openings):

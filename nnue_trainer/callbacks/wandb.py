@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
-from nnue_trainer import extras, schema
+from nnue_trainer import schema
+from nnue_trainer.base import extras
 from nnue_trainer.callbacks.base import CALLBACKS, Callback
 from nnue_trainer.errors import UserError, first_line
 from nnue_trainer.schema import section

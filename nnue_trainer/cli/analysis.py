@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from nnue_trainer import extras
+from nnue_trainer.base import extras
+from nnue_trainer.base.progress import progress_bar
 from nnue_trainer.cli import plugins
 from nnue_trainer.cli.notes import note
 from nnue_trainer.cli.outputs import Overwrite
@@ -16,7 +17,6 @@ from nnue_trainer.cli.pictures import Html, Png, check_pictures, save_pictures
 from nnue_trainer.cli.plugins import Plugins
 from nnue_trainer.cli.status import CONTRADICTORY
 from nnue_trainer.errors import UserError, shown
-from nnue_trainer.progress import progress_bar
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 

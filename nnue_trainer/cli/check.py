@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from nnue_trainer.base.progress import progress_bar
 from nnue_trainer.cli import plugins
 from nnue_trainer.cli.notes import note
 from nnue_trainer.cli.plugins import Plugins
 from nnue_trainer.cli.terminable import terminable
 from nnue_trainer.errors import UserError, shown
-from nnue_trainer.progress import progress_bar
 
 if TYPE_CHECKING:
     from nnue_trainer.export.comparison import Comparison
@@ -49,10 +49,10 @@ def check_command(
     plugin: Plugins = None,
 ) -> None:
     """Compare the float, fake-quantised and integer evaluation of a checkpoint on real positions."""
-    from nnue_trainer import checkpoint as checkpoints
     from nnue_trainer.data import Filters, RecordLoader
     from nnue_trainer.export.comparison import LIMIT_AWARE, LIMIT_UNAWARE, Comparison, chunks
-    from nnue_trainer.inputs import data_files
+    from nnue_trainer.files import checkpoint as checkpoints
+    from nnue_trainer.files.inputs import data_files
 
     plugins.load(plugin)
     if checkpoint.is_dir():

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from nnue_trainer.base.progress import progress_bar
 from nnue_trainer.cli import plugins
 from nnue_trainer.cli.data_tools import Extra, To, chosen_filters, losses, with_filters
 from nnue_trainer.cli.engine_options import uci_options
@@ -21,7 +22,6 @@ from nnue_trainer.cli.plugins import Plugins
 from nnue_trainer.cli.status import CONTRADICTORY
 from nnue_trainer.cli.terminable import terminable
 from nnue_trainer.errors import shown
-from nnue_trainer.progress import progress_bar
 
 if TYPE_CHECKING:
     from nnue_trainer.data.info import FileInfo
@@ -299,7 +299,7 @@ def generate(
     """
     from nnue_trainer.data.generate import GenerateOptions
     from nnue_trainer.data.generate import generate as run
-    from nnue_trainer.uci import find_engine
+    from nnue_trainer.engines.uci import find_engine
 
     options = GenerateOptions(
         engine=find_engine(engine),

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 import typer
 
 from nnue_trainer import _data
+from nnue_trainer.base.progress import progress_bar
 from nnue_trainer.cli import plugins
 from nnue_trainer.cli.outputs import Overwrite
 from nnue_trainer.cli.plugins import Plugins
 from nnue_trainer.cli.terminable import terminable
 from nnue_trainer.errors import UserError, shown
-from nnue_trainer.progress import progress_bar
 
 if TYPE_CHECKING:
     from nnue_trainer.data.filters import Filters

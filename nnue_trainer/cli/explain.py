@@ -14,7 +14,7 @@ from nnue_trainer.cli.train import Preset, recipe_path
 from nnue_trainer.errors import UserError, quoted
 
 if TYPE_CHECKING:
-    from nnue_trainer.capabilities import Machine
+    from nnue_trainer.ops.capabilities import Machine
 
 
 def register(app: typer.Typer) -> None:
@@ -69,7 +69,7 @@ def explain(
 
 
 def _here(device: str) -> Machine:
-    from nnue_trainer import capabilities
+    from nnue_trainer.ops import capabilities
     from nnue_trainer.training.run import choose_device
 
     found = capabilities.machine_of(choose_device(device))
@@ -79,7 +79,7 @@ def _here(device: str) -> Machine:
 
 
 def _elsewhere(gpu: str) -> Machine:
-    from nnue_trainer import capabilities
+    from nnue_trainer.ops import capabilities
 
     found = re.fullmatch(r"([1-9][0-9]?)\.([0-9])(?::([1-9][0-9]{0,3}))?", gpu)
     if found is None:

@@ -19,7 +19,7 @@ def collect() -> dict[str, Any]:
     import torch
 
     import nnue_trainer
-    from nnue_trainer import _library
+    from nnue_trainer.base import _library
 
     try:
         from nnue_trainer import _data  # noqa: F401

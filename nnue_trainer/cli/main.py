@@ -20,12 +20,12 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from nnue_trainer import foreign
+from nnue_trainer.base import foreign
+from nnue_trainer.base.progress import Unfailing
 from nnue_trainer.cli import info
 from nnue_trainer.cli.status import INTERRUPTED
 from nnue_trainer.errors import UserError, bounded, first_line, out_of_memory, shown
 from nnue_trainer.parallel import is_first
-from nnue_trainer.progress import Unfailing
 
 FAILED = 1
 WRONG_COMMAND_LINE = 2

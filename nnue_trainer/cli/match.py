@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nnue_trainer import extras
+from nnue_trainer.base import extras
+from nnue_trainer.base.progress import progress_bar
+from nnue_trainer.base.system import usable_cpus
 from nnue_trainer.cli import plugins
 from nnue_trainer.cli.engine_options import part_of, uci_options
 from nnue_trainer.cli.notes import note
@@ -17,8 +19,6 @@ from nnue_trainer.cli.outputs import Overwrite
 from nnue_trainer.cli.plugins import Plugins
 from nnue_trainer.cli.terminable import terminable
 from nnue_trainer.errors import UserError, quoted, shown
-from nnue_trainer.progress import progress_bar
-from nnue_trainer.system import usable_cpus
 
 if TYPE_CHECKING:
     from nnue_trainer.match.statistics import Sprt

@@ -16,11 +16,11 @@ from nnue_trainer.cli.notes import note
 from nnue_trainer.cli.outputs import Overwrite, check_new
 from nnue_trainer.cli.plugins import Plugins
 from nnue_trainer.errors import UserError, shown
-from nnue_trainer.inputs import read_lines
+from nnue_trainer.files.inputs import read_lines
 
 if TYPE_CHECKING:
-    from nnue_trainer.checkpoint import Checkpoint
     from nnue_trainer.export import Evaluation, QuantizedNet
+    from nnue_trainer.files.checkpoint import Checkpoint
     from nnue_trainer.nets import Net
     from nnue_trainer.nnue_file.formats import NetFormat
 
@@ -117,10 +117,10 @@ def export_command(
     plugin: Plugins = None,
 ) -> None:
     """Write the net of a checkpoint. Weights that do not fit the integers are refused by name."""
-    from nnue_trainer import checkpoint as checkpoints
-    from nnue_trainer.atomic import replacing
     from nnue_trainer.export import exported, format_of, net_from_checkpoint
     from nnue_trainer.export.convert import accumulator_bound
+    from nnue_trainer.files import checkpoint as checkpoints
+    from nnue_trainer.files.atomic import replacing
     from nnue_trainer.nnue_file.formats import file_bytes
 
     plugins.load(plugin)
@@ -235,8 +235,8 @@ def is_checkpoint(path: Path) -> bool:
 
 def _exported(path: Path) -> QuantizedNet:
     """The net of a checkpoint, as `nnue export --any-l1` writes it."""
-    from nnue_trainer import checkpoint as checkpoints
     from nnue_trainer.export import net_from_checkpoint
+    from nnue_trainer.files import checkpoint as checkpoints
 
     if path.is_dir():
         path = checkpoints.of_run(path)
@@ -246,9 +246,9 @@ def _exported(path: Path) -> QuantizedNet:
 
 def _architecture(path: Path) -> Net:
     """Of a recipe, a checkpoint, a run or a net."""
-    from nnue_trainer import checkpoint as checkpoints
     from nnue_trainer import config, nets
     from nnue_trainer.export import read_net
+    from nnue_trainer.files import checkpoint as checkpoints
 
     if path.is_dir():
         path = checkpoints.of_run(path)
@@ -284,8 +284,8 @@ def import_command(
     plugin: Plugins = None,
 ) -> None:
     """Make a checkpoint of a net, to train on from it. Exported again, it is the same file."""
-    from nnue_trainer import checkpoint as checkpoints
     from nnue_trainer.export import checkpoint_from_net
+    from nnue_trainer.files import checkpoint as checkpoints
 
     plugins.load(plugin)
     check_other(net, out, "is the net itself, expected another name for the checkpoint")
@@ -356,11 +356,11 @@ def verify_command(
 
     Ends with status 1 at the first difference.
     """
+    from nnue_trainer.base.progress import progress_bar
+    from nnue_trainer.engines.uci import find_engine
     from nnue_trainer.export import read_net
     from nnue_trainer.export.check_positions import CHECK_POSITIONS, random_positions
     from nnue_trainer.export.engine_check import verify
-    from nnue_trainer.progress import progress_bar
-    from nnue_trainer.uci import find_engine
 
     quantized = read_net(net, arch, note)
     path = find_engine(engine)

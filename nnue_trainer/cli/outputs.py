@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from nnue_trainer.atomic import check_new
+from nnue_trainer.files.atomic import check_new
 
 __all__ = ["Overwrite", "check_new"]
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from nnue_trainer.base.progress import progress_bar
 from nnue_trainer.cli import plugins
 from nnue_trainer.cli.net import check_other
 from nnue_trainer.cli.notes import note
@@ -18,7 +19,6 @@ from nnue_trainer.cli.outputs import Overwrite, check_new
 from nnue_trainer.cli.pictures import check_pictures, png_option, save_png
 from nnue_trainer.cli.plugins import Plugins
 from nnue_trainer.errors import UserError, shown
-from nnue_trainer.progress import progress_bar
 
 if TYPE_CHECKING:
     from nnue_trainer.analysis.permute import EngineSpeed, Permuted
@@ -71,13 +71,13 @@ def permute(
     position as before."""
     import torch
 
-    from nnue_trainer import checkpoint as checkpoints
     from nnue_trainer.analysis import neuron_order
     from nnue_trainer.analysis.agreement import spread
     from nnue_trainer.analysis.permute import columns_of, permuted_checkpoint
     from nnue_trainer.analysis.permute import permute as ordered
-    from nnue_trainer.atomic import check_output, replacing
     from nnue_trainer.export import net_from_checkpoint, read_net, to_bytes
+    from nnue_trainer.files import checkpoint as checkpoints
+    from nnue_trainer.files.atomic import check_output, replacing
 
     plugins.load(plugin)
     check_pictures(None, png, overwrite)
@@ -136,8 +136,8 @@ def _speed(
 ) -> tuple[EngineSpeed | None, str | None]:
     """How fast an engine is with both nets, or why that is not known. UserError where the user named the engine."""
     from nnue_trainer.analysis.permute import engine_speed
+    from nnue_trainer.engines.uci import find_engine
     from nnue_trainer.export import write_net
-    from nnue_trainer.uci import find_engine
 
     if engine == "none":
         return None, None

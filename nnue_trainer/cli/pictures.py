@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from nnue_trainer import extras
+from nnue_trainer.base import extras
 from nnue_trainer.cli.outputs import check_new
 
 if TYPE_CHECKING:
-    from nnue_trainer.analysis.page import Page
-    from nnue_trainer.analysis.plots import Plot
+    from nnue_trainer.pages.page import Page
+    from nnue_trainer.pages.plots import Plot
 
 Html = Annotated[
     Path | None, typer.Option("--html", metavar="FILE", help="Write a page of plots, one file that needs no network.")
@@ -36,7 +36,7 @@ def check_pictures(html: Path | None, png: Path | None, overwrite: bool) -> None
     if png:
         check_new(png, overwrite)
     if html:
-        from nnue_trainer.analysis import page
+        from nnue_trainer.pages import page
 
         page.check_replaceable(html, overwrite)
 
@@ -46,7 +46,7 @@ def save_pictures(
 ) -> None:
     """Writes the page and the picture, whichever was requested."""
     if html:
-        from nnue_trainer.analysis import page
+        from nnue_trainer.pages import page
 
         page.save(make_page(), html)
     save_png(png, make_plots, title)
@@ -55,6 +55,6 @@ def save_pictures(
 def save_png(png: Path | None, make_plots: Callable[[], list[Plot]], title: str) -> None:
     """Writes the picture if it was requested."""
     if png:
-        from nnue_trainer.analysis import plots
+        from nnue_trainer.pages import plots
 
         plots.save_png(make_plots(), png, title)

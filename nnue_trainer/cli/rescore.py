@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from nnue_trainer.base.progress import progress_bar
 from nnue_trainer.cli import plugins
 from nnue_trainer.cli.data_tools import Inputs, Output, SkipBad, To, print_report
 from nnue_trainer.cli.engine_options import part_of, uci_options
@@ -17,7 +18,6 @@ from nnue_trainer.cli.outputs import Overwrite
 from nnue_trainer.cli.plugins import Plugins
 from nnue_trainer.cli.terminable import terminable
 from nnue_trainer.errors import UserError
-from nnue_trainer.progress import progress_bar
 
 if TYPE_CHECKING:
     from nnue_trainer.data.transform import Report
@@ -84,7 +84,7 @@ def rescore(
         _by_net(inputs, output, net, to, score_scale or 1.0, threads, arch, skip_bad, overwrite)
         return
     from nnue_trainer.data.engine_scores import EngineScoring, rescore_by_engine
-    from nnue_trainer.uci import find_engine
+    from nnue_trainer.engines.uci import find_engine
 
     scoring = EngineScoring(
         find_engine(engine), nodes, depth, score_scale, hash_mb, uci_options(option), part_of(part or "1/1")

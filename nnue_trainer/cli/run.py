@@ -18,7 +18,7 @@ def run(
     ] = None,
 ) -> None:
     """Run data, train, export, permute, verify and match as one file lists them, and skip what is done."""
-    from nnue_trainer.pipeline import run_way
+    from nnue_trainer.cli.pipeline import run_way
 
     status = run_way(file, redo=redo or (), say=lambda line: print(shown(line), flush=True))
     if status:

@@ -10,7 +10,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 
-from nnue_trainer import system
+from nnue_trainer.base import system
 
 _PATIENCE = 5.0  # seconds
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nnue_trainer import extras
+from nnue_trainer.base import extras
 from nnue_trainer.cli import plugins
 from nnue_trainer.cli.plugins import Plugins
 from nnue_trainer.cli.status import INTERRUPTED
@@ -188,7 +188,7 @@ def _train(
 def _require_data(preset: str, recipe: Recipe) -> None:
     """A preset names files that an installed package does not have: UserError that gives the keys to set."""
     from nnue_trainer import presets
-    from nnue_trainer.inputs import data_files
+    from nnue_trainer.files.inputs import data_files
 
     for key, files in (("data.train", recipe.data.train), ("data.validation", recipe.data.validation)):
         for file in data_files(files, key):
@@ -265,7 +265,7 @@ def config(
 
     plugins.load(plugin)
     if source is not None:
-        from nnue_trainer import nettest
+        from nnue_trainer.config import nettest
 
         data, notes = nettest.translate(recipes.read_yaml(source), str(source))
         translated = recipes.parse(data, arguments or [], str(source))
@@ -316,7 +316,7 @@ def recipe_path(
 
 def report(summary: Summary, run_dir: Path) -> list[str]:
     """Lines to print at the end of a run: how it went, where everything is, what to do next."""
-    from nnue_trainer.progress import duration, positions
+    from nnue_trainer.base.progress import duration, positions
 
     def quote(path: Path) -> str:
         return shlex.quote(str(path))

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nnue_trainer import _data
-from nnue_trainer.atomic import replacing
+from nnue_trainer.files.atomic import replacing
 
 Records = npt.NDArray[np.uint8]
 

@@ -18,16 +18,16 @@ from typing import Any
 import numpy as np
 
 from nnue_trainer import _data
-from nnue_trainer.atomic import check_new
 from nnue_trainer.data.binpack import Records
 from nnue_trainer.data.files import Block, PositionWriter, Progress, StrPath, check_no_pipe, format_for, read_files
 from nnue_trainer.data.generate import internal_score, score_scale
 from nnue_trainer.data.journal import Journal
 from nnue_trainer.data.opened import identities
 from nnue_trainer.data.transform import Report, _check_outputs
-from nnue_trainer.engines import in_order
+from nnue_trainer.engines.pool import in_order
+from nnue_trainer.engines.uci import Engine
 from nnue_trainer.errors import UserError
-from nnue_trainer.uci import Engine
+from nnue_trainer.files.atomic import check_new
 
 UNIT = 64
 """Positions that one engine scores in a row."""

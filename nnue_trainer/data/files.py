@@ -20,14 +20,15 @@ from typing import Any, BinaryIO, Literal, NamedTuple, Self, cast
 import numpy as np
 import numpy.typing as npt
 
-from nnue_trainer import _data, system
-from nnue_trainer.atomic import replacing
-from nnue_trainer.closing import Closing
+from nnue_trainer import _data
+from nnue_trainer.base import system
+from nnue_trainer.base.closing import Closing
 from nnue_trainer.data.binpack import Records
 from nnue_trainer.data.compression import ByteReader, UntilBroken, compression_of, decompress, head_of, is_sound
 from nnue_trainer.data.formats.base import DataFormat, claiming, format_named, outside_formats
 from nnue_trainer.data.formats.built_in import BuiltIn, open_native
 from nnue_trainer.errors import UserError
+from nnue_trainer.files.atomic import replacing
 
 FORMATS: tuple[str, ...] = tuple(name for name, _, _ in _data.formats())
 """The names of the built-in formats."""

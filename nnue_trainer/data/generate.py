@@ -27,16 +27,17 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any, Literal
 
-from nnue_trainer import _data, system
-from nnue_trainer.atomic import check_new, replacing
+from nnue_trainer import _data
+from nnue_trainer.base import system
 from nnue_trainer.data.binpack import Records
 from nnue_trainer.data.files import StrPath, format_for
 from nnue_trainer.data.formats import DataFormat
 from nnue_trainer.data.journal import Journal
-from nnue_trainer.engines import in_order
+from nnue_trainer.engines.pool import in_order
+from nnue_trainer.engines.uci import Engine
 from nnue_trainer.errors import UserError, quoted, shown
-from nnue_trainer.inputs import read_lines
-from nnue_trainer.uci import Engine
+from nnue_trainer.files.atomic import check_new, replacing
+from nnue_trainer.files.inputs import read_lines
 
 START = "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1"
 MATE = 32_000  # internal score of being mated now; one less for every ply until then

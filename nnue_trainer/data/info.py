@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nnue_trainer import _data
-from nnue_trainer.atomic import replacing
 from nnue_trainer.data.files import PositionReader, Progress, StrPath
 from nnue_trainer.errors import shown
+from nnue_trainer.files.atomic import replacing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

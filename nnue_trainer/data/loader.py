@@ -27,7 +27,9 @@ from torch import Tensor
 from torch.utils.data import get_worker_info
 
 from nnue_trainer import _data
-from nnue_trainer.closing import Closing
+from nnue_trainer.base.closing import Closing
+from nnue_trainer.base.foreign import leave
+from nnue_trainer.base.system import usable_cpus
 from nnue_trainer.data.batch import Batch
 from nnue_trainer.data.features import FeatureSet, feature_set
 from nnue_trainer.data.filters import Filters, UserFilter, identity
@@ -35,8 +37,6 @@ from nnue_trainer.data.formats import DataFormat
 from nnue_trainer.data.opened import Identity, OpenedFile, identities_from, make_room_for, require_same
 from nnue_trainer.data.spare import common_width
 from nnue_trainer.errors import UserError
-from nnue_trainer.foreign import leave
-from nnue_trainer.system import usable_cpus
 
 T = TypeVar("T", Batch, Tensor)
 _STATE_VERSION = 2

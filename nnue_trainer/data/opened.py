@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from nnue_trainer import _data, system
+from nnue_trainer import _data
+from nnue_trainer.base import system
 from nnue_trainer.data.compression import unnamed_file, unpack
 from nnue_trainer.data.files import StrPath, compression_of_file, open_regular
 from nnue_trainer.data.formats.base import DataFormat, claiming

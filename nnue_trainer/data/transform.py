@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from nnue_trainer import _data
-from nnue_trainer.atomic import check_new, replacing
 from nnue_trainer.data.files import (
     FORMATS,
     FORMATS_WITHOUT_SIDES,
@@ -35,6 +34,7 @@ from nnue_trainer.data.files import (
 from nnue_trainer.data.filters import Filters
 from nnue_trainer.data.formats import DataFormat
 from nnue_trainer.errors import UserError
+from nnue_trainer.files.atomic import check_new, replacing
 
 LEAST_SCALE, MOST_SCALE = 1e-4, 1e5
 """The smallest and the largest factor for scores. A score is at most 32,767, and one that is not 0 is at least 1."""

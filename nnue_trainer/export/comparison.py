@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from nnue_trainer import checkpoint as checkpoints
 from nnue_trainer import nets
-from nnue_trainer.checkpoint import Checkpoint
 from nnue_trainer.data import expand, fens_from_records
 from nnue_trainer.errors import UserError
 from nnue_trainer.export.convert import net_from_checkpoint
 from nnue_trainer.export.evaluate import evaluate
+from nnue_trainer.files import checkpoint as checkpoints
+from nnue_trainer.files.checkpoint import Checkpoint
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

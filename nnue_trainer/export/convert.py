@@ -15,11 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nnue_trainer.checkpoint import Checkpoint
+from nnue_trainer.base.foreign import explaining, returned
 from nnue_trainer.data.features import FeaturePart, feature_set
 from nnue_trainer.errors import UserError
 from nnue_trainer.export.net import QuantizedNet
-from nnue_trainer.foreign import explaining, returned
+from nnue_trainer.files.checkpoint import Checkpoint
 from nnue_trainer.nets.base import Net, NetTensor, parse
 from nnue_trainer.nnue_file.description import describe, record_in
 from nnue_trainer.nnue_file.formats import FORMATS, Exported, ExportedTensor, NetFormat, ReadTensor, TensorKind

@@ -19,13 +19,13 @@ from pathlib import Path
 import numpy as np
 
 from nnue_trainer import data
-from nnue_trainer.closing import Closing
+from nnue_trainer.base.closing import Closing
+from nnue_trainer.engines.stockfish_eval import Counts, EvalOutput, Unit, parse_eval, unit_of
+from nnue_trainer.engines.uci import Engine, EngineEnded
 from nnue_trainer.errors import UserError, shown
 from nnue_trainer.export.evaluate import evaluate
 from nnue_trainer.export.net import QuantizedNet
 from nnue_trainer.nets.base import tdiv
-from nnue_trainer.stockfish_eval import Counts, EvalOutput, Unit, parse_eval, unit_of
-from nnue_trainer.uci import Engine, EngineEnded
 
 _REFUSAL = "info string ERROR: "
 _USING = "NNUE evaluation using "

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from nnue_trainer.atomic import replacing
 from nnue_trainer.errors import UserError
+from nnue_trainer.files.atomic import replacing
 from nnue_trainer.nets.base import NETS, Net, parse
 from nnue_trainer.nnue_file import writer
 from nnue_trainer.nnue_file.description import described

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nnue_trainer import extras
+from nnue_trainer.base import extras
 from nnue_trainer.data.batch import Batch
 from nnue_trainer.data.features import feature_set
 from nnue_trainer.modules.perspective_transformer import PerspectiveTransformer

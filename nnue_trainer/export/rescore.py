@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from nnue_trainer import _data
-from nnue_trainer.atomic import check_new
 from nnue_trainer.data.files import PositionWriter, Progress, StrPath, format_for, read_files
 from nnue_trainer.data.transform import Report, _check_outputs, check_score_scale
 from nnue_trainer.export.evaluate import Evaluator
+from nnue_trainer.files.atomic import check_new
 
 LARGEST_SCORE = 32001
 """Behind it comes the number that stands for "no score"."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
-from nnue_trainer.foreign import number
+from nnue_trainer.base.foreign import number
 from nnue_trainer.lambdas.jitter import BatchJitter, add_jitter
 from nnue_trainer.registry import Registry
 from nnue_trainer.schedules.base import RunStep, Timed
@@ -89,7 +89,7 @@ class LambdaSchedule(Timed, ABC):
         scale: float = 1.0,
     ) -> torch.Tensor:
         """λ of each position of a batch, float32 [positions], around `lam`; `scale` multiplies the jitter."""
-        from nnue_trainer.random import Philox
+        from nnue_trainer.stats.random import Philox
 
         numbers, jitter = Philox(seed, JITTER_STREAM, step * positions), scale * self.jitter
         if self.jitter_law == "normal":

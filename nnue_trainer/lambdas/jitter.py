@@ -56,7 +56,7 @@ class BatchJitter:
     def _normals(self) -> Iterator[float]:
         import torch
 
-        from nnue_trainer.random import Philox
+        from nnue_trainer.stats.random import Philox
 
         numbers = Philox(self._seed, _STREAM)
         while True:

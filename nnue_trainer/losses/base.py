@@ -8,8 +8,8 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from nnue_trainer.base.foreign import returned
 from nnue_trainer.errors import UserError
-from nnue_trainer.foreign import returned
 from nnue_trainer.registry import Registry
 
 NO_SCORE = 32002

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from nnue_trainer import _data
-from nnue_trainer.atomic import replacing
 from nnue_trainer.data.generate import START
 from nnue_trainer.errors import UserError, shown
+from nnue_trainer.files.atomic import replacing
 from nnue_trainer.match.journal import MatchJournal
 from nnue_trainer.match.openings import Openings, pgn_games, san_moves
 from nnue_trainer.match.play import PlayedGame, Player

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from nnue_trainer.atomic import replacing
+from nnue_trainer.engines.uci import find_engine
 from nnue_trainer.errors import UserError
+from nnue_trainer.files.atomic import replacing
 from nnue_trainer.match.play import Player
-from nnue_trainer.uci import find_engine
 
 NET_OPTION = "EvalFile"
 _EXECUTABLE = (b"\x7fELF", b"#!", b"\xcf\xfa\xed\xfe", b"\xca\xfe\xba\xbe")
@@ -57,7 +57,7 @@ def players_of(
 
 def exported_net(path: Path, folder: Path) -> Path:
     """The net of a checkpoint, or of the best checkpoint of a run, written into `folder` as nn-<sha256>.nnue."""
-    from nnue_trainer import checkpoint as checkpoints
+    from nnue_trainer.files import checkpoint as checkpoints
 
     if not path.exists():
         raise UserError(f"{path}: no such file, expected a net, a checkpoint, a run folder or an engine")
@@ -71,8 +71,8 @@ def exported_net(path: Path, folder: Path) -> Path:
 
 def net_of(checkpoint: Path) -> tuple[bytes, str]:
     """The net of a checkpoint in the format of its recipe, and the suffix of such files."""
-    from nnue_trainer import checkpoint as checkpoints
     from nnue_trainer.export import exported, format_of, net_from_checkpoint
+    from nnue_trainer.files import checkpoint as checkpoints
     from nnue_trainer.nnue_file.formats import file_bytes
 
     loaded = checkpoints.load(checkpoint, ("model", "net"))

@@ -16,10 +16,10 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from nnue_trainer import extras
-from nnue_trainer.atomic import check_new, replacing
+from nnue_trainer.base import extras
 from nnue_trainer.data.generate import START
 from nnue_trainer.errors import UserError
+from nnue_trainer.files.atomic import check_new, replacing
 from nnue_trainer.match.adjudication import Adjudication
 from nnue_trainer.match.journal import MatchJournal
 from nnue_trainer.match.openings import OpeningOptions, Openings
@@ -289,8 +289,8 @@ def write_files(result: MatchResult, options: MatchOptions, header: Mapping[str,
 def _page(result: MatchResult) -> str | None:
     if extras.missing("matplotlib") is not None:
         return None
-    from nnue_trainer.analysis.match_page import match_page
-    from nnue_trainer.analysis.page import render
+    from nnue_trainer.match.page import match_page
+    from nnue_trainer.pages.page import render
 
     return render(match_page(result))
 

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from nnue_trainer import functional
+from nnue_trainer.ops import functional
 
 
 class FeatureTransformer(nn.Module):

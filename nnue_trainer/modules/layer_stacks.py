@@ -20,12 +20,13 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 from torch import Tensor, nn
 
-from nnue_trainer import capabilities, ops, reference
-from nnue_trainer._derivatives import differentiable
+from nnue_trainer import ops
 from nnue_trainer.data.batch import Batch
 from nnue_trainer.losses.base import Loss, LossKernel, mean
 from nnue_trainer.modules.stacked_linear import StackedLinear, stacked_linear
-from nnue_trainer.perspectives import FusedCall, Kept, number_of
+from nnue_trainer.ops import capabilities, reference
+from nnue_trainer.ops._derivatives import differentiable
+from nnue_trainer.ops.perspectives import FusedCall, Kept, number_of
 
 Activation = Literal["none", "crelu", "screlu", "dual"]
 _ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)

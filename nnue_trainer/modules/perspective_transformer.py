@@ -16,9 +16,9 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor, nn
 
-from nnue_trainer import perspectives
 from nnue_trainer.data.batch import Batch
-from nnue_trainer.perspectives import Description, FusedCall, Parameters, PerspectivePlan, Rows
+from nnue_trainer.ops import perspectives
+from nnue_trainer.ops.perspectives import Description, FusedCall, Parameters, PerspectivePlan, Rows
 
 Activation = Literal["crelu", "screlu", "pairwise"]
 

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nnue_trainer import _derivatives, capabilities, ops, reference
+from nnue_trainer import ops
+from nnue_trainer.ops import _derivatives, capabilities, reference
 
 FORWARD = "nnue::_stacked_linear_forward"
 BACKWARD = "nnue::_stacked_linear_backward"

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nnue_trainer import functional
 from nnue_trainer.data.batch import Batch
 from nnue_trainer.modules import PerspectiveTransformer, StackedLinear
 from nnue_trainer.nets.base import NnueModel
+from nnue_trainer.ops import functional
 
 OF_BATCH = 1024
 """So many positions of each validation batch, spread over it, are what the neurons of a net are counted on, with every

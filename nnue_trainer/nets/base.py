@@ -27,12 +27,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from nnue_trainer.base.foreign import returned
 from nnue_trainer.data.batch import Batch
 from nnue_trainer.data.features import FeatureSet
 from nnue_trainer.data.features import feature_set as find_feature_set
 from nnue_trainer.data.piece_weights import weights_of_features
 from nnue_trainer.errors import UserError
-from nnue_trainer.foreign import returned
 from nnue_trainer.losses.base import Loss, mean
 from nnue_trainer.modules.layer_stacks import FirstOutputs, LayerStacks, StackOrder, Targets
 from nnue_trainer.modules.perspective_transformer import Activation, PerspectiveTransformer
@@ -43,7 +43,7 @@ from nnue_trainer.nets.integer_forward import tdiv as tdiv
 from nnue_trainer.nets.meaning import NetMeaning
 from nnue_trainer.nets.rounded_forward import Awareness, RoundedForward
 from nnue_trainer.nnue_file.layout import FileLayout, Piece, own_layout
-from nnue_trainer.perspectives import FusedCall
+from nnue_trainer.ops.perspectives import FusedCall
 from nnue_trainer.registry import Registry
 from nnue_trainer.schema import section, to_data, validate
 

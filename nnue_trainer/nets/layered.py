@@ -67,7 +67,7 @@ from nnue_trainer.nets.meaning import (
     stacked,
 )
 from nnue_trainer.nets.rounded_forward import Awareness, log_odds, one_side, stack_entries
-from nnue_trainer.perspectives import FusedCall
+from nnue_trainer.ops.perspectives import FusedCall
 from nnue_trainer.registry import MAY_IMPORT
 from nnue_trainer.schema import section
 

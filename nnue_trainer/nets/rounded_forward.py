@@ -35,8 +35,8 @@ from nnue_trainer.modules.straight_through import (
     straight,
 )
 from nnue_trainer.nets.integer_forward import INT16_MAX, INT16_MIN, IntegerLayer, Skip
-from nnue_trainer.perspectives import Description, FusedCall, Parameters, is_fused, run_fused
-from nnue_trainer.reference import choose
+from nnue_trainer.ops.perspectives import Description, FusedCall, Parameters, is_fused, run_fused
+from nnue_trainer.ops.reference import choose
 from nnue_trainer.schema import section
 
 if TYPE_CHECKING:

@@ -64,7 +64,7 @@ from nnue_trainer.nets.meaning import (
 )
 from nnue_trainer.nets.rounded_forward import Awareness
 from nnue_trainer.nnue_file.layout import Block, Coding, FileLayout, Word
-from nnue_trainer.perspectives import FusedCall
+from nnue_trainer.ops.perspectives import FusedCall
 from nnue_trainer.schema import section, validate
 
 SQUARES = 64

@@ -14,8 +14,8 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
+from nnue_trainer.base.foreign import explaining, returned
 from nnue_trainer.errors import UserError
-from nnue_trainer.foreign import explaining, returned
 from nnue_trainer.nnue_file import writer
 from nnue_trainer.nnue_file.description import RECORD_BEGINS, record_in
 from nnue_trainer.nnue_file.layout import FileLayout

@@ -16,8 +16,8 @@ from pydantic import Field
 
 from nnue_trainer.errors import UserError
 from nnue_trainer.nnue_file.formats import FORMATS, Exported, ExportedTensor, NetFormat, ReadTensor, TensorKind
-from nnue_trainer.rows import permuted
 from nnue_trainer.schema import section
+from nnue_trainer.stats.matrix import permuted
 
 DTYPES = {"i8": "<i1", "i16": "<i2", "i32": "<i4", "f32": "<f4"}
 MAX_PADDING = 4096

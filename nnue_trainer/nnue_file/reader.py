@@ -16,7 +16,7 @@ from types import TracebackType
 
 import numpy as np
 
-from nnue_trainer import system
+from nnue_trainer.base import system
 from nnue_trainer.errors import UserError
 from nnue_trainer.nnue_file import envelope, huffman, leb128
 from nnue_trainer.nnue_file.layout import Block, FileLayout, Piece, Word

@@ -13,9 +13,9 @@ from pydantic import Field
 from torch import Tensor
 
 from nnue_trainer import fused_optimizer
-from nnue_trainer.capabilities import Choice
 from nnue_trainer.fused_optimizer import FusedOptimizer, LateRows, Part
 from nnue_trainer.nets.base import VirtualRows
+from nnue_trainer.ops.capabilities import Choice
 from nnue_trainer.optim.base import OptimizerConfig, Rule, Work, check_state
 from nnue_trainer.optim.groups import Betas, Settings
 from nnue_trainer.optim.virtual_rows import check_range

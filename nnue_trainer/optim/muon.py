@@ -17,8 +17,9 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from nnue_trainer import capabilities, fused_optimizer
-from nnue_trainer.capabilities import Choice
+from nnue_trainer import fused_optimizer
+from nnue_trainer.ops import capabilities
+from nnue_trainer.ops.capabilities import Choice
 from nnue_trainer.optim.base import OPTIMIZERS, Rule, Work, check_state
 from nnue_trainer.optim.fused import FusedConfig, FusedRule, limits
 from nnue_trainer.optim.groups import Settings

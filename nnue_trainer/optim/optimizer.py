@@ -11,8 +11,8 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from nnue_trainer.base.foreign import returned
 from nnue_trainer.errors import UserError
-from nnue_trainer.foreign import returned
 from nnue_trainer.fused_optimizer import LARGEST_COPY, Part
 from nnue_trainer.modules import PerspectiveTransformer, StackedLinear
 from nnue_trainer.nets.base import NnueModel, WeightBound

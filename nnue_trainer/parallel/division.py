@@ -34,7 +34,7 @@ from nnue_trainer.nets.base import NnueModel, StackedModel
 from nnue_trainer.optim import Optimizer
 from nnue_trainer.parallel.ranks import Ranks
 from nnue_trainer.parallel.split import Split, cut
-from nnue_trainer.rows import norm
+from nnue_trainer.stats.matrix import norm
 
 Terms = tuple[Tensor, Tensor]
 """Σ weight · loss and Σ weight, as `Loss.terms` gives them."""

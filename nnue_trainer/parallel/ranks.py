@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from nnue_trainer import foreign
+from nnue_trainer.base import foreign
 from nnue_trainer.errors import UserError, first_line, out_of_memory, quoted, shown
 from nnue_trainer.parallel.watch import Watch
 

@@ -10,9 +10,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from nnue_trainer.base.foreign import returned
 from nnue_trainer.data.batch import Batch
 from nnue_trainer.errors import UserError
-from nnue_trainer.foreign import returned
 from nnue_trainer.modules.perspective_transformer import PerspectiveTransformer
 from nnue_trainer.nets.base import NnueModel, StackedModel
 from nnue_trainer.registry import Registry

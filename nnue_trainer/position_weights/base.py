@@ -7,8 +7,8 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
+from nnue_trainer.base.foreign import returned
 from nnue_trainer.data.batch import Batch
-from nnue_trainer.foreign import returned
 from nnue_trainer.registry import Registry
 from nnue_trainer.schema import section
 

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal, NamedTuple
 
 from pydantic import Field
 
-from nnue_trainer.foreign import number
+from nnue_trainer.base.foreign import number
 from nnue_trainer.registry import Registry
 from nnue_trainer.schema import section
 

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from nnue_trainer import ops
 from nnue_trainer.data.batch import Batch
-from nnue_trainer.data.device import Expander
 from nnue_trainer.data.features import FeatureSet
+from nnue_trainer.ops.expand import Expander
 from nnue_trainer.parallel.division import Whole
 from nnue_trainer.parallel.ranks import Ranks
 from nnue_trainer.training.recorder import Recorder

@@ -24,9 +24,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from nnue_trainer import checkpoint
-from nnue_trainer.checkpoint import Checkpoint, TrainerState
 from nnue_trainer.errors import UserError
+from nnue_trainer.files import checkpoint
+from nnue_trainer.files.checkpoint import Checkpoint, TrainerState
 from nnue_trainer.training.memory import PageLocked
 from nnue_trainer.training.run_folder import RunFolder
 

@@ -12,19 +12,20 @@ from typing import NamedTuple
 
 import torch
 
-from nnue_trainer import capabilities, nets
-from nnue_trainer.capabilities import Choice, Machine, Mode
+from nnue_trainer import nets
 from nnue_trainer.config import Recipe
 from nnue_trainer.data.features import feature_set
 from nnue_trainer.modules.layer_stacks import LayerStacks
 from nnue_trainer.modules.perspective_transformer import PerspectiveTransformer
 from nnue_trainer.nets.base import NnueModel, StackedModel
+from nnue_trainer.ops import capabilities
+from nnue_trainer.ops.capabilities import Choice, Machine, Mode
+from nnue_trainer.ops.perspectives import number_of
 from nnue_trainer.optim.fused import FusedConfig, FusedRule
 from nnue_trainer.optim.optimizer import Optimizer
 from nnue_trainer.parallel.division import Whole, divide, why_not_columns
 from nnue_trainer.parallel.ranks import Ranks
 from nnue_trainer.penalties import Penalties
-from nnue_trainer.perspectives import number_of
 from nnue_trainer.training.precision import settled
 from nnue_trainer.training.trainer import why_loss_apart, why_not_late
 

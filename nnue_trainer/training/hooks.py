@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from nnue_trainer.base.foreign import explaining, returned
 from nnue_trainer.callbacks.base import Callback
-from nnue_trainer.foreign import explaining, returned
 
 _HOOKS = ("start", "step", "epoch", "validation", "save", "metrics", "end")
 

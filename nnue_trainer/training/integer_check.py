@@ -13,11 +13,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from nnue_trainer import data, foreign
-from nnue_trainer.checkpoint import Checkpoint, load_into
+from nnue_trainer import data
+from nnue_trainer.base import foreign
 from nnue_trainer.errors import UserError, first_line, out_of_memory, shown
 from nnue_trainer.export import checkpoint_from_net, evaluate, net_from_checkpoint
 from nnue_trainer.export.check_positions import CHECK_POSITIONS
+from nnue_trainer.files.checkpoint import Checkpoint, load_into
 from nnue_trainer.nets.activity import ActivityMeter
 from nnue_trainer.nets.base import NnueModel
 from nnue_trainer.nets.integer_forward import unrounded

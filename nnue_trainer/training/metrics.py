@@ -18,9 +18,9 @@ from typing import Any
 
 import torch
 
-from nnue_trainer import extras, system
-from nnue_trainer.atomic import replacing
+from nnue_trainer.base import extras, system
 from nnue_trainer.errors import UserError
+from nnue_trainer.files.atomic import replacing
 from nnue_trainer.training.run_folder import RunFolder
 from nnue_trainer.training.terminal import say
 

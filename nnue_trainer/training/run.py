@@ -18,23 +18,25 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from nnue_trainer import checkpoint, config, foreign, nets, ops, registry, schema
-from nnue_trainer.atomic import replacing
-from nnue_trainer.checkpoint import Checkpoint
+from nnue_trainer import config, nets, ops, registry, schema
+from nnue_trainer.base import foreign
+from nnue_trainer.base.system import usable_cpus
 from nnue_trainer.config import Recipe, ValidationSet
 from nnue_trainer.data import Batch, Loader, RecordLoader
-from nnue_trainer.data.device import Expander
 from nnue_trainer.data.features import feature_set
 from nnue_trainer.data.filters import Filters
 from nnue_trainer.data.loader import joined_sketch, say_left_out, unique_positions
 from nnue_trainer.errors import UserError, out_of_memory, shown
+from nnue_trainer.files import checkpoint
+from nnue_trainer.files.atomic import replacing
+from nnue_trainer.files.checkpoint import Checkpoint
 from nnue_trainer.losses import Loss
 from nnue_trainer.nets.activity import spread_over
 from nnue_trainer.nets.base import NnueModel
+from nnue_trainer.ops.expand import Expander
 from nnue_trainer.parallel.division import divide
 from nnue_trainer.parallel.ranks import Ranks, digest, joined
 from nnue_trainer.position_weights import PositionWeight
-from nnue_trainer.system import usable_cpus
 from nnue_trainer.training import plausibility, timeline, warm_start
 from nnue_trainer.training.integer_check import start_check
 from nnue_trainer.training.memory import keep_freed_memory

@@ -16,9 +16,9 @@ import socket
 import time
 from pathlib import Path, PurePosixPath
 
-from nnue_trainer import system
-from nnue_trainer.atomic import link, remove_dead, replacing
+from nnue_trainer.base import system
 from nnue_trainer.errors import UserError
+from nnue_trainer.files.atomic import link, remove_dead, replacing
 
 LOCK = ".lock"
 MANIFEST = "run.json"

@@ -16,9 +16,9 @@ from pathlib import Path
 import torch
 
 from nnue_trainer import config, registry
-from nnue_trainer.atomic import replacing
 from nnue_trainer.config import Recipe
 from nnue_trainer.errors import UserError
+from nnue_trainer.files.atomic import replacing
 from nnue_trainer.training.run import train
 from nnue_trainer.training.stages import left
 from nnue_trainer.training.terminal import say

@@ -8,10 +8,11 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from nnue_trainer import checkpoint, config
+from nnue_trainer import config
 from nnue_trainer.config import Recipe, stage_recipes, with_precision, with_seed
+from nnue_trainer.config.stages import Stage
+from nnue_trainer.files import checkpoint
 from nnue_trainer.schedules import RunStep
-from nnue_trainer.stages import Stage
 
 _SEEDS = 0x9E3779B97F4A7C15  # between the seeds of two stages
 

@@ -6,7 +6,7 @@ process, so the imports count.
 
 from __future__ import annotations
 
-from nnue_trainer import system
+from nnue_trainer.base import system
 
 _marks: list[tuple[str, float]] = []
 

@@ -26,22 +26,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nnue_trainer import config, foreign, registry, schema, system
-from nnue_trainer.atomic import replacing
-from nnue_trainer.checkpoint import Checkpoint, TrainerState, check_like, load_into
+from nnue_trainer import config, registry, schema
+from nnue_trainer.base import foreign, system
+from nnue_trainer.base.progress import TrainingProgress
 from nnue_trainer.config import Recipe
 from nnue_trainer.data.batch import Batch
 from nnue_trainer.data.loader import merge_states
 from nnue_trainer.errors import UserError, shown
+from nnue_trainer.files.atomic import replacing
+from nnue_trainer.files.checkpoint import Checkpoint, TrainerState, check_like, load_into
 from nnue_trainer.losses import Loss, mean
 from nnue_trainer.nets.activity import ActivityMeter, reach_figures
 from nnue_trainer.nets.base import NnueModel
+from nnue_trainer.ops.perspectives import PerspectivePlan
 from nnue_trainer.optim import Optimizer
 from nnue_trainer.parallel.division import Whole
 from nnue_trainer.parallel.ranks import Ranks
 from nnue_trainer.penalties import Penalties
-from nnue_trainer.perspectives import PerspectivePlan
-from nnue_trainer.progress import TrainingProgress
 from nnue_trainer.schedules import RunStep
 from nnue_trainer.training import timeline
 from nnue_trainer.training.batches import BatchSource, DeviceBatches

@@ -23,12 +23,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from nnue_trainer import checkpoint, data, nets
-from nnue_trainer.checkpoint import Checkpoint
+from nnue_trainer import data, nets
 from nnue_trainer.data.feature_match import FeatureMatch, match_features
 from nnue_trainer.errors import UserError, shown
 from nnue_trainer.export import checkpoint_from_net, read_net
 from nnue_trainer.export.check_positions import CHECK_POSITIONS
+from nnue_trainer.files import checkpoint
+from nnue_trainer.files.checkpoint import Checkpoint
 from nnue_trainer.nets.base import Net, NnueModel
 from nnue_trainer.nets.integer_forward import MATERIALS
 from nnue_trainer.nets.meaning import Axis, Buckets, Features, Key, Meaning, Units

@@ -7,8 +7,9 @@ import pytest
 import torch
 from analysis_support import recipe
 
-from nnue_trainer import checkpoint, data, nets
+from nnue_trainer import data, nets
 from nnue_trainer.export.check_positions import CHECK_POSITIONS
+from nnue_trainer.files import checkpoint
 from nnue_trainer.nets import activity
 from nnue_trainer.nets.activity import ActivityMeter, LayerMeter, reach_figures, weight_reach
 from nnue_trainer.training import trainer as trainer_module

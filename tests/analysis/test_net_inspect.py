@@ -10,16 +10,17 @@ import numpy as np
 import pytest
 import torch
 
-from nnue_trainer import checkpoint, data, nets
+from nnue_trainer import data, nets
 from nnue_trainer.analysis import net_inspect
 from nnue_trainer.analysis.agreement import Positions, built_in_positions, spread
 from nnue_trainer.analysis.net_inspect import king_buckets, plane_names, state_names, weight_map
-from nnue_trainer.analysis.page import render
-from nnue_trainer.checkpoint import Checkpoint
 from nnue_trainer.data import feature_set
 from nnue_trainer.data.info import king_bucket
 from nnue_trainer.errors import UserError
 from nnue_trainer.export import net_from_checkpoint, read_net, write_net
+from nnue_trainer.files import checkpoint
+from nnue_trainer.files.checkpoint import Checkpoint
+from nnue_trainer.pages.page import render
 from nnue_trainer.registry import load_plugin
 
 SIZES = {"simple": {"hidden": 16}, "layered": {"hidden": 16}}

@@ -11,8 +11,8 @@ import pytest
 from browser import DESKTOP, PHONE, Browser, started
 
 from nnue_trainer.analysis import report
-from nnue_trainer.analysis.page import Page, Section, Table, save
-from nnue_trainer.analysis.plots import SERIES, Plot
+from nnue_trainer.pages.page import Page, Section, Table, save
+from nnue_trainer.pages.plots import SERIES, Plot
 
 pytestmark = pytest.mark.browser
 

@@ -12,7 +12,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nnue_trainer import analysis
+from nnue_trainer import stats
 
 nan, inf = math.nan, math.inf
 B = torch.tensor([0.0, 1.0, 2.0, nan, 4.0], dtype=torch.float64)
@@ -25,59 +25,59 @@ def assert_is(found: torch.Tensor, expected: list[float], digits: float = 1e-6) 
 
 def test_rolling_in_pandas_documentation() -> None:
     """The examples of DataFrame.rolling and of its methods, as pandas 3.1 documents them."""
-    assert_is(analysis.rolling(B, 2).sum(), [nan, 1, 3, nan, nan])
-    assert_is(analysis.rolling(B, 2, min_periods=1).sum(), [0, 1, 3, 2, 4])
-    assert_is(analysis.rolling(B, 3, min_periods=1, center=True).sum(), [1, 3, 3, 6, 4])
-    assert_is(analysis.rolling(B, 3, min_periods=1, center=False).sum(), [0, 1, 3, 3, 6])
+    assert_is(stats.rolling(B, 2).sum(), [nan, 1, 3, nan, nan])
+    assert_is(stats.rolling(B, 2, min_periods=1).sum(), [0, 1, 3, 2, 4])
+    assert_is(stats.rolling(B, 3, min_periods=1, center=True).sum(), [1, 3, 3, 6, 4])
+    assert_is(stats.rolling(B, 3, min_periods=1, center=False).sum(), [0, 1, 3, 3, 6])
     s = torch.tensor([1.0, 2, 3, 4, 5], dtype=torch.float64)
-    assert_is(analysis.rolling(s, 3).sum(), [nan, nan, 6, 9, 12])
-    assert_is(analysis.rolling(s, 3, center=True).sum(), [nan, 6, 9, 12, nan])
+    assert_is(stats.rolling(s, 3).sum(), [nan, nan, 6, 9, 12])
+    assert_is(stats.rolling(s, 3, center=True).sum(), [nan, 6, 9, 12, nan])
     s = s[:4]
-    assert_is(analysis.rolling(s, 2).mean(), [nan, 1.5, 2.5, 3.5])
-    assert_is(analysis.rolling(s, 3).mean(), [nan, nan, 2, 3])
+    assert_is(stats.rolling(s, 2).mean(), [nan, 1.5, 2.5, 3.5])
+    assert_is(stats.rolling(s, 3).mean(), [nan, nan, 2, 3])
     s = torch.tensor([4.0, 3, 5, 2, 6], dtype=torch.float64)
-    assert_is(analysis.rolling(s, 3).min(), [nan, nan, 3, 2, 2])
+    assert_is(stats.rolling(s, 3).min(), [nan, nan, 3, 2, 2])
     s = torch.tensor([0.0, 1, 2, 3, 4], dtype=torch.float64)
-    assert_is(analysis.rolling(s, 3).median(), [nan, nan, 1, 2, 3])
+    assert_is(stats.rolling(s, 3).median(), [nan, nan, 1, 2, 3])
     s = torch.tensor([1.0, 2, 3, 4], dtype=torch.float64)
-    assert_is(analysis.rolling(s, 2).quantile(0.4, interpolation="lower"), [nan, 1, 2, 3])
-    assert_is(analysis.rolling(s, 2).quantile(0.4, interpolation="midpoint"), [nan, 1.5, 2.5, 3.5])
+    assert_is(stats.rolling(s, 2).quantile(0.4, interpolation="lower"), [nan, 1, 2, 3])
+    assert_is(stats.rolling(s, 2).quantile(0.4, interpolation="midpoint"), [nan, 1.5, 2.5, 3.5])
     s = torch.tensor([5.0, 5, 6, 7, 5, 5, 5], dtype=torch.float64)
-    assert_is(analysis.rolling(s, 3).std(), [nan, nan, 0.577350, 1, 1, 1.154701, 0])
-    assert_is(analysis.rolling(s, 3).var(), [nan, nan, 0.333333, 1, 1, 1.333333, 0])
+    assert_is(stats.rolling(s, 3).std(), [nan, nan, 0.577350, 1, 1, 1.154701, 0])
+    assert_is(stats.rolling(s, 3).var(), [nan, nan, 0.333333, 1, 1, 1.333333, 0])
     s = torch.tensor([1.0, 5, 2, 7, 15, 6], dtype=torch.float64)
-    assert_is(analysis.rolling(s, 3).skew(), [nan, nan, 1.293343, -0.585583, 0.670284, 1.652317])
+    assert_is(stats.rolling(s, 3).skew(), [nan, nan, 1.293343, -0.585583, 0.670284, 1.652317])
     s = torch.tensor([1.0, 2, 3, 4, 999], dtype=torch.float64)
-    assert_is(analysis.rolling(s, 4).kurt(), [nan, nan, nan, -1.2, 3.999946])
+    assert_is(stats.rolling(s, 4).kurt(), [nan, nan, nan, -1.2, 3.999946])
     s = torch.tensor([2.0, 3, nan, 10], dtype=torch.float64)
-    assert_is(analysis.rolling(s, 2).count(), [nan, 2, 1, 1])
-    assert_is(analysis.rolling(s, 3).count(), [nan, nan, 2, 2])
+    assert_is(stats.rolling(s, 2).count(), [nan, 2, 1, 1])
+    assert_is(stats.rolling(s, 3).count(), [nan, nan, 2, 2])
     x, y = torch.tensor([1.0, 2, 3, 4]).double(), torch.tensor([1.0, 4, 5, 8]).double()
-    assert_is(analysis.rolling(x, 2).cov(y), [nan, 1.5, 0.5, 1.5])
+    assert_is(stats.rolling(x, 2).cov(y), [nan, 1.5, 0.5, 1.5])
     x, y = torch.tensor([3.0, 3, 3, 5, 8]).double(), torch.tensor([3.0, 4, 4, 4, 8]).double()
-    assert_is(analysis.rolling(x, 4).corr(y), [nan, nan, nan, 0.333333, 0.916949])
+    assert_is(stats.rolling(x, 4).corr(y), [nan, nan, nan, 0.333333, 0.916949])
     s = torch.tensor([1.0, 6, 5, 4], dtype=torch.float64)
-    assert_is(analysis.rolling(s, 2).apply(lambda w: w.sum() - w.min()), [nan, 6, 6, 5])
+    assert_is(stats.rolling(s, 2).apply(lambda w: w.sum() - w.min()), [nan, 6, 6, 5])
 
 
 def test_ewm_in_pandas_documentation() -> None:
     """The examples of DataFrame.ewm, and the weights that its documentation gives for gaps."""
-    assert_is(analysis.ewm(B, com=0.5).mean(), [0, 0.75, 1.615385, 1.615385, 3.670213])
-    assert_is(analysis.ewm(B, alpha=2 / 3).mean(), [0, 0.75, 1.615385, 1.615385, 3.670213])
-    assert_is(analysis.ewm(B, com=0.5, adjust=True).mean(), [0, 0.75, 1.615385, 1.615385, 3.670213])
-    assert_is(analysis.ewm(B, com=0.5, adjust=False).mean(), [0, 0.666667, 1.555556, 1.555556, 3.650794])
-    assert_is(analysis.ewm(B, com=0.5, ignore_na=True).mean(), [0, 0.75, 1.615385, 1.615385, 3.225])
-    assert_is(analysis.ewm(B, com=0.5, ignore_na=False).mean(), [0, 0.75, 1.615385, 1.615385, 3.670213])
+    assert_is(stats.ewm(B, com=0.5).mean(), [0, 0.75, 1.615385, 1.615385, 3.670213])
+    assert_is(stats.ewm(B, alpha=2 / 3).mean(), [0, 0.75, 1.615385, 1.615385, 3.670213])
+    assert_is(stats.ewm(B, com=0.5, adjust=True).mean(), [0, 0.75, 1.615385, 1.615385, 3.670213])
+    assert_is(stats.ewm(B, com=0.5, adjust=False).mean(), [0, 0.666667, 1.555556, 1.555556, 3.650794])
+    assert_is(stats.ewm(B, com=0.5, ignore_na=True).mean(), [0, 0.75, 1.615385, 1.615385, 3.225])
+    assert_is(stats.ewm(B, com=0.5, ignore_na=False).mean(), [0, 0.75, 1.615385, 1.615385, 3.670213])
     s = torch.tensor([1.0, 2, 3, 4], dtype=torch.float64)
-    assert_is(analysis.ewm(s, alpha=0.2).mean(), [1, 1.555556, 2.147541, 2.775068])
-    assert_is(analysis.ewm(s, alpha=0.2).std(), [nan, 0.707107, 0.995893, 1.277320])
-    assert_is(analysis.ewm(s, alpha=0.2).var(), [nan, 0.5, 0.991803, 1.631547])
+    assert_is(stats.ewm(s, alpha=0.2).mean(), [1, 1.555556, 2.147541, 2.775068])
+    assert_is(stats.ewm(s, alpha=0.2).std(), [nan, 0.707107, 0.995893, 1.277320])
+    assert_is(stats.ewm(s, alpha=0.2).var(), [nan, 0.5, 0.991803, 1.631547])
     gap = torch.tensor([3.0, nan, 5.0], dtype=torch.float64)
     a = 0.5
     old = {(True, False): (1 - a) ** 2, (False, False): (1 - a) ** 2, (True, True): 1 - a, (False, True): 1 - a}
     for (adjust, ignore_na), w in old.items():
         new = 1 if adjust else a
-        found = analysis.ewm(gap, alpha=a, adjust=adjust, ignore_na=ignore_na).mean()
+        found = stats.ewm(gap, alpha=a, adjust=adjust, ignore_na=ignore_na).mean()
         assert found[2].item() == pytest.approx((w * 3 + new * 5) / (w + new), rel=1e-15)
 
 
@@ -145,7 +145,7 @@ def test_rolling_against_pandas(both: list[np.ndarray], rules: list[tuple[Any, .
     for window, share, center, closed, ddof, q, method in rules:
         least = None if share is None else round(share * window)
         theirs = pd.Series(x).rolling(window, min_periods=least, center=center, closed=closed)
-        ours = analysis.rolling(torch.from_numpy(x), window, least, center, closed)
+        ours = stats.rolling(torch.from_numpy(x), window, least, center, closed)
         calls: list[tuple[str, tuple[Any, ...]]] = [(name, ()) for name in PLAIN]
         calls += [("var", (ddof,)), ("std", (ddof,)), ("quantile", (q, method)), ("corr", (y,)), ("cov", (y, ddof))]
         for name, arguments in calls:
@@ -180,7 +180,7 @@ def test_ewm_against_pandas(one: list[np.ndarray], weights: list[tuple[Any, ...]
     scale = largest(x)
     for decay, adjust, ignore_na, least in weights:
         rule: dict[str, Any] = {**decay, "adjust": adjust, "ignore_na": ignore_na, "min_periods": least}
-        theirs, ours = pd.Series(x).ewm(**rule), analysis.ewm(torch.from_numpy(x), **rule)
+        theirs, ours = pd.Series(x).ewm(**rule), stats.ewm(torch.from_numpy(x), **rule)
         # pandas finds the factor of the unbiased variance as a difference of nearly equal numbers, where one weight
         # stands for nearly all. Ours does not cancel: test_ewm_exactly.
         biased, var, std = ours.var(bias=True).numpy(), ours.var().numpy(), ours.std().numpy()
@@ -199,7 +199,7 @@ def test_pandas_gaps_at_com_1() -> None:
     its documentation, alpha, at every other com. We have one rule."""
     x = torch.tensor([1.0, 2, nan, 4], dtype=torch.float64)
     for com in (0.999999999, 1.0, 1.000000001):
-        found = analysis.ewm(x, com=com, adjust=False).mean()[3].item()
+        found = stats.ewm(x, com=com, adjust=False).mean()[3].item()
         assert found == pytest.approx((0.25 * 1.5 + 0.5 * 4) / 0.75, rel=1e-8)
 
 
@@ -211,7 +211,7 @@ def test_pandas_hides_infinity_from_apply() -> None:
     x = [1.0, inf, 3.0, 4.0]
     theirs = pd.Series(x).rolling(2, min_periods=1).apply(np.max, raw=True)
     assert_is(torch.from_numpy(theirs.to_numpy().copy()), [1, nan, nan, 4])
-    assert_is(analysis.rolling(torch.tensor(x, dtype=torch.float64), 2, 1).apply(np.max), [1, inf, inf, 4])
+    assert_is(stats.rolling(torch.tensor(x, dtype=torch.float64), 2, 1).apply(np.max), [1, inf, inf, 4])
 
 
 def exact_ewm(x: list[float], alpha: Fraction, adjust: bool, ignore_na: bool) -> list[tuple[Fraction, Fraction] | None]:
@@ -247,7 +247,7 @@ def test_ewm_exactly(adjust: bool, ignore_na: bool) -> None:
     for alpha in (Fraction(1, 100), Fraction(1, 2), Fraction(127, 128)):
         x = r.normal(size=25) + 3
         x[r.random(25) < 0.4] = nan
-        found = analysis.ewm(torch.from_numpy(x), alpha=float(alpha), adjust=adjust, ignore_na=ignore_na)
+        found = stats.ewm(torch.from_numpy(x), alpha=float(alpha), adjust=adjust, ignore_na=ignore_na)
         mean, var = found.mean().tolist(), found.var().tolist()
         for i, expected in enumerate(exact_ewm(x.tolist(), Fraction(float(alpha)), adjust, ignore_na)):
             if expected is None:

@@ -13,14 +13,15 @@ import numpy as np
 import pytest
 from analysis_support import recipe
 
-from nnue_trainer import checkpoint, config
+from nnue_trainer import config
 from nnue_trainer.analysis import report
 from nnue_trainer.analysis.agreement import Agreement, Positions, agreement, built_in_positions
-from nnue_trainer.analysis.page import MARKER, Page, Section, Table, check_replaceable, render
-from nnue_trainer.analysis.plots import SERIES, Plot, envelope, scale_of, thin
 from nnue_trainer.analysis.runs import Records, Run, read_run
 from nnue_trainer.errors import UserError
 from nnue_trainer.export import net_from_checkpoint
+from nnue_trainer.files import checkpoint
+from nnue_trainer.pages.page import MARKER, Page, Section, Table, check_replaceable, render
+from nnue_trainer.pages.plots import SERIES, Plot, envelope, scale_of, thin
 from nnue_trainer.training.run_folder import RunFolder
 
 PLOTS = ["Training loss", "Validation loss", "Learning rate", "λ", "Speed", "Passes over the data", "Largest weights"]
@@ -247,8 +248,9 @@ def test_a_page_that_cannot_be_written_does_not_fail_the_training(tmp_path, proj
 
 
 def test_float_and_integers_are_compared_on_the_same_positions(trained):
-    from nnue_trainer import checkpoint, data
+    from nnue_trainer import data
     from nnue_trainer.export import evaluate
+    from nnue_trainer.files import checkpoint
 
     path = trained() / "checkpoints" / "last.safetensors"
     positions = built_in_positions()

@@ -12,9 +12,10 @@ import pytest
 import torch
 from needs import require
 
-from nnue_trainer import analysis, compile_once
-from nnue_trainer.analysis import WindowFunction, window_function
+from nnue_trainer import stats
 from nnue_trainer.errors import UserError
+from nnue_trainer.files import compile_once
+from nnue_trainer.stats import WindowFunction, window_function
 
 SPREAD = WindowFunction(
     """
@@ -42,7 +43,7 @@ def values(*shape: int) -> torch.Tensor:
 
 
 def spread(x: torch.Tensor, window: int, least: int) -> torch.Tensor:
-    found = analysis.rolling(x, window, least)
+    found = stats.rolling(x, window, least)
     return found.max() - found.min()
 
 
@@ -50,20 +51,20 @@ def spread(x: torch.Tensor, window: int, least: int) -> torch.Tensor:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_compiled(dtype: torch.dtype) -> None:
     x = values(2, 3, 5000).to(dtype)
-    torch.testing.assert_close(analysis.rolling(x, 30, 2).apply(SPREAD), spread(x, 30, 2), equal_nan=True)
+    torch.testing.assert_close(stats.rolling(x, 30, 2).apply(SPREAD), spread(x, 30, 2), equal_nan=True)
     view = x.transpose(0, 2)
-    torch.testing.assert_close(analysis.rolling(view, 2, 1).apply(SPREAD), spread(view, 2, 1), equal_nan=True)
-    assert analysis.rolling(x[:, :0], 3).apply(SPREAD).shape == (2, 0, 5000)
+    torch.testing.assert_close(stats.rolling(view, 2, 1).apply(SPREAD), spread(view, 2, 1), equal_nan=True)
+    assert stats.rolling(x[:, :0], 3).apply(SPREAD).shape == (2, 0, 5000)
 
 
 @pytest.mark.compiler
 @pytest.mark.cuda
 def test_compiled_for_cuda() -> None:
     x = values(3, 5000)
-    found = analysis.rolling(x.cuda(), 30, 2).apply(SPREAD).cpu()
+    found = stats.rolling(x.cuda(), 30, 2).apply(SPREAD).cpu()
     torch.testing.assert_close(found, spread(x, 30, 2), equal_nan=True)
     with pytest.raises(ValueError, match="expected one on the CPU for a Python function"):
-        analysis.rolling(x.cuda(), 30).apply(np.mean)
+        stats.rolling(x.cuda(), 30).apply(np.mean)
 
 
 def library_for_cuda(function: WindowFunction) -> Path:
@@ -90,7 +91,7 @@ def test_a_body_without_return_is_refused(body: str) -> None:
     with pytest.raises(
         UserError, match=r"^forgot: g\+\+: 2:1: error: [^;]* non-void[^;]*\[-Werror=return-type]$"
     ) as caught:
-        analysis.rolling(torch.zeros(5), 3).apply(WindowFunction(body, "forgot"))
+        stats.rolling(torch.zeros(5), 3).apply(WindowFunction(body, "forgot"))
     assert "\n" not in str(caught.value)
 
 
@@ -106,7 +107,7 @@ def test_compiled_once(capfd: pytest.CaptureFixture[str]) -> None:
     body = "return static_cast<double>(w.size());"
     x = torch.zeros(5)
     for _ in range(2):  # a new object each time, as another process would have
-        found = analysis.rolling(x, 3, 0, closed="left").apply(WindowFunction(body, "length"))
+        found = stats.rolling(x, 3, 0, closed="left").apply(WindowFunction(body, "length"))
         assert found.tolist() == [0, 1, 2, 3, 3]
     assert capfd.readouterr().err.count("length: compiling for the CPU, once") == 1
 
@@ -114,14 +115,14 @@ def test_compiled_once(capfd: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.compiler
 def test_what_the_compiler_says_is_one_line() -> None:
     with pytest.raises(UserError, match=r"mistake: g\+\+: .*error.*missing") as caught:
-        analysis.rolling(torch.zeros(5), 3).apply(WindowFunction("return missing;", "mistake"))
+        stats.rolling(torch.zeros(5), 3).apply(WindowFunction("return missing;", "mistake"))
     assert "\n" not in str(caught.value)
 
 
 def test_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(UserError, match=r"window functions need a C\+\+20 compiler: \$CXX is 'no-such-compiler'"):
-        analysis.rolling(torch.zeros(5), 3).apply(WindowFunction("return 1;"))
+        stats.rolling(torch.zeros(5), 3).apply(WindowFunction("return 1;"))
 
 
 def second_smallest(w: np.ndarray) -> float:
@@ -132,7 +133,7 @@ def test_python_function(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "numba", None)  # as if it were not installed
     window_function._compiled.cache_clear()
     x = torch.tensor([[3.0, 1, 2, math.nan, 5], [4, 4, 0, 1, 2]])
-    found = analysis.rolling(x, 3).apply(second_smallest)
+    found = stats.rolling(x, 3).apply(second_smallest)
     expected = torch.tensor([[math.nan, math.nan, 2, math.nan, math.nan], [math.nan, math.nan, 4, 1, 1]])
     torch.testing.assert_close(found, expected, equal_nan=True)
     window_function._compiled.cache_clear()
@@ -157,21 +158,21 @@ def test_numba_compiles_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "numba", stand_in)
         window_function._compiled.cache_clear()
         second_smallest.py_func, second_smallest.compile = second_smallest, lambda signature: None  # type: ignore[attr-defined]
-        analysis.rolling(torch.zeros(5), 3).apply(second_smallest)
+        stats.rolling(torch.zeros(5), 3).apply(second_smallest)
         del second_smallest.py_func, second_smallest.compile  # type: ignore[attr-defined]
         window_function._compiled.cache_clear()
         assert asked == [window_function._over_windows]
         return
     x = torch.arange(9.0).flip(0)
-    assert analysis.rolling(x, 3).apply(second_smallest)[2:].tolist() == x[1:-1].tolist()
+    assert stats.rolling(x, 3).apply(second_smallest)[2:].tolist() == x[1:-1].tolist()
 
 
 def test_errors() -> None:
     x = torch.zeros(5)
     for call, message in (
-        (lambda: analysis.rolling(x, 3).apply(3), "apply: found int, expected a function"),  # type: ignore[arg-type]
-        (lambda: analysis.rolling(x.int(), 3).apply(np.mean), "apply: found torch.int32 of shape"),
-        (lambda: analysis.rolling(x.requires_grad_(), 3).apply(np.mean), "no derivative: detach its inputs"),
+        (lambda: stats.rolling(x, 3).apply(3), "apply: found int, expected a function"),  # type: ignore[arg-type]
+        (lambda: stats.rolling(x.int(), 3).apply(np.mean), "apply: found torch.int32 of shape"),
+        (lambda: stats.rolling(x.requires_grad_(), 3).apply(np.mean), "no derivative: detach its inputs"),
     ):
         with pytest.raises((ValueError, RuntimeError), match=message):
             call()

@@ -14,8 +14,8 @@ import torch
 import yaml
 from cpp_support import with_torch
 
-from nnue_trainer import checkpoint
 from nnue_trainer.config import load
+from nnue_trainer.files import checkpoint
 from nnue_trainer.training.run import train
 
 pytestmark = pytest.mark.compiler

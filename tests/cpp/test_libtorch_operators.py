@@ -15,7 +15,8 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "ops"))
 from sample_inputs import make_sample
 
-from nnue_trainer import data, ops, perspectives
+from nnue_trainer import data, ops
+from nnue_trainer.ops import perspectives
 
 pytestmark = pytest.mark.compiler
 ACTIVATIONS: list[perspectives.Activation] = ["identity", "crelu", "screlu", "pairwise"]

@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 from translate import SOURCES
 
-from nnue_trainer import _library
+from nnue_trainer.base import _library
 
 HERE = Path(__file__).resolve().parent
 COMPILER = os.environ.get("CXX", "g++").split()

@@ -19,8 +19,8 @@ from nnue_trainer.data import PositionReader
 from nnue_trainer.data.binpack import read_binpack
 from nnue_trainer.data.generate import GenerateOptions, generate, internal_score, score_scale
 from nnue_trainer.data.info import file_info
+from nnue_trainer.engines.uci import Engine, find_engine
 from nnue_trainer.errors import UserError
-from nnue_trainer.uci import Engine, find_engine
 
 EngineMaker = Callable[..., str]
 

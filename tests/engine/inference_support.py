@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from command import nnue
 
-from nnue_trainer import checkpoint, nets
-from nnue_trainer.checkpoint import Checkpoint
+from nnue_trainer import nets
 from nnue_trainer.data import RecordLoader, fens_from_records
+from nnue_trainer.files import checkpoint
+from nnue_trainer.files.checkpoint import Checkpoint
 
 ROOT = Path(__file__).resolve().parents[2]
 ENGINE = ROOT / "examples" / "engine"

@@ -8,8 +8,9 @@ import pytest
 import torch
 from inference_support import built, nnue, program_scores
 
-from nnue_trainer import checkpoint, data, nets
+from nnue_trainer import data, nets
 from nnue_trainer.export.check_positions import CHECK_POSITIONS
+from nnue_trainer.files import checkpoint
 
 
 @pytest.mark.compiler

@@ -14,7 +14,8 @@ import pytest
 from waiting import wait_for
 
 import nnue_trainer
-from nnue_trainer import config, foreign, registry, schema
+from nnue_trainer import config, registry, schema
+from nnue_trainer.base import foreign
 from nnue_trainer.errors import UserError
 from nnue_trainer.registry import _registries as registries
 

@@ -14,8 +14,9 @@ import pytest
 import torch
 from command import nnue
 
-from nnue_trainer import checkpoint, registry
+from nnue_trainer import registry
 from nnue_trainer.errors import UserError
+from nnue_trainer.files import checkpoint
 from nnue_trainer.training.trainer import Trainer
 
 PARTS = {

@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "training"))
 import torch
 from made_up import content, names, run_of, steps, trainer
 
-from nnue_trainer import checkpoint
+from nnue_trainer.files import checkpoint
 from nnue_trainer.training.checkpoints import CheckpointStore
 from nnue_trainer.training.run import checkpoint_of
 from nnue_trainer.training.run_folder import RunFolder

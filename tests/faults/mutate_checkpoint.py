@@ -14,9 +14,10 @@ from typing import Any
 import torch
 from safetensors.torch import load, save
 
-from nnue_trainer import checkpoint, config, nets
+from nnue_trainer import config, nets
 from nnue_trainer.data import Loader
 from nnue_trainer.errors import UserError
+from nnue_trainer.files import checkpoint
 from nnue_trainer.training import run as runs
 from nnue_trainer.training.trainer import Trainer
 

@@ -13,9 +13,9 @@ from waiting import wait_for
 
 from nnue_trainer.cli.main import main
 from nnue_trainer.data.generate import GenerateOptions, generate
+from nnue_trainer.engines.uci import Engine, find_engine
 from nnue_trainer.errors import UserError
 from nnue_trainer.export.engine_check import EngineWithNet
-from nnue_trainer.uci import Engine, find_engine
 
 FEN = "4k3/8/8/8/8/8/4P3/4K3 w - - 0 1"
 FakeEngine = Callable[..., str]
@@ -171,7 +171,7 @@ def test_engines_are_found_on_path_and_where_debian_puts_them(
 ) -> None:
     path = fake_engine()
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
-    monkeypatch.setattr("nnue_trainer.uci._DEBIAN_FOLDER", str(tmp_path))
+    monkeypatch.setattr("nnue_trainer.engines.uci._DEBIAN_FOLDER", str(tmp_path))
     assert find_engine("fake") == path == find_engine(path) == find_engine(default="fake")
     with pytest.raises(UserError, match=r"engine nothing: no such program on PATH or in "):
         find_engine("nothing")

@@ -41,7 +41,7 @@ from nnue_trainer.data.files import StrPath
 from nnue_trainer.data.loader import usable_threads
 from nnue_trainer.data.transform import convert
 from nnue_trainer.errors import UserError
-from nnue_trainer.inputs import data_files
+from nnue_trainer.files.inputs import data_files
 
 B = 256
 FENS = [

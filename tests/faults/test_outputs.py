@@ -13,12 +13,13 @@ import numpy as np
 import pytest
 from command import Done
 
-from nnue_trainer import _data, atomic
+from nnue_trainer import _data
 from nnue_trainer.data import PositionReader, records_from_fens
 from nnue_trainer.data.binpack import read_binpack, write_binpack
 from nnue_trainer.data.generate import GenerateOptions, generate
 from nnue_trainer.data.transform import split
 from nnue_trainer.errors import UserError
+from nnue_trainer.files import atomic
 
 FakeEngine = Callable[..., str]
 Nnue = Callable[..., Done]
@@ -28,7 +29,7 @@ def kill_at_rename(call: int, when: str, code: str, *arguments: object) -> None:
     """Runs `code`, its `arguments` from sys.argv[3] on; kills it `when` ("before", "after") its `call`-th rename."""
     prelude = """
 import os, signal, sys
-from nnue_trainer import atomic
+from nnue_trainer.files import atomic
 real, count = os.rename, 0
 def rename(*arguments, **more):
     global count

@@ -13,13 +13,13 @@ from command import nnue as run
 from nnue_trainer import _data
 from nnue_trainer.data import fens_from_records, records_from_fens
 from nnue_trainer.data.binpack import write_binpack
+from nnue_trainer.engines.uci import Engine
 from nnue_trainer.errors import UserError
 from nnue_trainer.match.adjudication import Adjudication
 from nnue_trainer.match.openings import OpeningOptions, Openings
 from nnue_trainer.match.play import PlayedGame
 from nnue_trainer.match.run import Count
 from nnue_trainer.match.statistics import Sprt
-from nnue_trainer.uci import Engine
 
 FakeEngine = Callable[..., str]
 FILES = ("match.json", "games.pgn", "match.html")

@@ -7,8 +7,8 @@ import numpy as np
 import torch
 
 from nnue_trainer import data, nets
-from nnue_trainer.checkpoint import Checkpoint
 from nnue_trainer.export import QuantizedNet
+from nnue_trainer.files.checkpoint import Checkpoint
 
 VECTORS = Path(__file__).resolve().parents[1] / "vectors"
 START = "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1"

@@ -12,9 +12,10 @@ import pytest
 from command import nnue
 from net_support import VECTORS, random_checkpoint, within_limits
 
-from nnue_trainer import _data, checkpoint
+from nnue_trainer import _data
 from nnue_trainer.errors import UserError
 from nnue_trainer.export import QuantizedNet, net_from_checkpoint, read_net, to_bytes, write_net
+from nnue_trainer.files import checkpoint
 from nnue_trainer.nnue_file import envelope, huffman
 
 DTYPES = {"i8": np.dtype("<i1"), "i16": np.dtype("<i2"), "i32": np.dtype("<i4")}

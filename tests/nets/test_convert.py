@@ -7,12 +7,13 @@ import pytest
 import torch
 from net_support import batch_of, random_checkpoint
 
-from nnue_trainer import checkpoint, data, nets
+from nnue_trainer import data, nets
 from nnue_trainer.errors import UserError
 from nnue_trainer.export import checkpoint_from_net, evaluate, net_from_checkpoint, read_net, to_bytes, write_net
 from nnue_trainer.export.check_positions import CHECK_POSITIONS
 from nnue_trainer.export.convert import accumulator_bound
 from nnue_trainer.export.golden import golden_net
+from nnue_trainer.files import checkpoint
 from nnue_trainer.nets.base import accumulate
 from nnue_trainer.nets.stockfish import king_plane_rows
 

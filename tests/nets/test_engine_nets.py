@@ -17,11 +17,12 @@ import pytest
 import torch
 from command import nnue
 
-from nnue_trainer import checkpoint, data, nets
+from nnue_trainer import data, nets
 from nnue_trainer.errors import UserError
 from nnue_trainer.export.check_positions import CHECK_POSITIONS
 from nnue_trainer.export.convert import exported, net_from_checkpoint, parse_format, read_format
 from nnue_trainer.export.evaluate import evaluate
+from nnue_trainer.files import checkpoint
 from nnue_trainer.nets.base import parse
 from nnue_trainer.nets.integer_forward import reference
 

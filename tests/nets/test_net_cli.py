@@ -7,9 +7,9 @@ import re
 import pytest
 from net_support import START, random_checkpoint, vectors
 
-from nnue_trainer import checkpoint
 from nnue_trainer.export import write_net
 from nnue_trainer.export.golden import golden_net
+from nnue_trainer.files import checkpoint
 
 
 @pytest.fixture(scope="module")

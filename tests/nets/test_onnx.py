@@ -10,10 +10,11 @@ import torch
 from command import nnue
 from net_support import random_checkpoint
 
-from nnue_trainer import checkpoint, data, nets
+from nnue_trainer import data, nets
 from nnue_trainer.errors import UserError
 from nnue_trainer.export import checkpoint_from_net, read_net
 from nnue_trainer.export.check_positions import CHECK_POSITIONS
+from nnue_trainer.files import checkpoint
 
 FENS = list(CHECK_POSITIONS)
 NETS: dict[str, dict[str, Any]] = {

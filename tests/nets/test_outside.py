@@ -8,7 +8,7 @@ import pytest
 from net_support import START
 
 from nnue_trainer import nets, registry
-from nnue_trainer.checkpoint import load
+from nnue_trainer.files.checkpoint import load
 
 RECIPE = """
 model: {kind: "my_net.py:MyNet", hidden: 16}

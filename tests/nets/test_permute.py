@@ -15,17 +15,18 @@ import pytest
 import torch
 from net_support import random_checkpoint
 
-from nnue_trainer import checkpoint as checkpoints
 from nnue_trainer import data
-from nnue_trainer.analysis import graph, neuron_order
+from nnue_trainer.analysis import neuron_order
 from nnue_trainer.analysis.permute import permute, permuted, permuted_checkpoint
 from nnue_trainer.errors import UserError
 from nnue_trainer.export import evaluate, net_from_checkpoint, read_net, to_bytes, write_net
 from nnue_trainer.export.check_positions import random_positions
 from nnue_trainer.export.golden import golden_net
+from nnue_trainer.files import checkpoint as checkpoints
 from nnue_trainer.nets import NETS
 from nnue_trainer.nets.stockfish import StockfishNet
-from nnue_trainer.random import Philox
+from nnue_trainer.stats import graph
+from nnue_trainer.stats.random import Philox
 
 KINDS = [kind for kind, net in NETS.kinds().items() if issubclass(net, StockfishNet)]
 LAYERED: dict[str, dict[str, Any]] = {
@@ -262,7 +263,7 @@ def test_engine_speed(nnue, tmp_path: Path, files: Path) -> None:
     """Stockfish counts the same nodes with both nets."""
     import subprocess
 
-    from nnue_trainer.uci import find_engine
+    from nnue_trainer.engines.uci import find_engine
 
     own, out = tmp_path / "own.nnue", tmp_path / "out.nnue"
     subprocess.run([find_engine()], input=f"export_net {own}\nquit\n", capture_output=True, text=True, check=True)

@@ -9,10 +9,11 @@ import pytest
 from net_support import random_checkpoint
 from typer.testing import CliRunner
 
-from nnue_trainer import checkpoint, config
+from nnue_trainer import config
 from nnue_trainer.cli.main import app
 from nnue_trainer.errors import UserError
 from nnue_trainer.export import net_from_checkpoint
+from nnue_trainer.files import checkpoint
 from nnue_trainer.nnue_file import raw
 
 KINGS = [0] * 16 + [1] * 16

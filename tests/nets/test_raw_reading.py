@@ -11,10 +11,10 @@ import yaml
 from command import nnue
 from net_support import random_checkpoint
 
-from nnue_trainer import checkpoint
 from nnue_trainer.errors import UserError
 from nnue_trainer.export import read_net
 from nnue_trainer.export.check_positions import CHECK_POSITIONS
+from nnue_trainer.files import checkpoint
 
 BUCKETS: dict[str, Any] = {
     "kind": "layered",

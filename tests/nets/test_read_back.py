@@ -8,10 +8,11 @@ import pytest
 from command import nnue
 from net_support import START, within_limits
 
-from nnue_trainer import checkpoint, nets
+from nnue_trainer import nets
 from nnue_trainer.cli.data_tools import chosen_filters
 from nnue_trainer.errors import UserError
 from nnue_trainer.export import exported, net_from_checkpoint, parse_format, read_net
+from nnue_trainer.files import checkpoint
 from nnue_trainer.nets import NETS
 from nnue_trainer.nnue_file.formats import file_bytes
 

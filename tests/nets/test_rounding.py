@@ -10,10 +10,10 @@ from net_support import random_checkpoint
 from test_layered import ALL
 
 from nnue_trainer import data, nets, registry
-from nnue_trainer.checkpoint import Checkpoint
 from nnue_trainer.data import Batch, Filters, Loader, RecordLoader
 from nnue_trainer.errors import UserError
 from nnue_trainer.export import evaluate, net_from_checkpoint, to_bytes
+from nnue_trainer.files.checkpoint import Checkpoint
 from nnue_trainer.modules.straight_through import (
     Steps,
     integer_linear,

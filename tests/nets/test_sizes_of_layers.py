@@ -9,10 +9,11 @@ from command import nnue
 from net_support import random_checkpoint
 from small_runs import last, split_sample, written
 
-from nnue_trainer import checkpoint, data, nets
+from nnue_trainer import data, nets
 from nnue_trainer.errors import UserError
 from nnue_trainer.export import evaluate, read_net
 from nnue_trainer.export.check_positions import CHECK_POSITIONS
+from nnue_trainer.files import checkpoint
 
 SIZES: dict[str, dict[str, Any]] = {
     "sfnnv1": {"kind": "sfnnv1", "l1": 64, "l2": 20, "l3": 16},

@@ -8,17 +8,18 @@ import numpy as np
 import pytest
 from net_support import START, batch_of, fnv1a64, random_checkpoint, vectors
 
-from nnue_trainer import checkpoint, data, nets
+from nnue_trainer import data, nets
 from nnue_trainer.cli.main import main
+from nnue_trainer.engines.stockfish_eval import unit_of
+from nnue_trainer.engines.uci import find_engine
 from nnue_trainer.errors import UserError
 from nnue_trainer.export import checkpoint_from_net, evaluate, net_from_checkpoint, read_net, to_bytes, write_net
 from nnue_trainer.export.check_positions import CHECK_POSITIONS
 from nnue_trainer.export.engine_check import EngineWithNet, expected, verify
 from nnue_trainer.export.golden import golden_net
+from nnue_trainer.files import checkpoint
 from nnue_trainer.nets.base import accumulate
 from nnue_trainer.nets.integer_forward import first_activations
-from nnue_trainer.stockfish_eval import unit_of
-from nnue_trainer.uci import find_engine
 
 pytestmark = pytest.mark.engine
 FENS = list(CHECK_POSITIONS)

@@ -9,10 +9,10 @@ import torch
 from net_support import batch_of
 
 from nnue_trainer import config, data, nets
-from nnue_trainer.checkpoint import Checkpoint
 from nnue_trainer.data import Loader
 from nnue_trainer.export import evaluate, net_from_checkpoint, read_net, write_net
 from nnue_trainer.export.check_positions import CHECK_POSITIONS
+from nnue_trainer.files.checkpoint import Checkpoint
 from nnue_trainer.nets.base import NETS
 from nnue_trainer.optim import AdamW, Optimizer
 

@@ -8,11 +8,11 @@ import torch
 from net_support import batch_of, random_checkpoint
 
 from nnue_trainer import data, nets
-from nnue_trainer.checkpoint import Checkpoint
 from nnue_trainer.errors import UserError
 from nnue_trainer.export import QuantizedNet, checkpoint_from_net, evaluate, net_from_checkpoint, read_net, to_bytes
 from nnue_trainer.export.check_positions import CHECK_POSITIONS
 from nnue_trainer.export.golden import golden_net
+from nnue_trainer.files.checkpoint import Checkpoint
 from nnue_trainer.modules.layer_stacks import StackLayer
 from nnue_trainer.nets import NETS, VirtualRows
 from nnue_trainer.nets.stockfish import StockfishNet

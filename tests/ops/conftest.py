@@ -13,8 +13,8 @@ from needs import no_cuda, require
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "cuda_emulator"))
 import emulated_library
 
-from nnue_trainer import capabilities, perspectives
 from nnue_trainer.modules import layer_stacks
+from nnue_trainer.ops import capabilities, perspectives
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])

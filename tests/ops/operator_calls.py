@@ -14,13 +14,14 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
-from nnue_trainer import analysis, functional, ops, perspectives, random, rows
-from nnue_trainer.analysis import graph
+from nnue_trainer import ops, stats
 from nnue_trainer.data import RecordLoader
 from nnue_trainer.fused_optimizer import FusedOptimizer, Part, Rule
 from nnue_trainer.modules.layer_stacks import Integers, LayerStacks, StackLayer
 from nnue_trainer.modules.stacked_linear import StackedLinear
 from nnue_trainer.modules.straight_through import Steps, integer_parameters
+from nnue_trainer.ops import functional, perspectives
+from nnue_trainer.stats import graph, matrix, random
 
 ROOT = Path(__file__).resolve().parents[2]
 _MOST = 4  # calls of one operator that are kept
@@ -126,17 +127,17 @@ def _optimizers(g: torch.Generator) -> None:
 
 def _windows(g: torch.Generator) -> None:
     x, y = torch.randn(2, 40, generator=g), torch.randn(2, 40, generator=g, dtype=torch.float64)
-    rolling = analysis.rolling(x, 7, min_periods=2)
+    rolling = stats.rolling(x, 7, min_periods=2)
     for name in ("mean", "std", "kurt", "max", "median"):
         getattr(rolling, name)()
-    analysis.rolling(y, 7).corr(y.flip(1))
-    analysis.ewm(x, span=5).mean()
-    analysis.ewm(y, span=5, adjust=False).var()
+    stats.rolling(y, 7).corr(y.flip(1))
+    stats.ewm(x, span=5).mean()
+    stats.ewm(y, span=5, adjust=False).var()
     numbers = random.Philox(1)
     numbers.normal((9,))
     numbers.integers(0, 9, (9,))
-    rows.norms(x)
-    rows.transpose(x)
+    matrix.norms(x)
+    matrix.transpose(x)
 
 
 def _graphs(g: torch.Generator) -> None:

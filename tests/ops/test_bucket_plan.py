@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nnue_trainer._library import as_text
-from nnue_trainer.perspectives import PerspectivePlan, number_of, perspective_plan
+from nnue_trainer.base._library import as_text
+from nnue_trainer.ops.perspectives import PerspectivePlan, number_of, perspective_plan
 
 NEAR = 384
 DENSE = 640  # unbucketed features in a product at the most

@@ -15,8 +15,8 @@ import torch
 from sample_inputs import PairSample, assert_close, make_pair, reference_pair
 from torch import Tensor
 
-from nnue_trainer.perspectives import _DTYPES, _fakes, number_of
-from nnue_trainer.reference import ACTIVATIONS, Activation
+from nnue_trainer.ops.perspectives import _DTYPES, _fakes, number_of
+from nnue_trainer.ops.reference import ACTIVATIONS, Activation
 
 
 @dataclass

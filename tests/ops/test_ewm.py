@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from nnue_trainer import _enumerations, analysis
+from nnue_trainer import stats
+from nnue_trainer.ops import _enumerations
 
 RULES = [(adjust, ignore_na, bias) for adjust in (True, False) for ignore_na in (True, False) for bias in (True, False)]
 
@@ -46,7 +47,7 @@ def recursion(x: list[float], alpha: float, adjust: bool, ignore_na: bool) -> li
 def test_mean(device: torch.device, adjust: bool, ignore_na: bool) -> None:
     for n in (1, 100, 9000):
         x = values(n, 2, n)
-        found = analysis.ewm(x.to(device), alpha=0.05, adjust=adjust, ignore_na=ignore_na).mean().cpu()
+        found = stats.ewm(x.to(device), alpha=0.05, adjust=adjust, ignore_na=ignore_na).mean().cpu()
         for row in range(2):
             expected = torch.tensor(recursion(x[row].tolist(), 0.05, adjust, ignore_na), dtype=torch.float64)
             torch.testing.assert_close(found[row], expected, rtol=1e-12, atol=0, equal_nan=True)
@@ -114,20 +115,20 @@ def test_weights_that_vanish(device: torch.device) -> None:
     x = torch.full((5000,), math.nan, dtype=torch.float64)
     x[0], x[1], x[-1] = 1.0, 3.0, 7.0
     for adjust in (True, False):
-        found = analysis.ewm(x.to(device), alpha=0.5, adjust=adjust).mean().cpu()
+        found = stats.ewm(x.to(device), alpha=0.5, adjust=adjust).mean().cpu()
         assert found[4998] == found[1]
         assert found[4999] == 7
 
 
 def test_shapes(device: torch.device) -> None:
     x = values(1, 3, 4, 20).to(device)
-    whole = analysis.ewm(x, span=5).std()
-    assert torch.equal(analysis.ewm(x[1, 2], span=5).std().nan_to_num(-1), whole[1, 2].nan_to_num(-1))
+    whole = stats.ewm(x, span=5).std()
+    assert torch.equal(stats.ewm(x[1, 2], span=5).std().nan_to_num(-1), whole[1, 2].nan_to_num(-1))
     view = x.transpose(0, 2)
-    expected = analysis.ewm(view.contiguous(), span=5).mean()
-    assert torch.equal(analysis.ewm(view, span=5).mean().nan_to_num(-1), expected.nan_to_num(-1))
+    expected = stats.ewm(view.contiguous(), span=5).mean()
+    assert torch.equal(stats.ewm(view, span=5).mean().nan_to_num(-1), expected.nan_to_num(-1))
     for shape in ((0,), (3, 0), (0, 3)):
-        assert analysis.ewm(torch.empty(shape, device=device), com=1).var().shape == shape
+        assert stats.ewm(torch.empty(shape, device=device), com=1).var().shape == shape
 
 
 def test_opcheck_and_no_derivative(device: torch.device) -> None:
@@ -135,20 +136,20 @@ def test_opcheck_and_no_derivative(device: torch.device) -> None:
     torch.library.opcheck(torch.ops.nnue.ewm.default, (x, code("mean"), 0.1))
     torch.library.opcheck(torch.ops.nnue.ewm.default, (x.mT, code("std"), 0.1, False, False, True))
     with pytest.raises(RuntimeError, match=r"nnue::ewm: gradient: .*detach its inputs"):
-        analysis.ewm(x.requires_grad_(), com=1).mean().sum().backward()
+        stats.ewm(x.requires_grad_(), com=1).mean().sum().backward()
 
 
 X = torch.ones(5)
 WRONG: list[tuple[Callable[[], object], str]] = [
-    (lambda: analysis.ewm(X), "found none, expected exactly one of com, span, halflife and alpha"),
-    (lambda: analysis.ewm(X, com=1, span=2), "found com and span, expected exactly one"),
-    (lambda: analysis.ewm(X, com=-1), "com: found -1.0, expected a number ≥ 0"),
-    (lambda: analysis.ewm(X, span=0.5), "span: found 0.5, expected a number ≥ 1"),
-    (lambda: analysis.ewm(X, halflife=0), "halflife: found 0.0, expected a number > 0"),
-    (lambda: analysis.ewm(X, alpha=math.nan), "alpha: found nan, expected a number above 0"),
-    (lambda: analysis.ewm(X, alpha="x"), "alpha: found 'x', expected a number"),  # type: ignore[arg-type]
-    (lambda: analysis.ewm(X, com=1, min_periods=-1), "min_periods: found -1"),
-    (lambda: analysis.ewm(X.int(), com=1).mean(), "nnue::ewm: x: found int32"),
+    (lambda: stats.ewm(X), "found none, expected exactly one of com, span, halflife and alpha"),
+    (lambda: stats.ewm(X, com=1, span=2), "found com and span, expected exactly one"),
+    (lambda: stats.ewm(X, com=-1), "com: found -1.0, expected a number ≥ 0"),
+    (lambda: stats.ewm(X, span=0.5), "span: found 0.5, expected a number ≥ 1"),
+    (lambda: stats.ewm(X, halflife=0), "halflife: found 0.0, expected a number > 0"),
+    (lambda: stats.ewm(X, alpha=math.nan), "alpha: found nan, expected a number above 0"),
+    (lambda: stats.ewm(X, alpha="x"), "alpha: found 'x', expected a number"),  # type: ignore[arg-type]
+    (lambda: stats.ewm(X, com=1, min_periods=-1), "min_periods: found -1"),
+    (lambda: stats.ewm(X.int(), com=1).mean(), "nnue::ewm: x: found int32"),
     (lambda: torch.ops.nnue.ewm(X, 3, 0.5), "statistic: found 3, expected 0 to 2, for mean, var, std"),
     (lambda: torch.ops.nnue.ewm(X, 0, 0.0), "alpha: found 0.0+, expected 0 < alpha <= 1"),
 ]

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from nnue_trainer import _data, _library, ops
+from nnue_trainer import _data, ops
+from nnue_trainer.base import _library
 from nnue_trainer.data import BASIC_FEATURE_SETS, Batch, RecordLoader, expand, feature_set, records_from_fens
-from nnue_trainer.data.device import Expander
 from nnue_trainer.errors import UserError
+from nnue_trainer.ops.expand import Expander
 
 SETS = [
     *BASIC_FEATURE_SETS,

@@ -4,7 +4,8 @@ import pytest
 import torch
 from sample_inputs import Sample, make_sample, reference_backward, reference_forward
 
-from nnue_trainer import FeatureTransformer, functional, ops
+from nnue_trainer import FeatureTransformer, ops
+from nnue_trainer.ops import functional
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 # One rounding to the dtype, of sums whose own error is that of float32 (float64).

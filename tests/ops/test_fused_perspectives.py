@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from sample_inputs import assert_close
 from torch import Tensor
 
-from nnue_trainer import ops, perspectives, reference
-from nnue_trainer.perspectives import (
+from nnue_trainer import ops
+from nnue_trainer.ops import perspectives, reference
+from nnue_trainer.ops.perspectives import (
     Activation,
     is_fused,
     perspective_plan,

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from nnue_trainer.analysis import graph
-from nnue_trainer.analysis.graph import Graph
-from nnue_trainer.random import Philox
+from nnue_trainer.stats import graph
+from nnue_trainer.stats.graph import Graph
+from nnue_trainer.stats.random import Philox
 
 SHAPES = [(1, 1), (64, 3), (65, 300), (1000, 70), (0, 5), (5, 0), (4099, 33), (700, 130)]
 
@@ -60,8 +60,8 @@ def test_counts_of_every_bit_pattern(isa: str) -> None:
 
     program = """
 import torch
-from nnue_trainer.analysis import graph
-from nnue_trainer.random import Philox
+from nnue_trainer.stats import graph
+from nnue_trainer.stats.random import Philox
 for words in (1, 63, 64, 65, 511, 1500, 4099):
     bits = Philox(words).bits((5, words))
     bits[0] = -1

@@ -10,7 +10,7 @@ import torch
 from typer.testing import CliRunner
 
 import nnue_trainer
-from nnue_trainer import _library
+from nnue_trainer.base import _library
 from nnue_trainer.cli.info import _library_line, collect
 from nnue_trainer.cli.main import app
 

@@ -9,9 +9,10 @@ import torch
 from test_optimizer import RULES
 from torch import Tensor, nn
 
-from nnue_trainer import capabilities, fused_optimizer
-from nnue_trainer.capabilities import Choice, Machine
+from nnue_trainer import fused_optimizer
 from nnue_trainer.fused_optimizer import DEVICE_WINDOW, FusedOptimizer, LateRows, Part
+from nnue_trainer.ops import capabilities
+from nnue_trainer.ops.capabilities import Choice, Machine
 
 SHARING, OWN = 36, 43  # rows that share virtual ones, and rows that do not: more than two thread blocks
 ROWS = SHARING + OWN

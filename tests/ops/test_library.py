@@ -13,8 +13,10 @@ import pytest
 import torch
 
 import nnue_trainer
-from nnue_trainer import _data, _enumerations, _library, ops
-from nnue_trainer.analysis import windows
+from nnue_trainer import _data, ops
+from nnue_trainer.base import _library
+from nnue_trainer.ops import _enumerations
+from nnue_trainer.stats import windows
 
 
 def run_python(code: str, **env: str) -> subprocess.CompletedProcess[str]:
@@ -73,13 +75,14 @@ def test_broken_cuda_library_leaves_the_cpu(package_copy: Path) -> None:
     (package_copy / "nnue_trainer" / "_ops_cuda.so").write_bytes(b"not a library")
     code = """
 import torch
-from nnue_trainer import FeatureTransformer, _library, ops
+from nnue_trainer import FeatureTransformer, ops
+from nnue_trainer.base import _library
 assert FeatureTransformer(4, 3)(torch.zeros(2, 1, dtype=torch.int32)).shape == (2, 3)
 assert "_ops_cuda.so" in _library.load().cuda_error, _library.load().cuda_error
 rows = torch.zeros(2, 1, dtype=torch.int32)
 arguments = (rows, None, torch.zeros(4, 3), torch.zeros(3), None)
 cuda = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
-from nnue_trainer import perspectives
+from nnue_trainer.ops import perspectives
 assert perspectives.is_fused(torch.zeros(4, 2))
 assert not perspectives.is_fused(torch.zeros(768, 16, device="meta"), 768)
 try:
@@ -102,7 +105,7 @@ import sys, torch
 sys.path.insert(0, {str(Path(__file__).parent)!r})
 from sample_inputs import make_pair, make_sample
 from nnue_trainer import ops
-from nnue_trainer.perspectives import perspective_transformer
+from nnue_trainer.ops.perspectives import perspective_transformer
 results = []
 g = torch.Generator().manual_seed(0)
 for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16):

@@ -20,13 +20,13 @@ from sample_inputs import assert_close
 from sample_models import assert_as_apart, make_model
 from torch import Tensor
 
-from nnue_trainer import perspectives
 from nnue_trainer.losses import NO_SCORE, Loss, SigmoidLoss, WinRateLoss, mean
 from nnue_trainer.modules import StackedLinear, layer_stacks
 from nnue_trainer.modules.layer_stacks import FirstOutputs, LayerCall, LayerStacks, StackLayer, Targets
+from nnue_trainer.ops import perspectives
+from nnue_trainer.ops.perspectives import FusedCall, number_of, perspective_transformer
 from nnue_trainer.parallel.division import Columns
 from nnue_trainer.parallel.ranks import Ranks
-from nnue_trainer.perspectives import FusedCall, number_of, perspective_transformer
 
 T = TypeVar("T")
 

@@ -12,9 +12,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from nnue_trainer import capabilities, fused_optimizer
-from nnue_trainer.capabilities import Choice
+from nnue_trainer import fused_optimizer
 from nnue_trainer.nets.base import VirtualRows, WeightBound
+from nnue_trainer.ops import capabilities
+from nnue_trainer.ops.capabilities import Choice
 from nnue_trainer.optim.base import OPTIMIZERS, Work
 from nnue_trainer.optim.muon import MuonRule
 

@@ -23,10 +23,10 @@ from nnue_trainer.data import (
     fields,
     records_from_fens,
 )
-from nnue_trainer.data.device import Expander
 from nnue_trainer.data.feature_sets import FEATURE_SETS, View, header, left_packed
 from nnue_trainer.data.feature_sets.base import terms
 from nnue_trainer.errors import UserError
+from nnue_trainer.ops.expand import Expander
 
 ROOT = Path(__file__).resolve().parents[2]
 WALKS = ROOT / "examples" / "extending"

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from nnue_trainer import ops
 from nnue_trainer.data.batch import Batch
 from nnue_trainer.modules.perspective_transformer import PerspectiveTransformer
-from nnue_trainer.perspectives import (
+from nnue_trainer.ops.perspectives import (
     Activation,
     is_fused,
     number_of,

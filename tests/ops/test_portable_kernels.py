@@ -12,8 +12,8 @@ import torch
 from sample_inputs import assert_close
 from torch import Tensor
 
-from nnue_trainer.perspectives import _DTYPES, number_of
-from nnue_trainer.reference import ACTIVATIONS, Activation
+from nnue_trainer.ops.perspectives import _DTYPES, number_of
+from nnue_trainer.ops.reference import ACTIVATIONS, Activation
 
 POSITIONS, FEATURES, ACTIVE = 37, 50, 13
 

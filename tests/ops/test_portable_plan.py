@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nnue_trainer._library import as_text
+from nnue_trainer.base._library import as_text
 
 RECORDS = {"slots": 4, "tasks": 4, "long_lists": 4, "counts": 2}
 DTYPES = {"slot_cost": np.int64, "task_cost": np.int64, "black_first": np.uint8}

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from nnue_trainer import _enumerations
-from nnue_trainer.random import Philox
+from nnue_trainer.ops import _enumerations
+from nnue_trainer.stats.random import Philox
 
 # Counter, key and result, from the known-answer file that its authors publish with Random123.
 KNOWN = [

@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from nnue_trainer import _enumerations, analysis
+from nnue_trainer import stats
+from nnue_trainer.ops import _enumerations
 
 STATISTICS = ("sum", "mean", "var", "std", "min", "max", "skew", "kurt", "cov", "corr")
 PAIRS = ("cov", "corr")
@@ -230,9 +231,9 @@ def test_quantiles_of_windows_of_all_lengths() -> None:
     x = values(5, 3, 20_000)
     for window in (1, 10, 1000, 7000, 7200, 15_000):
         for dtype in (torch.float64, torch.float32):
-            found = analysis.rolling(x.to("cuda", dtype), window, 1).quantile(0.4)
+            found = stats.rolling(x.to("cuda", dtype), window, 1).quantile(0.4)
             assert torch.equal(
-                found.cpu().nan_to_num(-77), analysis.rolling(x.to(dtype), window, 1).quantile(0.4).nan_to_num(-77)
+                found.cpu().nan_to_num(-77), stats.rolling(x.to(dtype), window, 1).quantile(0.4).nan_to_num(-77)
             )
 
 
@@ -249,7 +250,7 @@ def test_a_huge_offset_over_a_hundred_million_values() -> None:
 def keeps_accuracy(n: int, window: int, device: torch.device) -> None:
     g = torch.Generator().manual_seed(7)
     x = torch.randn(n, generator=g, dtype=torch.float64) + 1e9
-    found = analysis.rolling(x.to(device), window, min_periods=1)
+    found = stats.rolling(x.to(device), window, min_periods=1)
     at = torch.tensor([0, 1, n // 3, n - 2, n - 1])
     total, mean, std = (t.cpu()[at] for t in (found.sum(), found.mean(), found.std()))
     for k, i in enumerate(at.tolist()):
@@ -319,7 +320,7 @@ def test_no_drift_behind_an_outlier(device: torch.device) -> None:
     """What left the window leaves no trace: sums of differences would keep an error of 1e284 here."""
     x = torch.ones(5000, dtype=torch.float64)
     x[100] = 1e300
-    found = analysis.rolling(x.to(device), 30)
+    found = stats.rolling(x.to(device), 30)
     assert found.sum()[131:].eq(30).all()
     assert found.std()[131:].eq(0).all()
     assert found.sum()[100:130].ge(1e300).all()
@@ -327,7 +328,7 @@ def test_no_drift_behind_an_outlier(device: torch.device) -> None:
 
 @pytest.mark.parametrize("name", ["var", "skew", "kurt"])
 def test_constants_have_no_spread(device: torch.device, name: str) -> None:
-    found = getattr(analysis.rolling(torch.full((4000,), 0.1, device=device), 100), name)()[99:]
+    found = getattr(stats.rolling(torch.full((4000,), 0.1, device=device), 100), name)()[99:]
     assert found.eq(0).all() if name == "var" else found.isnan().all()
 
 
@@ -345,16 +346,16 @@ def test_same_bits_for_any_number_of_threads() -> None:
 def test_shapes(device: torch.device) -> None:
     """Any dimensions, views, no elements."""
     x = values(1, 4, 3, 20).to(device)
-    whole = analysis.rolling(x, 5, 1).mean()
+    whole = stats.rolling(x, 5, 1).mean()
     assert whole.shape == x.shape
-    assert torch.equal(analysis.rolling(x[1, 2], 5, 1).mean().nan_to_num(9), whole[1, 2].nan_to_num(9))
+    assert torch.equal(stats.rolling(x[1, 2], 5, 1).mean().nan_to_num(9), whole[1, 2].nan_to_num(9))
     view = x.transpose(0, 2)[::2]
-    expected = analysis.rolling(view.contiguous(), 3, 1).max()
-    assert torch.equal(analysis.rolling(view, 3, 1).max().nan_to_num(9), expected.nan_to_num(9))
+    expected = stats.rolling(view.contiguous(), 3, 1).max()
+    assert torch.equal(stats.rolling(view, 3, 1).max().nan_to_num(9), expected.nan_to_num(9))
     for shape in ((0,), (3, 0), (0, 3), (2, 0, 4)):
         empty = torch.empty(shape, device=device)
-        assert analysis.rolling(empty, 3).std().shape == shape
-        assert analysis.rolling(empty, 3).median().shape == shape
+        assert stats.rolling(empty, 3).std().shape == shape
+        assert stats.rolling(empty, 3).median().shape == shape
 
 
 def samples(device: torch.device) -> list[tuple[object, tuple[object, ...]]]:
@@ -375,7 +376,7 @@ def test_opcheck(device: torch.device) -> None:
 
 def test_compiled(device: torch.device) -> None:
     def smooth(x: Tensor) -> Tensor:
-        return analysis.rolling(x, 4, 1).mean() * 2
+        return stats.rolling(x, 4, 1).mean() * 2
 
     x = values(1, 3, 40, missing=0).to(device)
     assert_same(torch.compile(smooth, fullgraph=True)(x), smooth(x).cpu(), 1e-12)
@@ -384,32 +385,32 @@ def test_compiled(device: torch.device) -> None:
 def test_no_derivative(device: torch.device) -> None:
     x = torch.ones(9, device=device, requires_grad=True)
     with pytest.raises(RuntimeError, match=r"nnue::rolling: gradient: .*; it has no derivative: detach its inputs"):
-        analysis.rolling(x, 3).mean().sum().backward()
-    assert torch.equal(analysis.rolling(x.detach(), 3).mean()[2:], torch.ones(7, device=device))
+        stats.rolling(x, 3).mean().sum().backward()
+    assert torch.equal(stats.rolling(x.detach(), 3).mean()[2:], torch.ones(7, device=device))
     with pytest.raises(RuntimeError, match=r"nnue::rolling: forward mode"):
-        torch.func.jvp(lambda v: analysis.rolling(v, 3).mean(), (x.detach(),), (x.detach(),))
+        torch.func.jvp(lambda v: stats.rolling(v, 3).mean(), (x.detach(),), (x.detach(),))
     rows = torch.arange(12.0, device=device).view(3, 4)
-    each = torch.vmap(lambda row: analysis.rolling(row, 2).sum())(rows)
-    assert torch.equal(each.nan_to_num(-1), analysis.rolling(rows, 2).sum().nan_to_num(-1))
+    each = torch.vmap(lambda row: stats.rolling(row, 2).sum())(rows)
+    assert torch.equal(each.nan_to_num(-1), stats.rolling(rows, 2).sum().nan_to_num(-1))
 
 
 X = torch.ones(5)
 WRONG: list[tuple[Callable[[], object], str]] = [
-    (lambda: analysis.rolling(X, -1), "window: found -1, expected a whole number from 0 on"),
-    (lambda: analysis.rolling(X, 2.5), "window: found 2.5, expected a whole number"),  # type: ignore[arg-type]
-    (lambda: analysis.rolling(X, True), "window: found True, expected a whole number"),
-    (lambda: analysis.rolling(X, 2, 3), "min_periods: found 3, expected at most the window, 2"),
-    (lambda: analysis.rolling(X, 2, -1), "min_periods: found -1, expected a whole number"),
-    (lambda: analysis.rolling(X, 2, center=1), "center: found 1, expected True or False"),  # type: ignore[arg-type]
-    (lambda: analysis.rolling(X, 2, closed="x"), "closed: found 'x', expected one of right, left"),  # type: ignore[arg-type]
-    (lambda: analysis.rolling(X.int(), 2).sum(), "nnue::rolling: x: found int32, expected float32 or float64"),
-    (lambda: analysis.rolling(X.sum(), 2).sum(), "nnue::rolling: x: found no dimension"),
-    (lambda: analysis.rolling(X, 2).cov(X[:4]), r"y: found shape \[4\], expected that of x, \[5\]"),
-    (lambda: analysis.rolling(X, 2).corr(X.int()), "y: found int32, expected float32"),
-    (lambda: analysis.rolling(X, 2).corr([1]), "other: found list, expected a tensor"),  # type: ignore[arg-type]
-    (lambda: analysis.rolling(X, 2).quantile(1.5), "quantile: found 1.5.*, expected 0 ... 1"),
-    (lambda: analysis.rolling(X, 2).quantile(math.nan), "quantile: found .*nan, expected 0 ... 1"),
-    (lambda: analysis.rolling(X, 2).quantile(0.5, "odd"), "interpolation: found 'odd', expected linear"),  # type: ignore[arg-type]
+    (lambda: stats.rolling(X, -1), "window: found -1, expected a whole number from 0 on"),
+    (lambda: stats.rolling(X, 2.5), "window: found 2.5, expected a whole number"),  # type: ignore[arg-type]
+    (lambda: stats.rolling(X, True), "window: found True, expected a whole number"),
+    (lambda: stats.rolling(X, 2, 3), "min_periods: found 3, expected at most the window, 2"),
+    (lambda: stats.rolling(X, 2, -1), "min_periods: found -1, expected a whole number"),
+    (lambda: stats.rolling(X, 2, center=1), "center: found 1, expected True or False"),  # type: ignore[arg-type]
+    (lambda: stats.rolling(X, 2, closed="x"), "closed: found 'x', expected one of right, left"),  # type: ignore[arg-type]
+    (lambda: stats.rolling(X.int(), 2).sum(), "nnue::rolling: x: found int32, expected float32 or float64"),
+    (lambda: stats.rolling(X.sum(), 2).sum(), "nnue::rolling: x: found no dimension"),
+    (lambda: stats.rolling(X, 2).cov(X[:4]), r"y: found shape \[4\], expected that of x, \[5\]"),
+    (lambda: stats.rolling(X, 2).corr(X.int()), "y: found int32, expected float32"),
+    (lambda: stats.rolling(X, 2).corr([1]), "other: found list, expected a tensor"),  # type: ignore[arg-type]
+    (lambda: stats.rolling(X, 2).quantile(1.5), "quantile: found 1.5.*, expected 0 ... 1"),
+    (lambda: stats.rolling(X, 2).quantile(math.nan), "quantile: found .*nan, expected 0 ... 1"),
+    (lambda: stats.rolling(X, 2).quantile(0.5, "odd"), "interpolation: found 'odd', expected linear"),  # type: ignore[arg-type]
     (lambda: torch.ops.nnue.rolling(X, None, 10, 0, 1, 0), "statistic: found 10, expected 0 to 9, for sum, mean"),
     (lambda: torch.ops.nnue.rolling(X, X, 0, 0, 1, 0), "y: found a tensor, expected none for this statistic"),
     (lambda: torch.ops.nnue.rolling(X, None, code("cov"), 0, 1, 0), "y: found none, expected a tensor"),
@@ -431,7 +432,7 @@ def test_more_than_two_to_the_31_elements(cuda: torch.device) -> None:
     n = (1 << 31) + 5000
     x = torch.zeros(n, device=cuda)
     x[-10:] = 1
-    found = analysis.rolling(x, 5000).sum()
+    found = stats.rolling(x, 5000).sum()
     assert found[-1].item() == 10
     assert found[4998].isnan()
     assert found[1 << 31].item() == 0
@@ -445,6 +446,6 @@ def test_on_a_stream_of_its_own(cuda: torch.device) -> None:
     with torch.cuda.stream(stream):
         torch.cuda._sleep(10_000_000)
         x.fill_(1)
-        found = analysis.rolling(x, 10_000).sum()
+        found = stats.rolling(x, 10_000).sum()
     stream.synchronize()
     assert found[-1].item() == 10_000

@@ -26,7 +26,7 @@ from nnue_trainer.modules import layer_stacks
 from nnue_trainer.modules.layer_stacks import FirstOutputs, LayerCall, LayerStacks, Targets
 from nnue_trainer.nets import NnueModel
 from nnue_trainer.nets.rounded_forward import RoundedForward
-from nnue_trainer.perspectives import FusedCall, number_of
+from nnue_trainer.ops.perspectives import FusedCall, number_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

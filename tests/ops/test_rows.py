@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from nnue_trainer import rows
+from nnue_trainer.stats import matrix
 
 SHAPES = [(1, 1), (3, 5), (64, 64), (65, 129), (1, 300), (257, 2), (2, 3, 70, 33), (0, 4), (4, 0), (0, 3, 4)]
 DTYPES = [torch.bool, torch.uint8, torch.int8, torch.int16, torch.bfloat16, torch.float32, torch.int64, torch.float64]
@@ -60,7 +60,7 @@ def test_words_and_elements(place: tuple[Any, torch.device], dtype: torch.dtype)
 def test_many_matrices(device: torch.device) -> None:
     """More than CUDA transposes in one launch."""
     x = numbers((65537, 2, 3), torch.int16).to(device)
-    assert torch.equal(rows.transpose(x), x.mT)
+    assert torch.equal(matrix.transpose(x), x.mT)
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.float32, torch.float64])
@@ -70,7 +70,7 @@ def test_tiles_and_their_edges(device: torch.device, dtype: torch.dtype) -> None
     large = ((1024, 8192), (1088, 1030, 8), (3, 2048, 1400), (2049, 4099))
     for shape in (*itertools.product(sizes, (*sizes, 255, 256, 257)), (1100, 40), *large):
         x = numbers(shape, dtype).to(device)
-        assert torch.equal(rows.transpose(x), x.mT), shape
+        assert torch.equal(matrix.transpose(x), x.mT), shape
 
 
 FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
@@ -125,19 +125,19 @@ def test_numbers_that_are_not_finite(place: tuple[Any, torch.device], dtype: tor
 
 def test_norms_of_the_wrapper(device: torch.device) -> None:
     x = normal((3, 16), torch.float32).to(device)
-    for order, found, value in zip((1, 2, math.inf), rows.norms(x), expected(x), strict=True):
+    for order, found, value in zip((1, 2, math.inf), matrix.norms(x), expected(x), strict=True):
         torch.testing.assert_close(found, value)
-        torch.testing.assert_close(rows.norm(x, order), value)
+        torch.testing.assert_close(matrix.norm(x, order), value)
 
 
 def test_out(device: torch.device) -> None:
     """Results go into the tensors that are given, and into no others."""
     x = torch.tensor([[3.0, -4.0], [0.0, 1.0]], device=device)
     l2 = torch.empty(2, device=device)
-    found = rows.norms(x, out=(None, l2, None))
+    found = matrix.norms(x, out=(None, l2, None))
     assert found.l2 is l2
     assert [t.tolist() for t in found] == [[7, 1], [5, 1], [4, 1]]
-    assert rows.norm(x, math.inf, out=l2) is l2
+    assert matrix.norm(x, math.inf, out=l2) is l2
     assert l2.tolist() == [4, 1]
 
 
@@ -160,23 +160,23 @@ def test_an_output_inside_the_input_is_refused(place: tuple[Any, torch.device]) 
 def test_nan_and_huge_rows(device: torch.device) -> None:
     x = torch.zeros(3, 40, device=device)
     x[0, 17], x[1, 5], x[2] = math.nan, math.inf, 3e38
-    l1, l2, largest = (t.tolist() for t in rows.norms(x))
+    l1, l2, largest = (t.tolist() for t in matrix.norms(x))
     assert all(math.isnan(t[0]) for t in (l1, l2, largest))
     assert [t[1] for t in (l1, l2, largest)] == [math.inf] * 3
     assert largest[2] == pytest.approx(3e38)
-    assert rows.norm(x[2, :1].expand(1, 1)).item() == pytest.approx(3e38)
+    assert matrix.norm(x[2, :1].expand(1, 1)).item() == pytest.approx(3e38)
 
 
 def test_errors() -> None:
     x = torch.ones(3, 4)
     for call, message in (
-        (lambda: rows.transpose(x[0]), r"nnue::transpose: x: found 1 dimensions, expected shape \[..., R, C\]"),
-        (lambda: rows.transpose(x.to(torch.complex128)), "expected a dtype of 1, 2, 4 or 8 bytes"),
-        (lambda: rows.norms(x.int()), "nnue::row_norms: x: found int32, expected float32"),
-        (lambda: rows.norms(x, (torch.empty(4), None, None)), r"sums: found shape \[4\], expected shape \[3\]"),
-        (lambda: rows.norms(x, (None, torch.empty(3).double(), None)), "roots: found float64, expected float32"),
-        (lambda: rows.norms(x, (None, None, torch.empty(6)[::2])), "largest: found a tensor that is not contiguous"),
-        (lambda: rows.norm(x, 3), "order: found 3, expected 1, 2 or inf"),
+        (lambda: matrix.transpose(x[0]), r"nnue::transpose: x: found 1 dimensions, expected shape \[..., R, C\]"),
+        (lambda: matrix.transpose(x.to(torch.complex128)), "expected a dtype of 1, 2, 4 or 8 bytes"),
+        (lambda: matrix.norms(x.int()), "nnue::row_norms: x: found int32, expected float32"),
+        (lambda: matrix.norms(x, (torch.empty(4), None, None)), r"sums: found shape \[4\], expected shape \[3\]"),
+        (lambda: matrix.norms(x, (None, torch.empty(3).double(), None)), "roots: found float64, expected float32"),
+        (lambda: matrix.norms(x, (None, None, torch.empty(6)[::2])), "largest: found a tensor that is not contiguous"),
+        (lambda: matrix.norm(x, 3), "order: found 3, expected 1, 2 or inf"),
     ):
         with pytest.raises((ValueError, RuntimeError), match=message):
             call()
@@ -187,7 +187,7 @@ def test_opcheck_and_no_derivative(device: torch.device) -> None:
     torch.library.opcheck(torch.ops.nnue.transpose.default, (x,))
     torch.library.opcheck(torch.ops.nnue.row_norms.default, (x, torch.empty(3, device=device), None, None))
     with pytest.raises(RuntimeError, match=r"nnue::transpose: gradient: .*detach its inputs"):
-        rows.transpose(x.requires_grad_()).sum().backward()
+        matrix.transpose(x.requires_grad_()).sum().backward()
 
 
 def test_dimensions_in_any_order() -> None:
@@ -201,6 +201,6 @@ def test_dimensions_in_any_order() -> None:
                 np.frombuffer(values.tobytes(), values.dtype),
             ):
                 given = given.reshape(shape)
-                found = rows.permuted(given, order)
+                found = matrix.permuted(given, order)
                 assert found.flags.c_contiguous
                 assert np.array_equal(found, given.transpose(order)), (shape, order)

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from nnue_trainer import perspectives
-from nnue_trainer.perspectives import number_of, perspective_plan, perspective_transformer
+from nnue_trainer.ops import perspectives
+from nnue_trainer.ops.perspectives import number_of, perspective_plan, perspective_transformer
 
 FEATURES, POSITIONS, OUTPUTS = 300, 70, 48
 

@@ -7,7 +7,8 @@ import pytest
 import torch
 from sample_inputs import Sample, make_sample, reference_forward
 
-from nnue_trainer import functional, ops
+from nnue_trainer import ops
+from nnue_trainer.ops import functional
 
 
 @pytest.fixture

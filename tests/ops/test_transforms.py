@@ -10,7 +10,8 @@ from sample_inputs import Sample, make_pair, make_sample, reference_forward
 from torch.autograd import forward_ad
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 
-from nnue_trainer import FeatureTransformer, functional, ops, perspectives
+from nnue_trainer import FeatureTransformer, ops
+from nnue_trainer.ops import functional, perspectives
 
 ACTIVATIONS = ["identity", "crelu", "screlu", "pairwise"]
 

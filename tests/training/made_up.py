@@ -6,9 +6,10 @@ from typing import Any
 
 import torch
 
-from nnue_trainer import checkpoint, config, nets
-from nnue_trainer.checkpoint import Checkpoint
+from nnue_trainer import config, nets
 from nnue_trainer.data.batch import Batch
+from nnue_trainer.files import checkpoint
+from nnue_trainer.files.checkpoint import Checkpoint
 from nnue_trainer.training.checkpoints import CheckpointStore
 from nnue_trainer.training.run_folder import RunFolder
 from nnue_trainer.training.trainer import Trainer

@@ -15,7 +15,7 @@ from typing import Any
 SECONDS = 60.0  # more than any of these runs takes on a busy machine
 _LATER = (
     "nnue_trainer.presets",
-    "nnue_trainer.compile_once",
+    "nnue_trainer.files.compile_once",
     "torch._dynamo",
     "torch._inductor",
     "torch.distributed.tensor",

@@ -11,10 +11,10 @@ import torch
 from made_up import made_up_batch, trainer
 from typer.testing import CliRunner
 
-from nnue_trainer import checkpoint
 from nnue_trainer.cli.main import app
 from nnue_trainer.data.binpack import write_binpack
 from nnue_trainer.errors import UserError
+from nnue_trainer.files import checkpoint
 
 SIMPLE = "model={kind: simple, hidden: 16, quantisation: {aware: true}}"
 LATE = "model={kind: simple, hidden: 16, quantisation: {aware: true, aware_from: 0.55}}"

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 from made_up import trainer
 
-from nnue_trainer import checkpoint, registry
+from nnue_trainer import registry
 from nnue_trainer.errors import UserError
+from nnue_trainer.files import checkpoint
 from nnue_trainer.training import Summary, Trainer
 
 LISTENER = '''

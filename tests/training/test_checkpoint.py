@@ -7,9 +7,9 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from nnue_trainer import checkpoint
-from nnue_trainer.checkpoint import Checkpoint
 from nnue_trainer.errors import UserError
+from nnue_trainer.files import checkpoint
+from nnue_trainer.files.checkpoint import Checkpoint
 
 
 def example(value: float = 1.0) -> Checkpoint:

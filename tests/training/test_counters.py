@@ -10,9 +10,9 @@ import pytest
 import torch
 from made_up import BATCH, trainer
 
-from nnue_trainer import checkpoint
-from nnue_trainer.checkpoint import Checkpoint
 from nnue_trainer.data import RecordLoader
+from nnue_trainer.files import checkpoint
+from nnue_trainer.files.checkpoint import Checkpoint
 from nnue_trainer.optim.base import OPTIMIZERS
 
 LONG = ("training.epochs=1048576", "training.positions_per_epoch=1099511627776")  # 2^55 steps of 32

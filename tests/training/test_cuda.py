@@ -6,10 +6,12 @@ import pytest
 import torch
 from made_up import MadeUpSource, made_up_batch, recipe
 
-from nnue_trainer import capabilities, checkpoint, nets, perspectives
+from nnue_trainer import nets
 from nnue_trainer.data import RecordLoader
 from nnue_trainer.data.batch import Batch
-from nnue_trainer.perspectives import PerspectivePlan, is_fused
+from nnue_trainer.files import checkpoint
+from nnue_trainer.ops import capabilities, perspectives
+from nnue_trainer.ops.perspectives import PerspectivePlan, is_fused
 from nnue_trainer.training.batches import DeviceBatches
 from nnue_trainer.training.recorder import EAGER_CALLS
 from nnue_trainer.training.run import set_up_torch

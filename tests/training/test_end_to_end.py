@@ -13,8 +13,9 @@ from command import nnue
 from small_runs import split_sample
 from waiting import wait_for
 
-from nnue_trainer import checkpoint, nets
+from nnue_trainer import nets
 from nnue_trainer.errors import UserError
+from nnue_trainer.files import checkpoint
 
 
 @pytest.fixture(scope="module")

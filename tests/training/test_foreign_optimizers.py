@@ -11,8 +11,8 @@ import torch
 from made_up import trainer
 from test_optim import Net, inputs, train
 
-from nnue_trainer import checkpoint
 from nnue_trainer.errors import UserError
+from nnue_trainer.files import checkpoint
 from nnue_trainer.optim import Optimizer, OptimizerConfig, Rule, TorchRule, Work
 from nnue_trainer.optim.base import OPTIMIZERS
 from nnue_trainer.schema import section

@@ -9,7 +9,8 @@ import torch
 from test_optim import Net, inputs
 from torch import nn
 
-from nnue_trainer import nets, perspectives
+from nnue_trainer import nets
+from nnue_trainer.ops import perspectives
 from nnue_trainer.optim import AdamW, Optimizer, Ranger, RangerLite
 from nnue_trainer.optim.base import OptimizerConfig
 

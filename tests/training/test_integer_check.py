@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from nnue_trainer import nets
-from nnue_trainer.checkpoint import Checkpoint
 from nnue_trainer.errors import UserError
+from nnue_trainer.files.checkpoint import Checkpoint
 from nnue_trainer.nets.base import NnueModel
 from nnue_trainer.nets.integer_forward import IntegerForward
 from nnue_trainer.training.integer_check import check_integers, start_check

@@ -6,7 +6,7 @@ import torch
 from nnue_trainer.lambdas import LAMBDAS
 from nnue_trainer.lambdas.base import JITTER_STREAM
 from nnue_trainer.losses import LOSSES
-from nnue_trainer.random import Philox
+from nnue_trainer.stats.random import Philox
 
 PER_EPOCH, EPOCHS = 10, 10
 

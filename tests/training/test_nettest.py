@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 from command import nnue
 
-from nnue_trainer import config, nettest, presets, schema
+from nnue_trainer import config, presets, schema
 from nnue_trainer.averages import Swa
+from nnue_trainer.config import nettest
 from nnue_trainer.errors import UserError
 
 # The options of the recipe of September 2026, as the specification has them; the second step halves the batch by a key

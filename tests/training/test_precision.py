@@ -4,7 +4,8 @@ import pytest
 import torch
 from made_up import recipe, trainer
 
-from nnue_trainer import checkpoint, nets
+from nnue_trainer import nets
+from nnue_trainer.files import checkpoint
 from nnue_trainer.modules.layer_stacks import LayerStacks
 from nnue_trainer.nets.base import StackedModel
 from nnue_trainer.training.precision import settled

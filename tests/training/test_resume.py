@@ -14,10 +14,10 @@ from command import nnue
 from small_runs import last, split_sample, written
 from waiting import wait_for
 
-from nnue_trainer import checkpoint
 from nnue_trainer.data import RecordLoader
 from nnue_trainer.data.binpack import write_binpack
 from nnue_trainer.errors import UserError
+from nnue_trainer.files import checkpoint
 from nnue_trainer.training import run as runs
 from nnue_trainer.training.run_folder import RunFolder
 from nnue_trainer.training.trainer import Trainer

@@ -13,8 +13,8 @@ import pytest
 from made_up import content, names, run_of, steps, trainer
 from waiting import wait_for
 
-from nnue_trainer import checkpoint
 from nnue_trainer.errors import UserError
+from nnue_trainer.files import checkpoint
 from nnue_trainer.training.checkpoints import CheckpointStore
 from nnue_trainer.training.run_folder import RunFolder
 

@@ -26,8 +26,9 @@ from safetensors.torch import load_file, save_file
 from small_runs import in_chunks, last, split_sample, written
 from torch import Tensor
 
-from nnue_trainer import checkpoint, config, nets
+from nnue_trainer import config, nets
 from nnue_trainer.data import RecordLoader
+from nnue_trainer.files import checkpoint
 from nnue_trainer.parallel import ranks as ranks_module
 from nnue_trainer.parallel import watch
 from nnue_trainer.parallel.division import divide

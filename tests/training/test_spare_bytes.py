@@ -11,10 +11,10 @@ from command import nnue
 from small_runs import last, split_sample, written
 
 from nnue_trainer.data import Filters, PositionReader, RecordLoader
-from nnue_trainer.data.device import Expander
 from nnue_trainer.data.fields import separate_spare
 from nnue_trainer.data.transform import convert
 from nnue_trainer.errors import UserError
+from nnue_trainer.ops.expand import Expander
 
 VECTORS = Path(__file__).parents[1] / "vectors" / "data2"
 

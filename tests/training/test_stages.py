@@ -12,8 +12,9 @@ import yaml
 from command import nnue
 from small_runs import last, split_sample, written
 
-from nnue_trainer import checkpoint, config, presets
+from nnue_trainer import config, presets
 from nnue_trainer.errors import UserError
+from nnue_trainer.files import checkpoint
 from nnue_trainer.training import run as runs
 from nnue_trainer.training.stages import stages_of
 from nnue_trainer.training.trainer import Trainer

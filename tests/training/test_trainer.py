@@ -12,8 +12,8 @@ import pytest
 import torch
 from made_up import BATCH, MadeUpSource, made_up_batch, trainer
 
-from nnue_trainer import checkpoint
 from nnue_trainer.errors import UserError
+from nnue_trainer.files import checkpoint
 from nnue_trainer.schedules import RunStep
 from nnue_trainer.training.trainer import Trainer
 

@@ -9,11 +9,12 @@ import pytest
 import torch
 from command import nnue
 
-from nnue_trainer import checkpoint, nets
-from nnue_trainer.checkpoint import Checkpoint
+from nnue_trainer import nets
 from nnue_trainer.data import Loader
 from nnue_trainer.errors import UserError
 from nnue_trainer.export import net_from_checkpoint, write_net
+from nnue_trainer.files import checkpoint
+from nnue_trainer.files.checkpoint import Checkpoint
 from nnue_trainer.losses.win_rate import WinRateLoss
 from nnue_trainer.nets.base import NETS, NnueModel
 from nnue_trainer.training.warm_start import start_from

@@ -8,8 +8,9 @@ import pytest
 import torch
 from made_up import MadeUpSource, made_up_batch, recipe
 
-from nnue_trainer import checkpoint, nets
+from nnue_trainer import nets
 from nnue_trainer.data import Loader, RecordLoader
+from nnue_trainer.files import checkpoint
 from nnue_trainer.parallel.ranks import Ranks
 from nnue_trainer.training import run
 from nnue_trainer.training.batches import DeviceBatches

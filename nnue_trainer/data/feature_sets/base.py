@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from nnue_trainer import _data
+from nnue_trainer.base.foreign import explaining, place, returned
 from nnue_trainer.data.feature_sets.view import View, views
 from nnue_trainer.errors import UserError, quoted
-from nnue_trainer.foreign import explaining, place, returned
 from nnue_trainer.registry import Registry
 from nnue_trainer.schema import to_data, validate
 

@@ -22,11 +22,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from nnue_trainer import _data, _library, compile_once
+from nnue_trainer import _data
+from nnue_trainer.base import _library
+from nnue_trainer.base.progress import Unfailing
 from nnue_trainer.data.feature_sets.base import Features
 from nnue_trainer.data.feature_sets.view import View
 from nnue_trainer.errors import UserError, shown
-from nnue_trainer.progress import Unfailing
+from nnue_trainer.files import compile_once
 from nnue_trainer.schema import section
 
 _PROJECT = Path(__file__).resolve().parents[3]

@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from nnue_trainer import _data
+from nnue_trainer.base.foreign import explaining, returned
 from nnue_trainer.data.filters.base import portable_name
 from nnue_trainer.errors import UserError
-from nnue_trainer.foreign import explaining, returned
 from nnue_trainer.registry import Registry
 from nnue_trainer.schema import to_data
 

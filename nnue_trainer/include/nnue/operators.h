@@ -4,7 +4,7 @@
 //     at::Tensor out = nnue::feature_transformer(indices, weight, bias);  // differentiable
 //
 // The dispatcher has the operators' forward and backward without a connection between the two, since torch's stable ABI
-// cannot register a derivative: here torch::autograd::Functions connect them, as nnue_trainer/ops.py and
+// cannot register a derivative: here torch::autograd::Functions connect them, as nnue_trainer/ops/__init__.py and
 // perspectives.py do in Python, with the same results to the bit. Reverse mode, once: a backward has no derivative of
 // its own.
 //

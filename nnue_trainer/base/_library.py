@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 
-from nnue_trainer import _unbuilt
+from nnue_trainer.base import _unbuilt
 
-CPU_LIBRARY = Path(__file__).with_name("_ops_cpu.so")
-CUDA_LIBRARY = Path(__file__).with_name("_ops_cuda.so")
+CPU_LIBRARY = Path(__file__).parents[1] / "_ops_cpu.so"
+CUDA_LIBRARY = Path(__file__).parents[1] / "_ops_cuda.so"
 # The oldest torch whose stable ABI has everything that the libraries use; TORCH_TARGET_VERSION in setup.py.
 TARGET_TORCH = "2.10"
 

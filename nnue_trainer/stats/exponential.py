@@ -1,6 +1,6 @@
 """Exponentially weighted moments along the last dimension, with the values and the NaN rules of pandas.
 
-    trend = analysis.ewm(loss, span=100).mean()
+    trend = stats.ewm(loss, span=100).mean()
 
 One operator, `nnue::ewm`, a scan on CPU and CUDA; its contract is in csrc/ewm.h. It has no derivative.
 """
@@ -14,7 +14,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from nnue_trainer import _enumerations, _plain_operators
+from nnue_trainer.ops import _enumerations, _plain_operators
 
 EWM = "nnue::ewm"
 

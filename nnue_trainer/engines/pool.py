@@ -7,8 +7,8 @@ import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import TypeVar
 
+from nnue_trainer.engines.uci import Engine
 from nnue_trainer.errors import UserError
-from nnue_trainer.uci import Engine
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")

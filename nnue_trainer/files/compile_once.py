@@ -23,10 +23,10 @@ import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from nnue_trainer import system
-from nnue_trainer.atomic import replacing
+from nnue_trainer.base import system
+from nnue_trainer.base.progress import Unfailing, progress_bar
 from nnue_trainer.errors import UserError, shown
-from nnue_trainer.progress import Unfailing, progress_bar
+from nnue_trainer.files.atomic import replacing
 
 _SHOWN_ERRORS = 3
 

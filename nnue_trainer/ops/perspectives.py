@@ -20,10 +20,11 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from nnue_trainer import _derivatives, capabilities, ops, reference
-from nnue_trainer._library import as_text
-from nnue_trainer.capabilities import Kernels, set_cuda_kernels
-from nnue_trainer.reference import ACTIVATIONS, Activation
+from nnue_trainer import ops
+from nnue_trainer.base._library import as_text
+from nnue_trainer.ops import _derivatives, capabilities, reference
+from nnue_trainer.ops.capabilities import Kernels, set_cuda_kernels
+from nnue_trainer.ops.reference import ACTIVATIONS, Activation
 
 __all__ = ["PerspectivePlan", "is_fused", "perspective_plan", "perspective_transformer", "set_cuda_kernels"]
 
@@ -229,7 +230,7 @@ class _Call(torch.autograd.Function):
         return None, None, None, *_gradients(ctx, grad_output, grad_psqt, ctx.needs_input_grad[5])
 
 
-_INSTEAD = "call nnue_trainer.perspectives.perspective_transformer, which uses others there"
+_INSTEAD = "call nnue_trainer.ops.perspectives.perspective_transformer, which uses others there"
 _derivatives.register_reverse_mode(FORWARD, BACKWARD, _backward, setup_context=_setup_context, instead=_INSTEAD)
 _derivatives.register_vmap(PLAN, _derivatives.refuse(PLAN, "vmap", _INSTEAD))
 

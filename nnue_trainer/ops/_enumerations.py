@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import torch
 
-from nnue_trainer import _library
+from nnue_trainer.base import _library
 
 
 def _table() -> dict[str, dict[str, int]]:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from nnue_trainer import _plain_operators
+from nnue_trainer.ops import _plain_operators
 
 __all__ = ["Norms", "norm", "norms", "permuted", "transpose"]
 

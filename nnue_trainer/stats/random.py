@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nnue_trainer import _enumerations, _plain_operators
+from nnue_trainer.ops import _enumerations, _plain_operators
 
 __all__ = ["Philox"]
 

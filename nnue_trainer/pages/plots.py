@@ -109,7 +109,7 @@ def save_png(plots: Sequence[Plot], path: Any, title: str, columns: int = 3) -> 
     """Saves all plots as one picture, which appears whole or not at all."""
     from matplotlib.figure import Figure
 
-    from nnue_trainer.atomic import replacing
+    from nnue_trainer.files.atomic import replacing
 
     rows = -(-len(plots) // columns)
     with _style():

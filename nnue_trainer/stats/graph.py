@@ -21,8 +21,8 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor
 
-from nnue_trainer import _plain_operators
-from nnue_trainer.random import Philox, signed
+from nnue_trainer.ops import _plain_operators
+from nnue_trainer.stats.random import Philox, signed
 
 __all__ = [
     "Graph",

@@ -11,15 +11,20 @@ While a CUDA graph is captured, the check is "async".
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from nnue_trainer import _derivatives, _enumerations, _library
+from nnue_trainer.base import _library
+from nnue_trainer.ops import _derivatives, _enumerations
+
+if TYPE_CHECKING:
+    from nnue_trainer.ops import functional, perspectives
 
 __all__ = [
     "Expanded",
@@ -28,7 +33,9 @@ __all__ = [
     "feature_set_handle",
     "feature_transformer_backward",
     "feature_transformer_forward",
+    "functional",
     "index_rows",
+    "perspectives",
     "raise_index_errors",
     "set_index_check",
 ]
@@ -449,3 +456,9 @@ def raise_index_errors() -> None:
 _index_check: IndexCheck = "sync"
 if "NNUE_INDEX_CHECK" in os.environ:
     set_index_check(cast(IndexCheck, os.environ["NNUE_INDEX_CHECK"]))
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("functional", "perspectives"):  # public, and they import this module
+        return importlib.import_module(f"nnue_trainer.ops.{name}")
+    raise AttributeError(f"module 'nnue_trainer.ops' has no attribute {name!r}")

@@ -1,7 +1,7 @@
 """Checkpoints: one safetensors file that carries its architecture, its recipe and all it takes to resume.
 
 Tensors are named `model/…`, `optimizer/…` and so on; everything that is not a tensor is JSON in the file's metadata,
-under the key `nnue`. `nnue_trainer.atomic` writes the file, so a reader never sees half of one; nothing is pickled.
+under the key `nnue`. `files.atomic` writes the file, so a reader never sees half of one; nothing is pickled.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from nnue_trainer import schema
-from nnue_trainer.atomic import replacing
 from nnue_trainer.errors import UserError, shown
+from nnue_trainer.files.atomic import replacing
 from nnue_trainer.schema import section
 
 __all__ = ["Checkpoint", "NetOrigin", "TrainerState", "load", "load_into", "save"]

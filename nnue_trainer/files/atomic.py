@@ -25,7 +25,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from nnue_trainer import system
+from nnue_trainer.base import system
 from nnue_trainer.errors import UserError
 
 StrPath = str | os.PathLike[str]

@@ -18,10 +18,11 @@ from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 from nnue_trainer import schema
 from nnue_trainer.averages import AVERAGES, Average
 from nnue_trainer.callbacks import CALLBACKS, Callback
+from nnue_trainer.config.stages import Stage, changed
 from nnue_trainer.data.filters import Filters
 from nnue_trainer.data.formats import DATA_FORMATS, DataFormat
 from nnue_trainer.errors import UserError, quoted
-from nnue_trainer.inputs import became, data_files, read_text
+from nnue_trainer.files.inputs import became, data_files, read_text
 from nnue_trainer.lambdas import LAMBDAS, ConstantLambda, LambdaSchedule
 from nnue_trainer.losses import LOSSES, Loss
 from nnue_trainer.nets import NETS, Net
@@ -31,7 +32,6 @@ from nnue_trainer.penalties import PENALTIES, Penalty
 from nnue_trainer.position_weights import POSITION_WEIGHTS, PositionWeight
 from nnue_trainer.schedules import SCHEDULES, Exponential, Schedule
 from nnue_trainer.schema import section
-from nnue_trainer.stages import Stage, changed
 
 T = TypeVar("T")
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from nnue_trainer import _derivatives, ops
+from nnue_trainer import ops
+from nnue_trainer.ops import _derivatives
 
 
 def register(name: str, fake: Callable[..., Any], *, writes: bool = False) -> None:

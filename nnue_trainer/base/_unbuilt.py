@@ -6,7 +6,7 @@ import sys
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
-_FOLDER = Path(__file__).parent
+_FOLDER = Path(__file__).parents[1]
 
 
 def reason(name: str, folder: Path = _FOLDER) -> str:

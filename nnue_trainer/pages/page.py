@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING
 
-from nnue_trainer.analysis.plots import SERIES, Plot, svg
-from nnue_trainer.atomic import StrPath, replacing
 from nnue_trainer.errors import UserError, shown
+from nnue_trainer.files.atomic import StrPath, replacing
+from nnue_trainer.pages.plots import SERIES, Plot, svg
 
 if TYPE_CHECKING:
     import jinja2
@@ -94,7 +94,7 @@ def _template() -> jinja2.Template:
     import jinja2
 
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("nnue_trainer.analysis", "templates"),
+        loader=jinja2.PackageLoader("nnue_trainer.pages", "templates"),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,

@@ -20,8 +20,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from nnue_trainer import system
-from nnue_trainer.closing import Closing
+from nnue_trainer.base import system
+from nnue_trainer.base.closing import Closing
 from nnue_trainer.errors import UserError, quoted, shown
 
 _LONGEST_LINE = 1 << 16  # bytes

@@ -1,6 +1,6 @@
 """Statistics of sliding windows along the last dimension, with the values and the NaN rules of pandas.
 
-    smooth = analysis.rolling(loss, 100, min_periods=1).mean()
+    smooth = stats.rolling(loss, 100, min_periods=1).mean()
 
 Each statistic is one operator, `nnue::rolling` or `nnue::rolling_quantile`. Its time does not depend on the window;
 that of quantiles grows with the window's logarithm. Nothing is subtracted, so nothing cancels and nothing drifts:
@@ -16,8 +16,8 @@ from typing import Any, Literal, cast, get_args
 import torch
 from torch import Tensor
 
-from nnue_trainer import _enumerations, _plain_operators
-from nnue_trainer.analysis import window_function
+from nnue_trainer.ops import _enumerations, _plain_operators
+from nnue_trainer.stats import window_function
 
 ROLLING = "nnue::rolling"
 QUANTILE = "nnue::rolling_quantile"

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from nnue_trainer import _derivatives, _enumerations, _library
+from nnue_trainer.base import _library
+from nnue_trainer.ops import _derivatives, _enumerations
 
 if TYPE_CHECKING:
     from nnue_trainer.modules.layer_stacks import LayerStacks

@@ -22,11 +22,12 @@ from pathlib import Path
 
 from pydantic import Field
 
-from nnue_trainer import config, presets, schema, system
-from nnue_trainer.atomic import replacing
+from nnue_trainer import config, presets, schema
+from nnue_trainer.base import system
+from nnue_trainer.engines.uci import find_engine
 from nnue_trainer.errors import UserError, quoted
+from nnue_trainer.files.atomic import replacing
 from nnue_trainer.schema import section
-from nnue_trainer.uci import find_engine
 
 DONE = "steps.json"
 _LOCK = ".steps.lock"

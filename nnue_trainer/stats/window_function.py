@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nnue_trainer import compile_once
+from nnue_trainer.files import compile_once
 
 _WHAT = "window functions"
 
@@ -122,7 +122,7 @@ class WindowFunction:
             for (int64_t i = 1; i < w.size(); ++i) low = fmin(low, w[i]), high = fmax(high, w[i]);
             return high - low;
         ''')
-        analysis.rolling(x, 100).apply(spread)
+        stats.rolling(x, 100).apply(spread)
 
     It is compiled at its first use, with g++ for the CPU and with nvcc for CUDA, and kept in the user's cache folder. A
     window may be empty if min_periods is 0. The time is that of your loop for each window.

@@ -1,0 +1,58 @@
+"""Modules and names of release 0.1 that have moved: they still work in this release, with a warning."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import warnings
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+MODULES = {
+    "checkpoint": "files.checkpoint",
+    "functional": "ops.functional",
+    "perspectives": "ops.perspectives",
+    "random": "stats.random",
+    "rows": "stats.matrix",
+}
+"""Old name -> new name, both below `nnue_trainer`."""
+
+
+def warn(old: str, new: str) -> None:
+    """`old` and `new` are names below `nnue_trainer`."""
+    message = f"nnue_trainer.{old} is now nnue_trainer.{new}; the old name goes with the next release"
+    warnings.warn(message, FutureWarning, stacklevel=3)
+
+
+def module(name: str) -> ModuleType:
+    """The module that had the old name `name`."""
+    warn(name, MODULES[name])
+    return importlib.import_module(f"nnue_trainer.{MODULES[name]}")
+
+
+class _Finder:
+    """Comes after all other finders, so it is called only for modules that no longer exist."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        package, _, old = name.rpartition(".")
+        itself: Any = self  # importlib.abc has the type of loaders, and takes as long to import as all else
+        return ModuleSpec(name, itself) if package == "nnue_trainer" and old in MODULES else None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        found = module(spec.name.rpartition(".")[2])
+        spec.loader_state = found.__spec__
+        return found
+
+    def exec_module(self, module: ModuleType) -> None:
+        """The module has been executed under its new name; importing it under the old one replaced its `__spec__`."""
+        assert module.__spec__ is not None
+        module.__spec__ = module.__spec__.loader_state
+
+
+def register() -> None:
+    finder: Any = _Finder()
+    sys.meta_path.append(finder)

@@ -1,0 +1,1 @@
+"""What every room may use and what depends on none of them: systems, progress, optional packages, code of users."""

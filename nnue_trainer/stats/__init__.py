@@ -1,0 +1,31 @@
+"""Operators on tensors without a derivative (docs/statistics.md): windows, weights, graphs, random numbers, norms.
+
+`rolling` and `ewm` are sliding windows and exponentially weighted moments, as in pandas; `random` has numbers that are
+a function of (seed, stream, offset), and `matrix` transposition and norms of rows.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from nnue_trainer.stats import matrix, random
+    from nnue_trainer.stats.exponential import Ewm, ewm
+    from nnue_trainer.stats.window_function import WindowFunction
+    from nnue_trainer.stats.windows import Rolling, rolling
+
+__all__ = ["Ewm", "Rolling", "WindowFunction", "ewm", "matrix", "random", "rolling"]
+
+_HOME = {
+    "Ewm": "exponential",
+    "ewm": "exponential",
+    "Rolling": "windows",
+    "rolling": "windows",
+    "WindowFunction": "window_function",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'nnue_trainer.stats' has no attribute {name!r}")
+    module = importlib.import_module(f"nnue_trainer.stats.{_HOME.get(name, name)}")
+    return getattr(module, name) if name in _HOME else module
