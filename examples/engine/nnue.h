@@ -146,26 +146,28 @@ struct Counter {
 };
 
 // Kings has the whole definition: kPlanes, kInterleaved, kEnemyFirst, kMirror (0 none, 1 to files a–d, 2 to files e–h),
-// kBuckets, kOfSquare[64], kStates, and with more than one state kCounters[].
+// kTurn (what Black's squares are xored with: 56 turns the ranks, 63 the board), kUnused (features in front of the
+// planes of a bucket), kBuckets, kOfSquare[64], kStates, and with more than one state kCounters[].
 template <class Kings>
 struct PieceSquares {
     static constexpr bool kPerPiece = true;
-    static constexpr int kFeatures = 64 * Kings::kPlanes * Kings::kStates * Kings::kBuckets, kMaxActive = 32;
+    static constexpr int kPerBucket = 64 * Kings::kPlanes + Kings::kUnused;
+    static constexpr int kFeatures = kPerBucket * Kings::kStates * Kings::kBuckets, kMaxActive = 32;
 
     static int orientation(int perspective, int king) {
         const bool on_e_to_h = (king & 7) > 3;
         const bool mirrored = Kings::kMirror == 1 ? on_e_to_h : Kings::kMirror == 2 ? !on_e_to_h : false;
-        return (perspective ? 56 : 0) ^ (mirrored ? 7 : 0);
+        return (perspective ? Kings::kTurn : 0) ^ (mirrored ? 7 : 0);
     }
     static int offset(int perspective, int king) {
-        return 64 * Kings::kPlanes * Kings::kStates * Kings::kOfSquare[king ^ orientation(perspective, king)];
+        return kPerBucket * Kings::kStates * Kings::kOfSquare[king ^ orientation(perspective, king)];
     }
     // The key in 0 … kKeys − 1, of which there are few: each bucket, mirrored or not.
     static constexpr int kKeys = 2 * Kings::kStates * Kings::kBuckets;
     template <class Position>
     static int key(int perspective, const Position& board) {
         const bool is_mirrored = orientation(perspective, board.king[perspective]) & 7;
-        return 2 * (bucket_offset(board, perspective) / (64 * Kings::kPlanes)) + is_mirrored;
+        return 2 * (bucket_offset(board, perspective) / kPerBucket) + is_mirrored;
     }
     // The first feature of the bucket that the row of a perspective lies in: by king and by state.
     template <class Position>
@@ -177,7 +179,7 @@ struct PieceSquares {
                 state = state * (counter.most + 1) + std::min(count, counter.most);
             }
         }
-        return offset(perspective, board.king[perspective]) + 64 * Kings::kPlanes * state;
+        return offset(perspective, board.king[perspective]) + kPerBucket * state;
     }
     // −1 where the piece is no feature. `first` is bucket_offset of the board.
     static int index(int code, int square, int perspective, int king, int first) {
@@ -185,7 +187,7 @@ struct PieceSquares {
         if (Kings::kPlanes == 10 && type == kKing) return -1;
         int plane = Kings::kInterleaved ? 2 * type + second : type + Kings::kPlanes / 2 * second;
         if (Kings::kPlanes == 11 && type == kKing) plane = 10;
-        return first + 64 * plane + (square ^ orientation(perspective, king));
+        return first + Kings::kUnused + 64 * plane + (square ^ orientation(perspective, king));
     }
     template <class Add>
     static void list(const Board& board, int perspective, Add add) {

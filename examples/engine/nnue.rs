@@ -17,6 +17,10 @@ const EMPTY: u8 = 15;
 pub enum Set {
     PieceSquares {
         planes: usize,
+        /// features in front of the planes of a bucket
+        unused: usize,
+        /// what Black's squares are xored with: 56 turns the ranks, 63 the board
+        turn: usize,
         /// 0: never mirrored, 1: own king to files a–d, 2: to e–h
         mirror: usize,
         interleaved: bool,
@@ -378,7 +382,7 @@ impl Network {
                 self.net.bucket_of[(0..10).map(weight).sum::<usize>().min(self.net.bucket_of.len() - 1)]
             }
             BucketsBy::Squares => {
-                let turned = orientation(self.net.bucket_mirror, us, king_of(board, us));
+                let turned = orientation(56, self.net.bucket_mirror, us, king_of(board, us));
                 let weight = |square: usize| {
                     let (kind, other) = (board[square] as usize / 2, board[square] as usize % 2 ^ us);
                     self.net.square_weights[64 * (6 * other + kind) + (square ^ turned)]
@@ -499,37 +503,39 @@ fn king_of(board: &Board, perspective: usize) -> usize {
 }
 
 /// What is exclusive-ored to squares so that the perspective sees its own side below, and its king on the files of
-/// `mirror` (as in `Set`).
-fn orientation(mirror: usize, perspective: usize, king: usize) -> usize {
+/// `mirror` (as in `Set`); `turn` as there.
+fn orientation(turn: usize, mirror: usize, perspective: usize, king: usize) -> usize {
     let east = king % 8 > 3;
     let mirrored = (mirror == 1 && east) || (mirror == 2 && !east);
-    (if perspective == 1 { 56 } else { 0 }) ^ if mirrored { 7 } else { 0 }
+    (if perspective == 1 { turn } else { 0 }) ^ if mirrored { 7 } else { 0 }
 }
 
 /// While it stays the same, moves only add and remove features.
 fn key(set: &Set, board: &Board, perspective: usize) -> (usize, usize) {
     let king = king_of(board, perspective);
     match set {
-        Set::PieceSquares { mirror, .. } => (bucket_offset(set, board, perspective), orientation(*mirror, perspective, king)),
-        _ => (0, orientation(1, perspective, king)),
+        Set::PieceSquares { turn, mirror, .. } => {
+            (bucket_offset(set, board, perspective), orientation(*turn, *mirror, perspective, king))
+        }
+        _ => (0, orientation(56, 1, perspective, king)),
     }
 }
 
 fn bucket_offset(set: &Set, board: &Board, perspective: usize) -> usize {
-    let Set::PieceSquares { planes, mirror, states, counters, of_square, .. } = set else { return 0 };
+    let Set::PieceSquares { planes, unused, turn, mirror, states, counters, of_square, .. } = set else { return 0 };
     let king = king_of(board, perspective);
     let mut state = 0;
     for &(codes, most) in counters.iter() {
         let counts = |&&code: &&u8| code != EMPTY && codes >> (code as usize ^ perspective) & 1 == 1;
         state = state * (most + 1) + board.iter().filter(counts).count().min(most);
     }
-    64 * planes * (states * of_square[king ^ orientation(*mirror, perspective, king)] + state)
+    (64 * planes + unused) * (states * of_square[king ^ orientation(*turn, *mirror, perspective, king)] + state)
 }
 
 fn pieces(set: &Set, board: &Board, perspective: usize, squares: impl Iterator<Item = usize>, found: &mut Vec<usize>) {
-    let Set::PieceSquares { planes, mirror, interleaved, enemy_first, .. } = set else { return };
+    let Set::PieceSquares { planes, unused, turn, mirror, interleaved, enemy_first, .. } = set else { return };
     let first = bucket_offset(set, board, perspective);
-    let turned = orientation(*mirror, perspective, king_of(board, perspective));
+    let turned = orientation(*turn, *mirror, perspective, king_of(board, perspective));
     for square in squares.filter(|&square| board[square] != EMPTY) {
         let (kind, colour) = (board[square] as usize / 2, board[square] as usize % 2);
         let second = colour ^ perspective ^ *enemy_first as usize;
@@ -539,12 +545,12 @@ fn pieces(set: &Set, board: &Board, perspective: usize, squares: impl Iterator<I
             _ if *interleaved => 2 * kind + second,
             _ => kind + planes / 2 * second,
         };
-        found.push(first + 64 * plane + (square ^ turned));
+        found.push(first + unused + 64 * plane + (square ^ turned));
     }
 }
 
 fn pawn_pairs(board: &Board, perspective: usize, found: &mut Vec<usize>) {
-    let turned = orientation(1, perspective, king_of(board, perspective));
+    let turned = orientation(56, 1, perspective, king_of(board, perspective));
     let mut pawns: Vec<(usize, usize)> = Vec::new();
     for square in (8..56).filter(|&square| board[square] / 2 == 0) {
         let number = 48 * (board[square] as usize ^ perspective) + (square ^ turned) - 8;
@@ -626,7 +632,7 @@ impl ThreatTables {
             base[code] = next;
             next += slots[code / 2] * self.total[code];
         }
-        let turned = orientation(1, perspective, king_of(board, perspective));
+        let turned = orientation(56, 1, perspective, king_of(board, perspective));
         for from in (0..64).filter(|&from| board[from] != EMPTY) {
             let code = board[from] as usize;
             let (kind, attacker) = (code / 2, code ^ perspective);

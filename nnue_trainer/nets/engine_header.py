@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nnue_trainer.data.features import FeaturePart
 from nnue_trainer.data.features import feature_set as find_feature_set
@@ -188,7 +188,7 @@ def bucket_mirror(features: str) -> int:
     """Where the board is mirrored for the squares that choose the bucket: a place in `MIRRORS`."""
     part = piece_part(features)
     known = None if part is None else piece_squares(part)
-    return 0 if known is None else MIRRORS.index(known[2])
+    return 0 if known is None else MIRRORS.index(known.mirror)
 
 
 def _numbers(values: Sequence[int], per_line: int = 16) -> list[str]:
@@ -196,24 +196,39 @@ def _numbers(values: Sequence[int], per_line: int = 16) -> list[str]:
     return ["        " + ", ".join(map(str, line)) + "," for line in lines]
 
 
-# Piece-square sets that examples/engine supports: planes, order, mirror, bucket of each square.
+class PieceSquares(NamedTuple):
+    """A piece-square set of examples/engine."""
+
+    planes: int
+    order: str
+    mirror: str
+    kings: list[int]
+    """bucket of each square"""
+    unused: int = 0
+    """features in front of the planes of a bucket"""
+    turn: int = 56
+    """what Black's squares are xored with"""
+
+
 _HM = [4 * (7 - square // 8) + 7 - square % 8 if square % 8 > 3 else 0 for square in range(64)]
 _PIECE_SQUARES = {
-    "Chess768": (12, "grouped", "none", [0] * 64),
-    "HalfKAv2": (11, "interleaved", "none", list(range(64))),
-    "HalfKAv2_hm": (12, "interleaved", "e-h", _HM),
-    "HalfKAv2_hm_11": (11, "interleaved", "e-h", _HM),
+    "Chess768": PieceSquares(12, "grouped", "none", [0] * 64),
+    "HalfKP": PieceSquares(10, "interleaved", "none", list(range(64)), unused=1, turn=63),
+    "HalfKA": PieceSquares(12, "interleaved", "none", list(range(64)), unused=1),
+    "HalfKAv2": PieceSquares(11, "interleaved", "none", list(range(64))),
+    "HalfKAv2_hm": PieceSquares(12, "interleaved", "e-h", _HM),
+    "HalfKAv2_hm_11": PieceSquares(11, "interleaved", "e-h", _HM),
 }
 _K16 = [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11], [8, 9, 10, 11], *2 * [[12, 12, 13, 13]], *2 * [[14, 14, 15, 15]]]
 _K16_SQUARES = [bucket for row in _K16 for bucket in [0] * 4 + row]
 for _name, _planes in (("", 12), ("_11", 11)):
-    _PIECE_SQUARES[f"K32Q2{_name}"] = (_planes, "interleaved", "e-h", _HM)
-    _PIECE_SQUARES[f"K16Q2{_name}"] = (_planes, "interleaved", "e-h", _K16_SQUARES)
+    _PIECE_SQUARES[f"K32Q2{_name}"] = PieceSquares(_planes, "interleaved", "e-h", _HM)
+    _PIECE_SQUARES[f"K16Q2{_name}"] = PieceSquares(_planes, "interleaved", "e-h", _K16_SQUARES)
 MIRRORS = ("none", "a-d", "e-h")
 
 
-def piece_squares(part: FeaturePart) -> tuple[int, str, str, list[int]] | None:
-    """Planes, order, mirror and king bucket of each square of a piece-square set; None for another set."""
+def piece_squares(part: FeaturePart) -> PieceSquares | None:
+    """The definition of a piece-square set; None for another set."""
     return _declared(part.name) if part.name.startswith("PieceSquare(") else _PIECE_SQUARES.get(part.name)
 
 
@@ -229,12 +244,13 @@ def _set_in_cpp(part: FeaturePart, kings_name: str) -> tuple[str, list[str]] | N
     if known is None:
         return None
     counters = ", ".join(f"{{{pieces}, {most}}}" for pieces, most in part.states)
-    planes, order, mirror, kings = known
+    order, kings = known.order, known.kings
     title = re.sub(",kings=[0-9.]+", "", name)
     return f"{_LIBRARY}::PieceSquares<{kings_name}>", [
         f"// {title}: the king bucket of each square, a1 first, as the perspective sees it",
         f"struct {kings_name} {{",
-        f"    static constexpr int kPlanes = {planes}, kMirror = {MIRRORS.index(mirror)};",
+        f"    static constexpr int kPlanes = {known.planes}, kMirror = {MIRRORS.index(known.mirror)};",
+        f"    static constexpr int kTurn = {known.turn}, kUnused = {known.unused};",
         f"    static constexpr int kBuckets = {max(kings) + 1}, kStates = {part.num_states};",
         *([f"    static constexpr {_LIBRARY}::Counter kCounters[] = {{{counters}}};"] if counters else []),
         f"    static constexpr bool kInterleaved = {str('interleaved' in order).lower()};",
@@ -247,7 +263,7 @@ def _set_in_cpp(part: FeaturePart, kings_name: str) -> tuple[str, list[str]] | N
     ]
 
 
-def _declared(name: str) -> tuple[int, str, str, list[int]]:
+def _declared(name: str) -> PieceSquares:
     """Of a set whose name is its definition."""
     said = dict(field.split("=") for field in name.removeprefix("PieceSquare(").removesuffix(")").split(","))
     mirror = said.get("mirror", "none")
@@ -256,4 +272,4 @@ def _declared(name: str) -> tuple[int, str, str, list[int]]:
         first = 0 if mirror == "a-d" else 4
         rows = [kings[begin : begin + 4] for begin in range(0, 32, 4)]
         kings = [bucket for row in rows for bucket in [0] * first + row + [0] * (4 - first)]
-    return int(said.get("planes", 12)), said.get("order", "grouped"), mirror, kings
+    return PieceSquares(int(said.get("planes", 12)), said.get("order", "grouped"), mirror, kings)

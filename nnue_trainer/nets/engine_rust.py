@@ -157,10 +157,10 @@ def _set(part: FeaturePart) -> str | None:
     known = piece_squares(part)
     if known is None:
         return None
-    planes, order, mirror, kings = known
-    counters = [tuple(one) for one in part.states]
+    order, counters = known.order, [tuple(one) for one in part.states]
     return (
-        f"Set::PieceSquares {{ planes: {planes}, mirror: {MIRRORS.index(mirror)}, "
+        f"Set::PieceSquares {{ planes: {known.planes}, unused: {known.unused}, turn: {known.turn}, "
+        f"mirror: {MIRRORS.index(known.mirror)}, "
         f"interleaved: {_word('interleaved' in order)}, enemy_first: {_word('enemy-first' in order)}, "
-        f"states: {part.num_states}, counters: &{counters}, of_square: {kings} }}"
+        f"states: {part.num_states}, counters: &{counters}, of_square: {known.kings} }}"
     )

@@ -131,6 +131,8 @@ NETS |= {
     "sfnnv9": {"kind": "sfnnv9", "l1": 64},
     "sfnnv18 with other layers": {"kind": "sfnnv18", "l1": 64, "l2": 24, "l3": 20},
     "sfnnv5": {"kind": "sfnnv5", "l1": 64},
+    "sfnnv1": {"kind": "sfnnv1", "l1": 64},
+    "kings without mirroring": {"kind": "layered", "inputs": ["HalfKP", "HalfKA"], "hidden": 40},
     "a net of a user": {"kind": f"{MY_NET}:TwoLayers", "hidden": 32},
 }
 VECTORS = "-O1 -march=native"
@@ -167,6 +169,8 @@ def fens(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("buckets by kings and passed pawns", [CHECKED]),
         ("sfnnv9", [CHECKED]),
         ("sfnnv5", [VECTORS]),
+        ("sfnnv1", [VECTORS]),
+        ("kings without mirroring", [CHECKED]),
         ("a net of a user", [VECTORS]),
     ],
 )
@@ -221,7 +225,10 @@ def test_arm_scores_as_the_evaluator_does(name: str, fens: Path, tmp_path: Path)
     assert done.stdout.startswith("10 games, "), done.stdout
 
 
-@pytest.mark.parametrize("name", ["crelu of all boards", "layered", "queens", "floats behind bytes"])
+GAMES = ["crelu of all boards", "layered", "queens", "floats behind bytes", "kings without mirroring"]
+
+
+@pytest.mark.parametrize("name", GAMES)
 def test_updated_accumulators_equal_refreshed_ones(name: str, tmp_path: Path) -> None:
     hidden = 144 if name == "queens" else 16
     net = exported({**NETS[name], "hidden": hidden}, tmp_path)
@@ -437,8 +444,10 @@ def test_mistakes_are_one_line(tmp_path: Path) -> None:
 
 
 def test_a_net_of_unknown_features_has_no_header(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"examples/engine does not support nets like this one \(layered of HalfKP\)"):
-        exported({"kind": "layered", "inputs": "HalfKP", "hidden": 8}, tmp_path)
+    with pytest.raises(
+        UserError, match=r"examples/engine does not support nets like this one \(layered of Full_Threats_v2\)"
+    ):
+        exported({"kind": "layered", "inputs": "Full_Threats_v2", "hidden": 8}, tmp_path)
     assert not (tmp_path / "net.bin").exists()
     (tmp_path / "simple").mkdir()
     exported(NETS["simple"], tmp_path / "simple")
