@@ -93,8 +93,11 @@ for step in "${steps[@]}"; do
     begin=$SECONDS
     printf '\n######## %s\n' "$step"
     # Lines of `several` are printed as they come, since it takes minutes.
-    if [ "$step" = several ]; then show=cat; else show="tail -n 0"; fi
-    "step_$step" 2>&1 | tee "$out/$step.log" | $show || failed+=("$step")
+    if [ "$step" = several ]; then
+        "step_$step" 2>&1 | tee "$out/$step.log" || failed+=("$step")
+    else
+        "step_$step" >"$out/$step.log" 2>&1 || failed+=("$step")
+    fi
     tail -n "${TAIL:-12}" "$out/$step.log"
     echo "######## $step: $((SECONDS - begin)) s"
 done

@@ -198,7 +198,8 @@ class PerspectiveTransformer(nn.Module):
 
     def psqt_of(self, batch: Batch, bucket: Tensor, begin: int, end: int) -> Tensor:
         """The PSQT output of positions begin … end − 1, fp32, without a gradient; where `psqt_apart` gives True."""
-        call = self._operator_call(batch, bucket)
+        parameters = Parameters(self._weight_in_use(), self.bias, self.psqt)  # it reads no row of the weight
+        call = self.call_with(batch, bucket, parameters, self.description)
         assert call is not None
         return perspectives.psqt_output(call, begin, end)
 

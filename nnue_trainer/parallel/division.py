@@ -34,7 +34,6 @@ from nnue_trainer.nets.base import NnueModel, StackedModel
 from nnue_trainer.optim import Optimizer
 from nnue_trainer.parallel.ranks import Ranks
 from nnue_trainer.parallel.split import Split, cut
-from nnue_trainer.stats.matrix import norm
 
 Terms = tuple[Tensor, Tensor]
 """Σ weight · loss and Σ weight, as `Loss.terms` gives them."""
@@ -332,10 +331,11 @@ class Columns(Whole):
         squares = guarded[0][1].new_zeros(2, dtype=torch.float64)
         for part, gradient in guarded:
             kinds = [gradient]
-            if part.virtual_rows:
-                kinds.append(gradient.float().view(-1, part.virtual_rows, *gradient.shape[1:]).sum(0))
-            for kind in kinds:  # in fp32, because norms have the dtype of the rows; each sum runs in float64
-                squares[int(part.name in self.splits)] += norm(kind.float()).double().square().sum()
+            if part.virtual_rows:  # 16-bit gradients are widened within the sums, without a copy
+                kinds.append(gradient.view(-1, part.virtual_rows, *gradient.shape[1:]).sum(0, dtype=torch.float32))
+            for kind in kinds:
+                norms = torch.linalg.vector_norm(kind, dim=-1, dtype=torch.float32)
+                squares[int(part.name in self.splits)] += norms.double().square().sum()
         every = self.ranks.all_gather(squares)
         return torch.cat([every[:1, 0], every[:, 1]]).sqrt().float()
 

@@ -47,10 +47,10 @@ def explain(recipe: Recipe, machine: Machine, ranks: int = 1) -> list[Part]:
         recipe = settled(recipe, model, device)
         several = Ranks(size=ranks) if ranks > 1 else Ranks()
         penalties = Penalties(recipe.training.penalties, model)
-        late = why_not_late(recipe, device, several, penalties)
         awareness = recipe.model.awareness
         parts = [Part("machine", str(machine), ""), Part("precision", recipe.training.precision, "")]
         division, reason = _division(recipe, model, several)
+        late = why_not_late(recipe, device, division, penalties)
         parts += [Part("division", division.name, reason)] if several.several else []
         parts += _features(model, machine)
         apart = why_loss_apart(recipe, penalties, division)

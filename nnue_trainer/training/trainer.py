@@ -90,7 +90,7 @@ class Summary:
     """why a callback or training.max_time ended the run before its last step; "" if none did"""
 
 
-def why_not_late(recipe: Recipe, device: torch.device, ranks: Ranks, penalties: Penalties) -> str | None:
+def why_not_late(recipe: Recipe, device: torch.device, division: Whole, penalties: Penalties) -> str | None:
     """Why rows of feature transformers cannot be updated late, in words; None if they can. Each forward pass must read
     nothing but the rows of its batch."""
     if recipe.training.compile:
@@ -99,7 +99,7 @@ def why_not_late(recipe: Recipe, device: torch.device, ranks: Ranks, penalties: 
         return "training.precision: mixed: on a CPU autocast reads the whole weight"
     if penalties.dense:
         return "training.penalties: a penalty on weights moves every row"
-    return "each process has rows of its own batch" if ranks.several else None
+    return "each process has rows of its own positions" if division.name == "positions" else None
 
 
 def why_loss_apart(recipe: Recipe, penalties: Penalties, division: Whole) -> str | None:
@@ -170,7 +170,7 @@ class Trainer:
         self.optimizer = Optimizer(
             model,
             recipe.optimizer,
-            late=why_not_late(recipe, self.device, self.ranks, self.penalties) is None,
+            late=why_not_late(recipe, self.device, self.division, self.penalties) is None,
             # The gradient of a penalty on weights is that of the weights themselves, in every row.
             copies=recipe.training.precision == "mixed" and not self.penalties.dense,
             averages=recipe.average is not None,
