@@ -88,6 +88,8 @@ def train(recipe: Recipe, run_dir: Path, *, resume: str | None = None, overwrite
         at = 0 if saved is None else saved.trainer_state(path).stage
         if at >= len(stages):
             raise UserError(f"{path}: of stage {at + 1}, the recipe has {len(stages)}")
+        for stage in stages[at + 1 :]:
+            _check_files(stage)
         begin = _Begin(saved, path, resumed=True, keep=in_place) if saved is not None else _Begin()
         total: Summary | None = None
         for stage in stages[at:]:
@@ -98,6 +100,18 @@ def train(recipe: Recipe, run_dir: Path, *, resume: str | None = None, overwrite
             begin = _border(stage, stages[stage.index + 1], folder, ranks)
         assert total is not None
         return total
+
+
+def _check_files(stage: StageOfRun) -> None:
+    """UserError for a file that a later stage would miss, perhaps days from now."""
+    recipe = stage.recipe
+    for file in (
+        *recipe.data.train,
+        *recipe.data.validation,
+        *(f for each in recipe.validation.sets for f in each.files),
+    ):
+        if not Path(file).exists():
+            raise UserError(f"{stage.label}{shown(file)}: No such file or directory")
 
 
 @dataclass(frozen=True)
@@ -193,8 +207,9 @@ def _train_stage(stage: StageOfRun, folder: RunFolder, ranks: Ranks, device: tor
             trainer.carry_optimizer(begin.checkpoint, path, from_net=stage.stage.take == "average")
         # Open all data files now: for a missing or wrong one the run must end before it writes anything.
         trainer.batches.open()
-        if validation is not None:
-            next(iter(validation()), None)
+        for held_out in (validation, *more.values()):
+            if held_out is not None:
+                next(iter(held_out()), None)
         if ranks.writes and not begin.resumed:
             plausibility.check(recipe.data, batches)
         timeline.mark("data files")

@@ -169,6 +169,14 @@ def test_sets_and_samples(tmp_path: Path, recipe: Path, data: Path) -> None:
     assert [record["loss"] for record in validations(tmp_path / "c")] != spread
 
 
+def test_a_set_without_positions_ends_the_run_at_once(tmp_path: Path, recipe: Path, data: Path) -> None:
+    few = "{min_pieces: 32, extra: [{kind: pieces, most: 3}]}"
+    none = f"validation.sets=[{{name: none, files: {data}/val.binpack, filters: {few}}}]"
+    with pytest.raises(UserError, match="only 0 positions pass the filters"):
+        nnue("train", recipe, "--run-dir", tmp_path / "run", none)
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_changed_validation_starts_best_anew(tmp_path: Path, recipe: Path) -> None:
     nnue("train", recipe, "--run-dir", tmp_path / "run")
     output = nnue("train", "--resume", tmp_path / "run", "training.epochs=4", "validation.sample=spread")
