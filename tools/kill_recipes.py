@@ -97,10 +97,11 @@ def _data(rng: random.Random) -> Sections:
     files = rng.sample([TRAINING, SAMPLE, TRAINING], rng.randint(1, 3))
     data: Sections = {"train": files, "validation": [SAMPLE], "validation_positions": rng.choice([150, 333])}
     if rng.random() < 0.6:
-        data["weights"] = [rng.choice([0.3, 1, 2.5]) for _ in files]
-    data["shards"] = rng.choice([1, 1, 2])
+        data["weights"] = [rng.choice([0.3, 2.5]) for _ in files[1:]] + [1]
+    data["shards"] = rng.choice([1, 2]) if len(files) > 1 and "weights" not in data else 1
     data["filters"] = _filters(rng)
-    return data | {"shuffle_buffer": rng.choice([700, 3000] if "weights" in data else [0, 700, 3000])}
+    in_order = "weights" not in data and data["shards"] == 1
+    return data | {"shuffle_buffer": rng.choice([0, 700, 3000] if in_order else [700, 3000])}
 
 
 def _filters(rng: random.Random) -> Sections:
@@ -135,7 +136,7 @@ def _validation(rng: random.Random, losses: list[str]) -> Sections:
 def _average(rng: random.Random) -> Sections:
     return rng.choice(
         [
-            {"kind": "ema", "half_life": 5, "every": rng.randint(1, 4)},
+            {"kind": "ema", "half_life": 5, "every": rng.randint(1, 4), "warmup": False},
             {"kind": "ema", "decay": 0.9, "every": 1, "warmup": True},
             {"kind": "swa", "start_epoch": rng.randint(0, 2)},
         ]
@@ -183,7 +184,9 @@ def _optimizer(rng: random.Random) -> Sections:
     if kind == "torch":
         found["name"] = "NAdam"
     if kind == "ranger_lite":
-        found |= {"stable_decay": rng.random() < 0.5, "weight_decay": 1e-3}
+        found |= {"weight_decay": 1e-3}
+        if rng.random() < 0.3:  # goes with fewer other fields
+            return found | {"stable_decay": True}
     if kind == "schedule_free":
         found |= {"warmup_steps": rng.choice([0, 10])}
     if rng.random() < 0.4:

@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -207,6 +209,12 @@ def test_stages_before_the_one_that_is_resumed_cannot_change(tmp_path: Path, rec
         nnue("train", "--resume", tmp_path / "run", "stages.first.training.epochs=3")
 
 
+def test_a_file_that_a_later_stage_misses_ends_the_run_at_once(tmp_path: Path, recipe: Path) -> None:
+    with pytest.raises(UserError, match=r"stage 3/3 third: .*none\.binpack: No such file"):
+        nnue("train", recipe, "--run-dir", tmp_path / "run", f"stages.third.data.train=[{tmp_path}/none.binpack]")
+    assert not (tmp_path / "run").exists()
+
+
 def test_files_of_stages_are_found_once(tmp_path: Path, recipe: Path, data: Path) -> None:
     """Patterns in stages become the files that they stand for, with their weights."""
     chosen = config.load(
@@ -249,3 +257,10 @@ def test_nettest_is_the_published_recipe() -> None:
     assert [s.recipe.schedule.of(s.now(s.end - 1), s.recipe.optimizer.lr) for s in four] == pytest.approx(
         [2.0028217575823307e-06, 2.6e-8, 1.373651610079116e-08, 6.339930508057459e-10], rel=1e-9
     )
+
+
+def test_a_random_recipe_survives_a_kill(project_root: Path) -> None:
+    """The tool that kills trainings of random recipes, once."""
+    command = [sys.executable, str(project_root / "tools" / "kill_recipes.py"), "--recipes", "1", "--kills", "1"]
+    done = subprocess.run([*command, "--seed", "200"], cwd=project_root, capture_output=True, text=True, check=False)
+    assert done.stdout == "recipe 200: equal\n", done.stdout + done.stderr
