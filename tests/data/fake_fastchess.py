@@ -55,7 +55,7 @@ for number in range(2 * rounds):
         moves += " a1h8 {+0.10/3 0.010s, Black makes an illegal move}"
     with output.open("a") as pgn:
         for tag, value in (
-            ("Round", number // 2 + 1), ("White", white), ("Black", black), ("Result", result), ("SetUp", "1"),
+            ("Round", str(number // 2 + 1)), ("White", white), ("Black", black), ("Result", result), ("SetUp", "1"),
             ("FEN", fen), ("Termination", ends),
         ):  # fmt: skip
             pgn.write(f'[{tag} "{value}"]\n')
