@@ -357,12 +357,28 @@ class LayerCall:
         """weight · x of the first of the layers, without its bias: fp32 [B, outputs]. x may be some of the inputs, and
         the weight the columns for them; then `inputs` counts these. `first_gradients` is its backward: the operator has
         no gradient, as on CUDA that would need Σ weight of the whole batch."""
-        if self.of.integers is not None:
-            raise ValueError("LayerStacks: layers that round see all inputs of the first layer, found some of them")
-        weight, bias, *_ = self.parameters
         if self._is_fused(x):
-            return _operators._layer_stacks_first(x.detach(), self.order, weight.detach())  # type: ignore[no-any-return]
+            return _operators._layer_stacks_first(x.detach(), self.order, self.parameters[0].detach())  # type: ignore[no-any-return]
+        return self._first_sums(x)
+
+    def _first_sums(self, x: Tensor) -> Tensor:
+        """`first_sums` in torch's operators."""
+        weight, bias, *_ = self.parameters
         return stacked_linear(x, self.bucket, weight, torch.zeros_like(bias)).float()
+
+    def _output_of_sums(self, first: FirstOutputs) -> Tensor:
+        """`from_sums` in torch's operators."""
+        return self.of.outputs(first, self.linears, sums_are_given=True).squeeze(1)
+
+    @property
+    def _after_the_first_weight(self) -> list[Tensor]:
+        """The parameters that `_output_of_sums` uses."""
+        ours = [parameter for linear in self.linears for parameter in (linear.weight, linear.bias)][1:]
+        return [parameter for parameter in ours if isinstance(parameter, Tensor)]
+
+    def give(self, gradients: Sequence[Tensor]) -> None:
+        """Gives the parameters their gradients, in their order."""
+        give_gradients(self.parameters, gradients)
 
     def first_gradients(
         self, sums: Tensor, first: FirstOutputs, grads: tuple[Tensor, Tensor | None], scales: tuple[Tensor, Tensor]
@@ -378,9 +394,7 @@ class LayerCall:
             )  # fmt: skip
             return grad_x, grad_weight, None if grad_psqt is None else scaled_psqt
         factor = mean(scales[0], scales[1][1])
-        weight = self.linears[0].weight
-        assert isinstance(weight, Tensor)
-        grad_x, grad_weight = torch.autograd.grad(sums, [first.x, weight], grad_sums * factor)
+        grad_x, grad_weight = torch.autograd.grad(sums, [first.x, self.parameters[0]], grad_sums * factor)
         return grad_x, grad_weight, None if grad_psqt is None else grad_psqt * factor
 
     def first(self, transformer: FusedCall | None, outputs: Callable[[], FirstOutputs]) -> First:
@@ -406,9 +420,7 @@ class LayerCall:
         def through(grads: tuple[Tensor, Tensor | None], scales: tuple[Tensor, Tensor]) -> Tensor:
             of_layers = (grads[0], None, grads[1])
             found, grad_weight, _ = self._back_through(call.batch, call.kept(), saved, of_layers, list(scales))
-            for parameter, gradient in zip((call.trained, call.bias, call.psqt), found, strict=True):
-                if parameter is not None and gradient is not None and parameter.requires_grad:  # else it is frozen
-                    parameter.grad = gradient.to(parameter.dtype)
+            give_gradients((call.trained, call.bias, call.psqt), found)
             return grad_weight
 
         return First(sums, None, through)
@@ -416,7 +428,7 @@ class LayerCall:
     def from_sums(self, first: FirstOutputs) -> Tensor:
         """The net's output, where `first.x` is the complete `first_sums`."""
         if torch.is_grad_enabled() or not self._is_fused(first.x, first.psqt):
-            return self.of.outputs(first, self.linears, sums_are_given=True).squeeze(1)
+            return self._output_of_sums(first)
         output, _ = _operators._layer_stacks_forward(
             first.x, self.order, self.parameters, first.psqt, self.description, is_sums=True
         )
@@ -435,10 +447,9 @@ class LayerCall:
             psqt = None if first.psqt is None else first.psqt.detach().requires_grad_()
             output = self.from_sums(FirstOutputs(sums, psqt, first.bucket))
             weighted, weights = loss.terms(output.float() * targets.score_scale, *targets[:3])
-            # The first weight has no part in this.
-            ours = [parameter for linear in self.linears for parameter in (linear.weight, linear.bias)][1:]
+            ours = self._after_the_first_weight
             inner = [sums, *ours] if psqt is None else [sums, *ours, psqt]
-            found = torch.autograd.grad(weighted, inner, materialize_grads=True)  # type: ignore[arg-type]
+            found = torch.autograd.grad(weighted, inner, materialize_grads=True)
         totals = _totals(weighted, weights).detach().float()
         flat = _joined_gradients(found[1 : 1 + len(ours)])
         return AfterFirst(found[0], None if psqt is None else found[-1], flat, totals)
@@ -561,6 +572,22 @@ def _apply(linear: nn.Module, x: Tensor, bucket: Tensor) -> Tensor:
     assert isinstance(linear, nn.Linear)
     # Call the module, not F.linear: `nnue inspect` sees the inputs of a layer through the module's hooks.
     return linear(x)  # type: ignore[no-any-return]
+
+
+def give_gradients(tensors: Sequence[Tensor | None], gradients: Sequence[Tensor | None]) -> None:
+    """Parameters get these gradients as their `grad`; what is made of parameters hands them on to these. Tensors that
+    need no gradient, and those without one, are left out."""
+    made: list[tuple[Tensor, Tensor]] = []
+    for tensor, gradient in zip(tensors, gradients, strict=True):
+        if tensor is None or gradient is None or not tensor.requires_grad:  # it is frozen
+            continue
+        gradient = gradient.to(tensor.dtype).view_as(tensor)
+        if tensor.is_leaf:
+            tensor.grad = gradient
+        else:
+            made.append((tensor, gradient))
+    if made:
+        torch.autograd.backward([tensor for tensor, _ in made], [gradient for _, gradient in made])
 
 
 def _totals(weighted: Tensor, weights: Tensor) -> Tensor:

@@ -185,6 +185,11 @@ class PerspectiveTransformer(nn.Module):
 
     _psqt_apart = False
 
+    @property
+    def leaves_psqt(self) -> bool:
+        """Whether this is within the block of `psqt_apart`, and the PSQT output is not computed."""
+        return self._psqt_apart
+
     @contextmanager
     def psqt_apart(self, batch: Batch) -> Iterator[bool]:
         """Within the block, training on CUDA does not compute the PSQT output: the second result of `forward` has no
@@ -196,10 +201,12 @@ class PerspectiveTransformer(nn.Module):
         finally:
             self._psqt_apart = False
 
-    def psqt_of(self, batch: Batch, bucket: Tensor, begin: int, end: int) -> Tensor:
-        """The PSQT output of positions begin … end − 1, fp32, without a gradient; where `psqt_apart` gives True."""
-        parameters = Parameters(self._weight_in_use(), self.bias, self.psqt)  # it reads no row of the weight
-        call = self.call_with(batch, bucket, parameters, self.description)
+    def psqt_of(self, batch: Batch, bucket: Tensor, begin: int, end: int, call: FusedCall | None = None) -> Tensor:
+        """The PSQT output of positions begin … end − 1, fp32, without a gradient; where `psqt_apart` gives True.
+        `call`: that of the whole batch, if there is one already."""
+        if call is None:
+            parameters = Parameters(self._weight_in_use(), self.bias, self.psqt)  # it reads no row of the weight
+            call = self.call_with(batch, bucket, parameters, self.description)
         assert call is not None
         return perspectives.psqt_output(call, begin, end)
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
@@ -34,7 +34,7 @@ from nnue_trainer.data.features import feature_set as find_feature_set
 from nnue_trainer.data.piece_weights import weights_of_features
 from nnue_trainer.errors import UserError
 from nnue_trainer.losses.base import Loss, mean
-from nnue_trainer.modules.layer_stacks import FirstOutputs, LayerStacks, StackOrder, Targets
+from nnue_trainer.modules.layer_stacks import FirstOutputs, LayerCall, LayerStacks, StackOrder, Targets
 from nnue_trainer.modules.perspective_transformer import Activation, PerspectiveTransformer
 from nnue_trainer.modules.straight_through import Steps
 from nnue_trainer.nets.integer_forward import IntegerForward, RawValues, reference, wrap32
@@ -444,19 +444,34 @@ class StackedModel(NnueModel):
         return self.stacks.forward(self.first_outputs(batch), self.linears(), self.stacks.order_of(batch))
 
     def prepare(self, batch: Batch) -> Batch:
-        batch, stacks = super().prepare(batch), self._stacks_in_use()
+        batch, stacks = super().prepare(batch), self.stacks_in_use()
         if stacks is None or not stacks.may_be_fused(batch.white.device):
             return batch
         buckets = self.buckets(batch)
         order = StackOrder(stacks.order(buckets), batch.white, stacks.stacks)
         return replace(batch, plans=(*batch.plans, _Buckets(buckets, batch.white), order))
 
-    def _stacks_in_use(self) -> LayerStacks | None:
+    def layers_for(self, bucket: Tensor, order: Tensor | None, *, loss_is_known: bool = True) -> LayerCall:
+        """The layers behind the first as `forward` computes them, for positions with these stacks, in two parts
+        (`LayerCall.first_sums`). `order`: `LayerStacks.order` of them, if there is one. `loss_is_known`: operators
+        compute the loss. ValueError if the net cannot be computed in two parts."""
+        if self.rounded is not None:
+            return self.rounded.layers_for(self, bucket, order, loss_is_known=loss_is_known)
+        return self.stacks.call(self.linears(), bucket, order)
+
+    def first_of(self, batch: Batch, bucket: Tensor) -> tuple[FusedCall | None, Callable[[], FirstOutputs]]:
+        """The operator that computes the first layer as `forward` does, None where there is none, and a function that
+        computes it."""
+        if self.rounded is not None:
+            return self.rounded.first_of(self, batch, bucket)
+        return self.first_call(batch, bucket), lambda: self.first_outputs(batch)
+
+    def stacks_in_use(self) -> LayerStacks | None:
         """The layers that the operators may compute: those of the engine's integers while `forward` is to round."""
         return self.stacks if self.rounded is None else self.rounded.stacks
 
     def loss(self, batch: Batch, loss: Loss, lam: Tensor) -> Tensor | None:
-        stacks, is_own = self._stacks_in_use(), type(self).forward is not StackedModel.forward
+        stacks, is_own = self.stacks_in_use(), type(self).forward is not StackedModel.forward
         targets = Targets(batch.score, batch.result, lam, loss.kernel(), self.score_scale)
         if targets.kernel is None or is_own or stacks is None or not stacks.may_be_fused(batch.score.device):
             return None

@@ -914,7 +914,7 @@ class WdlModel(LayeredModel):
             return self.rounded(self, batch)
         return self.score_of(self.outputs(batch).float())
 
-    def _stacks_in_use(self) -> None:
+    def stacks_in_use(self) -> None:
         """There are no operators for several outputs."""
 
 

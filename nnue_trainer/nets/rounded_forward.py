@@ -14,6 +14,8 @@ It is the reference for the GPU operators and runs everywhere else; on a CPU it 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -113,6 +115,9 @@ class RoundedForward:
             if tensor.source_parameter not in parameters:
                 raise ValueError(f"its model has no parameter {tensor.source_parameter}")
             self.tables.setdefault(tensor.source_parameter, []).append(tensor.steps)
+        for name, table in self.tables.items():
+            if len(table) == 1:  # a process may have some of the columns only (nnue_trainer.parallel)
+                table[0] = table[0]._replace(rows=min(table[0].rows, len(parameters[name])))
         self.transformer = self.parameters[forward.first.bias].rpartition(".")[0]
         module = dict(model.named_modules()).get(self.transformer)
         if not isinstance(module, PerspectiveTransformer):
@@ -146,7 +151,7 @@ class RoundedForward:
                 output = self._layers(model, batch, first.bucket).output(first)
                 if output is not None:
                     return output
-            score = self._score(first, self._sums_of_layers(model, first))
+            score = self._score(first, self._sums_of_layers(self._steps(model), first))
             return (
                 torch.where(batch.black_to_move != 0, -score, score) if self.forward.first.sides == "white" else score
             )
@@ -154,7 +159,8 @@ class RoundedForward:
     def outputs(self, model: NnueModel, batch: Batch) -> Tensor:
         """Of a net with a head of win, draw and loss: the engine's logits, fp32 [B, 3], the net's view."""
         with torch.autocast(batch.white.device.type, enabled=False):
-            return self._logits(self._sums_of_layers(model, self._first_layer(model, batch))).float()
+            sums = self._sums_of_layers(self._steps(model), self._first_layer(model, batch))
+            return self._logits(sums).float()
 
     def _logits(self, sums: list[Tensor]) -> Tensor:
         return sums[-1].double() / self.forward.divide
@@ -173,6 +179,25 @@ class RoundedForward:
                     return found
             return layers.loss(self._first_outputs(call, model, batch, bucket, weights), targets)
 
+    # ---- in two parts, for a net whose first layer's inputs are on several devices ----
+
+    def layers_for(
+        self, model: NnueModel, bucket: Tensor, order: Tensor | None, *, loss_is_known: bool = True
+    ) -> LayerCall:
+        """`StackedModel.layers_for` of this forward pass."""
+        if self.stacks is None:
+            raise ValueError("its layers are not computed one after the other")
+        operators = loss_is_known and self._takes_operators(bucket.device)
+        return _RoundedCall(self.stacks, self._steps(model), bucket, order, forward=self, operators=operators)
+
+    def first_of(
+        self, model: NnueModel, batch: Batch, bucket: Tensor
+    ) -> tuple[FusedCall | None, Callable[[], FirstOutputs]]:
+        """`StackedModel.first_of` of this forward pass."""
+        weights = self._integers(model)
+        call = self._first_call(model, batch, bucket, weights)
+        return call, lambda: self._first_outputs(call, model, batch, bucket, weights)
+
     def _layers(self, model: NnueModel, batch: Batch, bucket: Tensor) -> LayerCall:
         assert self.stacks is not None
         return LayerCall(self.stacks, self._parameters(model), bucket, self.stacks.order_of(batch))
@@ -183,18 +208,35 @@ class RoundedForward:
             return False
         return torch.is_grad_enabled() or not any(self._is_large(number) for number in range(len(self.forward.layers)))
 
-    def _sums_of_layers(self, model: NnueModel, first: FirstOutputs) -> list[Tensor]:
-        """The sums y of each layer."""
+    def _steps(self, model: NnueModel) -> list[Tensor]:
+        """The parameters of the layers, as torch's operators take them."""
+        return self._parameters(model, exact=not torch.is_grad_enabled())
+
+    def _sums_of_layers(
+        self, parameters: Sequence[Tensor], first: FirstOutputs, *, sums_are_given: bool = False
+    ) -> list[Tensor]:
+        """The sums y of each layer. `sums_are_given`: `first.x` is `_first_sums` of the inputs."""
         forward = self.forward
-        vectors = [first.x.float()]
+        vectors = [first.x if sums_are_given else first.x.float()]
         sums: list[Tensor] = []
-        parameters = self._parameters(model, exact=not torch.is_grad_enabled())
         for number, layer in enumerate(forward.layers):
             weight, bias = parameters[2 * number : 2 * number + 2]
-            sums.append(self._sums(number, vectors, weight, bias, first.bucket))
+            if number == 0 and sums_are_given:
+                own = first.x if layer.divide == 1 else _tdiv(first.x.double(), 1, layer.divide)
+                sums.append(own + F.embedding(first.bucket, bias.to(own.dtype)))
+            else:
+                sums.append(self._sums(number, vectors, weight, bias, first.bucket))
             if layer.activated:
                 vectors.append(_activated(layer, sums[-1][:, : layer.activated]))
         return sums
+
+    def first_sums(self, x: Tensor, weight: Tensor, bucket: Tensor) -> Tensor:
+        """Σ weight · x of the first of the layers, whose inputs x are: [B, outputs], fp32 or float64."""
+        return self._product(0, x.float(), weight.float(), bucket, self._x_scale)
+
+    def output_of_sums(self, parameters: Sequence[Tensor], first: FirstOutputs) -> Tensor:
+        """What `self` gives, where `first.x` is the complete `first_sums`."""
+        return self._score(first, self._sums_of_layers(parameters, first, sums_are_given=True))
 
     def _score(self, first: FirstOutputs, sums: list[Tensor]) -> Tensor:
         forward = self.forward
@@ -260,7 +302,7 @@ class RoundedForward:
     ) -> FirstOutputs:
         """`call`: what `_first_call` gives for the others."""
         if call is not None:
-            x, difference = run_fused(call)
+            x, difference = run_fused(call, psqt_apart=self._transformer(model).leaves_psqt)
         else:
             transformer = self._transformer(model)
             x, difference = transformer.outputs_with(batch, stack, weights, self._describe(transformer))
@@ -347,17 +389,22 @@ class RoundedForward:
             parts = [straight(vectors[0], "floor", scale) if n == 0 else vectors[n] for n in layer.inputs]
             x, factor = torch.cat(parts, dim=1) if len(parts) > 1 else parts[0], 1.0
         weight = weight.float()
+        if layer.divide == 1 and stacked_linear.is_fused(x, weight) and not self._is_large(number):
+            return integer_stacked_linear(x, stack, weight, bias.float(), factor=factor)
+        own = self._product(number, x, weight, stack, factor)
+        if layer.divide != 1:
+            own = _tdiv(own.double(), 1, layer.divide)
+        return own + F.embedding(stack, bias).to(own.dtype)
+
+    def _product(self, number: int, x: Tensor, weight: Tensor, stack: Tensor, factor: float) -> Tensor:
+        """Σ weight · x of each position's own stack, [B, outputs], fp32 or float64, of a layer. The gradient of x is
+        multiplied by `factor`."""
         if stacked_linear.is_fused(x, weight) and not self._is_large(number):
-            if layer.divide == 1:
-                return integer_stacked_linear(x, stack, weight, bias.float(), factor=factor)
-            own = integer_stacked_linear(x, stack, weight, torch.zeros_like(bias, dtype=x.dtype), factor=factor)
-            return _tdiv(own.double(), 1, layer.divide) + F.embedding(stack, bias).double()
+            zeros = torch.zeros(weight.shape[:2], dtype=x.dtype, device=x.device)
+            return integer_stacked_linear(x, stack, weight, zeros, factor=factor)
         wide = self._is_large(number) or (self.tf32 and max(self.limits[number][1:]) > _LARGEST_TF32)
         every = integer_linear(x, weight.view(-1, x.shape[1]), wide=wide, factor=factor)
-        if layer.divide != 1:
-            every = _tdiv(every.double(), 1, layer.divide)
-        bias = bias.view(-1).to(every.dtype)
-        return choose((every + bias).view(len(x), -1, layer.outputs), stack)
+        return choose(every.view(len(x), -1, weight.shape[1]), stack)
 
     def _is_large(self, number: int) -> bool:
         """Whether sums of products of a layer take float64.
@@ -404,6 +451,30 @@ class RoundedForward:
             forward.score_apart, self.score_scale, self._x_scale, self._psqt_scale,
         )  # fmt: skip
         return LayerStacks(transformer.num_outputs, forward.num_stacks, tuple(hidden), of_output)
+
+
+@dataclass(frozen=True)
+class _RoundedCall(LayerCall):
+    """Layers in two parts, where torch's operators round as `forward` does."""
+
+    forward: RoundedForward | None = None
+    operators: bool = True
+    """whether the operators of the layers may be taken"""
+
+    def _kernels(self, x: Tensor, psqt: Tensor | None = None) -> str:
+        return super()._kernels(x, psqt) if self.operators else "torch"
+
+    def _first_sums(self, x: Tensor) -> Tensor:
+        assert self.forward is not None
+        return self.forward.first_sums(x, self.parameters[0], self.bucket)
+
+    def _output_of_sums(self, first: FirstOutputs) -> Tensor:
+        assert self.forward is not None
+        return self.forward.output_of_sums(self.parameters, first)
+
+    @property
+    def _after_the_first_weight(self) -> list[Tensor]:
+        return list(self.parameters[1:])
 
 
 def _skip_words(skip: Skip) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from nnue_trainer.data.batch import Batch
 from nnue_trainer.errors import UserError
 from nnue_trainer.fused_optimizer import Part
 from nnue_trainer.losses.base import Loss, mean
-from nnue_trainer.modules.layer_stacks import FirstOutputs, StackOrder, Targets
+from nnue_trainer.modules.layer_stacks import FirstOutputs, LayerStacks, StackOrder, Targets
 from nnue_trainer.nets.base import NnueModel, StackedModel
 from nnue_trainer.optim import Optimizer
 from nnue_trainer.parallel.ranks import Ranks
@@ -221,38 +221,48 @@ class Columns(Whole):
 
     def prepare(self, batch: Batch) -> Batch:
         batch = self.model.prepare(batch)
-        stacks = self._stacked.stacks
-        if not stacks.may_be_fused(batch.white.device):
+        stacks = self._stacked.stacks_in_use()
+        if stacks is None or not stacks.may_be_fused(batch.white.device):
             return batch
         bucket = self._stacked.buckets_of(batch)[self._begin : self._end]
         order = StackOrder(stacks.order(bucket), batch.white, stacks.stacks, of_share=True)
         return replace(batch, plans=(*batch.plans, order))
 
     def forward(self, batch: Batch) -> Tensor:
-        model = self._stacked
-        first = model.first_outputs(batch)
-        layers = model.stacks.call(model.linears(), first.bucket, model.stacks.order_of(batch))
-        sums = self.ranks.all_reduce(layers.first_sums(first.x))
-        return layers.from_sums(FirstOutputs(sums, first.psqt, first.bucket))
+        model, stacks, bucket = self._stacked, self._stacks(), self._stacked.buckets_of(batch)
+        with self._autocast(batch, torch.autocast(batch.white.device.type, enabled=torch.is_autocast_enabled())):
+            _, outputs = model.first_of(batch, bucket)
+            first, layers = outputs(), model.layers_for(bucket, stacks.order_of(batch))
+            sums = self.ranks.all_reduce(layers.first_sums(first.x))
+            return layers.from_sums(FirstOutputs(sums, first.psqt, bucket))
+
+    def _stacks(self) -> LayerStacks:
+        stacks = self._stacked.stacks_in_use()
+        assert stacks is not None  # see why_not_columns
+        return stacks
+
+    def _autocast(self, batch: Batch, usual: AbstractContextManager[Any]) -> AbstractContextManager[Any]:
+        """The context of the forward pass: the usual one, but integers stay what they are."""
+        return usual if self.model.rounded is None else torch.autocast(batch.white.device.type, enabled=False)
 
     def backward(self, step: Step, batch: Batch) -> Tensor:
         model, ranks, positions = self._stacked, self.ranks, len(batch)
-        stacks, linears, bucket = model.stacks, model.linears(), model.buckets_of(batch)
-        layers = stacks.call(linears, bucket, stacks.order_of(batch))
-        with step.autocast(), self._transformer.psqt_apart(batch) as apart:
-            call = model.first_call(batch, bucket) if stacks.may_be_fused(batch.white.device) else None
-            first = layers.first(call, lambda: model.first_outputs(batch))
+        stacks, bucket, loss = self._stacks(), model.buckets_of(batch), step.loss_kind
+        layers = model.layers_for(bucket, stacks.order_of(batch), loss_is_known=loss.kernel() is not None)
+        with self._autocast(batch, step.autocast()), self._transformer.psqt_apart(batch) as apart:
+            call, outputs = model.first_of(batch, bucket)
+            first = layers.first(call if stacks.may_be_fused(batch.white.device) else None, outputs)
         mine, share = slice(self._begin, self._end), self._end - self._begin
         lam = lambdas_of(step, batch, mine)
         with ranks.reduce_scatter(self._padded(first.sums.detach(), ranks.size * self._most)) as own_sums:
             psqt = None if first.inputs is None or first.inputs.psqt is None else first.inputs.psqt.detach()[mine]
             if apart or (first.inputs is None and self._transformer.psqt is not None):
-                psqt = self._transformer.psqt_of(batch, bucket, self._begin, self._end)
-        with step.autocast():
-            loss, order = step.loss_kind, stacks.order_of(batch, of_share=True)
+                psqt = self._transformer.psqt_of(batch, bucket, self._begin, self._end, call)
+        with self._autocast(batch, step.autocast()):
+            order = stacks.order_of(batch, of_share=True)
             targets = Targets(batch.score[mine], batch.result[mine], lam, loss.kernel(), model.score_scale)
             own = FirstOutputs(own_sums[:share], psqt, bucket[mine])
-            rest = stacks.call(linears, own.bucket, order).after_first(own, targets, loss)
+            rest = replace(layers, bucket=own.bucket, prepared=order).after_first(own, targets, loss)
         # One exchange sends everything that the other ranks need to know about these positions. The gradients by the
         # sums and by PSQT come one after the other, since each rank has other positions; those by the parameters are
         # added up.
@@ -263,10 +273,7 @@ class Columns(Whole):
         totals, gradients = layers.add_shares(shares)
         by_first = whole[0], whole[1] if len(whole) > 1 else None
         grad_weight = first.backward(by_first, (self._one(totals[2]), totals))
-        trained = [parameter for linear in linears for parameter in (linear.weight, linear.bias)]
-        for parameter, gradient in zip(trained, [grad_weight, *gradients], strict=True):
-            assert isinstance(parameter, nn.Parameter)
-            parameter.grad = gradient.view_as(parameter)
+        layers.give([grad_weight, *gradients])
         return totals[2]
 
     def share(self) -> str:
@@ -366,8 +373,8 @@ def why_not_columns(model: NnueModel, recipe: Any, ranks: Ranks) -> str | None:
     first = model.first_layer()
     if first is None or len(model.linears()) != len(model.stacks.hidden) + 1:
         return "the net has no first layer that can be divided"
-    if recipe.model.awareness.aware:
-        return "quantisation-aware training needs the whole net"
+    if recipe.model.awareness.aware and model.rounded_forward().stacks is None:
+        return "the engine's rounding needs the whole net"
     if recipe.training.compile:
         return "the compiler needs the whole net"
     if recipe.position_weight is not None:

@@ -281,9 +281,8 @@ def test_rounding_and_ranks_are_explained() -> None:
     aware = "model.quantisation={aware: true, aware_from: 0.5}"
     recipe = config.load(presets.path("sfnnv5"), [aware])
     parts = {part.name: part for part in explain(recipe, H100, ranks=2)}
-    assert parts["gradient between"].kernels == parts["gradient between, rounded"].kernels == "whole"
-    assert parts["division"].kernels == "positions"
-    assert "quantisation-aware" in parts["division"].reason
+    assert parts["gradient between"].kernels == parts["gradient between, rounded"].kernels == "rows"
+    assert parts["division"].kernels == "columns"
     alone = {part.name: part for part in explain(recipe, H100)}
     assert alone["gradient between"].kernels == alone["gradient between, rounded"].kernels == "rows"
     odd = config.load(presets.path("sfnnv5"), ["model.l1=1056"])

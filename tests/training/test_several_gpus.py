@@ -69,7 +69,16 @@ def trained(size: int, folder: Path, **runs: tuple[str, ...]) -> list[dict[str, 
         (AWARE,),
         (LAYERED, "optimizer={kind: torch, name: Adafactor}"),
     ],
-    ids=["columns", "norm", "mixed", "mixed, an average", "torch rule", "simple", "positions", "positions, eager"],
+    ids=[
+        "columns",
+        "norm",
+        "mixed",
+        "mixed, an average",
+        "torch rule",
+        "simple",
+        "columns, rounded",
+        "positions, eager",
+    ],
 )
 def test_several_gpus_train_as_one_does(tmp_path: Path, overrides: tuple[str, ...]) -> None:
     (one,) = trained(1, tmp_path / "one", run=overrides)
@@ -96,7 +105,7 @@ OWN_SET = ROOT / "examples" / "extending" / "my_features.py"
         (AWARE.replace("aware_from: 0.2", "aware_from: 0.0"),),
         (f"model={{kind: layered, hidden: 64, inputs: [{{kind: {OWN_SET}:KingDistance}}]}}",),
     ],
-    ids=["columns", "mixed", "positions", "index rows from the host"],
+    ids=["columns", "mixed", "rounded", "index rows from the host"],
 )
 def test_several_gpus_that_share_the_data_train_as_one_does(
     tmp_path: Path, project_root: Path, overrides: tuple[str, ...]

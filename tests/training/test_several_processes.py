@@ -108,10 +108,19 @@ KINDS: dict[str, tuple[int, str, dict[str, dict[str, Any]]]] = {
         {"model": {**LAYERED, "activation": "screlu", "hidden": 16, "quantisation": {}},
          "optimizer": {"kind": "torch", "name": "RAdam", "lr": 0.005}},
     ),
-    "positions, the engine's rounding from half of the run on": (
-        2, r"share of the positions \(quantisation-aware training needs the whole net\)",
+    "columns, the engine's rounding from half of the run on": (
+        2, "each with 16 of 32 columns of the feature transformer",
         {"model": LAYERED | {"quantisation": LAYERED["quantisation"] | {"aware": True, "aware_from": 0.5}},
          "lambda": {"kind": "constant", "value": 0.7, "jitter": 0.2}},
+    ),
+    "columns, SFNNv16 with the engine's rounding, uneven shares": (
+        3, "each with 8 to 12 of 32 columns of the feature transformer",
+        {"model": {"kind": "sfnnv16", "l1": 32, "quantisation": {"aware": True}},
+         "optimizer": {"kind": "ranger_lite", "lr": 0.002}},
+    ),
+    "columns, SFNNv5 with the engine's rounding": (
+        4, "each with 8 of 32 columns of the feature transformer",
+        {"model": {"kind": "sfnnv5", "l1": 32, "quantisation": {"aware": True}}},
     ),
     "positions, a head of win, draw and loss": (
         2, r"share of the positions \(the net has a forward pass of its own\)",
@@ -538,14 +547,21 @@ def _read(folder: Path, recipe: Path) -> None:
         packed.close()
 
 
+# By kind of division.
+OPTIMIZERS = {
+    "columns": {"kind": "adamw", "lr": 0.005},
+    "positions": {"kind": "torch", "name": "Adafactor", "lr": 0.005},
+}
+
+
 @pytest.mark.parametrize("kind", ["columns", "positions"])
 def test_each_process_decodes_its_share_alone(tmp_path, data, chunks, kind):
-    model = {"kind": "simple", "hidden": 16, "quantisation": {"aware": kind == "positions"}}
+    sections = {"model": {"kind": "simple", "hidden": 16}, "optimizer": OPTIMIZERS[kind]}
 
     def read(size: int, shards: int) -> list[dict[str, Tensor]]:
         folder = tmp_path / f"{size}-{shards}"
         folder.mkdir()
-        recipe = sharded(folder / "mine.yaml", data, chunks, shards, model=model)
+        recipe = sharded(folder / "mine.yaml", data, chunks, shards, **sections)
         run = several.Processes(size, folder, _read, folder, recipe)
         assert run.wait() == [0] * size, run.said()
         return [load_file(folder / f"read-{rank}.safetensors") for rank in range(size)]
@@ -575,8 +591,8 @@ def test_a_damaged_chunk_that_one_process_meets_ends_all(tmp_path, data, chunks,
     bad = tmp_path / "damaged.binpack"
     bad.write_bytes(damaged(chunks[0].read_bytes()))
     folder = tmp_path / "run"
-    model = {"kind": "simple", "hidden": 16, "quantisation": {"aware": kind == "positions"}}
-    recipe = sharded(tmp_path / "mine.yaml", data, [*chunks, bad], 2, model=model)
+    sections = {"model": {"kind": "simple", "hidden": 16}, "optimizer": OPTIMIZERS[kind]}
+    recipe = sharded(tmp_path / "mine.yaml", data, [*chunks, bad], 2, **sections)
     more = [f"training.seed={seed}", "training.epochs=40", "training.positions_per_epoch=240"]
     run = several.Processes(
         2, tmp_path / "a", _noticing_soon, "train", "--config", str(recipe), "--run-dir", str(folder), *more
@@ -719,7 +735,7 @@ def test_parts_of_a_tensor_make_the_whole(size, shape, dim, groups):
     ("overrides", "reason"),
     [
         ([], ""),
-        (["model={kind: simple, hidden: 16, quantisation: {aware: true}}"], "quantisation-aware training needs"),
+        (["model={kind: simple, hidden: 16, quantisation: {aware: true}}"], ""),
         (["training.compile=true"], "the compiler needs the whole net"),
         (["optimizer={kind: torch, name: Adafactor}"], "may look at more than one value"),
         (["optimizer={kind: torch, name: NAdam}"], ""),
