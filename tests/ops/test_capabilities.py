@@ -136,8 +136,13 @@ def test_the_mode_of_a_call() -> None:
         assert capabilities.mode_of(x) == "autocast"
     with torch.autograd.forward_ad.dual_level():
         assert capabilities.mode_of(x, torch.autograd.forward_ad.make_dual(x, x)) == "transformed"
-    found = []
-    torch.func.grad(lambda t: found.append(capabilities.mode_of(t)) or t.sum())(x)
+    found: list[str] = []
+
+    def looked_at(t: torch.Tensor) -> torch.Tensor:
+        found.append(capabilities.mode_of(t))
+        return t.sum()
+
+    torch.func.grad(looked_at)(x)
     assert found == ["transformed"]
 
 

@@ -138,8 +138,8 @@ def test_several_gpus_that_share_the_data_train_as_one_does(
             assert torch.equal(tensor, other[name]), name
         if rounds and not name.startswith("model/"):
             continue  # moments of small gradients are far apart after a few rounded steps
-        for other in (tensor, chain[name]):
-            difference = (other.double() - one[name].double()).abs()
+        for found in (tensor, chain[name]):
+            difference = (found.double() - one[name].double()).abs()
             assert difference.mean() <= (0.1 if rounds else 1e-4) * one[name].double().abs().mean() + 1e-10, name
 
 
