@@ -158,7 +158,10 @@ void Pipeline::start_epoch(Shard& shard) const {
             for (std::uint32_t copy = 0; copy < copies; ++copy) all.push_back({static_cast<std::uint32_t>(at), copy});
         }
     }
-    if (all.empty()) throw FormatError("weights leave no chunk of any file");
+    if (all.empty()) {
+        throw FormatError("data.weights: found weights that leave none of the " + std::to_string(at) +
+                          " chunks of all files, expected larger ones");
+    }
     if (all.size() < options_.shards) {
         throw FormatError(files_.front()->path() + ": " + std::to_string(all.size()) + " chunks" +
                           (options_.files.size() > 1 ? " in all files" : "") + ", fewer than the " +

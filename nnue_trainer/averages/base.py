@@ -7,6 +7,7 @@ of the weights, because it lies between weights that are.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import ClassVar
 
 from nnue_trainer.base.foreign import number, returned
 from nnue_trainer.registry import Registry
@@ -17,6 +18,8 @@ from nnue_trainer.schema import section
 @section
 class Average(ABC):
     """How the average moves, as a function of nothing but the step, so that a resumed run needs only the average."""
+
+    kind: ClassVar[str]
 
     @abstractmethod
     def share(self, now: RunStep) -> float:

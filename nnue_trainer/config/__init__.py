@@ -307,6 +307,12 @@ def stage_recipes(recipe: Recipe, origin: str = "recipe", *, may_import: bool = 
                 raise UserError(f"{where}: training.{key} belongs to the whole run: set it outside of the stages")
         if _without(data["model"], "quantisation") != _without(base["model"], "quantisation"):
             raise UserError(f"{where}: model: found other values, expected only changes of model.quantisation")
+        for key, value, default in (("carry", stage.carry, "weights"), ("take", stage.take, "last")):
+            if number == 0 and value != default:
+                raise UserError(
+                    f"{where}: {key}: found {value}, expected {default}, as no stage comes before the first one; "
+                    "training.initial_weights begins from the weights of a file, --resume goes on with a run"
+                )
         if number and stage.carry == "optimizer" and merged.optimizer.kind != found[-1].optimizer.kind:
             raise UserError(
                 f"{where}: optimizer.kind: found {merged.optimizer.kind!r} with carry: optimizer, expected "

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 from pydantic import Field
 
 from nnue_trainer.lambdas.base import LAMBDAS, FromStart
-from nnue_trainer.schedules.base import RunStep
+from nnue_trainer.schedules.base import DropEpochs, RunStep
 from nnue_trainer.schema import section
 
 
@@ -16,7 +14,7 @@ from nnue_trainer.schema import section
 class DropsLambda(FromStart):
     """start·gamma at each epoch of a list."""
 
-    epochs: list[Annotated[int, Field(gt=0)]] = Field(min_length=1)
+    epochs: DropEpochs
     """the number of completed epochs at each drop, such as [100, 200, 250]"""
     gamma: float = Field(0.9, gt=0, le=1)
     """factor at a drop"""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
@@ -11,8 +11,9 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from nnue_trainer.errors import UserError
 from nnue_trainer.nets.base import VirtualRows, WeightBound
-from nnue_trainer.optim.groups import Group, Settings
+from nnue_trainer.optim.groups import Group, Settings, settings_of
 from nnue_trainer.registry import Registry
 from nnue_trainer.schema import section
 
@@ -138,6 +139,20 @@ class OptimizerConfig(ABC):
         """Whether each value of a weight moves by its own gradient and state alone, but for a norm that is taken of all
         gradients: then several GPUs may each have some columns of a weight. So may a rule with virtual rows."""
         return "virtual_rows" in self.replaces
+
+    def group_settings(self, names: Iterable[str], where: str = "") -> dict[str, Settings]:
+        """The settings of parameters with these names that are in a group. UserError, which begins with `where`, for
+        groups that do not fit, or that leave nothing to train."""
+        names = list(names)
+        settings = settings_of(self.groups, names, where)
+        if not self.heeds_settings and any(each.for_rule for each in settings.values()):
+            raise UserError(
+                f"{where}optimizer.groups: the optimizer {self.kind!r} has no learning rate, decay or betas for "
+                "groups, expected only limits and frozen"
+            )
+        if len(settings) == len(names) and all(each.frozen for each in settings.values()):
+            raise UserError(f"{where}optimizer.groups: all parameters are frozen, expected one that is trained")
+        return settings
 
     @abstractmethod
     def rule(self, work: Work) -> Rule:

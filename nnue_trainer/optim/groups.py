@@ -63,15 +63,16 @@ class Settings:
         return (self.rate, self.decay, self.betas) != (1.0, None, None)
 
 
-def settings_of(groups: Sequence[Group], names: Iterable[str]) -> dict[str, Settings]:
-    """By name, the settings of all parameters that are in a group. UserError for a group that has no parameter."""
+def settings_of(groups: Sequence[Group], names: Iterable[str], where: str = "") -> dict[str, Settings]:
+    """By name, the settings of all parameters that are in a group. UserError, which begins with
+    `where`, for a group that has no parameter."""
     names, found = list(names), dict[str, Settings]()
     for number, group in enumerate(groups):
         own = [name for name in names if fnmatch.fnmatchcase(name, group.match)]
         if not own:
             raise UserError(
-                f"optimizer.groups.{number}.match: {quoted(group.match)} matches no parameter, expected a pattern for "
-                f"some of {', '.join(names)}"
+                f"{where}optimizer.groups.{number}.match: {quoted(group.match)} matches no parameter, expected a "
+                f"pattern for some of {', '.join(names)}"
             )
         values = {
             "rate": group.lr_factor,

@@ -20,7 +20,7 @@ from nnue_trainer.optim.base import Layer, OptimizerConfig, Rule, Work, check_st
 from nnue_trainer.optim.bounds import Bounds
 from nnue_trainer.optim.clip import Clip
 from nnue_trainer.optim.fused import FusedRule
-from nnue_trainer.optim.groups import Settings, settings_of
+from nnue_trainer.optim.groups import Settings
 from nnue_trainer.optim.guard import Guard
 from nnue_trainer.optim.rehearsal import rehearse
 from nnue_trainer.optim.virtual_rows import SharedRows
@@ -65,12 +65,7 @@ class Optimizer:
         self._last_lr = config.lr
         self._failed = torch.zeros((), device=self.device)
         self._good_steps = torch.zeros((), dtype=torch.int64, device=self.device)
-        settings = settings_of(config.groups, parameters)
-        if not config.heeds_settings and any(each.for_rule for each in settings.values()):
-            raise UserError(
-                f"optimizer.groups: the optimizer {config.kind!r} has no learning rate, decay or betas for groups, "
-                "expected only limits and frozen"
-            )
+        settings = config.group_settings(parameters)
         self._frozen = {name for name, each in settings.items() if each.frozen}
         limits = tuple(
             bound

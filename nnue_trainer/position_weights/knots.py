@@ -33,6 +33,8 @@ class Knots(PositionWeight):
     def _rising(self) -> Knots:
         if any(x >= y for (x, _), (y, _) in pairwise(self.knots)):
             raise ValueError(f"found knots at {[x for x, _ in self.knots]}, expected rising ones")
+        if not any(weight for _, weight in self.knots):
+            raise ValueError("found only weights of 0, expected a larger one for some positions")
         return self
 
     @property

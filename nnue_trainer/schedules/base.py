@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import ClassVar, Literal, NamedTuple
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from nnue_trainer.base.foreign import number
 from nnue_trainer.registry import Registry
 from nnue_trainer.schema import section
+
+
+def _in_order(epochs: list[int]) -> list[int]:
+    if epochs != sorted(epochs):
+        raise ValueError(f"found {epochs}, expected rising epochs: they count from the beginning of the run")
+    return epochs
+
+
+DropEpochs = Annotated[list[Annotated[int, Field(gt=0)]], Field(min_length=1), AfterValidator(_in_order)]
+"""The type of a list of epochs at which a value drops."""
 
 
 class RunStep(NamedTuple):

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+import torch
 
 from nnue_trainer.config import DataConfig
-from nnue_trainer.data import Loader, RecordLoader
+from nnue_trainer.data import Loader, RecordLoader, expand
 from nnue_trainer.data.verdict import judge, sample_of
-from nnue_trainer.errors import UserError
+from nnue_trainer.errors import UserError, shown
+from nnue_trainer.position_weights import PositionWeight
 
 _log = logging.getLogger(__name__)
 
@@ -15,15 +21,21 @@ _CHUNKS = 16
 """Chunks that are looked at in all, about 1 MiB each: a second at most."""
 
 
-def check(data: DataConfig, batches: Loader | RecordLoader) -> None:
-    """Warns in one line of each file of `batches` that is not plausible. UserError for one that contradicts itself, if
-    `data.implausible` is "stop"."""
+def check(
+    data: DataConfig, batches: Loader | RecordLoader, weight: PositionWeight | None = None, features: str = ""
+) -> None:
+    """Warns in one line of each file of `batches` that is not plausible, and of weights of positions that are 0 in all
+    of them. UserError for a file that contradicts itself, if `data.implausible` is "stop". `weight`: the weight of
+    positions; `features`: the feature set of its batches."""
+    counts = weight is None or weight.uses_spare
     if data.implausible == "ignore":
         return
     every = batches.opened
     files = every[:: -(-len(every) // _CHUNKS)]
     for file in files:
         sample = sample_of(file.native, max(1, _CHUNKS // len(files)))
+        if weight is not None and not counts:
+            counts = any(_counts(weight, records, features) for records in sample.runs)
         verdict = judge(sample, file.native.format, data.filters)
         found = [*verdict.contradictions, *verdict.doubts]
         if not found:
@@ -33,3 +45,11 @@ def check(data: DataConfig, batches: Loader | RecordLoader) -> None:
         if data.implausible == "stop" and verdict.contradictions:
             raise UserError(f"{message}; data.implausible=warn trains on it all the same")
         _log.warning("%s", message)
+    if files and not counts:
+        _log.warning("position_weight: 0 for all positions of a sample of %s: nothing is trained", shown(files[0].path))
+
+
+def _counts(weight: PositionWeight, records: npt.NDArray[np.uint8], features: str) -> bool:
+    """Whether any of these positions has a weight."""
+    batch = replace(expand(records, features), records=torch.from_numpy(records))
+    return bool(weight.checked(batch).any())

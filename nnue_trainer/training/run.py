@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import logging
 import math
 import os
 import re
@@ -42,9 +43,11 @@ from nnue_trainer.training.integer_check import start_check
 from nnue_trainer.training.memory import keep_freed_memory
 from nnue_trainer.training.precision import settled
 from nnue_trainer.training.run_folder import MANIFEST, RunFolder
-from nnue_trainer.training.stages import StageOfRun, stages_of
+from nnue_trainer.training.stages import StageOfRun, idle_averages, stages_of
 from nnue_trainer.training.terminal import say
 from nnue_trainer.training.trainer import Summary, Trainer
+
+_log = logging.getLogger(__name__)
 
 
 def train(recipe: Recipe, run_dir: Path, *, resume: str | None = None, overwrite: bool = False) -> Summary:
@@ -90,6 +93,8 @@ def train(recipe: Recipe, run_dir: Path, *, resume: str | None = None, overwrite
             raise UserError(f"{path}: of stage {at + 1}, the recipe has {len(stages)}")
         for stage in stages[at + 1 :]:
             _check_files(stage)
+        for doubt in idle_averages(stages) if ranks.writes else ():
+            _log.warning("%s", doubt)
         begin = _Begin(saved, path, resumed=True, keep=in_place) if saved is not None else _Begin()
         total: Summary | None = None
         for stage in stages[at:]:
@@ -159,6 +164,9 @@ def _train_stage(stage: StageOfRun, folder: RunFolder, ranks: Ranks, device: tor
     recipe, saved, path = stage.recipe, begin.checkpoint if begin.resumed else None, begin.path
     set_up_torch(recipe, device)
     model = nets.build(recipe.model)
+    names = [name for name, _ in model.named_parameters()]
+    for later in stages_of(stage.whole)[stage.index :]:
+        later.recipe.optimizer.group_settings(names, later.label)  # for its errors, perhaps days before the stage
     recipe = settled(recipe, model, device, None if begin.checkpoint is None else _recipe_of(begin.checkpoint))
     weights: list[str] = []
     if begin.checkpoint is not None and not begin.resumed:
@@ -211,7 +219,7 @@ def _train_stage(stage: StageOfRun, folder: RunFolder, ranks: Ranks, device: tor
             if held_out is not None:
                 next(iter(held_out()), None)
         if ranks.writes and not begin.resumed:
-            plausibility.check(recipe.data, batches)
+            plausibility.check(recipe.data, batches, recipe.position_weight, model.feature_set)
         timeline.mark("data files")
         if integers_are_right is not None:
             integers_are_right()

@@ -130,6 +130,34 @@ def stages_of(recipe: Recipe) -> list[StageOfRun]:
     return found
 
 
+_FEW_STEPS = 4096
+"""Up to so many steps of a stage, all are looked at for whether its average moves."""
+
+
+def idle_averages(stages: list[StageOfRun]) -> list[str]:
+    """A line for each average that never begins, or never moves, in its stage or in one that goes on with it."""
+    found: list[str] = []
+    idle: dict[str, str] = {}  # of the stages that share a clock, by kind
+    for stage in stages:
+        if stage.stage is None or stage.stage.carry == "weights":
+            found += idle.values()
+            idle = {}
+        average = stage.recipe.average
+        if average is None:
+            continue
+        end = stage.now(stage.end)
+        steps = range(stage.first_step + 1, stage.end + 1)
+        if not average.begun(end):
+            why = f"does not begin within {end.epoch:,} epochs, so the net is not an average: lower start_epoch"
+        elif len(steps) <= _FEW_STEPS and not any(average.share(stage.now(step)) for step in steps):
+            why = f"does not move within {len(steps):,} steps, so the net stays the initial one: lower every"
+        else:
+            idle.pop(average.kind, None)
+            continue
+        idle[average.kind] = f"{stage.label}average: {average.kind} {why}"
+    return [*found, *idle.values()]
+
+
 def left(last: Path) -> str:
     """What the run of a last checkpoint has left to do, "step 3 of 9"; "" where all is done, or a callback ended it."""
     saved = checkpoint.load(last, ())

@@ -126,6 +126,16 @@ def test_a_recipe_survives_being_written(tmp_path):
         ("data.train=!!binary aGk=", "tags such as 'tag:yaml.org,2002:binary' have no meaning here"),
         ("data.train={a: b}", 'data.train: found {"a": "b"}, expected a list'),
         ("data.threads=100000", "data.threads: found 100000, expected less than or equal to 1024"),
+        ("schedule={kind: drops, epochs: [9, 5]}", "schedule.epochs: found [9, 5], expected rising epochs"),
+        ("lambda={kind: drops, epochs: [9, 5]}", "lambda.epochs: found [9, 5], expected rising epochs"),
+        (
+            "position_weight={kind: knots, by: ply, knots: [[1, 0], [9, 0]]}",
+            "found only weights of 0, expected a larger",
+        ),
+        (
+            "data.filters.piece_counts_curve=[0, 0, -1, 0, 0]",
+            "data.filters.piece_counts_curve: found [0.0, 0.0, -1.0, 0.0, 0.0], expected a number above 0",
+        ),
         ("lr", "override 'lr': expected key=value, such as optimizer.lr=1e-3"),
         ("a..b=1", "override 'a..b=1': expected key=value"),
         ("optimizer.lr={", "override 'optimizer.lr={':1:2: expected the node content"),

@@ -49,6 +49,20 @@ def test_weights_by_the_ply_train_like_weights_of_a_user_and_resume(project_root
     assert torch.equal(last(tmp_path / "resumed").tensors["model"]["output.weight"], ends["ply"])
 
 
+def test_doubtful_weights_and_averages_are_lines_at_the_start(
+    project_root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = split_sample(project_root, tmp_path, 2_000, 250)
+    pairs = {"late": [[900, 0.0], [901, 1.0]], "some": [[20, 0.0], [60, 1.0]]}
+    for name, knots in pairs.items():
+        weight = {"kind": "knots", "by": "ply", "knots": knots}
+        recipe = written(tmp_path / f"{name}.yaml", data, training={"epochs": 1}, position_weight=weight)
+        caplog.clear()
+        nnue("train", "--config", recipe, "--run-dir", tmp_path / name, "average={kind: swa, start_epoch: 1}")
+        assert ("position_weight: 0 for all positions of a sample of" in caplog.text) == (name == "late")
+        assert "average: swa does not begin within 1 epochs" in caplog.text
+
+
 def test_a_class_that_did_not_request_records_is_told() -> None:
     batch = expand(records_from_fens(["4k3/8/8/8/8/8/8/4K3 w - - 7 30"]), "Chess768")
     with pytest.raises(ValueError, match="reads_records = True"):
@@ -64,5 +78,5 @@ def test_wrong_weights_are_named(project_root: Path, tmp_path: Path, line: str) 
     )
     data = split_sample(project_root, tmp_path, 2_000, 250)
     recipe = written(tmp_path / "mine.yaml", data, position_weight={"kind": f"{own}:Mine"})
-    with pytest.raises(UserError, match=r"Mine.of.*expected a tensor float32 \[250\]"):
+    with pytest.raises(UserError, match=r"Mine.of.*expected a tensor float32 \[\d+\]"):
         nnue("train", "--config", recipe, "--run-dir", tmp_path / "run")

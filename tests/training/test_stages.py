@@ -18,7 +18,7 @@ from nnue_trainer import config, presets
 from nnue_trainer.errors import UserError
 from nnue_trainer.files import checkpoint
 from nnue_trainer.training import run as runs
-from nnue_trainer.training.stages import stages_of
+from nnue_trainer.training.stages import idle_averages, stages_of
 from nnue_trainer.training.trainer import Trainer
 
 STAGES: list[dict[str, Any]] = [
@@ -191,6 +191,11 @@ def test_one_stage_by_itself(tmp_path: Path, recipe: Path) -> None:
         ("stages.second.training.seed=3", "stage second: training.seed belongs to the whole run"),
         ("stages.second.name=first", "stage first: the name is given twice"),
         ("stages.second.optimizer.kind=ranger", "stage second: optimizer.kind: found 'ranger' with carry: optimizer"),
+        (
+            "stages.first.carry=optimizer",
+            "stage first: carry: found optimizer, expected weights, as no stage comes before",
+        ),
+        ("stages.first.take=best", "stage first: take: found best, expected last, as no stage comes before"),
         ("data.validation=[]", "stage third: take: found best, expected last, as the stage before has no validation"),
         (
             "stages.third.data.weights=[1, 2]",
@@ -212,7 +217,52 @@ def test_stages_before_the_one_that_is_resumed_cannot_change(tmp_path: Path, rec
 def test_a_file_that_a_later_stage_misses_ends_the_run_at_once(tmp_path: Path, recipe: Path) -> None:
     with pytest.raises(UserError, match=r"stage 3/3 third: .*none\.binpack: No such file"):
         nnue("train", recipe, "--run-dir", tmp_path / "run", f"stages.third.data.train=[{tmp_path}/none.binpack]")
+    with pytest.raises(UserError, match=r"data\.weights: found weights that leave none of the 1 chunks of all files"):
+        nnue("train", recipe, "--run-dir", tmp_path / "run", "stages=[]", "data.weights=[0.001]")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("groups", "message"),
+    [
+        ("{match: '*', frozen: true}", "all parameters are frozen"),
+        ("{match: other, lr_factor: 2}", "'other' matches no parameter"),
+    ],
+)
+def test_groups_that_a_later_stage_cannot_have_end_the_run_at_once(
+    tmp_path: Path, recipe: Path, groups: str, message: str
+) -> None:
+    for stage, label in (
+        ("stages.first.", "^stage 1/3 first: optimizer.groups"),
+        ("stages.third.", "^stage 3/3 third: optimizer.groups"),
+    ):
+        with pytest.raises(UserError, match=f"{label}.*{message}"):
+            nnue("train", recipe, "--run-dir", tmp_path / "run", f"{stage}optimizer.groups=[{groups}]")
+    assert not (tmp_path / "run").exists()
+
+
+IDLE_SWA = "average: swa does not begin within"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["average={kind: swa, start_epoch: 2}"], [f"stage 3/3 third: {IDLE_SWA} 2 epochs"]),
+        (["average={kind: swa, start_epoch: 1}"], []),
+        (["stages.first.average={kind: swa, start_epoch: 2}"], [f"stage 1/3 first: {IDLE_SWA} 2 epochs"]),
+        (
+            ["average={kind: swa, start_epoch: 3}", "stages.third.training.epochs=4"],
+            [f"stage 2/3 second: {IDLE_SWA} 3"],
+        ),
+        (["average={kind: ema, every: 9}"], ["stage 3/3 third: average: ema does not move within 8 steps"]),
+        (["stages=[]", "average={kind: swa, start_epoch: 3}"], [f"{IDLE_SWA} 3 epochs"]),
+        (["stages=[]", "average={kind: ema, every: 13}"], ["average: ema does not move within 12 steps"]),
+    ],
+)
+def test_averages_that_never_begin(recipe: Path, overrides: list[str], expected: list[str]) -> None:
+    """Of stages that go on with an average, one in which it begins is enough."""
+    found = idle_averages(stages_of(config.load(recipe, overrides)))
+    assert [line[: len(start)] for line, start in zip(found, expected, strict=True)] == expected
 
 
 def test_files_of_stages_are_found_once(tmp_path: Path, recipe: Path, data: Path) -> None:

@@ -107,6 +107,13 @@ class Filters(_Compiled):
             raise ValueError(f"found the plies {plies}, expected rising ones")
         return knots
 
+    @field_validator("piece_counts_curve", check_fields=False)
+    @classmethod
+    def _keeps_some(cls, weights: list[float]) -> list[float]:
+        if all(weight <= 0 for weight in weights):
+            raise ValueError(f"found {weights}, expected a number above 0 for some piece counts")
+        return weights
+
     @classmethod
     def none(cls) -> Filters:
         """Filters that drop nothing, not even positions without a score."""
