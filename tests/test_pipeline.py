@@ -178,6 +178,10 @@ def test_wrong_files(way: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ({"train": {"recipe": "r", "options": "'x"}}, "No closing quotation"),
         ({"train": {"recipe": "recipe.yaml", "set": ["optimizer.lr=fast"]}}, "optimizer.lr: found"),
         ({"train": {"recipe": "recipe.yaml", "set": ["seeds=[1, 2]"]}}, "the recipe has seeds, expected one net"),
+        (
+            {"train": {"recipe": "recipe.yaml", "set": ["model={kind: sfnnv5, l1: 64}"]}},
+            "train: model.l1 is 64, which no Stockfish reads; .*; export: {options: --any-l1} writes it all the same",
+        ),
     ):
         way.write_text(yaml.safe_dump(content))
         with pytest.raises(UserError, match=message):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, field_validator
 
+from nnue_trainer import schema
 from nnue_trainer.base.system import usable_cpus
 from nnue_trainer.callbacks.base import CALLBACKS, Callback
 from nnue_trainer.errors import UserError, shown
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
 @section
 class Match(Callback):
     """Plays the net of an epoch against the last net that passed, in an engine; training waits. The first net passes
-    without a match, with Elo 0, unless `against` names a first opponent."""
+    without a match, with Elo 0, unless `against` names a first opponent. Before the first step the engine is tried with
+    a net of zeros."""
 
     engine: str = Field(min_length=1)
     """engine in which the nets play: a path, or a name on PATH"""
@@ -57,6 +59,7 @@ class Match(Callback):
 
     def start(self, trainer: Trainer) -> None:
         from nnue_trainer.engines.uci import find_engine
+        from nnue_trainer.match.players import check_engine
 
         find_engine(self.engine)
         for path in (self.against, self.openings):
@@ -68,6 +71,15 @@ class Match(Callback):
                 f"training.callbacks: match: every: found {self.every}, expected a multiple of "
                 f"training.checkpoint_every, {trainer.recipe.training.checkpoint_every}"
             )
+        try:
+            recipe = schema.to_data(trainer.recipe)
+            check_engine(trainer.model.architecture, recipe, self.engine, self._options, self.net_option)
+        except UserError as error:
+            raise UserError(f"training.callbacks: match: {error}") from None
+
+    @property
+    def _options(self) -> dict[str, str]:
+        return {"Hash": "16", **self.options}
 
     def save(self, trainer: Trainer, checkpoint: Path, epoch: int | None) -> None:
         if self.every and epoch is not None and epoch % self.every == 0:
@@ -130,7 +142,7 @@ class Match(Callback):
         players, identity = players_of(
             [str(net), str(opponent)],
             [self.engine] * 2,
-            [{"Hash": "16", **self.options}] * 2,
+            [self._options] * 2,
             folder,
             net_option=self.net_option,
         )

@@ -224,8 +224,13 @@ def _check(way: Way, path: Path, folder: Path) -> None:
     train = way.train
     if "--plugin" not in train.options:
         recipe = Path(_filled(train.recipe, folder)) if train.recipe is not None else presets.path(str(train.preset))
-        if config.load(recipe, [_filled(change, folder) for change in train.set]).seeds:
+        trained = config.load(recipe, [_filled(change, folder) for change in train.set])
+        if trained.seeds:
             raise UserError(f"{path}: train: the recipe has seeds, expected one net")
+        if trained.model.unreadable is not None and "--any-l1" not in way.export.options:
+            raise UserError(
+                f"{path}: train: model.{trained.model.unreadable}; export: {{options: --any-l1}} writes it all the same"
+            )
 
 
 def _run_steps(

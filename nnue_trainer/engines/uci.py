@@ -35,12 +35,21 @@ _MOVE = re.compile(r"[a-h][1-8][a-h][1-8][nbrq]?")
 _NUMBER = re.compile(r"[+-]?[0-9]{1,9}")
 
 
+_REFUSAL = "info string ERROR: "
+
+
 class EngineEnded(UserError):
     """The engine ended in the middle of an answer; `lines` holds what it printed for it, as far as that was kept."""
 
     def __init__(self, message: str, lines: Sequence[str] = ()) -> None:
         super().__init__(message)
         self.lines = list(lines)
+
+    @property
+    def reason(self) -> str:
+        """Why Stockfish ended, in its words; "" if it printed none."""
+        reasons = (line.removeprefix(_REFUSAL) for line in self.lines if line.startswith(_REFUSAL))
+        return shown(next(reasons, ""))
 
 
 class Found(NamedTuple):

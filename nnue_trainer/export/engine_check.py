@@ -27,7 +27,6 @@ from nnue_trainer.export.evaluate import evaluate
 from nnue_trainer.export.net import QuantizedNet
 from nnue_trainer.nets.base import tdiv
 
-_REFUSAL = "info string ERROR: "
 _USING = "NNUE evaluation using "
 _CHUNK = 512
 _STEPS = 16  # of an internal unit in raw values
@@ -75,11 +74,8 @@ class EngineWithNet(Closing):
         try:
             lines = self._engine.ask("isready", "readyok")
         except EngineEnded as error:
-            reasons = [line.removeprefix(_REFUSAL) for line in error.lines if line.startswith(_REFUSAL)]
-            if reasons:
-                raise UserError(
-                    f"engine {self._path}: does not take {shown(str(self._net))}: {shown(reasons[0])}"
-                ) from None
+            if error.reason:
+                raise UserError(f"engine {self._path}: does not take {shown(str(self._net))}: {error.reason}") from None
             raise
         name = os.fsencode(self._net).decode(errors="replace")  # as the client decodes what the engine prints
         # Behind the name stands "enabled", or sizes in brackets. Stockfish 16.1 to 18 name their small net as well.

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import os
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from nnue_trainer.engines.uci import find_engine
-from nnue_trainer.errors import UserError
+from nnue_trainer.engines.uci import Engine, EngineEnded, find_engine
+from nnue_trainer.errors import UserError, shown
 from nnue_trainer.files.atomic import replacing
+from nnue_trainer.files.checkpoint import Checkpoint
 from nnue_trainer.match.play import Player
 
 NET_OPTION = "EvalFile"
+_FIRST_ANSWER = 60.0  # seconds
 _EXECUTABLE = (b"\x7fELF", b"#!", b"\xcf\xfa\xed\xfe", b"\xca\xfe\xba\xbe")
 
 
@@ -71,12 +74,46 @@ def exported_net(path: Path, folder: Path) -> Path:
 
 def net_of(checkpoint: Path) -> tuple[bytes, str]:
     """The net of a checkpoint in the format of its recipe, and the suffix of such files."""
-    from nnue_trainer.export import exported, format_of, net_from_checkpoint
     from nnue_trainer.files import checkpoint as checkpoints
+
+    return _net_of(checkpoints.load(checkpoint, ("model", "net")), str(checkpoint))
+
+
+def check_engine(
+    architecture: dict[str, Any], recipe: dict[str, Any], engine: str, options: Mapping[str, str], net_option: str
+) -> None:
+    """UserError for an engine that does not play with nets of a recipe. It is given one of zeros."""
+    import torch
+
+    from nnue_trainer import nets
+    from nnue_trainer.export.check_positions import CHECK_POSITIONS
+    from nnue_trainer.export.convert import parameter_shapes
+
+    made = nets.parse(architecture, "recipe: model")
+    if made.unreadable is not None:
+        raise UserError(f"model.{made.unreadable}")
+    shapes = parameter_shapes(made)
+    zeros = {name: torch.zeros(shape) for name, shape in shapes.items()}
+    data, suffix = _net_of(Checkpoint(architecture, {"model": zeros}, recipe), "recipe")
+    with tempfile.TemporaryDirectory() as folder:
+        net = Path(folder) / f"zeros{suffix}"
+        net.write_bytes(data)
+        try:
+            with Engine(find_engine(engine), {**options, net_option: str(net)}, timeout=_FIRST_ANSWER) as started:
+                started.send(f"position fen {CHECK_POSITIONS[0]}")
+                started.ask("go nodes 1", "bestmove")
+        except EngineEnded as error:
+            if error.reason:
+                why = f"engine {shown(engine)}: does not play with nets of this recipe: {error.reason}"
+                raise UserError(why) from None
+            raise UserError(f"{error}; it had a net of this recipe") from None
+
+
+def _net_of(loaded: Checkpoint, where: str) -> tuple[bytes, str]:
+    from nnue_trainer.export import exported, format_of, net_from_checkpoint
     from nnue_trainer.nnue_file.formats import file_bytes
 
-    loaded = checkpoints.load(checkpoint, ("model", "net"))
-    chosen, where = format_of(loaded, str(checkpoint)), str(checkpoint)
+    chosen = format_of(loaded, where)
     net = exported(net_from_checkpoint(loaded, where), loaded)
     return file_bytes(chosen, net, f"format {chosen.kind}"), chosen.suffix
 

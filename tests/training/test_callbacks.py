@@ -205,6 +205,27 @@ def test_matches_against_the_last_net_that_passed(tmp_path: Path, fake_engine: C
         training(tmp_path / "other", [entry | {"every": 3}], "training.checkpoint_every=2").train()
 
 
+@pytest.mark.parametrize(
+    ("mode", "model", "message"),
+    [
+        (
+            "dies",
+            "simple",
+            "match: engine .*fakedies: ended at 'go nodes 1' .*out of cheese; it had a net of this recipe",
+        ),
+        ("", "sfnnv5", "match: model.l1 is 64, which no Stockfish reads"),
+    ],
+)
+def test_an_engine_that_cannot_play_is_found_before_the_first_step(
+    tmp_path: Path, fake_engine: Callable[..., str], mode: str, model: str, message: str
+) -> None:
+    entry = {"kind": "match", "engine": fake_engine(mode), "pairs": 1, "net_option": "Hash"}
+    sizes = {"simple": {"hidden": 16}, "sfnnv5": {"l1": 64}}
+    with pytest.raises(UserError, match=f"^training.callbacks: {message}"):
+        training(tmp_path / "run", [entry], f"model={json.dumps({'kind': model} | sizes[model])}").train()
+    assert not (tmp_path / "run/checkpoints").exists()
+
+
 def test_weights_and_biases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(UserError, match=r"pip install 'nnue-trainer\[wandb\]'"):
