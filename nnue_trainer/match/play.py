@@ -107,7 +107,7 @@ class _Seat:
     def __init__(self, table: _Table, player: int, engine: Engine) -> None:
         self.table, self.player, self.engine = table, player, engine
         self.usual = 0.0  # seconds of a search
-        self.sent = self.deadline = 0.0
+        self.sent = self.deadline = self.patience = 0.0
         self.command = ""
         self.busy = False
 
@@ -178,10 +178,11 @@ class Arena:
                 looked = now
                 for seat in set(self._by_descriptor.values()):
                     if seat.busy and now > seat.deadline:
-                        seat.table.failed(seat, "no answer", self._late(seat, now))
+                        seat.table.failed(seat, "no answer", self._late(seat))
 
-    def _late(self, seat: _Seat, now: float) -> str:
-        return f"engine {shown(seat.engine.path)}: no answer to {seat.command!r} within {now - seat.sent:.1f} s"
+    def _late(self, seat: _Seat) -> str:
+        # The limit, not the time that was measured: parts of a match merge to the bytes of the whole.
+        return f"engine {shown(seat.engine.path)}: no answer to {seat.command!r} within {seat.patience:g} s"
 
     # ---- what tables call --------------------------------------------------------------------------------------------
 
@@ -192,7 +193,7 @@ class Arena:
     def send(self, seat: _Seat, commands: bytes, last: bytes, command: str, patience: float) -> None:
         """Sends lines to an engine, and listens to it from when it is likely to answer."""
         seat.sent = now = time.monotonic()
-        seat.deadline = now + patience
+        seat.deadline, seat.patience = now + patience, patience
         seat.command = command
         seat.busy = True
         self._busy += 1

@@ -61,6 +61,14 @@ def misbehave(number: int, move: str) -> str | None:
             return score + "bestmove (none)"
         case "control-move":
             return score + "bestmove \x1b[2Je2e4"
+        case "whims":  # which depend on the position only
+            match number % 30:
+                case 0:
+                    os._exit(3)
+                case 1 | 2:
+                    time.sleep(600)
+                case 3:
+                    return score + "bestmove a1a1"
         case "illegal":
             return score + "bestmove e2e5"
         case "silent":

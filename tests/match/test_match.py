@@ -110,6 +110,18 @@ def test_an_engine_that_fails_loses_the_game_and_is_named(
     assert "Faults of engines" in (tmp_path / "out/match.html").read_text()
 
 
+def test_parts_with_failures_of_engines_merge_to_the_bytes_of_one_run(fake_engine: FakeEngine, tmp_path: Path) -> None:
+    a, b = fake_engine(), fake_engine("whims")
+    match(a, b, "-o", tmp_path / "whole", "--timeout", 0.5, "-j", 4)
+    for number in (3, 1, 2):
+        match(a, b, "-o", tmp_path / "parts", "--timeout", 0.5, "--part", f"{number}/3", "-j", number)
+    match(a, b, "-o", tmp_path / "parts", "--timeout", 0.5)
+    assert contents(tmp_path / "parts") == contents(tmp_path / "whole")
+    games = json.loads((tmp_path / "whole/match.json").read_text())["games"]
+    assert {game["loser"] for game in games if "fault" in game} == {"fakewhims"}
+    assert "no answer" in {game["reason"] for game in games}
+
+
 def test_an_engine_gets_its_time_and_loses_beyond_it(
     fake_engine: FakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
