@@ -119,6 +119,15 @@ def _check_files(stage: StageOfRun) -> None:
             raise UserError(f"{stage.label}{shown(file)}: No such file or directory")
 
 
+def _check_names(stages: list[StageOfRun], model: NnueModel) -> None:
+    """UserError for patterns of parameters that do not fit the model, perhaps days before the stage that has them."""
+    names = [name for name, _ in model.named_parameters()]
+    for stage in stages:
+        stage.recipe.optimizer.group_settings(names, stage.label)
+        for number, penalty in enumerate(stage.recipe.training.penalties):
+            penalty.check(model, f"{stage.label}training.penalties.{number}")
+
+
 @dataclass(frozen=True)
 class _Begin:
     """What a stage begins from."""
@@ -164,9 +173,7 @@ def _train_stage(stage: StageOfRun, folder: RunFolder, ranks: Ranks, device: tor
     recipe, saved, path = stage.recipe, begin.checkpoint if begin.resumed else None, begin.path
     set_up_torch(recipe, device)
     model = nets.build(recipe.model)
-    names = [name for name, _ in model.named_parameters()]
-    for later in stages_of(stage.whole)[stage.index :]:
-        later.recipe.optimizer.group_settings(names, later.label)  # for its errors, perhaps days before the stage
+    _check_names(stages_of(stage.whole)[stage.index :], model)
     recipe = settled(recipe, model, device, None if begin.checkpoint is None else _recipe_of(begin.checkpoint))
     weights: list[str] = []
     if begin.checkpoint is not None and not begin.resumed:

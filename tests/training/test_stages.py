@@ -223,21 +223,22 @@ def test_a_file_that_a_later_stage_misses_ends_the_run_at_once(tmp_path: Path, r
 
 
 @pytest.mark.parametrize(
-    ("groups", "message"),
+    ("override", "message"),
     [
-        ("{match: '*', frozen: true}", "all parameters are frozen"),
-        ("{match: other, lr_factor: 2}", "'other' matches no parameter"),
+        ("optimizer.groups=[{match: '*', frozen: true}]", "optimizer.groups: all parameters are frozen"),
+        ("optimizer.groups=[{match: other, lr_factor: 2}]", "optimizer.groups.*'other' matches no parameter"),
+        (
+            "training.penalties=[{kind: weights, factor: 1, parameters: [other]}]",
+            "training.penalties.0.parameters: 'other' matches no parameter",
+        ),
     ],
 )
-def test_groups_that_a_later_stage_cannot_have_end_the_run_at_once(
-    tmp_path: Path, recipe: Path, groups: str, message: str
+def test_names_that_a_later_stage_cannot_have_end_the_run_at_once(
+    tmp_path: Path, recipe: Path, override: str, message: str
 ) -> None:
-    for stage, label in (
-        ("stages.first.", "^stage 1/3 first: optimizer.groups"),
-        ("stages.third.", "^stage 3/3 third: optimizer.groups"),
-    ):
-        with pytest.raises(UserError, match=f"{label}.*{message}"):
-            nnue("train", recipe, "--run-dir", tmp_path / "run", f"{stage}optimizer.groups=[{groups}]")
+    for name, label in (("first", "stage 1/3 first: "), ("third", "stage 3/3 third: ")):
+        with pytest.raises(UserError, match=f"^{label}{message}"):
+            nnue("train", recipe, "--run-dir", tmp_path / "run", f"stages.{name}.{override}")
     assert not (tmp_path / "run").exists()
 
 
