@@ -63,7 +63,6 @@ namespace nnue::capabilities {
     X(portable, "the portable kernels of the transformer take the gradient of its output")              \
     X(x_16_kb, "the inputs of a position take more than 16 KB")                                         \
     X(few_rows, "there are fewer than 32,768 of these rows, and most are in every batch")               \
-    X(shared_rows, "on a GPU the rows that share virtual rows are updated in every step")               \
     X(cpu_matrices, "on a CPU the directions of matrices are computed by torch")                        \
     X(long_sides, "the matrices have more than 64 rows and more than 64 columns")
 
@@ -320,9 +319,8 @@ NNUE_ENUMERATION(Update, every_row, late)
 
 constexpr int64_t kLeastLateRows = 32768;  // on a GPU, of rows that are trained alike
 
-inline Choice<Update> update(const Machine& machine, int64_t rows, int64_t virtual_rows) {
+inline Choice<Update> update(const Machine& machine, int64_t rows) {
     if (machine.is_cpu()) return {Update::late};
-    if (virtual_rows != 0) return {Update::every_row, Reason::shared_rows};
     if (rows < kLeastLateRows) return {Update::every_row, Reason::few_rows};
     return {Update::late};
 }

@@ -84,8 +84,8 @@
 // _optimizer_catch_up makes all counted steps that the marked rows have missed, none of which the window may have
 // forgotten. So it does for rows that have missed as many as the window has: the next step would be one too many.
 //
-// On CUDA no part with virtual rows can be updated late, the window has at most kMostWindow steps, and `made`
-// is not checked: a row is left as it is if it does not fit the step.
+// On CUDA the window has at most kMostWindow steps, and `made` is not checked: a row is left as it is if it does not
+// fit the step.
 #pragma once
 
 #include <algorithm>

@@ -30,9 +30,9 @@ CATCH_UP = "nnue::_optimizer_catch_up"
 _operators = torch.ops.nnue  # tests put the emulated ones here
 
 WINDOW = 16
-"""Steps that rows updated late on a CPU may be behind. Each takes as much memory as the virtual rows do."""
+"""Steps that rows updated late may be behind. Each takes as much memory as the virtual rows do."""
 DEVICE_WINDOW = 32
-"""The same on a GPU, where no virtual rows are updated late: kMostWindow of csrc/optimizer.h."""
+"""The same on a GPU for rows without virtual rows: kMostWindow of csrc/optimizer.h."""
 LATE_SHARE = 0.45
 """Share of the rows in a batch above which all rows are updated in its step, which is faster then: measured in
 benchmarks/NOTEBOOK.md. It changes no bit."""
@@ -447,14 +447,16 @@ class LateRows:
     Whoever reads the parameter says so before: `catch_up` for the rows of a batch that the next gradient comes from,
     `settle` for all. A row is never behind by more steps than the window has.
 
-    This class is for GPUs: nothing waits for the device, and a step can be recorded. Rows with virtual rows, which move
-    in every step, are none of its `parts`.
+    Virtual rows move in every step. What the rows that share one have missed of its moves is kept.
+
+    This class is for GPUs: nothing waits for the device, and a step can be recorded.
     """
 
     parts: list[tuple[Part, _Moments]]
     """those whose rows are updated late"""
 
     def __init__(self, optimizer: FusedOptimizer, name: str, window: int = DEVICE_WINDOW) -> None:
+        """`window`: of rows without virtual rows."""
         self._optimizer = optimizer
         own = [pair for pair in zip(optimizer.parts, optimizer._moments, strict=True) if pair[0].name == name]
         self._parameter = own[0][0].parameter
@@ -462,21 +464,18 @@ class LateRows:
         device, rows = self._parameter.device, len(self._parameter)
         self._made = torch.zeros(rows, dtype=torch.int64, device=device)
         self._marked = torch.zeros(rows, dtype=torch.uint8, device=device)
-        self._history = torch.zeros(window, NUMBERS, dtype=torch.float64, device=device)
+        windows = [WINDOW if part.virtual_rows else window for part, _ in self.parts]
+        self._histories = [torch.zeros(steps, NUMBERS, dtype=torch.float64, device=device) for steps in windows]
         self._changes = [
-            m.weight.new_empty(window, *m.shared[-1].shape) if m.shared[-1].numel() else m.weight.new_empty(0)
-            for _, m in self.parts
+            m.weight.new_empty(steps, *m.shared[-1].shape) if m.shared[-1].numel() else m.weight.new_empty(0)
+            for steps, (_, m) in zip(windows, self.parts, strict=True)
         ]
         self._any_marked = False
         self._all_marked = False
 
     def _chosen(self, own: list[tuple[Part, _Moments]]) -> list[tuple[Part, _Moments]]:
         machine = capabilities.machine_of(self._parameter.device)
-        return [
-            (part, m)
-            for part, m in own
-            if capabilities.update(machine, len(m.weight), part.virtual_rows).kernels == "late"
-        ]
+        return [(part, m) for part, m in own if capabilities.update(machine, len(m.weight)).kernels == "late"]
 
     @torch.no_grad()
     def catch_up(self, white: Tensor, black: Tensor) -> bool:
@@ -530,39 +529,32 @@ class LateRows:
     def _step(self) -> None:
         if self._all_marked:
             self._marked.fill_(1)
-        for changes, (part, moments) in zip(self._changes, self.parts, strict=True):
+        for number, (part, _) in enumerate(self.parts):
             assert part.gradient is not None
-            self._update(part, moments, changes, part.rows(self._marked), part.gradient)
+            self._update(number, part.rows(self._marked), part.gradient)
 
-    def _update(self, part: Part, moments: _Moments, changes: Tensor, rows: Tensor, gradient: Tensor) -> None:
-        late = self._late(part, moments, changes)
-        _operators._optimizer_update_rows(
-            moments.weight, gradient, moments.all(), rows, late, *self._how(part, moments)
-        )
+    def _update(self, number: int, rows: Tensor, gradient: Tensor) -> None:
+        moments = self.parts[number][1]
+        _operators._optimizer_update_rows(moments.weight, gradient, moments.all(), rows, *self._how(number))
 
     def _replay(self, marked: Tensor | None) -> None:
-        for changes, (part, moments) in zip(self._changes, self.parts, strict=True):
-            _operators._optimizer_catch_up(
-                moments.weight,
-                moments.all(),
-                None if marked is None else part.rows(marked),
-                self._late(part, moments, changes),
-                *self._how(part, moments),
-            )
+        for number, (part, moments) in enumerate(self.parts):
+            rows = None if marked is None else part.rows(marked)
+            _operators._optimizer_catch_up(moments.weight, moments.all(), rows, *self._how(number))
 
-    def _late(self, part: Part, moments: _Moments, changes: Tensor) -> list[Tensor]:
+    def _how(self, number: int) -> tuple[list[Tensor], list[Tensor], list[float], int, list[float]]:
+        """late, state, settings, rule and constants of one of `parts`, as the operators take them."""
+        part, moments = self.parts[number]
+        late = [part.rows(self._made), self._changes[number], self._histories[number]]
         copy = [moments.copy] if moments.copy.numel() else []
-        return [part.rows(self._made), changes, self._history, *copy]
-
-    def _how(self, part: Part, moments: _Moments) -> tuple[list[Tensor], list[float], int, list[float]]:
-        """state, settings, rule and constants, as the operators take them."""
         numbers = self._optimizer.numbers_of(part)
-        return numbers.state, part.settings(moments.steps), numbers.rule.number, numbers.constants
+        constants = numbers.constants
+        return [*late, *copy], numbers.state, part.settings(moments.steps), numbers.rule.number, constants
 
 
 class HostLateRows(LateRows):
-    """The same on a CPU, for all rows of a parameter: what a virtual row's rows have missed of its moves is kept. The
-    gradient may be sparse, and where most rows are in a batch all are updated."""
+    """The same on a CPU, for all rows of a parameter. The gradient may be sparse, and where most rows are in a batch
+    all are updated."""
 
     def __init__(self, optimizer: FusedOptimizer, name: str) -> None:
         super().__init__(optimizer, name, WINDOW)
@@ -615,12 +607,12 @@ class HostLateRows(LateRows):
         if self._all_marked and not gradient.is_sparse:
             self._marked.fill_(1)
             self._settled_at = self._steps()
-        for changes, (part, moments) in zip(self._changes, self.parts, strict=True):
+        for number, (part, _) in enumerate(self.parts):
             if gradient.is_sparse:
                 rows, own = part.sparse_rows(gradient)
             else:
                 rows, own = part.rows(self._marked), part.rows(gradient)
-            self._update(part, moments, changes, rows, own)
+            self._update(number, rows, own)
 
     def _steps(self) -> int:
         return int(self._optimizer.step_count)

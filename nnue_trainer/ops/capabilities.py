@@ -166,9 +166,12 @@ def between(
     return _found("between", "_gradient_between", (*kernels, trained_dtype, output_dtype, *sizes))
 
 
-def update(machine: Numbers | None, rows: int, virtual_rows: int) -> Choice:
-    """Of rows of a feature transformer that are trained alike: late, or every_row in every step."""
-    return _choice("update", "_row_update", machine, "auto", (rows, virtual_rows))
+def update(machine: Numbers | None, rows: int) -> Choice:
+    """Of rows of a feature transformer that are trained alike: late, or every_row in every step. The environment
+    variable NNUE_LEAST_LATE_ROWS gives the least number of rows that a GPU updates late, for benchmarks."""
+    if machine is not None and machine[0] and (least := os.environ.get("NNUE_LEAST_LATE_ROWS")):
+        return Choice("every_row" if rows < int(least) else "late", "NNUE_LEAST_LATE_ROWS")
+    return _choice("update", "_row_update", machine, "auto", (rows,))
 
 
 def matrix_step(machine: Numbers | None, rows: int, columns: int) -> Choice:

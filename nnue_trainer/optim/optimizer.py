@@ -36,7 +36,7 @@ class Optimizer:
     last good step, and `failed()` reports it. `bounds`, `shared_rows` and `guard` are the classes of the layers.
 
     `late`: rows of feature transformers are updated when they are needed, if the rule can do so: bit for bit the same
-    training. On a GPU these are the rows without virtual rows, where they are many. Whoever reads parameters through
+    training. On a GPU these are the rows of feature sets that have many. Whoever reads parameters through
     their module finds them up to date; a reference to a parameter that was taken before a step may be behind. On a CPU
     gradients of these parameters are sparse tensors, of the batch's rows.
 

@@ -179,10 +179,9 @@ def test_between_dtypes() -> None:
 
 
 def test_update() -> None:
-    check(capabilities.update(H100, 60_000, 0), "late", "")
-    check(capabilities.update(H100, 60_000, 768), "every_row", "virtual rows")
-    check(capabilities.update(H100, 32_767, 0), "every_row", "32,768")
-    check(capabilities.update(CPU, 10, 5), "late", "")
+    check(capabilities.update(H100, 60_000), "late", "")
+    check(capabilities.update(H100, 32_767), "every_row", "32,768")
+    check(capabilities.update(CPU, 10), "late", "")
 
 
 def test_matrix_step() -> None:
@@ -206,7 +205,7 @@ def test_every_reason_has_a_text_of_its_own() -> None:
 
 def test_a_wrong_machine_is_an_error() -> None:
     with pytest.raises(RuntimeError, match="_row_update: machine: found 3 numbers, expected capability"):
-        torch.ops.nnue._row_update([90, 132, 7], 5, 0)
+        torch.ops.nnue._row_update([90, 132, 7], 5)
 
 
 # ---- what the operators do -------------------------------------------------------------------------------------------

@@ -281,15 +281,14 @@ def test_rows_of_a_sparse_gradient(numbers: list[int], message: str) -> None:
     late.step_count.fill_(3)
     late.numbers[0] = 1
     rows = late_rows(late)
-    part, moments = rows.parts[1]
+    moments = rows.parts[1][1]
     with pytest.raises(RuntimeError, match=f"nnue::_optimizer_update_rows: {message}"):
         torch.ops.nnue._optimizer_update_rows(
             moments.weight,
             torch.zeros(len(numbers), COLUMNS),
             moments.all(),
             torch.tensor(numbers),
-            [part.rows(rows._made), rows._changes[1], rows._history],
-            *rows._how(part, moments),
+            *rows._how(1),
         )
 
 
@@ -328,10 +327,11 @@ def test_what_is_kept_of_a_part_must_fit_it(
     late.step_count.fill_(4)
     late.numbers[0] = 1
     rows = late_rows(late)
-    part, moments = rows.parts[0]
-    history, changes, made = change(rows._history, rows._changes[0], part.rows(rows._made))
+    moments = rows.parts[0][1]
+    (made, changes, history), *how = rows._how(0)
+    history, changes, made = change(history, changes, made)
     marks = torch.ones(36, dtype=torch.uint8)
-    arguments = [moments.all(), marks, [made, changes, history], *rows._how(part, moments)]
+    arguments = [moments.all(), marks, [made, changes, history], *how]
     if operator == "_optimizer_update_rows":
         arguments = [torch.zeros(36, COLUMNS), *arguments]
     with pytest.raises(RuntimeError, match=f"nnue::{operator}: {message}"):

@@ -10,7 +10,7 @@ from test_optimizer import RULES
 from torch import Tensor, nn
 
 from nnue_trainer import fused_optimizer
-from nnue_trainer.fused_optimizer import DEVICE_WINDOW, FusedOptimizer, LateRows, Part
+from nnue_trainer.fused_optimizer import DEVICE_WINDOW, WINDOW, FusedOptimizer, LateRows, Part
 from nnue_trainer.ops import capabilities
 from nnue_trainer.ops.capabilities import Choice, Machine
 
@@ -18,14 +18,14 @@ SHARING, OWN = 36, 43  # rows that share virtual ones, and rows that do not: mor
 ROWS = SHARING + OWN
 
 
-def late_without_virtual_rows(machine: Machine | None, rows: int, virtual_rows: int) -> Choice:
-    """The choice of a GPU, for fewer rows than pay."""
-    return Choice("every_row" if virtual_rows or rows < OWN else "late", "")
+def all_late(machine: Machine | None, rows: int) -> Choice:
+    """The choice of a GPU, for fewer rows than it pays for."""
+    return Choice("late", "")
 
 
 @pytest.fixture(params=["emulated", pytest.param("cuda", marks=pytest.mark.cuda)])
 def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> torch.device:
-    monkeypatch.setattr(capabilities, "update", late_without_virtual_rows)
+    monkeypatch.setattr(capabilities, "update", all_late)
     if request.param == "emulated":
         request.getfixturevalue("emulator")
         monkeypatch.setattr(fused_optimizer, "_operators", torch.ops.nnue_emulated)
@@ -112,10 +112,10 @@ def assert_equal_bits(dense: FusedOptimizer, late: FusedOptimizer) -> None:
 @pytest.mark.parametrize(
     ("columns", "dtype", "max_norm", "copied"),
     [
-        (150, torch.float32, math.inf, False),  # no two elements at a time
-        (152, torch.float32, 3.0, False),
-        (152, torch.float32, math.inf, True),
-        (134, torch.float64, math.inf, False),
+        (38, torch.float32, math.inf, False),  # no two elements at a time
+        (132, torch.float32, 3.0, False),
+        (132, torch.float32, math.inf, True),
+        (66, torch.float64, math.inf, False),
     ],
 )
 @pytest.mark.parametrize("name", RULES)
@@ -123,33 +123,55 @@ def test_equal_bits(
     place: torch.device, name: str, columns: int, dtype: torch.dtype, max_norm: float, copied: bool
 ) -> None:
     dense, late = pair(place, name, columns=columns, dtype=dtype, max_norm=max_norm, copied=copied)
-    last, clipped = 6 + 2 * DEVICE_WINDOW, False
+    last, clipped = 6 + 2 * DEVICE_WINDOW, set[int]()
     for steps, settled in ((range(5), ()), (range(5, 6), ()), (range(6, last), (20, 21)), (range(last, last + 2), ())):
         run(dense, steps)
         run(late, steps, settled=settled)
         if steps.start != 6:  # the next steps begin with rows that are behind
             assert_equal_bits(dense, late)
-        weight = dense.parts[1].rows(dense.parts[1].parameter)
-        clipped |= bool(((weight + 0.3).abs() < 1e-7).any())
+        for part in dense.parts[:2]:
+            clipped |= {part.first} if bool(((part.rows(part.parameter) - part.low).abs() < 1e-7).any()) else set()
     # The weight of a schedule-free rule lies between two others that keep to the bounds.
-    assert clipped or name == "schedule_free", "no weight has reached its bound"
+    assert clipped == {0, SHARING} or name == "schedule_free", "weights must reach their bound"
+
+
+def test_many_rows_share_few_virtual_ones(place: torch.device) -> None:
+    """More rows than a thread block lists at a time, some without any row in a batch."""
+    made = []
+    for waiting in ((), ("w",)):
+        g = torch.Generator().manual_seed(1)
+        weight = nn.Parameter((torch.randn(3 * 530, 40, generator=g) * 0.3).to(place))
+        parts = [Part("w", weight, virtual_rows=3, decay=0.05, low=-0.4, high=0.4)]
+        made.append(FusedOptimizer(parts, RULES["adamw"], torch.tensor(0.01, device=place), late=waiting))
+    for t in range(2 * WINDOW):
+        g = torch.Generator().manual_seed(t)
+        indices = (torch.randint(0, 1060, (4, 200), generator=g) // 2 * 3).int()  # of the first virtual row
+        if t % 3 == 0:
+            indices += torch.randint(0, 2, indices.shape, generator=g, dtype=torch.int32)  # and of the second
+        gradient = torch.zeros(made[0].parts[0].parameter.shape)
+        gradient[indices.flatten().long()] = torch.randn(indices.numel(), 40, generator=g)
+        for optimizer in made:
+            for rows in optimizer.late_rows.values():
+                rows.catch_up(indices[:2].to(place), indices[2:].to(place))
+            optimizer.parts[0].parameter.grad = gradient.to(place)
+            optimizer.step(torch.tensor(1.0, device=place), covered=["w"])
+    assert_equal_bits(*made)
 
 
 def test_rows_wait_no_longer_than_the_window(place: torch.device) -> None:
     dense, late = pair(place, "adamw")
     rows = late.late_rows["w"]
-    assert [part.first for part, _ in rows.parts] == [SHARING]
-    longest = 0
+    windows = {0: WINDOW, SHARING: DEVICE_WINDOW}
+    longest = dict.fromkeys(windows, 0)
     for t in range(2 * DEVICE_WINDOW):
         run(late, range(t, t + 1))
         run(dense, range(t, t + 1))
-        age = t + 1 - rows._made[SHARING:]
-        assert int(age.max()) <= DEVICE_WINDOW
-        longest = max(longest, int(age.max()))
         behind = (late.parts[0].parameter != dense.parts[0].parameter).any(1)
-        assert not bool(behind[:SHARING].any())
-        assert not bool(behind[SHARING:][age == 0].any())
-    assert longest == DEVICE_WINDOW
+        for part, _ in rows.parts:
+            age = t + 1 - part.rows(rows._made)
+            longest[part.first] = max(longest[part.first], int(age.max()))
+            assert not bool(part.rows(behind)[age == 0].any())
+    assert longest == windows
     assert_equal_bits(dense, late)
 
 
@@ -186,7 +208,7 @@ def test_a_gradient_that_is_not_finite_behind_the_guard(place: torch.device) -> 
         set_gradients(optimizer, indices, 4)
         gradient = optimizer.parts[0].parameter.grad
         assert gradient is not None
-        gradient[40, 5], gradient[78, 149] = math.inf, math.nan
+        gradient[3, 7], gradient[40, 5], gradient[78, 149] = math.nan, math.inf, math.nan
         optimizer.step(torch.tensor(1.0, device=place), covered=["w"])
         run(optimizer, range(5, 7))
     assert dense.failed
@@ -209,7 +231,7 @@ def test_steps_without_a_word_and_without_the_parameter(place: torch.device) -> 
 
 @pytest.mark.cuda
 def test_a_graph_replays_late_rows(cuda: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(capabilities, "update", late_without_virtual_rows)
+    monkeypatch.setattr(capabilities, "update", all_late)
     dense, late = pair(cuda, "ranger_lite", columns=152, copied=True)
     run(dense, range(1))
     run(late, range(1))
@@ -233,8 +255,12 @@ def test_a_graph_replays_late_rows(cuda: torch.device, monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda late: [late[0], late[1], late[2].repeat(2, 1)], "history: found 64 steps, expected at most 32"),
-        (lambda late: [late[0], late[2].new_zeros(32, OWN, 150).float(), late[2]], "changes: found shape"),
+        (
+            lambda late: [late[0], late[1].repeat(3, 1, 1), late[2].repeat(3, 1)],
+            "history: found 48 steps, expected",
+        ),
+        (lambda late: [late[0], late[1][:, 1:].contiguous(), late[2]], "changes: found shape"),
+        (lambda late: [late[0], late[1].new_empty(0), late[2]], "changes: found shape"),
         (lambda late: late[:2], "late: found 2 tensors, expected three: made, changes and history"),
         (lambda late: [*late, late[0], late[0]], "copies: found 2 items"),
     ],
@@ -243,9 +269,9 @@ def test_a_graph_replays_late_rows(cuda: torch.device, monkeypatch: pytest.Monke
 def test_what_cannot_be_updated_late(place: torch.device, operator: str, change, message: str) -> None:  # type: ignore[no-untyped-def]
     _, optimizer = pair(place, "adamw")
     rows = optimizer.late_rows["w"]
-    part, moments = rows.parts[0]
-    late = change(rows._late(part, moments, rows._changes[0]))
-    arguments = [moments.all(), torch.ones(OWN, dtype=torch.uint8, device=place), late, *rows._how(part, moments)]
+    moments = rows.parts[0][1]
+    late, *how = rows._how(0)
+    arguments = [moments.all(), torch.ones(SHARING, dtype=torch.uint8, device=place), change(late), *how]
     if operator == "_optimizer_update_rows":
         arguments = [moments.weight, *arguments]
     with pytest.raises(RuntimeError, match=f"nnue::{operator}: {message}"):

@@ -19,6 +19,7 @@ namespace {
 // 16-bit gradients, 258 for 239 with two averages); 4, 8, 2: 213; 32, 1, 1: 357. Streaming loads and stores (.cs): 202
 // for 197.
 constexpr int kWarps = 8, kRows = 4, kStates = 2;
+static_assert(kWarps == kLateWarps, "`update_sharing_rows` adds up gradients in the order of `update`");
 
 bool is_aligned(const void* pointer, int64_t bytes) {
     return reinterpret_cast<uintptr_t>(pointer) % bytes == 0;
@@ -173,18 +174,20 @@ struct LateCall {
             parts(op, {weight}, {gradient}, moments, copies, settings, h, numbers, Device::cuda, kept);
         if (found.empty()) return;
         const Late l = late(op, found[0], weight, rows, {late_tensors.begin(), end_of_late}, Device::cuda);
-        if (l.changes != nullptr)
-            fail(op, "changes", std::string("virtual rows"), "none, which a GPU cannot update late");
         if (weight.size(0) > INT32_MAX) fail(op, "weight", text(weight.size(0)) + " rows", "fewer than 2^31");
+        if (found[0].shares && found[0].columns > INT32_MAX)
+            fail(op, "changes", text(found[0].columns) + " elements of virtual rows", "fewer than 2^31");
         if (l.window > kMostWindow) fail(op, "history", text(l.window) + " steps", "at most " + text(kMostWindow));
         any = true;
         is_16 = found[0].gradient_kind == Kind::kFloat16 || found[0].gradient_kind == Kind::kBFloat16;
-        arguments = {found[0],
+        arguments = {l.part,
                      weight.size(0),
                      l.columns,
                      l.window,
+                     l.virtual_rows,
                      l.marked,
                      l.made,
+                     l.changes,
                      l.history,
                      const_data<int64_t>(step),
                      const_data<double>(numbers),
@@ -192,7 +195,7 @@ struct LateCall {
                      factors(h)};
         Part row = found[0];
         row.columns = l.columns;
-        wide = is_wide_part(row, weight.element_size(), 16 / weight.element_size());
+        wide = is_wide_part(row, weight.element_size(), 16 / weight.element_size()) && is_aligned(l.changes, 16);
     }
 };
 
@@ -205,12 +208,23 @@ void update_rows_op(const Tensor& weight, const Tensor& gradient, Tensors moment
     const torch::stable::accelerator::DeviceGuard guard(weight.get_device_index());
     with_rule(h.rule, weight, [&]<class R, class T>() {
         constexpr int V = kWide<T>;
-        auto kernel = call.wide ? update_rows<R, T, false, V> : update_rows<R, T, false, 1>;
+        const LateArguments& a = call.arguments;
+        const bool shares = a.part.shares;
+        const auto kernel_of = [&]<bool k16, int W>() {
+            return shares ? update_sharing_rows<R, T, k16, W> : update_rows<R, T, k16, W>;
+        };
+        auto kernel = call.wide ? kernel_of.template operator()<false, V>() : kernel_of.template operator()<false, 1>();
         if constexpr (sizeof(T) == 4) {
-            if (call.is_16) kernel = call.wide ? update_rows<R, T, true, V> : update_rows<R, T, true, 1>;
+            if (call.is_16) {
+                kernel =
+                    call.wide ? kernel_of.template operator()<true, V>() : kernel_of.template operator()<true, 1>();
+            }
         }
-        const unsigned grid = static_cast<unsigned>(divide_up(call.arguments.rows, kLateRows));
-        launch("_optimizer_update_rows", kernel, grid, kLateThreads, 0, current_stream(weight), call.arguments);
+        const int64_t pieces = divide_up(a.columns, int64_t(kWarp) * (call.wide ? V : 1));
+        const int64_t grid = shares ? a.virtual_rows * pieces : divide_up(a.rows, int64_t(kLateRows));
+        if (grid > INT32_MAX) fail(kUpdateRows, "weight", text(weight.numel()) + " elements", "fewer than 2^36");
+        launch("_optimizer_update_rows", kernel, static_cast<unsigned>(grid), kLateThreads, 0, current_stream(weight),
+               a);
     });
 }
 
@@ -229,9 +243,12 @@ void catch_up_op(const Tensor& weight, Tensors moments, const std::optional<Tens
     check_cuda(cudaMemsetAsync(count, 0, sizeof(int), stream), "memset");
     launch("_optimizer_catch_up", list_late, static_cast<unsigned>(divide_up(num_rows, kListThreads)), kListThreads, 0,
            stream, call.arguments, list, count);
-    const unsigned grid = static_cast<unsigned>(3 * multiprocessors(current_device()));  // as many as have room
+    const unsigned grid = static_cast<unsigned>(kCatchUpBlocks * multiprocessors(current_device()));
     with_rule(h.rule, weight, [&]<class R, class T>() {
-        const auto kernel = call.wide ? catch_up<R, T, kWide<T>> : catch_up<R, T, 1>;
+        constexpr int V = kWide<T>;
+        const auto kernel = call.arguments.part.shares
+                                ? (call.wide ? catch_up<R, T, V, true> : catch_up<R, T, 1, true>)
+                                : (call.wide ? catch_up<R, T, V, false> : catch_up<R, T, 1, false>);
         launch("_optimizer_catch_up", kernel, grid, kLateThreads, 0, stream, call.arguments, list, count);
     });
 }

@@ -387,8 +387,10 @@ static_assert(kLateRows <= kWarp, "one warp lists them");
 struct LateArguments {
     Part part;
     int64_t rows, columns, window;
+    int64_t virtual_rows;   // rows that share one lie so far apart, part.rows of them; all rows where none are shared
     const uint8_t* marked;  // null: all
     int64_t* made;
+    void* changes;  // null: no virtual rows
     double* history;
     const int64_t* step;
     const double* numbers;
@@ -407,6 +409,13 @@ __device__ inline int late_pieces(int64_t columns) {
     return static_cast<int>(divide_up(columns, int64_t(kWarp) * V));
 }
 
+// Keeps the numbers of a step.
+__device__ inline void keep_numbers(const LateArguments& a, int64_t step) {
+    if (blockIdx.x == 0 && threadIdx.x < kNumbers) {
+        a.history[(step - 1) % a.window * kNumbers + threadIdx.x] = a.numbers[threadIdx.x];
+    }
+}
+
 // The step that `begin` has counted, for the marked rows.
 template <class R, class T, bool k16, int V>
 __global__ void __launch_bounds__(kLateThreads) update_rows(const LateArguments a) {
@@ -415,9 +424,7 @@ __global__ void __launch_bounds__(kLateThreads) update_rows(const LateArguments 
     __shared__ int count;
     const int64_t step = *a.step;
     if (a.numbers[kGo] == 0 || step < 1) return;
-    if (blockIdx.x == 0 && threadIdx.x < kNumbers) {
-        a.history[(step - 1) % a.window * kNumbers + threadIdx.x] = a.numbers[threadIdx.x];
-    }
+    keep_numbers(a, step);
     if (threadIdx.x < kWarp) {
         const int64_t row = int64_t(blockIdx.x) * kLateRows + threadIdx.x;
         const bool moves = threadIdx.x < kLateRows && row < a.rows && (a.marked == nullptr || a.marked[row] != 0) &&
@@ -456,16 +463,150 @@ __global__ void __launch_bounds__(kLateThreads) update_rows(const LateArguments 
     if (!good) *a.failed = 1;
 }
 
+// The same for rows that share virtual rows, and for these. A thread block takes 32 * V columns of all rows of one
+// virtual row, lists the marked ones and divides them among its warps. Gradients are added up in the order of `update`,
+// where a row that is not marked adds zeros.
+template <class R, class T, bool k16, int V>
+__global__ void __launch_bounds__(kLateThreads) update_sharing_rows(const LateArguments a) {
+    constexpr int kColumns = kWarp * V, kAtOnce = 2, kSumsAtOnce = 4;
+    static_assert(kLateThreads >= kColumns);
+    __shared__ T sums[kLateWarps][kColumns];
+    __shared__ T changes[kColumns];
+    __shared__ int64_t listed[kLateThreads];  // the first element of each row
+    __shared__ int counts[kLateWarps];
+    const int64_t step = *a.step;
+    if (a.numbers[kGo] == 0 || step < 1) return;
+    keep_numbers(a, step);
+    const Part& part = a.part;
+    const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
+    const unsigned pieces = late_pieces<V>(a.columns);
+    const int64_t group = blockIdx.x / pieces, begin = int64_t(blockIdx.x % pieces) * kColumns;
+    const int64_t column = begin + lane * V;
+    const bool exists = column < a.columns;
+    const int turn = R::kAverages == 2 ? optimizer::turn_of(a.numbers) : 0;
+    const int64_t my_column = group * a.columns + begin + threadIdx.x;
+    const bool makes = threadIdx.x < kColumns && begin + threadIdx.x < a.columns;
+    T average = 0, other = 0, square = 0;
+    if (makes) {
+        average = static_cast<const T*>(part.shared_averages[turn])[my_column];
+        if constexpr (R::kAverages == 2) other = static_cast<const T*>(part.shared_averages[1 - turn])[my_column];
+        if constexpr (R::kSquares) square = static_cast<const T*>(part.shared_square)[my_column];
+    }
+    const auto row_of = [&](int64_t first, int of_lane) {
+        return group + (first + of_lane * kLateWarps + warp) * a.virtual_rows;
+    };
+    // Lists the marked rows of kLateThreads rows, each warp those that it adds up. Returns which lanes have one.
+    const auto list = [&](int64_t first) {
+        const int64_t row = row_of(first, lane);
+        bool moves = row < a.rows && (a.marked == nullptr || a.marked[row] != 0);
+        if (moves) {
+            // A thread block with other columns of the row may have counted the step.
+            const int64_t missed = step - a.made[row];
+            moves = missed == 0 || missed == 1;
+            if (moves && begin == 0) a.made[row] = step;
+        }
+        const unsigned mine = __ballot_sync(kAllLanes, moves);
+        if (lane == 0) counts[warp] = __popc(mine);
+        __syncthreads();
+        int place = __popc(mine & ((1u << lane) - 1));
+        for (int w = 0; w < warp; ++w) place += counts[w];
+        if (moves) listed[place] = row * a.columns;
+        return mine;
+    };
+
+    T sum[V] = {};
+    for (int64_t first = 0; first < part.rows; first += kLateThreads) {
+        if (first > 0) __syncthreads();
+        unsigned left = list(first);
+        while (left != 0) {
+            Gradients<T, k16, V> gradients[kSumsAtOnce];
+            bool has[kSumsAtOnce];
+#pragma unroll
+            for (int j = 0; j < kSumsAtOnce; ++j) {
+                has[j] = left != 0 && exists;
+                const int64_t at = has[j] ? row_of(first, __ffs(left) - 1) * a.columns + column : 0;
+                gradients[j].load_from(part, at);
+                left &= left - 1;
+            }
+#pragma unroll
+            for (int j = 0; j < kSumsAtOnce; ++j) {
+                if (!has[j]) continue;
+#pragma unroll
+                for (int i = 0; i < V; ++i) sum[i] += gradients[j].value(i, part.gradient_kind);
+            }
+        }
+    }
+    store_sums<V>(&sums[warp][lane * V], sum);
+    __syncthreads();
+
+    Gradients<T, k16, V> gradients[kAtOnce];
+    State<R, T, V> states[kAtOnce];
+    int64_t at[kAtOnce];  // -1: there is nothing
+    int count = 0;
+    const auto load_items = [&](int item) {
+#pragma unroll
+        for (int j = 0; j < kAtOnce; ++j) {
+            const int mine = item + j * kLateWarps;
+            at[j] = exists && mine < count ? listed[mine] + column : -1;
+            gradients[j].load_from(part, at[j] >= 0 ? at[j] : 0);
+            states[j].load_from(part, turn, at[j] >= 0 ? at[j] : 0);
+        }
+    };
+    const auto count_all = [&] {
+        count = 0;
+        for (int w = 0; w < kLateWarps; ++w) count += counts[w];
+    };
+    const bool all_listed = part.rows <= kLateThreads;
+    if (all_listed) {  // before the virtual row has its change
+        count_all();
+        load_items(warp);
+    }
+    const Common<T> c = common<T>(a.factors, a.numbers, part.rate, part.decay, part.low, part.high);
+    bool good = true;
+    if (makes) {
+        T total = 0;
+#pragma unroll
+        for (int w = 0; w < kLateWarps; ++w) total += sums[w][threadIdx.x];
+        const T change = move_shared<R>(c, total, average, other, square, good);
+        changes[threadIdx.x] = change;
+        static_cast<T*>(a.changes)[(step - 1) % a.window * a.virtual_rows * a.columns + my_column] = change;
+        static_cast<T*>(part.shared_averages[turn])[my_column] = average;
+        if constexpr (R::kSquares) static_cast<T*>(part.shared_square)[my_column] = square;
+    }
+    __syncthreads();
+    T change[V];
+    load_sums<V>(&changes[lane * V], change);
+    for (int64_t first = 0; first < part.rows; first += kLateThreads) {
+        if (!all_listed) {
+            __syncthreads();
+            list(first);
+            __syncthreads();
+            count_all();
+            load_items(warp);
+        }
+        for (int item = warp; item < count; item += kAtOnce * kLateWarps) {
+            if (item != warp) load_items(item);
+#pragma unroll
+            for (int j = 0; j < kAtOnce; ++j) {
+                if (at[j] >= 0) good &= states[j].move(part, c, turn, at[j], gradients[j], change);
+            }
+        }
+    }
+    if (!good) *a.failed = 1;
+}
+
 constexpr int kListThreads = 512;
 
 // Lists the rows that have missed steps: the marked ones, and those that have missed as many as the window has. Counts
-// their steps as made. The order of the list is another one each time; nothing depends on it.
+// their steps as made. The order of the list is another one each time; nothing depends on it. Rows that share a virtual
+// row are close to each other, so that they find its changes in L2.
 __global__ void __launch_bounds__(kListThreads) list_late(const LateArguments a, LateRow* list, int* count) {
     __shared__ int mine, begin;
     if (threadIdx.x == 0) mine = 0;
     __syncthreads();
-    const int64_t row = int64_t(blockIdx.x) * kListThreads + threadIdx.x, step = *a.step;
-    const int64_t missed = row < a.rows ? step - a.made[row] : 0;
+    const int64_t step = *a.step, item = int64_t(blockIdx.x) * kListThreads + threadIdx.x;
+    const int64_t group = quotient(item, a.part.rows), row = group + (item - group * a.part.rows) * a.virtual_rows;
+    const int64_t missed = item < a.rows ? step - a.made[row] : 0;
     const bool listed = missed > 0 && missed <= min(a.window, step) &&
                         (a.marked == nullptr || a.marked[row] != 0 || missed == a.window);
     int place = 0;
@@ -495,6 +636,8 @@ __device__ inline bool all_zero(const Pack<T, V>& from) {
     return zero;
 }
 
+constexpr int kCatchUpBlocks = 3;  // per multiprocessor
+
 // What the steps of a part differ in.
 template <class T>
 struct alignas(16) Differing {
@@ -503,9 +646,12 @@ struct alignas(16) Differing {
 };
 
 // The steps that the listed rows have missed, whose gradients were zeros. The grid is as large as the device can hold.
-template <class R, class T, int V>
-__global__ void __launch_bounds__(kLateThreads) catch_up(const LateArguments a, const LateRow* list, const int* count) {
-    __shared__ Differing<T> steps[kMostWindow];  // of the window, the last one at its end
+// kShares: whether there are virtual rows.
+template <class R, class T, int V, bool kShares>
+__global__ void __launch_bounds__(kLateThreads, sizeof(T) == 4 ? kCatchUpBlocks : 1)
+    catch_up(const LateArguments a, const LateRow* list, const int* count) {
+    __shared__ Differing<T> steps[kMostWindow];       // of the window, the last one at its end
+    __shared__ const T* shared_changes[kMostWindow];  // of these steps
     const int64_t step = *a.step;
     const int window = static_cast<int>(min(a.window, step)), lane = threadIdx.x % kWarp;
     const int pieces = late_pieces<V>(a.columns), items = *count * pieces;
@@ -519,6 +665,10 @@ __global__ void __launch_bounds__(kLateThreads) catch_up(const LateArguments a, 
         const Common<T> c = common_of(numbers);
         steps[threadIdx.x] = {c.decay,     c.scale, c.root, c.eps,
                               c.lookahead, c.mix,   c.pull, R::kAverages == 2 ? optimizer::turn_of(numbers) : 0};
+        if constexpr (kShares) {
+            const int64_t place = (step - window + threadIdx.x) % a.window;
+            shared_changes[threadIdx.x] = static_cast<const T*>(a.changes) + place * a.virtual_rows * a.columns;
+        }
     }
     Common<T> c = common_of(a.history);
     // So that the compiler drops all products with a gradient of zero.
@@ -529,9 +679,10 @@ __global__ void __launch_bounds__(kLateThreads) catch_up(const LateArguments a, 
         int64_t at;
         int first, turn;  // its first step in the window, and whose turn that is
         bool exists;
+        int shared_at;  // in the changes of a step
         State<R, T, V> state;
     };
-    const auto load = [&](int number) {
+    const auto load_item = [&](int number) {
         Item it;
         const int64_t column = (number % pieces * int64_t(kWarp) + lane) * V;
         it.exists = number < items && column < a.columns;
@@ -540,13 +691,18 @@ __global__ void __launch_bounds__(kLateThreads) catch_up(const LateArguments a, 
         it.first = window - row.missed;
         it.turn = steps[it.first].turn;
         it.state.load_from(a.part, it.turn, it.at);
+        if constexpr (kShares) {
+            it.shared_at = it.exists ? row.row % int(a.virtual_rows) * int(a.columns) + int(column) : 0;
+        }
         return it;
     };
-    Item next = load(item);
+    Item next = load_item(item);
     for (; item < items; item += gridDim.x * kLateWarps) {
         Item now = next;
-        next = load(item + gridDim.x * kLateWarps);
+        next = load_item(item + gridDim.x * kLateWarps);
         if (!now.exists) continue;
+        Pack<T, V> next_change{};  // of its virtual row
+        if constexpr (kShares) next_change = load<V>(shared_changes[now.first] + now.shared_at);
         State<R, T, V>& state = now.state;
         Pack<T, V> slow{};
         bool looks_ahead = false, rests = R::kRests && all_zero(state.average);
@@ -559,6 +715,10 @@ __global__ void __launch_bounds__(kLateThreads) catch_up(const LateArguments a, 
             const Differing<T> own = steps[t];
             c.decay = own.decay, c.scale = own.scale, c.root = own.root, c.eps = own.eps;
             c.lookahead = own.lookahead, c.mix = own.mix, c.pull = own.pull;
+            const Pack<T, V> change = next_change;
+            if constexpr (kShares) {
+                if (t + 1 < window) next_change = load<V>(shared_changes[t + 1] + now.shared_at);
+            }
             if constexpr (R::kAverages == 2) {
                 if (own.turn != now.turn) {
                     const Pack<T, V> other = state.average;
@@ -570,8 +730,9 @@ __global__ void __launch_bounds__(kLateThreads) catch_up(const LateArguments a, 
             if (rests && c.eps > 0) {
 #pragma unroll
                 for (int i = 0; i < V; ++i) {
-                    state.weight.at[i] =
-                        clipped(multiply_add(-c.decay, state.weight.at[i], state.weight.at[i]), c.low, c.high);
+                    T moved = multiply_add(-c.decay, state.weight.at[i], state.weight.at[i]);
+                    if constexpr (kShares) moved -= change.at[i];
+                    state.weight.at[i] = clipped(moved, c.low, c.high);
                     if constexpr (R::kSquares) state.square.at[i] = multiply_add(c.keep2, state.square.at[i], T(0));
                 }
             } else {
@@ -579,7 +740,8 @@ __global__ void __launch_bounds__(kLateThreads) catch_up(const LateArguments a, 
                 for (int i = 0; i < V; ++i) {
                     const T before = R::kAverages == 2 ? state.other.at[i] : T(0);
                     T none = 0, &square = R::kSquares ? state.square.at[i] : none;
-                    optimizer::move<R>(c, T(0), T(0), state.weight.at[i], state.average.at[i], before, square);
+                    const T shared = kShares ? change.at[i] : T(0);
+                    optimizer::move<R>(c, T(0), shared, state.weight.at[i], state.average.at[i], before, square);
                 }
             }
             if (looks_ahead && c.lookahead != 0) {
