@@ -62,7 +62,7 @@ namespace nnue::capabilities {
     X(bound, "the bound of the activation is outside 1/64 to 255, which 16-bit products need")          \
     X(portable, "the portable kernels of the transformer take the gradient of its output")              \
     X(x_16_kb, "the inputs of a position take more than 16 KB")                                         \
-    X(few_rows, "there are fewer than 32,768 of these rows, and most are in every batch")               \
+    X(few_rows, "weight and moments have fewer than 98,304 of these rows, and most are in every batch") \
     X(cpu_matrices, "on a CPU the directions of matrices are computed by torch")                        \
     X(long_sides, "the matrices have more than 64 rows and more than 64 columns")
 
@@ -317,11 +317,12 @@ inline Choice<Between> between(Transformer transformer, Stacks stacks, const Bet
 // bits.
 NNUE_ENUMERATION(Update, every_row, late)
 
-constexpr int64_t kLeastLateRows = 32768;  // on a GPU, of rows that are trained alike
+// On a GPU: rows that are trained alike, times the tensors of which a step moves a row, weight and moments.
+constexpr int64_t kLeastLateRows = 98304;
 
-inline Choice<Update> update(const Machine& machine, int64_t rows) {
+inline Choice<Update> update(const Machine& machine, int64_t rows, int64_t tensors) {
     if (machine.is_cpu()) return {Update::late};
-    if (rows < kLeastLateRows) return {Update::every_row, Reason::few_rows};
+    if (rows * tensors < kLeastLateRows) return {Update::every_row, Reason::few_rows};
     return {Update::late};
 }
 

@@ -10,7 +10,7 @@ contract is in csrc/optimizer.h.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import InitVar, dataclass, field, replace
 from typing import Literal, get_args
 
@@ -179,6 +179,11 @@ class _Moments:
     copy: Tensor
     steps: float = 0.0
     """integers of the copy in 1.0; 0: it has the weight itself"""
+
+    @property
+    def tensors(self) -> int:
+        """How many tensors have a row of the parameter: the weight and its moments."""
+        return 1 + len(self.own) + (self.slow is not None)
 
     def all(self) -> list[Tensor]:
         """In the order of the operators."""
@@ -360,6 +365,11 @@ class FusedOptimizer:
     def _no_marks(self) -> Tensor:
         return self.numbers.new_empty(0, dtype=torch.uint8)
 
+    def rows(self) -> Iterator[tuple[Part, int]]:
+        """Each part, and how many tensors have its rows: the weight and its moments."""
+        for part, moments in zip(self.parts, self._moments, strict=True):
+            yield part, moments.tensors
+
     def numbers_of(self, part: Part) -> _Numbers:
         """The rule of a part, and where its numbers are."""
         betas = part.betas or self.rule.betas
@@ -475,7 +485,9 @@ class LateRows:
 
     def _chosen(self, own: list[tuple[Part, _Moments]]) -> list[tuple[Part, _Moments]]:
         machine = capabilities.machine_of(self._parameter.device)
-        return [(part, m) for part, m in own if capabilities.update(machine, len(m.weight)).kernels == "late"]
+        return [
+            (part, m) for part, m in own if capabilities.update(machine, len(m.weight), m.tensors).kernels == "late"
+        ]
 
     @torch.no_grad()
     def catch_up(self, white: Tensor, black: Tensor) -> bool:

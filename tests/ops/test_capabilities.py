@@ -179,9 +179,10 @@ def test_between_dtypes() -> None:
 
 
 def test_update() -> None:
-    check(capabilities.update(H100, 60_000), "late", "")
-    check(capabilities.update(H100, 32_767), "every_row", "32,768")
-    check(capabilities.update(CPU, 10), "late", "")
+    check(capabilities.update(H100, 60_000, 2), "late", "")
+    check(capabilities.update(H100, 24_576, 4), "late", "")  # SFNNv16 with RangerLite
+    check(capabilities.update(H100, 24_576, 3), "every_row", "98,304")  # SFNNv5 with AdamW
+    check(capabilities.update(CPU, 10, 2), "late", "")
 
 
 def test_matrix_step() -> None:
@@ -205,7 +206,7 @@ def test_every_reason_has_a_text_of_its_own() -> None:
 
 def test_a_wrong_machine_is_an_error() -> None:
     with pytest.raises(RuntimeError, match="_row_update: machine: found 3 numbers, expected capability"):
-        torch.ops.nnue._row_update([90, 132, 7], 5)
+        torch.ops.nnue._row_update([90, 132, 7], 5, 3)
 
 
 # ---- what the operators do -------------------------------------------------------------------------------------------
