@@ -197,9 +197,11 @@ class Watch:
             with contextlib.suppress(Exception):
                 hint = self.hint()
             with contextlib.suppress(Exception):
-                if sys.stderr.isatty():
-                    sys.stderr.write("\x1b[?25h\n")  # show the cursor again and leave the progress line
-                print(f"nnue: error: {shown(text + hint)}", file=sys.stderr, flush=True)
+                # On a terminal: show the cursor again and leave the progress line. One write, because the main thread
+                # may be printing, too.
+                start = "\x1b[?25h\n" if sys.stderr.isatty() else ""
+                sys.stderr.write(f"{start}nnue: error: {shown(text + hint)}\n")
+                sys.stderr.flush()
         os._exit(1)
 
     def _stop_others(self) -> None:
