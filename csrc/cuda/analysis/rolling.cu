@@ -1,5 +1,5 @@
 // Operator rolling on CUDA; the contract is in rolling.h. rolling_quantile on CUDA is made of torch's operators, in
-// nnue_trainer/analysis/rolling.py.
+// nnue_trainer/stats/windows.py.
 
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
