@@ -25,16 +25,24 @@ OUTSIDE = {
 """File of the project -> page of the site."""
 
 
-def public_modules() -> list[str]:
-    """The modules of `nnue_trainer.__all__`, without importing the package."""
-    tree = ast.parse((ROOT / "nnue_trainer" / "__init__.py").read_text(encoding="utf-8"))
-    names = next(
-        ast.literal_eval(node.value)
-        for node in tree.body
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "__all__"
-    )
-    package = ROOT / "nnue_trainer"
-    return [name for name in names if (package / f"{name}.py").is_file() or (package / name / "__init__.py").is_file()]
+def public_modules(room: str = "") -> list[str]:
+    """The modules of `nnue_trainer.__all__`, and those of the `__all__` of each, as "files.checkpoint", without
+    importing the package."""
+    folder = ROOT / "nnue_trainer" / room.replace(".", "/")
+    file = folder / "__init__.py"
+    tree = ast.parse((file if file.is_file() else folder.with_suffix(".py")).read_text(encoding="utf-8"))
+    values = (node.value for node in tree.body if isinstance(node, ast.Assign) and _names(node) == ["__all__"])
+    members = [name for name in ast.literal_eval(next(values, ast.List([]))) if _is_module(folder / name)]
+    inner = [f"{room}.{name}".lstrip(".") for name in members]
+    return [name for module in inner for name in (module, *public_modules(module))]
+
+
+def _names(node: ast.Assign) -> list[str]:
+    return [target.id for target in node.targets if isinstance(target, ast.Name)]
+
+
+def _is_module(path: Path) -> bool:
+    return path.with_suffix(".py").is_file() or (path / "__init__.py").is_file()
 
 
 def on_config(config: Any) -> Any:
