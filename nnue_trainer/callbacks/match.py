@@ -58,14 +58,11 @@ class Match(Callback):
         return sprt
 
     def start(self, trainer: Trainer) -> None:
-        from nnue_trainer.engines.uci import find_engine
         from nnue_trainer.match.players import check_engine
 
-        find_engine(self.engine)
         for path in (self.against, self.openings):
             if path is not None and not Path(path).is_file():
                 raise UserError(f"training.callbacks: {path}: no such file")
-
         if self.every % trainer.recipe.training.checkpoint_every:
             raise UserError(
                 f"training.callbacks: match: every: found {self.every}, expected a multiple of "
