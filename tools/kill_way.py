@@ -63,27 +63,24 @@ def recipe(l1: int) -> dict[str, object]:
 def way(engine: str, verify: bool, short: bool) -> dict[str, object]:
     """The steps from the bundled sample to a match against the first stage, or, `short`, to an exported net."""
     shuffled, filtered = "{folder}/shuffled.binpack", "{folder}/train.binpack"
-    begin = {
+    steps: dict[str, object] = {
         "data": [
             {"run": f"shuffle {ROOT / 'samples' / 'val.binpack'} {shuffled} --seed 1", "makes": shuffled},
             {"run": f"filter {shuffled} {filtered} --min-ply 12", "makes": filtered},
         ],
         "train": {"recipe": "recipe.yaml", "set": [f"data.train={filtered}"]},
     }
-    return (
-        begin
-        if short
-        else begin
-        | {
-            "permute": {"data": filtered, "options": "--engine none --positions 500"},
-            **({"verify": {"engine": engine, "options": "--positions 300"}} if verify else {}),
-            "match": {
-                "against": ["{folder}/run/checkpoints/stage-early.safetensors"],
-                "engine": engine,
-                "options": "--pairs 6 --nodes 100 --max-moves 20 --hash 1 -j 2",
-            },
-        }
-    )
+    if short:
+        return steps
+    steps["permute"] = {"data": filtered, "options": "--engine none --positions 500"}
+    if verify:
+        steps["verify"] = {"engine": engine, "options": "--positions 300"}
+    steps["match"] = {
+        "against": ["{folder}/run/checkpoints/stage-early.safetensors"],
+        "engine": engine,
+        "options": "--pairs 6 --nodes 100 --max-moves 20 --hash 1 -j 2",
+    }
+    return steps
 
 
 class Way:
