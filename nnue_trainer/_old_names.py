@@ -22,7 +22,7 @@ MODULES = {
 
 def warn(old: str, new: str) -> None:
     """`old` and `new` are names below `nnue_trainer`."""
-    message = f"nnue_trainer.{old} is now nnue_trainer.{new}; the old name goes with the next release"
+    message = f"nnue_trainer.{old} is now nnue_trainer.{new}; the old name will be removed in the next release"
     warnings.warn(message, FutureWarning, stacklevel=3)
 
 

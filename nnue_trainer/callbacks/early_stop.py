@@ -26,7 +26,7 @@ class EarlyStop(Callback):
 
     def validation(self, trainer: Trainer, loss: float, figures: Mapping[str, float]) -> None:
         best = self.memory.get("best")
-        # After a resume the loss may be another one, which does not compare with what was the best.
+        # A resumed run may compute another loss, which cannot be compared with the old best one.
         if best is None or self.memory.get("figure") != trainer.figure or loss < best - self.min_delta:
             self.memory.update(best=loss, waited=0, figure=trainer.figure)
             return

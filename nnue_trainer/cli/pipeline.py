@@ -2,8 +2,8 @@
 
 A step is a command of `nnue`, run in a process of its own. `steps.json` in the folder has what is done: for each step a
 key, the digest of the key before and of the step. So a step whose settings or predecessors changed is not taken for
-done; it is an error that names it, since its old result would be replaced, until the user requests that (`redo`). What
-was begun, and what the user gave up, stand there as well, so that a kill at any moment loses no such decision.
+done; it is an error that names it, since its old result would be replaced, until the user requests that (`redo`). The
+file also lists the steps that were begun and the results that the user gave up, so a kill loses no such decision.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class Step:
     resumes: bool = False
 
     def there(self) -> list[int]:
-        """Which file the result is, [] if there is none: another one as soon as something is written."""
+        """Inode, time in ns and size of the result, [] if there is none. They change with every write."""
         if self.result is None or not self.result.exists():
             return []
         status = self.result.stat()
@@ -139,7 +139,7 @@ class Progress:
     done: dict[str, str] = field(default_factory=dict)
     """key of a step whose result is complete"""
     begun: dict[str, str] = field(default_factory=dict)
-    """key of a step that was begun where nothing of another origin lay in the place of its result"""
+    """key of a step that was begun when its result did not exist, or was to be replaced"""
     replaced: dict[str, list[int]] = field(default_factory=dict)
     """the results that the user gave up and that are still there, `Step.there`"""
 
@@ -303,7 +303,9 @@ def _alone(folder: Path) -> Iterator[int]:
         system.lock(lock)
     except BlockingIOError:
         os.close(lock)
-        raise UserError(f"{folder}: another nnue run, or a command that it started, works here") from None
+        raise UserError(
+            f"{folder}: another nnue run, or a command that it started, works here; wait for its end"
+        ) from None
     except OSError:
         pass  # a file system without locks
     try:

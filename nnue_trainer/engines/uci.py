@@ -33,8 +33,6 @@ _MAX_MATE = 10_000
 _DEBIAN_FOLDER = "/usr/games"  # where Debian puts engines; not on the PATH of root
 _MOVE = re.compile(r"[a-h][1-8][a-h][1-8][nbrq]?")
 _NUMBER = re.compile(r"[+-]?[0-9]{1,9}")
-
-
 _REFUSAL = "info string ERROR: "
 
 

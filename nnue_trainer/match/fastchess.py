@@ -152,7 +152,7 @@ def games_of(text: str, names: Sequence[str], options: MatchOptions) -> list[Pla
 def _score(sign: str, mate: str, value: str, depth: str) -> str:
     if not value:
         return "-"
-    # Of a mate, the side that mates makes the last of so many plies.
+    # A mate is given in plies; the mating side plays the last one.
     number = (int(float(value)) + (sign != "-")) // 2 if mate else round(100 * float(value))
     return f"{'mate' if mate else 'cp'}{'-' if sign == '-' else ''}{number}/{depth}"
 

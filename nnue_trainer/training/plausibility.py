@@ -12,7 +12,7 @@ import torch
 from nnue_trainer.config import DataConfig
 from nnue_trainer.data import Loader, RecordLoader, expand
 from nnue_trainer.data.verdict import judge, sample_of
-from nnue_trainer.errors import UserError, shown
+from nnue_trainer.errors import UserError
 from nnue_trainer.position_weights import PositionWeight
 
 _log = logging.getLogger(__name__)
@@ -46,7 +46,9 @@ def check(
             raise UserError(f"{message}; data.implausible=warn trains on it all the same")
         _log.warning("%s", message)
     if files and not counts:
-        _log.warning("position_weight: 0 for all positions of a sample of %s: nothing is trained", shown(files[0].path))
+        _log.warning(
+            "position_weight: 0 for all positions of a sample of data.train: nothing is trained; raise some weights"
+        )
 
 
 def _counts(weight: PositionWeight, records: npt.NDArray[np.uint8], features: str) -> bool:

@@ -131,7 +131,7 @@ def stages_of(recipe: Recipe) -> list[StageOfRun]:
 
 
 _FEW_STEPS = 4096
-"""Up to so many steps of a stage, all are looked at for whether its average moves."""
+"""`idle_averages` tries the steps of a stage one by one only if there are at most this many."""
 
 
 def idle_averages(stages: list[StageOfRun]) -> list[str]:
