@@ -90,7 +90,9 @@ def train(recipe: Recipe, run_dir: Path, *, resume: str | None = None, overwrite
         stages = stages_of(recipe)
         at = 0 if saved is None else saved.trainer_state(path).stage
         if at >= len(stages):
-            raise UserError(f"{path}: of stage {at + 1}, the recipe has {len(stages)}")
+            raise UserError(
+                f"{path}: checkpoint of stage {at + 1}, the recipe has {len(stages)}; resume with its own recipe"
+            )
         for stage in stages[at + 1 :]:
             _check_files(stage)
         for doubt in idle_averages(stages) if ranks.writes else ():
@@ -110,13 +112,10 @@ def train(recipe: Recipe, run_dir: Path, *, resume: str | None = None, overwrite
 def _check_files(stage: StageOfRun) -> None:
     """UserError for a file that a later stage would miss, perhaps days from now."""
     recipe = stage.recipe
-    for file in (
-        *recipe.data.train,
-        *recipe.data.validation,
-        *(f for each in recipe.validation.sets for f in each.files),
-    ):
+    sets = (file for each in recipe.validation.sets for file in each.files)
+    for file in (*recipe.data.train, *recipe.data.validation, *sets):
         if not Path(file).exists():
-            raise UserError(f"{stage.label}{shown(file)}: No such file or directory")
+            raise UserError(f"{stage.label}{shown(file)}: No such file or directory; create it before the run")
 
 
 def _check_names(stages: list[StageOfRun], model: NnueModel) -> None:
