@@ -130,15 +130,15 @@ def measure(
         for _ in range(steps):
             trainer.advance()
         synchronize(device)
-        seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - cpu_started
+        elapsed, cpu_seconds = time.perf_counter() - started, time.process_time() - cpu_started
     if ranks.any(trainer.optimizer.failed()):
         raise SystemExit("a step was not finite: nothing measured here would mean anything")
     return ({"division": words} if words else {}) | {
         "steps": steps,
-        "milliseconds_per_step": round(1e3 * seconds / steps, 3),
+        "milliseconds_per_step": round(1e3 * elapsed / steps, 3),
         # CPU time of all threads together. It changes little when other programs use the machine.
         "cpu_milliseconds_per_step": round(1e3 * cpu_seconds / steps, 3),
-        "positions_per_second": round(steps * recipe.data.batch_size / seconds),
+        "positions_per_second": round(steps * recipe.data.batch_size / elapsed),
     }
 
 

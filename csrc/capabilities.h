@@ -317,7 +317,7 @@ inline Choice<Between> between(Transformer transformer, Stacks stacks, const Bet
 // bits.
 NNUE_ENUMERATION(Update, every_row, late)
 
-// On a GPU: rows that are trained alike, times the tensors of which a step moves a row, weight and moments.
+// On a GPU: the number of rows that are trained alike, times that of the tensors that have them, weight and moments.
 constexpr int64_t kLeastLateRows = 98304;
 
 inline Choice<Update> update(const Machine& machine, int64_t rows, int64_t tensors) {
@@ -329,7 +329,7 @@ inline Choice<Update> update(const Machine& machine, int64_t rows, int64_t tenso
 // The step of Muon for matrices of linear layers.
 NNUE_ENUMERATION(MatrixStep, torch, operators)
 
-constexpr int kMostMatrixSide = 64;  // of the shorter one; three small matrices of it fit into 99 KB of shared memory
+constexpr int kMostMatrixSide = 64;  // of the shorter one: three square matrices of doubles fit into 99 KB of shared memory
 
 inline Choice<MatrixStep> matrix_step(const Machine& machine, int64_t rows, int64_t columns) {
     if (machine.is_cpu()) return {MatrixStep::torch, Reason::cpu_matrices};

@@ -1,5 +1,5 @@
-// The step of Muon for matrices: the contract of its operator and its checks. It is there for CUDA only; for a CPU, and
-// for matrices with two long sides, nnue_trainer/optim/muon.py has the same with operators of torch.
+// The step of Muon for matrices: the contract of its operator and its checks. It exists on CUDA only; for a CPU, and for
+// matrices with two long sides, nnue_trainer/optim/muon.py makes the same step with torch's operators.
 //
 // _optimizer_update_matrices makes the step that _optimizer_begin has counted (optimizer.h), each matrix for itself.
 //
@@ -10,16 +10,15 @@
 //              weight's first size; no elements where there are none. Both are brought up to date
 //   lr         float32 or float64, one element: the learning rate
 //   state      as in optimizer.h
-//   settings   four numbers for each weight: the factor of the learning rate, the decoupled weight decay, the lowest
-//   and
-//              the highest value that the weight is clipped to
+//   settings   four numbers for each weight: the factor of the learning rate, the decoupled weight decay, and the
+//              lowest and the highest value that the weight is clipped to
 //   constants  six numbers: the momentum's decay, the size that gradients are clipped to, the number of steps of the
 //              Newton-Schulz iteration, and its three coefficients
 //
 // A weight W with gradient G (scaled to the norm, then clipped) moves along its momentum M:
 //
 //   M <- keep M + (1 - keep) G,  U = keep M + (1 - keep) G,  X = U / max(|U|, 1e-7)
-//   X <- a X + b (X X') X + c (X X')^2 X, so many times
+//   X <- a X + b (X X') X + c (X X')^2 X, once for each step of the iteration
 //   W <- (1 - lr decay) W - lr X, clipped
 //
 // where X X' is X' X for a matrix with more rows than columns. With virtual rows X is the sum of that of the matrix and

@@ -299,7 +299,7 @@ class FusedOptimizer:
         """One update from the gradients in place. `loss` is used only by the guard, as are all gradients but those of
         the parameters named in `covered`, for which others stand: each of their terms is one of another gradient, too.
         A parameter without a gradient is left out. With a norm to clip to, all gradients are looked at. `also`: other
-        gradients that the guard looks at and the norm is taken of, and how many virtual rows each has.
+        gradients for the guard and the norm, each with its number of virtual rows (0: none).
         """
         for late in self.late_rows.values():
             late.before_step()
@@ -454,10 +454,10 @@ class LateRows:
     the same code, which gives the same bits for every rule, schedule, bound and norm. It pays because a row that is `k`
     steps behind goes through the memory once and not `k` times.
 
-    Whoever reads the parameter says so before: `catch_up` for the rows of a batch that the next gradient comes from,
-    `settle` for all. A row is never behind by more steps than the window has.
+    Call `catch_up` before the forward pass reads the rows of a batch, and `settle` before anything else reads the
+    parameter. A row is never behind by more steps than the window has.
 
-    Virtual rows move in every step. What the rows that share one have missed of its moves is kept.
+    Virtual rows move in every step. Their changes are kept for the rows that share them and are behind.
 
     This class is for GPUs: nothing waits for the device, and a step can be recorded.
     """

@@ -8,7 +8,8 @@
 # PREBUILT=1: use the libraries that lie in nnue_trainer/. TESTS: what to test (default: everything). SANITIZED: what to
 # run under the sanitizers (default: short tests of all operators). PYTEST: more arguments for both, such as "-n 10"
 # with pytest-xdist. With it an H200 with 16 cores took 77 s for all tests. Those chosen for the sanitizers took 69 s under
-# memcheck and 114 s under racecheck. Logs, JSON and pictures are written to OUT_FOLDER.
+# memcheck and 114 s under racecheck. MINUTES: most minutes for `several` (default: 7). TAIL: how many lines of each log are
+# printed (default: 12). Logs, JSON and pictures are written to OUT_FOLDER.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 out=${1:?where to write logs and results}
@@ -97,8 +98,8 @@ for step in "${steps[@]}"; do
         "step_$step" 2>&1 | tee "$out/$step.log" || failed+=("$step")
     else
         "step_$step" >"$out/$step.log" 2>&1 || failed+=("$step")
+        tail -n "${TAIL:-12}" "$out/$step.log"
     fi
-    tail -n "${TAIL:-12}" "$out/$step.log"
     echo "######## $step: $((SECONDS - begin)) s"
 done
 [ ${#failed[@]} -eq 0 ] || { echo "FAILED: ${failed[*]}"; exit 1; }

@@ -197,7 +197,7 @@ class LayerStacks:
         return self.kernels(device) in _ON_GPU
 
     def kernels(self, device: torch.device, x_dtype: torch.dtype = torch.float32, *call: Any, **of_call: Any) -> str:
-        """What `capabilities.stacks` chooses there; the arguments are its."""
+        """The choice of `capabilities.stacks` for this device and these arguments."""
         return capabilities.stacks(capabilities.machine_of(device), self, x_dtype, *call, **of_call).kernels
 
     def order_of(self, batch: Batch, *, of_share: bool = False) -> Tensor | None:
@@ -377,7 +377,7 @@ class LayerCall:
         return [parameter for parameter in ours if isinstance(parameter, Tensor)]
 
     def give(self, gradients: Sequence[Tensor]) -> None:
-        """Gives the parameters their gradients, in their order."""
+        """`give_gradients` to the parameters of the call."""
         give_gradients(self.parameters, gradients)
 
     def first_gradients(
@@ -575,7 +575,7 @@ def _apply(linear: nn.Module, x: Tensor, bucket: Tensor) -> Tensor:
 
 
 def give_gradients(tensors: Sequence[Tensor | None], gradients: Sequence[Tensor | None]) -> None:
-    """Parameters get these gradients as their `grad`; what is made of parameters hands them on to these. Tensors that
+    """Sets `grad` of tensors that are leaves, and runs the backward of the others with their gradients. Tensors that
     need no gradient, and those without one, are left out."""
     made: list[tuple[Tensor, Tensor]] = []
     for tensor, gradient in zip(tensors, gradients, strict=True):

@@ -144,7 +144,7 @@ class PerspectiveTransformer(nn.Module):
 
     @property
     def description(self) -> Description:
-        """What it does with its weights. The output has the dtype of the weight that is read."""
+        """How outputs are computed from weights. They have the dtype of the weight that is read."""
         scale = self.product_scale if self.activation == "pairwise" else 1.0
         return Description(self.activation, self.bound, scale, self.bucket_size, self.num_bucketed)
 

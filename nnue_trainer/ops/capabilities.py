@@ -167,9 +167,9 @@ def between(
 
 
 def update(machine: Numbers | None, rows: int, tensors: int) -> Choice:
-    """Of rows of a feature transformer that are trained alike: late, or every_row in every step. `tensors`: of how many
-    a step moves a row, the weight and its moments. The environment variable NNUE_LEAST_LATE_ROWS gives the least number
-    of rows that a GPU updates late, for benchmarks."""
+    """Of rows of a feature transformer that are trained alike: late, or every_row in every step. `tensors`: how many
+    have these rows, the weight and its moments. For benchmarks, the environment variable NNUE_LEAST_LATE_ROWS sets the
+    least number of rows that a GPU updates late."""
     if machine is not None and machine[0] and (least := os.environ.get("NNUE_LEAST_LATE_ROWS")):
         return Choice("every_row" if rows < int(least) else "late", "NNUE_LEAST_LATE_ROWS")
     return _choice("update", "_row_update", machine, "auto", (rows, tensors))

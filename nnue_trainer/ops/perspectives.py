@@ -412,7 +412,7 @@ class Parameters(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """The rows of a batch, with what was made of them."""
+    """The index rows of a batch, with their plan, and with values where features have them."""
 
     white: Tensor
     black: Tensor
@@ -423,7 +423,7 @@ class Rows(NamedTuple):
 
 
 class Description(NamedTuple):
-    """What a feature transformer does with its weights: options of `perspective_transformer`."""
+    """How a feature transformer computes outputs from weights: options of `perspective_transformer`."""
 
     activation: Activation = "pairwise"
     bound: float = 1.0
@@ -432,7 +432,7 @@ class Description(NamedTuple):
     num_bucketed: int | None = None
     output_dtype: torch.dtype | None = None
     rounds_down: bool = False
-    """The fused operator on CUDA rounds its output down, as an engine with integers does. Nothing else does."""
+    """whether the fused operator on CUDA rounds its output down, as an engine with integers does; others ignore it"""
 
     def call(self, rows: Rows, parameters: Parameters) -> FusedCall | None:
         """The operator that computes it; None where it is not fused. Checks all arguments."""

@@ -71,8 +71,7 @@ class FusedRule(Rule):
         self.step_with(())
 
     def step_with(self, also: Sequence[tuple[Tensor, int]]) -> None:
-        """`step`, which looks at these gradients and at those of their virtual rows, of which it is given the number,
-        too."""
+        """`step`, where guard and norm also take these gradients, each with its number of virtual rows (0: none)."""
         assert self.loss is not None
         self.fused.step(self.loss, self.work.covered, also)
         for part in self._late:
@@ -80,7 +79,7 @@ class FusedRule(Rule):
                 self.fused.clip(part)
 
     def choices(self) -> dict[str, Choice]:
-        """By parameter, which kernels make its step, where these are not those of all rules."""
+        """By parameter, the kernels that move it, for parameters that the common operators do not move."""
         return {}
 
     @property

@@ -64,8 +64,8 @@ class Settings:
 
 
 def settings_of(groups: Sequence[Group], names: Iterable[str], where: str = "") -> dict[str, Settings]:
-    """By name, the settings of all parameters that are in a group. UserError, which begins with
-    `where`, for a group that has no parameter."""
+    """By name, the settings of all parameters that are in a group. UserError, which begins with `where`, for a
+    group that has no parameter."""
     names, found = list(names), dict[str, Settings]()
     for number, group in enumerate(groups):
         own = [name for name in names if fnmatch.fnmatchcase(name, group.match)]

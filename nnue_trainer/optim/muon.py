@@ -1,9 +1,9 @@
 """Muon for the matrices of linear layers, AdamW for everything else.
 
 A step of Muon is along the momentum with all of its singular values near 1. They are made so by five steps of a
-Newton-Schulz iteration. On a GPU one operator moves all matrices (csrc/muon.h); here is the same with operators of
-torch, for a CPU and for matrices with two long sides. AdamW's work is one pass of the operators, which also look at the
-gradients of the matrices, count the step and take the norm.
+Newton-Schulz iteration. On a GPU one operator moves all matrices (csrc/muon.h). torch's operators do it here on a CPU,
+and for matrices with two long sides. AdamW's work is one pass of the operators, which also look at the gradients of the
+matrices, count the step and take the norm.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class _Matrix:
     low: float
     high: float
     choice: Choice
-    """of what makes its step"""
+    """which kernels make its step"""
 
     @property
     def gradient(self) -> Tensor:

@@ -36,9 +36,9 @@ class Optimizer:
     last good step, and `failed()` reports it. `bounds`, `shared_rows` and `guard` are the classes of the layers.
 
     `late`: rows of feature transformers are updated when they are needed, if the rule can do so: bit for bit the same
-    training. On a GPU these are the rows of feature sets that have many. Whoever reads parameters through
-    their module finds them up to date; a reference to a parameter that was taken before a step may be behind. On a CPU
-    gradients of these parameters are sparse tensors, of the batch's rows.
+    training. On a GPU only ranges of many rows are updated so. Parameters that are read through their module are up to
+    date; a reference to a parameter that was taken before a step may be behind. On a CPU gradients of these parameters
+    are sparse tensors, of the batch's rows.
 
     `copies`: training reads 16-bit copies of the feature transformers' weights, if the rule can write them along with
     the weights. These stay fp32, and so do the sums and the state; a gradient has the range of fp32.

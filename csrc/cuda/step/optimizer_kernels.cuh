@@ -387,7 +387,7 @@ static_assert(kLateRows <= kWarp, "one warp lists them");
 struct LateArguments {
     Part part;
     int64_t rows, columns, window;
-    int64_t virtual_rows;   // rows that share one lie so far apart, part.rows of them; all rows where none are shared
+    int64_t virtual_rows;   // rows r and r + virtual_rows share one, part.rows of them each; without any: all rows
     const uint8_t* marked;  // null: all
     int64_t* made;
     void* changes;  // null: no virtual rows
