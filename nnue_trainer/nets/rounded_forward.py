@@ -215,15 +215,14 @@ class RoundedForward:
     def _sums_of_layers(
         self, parameters: Sequence[Tensor], first: FirstOutputs, *, sums_are_given: bool = False
     ) -> list[Tensor]:
-        """The sums y of each layer. `sums_are_given`: `first.x` is `_first_sums` of the inputs."""
+        """The sums y of each layer. `sums_are_given`: `first.x` is `first_sums` of the inputs."""
         forward = self.forward
         vectors = [first.x if sums_are_given else first.x.float()]
         sums: list[Tensor] = []
         for number, layer in enumerate(forward.layers):
             weight, bias = parameters[2 * number : 2 * number + 2]
             if number == 0 and sums_are_given:
-                own = first.x if layer.divide == 1 else _tdiv(first.x.double(), 1, layer.divide)
-                sums.append(own + F.embedding(first.bucket, bias.to(own.dtype)))
+                sums.append(self._with_bias(number, first.x, bias, first.bucket))
             else:
                 sums.append(self._sums(number, vectors, weight, bias, first.bucket))
             if layer.activated:
@@ -391,9 +390,12 @@ class RoundedForward:
         weight = weight.float()
         if layer.divide == 1 and stacked_linear.is_fused(x, weight) and not self._is_large(number):
             return integer_stacked_linear(x, stack, weight, bias.float(), factor=factor)
-        own = self._product(number, x, weight, stack, factor)
-        if layer.divide != 1:
-            own = _tdiv(own.double(), 1, layer.divide)
+        return self._with_bias(number, self._product(number, x, weight, stack, factor), bias, stack)
+
+    def _with_bias(self, number: int, products: Tensor, bias: Tensor, stack: Tensor) -> Tensor:
+        """`_sums` of a layer, where `products` is its Σ weight · x."""
+        divide = self.forward.layers[number].divide
+        own = products if divide == 1 else _tdiv(products.double(), 1, divide)
         return own + F.embedding(stack, bias).to(own.dtype)
 
     def _product(self, number: int, x: Tensor, weight: Tensor, stack: Tensor, factor: float) -> Tensor:
