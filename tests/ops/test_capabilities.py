@@ -184,6 +184,13 @@ def test_update() -> None:
     check(capabilities.update(CPU, 10, 2), "late", "")
 
 
+def test_least_late_rows_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NNUE_LEAST_LATE_ROWS", "20000")
+    check(capabilities.update(H100, 24_576, 3), "late", "NNUE_LEAST_LATE_ROWS")
+    check(capabilities.update(H100, 19_999, 9), "every_row", "NNUE_LEAST_LATE_ROWS")
+    check(capabilities.update(CPU, 10, 2), "late", "")
+
+
 def test_matrix_step() -> None:
     check(capabilities.matrix_step(RTX_4090, 64, 1024), "operators", "")
     check(capabilities.matrix_step(H100, 1024, 64), "operators", "")
