@@ -329,7 +329,8 @@ inline Choice<Update> update(const Machine& machine, int64_t rows, int64_t tenso
 // The step of Muon for matrices of linear layers.
 NNUE_ENUMERATION(MatrixStep, torch, operators)
 
-constexpr int kMostMatrixSide = 64;  // of the shorter one: three square matrices of doubles fit into 99 KB of shared memory
+// Of the shorter side: three square matrices of doubles fit into 99 KB of shared memory.
+constexpr int kMostMatrixSide = 64;
 
 inline Choice<MatrixStep> matrix_step(const Machine& machine, int64_t rows, int64_t columns) {
     if (machine.is_cpu()) return {MatrixStep::torch, Reason::cpu_matrices};

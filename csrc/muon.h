@@ -1,5 +1,5 @@
-// The step of Muon for matrices: the contract of its operator and its checks. It exists on CUDA only; for a CPU, and for
-// matrices with two long sides, nnue_trainer/optim/muon.py makes the same step with torch's operators.
+// The step of Muon for matrices: the contract of its operator and its checks. It exists on CUDA only; for a CPU, and
+// for matrices with two long sides, nnue_trainer/optim/muon.py makes the same step with torch's operators.
 //
 // _optimizer_update_matrices makes the step that _optimizer_begin has counted (optimizer.h), each matrix for itself.
 //

@@ -1,10 +1,10 @@
 // Muon's step on CUDA in three kernels.
 //
-// Step k of the Newton-Schulz iteration multiplies X by P_k, a polynomial of A = X X'. All steps together multiply it by
-// Q, the product of these, a square matrix as long as the shorter side of X. `gram` brings the momentum up to date,
-// writes the direction U and sums U U', some columns per thread block. `iterate` adds these sums up, one thread block for
-// each matrix, and iterates on small matrices in shared memory: all of them are polynomials of A, so they commute and
-// are symmetric, the next A is P_k^2 A, and half of each product is enough. `move` multiplies U by Q and moves the
+// Step k of the Newton-Schulz iteration multiplies X by P_k, a polynomial of A = X X'. All steps together multiply it
+// by Q, the product of these, a square matrix as long as the shorter side of X. `gram` brings the momentum up to date,
+// writes the direction U and sums U U', some columns per thread block. `iterate` adds these sums up, one thread block
+// for each matrix, and iterates on small matrices in shared memory: all of them are polynomials of A, so they commute
+// and are symmetric, the next A is P_k^2 A, and half of each product is enough. `move` multiplies U by Q and moves the
 // weights, again some columns per thread block.
 //
 // Sums and the small matrices are double: the iteration makes singular values of a thousandth of the largest 485 times
