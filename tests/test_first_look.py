@@ -67,3 +67,8 @@ print([name for name in sys.argv[1:] if not has_fake(name)])
         with_fakes = {n for n in own if torch._library.utils.has_fake_kernel(getattr(torch.ops.nnue, n).default)}
         without = set(eval(run(program_of)))
         assert without == set(own) - with_fakes, home
+
+
+def test_a_match_of_engines_imports_no_torch() -> None:
+    code = "import sys, nnue_trainer.match.run, nnue_trainer.match.players; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

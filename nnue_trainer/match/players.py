@@ -7,13 +7,15 @@ import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nnue_trainer.engines.uci import Engine, EngineEnded, find_engine
 from nnue_trainer.errors import UserError, shown
 from nnue_trainer.files.atomic import replacing
-from nnue_trainer.files.checkpoint import Checkpoint
 from nnue_trainer.match.play import Player
+
+if TYPE_CHECKING:  # at run time it would import torch, which engines do not need
+    from nnue_trainer.files.checkpoint import Checkpoint
 
 NET_OPTION = "EvalFile"
 _FIRST_ANSWER = 60.0  # seconds
@@ -88,13 +90,14 @@ def check_engine(
     from nnue_trainer import nets
     from nnue_trainer.export.check_positions import CHECK_POSITIONS
     from nnue_trainer.export.convert import parameter_shapes
+    from nnue_trainer.files import checkpoint as checkpoints
 
     made = nets.parse(architecture, "recipe: model")
     if made.unreadable is not None:
         raise UserError(f"model.{made.unreadable}")
     shapes = parameter_shapes(made)
     zeros = {name: torch.zeros(shape) for name, shape in shapes.items()}
-    data, suffix = _net_of(Checkpoint(architecture, {"model": zeros}, recipe), "recipe")
+    data, suffix = _net_of(checkpoints.Checkpoint(architecture, {"model": zeros}, recipe), "recipe")
     with tempfile.TemporaryDirectory() as folder:
         net = Path(folder) / f"zeros{suffix}"
         net.write_bytes(data)
