@@ -81,7 +81,8 @@ def as_option(key: str) -> str:
 def _place(origin: Callable[[tuple[str, ...]], str], path: tuple[str, ...]) -> str:
     """The origin and the key; the origin alone where it is the option for the key."""
     key = ".".join(_cut(part) for part in path) or "(top level)"
-    return origin(path) if origin(path) == as_option(key) else f"{origin(path)}: {key}"
+    where = origin(path)
+    return where if where == as_option(key) else f"{where}: {key}"
 
 
 def _check_plain(data: Any, origin: Callable[[tuple[str, ...]], str], path: tuple[str, ...] = ()) -> None:

@@ -16,6 +16,9 @@ namespace {
 template <class T>
 void run(const std::vector<Weight>& weights, Arguments a, const Tensor& numbers) {
     const cudaStream_t stream = current_stream(numbers);
+    const auto most = static_cast<int>(iterate_bytes(kMostSide));
+    check_cuda(cudaFuncSetAttribute(iterate<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, most),
+               "shared memory of _optimizer_update_matrices");
     for (size_t next = 0; next < weights.size();) {
         unsigned gram_blocks = 0, iterate_blocks = 0, move_blocks = 0;
         int64_t directions = 0, sums = 0, factors = 0;
@@ -38,9 +41,6 @@ void run(const std::vector<Weight>& weights, Arguments a, const Tensor& numbers)
         a.directions = a.sums + sums;
         a.factors = static_cast<T*>(a.directions) + directions;
         const size_t bytes = iterate_bytes(side);
-        const auto most = static_cast<int>(iterate_bytes(kMostSide));
-        check_cuda(cudaFuncSetAttribute(iterate<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, most),
-                   "shared memory of _optimizer_update_matrices");
         launch_behind(true, kUpdateMatrices, gram<T>, gram_blocks, kGramThreads, 0, stream, a);
         launch_behind(true, kUpdateMatrices, iterate<T>, iterate_blocks, kIterateThreads, bytes, stream, a);
         launch_behind(true, kUpdateMatrices, move<T>, move_blocks, kMoveThreads, 0, stream, a);
