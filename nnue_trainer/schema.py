@@ -19,7 +19,7 @@ import textwrap
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import pydantic
 import pydantic.dataclasses
@@ -38,12 +38,17 @@ MAX_DEPTH = 16
 
 _FLOAT32_LEAST, _FLOAT32_MOST = 2.0**-126, 2.0**128 - 2.0**104
 
-section = pydantic.dataclasses.dataclass(
+_section = pydantic.dataclasses.dataclass(
     frozen=True,
     kw_only=True,
     config=pydantic.ConfigDict(extra="forbid", allow_inf_nan=False),
 )
-section.__doc__ = "Decorator of a section: unknown keys are errors, the docstring under a field is its description."
+
+
+@typing.dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(pydantic.Field,))
+def section(cls: type[T]) -> type[T]:
+    """Decorator of a section: unknown keys are errors, the docstring under a field is its description."""
+    return cast("type[T]", _section(cls))
 
 
 def validate(kind: type[T], data: Any, origin: Callable[[tuple[str, ...]], str], *, may_import: bool = False) -> T:

@@ -30,7 +30,7 @@ from made_up_shapes import SHAPES, Shape
 @section
 class Circle(Shape):
     """All points at one distance."""
-    radius: float = Field(1.0, gt=0)
+    radius: float = Field(default=1.0, gt=0)
     """that distance"""
 '''
 OUTSIDE = '''

@@ -34,7 +34,7 @@ class Squares(DataFormat):
 
     suffixes = (".squares",)
 
-    score_scale: float = Field(1.0, gt=0, le=1000)
+    score_scale: float = Field(default=1.0, gt=0, le=1000)
     """internal units in one unit of the file's scores"""
 
     def recognises(self, head: bytes) -> bool:

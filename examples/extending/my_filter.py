@@ -13,7 +13,7 @@ from nnue_trainer.schema import section
 class Agreeing(Filter):
     """Drops positions that were lost with a good score, or won with a bad one."""
 
-    margin: int = Field(300, ge=0)
+    margin: int = Field(default=300, ge=0)
     """engine units from which on a score promises a result"""
 
     def keep(self, records: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:

@@ -12,7 +12,7 @@ from nnue_trainer.schema import section
 class Labelled(NetFormat):
     """A magic word in front, and the size of each tensor before it."""
 
-    magic: str = Field("MINE", pattern=r"^[A-Z]{4}$")
+    magic: str = Field(default="MINE", pattern=r"^[A-Z]{4}$")
     """the first four bytes"""
 
     def to_bytes(self, net: Exported, where: str) -> bytes:

@@ -11,11 +11,11 @@ from nnue_trainer.schema import section
 class HoldThenFall(LambdaSchedule):
     """λ stays at start, then goes linearly to end."""
 
-    start: float = Field(1.0, ge=0, le=1)
+    start: float = Field(default=1.0, ge=0, le=1)
     """λ while it is held"""
-    end: float = Field(0.5, ge=0, le=1)
+    end: float = Field(default=0.5, ge=0, le=1)
     """λ at the end of the run and in every validation"""
-    hold: float = Field(0.5, ge=0, lt=1)
+    hold: float = Field(default=0.5, ge=0, lt=1)
     """the part of the run in which λ is held"""
 
     def at(self, now: RunStep) -> float:

@@ -13,7 +13,7 @@ from nnue_trainer.schema import section
 class CrossEntropy(Loss):
     """Cross entropy, less that of a perfect net, so that 0 is the best there is."""
 
-    scale: float = Field(400.0, gt=0)
+    scale: float = Field(default=400.0, gt=0)
     """engine units in one unit of the sigmoid's argument"""
 
     def per_position(self, net: Tensor, score: Tensor, result: Tensor, lam: Tensor) -> tuple[Tensor, Tensor | None]:

@@ -17,11 +17,11 @@ Beta = Annotated[float, Field(ge=0, lt=1)]
 class Lion(OptimizerConfig):
     """Lion with decoupled weight decay."""
 
-    lr: float = Field(1e-4, gt=0)
+    lr: float = Field(default=1e-4, gt=0)
     """learning rate before the schedule"""
     betas: tuple[Beta, Beta] = (0.9, 0.99)
     """share of the momentum in the direction of a step, and its decay"""
-    weight_decay: float = Field(0.0, ge=0)
+    weight_decay: float = Field(default=0.0, ge=0)
     """decoupled: weights shrink by lr·weight_decay per step"""
 
     def rule(self, work: Work) -> Rule:

@@ -12,7 +12,7 @@ from nnue_trainer.schema import section
 class InverseSquareRoot(Schedule):
     """lr / √(1 + step / half_life). The warm-up of every schedule comes on top."""
 
-    half_life: float = Field(1000.0, gt=0)
+    half_life: float = Field(default=1000.0, gt=0)
     """steps after which the learning rate is lr / √2"""
 
     def at(self, now: RunStep, lr: float) -> float:

@@ -14,11 +14,11 @@ from nnue_trainer.schema import section
 class Ema(Average):
     """Weights of older steps count less and less, beginning with the initial weights."""
 
-    decay: float | None = Field(None, gt=0, lt=1)
+    decay: float | None = Field(default=None, gt=0, lt=1)
     """what the average keeps of itself in a step; null: by half_life"""
-    half_life: float = Field(2000, gt=0)
+    half_life: float = Field(default=2000, gt=0)
     """steps after which a weight counts half as much; not used where decay is given"""
-    every: int = Field(16, ge=1)
+    every: int = Field(default=16, ge=1)
     """steps between two updates, each of which counts for all of them: one costs a pass over the weights"""
     warmup: bool = False
     """keep at most (1 + t)/(10 + t) in step t, so that the initial weights are soon forgotten"""

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 class EarlyStop(Callback):
     """Ends the run after some validations without a better loss."""
 
-    patience: int = Field(10, gt=0, le=2**20)
+    patience: int = Field(default=10, gt=0, le=2**20)
     """validations without a better loss after which the run ends"""
-    min_delta: float = Field(0.0, ge=0, le=1)
+    min_delta: float = Field(default=0.0, ge=0, le=1)
     """a loss is better if it is lower than the best one by more than this"""
 
     def validation(self, trainer: Trainer, loss: float, figures: Mapping[str, float]) -> None:

@@ -29,21 +29,21 @@ class Match(Callback):
 
     engine: str = Field(min_length=1)
     """engine in which the nets play: a path, or a name on PATH"""
-    every: int = Field(0, ge=0, le=2**20)
+    every: int = Field(default=0, ge=0, le=2**20)
     """epochs between matches, a multiple of training.checkpoint_every; 0: only at the end of a run, or of each stage"""
     against: str | None = None
     """net file that is the first opponent, with Elo 0; null: the first net of this run"""
-    pairs: int = Field(100, gt=0, le=10**6)
+    pairs: int = Field(default=100, gt=0, le=10**6)
     """pairs of games; with sprt, at most"""
-    nodes: int = Field(1000, gt=0, le=2**62)
+    nodes: int = Field(default=1000, gt=0, le=2**62)
     """nodes per move"""
     openings: str | None = None
     """opening book or data file, as for `nnue match`; null: random moves"""
     sprt: list[float] | None = None
     """two Elo values of a sequential test; the net passes if the test accepts. Null: all pairs are played"""
-    los: float = Field(0.95, ge=0, le=1)
+    los: float = Field(default=0.95, ge=0, le=1)
     """likelihood of superiority from which a net passes without a test"""
-    concurrency: int = Field(0, ge=0, le=256)
+    concurrency: int = Field(default=0, ge=0, le=256)
     """games at a time; 0: four per CPU"""
     options: dict[str, str] = Field(default_factory=dict)
     """UCI options of the engine"""

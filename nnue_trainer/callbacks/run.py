@@ -31,7 +31,7 @@ class RunCommand(Callback):
     {epoch} and {loss} (of the last validation) are filled in"""
     at: Literal["start", "epoch", "validation", "save", "end"] = "save"
     """when it runs"""
-    every: int = Field(1, gt=0, le=2**20)
+    every: int = Field(default=1, gt=0, le=2**20)
     """only every so many of these moments"""
     must_succeed: bool = False
     """end the run if the program fails; off: print a line and go on"""

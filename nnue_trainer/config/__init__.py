@@ -56,16 +56,16 @@ class DataConfig:
     half of it once more; empty: once"""
     validation: FileList = Field(default_factory=list)
     """files of held-out positions, filtered in the same way; without them there is no validation loss"""
-    validation_positions: int = Field(1_000_000, gt=0, le=2**40)
+    validation_positions: int = Field(default=1_000_000, gt=0, le=2**40)
     """how many positions of the validation files to use: the first ones that pass the filters, the same every time"""
     formats: list[Annotated[DataFormat, DATA_FORMATS]] = Field(default_factory=list)
     """formats from outside, tried before the built-in ones"""
     filters: Filters = Field(default_factory=Filters)
-    batch_size: int = Field(16_384, gt=0, le=2**24)
+    batch_size: int = Field(default=16_384, gt=0, le=2**24)
     """positions in a step"""
-    shuffle_buffer: int = Field(4_194_304, ge=0, le=2**33)
+    shuffle_buffer: int = Field(default=4_194_304, ge=0, le=2**33)
     """positions that are mixed at a time, 64 bytes of memory each; 0: file order"""
-    shards: int = Field(1, gt=0, le=2**16)
+    shards: int = Field(default=1, gt=0, le=2**16)
     """streams that the training data is read as, each with an equal part of every batch; several processes read only
     their own streams, so their number must divide this one. 1: one stream, which every process reads. The order of
     positions depends on it"""
@@ -75,7 +75,7 @@ class DataConfig:
     implausible: Literal["warn", "stop", "ignore"] = "warn"
     """what happens at the start of a run where a file of train is doubtful or contradicts itself (scores or results in
     the wrong view, filters that leave nothing, ...). stop: a file that contradicts itself ends the run"""
-    threads: int = Field(0, ge=0, le=1024)
+    threads: int = Field(default=0, ge=0, le=1024)
     """threads that read and expand positions; 0: one per CPU, and where a GPU trains and a process has eight CPUs or
     more, two fewer. The number changes only the speed, never the order"""
 
@@ -118,7 +118,7 @@ class ValidationSet:
     """name, which metrics have before the figures: NAME/loss"""
     files: FileList = Field(min_length=1)
     """files, folders or patterns, as in data.train"""
-    positions: int = Field(1_000_000, gt=0, le=2**40)
+    positions: int = Field(default=1_000_000, gt=0, le=2**40)
     """how many positions to use"""
     filters: Filters | None = None
     """filters of this set; null: those of validation"""
@@ -133,7 +133,7 @@ class ValidationConfig:
 
     loss: Annotated[Loss, LOSSES] | None = None
     """loss of the validation; null: that of training"""
-    lambda_: Literal["end", "follow"] | Annotated[float, Field(ge=0, le=1)] = Field("end", alias="lambda")
+    lambda_: Literal["end", "follow"] | Annotated[float, Field(ge=0, le=1)] = Field(default="end", alias="lambda")
     """λ of the validation: end: that of training at its end, so that all epochs compare; a number; follow: that of the
     step, with which losses of different epochs do not compare, and so best is any of them"""
     filters: Filters | None = None
@@ -143,7 +143,7 @@ class ValidationConfig:
     random places of the files, the same every time"""
     sets: list[ValidationSet] = Field(default_factory=list)
     """more sets of held-out positions"""
-    scale: float = Field(400.0, gt=0)
+    scale: float = Field(default=400.0, gt=0)
     """engine units of the fixed figures: a score s is worth 1/(1 + e^(−s/scale)) expected points. They mean the same in
     all runs of one scale"""
 
@@ -163,13 +163,13 @@ Precision = Literal["auto", "fp32", "tf32", "mixed"]
 class TrainingConfig:
     """How long to train, on which device, and what to keep."""
 
-    epochs: int = Field(800, gt=0, le=2**20)
+    epochs: int = Field(default=800, gt=0, le=2**20)
     """an epoch is a number of positions, not a pass over the files"""
-    positions_per_epoch: int = Field(100_000_000, gt=0, le=2**40)
+    positions_per_epoch: int = Field(default=100_000_000, gt=0, le=2**40)
     """rounded up to whole batches"""
-    seed: int = Field(42, ge=0, lt=2**63)
+    seed: int = Field(default=42, ge=0, lt=2**63)
     """seed of the initial weights and of the sample order"""
-    device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d{1,2})?)$")
+    device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d{1,2})?)$")
     """auto (cuda if there is one), cpu, cuda or cuda:N"""
     precision: Precision = "auto"
     """auto: mixed where it is faster, which is on GPUs, with built-in nets and fused optimizers, else fp32; a resumed
@@ -185,18 +185,18 @@ class TrainingConfig:
     initial_weights: str | None = None
     """checkpoint, run folder or net file whose weights to start from; everything else starts afresh. Of a net with
     another architecture, the parts that both have in common are taken"""
-    validate_every: int = Field(1, gt=0, le=2**20)
+    validate_every: int = Field(default=1, gt=0, le=2**20)
     """epochs between validations"""
-    checkpoint_every: int = Field(1, gt=0, le=2**20)
+    checkpoint_every: int = Field(default=1, gt=0, le=2**20)
     """epochs between checkpoints; an epoch with a new best validation loss is saved as well"""
-    checkpoint_minutes: float = Field(15, ge=0, le=2**20)
+    checkpoint_minutes: float = Field(default=15, ge=0, le=2**20)
     """minutes after which the last checkpoint is written anew in the middle of an epoch; 0: only at the end of an
     epoch"""
-    keep_last: int = Field(3, gt=0, le=2**20)
+    keep_last: int = Field(default=3, gt=0, le=2**20)
     """how many of the newest checkpoints of epochs to keep; last and best are kept in any case"""
-    keep_every: int = Field(0, ge=0, le=2**20)
+    keep_every: int = Field(default=0, ge=0, le=2**20)
     """keep the checkpoint of every so many epochs for good, beside the newest ones; 0: of none"""
-    max_time: float = Field(0, ge=0, le=2**20)
+    max_time: float = Field(default=0, ge=0, le=2**20)
     """hours after which the run ends with a checkpoint; a resumed run has as many again. 0: no limit"""
     penalties: list[Annotated[Penalty, PENALTIES]] = Field(default_factory=list)
     """terms that are added to the training loss. On a GPU such a loss has no kernel of its own and is slower"""
@@ -208,7 +208,7 @@ class TrainingConfig:
 class LoggingConfig:
     """What is recorded during training."""
 
-    every_steps: int = Field(100, gt=0, le=2**40)
+    every_steps: int = Field(default=100, gt=0, le=2**40)
     """steps between two records of loss, speed and memory"""
     tensorboard: bool = True
     """write TensorBoard events next to metrics.jsonl"""

@@ -413,7 +413,7 @@ class _Judge:
         from dataclasses import replace
 
         # Filters in Python may be slow or have effects: those of the data library are enough for a warning.
-        kept, counts = replace(filters, extra=[]).mask(self.records)  # type: ignore[type-var]
+        kept, counts = replace(filters, extra=[]).mask(self.records)
         share = float(kept.mean())
         self.figure("kept_by_filters", share)
         if share < 0.005:

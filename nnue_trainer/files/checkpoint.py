@@ -60,17 +60,17 @@ class TrainerState:
     """loss of the last validation; None: there was none, or it was not finite"""
     best_validation_loss: float | None = None
     """the lowest validation loss so far"""
-    best_step: int | None = Field(None, ge=0, lt=_COUNT)
+    best_step: int | None = Field(default=None, ge=0, lt=_COUNT)
     """the step after which it was found"""
-    epoch: int | None = Field(None, ge=1, lt=_COUNT)
+    epoch: int | None = Field(default=None, ge=1, lt=_COUNT)
     """this is the checkpoint of the end of that epoch; None: of a step in between"""
     epoch_end_pending: bool = False
     """the step is the last of an epoch, but the run ended before the validation that comes after it"""
-    steps_per_epoch: int | None = Field(None, ge=1, lt=_COUNT)
+    steps_per_epoch: int | None = Field(default=None, ge=1, lt=_COUNT)
     """it decides which epoch a step belongs to"""
-    stage: int = Field(0, ge=0, lt=_COUNT)
+    stage: int = Field(default=0, ge=0, lt=_COUNT)
     """the stage of the run, counted from 0"""
-    stage_first_step: int = Field(0, ge=0, lt=_COUNT)
+    stage_first_step: int = Field(default=0, ge=0, lt=_COUNT)
     """steps of the run before that stage"""
     validation_files: list[Any] | None = None
     """what the validation files were, as the loader identifies them"""
@@ -82,17 +82,17 @@ class TrainerState:
     """what callbacks remember, by kind"""
     stopped: str = ""
     """why a callback ended the run before its last step; "" if none did"""
-    bad_chunks: int = Field(0, ge=0, lt=_COUNT)
+    bad_chunks: int = Field(default=0, ge=0, lt=_COUNT)
     """damaged chunks of the training files that the run has left out"""
-    window_steps: int = Field(0, ge=0, lt=_COUNT)
+    window_steps: int = Field(default=0, ge=0, lt=_COUNT)
     """steps since the last record of metrics"""
     window_loss: float = 0.0
     """the sum of their losses"""
     device: str | None = None
     """cpu or cuda"""
-    cpu_threads: int | None = Field(None, ge=1, lt=_COUNT)
+    cpu_threads: int | None = Field(default=None, ge=1, lt=_COUNT)
     """threads of torch: the order in which a CPU adds numbers depends on it"""
-    processes: int = Field(1, ge=1, lt=_COUNT)
+    processes: int = Field(default=1, ge=1, lt=_COUNT)
     """processes that train together; the order in which they add numbers depends on it"""
     plugins: dict[str, str] = Field(default_factory=dict)
     """files that classes from outside came from, by name, with the SHA-256 of each"""
@@ -109,9 +109,9 @@ class NetOrigin:
     """one character per byte"""
     layout: str = Field(max_length=80)
     """the name of one of the net's layouts, which export checks"""
-    head: str = Field("", max_length=2**21, pattern=r"^([0-9a-f]{2})*$")
+    head: str = Field(default="", max_length=2**21, pattern=r"^([0-9a-f]{2})*$")
     """of a raw net: the bytes before its first tensor, in hexadecimal"""
-    tail: str = Field("", max_length=2**13, pattern=r"^([0-9a-f]{2})*$")
+    tail: str = Field(default="", max_length=2**13, pattern=r"^([0-9a-f]{2})*$")
     """the same of the bytes behind the last one"""
 
 

@@ -26,13 +26,13 @@ class LambdaSchedule(Timed, ABC):
     (`schema.section`)."""
 
     kind: ClassVar[str]
-    jitter: float = Field(0.0, ge=0, le=1)
+    jitter: float = Field(default=0.0, ge=0, le=1)
     """in training, λ of each position is drawn around the step's λ, and clipped to 0 … 1; 0: it is the step's"""
     jitter_law: Literal["uniform", "normal"] = "uniform"
     """uniform: jitter is the largest distance; normal: it is the standard deviation"""
-    batch_jitter: float = Field(0.0, ge=0, le=1)
+    batch_jitter: float = Field(default=0.0, ge=0, le=1)
     """standard deviation of what is added to λ of all positions of a batch, and changes slowly from batch to batch"""
-    batch_jitter_decay: float = Field(0.999, ge=0, lt=1)
+    batch_jitter_decay: float = Field(default=0.999, ge=0, lt=1)
     """what is left of it from one batch to the next: b ← decay · b + batch_jitter · √(1 − decay²) · N(0, 1)"""
     scale_jitter: bool = False
     """multiply all jitter by the height of the schedule's cycle or bump, which is between 0 and 1"""
@@ -101,7 +101,7 @@ class LambdaSchedule(Timed, ABC):
 class FromStart(LambdaSchedule):
     """What schedules that fall from a start have in common."""
 
-    start: float = Field(1.0, ge=0, le=1)
+    start: float = Field(default=1.0, ge=0, le=1)
     """λ at the first step: 1 trains on scores only, 0 on game results only"""
 
 
@@ -109,9 +109,9 @@ class FromStart(LambdaSchedule):
 class Between(FromStart):
     """What schedules from a start to an end have in common."""
 
-    end: float = Field(1.0, ge=0, le=1)
+    end: float = Field(default=1.0, ge=0, le=1)
     """λ at the end, and in every validation"""
-    steps: int | None = Field(None, gt=0)
+    steps: int | None = Field(default=None, gt=0)
     """steps from the start to the end; null: the whole run"""
 
     def final(self, end: RunStep) -> float:

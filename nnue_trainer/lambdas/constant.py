@@ -14,7 +14,7 @@ from nnue_trainer.schema import section
 class ConstantLambda(LambdaSchedule):
     """The same λ throughout."""
 
-    value: float = Field(1.0, ge=0, le=1)
+    value: float = Field(default=1.0, ge=0, le=1)
     """λ: 1 trains on scores only, 0 on game results only"""
 
     def at(self, now: RunStep) -> float:

@@ -16,7 +16,7 @@ class CycleLambda(Between):
 
     height: float = Field(ge=-1, le=1)
     """what is added to λ at the peak; λ stays within 0 and 1"""
-    peak: float = Field(0.3, ge=0, le=1)
+    peak: float = Field(default=0.3, ge=0, le=1)
     """where the peak is, as a part of the cycle"""
 
     def at(self, now: RunStep) -> float:

@@ -16,7 +16,7 @@ class DropsLambda(FromStart):
 
     epochs: DropEpochs
     """the number of completed epochs at each drop, such as [100, 200, 250]"""
-    gamma: float = Field(0.9, gt=0, le=1)
+    gamma: float = Field(default=0.9, gt=0, le=1)
     """factor at a drop"""
 
     def at(self, now: RunStep) -> float:

@@ -14,9 +14,9 @@ from nnue_trainer.schema import section
 class ExponentialLambda(FromStart):
     """start·gamma^epoch."""
 
-    gamma: float = Field(0.992, gt=0, le=1)
+    gamma: float = Field(default=0.992, gt=0, le=1)
     """factor after every epoch"""
-    epochs: int | None = Field(None, gt=0)
+    epochs: int | None = Field(default=None, gt=0)
     """epochs after which it stays; null: it never does"""
 
     def at(self, now: RunStep) -> float:

@@ -14,7 +14,7 @@ from nnue_trainer.schema import section
 class LinearLambda(Between):
     """A straight line from start to end, and a cosine bump on top of it."""
 
-    bump: float = Field(0.0, ge=-1, le=1)
+    bump: float = Field(default=0.0, ge=-1, le=1)
     """height of a cosine bump that is added to λ, with its peak in the middle; λ stays within 0 and 1"""
 
     def at(self, now: RunStep) -> float:

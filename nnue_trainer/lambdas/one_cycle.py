@@ -16,7 +16,7 @@ class OneCycleLambda(Between):
 
     top: float = Field(ge=0, le=1)
     """λ between the two ways"""
-    rise: float = Field(0.3, gt=0, lt=1)
+    rise: float = Field(default=0.3, gt=0, lt=1)
     """the part of the cycle in which λ goes from start to top"""
 
     def at(self, now: RunStep) -> float:

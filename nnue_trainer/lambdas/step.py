@@ -16,7 +16,7 @@ class StepLambda(FromStart):
 
     epochs: int = Field(gt=0)
     """epochs between two drops"""
-    gamma: float = Field(0.9, gt=0, le=1)
+    gamma: float = Field(default=0.9, gt=0, le=1)
     """factor at a drop"""
 
     def at(self, now: RunStep) -> float:

@@ -17,7 +17,7 @@ class CrossEntropyLoss(Loss):
     """Cross-entropy between σ(net / scale) and the target, which mixes score and result, less that of a perfect net: so
     0 is the best that there is."""
 
-    scale: float = Field(400.0, gt=0)
+    scale: float = Field(default=400.0, gt=0)
     """engine units per unit of the sigmoid's argument"""
 
     def per_position(self, net: Tensor, score: Tensor, result: Tensor, lam: Tensor) -> tuple[Tensor, None]:

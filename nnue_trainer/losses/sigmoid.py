@@ -15,9 +15,9 @@ from nnue_trainer.schema import section
 class SigmoidLoss(Loss):
     """Plain sigmoid loss of simple nets: |σ(net / scale) - target|^power, the target mixing score and result."""
 
-    scale: float = Field(400.0, gt=0)
+    scale: float = Field(default=400.0, gt=0)
     """engine units per unit of the sigmoid's argument"""
-    power: float = Field(2.0, ge=1)
+    power: float = Field(default=2.0, ge=1)
     """exponent of the error"""
 
     def per_position(self, net: Tensor, score: Tensor, result: Tensor, lam: Tensor) -> tuple[Tensor, None]:

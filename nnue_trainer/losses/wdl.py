@@ -21,14 +21,14 @@ class WdlLoss(Loss):
     score, plus 1 − λ for the result of the game."""
 
     reads: ClassVar[int] = 3
-    offset: float = Field(270.0, ge=0)
+    offset: float = Field(default=270.0, ge=0)
     """model of a score: where a win has probability 1/2, in engine units; the same below 0 for a loss, and what remains
     is a draw"""
-    scaling: float = Field(380.0, gt=0)
+    scaling: float = Field(default=380.0, gt=0)
     """model of a score: width of these two sigmoids, in engine units"""
-    points: float = Field(0.0, ge=0)
+    points: float = Field(default=0.0, ge=0)
     """a factor: (expected points of the net − those of the target)² times this is added to the cross-entropy"""
-    cross_entropy: float = Field(1.0, ge=0)
+    cross_entropy: float = Field(default=1.0, ge=0)
     """a factor of the cross-entropy"""
 
     def per_position(self, net: Tensor, score: Tensor, result: Tensor, lam: Tensor) -> tuple[Tensor, None]:

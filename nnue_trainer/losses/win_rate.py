@@ -22,25 +22,25 @@ class WinRateLoss(Loss):
 
     in_offset: float = 270.0
     """score of the net at which a win has probability 1/2, in engine units"""
-    in_scaling: float = Field(340.0, gt=0)
+    in_scaling: float = Field(default=340.0, gt=0)
     """width of that sigmoid, in engine units"""
     out_offset: float = 270.0
     """the same for the score of the data"""
-    out_scaling: float = Field(380.0, gt=0)
+    out_scaling: float = Field(default=380.0, gt=0)
     """the same for the score of the data"""
-    power: float = Field(2.5, ge=1)
+    power: float = Field(default=2.5, ge=1)
     """exponent of the error"""
-    qp_asymmetry: float = Field(0.0, ge=0)
+    qp_asymmetry: float = Field(default=0.0, ge=0)
     """errors are multiplied by 1 + this where the net is above the target"""
     weight_boost: float = 0.0
     """w1: weight of a position is 1 + (2^w1 - 1)·((p - 1/2)²·p·(1 - p))^w2, p the expected points of its score"""
-    weight_power: float = Field(0.5, gt=0)
+    weight_power: float = Field(default=0.5, gt=0)
     """w2, see weight_boost"""
     proven_base: float = 4000.0
     """a proven win counts as proven_base + proven_decay^distance·proven_scale engine units"""
     proven_scale: float = 4000.0
     """see proven_base"""
-    proven_decay: float = Field(0.85, gt=0, le=1)
+    proven_decay: float = Field(default=0.85, gt=0, le=1)
     """see proven_base"""
 
     def per_position(self, net: Tensor, score: Tensor, result: Tensor, lam: Tensor) -> tuple[Tensor, Tensor | None]:

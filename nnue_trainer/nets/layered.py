@@ -166,7 +166,7 @@ Input = Annotated[
 class OutputBuckets:
     """How the pieces on the board choose the layer stack and the PSQT column of a position."""
 
-    count: int = Field(1, ge=1, le=64)
+    count: int = Field(default=1, ge=1, le=64)
     """number of buckets; each has its own weights of all layers behind the first, and its own PSQT column"""
     rule: Literal["stockfish", "bullet", "queens", "table", "weights", "squares"] = "stockfish"
     """the bucket of a position. stockfish: (pieces − 1) div ceil(32 / count); bullet: (pieces − 2) div
@@ -288,10 +288,10 @@ class Layer:
     bias_type: Literal["i32", "f32"] = "i32"
     """type of the biases. i32: integers; f32: floats. With integer weights the sums then become floats, and all layers
     behind this one are f32. Weights of type f32 always have biases of type f32"""
-    shift: int | None = Field(None, ge=0, le=30)
+    shift: int | None = Field(default=None, ge=0, le=30)
     """quantisation: sums are shifted right by this many bits; null: by log2(scale), rounded, which removes the scale of
     the weights"""
-    clip: int | None = Field(None, ge=1, le=INT16_MAX)
+    clip: int | None = Field(default=None, ge=1, le=INT16_MAX)
     """quantisation: the largest integer of a clamped output; null: the integer for 1.0. Of floats: the largest value;
     null: 1; 32767: none"""
     limit: Limit = None
@@ -332,14 +332,14 @@ class FirstQuantisation:
 
     scale: Scale = 255
     """the integer for 1.0 of an accumulator (QA)"""
-    clip: int | None = Field(None, ge=1, le=INT16_MAX)
+    clip: int | None = Field(default=None, ge=1, le=INT16_MAX)
     """the largest integer of a clamped accumulator; null: the same as scale; 32767: none, so that crelu is ReLU and
     screlu squared ReLU"""
     type: Literal["i8", "i16"] = "i16"
     """integer type of the weights of features in king buckets, which include all piece-square features"""
     unbucketed_type: Literal["i8", "i16"] = "i16"
     """integer type of the weights of features without king buckets, such as threats and pawn pairs"""
-    product_shift: int = Field(0, ge=0, le=16)
+    product_shift: int = Field(default=0, ge=0, le=16)
     """products (of screlu and pairwise) are shifted right by this many bits; 0: they keep all bits, and the sums of the
     next layer are divided by scale, rounded toward zero"""
     limit: Limit = None
@@ -484,7 +484,7 @@ class Layered(Net):
     factorised: bool = True
     """a factoriser: all king buckets also share trained weights, which are added to the weights of each bucket; the
     exported net holds the sums, so it has the same size"""
-    hidden: int = Field(256, ge=8, le=16384, multiple_of=8)
+    hidden: int = Field(default=256, ge=8, le=16384, multiple_of=8)
     """number of outputs of the first layer for each perspective: a multiple of 8, or of 16 with pairwise"""
     activation: Literal["crelu", "screlu", "pairwise"] = "screlu"
     """activation of the first layer. crelu: clamp to [0, 1]; screlu: clamp to [0, 1] and square; pairwise: clamp to
@@ -505,7 +505,7 @@ class Layered(Net):
     head: Literal["value", "wdl"] = "value"
     """what the output layer gives. value: the score; wdl: three logits, of loss, draw and win, whose softmax are their
     probabilities. The score is then score_scale · ln(E / (1 − E)) of the expected points E = win + draw / 2"""
-    score_scale: int = Field(400, ge=1, le=10000)
+    score_scale: int = Field(default=400, ge=1, le=10000)
     """engine units for 1.0 of the net's output"""
 
     @model_validator(mode="after")

@@ -53,7 +53,7 @@ class Awareness:
     aware: bool = False
     """quantisation-aware training: round weights and activations in the forward pass as the engine does; gradients go
     straight through the rounding"""
-    aware_from: float = Field(0.0, ge=0, lt=1)
+    aware_from: float = Field(default=0.0, ge=0, lt=1)
     """with aware: the part of the run that is trained without rounding first, 0 to 1"""
 
     def active(self, step: int, steps: int) -> bool:

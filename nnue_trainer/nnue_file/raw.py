@@ -30,19 +30,19 @@ class RawTensor:
 
     tensor: str
     """its name, as `nnue export --format raw` prints them"""
-    part: int | None = Field(None, ge=0)
+    part: int | None = Field(default=None, ge=0)
     """only this index of the first dimension, such as one output bucket of a layer; null: the whole tensor"""
     type: Literal["i8", "i16", "i32", "f32"] | None = None
     """null: as the net quantises it; f32: the trained float, multiplied by scale if that is given"""
-    scale: float | None = Field(None, gt=0)
+    scale: float | None = Field(default=None, gt=0)
     """steps in 1.0; null: as the net quantises it. With another scale the engine computes otherwise than `nnue eval`"""
     rounding: Literal["nearest", "away", "truncate"] = "nearest"
     """nearest: halves to even numbers; away: halves away from zero, as bullet's round(); truncate: toward zero"""
     transpose: list[int] = Field(default_factory=list, max_length=8)
     """the dimensions, counted from 0, in the order of the file, where the last one varies fastest; none: as they are"""
-    pad_columns: int = Field(1, ge=1, le=MAX_PADDING)
+    pad_columns: int = Field(default=1, ge=1, le=MAX_PADDING)
     """zeros after the last dimension, up to a multiple of this number of elements"""
-    align: int = Field(1, ge=1, le=MAX_PADDING)
+    align: int = Field(default=1, ge=1, le=MAX_PADDING)
     """zeros after the tensor, up to a multiple of this number of bytes from the start of the file"""
 
 
@@ -53,17 +53,17 @@ class Raw(NetFormat):
 
     tensors: list[RawTensor] = Field(default_factory=list, max_length=10_000)
     """the tensors in the file, in this order; none: every tensor of the net, as in bullet's nets"""
-    align: int = Field(64, ge=1, le=MAX_PADDING)
+    align: int = Field(default=64, ge=1, le=MAX_PADDING)
     """padding at the end of the file, up to a multiple of this number of bytes"""
     padding: Literal["zeros", "bullet"] = "zeros"
     """what pads the end; bullet: the letters of that word, again and again. What an imported file had is kept"""
-    skip: int = Field(0, ge=0, le=2**20)
+    skip: int = Field(default=0, ge=0, le=2**20)
     """number of bytes before the first tensor; zeros, or what an imported file had"""
     header: bool = False
     """write a C++ header with the net's sizes beside it, for examples/engine"""
-    header_namespace: str = Field("", pattern=r"^([A-Za-z_]\w*(::[A-Za-z_]\w*)*)?$", max_length=200)
+    header_namespace: str = Field(default="", pattern=r"^([A-Za-z_]\w*(::[A-Za-z_]\w*)*)?$", max_length=200)
     """C++ namespace of what the header declares, so that one program can have several nets; empty: none"""
-    header_include: str = Field("nnue.h", pattern=r'^[^"\n\\]+$', max_length=200)
+    header_include: str = Field(default="nnue.h", pattern=r'^[^"\n\\]+$', max_length=200)
     """name by which the header includes examples/engine/nnue.h"""
     rust: bool = False
     """write a Rust file with the net's sizes beside it, for examples/engine/nnue.rs"""

@@ -15,7 +15,7 @@ from nnue_trainer.schema import section
 class AdamW(FusedConfig):
     """AdamW with decoupled weight decay."""
 
-    lr: float = Field(8.75e-4, gt=0)
+    lr: float = Field(default=8.75e-4, gt=0)
     """learning rate before the schedule"""
     correct_bias: bool = True
     """divide the running means by what they lack, as they start at zero; false: as bullet"""

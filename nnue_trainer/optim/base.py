@@ -122,15 +122,15 @@ class OptimizerConfig(ABC):
     parameters."""
     heeds_settings: ClassVar[bool] = False
     """whether the rule heeds learning rate, decay and betas of `work.settings`"""
-    lr: float = Field(1e-3, gt=0)
+    lr: float = Field(default=1e-3, gt=0)
     """learning rate before the schedule"""
     factoriser: bool = True
     """also train the virtual features of a factoriser, where the feature set has them"""
     clip_weights: bool = True
     """keep weights in the range that the exported net can hold, after every step"""
-    max_norm: float | None = Field(None, gt=0)
+    max_norm: float | None = Field(default=None, gt=0)
     """gradients are scaled down to this norm, taken over all of them, virtual rows included; null: never"""
-    max_value: float | None = Field(None, gt=0)
+    max_value: float | None = Field(default=None, gt=0)
     """gradients are clipped to ± this value, after their norm; null: never"""
     groups: list[Group] = Field(default_factory=list)
     """parameters that are trained differently"""

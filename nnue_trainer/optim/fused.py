@@ -31,9 +31,9 @@ class FusedConfig(OptimizerConfig):
     heeds_settings: ClassVar[bool] = True
     betas: Betas = (0.9, 0.999)
     """decay of the running mean of the gradient and of its square"""
-    eps: float = Field(1e-8, gt=0)
+    eps: float = Field(default=1e-8, gt=0)
     """added to the root of the mean square gradient"""
-    weight_decay: float = Field(0.01, ge=0)
+    weight_decay: float = Field(default=0.01, ge=0)
     """decoupled: weights shrink by lr·weight_decay per step"""
 
     @abstractmethod

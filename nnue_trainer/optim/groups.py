@@ -23,9 +23,9 @@ class Group:
 
     match: str = Field(min_length=1)
     """name of a parameter, or a pattern such as fc*.bias; `nnue inspect` prints the names"""
-    lr_factor: float | None = Field(None, gt=0)
+    lr_factor: float | None = Field(default=None, gt=0)
     """what the learning rate is multiplied by; null: as before"""
-    weight_decay: float | None = Field(None, ge=0)
+    weight_decay: float | None = Field(default=None, ge=0)
     """weight decay; null: as before"""
     betas: Betas | None = None
     """betas; null: as before"""

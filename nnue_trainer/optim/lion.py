@@ -16,13 +16,13 @@ from nnue_trainer.schema import section
 class Lion(FusedConfig):
     """Each weight moves by ±lr. Use a learning rate 3 to 10 times lower than AdamW's, and a decay as much higher."""
 
-    lr: float = Field(1e-4, gt=0)
+    lr: float = Field(default=1e-4, gt=0)
     """learning rate before the schedule"""
     betas: Betas = (0.9, 0.99)
     """share of the running mean in the direction of a step, and its own decay"""
-    eps: float = Field(1e-8, gt=0)
+    eps: float = Field(default=1e-8, gt=0)
     """not used"""
-    weight_decay: float = Field(0.0, ge=0)
+    weight_decay: float = Field(default=0.0, ge=0)
     """decoupled: weights shrink by lr·weight_decay per step"""
 
     def update(self) -> fused_optimizer.Rule:

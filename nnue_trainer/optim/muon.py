@@ -35,11 +35,11 @@ class Muon(FusedConfig):
     """Muon for weights of linear layers that are matrices, each stack for itself; AdamW with lr, betas, eps and
     weight_decay for all others, such as the feature transformer, biases and layers with one output."""
 
-    matrix_lr: float = Field(1e-3, gt=0)
+    matrix_lr: float = Field(default=1e-3, gt=0)
     """learning rate of the matrices; it follows the schedule as lr does"""
-    matrix_decay: float = Field(0.1, ge=0)
+    matrix_decay: float = Field(default=0.1, ge=0)
     """decoupled weight decay of the matrices"""
-    momentum: float = Field(0.95, ge=0, lt=1)
+    momentum: float = Field(default=0.95, ge=0, lt=1)
     """decay of the running mean of the matrices' gradients"""
     step_size: Literal["original", "match_rms_adamw"] = "original"
     """a step of a matrix is multiplied by: original: the root of rows/columns, if above 1; match_rms_adamw: 0.2 times

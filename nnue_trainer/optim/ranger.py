@@ -16,19 +16,19 @@ from nnue_trainer.schema import section
 class RangerLite(FusedConfig):
     """Adam's variance, positive-negative momentum (AdaPNM), lookahead."""
 
-    lr: float = Field(8.75e-4, gt=0)
+    lr: float = Field(default=8.75e-4, gt=0)
     """learning rate before the schedule"""
     betas: Betas = (0.9, 0.999)
     """decay of the running means of the gradient, which take turns, and of its square"""
-    eps: float = Field(1e-7, gt=0)
-    weight_decay: float = Field(0.0, ge=0)
-    positive: float = Field(1.0, ge=0)
+    eps: float = Field(default=1e-7, gt=0)
+    weight_decay: float = Field(default=0.0, ge=0)
+    positive: float = Field(default=1.0, ge=0)
     """p: a step is along (1 + p) of this step's running mean and −p of the other one"""
-    lookahead_steps: int = Field(5, ge=1)
+    lookahead_steps: int = Field(default=5, ge=1)
     """steps after which the slow weights move and the fast ones start anew from there"""
-    lookahead_share: float = Field(0.5, gt=0, le=1)
+    lookahead_share: float = Field(default=0.5, gt=0, le=1)
     """share of the way to the fast weights that the slow ones move"""
-    max_norm: float | None = Field(2.0, gt=0)
+    max_norm: float | None = Field(default=2.0, gt=0)
     """gradients are scaled down to this norm, virtual rows included; null: never"""
 
     stable_decay: bool = False
@@ -58,9 +58,9 @@ class RangerLite(FusedConfig):
 class Ranger(FusedConfig):
     """RAdam with lookahead."""
 
-    lookahead_steps: int = Field(6, ge=1)
+    lookahead_steps: int = Field(default=6, ge=1)
     """steps after which the slow weights move and the fast ones start anew from there"""
-    lookahead_share: float = Field(0.5, gt=0, le=1)
+    lookahead_share: float = Field(default=0.5, gt=0, le=1)
     """share of the way to the fast weights that the slow ones move"""
 
     def update(self) -> fused_optimizer.Rule:

@@ -19,13 +19,13 @@ from nnue_trainer.schema import section
 class ScheduleFree(FusedConfig):
     """AdamW that averages its weights instead of lowering the learning rate: use the schedule constant."""
 
-    lr: float = Field(2.5e-3, gt=0)
+    lr: float = Field(default=2.5e-3, gt=0)
     """learning rate before the schedule"""
-    weight_decay: float = Field(0.0, ge=0)
+    weight_decay: float = Field(default=0.0, ge=0)
     """decoupled: weights shrink by lr·weight_decay per step"""
-    warmup_steps: int = Field(0, ge=0)
+    warmup_steps: int = Field(default=0, ge=0)
     """steps over which the learning rate rises from zero"""
-    weight_power: float = Field(0.0, ge=0)
+    weight_power: float = Field(default=0.0, ge=0)
     """step t counts as lr²·t^weight_power in the mean"""
 
     @model_validator(mode="after")

@@ -68,7 +68,7 @@ class RunStep(NamedTuple):
 class Timed:
     """What every schedule has: a warm-up, and values that change only between epochs."""
 
-    warmup_steps: int = Field(0, ge=0)
+    warmup_steps: int = Field(default=0, ge=0)
     """steps of the warm-up, in which the value first grows to that of the schedule"""
     warmup: Literal["linear", "hyperbola"] = "linear"
     """how it grows: linear, or as 1/(steps left), which bullet has"""

@@ -15,7 +15,7 @@ class Cosine(Schedule):
 
     final_lr: float = Field(ge=0)
     """learning rate at the end"""
-    steps: int | None = Field(None, gt=0)
+    steps: int | None = Field(default=None, gt=0)
     """steps in which it gets there, from the first one on; null: the whole run"""
 
     def at(self, now: RunStep, lr: float) -> float:

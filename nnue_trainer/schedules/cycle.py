@@ -17,9 +17,9 @@ class Cycle(Schedule):
     """learning rate at the end"""
     height: float = Field(ge=0)
     """what is added at the peak"""
-    peak: float = Field(0.3, ge=0, le=1)
+    peak: float = Field(default=0.3, ge=0, le=1)
     """where the peak is, as a part of the cycle"""
-    steps: int | None = Field(None, gt=0)
+    steps: int | None = Field(default=None, gt=0)
     """length of the cycle; null: the whole run"""
 
     def at(self, now: RunStep, lr: float) -> float:

@@ -15,7 +15,7 @@ class Drops(Schedule):
 
     epochs: DropEpochs
     """the number of completed epochs at each drop, such as [100, 200, 250]"""
-    gamma: float = Field(0.1, gt=0, le=1)
+    gamma: float = Field(default=0.1, gt=0, le=1)
     """factor at a drop"""
 
     def at(self, now: RunStep, lr: float) -> float:

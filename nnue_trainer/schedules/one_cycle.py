@@ -17,9 +17,9 @@ class OneCycle(Schedule):
     """learning rate at the first step"""
     final_lr: float = Field(ge=0)
     """learning rate at the last step of the cycle, and after it"""
-    rise: float = Field(0.3, gt=0, lt=1)
+    rise: float = Field(default=0.3, gt=0, lt=1)
     """the part of the cycle in which the learning rate grows"""
-    steps: int | None = Field(None, gt=0)
+    steps: int | None = Field(default=None, gt=0)
     """length of the cycle, which may be shorter or longer than the run; null: the whole run"""
 
     def at(self, now: RunStep, lr: float) -> float:

@@ -18,7 +18,7 @@ class Part:
     """epochs of this part"""
     schedule: Annotated[Schedule, SCHEDULES]
     """the schedule of this part"""
-    lr: float | None = Field(None, gt=0)
+    lr: float | None = Field(default=None, gt=0)
     """learning rate that this part starts from; null: that of the optimizer section"""
 
 

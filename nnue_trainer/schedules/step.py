@@ -15,7 +15,7 @@ class Step(Schedule):
 
     epochs: int = Field(gt=0)
     """epochs between two drops"""
-    gamma: float = Field(0.1, gt=0, le=1)
+    gamma: float = Field(default=0.1, gt=0, le=1)
     """factor at a drop"""
 
     def at(self, now: RunStep, lr: float) -> float:

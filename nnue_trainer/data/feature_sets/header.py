@@ -120,7 +120,7 @@ class _Structs(ModuleType):
             if re.fullmatch(r"[A-Za-z_]\w*", name) and re.search(rf"\b(struct|class|using)\s+{name}\b", text):
                 values = {"header": path, "struct": name, "__module__": self.__name__, "__annotations__": {}}
                 values["__doc__"] = f"The feature set {name} of {path.name}."
-                made = section(type(name, (HeaderFeatures,), values))
+                made: type = section(type(name, (HeaderFeatures,), values))
                 setattr(self, name, made)
                 return made
         raise AttributeError(name)

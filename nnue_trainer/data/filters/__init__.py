@@ -7,7 +7,7 @@ class and their registry.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import numpy as np
@@ -74,7 +74,6 @@ CURVES = tuple(FilterCurve(*row) for row in _data.filter_curves())
 if TYPE_CHECKING:
 
     class _Compiled:
-        def __init__(self, **values: Any) -> None: ...
         def __getattr__(self, name: str) -> Any: ...
 
 else:
@@ -99,6 +98,10 @@ class Filters(_Compiled):
     extra: list[Annotated[Filter, FILTERS]] = Field(default_factory=list)
     """filters in Python, which run after the others but piece_counts; a position stays if all of them keep it"""
 
+    if TYPE_CHECKING:
+        # The compiled filters are a table of the data library, which mypy cannot read.
+        def __init__(self, *, extra: Sequence[Filter] = ..., **compiled: Any) -> None: ...
+
     @field_validator("soft_ply_knots", check_fields=False)
     @classmethod
     def _rising(cls, knots: list[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -117,7 +120,8 @@ class Filters(_Compiled):
     @classmethod
     def none(cls) -> Filters:
         """Filters that drop nothing, not even positions without a score."""
-        return cls(**{row.name: row.off for row in COMPILED})
+        off: dict[str, Any] = {row.name: row.off for row in COMPILED}
+        return cls(**off)
 
     def as_dict(self) -> dict[str, Any]:
         """The compiled filters with their curves, as the data library takes them."""

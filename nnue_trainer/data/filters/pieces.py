@@ -16,9 +16,9 @@ from nnue_trainer.schema import section
 class Pieces(Filter):
     """Keeps positions whose number of pieces, kings and pawns included, is within a range."""
 
-    least: int = Field(2, ge=2, le=32)
+    least: int = Field(default=2, ge=2, le=32)
     """fewest pieces"""
-    most: int = Field(32, ge=2, le=32)
+    most: int = Field(default=32, ge=2, le=32)
     """most pieces"""
 
     def keep(self, records: Records) -> npt.NDArray[np.bool_]:
