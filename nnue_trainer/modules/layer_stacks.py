@@ -257,10 +257,6 @@ class LayerCall:
     def order(self) -> Tensor:
         return self.of.order(self.bucket) if self.prepared is None else self.prepared
 
-    @property
-    def description(self) -> int:
-        return self.of.description
-
     def output(self, first: FirstOutputs) -> Tensor | None:
         """The net's output, fp32 [B]."""
         if not self._is_fused(first.x, first.psqt):
@@ -268,12 +264,14 @@ class LayerCall:
 
         def run(needs: Sequence[bool]) -> Any:
             output, sums = _operators._layer_stacks_forward(
-                first.x, self.order, self.parameters, first.psqt, self.description
+                first.x, self.order, self.parameters, first.psqt, self.of.description
             )
 
             def backward(saved: Sequence[Tensor], grad_output: Tensor) -> tuple[Tensor | None, ...]:
                 x, sums, *parameters = saved
-                found = _operators._layer_stacks_backward(grad_output, sums, self.order, parameters, self.description)
+                found = _operators._layer_stacks_backward(
+                    grad_output, sums, self.order, parameters, self.of.description
+                )
                 # Without integers, PSQT has the gradient of the output.
                 rounds = self.of.integers is not None and needs[1]
                 gradients = self._gradients(x, parameters, found, grad_output if rounds else None, [], needs[0])
@@ -281,7 +279,7 @@ class LayerCall:
 
             return output, (first.x, sums, *self.parameters), backward
 
-        return differentiable(run, first.x, first.psqt, *self.parameters)
+        return differentiable(run, first.x, first.psqt, *self.parameters)  # type: ignore[no-any-return]
 
     def loss(self, first: FirstOutputs, targets: Targets) -> Tensor | None:
         """`losses.mean` of a loss that the operators compute, a scalar."""
@@ -298,7 +296,7 @@ class LayerCall:
 
             return totals[2], (first.x, totals, grad_sums, grad_output, partials, *self.parameters), backward
 
-        return differentiable(run, first.x, first.psqt, *self.parameters)
+        return differentiable(run, first.x, first.psqt, *self.parameters)  # type: ignore[no-any-return]
 
     def loss_through(self, transformer: FusedCall, targets: Targets) -> Tensor | None:
         """`loss`, where x and the PSQT part are what the feature transformer `transformer` gives. The gradient of x is
@@ -349,7 +347,7 @@ class LayerCall:
             saved = (x if reads_x else None, rows, totals, grad_sums, grad_output, partials, *self.parameters)
             return totals[2], saved, backward
 
-        return differentiable(run, transformer.trained, transformer.bias, transformer.psqt, *self.parameters)
+        return differentiable(run, transformer.trained, transformer.bias, transformer.psqt, *self.parameters)  # type: ignore[no-any-return]
 
     # ---- in two parts, for a net whose first layer's inputs are on several devices ----
 
@@ -389,7 +387,7 @@ class LayerCall:
         grad_sums, grad_psqt = grads
         if self._is_fused(first.x, first.psqt):
             grad_x, grad_weight, scaled_psqt, _ = _operators._layer_stacks_gradients(
-                first.x, self.order, self.parameters, grad_sums, None, grad_psqt, list(scales), self.description,
+                first.x, self.order, self.parameters, grad_sums, None, grad_psqt, list(scales), self.of.description,
                 first.x.dtype,
             )  # fmt: skip
             return grad_x, grad_weight, None if grad_psqt is None else scaled_psqt
@@ -430,7 +428,7 @@ class LayerCall:
         if torch.is_grad_enabled() or not self._is_fused(first.x, first.psqt):
             return self._output_of_sums(first)
         output, _ = _operators._layer_stacks_forward(
-            first.x, self.order, self.parameters, first.psqt, self.description, is_sums=True
+            first.x, self.order, self.parameters, first.psqt, self.of.description, is_sums=True
         )
         return output  # type: ignore[no-any-return]
 
@@ -439,7 +437,7 @@ class LayerCall:
         if targets.are_known and self._is_fused(first.x, first.psqt):
             totals, grad_sums, grad_output, partials = self._loss(self.of, first.x, first.psqt, targets, is_sums=True)
             _, _, _, flat = _operators._layer_stacks_gradients(
-                None, self.order, self.parameters, None, partials, grad_output, [], self.description, None
+                None, self.order, self.parameters, None, partials, grad_output, [], self.of.description, None
             )
             return AfterFirst(grad_sums, None if first.psqt is None else grad_output, flat, totals)
         with torch.enable_grad():
@@ -511,7 +509,7 @@ class LayerCall:
     ) -> tuple[Tensor | None, ...]:
         """Those of x, PSQT and the parameters. `found`: grad_sums and partials; no `grad_output`: none of PSQT."""
         grad_x, grad_weight, grad_psqt, flat = _operators._layer_stacks_gradients(
-            x, self.order, parameters, *found, grad_output, scales, self.description, x.dtype if needs_x else None
+            x, self.order, parameters, *found, grad_output, scales, self.of.description, x.dtype if needs_x else None
         )
         of_psqt = None if grad_output is None else grad_psqt
         return grad_x if needs_x else None, of_psqt, grad_weight, *_cut_gradients(flat, parameters)
@@ -530,7 +528,7 @@ class LayerCall:
         has_psqt = kept.sizes[2] > 0
         rows, grad_bias, grad_first, grad_psqt, flat = _operators._layer_stacks_gradients_through(
             self.order, self.parameters, grad_sums, partials, grad_output if has_psqt else None, scales,
-            self.description, batch, kept.made_for, saved, kept.sizes[0], kept.bound_and_scale,
+            self.of.description, batch, kept.made_for, saved, kept.sizes[0], kept.bound_and_scale,
         )  # fmt: skip
         grad_weight, _, of_psqt = _operators._perspective_transformer_backward(
             *kept.arguments(rows, grad_psqt, batch, saved), []

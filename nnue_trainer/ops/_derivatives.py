@@ -54,20 +54,28 @@ class _Differentiable(torch.autograd.Function):
     def forward(ctx: Any, run: Callable[[Sequence[bool]], Any], *tensors: Tensor | None) -> Any:
         output, saved, ctx.formula = run(ctx.needs_input_grad[1:])
         ctx.save_for_backward(*saved)
+        ctx.set_materialize_grads(False)
         return output
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return None, *ctx.formula(ctx.saved_tensors, grad)
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        if all(grad is None for grad in grads):
+            return (None,) * len(ctx.needs_input_grad)
+        return None, *ctx.formula(ctx.saved_tensors, *grads)
 
 
-def differentiable(run: Callable[[Sequence[bool]], Any], *tensors: Tensor | None) -> Tensor:
+def differentiable(run: Callable[[Sequence[bool]], Any], *tensors: Tensor | None) -> Any:
     """What `run` computes, with a derivative by `tensors`. It is called with which of these need a gradient, and gives
-    the output, tensors to be saved, and a formula: (what was saved, gradient of the output) → gradients of `tensors`.
-    The formula may hold the output only among the tensors that are saved."""
-    output: Tensor = _Differentiable.apply(run, *tensors)  # type: ignore[no-untyped-call]
-    return output
+    the output or outputs, tensors to be saved, and a formula: (what was saved, gradient of each output, None for one
+    that is not used) → gradients of `tensors`. The formula may hold outputs only among the tensors that are saved."""
+    return _Differentiable.apply(run, *tensors)  # type: ignore[no-untyped-call]
+
+
+def _operator(name: str) -> tuple[str, str, Any]:
+    """Of "namespace::name": both, and the operator."""
+    namespace, short = name.split("::")
+    return namespace, short, getattr(getattr(torch.ops, namespace), short).default
 
 
 def _with_defaults(op: Any, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -102,8 +110,7 @@ def register_autograd(
         forward_mode: called with the operator, its arguments and their tangents, at least one of which is not None;
             returns the tangent of each output, or None for an output that has none.
     """
-    namespace, short = name.split("::")
-    op = getattr(getattr(torch.ops, namespace), short).default
+    namespace, short, op = _operator(name)
 
     def below(keyset: Any, arguments: tuple[Any, ...]) -> Any:
         with torch._C._AutoDispatchBelowAutograd():
@@ -175,8 +182,7 @@ def register_vmap(name: str, rule: VmapRule | None = None) -> None:
     The rule has the form that `torch.library.register_vmap` expects, but it always gets all arguments, including those
     that equal their default.
     """
-    namespace, short = name.split("::")
-    op = getattr(getattr(torch.ops, namespace), short).default
+    *_, op = _operator(name)
     rule = one_by_one(name) if rule is None else rule
 
     def with_all(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[Any, Any]:
@@ -197,8 +203,7 @@ def _element(value: Any, dim: Any, number: int) -> Any:
 
 def one_by_one(name: str) -> VmapRule:
     """The vmap rule that calls the operator `name` once per element of the batch dimension."""
-    namespace, short = name.split("::")
-    op = getattr(getattr(torch.ops, namespace), short).default
+    *_, op = _operator(name)
 
     def rule(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[Any, Any]:
         calls = [

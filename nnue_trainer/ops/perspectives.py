@@ -159,75 +159,40 @@ class Kept(NamedTuple):
         """Those of `_perspective_transformer_backward`, without its `factors`."""
         return grad, grad_psqt if self.sizes[2] else None, batch, self.made_for, saved, *self[1:]
 
+    def gradients(
+        self, grad: Tensor, grad_psqt: Tensor | None, batch: list[Tensor], saved: Tensor, *, sparse: bool = False
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Of weight, bias and psqt. `sparse`: that of the weight is a sparse tensor."""
+        kept = self.without_psqt() if grad_psqt is None else self
+        # The fp32 kernels of CUDA read fp32 gradients.
+        grad = grad.float() if kept.weight_dtype == torch.float32 else grad
+        arguments = kept.arguments(grad, grad_psqt, batch, saved)
+        if sparse:
+            rows, values, grad_bias, of_psqt = torch.ops.nnue._perspective_transformer_backward_rows(*arguments)
+            size = kept.sizes[:2]
+            of_weight = torch.sparse_coo_tensor(rows[None], values, size, check_invariants=False, is_coalesced=True)
+        else:
+            of_weight, grad_bias, of_psqt = torch.ops.nnue._perspective_transformer_backward(*arguments, [])
+        return of_weight, grad_bias, of_psqt if kept.sizes[2] else None
+
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    ctx.save = inputs[-1]
-    _keep(ctx, FusedCall(*inputs[:-1]), output)
-
-
-def _keep(ctx: Any, call: FusedCall, output: tuple[Tensor, Tensor, Tensor], sparse: bool = False) -> None:
-    """`sparse`: the gradient of the weight is to be sparse."""
-    ctx.kept, ctx.sparse = call.kept(), sparse
+    call, ctx.save = FusedCall(*inputs[:-1]), inputs[-1]
+    ctx.kept, ctx.output = call.kept(), (output[0].shape, call.output_dtype)
     ctx.save_for_backward(output[2], *call.batch)
     ctx.mark_non_differentiable(output[2])
     ctx.set_materialize_grads(False)  # otherwise `saved` would get a gradient of zeros, as large as itself
-    ctx.output_shape, ctx.output_dtype = output[0].shape, call.output_dtype
 
 
-def _backward(ctx: Any, grad_output: Tensor | None, grad_psqt: Tensor | None, *_: Tensor | None) -> tuple[Any, ...]:
-    if grad_output is None and grad_psqt is None:
+def _backward(ctx: Any, grad: Tensor | None, grad_psqt: Tensor | None, *_: Tensor | None) -> tuple[Any, ...]:
+    if grad is None and grad_psqt is None:
         return (None,) * 10
     if not ctx.save:
         raise RuntimeError(f"{FORWARD}: save: found False, expected True, since a gradient is asked for")
-    return None, None, *_gradients(ctx, grad_output, grad_psqt, ctx.needs_input_grad[4]), *(None,) * 5
-
-
-def _gradients(
-    ctx: Any, grad_output: Tensor | None, grad_psqt: Tensor | None, needs_psqt: bool
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Of weight, bias and psqt."""
     saved, *batch = ctx.saved_tensors
-    if grad_output is None:
-        grad_output = saved.new_zeros(ctx.output_shape, dtype=ctx.output_dtype)
-    kept: Kept = ctx.kept if grad_psqt is not None and needs_psqt else ctx.kept.without_psqt()
-    # The fp32 kernels of CUDA read fp32 gradients.
-    grad = grad_output.float() if kept.weight_dtype == torch.float32 else grad_output
-    arguments = kept.arguments(grad, grad_psqt, batch, saved)
-    if ctx.sparse:
-        rows, values, grad_bias, grad_of_psqt = torch.ops.nnue._perspective_transformer_backward_rows(*arguments)
-        size = kept.sizes[:2]
-        grad_weight = torch.sparse_coo_tensor(rows[None], values, size, check_invariants=False, is_coalesced=True)
-    else:
-        grad_weight, grad_bias, grad_of_psqt = torch.ops.nnue._perspective_transformer_backward(*arguments, [])
-    return grad_weight, grad_bias, grad_of_psqt if kept.sizes[2] else None
-
-
-class _Call(torch.autograd.Function):
-    """The forward operator, where autograd's formula of it is not enough."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, call: FusedCall, sparse: bool, psqt_apart: bool, weight: Tensor, bias: Tensor, psqt: Tensor | None
-    ) -> Any:
-        """`weight` takes the gradient. `sparse`: a sparse one, on a CPU. `psqt_apart`, on CUDA: the PSQT output is a
-        tensor [B] without values, which takes the gradient of the output."""
-        arguments = (*call.arguments, True)
-        if psqt_apart:
-            out, _, saved = torch.ops.nnue._perspective_transformer_forward(
-                call.batch[:3], call.made_for, call.weight, bias, None, *arguments[5:]
-            )
-            output = (out, bias.new_empty(()).expand(len(out)), saved)
-        else:
-            output = torch.ops.nnue._perspective_transformer_forward(*arguments)
-        _keep(ctx, call, output, sparse)
-        return output
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad_output: Tensor | None, grad_psqt: Tensor | None, *_: Tensor | None) -> Any:
-        if grad_output is None and grad_psqt is None:
-            return (None,) * 6
-        return None, None, None, *_gradients(ctx, grad_output, grad_psqt, ctx.needs_input_grad[5])
+    (shape, dtype), of_psqt = ctx.output, grad_psqt if ctx.needs_input_grad[4] else None
+    grad = saved.new_zeros(shape, dtype=dtype) if grad is None else grad
+    return None, None, *ctx.kept.gradients(grad, of_psqt, batch, saved), *(None,) * 5
 
 
 _INSTEAD = "call nnue_trainer.ops.perspectives.perspective_transformer, which uses others there"
@@ -611,15 +576,33 @@ def perspective_transformer(
 
 def run_fused(call: FusedCall, *, sparse_grad: bool = False, psqt_apart: bool = False) -> tuple[Tensor, Tensor | None]:
     """`Description.outputs` of a call."""
-    trained = [call.trained, call.bias] if call.psqt is None else [call.trained, call.bias, call.psqt]
-    saves = torch.is_grad_enabled() and any(p.requires_grad for p in trained)
-    on_cpu = call.weight.device.type == "cpu"
+    saves = torch.is_grad_enabled() and any(
+        p.requires_grad for p in (call.trained, call.bias, call.psqt) if p is not None
+    )
+    on_cpu, forward = call.weight.device.type == "cpu", torch.ops.nnue._perspective_transformer_forward
     sparse, apart = sparse_grad and on_cpu, psqt_apart and call.psqt is not None and not on_cpu
-    if saves and (sparse or apart or call.leaf is not None):
-        found = _Call.apply(call, sparse, apart, call.trained, call.bias, call.psqt)  # type: ignore[no-untyped-call]
-    else:
-        found = torch.ops.nnue._perspective_transformer_forward(*call.arguments, saves)
-    out, psqt_out, *_ = found
+    if not saves or not (sparse or apart or call.leaf is not None):
+        out, psqt_out, _ = forward(*call.arguments, saves)
+        return out, None if call.psqt is None else psqt_out
+
+    # The formula of the operator gives neither sparse gradients nor those of others than its arguments.
+    def run(needs: Sequence[bool]) -> Any:
+        read = call._replace(batch=call.batch[:3], psqt=None) if apart else call
+        out, psqt_out, saved = forward(*read.arguments, True)
+        if apart:  # without values; it takes the gradient
+            psqt_out = call.bias.new_empty(()).expand(len(out))
+        kept, shape, dtype = call.kept(), out.shape, out.dtype
+
+        def backward(
+            tensors: Sequence[Tensor], grad: Tensor | None, grad_psqt: Tensor | None
+        ) -> tuple[Tensor | None, ...]:
+            saved, *batch = tensors
+            grad = saved.new_zeros(shape, dtype=dtype) if grad is None else grad
+            return kept.gradients(grad, grad_psqt if needs[2] else None, batch, saved, sparse=sparse)
+
+        return (out, psqt_out), (saved, *call.batch), backward
+
+    out, psqt_out = _derivatives.differentiable(run, call.trained, call.bias, call.psqt)
     return out, None if call.psqt is None else psqt_out
 
 
