@@ -62,9 +62,12 @@ def no_tool(name: str) -> Callable[[], str | None]:
     return lambda: None if shutil.which(name) else f"no {name}"
 
 
-def no_onnx() -> str | None:
-    missing = [name for name in ("onnx", "onnxscript", "onnxruntime") if importlib.util.find_spec(name) is None]
-    return f"no {' or '.join(missing)}" if missing else None
+def no_package(*names: str) -> Callable[[], str | None]:
+    def missing() -> str | None:
+        found = [name for name in names if importlib.util.find_spec(name) is None]
+        return f"no {' or '.join(found)}" if found else None
+
+    return missing
 
 
 def no_arm() -> str | None:
@@ -81,9 +84,11 @@ TOOLS: dict[str, Callable[[], str | None]] = {
     "engine": no_engine,
     "compiler": no_tool("g++"),
     "arm": no_arm,
-    "onnx": no_onnx,
+    "onnx": no_package("onnx", "onnxscript", "onnxruntime"),
     "rust": lambda: no_tool("rustc")() or no_tool("cargo")(),
     "browser": no_browser,
-    "pandas": lambda: None if importlib.util.find_spec("pandas") else "no pandas",
+    "pandas": no_package("pandas"),
+    "lightning": no_package("pytorch_lightning"),
+    "optuna": no_package("optuna"),
 }
 """Marker → what is missing here for the tests that have it."""
