@@ -231,36 +231,59 @@ constexpr void for_each_attack(int type, int colour, int from, const std::uint8_
     }
 }
 
-// The versions of Full_Threats: numbers of the victims P N B R Q K by attacker, −1 for a pair that is no feature; how
-// many numbers own and enemy victims have together; whether a pawn also "attacks" a pawn on the square ahead.
-struct ThreatsV10 {
+// The versions of Full_Threats. slot(attacker, victim), of codes as the perspective sees them, own pieces having even
+// ones, numbers the blocks of an attacker's features, of which it has slots(attacker); −1: the pair is no feature. With
+// kPushes a pawn also "attacks" a pawn on the square ahead. In most versions kVictims numbers the victims P N B R Q K
+// of an attacker of either side, and kSlots counts own and enemy victims together.
+template <class Version>
+struct PlainSlots {
+    static constexpr bool kPushes = false, kMerged = false;
+    static constexpr int slots(int attacker) { return Version::kSlots[attacker / 2]; }
+    static constexpr int slot(int attacker, int victim) {
+        const int own = Version::kVictims[attacker / 2][victim / 2];
+        return own < 0 ? -1 : victim % 2 * (slots(attacker) / 2) + own;
+    }
+};
+struct ThreatsV10 : PlainSlots<ThreatsV10> {
     static constexpr int kFeatures = 79856;
-    static constexpr bool kPushes = false;
     static constexpr int kSlots[6] = {6, 12, 10, 10, 12, 8};
     static constexpr int kVictims[6][6] = {{0, 1, -1, 2, -1, -1}, {0, 1, 2, 3, 4, 5}, {0, 1, 2, 3, -1, 4},
                                            {0, 1, 2, 3, -1, 4},   {0, 1, 2, 3, 4, 5}, {0, 1, 2, 3, -1, -1}};
 };
-struct ThreatsV11 {
+struct ThreatsV11 : PlainSlots<ThreatsV11> {
     static constexpr int kFeatures = 66864;
-    static constexpr bool kPushes = false;
     static constexpr int kSlots[6] = {6, 10, 8, 8, 10, 8};
     static constexpr int kVictims[6][6] = {{0, 1, -1, 2, -1, -1}, {0, 1, 2, 3, 4, -1}, {0, 1, 2, 3, -1, -1},
                                            {0, 1, 2, 3, -1, -1},  {0, 1, 2, 3, 4, -1}, {0, 1, 2, 3, -1, -1}};
 };
-struct ThreatsV12 {
+struct ThreatsV12 : PlainSlots<ThreatsV12> {
     static constexpr int kFeatures = 60144;
-    static constexpr bool kPushes = false;
     static constexpr int kSlots[6] = {6, 10, 8, 8, 10, 0};
     static constexpr int kVictims[6][6] = {{0, 1, -1, 2, -1, -1}, {0, 1, 2, 3, 4, -1}, {0, 1, 2, 3, -1, -1},
                                            {0, 1, 2, 3, -1, -1},  {0, 1, 2, 3, 4, -1}, {-1, -1, -1, -1, -1, -1}};
+};
+// Of two pieces of one type and of different colours, pawns aside, both squares are exchanged (kMerged): the pair lies
+// where pairs of one colour leave entries free.
+struct ThreatsV2 {
+    static constexpr int kFeatures = 53564;
+    static constexpr bool kPushes = false, kMerged = true;
+    static constexpr int kSlots[12] = {5, 6, 9, 9, 7, 7, 7, 7, 9, 9, 0, 0};
+    // Victims are own P, enemy P, own N, enemy N, … enemy Q.
+    static constexpr int kOfVictim[6][10] = {{0, -1, 1, 3, -1, -1, 2, 4, -1, -1}, {0, 5, 1, 1, 2, 6, 3, 7, 4, 8},
+                                             {0, 4, 1, 5, 2, 2, 3, 6, -1, -1},    {0, 4, 1, 5, 2, 6, 3, 3, -1, -1},
+                                             {0, 5, 1, 6, 2, 7, 3, 8, 4, 4},      {0, 3, 1, 4, -1, -1, 2, 5, -1, -1}};
+    static constexpr int slots(int attacker) { return kSlots[attacker]; }
+    static constexpr int slot(int attacker, int victim) {
+        if (attacker >= 10 || victim >= 10) return -1;
+        return kOfVictim[attacker == 1 ? 5 : attacker / 2][victim];  // the last row is the enemy's pawn
+    }
 };
 struct ThreatsV14 : ThreatsV12 {
     static constexpr int kFeatures = 60720;
     static constexpr bool kPushes = true;
 };
-struct ThreatsV16 {
+struct ThreatsV16 : PlainSlots<ThreatsV16> {
     static constexpr int kFeatures = 59808;
-    static constexpr bool kPushes = false;
     static constexpr int kSlots[6] = {4, 10, 8, 8, 10, 0};
     static constexpr int kVictims[6][6] = {{-1, 0, -1, 1, -1, -1}, {0, 1, 2, 3, 4, -1}, {0, 1, 2, 3, -1, -1},
                                            {0, 1, 2, 3, -1, -1},   {0, 1, 2, 3, 4, -1}, {-1, -1, -1, -1, -1, -1}};
@@ -271,10 +294,10 @@ template <class Version>
 struct ThreatTables {
     std::uint64_t reach[12][64] = {};  // attacks on an empty board
     int offset[12][64] = {};           // squares that can be attacked from all lower squares together
-    int total[12] = {};
-    int base[12] = {};
+    int block[12][12] = {};            // by codes of attacker and victim; −1: no feature
 
     constexpr ThreatTables() {
+        int total[12] = {};
         for (int code = 0; code < 12; ++code) {
             for (int square = 0; square < 64; ++square) {
                 std::uint64_t& bits = reach[code][square];
@@ -288,9 +311,12 @@ struct ThreatTables {
         }
         int next = 0;
         for (int enemy = 0; enemy < 2; ++enemy) {
-            for (int type = 0; type < 6; ++type) {
-                base[2 * type + enemy] = next;
-                next += Version::kSlots[type] * total[2 * type + enemy];
+            for (int attacker = enemy; attacker < 12; attacker += 2) {
+                for (int victim = 0; victim < 12; ++victim) {
+                    const int slot = Version::slot(attacker, victim);
+                    block[attacker][victim] = slot < 0 ? -1 : next + slot * total[attacker];
+                }
+                next += Version::slots(attacker) * total[attacker];
             }
         }
     }
@@ -316,24 +342,98 @@ struct Threats {
             if (code == Board::kEmpty) continue;
             const int type = code >> 1, attacker = code ^ perspective;
             const auto threat = [&](int to, bool is_push) {
-                const int victim_code = board.piece[to];
-                if (victim_code == Board::kEmpty) return;
-                const int victim = victim_code >> 1;
-                // A pawn in front of a pawn has the number 0, and is all that a push is about.
-                const int number = is_push ? (victim == kPawn ? 0 : -1) : Version::kVictims[type][victim];
-                if (number < 0) return;
-                const int f = from ^ turned, t = to ^ turned;
-                const bool is_mutual = type == victim && !(type == kPawn && (code & 1) == (victim_code & 1));
+                if (board.piece[to] == Board::kEmpty) return;
+                const int victim = board.piece[to] ^ perspective;
+                // A pawn in front of a pawn has the number of the first victim, and is all that a push is about.
+                if (is_push && victim >> 1 != kPawn) return;
+                const int block = kTables.block[attacker][victim];
+                if (block < 0) return;
+                int f = from ^ turned, t = to ^ turned;
+                const bool is_mutual = type == victim >> 1 && !(type == kPawn && attacker == victim);
                 if (is_mutual && f < t) return;  // counted from the other piece
-                const int enemy = (victim_code & 1) ^ perspective;
-                const int slot = enemy * (Version::kSlots[type] / 2) + number;
+                if (Version::kMerged && is_mutual && type != kPawn && attacker != victim) std::swap(f, t);
                 const std::uint64_t below = kTables.reach[attacker][f] & ((std::uint64_t{1} << t) - 1);
-                add(kTables.base[attacker] + slot * kTables.total[attacker] + kTables.offset[attacker][f] +
-                    bit_count(below));
+                add(block + kTables.offset[attacker][f] + bit_count(below));
             };
             for_each_attack(type, code & 1, from, board.piece, [&](int to) { threat(to, false); });
             if (Version::kPushes && type == kPawn) threat(code & 1 ? from - 8 : from + 8, true);
         }
+    }
+};
+
+// A set whose features are a table: kIndex[own king][code][square], as the perspective sees them, −1 for none;
+// kFeatures.
+template <class Table>
+struct Tabled {
+    static constexpr bool kPerPiece = false;
+    static constexpr int kFeatures = Table::kFeatures, kMaxActive = 32;
+
+    static constexpr int kKeys = 1;
+    template <class Position>
+    static int key(int, const Position&) {
+        return 0;
+    }
+
+    template <class Add>
+    static void list(const Board& board, int perspective, Add add) {
+        const int turned = perspective ? 56 : 0, king = board.king[perspective] ^ turned;
+        for (int square = 0; square < 64; ++square) {
+            if (board.piece[square] == Board::kEmpty) continue;
+            const int feature = Table::kIndex[king][board.piece[square] ^ perspective][square ^ turned];
+            if (feature >= 0) add(feature);
+        }
+    }
+};
+
+// A set of a C++ header, four functions as docs/own-features.md has them. Planes is the board that they get:
+// CodePlanes of features/general_set.h.
+template <class Set, class Planes>
+struct General {
+    static constexpr bool kPerPiece = false;
+    static constexpr int kFeatures = Set::kNumFeatures, kMaxActive = Set::kMaxActive;
+
+    static constexpr int kKeys = 1;
+    template <class Position>
+    static int key(int, const Position&) {
+        return 0;
+    }
+
+    template <class Add>
+    static void list(const Board& board, int perspective, Add add) {
+        Planes planes{};
+        for (int square = 0; square < 64; ++square) {
+            const std::uint64_t code = board.piece[square];
+            if (code == Board::kEmpty) continue;
+            planes.occupied |= std::uint64_t{1} << square;
+            for (int bit = 0; bit < 4; ++bit) planes.bits[bit] |= (code >> bit & 1) << square;
+        }
+        const int king = board.king[perspective], turned = Set::orientation(perspective, king);
+        const int offset = offset_of<Set>(perspective, king, planes, 0);
+        int count = 0;
+        for (int square = 0; square < 64; ++square) {
+            const int code = board.piece[square];
+            if (code == Board::kEmpty) continue;
+            for (std::uint64_t left = Set::partners(planes, code, square); left; left &= left - 1) {
+                const int to = bit_count((left & (~left + 1)) - 1), found = board.piece[to];
+                const int partner = found == Board::kEmpty ? 12 : found ^ perspective;
+                const int index = Set::index(code ^ perspective, square ^ turned, partner, to ^ turned);
+                // The trainer refuses positions with features out of range, or with more than kMaxActive.
+                if (index < 0 || offset + index >= kFeatures || count == kMaxActive) continue;
+                add(offset + index);
+                ++count;
+            }
+        }
+    }
+
+  private:
+    template <class S>
+    static auto offset_of(int perspective, int king, const Planes& board, int)
+        -> decltype(S::offset(perspective, king, board)) {
+        return S::offset(perspective, king, board);
+    }
+    template <class S>
+    static int offset_of(int perspective, int king, const Planes&, long) {
+        return S::offset(perspective, king);
     }
 };
 

@@ -30,8 +30,12 @@ pub enum Set {
         counters: &'static [(u32, usize)],
         of_square: [usize; 64],
     },
-    Threats { slots: [usize; 6], victims: [[i32; 6]; 6], pushes: bool },
+    /// Full_Threats, by codes as the perspective sees them, own pieces having even ones: how many blocks of features
+    /// an attacker has, and the block of each victim of an attacker, -1 for none
+    Threats { slots: [usize; 12], blocks: [[i32; 12]; 12], pushes: bool, merged: bool },
     PawnPairs,
+    /// by square of the own king, code and square, as the perspective sees them; -1 for none
+    Table(&'static [[[i32; 64]; 12]; 64]),
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -284,11 +288,7 @@ impl Network {
                 } else {
                     self.list(&part.set, before, perspective, &mut was);
                     self.list(&part.set, after, perspective, &mut is);
-                    was.sort_unstable();
-                    is.sort_unstable();
-                    let (old, new) = (was.clone(), is.clone());
-                    was.retain(|feature| new.binary_search(feature).is_err());
-                    is.retain(|feature| old.binary_search(feature).is_err());
+                    keep_differences(&mut was, &mut is);
                 }
                 was.iter().for_each(|&feature| self.change(number, feature, false, perspective, accumulator));
                 is.iter().for_each(|&feature| self.change(number, feature, true, perspective, accumulator));
@@ -456,10 +456,9 @@ impl Network {
     fn list(&self, set: &Set, board: &Board, perspective: usize, found: &mut Vec<usize>) {
         match set {
             Set::PieceSquares { .. } => pieces(set, board, perspective, 0..64, found),
-            Set::Threats { slots, victims, pushes } => {
-                self.tables.list(slots, victims, *pushes, board, perspective, found)
-            }
+            Set::Threats { .. } => self.tables.list(set, board, perspective, found),
             Set::PawnPairs => pawn_pairs(board, perspective, found),
+            Set::Table(table) => tabled(table, board, perspective, found),
         }
     }
 }
@@ -563,6 +562,36 @@ fn pawn_pairs(board: &Board, perspective: usize, found: &mut Vec<usize>) {
     }
 }
 
+fn tabled(table: &[[[i32; 64]; 12]; 64], board: &Board, perspective: usize, found: &mut Vec<usize>) {
+    let turned = if perspective == 1 { 56 } else { 0 };
+    let of_king = &table[king_of(board, perspective) ^ turned];
+    for square in (0..64).filter(|&square| board[square] != EMPTY) {
+        let feature = of_king[board[square] as usize ^ perspective][square ^ turned];
+        if feature >= 0 {
+            found.push(feature as usize);
+        }
+    }
+}
+
+/// Removes what both lists have in common; a feature may be there several times.
+fn keep_differences(was: &mut Vec<usize>, is: &mut Vec<usize>) {
+    was.sort_unstable();
+    is.sort_unstable();
+    let (old, new) = (std::mem::take(was), std::mem::take(is));
+    let (mut i, mut j) = (0, 0);
+    while i < old.len() || j < new.len() {
+        if j == new.len() || (i < old.len() && old[i] < new[j]) {
+            was.push(old[i]);
+            i += 1;
+        } else if i == old.len() || new[j] < old[i] {
+            is.push(new[j]);
+            j += 1;
+        } else {
+            (i, j) = (i + 1, j + 1);
+        }
+    }
+}
+
 /// Calls found(to) for each square that the piece attacks; on a board for sliders up to the first piece, on none all.
 fn for_each_attack(kind: usize, colour: usize, from: usize, board: Option<&Board>, mut found: impl FnMut(usize)) {
     const STEPS: [(i32, i32); 8] = [(1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (1, -1), (-1, 1), (-1, -1)];
@@ -617,20 +646,13 @@ impl ThreatTables {
         tables
     }
 
-    fn list(
-        &self,
-        slots: &[usize; 6],
-        victims: &[[i32; 6]; 6],
-        pushes: bool,
-        board: &Board,
-        perspective: usize,
-        found: &mut Vec<usize>,
-    ) {
+    fn list(&self, set: &Set, board: &Board, perspective: usize, found: &mut Vec<usize>) {
+        let Set::Threats { slots, blocks, pushes, merged } = set else { return };
         let mut base = [0; 12];
         let mut next = 0;
         for code in [0, 2, 4, 6, 8, 10, 1, 3, 5, 7, 9, 11] {
             base[code] = next;
-            next += slots[code / 2] * self.total[code];
+            next += slots[code] * self.total[code];
         }
         let turned = orientation(56, 1, perspective, king_of(board, perspective));
         for from in (0..64).filter(|&from| board[from] != EMPTY) {
@@ -640,20 +662,25 @@ impl ThreatTables {
                 if board[to] == EMPTY {
                     return;
                 }
-                let (victim, colour) = (board[to] as usize / 2, board[to] as usize % 2);
-                // A pawn in front of a pawn has the number 0, and is all that a push is about.
-                let number = if !is_push { victims[kind][victim] } else if victim == 0 { 0 } else { -1 };
-                let (f, t) = (from ^ turned, to ^ turned);
-                let is_mutual = kind == victim && !(kind == 0 && code % 2 == colour);
-                if number < 0 || (is_mutual && f < t) {
+                let victim = board[to] as usize ^ perspective;
+                // A pawn in front of a pawn has the block of the first victim, and is all that a push is about.
+                if is_push && victim / 2 != 0 {
                     return;
                 }
-                let slot = (colour ^ perspective) * (slots[kind] / 2) + number as usize;
+                let block = blocks[attacker][victim];
+                let (mut f, mut t) = (from ^ turned, to ^ turned);
+                let is_mutual = kind == victim / 2 && !(kind == 0 && attacker == victim);
+                if block < 0 || (is_mutual && f < t) {
+                    return;
+                }
+                if *merged && is_mutual && kind != 0 && attacker != victim {
+                    (f, t) = (t, f);
+                }
                 let below = (self.reach[attacker][f] & ((1u64 << t) - 1)).count_ones() as usize;
-                found.push(base[attacker] + slot * self.total[attacker] + self.offset[attacker][f] + below);
+                found.push(base[attacker] + block as usize * self.total[attacker] + self.offset[attacker][f] + below);
             };
             for_each_attack(kind, code % 2, from, Some(board), |to| threat(to, false));
-            if pushes && kind == 0 {
+            if *pushes && kind == 0 {
                 threat(if code % 2 == 1 { from - 8 } else { from + 8 }, true);
             }
         }

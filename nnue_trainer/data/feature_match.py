@@ -16,6 +16,7 @@ from functools import cache
 from itertools import combinations_with_replacement, product
 
 import numpy as np
+import numpy.typing as npt
 
 from nnue_trainer.data.features import BASIC_FEATURE_SETS, FeaturePart, expand, feature_set
 from nnue_trainer.data.fields import pack
@@ -189,7 +190,7 @@ def piece_square_table(name: str, settings: tuple[Setting, ...] = ((),)) -> Piec
     """Of the part of this name. None if it is no piece-square set: if a piece makes more than one feature, if features
     depend on anything but the own king, or buckets on anything but the own king and the pieces that there are."""
     (part,) = feature_set(name).parts
-    others = [_far_kings(king) for king in range(SQUARES)]
+    others = [far_kings(king) for king in range(SQUARES)]
     bare = [(king, enemy) for king in range(SQUARES) for enemy in others[king]]
     place = {pair: number for number, pair in enumerate(bare)}
     probes = [
@@ -204,7 +205,7 @@ def piece_square_table(name: str, settings: tuple[Setting, ...] = ((),)) -> Piec
     places = np.full((2, SQUARES, len(_PIECES), SQUARES), NONE, np.int64)
     buckets = np.zeros((2, SQUARES, len(settings), len(_PIECES)), np.int64)
     for perspective in range(2):
-        rows = _rows(part, pieces, perspective)
+        rows = rows_of_boards(part, pieces, perspective)
         local = np.where(rows >= 0, rows % part.bucket_size, NONE)
         counts, sums = (rows >= 0).sum(1), np.where(rows >= 0, local, 0).sum(1)
         more = counts[len(bare) :] - counts[base]
@@ -225,13 +226,21 @@ def piece_square_table(name: str, settings: tuple[Setting, ...] = ((),)) -> Piec
     return table if _holds(part, table) else None
 
 
-def _rows(part: FeaturePart, pieces: Sequence[Sequence[tuple[int, int]]], perspective: int) -> np.ndarray:
-    """Index rows int64 [B, K] of a perspective, for boards of (square, piece) as it sees them."""
+def rows_of_boards(
+    part: FeaturePart,
+    pieces: Sequence[Sequence[tuple[int, int]]],
+    perspective: int,
+    black_to_move: npt.NDArray[np.bool_] | None = None,
+    **numbers: npt.ArrayLike,
+) -> np.ndarray:
+    """Index rows int64 [B, K] of a perspective, for boards of (square, piece) as it sees them. White is to move unless
+    `black_to_move` bool [B] is given; `numbers` are those of `fields.pack` besides scores and results."""
     boards = np.zeros((len(pieces), SQUARES), np.uint8)
     for board, listed in zip(boards, pieces, strict=True):
         for square, code in listed:
             board[square ^ 56 if perspective else square] = 1 + (code ^ perspective)
-    batch = expand(pack(boards, np.zeros(len(boards), bool), scores=0, results=0), part.name)
+    black = np.zeros(len(boards), bool) if black_to_move is None else black_to_move
+    batch = expand(pack(boards, black, **{"scores": 0, "results": 0} | numbers), part.name)
     rows: np.ndarray = (batch.black if perspective else batch.white).numpy().astype(np.int64)
     return rows
 
@@ -240,31 +249,19 @@ def _buckets(part: FeaturePart, settings: Sequence[Setting], perspective: int) -
     """The bucket of each row: int64 [64, settings, 12]. Rows without features are in bucket 0."""
     pieces = []
     for king, setting, code in product(range(SQUARES), settings, range(len(_PIECES))):
-        enemy = _far_kings(king)[0]
+        enemy = far_kings(king)[0]
         free = (square for square in range(8, 56) if square not in (king, enemy))
         listed = (*setting, code) if code < _OWN_KING else setting
         pieces.append([(king, _OWN_KING), (enemy, _ENEMY_KING), *zip(free, listed, strict=False)])
-    rows = _rows(part, pieces, perspective)
+    rows = rows_of_boards(part, pieces, perspective)
     return np.where(rows[:, 0] >= 0, rows[:, 0] // part.bucket_size, 0).reshape(SQUARES, len(settings), len(_PIECES))
 
 
 def _holds(part: FeaturePart, table: PieceSquareTable, positions: int = 1000) -> bool:
     """Whether the table describes the rows of random positions."""
-    random = np.random.default_rng(7)
-    pieces = []
-    for number in range(positions):
-        count = 2 + number % 29
-        king, enemy = int(random.integers(SQUARES)), int(random.integers(32))
-        kings = [king, _far_kings(king)[enemy]]
-        squares = (
-            kings + [square for square in random.permutation(SQUARES).tolist() if square not in kings][: count - 2]
-        )
-        codes = [_OWN_KING, _ENEMY_KING, *random.integers(2, _OWN_KING, count - 2).tolist()]
-        free = [square for square in random.permutation(np.arange(8, 56)).tolist() if square not in squares]
-        pawns = [(square, int(random.integers(2))) for square in free[: min(6, 32 - count)]]
-        pieces.append([*zip(squares, codes, strict=True), *pawns])
+    pieces = random_boards(positions)
     for perspective in range(2):
-        rows = _rows(part, pieces, perspective)
+        rows = rows_of_boards(part, pieces, perspective)
         for row, listed in zip(rows, pieces, strict=True):
             found, own = row[row >= 0], listed[0][0]
             expected = {int(table.places[perspective, own, code, square]): code for square, code in listed} | {NONE: 0}
@@ -277,8 +274,26 @@ def _holds(part: FeaturePart, table: PieceSquareTable, positions: int = 1000) ->
     return True
 
 
+def random_boards(positions: int) -> list[list[tuple[int, int]]]:
+    """Boards of (square, piece) with 2 to 32 pieces; the own king comes first, then the enemy's."""
+    random = np.random.default_rng(7)
+    pieces = []
+    for number in range(positions):
+        count = 2 + number % 29
+        king, enemy = int(random.integers(SQUARES)), int(random.integers(32))
+        kings = [king, far_kings(king)[enemy]]
+        squares = (
+            kings + [square for square in random.permutation(SQUARES).tolist() if square not in kings][: count - 2]
+        )
+        codes = [_OWN_KING, _ENEMY_KING, *random.integers(2, _OWN_KING, count - 2).tolist()]
+        free = [square for square in random.permutation(np.arange(8, 56)).tolist() if square not in squares]
+        pawns = [(square, int(random.integers(2))) for square in free[: min(6, 32 - count)]]
+        pieces.append([*zip(squares, codes, strict=True), *pawns])
+    return pieces
+
+
 @cache
-def _far_kings(king: int) -> list[int]:
+def far_kings(king: int) -> list[int]:
     """Squares of an enemy king that is not next to this one, far ones first."""
     distance = [max(abs(king % 8 - at % 8), abs(king // 8 - at // 8)) for at in range(SQUARES)]
     return sorted((at for at in range(SQUARES) if distance[at] > 1), key=lambda at: -distance[at])

@@ -109,6 +109,11 @@ def feature_set(name: str | FeatureSet, *, may_import: bool = False) -> FeatureS
     return _described("+".join(_known(term, may_import) for term in base.terms(name)))
 
 
+def outside_set(name: str) -> base.Features | None:
+    """The object of a part from outside, by the part's name; None for a part that is built in or declared."""
+    return _outside.get(name)
+
+
 def _known(term: str, may_import: bool) -> str:
     """The name of a part; from now on the data library has it."""
     if not base.is_outside(term):

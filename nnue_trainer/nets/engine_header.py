@@ -8,9 +8,15 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from nnue_trainer.data.features import FeaturePart
+import numpy as np
+import numpy.typing as npt
+
+from nnue_trainer.data.feature_sets.header import HeaderFeatures
+from nnue_trainer.data.feature_table import feature_table
+from nnue_trainer.data.features import FeaturePart, outside_set
 from nnue_trainer.data.features import feature_set as find_feature_set
 from nnue_trainer.data.piece_weights import piece_part
+from nnue_trainer.errors import UserError, quoted
 from nnue_trainer.nets.integer_forward import INT16_MAX, MATERIALS, IntegerForward, IntegerLayer, depends_on_queens
 
 if TYPE_CHECKING:
@@ -22,20 +28,27 @@ _SCALARS = {"<i1": "kI8", "<i2": "kI16", "<i4": "kI32", "<f4": "kF32"}
 
 def engine_header(net: Net, include: str = "nnue.h", namespace: str = "") -> str | None:
     """The header; None for a net without `integer_forward()`, or with parts that examples/engine does not have.
-    `include` is the name of the inference in it, `namespace` one for what is declared."""
+    `include` is the name of the inference in it, `namespace` one for what is declared.
+
+    Raises:
+        UserError: a feature set in Python that is no table.
+    """
     forward = net.integer_forward()
     if forward is None or not _is_known(forward):
         return None
     tensors = {tensor.name: tensor for tensor in net.tensors()}
     parts = sorted(find_feature_set(net.integer_feature_set).parts, key=lambda part: part.first_feature)
-    inputs, structs = [], []
+    inputs: list[str] = []
+    structs: list[str] = []
+    headers: list[str] = []
     for number, (part, name) in enumerate(zip(parts, forward.first.weights, strict=True)):
-        known = _set_in_cpp(part, f"Kings{number}")
+        known = _set_in_cpp(part, f"Set{number}")
         if known is None or tensors[name].shape != (part.num_features, width_of(forward, tensors)):
             return None
         bits = 8 * int(tensors[name].dtype[-1])
-        inputs.append(f"Part<{known[0]}, std::int{bits}_t>")
-        structs += known[1]
+        inputs.append(f"Part<{known.type}, std::int{bits}_t>")
+        structs += known.definition
+        headers += [line for line in known.includes if line not in headers]
     body = [*structs, *_net(net, forward, tensors, inputs)]
     text = "\n".join(
         [
@@ -44,6 +57,7 @@ def engine_header(net: Net, include: str = "nnue.h", namespace: str = "") -> str
             "#pragma once",
             "",
             f'#include "{include}"',
+            *headers,
             "",
             *([f"namespace {namespace} {{", ""] if namespace else []),
             *body,
@@ -232,23 +246,36 @@ def piece_squares(part: FeaturePart) -> PieceSquares | None:
     return _declared(part.name) if part.name.startswith("PieceSquare(") else _PIECE_SQUARES.get(part.name)
 
 
-def _set_in_cpp(part: FeaturePart, kings_name: str) -> tuple[str, list[str]] | None:
-    """The type of a feature set in examples/engine/nnue.h and the lines that define its template argument; None for a
-    set that examples/engine does not have."""
+class _SetInCpp(NamedTuple):
+    type: str
+    definition: Sequence[str] = ()
+    """lines that define the template argument of the type"""
+    includes: Sequence[str] = ()
+
+
+def _set_in_cpp(part: FeaturePart, name_of_struct: str) -> _SetInCpp | None:
+    """A feature set in examples/engine/nnue.h; None for a set that examples/engine does not have."""
     name = part.name
-    if name.startswith("Full_Threats_v") and name != "Full_Threats_v2":
-        return f"{_LIBRARY}::Threats<{_LIBRARY}::ThreatsV{name.removeprefix('Full_Threats_v')}>", []
+    if name.startswith("Full_Threats_v"):
+        return _SetInCpp(f"{_LIBRARY}::Threats<{_LIBRARY}::ThreatsV{name.removeprefix('Full_Threats_v')}>")
     if name == "PP_3Wide":
-        return f"{_LIBRARY}::PawnPairs", []
+        return _SetInCpp(f"{_LIBRARY}::PawnPairs")
+    outside = outside_set(name)
+    if isinstance(outside, HeaderFeatures):
+        planes = "::nnue::data::CodePlanes"
+        includes = ['#include "features/general_set.h"', f'#include "{outside.header.name}"']
+        return _SetInCpp(f"{_LIBRARY}::General<::{outside.struct}, {planes}>", includes=includes)
+    if outside is not None:
+        return _SetInCpp(f"{_LIBRARY}::Tabled<{name_of_struct}>", _table_in_cpp(part, name_of_struct))
     known = piece_squares(part)
     if known is None:
         return None
     counters = ", ".join(f"{{{pieces}, {most}}}" for pieces, most in part.states)
     order, kings = known.order, known.kings
     title = re.sub(",kings=[0-9.]+", "", name)
-    return f"{_LIBRARY}::PieceSquares<{kings_name}>", [
+    lines = [
         f"// {title}: the king bucket of each square, a1 first, as the perspective sees it",
-        f"struct {kings_name} {{",
+        f"struct {name_of_struct} {{",
         f"    static constexpr int kPlanes = {known.planes}, kMirror = {MIRRORS.index(known.mirror)};",
         f"    static constexpr int kTurn = {known.turn}, kUnused = {known.unused};",
         f"    static constexpr int kBuckets = {max(kings) + 1}, kStates = {part.num_states};",
@@ -257,6 +284,40 @@ def _set_in_cpp(part: FeaturePart, kings_name: str) -> tuple[str, list[str]] | N
         f"    static constexpr bool kEnemyFirst = {str('enemy-first' in order).lower()};",
         "    static constexpr int kOfSquare[64] = {",
         *_numbers(kings, 8),
+        "    };",
+        "};",
+        "",
+    ]
+    return _SetInCpp(f"{_LIBRARY}::PieceSquares<{name_of_struct}>", lines)
+
+
+def table_of(part: FeaturePart, program: str) -> npt.NDArray[np.int64]:
+    """The features of a set from outside as a table (`feature_table`). UserError where it is none; `program` is that of
+    examples/engine which needs it."""
+    table = feature_table(part.name)
+    if table is None:
+        is_header = isinstance(outside_set(part.name), HeaderFeatures)
+        remedy = "export it for nnue.h" if is_header else "write it as a C++ header (docs/own-features.md)"
+        raise UserError(
+            f"feature set {quoted(part.name)}: {program} has sets from outside as a table of piece, square and own "
+            f"king, but this set depends on more: {remedy}"
+        )
+    return table
+
+
+def _table_in_cpp(part: FeaturePart, name_of_struct: str) -> Sequence[str]:
+    """The struct for `Tabled` of examples/engine/nnue.h."""
+    number = "std::int16_t" if part.num_features <= INT16_MAX else "std::int32_t"
+    rows = [
+        f"        {{{', '.join('{' + ', '.join(map(str, squares)) + '}' for squares in pieces)}}},"
+        for pieces in table_of(part, "nnue.h").tolist()
+    ]
+    return [
+        f"// {part.name}: the feature by square of the own king, piece and square, as the perspective sees them",
+        f"struct {name_of_struct} {{",
+        f"    static constexpr int kFeatures = {part.num_features};",
+        f"    static constexpr {number} kIndex[64][12][64] = {{",
+        *rows,
         "    };",
         "};",
         "",

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from nnue_trainer.data.features import FeaturePart
+from nnue_trainer.data.features import FeaturePart, outside_set
 from nnue_trainer.data.features import feature_set as find_feature_set
-from nnue_trainer.nets.engine_header import MIRRORS, bucket_mirror, piece_squares, places_in_file, width_of
+from nnue_trainer.nets.engine_header import MIRRORS, bucket_mirror, piece_squares, places_in_file, table_of, width_of
 from nnue_trainer.nets.integer_forward import MATERIALS, IntegerForward, depends_on_queens
 
 if TYPE_CHECKING:
@@ -15,9 +15,33 @@ if TYPE_CHECKING:
 
 _SCALARS = {"<i1": "Scalar::I8", "<i2": "Scalar::I16", "<i4": "Scalar::I32", "<f4": "Scalar::F32"}
 
-# Full_Threats by version: how many numbers own and enemy victims have together, and whether pawns see pawns ahead;
-# the number of each victim P N B R Q K by attacker, -1 for a pair that is no feature.
-_THREATS: dict[str, tuple[list[int], bool, list[list[int]]]] = {}
+_BLOCKS = tuple[list[int], list[list[int]]]
+
+
+def _blocks_of_both_sides(slots: Sequence[int], victims: Sequence[Sequence[int]]) -> _BLOCKS:
+    """How many blocks each attacker P p N n … K k has, and the block of each such victim. `slots` count the blocks of
+    P N B R Q K, own victims before the enemy's; `victims` number the own ones, -1 for a pair that is no feature."""
+    rows = [
+        [-1 if of[v // 2] < 0 else v % 2 * count // 2 + of[v // 2] for v in range(12)]
+        for count, of in zip(slots, victims, strict=True)
+    ]
+    return [slots[code // 2] for code in range(12)], [rows[code // 2] for code in range(12)]
+
+
+_THREATS: dict[str, _BLOCKS] = {
+    "Full_Threats_v2": (
+        [5, 6, 9, 9, 7, 7, 7, 7, 9, 9, 0, 0],
+        [
+            [0, -1, 1, 3, -1, -1, 2, 4, -1, -1, -1, -1],
+            [0, 3, 1, 4, -1, -1, 2, 5, -1, -1, -1, -1],
+            *2 * [[0, 5, 1, 1, 2, 6, 3, 7, 4, 8, -1, -1]],
+            *2 * [[0, 4, 1, 5, 2, 2, 3, 6, -1, -1, -1, -1]],
+            *2 * [[0, 4, 1, 5, 2, 6, 3, 3, -1, -1, -1, -1]],
+            *2 * [[0, 5, 1, 6, 2, 7, 3, 8, 4, 4, -1, -1]],
+            *2 * [[-1] * 12],
+        ],
+    )
+}
 _PIECES: dict[str, tuple[list[int], list[Sequence[int]]]] = {
     "v10": ([6, 12, 10, 10, 12, 8], [[0, 1, -1, 2, -1, -1], range(6), [0, 1, 2, 3, -1, 4], [0, 1, 2, 3, -1, 4],
                                      range(6), [0, 1, 2, 3, -1, -1]]),
@@ -28,9 +52,8 @@ _PIECES: dict[str, tuple[list[int], list[Sequence[int]]]] = {
     "v16": ([4, 10, 8, 8, 10, 0], [[-1, 0, -1, 1, -1, -1], [0, 1, 2, 3, 4, -1], *2 * [[0, 1, 2, 3, -1, -1]],
                                    [0, 1, 2, 3, 4, -1], [-1] * 6]),
 }  # fmt: skip
-for _name, (_slots, _victims) in _PIECES.items():
-    _THREATS[f"Full_Threats_{_name}"] = (_slots, False, [list(row) for row in _victims])
-_THREATS["Full_Threats_v14"] = (_THREATS["Full_Threats_v12"][0], True, _THREATS["Full_Threats_v12"][2])
+_PIECES["v14"] = _PIECES["v12"]
+_THREATS |= {f"Full_Threats_{name}": _blocks_of_both_sides(*pieces) for name, pieces in _PIECES.items()}
 
 
 def engine_rust(net: Net) -> str | None:
@@ -150,10 +173,13 @@ def _buckets(forward: IntegerForward) -> tuple[str, Sequence[int]]:
 
 def _set(part: FeaturePart) -> str | None:
     if part.name in _THREATS:
-        slots, pushes, victims = _THREATS[part.name]
-        return f"Set::Threats {{ slots: {slots}, victims: {victims}, pushes: {_word(pushes)} }}"
+        slots, blocks = _THREATS[part.name]
+        pushes, merged = _word(part.name == "Full_Threats_v14"), _word(part.name == "Full_Threats_v2")
+        return f"Set::Threats {{ slots: {slots}, blocks: {blocks}, pushes: {pushes}, merged: {merged} }}"
     if part.name == "PP_3Wide":
         return "Set::PawnPairs"
+    if outside_set(part.name) is not None:
+        return f"Set::Table(&{table_of(part, 'nnue.rs').tolist()})"
     known = piece_squares(part)
     if known is None:
         return None

@@ -10,7 +10,7 @@ import torch
 from command import nnue
 
 from nnue_trainer import nets
-from nnue_trainer.data import RecordLoader, fens_from_records
+from nnue_trainer.data import RecordLoader, feature_set, fens_from_records
 from nnue_trainer.files import checkpoint
 from nnue_trainer.files.checkpoint import Checkpoint
 
@@ -22,6 +22,8 @@ def exported(architecture: dict[str, Any], folder: Path, *options: str) -> Path:
     """A net with random weights that fill the range of their integers: net.nnue, net.bin and net.h; the raw file.
     `options` are for the export of the latter."""
     nets.NETS.find(architecture["kind"], may_import=True)
+    if isinstance(inputs := architecture.get("inputs"), str):
+        architecture = {**architecture, "inputs": feature_set(inputs, may_import=True).name}
     torch.manual_seed(1)
     model = nets.build(architecture)
     with torch.no_grad():

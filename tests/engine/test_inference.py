@@ -12,7 +12,8 @@ from inference_support import ENGINE, built, exported, nnue, positions, program_
 
 from nnue_trainer.errors import UserError
 
-MY_NET = Path(__file__).parents[2] / "examples" / "extending" / "my_net.py"
+EXTENDING = Path(__file__).parents[2] / "examples" / "extending"
+MY_NET = EXTENDING / "my_net.py"
 KINGS = [0, 1, 2, 2] + [1] * 4 + [2] * 24
 BYTES = {"first": {"product_shift": 9, "unbucketed_type": "i8"}, "output": {"type": "i8", "bias_type": "i32"}}
 
@@ -133,7 +134,26 @@ NETS |= {
     "sfnnv5": {"kind": "sfnnv5", "l1": 64},
     "sfnnv1": {"kind": "sfnnv1", "l1": 64},
     "kings without mirroring": {"kind": "layered", "inputs": ["HalfKP", "HalfKA"], "hidden": 40},
+    "Full_Threats_v2": {
+        "kind": "layered",
+        "inputs": [{"kings": KINGS, "mirror": "e-h"}, "Full_Threats_v2"],
+        "hidden": 32,
+        "psqt": True,
+    },
+    "a set in Python": {
+        "kind": "layered",
+        "inputs": f"HalfKAv2_hm + {EXTENDING}/my_features.py:KingDistance",
+        "hidden": 32,
+        "psqt": True,
+    },
     "a net of a user": {"kind": f"{MY_NET}:TwoLayers", "hidden": 32},
+}
+IN_HEADERS: dict[str, dict[str, Any]] = {
+    "a set in a header": {
+        "kind": "layered",
+        "inputs": f"HalfKAv2_hm + {EXTENDING}/my_features.h:Neighbours",
+        "hidden": 32,
+    },
 }
 VECTORS = "-O1 -march=native"
 PLAIN = "-O1 -DNNUE_PLAIN"
@@ -171,11 +191,14 @@ def fens(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("sfnnv5", [VECTORS]),
         ("sfnnv1", [VECTORS]),
         ("kings without mirroring", [CHECKED]),
+        ("Full_Threats_v2", [CHECKED]),
+        ("a set in Python", [CHECKED]),
+        ("a set in a header", [f"{CHECKED} -I{EXTENDING}"]),
         ("a net of a user", [VECTORS]),
     ],
 )
 def test_the_program_scores_as_the_evaluator_does(name: str, builds: list[str], fens: Path, tmp_path: Path) -> None:
-    net = exported(NETS[name], tmp_path)
+    net = exported((NETS | IN_HEADERS)[name], tmp_path)
     expected = scores(tmp_path / "net.nnue", fens)
     assert len(expected) == 500
     assert len(set(expected)) > 100
@@ -226,13 +249,15 @@ def test_arm_scores_as_the_evaluator_does(name: str, fens: Path, tmp_path: Path)
 
 
 GAMES = ["crelu of all boards", "layered", "queens", "floats behind bytes", "kings without mirroring"]
+GAMES += ["Full_Threats_v2", "a set in Python", *IN_HEADERS]
 
 
 @pytest.mark.parametrize("name", GAMES)
 def test_updated_accumulators_equal_refreshed_ones(name: str, tmp_path: Path) -> None:
     hidden = 144 if name == "queens" else 16
-    net = exported({**NETS[name], "hidden": hidden}, tmp_path)
-    done = subprocess.run([built("games", net, VECTORS), net, "50"], capture_output=True, text=True, check=False)
+    net = exported({**(NETS | IN_HEADERS)[name], "hidden": hidden}, tmp_path)
+    games = built("games", net, f"{VECTORS} -I{EXTENDING}")
+    done = subprocess.run([games, net, "50"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("50 games, "), done.stdout
 
@@ -443,11 +468,70 @@ def test_mistakes_are_one_line(tmp_path: Path) -> None:
         assert "line 2: no position: expected a FEN" in run(net, f"{start}\n{wrong}\n")
 
 
-def test_a_net_of_unknown_features_has_no_header(tmp_path: Path) -> None:
+SEES_THROUGH = """
+#include "features/general_set.h"
+
+// Buckets by the own king's half of the board and by queens of the enemy; each piece with the next three pieces on its
+// file.
+struct SeesThrough {
+    using Bitboard = nnue::data::Bitboard;
+    using CodePlanes = nnue::data::CodePlanes;
+    static constexpr int kNumFeatures = 4 * 12 * 13 * 15, kMaxActive = 32 * 4;
+    static constexpr int kBucketSize = 12 * 13 * 15, kNumVirtual = 12 * 13 * 15;
+
+    NNUE_HOST_DEVICE static int orientation(int perspective, int king) {
+        return (perspective ? 56 : 0) ^ ((king & 7) < 4 ? 7 : 0);
+    }
+    NNUE_HOST_DEVICE static int offset(int perspective, int king, const CodePlanes& board) {
+        const bool has_queen = board.of(9 ^ perspective) != 0;
+        return kBucketSize * (2 * ((king ^ (perspective ? 56 : 0)) > 31) + has_queen);
+    }
+    NNUE_HOST_DEVICE static Bitboard partners(const CodePlanes& board, int, int square) {
+        Bitboard found = nnue::data::bit(square);
+        int seen = 0;
+        for (int to = square + 8; to < 64 && seen < 3; to += 8) {
+            if (board.code_at(to) == 12) continue;
+            found |= nnue::data::bit(to);
+            ++seen;
+        }
+        return found;
+    }
+    NNUE_HOST_DEVICE static int index(int piece, int from, int partner, int to) {
+        if (piece == 10 && from == to) return -1;
+        return 15 * (13 * piece + partner) + (to - from) / 8 + 7;
+    }
+};
+"""
+
+
+def test_header_with_states_in_engines(fens: Path, tmp_path: Path) -> None:
+    """A set of a header whose buckets depend on the board and whose features on what stands between: the program scores
+    as the evaluator does, updates equal refreshes, and Rust refuses it in one line."""
+    (tmp_path / "sees.h").write_text(SEES_THROUGH)
+    inputs = f"{tmp_path}/sees.h:SeesThrough + Chess768"
+    architecture = {"kind": "layered", "inputs": inputs, "hidden": 32, "psqt": True}
+    net = exported(architecture, tmp_path)
+    assert program_scores(built("eval", net, CHECKED), net, fens) == scores(tmp_path / "net.nnue", fens)
+    done = subprocess.run([built("games", net, VECTORS), net, "30"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout[:9]) == (0, "30 games,"), done.stderr
+    with pytest.raises(UserError, match=r"sees.h:SeesThrough.*nnue.rs has.*depends on more: export it for nnue.h$"):
+        nnue("export", tmp_path / "c.safetensors", tmp_path / "rust.bin", "--format", "raw", "--rust")
+    assert not (tmp_path / "rust.bin").exists()
+
+
+def test_a_set_in_python_that_is_no_table(tmp_path: Path) -> None:
+    inputs = f"Chess768 + {EXTENDING}/my_features.py:KingDistance(both_kings=true)"
     with pytest.raises(
-        UserError, match=r"examples/engine does not support nets like this one \(layered of Full_Threats_v2\)"
+        UserError, match=r"KingDistance\(both_kings=true\).*depends on more: write it as a C\+\+ header"
     ):
-        exported({"kind": "layered", "inputs": "Full_Threats_v2", "hidden": 8}, tmp_path)
+        exported({"kind": "layered", "inputs": inputs, "hidden": 8}, tmp_path)
+    assert not (tmp_path / "net.bin").exists()
+
+
+def test_a_net_whose_arithmetic_is_numpy_has_no_header(tmp_path: Path) -> None:
+    numpy_net = Path(__file__).parents[1] / "nets" / "my_net.py"
+    with pytest.raises(UserError, match=r"examples/engine does not support nets like this one \(.*MyNet of Half"):
+        exported({"kind": f"{numpy_net}:MyNet"}, tmp_path)
     assert not (tmp_path / "net.bin").exists()
     (tmp_path / "simple").mkdir()
     exported(NETS["simple"], tmp_path / "simple")

@@ -24,6 +24,7 @@ RELEASES: dict[str, tuple[str, Callable[[str], float], bool, int, bool]] = {
     "Stockfish 12": ("sfnnv1", lambda fen: 208, False, 0, False),
     "Stockfish 13": ("sfnnv1", lambda fen: 208, False, 0, False),
     "Stockfish 14": ("sfnnv2", lambda fen: 208, True, 3, False),
+    "Stockfish 14.1": ("sfnnv3", lambda fen: 208, False, 3, False),
     "Stockfish 15": ("sfnnv4", lambda fen: 208, False, 3, False),
     "Stockfish 15.1": ("sfnnv5", lambda fen: 361, False, 3, False),
     "Stockfish 16": ("sfnnv6", lambda fen: 328, True, 3, False),
@@ -31,6 +32,13 @@ RELEASES: dict[str, tuple[str, Callable[[str], float], bool, int, bool]] = {
     "Stockfish 17": (
         "sfnnv9",
         lambda fen: cubic(fen, -37.45051876, 121.19101539, -132.78783573, 420.70576692),
+        False,
+        3,
+        False,
+    ),
+    "Stockfish 17.1": (
+        "sfnnv9",
+        lambda fen: cubic(fen, -13.50030198, 40.92780883, -36.82753545, 386.83004070),
         False,
         3,
         False,
