@@ -21,7 +21,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nnue_trainer.fused_optimizer import FusedOptimizer, Part, Rule
+from nnue_trainer.optim.fused_optimizer import FusedOptimizer
+from nnue_trainer.optim.parts import Part
+from nnue_trainer.optim.update_rule import UpdateRule
 from report import RESULTS, environment, write
 
 # For each net: rows that share virtual rows, virtual rows, rows without virtual rows, columns.
@@ -60,7 +62,7 @@ def make_parts(net: str, device: torch.device, copy: torch.dtype | None, gradien
     return parts
 
 
-def least_bytes(parts: list[Part], rule: Rule, clips: bool) -> int:
+def least_bytes(parts: list[Part], rule: UpdateRule, clips: bool) -> int:
     """The bytes that a step must read and write at least. `clips`: the norm of the gradients is clipped, for which they
     are read twice."""
     total = 0
@@ -166,15 +168,15 @@ def main() -> None:
     print(f"copy {report['copy_tb_s']} TB/s")
     cases: list[dict[str, Any]] = []
     half, single = torch.bfloat16, torch.float32
-    lookahead = Rule("positive_negative", eps=1e-7, lookahead_every=5)
+    lookahead = UpdateRule("positive_negative", eps=1e-7, lookahead_every=5)
     for net in a.nets:
-        variants: list[tuple[str, Rule | None, torch.dtype | None, torch.dtype, float]] = [
+        variants: list[tuple[str, UpdateRule | None, torch.dtype | None, torch.dtype, float]] = [
             ("torch", None, None, single, float("inf")),
-            ("adamw", Rule(), None, single, float("inf")),
-            ("adamw, bf16 copy", Rule(), half, single, float("inf")),
-            ("adamw, bf16 copy and gradient", Rule(), half, half, float("inf")),
-            ("adamw, norm clipped", Rule(), None, single, 2.0),
-            ("radam", Rule("rectified"), None, single, float("inf")),
+            ("adamw", UpdateRule(), None, single, float("inf")),
+            ("adamw, bf16 copy", UpdateRule(), half, single, float("inf")),
+            ("adamw, bf16 copy and gradient", UpdateRule(), half, half, float("inf")),
+            ("adamw, norm clipped", UpdateRule(), None, single, 2.0),
+            ("radam", UpdateRule("rectified"), None, single, float("inf")),
             ("ranger_lite, norm clipped", lookahead, None, single, 2.0),
         ]
         for name, rule, copy, gradient, max_norm in variants:
@@ -182,7 +184,7 @@ def main() -> None:
             loss = torch.ones((), device=device)
             if rule is None:
                 step = torch_step(parts, loss, device)
-                moved = least_bytes(parts, Rule(), False)
+                moved = least_bytes(parts, UpdateRule(), False)
             else:
                 fused = FusedOptimizer(parts, rule, torch.tensor(1e-3, device=device), max_norm)
                 step = lambda f=fused, x=loss: f.step(x, covered=["weight"])  # noqa: E731

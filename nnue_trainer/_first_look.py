@@ -20,7 +20,7 @@ HOMES = {
     "bit_counts": "stats.graph",
     "ewm": "stats.exponential",
     "_layer_stacks": "modules.layer_stacks",
-    "_optimizer": "fused_optimizer",
+    "_optimizer": "optim.fused_operators",
     "pack_bits": "stats.graph",
     "_perspective": "ops.perspectives",
     "random_fill": "stats.random",

@@ -17,12 +17,14 @@ def kept_by_a_step(steps: int) -> float:
 
     from nnue_trainer import PerspectiveTransformer
     from nnue_trainer.data import Batch
-    from nnue_trainer.fused_optimizer import FusedOptimizer, Part, Rule
+    from nnue_trainer.optim.fused_optimizer import FusedOptimizer
+    from nnue_trainer.optim.parts import Part
+    from nnue_trainer.optim.update_rule import UpdateRule
 
     torch.set_num_threads(1)
     net = PerspectiveTransformer(64, 16, "pairwise", psqt_buckets=2)
     parts = [Part(name, parameter) for name, parameter in net.named_parameters()]
-    optimizer = FusedOptimizer(parts, Rule(), torch.tensor(0.001))
+    optimizer = FusedOptimizer(parts, UpdateRule(), torch.tensor(0.001))
     batch, bucket = Batch.allocate(32, 4), torch.zeros(32, dtype=torch.int64)
     for rows in (batch.white, batch.black):
         rows.fill_(-1)[:, 0] = torch.arange(32, dtype=torch.int32)

@@ -36,7 +36,7 @@ def _say_unfused(num_outputs: int, device: str) -> None:
 
 
 class LateWeight(Protocol):
-    """Brings rows of a weight up to date when they are needed: `nnue_trainer.fused_optimizer.LateRows`."""
+    """Brings rows of a weight up to date when they are needed: `nnue_trainer.optim.late_rows.LateRows`."""
 
     def catch_up(self, white: Tensor, black: Tensor) -> bool: ...
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from nnue_trainer import fused_optimizer
 from nnue_trainer.optim.base import OPTIMIZERS
 from nnue_trainer.optim.fused import FusedConfig
+from nnue_trainer.optim.update_rule import UpdateRule
 from nnue_trainer.schema import section
 
 
@@ -20,5 +20,5 @@ class AdamW(FusedConfig):
     correct_bias: bool = True
     """divide the running means by what they lack, as they start at zero; false: as bullet"""
 
-    def update(self) -> fused_optimizer.Rule:
-        return fused_optimizer.Rule("adam", self.betas, self.eps, corrects_bias=self.correct_bias)
+    def update(self) -> UpdateRule:
+        return UpdateRule("adam", self.betas, self.eps, corrects_bias=self.correct_bias)

@@ -12,12 +12,14 @@ from typing import ClassVar
 from pydantic import Field
 from torch import Tensor
 
-from nnue_trainer import fused_optimizer
-from nnue_trainer.fused_optimizer import FusedOptimizer, LateRows, Part
 from nnue_trainer.nets.base import VirtualRows
 from nnue_trainer.ops.capabilities import Choice
 from nnue_trainer.optim.base import OptimizerConfig, Rule, Work, check_state
+from nnue_trainer.optim.fused_optimizer import FusedOptimizer
 from nnue_trainer.optim.groups import Betas, Settings
+from nnue_trainer.optim.late_rows import LateRows
+from nnue_trainer.optim.parts import Part
+from nnue_trainer.optim.update_rule import UpdateRule
 from nnue_trainer.optim.virtual_rows import check_range
 from nnue_trainer.schema import section
 
@@ -37,13 +39,13 @@ class FusedConfig(OptimizerConfig):
     """decoupled: weights shrink by lr·weight_decay per step"""
 
     @abstractmethod
-    def update(self) -> fused_optimizer.Rule:
+    def update(self) -> UpdateRule:
         """The rule by which weights move, without what all rules have in common."""
 
     def rule(self, work: Work) -> Rule:
         return FusedRule(work, self.clipped(), decay=self.weight_decay, max_norm=self.max_norm or math.inf)
 
-    def clipped(self) -> fused_optimizer.Rule:
+    def clipped(self) -> UpdateRule:
         """`update` with gradients clipped."""
         return replace(self.update(), max_value=self.max_value or math.inf)
 
@@ -56,7 +58,7 @@ class FusedRule(Rule):
 
     heeds_failed = True
 
-    def __init__(self, work: Work, rule: fused_optimizer.Rule, *, decay: float, max_norm: float = math.inf) -> None:
+    def __init__(self, work: Work, rule: UpdateRule, *, decay: float, max_norm: float = math.inf) -> None:
         """`decay` is for all weights; `max_norm` as in FusedOptimizer."""
         super().__init__(work)
         parts = [part for name in work.parameters for part in _parts(work, name, decay)]

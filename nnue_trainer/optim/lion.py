@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from nnue_trainer import fused_optimizer
 from nnue_trainer.optim.base import OPTIMIZERS
 from nnue_trainer.optim.fused import FusedConfig
 from nnue_trainer.optim.groups import Betas
+from nnue_trainer.optim.update_rule import UpdateRule
 from nnue_trainer.schema import section
 
 
@@ -25,5 +25,5 @@ class Lion(FusedConfig):
     weight_decay: float = Field(default=0.0, ge=0)
     """decoupled: weights shrink by lr·weight_decay per step"""
 
-    def update(self) -> fused_optimizer.Rule:
-        return fused_optimizer.Rule("lion", self.betas, self.eps)
+    def update(self) -> UpdateRule:
+        return UpdateRule("lion", self.betas, self.eps)

@@ -17,12 +17,13 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from nnue_trainer import fused_optimizer
 from nnue_trainer.ops import capabilities
 from nnue_trainer.ops.capabilities import Choice
+from nnue_trainer.optim import fused_operators
 from nnue_trainer.optim.base import OPTIMIZERS, Rule, Work, check_state
 from nnue_trainer.optim.fused import FusedConfig, FusedRule, limits
 from nnue_trainer.optim.groups import Settings
+from nnue_trainer.optim.update_rule import UpdateRule
 from nnue_trainer.schema import section
 
 _COEFFICIENTS = (3.4445, -4.775, 2.0315)
@@ -45,8 +46,8 @@ class Muon(FusedConfig):
     """a step of a matrix is multiplied by: original: the root of rows/columns, if above 1; match_rms_adamw: 0.2 times
     the root of the larger one, which moves weights as far as AdamW does"""
 
-    def update(self) -> fused_optimizer.Rule:
-        return fused_optimizer.Rule("adam", self.betas, self.eps)
+    def update(self) -> UpdateRule:
+        return UpdateRule("adam", self.betas, self.eps)
 
     def rule(self, work: Work) -> Rule:
         return MuonRule(work, self)
@@ -130,7 +131,7 @@ class MuonRule(FusedRule):
             return
         config = self._config
         torch.autograd.graph.increment_version([matrix.weight for matrix in matrices])
-        fused_optimizer._operators._optimizer_update_matrices(
+        fused_operators.namespace._optimizer_update_matrices(
             [matrix.weight.detach() for matrix in matrices],
             [matrix.gradient for matrix in matrices],
             [momentum for matrix in matrices for momentum in (matrix.momentum, matrix.virtual)],
@@ -141,7 +142,7 @@ class MuonRule(FusedRule):
         )
 
     def _step_torch(self, matrix: _Matrix) -> None:
-        go, scale = self.fused.numbers[0] != 0, self.fused.numbers[fused_optimizer.GRADIENT]
+        go, scale = self.fused.numbers[0] != 0, self.fused.numbers[fused_operators.GRADIENT]
         change = self._direction(matrix.momentum, matrix.gradient, scale, go)
         if matrix.virtual.numel():
             shared = matrix.gradient.view(-1, *matrix.virtual.shape).sum(0)

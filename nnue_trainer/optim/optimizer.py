@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from nnue_trainer.base.foreign import returned
 from nnue_trainer.errors import UserError
-from nnue_trainer.fused_optimizer import LARGEST_COPY, Part
 from nnue_trainer.modules import PerspectiveTransformer, StackedLinear
 from nnue_trainer.nets.base import NnueModel, WeightBound
 from nnue_trainer.optim.base import Layer, OptimizerConfig, Rule, Work, check_state
@@ -22,6 +21,7 @@ from nnue_trainer.optim.clip import Clip
 from nnue_trainer.optim.fused import FusedRule
 from nnue_trainer.optim.groups import Settings
 from nnue_trainer.optim.guard import Guard
+from nnue_trainer.optim.parts import LARGEST_COPY, Part
 from nnue_trainer.optim.rehearsal import rehearse
 from nnue_trainer.optim.virtual_rows import SharedRows
 

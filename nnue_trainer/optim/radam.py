@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from nnue_trainer import fused_optimizer
 from nnue_trainer.optim.base import OPTIMIZERS
 from nnue_trainer.optim.fused import FusedConfig
+from nnue_trainer.optim.update_rule import UpdateRule
 from nnue_trainer.schema import section
 
 
@@ -13,5 +13,5 @@ from nnue_trainer.schema import section
 class RAdam(FusedConfig):
     """Adam whose first steps do not trust its few squares yet."""
 
-    def update(self) -> fused_optimizer.Rule:
-        return fused_optimizer.Rule("rectified", self.betas, self.eps)
+    def update(self) -> UpdateRule:
+        return UpdateRule("rectified", self.betas, self.eps)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pydantic import Field, model_validator
 
-from nnue_trainer import fused_optimizer
 from nnue_trainer.optim.base import OPTIMIZERS
 from nnue_trainer.optim.fused import FusedConfig
 from nnue_trainer.optim.groups import Betas
+from nnue_trainer.optim.update_rule import UpdateRule
 from nnue_trainer.schema import section
 
 
@@ -35,8 +35,8 @@ class RangerLite(FusedConfig):
     """divide the weight decay by the root of the mean square gradient of all parameters, as nnue-pytorch does: a decay
     of 1e-3 then acts far more"""
 
-    def update(self) -> fused_optimizer.Rule:
-        return fused_optimizer.Rule(
+    def update(self) -> UpdateRule:
+        return UpdateRule(
             "positive_negative",
             self.betas,
             self.eps,
@@ -63,6 +63,6 @@ class Ranger(FusedConfig):
     lookahead_share: float = Field(default=0.5, gt=0, le=1)
     """share of the way to the fast weights that the slow ones move"""
 
-    def update(self) -> fused_optimizer.Rule:
+    def update(self) -> UpdateRule:
         every, share = self.lookahead_steps, self.lookahead_share
-        return fused_optimizer.Rule("rectified", self.betas, self.eps, lookahead_every=every, lookahead_share=share)
+        return UpdateRule("rectified", self.betas, self.eps, lookahead_every=every, lookahead_share=share)

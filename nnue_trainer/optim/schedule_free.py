@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from pydantic import Field, model_validator
 
-from nnue_trainer import fused_optimizer
 from nnue_trainer.optim.base import OPTIMIZERS
 from nnue_trainer.optim.fused import FusedConfig
+from nnue_trainer.optim.update_rule import UpdateRule
 from nnue_trainer.schema import section
 
 
@@ -34,7 +34,7 @@ class ScheduleFree(FusedConfig):
             raise ValueError("found a first number of betas of 0, expected more: the mean has this share in y")
         return self
 
-    def update(self) -> fused_optimizer.Rule:
-        return fused_optimizer.Rule(
+    def update(self) -> UpdateRule:
+        return UpdateRule(
             "schedule_free", self.betas, self.eps, warmup=self.warmup_steps, weight_power=self.weight_power
         )

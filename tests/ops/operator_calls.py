@@ -16,11 +16,13 @@ from torch.utils._pytree import tree_map
 
 from nnue_trainer import ops, stats
 from nnue_trainer.data import RecordLoader
-from nnue_trainer.fused_optimizer import FusedOptimizer, Part, Rule
 from nnue_trainer.modules.layer_stacks import Integers, LayerStacks, StackLayer
 from nnue_trainer.modules.stacked_linear import StackedLinear
 from nnue_trainer.modules.straight_through import Steps, integer_parameters
 from nnue_trainer.ops import functional, perspectives
+from nnue_trainer.optim.fused_optimizer import FusedOptimizer
+from nnue_trainer.optim.parts import Part
+from nnue_trainer.optim.update_rule import UpdateRule
 from nnue_trainer.stats import graph, matrix, random
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -112,8 +114,8 @@ def _expansion(_: torch.Generator) -> None:
 
 
 def _optimizers(g: torch.Generator) -> None:
-    lookahead = Rule("positive_negative", eps=1e-7, lookahead_every=5)
-    for rule, late in ((Rule(), ()), (Rule(), ("w",)), (lookahead, ("w",))):
+    lookahead = UpdateRule("positive_negative", eps=1e-7, lookahead_every=5)
+    for rule, late in ((UpdateRule(), ()), (UpdateRule(), ("w",)), (lookahead, ("w",))):
         weight, bias = nn.Parameter(torch.randn(120, 5, generator=g)), nn.Parameter(torch.randn(5, generator=g))
         parts = [Part("w", weight, 0, 80, virtual_rows=8), Part("w", weight, 80, 40), Part("b", bias)]
         optimizer = FusedOptimizer(parts, rule, torch.tensor(0.01), late=late)

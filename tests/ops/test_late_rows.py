@@ -11,8 +11,10 @@ import torch
 from test_optimizer import RULES
 from torch import Tensor, nn
 
-from nnue_trainer import fused_optimizer
-from nnue_trainer.fused_optimizer import FusedOptimizer, LateRows, Part, Rule
+from nnue_trainer.optim.fused_optimizer import FusedOptimizer
+from nnue_trainer.optim.late_rows import WINDOW, LateRows
+from nnue_trainer.optim.parts import Part
+from nnue_trainer.optim.update_rule import UpdateRule
 
 ROWS, COLUMNS = 60, 150  # columns: two blocks of a replay and a piece
 
@@ -29,7 +31,7 @@ def parts_of(dtype: torch.dtype) -> list[Part]:
     ]
 
 
-def pair(rule: Rule, dtype: torch.dtype, max_norm: float = math.inf) -> list[FusedOptimizer]:
+def pair(rule: UpdateRule, dtype: torch.dtype, max_norm: float = math.inf) -> list[FusedOptimizer]:
     """The same twice: as it is, and with late rows."""
     return [FusedOptimizer(parts_of(dtype), rule, torch.tensor(0.01), max_norm, late=late) for late in ((), ("w",))]
 
@@ -98,7 +100,7 @@ def assert_equal_bits(dense: FusedOptimizer, late: FusedOptimizer) -> None:
 def test_equal_bits_for_every_rule(name: str, dtype: torch.dtype, max_norm: float) -> None:
     dense, late = pair(RULES[name], dtype, max_norm)
     clipped = False
-    for steps in (range(5), range(5, 6), range(6, 6 + 3 * fused_optimizer.WINDOW)):
+    for steps in (range(5), range(5, 6), range(6, 6 + 3 * WINDOW)):
         run(dense, steps)
         run(late, steps)
         assert_equal_bits(dense, late)
@@ -219,9 +221,9 @@ def test_equal_bits_for_any_number_of_threads() -> None:
 
 def test_no_row_waits_longer_than_the_window_though_nobody_asks_for_it() -> None:
     _, late = pair(RULES["adamw"], torch.float32)
-    for t in range(2 * fused_optimizer.WINDOW):
+    for t in range(2 * WINDOW):
         run(late, range(t, t + 1))
-        assert int(late_rows(late)._made.min()) >= t + 1 - fused_optimizer.WINDOW
+        assert int(late_rows(late)._made.min()) >= t + 1 - WINDOW
     ages = late.step_count - late_rows(late)._made
     assert len(ages.unique()) > 3, "all rows were brought up to date at once"
 

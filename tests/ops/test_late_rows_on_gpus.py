@@ -9,10 +9,12 @@ import torch
 from test_optimizer import RULES
 from torch import Tensor, nn
 
-from nnue_trainer import fused_optimizer
-from nnue_trainer.fused_optimizer import DEVICE_WINDOW, WINDOW, FusedOptimizer, LateRows, Part
 from nnue_trainer.ops import capabilities
 from nnue_trainer.ops.capabilities import Choice, Machine
+from nnue_trainer.optim import fused_operators, fused_optimizer
+from nnue_trainer.optim.fused_optimizer import FusedOptimizer
+from nnue_trainer.optim.late_rows import DEVICE_WINDOW, WINDOW, LateRows
+from nnue_trainer.optim.parts import Part
 
 SHARING, OWN = 36, 43  # rows that share virtual ones, and rows that do not: more than two thread blocks
 ROWS = SHARING + OWN
@@ -28,7 +30,7 @@ def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> to
     monkeypatch.setattr(capabilities, "update", all_late)
     if request.param == "emulated":
         request.getfixturevalue("emulator")
-        monkeypatch.setattr(fused_optimizer, "_operators", torch.ops.nnue_emulated)
+        monkeypatch.setattr(fused_operators, "namespace", torch.ops.nnue_emulated)
         monkeypatch.setattr(fused_optimizer, "HostLateRows", LateRows)
     return torch.device("cpu" if request.param == "emulated" else "cuda")
 
@@ -275,7 +277,7 @@ def test_what_cannot_be_updated_late(place: torch.device, operator: str, change,
     if operator == "_optimizer_update_rows":
         arguments = [moments.weight, *arguments]
     with pytest.raises(RuntimeError, match=f"nnue::{operator}: {message}"):
-        getattr(fused_optimizer._operators, operator)(moments.weight, *arguments)
+        getattr(fused_operators.namespace, operator)(moments.weight, *arguments)
 
 
 def test_rows_whose_counts_do_not_fit_are_left_as_they_are(place: torch.device) -> None:

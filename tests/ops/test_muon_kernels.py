@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from nnue_trainer import fused_optimizer
 from nnue_trainer.nets.base import VirtualRows, WeightBound
 from nnue_trainer.ops import capabilities
 from nnue_trainer.ops.capabilities import Choice
+from nnue_trainer.optim import fused_operators
 from nnue_trainer.optim.base import OPTIMIZERS, Work
 from nnue_trainer.optim.muon import MuonRule
 
@@ -44,7 +44,7 @@ def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> to
     if request.param == "cuda":
         return torch.device("cuda")
     request.getfixturevalue("emulator")
-    monkeypatch.setattr(fused_optimizer, "_operators", torch.ops.nnue_emulated)
+    monkeypatch.setattr(fused_operators, "namespace", torch.ops.nnue_emulated)
     monkeypatch.setattr(capabilities, "matrix_step", lambda *_: Choice("operators", ""))
     return torch.device("cpu")
 

@@ -11,19 +11,21 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from nnue_trainer import fused_optimizer
-from nnue_trainer.fused_optimizer import FusedOptimizer, Part, Rule
+from nnue_trainer.optim import fused_operators
+from nnue_trainer.optim.fused_optimizer import FusedOptimizer
+from nnue_trainer.optim.parts import Part
+from nnue_trainer.optim.update_rule import UpdateRule
 
 RULES = {
-    "adamw": Rule("adam", (0.9, 0.99), 1e-6),
-    "radam": Rule("rectified", (0.9, 0.99), 1e-6),
-    "ranger": Rule("rectified", (0.8, 0.99), 1e-6, lookahead_every=3),
-    "ranger_lite": Rule("positive_negative", (0.9, 0.99), 1e-6, lookahead_every=3, lookahead_share=0.25),
-    "stable_decay": Rule("positive_negative", (0.9, 0.99), 1e-2, 1.0, 3, 0.25, stable_decay=True),
-    "lion": Rule("lion", (0.9, 0.95)),
-    "schedule_free": Rule("schedule_free", (0.9, 0.99), 1e-6, warmup=4, weight_power=0.5),
-    "uncorrected": Rule("adam", (0.9, 0.99), 1e-6, corrects_bias=False),
-    "clipped": Rule("adam", (0.9, 0.99), 1e-6, max_value=0.3),
+    "adamw": UpdateRule("adam", (0.9, 0.99), 1e-6),
+    "radam": UpdateRule("rectified", (0.9, 0.99), 1e-6),
+    "ranger": UpdateRule("rectified", (0.8, 0.99), 1e-6, lookahead_every=3),
+    "ranger_lite": UpdateRule("positive_negative", (0.9, 0.99), 1e-6, lookahead_every=3, lookahead_share=0.25),
+    "stable_decay": UpdateRule("positive_negative", (0.9, 0.99), 1e-2, 1.0, 3, 0.25, stable_decay=True),
+    "lion": UpdateRule("lion", (0.9, 0.95)),
+    "schedule_free": UpdateRule("schedule_free", (0.9, 0.99), 1e-6, warmup=4, weight_power=0.5),
+    "uncorrected": UpdateRule("adam", (0.9, 0.99), 1e-6, corrects_bias=False),
+    "clipped": UpdateRule("adam", (0.9, 0.99), 1e-6, max_value=0.3),
 }
 
 
@@ -33,7 +35,7 @@ RULES = {
 class Momentum:
     """How one parameter moves in step t, counted from 1: `change` is subtracted from it."""
 
-    def __init__(self, rule: Rule, like: Tensor):
+    def __init__(self, rule: UpdateRule, like: Tensor):
         self.rule = rule
         self.averages = [torch.zeros_like(like), torch.zeros_like(like)]
         self.square = torch.zeros_like(like)
@@ -74,7 +76,7 @@ class Reference:
     """What FusedOptimizer does, with weights and virtual rows as parameters of their own."""
 
     parts: list[Part]
-    rule: Rule
+    rule: UpdateRule
     max_norm: float = math.inf
     t: int = 0
     weights: list[Tensor] = field(default_factory=list)
@@ -192,7 +194,7 @@ def gradients_of(parts: list[Part]) -> list[Tensor]:
     return [part.rows(part.parameter.grad).clone() for part in parts]  # type: ignore[arg-type]
 
 
-def optimizer(parts: list[Part], rule: Rule, lr: float = 2.0**-5, max_norm: float = math.inf) -> FusedOptimizer:
+def optimizer(parts: list[Part], rule: UpdateRule, lr: float = 2.0**-5, max_norm: float = math.inf) -> FusedOptimizer:
     return FusedOptimizer(parts, rule, torch.tensor(lr, device=parts[0].parameter.device), max_norm)
 
 
@@ -226,7 +228,7 @@ def test_every_rule_is_its_float64_reference(
         fused.step(loss_on(device))
         expected = reference.norm(gradients_of(parts)) if math.isfinite(max_norm) else None
         if expected is not None:
-            assert fused.numbers[fused_optimizer.NORM].item() == pytest.approx(expected, rel=1e-6)
+            assert fused.numbers[fused_operators.NORM].item() == pytest.approx(expected, rel=1e-6)
     assert_weights(parts, reference, 2e-6 if dtype == torch.float32 else 1e-13)
     assert fused.step_count.item() == 10
     assert not fused.failed.item()
@@ -433,7 +435,7 @@ def state(numbers: torch.Tensor | None = None) -> list[torch.Tensor]:
 
 
 def constants(**changed: object) -> list[float]:
-    return replace(Rule(), **changed).constants(0)  # type: ignore[arg-type]
+    return replace(UpdateRule(), **changed).constants(0)  # type: ignore[arg-type]
 
 
 def call_update(**changed: object) -> None:

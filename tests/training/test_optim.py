@@ -9,7 +9,6 @@ from torch import nn
 
 from nnue_trainer import nets
 from nnue_trainer.errors import UserError
-from nnue_trainer.fused_optimizer import LARGEST_COPY
 from nnue_trainer.modules import PerspectiveTransformer
 from nnue_trainer.nets.base import NnueModel, VirtualRows, WeightBound
 from nnue_trainer.optim import (
@@ -24,6 +23,7 @@ from nnue_trainer.optim import (
     Work,
     torch_rule,
 )
+from nnue_trainer.optim.parts import LARGEST_COPY
 from nnue_trainer.schema import section
 
 GROUPS, ROWS, OUTPUTS = 5, 4, 3

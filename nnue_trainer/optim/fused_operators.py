@@ -1,0 +1,33 @@
+"""The operators of a step: `nnue::_optimizer_begin` decides, `nnue::_optimizer_update` moves all weights.
+
+`_optimizer_begin` reads the loss and gradients before anything is written, takes their norm, counts the step, and
+computes the numbers that the rule needs in this step. `_optimizer_update` reads gradients, weights and moments once and
+writes weights and moments once: decay, virtual rows, clip to bounds, lookahead and a 16-bit copy of the weight
+included. Learning rate, step count and the flag of failure live on the device, so a step can be captured in a CUDA
+graph. The contract is in csrc/optimizer.h; `FusedOptimizer` calls them.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from nnue_trainer import ops
+
+namespace = torch.ops.nnue
+"""Where all calls of these operators find them; tests put the emulated ones here."""
+
+_NAMES = ("begin", "update", "update_matrices", "mark_rows", "update_rows", "catch_up")
+
+# What _optimizer_begin leaves for _optimizer_update, float64: the enum Number of csrc/optimizer.h.
+NUMBERS = 16
+GRADIENT = 5
+NORM = 8
+KEPT = slice(11, 14)
+"""Those that are part of the state: kFirstKept to kLastKept."""
+
+
+def _nothing(*args: object, **kwargs: object) -> None:
+    """Fake kernels: the operators only write what they were given."""
+
+
+ops.register_fakes({f"nnue::_optimizer_{name}": _nothing for name in _NAMES})

@@ -1,0 +1,251 @@
+"""State and step of all weights, with the fused operators."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import InitVar, dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from nnue_trainer.optim import fused_operators
+from nnue_trainer.optim.late_rows import HostLateRows, LateRows
+from nnue_trainer.optim.parts import LARGEST_COPY, Moments, Numbers, Part, write_copy
+from nnue_trainer.optim.update_rule import UpdateRule
+
+
+@dataclass
+class FusedOptimizer:
+    """State and step of `parts`, all on one device and of one dtype, float32 or float64.
+
+    `lr` (float32), `step_count` (int64), `failed` (float32) and `numbers` (float64) are tensors on that device. A step
+    whose loss or gradients are not finite changes nothing and sets `failed`, and no later step changes anything;
+    `flag`, if given, is the tensor to be used for it.
+
+    `max_norm`: gradients are scaled down to this norm, taken over all parts and their virtual rows.
+    """
+
+    parts: Sequence[Part]
+    rule: UpdateRule
+    lr: Tensor
+    max_norm: float = math.inf
+    flag: InitVar[Tensor | None] = None
+    late: InitVar[Iterable[str]] = ()
+    """names of parameters whose rows are updated when they are needed, on a GPU those that it pays for: see LateRows"""
+    norm_of: Callable[[Sequence[tuple[Part, Tensor]]], Tensor] | None = None
+    """Numbers whose norm is that of the gradients of these parts, virtual rows included, where this process has not all
+    of them; None: it has."""
+    step_count: Tensor = field(init=False)
+    failed: Tensor = field(init=False)
+    numbers: Tensor = field(init=False)
+    state: dict[str, Tensor] = field(init=False, default_factory=dict)
+    """Moments by name: exp_avg/NAME, exp_avg_sq/NAME and the same of NAME.virtual; exp_avg_2/… is the second average
+    of a rule that has two, z/NAME that of a schedule-free one, slow/NAME are the slow weights of lookahead."""
+
+    def __post_init__(self, flag: Tensor | None, late: Iterable[str]) -> None:
+        device = self.lr.device
+        self.failed = torch.zeros((), dtype=torch.float32, device=device) if flag is None else flag
+        betas = dict.fromkeys([self.rule.betas, *(part.betas or self.rule.betas for part in self.parts)])
+        self._numbers = [
+            Numbers(
+                replace(self.rule, betas=each),
+                torch.zeros((), dtype=torch.int64, device=device),
+                self.failed,
+                torch.zeros(fused_operators.NUMBERS, dtype=torch.float64, device=device),
+            )
+            for each in betas
+        ]
+        self.step_count, self.numbers = self._numbers[0].step_count, self._numbers[0].numbers
+        self._moments = [self._make_moments(part) for part in self.parts]
+        for numbers in self._numbers:
+            numbers.constants = numbers.rule.constants(0)
+        kind = HostLateRows if device.type == "cpu" else LateRows
+        made = {name: kind(self, name) for name in late}
+        self.late_rows = {name: rows for name, rows in made.items() if rows.parts}
+        """by name of the parameter"""
+
+    def _make_moments(self, part: Part) -> Moments:
+        weight = part.parameter.detach()
+        nothing = weight.new_empty(0)
+        names = self.rule.averages + self.rule.squares
+
+        def of_parameter(name: str) -> Tensor:
+            key = f"{name}/{part.name}"
+            if key not in self.state:
+                self.state[key] = weight.clone() if name in ("slow", "z") else torch.zeros_like(weight)
+            return part.rows(self.state[key])
+
+        rows = part.rows(weight)
+        virtual = part.virtual_name or f"{part.name}.virtual"
+        if part.virtual_rows and f"{names[0]}/{virtual}" in self.state:  # the second such range of one parameter
+            virtual += f".{part.first}"
+
+        def of_virtual(name: str) -> Tensor:
+            if not part.virtual_rows:
+                return nothing
+            if rows.shape[0] % part.virtual_rows:
+                raise ValueError(
+                    f"{part.name}: {rows.shape[0]} rows cannot share {part.virtual_rows} virtual rows evenly"
+                )
+            return self.state.setdefault(f"{name}/{virtual}", rows.new_zeros(part.virtual_rows, *rows.shape[1:]))
+
+        return Moments(
+            weight=rows,
+            own=[of_parameter(name) for name in names],
+            shared=[of_virtual(name) for name in names],
+            slow=of_parameter("slow") if self.rule.lookahead_every else None,
+            copy=nothing if part.copy is None else part.rows(part.copy.detach()),
+        )
+
+    @torch.no_grad()
+    def step(self, loss: Tensor, covered: Iterable[str] = (), also: Sequence[tuple[Tensor, int]] = ()) -> None:
+        """One update from the gradients in place. `loss` is used only by the guard, as are all gradients but those of
+        the parameters named in `covered`, for which others stand: each of their terms is one of another gradient, too.
+        A parameter without a gradient is left out. With a norm to clip to, all gradients are looked at. `also`: other
+        gradients for the guard and the norm, each with its number of virtual rows (0: none).
+        """
+        for late in self.late_rows.values():
+            late.before_step()
+        active = [
+            (part, moments, gradient)
+            for part, moments in zip(self.parts, self._moments, strict=True)
+            if (gradient := part.gradient) is not None
+        ]
+        everything = math.isfinite(self.max_norm) or self.rule.stable_decay
+        left_out = set() if everything else set(covered)
+        guarded = [(part, gradient) for part, _, gradient in active if part.name not in left_out]
+        others, shared_by_others = [gradient for gradient, _ in also], [shared for _, shared in also]
+        looked_at = [*(gradient for _, gradient in guarded), *others]
+        shared_rows = [part.virtual_rows if everything else 0 for part, _ in guarded] + shared_by_others
+        rows = [self._marks_of(part) for part, _ in guarded] + [self._no_marks] * len(also)
+        if everything and self.norm_of is not None:
+            looked_at, shared_rows, rows = [self.norm_of(guarded), *others], [0, *shared_by_others], []
+        if self.rule.stable_decay:
+            elements = sum(moments.weight.numel() + moments.shared[-1].numel() for _, moments, _ in active)
+            for each in self._numbers:
+                each.constants = each.rule.constants(elements + sum(g.numel() + v * g[0].numel() for g, v in also))
+        for each in self._numbers:
+            fused_operators.namespace._optimizer_begin(
+                looked_at,
+                shared_rows,
+                loss.detach(),
+                self.lr,
+                each.state,
+                each.rule.number,
+                each.constants,
+                self.max_norm,
+                rows,
+            )
+            looked_at, shared_rows, rows = [self.numbers[fused_operators.NORM][None]], [0], []
+        # Autograd has to know that a graph which was made before the step is out of date.
+        torch.autograd.graph.increment_version([part.parameter for part, _, _ in active])
+        waiting = {id(part) for late in self.late_rows.values() for part, _ in late.parts}
+        active = [(part, moments, gradient) for part, moments, gradient in active if id(part) not in waiting]
+        for each in self._numbers:
+            own = [(part, moments, gradient) for part, moments, gradient in active if self.numbers_of(part) is each]
+            fused_operators.namespace._optimizer_update(
+                [moments.weight for _, moments, _ in own],
+                [gradient for _, _, gradient in own],
+                [moment for _, moments, _ in own for moment in moments.all()],
+                [moments.copy for _, moments, _ in own],
+                each.state,
+                [number for part, moments, _ in own for number in part.settings(moments.steps)],
+                each.rule.number,
+                each.constants,
+                follows_begin=len(self._numbers) == 1,  # nothing has come between the two
+            )
+        for late in self.late_rows.values():
+            late.step()
+
+    def _marks_of(self, part: Part) -> Tensor:
+        """uint8: the rows of the gradient that may be other than zeros; no elements: all."""
+        for late in self.late_rows.values():
+            if any(part is waiting for waiting, _ in late.parts):
+                return late.marks_of(part)
+        return self._no_marks
+
+    @property
+    def _no_marks(self) -> Tensor:
+        return self.numbers.new_empty(0, dtype=torch.uint8)
+
+    def rows(self) -> Iterator[tuple[Part, int]]:
+        """Each part, and how many tensors have its rows: the weight and its moments."""
+        for part, moments in zip(self.parts, self._moments, strict=True):
+            yield part, moments.tensors
+
+    def numbers_of(self, part: Part) -> Numbers:
+        """The rule of a part, and where its numbers are."""
+        betas = part.betas or self.rule.betas
+        return next(numbers for numbers in self._numbers if numbers.rule.betas == betas)
+
+    @property
+    def kept(self) -> dict[str, Tensor]:
+        """Numbers that later steps depend on beside the moments, of rules that have such; views."""
+        if self.rule.kind != "schedule_free" and not self.rule.stable_decay:
+            return {}
+        return {f"numbers/{i}": each.numbers[fused_operators.KEPT] for i, each in enumerate(self._numbers)}
+
+    def set_step_count(self, count: int) -> None:
+        """Goes on counting from there."""
+        for numbers in self._numbers:
+            numbers.step_count.fill_(count)
+
+    @torch.no_grad()
+    def averaged(self, parameter: str) -> Tensor | None:
+        """The weights at which a schedule-free rule has its net, x, in a new tensor; None for the other rules, whose
+        parameters hold it. They are within the limits of the parts."""
+        if self.rule.kind != "schedule_free":
+            return None
+        parts = [(part, m) for part, m in zip(self.parts, self._moments, strict=True) if part.name == parameter]
+        found = parts[0][0].parameter.detach().clone()
+        for part, moments in parts:
+            beta = self.numbers_of(part).rule.betas[0]
+            # With beta1 = 0 gradients are taken at z, and x is not known. OptimizerConfig excludes it.
+            x = torch.lerp(moments.own[0].double(), moments.weight.double(), 1 / beta)
+            _, _, low, high, _ = part.settings(moments.steps)
+            part.rows(found).copy_(x).clamp_(low, high)
+        return found
+
+    @torch.no_grad()
+    def copy_in_steps(self, name: str, steps: float) -> int:
+        """From now on the copies of the parameter hold its integers, `steps` of them in 1.0, as float16: other bits in
+        the memory of a bfloat16 copy. Its weights are clipped to ±LARGEST_COPY of them, which float16 holds exactly. 0:
+        they hold the weight again. Writes the copies, and returns how many weights it has clipped."""
+        self.settle()  # the steps until now have other bounds
+        clipped = 0
+        for part, moments in zip(self.parts, self._moments, strict=True):
+            if part.name != name or part.copy is None:
+                continue
+            copy, moments.steps = part.rows(part.copy.detach()), steps
+            moments.copy = copy.view(torch.float16) if steps else copy
+            if steps:
+                _, _, low, high, _ = part.settings(steps)
+                clipped += int((moments.weight.abs() > LARGEST_COPY / steps).sum().item())
+                moments.weight.clamp_(low, high)
+        self.write_copies()
+        return clipped
+
+    @torch.no_grad()
+    def write_copies(self) -> None:
+        """Makes the copies anew, of weights that something else than a step has changed."""
+        for part, moments in zip(self.parts, self._moments, strict=True):
+            if part.copy is not None:
+                write_copy(moments.copy, moments.weight, moments.steps)
+
+    @torch.no_grad()
+    def clip(self, part: Part) -> None:
+        """Clips the weights of some rows of a parameter to the bounds of `part`, which is none of `parts`."""
+        rows = part.rows(part.parameter.detach()).clamp_(part.low, part.high)
+        if part.copy is None:
+            return
+        steps = next(
+            moments.steps for own, moments in zip(self.parts, self._moments, strict=True) if own.name == part.name
+        )
+        copy = part.rows(part.copy.detach())
+        write_copy(copy.view(torch.float16) if steps else copy, rows, steps)
+
+    def settle(self) -> None:
+        """Brings all rows that are updated late up to date."""
+        for late in self.late_rows.values():
+            late.settle()

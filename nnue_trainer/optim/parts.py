@@ -1,0 +1,120 @@
+"""Parts of parameters that the fused operators move, and the state of each."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from nnue_trainer.optim.update_rule import UpdateRule
+
+LARGEST_COPY = 2048
+"""The largest integer of a copy: float16 holds all up to it."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Rows of a parameter that are trained alike: all of them, or `size` rows from `first` on.
+
+    virtual_rows: V, a divisor of the number of rows: rows r and r + V of the part share a virtual row. 0: none.
+    rate, decay: factor of the learning rate, and the decoupled weight decay.
+    low, high: the closed range that the weight is clipped to after every step.
+    copy: float16 or bfloat16 of the parameter's shape, written along with the weight. Where it has a gradient, that is
+        the part's, and not the parameter's. See `FusedOptimizer.copy_in_steps`.
+    """
+
+    name: str
+    parameter: Tensor
+    first: int = 0
+    size: int | None = None
+    virtual_rows: int = 0
+    rate: float = 1.0
+    decay: float = 0.0
+    low: float = -math.inf
+    high: float = math.inf
+    copy: Tensor | None = None
+    virtual_name: str | None = None
+    """of the virtual rows, for their moments; NAME.virtual unless given"""
+    betas: tuple[float, float] | None = None
+    """in place of the rule's"""
+
+    @property
+    def gradient(self) -> Tensor | None:
+        """Of the part's rows, the copy's if it has one. Of a sparse gradient, those rows that it has."""
+        gradient = None if self.copy is None else self.copy.grad
+        gradient = self.parameter.grad if gradient is None else gradient
+        if gradient is None:
+            return None
+        return self.sparse_rows(gradient)[1] if gradient.is_sparse else self.rows(gradient)
+
+    def settings(self, steps: float = 0.0) -> list[float]:
+        """As the operators take them. `steps`: of the copy."""
+        most = LARGEST_COPY / steps if steps else math.inf
+        return [self.rate, self.decay, max(self.low, -most), min(self.high, most), steps]
+
+    def rows(self, tensor: Tensor) -> Tensor:
+        """The part's rows of a tensor of the parameter's shape."""
+        if self.first == 0 and self.size is None:
+            return tensor
+        size = tensor.shape[0] - self.first if self.size is None else self.size
+        return tensor[self.first : self.first + size]
+
+    def sparse_rows(self, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        """Of a sparse gradient of the parameter: the numbers of its rows in the part, int64 [R] ascending, and what
+        these are [R, ...]."""
+        numbers, values = gradient._indices()[0], gradient._values()
+        if not gradient.is_coalesced() and not bool((numbers[1:] > numbers[:-1]).all()):  # not what one backward makes
+            gradient = gradient.coalesce()
+            numbers, values = gradient.indices()[0], gradient.values()
+        end = len(gradient) if self.size is None else self.first + self.size
+        if self.first == 0 and end == len(gradient):
+            return numbers, values
+        begin, stop = torch.searchsorted(numbers, torch.tensor([self.first, end])).tolist()
+        return numbers[begin:stop] - self.first, values[begin:stop]
+
+
+@dataclass
+class Moments:
+    """The state of a part: views of the parameter's moments, and the moments of its virtual rows."""
+
+    weight: Tensor
+    own: list[Tensor]
+    """averages and squares"""
+    shared: list[Tensor]
+    """the same of the virtual rows"""
+    slow: Tensor | None
+    copy: Tensor
+    steps: float = 0.0
+    """integers of the copy in 1.0; 0: it has the weight itself"""
+
+    @property
+    def tensors(self) -> int:
+        """How many tensors have a row of the parameter: the weight and its moments."""
+        return 1 + len(self.own) + (self.slow is not None)
+
+    def all(self) -> list[Tensor]:
+        """In the order of the operators."""
+        slow = [] if self.slow is None else [self.slow]
+        return [*self.own, *self.shared, *slow]
+
+
+@dataclass
+class Numbers:
+    """A rule with the numbers of its steps, on the device. Parts with other betas have their own."""
+
+    rule: UpdateRule
+    step_count: Tensor
+    failed: Tensor
+    numbers: Tensor
+    constants: list[float] = field(default_factory=list)
+
+    @property
+    def state(self) -> list[Tensor]:
+        """As the operators take it."""
+        return [self.step_count, self.failed, self.numbers]
+
+
+def write_copy(copy: Tensor, weight: Tensor, steps: float) -> None:
+    copy.copy_(torch.round(weight * steps) if steps else weight)
