@@ -1,6 +1,6 @@
 """The layers behind the first layer and the loss, forward and backward: the fused operators against torch's operators.
 
-    python benchmarks/layer_stacks.py [--out FOLDER] [--quick] [--aware]
+    python benchmarks/layer_stacks.py [--out FOLDER] [--quick] [--qat]
 
 torch's operators compute all stacks for every position and then choose one. Times are medians of a replayed CUDA graph,
 in milliseconds; before each replay another 256 MB are read, so that little of the data is in the cache. `order` is the
@@ -8,7 +8,7 @@ time to order the positions by stack. It is not part of the operators' time, bec
 can be done during the step before. `floor` is the time that reading x once and writing its gradient once takes at the
 rate of a large copy in the same run. Errors are relative to float64: norm of the difference / norm.
 
-With `--aware` the layers round as the engine does (only x in fp32 is measured), and the times include the rounding of
+With `--qat` the layers round as the engine does (only x in fp32 is measured), and the times include the rounding of
 their parameters to integers. Errors are then relative to torch's operators.
 """
 
@@ -160,21 +160,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nets", nargs="*", default=list(NETS))
     parser.add_argument("--quick", action="store_true", help="the first three cases of each net")
-    parser.add_argument("--aware", action="store_true", help="with the engine's rounding")
+    parser.add_argument("--qat", action="store_true", help="with the engine's rounding")
     parser.add_argument("--repeats", type=int, default=50)
     parser.add_argument("--out", type=Path, default=RESULTS)
     a = parser.parse_args()
     device = torch.device("cuda")
-    report: dict[str, Any] = {"benchmark": "layer_stacks", "aware": a.aware, **environment(device)}
+    report: dict[str, Any] = {"benchmark": "layer_stacks", "aware": a.qat, **environment(device)}
     report["copy_tb_s"] = round(copy_rate(device, a.repeats), 3)
     print(f"{report['device']}, copy {report['copy_tb_s']} TB/s")
     print(f"{'net':20} {'batch':>6} {'x':9} {'torch':>7} {'here':>7} {'floor':>7} {'order':>7}  errors: torch, here")
     rows = []
     for net in a.nets:
         for positions, dtype in CASES[:3] if a.quick else CASES:
-            if a.aware and dtype != torch.float32:
+            if a.qat and dtype != torch.float32:
                 continue
-            problem = (Aware if a.aware else Problem)(NETS[net], positions, dtype)
+            problem = (Aware if a.qat else Problem)(NETS[net], positions, dtype)
             row: dict[str, Any] = {"net": net, "batch": positions, "x": str(dtype).removeprefix("torch.")}
             if positions == CASES[0][0]:
                 exact = problem.exact()
@@ -198,7 +198,7 @@ def main() -> None:
                 print(f"{'':20}   {name[:60]:60} {figures['launches']:4.0f} {figures['us']:8.2f} us", flush=True)
             del problem
     report["rows"] = rows
-    write(a.out / f"layer_stacks{'-aware' if a.aware else ''}-cuda.json", report)
+    write(a.out / f"layer_stacks{'-aware' if a.qat else ''}-cuda.json", report)
 
 
 if __name__ == "__main__":

@@ -44,9 +44,9 @@ NARROW = {
 }
 WARM_UP = ("simple", "sfnnv5")  # nets that are also trained with rounding from the middle on
 WAYS: dict[str, dict[str, Any]] = {
-    "float": {"aware": False},
-    "aware": {"aware": True},
-    "aware_from_half": {"aware": True, "aware_from": 0.5},
+    "float": {"qat": False},
+    "aware": {"qat": True},
+    "aware_from_half": {"qat": True, "qat_from": 0.5},
 }
 
 

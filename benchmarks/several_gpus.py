@@ -105,7 +105,7 @@ class Worker:
 
     def recipe(self, case: Case) -> Recipe:
         options = self._options
-        rounds = ["model.quantisation.aware=true", "model.quantisation.aware_from=0"] if case.aware else []
+        rounds = ["model.quantisation.qat=true", "model.quantisation.qat_from=0"] if case.aware else []
         recipe = load_recipe(Path(case.config), options.data, [*options.overrides, *rounds])
         more = [f"data.batch_size={recipe.data.batch_size * (case.processes if case.each else 1)}"]
         if case.source == "shards":
@@ -129,7 +129,7 @@ class Worker:
         finally:
             getattr(source, "close", lambda: None)()
         peaks = self._ranks.each([found.pop("cpu_milliseconds_per_step"), peak_memory(device)])
-        what = {"processes": case.processes, "division": "one process", "batch": recipe.data.batch_size}
+        what = {"processes": case.processes, "sharding": "one process", "batch": recipe.data.batch_size}
         return (
             what
             | found

@@ -23,8 +23,8 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from nnue_trainer import nets
-from nnue_trainer.parallel.division import divide
 from nnue_trainer.parallel.ranks import Ranks, joined
+from nnue_trainer.parallel.sharding import shard
 from nnue_trainer.training.run import choose_device, set_up_torch, training_batches
 from nnue_trainer.training.trainer import Trainer
 from report import RESULTS, ROOT, environment, load_recipe, precision_suffix, recipe_data, wait_as_training_does, write
@@ -139,9 +139,9 @@ def look(options: argparse.Namespace, ranks: Ranks) -> None:
     machine = environment(device)
     with tempfile.TemporaryDirectory() as folder:
         model = nets.build(recipe.model)
-        division, words = divide(ranks, model, recipe)
+        sharding, words = shard(ranks, model, recipe)
         source = training_batches(recipe, model, device, ranks)
-        kernels = kernels_of(Trainer(recipe, model.to(device), source, None, Path(folder), division=division))
+        kernels = kernels_of(Trainer(recipe, model.to(device), source, None, Path(folder), sharding=sharding))
     if not ranks.writes:
         return
     step, sums = one_step(kernels), per_step(kernels)
@@ -158,7 +158,7 @@ def look(options: argparse.Namespace, ranks: Ranks) -> None:
         "benchmark": "step_timeline",
         **machine,
         "data": Path(options.data).name,
-        "division": words or "one process",
+        "sharding": words or "one process",
         "recipe": recipe_data(recipe),
         "step": step,
         "per_step": sums,

@@ -3,7 +3,7 @@
     python benchmarks/training_step.py --config configs/sfnnv5.yaml --data FILE.binpack [key=value …]
 
 It measures two cases in one run: batches that are already on the device, and batches from the file through the loader,
-as in training. With `--aware` it measures both again, with quantisation-aware rounding from the first step on. Prints a
+as in training. With `--qat` it measures both again, with quantisation-aware rounding from the first step on. Prints a
 table and writes JSON into benchmarks/results/.
 
 The loader needs much CPU time after its first batch, because it fills the next shuffle buffer. A few steps would
@@ -36,8 +36,8 @@ from nnue_trainer.data import Batch
 from nnue_trainer.modules import stacked_linear
 from nnue_trainer.nets.base import NnueModel
 from nnue_trainer.optim import Optimizer
-from nnue_trainer.parallel.division import divide
 from nnue_trainer.parallel.ranks import Ranks
+from nnue_trainer.parallel.sharding import shard
 from nnue_trainer.training.batches import BatchSource, DeviceBatches, allocations, like
 from nnue_trainer.training.metrics import peak_memory
 from nnue_trainer.training.run import choose_device, set_up_torch, training_batches
@@ -105,9 +105,9 @@ def measure(
     ranks = ranks or Ranks()
     set_up_torch(recipe, device)
     model = nets.build(recipe.model) if model is None else model
-    division, words = divide(ranks, model, recipe)
+    sharding, words = shard(ranks, model, recipe)
     with tempfile.TemporaryDirectory() as folder:
-        trainer = Trainer(recipe, model.to(device), source, None, Path(folder), division=division)
+        trainer = Trainer(recipe, model.to(device), source, None, Path(folder), sharding=sharding)
 
         def advance(count: int) -> float:
             """The seconds that `count` steps take on the slowest rank."""
@@ -133,7 +133,7 @@ def measure(
         elapsed, cpu_seconds = time.perf_counter() - started, time.process_time() - cpu_started
     if ranks.any(trainer.optimizer.failed()):
         raise SystemExit("a step was not finite: nothing measured here would mean anything")
-    return ({"division": words} if words else {}) | {
+    return ({"sharding": words} if words else {}) | {
         "steps": steps,
         "milliseconds_per_step": round(1e3 * elapsed / steps, 3),
         # CPU time of all threads together. It changes little when other programs use the machine.
@@ -199,7 +199,7 @@ def main() -> None:
     parser.add_argument("--ratio", action="store_true", help="measure what the optimisations for CPUs gain")
     parser.add_argument("--batches", type=int, default=32, help="with --ratio: how many different batches")
     parser.add_argument("--rounds", type=int, default=3, help="with --ratio: how many rounds")
-    parser.add_argument("--aware", action="store_true", help="also with quantisation-aware rounding")
+    parser.add_argument("--qat", action="store_true", help="also with quantisation-aware rounding")
     parser.add_argument("overrides", nargs="*", help="recipe fields, such as data.batch_size=4096")
     options = parser.parse_args()
     wait_as_training_does()
@@ -216,8 +216,8 @@ def main() -> None:
     loader.close()
     if options.ratio:
         results = ratio(recipe, batches, options.rounds)
-    for aware in () if options.ratio else (False, True) if options.aware else (False,):
-        rounds = ["model.quantisation.aware=true", "model.quantisation.aware_from=0"] if aware else []
+    for aware in () if options.ratio else (False, True) if options.qat else (False,):
+        rounds = ["model.quantisation.qat=true", "model.quantisation.qat_from=0"] if aware else []
         now = load_recipe(options.config, options.data, [*options.overrides, *rounds])
         name = "aware, " if aware else ""
         results[name + "preloaded"] = measure(now, Preloaded(batches), device, warmup, steps)

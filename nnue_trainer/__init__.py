@@ -15,7 +15,6 @@ if _TYPE_CHECKING:
         data,
         export,
         files,
-        lambdas,
         losses,
         modules,
         nets,
@@ -26,6 +25,7 @@ if _TYPE_CHECKING:
         schema,
         stats,
         training,
+        wdl,
     )
     from nnue_trainer.data import Batch, Loader, RecordLoader
     from nnue_trainer.errors import UserError
@@ -46,7 +46,6 @@ __all__ = [
     "export",
     "files",
     "include_dir",
-    "lambdas",
     "losses",
     "modules",
     "nets",
@@ -57,6 +56,7 @@ __all__ = [
     "schema",
     "stats",
     "training",
+    "wdl",
 ]
 
 # These are loaded at first use: `nnue --help` needs no torch, and `nnue info` works even where the build is broken.

@@ -1,4 +1,7 @@
-"""Modules and names of release 0.1 that have moved: they still work in this release, with a warning."""
+"""Public modules of version 0.1.0 that have moved: the old names still work in this version, with a warning.
+
+`schema.old_keys` does the same for the keys of recipes.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from typing import Any
 MODULES = {
     "checkpoint": "files.checkpoint",
     "functional": "ops.functional",
+    "lambdas": "wdl",
     "perspectives": "ops.perspectives",
     "random": "stats.random",
     "rows": "stats.matrix",
@@ -22,8 +26,9 @@ MODULES = {
 
 def warn(old: str, new: str) -> None:
     """`old` and `new` are names below `nnue_trainer`."""
-    message = f"nnue_trainer.{old} is now nnue_trainer.{new}; the old name will be removed in the next release"
-    warnings.warn(message, FutureWarning, stacklevel=3)
+    from nnue_trainer.errors import OldName
+
+    warnings.warn(OldName(f"nnue_trainer.{old}", f"nnue_trainer.{new}"), stacklevel=3)
 
 
 def module(name: str) -> ModuleType:

@@ -10,6 +10,13 @@ class UserError(Exception):
     """One line: names the file, offset, tensor or key, what was found and what was expected."""
 
 
+class OldName(FutureWarning):
+    """A name of the last version that this version still takes. `nnue` prints it as one line."""
+
+    def __init__(self, old: str, new: str) -> None:
+        super().__init__(f"{old} is now {new}; the old name will be removed in the next release")
+
+
 def shown(text: object) -> str:
     """Text from outside (a file's name or content, an engine's answer) as it may be printed: on one line, and unable to
     move the cursor, to change colours or to look like a message of ours.

@@ -18,6 +18,7 @@ import re
 import textwrap
 import types
 import typing
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar, cast
 
@@ -26,10 +27,10 @@ import pydantic.dataclasses
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from nnue_trainer.errors import UserError, shown
+from nnue_trainer.errors import OldName, UserError, shown
 from nnue_trainer.registry import MAY_IMPORT, Registry, fields_of
 
-__all__ = ["describe", "section", "to_data", "validate"]
+__all__ = ["describe", "old_keys", "section", "to_data", "validate"]
 
 T = TypeVar("T")
 
@@ -49,6 +50,22 @@ _section = pydantic.dataclasses.dataclass(
 def section(cls: type[T]) -> type[T]:
     """Decorator of a section: unknown keys are errors, the docstring under a field is its description."""
     return cast("type[T]", _section(cls))
+
+
+def old_keys(**names: str) -> Any:
+    """For a section, as a class attribute: keys of the last version and what they are called now. A recipe may have
+    the old ones in this version, each with a warning."""
+
+    def renamed(cls: type[Any], data: Any) -> Any:
+        given = {} if not isinstance(data, dict) else {old: new for old, new in names.items() if old in data}
+        for old, new in given.items():
+            if new in data:
+                raise ValueError(f"found both {old} and {new}, expected only {new}: {old} is its old name")
+            warnings.warn(OldName(f"the key {old}", new), stacklevel=2)
+        return {given.get(key, key): value for key, value in data.items()} if given else data
+
+    method: Any = classmethod(renamed)
+    return pydantic.model_validator(mode="before")(method)
 
 
 def validate(kind: type[T], data: Any, origin: Callable[[tuple[str, ...]], str], *, may_import: bool = False) -> T:

@@ -1,4 +1,4 @@
-"""Names of the last release that have moved: they work in this one, with a warning."""
+"""Names of version 0.1.0 that have changed: they work in this one, with a warning."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import sys
 import pytest
 
 import nnue_trainer
-from nnue_trainer import _old_names
+from nnue_trainer import _old_names, nets
+from nnue_trainer.errors import OldName, UserError
 
 
 @pytest.mark.parametrize("old", sorted(_old_names.MODULES))
@@ -34,7 +35,24 @@ def test_old_names_in_a_program() -> None:
         "assert nnue_trainer.checkpoint is checkpoint and Philox is random.Philox and rolling is new\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120)
-    assert done.stderr.count("FutureWarning") == 3, done.stderr
+    assert done.stderr.count("OldName: ") == 3, done.stderr
+
+
+def test_an_old_key_of_a_recipe() -> None:
+    old = {"kind": "simple", "quantisation": {"aware": True, "aware_from": 0.5}}
+    with pytest.warns(OldName, match="the key aware_from is now qat_from; the old name will be removed"):
+        net = nets.parse(old, "test")
+    assert net == nets.parse({"kind": "simple", "quantisation": {"qat": True, "qat_from": 0.5}}, "test")
+    with pytest.raises(UserError, match=r"quantisation: found both aware and qat, expected only qat"):
+        nets.parse({"kind": "simple", "quantisation": {"aware": True, "qat": True}}, "test")
+
+
+def test_the_command_warns_in_one_line() -> None:
+    command = [sys.executable, "-m", "nnue_trainer", "config", "--preset", "simple", "model.quantisation.aware=true"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    line = "nnue: warning: the key aware is now qat; the old name will be removed in the next release\n"
+    assert done.stderr == line
+    assert "    qat: true\n" in done.stdout
 
 
 def test_no_other_name_is_found() -> None:

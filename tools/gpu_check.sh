@@ -70,7 +70,7 @@ step_transformer() {
     python3 benchmarks/feature_transformer_op.py --device cuda --data "$positions" --out "$out"
 }
 step_stacks() { python3 benchmarks/layer_stacks.py --out "$out"; }
-step_aware_stacks() { python3 benchmarks/layer_stacks.py --aware --out "$out"; }
+step_aware_stacks() { python3 benchmarks/layer_stacks.py --qat --out "$out"; }
 step_optimizer() { python3 benchmarks/optimizer.py --device cuda --out "$out"; }
 step_expand() { python3 benchmarks/expand_features.py --device cuda --data "$positions" --copies 16 --out "$out"; }
 step_own_sets() { python3 benchmarks/own_feature_sets.py --device cuda --data "$positions" --out "$out"; }

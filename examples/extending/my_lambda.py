@@ -2,9 +2,9 @@
 
 from pydantic import Field
 
-from nnue_trainer.lambdas import LambdaSchedule
 from nnue_trainer.schedules import RunStep, interpolate
 from nnue_trainer.schema import section
+from nnue_trainer.wdl import LambdaSchedule
 
 
 @section

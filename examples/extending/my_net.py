@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from nnue_trainer.data import Batch, feature_set, piece_square_set
 from nnue_trainer.nets import FirstLayer, IntegerForward, IntegerLayer, Net, NetTensor, NnueModel, VirtualRows
 from nnue_trainer.nets.base import transformer, virtual_rows
-from nnue_trainer.nets.rounded_forward import Awareness
+from nnue_trainer.nets.rounded_forward import QatConfig
 from nnue_trainer.schema import section
 
 QA, QB = 255, 64  # integer steps in 1.0: of activations, and of the weights behind the first layer
@@ -23,13 +23,13 @@ class TwoLayers(Net):
     """outputs of the first layer per perspective, a multiple of 8"""
     second: Annotated[int, Field(ge=1, le=256)] = 16
     """outputs of the second layer"""
-    quantisation: Awareness = Field(default_factory=Awareness)
+    quantisation: QatConfig = Field(default_factory=QatConfig)
 
     feature_set = piece_square_set(kings=KINGS, mirror="a-d")
     score_scale = 400.0
 
     @property
-    def awareness(self) -> Awareness:
+    def qat_config(self) -> QatConfig:
         return self.quantisation
 
     def model(self) -> NnueModel:

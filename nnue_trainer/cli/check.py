@@ -42,7 +42,7 @@ def check_command(
             metavar="UNITS",
             min=0.0,
             help="The root mean square difference, in engine units, of what training computed and what the engine "
-            "computes, beyond which the command fails. Default: 1 for a net trained with quantisation.aware, else 50.",
+            "computes, beyond which the command fails. Default: 1 for a net trained with quantisation.qat, else 50.",
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -50,7 +50,7 @@ def check_command(
 ) -> None:
     """Compare the float, fake-quantised and integer evaluation of a checkpoint on real positions."""
     from nnue_trainer.data import Filters, RecordLoader
-    from nnue_trainer.export.comparison import LIMIT_AWARE, LIMIT_UNAWARE, Comparison, chunks
+    from nnue_trainer.export.comparison import LIMIT_FLOAT, LIMIT_QAT, Comparison, chunks
     from nnue_trainer.files import checkpoint as checkpoints
     from nnue_trainer.files.inputs import data_files
 
@@ -76,8 +76,8 @@ def check_command(
     if not done:
         raise UserError(f"{', '.join(data)}: no positions to compare on")
     if limit is None:
-        limit = LIMIT_AWARE if comparison.aware else LIMIT_UNAWARE
-    found, trained = comparison.trained.rms, "fake-quantised" if comparison.aware else "float"
+        limit = LIMIT_QAT if comparison.qat else LIMIT_FLOAT
+    found, trained = comparison.trained.rms, "fake-quantised" if comparison.qat else "float"
     ok = found <= limit
     if as_json:
         print(json.dumps(_report(comparison, checkpoint, done, limit, ok)))
@@ -96,7 +96,7 @@ def _report(comparison: Comparison, checkpoint: Path, positions: int, limit: flo
         "checkpoint": str(checkpoint),
         "net": comparison.quantized.net.name,
         "positions": positions,
-        "aware": comparison.aware,
+        "qat": comparison.qat,
         "limit": limit,
         "rms": round(comparison.trained.rms, 6),
         "ok": ok,

@@ -15,6 +15,8 @@ import os
 import re
 import sys
 import traceback
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -24,7 +26,7 @@ from nnue_trainer.base import foreign
 from nnue_trainer.base.progress import Unfailing
 from nnue_trainer.cli import info
 from nnue_trainer.cli.status import INTERRUPTED
-from nnue_trainer.errors import UserError, bounded, first_line, out_of_memory, shown
+from nnue_trainer.errors import OldName, UserError, bounded, first_line, out_of_memory, shown
 from nnue_trainer.parallel import is_first
 
 FAILED = 1
@@ -172,6 +174,17 @@ class _OneLine(logging.Handler):
         print(f"nnue: {record.levelname.lower()}: {shown(bounded(record.getMessage()))}", file=sys.stderr, flush=True)
 
 
+def _of_old_names(usual: Callable[..., str]) -> Callable[..., str]:
+    """How to print a warning: one about an old name in one line, and others as `usual`."""
+
+    def printed(message: Warning | str, category: type[Warning], *place: Any, **line: Any) -> str:
+        if not issubclass(category, OldName):
+            return usual(message, category, *place, **line)
+        return f"nnue: warning: {shown(message)}\n" if is_first() else ""
+
+    return printed
+
+
 def _prepare_streams() -> None:
     """Printing never fails because of an encoding, and what goes to standard error never fails at all."""
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -182,6 +195,7 @@ def _prepare_streams() -> None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115, PTH123
     if not isinstance(sys.stderr, Unfailing):
         sys.stderr = cast(Any, Unfailing(sys.stderr))
+    warnings.formatwarning = _of_old_names(warnings.formatwarning)
     log = logging.getLogger("nnue_trainer")
     if not any(isinstance(handler, _OneLine) for handler in log.handlers):
         log.addHandler(_OneLine())

@@ -23,7 +23,6 @@ from nnue_trainer.data.filters import Filters
 from nnue_trainer.data.formats import DATA_FORMATS, DataFormat
 from nnue_trainer.errors import UserError, quoted
 from nnue_trainer.files.inputs import became, data_files, read_text
-from nnue_trainer.lambdas import LAMBDAS, ConstantLambda, LambdaSchedule
 from nnue_trainer.losses import LOSSES, Loss
 from nnue_trainer.nets import NETS, Net
 from nnue_trainer.nnue_file.formats import FORMATS, NetFormat, Nnue
@@ -32,6 +31,7 @@ from nnue_trainer.penalties import PENALTIES, Penalty
 from nnue_trainer.position_weights import POSITION_WEIGHTS, PositionWeight
 from nnue_trainer.schedules import SCHEDULES, Exponential, Schedule
 from nnue_trainer.schema import section
+from nnue_trainer.wdl import LAMBDAS, ConstantLambda, LambdaSchedule
 
 T = TypeVar("T")
 

@@ -42,7 +42,7 @@ class Stage:
     """the checkpoint of the stage before that it begins from; average: the last one, whose average becomes the weights
     also with carry: optimizer"""
     model: dict[str, Any] = Field(default_factory=dict)
-    """changes of the model: quantisation (and with it quantisation awareness) only"""
+    """changes of the model: quantisation (and with it quantisation-aware training) only"""
     data: dict[str, Any] = Field(default_factory=dict)
     """changes of data, such as other files, filters or batch size"""
     loss: dict[str, Any] = Field(default_factory=dict)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from nnue_trainer.nets.rounded_forward import RoundedForward
 
 FLOAT, ROUNDED, INTEGER = "float", "fake_quantised", "integer"
-LIMIT_AWARE, LIMIT_UNAWARE = 1.0, 50.0
+LIMIT_QAT, LIMIT_FLOAT = 1.0, 50.0
 """Engine units: how large a root mean square counts as well, for a net that was trained with rounding, and for one that
 was not."""
 
@@ -77,13 +77,13 @@ class Comparison:
         pairs = [(FLOAT, INTEGER), *([(ROUNDED, INTEGER), (FLOAT, ROUNDED)] if self.rounded else [])]
         self.differences = {pair: Difference() for pair in pairs}
         trained = ((checkpoint.recipe or {}).get("model") or {}).get("quantisation") or {}
-        self.aware = self.rounded is not None and bool(trained.get("aware"))
+        self.qat = self.rounded is not None and bool(trained.get("qat", trained.get("aware")))
         """whether the recipe states that the net was trained with rounding"""
 
     @property
     def trained(self) -> Difference:
         """Of the evaluation that training computed, and the engine's."""
-        return self.differences[ROUNDED if self.aware else FLOAT, INTEGER]
+        return self.differences[ROUNDED if self.qat else FLOAT, INTEGER]
 
     @torch.no_grad()
     def add(self, records: NDArray[np.uint8]) -> None:

@@ -41,7 +41,7 @@ from nnue_trainer.nets.integer_forward import IntegerForward, RawValues, referen
 from nnue_trainer.nets.integer_forward import accumulate as accumulate  # for nets with arithmetic in Python
 from nnue_trainer.nets.integer_forward import tdiv as tdiv
 from nnue_trainer.nets.meaning import NetMeaning
-from nnue_trainer.nets.rounded_forward import Awareness, RoundedForward
+from nnue_trainer.nets.rounded_forward import QatConfig, RoundedForward
 from nnue_trainer.nnue_file.layout import FileLayout, Piece, own_layout
 from nnue_trainer.ops.perspectives import FusedCall
 from nnue_trainer.registry import Registry
@@ -184,9 +184,9 @@ class Net(ABC):
         return ()
 
     @property
-    def awareness(self) -> Awareness:
+    def qat_config(self) -> QatConfig:
         """Whether training computes as the engine will. A net that can has it as its field `quantisation`."""
-        return Awareness()
+        return QatConfig()
 
     @property
     def name(self) -> str:
@@ -264,10 +264,10 @@ class Net(ABC):
 
     @property
     def architecture(self) -> dict[str, Any]:
-        """The net as plain JSON data; `parse` makes it again. How it is trained (`awareness`) is not part of it."""
+        """The net as plain JSON data; `parse` makes it again. How it is trained (`qat_config`) is not part of it."""
         data = {"kind": self.kind, **to_data(self)}
-        if self.awareness is getattr(self, "quantisation", None):
-            rest = {key: value for key, value in data.pop("quantisation").items() if key not in to_data(Awareness())}
+        if self.qat_config is getattr(self, "quantisation", None):
+            rest = {key: value for key, value in data.pop("quantisation").items() if key not in to_data(QatConfig())}
             data |= {"quantisation": rest} if rest else {}
         return data
 

@@ -66,7 +66,7 @@ from nnue_trainer.nets.meaning import (
     layer_outputs,
     stacked,
 )
-from nnue_trainer.nets.rounded_forward import Awareness, log_odds, one_side, stack_entries
+from nnue_trainer.nets.rounded_forward import QatConfig, log_odds, one_side, stack_entries
 from nnue_trainer.ops.perspectives import FusedCall
 from nnue_trainer.registry import MAY_IMPORT
 from nnue_trainer.schema import section
@@ -372,7 +372,7 @@ class OutputQuantisation:
 
 
 @section
-class Quantisation(Awareness):
+class Quantisation(QatConfig):
     """Quantisation of the first layer and the output layer; each of `layers` has its own fields for it."""
 
     first: FirstQuantisation = Field(default_factory=FirstQuantisation)
@@ -621,7 +621,7 @@ class Layered(Net):
         return LayeredModel(self) if self.perspectives != "white" else WhiteModel(self)
 
     @property
-    def awareness(self) -> Awareness:
+    def qat_config(self) -> QatConfig:
         return self.quantisation
 
     def plan(self) -> _Plan:

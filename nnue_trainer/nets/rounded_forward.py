@@ -39,7 +39,7 @@ from nnue_trainer.modules.straight_through import (
 from nnue_trainer.nets.integer_forward import INT16_MAX, INT16_MIN, IntegerLayer, Skip
 from nnue_trainer.ops.perspectives import Description, FusedCall, Parameters, is_fused, run_fused
 from nnue_trainer.ops.reference import choose
-from nnue_trainer.schema import section
+from nnue_trainer.schema import old_keys, section
 
 if TYPE_CHECKING:
     from nnue_trainer.data.batch import Batch
@@ -47,18 +47,19 @@ if TYPE_CHECKING:
 
 
 @section
-class Awareness:
+class QatConfig:
     """Whether training computes as the engine will."""
 
-    aware: bool = False
+    _old_keys = old_keys(aware="qat", aware_from="qat_from")
+    qat: bool = False
     """quantisation-aware training: round weights and activations in the forward pass as the engine does; gradients go
     straight through the rounding"""
-    aware_from: float = Field(default=0.0, ge=0, lt=1)
-    """with aware: the part of the run that is trained without rounding first, 0 to 1"""
+    qat_from: float = Field(default=0.0, ge=0, lt=1)
+    """with qat: the part of the run that is trained without rounding first, 0 to 1"""
 
     def active(self, step: int, steps: int) -> bool:
         """Whether the step number `step` of `steps`, counted from 0, is computed with rounding."""
-        return self.aware and step >= self.aware_from * steps
+        return self.qat and step >= self.qat_from * steps
 
 
 # fp32 sums of products count as exact if the sum of this many products of the largest size stays below 2^24: with

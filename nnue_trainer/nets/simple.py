@@ -22,7 +22,7 @@ from nnue_trainer.nets.base import (
 )
 from nnue_trainer.nets.integer_forward import PIECE_COUNTS, FirstLayer, IntegerForward, IntegerLayer
 from nnue_trainer.nets.meaning import OUTPUT, NetMeaning, buckets, first_activations, first_layer, stacked
-from nnue_trainer.nets.rounded_forward import Awareness
+from nnue_trainer.nets.rounded_forward import QatConfig
 from nnue_trainer.ops.perspectives import FusedCall
 from nnue_trainer.schema import section
 
@@ -45,10 +45,10 @@ class Simple(Net):
     """of the hidden layer: clamp to [0, 1], or the square of that"""
     score_scale: Annotated[int, Field(ge=1, le=10000)] = 400
     """engine units in one unit of output"""
-    quantisation: Awareness = Field(default_factory=Awareness)
+    quantisation: QatConfig = Field(default_factory=QatConfig)
 
     @property
-    def awareness(self) -> Awareness:
+    def qat_config(self) -> QatConfig:
         return self.quantisation
 
     def model(self) -> SimpleModel:

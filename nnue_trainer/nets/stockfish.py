@@ -62,7 +62,7 @@ from nnue_trainer.nets.meaning import (
     layer_outputs,
     stacked,
 )
-from nnue_trainer.nets.rounded_forward import Awareness
+from nnue_trainer.nets.rounded_forward import QatConfig
 from nnue_trainer.nnue_file.layout import Block, Coding, FileLayout, Word
 from nnue_trainer.ops.perspectives import FusedCall
 from nnue_trainer.schema import section, validate
@@ -217,7 +217,7 @@ class StockfishNet(Net):
     version, which alone Stockfish reads"""
     l3: Outputs = None
     """outputs of the second of the layers; null: those of the version, which alone Stockfish reads"""
-    quantisation: Awareness = Field(default_factory=Awareness)
+    quantisation: QatConfig = Field(default_factory=QatConfig)
 
     @model_validator(mode="after")
     def _check(self) -> StockfishNet:
@@ -266,7 +266,7 @@ class StockfishNet(Net):
         return float(SCORE_SCALE)
 
     @property
-    def awareness(self) -> Awareness:
+    def qat_config(self) -> QatConfig:
         return self.quantisation
 
     @property

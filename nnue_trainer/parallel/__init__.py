@@ -1,6 +1,6 @@
 """Training one net on several GPUs, with one process for each GPU.
 
-`ranks.py`: the processes, their exchanges and their common decisions; `watch.py`: how they end together; `division.py`:
+`ranks.py`: the processes, their exchanges and their common decisions; `watch.py`: how they end together; `sharding.py`:
 how they divide the net and the batches; `split.py`: how a tensor is split into columns. docs/several-gpus.md
 describes it for users.
 """

@@ -14,8 +14,8 @@ from nnue_trainer import ops
 from nnue_trainer.data.batch import Batch
 from nnue_trainer.data.features import FeatureSet
 from nnue_trainer.ops.expand import Expander
-from nnue_trainer.parallel.division import Whole
 from nnue_trainer.parallel.ranks import Ranks
+from nnue_trainer.parallel.sharding import Unsharded
 from nnue_trainer.training.recorder import Recorder
 
 _BUFFERS = 4  # device buffers for expanded batches: the host may queue _BUFFERS - 1 steps that the device has not done
@@ -61,7 +61,7 @@ class DeviceBatches:
             batch if `source` yields records and this is None.
         prepare: a function that is applied to each batch on CUDA, such as `NnueModel.prepare`; the plans of a buffer
             keep their memory.
-        division: says which positions of what `source` yields are copied, and which processes then join theirs; None:
+        sharding: says which positions of what `source` yields are copied, and which processes then join theirs; None:
             all of them, and none.
         on_fetch: a function that is called once for each batch, in their order, on the stream that copies it. For a
             batch in a buffer it may write what only the steps with this buffer read.
@@ -76,7 +76,7 @@ class DeviceBatches:
         device: torch.device,
         features: str | FeatureSet | None = None,
         prepare: Callable[[Batch], Batch] | None = None,
-        division: Whole | None = None,
+        sharding: Unsharded | None = None,
         *,
         on_fetch: Callable[[Batch], None] | None = None,
         records: bool = False,
@@ -96,7 +96,7 @@ class DeviceBatches:
         if features is not None:
             self._expander = Expander(features, self._device, buffers=_BUFFERS, records=records)
         self._prepare = prepare
-        self._division = division
+        self._sharding = sharding
         self._on_fetch = on_fetch
         self._recorder: Recorder[Batch] | None = None
         if record and self._stream is not None and self._expander is not None and self._expander.launches_only:
@@ -207,10 +207,10 @@ class DeviceBatches:
 
     def _wanted(self, fresh: Batch | Tensor) -> Batch | Tensor:
         """The positions that this process copies."""
-        return fresh if self._division is None else self._division.wanted(fresh)
+        return fresh if self._sharding is None else self._sharding.wanted(fresh)
 
     def _span(self, wanted: Batch | Tensor) -> _Span:
-        ranks = None if self._division is None else self._division.joined_by(wanted)
+        ranks = None if self._sharding is None else self._sharding.joined_by(wanted)
         if ranks is None:
             return _Span(0, len(wanted), None)
         return _Span(ranks.rank * len(wanted), ranks.size * len(wanted), ranks)

@@ -23,8 +23,8 @@ from nnue_trainer.ops.capabilities import Choice, Machine, Mode
 from nnue_trainer.ops.perspectives import number_of
 from nnue_trainer.optim.fused import FusedConfig, FusedRule
 from nnue_trainer.optim.optimizer import Optimizer
-from nnue_trainer.parallel.division import Whole, divide, why_not_columns
 from nnue_trainer.parallel.ranks import Ranks
+from nnue_trainer.parallel.sharding import Unsharded, shard, why_not_columns
 from nnue_trainer.penalties import Penalties
 from nnue_trainer.training.precision import settled
 from nnue_trainer.training.trainer import why_loss_apart, why_not_late
@@ -47,19 +47,19 @@ def explain(recipe: Recipe, machine: Machine, ranks: int = 1) -> list[Part]:
         recipe = settled(recipe, model, device)
         several = Ranks(size=ranks) if ranks > 1 else Ranks()
         penalties = Penalties(recipe.training.penalties, model)
-        awareness = recipe.model.awareness
+        qat = recipe.model.qat_config
         parts = [Part("machine", str(machine), ""), Part("precision", recipe.training.precision, "")]
-        division, reason = _division(recipe, model, several)
-        late = why_not_late(recipe, device, division, penalties)
-        parts += [Part("division", division.name, reason)] if several.several else []
+        sharding, reason = _sharding(recipe, model, several)
+        late = why_not_late(recipe, device, sharding, penalties)
+        parts += [Part("sharding", sharding.name, reason)] if several.several else []
         parts += _features(model, machine)
-        apart = why_loss_apart(recipe, penalties, division)
-        rounding = [False] if not awareness.aware else [True] if awareness.aware_from == 0 else [False, True]
+        apart = why_loss_apart(recipe, penalties, sharding)
+        rounding = [False] if not qat.qat else [True] if qat.qat_from == 0 else [False, True]
         for rounds in rounding:
             suffix = ", rounded" if rounds else ""
             parts += [
                 part._replace(name=part.name + suffix)
-                for part in _step(recipe, model, machine, division, apart, rounds)
+                for part in _step(recipe, model, machine, sharding, apart, rounds)
             ]
         return [*parts, *_update(recipe, model, machine, late)]
 
@@ -79,10 +79,10 @@ def _built(recipe: Recipe) -> NnueModel:
         return nets.build(recipe.model)
 
 
-def _division(recipe: Recipe, model: NnueModel, ranks: Ranks) -> tuple[Whole, str]:
+def _sharding(recipe: Recipe, model: NnueModel, ranks: Ranks) -> tuple[Unsharded, str]:
     reason = why_not_columns(model, recipe, ranks) if ranks.several else None
-    division, _ = divide(ranks, model, recipe)  # of columns: the model has those of rank 0 from here on
-    return division, reason or ""
+    sharding, _ = shard(ranks, model, recipe)  # of columns: the model has those of rank 0 from here on
+    return sharding, reason or ""
 
 
 def _features(model: NnueModel, machine: Machine) -> list[Part]:
@@ -94,7 +94,7 @@ def _features(model: NnueModel, machine: Machine) -> list[Part]:
 
 
 def _step(
-    recipe: Recipe, model: NnueModel, machine: Machine, division: Whole, apart: str | None, rounds: bool
+    recipe: Recipe, model: NnueModel, machine: Machine, sharding: Unsharded, apart: str | None, rounds: bool
 ) -> Iterator[Part]:
     """Forward, loss and backward. `apart`: why the loss is computed apart."""
     transformers = [module for module in model.modules() if isinstance(module, PerspectiveTransformer)]
@@ -119,7 +119,7 @@ def _step(
     between = capabilities.between(
         transformer.kernels, stacks.kernels, trained, x_dtype, num_outputs=width,
         hidden=0 if layers is None else len(layers.hidden), activation=number_of(first.activation), bound=first.bound,
-        has_psqt=psqt, divided=division.name == "columns",
+        has_psqt=psqt, divided=sharding.name == "columns",
     )  # fmt: skip
     if between.kernels != "whole" and apart is not None:
         between = Choice("whole", "the loss is computed by torch")

@@ -35,8 +35,8 @@ from nnue_trainer.losses import Loss
 from nnue_trainer.nets.activity import spread_over
 from nnue_trainer.nets.base import NnueModel
 from nnue_trainer.ops.expand import Expander
-from nnue_trainer.parallel.division import divide
 from nnue_trainer.parallel.ranks import Ranks, digest, joined
+from nnue_trainer.parallel.sharding import shard
 from nnue_trainer.position_weights import PositionWeight
 from nnue_trainer.training import plausibility, timeline, warm_start
 from nnue_trainer.training.integer_check import start_check
@@ -185,7 +185,7 @@ def _train_stage(stage: StageOfRun, folder: RunFolder, ranks: Ranks, device: tor
     tensors = begin.checkpoint.tensors if begin.checkpoint is not None else {"model": model.state_dict()}
     weights_digest = digest(tensors).hex() if ranks.several else ""
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    division, divided = divide(ranks, model, recipe)
+    sharding, divided = shard(ranks, model, recipe)
     timeline.mark("model")
     batches = training_batches(recipe, model, device, ranks)
     validation = HeldOut(recipe, model, device, ranks) if recipe.data.validation else None
@@ -205,7 +205,7 @@ def _train_stage(stage: StageOfRun, folder: RunFolder, ranks: Ranks, device: tor
             validation_contents=validation.contents if validation else None,
             bad_chunks=_bad_chunks(recipe, batches, ranks) if recipe.data.skip_bad_chunks else None,
             unique=_unique(recipe, batches, ranks),
-            division=division,
+            sharding=sharding,
             stage=stage,
             more_validation=more,
         )

@@ -40,8 +40,8 @@ from nnue_trainer.nets.activity import ActivityMeter, reach_figures
 from nnue_trainer.nets.base import NnueModel
 from nnue_trainer.ops.perspectives import PerspectivePlan
 from nnue_trainer.optim import Optimizer
-from nnue_trainer.parallel.division import Whole
 from nnue_trainer.parallel.ranks import Ranks
+from nnue_trainer.parallel.sharding import Unsharded
 from nnue_trainer.penalties import Penalties
 from nnue_trainer.schedules import RunStep
 from nnue_trainer.training import timeline
@@ -90,7 +90,7 @@ class Summary:
     """why a callback or training.max_time ended the run before its last step; "" if none did"""
 
 
-def why_not_late(recipe: Recipe, device: torch.device, division: Whole, penalties: Penalties) -> str | None:
+def why_not_late(recipe: Recipe, device: torch.device, sharding: Unsharded, penalties: Penalties) -> str | None:
     """Why rows of feature transformers cannot be updated late, in words; None if they can. Each forward pass must read
     nothing but the rows of its batch."""
     if recipe.training.compile:
@@ -99,13 +99,13 @@ def why_not_late(recipe: Recipe, device: torch.device, division: Whole, penaltie
         return "training.precision: mixed: on a CPU autocast reads the whole weight"
     if penalties.dense:
         return "training.penalties: a penalty on weights moves every row"
-    return "each process has rows of its own positions" if division.name == "positions" else None
+    return "each process has rows of its own positions" if sharding.name == "positions" else None
 
 
-def why_loss_apart(recipe: Recipe, penalties: Penalties, division: Whole) -> str | None:
+def why_loss_apart(recipe: Recipe, penalties: Penalties, sharding: Unsharded) -> str | None:
     """Why the loss is computed from the net's output and not together with it (`NnueModel.loss`), in words; None: they
     are computed together."""
-    if division.name == "positions":
+    if sharding.name == "positions":
         return "processes that share the positions of a batch compute it apart"
     if recipe.training.compile:
         return "training.compile: the compiler gets torch's operators"
@@ -127,7 +127,7 @@ class Trainer:
         validation_contents: a function that returns what was read of them so far, as plain JSON data.
         bad_chunks: a function that returns how many damaged chunks of data were left out so far; all processes call it
             together.
-        division: which part of each step this process computes; None: all of it. If several processes train together,
+        sharding: which part of each step this process computes; None: all of it. If several processes train together,
             only the process of rank 0 writes files and prints.
         more_validation: functions as `validation` for more sets of held-out positions, by name.
         stage: the stage of a run that is trained, whose recipe is `recipe`; None: `recipe` is the whole run.
@@ -145,7 +145,7 @@ class Trainer:
         validation_contents: Callable[[], list[str]] | None = None,
         bad_chunks: Callable[[], int] | None = None,
         unique: Callable[[], int] | None = None,
-        division: Whole | None = None,
+        sharding: Unsharded | None = None,
         stage: StageOfRun | None = None,
         more_validation: Mapping[str, Callable[[], Iterable[Batch]]] | None = None,
     ):
@@ -155,10 +155,10 @@ class Trainer:
         recipe = settled(recipe, model, self.device)
         self.recipe = recipe
         self.stage = StageOfRun.alone(recipe) if stage is None else stage.with_recipe(recipe)
-        self.division = Whole(Ranks(), model) if division is None else division
-        self.ranks = self.division.ranks
+        self.sharding = Unsharded(Ranks(), model) if sharding is None else sharding
+        self.ranks = self.sharding.ranks
         # torch.compile gets the whole forward pass, so no part of it is computed ahead.
-        prepare = None if recipe.training.compile else self.division.prepare
+        prepare = None if recipe.training.compile else self.sharding.prepare
         self.validation = validation
         self.validation_files = validation_files
         self.more_validation = dict(more_validation or {})
@@ -170,12 +170,12 @@ class Trainer:
         self.optimizer = Optimizer(
             model,
             recipe.optimizer,
-            late=why_not_late(recipe, self.device, self.division, self.penalties) is None,
+            late=why_not_late(recipe, self.device, self.sharding, self.penalties) is None,
             # The gradient of a penalty on weights is that of the weights themselves, in every row.
             copies=recipe.training.precision == "mixed" and not self.penalties.dense,
             averages=recipe.average is not None,
         )
-        self.division.adopt(self.optimizer)
+        self.sharding.adopt(self.optimizer)
         if self.device.type == "cpu":
             with torch.no_grad():
                 move_to_huge_pages([*model.parameters(), *self.optimizer.state_dict().values()])
@@ -194,7 +194,7 @@ class Trainer:
             self.device,
             model.feature_set,
             prepare,
-            self.division,
+            self.sharding,
             on_fetch=self._set_lambda_ahead,
             records=recipe.position_weight is not None and recipe.position_weight.reads_records,
             record=self._graphed,
@@ -218,7 +218,7 @@ class Trainer:
         self._updating = False  # whether the current step has begun to change the weights
         # λ as the loss gets it, by the buffer of the batch, because the next step's is set while this one runs: fp32, a
         # scalar for the step, or with jitter [batch_size], one for each position.
-        self._lambdas: dict[int | None, Tensor] = {}
+        self._lambda_values: dict[int | None, Tensor] = {}
         self._steps_ahead = self.step  # the number of the step whose λ is set next
         self._plans: tuple[Any, ...] = ()  # of the last batch
         self._said_irregular = False
@@ -301,7 +301,7 @@ class Trainer:
 
     @property
     def epoch(self) -> int:
-        """Whole epochs of the run that are done."""
+        """Unsharded epochs of the run that are done."""
         return self.stage.epochs_at(self.step)
 
     def say(self, text: str) -> None:
@@ -370,15 +370,15 @@ class Trainer:
         """A step as schedules see it."""
         return self.stage.now(step)
 
-    def lambdas(self, batch: Batch) -> Tensor:
+    def lambda_values(self, batch: Batch) -> Tensor:
         """λ of the step with this batch on the device: fp32, a scalar or one for each position of the whole batch."""
-        if batch.buffer not in self._lambdas:
+        if batch.buffer not in self._lambda_values:
             size = (self.recipe.data.batch_size,) if self.recipe.lambda_.jitter > 0 else ()
-            self._lambdas[batch.buffer] = torch.zeros(size, device=self.device)
-        return self._lambdas[batch.buffer]
+            self._lambda_values[batch.buffer] = torch.zeros(size, device=self.device)
+        return self._lambda_values[batch.buffer]
 
     def _set_lambda(self, batch: Batch, step: int) -> None:
-        lambdas, now = self.lambdas(batch), self._now(step)
+        lambdas, now = self.lambda_values(batch), self._now(step)
         lam = self.recipe.lambda_.of_batch(now, self.stage.jitter_seed, lambdas.numel(), self.device)
         if isinstance(lam, float):
             lambdas.fill_(lam)
@@ -403,7 +403,7 @@ class Trainer:
         """Switches the engine's rounding on or off for the next step. Whether a step rounds depends only on its
         number."""
         now = self._now(self.step)
-        rounding = self.recipe.model.awareness.active(now.step, now.steps)
+        rounding = self.recipe.model.qat_config.active(now.step, now.steps)
         if rounding != (self.model.rounded is not None):
             self.model.set_rounding(rounding)
             whole = self.recipe.training.compile or self.penalties.dense
@@ -427,7 +427,7 @@ class Trainer:
         if self.validation is not None:
             meter = ActivityMeter(self.model)
             loss, self.fixed_figures = self._validate_on(self.validation, meter)
-            self.net_figures = self.division.figures(meter.figures(self.division.of_all) | reach_figures(self.model))
+            self.net_figures = self.sharding.figures(meter.figures(self.sharding.of_all) | reach_figures(self.model))
             if loss is None:
                 raise UserError(f"{', '.join(self.recipe.data.validation)}: no positions to validate on")
         for name, held_out in self.more_validation.items():
@@ -448,7 +448,7 @@ class Trainer:
         figures = Figures(self.device, self.recipe.validation.scale)
         with self._interruptible():
             batches = iter(held_out())
-        with torch.no_grad(), self.model.rounding(self.recipe.model.awareness.aware):
+        with torch.no_grad(), self.model.rounding(self.recipe.model.qat_config.qat):
             while True:
                 # Not for each batch: ranks that compute different ones would wait for each other.
                 turn = len(sums) % self.ranks.size == 0
@@ -458,12 +458,12 @@ class Trainer:
                     batch = next(batches, None)
                 if batch is None:
                     break
-                if not self.division.validates(len(sums)):
+                if not self.sharding.validates(len(sums)):
                     sums.append(none)
                     figures.skip()
                     continue
                 batch = batch.to(self.device, non_blocking=False)
-                score, outputs = self._evaluated(self.division.forward, batch)
+                score, outputs = self._evaluated(self.sharding.forward, batch)
                 net = outputs if loss_kind.reads else score
                 sums.append(
                     torch.stack(loss_kind.terms(net, batch.score, batch.result, lam, None, batch.spare)).double()
@@ -473,8 +473,8 @@ class Trainer:
                     meter.add(batch)
         if not sums:
             return None, {}
-        (loss, weight), _ = in_order(sums, self.division.of_all)
-        return (float(loss / weight) if weight else None), figures.result(self.division.of_all)
+        (loss, weight), _ = in_order(sums, self.sharding.of_all)
+        return (float(loss / weight) if weight else None), figures.result(self.sharding.of_all)
 
     def _validation_lambda(self) -> float:
         wanted = self.recipe.validation.lambda_
@@ -497,8 +497,8 @@ class Trainer:
             architecture=self.model.architecture,
             recipe=schema.to_data(self.stage.to_save),
             tensors={
-                "model": self.division.whole(self.model.state_dict()),
-                "optimizer": self.division.whole(self.optimizer.state_dict()),
+                "model": self.sharding.whole(self.model.state_dict()),
+                "optimizer": self.sharding.whole(self.optimizer.state_dict()),
                 "rng": rng,
             },
             state={  # a TrainerState
@@ -553,9 +553,9 @@ class Trainer:
         for group in ("model", "optimizer", "rng"):
             if group not in saved.tensors:
                 raise UserError(f"{path}: without tensors of the group {group}, expected those of a training run")
-        load_into(self.division.own(saved.tensors["model"]), self.model, path)
+        load_into(self.sharding.own(saved.tensors["model"]), self.model, path)
         try:
-            own = self.division.own(saved.tensors["optimizer"])
+            own = self.sharding.own(saved.tensors["optimizer"])
             self.optimizer.load_state_dict(own, good_steps=saved.state["step"])
         except ValueError as error:
             raise UserError(f"{path}: optimizer {error}") from None
@@ -605,7 +605,7 @@ class Trainer:
         """Takes over the optimiser's state of the checkpoint `before`, read from `path`, whose net the model has
         already. `from_net`: train that, and not the weights whose average it is."""
         try:
-            own = self.division.own(before.tensors["optimizer"])
+            own = self.sharding.own(before.tensors["optimizer"])
             self.optimizer.load_state_dict(own, good_steps=before.trainer_state(path).step, from_net=from_net)
         except ValueError as error:
             raise UserError(f"{path}: optimizer {error}") from None
@@ -669,7 +669,7 @@ class Trainer:
         return dict(json.loads(json.dumps(figure, default=str)))
 
     def _train_step(self, batch: Batch) -> None:
-        loss = self.division.backward(self, batch)
+        loss = self.sharding.backward(self, batch)
         self._updating = True
         self.optimizer.step(loss)
         self._updating = False
@@ -682,11 +682,11 @@ class Trainer:
     def loss(self, batch: Batch) -> Tensor:
         """The mean loss of a whole batch, a scalar with its autograd graph."""
         loss = None
-        if why_loss_apart(self.recipe, self.penalties, self.division) is None:
+        if why_loss_apart(self.recipe, self.penalties, self.sharding) is None:
             with self.autocast():
-                loss = self.model.loss(batch, self.recipe.loss, self.lambdas(batch))
+                loss = self.model.loss(batch, self.recipe.loss, self.lambda_values(batch))
         if loss is None:
-            loss = mean(*self.terms(batch, self.lambdas(batch)))
+            loss = mean(*self.terms(batch, self.lambda_values(batch)))
             if (penalty := self.penalty(batch)) is not None:
                 loss = loss + penalty
         return loss

@@ -173,7 +173,7 @@ def test_a_net_from_outside(folder, project_root, monkeypatch):
     nnue("import", "whole.nnue", "again.safetensors", *plugin)
     nnue("export", "again.safetensors", "again.nnue", *plugin)
     assert Path("again.nnue").read_bytes() == Path("whole.nnue").read_bytes()
-    nnue("train", "--config", "recipe.yaml", "--run-dir", "aware", *model, "model.quantisation.aware=true")
+    nnue("train", "--config", "recipe.yaml", "--run-dir", "aware", *model, "model.quantisation.qat=true")
     assert re.search(r"trained as fake-quantised: 0\.000 rms", nnue("check", "aware", "--data", "val.binpack", *plugin))
 
 

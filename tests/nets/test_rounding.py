@@ -22,7 +22,7 @@ from nnue_trainer.modules.straight_through import (
     straight,
 )
 from nnue_trainer.nets import NnueModel, rounded_forward
-from nnue_trainer.nets.rounded_forward import Awareness
+from nnue_trainer.nets.rounded_forward import QatConfig
 from nnue_trainer.optim import AdamW, Optimizer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -252,28 +252,28 @@ def test_cuda_gives_the_same_scores(name: str, records: np.ndarray) -> None:
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
 
 
-def test_awareness_is_no_part_of_the_architecture() -> None:
-    """An aware net is the same net: files, and checkpoints from before, do not have the key."""
+def test_qat_is_no_part_of_the_architecture() -> None:
+    """A net trained with qat is the same net: files, and checkpoints from before, do not have the key."""
     for kind in ("sfnnv16", "simple", "layered"):
         plain = nets.parse({"kind": kind}, "test")
-        aware = nets.parse({"kind": kind, "quantisation": {"aware": True, "aware_from": 0.8}}, "test")
-        assert (aware.awareness.aware, aware.awareness.aware_from) == (True, 0.8)
-        assert not plain.awareness.aware
+        aware = nets.parse({"kind": kind, "quantisation": {"qat": True, "qat_from": 0.8}}, "test")
+        assert (aware.qat_config.qat, aware.qat_config.qat_from) == (True, 0.8)
+        assert not plain.qat_config.qat
         assert aware.architecture == plain.architecture
-        assert "aware" not in str(plain.architecture)
+        assert "qat" not in str(plain.architecture)
     model, checkpoint = made({"kind": "small128"})
-    aware = nets.build({"kind": "small128", "quantisation": {"aware": True}})
+    aware = nets.build({"kind": "small128", "quantisation": {"qat": True}})
     aware.load_state_dict(model.state_dict())
     again = Checkpoint(aware.architecture, {"model": aware.state_dict()})
     assert to_bytes(net_from_checkpoint(checkpoint, "a")) == to_bytes(net_from_checkpoint(again, "b"))
 
 
 def test_when_it_begins() -> None:
-    assert [Awareness(aware=True, aware_from=0.5).active(step, 5) for step in range(5)] == [False] * 3 + [True] * 2
-    assert Awareness(aware=True).active(0, 5)
-    assert not Awareness(aware_from=0.5).active(4, 5)
-    with pytest.raises(UserError, match=r"aware_from: found 1\.0, expected less than 1"):
-        nets.parse({"kind": "simple", "quantisation": {"aware_from": 1.0}}, "test")
+    assert [QatConfig(qat=True, qat_from=0.5).active(step, 5) for step in range(5)] == [False] * 3 + [True] * 2
+    assert QatConfig(qat=True).active(0, 5)
+    assert not QatConfig(qat_from=0.5).active(4, 5)
+    with pytest.raises(UserError, match=r"qat_from: found 1\.0, expected less than 1"):
+        nets.parse({"kind": "simple", "quantisation": {"qat_from": 1.0}}, "test")
 
 
 def test_a_net_from_outside_says_that_it_cannot() -> None:
@@ -283,7 +283,7 @@ def test_a_net_from_outside_says_that_it_cannot() -> None:
     with pytest.raises(UserError, match=r"MyNet: has no fake quantisation: its net defines no integer_forward"):
         model.set_rounding(True)
     with pytest.raises(UserError, match=r"quantisation: unknown key"):
-        nets.parse({"kind": kind, "quantisation": {"aware": True}}, "test")
+        nets.parse({"kind": kind, "quantisation": {"qat": True}}, "test")
 
 
 def test_a_step_uses_the_rounded_weights_and_moves_the_others(project_root: Path) -> None:

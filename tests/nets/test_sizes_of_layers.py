@@ -63,7 +63,7 @@ def test_sizes_of_the_version_are_the_net_of_the_version() -> None:
 
 
 def test_they_train(project_root: Path, tmp_path: Path) -> None:
-    model = {"kind": "sfnnv5", "l1": 32, "l2": 6, "l3": 10, "quantisation": {"aware": True, "aware_from": 0.5}}
+    model = {"kind": "sfnnv5", "l1": 32, "l2": 6, "l3": 10, "quantisation": {"qat": True, "qat_from": 0.5}}
     folder = split_sample(project_root, tmp_path, 2_000, 250)
     recipe = written(tmp_path / "r.yaml", folder, model=model, training={"epochs": 2})
     nnue("train", "--config", recipe, "--run-dir", tmp_path / "run")

@@ -289,16 +289,16 @@ def test_rounding_and_ranks_are_explained() -> None:
     from nnue_trainer import config, presets
     from nnue_trainer.training.explain import explain
 
-    aware = "model.quantisation={aware: true, aware_from: 0.5}"
+    aware = "model.quantisation={qat: true, qat_from: 0.5}"
     recipe = config.load(presets.path("sfnnv5"), [aware])
     parts = {part.name: part for part in explain(recipe, H100, ranks=2)}
     assert parts["gradient between"].kernels == parts["gradient between, rounded"].kernels == "rows"
-    assert parts["division"].kernels == "columns"
+    assert parts["sharding"].kernels == "columns"
     alone = {part.name: part for part in explain(recipe, H100)}
     assert alone["gradient between"].kernels == alone["gradient between, rounded"].kernels == "rows"
     odd = config.load(presets.path("sfnnv5"), ["model.l1=1056"])
     divided = {part.name: part for part in explain(odd, H100, ranks=3)}
-    assert divided["division"].kernels == "columns"
+    assert divided["sharding"].kernels == "columns"
     assert "no multiple of 64" in divided["gradient between"].reason
     one_layer = {part.name: part for part in explain(config.load(presets.path("buckets"), []), H100, ranks=2)}
     assert one_layer["gradient between"].kernels == "whole"

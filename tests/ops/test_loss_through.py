@@ -25,8 +25,8 @@ from nnue_trainer.modules import StackedLinear, layer_stacks
 from nnue_trainer.modules.layer_stacks import FirstOutputs, LayerCall, LayerStacks, StackLayer, Targets
 from nnue_trainer.ops import perspectives
 from nnue_trainer.ops.perspectives import FusedCall, number_of, perspective_transformer
-from nnue_trainer.parallel.division import Columns
 from nnue_trainer.parallel.ranks import Ranks
+from nnue_trainer.parallel.sharding import ShardedColumns
 
 T = TypeVar("T")
 
@@ -456,7 +456,7 @@ class Step(NamedTuple):
     loss_kind: Loss
     lam: Tensor
 
-    def lambdas(self, batch: Any) -> Tensor:
+    def lambda_values(self, batch: Any) -> Tensor:
         return self.lam
 
     def autocast(self) -> AbstractContextManager[None]:
@@ -469,18 +469,18 @@ def check_columns(model: Any, batch: Any, size: int, monkeypatch: pytest.MonkeyP
     for forbidden in ("first_sums", "first_gradients"):
         monkeypatch.setattr(LayerCall, forbidden, None)
 
-    def work(ranks: Ranks) -> tuple[Columns, Tensor, dict[str, Tensor | None]]:
+    def work(ranks: Ranks) -> tuple[ShardedColumns, Tensor, dict[str, Tensor | None]]:
         own = copy.deepcopy(model)
-        division = Columns(ranks, own, len(batch))
-        prepared = division.prepare(batch)
+        sharding = ShardedColumns(ranks, own, len(batch))
+        prepared = sharding.prepare(batch)
         assert own.stacks.order_of(prepared, of_share=True) is not None
-        found = division.backward(Step(loss, lam), prepared)  # type: ignore[arg-type]
-        return division, found, {name: parameter.grad for name, parameter in own.named_parameters()}
+        found = sharding.backward(Step(loss, lam), prepared)  # type: ignore[arg-type]
+        return sharding, found, {name: parameter.grad for name, parameter in own.named_parameters()}
 
-    divisions, losses, gradients = zip(*Meeting(size).run(work), strict=True)
+    shardings, losses, gradients = zip(*Meeting(size).run(work), strict=True)
     whole = []
     for name, first in gradients[0].items():
-        every, split = [of_rank[name] for of_rank in gradients], divisions[0].splits.get(name)
+        every, split = [of_rank[name] for of_rank in gradients], shardings[0].splits.get(name)
         if split is None:  # all ranks have this parameter, and must have the same gradient
             assert all(torch.equal(first, other) for other in every), name
         whole.append(first if split is None else split.join([split.padded(part, r) for r, part in enumerate(every)]))

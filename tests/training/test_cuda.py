@@ -77,7 +77,7 @@ def test_batches_come_in_order_and_the_state_is_that_of_the_next_one():
     assert torch.equal(next(again).white.cpu(), made_up_batch(20).white)
 
 
-LATE = "quantisation: {aware: true, aware_from: 0.55}"
+LATE = "quantisation: {qat: true, qat_from: 0.55}"
 MODELS = [
     "model={kind: simple, hidden: 16}",
     "model={kind: sfnnv5, l1: 32}",
@@ -222,7 +222,7 @@ def test_no_step_makes_a_plan(tmp_path, project_root, monkeypatch, precision, gr
     monkeypatch.setattr(capabilities, "_cuda_kernels", kernels)
     monkeypatch.setattr(perspectives, "perspective_plan", plan)
     monkeypatch.setattr(Trainer, "_train_step", train_step)
-    rounding = ("model.quantisation={aware: true, aware_from: 0.55}", "training.positions_per_epoch=5000")
+    rounding = ("model.quantisation={qat: true, qat_from: 0.55}", "training.positions_per_epoch=5000")
     settings = (f"training.precision={precision}", f"training.cuda_graph={graph}")
     run = from_records(tmp_path, project_root / "samples" / "val.binpack", *rounding, *settings)
     for _ in range(3 * run.steps // 4):

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from nnue_trainer.lambdas import LAMBDAS
-from nnue_trainer.lambdas.jitter import BatchJitter, add_jitter, autoregressive
 from nnue_trainer.schedules import SCHEDULES, RunStep
+from nnue_trainer.wdl import LAMBDAS
+from nnue_trainer.wdl.jitter import BatchJitter, add_jitter, autoregressive
 
 VECTORS = Path(__file__).resolve().parents[1] / "vectors" / "training"
 LAMBDA = json.loads((VECTORS / "lambda.json").read_text(encoding="utf-8"))

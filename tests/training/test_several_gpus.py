@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 from small_runs import in_chunks, last, written
 
 from nnue_trainer import nets
-from nnue_trainer.parallel.division import divide
 from nnue_trainer.parallel.ranks import joined
+from nnue_trainer.parallel.sharding import shard
 from nnue_trainer.training.run import choose_device, set_up_torch
 from nnue_trainer.training.trainer import Trainer
 
@@ -26,7 +26,7 @@ LAYERED = (
     "model={kind: layered, hidden: 128, activation: pairwise, psqt: true, shared: true, output_buckets: {count: 8}, "
     "layers: [{outputs: 16, activation: dual, skip: last}, {outputs: 32}], quantisation: {first: {product_shift: 9}}}"
 )
-AWARE = LAYERED.replace("quantisation: {", "quantisation: {aware: true, aware_from: 0.2, ")
+AWARE = LAYERED.replace("quantisation: {", "quantisation: {qat: true, qat_from: 0.2, ")
 
 
 def _train(folder: Path, runs: dict[str, tuple[str, ...]]) -> None:
@@ -37,8 +37,8 @@ def _train(folder: Path, runs: dict[str, tuple[str, ...]]) -> None:
             device = choose_device(chosen.training.device, ranks)
             set_up_torch(chosen, device)
             model = nets.build(chosen.model)
-            division, _ = divide(ranks, model, chosen)
-            trainer = Trainer(chosen, model.to(device), MadeUpSource(), None, folder / "run", division=division)
+            sharding, _ = shard(ranks, model, chosen)
+            trainer = Trainer(chosen, model.to(device), MadeUpSource(), None, folder / "run", sharding=sharding)
             for _ in range(12):
                 trainer.advance()
             saved = trainer.checkpoint()
@@ -102,7 +102,7 @@ OWN_SET = ROOT / "examples" / "extending" / "my_features.py"
     [
         (LAYERED, "lambda={kind: constant, jitter: 0.1}"),
         (LAYERED, "training.precision=mixed"),
-        (AWARE.replace("aware_from: 0.2", "aware_from: 0.0"),),
+        (AWARE.replace("qat_from: 0.2", "qat_from: 0.0"),),
         (f"model={{kind: layered, hidden: 64, inputs: [{{kind: {OWN_SET}:KingDistance}}]}}",),
     ],
     ids=["columns", "mixed", "rounded", "index rows from the host"],
@@ -132,7 +132,7 @@ def test_several_gpus_that_share_the_data_train_as_one_does(
         chain = trained_from_file(size, "chain", f"training.epochs={epochs}")
     assert last(tmp_path / "one").state["batches"] == last(tmp_path / "all").state["batches"]
     assert one.keys() == straight.keys()
-    rounds = "training.precision=mixed" in overrides or "aware: true" in overrides[0]
+    rounds = "training.precision=mixed" in overrides or "qat: true" in overrides[0]
     for name, tensor in straight.items():
         for other in (again, eager, parts):
             assert torch.equal(tensor, other[name]), name

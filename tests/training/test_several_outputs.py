@@ -32,7 +32,7 @@ def metrics(run: Path, event: str = "validation") -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("aware", [False, True])
 def test_a_head_of_win_draw_and_loss_trains_resumes_and_is_exported(data: Path, tmp_path: Path, aware: bool) -> None:
-    model = {**HEAD, "quantisation": {"aware": aware}}
+    model = {**HEAD, "quantisation": {"qat": aware}}
     sections = {"lambda": {"kind": "constant", "value": 0.5}, "optimizer": {"kind": "adamw", "lr": 0.01}}
     recipe = written(tmp_path / "wdl.yaml", data, model=model, loss={"kind": "wdl"}, **sections)
     run = tmp_path / "run"
@@ -172,7 +172,7 @@ def test_nets_with_output_buckets_of_every_rule_train(data: Path, tmp_path: Path
         "kind": "layered",
         "hidden": 16,
         "output_buckets": BUCKETS[rule],
-        "quantisation": {"aware": True, "aware_from": 0.5},
+        "quantisation": {"qat": True, "qat_from": 0.5},
     }
     recipe = written(tmp_path / "r.yaml", data, model=model, training={"epochs": 2})
     nnue("train", "--config", recipe, "--run-dir", tmp_path / "run")

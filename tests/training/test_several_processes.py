@@ -31,8 +31,8 @@ from nnue_trainer.data import RecordLoader
 from nnue_trainer.files import checkpoint
 from nnue_trainer.parallel import ranks as ranks_module
 from nnue_trainer.parallel import watch
-from nnue_trainer.parallel.division import divide
 from nnue_trainer.parallel.ranks import Ranks, joined
+from nnue_trainer.parallel.sharding import shard
 from nnue_trainer.parallel.split import Split, cut
 from nnue_trainer.training.batches import DeviceBatches
 from nnue_trainer.training.run import training_batches
@@ -110,17 +110,17 @@ KINDS: dict[str, tuple[int, str, dict[str, dict[str, Any]]]] = {
     ),
     "columns, the engine's rounding from half of the run on": (
         2, "each with 16 of 32 columns of the feature transformer",
-        {"model": LAYERED | {"quantisation": LAYERED["quantisation"] | {"aware": True, "aware_from": 0.5}},
+        {"model": LAYERED | {"quantisation": LAYERED["quantisation"] | {"qat": True, "qat_from": 0.5}},
          "lambda": {"kind": "constant", "value": 0.7, "jitter": 0.2}},
     ),
     "columns, SFNNv16 with the engine's rounding, uneven shares": (
         3, "each with 8 to 12 of 32 columns of the feature transformer",
-        {"model": {"kind": "sfnnv16", "l1": 32, "quantisation": {"aware": True}},
+        {"model": {"kind": "sfnnv16", "l1": 32, "quantisation": {"qat": True}},
          "optimizer": {"kind": "ranger_lite", "lr": 0.002}},
     ),
     "columns, SFNNv5 with the engine's rounding": (
         4, "each with 8 of 32 columns of the feature transformer",
-        {"model": {"kind": "sfnnv5", "l1": 32, "quantisation": {"aware": True}}},
+        {"model": {"kind": "sfnnv5", "l1": 32, "quantisation": {"qat": True}}},
     ),
     "positions, a head of win, draw and loss": (
         2, r"share of the positions \(the net has a forward pass of its own\)",
@@ -525,7 +525,7 @@ def _read(folder: Path, recipe: Path) -> None:
     with joined() as ranks:
         chosen = config.load(recipe)
         model = nets.build(chosen.model)
-        division, _ = divide(ranks, model, chosen)
+        sharding, _ = shard(ranks, model, chosen)
         cpu = torch.device("cpu")
         rows = training_batches(chosen, model, cpu, ranks)
         among = {"rank": ranks.rank, "world_size": ranks.size} if chosen.data.shards > 1 else {}
@@ -533,7 +533,7 @@ def _read(folder: Path, recipe: Path) -> None:
         packed = RecordLoader(chosen.data.train, 240, **options, **among)
         found = {}
         for name, source in (("rows", rows), ("records", packed)):
-            batches = DeviceBatches(source, cpu, model.feature_set, None, division)
+            batches = DeviceBatches(source, cpu, model.feature_set, None, sharding)
             for number in range(8):
                 batch = next(batches)
                 found |= {f"{name}/{number}/{key}": value.clone() for key, value in batch.fields().items()}
@@ -547,7 +547,7 @@ def _read(folder: Path, recipe: Path) -> None:
         packed.close()
 
 
-# By kind of division.
+# By kind of sharding.
 OPTIMIZERS = {
     "columns": {"kind": "adamw", "lr": 0.005},
     "positions": {"kind": "torch", "name": "Adafactor", "lr": 0.005},
@@ -656,13 +656,13 @@ def _replicas(folder: Path, *overrides: str) -> None:
         chosen = made_up_recipe(*overrides)
         torch.manual_seed(chosen.training.seed)
         model = nets.build(chosen.model)
-        division, _ = divide(ranks, model, chosen)
-        trainer = Trainer(chosen, model, MadeUpSource(), None, folder / "run", division=division)
+        sharding, _ = shard(ranks, model, chosen)
+        trainer = Trainer(chosen, model, MadeUpSource(), None, folder / "run", sharding=sharding)
         for _ in range(5):
             trainer.advance()
         state = {f"optimizer/{name}": tensor for name, tensor in trainer.optimizer.state_dict().items()}
         state |= {f"model/{name}": tensor for name, tensor in model.state_dict().items()}
-        output = division.forward(made_up_batch(99))
+        output = sharding.forward(made_up_batch(99))
         state |= {"output": output, "loss": trainer._loss_sum}
         save_file({name: tensor.clone() for name, tensor in state.items()}, folder / f"{ranks.rank}.safetensors")
 
@@ -686,8 +686,8 @@ def _poisoned(folder: Path, poisoned: int) -> None:
         chosen = made_up_recipe("model={kind: simple, hidden: 16, activation: crelu}", "logging.every_steps=5")
         torch.manual_seed(chosen.training.seed)
         model = nets.build(chosen.model)
-        division, _ = divide(ranks, model, chosen)
-        trainer = Trainer(chosen, model, MadeUpSource(), None, folder / "run", division=division)
+        sharding, _ = shard(ranks, model, chosen)
+        trainer = Trainer(chosen, model, MadeUpSource(), None, folder / "run", sharding=sharding)
         bias = model.first_layer().bias
         poison = math.nan if ranks.rank == poisoned else 1.0
         bias.register_hook(lambda gradient: gradient * poison if trainer.step == 2 else gradient)
@@ -735,7 +735,7 @@ def test_parts_of_a_tensor_make_the_whole(size, shape, dim, groups):
     ("overrides", "reason"),
     [
         ([], ""),
-        (["model={kind: simple, hidden: 16, quantisation: {aware: true}}"], ""),
+        (["model={kind: simple, hidden: 16, quantisation: {qat: true}}"], ""),
         (["training.compile=true"], "the compiler needs the whole net"),
         (["optimizer={kind: torch, name: Adafactor}"], "may look at more than one value"),
         (["optimizer={kind: torch, name: NAdam}"], ""),
@@ -744,8 +744,8 @@ def test_parts_of_a_tensor_make_the_whole(size, shape, dim, groups):
 )
 def test_why_a_net_is_not_divided(overrides, reason):
     chosen = made_up_recipe("data.batch_size=45", *overrides)
-    division, words = divide(Ranks(0, 9, 0, 9), nets.build(chosen.model), chosen)
-    assert division.name == ("positions" if reason else "columns")
+    sharding, words = shard(Ranks(0, 9, 0, 9), nets.build(chosen.model), chosen)
+    assert sharding.name == ("positions" if reason else "columns")
     assert reason in words
     assert words.startswith("9 processes, ")
 

@@ -368,7 +368,7 @@ def test_what_does_not_change_is_not_written_again(tmp_path):
             before = run.optimizer.lr._version
             run.advance()
             written += run.optimizer.lr._version > before
-            numbers = [run.optimizer.lr, *run._lambdas.values()]
+            numbers = [run.optimizer.lr, *run._lambda_values.values()]
             rate, lam = run.recipe.schedule.lr_at(step, 10, 4, 1e-2), run.recipe.lambda_.lambda_at(step, 10, 4)
             assert [number.item() for number in numbers] == pytest.approx([rate, lam])
         assert written == writes

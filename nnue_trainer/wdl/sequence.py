@@ -6,9 +6,9 @@ from typing import Annotated
 
 from pydantic import Field
 
-from nnue_trainer.lambdas.base import LAMBDAS, LambdaSchedule
 from nnue_trainer.schedules.base import RunStep, part_of
 from nnue_trainer.schema import section
+from nnue_trainer.wdl.base import LAMBDAS, LambdaSchedule
 
 
 @section

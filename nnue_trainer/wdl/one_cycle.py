@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from nnue_trainer.lambdas.base import LAMBDAS, Between
 from nnue_trainer.schedules.base import RunStep, one_cycle
 from nnue_trainer.schema import section
+from nnue_trainer.wdl.base import LAMBDAS, Between
 
 
 @LAMBDAS.register("one_cycle")

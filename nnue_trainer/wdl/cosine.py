@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from nnue_trainer.lambdas.base import LAMBDAS, Between
 from nnue_trainer.schedules.base import RunStep, half_cosine
 from nnue_trainer.schema import section
+from nnue_trainer.wdl.base import LAMBDAS, Between
 
 
 @LAMBDAS.register("cosine")

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field
 
 from nnue_trainer.base.foreign import number
-from nnue_trainer.lambdas.jitter import BatchJitter, add_jitter
 from nnue_trainer.registry import Registry
 from nnue_trainer.schedules.base import RunStep, Timed
 from nnue_trainer.schema import section
+from nnue_trainer.wdl.jitter import BatchJitter, add_jitter
 
 if TYPE_CHECKING:
     import torch
@@ -118,7 +118,7 @@ class Between(FromStart):
         return self.end
 
 
-LAMBDAS: Registry[LambdaSchedule] = Registry("nnue_trainer.lambdas", lambda: LambdaSchedule, what="λ schedule")
+LAMBDAS: Registry[LambdaSchedule] = Registry("nnue_trainer.wdl", lambda: LambdaSchedule, what="λ schedule")
 
 
 def _clip(lam: float) -> float:

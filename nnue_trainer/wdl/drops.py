@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from nnue_trainer.lambdas.base import LAMBDAS, FromStart
 from nnue_trainer.schedules.base import DropEpochs, RunStep
 from nnue_trainer.schema import section
+from nnue_trainer.wdl.base import LAMBDAS, FromStart
 
 
 @LAMBDAS.register("drops")

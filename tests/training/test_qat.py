@@ -16,12 +16,12 @@ from nnue_trainer.data.binpack import write_binpack
 from nnue_trainer.errors import UserError
 from nnue_trainer.files import checkpoint
 
-SIMPLE = "model={kind: simple, hidden: 16, quantisation: {aware: true}}"
-LATE = "model={kind: simple, hidden: 16, quantisation: {aware: true, aware_from: 0.55}}"
+SIMPLE = "model={kind: simple, hidden: 16, quantisation: {qat: true}}"
+LATE = "model={kind: simple, hidden: 16, quantisation: {qat: true, qat_from: 0.55}}"
 FLOAT = "model={kind: simple, hidden: 16}"
 LAYERED = (
     "model={kind: layered, hidden: 16, output_buckets: {count: 8}, layers: [{outputs: 8, activation: dual}], "
-    "shared: true, quantisation: {aware: true, aware_from: 0.55}}"
+    "shared: true, quantisation: {qat: true, qat_from: 0.55}}"
 )
 
 
@@ -38,7 +38,7 @@ def test_it_learns_with_rounding(tmp_path):
 
 
 def test_it_begins_at_its_share_of_the_run(tmp_path):
-    """40 steps: 22 in floating point, which are those of a run without awareness, and 18 with rounding."""
+    """40 steps: 22 in floating point, which are those of a run without it, and 18 with rounding."""
     late, floating = trainer(tmp_path / "late", LATE), trainer(tmp_path / "float", FLOAT)
     for step in range(24):
         late.advance()
@@ -124,7 +124,7 @@ def test_a_net_trained_with_rounding_is_what_the_engine_computes(tmp_path, posit
     assert status == 0
     report = json.loads(out)
     assert report["positions"] == 2500
-    assert (report["aware"], report["limit"], report["ok"]) == (True, 1.0, True)
+    assert (report["qat"], report["limit"], report["ok"]) == (True, 1.0, True)
     assert report["rms"] < 1e-3
     by_pair = {(row["of"], row["and"]): row for row in report["differences"]}
     assert by_pair["fake_quantised", "integer"]["largest"] < 1e-3
@@ -205,7 +205,7 @@ def test_a_net_from_outside_is_compared_without(tmp_path, positions, monkeypatch
 
 def test_sums_that_wrap_around_are_found(tmp_path, positions):
     """The rounded forward pass does not wrap; the engine does, and `nnue check` reports it."""
-    run = trainer(tmp_path / "run", "model={kind: sfnnv5, l1: 32, quantisation: {aware: true}}")
+    run = trainer(tmp_path / "run", "model={kind: sfnnv5, l1: 32, quantisation: {qat: true}}")
     path = tmp_path / "c.safetensors"
     checkpoint.save(path, run.checkpoint())
     assert check(path, "--data", positions, "--positions", 200)[0] == 0
@@ -223,4 +223,4 @@ def test_made_up_batches_reach_both_ends_of_the_clip():
     batch = made_up_batch(0)
     assert len(np.unique(batch.counts.numpy())) > 5
     with pytest.raises(UserError):
-        trainer(Path("unused"), "model={kind: simple, quantisation: {aware: 1}}")
+        trainer(Path("unused"), "model={kind: simple, quantisation: {qat: 1}}")

@@ -1,13 +1,13 @@
 """How several ranks divide the training of one net. The trainer uses one of three classes:
 
-- `Whole`: a single process trains everything.
-- `Columns`: each rank owns some columns of the feature transformer, the weights of the next layer for these inputs, and
-  the optimiser's state of both. It computes its columns for the whole batch. Then the ranks add up their partial sums
-  of the next layer, and each rank computes the rest of the net and the loss for its share of the positions. The ranks
-  exchange these sums, the gradients with respect to them and to the PSQT outputs, and the gradients of the small
-  parameters that all ranks have.
-- `Positions`: each rank has the whole net and computes its share of the positions; the gradients are added up. This is
-  for nets and optimisers that `Columns` does not support.
+- `Unsharded`: a single process trains everything.
+- `ShardedColumns`: each rank owns some columns of the feature transformer, the weights of the next layer for these
+  inputs, and the optimiser's state of both. It computes its columns for the whole batch. Then the ranks add up their
+  partial sums of the next layer, and each rank computes the rest of the net and the loss for its share of the
+  positions. The ranks exchange these sums, the gradients with respect to them and to the PSQT outputs, and the
+  gradients of the small parameters that all ranks have.
+- `ShardedPositions`: each rank has the whole net and computes its share of the positions; the gradients are added up.
+  This is for nets and optimisers that `ShardedColumns` does not support.
 
 The loader of a rank yields whole batches or, with shards, this rank's share of each; `wanted` and `joined_by` say what
 becomes of them. The order of positions is the same for every number of ranks. Every sum over ranks has a fixed order,
@@ -40,13 +40,13 @@ Terms = tuple[Tensor, Tensor]
 
 
 class Step(Protocol):
-    """What a division uses of the trainer."""
+    """What a sharding uses of the trainer."""
 
     @property
     def loss_kind(self) -> Loss:
         """The loss function of the recipe."""
 
-    def lambdas(self, batch: Batch) -> Tensor:
+    def lambda_values(self, batch: Batch) -> Tensor:
         """λ of the step with this batch, fp32: a scalar, or [B] with one value for each position of the whole batch."""
 
     def autocast(self) -> AbstractContextManager[Any]:
@@ -62,8 +62,8 @@ class Step(Protocol):
         """What is added to the mean loss of the batch whose `terms` were computed last; None: nothing."""
 
 
-class Whole:
-    """A single process trains the whole net. The other divisions override these methods."""
+class Unsharded:
+    """A single process trains the whole net. The other shardings override these methods."""
 
     name = "whole"
 
@@ -130,13 +130,13 @@ class Whole:
         return figures
 
 
-def lambdas_of(step: Step, batch: Batch, positions: slice) -> Tensor:
+def lambda_values(step: Step, batch: Batch, positions: slice) -> Tensor:
     """λ of some positions of the whole batch: a scalar, or one value for each of them."""
-    lam = step.lambdas(batch)
+    lam = step.lambda_values(batch)
     return lam if lam.dim() == 0 else lam[positions]
 
 
-class Positions(Whole):
+class ShardedPositions(Unsharded):
     """Data parallel: each rank has the whole net and a share of the positions of each batch."""
 
     name = "positions"
@@ -160,7 +160,7 @@ class Positions(Whole):
 
     def backward(self, step: Step, batch: Batch) -> Tensor:
         assert self._optimizer is not None
-        lam = lambdas_of(step, batch, slice(self._begin, self._end))
+        lam = lambda_values(step, batch, slice(self._begin, self._end))
         weighted, weights = step.terms(batch, lam)
         if (penalty := step.penalty(batch)) is not None:
             # It counts by positions, whatever these weigh; below, everything is divided by all weights.
@@ -179,7 +179,7 @@ class Positions(Whole):
         self._optimizer = optimizer
 
 
-class Columns(Whole):
+class ShardedColumns(Unsharded):
     """Column parallel: each rank has some columns of the feature transformer and computes them for the whole batch. The
     constructor changes the whole model that it gets: it keeps only this rank's columns."""
 
@@ -253,7 +253,7 @@ class Columns(Whole):
             call, outputs = model.first_of(batch, bucket)
             first = layers.first(call if stacks.may_be_fused(batch.white.device) else None, outputs)
         mine, share = slice(self._begin, self._end), self._end - self._begin
-        lam = lambdas_of(step, batch, mine)
+        lam = lambda_values(step, batch, mine)
         with ranks.reduce_scatter(self._padded(first.sums.detach(), ranks.size * self._most)) as own_sums:
             psqt = None if first.inputs is None or first.inputs.psqt is None else first.inputs.psqt.detach()[mine]
             if apart or (first.inputs is None and self._transformer.psqt is not None):
@@ -347,25 +347,25 @@ class Columns(Whole):
         return torch.cat([every[:1, 0], every[:, 1]]).sqrt().float()
 
 
-def divide(ranks: Ranks, model: NnueModel, recipe: Any) -> tuple[Whole, str]:
-    """Chooses how `ranks` divide the training of `model`. Returns the division and one line about it for the user,
-    which is empty for a single process. `Columns` changes the model, so call this after the weights have been
+def shard(ranks: Ranks, model: NnueModel, recipe: Any) -> tuple[Unsharded, str]:
+    """Chooses how `ranks` divide the training of `model`. Returns the sharding and one line about it for the user,
+    which is empty for a single process. `ShardedColumns` changes the model, so call this after the weights have been
     initialised and before the optimiser is made. `recipe` is a `config.Recipe`. UserError if the batch is too small for
     the ranks."""
     if not ranks.several:
-        return Whole(ranks, model), ""
+        return Unsharded(ranks, model), ""
     size = recipe.data.batch_size
     reason = why_not_columns(model, recipe, ranks)
     if reason is None:
         assert isinstance(model, StackedModel)
-        columns = Columns(ranks, model, size)
+        columns = ShardedColumns(ranks, model, size)
         return columns, f"{ranks.size} processes, each with {columns.share()} columns of the feature transformer"
-    positions = Positions(ranks, model, size)
+    positions = ShardedPositions(ranks, model, size)
     return positions, f"{ranks.size} processes, each with the whole net and a share of the positions ({reason})"
 
 
 def why_not_columns(model: NnueModel, recipe: Any, ranks: Ranks) -> str | None:
-    """The reason, in words, why `Columns` cannot train this model; None if it can."""
+    """The reason, in words, why `ShardedColumns` cannot train this model; None if it can."""
     if not isinstance(model, StackedModel) or type(model).forward is not StackedModel.forward:
         return "the net has a forward pass of its own"
     if model.num_outputs > 1:
@@ -373,7 +373,7 @@ def why_not_columns(model: NnueModel, recipe: Any, ranks: Ranks) -> str | None:
     first = model.first_layer()
     if first is None or len(model.linears()) != len(model.stacks.hidden) + 1:
         return "the net has no first layer that can be divided"
-    if recipe.model.awareness.aware and model.rounded_forward().stacks is None:
+    if recipe.model.qat_config.qat and model.rounded_forward().stacks is None:
         return "the engine's rounding needs the whole net"
     if recipe.training.compile:
         return "the compiler needs the whole net"

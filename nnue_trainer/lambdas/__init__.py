@@ -1,9 +1,0 @@
-"""λ, the share of the data's score in the target, over the run. `base` has the class of all schedules and the registry.
-
-There is one sign: λ = 1 trains on scores only, λ = 0 on game results only. What other programs call WDL is 1 − λ.
-"""
-
-from nnue_trainer.lambdas.base import LAMBDAS, LambdaSchedule
-from nnue_trainer.lambdas.constant import ConstantLambda
-
-__all__ = ["LAMBDAS", "ConstantLambda", "LambdaSchedule"]
