@@ -7,7 +7,6 @@ would become two lines are refused. The process and its children are ended and r
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import re
@@ -20,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from nnue_trainer.base import system
+from nnue_trainer.base import process_groups, system
 from nnue_trainer.base.closing import Closing
 from nnue_trainer.errors import UserError, quoted, shown
 
@@ -100,16 +99,9 @@ class Engine(Closing):
         self._incoming, self._outgoing, self._stderr = bytearray(), bytearray(), bytearray()
         self._ended = self._killed = self._reaped = False
         try:
-            # The process gets its own process group, so that a wrapper script is ended together with the engine that it
-            # started, and so that Ctrl-C in a terminal reaches only this program.
-            self._process = subprocess.Popen(
-                [path],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                bufsize=0,
-                process_group=0,
-            )
+            # In a process group: a wrapper script is ended together with the engine that it started.
+            pipe = subprocess.PIPE
+            self._process = process_groups.start([path], stdin=pipe, stdout=pipe, stderr=pipe)
         except (OSError, ValueError) as error:
             raise UserError(f"engine {self._shown}: {getattr(error, 'strerror', None) or error}") from None
         assert self._process.stdin
@@ -123,8 +115,8 @@ class Engine(Closing):
         self._command = ""
         self._received = self._scanned = 0  # bytes of the awaited answer, and how many have no end of it
         self._selector = selectors.DefaultSelector()
-        for pipe in (self._process.stdout, self._process.stderr):
-            self._selector.register(pipe.fileno(), selectors.EVENT_READ, pipe)
+        for output in (self._process.stdout, self._process.stderr):
+            self._selector.register(output.fileno(), selectors.EVENT_READ, output)
         try:
             for line in self.answer("uci", "uciok", seconds=start_timeout):
                 if line.startswith("id name "):
@@ -318,16 +310,14 @@ class Engine(Closing):
         """Ends the process at once, from any thread; an answer that another thread waits for then fails."""
         self._killed = True
         if not self._reaped:  # afterwards the number may be another process's
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                system.kill_group(self._process.pid)
+            process_groups.kill(self._process)
 
     def close(self) -> None:
         """Ends and reaps the process; may be called again."""
         self.kill()
         if self._reaped:
             return
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout=10)
+        process_groups.end(self._process)
         self._reaped = True
         self._selector.close()
         for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):

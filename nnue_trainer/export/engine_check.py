@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from nnue_trainer import data
+from nnue_trainer.base import process_groups
 from nnue_trainer.base.closing import Closing
 from nnue_trainer.engines.stockfish_eval import Counts, EvalOutput, Unit, parse_eval, unit_of
 from nnue_trainer.engines.uci import Engine, EngineEnded
@@ -98,13 +99,12 @@ def bench(engine: str, net: Path, command: str = "bench 16 1 13 default depth NN
     speed, or takes longer than `seconds`."""
     commands = f"setoption name EvalFile value {net.resolve()}\n{command}\nquit\n"
     try:
-        run = subprocess.run(
+        run = process_groups.run(
             [engine],
             input=os.fsencode(commands),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             timeout=seconds,
-            check=False,
         )
     except subprocess.TimeoutExpired:
         raise UserError(f"engine {shown(engine)}: bench takes longer than {seconds:.0f} seconds") from None

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from nnue_trainer import _data
+from nnue_trainer.base import process_groups
 from nnue_trainer.data.generate import START
 from nnue_trainer.errors import UserError, shown
 from nnue_trainer.files.atomic import replacing
@@ -71,9 +71,8 @@ def play_with_fastchess(
                 output.write_text("".join(f"{_position(openings, n, options)}\n" for n in range(options.pairs)))
             (folder / GAMES).unlink(missing_ok=True)
             with (folder / OUTPUT).open("wb") as log:
-                status = subprocess.run(
-                    command(program, players, options, folder), stdout=log, stderr=log, check=False
-                ).returncode
+                words = command(program, players, options, folder)
+                status = process_groups.run(words, stdout=log, stderr=log).returncode
             if status != 0 or not (folder / GAMES).exists():
                 raise UserError(f"fastchess: exit status {status}, {folder / OUTPUT} has what it printed")
             for game in games_of((folder / GAMES).read_text(encoding="utf-8", errors="replace"), names, options):

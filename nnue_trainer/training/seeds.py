@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 
 from nnue_trainer import config, registry
+from nnue_trainer.base import process_groups, system
 from nnue_trainer.config import Recipe
 from nnue_trainer.errors import UserError
 from nnue_trainer.files.atomic import replacing
@@ -134,7 +135,8 @@ def _at_once(
             process.send_signal(signal.SIGTERM)
 
     next(iter(runs.values())).parent.mkdir(parents=True, exist_ok=True)
-    previous = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    ours = [each for each in system.stop_signals() if signal.getsignal(each) != signal.SIG_IGN]  # nohup ignores one
+    previous = {number: signal.signal(number, stop) for number in ours}
     try:
         with tempfile.TemporaryDirectory() as temporary:
             while waiting or running:
@@ -146,12 +148,8 @@ def _at_once(
                     gpu = {"CUDA_VISIBLE_DEVICES": str(places[seed] % gpus)} if gpus else {}
                     command = [sys.executable, "-m", "nnue_trainer", "train", str(file), "--run-dir", str(runs[seed])]
                     with log.open("ab") as output:
-                        running[seed] = subprocess.Popen(
-                            [*command, *flags],
-                            stdout=output,
-                            stderr=output,
-                            env=os.environ | gpu,
-                            start_new_session=True,
+                        running[seed] = process_groups.start(
+                            [*command, *flags], stdout=output, stderr=output, env=os.environ | gpu
                         )
                     say(f"seed {seed}: {runs[seed]}, output in {log}")
                 if stopped and waiting:
@@ -162,6 +160,7 @@ def _at_once(
                     if process.poll() is None:
                         continue
                     del running[seed]
+                    process_groups.end(process)
                     if process.returncode == _INTERRUPTED:
                         interrupted.add(seed)
                     elif process.returncode:
@@ -173,4 +172,5 @@ def _at_once(
             signal.signal(number, handler)
         for process in running.values():
             process.wait()
+            process_groups.end(process)
     return interrupted

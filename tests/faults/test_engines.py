@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from waiting import wait_for
 
+from nnue_trainer.base import process_groups
 from nnue_trainer.cli.main import main
 from nnue_trainer.data.generate import GenerateOptions, generate
 from nnue_trainer.engines.uci import Engine, find_engine
@@ -258,3 +259,54 @@ def test_ctrl_c_while_an_engine_hangs(fake_engine: FakeEngine, tmp_path: Path) -
     process.wait(timeout=120)  # a guard against hanging
     assert process.returncode != 0
     assert processes_of(path) == []
+
+
+HOLDS_AN_ENGINE = """
+import sys
+from nnue_trainer.engines.uci import Engine
+engine = Engine(sys.argv[1], start_timeout=300.0)
+engine.search("4k3/8/8/8/8/8/4P3/4K3 w - - 0 1", [], "nodes 1")
+"""
+RUNS_IT = """
+import subprocess, sys
+from nnue_trainer.base import process_groups
+process_groups.run([sys.argv[1]], input=b"uci\\nposition fen 4k3/8/8/8/8/8/4P3/4K3 w - - 0 1\\ngo nodes 1\\n")
+"""
+
+
+@pytest.mark.parametrize("code", [HOLDS_AN_ENGINE, RUNS_IT])
+def test_a_killed_program_leaves_no_engine_that_hangs(code: str, fake_engine: FakeEngine) -> None:
+    path, script = fake_engine("hangs", run=""), str(Path(__file__).parents[1] / "data" / "fake_engine.py")
+    process = subprocess.Popen([sys.executable, "-c", code, path])
+
+    def running() -> list[int]:
+        """The wrapper and its engine."""
+        wrappers = [pid for pid in processes_of(path) if pid != process.pid]
+        return wrappers + [pid for pid in processes_of(script) if group_of(pid) in wrappers]
+
+    wait_for(lambda: len(running()) == 2, process)
+    wrapper, engine = running()
+    process.kill()
+    process.wait()
+    wait_for(lambda: wrapper not in processes_of(path) and engine not in processes_of(script))
+
+
+def test_a_watcher_that_was_killed_is_started_again(fake_engine: FakeEngine) -> None:
+    with Engine(fake_engine(), start_timeout=300.0) as first:
+        watcher = process_groups._watcher._process
+        assert watcher is not None
+        watcher.kill()
+        watcher.wait()
+        with Engine(fake_engine(), start_timeout=300.0) as second:
+            assert process_groups._watcher._groups == {first._process.pid, second._process.pid}
+            assert process_groups._watcher._process is not watcher
+    assert not process_groups._watcher._groups
+
+
+def test_a_forked_child_has_its_own_watcher(fake_engine: FakeEngine) -> None:
+    with Engine(fake_engine(), start_timeout=300.0) as engine:
+        child = os.fork()
+        if child == 0:
+            os._exit(process_groups._watcher._process is not None)
+        assert os.waitpid(child, 0)[1] == 0
+        assert engine.search(FEN, [], "nodes 1")
