@@ -1,12 +1,15 @@
 """tools/release.py: what it refuses, and a dry run that changes nothing."""
 
 import importlib.util
+import re
 import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+import nnue_trainer
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +32,7 @@ def test_the_section_gets_its_date(release: ModuleType) -> None:
     [
         ("## [1.1.0]\n\n- x\n", r"no section '## \[1.2.0\]'"),
         ("## [1.2.0]\n\n## [1.1.0]\n\n- x\n", "is empty"),
-        ("## [1.2.0] - 2026-01-01\n\n- x\n", "is released already"),
+        ("## [1.2.0] - never published\n\n- x\n", "cannot be dated"),
     ],
 )
 def test_what_is_refused(release: ModuleType, text: str, message: str) -> None:
@@ -39,7 +42,27 @@ def test_what_is_refused(release: ModuleType, text: str, message: str) -> None:
 
 def test_version_and_citation(release: ModuleType) -> None:
     assert release.with_version('a\n__version__ = "0.1"\n', "0.2.0") == 'a\n__version__ = "0.2.0"\n'
+    assert release.packaged('context:\n  version: "0.1"\n', "0.2.0") == 'context:\n  version: "0.2.0"\n'
     assert release.cited("version: 1\n", "0.2.0", "2026-02-03") == "version: 0.2.0\ndate-released: 2026-02-03\n"
+
+
+def test_a_prepared_section_gets_the_day_of_the_release(release: ModuleType) -> None:
+    assert release.dated_changelog("## [1.2.0] - 2026-01-01\n\n- x\n", "1.2.0", "2026-02-03").startswith(
+        "## [1.2.0] - 2026-02-03\n"
+    )
+
+
+def test_every_file_states_the_same_version(release: ModuleType) -> None:
+    version = nnue_trainer.__version__
+    for path, changed in (
+        (release.INIT, release.with_version),
+        (release.CONDA, release.packaged),
+        (release.CITATION, lambda text, version: re.sub("(?m)^version: .*$", f"version: {version}", text)),
+    ):
+        text = path.read_text(encoding="utf-8")
+        assert text.count(version) == 1, path
+        assert changed(text, version) == text
+    assert f"\n## [{version}] - " in release.CHANGELOG.read_text(encoding="utf-8").partition("\n- ")[0]
 
 
 def test_a_dry_run_changes_nothing(project_root: Path) -> None:

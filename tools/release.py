@@ -19,6 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 INIT = ROOT / "nnue_trainer" / "__init__.py"
 CITATION = ROOT / "CITATION.cff"
+CONDA = ROOT / "packaging" / "conda" / "recipe.yaml"
 CHANGELOG = ROOT / "CHANGELOG.md"
 
 
@@ -27,12 +28,12 @@ def git(*words: str) -> str:
 
 
 def dated_changelog(text: str, version: str, day: str) -> str:
-    """The changelog with the section of `version` dated. SystemExit if it has none, or if it is released already."""
+    """The changelog with the section of `version` dated. SystemExit if none can be dated."""
     heading = re.search(rf"^## \[{re.escape(version)}\]( - .*)?$", text, re.MULTILINE)
     if heading is None:
         raise SystemExit(f"CHANGELOG.md: no section '## [{version}]': write what changed first")
-    if heading[1] not in (None, " - unreleased"):
-        raise SystemExit(f"CHANGELOG.md: '{heading[0]}' is released already: choose another version")
+    if not re.fullmatch(r" - (unreleased|\d{4}-\d\d-\d\d)", heading[1] or " - unreleased"):
+        raise SystemExit(f"CHANGELOG.md: '{heading[0]}' cannot be dated: expected 'unreleased' or a day")
     body = text[heading.end() :].partition("\n## ")[0].strip()
     if not body:
         raise SystemExit(f"CHANGELOG.md: the section '## [{version}]' is empty: write what changed first")
@@ -41,6 +42,11 @@ def dated_changelog(text: str, version: str, day: str) -> str:
 
 def with_version(text: str, version: str) -> str:
     return re.sub(r'^__version__ = ".*"$', f'__version__ = "{version}"', text, count=1, flags=re.MULTILINE)
+
+
+def packaged(text: str, version: str) -> str:
+    """The conda recipe with this version."""
+    return re.sub(r'^  version: ".*"$', f'  version: "{version}"', text, count=1, flags=re.MULTILINE)
 
 
 def cited(text: str, version: str, day: str) -> str:
@@ -69,19 +75,20 @@ def main() -> None:
     files = {
         CHANGELOG: dated_changelog(CHANGELOG.read_text(encoding="utf-8"), version, day),
         INIT: with_version(INIT.read_text(encoding="utf-8"), version),
+        CONDA: packaged(CONDA.read_text(encoding="utf-8"), version),
         CITATION: cited(CITATION.read_text(encoding="utf-8"), version, day),
     }
+    changed = [path for path, text in files.items() if text != path.read_text(encoding="utf-8")]
     commands = [
         *([] if arguments.skip_checks else [[".ci/run"]]),
         ["rm", "-rf", "dist"],
         ["make", "wheel"],
         ["tools/check_wheel.sh"],
-        ["git", "commit", "-q", "-am", f"Bump version to {version}"],
+        *([["git", "commit", "-q", "-am", f"Bump version to {version}"]] if changed else []),
         ["git", "tag", "-a", f"v{version}", "-m", f"Version {version}"],
     ]
     for path, text in files.items():
-        changed = text != path.read_text(encoding="utf-8")
-        print(f"{path.relative_to(ROOT)}: {'changes' if changed else 'unchanged'}")
+        print(f"{path.relative_to(ROOT)}: {'changes' if path in changed else 'unchanged'}")
         if not arguments.dry_run:
             path.write_text(text, encoding="utf-8")
     for command in commands:
