@@ -40,7 +40,7 @@ OPS_FLAGS = ["-DTORCH_TARGET_VERSION=0x020a000000000000", "-Wno-unused-parameter
 
 # Feature sets and records: one definition for the data pipeline, the CPU operator and the CUDA kernel.
 SHARED_HEADERS = ("data_loader/base/*.h", "data_loader/chess/*.h", "data_loader/features/*.h")
-SHARED_SOURCES = ("data_loader/features/*.cpp",)
+SHARED_SOURCES = ("data_loader/base/*.cpp", "data_loader/features/*.cpp")
 
 
 # The rooms of the data library.
@@ -113,7 +113,7 @@ def cpu_sources() -> list[str]:
 
 def data_sources() -> list[str]:
     """The sources of the data library. Those with levels of instruction sets (isa.h) stay units of their own."""
-    small = [one_room(room) for room in ("formats", "filters", "chess")]
+    small = [one_room(room) for room in ("base", "formats", "filters", "chess")]
     return [*small, *sources(*(f"data_loader/{room}/*.cpp" for room in ("evaluate", "features", "pipeline")))]
 
 

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -176,3 +177,21 @@ def test_macos_polls(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(system.events(), system.EpollEvents)
     monkeypatch.setattr(sys, "platform", "darwin")
     assert isinstance(system.events(), system.PolledEvents)
+
+
+# --- C++: data_loader/base/system.h -----------------------------------------------------------------------------------
+
+OF_ONE_SYSTEM = re.compile(r"#\s*include <((sys/\w+|dlfcn|fcntl|io|poll|pthread|sched|spawn|unistd|windows)\.h)>")
+
+
+def test_only_one_file_in_cpp_calls_the_system(project_root: Path) -> None:
+    found = {
+        str(path.relative_to(project_root)): header
+        for room in ("csrc", "data_loader", "nnue_trainer/include")
+        for path in (project_root / room).rglob("*")
+        if path.suffix in (".h", ".cpp", ".cu", ".cuh")
+        for header, _ in OF_ONE_SYSTEM.findall(path.read_text(encoding="utf-8"))
+    }
+    assert found.pop("data_loader/base/system.cpp")
+    assert found.pop("data_loader/tests/formats_test.cpp") == "sys/resource.h"  # makes writes fail
+    assert not found, f"use data_loader/base/system.h instead: {found}"

@@ -21,7 +21,7 @@ constexpr int64_t kPiece = 1 << 14;  // elements of a task
 
 Tensor run(Problem& problem) {
     Tensor flat = torch::stable::new_empty(problem.parameters[0], {problem.size}, ScalarType::Float);
-    want_huge_pages(flat.mutable_data_ptr(), problem.size * sizeof(float));
+    system::request_huge_pages(flat.mutable_data_ptr(), problem.size * sizeof(float));
     problem.write_to(mutable_data<float>(flat));
     for (const Range& range : problem.ranges) {
         torch::stable::parallel_for(0, divide_up(range.count, kPiece), 1, [&](int64_t begin, int64_t end) {

@@ -55,7 +55,7 @@ Tensor transpose_op(const Tensor& x_in) {
     const Tensor out = torch::stable::new_empty(x, transposed_shape(x));
     if (m.count == 0) return out;
     const int64_t size = out.numel() * m.bytes;
-    if (size >= kLargeBytes) want_huge_pages(out.mutable_data_ptr(), size);
+    if (size >= kLargeBytes) system::request_huge_pages(out.mutable_data_ptr(), size);
     // Lines can be written past the caches only where each row of the output begins with a line.
     const bool stream = size >= kLargeBytes && m.rows * m.bytes % kLineBytes == 0 &&
                         reinterpret_cast<uintptr_t>(out.mutable_data_ptr()) % kLineBytes == 0;

@@ -7,7 +7,6 @@
 
 #include <cxxabi.h>
 #include <pybind11/stl.h>
-#include <unistd.h>
 
 #include <chrono>
 #include <cstring>
@@ -16,6 +15,7 @@
 #include <optional>
 #include <thread>
 
+#include "base/system.h"
 #include "bindings/bindings.h"
 #include "formats/position_file.h"
 
@@ -118,7 +118,7 @@ struct Running {
     py::list arrays;         // that the slots point into
     py::object user_filter;  // may be None
     std::unique_ptr<Pipeline> pipeline;
-    pid_t process = ::getpid();
+    std::int64_t process = nnue::system::process_id();
     int waiting = 0;  // threads inside next()
 
     Running() = default;
@@ -164,7 +164,7 @@ std::shared_ptr<Running> make_running() {
 Running::~Running() {
     registry().all.erase(this);
     if (!pipeline) return;
-    if (process != ::getpid()) {
+    if (process != nnue::system::process_id()) {
         // A child of fork() has none of the threads, and locks that will never be released: leave all as it is.
         static_cast<void>(pipeline.release());
         static_cast<void>(arrays.release());
@@ -191,7 +191,8 @@ void end_all_pipelines() {
     // arrays.
     auto& all = *new std::vector<std::shared_ptr<Running>>;
     for (const auto& [address, weak] : registry().all) {
-        if (auto running = weak.lock(); running && running->pipeline && running->process == ::getpid()) {
+        if (auto running = weak.lock();
+            running && running->pipeline && running->process == nnue::system::process_id()) {
             all.push_back(std::move(running));
         }
     }
@@ -367,7 +368,7 @@ class PipelineHandle {
 
     void close() {
         const std::shared_ptr<Running> running = std::exchange(running_, nullptr);
-        if (!running || running->process != ::getpid() || !running->pipeline) return;
+        if (!running || running->process != nnue::system::process_id() || !running->pipeline) return;
         running->pipeline->stop();
         if (running->pipeline->runs_in_worker()) return;
         const py::gil_scoped_release release;
@@ -388,7 +389,7 @@ class PipelineHandle {
         // A daemon thread that arrives now must not release the interpreter's lock here: see end_all_pipelines().
         if (registry().exiting) throw FormatError(kEnding);
         if (!running_) throw FormatError("the loader is closed");
-        if (running_->process != ::getpid()) {
+        if (running_->process != nnue::system::process_id()) {
             throw FormatError("the loader was opened in another process, before a fork: open one in each process");
         }
         return running_;

@@ -1,7 +1,5 @@
 #include "features/feature_set.h"
 
-#include <dlfcn.h>
-
 #include <algorithm>
 #include <array>
 #include <charconv>
@@ -10,6 +8,7 @@
 #include <mutex>
 #include <optional>
 
+#include "base/system.h"
 #include "chess/fen.h"
 #include "features/feature_sets.h"
 #include "features/general_sets.h"
@@ -362,12 +361,9 @@ void add_compiled_feature_set(const std::string& name, const std::string& librar
 }
 
 void* symbol_of_library(const std::string& library, const char* symbol, const std::string& what) {
-    void* handle = dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL);  // stays open: code of it may run at any time
-    void* found = handle ? dlsym(handle, symbol) : nullptr;
-    if (!found) {
-        const char* why = dlerror();
-        refuse(what, why ? why : library);
-    }
+    std::string why;
+    void* found = system::symbol_of_library(library, symbol, why);
+    if (!found) refuse(what, why);
     return found;
 }
 

@@ -6,6 +6,7 @@
 #include <span>
 #include <string>
 
+#include "base/system.h"
 #include "chess/fen.h"
 
 namespace nnue::data {
@@ -17,13 +18,11 @@ class InputFile {
     // A file that is open already, under a name for messages; `fd` stays the caller's. Of a file that has grown since
     // the caller looked, `size` keeps what it was then; a file that has shrunk is an error.
     InputFile(std::string path, int fd, std::optional<std::uint64_t> size = std::nullopt);
-    ~InputFile();
-    InputFile(InputFile&& other) noexcept;
-    InputFile& operator=(InputFile&&) = delete;
+    InputFile(InputFile&&) noexcept = default;
 
     const std::string& path() const { return path_; }
     std::uint64_t size() const { return size_; }
-    int fd() const { return fd_; }  // for as long as this object lives
+    int fd() const { return file_.descriptor(); }  // for as long as this object lives
 
     // Fills `out` from `offset`; throws FormatError if the file ends before (it may shrink while it is read).
     void read(std::uint64_t offset, std::span<std::uint8_t> out) const;
@@ -35,7 +34,7 @@ class InputFile {
     void look_at();
 
     std::string path_;
-    int fd_ = -1;
+    system::File file_;
     std::uint64_t size_ = 0;
 };
 
@@ -44,9 +43,6 @@ class OutputFile {
   public:
     // `path` is for messages; `fd` stays the caller's. Throws FormatError if the descriptor cannot be duplicated.
     OutputFile(std::string path, int fd);
-    ~OutputFile();
-    OutputFile(const OutputFile&) = delete;
-    OutputFile& operator=(const OutputFile&) = delete;
 
     const std::string& path() const { return path_; }
     // Throws FormatError naming the file and the system's error (a full disk).
@@ -54,7 +50,7 @@ class OutputFile {
 
   private:
     std::string path_;
-    int fd_ = -1;
+    system::File file_;
     std::uint64_t unsynced_ = 0;  // bytes written since the disk was last synced
 };
 

@@ -1,12 +1,10 @@
 #include "formats/open.h"
 
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+
+#include "base/system.h"
 
 namespace nnue::data {
 namespace {
@@ -34,33 +32,25 @@ const DataFormat& format_of_suffix(std::string_view path) {
 // A new file beside its place, which goes unless it is moved there.
 class FileWriter::Temporary {
   public:
-    explicit Temporary(std::string path) : path_(std::move(path)), made_(path_ + ".XXXXXX") {
-        fd_ = ::mkstemp(made_.data());
-        if (fd_ < 0) fail(path_, "cannot be created");
-        const mode_t mask = ::umask(0);
-        ::umask(mask);
-        ::fchmod(fd_, 0666 & ~mask);
+    explicit Temporary(std::string path) : path_(std::move(path)), file_(system::create_beside(path_, made_)) {
+        if (!file_) fail(path_, "cannot be created");
     }
     ~Temporary() {
-        if (fd_ < 0) return;
-        ::close(fd_);
-        ::unlink(made_.c_str());
+        if (file_) std::remove(made_.c_str());
     }
     Temporary(const Temporary&) = delete;
     Temporary& operator=(const Temporary&) = delete;
 
-    const std::string& path() const { return path_; }
-    int fd() const { return fd_; }
+    int fd() const { return file_.descriptor(); }
     void keep() {
-        if (::fsync(fd_) != 0) fail(path_, "cannot be written");
+        if (!system::sync(file_)) fail(path_, "cannot be written");
         if (std::rename(made_.c_str(), path_.c_str()) != 0) fail(path_, "cannot be replaced");
-        ::close(fd_);
-        fd_ = -1;
+        file_.close();
     }
 
   private:
     std::string path_, made_;
-    int fd_ = -1;
+    system::File file_;
 };
 
 FileWriter::FileWriter(const std::string& path, std::string_view format, const WriterOptions& options) {

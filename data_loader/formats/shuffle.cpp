@@ -1,8 +1,5 @@
 #include "formats/shuffle.h"
 
-#include <fcntl.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <bit>
 #include <cerrno>
@@ -24,45 +21,26 @@ constexpr std::uint64_t kShuffleUse = 0x73687566666c65;  // keeps its randomness
 
 // --- SpillFile -------------------------------------------------------------------------------------------------------
 
-SpillFile::SpillFile(std::string folder) : folder_(std::move(folder)) {
-    fd_ = ::open(folder_.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
-    if (fd_ < 0) {  // not every file system has O_TMPFILE
-        std::string name = folder_ + "/nnue-shuffle-XXXXXX";
-        fd_ = ::mkostemp(name.data(), O_CLOEXEC);
-        if (fd_ >= 0) ::unlink(name.c_str());
-    }
-    if (fd_ < 0) fail("create a temporary file");
+SpillFile::SpillFile(std::string folder) : folder_(std::move(folder)), file_(system::create_nameless(folder_)) {
+    if (!file_) fail("create a temporary file", errno);
 }
 
-SpillFile::~SpillFile() {
-    if (fd_ >= 0) ::close(fd_);
-}
-
-void SpillFile::fail(const char* what) const {
-    throw FormatError(folder_ + ": cannot " + what + ": " + std::strerror(errno) +
+void SpillFile::fail(const char* what, int code) const {
+    throw FormatError(folder_ + ": cannot " + what + ": " + std::strerror(code) +
                       (size_ ? ", with " + std::to_string(size_ >> 20) + " MiB of temporary data there" : ""));
 }
 
 std::uint64_t SpillFile::append(std::span<const std::uint8_t> bytes) {
     const std::uint64_t offset = size_;
-    while (!bytes.empty()) {
-        const ssize_t n = ::pwrite(fd_, bytes.data(), bytes.size(), static_cast<off_t>(size_));
-        if (n < 0 && errno == EINTR) continue;
-        if (n < 0) fail("write temporary data");
-        size_ += static_cast<std::uint64_t>(n);
-        bytes = bytes.subspan(static_cast<std::size_t>(n));
-    }
+    const auto [written, code] = system::write_at(file_, offset, bytes);
+    size_ += written;
+    if (code != 0) fail("write temporary data", code);
     return offset;
 }
 
 void SpillFile::read(std::uint64_t offset, std::span<std::uint8_t> out) const {
-    while (!out.empty()) {
-        const ssize_t n = ::pread(fd_, out.data(), out.size(), static_cast<off_t>(offset));
-        if (n < 0 && errno == EINTR) continue;
-        if (n <= 0) fail("read temporary data");
-        offset += static_cast<std::uint64_t>(n);
-        out = out.subspan(static_cast<std::size_t>(n));
-    }
+    const auto [bytes, code] = system::read_at(file_, offset, out);
+    if (bytes < out.size()) fail("read temporary data", code != 0 ? code : EIO);
 }
 
 // --- Spreader: positions to buckets by one byte of the key -----------------------------------------------------------

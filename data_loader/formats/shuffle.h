@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "base/system.h"
 #include "chess/types.h"
 
 namespace nnue::data {
@@ -22,9 +23,6 @@ namespace nnue::data {
 class SpillFile {
   public:
     explicit SpillFile(std::string folder);
-    ~SpillFile();
-    SpillFile(const SpillFile&) = delete;
-    SpillFile& operator=(const SpillFile&) = delete;
 
     // Throws FormatError naming the folder if it is full. Returns where the block lies.
     std::uint64_t append(std::span<const std::uint8_t> bytes);
@@ -32,10 +30,10 @@ class SpillFile {
     std::uint64_t size() const { return size_; }
 
   private:
-    [[noreturn]] void fail(const char* what) const;
+    [[noreturn]] void fail(const char* what, int code) const;
 
     std::string folder_;
-    int fd_ = -1;
+    system::File file_;
     std::uint64_t size_ = 0;
 };
 

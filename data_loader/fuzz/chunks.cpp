@@ -1,10 +1,9 @@
 // A whole file read in chunks, as the pipeline does, against the same file read as a stream: the same positions, or an
 // error both ways. Chunks are tiny, so that every boundary comes into the middle of something.
-#include <sys/mman.h>
-#include <unistd.h>
-
+#include <filesystem>
 #include <vector>
 
+#include "base/system.h"
 #include "chess/record.h"
 #include "formats/position_file.h"
 #include "formats/reader.h"
@@ -53,13 +52,14 @@ bool read_chunks(int fd, std::size_t records, std::size_t bytes, std::vector<Rec
 
 // The first byte sets the size of the chunks.
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-    static const int fd = memfd_create("input", MFD_CLOEXEC);
+    static const nnue::system::File input =
+        nnue::system::create_nameless(std::filesystem::temp_directory_path().string());
     if (size == 0) return 0;
-    NNUE_FUZZ_CHECK(fd >= 0 && ftruncate(fd, 0) == 0 &&
-                    pwrite(fd, data + 1, size - 1, 0) == static_cast<ssize_t>(size - 1));
+    NNUE_FUZZ_CHECK(input && nnue::system::resize(input, size - 1));
+    NNUE_FUZZ_CHECK(nnue::system::write_at(input, 0, {data + 1, size - 1}).bytes == size - 1);
     std::vector<Record> stream, chunks;
-    const bool sound = read_stream(InputFile("input", fd), stream);
-    NNUE_FUZZ_CHECK(read_chunks(fd, 1 + data[0] % 3, 60 + data[0], chunks) == sound);
+    const bool sound = read_stream(InputFile("input", input.descriptor()), stream);
+    NNUE_FUZZ_CHECK(read_chunks(input.descriptor(), 1 + data[0] % 3, 60 + data[0], chunks) == sound);
     NNUE_FUZZ_CHECK(!sound || stream == chunks);
     return 0;
 }

@@ -1,9 +1,7 @@
 // A folder of its own for each test, and whole files as bytes.
 #pragma once
 
-#include <fcntl.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
@@ -11,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "base/system.h"
 #include "formats/binpack.h"
 
 namespace nnue::data::testing {
@@ -22,7 +21,7 @@ class TemporaryDirectory : public ::testing::Test {
     void SetUp() override {
         const auto* info = ::testing::UnitTest::GetInstance()->current_test_info();
         directory_ = std::filesystem::temp_directory_path() /
-                     ("nnue_" + std::string(info->name()) + "_" + std::to_string(::getpid()));
+                     ("nnue_" + std::string(info->name()) + "_" + std::to_string(system::process_id()));
         std::filesystem::create_directories(directory_);
     }
     void TearDown() override { std::filesystem::remove_all(directory_); }
@@ -42,17 +41,11 @@ inline void write_bytes(const std::string& path, const std::vector<char>& bytes)
 // A new empty file, open for writing as long as this lives; writers take a descriptor of their own of it.
 class NewFile {
   public:
-    explicit NewFile(const std::string& path)
-        : fd_(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666)) {
-        EXPECT_GE(fd_, 0) << path;
-    }
-    ~NewFile() { ::close(fd_); }
-    NewFile(const NewFile&) = delete;
-    NewFile& operator=(const NewFile&) = delete;
-    operator int() const { return fd_; }
+    explicit NewFile(const std::string& path) : file_(system::create(path)) { EXPECT_TRUE(file_) << path; }
+    operator int() const { return file_.descriptor(); }
 
   private:
-    int fd_;
+    system::File file_;
 };
 
 inline void write_binpack(const std::string& path, const std::vector<Record>& records, bool join = true) {

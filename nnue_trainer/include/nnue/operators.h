@@ -13,7 +13,7 @@
 // functions.
 #pragma once
 
-#include <dlfcn.h>
+#include <ATen/DynamicLibrary.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
@@ -40,7 +40,11 @@ inline void load_operators(const std::filesystem::path& folder = NNUE_OPERATORS_
 inline void load_operators(const std::filesystem::path& folder) {
 #endif
     const auto load = [](const std::filesystem::path& path) {
-        if (!dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL)) throw std::runtime_error(std::string("nnue: ") + dlerror());
+        try {
+            at::DynamicLibrary(path.string().c_str(), nullptr, /*leak_handle=*/true);
+        } catch (const c10::Error& error) {
+            throw std::runtime_error("nnue: " + error.msg());
+        }
     };
     static std::once_flag once;
     std::call_once(once, [&] {

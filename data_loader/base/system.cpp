@@ -1,0 +1,128 @@
+#include "base/system.h"
+
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdlib>
+
+namespace nnue::system {
+namespace {
+
+// Repeats `call`, which handles some of the bytes, until all are done.
+template <class Bytes, class Call>
+Done repeat(Bytes bytes, Call call) {
+    Done done;
+    while (done.bytes < bytes.size()) {
+        const ssize_t n = call(bytes.data() + done.bytes, bytes.size() - done.bytes, done.bytes);
+        if (n < 0 && errno == EINTR) continue;
+        if (n < 0) done.error = errno;
+        if (n <= 0) break;
+        done.bytes += static_cast<std::size_t>(n);
+    }
+    return done;
+}
+
+}  // namespace
+
+void File::close() {
+    if (descriptor_ >= 0) ::close(std::exchange(descriptor_, -1));
+}
+
+File open_to_read(const std::string& path) {
+    return File(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+}
+
+File create(const std::string& path) {
+    return File(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
+}
+
+File create_beside(const std::string& path, std::string& made) {
+    made = path + ".XXXXXX";
+    File file(::mkostemp(made.data(), O_CLOEXEC));
+    if (!file) return file;
+    const mode_t mask = ::umask(0);
+    ::umask(mask);
+    ::fchmod(file.descriptor(), 0666 & ~mask);
+    return file;
+}
+
+File create_nameless(const std::string& folder) {
+#if defined(O_TMPFILE)
+    if (File file(::open(folder.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600)); file) return file;
+#endif
+    std::string name = folder + "/nnue-XXXXXX";  // not every file system has O_TMPFILE
+    File file(::mkostemp(name.data(), O_CLOEXEC));
+    if (file) ::unlink(name.c_str());
+    return file;
+}
+
+File duplicate(int descriptor) {
+    return File(::fcntl(descriptor, F_DUPFD_CLOEXEC, 0));
+}
+
+std::optional<std::uint64_t> size_of_regular(const File& file) {
+    struct stat status {};
+    if (::fstat(file.descriptor(), &status) != 0 || !S_ISREG(status.st_mode)) return std::nullopt;
+    return static_cast<std::uint64_t>(status.st_size);
+}
+
+bool resize(const File& file, std::uint64_t bytes) {
+    return ::ftruncate(file.descriptor(), static_cast<off_t>(bytes)) == 0;
+}
+
+Done read_at(const File& file, std::uint64_t offset, std::span<std::uint8_t> out) {
+    return repeat(out, [&](std::uint8_t* data, std::size_t size, std::size_t done) {
+        return ::pread(file.descriptor(), data, size, static_cast<off_t>(offset + done));
+    });
+}
+
+Done write_at(const File& file, std::uint64_t offset, std::span<const std::uint8_t> bytes) {
+    return repeat(bytes, [&](const std::uint8_t* data, std::size_t size, std::size_t done) {
+        return ::pwrite(file.descriptor(), data, size, static_cast<off_t>(offset + done));
+    });
+}
+
+Done write(const File& file, std::span<const std::uint8_t> bytes) {
+    return repeat(bytes, [&](const std::uint8_t* data, std::size_t size, std::size_t) {
+        return ::write(file.descriptor(), data, size);
+    });
+}
+
+void start_sync([[maybe_unused]] const File& file) {
+#if defined(SYNC_FILE_RANGE_WRITE)
+    ::sync_file_range(file.descriptor(), 0, 0, SYNC_FILE_RANGE_WRITE);
+#endif
+}
+
+bool sync(const File& file) {
+    return ::fsync(file.descriptor()) == 0;
+}
+
+void* symbol_of_library(const std::string& library, const char* symbol, std::string& why) {
+    void* handle = ::dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL);
+    void* found = handle ? ::dlsym(handle, symbol) : nullptr;
+    if (!found) {
+        const char* reason = ::dlerror();
+        why = reason ? reason : library;
+    }
+    return found;
+}
+
+void request_huge_pages([[maybe_unused]] void* memory, [[maybe_unused]] std::size_t bytes) {
+#if defined(MADV_HUGEPAGE)
+    constexpr std::uintptr_t kHugePage = std::uintptr_t(1) << 21;
+    const std::uintptr_t begin = (reinterpret_cast<std::uintptr_t>(memory) + kHugePage - 1) / kHugePage * kHugePage;
+    const std::uintptr_t end = (reinterpret_cast<std::uintptr_t>(memory) + bytes) / kHugePage * kHugePage;
+    if (begin < end) ::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+#endif
+}
+
+std::int64_t process_id() {
+    return ::getpid();
+}
+
+}  // namespace nnue::system

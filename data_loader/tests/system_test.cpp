@@ -1,0 +1,64 @@
+// base/system.h: files at offsets, files that go when they are closed, and what failing calls report.
+#include "base/system.h"
+
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+
+#include "temporary_directory.h"
+
+namespace nnue::data {
+namespace {
+
+using System = testing::TemporaryDirectory;
+
+std::vector<std::uint8_t> bytes(std::string_view text) {
+    return {text.begin(), text.end()};
+}
+
+TEST_F(System, ReadsAtAnOffsetUpToTheEnd) {
+    testing::write_bytes(path("a"), {'a', 'b', 'c', 'd'});
+    const system::File file = system::open_to_read(path("a"));
+    ASSERT_TRUE(file);
+    EXPECT_EQ(system::size_of_regular(file), 4u);
+    std::vector<std::uint8_t> out(3);
+    const auto [read, error] = system::read_at(file, 2, out);
+    EXPECT_EQ(read, 2u);
+    EXPECT_EQ(error, 0);
+    EXPECT_EQ(out, bytes(std::string_view("cd\0", 3)));
+}
+
+TEST_F(System, ReportsWhyACallFailed) {
+    EXPECT_FALSE(system::open_to_read(path("missing")));
+    EXPECT_EQ(errno, ENOENT);
+    const system::File reader = system::open_to_read(path("."));
+    EXPECT_FALSE(system::size_of_regular(reader));
+    EXPECT_EQ(system::write_at(reader, 0, bytes("a")).error, EBADF);
+    EXPECT_FALSE(system::create_nameless(path("missing")));
+    std::string why;
+    EXPECT_EQ(system::symbol_of_library(path("missing.so"), "symbol", why), nullptr);
+    EXPECT_NE(why.find("missing.so"), std::string::npos) << why;
+}
+
+TEST_F(System, NamelessFilesLeaveNothing) {
+    system::File file = system::create_nameless(path("."));
+    ASSERT_TRUE(file);
+    EXPECT_EQ(system::write_at(file, 3, bytes("xyz")).bytes, 3u);
+    EXPECT_TRUE(system::resize(file, 5));
+    EXPECT_EQ(system::size_of_regular(file), 5u);
+    EXPECT_TRUE(std::filesystem::is_empty(path(".")));
+    const system::File moved = std::move(file);
+    EXPECT_EQ(system::size_of_regular(moved), 5u);
+}
+
+TEST_F(System, NewFilesBesideHaveThePermissionsOfNewFiles) {
+    std::string made;
+    const system::File beside = system::create_beside(path("a"), made);
+    ASSERT_TRUE(beside);
+    EXPECT_TRUE(made.starts_with(path("a"))) << made;
+    const system::File usual = system::create(path("b"));
+    EXPECT_EQ(std::filesystem::status(made).permissions(), std::filesystem::status(path("b")).permissions());
+}
+
+}  // namespace
+}  // namespace nnue::data
