@@ -13,7 +13,7 @@ PYTEST ?=
 
 say = @printf '\n\033[1m== %s\033[0m\n' "$(1)"
 
-.PHONY: help quickstart test build sdist wheel cpp-test python-test engine-test system-packages lint tidy format types docs release coverage clean distclean
+.PHONY: help quickstart test build sdist wheel cpp-test python-test engine-test system-packages lint tidy format types docs requirements release coverage clean distclean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## ?(.*)/  make \1\t\2/' | expand -t 24
@@ -47,22 +47,25 @@ how-long:
 
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
 
-$(VENV)/.build-tools: requirements-build.txt
+LOCKED := install --require-hashes --no-deps
+
+$(VENV)/.build-tools: requirements/build.txt
 	$(call say,Environment: $(VENV) with the pinned requirements)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed; $(PYTHON) is $$($(PYTHON) -V 2>&1). Set PYTHON=..."; exit 1; }
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { echo "python3-venv is missing: apt-get install python3-venv python3-dev"; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) install -r requirements-build.txt
+	$(PIP) $(LOCKED) -r requirements/build.txt
 	@touch $@
 
 # Python compiles what it imports at the first import, which is a small part of what pip would compile.
-$(VENV)/.requirements: requirements.txt $(VENV)/.build-tools
-	$(PIP) install --no-compile -r requirements.txt
+$(VENV)/.requirements: requirements/torch.txt requirements/runtime.txt $(VENV)/.build-tools
+	$(PIP) install --no-compile -r requirements/torch.txt
+	$(PIP) $(LOCKED) --no-compile -r requirements/runtime.txt
 	@touch $@
 
-$(VENV)/.dev: requirements-dev.txt $(VENV)/.linked
+$(VENV)/.dev: requirements/dev.txt $(VENV)/.linked
 	$(call say,What only tests and checks need)
-	$(PIP) install -r requirements-dev.txt
+	$(PIP) $(LOCKED) -r requirements/dev.txt
 	@touch $@
 
 # The command line tool, linked to this folder. The native parts are built in place by `build`, so not here.
@@ -138,14 +141,17 @@ types: $(VENV)/.dev build  ## mypy, also of the tests, and of the package as mac
 	$(BIN)/mypy --platform win32 --cache-dir .mypy_cache/win32
 	$(BIN)/mypy --config-file tests/mypy.ini
 
-$(VENV)/.docs: requirements-docs.txt $(VENV)/.requirements
-	$(PIP) install -r requirements-docs.txt
+$(VENV)/.docs: requirements/docs.txt $(VENV)/.requirements
+	$(PIP) $(LOCKED) -r requirements/docs.txt
 	@touch $@
 
 docs: $(VENV)/.docs  ## the pages as a site in build/site; dead links are errors
 	$(call say,Docs)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build -q
 	@echo "build/site/index.html"
+
+requirements: $(VENV)/.build-tools  ## pin requirements/*.in again, with hashes (UPGRADE=--upgrade: the newest versions)
+	@tools/requirements.sh $(UPGRADE)
 
 release: $(VENV)/.dev  ## checks, changelog, wheel and tag: make release VERSION=0.3.0 (DRY=--dry-run: only print)
 	$(BIN)/python tools/release.py $(VERSION) $(DRY)

@@ -4,10 +4,12 @@ import importlib.util
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+import yaml
 
 import nnue_trainer
 
@@ -70,3 +72,25 @@ def test_a_dry_run_changes_nothing(project_root: Path) -> None:
     done = subprocess.run(command, cwd=project_root, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert done.stderr == "CHANGELOG.md: no section '## [77.0.0]': write what changed first\n"
+
+
+def test_the_conda_recipe_requires_what_the_package_requires(project_root: Path) -> None:
+    declared = tomllib.loads((project_root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    recipe = yaml.safe_load((project_root / "packaging" / "conda" / "recipe.yaml").read_text(encoding="utf-8"))
+    names = [word.replace("torch", "pytorch").lower() for word in declared["dependencies"]]
+    wanted = {f"python{declared['requires-python']}", *names}
+    assert {word.replace(" ", "") for word in recipe["requirements"]["run"]} == wanted
+
+
+def test_every_requirement_has_hashes_and_no_index_is_named(project_root: Path) -> None:
+    folder = project_root / "requirements"
+    locked = {path.stem: path.read_text(encoding="utf-8") for path in folder.glob("*.txt") if path.stem != "torch"}
+    assert sorted(locked) == sorted(path.stem for path in folder.glob("*.in"))
+    for name, text in locked.items():
+        packages = re.split(r"(?m)^(?=[a-z0-9])", text)[1:]
+        assert all("--hash=sha256:" in package for package in packages), name
+        assert not re.search(r"https?:|--index|--find-links|^torch==", text, re.MULTILINE), name
+        pinned = {line.partition(" ")[0] for line in text.splitlines() if re.match(r"[a-z0-9]", line)}
+        asked = re.findall(r"(?m)^([A-Za-z][^;\s]*==[^;\s]+)", (folder / f"{name}.in").read_text(encoding="utf-8"))
+        assert asked
+        assert {word.lower() for word in asked} <= pinned, f"run `make requirements`: {name}"

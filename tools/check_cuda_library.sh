@@ -11,7 +11,7 @@ fail() {
     exit 1
 }
 cuobjdump=$(command -v cuobjdump || find -L .venv -name cuobjdump -type f -print -quit)
-[ -n "$cuobjdump" ] || fail "no cuobjdump to look into it with: install requirements-dev.txt"
+[ -n "$cuobjdump" ] || fail "no cuobjdump to look into it with: install requirements/dev.txt"
 
 # Lines of an architecture and a kernel: of machine code, and of PTX.
 code=$("$cuobjdump" -symbols "$library" | awk '/^arch = / {arch = $3} / ENTRY / {print arch, $NF}' | sort)

@@ -63,7 +63,7 @@ void add_python_feature_set(const std::string& name, const std::tuple<int, int, 
             const auto length = static_cast<std::size_t>(rows.length);
             const Array<std::uint8_t> positions({n, sizeof(Record)}, records, owner);
             const Array<std::int32_t> white({n, length}, rows.white, owner), black({n, length}, rows.black, owner);
-            const Array<std::int16_t> counts({static_cast<py::ssize_t>(n)}, rows.counts, owner);
+            const Array<std::int16_t> counts(static_cast<py::ssize_t>(n), rows.counts, owner);
             positions.attr("flags").attr("writeable") = false;
             try {
                 function(positions, white, black, counts, rows.first_feature);
