@@ -1,18 +1,58 @@
-"""Builds the native parts in place; lists what it builds, shows the compiler's output only where something fails."""
+"""Builds the native parts in place; lists what it builds, shows the compiler's output only where something fails.
 
+Where nothing has changed since the last build, it ends at once: setup.py takes four seconds, most of it for torch.
+"""
+
+import hashlib
+import json
 import os
+import shutil
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PARTS = os.environ.get("NNUE_PARTS", "")
 LOG = ROOT / "build" / (f"build-{PARTS}.log" if PARTS else "build.log")
+LAST = LOG.with_suffix(".json")
+BUILT = ("nnue_trainer/*.so", "nnue_trainer/lib/*", "nnue_trainer/include/nnue/operator_calls.h")
+
+
+def inputs() -> str:
+    """A digest of all that a build depends on: sources, packages, programs, options. Files count by size and time."""
+    files = [ROOT / "setup.py", ROOT / "nnue_trainer" / "__init__.py"]
+    files += [path for room in ("csrc", "data_loader") for path in sorted((ROOT / room).rglob("*")) if path.is_file()]
+    for package in ("torch", "pybind11", "setuptools"):
+        spec = find_spec(package)
+        files += sorted(Path(spec.origin).parent.glob("*version*.py")) if spec and spec.origin else []
+    programs = [*os.environ.get("CXX", "c++").split(), os.environ.get("CC", "cc"), "nvcc", "ninja"]
+    files += [Path(found) for program in programs if (found := shutil.which(program))]
+    options = {
+        name: value
+        for name, value in sorted(os.environ.items())
+        if name.startswith(("NNUE_", "CUDA_", "FORCE_", "PYTORCH_", "CXX", "CC", "CFLAGS", "CPPFLAGS", "LDFLAGS"))
+    }
+    times = [(str(path), (status := path.stat()).st_mtime_ns, status.st_size) for path in files]
+    return hashlib.sha256(json.dumps([sys.version, sys.executable, times, options]).encode()).hexdigest()
+
+
+def up_to_date(digest: str) -> bool:
+    try:
+        last = json.loads(LAST.read_text())
+    except (OSError, ValueError):
+        return False
+    return last["inputs"] == digest and all((ROOT / path).exists() for path in last["built"])
 
 
 def main() -> int:
     LOG.parent.mkdir(exist_ok=True)
+    digest = inputs()
+    if up_to_date(digest):
+        print("  nothing has changed since the last build")
+        return 0
+    LAST.unlink(missing_ok=True)
     start = time.monotonic()
     with LOG.open("w") as log:
         process = subprocess.Popen(
@@ -37,6 +77,8 @@ def main() -> int:
         print(LOG.read_text(), file=sys.stderr)
         print(f"build failed; the log above is {LOG.relative_to(ROOT)}", file=sys.stderr)
         return code
+    built = [str(path.relative_to(ROOT)) for pattern in BUILT for path in sorted(ROOT.glob(pattern))]
+    LAST.write_text(json.dumps({"inputs": digest, "built": built}))
     print(f"  built in {time.monotonic() - start:.0f} s; compiler output in {LOG.relative_to(ROOT)}")
     return 0
 

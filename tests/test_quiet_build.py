@@ -1,0 +1,57 @@
+"""tools/quiet_build.py: a build without changes ends at once, and any change builds again."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+SETUP = """
+from pathlib import Path
+log = Path("builds.log")
+log.write_text(log.read_text() + "built\\n" if log.exists() else "built\\n")
+Path("nnue_trainer/_data.so").touch()
+"""
+
+
+@pytest.fixture
+def build(tmp_path: Path, project_root: Path) -> Callable[..., int]:
+    """Runs the tool in a small project; returns how often setup.py has run."""
+    for folder in ("tools", "csrc", "data_loader", "nnue_trainer/lib"):
+        (tmp_path / folder).mkdir(parents=True)
+    shutil.copy(project_root / "tools" / "quiet_build.py", tmp_path / "tools")
+    (tmp_path / "setup.py").write_text(SETUP)
+    (tmp_path / "nnue_trainer" / "__init__.py").touch()
+    (tmp_path / "csrc" / "a.cpp").write_text("int a;")
+
+    def run(**environment: str) -> int:
+        command = [sys.executable, "tools/quiet_build.py"]
+        subprocess.run(command, cwd=tmp_path, env=os.environ | environment, check=True)
+        return (tmp_path / "builds.log").read_text().count("built")
+
+    return run
+
+
+def test_only_changes_are_built(build: Callable[..., int], tmp_path: Path) -> None:
+    assert build() == 1
+    assert build() == 1
+    (tmp_path / "csrc" / "a.cpp").write_text("long a;")
+    assert build() == 2
+    (tmp_path / "csrc" / "b.h").touch()
+    assert build() == 3
+    (tmp_path / "nnue_trainer" / "_data.so").unlink()
+    assert build() == 4
+    assert build(NNUE_CUDA_ARCHS="90") == 5
+    assert build(NNUE_CUDA_ARCHS="90") == 5
+    assert build() == 6
+
+
+def test_a_build_that_failed_is_tried_again(build: Callable[..., int], tmp_path: Path) -> None:
+    assert build() == 1
+    (tmp_path / "setup.py").write_text("raise SystemExit(1)")
+    for _ in range(2):
+        with pytest.raises(subprocess.CalledProcessError):
+            build()
