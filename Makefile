@@ -40,7 +40,7 @@ test: how-long system-packages build cpp-test python-test  ## environment, build
 
 .PHONY: how-long
 how-long:
-	@echo "make test: the first build takes 4 minutes on two idle cores, 15 more for CUDA; the tests take 15 to 30. Parts of it:"
+	@echo "make test: the first build takes 4 minutes on two idle cores, 15 more for CUDA; the tests take 40 in two processes (PYTEST='-n 2 --dist loadfile'). Parts:"
 	@echo "make cpp-test, make python-test PYTEST='tests/data -k loader'"
 
 # --- environment -----------------------------------------------------------------------------------------------------
