@@ -17,8 +17,8 @@ RESULTS = Path(__file__).resolve().parent / "results"
 ARCHIVE = RESULTS / "measurements.tar.xz"
 TEXT = """# Measurements
 
-Written by `benchmarks/archive.py`. A measurement that is no file here is in `measurements.tar.xz`, with its
-command, machine and versions (`tar -xJf measurements.tar.xz`). The notebooks beside the benchmarks discuss them.
+All measurements, listed by `benchmarks/archive.py`. Those that are not files in this folder are in the archive
+`measurements.tar.xz` (`tar -xJf measurements.tar.xz`), with command, machine and versions. The notebooks discuss them.
 
 | measurement | date | commit | machine | positions per second |
 |---|---|---|---|---|

@@ -15,13 +15,13 @@ from types import ModuleType
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "api.md"
 HEAD = """\
-# What is public
+# Public API
 
-Made by `tools/api_page.py` from the code; do not edit by hand. **The promise.** What stands here keeps its name, its
-parameters and its meaning until the next major version (before 1.0: the next minor version); what has to change warns
-for one version first and is in the [changelog](../CHANGELOG.md). Everything else may change with any version. Recipes,
-checkpoints, nets and data files of every released version can be read by all later ones. Also public: operators
-`torch.ops.nnue.*` ([ops.md](ops.md)), recipes (`nnue config --reference`), `nnue` ([command-line.md](command-line.md)).
+All public names in Python, listed by `tools/api_page.py` from the code; do not edit this page. They keep their parameters and
+meaning until the next major version (before 1.0: the next minor version). Names that will change give a warning for one
+version first and are in the [changelog](../CHANGELOG.md). All other names may change with any version. Later versions can read
+the recipes, checkpoints, nets and data files of every release. Also public are the operators `torch.ops.nnue.*`
+([ops.md](ops.md)), recipes (`nnue config --reference`) and the command `nnue` ([command-line.md](command-line.md)).
 """
 MISSING = "(undocumented)"
 
@@ -40,7 +40,7 @@ def sections(name: str) -> list[str]:
 
 def section(name: str, names: list[str]) -> str:
     module = importlib.import_module(name)
-    lines = [f"## {name}", "", first_paragraph(module) if name != "nnue_trainer" else "The parts used most.", ""]
+    lines = [f"## {name}", "", first_paragraph(module) if name != "nnue_trainer" else "The most used names.", ""]
     for member in sorted(names, key=str.lower):
         value = getattr(module, member)
         text = first_paragraph(value)
