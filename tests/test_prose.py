@@ -22,6 +22,13 @@ def test_words_are_found_in_pages_but_not_in_code(prose, tmp_path):
     assert [hit.rpartition("page.md:")[2][:9] for hit in prose.hits(page)] == ["1: 'says'"]
 
 
+def test_some_words_are_found_in_pages_only(prose, tmp_path):
+    for name, found in (("page.md", 1), ("api.md", 0)):
+        page = tmp_path / name
+        page.write_text("A resumed run is the same to the bit.\n")
+        assert len(prose.hits(page)) == found
+
+
 def test_words_are_found_in_help_messages_and_fields(prose, tmp_path):
     module = tmp_path / "cli" / "module.py"
     module.parent.mkdir()
