@@ -17,11 +17,12 @@ PAGE = Path(__file__).resolve().parents[1] / "docs" / "api.md"
 HEAD = """\
 # Public API
 
-All public names in Python, listed by `tools/api_page.py` from the code; do not edit this page. They keep their parameters and
-meaning until the next major version (before 1.0: the next minor version). Names that will change give a warning for one
-version first and are in the [changelog](../CHANGELOG.md). All other names may change with any version. Later versions can read
-the recipes, checkpoints, nets and data files of every release. Also public are the operators `torch.ops.nnue.*`
-([ops.md](ops.md)), recipes (`nnue config --reference`) and the command `nnue` ([command-line.md](command-line.md)).
+All public names in Python, listed by `tools/api_page.py`; do not edit this page. They keep their parameters and
+meaning until the next major version (before 1.0: the next minor version). Names that will change give a warning for
+one version first and are in the [changelog](../CHANGELOG.md). All other names may change with any version. Later
+versions can read the recipes, checkpoints, nets and data files of every release. Also public: operators
+`torch.ops.nnue.*` ([ops.md](ops.md)), recipes (`nnue config --reference`) and `nnue`
+([command-line.md](command-line.md)).
 """
 MISSING = "(undocumented)"
 
