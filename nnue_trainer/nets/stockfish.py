@@ -44,6 +44,7 @@ from nnue_trainer.nets.base import (
     virtual_rows,
 )
 from nnue_trainer.nets.integer_forward import (
+    MATERIALS,
     PIECE_COUNTS,
     FirstLayer,
     IntegerForward,
@@ -62,6 +63,7 @@ from nnue_trainer.nets.meaning import (
     layer_outputs,
     stacked,
 )
+from nnue_trainer.nets.output_buckets import OutputBuckets
 from nnue_trainer.nets.rounded_forward import QatConfig
 from nnue_trainer.nnue_file.layout import Block, Coding, FileLayout, Word
 from nnue_trainer.ops.perspectives import FusedCall
@@ -69,7 +71,6 @@ from nnue_trainer.schema import section, validate
 
 SQUARES = 64
 WHITE_KING, BLACK_KING = 10, 11
-PSQT_BUCKETS = 8
 SCORE_SCALE = 600
 OUTPUT_STEPS = 16  # of an engine unit in PSQT columns and in the output of the layers
 # Engine units; planes of a piece-square set alternate own, enemy. Kings count nothing.
@@ -111,9 +112,12 @@ class Design:
     l3: int = 32
     """outputs of fc1"""
     stacks: int = 8
-    """1; 8: by the number of pieces; with `queens` four times as many"""
+    """1; 8: by the number of pieces; with `queens` four times as many; with `table` any number up to 64"""
     queens: bool = False
     """stacks also depend on which sides have queens"""
+    table: tuple[int, ...] = ()
+    """the stack for each number of pieces, 33 numbers, or for each number and `Batch.material`, 33 · 16 numbers;
+    empty: by the two rules above"""
     narrow: tuple[str, ...] = ()
     """sets with buckets whose weights are bytes; those of sets without buckets always are"""
     psqt: bool = True
@@ -147,17 +151,27 @@ class Design:
     """the engine divides PSQT and layers together by 16, not each"""
 
     def __post_init__(self) -> None:
+        if self.table:
+            if len(self.table) not in (PIECE_COUNTS, PIECE_COUNTS * MATERIALS) or self.queens:
+                raise ValueError(
+                    f"a design with a table of {len(self.table)} stacks and queens={self.queens}, expected "
+                    f"{PIECE_COUNTS} or {PIECE_COUNTS * MATERIALS} stacks and queens=False"
+                )
+            if not 0 <= min(self.table) <= max(self.table) < self.stacks:
+                raise ValueError(f"a design whose table has stack {max(self.table)}, expected 0 … {self.stacks - 1}")
+            return
         expected = (4, 32) if self.queens else (1, 8)
         if self.stacks not in expected:
             raise ValueError(
-                f"a design with {self.stacks} stacks, expected {expected[0]} or {expected[1]} with queens={self.queens}"
+                f"a design with {self.stacks} stacks, expected {expected[0]} or {expected[1]} with "
+                f"queens={self.queens}, or a table"
             )
-        if self.queens and self.psqt:
-            raise ValueError("a design with stacks by queens and PSQT columns, which are 8, by the number of pieces")
 
     @property
     def stack_table(self) -> tuple[int, ...]:
         """The stack of a position: a table of `integer_forward.stack_table`."""
+        if self.table:
+            return stack_table(self.table) if len(self.table) == PIECE_COUNTS else self.table
         groups = self.stacks // 4 if self.queens else self.stacks
         by_pieces = [max(pieces - 1, 0) * groups // 32 for pieces in range(PIECE_COUNTS)]
         return stack_table(by_pieces, by_queens if self.queens else None)
@@ -217,6 +231,9 @@ class StockfishNet(Net):
     version, which alone Stockfish reads"""
     l3: Outputs = None
     """outputs of the second of the layers; null: those of the version, which alone Stockfish reads"""
+    output_buckets: OutputBuckets | None = None
+    """the stacks of layers, and the PSQT columns, by pieces and queens; null: those of the version, which alone
+    Stockfish reads"""
     quantisation: QatConfig = Field(default_factory=QatConfig)
 
     @model_validator(mode="after")
@@ -224,6 +241,11 @@ class StockfishNet(Net):
         skip = self._of_version.skip
         if self.l2 is not None and self.l2 <= skip:
             raise ValueError(f"l2 is {self.l2}, expected more than {skip}, which the skip connection takes")
+        if self.output_buckets is not None and self.output_buckets.rule in ("weights", "squares"):
+            raise ValueError(
+                f"output_buckets.rule is {self.output_buckets.rule}, expected one by pieces and queens: stockfish, "
+                "bullet, queens or table (kind: layered has all rules)"
+            )
         return self
 
     # ---- what it is ----
@@ -232,19 +254,32 @@ class StockfishNet(Net):
     def facts(self) -> Design:
         d = self._of_version
         l2, l3 = d.l2 if self.l2 is None else self.l2, d.l3 if self.l3 is None else self.l3
-        return d if (l2, l3) == (d.l2, d.l3) else replace(d, l2=l2, l3=l3)
+        if (l2, l3) != (d.l2, d.l3):
+            d = replace(d, l2=l2, l3=l3)
+        if self._has_own_stacks:
+            assert self.output_buckets is not None
+            d = replace(d, stacks=self.output_buckets.count, queens=False, table=self.output_buckets.stacks)
+        return d
 
     @property
     def _of_version(self) -> Design:
         return self.design
 
     @property
+    def _has_own_stacks(self) -> bool:
+        """Whether the stacks are not those of the version."""
+        own, d = self.output_buckets, self._of_version
+        return own is not None and (own.count, own.stacks) != (d.stacks, d.stack_table)
+
+    @property
     def architecture(self) -> dict[str, Any]:
-        """As for every net, without sizes that are those of the version."""
+        """As for every net, without sizes and stacks that are those of the version."""
         data, d = super().architecture, self._of_version
         for name, usual in (("l2", d.l2), ("l3", d.l3)):
             if data[name] in (None, usual):
                 del data[name]
+        if not self._has_own_stacks:
+            del data["output_buckets"]
         return data
 
     def _other_sizes(self) -> list[tuple[str, int, int]]:
@@ -283,7 +318,8 @@ class StockfishNet(Net):
         return name + self._sizes_in_name()
 
     def _sizes_in_name(self) -> str:
-        return "".join(f"-{name}-{size}" for name, size, _ in self._other_sizes())
+        sizes = "".join(f"-{name}-{size}" for name, size, _ in self._other_sizes())
+        return f"{sizes}-stacks-{self.facts.stacks}" if self._has_own_stacks else sizes
 
     @property
     def unreadable(self) -> str | None:
@@ -295,6 +331,8 @@ class StockfishNet(Net):
     def _unread_layers(self) -> str | None:
         for name, size, usual in self._other_sizes():
             return f"{name} is {size}, which no Stockfish reads; expected {usual}"
+        if self._has_own_stacks:
+            return "output_buckets are given, which no Stockfish reads; expected none, for those of the version"
         return None
 
     @classmethod
@@ -379,7 +417,7 @@ class StockfishNet(Net):
                 yield NetTensor(
                     self._part("feature_transformer.psqt", name),
                     "<i4",
-                    (read.num_features, PSQT_BUCKETS),
+                    (read.num_features, d.stacks),
                     SCORE_SCALE * OUTPUT_STEPS,
                     INT32_MAX,
                     "feature_transformer.psqt",
@@ -579,16 +617,16 @@ def _own_kings(name: str, plane: int) -> set[tuple[int, int]]:
 
 
 def material_psqt(part: FeaturePart) -> Tensor:
-    """PSQT rows of a piece-square part that count material: fp32 [num_features, PSQT_BUCKETS], own pieces positive,
-    enemy pieces negative."""
+    """PSQT rows of a piece-square part that count material: fp32 [num_features, 1], own pieces positive, enemy pieces
+    negative."""
     planes = torch.zeros(part.bucket_size // SQUARES)
     planes[: 2 * len(MATERIAL)] = torch.tensor([sign * value for value in MATERIAL for sign in (1, -1)]) / SCORE_SCALE
     rows = planes.repeat_interleave(SQUARES).repeat(part.num_features // part.bucket_size)
-    return rows.unsqueeze(1).repeat(1, PSQT_BUCKETS)
+    return rows.unsqueeze(1)
 
 
 class StockfishModel(StackedModel):
-    """Parameters: feature_transformer.{weight [F, l1], bias [l1], psqt [F, 8]}; fc0, fc1, fc2, each {weight
+    """Parameters: feature_transformer.{weight [F, l1], bias [l1], psqt [F, stacks]}; fc0, fc1, fc2, each {weight
     [stacks, out, in], bias [stacks, out]}."""
 
     stack_table: Tensor
@@ -604,14 +642,14 @@ class StockfishModel(StackedModel):
             "pairwise" if d.pairwise else "crelu",
             bound=d.clip / d.transformer_one,
             product_scale=d.transformer_one**2 / 2**d.product_shift / d.one,
-            psqt_buckets=PSQT_BUCKETS if d.psqt else 0,
+            psqt_buckets=d.stacks if d.psqt else 0,
         )
         (in0, out0), (in1, out1), (in2, out2) = d.layers(net.l1)
         self.fc0 = StackedLinear(d.stacks, in0, out0)
         self.fc1 = StackedLinear(d.stacks, in1, out1)
         self.fc2 = StackedLinear(d.stacks, in2, out2)
         self.stacks = d.layer_stacks(net.l1)
-        if d.queens:
+        if d.queens or d.table:
             self.register_buffer("stack_table", torch.tensor(d.stack_table), persistent=False)
         with torch.no_grad():
             if self.feature_transformer.psqt is not None:
@@ -622,7 +660,7 @@ class StockfishModel(StackedModel):
             nn.init.zeros_(self.fc2.bias)
 
     def buckets(self, batch: Batch) -> Tensor:
-        if self.facts.queens:
+        if self.facts.queens or self.facts.table:
             return self.stack_table[batch.stack_entry]
         return batch.bucket if self.facts.stacks > 1 else torch.zeros_like(batch.bucket)
 

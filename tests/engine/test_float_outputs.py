@@ -127,8 +127,8 @@ def test_outputs_of_float_layers(name: str, tmp_path: Path, monkeypatch: pytest.
     assert sharp.mean() > 0.5
 
     assert np.array_equal(evaluated, in_engine)
-    # Each output that is summed up is rounded once, and what training returns once more. Of a sum with a skip connection
-    # the score cuts bits below 1 / SCALE.
+    # Each output that is summed up is rounded once, and what training returns once more. The score cuts bits below
+    # 1 / SCALE of a sum with a skip connection.
     cut = 1 / SCALE if forward.skips else 0
     assert (np.maximum(abs(evaluated - exact) - cut, 0) <= 0.5 * ulp)[sharp].all()
     assert (abs(trained - exact) <= 0.5 * ulp + ulp_of(exact))[sharp].all()

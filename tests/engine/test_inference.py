@@ -132,6 +132,11 @@ NETS |= {
     "sfnnv9": {"kind": "sfnnv9", "l1": 64},
     "sfnnv18 with other layers": {"kind": "sfnnv18", "l1": 64, "l2": 24, "l3": 20},
     "sfnnv5": {"kind": "sfnnv5", "l1": 64},
+    "sfnnv5 with other stacks": {
+        "kind": "sfnnv5",
+        "l1": 64,
+        "output_buckets": {"count": 6, "rule": "table", "table": [(5 * (i // 16) + i % 16) % 6 for i in range(528)]},
+    },
     "sfnnv1": {"kind": "sfnnv1", "l1": 64},
     "kings without mirroring": {"kind": "layered", "inputs": ["HalfKP", "HalfKA"], "hidden": 40},
     "Full_Threats_v2": {
@@ -189,6 +194,7 @@ def fens(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("buckets by kings and passed pawns", [CHECKED]),
         ("sfnnv9", [CHECKED]),
         ("sfnnv5", [VECTORS]),
+        ("sfnnv5 with other stacks", [CHECKED]),
         ("sfnnv1", [VECTORS]),
         ("kings without mirroring", [CHECKED]),
         ("Full_Threats_v2", [CHECKED]),

@@ -186,7 +186,10 @@ def test_architecture_travels_as_plain_data(config) -> None:
     [
         ({"kind": "sfnnv5", "l1": 100}, "architecture.l1: found 100, expected a multiple of 32"),
         ({"kind": "sfnnv5", "l1": "1024"}, 'architecture.l1: found "1024", expected'),
-        ({"kind": "sfnnv5", "l4": 16}, "architecture.l4: unknown key (expected one of l1, l2, l3, quantisation)"),
+        (
+            {"kind": "sfnnv5", "l4": 16},
+            "architecture.l4: unknown key (expected one of l1, l2, l3, output_buckets, ",
+        ),
         ({"kind": "sfnnv99"}, "architecture.kind: found 'sfnnv99', expected one of layered, sfnnv1, sfnnv10, "),
         ({}, "architecture.kind: missing, expected one of layered, sfnnv1, sfnnv10, "),
         ({"kind": "simple", "activation": "relu"}, 'architecture.activation: found "relu", expected'),

@@ -35,6 +35,7 @@ NETS: dict[str, dict[str, Any]] = {
     "wide sfnnv17": {"kind": "sfnnv17", "l1": 128},
     "sfnnv5 with other layers": {"kind": "sfnnv5", "l1": 64, "l2": 24, "l3": 40},
     "sfnnv17 with other layers": {"kind": "sfnnv17", "l1": 64, "l2": 44, "l3": 7},
+    "sfnnv5 with other stacks": {"kind": "sfnnv5", "l1": 32, "output_buckets": {"count": 5, "rule": "bullet"}},
     "simple screlu": {"kind": "simple", "hidden": 512},
     "simple crelu": {"kind": "simple", "hidden": 32, "activation": "crelu"},
     **{f"layered {name}": architecture for name, architecture in ALL.items()},

@@ -124,6 +124,10 @@ GROWN = {
     ),
     "sfnnv9, wider": ({"kind": "sfnnv9", "l1": 32}, {"kind": "sfnnv9", "l1": 64}),
     "sfnnv5 → sfnnv6": ({"kind": "sfnnv5", "l1": 32}, {"kind": "sfnnv6", "l1": 64}),
+    "sfnnv5 → stacks of its own": (
+        {"kind": "sfnnv5", "l1": 32},
+        {"kind": "sfnnv5", "l1": 32, "output_buckets": {"count": 32, "rule": "queens"}},
+    ),
     "sfnnv17 → sfnnv18": ({"kind": "sfnnv17", "l1": 32}, {"kind": "sfnnv18", "l1": 32}),
     "sfnnv17 → sfnnv16": ({"kind": "sfnnv17", "l1": 32}, {"kind": "sfnnv16", "l1": 32}),
 }

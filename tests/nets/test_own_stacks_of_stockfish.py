@@ -1,0 +1,114 @@
+"""Stockfish's nets with stacks of layers, and PSQT columns, by a table over pieces and queens."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from command import nnue
+from net_support import within_limits
+from small_runs import last, split_sample, written
+
+from nnue_trainer import data, nets
+from nnue_trainer.errors import UserError
+from nnue_trainer.export import evaluate, read_net
+from nnue_trainer.export.check_positions import CHECK_POSITIONS
+from nnue_trainer.files import checkpoint
+from nnue_trainer.nets.stockfish import SfnnV5, SfnnV17, StockfishModel
+
+FENS = [*CHECK_POSITIONS, "3qk3/8/8/8/8/8/3Q4/2QQK3 b - - 0 1", "q3k3/8/8/8/8/8/8/4K3 w - - 0 1"]
+
+
+def by_table(pieces: int, own: int, other: int) -> int:
+    return (3 * pieces + 2 * min(own, 3) + min(other, 3)) % 5
+
+
+def of_queens(pieces: int, own: int, other: int) -> int:
+    return 4 * ((pieces - 1) // 11) + 2 * (own > 0) + (other > 0)
+
+
+TABLE = [by_table(pieces, *divmod(material, 4)) for pieces in range(33) for material in range(16)]
+OWN: dict[str, tuple[dict[str, Any], Any]] = {
+    "sfnnv5": ({"count": 5, "rule": "table", "table": TABLE}, by_table),
+    "sfnnv16": ({"count": 12, "rule": "queens"}, of_queens),
+    "sfnnv18": ({"count": 4, "rule": "bullet"}, lambda pieces, own, other: (pieces - 2) // 8),
+    "sfnnv1": ({"count": 3, "rule": "table", "table": [i % 3 for i in range(33)]}, lambda pieces, *_: pieces % 3),
+}
+
+
+@pytest.mark.parametrize("kind", OWN)
+def test_training_file_and_evaluator_agree_on_them(kind: str, tmp_path: Path) -> None:
+    buckets, stack_of = OWN[kind]
+    made = within_limits({"kind": kind, "l1": 32, "output_buckets": buckets})
+    checkpoint.save(tmp_path / "c.safetensors", made)
+    width = nets.parse({"kind": kind}, "test").architecture["l1"]
+    (tmp_path / "full").mkdir()
+    with pytest.raises(UserError, match=r"which no Stockfish reads; expected .*--any-l1"):
+        nnue("export", tmp_path / "c.safetensors", tmp_path / "net.nnue")
+    assert "output_buckets are given" in str(
+        nets.parse({"kind": kind, "l1": width, "output_buckets": buckets}, "test").unreadable
+    )
+    nnue("export", tmp_path / "c.safetensors", tmp_path / "net.nnue", "--any-l1")
+    net = read_net(tmp_path / "net.nnue")
+    assert net.net.architecture == made.architecture
+    assert f"-stacks-{buckets['count']}" in net.net.name
+
+    expected = []
+    for fen in FENS:
+        board, side = fen.split()[:2]
+        queens = {"w": board.count("Q"), "b": board.count("q")}
+        own, other = queens[side], queens["b" if side == "w" else "w"]
+        expected.append(stack_of(sum(c.isalpha() for c in board), own, other))
+    assert len(set(expected)) > 2
+    batch = data.expand(data.records_from_fens(FENS), net.net.integer_feature_set)
+    evaluation = evaluate(net, batch)
+    assert evaluation.bucket.tolist() == net.net.bucket(batch).tolist() == expected
+    model = nets.build(made.architecture)
+    assert isinstance(model, StockfishModel)
+    assert model.buckets(data.expand(data.records_from_fens(FENS), model.feature_set)).tolist() == expected
+    raw = net.net.evaluate(net.tensors, batch)
+    used = (np.arange(len(batch)), expected)
+    assert np.array_equal(net.net.score(raw.psqt[used], raw.positional[used]), evaluation.score)
+    nnue("import", tmp_path / "net.nnue", tmp_path / "again.safetensors")
+    nnue("export", tmp_path / "again.safetensors", tmp_path / "again.nnue", "--any-l1")
+    assert (tmp_path / "again.nnue").read_bytes() == (tmp_path / "net.nnue").read_bytes()
+
+
+def test_they_train(project_root: Path, tmp_path: Path) -> None:
+    model = {"kind": "sfnnv16", "l1": 32, "output_buckets": {"count": 4, "rule": "queens"}}
+    folder = split_sample(project_root, tmp_path, 2_000, 250)
+    recipe = written(tmp_path / "r.yaml", folder, model=model, training={"epochs": 1})
+    nnue("train", "--config", recipe, "--run-dir", tmp_path / "run")
+    assert last(tmp_path / "run").tensors["model"]["feature_transformer.psqt"].shape[1] == 4
+    nnue("check", tmp_path / "run", "--data", folder / "val.binpack", "--limit", 20)
+    assert "stack" in nnue("inspect", tmp_path / "run").lower()
+
+
+def test_stacks_of_the_version_are_the_net_of_the_version() -> None:
+    stated = nets.parse({"kind": "sfnnv18", "output_buckets": {"count": 32, "rule": "queens"}}, "test")
+    assert stated.architecture == nets.parse({"kind": "sfnnv18"}, "test").architecture
+    assert (stated.name, stated.unreadable) == ("sfnnv18", None)
+    assert isinstance(hash(stated), int)
+
+
+@pytest.mark.parametrize(
+    ("buckets", "message"),
+    [
+        ({"count": 4, "rule": "weights", "weights": [0, 1, 1, 2, 4]}, "rule is weights, expected one by pieces and"),
+        ({"count": 4, "rule": "table", "table": [4] * 33}, "a table with bucket 4, expected 0 … 3"),
+        ({"count": 6, "rule": "queens"}, "count is 6, expected a multiple of 4"),
+    ],
+)
+def test_what_chooses_no_stack(buckets: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        nets.parse({"kind": "sfnnv17", "output_buckets": buckets}, "recipe")
+
+
+def test_designs_with_a_table() -> None:
+    """The facts of one more version of Stockfish in Python (docs/own-nets.md)."""
+    design = dataclasses.replace(SfnnV5.design, stacks=3, table=tuple(i % 3 for i in range(33)))
+    assert design.stack_table[16 * 7 : 16 * 8] == (1,) * 16
+    for stacks, table in ((3, (3,) * 33), (3, (-1,) * 33), (3, (0,) * 32)):
+        with pytest.raises(ValueError, match=r"a design (with a|whose) table"):
+            dataclasses.replace(SfnnV17.design, stacks=stacks, table=table)
