@@ -1,4 +1,4 @@
-"""A net of your own in PyTorch Lightning: our operator, data loader and optimiser, Lightning's loop and checkpoints.
+"""Your own net in PyTorch Lightning, with our operator, data loader and optimiser and Lightning's loop and checkpoints.
 python lightning_net.py DATA.binpack EPOCHS [CHECKPOINT_TO_RESUME]     (pip install pytorch-lightning)"""
 
 import itertools
@@ -18,8 +18,8 @@ NET = Path(__file__).resolve().parent / "extending" / "my_net.py"  # any NnueMod
 
 
 class Epochs(Loader):
-    """A loader with epochs of 30 batches. Lightning fetches ahead from an iterable without a length; from this one it
-    does not, so the position in the data is exact in its checkpoints. A loader has threads: it needs no DataLoader."""
+    """A loader with epochs of 30 batches. Because it has a length, Lightning does not prefetch, so its
+    checkpoints have the exact position in the data. A loader has its own threads and needs no DataLoader."""
 
     def __len__(self) -> int:
         return 30

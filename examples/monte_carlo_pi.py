@@ -1,8 +1,8 @@
-"""π from random points, with error bars that are right: python examples/monte_carlo_pi.py [--device cuda]
+"""π from random points, with correct error bars: python examples/monte_carlo_pi.py [--device cuda]
 
-A point of the unit square lies in the quarter of a circle with probability π/4. Of n points the share is off by
-√(p (1 − p) / n) on average, so 100 times as many points give one digit more. The points are those of
-`nnue_trainer.stats.random`: the same on every device, and any part of them can be made alone.
+A point of the unit square lies in the quarter circle with probability p = π/4. The standard error for n points is
+√(p (1 − p) / n), so 100 times as many points give one more digit. The points come from `nnue_trainer.stats.random`:
+they are the same on every device, and any part of them can be generated.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from nnue_trainer.stats.random import Philox
 
 
 def estimate(points: int, seed: int, device: torch.device, at_a_time: int = 1 << 22) -> tuple[float, float]:
-    """π and its standard error, of so many points; x and y have a stream each."""
+    """π and its standard error from this number of points; x and y have separate streams."""
     x_numbers, y_numbers = Philox(seed, stream=0), Philox(seed, stream=1)
     inside = 0
     for first in range(0, points, at_a_time):

@@ -1,4 +1,4 @@
-"""A sweep with Optuna over two options of a recipe; stopped at any time, it continues where it was.
+"""A sweep with Optuna over two options of a recipe, which continues after an interruption.
 
 python optuna_sweep.py RECIPE.yaml FOLDER TRIALS     (pip install optuna)
 """
@@ -17,7 +17,7 @@ FIGURE = "score_cross_entropy"
 
 
 def overrides(trial: optuna.Trial) -> list[str]:
-    """What a trial changes in the recipe, as on the command line."""
+    """The changes of a trial to the recipe, as on the command line."""
     return [
         f"optimizer.lr={trial.suggest_float('lr', 1e-4, 1e-2, log=True)}",
         f"lambda={{kind: constant, value: {trial.suggest_float('lambda', 0.5, 1.0)}}}",

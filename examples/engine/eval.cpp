@@ -1,5 +1,5 @@
-// eval NET < FENS: one line per position, its score in engine units from the side to move's view. The numbers are those
-// of `nnue eval --json`. The net's header is a file of its own: make -C examples/engine eval NET=net.bin
+// eval NET < FENS: one line per position, its score in engine units from the side to move's view. They
+// equal those of `nnue eval --json`. Compile for a net with: make -C examples/engine eval NET=net.bin
 #include <cstdio>
 #include <iostream>
 #include <string>

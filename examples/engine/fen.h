@@ -6,7 +6,7 @@
 
 #include "nnue.h"
 
-// False, with the reason in `error`, for what is no position.
+// False, with the reason in `error`, for an invalid position.
 inline bool read_fen(const std::string& fen, nnue::Board& board, std::string& error) {
     board = nnue::Board();
     const char* const letters = "PpNnBbRrQqKk";

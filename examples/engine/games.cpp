@@ -1,7 +1,7 @@
-// games NET [GAMES [SEED]]: plays random games and compares the accumulators that are updated move by move with those
-// that are computed from nothing. Each way of updating takes part: boards with a cache and without; and for nets whose
-// features are pieces on squares also what engines with a board of their own do: the pieces that a move adds and
-// removes, with a cache and without, one accumulator for make and unmake, and single pieces.
+// games NET [GAMES [SEED]]: plays random games and compares the accumulators that are updated move by move with
+// refreshed ones. It tests each way of updating: boards with and without a cache, and for nets whose features are
+// pieces on squares also the ways for engines with their own board: the pieces that a move adds and removes, with and
+// without a cache, one accumulator for make and unmake, and single pieces.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>

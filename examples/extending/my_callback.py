@@ -1,4 +1,4 @@
-"""A callback of your own: a line of a table for each validation."""
+"""Your own callback: writes a line of a table for each validation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Table(Callback):
     """name of the file"""
 
     def validation(self, trainer: Trainer, loss: float, figures: Mapping[str, float]) -> None:
-        rows: list[str] = self.memory.setdefault("rows", [])  # in the checkpoint, so a resumed run goes on
+        rows: list[str] = self.memory.setdefault("rows", [])  # saved in checkpoints, for a resumed run
         rows.append(f"{trainer.epoch},{trainer.step * trainer.recipe.data.batch_size},{loss}")
         path = trainer.folder.path / self.file
         trainer.folder.will_write(path)

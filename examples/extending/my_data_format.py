@@ -1,4 +1,4 @@
-"""A data format of your own: four letters, then records of 76 bytes with a byte for each square."""
+"""Your own data format: four letters, then records of 76 bytes with a byte for each square."""
 
 from collections.abc import Iterator
 from typing import BinaryIO
@@ -30,7 +30,7 @@ ROW = np.dtype(
 
 @section
 class Squares(DataFormat):
-    """A board of 64 bytes for each position, which NumPy reads as it is."""
+    """A board of 64 bytes for each position, which NumPy reads without conversion."""
 
     suffixes = (".squares",)
 

@@ -1,4 +1,4 @@
-"""A feature set of your own in Python: how far each piece is from the kings."""
+"""Your own feature set in Python: the distance of each piece from the kings."""
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +26,7 @@ class KingDistance(Features):
         rows = [self._row(view, view.king)]
         if self.both_kings:
             rows.append(np.where(view.present, 12 * 8 + self._row(view, view.enemy_king), -1))
-            # The two halves of a row one after the other, piece by piece, so that no -1 stands between them.
+            # The two halves of a row one after the other, piece by piece, so that there is no -1 between them.
             rows = [np.stack(rows, axis=2).reshape(len(view), 64)]
         return rows[0]
 

@@ -1,4 +1,4 @@
-"""A filter of your own: positions whose score and result contradict each other are left out."""
+"""Your own filter: drops positions whose score and result contradict each other."""
 
 import numpy as np
 import numpy.typing as npt

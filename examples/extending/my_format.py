@@ -1,4 +1,4 @@
-"""A net file format of your own: four letters, the number of tensors, then each with the length of its bytes."""
+"""Your own net file format: four letters, the number of tensors, then each with the length of its bytes."""
 
 import struct
 

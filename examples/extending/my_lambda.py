@@ -1,4 +1,4 @@
-"""A schedule of λ of your own: scores only for a while, then towards game results."""
+"""Your own λ schedule: scores only at first, then gradually game results."""
 
 from pydantic import Field
 

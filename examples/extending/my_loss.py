@@ -1,4 +1,4 @@
-"""A loss of your own: cross entropy between the expected points of the net and of the target."""
+"""Your own loss: cross entropy between the expected points of the net and of the target."""
 
 import torch
 from pydantic import Field

@@ -1,4 +1,4 @@
-"""A net of your own: king buckets, a first layer seen from both sides, a second layer, one output."""
+"""Your own net: king buckets, a first layer for both perspectives, a second layer, one output."""
 
 from typing import Annotated
 
@@ -11,13 +11,13 @@ from nnue_trainer.nets.base import transformer, virtual_rows
 from nnue_trainer.nets.rounded_forward import QatConfig
 from nnue_trainer.schema import section
 
-QA, QB = 255, 64  # integer steps in 1.0: of activations, and of the weights behind the first layer
+QA, QB = 255, 64  # integer steps in 1.0: of activations, and of the weights after the first layer
 KINGS = [0, 0, 1, 1, 2, 2, 2, 2, *[3] * 24]  # files a–d, rank by rank: the board is mirrored
 
 
 @section
 class TwoLayers(Net):
-    """768 by 4 king buckets, mirrored → hidden, seen from both sides → second → 1, clipped to [0, 1] in between."""
+    """768 by 4 king buckets, mirrored → hidden, for both perspectives → second → 1, clipped to [0, 1] in between."""
 
     hidden: Annotated[int, Field(ge=8, le=4096, multiple_of=8)] = 64
     """outputs of the first layer per perspective, a multiple of 8"""

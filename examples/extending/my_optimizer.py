@@ -1,6 +1,6 @@
-"""An optimiser of your own: Lion, which moves every weight by the sign of its momentum.
+"""Your own optimiser: Lion, which updates every weight by the sign of its momentum.
 
-Virtual rows, clipping and the guard against NaN are layers around the rule and need no line here.
+Virtual rows, clipping and the guard against NaN are layers around the rule and need no code here.
 """
 
 from typing import Annotated

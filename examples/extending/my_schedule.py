@@ -1,4 +1,4 @@
-"""A learning-rate schedule of your own: one that falls with the square root of the steps."""
+"""Your own learning-rate schedule: it falls with the square root of the steps."""
 
 import math
 
@@ -10,7 +10,7 @@ from nnue_trainer.schema import section
 
 @section
 class InverseSquareRoot(Schedule):
-    """lr / √(1 + step / half_life). The warm-up of every schedule comes on top."""
+    """lr / √(1 + step / half_life). The trainer also applies the warm-up."""
 
     half_life: float = Field(default=1000.0, gt=0)
     """steps after which the learning rate is lr / √2"""

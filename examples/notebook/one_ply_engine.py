@@ -1,8 +1,8 @@
 #!/usr/bin/env python
-"""A UCI engine that looks one move ahead with any net of this project: enough to see which of two nets is better.
+"""A UCI engine that searches one move deep with any net of this project: enough to find the better of two nets.
 
 It evaluates the position after each legal move, with the integers that a real engine would use, and plays the move that
-is worst for the other side. `setoption name EvalFile value NET` names the net.
+is worst for the other side. `setoption name EvalFile value NET` sets the net.
 """
 
 from __future__ import annotations

@@ -21,9 +21,9 @@ from nnue_trainer.training.run import train
 HERE = Path(__file__).resolve().parent
 SAMPLES = HERE.parents[1] / "samples"
 EPOCHS = int(os.environ.get("EPOCHS", 8))
-POSITIONS = int(os.environ.get("POSITIONS", 100_000))  # of an epoch
+POSITIONS = int(os.environ.get("POSITIONS", 100_000))  # per epoch
 PAIRS = int(os.environ.get("PAIRS", 20))
-MOVES = int(os.environ.get("MOVES", 0))  # a longer game is a draw; 0: none is
+MOVES = int(os.environ.get("MOVES", 0))  # longer games are draws; 0: no limit
 folder = Path("notebook")
 
 # %% [markdown]
