@@ -15,10 +15,10 @@ say = @printf '\n\033[1m== %s\033[0m\n' "$(1)"
 
 .PHONY: help quickstart test build sdist wheel cpp-test python-test engine-test system-packages lint tidy format types docs requirements release coverage clean distclean
 
-help:  ## this list
+help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## ?(.*)/  make \1\t\2/' | expand -t 24
 
-quickstart: quick-build  ## environment, build, train on the bundled sample, export a net, evaluate it
+quickstart: quick-build  ## build, train on the bundled sample, export a net, evaluate it
 	$(call say,Training an SFNNv5 net on the bundled sample (configs/quickstart.yaml))
 	rm -rf $(RUN)
 	$(BIN)/python train.py --config configs/quickstart.yaml
@@ -36,7 +36,7 @@ quickstart: quick-build  ## environment, build, train on the bundled sample, exp
 	@echo "  $(BIN)/nnue data info samples/train.binpack        # what it was trained on"
 	@echo "  $(BIN)/python train.py --config configs/quickstart.yaml training.epochs=20 --run-dir runs/longer"
 
-test: how-long system-packages build cpp-test python-test  ## environment, build, all tests
+test: how-long system-packages build cpp-test python-test  ## build and run all tests
 
 .PHONY: how-long
 how-long:
@@ -76,7 +76,7 @@ $(VENV)/.linked: $(VENV)/.requirements pyproject.toml
 BUILD = PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python tools/quiet_build.py
 
 # The data module does not need torch: it is compiled while pip installs the rest.
-build: $(VENV)/.build-tools  ## compile the op libraries and the data module in place
+build: $(VENV)/.build-tools  ## compile the operator libraries and the data module in place
 	$(call say,Build: op libraries (CUDA too where nvcc is) and the data module)
 	@$(MAKE) --no-print-directory -j2 $(VENV)/.linked data-module
 	@cuda="$(FORCE_CUDA)"; if [ "$$cuda" = if-usable ]; then cuda=; \
@@ -94,48 +94,48 @@ data-module: $(VENV)/.build-tools
 quick-build:
 	@NNUE_ISA=native $(MAKE) --no-print-directory build FORCE_CUDA=if-usable
 
-sdist: $(VENV)/.linked  ## the source distribution in dist/
+sdist: $(VENV)/.linked  ## make the source distribution in dist/
 	rm -f dist/*.tar.gz
 	NNUE_NO_EXTENSIONS=1 $(BIN)/python setup.py -q sdist
 
-wheel: sdist  ## a wheel with the CPU and CUDA libraries in dist/, built from the source distribution
+wheel: sdist  ## make a wheel in dist/ from the source distribution, with the CPU and CUDA libraries
 	$(call say,Wheel)
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/pip --disable-pip-version-check wheel --no-build-isolation --no-deps -w dist dist/*.tar.gz
 	@ls -l dist
 
 # --- checks ----------------------------------------------------------------------------------------------------------
 
-system-packages:  ## what only the tests need from Debian (GoogleTest, Stockfish, clang-format)
+system-packages:  ## install Debian packages for the tests (GoogleTest, Stockfish, clang-format)
 	$(call say,System packages for the tests)
 	@tools/system_packages.sh
 
-cpp-test: $(VENV)/.dev  ## GoogleTest of the data pipeline
+cpp-test: $(VENV)/.dev  ## run the C++ tests of the data pipeline
 	$(call say,C++ tests)
 	@tools/cpp_tests.sh $(BIN)
 
-python-test: $(VENV)/.dev build  ## pytest
+python-test: $(VENV)/.dev build  ## run the Python tests
 	$(call say,Python tests)
 	$(BIN)/python -m pytest $(PYTEST)
 
-engine-test: $(VENV)/.dev build  ## only the tests against a real Stockfish
+engine-test: $(VENV)/.dev build  ## run only the tests against a real Stockfish
 	$(BIN)/python -m pytest -m engine
 
-lint: $(VENV)/.dev  ## ruff and clang-format, without changing anything
+lint: $(VENV)/.dev  ## check with ruff and clang-format
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	@tools/clang_format.sh --check
 	@tools/hygiene.sh
 
-tidy: $(VENV)/.dev  ## clang-tidy of the data library: the few rules of .clang-tidy
+tidy: $(VENV)/.dev  ## check the data library with clang-tidy
 	ls data_loader/{chess,evaluate,features,filters,formats,pipeline}/*.cpp | grep -v avx | \
 		xargs -P $$(nproc) -I FILE $(BIN)/clang-tidy --quiet FILE -- -std=c++20 -Idata_loader
 
-format: $(VENV)/.dev  ## ruff and clang-format, in place
+format: $(VENV)/.dev  ## format with ruff and clang-format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 	@tools/clang_format.sh
 
-types: $(VENV)/.dev build  ## mypy, also of the tests, and of the package as macOS and Windows see it
+types: $(VENV)/.dev build  ## run mypy on package and tests, also for macOS and Windows
 	$(BIN)/mypy
 	$(BIN)/mypy --platform darwin --cache-dir .mypy_cache/darwin
 	$(BIN)/mypy --platform win32 --cache-dir .mypy_cache/win32
@@ -145,7 +145,7 @@ $(VENV)/.docs: requirements/docs.txt $(VENV)/.requirements
 	$(PIP) $(LOCKED) -r requirements/docs.txt
 	@touch $@
 
-docs: $(VENV)/.docs  ## the pages as a site in build/site; dead links are errors
+docs: $(VENV)/.docs  ## build the documentation site in build/site; dead links are errors
 	$(call say,Docs)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build -q
 	@echo "build/site/index.html"
@@ -153,16 +153,16 @@ docs: $(VENV)/.docs  ## the pages as a site in build/site; dead links are errors
 requirements: $(VENV)/.build-tools  ## pin requirements/*.in again, with hashes (UPGRADE=--upgrade: the newest versions)
 	@tools/requirements.sh $(UPGRADE)
 
-release: $(VENV)/.dev  ## checks, changelog, wheel and tag: make release VERSION=0.3.0 (DRY=--dry-run: only print)
+release: $(VENV)/.dev  ## check, build and tag a release: make release VERSION=0.3.0 (DRY=--dry-run: only print)
 	$(BIN)/python tools/release.py $(VERSION) $(DRY)
 
-coverage: $(VENV)/.dev build  ## which lines of nnue_trainer/ the tests run
+coverage: $(VENV)/.dev build  ## measure which lines of nnue_trainer/ the tests run
 	$(BIN)/coverage run -m pytest -m "not cuda" $(PYTEST)
 	$(BIN)/coverage combine -q
 	$(BIN)/coverage report
 
-clean:  ## build products
+clean:  ## remove build products
 	rm -rf build dist *.egg-info nnue_trainer/*.so
 
-distclean: clean  ## and the environment, and runs
+distclean: clean  ## also remove the environment and runs
 	rm -rf $(VENV) runs
