@@ -6,10 +6,12 @@ has no counterpart becomes a note.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+import math
+from collections.abc import Mapping
 from typing import Any
 
-from nnue_trainer.errors import UserError, quoted
+from nnue_trainer.errors import UserError, quoted, shown
 
 _DEFAULTS: dict[str, Any] = {
     "features": "Full_Threats+PP_3Wide+HalfKAv2_hm^",
@@ -58,6 +60,7 @@ _IGNORED = {
 }  # fmt: skip
 """Options that change no net, or that the kind of net decides."""
 
+_FLAGS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 _REPEAT = "<repeat_last>"
 
 
@@ -82,6 +85,10 @@ def translate(data: Any, origin: str) -> tuple[dict[str, Any], list[str]]:
         if found["model"] != first["model"]:
             raise UserError(f"{origin}: step {number}: the net is another one than in step 1, expected the same in all")
         carried = run.resume == "previous_checkpoint"
+        if number > 1 and not run.resume.startswith("previous_"):
+            notes.append(
+                f"{run.where}: resume {shown(run.resume)}: begins from new weights; here from those of the step before"
+            )
         own = found["training"]["epochs"] - (epochs if carried else 0)
         if own <= 0:
             raise UserError(f"{origin}: step {number}: max_epochs {run.max_epochs}, expected more than {epochs}")
@@ -116,7 +123,12 @@ class _Step:
         if not isinstance(run, dict):
             raise UserError(f"{where}: run: found {quoted(run)}, expected a section of keys")
         self.where = where
-        self.binpacks: list[str] = run.get("binpacks", before.binpacks if before else [])
+        binpacks = run.get("binpacks", before.binpacks if before else [])
+        if isinstance(binpacks, str):
+            binpacks = [binpacks]
+        if not isinstance(binpacks, list) or not all(isinstance(name, str) for name in binpacks):
+            raise UserError(f"{where}: binpacks: found {quoted(binpacks)}, expected a list of files")
+        self.binpacks: list[str] = binpacks
         self.max_epochs: Any = run.get("max_epochs", before.max_epochs if before else 800)
         self.resume: str = str(run.get("resume", before.resume if before else "none"))
         own = _options(run.get("other_options", run.get("options", {})), where)
@@ -124,59 +136,104 @@ class _Step:
 
     def sections(self, notes: list[str]) -> dict[str, Any]:
         """The sections of our recipe."""
-        left = _DEFAULTS | self.options
-        take: Callable[..., Any] = left.pop
-        features = str(take("features"))
+        given = _Options(_DEFAULTS | self.options, self.where)
+        features = str(given.take("features"))
         of_kinds = {l2: kind for (f, l2), kind in _KINDS.items() if f == features}
-        l2, l3 = int(take("l2", min(of_kinds, default=0))), int(take("l3", _L3))
+        l2, l3 = given.integer("l2", min(of_kinds, default=0)), given.integer("l3", _L3)
         usual = l2 if l2 in of_kinds else next(iter(of_kinds), None)
         if usual is None:
             known = ", ".join(sorted({f for f, _ in _KINDS}))
             raise UserError(f"{self.where}: features {quoted(features)}, expected one of {known}")
-        batch, size = int(take("batch-size")), int(take("epoch-size"))
-        optimizer = str(take("optimizer-name"))
+        batch, size = given.integer("batch-size", above=0), given.integer("epoch-size", above=0)
+        optimizer = str(given.take("optimizer-name"))
         if optimizer not in _OPTIMIZERS:
             notes.append(f"{self.where}: optimizer-name {optimizer}: not there, read as ranger_lite")
-        lr = float(take("lr"))
+        lr = given.number("lr")
         found: dict[str, Any] = {
-            "model": {"kind": of_kinds[usual], "l1": int(take("l1"))}
+            "model": {"kind": of_kinds[usual], "l1": given.integer("l1")}
             | ({} if l2 == usual else {"l2": l2 + usual % 2})  # 15 and 31 are without the output that skips
             | ({} if l3 == _L3 else {"l3": l3}),
             "data": {
-                "train": [str(name) for name in self.binpacks] or ["data/train.binpack"],
-                "validation": [str(name) for name in [take("validation-data", None)] if name],
-                "validation_positions": int(take("validation-size")),
+                "train": self.binpacks or ["data/train.binpack"],
+                "validation": [str(name) for name in [given.take("validation-data")] if name],
+                "validation_positions": given.integer("validation-size"),
                 "batch_size": batch,
-                "filters": _filters(take),
+                "filters": _filters(given),
             },
             "loss": {"kind": "win_rate"}
-            | {ours: float(left.pop(theirs)) for theirs, ours in _LOSS.items() if theirs in left},
-            "lambda": _lambda(take),
+            | {ours: given.number(theirs) for theirs, ours in _LOSS.items() if theirs in given.left},
+            "lambda": _lambda(given),
             "optimizer": {"kind": _OPTIMIZERS.get(optimizer, "ranger_lite"), "lr": lr, "weight_decay": 0.0}
-            | _decay(take, optimizer),
-            "schedule": _schedule(take, lr),
+            | _decay(given, optimizer),
+            "schedule": _schedule(given, lr),
             "training": {
-                "epochs": int(self.max_epochs),
+                "epochs": _Options({"max_epochs": self.max_epochs}, self.where).integer("max_epochs", above=0),
                 "positions_per_epoch": size // batch * batch,
-                "seed": int(take("seed")),
+                "seed": given.integer("seed"),
             },
         }
-        if (swa := take("swa-start-epoch", None)) is not None:
-            found["average"] = {"kind": "swa", "start_epoch": int(swa)}
+        if "swa-start-epoch" in given.left:
+            found["average"] = {"kind": "swa", "start_epoch": given.integer("swa-start-epoch")}
         notes += [
-            f"{self.where}: {name} {left[name]}: has no counterpart here" for name in sorted(left.keys() - _IGNORED)
+            f"{self.where}: {shown(name)} {shown(value)}: has no counterpart here"
+            for name, value in sorted(given.left.items())
+            if name not in _IGNORED
         ]
         if not found["data"]["validation"]:
             notes.append(f"{self.where}: names no validation data; set data.validation")
         return found
 
 
+class _Options:
+    """The options of a step, each of which is taken once; what is left has no counterpart."""
+
+    def __init__(self, values: Mapping[str, Any], where: str) -> None:
+        self.left, self._where = dict(values), where
+
+    def take(self, name: str, default: Any = None) -> Any:
+        return self.left.pop(name, default)
+
+    def number(self, name: str, default: float | None = None, *, above: float = -math.inf) -> float:
+        found = self.take(name, default)
+        with contextlib.suppress(TypeError, ValueError):
+            if not isinstance(found, bool) and math.isfinite(value := float(found)) and value > above:
+                return value
+        more = f" above {above:g}" if above > -math.inf else ""
+        raise UserError(f"{self._where}: {name}: found {quoted(found)}, expected a number{more}")
+
+    def integer(self, name: str, default: int | None = None, *, above: float = -math.inf) -> int:
+        value = self.number(name, default, above=above)
+        if value != int(value):
+            raise UserError(f"{self._where}: {name}: found {value:g}, expected an integer")
+        return int(value)
+
+    def count(self, name: str) -> int | None:
+        """A positive number; None where the option is not given."""
+        return self.integer(name, above=0) if name in self.left else None
+
+    def flag(self, name: str) -> bool:
+        found = self.take(name, False)
+        if (value := _FLAGS.get(str(found).lower())) is None:
+            raise UserError(f"{self._where}: {name}: found {quoted(found)}, expected true or false")
+        return value
+
+
 def _options(given: Any, where: str) -> dict[str, Any]:
     """Options by name, of a list of flags or a mapping. As for the parser there, the last of a name in sorted order
-    counts, and - and _ are the same."""
+    counts, and - and _ are the same. A flag and its value may be two entries of the list, or one with a blank."""
     if isinstance(given, list):
-        pairs = [str(flag).removeprefix("--").partition("=") for flag in given]
-        return {name.replace("_", "-"): value if equals else True for name, equals, value in pairs}
+        found: dict[str, Any] = {}
+        name = ""
+        for entry in map(str, given):
+            if entry.startswith("--"):
+                flag, equals, value = entry[2:].replace(" ", "=", "=" not in entry).partition("=")
+                name = flag.replace("_", "-")
+                found[name] = value if equals else True
+            elif name:
+                found[name] = entry
+            else:
+                raise UserError(f"{where}: options: found {quoted(entry)}, expected a flag, such as --lr=0.001")
+        return found
     if isinstance(given, Mapping):
         return {
             str(name).replace("_", "-"): value for name, value in sorted(given.items(), key=lambda pair: str(pair[0]))
@@ -184,38 +241,38 @@ def _options(given: Any, where: str) -> dict[str, Any]:
     raise UserError(f"{where}: options: found {quoted(given)}, expected a list of flags or a section of keys")
 
 
-def _filters(take: Callable[..., Any]) -> dict[str, Any]:
+def _filters(given: _Options) -> dict[str, Any]:
     return {
         "no_score": True,
         "placeholder_zero": True,
-        "min_ply": int(take("early-fen-skipping")),
-        "random_skip": float(take("random-fen-skipping")),
-        "quiet": not take("no-filtered", False),
-        "wdl": not take("no-wld-filtered", False),
-        "min_material": max(int(take("simple-eval-skipping", 0)), 0),
-        "soft_ply": max(int(take("soft-early-fen-skipping")), 0),
+        "min_ply": given.integer("early-fen-skipping"),
+        "random_skip": given.number("random-fen-skipping"),
+        "quiet": not given.flag("no-filtered"),
+        "wdl": not given.flag("no-wld-filtered"),
+        "min_material": max(given.integer("simple-eval-skipping", 0), 0),
+        "soft_ply": max(given.integer("soft-early-fen-skipping"), 0),
         "soft_ply_knots": [
-            [float(take(f"ply-x{n}", x)), float(take(f"ply-y{n}", y))] for n, (x, y) in enumerate(_PLY, 1)
+            [given.number(f"ply-x{n}", x), given.number(f"ply-y{n}", y)] for n, (x, y) in enumerate(_PLY, 1)
         ],
         "piece_counts": True,
-        "piece_counts_curve": [float(take(f"pc-y{n}", y)) for n, y in enumerate(_PIECES)],
+        "piece_counts_curve": [given.number(f"pc-y{n}", y) for n, y in enumerate(_PIECES)],
     }
 
 
-def _lambda(take: Callable[..., Any]) -> dict[str, Any]:
-    one = float(take("lambda", 1.0))
-    start, end = float(take("start-lambda", one)), float(take("end-lambda", one))
-    steps, delta = take("lambda-schedule-steps", None), float(take("lambda-cycle-delta", 0.0))
-    peak, scaled = float(take("lambda-cycle-warmup-pct", 0.3)), bool(take("lambda-cycle-jitter", False))
-    sample, batch = float(take("jitter-lambda-sample", 0.0)), float(take("jitter-lambda-batch", 0.0))
-    decay = float(take("jitter-lambda-decay", 0.999))
+def _lambda(given: _Options) -> dict[str, Any]:
+    one = given.number("lambda", 1.0)
+    start, end = given.number("start-lambda", one), given.number("end-lambda", one)
+    steps, delta = given.count("lambda-schedule-steps"), given.number("lambda-cycle-delta", 0.0)
+    peak, scaled = given.number("lambda-cycle-warmup-pct", 0.3), given.flag("lambda-cycle-jitter")
+    sample, batch = given.number("jitter-lambda-sample", 0.0), given.number("jitter-lambda-batch", 0.0)
+    decay = given.number("jitter-lambda-decay", 0.999)
     found: dict[str, Any]
     if steps is not None and (delta or scaled):
-        found = {"kind": "cycle", "start": start, "end": end, "height": delta, "peak": peak, "steps": int(steps)}
+        found = {"kind": "cycle", "start": start, "end": end, "height": delta, "peak": peak, "steps": steps}
     elif start == end:
         found = {"kind": "constant", "value": start}
     else:
-        found = {"kind": "linear", "start": start, "end": end, "steps": None if steps is None else int(steps)}
+        found = {"kind": "linear", "start": start, "end": end, "steps": steps}
     if sample:
         found |= {"jitter": sample, "jitter_law": "normal"}
     if batch:
@@ -223,24 +280,24 @@ def _lambda(take: Callable[..., Any]) -> dict[str, Any]:
     return found | ({"scale_jitter": True} if scaled else {})
 
 
-def _decay(take: Callable[..., Any], optimizer: str) -> dict[str, Any]:
+def _decay(given: _Options, optimizer: str) -> dict[str, Any]:
     groups = []
     for option, names in _DECAYS.items():
-        if decay := float(take(option, 0.0)):
+        if decay := given.number(option, 0.0):
             groups += [{"match": name, "weight_decay": decay} for name in names]
     if not groups:
         return {}
     return {"groups": groups} | ({"stable_decay": True} if optimizer not in ("adamw", "schedulefree") else {})
 
 
-def _schedule(take: Callable[..., Any], lr: float) -> dict[str, Any]:
-    gamma, steps = float(take("gamma")), take("one-cycle-steps", None)
-    rise, divisor = float(take("one-cycle-warmup-pct", 0.2)), float(take("one-cycle-start-div", 25))
-    final = float(take("one-cycle-final-div", 50))
+def _schedule(given: _Options, lr: float) -> dict[str, Any]:
+    gamma, steps = given.number("gamma"), given.count("one-cycle-steps")
+    rise, divisor = given.number("one-cycle-warmup-pct", 0.2), given.number("one-cycle-start-div", 25, above=0)
+    final = given.number("one-cycle-final-div", 50, above=0)
     if steps is None:
         return {"kind": "exponential", "gamma": gamma}
     start = lr / divisor
-    return {"kind": "one_cycle", "start_lr": start, "final_lr": start / final, "rise": rise, "steps": int(steps)}
+    return {"kind": "one_cycle", "start_lr": start, "final_lr": start / final, "rise": rise, "steps": steps}
 
 
 def _changes(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:

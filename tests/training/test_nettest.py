@@ -1,8 +1,12 @@
 """Recipes of nettest, read as recipes of ours."""
 
+import math
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 from command import nnue
 
 from nnue_trainer import config, presets, schema
@@ -157,3 +161,43 @@ def test_the_command(tmp_path: Path) -> None:
         path.write_text(text, encoding="utf-8")
         with pytest.raises(UserError, match=message):
             nnue("config", "--from", path)
+
+
+def steps(*options: object, **run: object) -> dict[str, Any]:
+    return {"training": {"steps": [{"run": {"binpacks": ["a.binpack"], "options": each, **run}} for each in options]}}
+
+
+def test_flags_and_their_values_in_every_form_of_a_command_line() -> None:
+    forms = [
+        ["--lr=0.002", "--l1=512", "--no-filtered", "--pc-y0=-0.2", "--validation-data=my data/v.binpack"],
+        ["--lr", "0.002", "--l1", 512, "--no_filtered", "--pc-y0", "-0.2", "--validation-data", "my data/v.binpack"],
+        ["--lr 0.002", "--l1 512", "--no-filtered=true", "--pc_y0 -0.2", "--validation-data my data/v.binpack"],
+        {"lr": "2e-3", "l1": "512", "no-filtered": True, "pc-y0": -0.2, "validation-data": "my data/v.binpack"},
+    ]
+    found = [nettest.translate(steps(form), "x") for form in forms]
+    assert found[0][0]["optimizer"]["lr"] == 0.002
+    assert found[0][0]["data"]["validation"] == ["my data/v.binpack"]
+    assert all(each == found[0] for each in found)
+
+
+def test_a_recipe_with_any_wrong_value_is_refused_in_one_line() -> None:
+    """None of these is an internal error, and none is read as another value."""
+    whole = yaml.safe_load(RECIPE)
+    options = whole["training"]["steps"][0]["run"]["options"]
+    texts = {"features", "optimizer-name", "validation-data"}
+    for name in options.keys() - texts:
+        for value in ("many", [1], {}, None, math.nan, "inf", ""):
+            with pytest.raises(UserError, match=rf"^x: step 1: {name}: found .*, expected (a number|true or false)"):
+                nettest.translate(steps(options | {name: value}), "x")
+    for wrong, message in (
+        (steps(["--lr"]), "step 1: lr: found 'True', expected a number"),
+        (steps(["0.002"]), "options: found '0.002', expected a flag"),
+        (steps({"batch-size": 0}), "batch-size: found '0', expected a number above 0"),
+        (steps({"one-cycle-steps": 9, "one-cycle-final-div": 0}), "one-cycle-final-div: found '0'"),
+        (steps({"l1": 512.5}), "l1: found 512.5, expected an integer"),
+        (steps({}, max_epochs="long"), "max_epochs: found 'long'"),
+        (steps({}, binpacks=7), "binpacks: found '7', expected a list of files"),
+    ):
+        with pytest.raises(UserError, match=re.escape(message)):
+            nettest.translate(wrong, "x")
+    assert nettest.translate(steps({}, binpacks="one.binpack"), "x")[0]["data"]["train"] == ["one.binpack"]
