@@ -149,8 +149,8 @@ def export_command(
     files = {out: data}
     net_of = quantized.net
     beside = {
-        ".h": net_of.header(**chosen.header_options()) if chosen.header_wanted() else "",
-        ".rs": net_of.rust() if chosen.rust_wanted() else "",
+        ".h": net_of.header(*chosen.header_options(), *chosen.places()) if chosen.header_wanted() else "",
+        ".rs": net_of.rust(*chosen.places()) if chosen.rust_wanted() else "",
     }
     for suffix, text in beside.items():
         if text is None:

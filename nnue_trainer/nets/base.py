@@ -239,18 +239,19 @@ class Net(ABC):
         own = own_layout([tensor.piece() for tensor in self.tensors()])
         return [own, own.in_zlib()]
 
-    def header(self, include: str = "nnue.h", namespace: str = "") -> str | None:
+    def header(self, include: str = "nnue.h", namespace: str = "", skip: int = 0, align: int = 64) -> str | None:
         """The sizes of the net as a C++ header for the inference of examples/engine, which reads the raw file; None for
-        a net that it does not have. `include` is the name of the inference, `namespace` one for the net's sizes."""
+        a net that it does not have. `include` is the name of the inference, `namespace` one for the net's sizes. `skip`
+        bytes stand in front of the tensors in the file, whose size is a multiple of `align`."""
         from nnue_trainer.nets.engine_header import engine_header
 
-        return engine_header(self, include, namespace)
+        return engine_header(self, include, namespace, skip=skip, align=align)
 
-    def rust(self) -> str | None:
+    def rust(self, skip: int = 0, align: int = 64) -> str | None:
         """The same as a Rust file, for examples/engine/nnue.rs."""
         from nnue_trainer.nets.engine_rust import engine_rust
 
-        return engine_rust(self)
+        return engine_rust(self, skip=skip, align=align)
 
     def meaning(self) -> NetMeaning | None:
         """What the parameters of `model()` stand for, so that weights of other nets can start this net, and its weights

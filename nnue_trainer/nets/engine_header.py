@@ -22,11 +22,12 @@ from nnue_trainer.nets.integer_forward import INT16_MAX, MATERIALS, IntegerForwa
 if TYPE_CHECKING:
     from nnue_trainer.nets.base import Net, NetTensor
 
-_ALIGNMENT = 64  # of the end of a raw file
 _SCALARS = {"<i1": "kI8", "<i2": "kI16", "<i4": "kI32", "<f4": "kF32"}
 
 
-def engine_header(net: Net, include: str = "nnue.h", namespace: str = "") -> str | None:
+def engine_header(
+    net: Net, include: str = "nnue.h", namespace: str = "", *, skip: int = 0, align: int = 64
+) -> str | None:
     """The header; None for a net without `integer_forward()`, or with parts that examples/engine does not have.
     `include` is the name of the inference in it, `namespace` one for what is declared.
 
@@ -49,7 +50,7 @@ def engine_header(net: Net, include: str = "nnue.h", namespace: str = "") -> str
         inputs.append(f"Part<{known.type}, std::int{bits}_t>")
         structs += known.definition
         headers += [line for line in known.includes if line not in headers]
-    body = [*structs, *_net(net, forward, tensors, inputs)]
+    body = [*structs, *_net(net, forward, tensors, inputs, places_in_file(net, skip, align))]
     text = "\n".join(
         [
             f"// The sizes of a net ({net.name}), written by nnue export for examples/engine/nnue.h. The weights are",
@@ -82,8 +83,10 @@ def width_of(forward: IntegerForward, tensors: dict[str, NetTensor]) -> int:
     return math.prod(tensors[forward.first.bias].shape)
 
 
-def _net(net: Net, forward: IntegerForward, tensors: dict[str, NetTensor], inputs: Sequence[str]) -> list[str]:
-    first, places = forward.first, places_in_file(net)
+def _net(
+    net: Net, forward: IntegerForward, tensors: dict[str, NetTensor], inputs: Sequence[str], places: dict[str, int]
+) -> list[str]:
+    first = forward.first
     layers = [_layer_in_cpp(forward, number, tensors) for number in range(len(forward.layers))]
     skips = [
         f"{{{skip.layer}, {skip.plus}, {-1 if skip.minus is None else skip.minus}, {skip.multiply}, {skip.divide}, "
@@ -131,13 +134,14 @@ def _list(values: Any) -> str:
     return "{" + ", ".join(map(str, values)) + "}"
 
 
-def places_in_file(net: Net) -> dict[str, int]:
-    """Where each tensor begins in a raw file, and under "" the size of the file."""
-    places, offset = {}, 0
+def places_in_file(net: Net, skip: int, align: int) -> dict[str, int]:
+    """Where each tensor begins in a raw file with `skip` bytes in front and an end that is a multiple of `align`, and
+    under "" the size of the file."""
+    places, offset = {}, skip
     for tensor in net.tensors():
         places[tensor.name] = offset
         offset += tensor.piece().size
-    return places | {"": -(-offset // _ALIGNMENT) * _ALIGNMENT}
+    return places | {"": -(-offset // align) * align}
 
 
 def _vector_sizes(forward: IntegerForward, width: int) -> list[int]:

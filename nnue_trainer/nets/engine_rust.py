@@ -56,7 +56,7 @@ _PIECES["v14"] = _PIECES["v12"]
 _THREATS |= {f"Full_Threats_{name}": _blocks_of_both_sides(*pieces) for name, pieces in _PIECES.items()}
 
 
-def engine_rust(net: Net) -> str | None:
+def engine_rust(net: Net, *, skip: int = 0, align: int = 64) -> str | None:
     """The file; None for a net without `integer_forward()`, or with feature sets that the inference does not have."""
     forward = net.integer_forward()
     if forward is None:
@@ -66,7 +66,7 @@ def engine_rust(net: Net) -> str | None:
     sets = [_set(part) for part in parts]
     if any(one is None for one in sets):
         return None
-    places, first = places_in_file(net), forward.first
+    places, first = places_in_file(net, skip, align), forward.first
     lines = []
     for number, (part, text, name) in enumerate(zip(parts, sets, first.weights, strict=True)):
         psqt = places[first.psqt[number]] if first.psqt else 0

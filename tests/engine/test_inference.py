@@ -335,6 +335,9 @@ fn main() {
 def test_rust_scores_as_the_evaluator_does(name: str, fens: Path, tmp_path: Path) -> None:
     """Also, each position is an update from the one before, which equals the refresh."""
     net = exported(NETS[name], tmp_path, "--rust")
+    if name == "simple":  # bytes in front of the tensors, and no padding
+        (tmp_path / "raw.yaml").write_text("{kind: raw, skip: 7, align: 1}")
+        nnue("export", tmp_path / "c.safetensors", net, "--format", tmp_path / "raw.yaml", "--rust", "--overwrite")
     (tmp_path / "main.rs").write_text(MAIN_RS)
     shutil.copy(ENGINE / "nnue.rs", tmp_path)
     command = ["rustc", "--edition", "2021", "-C", "opt-level=1", "main.rs", "-o", "engine"]
