@@ -49,7 +49,7 @@ def check_command(
     plugin: Plugins = None,
 ) -> None:
     """Compare the float, fake-quantised and integer evaluation of a checkpoint on real positions."""
-    from nnue_trainer.data import Filters, RecordLoader
+    from nnue_trainer.data import Filters, LoaderOptions, RecordLoader
     from nnue_trainer.export.comparison import LIMIT_FLOAT, LIMIT_QAT, Comparison, chunks
     from nnue_trainer.files import checkpoint as checkpoints
     from nnue_trainer.files.inputs import data_files
@@ -64,7 +64,7 @@ def check_command(
     files, done = data_files(data, "--data"), 0
     with terminable(), progress_bar("comparing", "positions") as progress:
         progress(0, positions)
-        options: dict[str, Any] = {"shuffle": False, "drop_last": False, "filters": Filters.none()}
+        options: LoaderOptions = {"shuffle": False, "drop_last": False, "filters": Filters.none()}
         with RecordLoader(files, min(positions, 4096), **options) as loader:
             for block in loader:
                 for records in chunks(block.numpy()[: positions - done]):

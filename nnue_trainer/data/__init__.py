@@ -22,7 +22,7 @@ if TYPE_CHECKING:
         feature_set,
         piece_square_set,
     )
-    from nnue_trainer.data.loader import Loader, RecordLoader, merge_states
+    from nnue_trainer.data.loader import Loader, LoaderOptions, RecordLoader, merge_states
 
 __all__ = [
     "BASIC_FEATURE_SETS",
@@ -33,6 +33,7 @@ __all__ = [
     "Filters",
     "Identity",
     "Loader",
+    "LoaderOptions",
     "PositionReader",
     "PositionWriter",
     "RecordLoader",
@@ -49,8 +50,12 @@ __all__ = [
 ]
 
 # Loaded at first use, as they bring in torch, which the data tools do without.
-_LAZY = {"Batch": "batch", "Loader": "loader", "RecordLoader": "loader", "merge_states": "loader"} | dict.fromkeys(
-    ("BASIC_FEATURE_SETS", "FeaturePart", "FeatureSet", "expand", "feature_set", "piece_square_set"), "features"
+_LAZY = (
+    {"Batch": "batch"}
+    | dict.fromkeys(("Loader", "LoaderOptions", "RecordLoader", "merge_states"), "loader")
+    | dict.fromkeys(
+        ("BASIC_FEATURE_SETS", "FeaturePart", "FeatureSet", "expand", "feature_set", "piece_square_set"), "features"
+    )
 )
 
 

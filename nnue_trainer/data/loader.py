@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypedDict, TypeVar, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -66,6 +66,34 @@ def usable_threads() -> int:
     """The most threads that reading data can use on this machine: two per CPU that the process may run on, as some
     wait for the disk, and eight where there are few."""
     return max(8, 2 * usable_cpus())
+
+
+class LoaderOptions(TypedDict, total=False):
+    """The keyword arguments of `Loader`, which describes them, and of `RecordLoader`."""
+
+    seed: int
+    epoch: int
+    repeat: bool
+    shuffle: bool
+    shuffle_buffer: int
+    threads: int
+    cpus: int
+    drop_last: bool
+    weights: Sequence[float] | None
+    skip_bad_chunks: bool
+    filters: Filters | None
+    user_filter: UserFilter | None
+    pin_memory: bool
+    reuse: bool
+    hold: int
+    rank: int
+    world_size: int
+    shards: int
+    formats: Sequence[DataFormat]
+    temporary: str | os.PathLike[str] | None
+    poll: Callable[[], None] | None
+    count_unique: bool
+    spare: bool
 
 
 @dataclass
@@ -608,7 +636,7 @@ class Loader(_Stream[Batch]):
         files: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
         features: str | FeatureSet,
         batch_size: int,
-        **options: Any,
+        **options: Unpack[LoaderOptions],
     ) -> None:
         self.feature_set = feature_set(features)
         super().__init__(files, batch_size, **options)

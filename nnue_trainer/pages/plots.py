@@ -29,7 +29,7 @@ _VARIABLES = {INK: "--ink", SOFT: "--soft", GRID: "--grid", PAPER: "--paper"} | 
 }
 WIDTH, HEIGHT = 3.9, 2.35  # inches of 72 units
 
-Draw = Callable[["Axes"], None]
+Draw = Callable[["Axes"], object]
 
 
 @dataclass(frozen=True)

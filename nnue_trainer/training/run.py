@@ -23,7 +23,7 @@ from nnue_trainer import config, nets, ops, registry, schema
 from nnue_trainer.base import foreign
 from nnue_trainer.base.system import usable_cpus
 from nnue_trainer.config import Recipe, ValidationSet
-from nnue_trainer.data import Batch, Loader, RecordLoader
+from nnue_trainer.data import Batch, Loader, LoaderOptions, RecordLoader
 from nnue_trainer.data.features import feature_set
 from nnue_trainer.data.filters import Filters
 from nnue_trainer.data.loader import joined_sketch, say_left_out, unique_positions
@@ -500,7 +500,8 @@ def training_batches(
             f"data.shards: found {data.shards}, which {ranks.size} processes cannot share equally: expected a multiple "
             f"of {ranks.size}, or 1"
         )
-    options: dict[str, Any] = {
+    uses_spare = _any_uses_spare(data.filters, recipe.loss, recipe.position_weight)
+    options: LoaderOptions = {
         "seed": recipe.training.seed,
         "repeat": True,
         "formats": data.formats,
@@ -512,16 +513,16 @@ def training_batches(
         "threads": data.threads,
         "cpus": loader_cpus(device, ranks),
         "reuse": True,
+        "pin_memory": device.type == "cuda",
+        "spare": uses_spare,
         "count_unique": recipe.logging.unique_positions,
     }
     if data.shards > 1:
         options |= {"shards": data.shards, "rank": ranks.rank, "world_size": ranks.size}
-    uses_spare = _any_uses_spare(data.filters, recipe.loss, recipe.position_weight)
     reads_records = uses_spare or (recipe.position_weight is not None and recipe.position_weight.reads_records)
     if reads_records or (device.type == "cuda" and feature_set(model.feature_set).prepare(device)):
-        pinned = device.type == "cuda"
-        return RecordLoader(data.train, data.batch_size, pin_memory=pinned, spare=uses_spare, **options)
-    return Loader(data.train, model.feature_set, data.batch_size, pin_memory=device.type == "cuda", **options)
+        return RecordLoader(data.train, data.batch_size, **options)
+    return Loader(data.train, model.feature_set, data.batch_size, **options)
 
 
 def _any_uses_spare(*parts: Filters | Loss | PositionWeight | None) -> bool:
@@ -544,7 +545,7 @@ def loader_cpus(device: torch.device, ranks: Ranks) -> int:
 _KEPT_POSITIONS = 2**24
 
 
-def _held_out(recipe: Recipe, which: ValidationSet | None = None) -> tuple[list[str], int, dict[str, Any]]:
+def _held_out(recipe: Recipe, which: ValidationSet | None = None) -> tuple[list[str], int, LoaderOptions]:
     """The files of the recipe's validation or of one of its `validation.sets`, how many of their positions count, and
     the options of a loader for them."""
     data, validation = recipe.data, recipe.validation
@@ -595,18 +596,18 @@ class HeldOut:
     ):
         data = recipe.data
         files, positions, options = _held_out(recipe, which)
-        options |= {"cpus": loader_cpus(device, ranks or Ranks()), "reuse": True}
+        spare = _any_uses_spare(options["filters"], recipe.validation.loss or recipe.loss)
+        options |= {"cpus": loader_cpus(device, ranks or Ranks()), "reuse": True, "spare": spare}
         self._positions = positions
         self._kept: list[torch.Tensor] | None = None
         # All validations use one loader, so that files are opened, and compressed ones unpacked, only once.
         self._loader: Loader | RecordLoader
         self._expander: Expander | None = None
         self._is_on_gpu = device.type == "cuda"
-        spare = _any_uses_spare(options["filters"], recipe.validation.loss or recipe.loss)
         if spare or device.type == "cuda":
             # The memory is not page-locked, so the copy to the device is done when the call returns, and the loader may
             # use its memory again.
-            self._loader = RecordLoader(files, data.batch_size, spare=spare, **options)
+            self._loader = RecordLoader(files, data.batch_size, **options)
             self._expander = Expander(model.feature_set, device, spare=self._loader.spare)
         else:
             self._loader = Loader(files, model.feature_set, data.batch_size, **options)
