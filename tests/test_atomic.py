@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save
+from typed import present
 
 from nnue_trainer.data import FORMATS, PositionReader, PositionWriter
 from nnue_trainer.data.binpack import read_binpack, write_binpack
@@ -172,10 +173,10 @@ def test_checkpoints_are_what_safetensors_itself_writes(tmp_path):
         assert torch.equal(tensor, tensors[name])
 
 
-def python(script: str, folder: Path, **kwargs: object) -> subprocess.CompletedProcess[str]:
+def python(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", textwrap.dedent(script)]
-    return subprocess.run(command, cwd=folder, env=environment, check=True, text=True, capture_output=True, **kwargs)
+    return subprocess.run(command, cwd=folder, env=environment, check=True, text=True, capture_output=True)
 
 
 WRITER = """
@@ -199,7 +200,7 @@ def start_writer(tmp_path, project_root):
         pipe = subprocess.PIPE
         writer = subprocess.Popen([sys.executable, "-c", script], cwd=tmp_path, stdin=pipe, stdout=pipe)
         writers.append(writer)
-        assert writer.stdout.readline() == b"writing\n"
+        assert present(writer.stdout).readline() == b"writing\n"
         return writer
 
     yield start

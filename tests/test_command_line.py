@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 import torch
 import typer.main
+from typed import instance, present
+from typer.core import TyperCommand, TyperGroup
 
 import nnue_trainer
 from nnue_trainer import presets
@@ -186,18 +188,24 @@ def test_shells_can_complete() -> None:
     assert (run.returncode, run.stdout.split(), run.stderr) == (0, ["presets"], "")
 
 
-def commands(command: object, path: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], object]]:
+Command = TyperCommand | TyperGroup
+
+
+def commands(command: Command, path: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], Command]]:
     inner = getattr(command, "commands", {})
     return [(path, command)] + [found for name, sub in inner.items() for found in commands(sub, (*path, name))]
 
 
 @pytest.mark.parametrize(
     ("path", "command"),
-    [pytest.param(p, c, id=" ".join(p) or "nnue") for p, c in commands(typer.main.get_command(cli.app))],
+    [
+        pytest.param(p, c, id=" ".join(p) or "nnue")
+        for p, c in commands(instance(TyperGroup, typer.main.get_command(cli.app)))
+    ],
 )
-def test_help_is_written_in_the_imperative(path: tuple[str, ...], command: object) -> None:
+def test_help_is_written_in_the_imperative(path: tuple[str, ...], command: Command) -> None:
     """Write, not writes."""
-    first = command.help.split()[0].rstrip(",.")
+    first = present(command.help).split()[0].rstrip(",.")
     assert first[0].isupper()
     assert not first.endswith("s") or first.endswith("ss")
     assert first not in ("A", "The", "All")

@@ -9,6 +9,8 @@ import pytest
 @pytest.fixture(scope="module")
 def prose(project_root: Path):
     spec = importlib.util.spec_from_file_location("prose", project_root / "tools" / "prose.py")
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 import torch
 from analysis_support import recipe
+from typed import instance, present
 
 from nnue_trainer import data, nets
 from nnue_trainer.export.check_positions import CHECK_POSITIONS
 from nnue_trainer.files import checkpoint
+from nnue_trainer.modules import PerspectiveTransformer
 from nnue_trainer.nets import activity
 from nnue_trainer.nets.activity import ActivityMeter, LayerMeter, reach_figures, weight_reach
 from nnue_trainer.training import trainer as trainer_module
@@ -26,7 +28,7 @@ def model_of(architecture):
     torch.manual_seed(3)
     model = nets.build(architecture)
     with torch.no_grad():
-        layer = model.feature_transformer
+        layer = instance(PerspectiveTransformer, model.feature_transformer)
         layer.weight.mul_(20)
         layer.bias[2], layer.bias[5] = -100.0, 100.0
     return model
@@ -39,11 +41,11 @@ def batch_for(model):
 @pytest.mark.parametrize("architecture", ARCHITECTURES, ids=lambda a: a["kind"])
 def test_counts_equal_those_of_one_accumulator_after_the_other(architecture):
     model = model_of(architecture)
-    batch, layer = batch_for(model), model.feature_transformer
+    batch, layer = batch_for(model), instance(PerspectiveTransformer, model.feature_transformer)
     meter = ActivityMeter(model, of_batch=30)
     meter.add(batch.head(30))
     meter.add(batch.head(40))  # every second one
-    found = meter.result()
+    found = present(meter.result())
 
     weight, bias = layer.weight.detach().double().numpy(), layer.bias.detach().double().numpy()
     sums = np.array([

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from typed import present
 
 from nnue_trainer import data, nets
 from nnue_trainer.analysis import net_inspect
@@ -67,7 +68,7 @@ def test_a_net_and_its_checkpoint_show_the_same(kind, tmp_path):
         assert rounded.zeros == pytest.approx(facts.zeros, abs=1e-6)
         assert rounded.beyond == facts.beyond == 0
     assert np.array_equal(of_net.scores, of_checkpoint.scores)
-    assert of_net.first.neurons == of_checkpoint.first.neurons
+    assert present(of_net.first).neurons == present(of_checkpoint.first).neurons
     assert of_net.layers
     page = render(net_inspect.page(of_net))
     assert "Weights of each neuron" in page
@@ -92,8 +93,9 @@ def test_a_net_from_outside(tmp_path):
     load_plugin(plugin)
     path = saved(tmp_path / "c.safetensors", {"kind": f"{plugin}:MyNet", "hidden": 16})
     found = net_inspect.inspect(path, few())
-    assert found.first.neurons == 16
-    assert [each.part for each in found.first.maps] == ["HalfKAv2_hm"]
+    first = present(found.first)
+    assert first.neurons == 16
+    assert [each.part for each in first.maps] == ["HalfKAv2_hm"]
     assert found.agreement is not None
     render(net_inspect.page(found))
 
@@ -133,9 +135,9 @@ def test_dead_neurons_and_wide_weights_are_named(tmp_path):
     torch.manual_seed(0)
     model = nets.build({"kind": "simple", "hidden": 16})
     with torch.no_grad():
-        model.feature_transformer.bias[3] = -60.0
-        model.feature_transformer.bias[9] = 60.0
-        model.output.weight[0, 0] = 100.0
+        bias = model.get_parameter("feature_transformer.bias")
+        bias[3], bias[9] = -60.0, 60.0
+        model.get_parameter("output.weight")[0, 0] = 100.0
     path = tmp_path / "c.safetensors"
     checkpoint.save(path, Checkpoint(model.architecture, {"model": model.state_dict()}))
     found = net_inspect.inspect(path, few())
@@ -163,7 +165,7 @@ def test_differences_of_two_nets(tmp_path):
     assert by_name["feature_transformer.weight"].correlation == pytest.approx(1)
     assert "Scores of both nets" in render(net_inspect.page(found))
     itself = net_inspect.inspect(one, few(), against=one)
-    assert itself.other_scores.tolist() == itself.scores.tolist()
+    assert present(itself.other_scores).tolist() == itself.scores.tolist()
     wider = saved(tmp_path / "three.safetensors", {"kind": "simple", "hidden": 32})
     other = net_inspect.inspect(one, few(), against=wider)
     assert other.differences == []

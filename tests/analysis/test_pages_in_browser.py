@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 from browser import DESKTOP, PHONE, Browser, started
+from typed import instance
 
 from nnue_trainer.analysis import report
 from nnue_trainer.pages.page import Page, Section, Table, save
@@ -98,7 +99,7 @@ def test_a_wide_table_shows_that_it_goes_on(browser, tmp_path, dark):
         colors = [picture.getpixel((round(box[side]) + by, round(box["bottom"]) - 5))
                   for side, by in (("left", 3), ("right", -4))]  # fmt: skip
         paper = 31 if dark else 255
-        assert [abs(color - paper) > 40 for color in colors] == [left, right]
+        assert [abs(instance(int, color) - paper) > 40 for color in colors] == [left, right]
 
 
 def test_a_test_of_the_test(browser, tmp_path):

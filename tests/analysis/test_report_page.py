@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from analysis_support import recipe
+from typed import present
 
 from nnue_trainer import config
 from nnue_trainer.analysis import report
@@ -279,11 +280,11 @@ def test_integers_that_are_off_on_average_are_a_warning(trained, monkeypatch, bi
 
 def test_a_verdict_needs_evidence():
     noise = np.random.default_rng(0).normal(0, 0.01, 600)
-    assert report.verdict(0.5 + noise).word == "flat within its noise"
-    falling = report.verdict(0.5 + noise - np.linspace(0, 0.1, 600))
+    assert present(report.verdict(0.5 + noise)).word == "flat within its noise"
+    falling = present(report.verdict(0.5 + noise - np.linspace(0, 0.1, 600)))
     assert falling.word == "still falling"
     assert falling.change == pytest.approx(-0.1 / 3, rel=0.3)
-    assert report.verdict(0.5 + noise + np.linspace(0, 0.1, 600)).word == "rising"
+    assert present(report.verdict(0.5 + noise + np.linspace(0, 0.1, 600))).word == "rising"
     assert report.verdict(noise[:60]) is None
     assert report.verdict(np.where(np.arange(600) % 2, np.nan, noise)) is not None
 

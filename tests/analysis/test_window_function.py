@@ -153,8 +153,8 @@ def test_numba_compiles_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
 
         stand_in.njit, stand_in.float64 = njit, np.empty((1, 1))  # type: ignore[attr-defined]
         stand_in.core = ModuleType("core")  # type: ignore[attr-defined]
-        stand_in.core.errors = ModuleType("errors")  # type: ignore[attr-defined]
-        stand_in.core.errors.NumbaError = AttributeError  # type: ignore[attr-defined]
+        stand_in.core.errors = ModuleType("errors")
+        stand_in.core.errors.NumbaError = AttributeError
         monkeypatch.setitem(sys.modules, "numba", stand_in)
         window_function._compiled.cache_clear()
         second_smallest.py_func, second_smallest.compile = second_smallest, lambda signature: None  # type: ignore[attr-defined]

@@ -11,6 +11,7 @@ from cpp_support import build
 
 import nnue_trainer
 from nnue_trainer import data
+from nnue_trainer.data import LoaderOptions
 from nnue_trainer.data.filters import Filters
 
 pytestmark = pytest.mark.compiler
@@ -26,9 +27,9 @@ def program(request: pytest.FixtureRequest, project_root: Path) -> Path:
 def test_a_program_converts_a_file(program: Path, project_root: Path, tmp_path: Path) -> None:
     source, target = project_root / "samples" / "val.binpack", tmp_path / "out.bin"
     run = subprocess.run([program, source, target], capture_output=True, text=True, check=True)
-    filters = Filters(no_score=True, quiet=True)
-    options = {"shuffle": False, "drop_last": False}
-    expected = np.concatenate([b.numpy() for b in data.RecordLoader([source], 4096, filters=filters, **options)])
+    options: LoaderOptions = {"shuffle": False, "drop_last": False}
+    filtered = options | {"filters": Filters(no_score=True, quiet=True)}
+    expected = np.concatenate([b.numpy() for b in data.RecordLoader([source], 4096, **filtered)])
     found = np.concatenate([b.numpy() for b in data.RecordLoader([target], 4096, **options)])
     assert len(found) > 10_000
     assert run.stdout.startswith(f"{len(found)} of ")

@@ -36,7 +36,14 @@ def run_cpp(project_root: Path, out: Path, net: str, device: str = "cpu", *more:
     samples = project_root / "samples"
     options = [f"data={samples / 'train.binpack'}", f"validation={samples / 'val.binpack'}", f"net={net}"]
     sizes = ["hidden=32", "batch=512", f"steps={STEPS}", f"epoch={EPOCH}", "window=20000", "seed=7"]
-    command = [with_torch() / "libtorch" / "train", *options, *sizes, f"out={out}", f"device={device}", *more]
+    command: list[str | Path] = [
+        with_torch() / "libtorch" / "train",
+        *options,
+        *sizes,
+        f"out={out}",
+        f"device={device}",
+        *more,
+    ]
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     found = re.findall(r"^step \d+  loss (\S+)  validation (\S+)", printed, re.MULTILINE)
     return [(float(loss), float(validation)) for loss, validation in found]

@@ -11,6 +11,7 @@ import pytest
 import torch
 from cpp_support import with_torch
 from torch import Tensor
+from typed import present
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "ops"))
 from sample_inputs import make_sample
@@ -70,10 +71,11 @@ def test_feature_transformer(
 def test_only_what_is_asked_for(cpp: Any, device: torch.device) -> None:
     sample = make_sample(values=True, device=device)
     for chosen in range(3):
-        parameters = [sample.weight, sample.bias, sample.values]
-        leaf = parameters[chosen] = parameters[chosen].clone().requires_grad_()  # type: ignore[union-attr]
+        parameters = [sample.weight, sample.bias, present(sample.values)]
+        leaf = parameters[chosen] = parameters[chosen].clone().requires_grad_()
+        weight, bias, values = parameters
         out = cpp.feature_transformer(sample.indices.long(), *parameters, True)
-        expected = ops.feature_transformer_forward(sample.indices, *parameters, True)
+        expected = ops.feature_transformer_forward(sample.indices, weight, bias, values, True)
         (a,), (b,) = torch.autograd.grad(out.sum(), leaf), torch.autograd.grad(expected.sum(), leaf)
         assert torch.equal(a, b)
     assert not cpp.feature_transformer(*sample.arguments[:1], sample.weight, sample.bias, None, None).requires_grad
@@ -103,9 +105,10 @@ def test_both_perspectives(
         parameters = leaves(weight.to(dtype), bias, columns if psqt else None)
         given = (parameters[2], bucket) if psqt else (None, None)
         if python:
-            options = {"activation": activation, "bound": 0.9, "scale": 1.5, "output_dtype": dtype}
-            options |= {"bucket_size": 768, "psqt": given[0], "psqt_bucket": given[1]}
-            made: Any = perspectives.perspective_transformer(*rows, *parameters[:2], **options)
+            made: Any = perspectives.perspective_transformer(
+                rows[0], rows[1], rows[2], parameters[0], parameters[1], activation=activation, bound=0.9, scale=1.5,
+                output_dtype=dtype, bucket_size=768, psqt=given[0], psqt_bucket=given[1],
+            )  # fmt: skip
             out, psqt_out = made if psqt else (made, torch.empty(0))
         else:
             out, psqt_out = cpp.perspective_transformer(
@@ -136,7 +139,10 @@ def test_no_second_derivative(cpp: Any, device: torch.device) -> None:
     assert again(cpp.feature_transformer, *arguments) == again(ops.feature_transformer_forward, *arguments)
 
     def python(rows: list[Tensor], weight: Tensor, bias: Tensor, *_: object) -> Tensor:
-        return perspectives.perspective_transformer(*rows, weight, bias, activation="screlu", bucket_size=768)
+        white, black, black_to_move = rows
+        return perspectives.perspective_transformer(
+            white, black, black_to_move, weight, bias, activation="screlu", bucket_size=768
+        )
 
     rest = (bias, None, None, [768, -1], 2, 1.0, 1.0, torch.float32)
     assert again(cpp.perspective_transformer, rows, weight, *rest) == again(python, rows, weight, bias)
@@ -167,7 +173,7 @@ def test_errors(cpp: Any, device: torch.device) -> None:
 
 @pytest.mark.parametrize("features", ["Chess768", "HalfKAv2_hm+Full_Threats_v16"])
 def test_expansion(cpp: Any, device: torch.device, features: str) -> None:
-    records = data.records_from_fens(["4k3/pp6/8/3q4/8/8/PPP5/4K2R b - - 0 1"] * 3)
-    records = torch.as_tensor(records).to(device)
+    packed = data.records_from_fens(["4k3/pp6/8/3q4/8/8/PPP5/4K2R b - - 0 1"] * 3)
+    records = torch.as_tensor(packed).to(device)
     for a, b in zip(cpp.expand_features(records, features), ops.expand_features(records, features), strict=True):
         assert torch.equal(a, b)

@@ -58,7 +58,8 @@ def test_a_set_on_the_list(project_root: Path, tmp_path: Path) -> None:
     (headers / "general_sets.h").write_text(table)
     (tmp_path / "main.cpp").write_text(PROGRAM % {"count": len(records)})
     data_loader = project_root / "data_loader"
-    command = ["g++", "-std=c++20", "-O0", f"-I{tmp_path}", f"-I{data_loader}", "-pthread", "-o", tmp_path / "main"]
+    command: list[str | Path] = ["g++", "-std=c++20", "-O0", f"-I{tmp_path}", f"-I{data_loader}", "-pthread"]
+    command += ["-o", tmp_path / "main"]
     parts = ("base/system.cpp", "chess/fen.cpp", "features/feature_set.cpp")
     sources = [tmp_path / "main.cpp", *(data_loader / part for part in parts)]
     subprocess.run([*command, *sources, "-ldl"], check=True)

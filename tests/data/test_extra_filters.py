@@ -1,13 +1,14 @@
 """Filters in Python that a recipe names: what they keep, what order depends on, mistakes in one line."""
 
 import json
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
 from nnue_trainer.data import Filters, RecordLoader, fields
-from nnue_trainer.data.filters import FILTERS, Filter, identity
+from nnue_trainer.data.filters import FILTERS, Filter, UserFilter, identity
 from nnue_trainer.data.filters.pieces import Pieces
 from nnue_trainer.errors import UserError
 from nnue_trainer.schema import section
@@ -24,7 +25,7 @@ class Wrong(Filter):
 
     def keep(self, records: Records) -> npt.NDArray[np.bool_]:
         if self.answer == "raise":
-            return {}[3]
+            raise KeyError(3)
         return np.ones(len(records) + (self.answer == "length"), int if self.answer == "dtype" else bool)
 
 
@@ -87,7 +88,7 @@ def test_the_order_depends_on_them(sample):
 def test_identity_names_files_without_their_folder():
     Wrong.kind = "some/folder/wrong.py:Wrong"
     assert identity(Filters(extra=[Wrong(answer="x")]).with_extra()) == [{"kind": "wrong.py:Wrong", "answer": "x"}]
-    assert identity(len).endswith("builtins.len")
+    assert identity(cast("UserFilter", len)).endswith("builtins.len")
     assert identity(None) is None
 
 

@@ -8,6 +8,7 @@ from typing import Literal
 import numpy as np
 import pytest
 import torch
+from typed import batch_from
 
 from nnue_trainer import _data
 from nnue_trainer.data import (
@@ -280,7 +281,7 @@ def test_batch_is_one_allocation_and_moves_in_one_copy() -> None:
     moved = batch.to("meta")
     assert moved.white.shape == batch.white.shape
     assert moved.score.dtype == torch.int16
-    separate = Batch(**{name: torch.from_numpy(array) for name, array in batch.arrays().items()})
+    separate = batch_from({name: torch.from_numpy(array) for name, array in batch.arrays().items()})
     assert separate.to("meta").black.device.type == "meta"
 
 

@@ -187,7 +187,7 @@ def test_piece_counts_are_evened_out() -> None:
     assert density[32] < 2 * density[16]  # from six times as many
 
 
-def _acceptance(pieces: npt.NDArray[np.int_]) -> npt.NDArray[np.float64]:
+def _acceptance(pieces: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.float64]:
     """piece_counts by its definition (docs/data.md), a position after the other."""
     y, slope = np.array([0, 0.4, 1, 1, 0.75]), np.array([0.4, 0.5, 0.3, -0.125, -0.25])
     desired = np.empty(33)
@@ -473,9 +473,9 @@ def test_everything_about_a_compiled_filter_comes_from_its_row(project_root: Pat
     rows = {key: (kind, default, doc) for key, kind, default, doc in describe(Filters) if not key.startswith("extra")}
     help_text = CliRunner().invoke(app, ["data", "filter", "--help"], env={"COLUMNS": "400"}).output
     page = (project_root / "docs" / "data.md").read_text(encoding="utf-8")
-    for row in CURVES:
-        assert rows[row.name][2] == row.doc
-        assert f"| `{row.name}` |" in page
+    for curve in CURVES:
+        assert rows[curve.name][2] == curve.doc
+        assert f"| `{curve.name}` |" in page
     for row in COMPILED:
         kind, default, doc = rows[row.name]
         assert doc == row.doc

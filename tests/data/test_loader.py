@@ -9,9 +9,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import chain, islice
 from pathlib import Path
+from typing import Unpack
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from nnue_trainer.data import (
     Batch,
     Filters,
     Loader,
+    LoaderOptions,
     PositionReader,
     PositionWriter,
     RecordLoader,
@@ -84,8 +86,9 @@ def test_every_position_once_an_epoch(files: list[Path]) -> None:
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_order_is_a_function_of_seed_epoch_files(files: list[Path], threads: int) -> None:
-    def order(**options: int) -> list[list[int]]:
-        return epoch(RecordLoader(files, B, **({"seed": 1, "shuffle_buffer": 1000, "threads": 2} | options)))
+    def order(**options: Unpack[LoaderOptions]) -> list[list[int]]:
+        usual: LoaderOptions = {"seed": 1, "shuffle_buffer": 1000, "threads": 2}
+        return epoch(RecordLoader(files, B, **(usual | options)))
 
     assert order(threads=threads) == order()
     assert order(seed=2) != order()
@@ -95,7 +98,7 @@ def test_order_is_a_function_of_seed_epoch_files(files: list[Path], threads: int
 
 
 def test_rows_are_those_of_expand(files: list[Path]) -> None:
-    options = {"seed": 5, "shuffle_buffer": 1000}
+    options: LoaderOptions = {"seed": 5, "shuffle_buffer": 1000}
     for rows, records in zip(
         Loader(files, "HalfKAv2_hm", B, **options), RecordLoader(files, B, **options), strict=True
     ):
@@ -232,8 +235,10 @@ def test_every_format_plain_or_compressed(tmp_path: Path, positions: Records, fo
         writer.write(positions)
     expected = np.concatenate(list(PositionReader(source)))
 
-    def load(path: Path, **options: object) -> Records:
-        loader = RecordLoader(path, 1000, seed=3, drop_last=False, **options)
+    usual: LoaderOptions = {"seed": 3, "drop_last": False}
+
+    def load(path: Path, **options: Unpack[LoaderOptions]) -> Records:
+        loader = RecordLoader(path, 1000, **(usual | options))
         return np.concatenate([batch.numpy().copy() for batch in loader])
 
     np.testing.assert_array_equal(load(source, shuffle=False), expected)
@@ -289,7 +294,12 @@ def test_bad_chunks_of_every_format_are_named_and_skipped(tmp_path: Path, positi
 def test_a_compressed_file_that_is_cut_is_read_up_to_there(
     kind: str, tmp_path: Path, positions: Records, caplog: pytest.LogCaptureFixture
 ) -> None:
-    compress = {"gzip": gzip.compress, "bzip2": bz2.compress, "zstd": zstandard.compress}[kind]
+    functions: dict[str, Callable[[bytes], bytes]] = {
+        "gzip": gzip.compress,
+        "bzip2": bz2.compress,
+        "zstd": zstandard.compress,
+    }
+    compress = functions[kind]
     with PositionWriter(tmp_path / "x.bin") as writer:
         writer.write(positions)
     whole = compress((tmp_path / "x.bin").read_bytes())
@@ -334,9 +344,12 @@ def test_no_room_to_unpack_is_one_line(tmp_path: Path, positions: Records) -> No
 # --- canonical shards ------------------------------------------------------------------------------------------------
 
 
-def sharded(files: list[Path], world_size: int, **options: object) -> list[RecordLoader]:
-    options = {"seed": 1, "shuffle_buffer": 1600, "shards": 8, "repeat": True, "threads": 2} | options
-    return [RecordLoader(files, B, rank=rank, world_size=world_size, **options) for rank in range(world_size)]
+def sharded(files: list[Path], processes: int, **options: Unpack[LoaderOptions]) -> list[RecordLoader]:
+    usual: LoaderOptions = {"seed": 1, "shuffle_buffer": 1600, "shards": 8, "repeat": True, "threads": 2}
+    all_options: LoaderOptions = usual | options
+    return [
+        RecordLoader(files, B, **(all_options | {"rank": rank, "world_size": processes})) for rank in range(processes)
+    ]
 
 
 def joined(loaders: list[RecordLoader], batches: int) -> list[list[int]]:
@@ -512,15 +525,15 @@ def test_batches_before_a_bad_chunk_come_first(positions_file, tmp_path):
     damaged = bytearray(chunk.read_bytes())
     damaged[8 + 34 * 5] = 0xFF  # the board of its sixth position
     path.write_bytes(chunk.read_bytes() * 2 + bytes(damaged) + chunk.read_bytes())
-    options = {"shuffle": False, "filters": Filters.none()}
+    options: LoaderOptions = {"shuffle": False, "filters": Filters.none()}
     for threads in (1, 4):
-        loader = RecordLoader(path, 1000, threads=threads, **options)
+        loader = RecordLoader(path, 1000, **(options | {"threads": threads}))
         iterator = iter(loader)
         for i in range(6):
             np.testing.assert_array_equal(next(iterator).numpy(), records[1000 * (i % 3) :][:1000])
         with pytest.raises(UserError, match=r"bad\.binpack: offset .*: chunk 2, chain at its byte 170"):
             next(iterator)
-        resumed = RecordLoader(path, 1000, threads=threads, **options)
+        resumed = RecordLoader(path, 1000, **(options | {"threads": threads}))
         resumed.load_state_dict(loader.state_dict())
         with pytest.raises(UserError, match="chunk 2"):
             next(iter(resumed))
@@ -539,9 +552,9 @@ def test_batches_of_windows_before_a_bad_chunk_come_first_shuffled(positions_fil
         chunks = [chunk.read_bytes()] * 12
         chunks[place] = bytes(damaged)
         bad.write_bytes(b"".join(chunks))
-        options = {"seed": 5, "shuffle_buffer": 1000, "filters": Filters.none(), "threads": 3}
+        options: LoaderOptions = {"seed": 5, "shuffle_buffer": 1000, "filters": Filters.none(), "threads": 3}
         expected = iter(RecordLoader(good, 500, **options))
-        taken = []
+        taken: list[torch.Tensor] = []
         with pytest.raises(UserError, match=f"chunk {place}, chain"):
             taken.extend(RecordLoader(bad, 500, **options))
         for batch in taken:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import pytest
 
-from nnue_trainer.data import Loader, PositionWriter, RecordLoader
+from nnue_trainer.data import Loader, LoaderOptions, PositionWriter, RecordLoader
 from nnue_trainer.data.binpack import read_binpack
 from nnue_trainer.data.loader import joined_sketch, merge_states, unique_positions
 from nnue_trainer.errors import UserError
@@ -25,8 +25,9 @@ def files(project_root: Path, tmp_path_factory: pytest.TempPathFactory) -> list[
     return [folder / "a.bin", folder / "b.bin"]
 
 
-def loader(files: list[Path], **options: Any) -> RecordLoader:
-    return RecordLoader(files, 1000, **({"shuffle_buffer": 8000, "count_unique": True, "seed": 3} | options))
+def loader(files: list[Path], **options: Unpack[LoaderOptions]) -> RecordLoader:
+    usual: LoaderOptions = {"shuffle_buffer": 8000, "count_unique": True, "seed": 3}
+    return RecordLoader(files, 1000, **(usual | options))
 
 
 def test_close_to_the_truth(files: list[Path]) -> None:
@@ -45,7 +46,7 @@ def test_close_to_the_truth(files: list[Path]) -> None:
 def test_a_function_of_the_batches_alone(files: list[Path]) -> None:
     seen = []
     for threads, kind in ((1, "records"), (4, "records"), (3, "rows")):
-        options: dict[str, Any] = {"shuffle_buffer": 8000, "count_unique": True, "seed": 3, "threads": threads}
+        options: LoaderOptions = {"shuffle_buffer": 8000, "count_unique": True, "seed": 3, "threads": threads}
         stream = (
             RecordLoader(files, 1000, **options) if kind == "records" else Loader(files, "Chess768", 1000, **options)
         )

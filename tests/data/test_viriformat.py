@@ -20,7 +20,13 @@ VECTORS = Path(__file__).parents[1] / "vectors" / "data2"
 EXPECTED: dict[str, Any] = json.loads((VECTORS / "vectors.json").read_text())
 FILES = [name for name, vector in EXPECTED["viriformat"].items() if "game_list" in vector]
 # The rules that the viriformat crate filters by unless its options differ.
-DEFAULT_FILTERS = {"min_ply": 15, "max_score": 31338, "min_pieces": 4, "tactical": True, "in_check": True}
+DEFAULT_FILTERS: dict[str, Any] = {
+    "min_ply": 15,
+    "max_score": 31338,
+    "min_pieces": 4,
+    "tactical": True,
+    "in_check": True,
+}
 
 
 def read(path: Path, **options: Any) -> Records:
@@ -61,7 +67,7 @@ def test_vectors(name: str, tmp_path: Path) -> None:
                 content[3 * 32 + 28] = 0  # of that score
         digest = hashlib.sha256(content).hexdigest()
         assert digest == vector[f"{format}_sha256"], format
-    kept, _ = Filters(**DEFAULT_FILTERS, no_score=False).mask(records)
+    kept, _ = Filters(no_score=False, **DEFAULT_FILTERS).mask(records)
     assert np.flatnonzero(kept).tolist() == vector["default_filter_kept_indices"]
 
 

@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 from pathlib import Path
+from typing import Unpack
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from typer.testing import CliRunner
 
 from nnue_trainer import registry
 from nnue_trainer.cli.main import app
-from nnue_trainer.data import Filters, PositionReader, RecordLoader
+from nnue_trainer.data import Filters, LoaderOptions, PositionReader, RecordLoader
 from nnue_trainer.data.formats import DATA_FORMATS, format_named
 from nnue_trainer.errors import UserError
 from nnue_trainer.files import checkpoint
@@ -38,9 +39,9 @@ def nnue(*arguments: object) -> str:
     return result.output
 
 
-def everything(path, **options) -> np.ndarray:
-    options = {"shuffle": False, "drop_last": False, "filters": Filters.none()} | options
-    return np.concatenate([batch.numpy().copy() for batch in RecordLoader(path, 4096, **options)])
+def everything(path: str | Path, **options: Unpack[LoaderOptions]) -> np.ndarray:
+    usual: LoaderOptions = {"shuffle": False, "drop_last": False, "filters": Filters.none()}
+    return np.concatenate([batch.numpy().copy() for batch in RecordLoader(path, 4096, **(usual | options))])
 
 
 @pytest.fixture

@@ -6,14 +6,14 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from nnue_trainer import _data
-from nnue_trainer.data import RecordLoader, records_from_fens
+from nnue_trainer.data import LoaderOptions, RecordLoader, records_from_fens
 from nnue_trainer.data.binpack import write_binpack
 from nnue_trainer.data.loader import merge_states
 from nnue_trainer.data.transform import convert
@@ -126,9 +126,9 @@ def test_saved_contents_depend_on_the_place_alone(tmp_path: Path) -> None:
 
 def test_processes_join_the_contents_that_they_read(tmp_path: Path) -> None:
     path = many_chunks(tmp_path / "x.binpack")
-    options: dict[str, Any] = {"seed": 3, "repeat": True, "shuffle_buffer": 1000, "shards": 2}
+    options: LoaderOptions = {"seed": 3, "repeat": True, "shuffle_buffer": 1000, "shards": 2}
     whole = RecordLoader(path, 100, **options)
-    parts = [RecordLoader(path, 100, **options, rank=rank, world_size=2) for rank in range(2)]
+    parts = [RecordLoader(path, 100, **(options | {"rank": rank, "world_size": 2})) for rank in range(2)]
     for _ in range(40):
         for loader in (whole, *parts):
             next(iter(loader))
@@ -173,10 +173,11 @@ def test_every_format_is_compared(tmp_path: Path, suffix: str) -> None:
     source, path = many_chunks(tmp_path / "x.binpack"), tmp_path / f"y{suffix}"
     convert([source], path)
     content = bytearray(path.read_bytes())
+    places: Iterable[int]
     if suffix == ".plain":  # a digit of a score, at the first place from the middle on that no sample covers
         places = (match.start() + 6 for match in re.finditer(rb"score 0\n", content))
     else:  # the lowest bit of a score in a record of 40 bytes, or of a chain's first position
-        places = iter(range(33, len(content), 40) if suffix == ".bin" else range(8 + 27, len(content), 34))
+        places = range(33, len(content), 40) if suffix == ".bin" else range(8 + 27, len(content), 34)
     samples = [(len(content) - 4096) * i // 15 for i in range(16)]
     place = next(at for at in places if all(not begin <= at < begin + 4096 for begin in samples))
     loader = RecordLoader(path, 100, shuffle=False)

@@ -127,9 +127,9 @@ def test_material_psqt_counts_material() -> None:
     """A knight more for the side to move is worth 781 engine units before the layers."""
     model = nets.build(SMALL)
     with torch.no_grad():
-        for layer in (model.fc0, model.fc1, model.fc2):
-            layer.weight.zero_()
-            layer.bias.zero_()
+        for layer in ("fc0", "fc1", "fc2"):
+            model.get_parameter(f"{layer}.weight").zero_()
+            model.get_parameter(f"{layer}.bias").zero_()
     rows_us = torch.tensor([[2 * 64 + 20, 10 * 64 + 4, 11 * 64 + 60, -1]], dtype=torch.int32)
     rows_them = torch.tensor([[3 * 64 + 44, 10 * 64 + 4, 11 * 64 + 60, -1]], dtype=torch.int32)
     zero = torch.zeros(1)

@@ -18,7 +18,7 @@ from nnue_trainer.export import QuantizedNet, net_from_checkpoint, read_net, to_
 from nnue_trainer.files import checkpoint
 from nnue_trainer.nnue_file import envelope, huffman
 
-DTYPES = {"i8": np.dtype("<i1"), "i16": np.dtype("<i2"), "i32": np.dtype("<i4")}
+DTYPES: dict[str, np.dtype[Any]] = {"i8": np.dtype("<i1"), "i16": np.dtype("<i2"), "i32": np.dtype("<i4")}
 CODED = json.loads((VECTORS / "huffman.json").read_text())
 V18: dict[str, Any] = {"kind": "sfnnv18", "l1": 32}
 
@@ -26,7 +26,8 @@ V18: dict[str, Any] = {"kind": "sfnnv18", "l1": 32}
 def values_of(case: dict[str, Any]) -> np.ndarray:
     if "values" in case:
         return np.array(case["values"], DTYPES[case["dtype"]])
-    return np.repeat(*np.array(case["runs"]).T).astype(DTYPES[case["dtype"]])
+    values, counts = np.array(case["runs"]).T
+    return np.repeat(values, counts).astype(DTYPES[case["dtype"]])
 
 
 @pytest.mark.parametrize("case", CODED["arrays"], ids=lambda case: case["name"][:20])

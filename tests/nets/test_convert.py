@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from net_support import batch_of, random_checkpoint
+from typed import instance
 
 from nnue_trainer import data, nets
 from nnue_trainer.errors import UserError
@@ -15,7 +16,7 @@ from nnue_trainer.export.convert import accumulator_bound
 from nnue_trainer.export.golden import golden_net
 from nnue_trainer.files import checkpoint
 from nnue_trainer.nets.base import accumulate
-from nnue_trainer.nets.stockfish import king_plane_rows
+from nnue_trainer.nets.stockfish import SfnnV5, king_plane_rows
 
 SMALL = {"kind": "sfnnv5", "l1": 128}
 KING_ROWS = king_plane_rows(*(data.feature_set(name).parts[0] for name in ("HalfKAv2_hm", "HalfKAv2_hm_11")))
@@ -206,7 +207,7 @@ def test_a_width_that_no_release_reads_must_be_asked_for() -> None:
     source = random_checkpoint({"kind": "sfnnv5", "l1": 64})
     with pytest.raises(UserError, match=r"c: architecture.l1 is 64, .*128 \(small128\), 1024 \(sfnnv5\).*--any-l1"):
         net_from_checkpoint(source, "c")
-    assert net_from_checkpoint(source, "c", any_l1=True).net.l1 == 64
+    assert instance(SfnnV5, net_from_checkpoint(source, "c", any_l1=True).net).l1 == 64
 
 
 def test_a_bias_beyond_32_bit_floats_is_not_imported() -> None:

@@ -23,7 +23,7 @@ from nnue_trainer.export.check_positions import CHECK_POSITIONS
 from nnue_trainer.export.convert import exported, net_from_checkpoint, parse_format, read_format
 from nnue_trainer.export.evaluate import evaluate
 from nnue_trainer.files import checkpoint
-from nnue_trainer.nets.base import parse
+from nnue_trainer.nets.base import StackedModel, parse
 from nnue_trainer.nets.integer_forward import reference
 
 FENS = [*CHECK_POSITIONS[::3], "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR b KQkq - 0 1"]
@@ -191,6 +191,7 @@ def test_buckets_by_pieces_on_squares(mirror: str) -> None:
     assert len(set(expected)) > 4
     assert net.bucket(data.expand(data.records_from_fens(FENS), net.feature_set)).tolist() == expected
     model = net.model()
+    assert isinstance(model, StackedModel)
     assert model.buckets(data.expand(data.records_from_fens(FENS), net.feature_set)).tolist() == expected
 
 
@@ -217,7 +218,7 @@ def test_large_weights_of_the_first_layer() -> None:
         scores_of(file.end(), {"hidden": H, "activation": "crelu"})
 
 
-FLOATS = {
+FLOATS: dict[str, dict[str, Any]] = {
     "floats behind integers": {
         "layers": [
             {"outputs": 6, "activation": "crelu", "type": "f32"},
@@ -239,7 +240,7 @@ FLOATS = {
 
 def float_net(name: str) -> tuple[bytes, dict[str, Any], list[Fraction]]:
     """The file, its description, and the exact outputs for FENS in engine units, but for activations of fp32."""
-    described = {"hidden": H, **FLOATS[name]}
+    described: dict[str, Any] = {"hidden": H, **FLOATS[name]}
     file = File()
     weight, bias = file.put("h", 768 * H, 60), file.put("h", H, 60)
     activation = described.get("activation", "screlu")

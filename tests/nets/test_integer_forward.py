@@ -134,9 +134,10 @@ def hold_against_the_reference(name: str, forward: IntegerForward, tensors: dict
     used = np.arange(len(stack)), stack
     score = forward.score(psqt[used], positional[used])
     fields = batch.white, batch.black, batch.black_to_move, batch.piece_count, batch.material
-    rows = [field.numpy() for field in fields]
+    white, black, black_to_move, piece_count, material = (field.numpy() for field in fields)
     for isa in _data.isas():
-        for found in (evaluator.evaluate_records(RECORDS, True, 2, isa), evaluator.evaluate_rows(*rows, True, 1, isa)):
+        of_rows = evaluator.evaluate_rows(white, black, black_to_move, piece_count, material, True, 1, isa)
+        for found in (evaluator.evaluate_records(RECORDS, True, 2, isa), of_rows):
             for ours, theirs in zip(found, (stack, psqt, positional, score), strict=True):
                 np.testing.assert_array_equal(ours, theirs, err_msg=isa)
         short = evaluator.evaluate_records(RECORDS, False, 1, isa)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from net_support import batch_of, random_checkpoint
+from typed import instance
 
 from nnue_trainer import data, nets
 from nnue_trainer.errors import UserError
@@ -15,7 +16,7 @@ from nnue_trainer.export import QuantizedNet, checkpoint_from_net, evaluate, net
 from nnue_trainer.export.check_positions import CHECK_POSITIONS
 from nnue_trainer.files.checkpoint import Checkpoint
 from nnue_trainer.nets import VirtualRows
-from nnue_trainer.nets.layered import Layered
+from nnue_trainer.nets.layered import Layered, LayeredModel
 from nnue_trainer.nets.output_buckets import OutputBuckets
 
 FENS = list(CHECK_POSITIONS)
@@ -142,10 +143,10 @@ def by_hand(net: QuantizedNet, us: list[int], them: list[int], stack: int) -> tu
     out = layered.quantisation.output
     one = round(unit * out.scale / divide)
     if layered.head == "wdl":
-        rows = zip(
+        outputs = zip(
             net.tensors["output.weight"][stack].tolist(), net.tensors["output.bias"][stack].tolist(), strict=True
         )
-        lost, drawn, won = (math.exp((to_zero(dot(weight, kept + x), divide) + b) / one) for weight, b in rows)
+        lost, drawn, won = (math.exp((to_zero(dot(weight, kept + x), divide) + b) / one) for weight, b in outputs)
         points = (won + drawn / 2) / (won + drawn + lost)
         return 0, int(400 * math.log(points / (1 - points)))
     weight, (b,) = net.tensors["output.weight"][stack][0].tolist(), net.tensors["output.bias"][stack].tolist()
@@ -273,8 +274,8 @@ def test_output_buckets_follow_the_rules_of_the_field() -> None:
             table = OutputBuckets(count=count, rule=rule).stacks
             assert len(table) == 33 * 16
             assert 0 <= min(table) <= max(table) < count
-    table = [0] * 10 + [2] * 12 + [1] * 11
-    assert OutputBuckets(count=3, rule="table", table=table).stacks == tuple(np.repeat(table, 16))
+    of_pieces = [0] * 10 + [2] * 12 + [1] * 11
+    assert OutputBuckets(count=3, rule="table", table=of_pieces).stacks == tuple(np.repeat(of_pieces, 16))
     by_queens = OutputBuckets(count=32, rule="queens").stacks
     assert by_queens == OutputBuckets(count=32, rule="table", table=list(by_queens)).stacks
     # 10 pieces; neither side, the other side, the side to move (with three), both have queens.
@@ -317,7 +318,7 @@ def test_virtual_rows_of_king_buckets_and_of_the_shared_layer() -> None:
 
 
 def test_every_parameter_learns_and_stacks_start_alike() -> None:
-    model = nets.build(DEEP)
+    model = instance(LayeredModel, nets.build(DEEP))
     for layer in (*model.layers, model.output):
         assert torch.equal(layer.weight, layer.weight[:1].expand_as(layer.weight))
     model.load_state_dict(made(DEEP)[0].tensors["model"])

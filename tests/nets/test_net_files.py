@@ -7,11 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from net_support import random_checkpoint
+from typed import instance
 
 from nnue_trainer.errors import UserError
 from nnue_trainer.export import net_from_checkpoint, read_net, to_bytes, write_net
 from nnue_trainer.export.golden import golden_net
 from nnue_trainer.nets import NETS
+from nnue_trainer.nets.simple import Simple
 from nnue_trainer.nnue_file import leb128
 from nnue_trainer.nnue_file.layout import Block, Word
 
@@ -255,7 +257,7 @@ def test_simple_net_is_read_and_written_unchanged(simple_file: bytes, tmp_path) 
     path = tmp_path / "simple.nnue"
     path.write_bytes(simple_file)
     net = read_net(path)
-    assert net.net.hidden == 16
+    assert instance(Simple, net.net).hidden == 16
     assert to_bytes(net) == simple_file
     (length,) = struct.unpack_from("<I", simple_file, 8)
     assert len(simple_file) == 12 + length + 2 * (768 * 16 + 16 + 32 + 1)

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from net_support import random_checkpoint
+from typed import present
 
 from nnue_trainer import data
 from nnue_trainer.analysis import neuron_order
@@ -91,7 +92,7 @@ def test_checkpoints_of_imported_nets(records: np.ndarray) -> None:
         net = golden_net(kind, l1=64)
         saved = checkpoint_from_net(net, "net")
         order = np.random.default_rng(1).permutation(
-            32 if net.net.integer_forward().first.activation == "pairwise" else 64
+            32 if present(net.net.integer_forward()).first.activation == "pairwise" else 64
         )
         moved = permuted_checkpoint(saved, net.net, order, "net")
         assert to_bytes(net_from_checkpoint(moved, "net", any_l1=True)) == to_bytes(permuted(net, order))
@@ -198,8 +199,8 @@ def test_command_with_checkpoints(nnue, files: Path, tmp_path: Path, records: np
     assert sorted(answer["order"]) == list(range(32))
     assert answer["neurons"] == 32
     assert answer["engine"] is None
-    nets = [net_from_checkpoint(checkpoints.load(path), "c") for path in (files / "c.safetensors", out)]
-    assert same(*nets, records[:500])
+    before, after = (net_from_checkpoint(checkpoints.load(path), "c") for path in (files / "c.safetensors", out))
+    assert same(before, after, records[:500])
     first = out.read_bytes()
     assert nnue(*arguments, "--overwrite").returncode == 0
     assert out.read_bytes() == first

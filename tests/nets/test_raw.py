@@ -1,8 +1,7 @@
 """Raw nets: bullet's simple nets to the byte, user-defined layouts, and the errors for wrong ones."""
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -25,15 +24,14 @@ BUCKETS = {
     "output_buckets": {"count": 8, "rule": "bullet"},
 }
 
-Export = Callable[..., Any]
 
-
-@pytest.fixture
-def export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Export:
+class Exporter:
     """Saves a random checkpoint of an architecture, exports it, and returns (its integers, its floats, the file)."""
-    monkeypatch.chdir(tmp_path)
 
-    def run(architecture: dict[str, Any], *options: str, layout: str = "", recipe: Any = None) -> Any:
+    output = ""
+    """what the last export printed"""
+
+    def __call__(self, architecture: dict[str, Any], *options: str, layout: str = "", recipe: Any = None) -> Any:
         source = random_checkpoint(architecture)
         source.recipe = recipe
         checkpoint.save("c.safetensors", source)
@@ -43,15 +41,19 @@ def export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Export:
         if result.exception and not isinstance(result.exception, SystemExit):
             raise result.exception
         assert result.exit_code == 0, result.output
-        run.output = result.output
+        self.output = result.output
         net = net_from_checkpoint(source, "c")
         floats = {name: value.numpy() for name, value in source.tensors["model"].items()}
         return net.tensors, floats, Path("net.bin").read_bytes()
 
-    return run
+
+@pytest.fixture
+def export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Exporter:
+    monkeypatch.chdir(tmp_path)
+    return Exporter()
 
 
-def test_a_simple_net_is_as_bullet_writes_it(export: Export) -> None:
+def test_a_simple_net_is_as_bullet_writes_it(export: Exporter) -> None:
     tensors, floats, data = export(SIMPLE, "--format", "raw")
     order = ("feature_transformer.weight", "feature_transformer.bias", "output.weight", "output.bias")
     l0w, l0b, l1w, l1b = (tensors[name] for name in order)
@@ -68,7 +70,7 @@ def test_a_simple_net_is_as_bullet_writes_it(export: Export) -> None:
     assert words[771 * 8] == round(float(floats["output.bias"][0]) * 255 * 64)
 
 
-def test_output_buckets_lie_bucket_after_bucket_and_king_buckets_too(export: Export) -> None:
+def test_output_buckets_lie_bucket_after_bucket_and_king_buckets_too(export: Exporter) -> None:
     _, floats, data = export(BUCKETS, "--format", "raw")
     words = np.frombuffer(data, "<i2")
     l0w, l0b = words[: 2 * 768 * 8].reshape(2, 768, 8), words[2 * 768 * 8 :][:8]
@@ -94,7 +96,7 @@ tensors:
 TWO = {"kind": "layered", "hidden": 8, "output_buckets": {"count": 2}}
 
 
-def test_a_layout_of_ones_own(export: Export) -> None:
+def test_a_layout_of_ones_own(export: Exporter) -> None:
     tensors, floats, data = export(TWO, "--format", "mine.yaml", layout=LAYOUT)
     assert data[:8] == tensors["output.bias"].astype("<i4").tobytes()
     assert data[8:16] == bytes(8)
@@ -112,7 +114,7 @@ def test_a_layout_of_ones_own(export: Export) -> None:
 def test_halves() -> None:
     """The vectors of bullet's `round()` and of its cut, which are Rust's own; halves to even numbers by default."""
     values = [0.0, 0.5 / 255, -0.5 / 255, 1.5 / 255, 0.999, -0.999, 1.98, -1.98, 128.49, 0.0019607843]
-    expected = {
+    expected: dict[Literal["nearest", "away", "truncate"], list[int]] = {
         "truncate": [0, 0, 0, 1, 254, -254, 504, -504, 32764, 0],
         "away": [0, 1, -1, 2, 255, -255, 505, -505, 32765, 0],
         "nearest": [0, 0, 0, 2, 255, -255, 505, -505, 32765, 0],
@@ -124,7 +126,7 @@ def test_halves() -> None:
         assert found.tolist() == integers, rounding
 
 
-def test_export_lists_what_lies_where(export: Export) -> None:
+def test_export_lists_what_lies_where(export: Exporter) -> None:
     """An engine's author reads offsets, types and the order of dimensions off it: those of the file, not of the net."""
     layout = """
 align: 64
@@ -149,7 +151,7 @@ tensors:
     assert data[:64] == floats["output.weight"][1].tobytes()
 
 
-def test_the_recipe_carries_the_format(export: Export) -> None:
+def test_the_recipe_carries_the_format(export: Exporter) -> None:
     _, _, plain = export(SIMPLE, "--format", "raw")
     recipe = {"export": {"kind": "raw"}}
     assert export(SIMPLE, recipe=recipe)[2] == plain
@@ -198,7 +200,9 @@ NAMES = "feature_transformer.weight, feature_transformer.bias, output.weight, ou
         (LAYOUT.replace("scale: 181", "scale: 0"), "mine.yaml: tensors.4.scale: found 0, expected greater than 0"),
     ],
 )
-def test_wrong_layouts_are_one_line_and_leave_nothing(export: Export, layout: str, words: str, tmp_path: Path) -> None:
+def test_wrong_layouts_are_one_line_and_leave_nothing(
+    export: Exporter, layout: str, words: str, tmp_path: Path
+) -> None:
     with pytest.raises(UserError) as caught:
         export(TWO, "--format", "mine.yaml", layout=layout)
     assert "\n" not in str(caught.value)
@@ -214,13 +218,13 @@ def test_wrong_layouts_are_one_line_and_leave_nothing(export: Export, layout: st
         (["--header"], "--header: expected --format raw with it, found format nnue"),
     ],
 )
-def test_wrong_options_are_one_line(export: Export, options: list[str], words: str) -> None:
+def test_wrong_options_are_one_line(export: Exporter, options: list[str], words: str) -> None:
     with pytest.raises(UserError) as caught:
         export(TWO, *options)
     assert words in str(caught.value)
 
 
-def test_a_format_of_ones_own(export: Export, project_root: Path) -> None:
+def test_a_format_of_ones_own(export: Exporter, project_root: Path) -> None:
     plugin = project_root / "examples" / "extending" / "my_format.py"
     tensors, _, data = export(TWO, "--plugin", str(plugin), "--format", "my_format.py:Labelled")
     assert data[:8] == b"MINE\x04\x00\x00\x00"

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -78,7 +79,7 @@ def test_mistakes_leave_no_file(net: QuantizedNet, folder: Path, tmp_path: Path)
         ({"inputs": [folder / "nowhere"]}, "No such file"),
         ({"inputs": [out]}, "is to be written, but is named twice"),
     ):
-        options = {"inputs": [source], **change}
+        options: dict[str, Any] = {"inputs": [source], **change}
         with pytest.raises(UserError, match=words):
             rescore(options.pop("inputs"), out, Evaluator(net), **options)
     assert list(tmp_path.iterdir()) == []

@@ -8,13 +8,16 @@ import pytest
 import torch
 from net_support import random_checkpoint
 from test_layered import ALL
+from typed import grad_of, present
 
 from nnue_trainer import data, nets, registry
 from nnue_trainer.data import Batch, Filters, Loader, RecordLoader
 from nnue_trainer.errors import UserError
 from nnue_trainer.export import evaluate, net_from_checkpoint, to_bytes
 from nnue_trainer.files.checkpoint import Checkpoint
+from nnue_trainer.modules import PerspectiveTransformer
 from nnue_trainer.modules.straight_through import (
+    Rule,
     Steps,
     integer_linear,
     integer_parameters,
@@ -58,8 +61,9 @@ def made(architecture: dict[str, Any]) -> tuple[NnueModel, Checkpoint]:
         for bound in model.weight_bounds():
             last = None if bound.rows is None else bound.first_row + bound.rows
             bound.parameter[bound.first_row : last].clamp_(bound.low, bound.high)
-        if hasattr(model.feature_transformer, "psqt") and model.feature_transformer.psqt is not None:
-            model.feature_transformer.psqt.mul_(3.0)
+        transformer = model.feature_transformer
+        if isinstance(transformer, PerspectiveTransformer) and transformer.psqt is not None:
+            transformer.psqt.mul_(3.0)
     return model, Checkpoint(model.architecture, {"model": model.state_dict()})
 
 
@@ -123,7 +127,7 @@ def test_without_its_rounding_it_is_the_float_model(name: str, records: np.ndarr
         model.zero_grad()
         output = model(batch)
         (output * torch.linspace(0.2, 1, len(output))).sum().backward()
-        gradients.append((output.detach(), {n: p.grad.clone() for n, p in model.named_parameters()}))
+        gradients.append((output.detach(), {n: grad_of(p).clone() for n, p in model.named_parameters()}))
     (plain, plain_gradients), (rounded, rounded_gradients) = gradients
     torch.testing.assert_close(rounded, plain, rtol=1e-3, atol=1e-3 * plain.abs().max().item())
     for parameter, gradient in plain_gradients.items():
@@ -137,7 +141,7 @@ def test_without_its_rounding_it_is_the_float_model(name: str, records: np.ndarr
 def test_export_rounds_the_same_weights() -> None:
     """Also those whose product with the scale is on the other side of one half in float64."""
     model, checkpoint = made({"kind": "simple", "hidden": 64})
-    tensor = model.net.tensors()[0]
+    tensor = present(model.net).tensors()[0]
     assert tensor.name == "feature_transformer.weight"
     weight = checkpoint.tensors["model"][tensor.name]
     halves = (torch.arange(weight.numel()).reshape(weight.shape) % 500 - 250 + 0.5) / 255
@@ -160,14 +164,15 @@ def test_gradients_go_straight_through_and_stop_at_a_clip() -> None:
     steps = integers(weight, Steps(0, 5, 100.0, 127, False))
     assert steps.tolist() == [26, 127, -10, -127, 127]
     steps.sum().backward()
-    assert weight.grad.tolist() == [100, 0, 100, 0, 100]
+    assert grad_of(weight).tolist() == [100, 0, 100, 0, 100]
     x = torch.tensor([-1.5, 1.5, 2.5], requires_grad=True)
-    for rule, expected in (("floor", [-2, 1, 2]), ("trunc", [-1, 1, 2]), ("round", [-2, 2, 2])):
+    rules: dict[Rule, list[int]] = {"floor": [-2, 1, 2], "trunc": [-1, 1, 2], "round": [-2, 2, 2]}
+    for rule, expected in rules.items():
         x.grad = None
         y = straight(x, rule, 3.0)
         assert y.tolist() == expected
         y.sum().backward()
-        assert x.grad.tolist() == [3, 3, 3]
+        assert grad_of(x).tolist() == [3, 3, 3]
 
 
 @pytest.mark.parametrize("wide", [False, True])
@@ -199,7 +204,7 @@ def test_a_cpu_computes_the_own_stack_alone(name: str, records: np.ndarray, monk
         model.zero_grad()
         output = model(batch)
         (output * torch.linspace(0.2, 1, len(output))).sum().backward()
-        found.append((output.detach(), [p.grad.clone() for p in model.parameters()]))
+        found.append((output.detach(), [grad_of(p).clone() for p in model.parameters()]))
     (one, gradients), (other, expected) = found
     if "simple" not in name and "products" not in name:
         assert torch.equal(one, other)
@@ -234,7 +239,7 @@ def test_it_compiles(name: str, records: np.ndarray) -> None:
             model.zero_grad()
             output = forward(batch)
             output.square().sum().backward()
-            results.append((output.detach(), [p.grad.clone() for p in model.parameters()]))
+            results.append((output.detach(), [grad_of(p).clone() for p in model.parameters()]))
         (eager, eager_gradients), (found, gradients) = results
         torch.testing.assert_close(found, eager, rtol=1e-5, atol=1e-5)
         for one, other in zip(gradients, eager_gradients, strict=True):
@@ -263,9 +268,9 @@ def test_qat_is_no_part_of_the_architecture() -> None:
         assert aware.architecture == plain.architecture
         assert "qat" not in str(plain.architecture)
     model, checkpoint = made({"kind": "small128"})
-    aware = nets.build({"kind": "small128", "quantisation": {"qat": True}})
-    aware.load_state_dict(model.state_dict())
-    again = Checkpoint(aware.architecture, {"model": aware.state_dict()})
+    trained = nets.build({"kind": "small128", "quantisation": {"qat": True}})
+    trained.load_state_dict(model.state_dict())
+    again = Checkpoint(trained.architecture, {"model": trained.state_dict()})
     assert to_bytes(net_from_checkpoint(checkpoint, "a")) == to_bytes(net_from_checkpoint(again, "b"))
 
 

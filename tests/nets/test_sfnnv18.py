@@ -8,6 +8,7 @@ import pytest
 
 from nnue_trainer import data, nets
 from nnue_trainer.data import RecordLoader, feature_set
+from nnue_trainer.nets.base import StackedModel
 from nnue_trainer.nets.stockfish import SfnnV17, king_plane_rows
 
 
@@ -21,7 +22,9 @@ def test_stacks_of_v18_follow_pieces_and_queens() -> None:
         "qqqk4/8/8/8/8/8/8/4K3 b - - 0 1": 6,
     }
     batch = data.expand(data.records_from_fens(list(fens)), net.feature_set)
-    assert net.model().buckets(batch).tolist() == list(fens.values())
+    model = net.model()
+    assert isinstance(model, StackedModel)
+    assert model.buckets(batch).tolist() == list(fens.values())
     forward = net.integer_forward()
     assert forward is not None
     assert forward.stack(batch).tolist() == list(fens.values())

@@ -7,6 +7,7 @@ import sys
 import numpy as np
 import pytest
 from net_support import START, batch_of, fnv1a64, random_checkpoint, vectors
+from typed import present
 
 from nnue_trainer import data, nets
 from nnue_trainer.cli.main import main
@@ -73,7 +74,7 @@ def test_its_own_net_evaluates_as_instrumented(own_net) -> None:
     np.testing.assert_array_equal(found.bucket, [p["bucket"] for p in positions])
     np.testing.assert_array_equal(found.psqt_raw, [p["psqt_raw"] for p in positions])
     np.testing.assert_array_equal(found.positional_raw, [p["positional_raw"] for p in positions])
-    rows = first_activations(net.net.integer_forward(), net.tensors, batch)
+    rows = first_activations(present(net.net.integer_forward()), net.tensors, batch)
     assert [fnv1a64(row) for row in rows] == [p["ft_act_fnv1a64"] for p in positions]
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from net_support import batch_of, random_checkpoint
+from typed import grad_of, instance
 
 from nnue_trainer import data, nets
 from nnue_trainer.errors import UserError
@@ -13,6 +14,7 @@ from nnue_trainer.export import QuantizedNet, checkpoint_from_net, evaluate, net
 from nnue_trainer.export.check_positions import CHECK_POSITIONS
 from nnue_trainer.export.golden import golden_net
 from nnue_trainer.files.checkpoint import Checkpoint
+from nnue_trainer.modules import PerspectiveTransformer
 from nnue_trainer.modules.layer_stacks import StackLayer
 from nnue_trainer.nets import NETS, VirtualRows
 from nnue_trainer.nets.stockfish import StockfishNet
@@ -45,6 +47,7 @@ def test_float_model_with_activations_rounded_down_is_the_integer_arithmetic(net
     model = nets.build(imported.architecture)
     model.load_state_dict(imported.tensors["model"])
     model = model.double()
+    assert isinstance(net.net, StockfishNet)
     one = net.net.facts.one
     activate = StackLayer.activate
 
@@ -52,13 +55,14 @@ def test_float_model_with_activations_rounded_down_is_the_integer_arithmetic(net
         return torch.floor(x * one + 3e-5) / one
 
     monkeypatch.setattr(StackLayer, "activate", lambda self, y: rounded_down(activate(self, y)))
-    transformer = model.feature_transformer.forward
+    layer = instance(PerspectiveTransformer, model.feature_transformer)
+    transformer = layer.forward
 
     def transformed(batch: data.Batch, bucket: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         x, psqt = transformer(batch, bucket)
         return rounded_down(x), psqt
 
-    monkeypatch.setattr(model.feature_transformer, "forward", transformed)
+    monkeypatch.setattr(layer, "forward", transformed)
     with torch.no_grad():
         floating = model(data.expand(data.records_from_fens(FENS), model.feature_set)).numpy() * model.score_scale
     integer = evaluate(net, batch_of(net, FENS)).score
@@ -104,7 +108,7 @@ def test_what_is_shared_and_limited_in_sfnnv16() -> None:
         ("fc2.weight", 127 / 128, 0, None),
     ]
     rows = {part.name: part for part in data.feature_set(model.feature_set).parts}
-    weight, psqt = model.feature_transformer.weight.detach(), model.feature_transformer.psqt.detach()
+    weight, psqt = (model.get_parameter(f"feature_transformer.{name}").detach() for name in ("weight", "psqt"))
     for part in rows.values():
         own = slice(part.first_feature, part.first_feature + part.num_features)
         largest = float(weight[own].abs().max())
@@ -130,16 +134,17 @@ def test_the_optimiser_takes_ranges(tmp_path) -> None:
 
     model = nets.build({"kind": "sfnnv16", "l1": 32})
     optimizer = Optimizer(model, AdamW(lr=1.0, weight_decay=0.0))
-    before = model.fc0.weight.detach().clone()
+    first, stacked = (model.get_parameter(f"{name}.weight") for name in ("feature_transformer", "fc0"))
+    before = stacked.detach().clone()
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
-    model.fc0.weight.grad[2] = 1.0
-    model.feature_transformer.weight.grad[0] = -1.0
-    model.feature_transformer.weight.grad[24576] = -1.0
+    grad_of(stacked)[2] = 1.0
+    grad_of(first)[0] = -1.0
+    grad_of(first)[24576] = -1.0
     optimizer.step(torch.zeros(()))
-    moved = (model.fc0.weight.detach() - before).amax((1, 2))
+    moved = (stacked.detach() - before).amax((1, 2))
     assert (moved[[0, 1, 3, 7]] < -0.5).all(), "stacks without a gradient move with the shared layer"
-    weight = model.feature_transformer.weight.detach()
+    weight = first.detach()
     assert float(weight[768].min()) > 0.9, "the virtual row of feature 0 is that of feature 768"
     assert float(weight[0].min()) > 1.9
     assert float(weight[24576].max()) == pytest.approx(127 / 256)

@@ -97,7 +97,8 @@ def _feature_transformers(g: torch.Generator) -> None:
     functional.feature_transformer(white, weight, bias).sum().backward()
     side, bucket = torch.tensor([0, 1] * 3, dtype=torch.uint8), torch.arange(6) % 3
     psqt = torch.randn(24, 3, generator=g, requires_grad=True)
-    for activation, sparse in (("pairwise", True), ("screlu", False), ("identity", False)):
+    ways: dict[perspectives.Activation, bool] = {"pairwise": True, "screlu": False, "identity": False}
+    for activation, sparse in ways.items():
         out, sums = perspectives.perspective_transformer(
             white, black, side, weight, bias, activation=activation, psqt=psqt, psqt_bucket=bucket, sparse_grad=sparse
         )

@@ -1,5 +1,6 @@
 """Sample inputs and the float64 reference that all operator tests share."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -108,8 +109,12 @@ class PairSample:
         return {"psqt": self.psqt, "psqt_bucket": self.psqt_bucket, "values": values}
 
     @property
-    def arguments(self) -> tuple[Tensor, ...]:
-        return self.white, self.black, self.black_to_move, self.weight, self.bias
+    def rows(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self.white, self.black, self.black_to_move
+
+    @property
+    def arguments(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        return *self.rows, self.weight, self.bias
 
     @property
     def parameters(self) -> list[Tensor]:
@@ -120,10 +125,11 @@ class PairSample:
     def tensors(self) -> list[Tensor]:
         return [t for field in fields(self) if (t := getattr(self, field.name)) is not None]
 
-    def map(self, change: Any) -> "PairSample":
+    def map(self, change: Callable[[Tensor], Tensor]) -> "PairSample":
         """The same with every tensor changed by a function."""
         found = {field.name: getattr(self, field.name) for field in fields(self)}
-        return PairSample(**{name: None if t is None else change(t) for name, t in found.items()})
+        changed: dict[str, Any] = {name: None if t is None else change(t) for name, t in found.items()}
+        return PairSample(**changed)
 
     def requires_grad(self) -> "PairSample":
         return self.map(lambda t: t.detach().clone().requires_grad_(t.is_floating_point()))

@@ -206,11 +206,11 @@ def check_lists(
         return
 
     entries = found["entries"].reshape(-1, 4)[:slots]
-    lists = found["near"].reshape(-1, pitch)[:slots]
+    near = found["near"].reshape(-1, pitch)[:slots]
     usable = np.zeros(slots, dtype=bool)
     usable[slot[regular]] = True
-    reads, with_bias = places_of(has)
-    length = np.where(usable, reads.sum(1), -1)
+    places, with_bias = places_of(has)
+    length = np.where(usable, places.sum(1), -1)
     order = np.argsort(-length.reshape(-1, 64), axis=1, kind="stable") + 64 * np.arange(slots // 64)[:, None]
     order = order.ravel()
     np.testing.assert_array_equal(entries[:, 1], order)
@@ -223,7 +223,7 @@ def check_lists(
     np.testing.assert_array_equal(some[:, 2] >> 28, with_bias[some[:, 1]])
     for entry in some[(some[:, 2] >> 9 & 511) > 0]:
         assert entry[2] >> 18 & 1023 == far[entry[1] // 64, entry[3]]
-    for of_slot, listed in zip(order, lists, strict=True):
+    for of_slot, listed in zip(order, near, strict=True):
         end = max(length[of_slot], 0)
         np.testing.assert_array_equal(np.sort(listed[:end]), 2 * np.flatnonzero(reads[of_slot]))
         assert (listed[end:] == 0).all()

@@ -223,7 +223,7 @@ class Calls(torch.utils._python_dispatch.TorchDispatchMode):
         super().__init__()
         self.names: set[str] = set()
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         self.names.add(func.name())
         return func(*args, **(kwargs or {}))
 

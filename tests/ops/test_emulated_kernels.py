@@ -14,6 +14,7 @@ import pytest
 import torch
 from sample_inputs import PairSample, assert_close, make_pair, reference_pair
 from torch import Tensor
+from typed import grad_of, present
 
 from nnue_trainer.ops.perspectives import _DTYPES, _fakes, number_of
 from nnue_trainer.ops.reference import ACTIVATIONS, Activation
@@ -215,8 +216,8 @@ def test_small_psqt_gradients_beside_large_ones(
     assert psqt is not None
     assert wide.psqt is not None
     psqt.backward(gradient.double())
-    assert_close(found[:, 2], wide.psqt.grad[:, 2], 5e-8, "large gradients")
-    assert_close(found[:, 3], wide.psqt.grad[:, 3], tolerance, "small gradients")
+    assert_close(found[:, 2], grad_of(wide.psqt)[:, 2], 5e-8, "large gradients")
+    assert_close(found[:, 3], grad_of(wide.psqt)[:, 3], tolerance, "small gradients")
 
 
 @pytest.mark.parametrize("seed", range(0, 48, 5))
@@ -247,7 +248,7 @@ def test_psqt_apart(emulator: ctypes.CDLL, kernels: str, seed: int) -> None:
     g = torch.Generator().manual_seed(5)
     grad, grad_psqt = torch.randn(out.shape, generator=g).to(case.grad), torch.randn(positions, generator=g)
     gradients = namespace._perspective_transformer_backward(
-        grad, grad_psqt, batch, made_for, saved, [features, outputs, pair.psqt.shape[1]], *activation,
+        grad, grad_psqt, batch, made_for, saved, [features, outputs, present(pair.psqt).shape[1]], *activation,
         pair.weight.dtype, [],
     )  # fmt: skip
     for mine, theirs in zip(gradients, expected[2:], strict=True):
@@ -319,8 +320,9 @@ def test_compiled(emulator: ctypes.CDLL, kernels: str, seed: int, dynamic: bool)
     compiled = torch.compile(both_ways, fullgraph=True, dynamic=dynamic)
     width = pair.weight.shape[1] * (1 if case.activation == "pairwise" else 2)
     for positions in (len(pair.white), len(pair.white) // 2):
-        arguments = [t[:positions].clone() for t in (pair.white, pair.black, pair.black_to_move)]
+        white, black, black_to_move = (t[:positions].clone() for t in pair.rows)
         grad = torch.linspace(-1, 1, positions * width).reshape(positions, width)
         emulator.emulator_configure(2, 1)
-        for found, expected in zip(compiled(*arguments, grad), both_ways(*arguments, grad), strict=True):
+        arguments = white, black, black_to_move, grad
+        for found, expected in zip(compiled(*arguments), both_ways(*arguments), strict=True):
             assert torch.equal(found, expected)

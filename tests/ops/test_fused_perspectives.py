@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sample_inputs import assert_close
 from torch import Tensor
+from typed import grad_of
 
 from nnue_trainer import ops
 from nnue_trainer.ops import perspectives, reference
@@ -458,7 +460,7 @@ def test_clip_passes_gradient_at_both_ends(
     out.sum().backward()
     expected = torch.tensor([1.0, 1, 0, 1, 0, 0, 1, 1]).repeat(4).to(device) * 2
     torch.testing.assert_close(bias.grad, expected, rtol=0, atol=0)
-    torch.testing.assert_close(weight.grad[0].float(), expected, rtol=0, atol=0)
+    torch.testing.assert_close(grad_of(weight)[0].float(), expected, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -542,7 +544,7 @@ def test_other_rows_do_not_show(device: torch.device, dtype: torch.dtype) -> Non
     case = Case(positions, 12, 5, 96, 272, dtype=dtype, device=device, unbucketed=5000, unbucketed_active=40, skew=1.5)
     number = torch.arange(positions, device=device)
     changed, anchors = number % 50 == 0, number % 8 == 1
-    grads = []
+    grads: list[Tensor] = []
     for factor in (1.0, 2.0**-20):
         weight = case.weight.clone().requires_grad_()
         out = perspective_transformer(
@@ -661,9 +663,9 @@ def test_gradcheck(device: torch.device) -> None:
 )
 def test_arguments(change: dict[str, object], message: str) -> None:
     case = Case()
-    arguments: dict[str, object] = {"weight": case.weight, "bias": case.bias, **change}
+    arguments: dict[str, Any] = {"weight": case.weight, "bias": case.bias, **change}
     with pytest.raises(ValueError, match=message):
-        perspective_transformer(case.white, case.black, case.black_to_move, **arguments)  # type: ignore[arg-type]
+        perspective_transformer(case.white, case.black, case.black_to_move, **arguments)
 
 
 def test_illegal_index(device: torch.device) -> None:
@@ -686,7 +688,7 @@ def test_is_fused_says_the_truth(
     called: list[object] = []
 
     class Spy(torch.utils._python_dispatch.TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
             called.append(func)
             return func(*args, **(kwargs or {}))
 
@@ -798,7 +800,7 @@ def test_cuda_graph(fused: torch.device, unbucketed: int, dtype: torch.dtype) ->
     case, other = (Case(500, device=fused, unbucketed=unbucketed, dtype=dtype, seed=seed) for seed in (0, 9))
     weight, bias = case.weight.clone().requires_grad_(), case.bias.clone().requires_grad_()
     grad = torch.randn(500, 64, device=fused, dtype=dtype)
-    inputs = [case.white.clone(), case.black.clone(), case.black_to_move.clone()]
+    inputs = case.white.clone(), case.black.clone(), case.black_to_move.clone()
 
     def step() -> tuple[Tensor, ...]:
         out = perspective_transformer(*inputs, weight, bias, bucket_size=96, num_bucketed=480)

@@ -79,8 +79,8 @@ for words in (1, 63, 64, 65, 511, 1500, 4099):
 def random_graph(nodes: int, edges: int, seed: int, weighted: bool, undirected: bool = False) -> Graph:
     numbers = Philox(seed)
     # The last nodes have no edges of their own.
-    ends = [numbers.integers(0, most, edges) for most in (max(nodes - 3, 1), nodes)]
-    return Graph.from_edges(nodes, *ends, numbers.uniform(edges, 0.1, 2) if weighted else None, undirected)
+    sources, targets = (numbers.integers(0, most, edges) for most in (max(nodes - 3, 1), nodes))
+    return Graph.from_edges(nodes, sources, targets, numbers.uniform(edges, 0.1, 2) if weighted else None, undirected)
 
 
 def matrix(g: Graph) -> Tensor:
@@ -139,7 +139,7 @@ def walk_by_definition(g: Graph, rounds: range, restart: float, seed: int, strea
         node, step = coupon % g.nodes, 0
         while True:
             visits[node] += 1
-            bits = Philox(seed, stream, (coupon << 20) + step).bits(1).item() % 2**64
+            bits = Philox(seed, stream, (coupon << 20) + step).bits(1).tolist()[0] % 2**64
             if bits % 2**32 < round(restart * 2**32):
                 break
             step, bits = step + 1, bits >> 32
@@ -248,9 +248,9 @@ EDGES = [(0, 0), (0, 1), (1, 2), (2, 2), (1, 2), (3, 0)]  # two lead to their ow
 @pytest.mark.parametrize("undirected", [False, True])
 def test_no_weights_are_weights_of_1(device: torch.device, undirected: bool) -> None:
     """Also for edges that come twice, and for those that lead to their own node, which count once."""
-    ends = torch.tensor(EDGES, device=device).T
-    plain = Graph.from_edges(4, *ends, undirected=undirected)
-    ones = Graph.from_edges(4, *ends, torch.ones(len(EDGES), device=device), undirected=undirected)
+    sources, targets = torch.tensor(EDGES, device=device).T
+    plain = Graph.from_edges(4, sources, targets, undirected=undirected)
+    ones = Graph.from_edges(4, sources, targets, torch.ones(len(EDGES), device=device), undirected=undirected)
     a = torch.zeros(4, 4, dtype=torch.float64)
     for i, j in EDGES:
         a[i, j] += 1
@@ -294,8 +294,9 @@ def test_only_ratios_of_weights_matter_to_walkers(scale: float) -> None:
     assert graph.pagerank(huge).sum().item() == pytest.approx(1)
     if scale > 1e-310:
         assert torch.equal(walks(huge, 0, 9, 0.15, 1), walks(plain, 0, 9, 0.15, 1))
-    ends, most = torch.tensor([[0, 1], [1, 2]]), torch.tensor([1.7e308] * 2, dtype=torch.float64)
-    both = Graph.from_edges(3, *ends, most, undirected=True)
+    sources, targets = torch.tensor([0, 1]), torch.tensor([1, 2])
+    most = torch.tensor([1.7e308] * 2, dtype=torch.float64)
+    both = Graph.from_edges(3, sources, targets, most, undirected=True)
     with pytest.raises(ValueError, match="densest_subgraph: found weights with an infinite sum, expected one that"):
         graph.densest_subgraph(both, 2)
 

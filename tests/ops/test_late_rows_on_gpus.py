@@ -268,7 +268,7 @@ def test_a_graph_replays_late_rows(cuda: torch.device, monkeypatch: pytest.Monke
     ],
 )
 @pytest.mark.parametrize("operator", ["_optimizer_update_rows", "_optimizer_catch_up"])
-def test_what_cannot_be_updated_late(place: torch.device, operator: str, change, message: str) -> None:  # type: ignore[no-untyped-def]
+def test_what_cannot_be_updated_late(place: torch.device, operator: str, change, message: str) -> None:
     _, optimizer = pair(place, "adamw")
     rows = optimizer.late_rows["w"]
     moments = rows.parts[0][1]

@@ -99,7 +99,7 @@ class Case:
 
 
 def _sizes(linear: nn.Module) -> tuple[int, int, int]:
-    stacks, outputs, inputs = linear.weight.shape  # type: ignore[misc, operator]
+    stacks, outputs, inputs = linear.get_parameter("weight").shape
     return int(stacks), int(inputs), int(outputs)
 
 
@@ -259,7 +259,7 @@ def test_emulated_stack_of_one_kind(emulated: ctypes.CDLL) -> None:
     case.first = case.first._replace(bucket=torch.full((100,), 7))
     with torch.no_grad():
         for linear in case.linears:
-            linear.weight[:7] = torch.nan  # type: ignore[index]
+            linear.get_parameter("weight")[:7] = torch.nan
     emulated.emulator_configure(4, 7)
     output = case.stacks.forward(case.first, case.linears)
     assert torch.isfinite(output).all()
@@ -355,7 +355,7 @@ def check_divided(case: Case, tolerance: float) -> None:
         own = x.detach()[:, slab].clone().requires_grad_()
         first = StackedLinear(stacks.stacks, own.shape[1], stacks.hidden[0].outputs if stacks.hidden else 1)
         first.to(x.device).load_state_dict(
-            {**case.linears[0].state_dict(), "weight": case.linears[0].weight[:, :, slab]}
+            {**case.linears[0].state_dict(), "weight": case.linears[0].get_parameter("weight")[:, :, slab]}
         )
         narrow = dataclasses.replace(stacks, inputs=own.shape[1])
         parts.append((slab, own, first, narrow.call([first, *case.linears[1:]], bucket).first_sums(own)))

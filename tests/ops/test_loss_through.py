@@ -124,10 +124,13 @@ class Case:
         weight, bias = (t.detach().double().requires_grad_() for t in (self.weight, self.bias))
         psqt = None if self.psqt is None else self.psqt.detach().double().requires_grad_()
         layers = [copy.deepcopy(layer).double() for layer in self.layers]
-        rows, bounds = (*self.rows, self.black_to_move), {"bound": RANGE[0], "scale": RANGE[1]}
-        columns = {} if psqt is None else {"psqt": psqt, "psqt_bucket": self.bucket}
-        out: Any = perspective_transformer(*rows, weight, bias, activation=self.activation, **bounds, **columns)
-        first = FirstOutputs(out, None, self.bucket) if psqt is None else FirstOutputs(*out, self.bucket)
+        bound, scale = RANGE
+        out: Any = perspective_transformer(
+            self.rows[0], self.rows[1], self.black_to_move, weight, bias, activation=self.activation, bound=bound,
+            scale=scale, psqt=psqt, psqt_bucket=None if psqt is None else self.bucket,
+        )  # fmt: skip
+        x, sums = (out, None) if psqt is None else out
+        first = FirstOutputs(x, sums, self.bucket)
         net = self.stacks.outputs(first, layers).squeeze(1) * 400.0
         score, result, lam = self.targets
         exact = mean(*LOSSES[loss].terms(net, score, result, lam.double()))

@@ -6,6 +6,7 @@ import ctypes
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import pytest
 import torch
@@ -176,8 +177,8 @@ def make_parts(device: torch.device, dtype: torch.dtype = torch.float32) -> list
     return parts + few
 
 
-def parameters(parts: list[Part]) -> list[nn.Parameter]:
-    return list({id(part.parameter): part.parameter for part in parts}.values())  # type: ignore[misc]
+def parameters(parts: list[Part]) -> list[Tensor]:
+    return list({id(part.parameter): part.parameter for part in parts}.values())
 
 
 def set_gradients(parts: list[Part], seed: int, dtype: torch.dtype | None = None, scale: float = 1.0) -> None:
@@ -205,7 +206,8 @@ def loss_on(device: torch.device, value: float = 1.0) -> Tensor:
 def assert_weights(parts: list[Part], reference: Reference, tolerance: float) -> None:
     for part, expected in zip(parts, reference.weights, strict=True):
         found = part.rows(part.parameter.detach()).double()
-        torch.testing.assert_close(found, expected, rtol=0, atol=tolerance, msg=lambda m, p=part: f"{p.name}: {m}")
+        message = partial("{}: {}".format, part.name)
+        torch.testing.assert_close(found, expected, rtol=0, atol=tolerance, msg=message)
 
 
 # ---- tests ----------------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from nnue_trainer import ops, registry
 from nnue_trainer.data import (
     Batch,
     Loader,
+    LoaderOptions,
     RecordLoader,
     expand,
     feature_set,
@@ -66,8 +67,8 @@ def decoded(records: np.ndarray) -> Positions:
     positions = []
     for board in fields.boards(records):
         pieces = {square: int(code) - 1 for square, code in enumerate(board) if code}
-        kings = tuple(next(s for s, code in pieces.items() if code == 10 + color) for color in (0, 1))
-        positions.append((pieces, kings))
+        squares = {code: square for square, code in pieces.items()}
+        positions.append((pieces, (squares[10], squares[11])))
     return positions
 
 
@@ -176,7 +177,7 @@ def test_what_a_view_says(records: np.ndarray) -> None:
 
 def test_the_loader_gives_the_rows_of_a_set_in_python(records: np.ndarray) -> None:
     name = known("HalfKAv2_hm+my_features.py:KingDistance")
-    options = {"seed": 3, "shuffle_buffer": 4096, "threads": 2}
+    options: LoaderOptions = {"seed": 3, "shuffle_buffer": 4096, "threads": 2}
     packed = RecordLoader(ROOT / "samples" / "val.binpack", 500, **options)
     with Loader(ROOT / "samples" / "val.binpack", name, 500, **options) as loader, packed:
         for batch, same, _ in zip(loader, packed, range(8), strict=False):

@@ -47,7 +47,7 @@ def test_values_and_gradients_are_those_of_float64(shape: tuple[int, int, int, i
     found = module(x, bucket)
     gradient = torch.randn(found.shape, generator=torch.Generator().manual_seed(2))
     found.backward(gradient)
-    expected.backward(gradient.double())  # type: ignore[no-untyped-call]
+    expected.backward(gradient.double())
     limit = 1e-6 * max(shape) ** 0.5
     for ours, theirs in (
         (found, expected),

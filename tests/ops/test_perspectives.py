@@ -5,6 +5,7 @@ What is special to the kernels of one device is in test_fused_perspectives.py.
 
 import os
 import socket
+from operator import methodcaller
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from sample_inputs import PairSample, assert_close, make_pair, reference_pair
 from torch import Tensor, nn
+from typed import batch_from, grad_of, present
 
 from nnue_trainer import ops
 from nnue_trainer.data.batch import Batch
@@ -168,11 +170,11 @@ def test_either_output_alone(device: torch.device, bucket_size: int | None) -> N
         result[which].backward(grads[which])
         weight, bias, psqt = (own.parameters[i].grad for i in range(3))
         if which == 0:
-            assert torch.equal(weight, full[0])
-            assert torch.equal(bias, full[1])
+            assert torch.equal(present(weight), full[0])
+            assert torch.equal(present(bias), full[1])
             assert psqt is None or not psqt.any()
         else:
-            assert torch.equal(psqt, full[2])
+            assert torch.equal(present(psqt), full[2])
             assert weight is None or not weight.any()
     frozen = pair.requires_grad()
     assert frozen.psqt is not None
@@ -180,7 +182,7 @@ def test_either_output_alone(device: torch.device, bucket_size: int | None) -> N
     outputs = perspective_transformer(*frozen.arguments, **frozen.options, bucket_size=bucket_size)
     torch.autograd.backward(outputs[0], grads[0])
     assert frozen.psqt.grad is None
-    assert torch.equal(frozen.weight.grad, full[0])
+    assert torch.equal(grad_of(frozen.weight), full[0])
     with torch.no_grad():
         for a, b in zip(outputs, perspective_transformer(*frozen.arguments, **frozen.options), strict=True):
             torch.testing.assert_close(a, b)
@@ -202,7 +204,7 @@ def test_psqt_gradient_of_every_size(device: torch.device) -> None:
         psqt.backward((grad * scale).double())
         assert own.psqt is not None
         for bucket in (2, 3):
-            assert_close(own.psqt.grad[:, bucket], wide.psqt.grad[:, bucket], 1e-6, f"bucket {bucket}, {scale}")
+            assert_close(grad_of(own.psqt)[:, bucket], grad_of(wide.psqt)[:, bucket], 1e-6, f"bucket {bucket}, {scale}")
 
 
 def test_psqt_gradient_that_is_not_finite_stays_visible(device: torch.device) -> None:
@@ -213,7 +215,7 @@ def test_psqt_gradient_that_is_not_finite_stays_visible(device: torch.device) ->
         grad[1] = bad  # row 1 is full
         out.backward(grad)
         assert own.psqt is not None
-        assert not torch.isfinite(own.psqt.grad).all()
+        assert not torch.isfinite(grad_of(own.psqt)).all()
 
 
 # ---- errors -----------------------------------------------------------------------------------------------------
@@ -276,9 +278,9 @@ def test_choice_of_kernels() -> None:
 def test_choice_of_kernels_on_cuda(cuda: torch.device, caplog: pytest.LogCaptureFixture) -> None:
     """A plan keeps the kernels that it was made for; what is not fused is reported once."""
     pair = make_pair(outputs=48, device=cuda)
-    given = dict(zip(("white", "black", "black_to_move"), pair.arguments[:3], strict=True))
+    given = dict(zip(("white", "black", "black_to_move"), pair.rows, strict=True))
     rest = dict.fromkeys(("counts", "score", "result", "piece_count", "material"), given["white"][:, 0])
-    batch = Batch(**given, **rest)
+    batch = batch_from(given | rest)
     module = PerspectiveTransformer(len(pair.weight), 48, "crelu", bucket_size=50).to(cuda)
     own, before = module.plan(batch), set_cuda_kernels("portable")
     try:
@@ -315,8 +317,8 @@ def test_illegal_psqt_bucket(device: torch.device, bad: int) -> None:
 def test_int64_rows_are_converted(device: torch.device, values: bool) -> None:
     """Fused or not. A plan is made of int32 rows, as calls with the plan compare them with its own."""
     pair = make_pair(psqt_buckets=4, outputs=48, values=values, device=device)
-    white, black, *others = pair.arguments
-    wide = (white.long(), black.long(), *others)
+    white, black, black_to_move, weight, bias = pair.arguments
+    wide = (white.long(), black.long(), black_to_move, weight, bias)
     assert all(map(torch.equal, perspective_transformer(*wide, **pair.options), run(pair, activation="pairwise")[0]))
     wide[1][3, 0] = 2**32
     with pytest.raises(RuntimeError, match=r"indices: found index \S+ in row 3"):
@@ -330,7 +332,7 @@ def test_plan_of_another_batch(device: torch.device) -> None:
     if not is_fused(pair.weight, 50):
         pytest.skip("no fused kernels for this device")
     features = len(pair.weight)
-    plan = perspective_plan(*pair.arguments[:3], features, 50)
+    plan = perspective_plan(*pair.rows, features, 50)
     expected = perspective_transformer(*pair.arguments, bucket_size=50)
     assert torch.equal(perspective_transformer(*pair.arguments, bucket_size=50, plan=plan), expected)
     for i, name in enumerate(("white", "black", "black_to_move")):
@@ -344,10 +346,10 @@ def test_plan_of_another_batch(device: torch.device) -> None:
         perspective_transformer(*pair.arguments, bucket_size=50, num_bucketed=0, plan=plan)
     wider = torch.cat([pair.weight, pair.weight])
     with pytest.raises(ValueError, match=f"plan: found one that was made for num_features = {features}"):
-        perspective_transformer(*pair.arguments[:3], wider, pair.bias, bucket_size=50, num_bucketed=features, plan=plan)
+        perspective_transformer(*pair.rows, wider, pair.bias, bucket_size=50, num_bucketed=features, plan=plan)
     half = pair.weight.half()
     with pytest.raises(ValueError, match=r"that was made for weight_dtype = torch.float32, expected torch.float16"):
-        perspective_transformer(*pair.arguments[:3], half, pair.bias, bucket_size=50, plan=plan)
+        perspective_transformer(*pair.rows, half, pair.bias, bucket_size=50, plan=plan)
     with pytest.raises(RuntimeError, match=r"plan: found shape .* what _perspective_plan makes"):
         perspective_transformer(*pair.arguments, bucket_size=50, plan=plan._replace(data=plan.data[1:]))
 
@@ -366,8 +368,7 @@ def test_plan_in_a_compiled_function(dynamic: bool) -> None:
         return one + other
 
     one, other = (
-        perspective_transformer(*pair.arguments[:3], w, pair.bias, bucket_size=50)
-        for w in (pair.weight, pair.weight * 2)
+        perspective_transformer(*pair.rows, w, pair.bias, bucket_size=50) for w in (pair.weight, pair.weight * 2)
     )
     assert torch.equal(twice(*pair.arguments), one + other)
 
@@ -404,7 +405,7 @@ def test_a_million_positions(device: torch.device) -> None:
     for a, b, grad in zip(few, many, grads, strict=True):
         assert torch.equal(b.view(1000, *a.shape), a.expand(1000, *a.shape))
         b.backward(grad.repeat(1000, *(1,) * (grad.dim() - 1)), retain_graph=True)
-    for found, one in zip((own.weight.grad, own.bias.grad, own.psqt.grad), few_grads, strict=True):  # type: ignore[union-attr]
+    for found, one in zip(map(grad_of, (own.weight, own.bias, own.psqt)), few_grads, strict=True):
         assert_close(found / 1000, one.double(), 1e-4, "gradient")
 
 
@@ -418,7 +419,7 @@ def test_more_than_2_31_sums(cuda: torch.device) -> None:
     large = small.map(lambda t: t.repeat(1024, *(1,) * (t.dim() - 1)) if len(t) == 1024 and t.dim() != 1 else t)
     large = PairSample(
         large.white, large.black, small.black_to_move.repeat(1024), small.weight, small.bias, small.psqt,
-        small.psqt_bucket.repeat(1024), None, None,  # type: ignore[union-attr]
+        present(small.psqt_bucket).repeat(1024), None, None,
     )  # fmt: skip
     few, few_grads, grads = run(small, bucket_size=60)
     own = large.requires_grad()
@@ -426,7 +427,7 @@ def test_more_than_2_31_sums(cuda: torch.device) -> None:
     for a, b, grad in zip(few, many, grads, strict=True):
         assert torch.equal(b.view(1024, *a.shape), a.expand(1024, *a.shape))
         b.backward(grad.repeat(1024, *(1,) * (grad.dim() - 1)), retain_graph=True)
-    for found, one in zip((own.weight.grad, own.bias.grad, own.psqt.grad), few_grads, strict=True):  # type: ignore[union-attr]
+    for found, one in zip(map(grad_of, (own.weight, own.bias, own.psqt)), few_grads, strict=True):
         assert_close(found.float() / 1024, one.double(), 1e-2, "gradient")
 
 
@@ -534,7 +535,7 @@ def test_every_device(cuda: torch.device) -> None:
     expected = run(pair.map(lambda t: t.to("cuda:0")), bucket_size=300)
     results = []
     for device in ("cuda:0", "cuda:1"):
-        there = pair.map(lambda t, device=device: t.to(device))
+        there = pair.map(methodcaller("to", device))
         assert is_fused(there.weight, 300)
         results.append(run(there, bucket_size=300))
         assert all(t.device == torch.device(device) for t in results[-1][0])
@@ -544,7 +545,7 @@ def test_every_device(cuda: torch.device) -> None:
             assert all(torch.equal(a.cpu(), b.cpu()) for a, b in zip(some, others, strict=True))
     there = pair.map(lambda t: t.to("cuda:1"))
     with pytest.raises(RuntimeError, match="weight: found a tensor on cuda:0, expected one on cuda:1"):
-        perspective_transformer(*there.arguments[:3], pair.weight.to("cuda:0"), there.bias, bucket_size=300)
+        perspective_transformer(*there.rows, pair.weight.to("cuda:0"), there.bias, bucket_size=300)
     there.black[3, 0] = 300
     with pytest.raises(RuntimeError, match="index 300 in row 3"):
         run(there, bucket_size=300)
@@ -559,15 +560,15 @@ def test_a_parametrized_weight() -> None:
 
     pair = make_pair(9, 5, 30, 16)
     rest = dict.fromkeys(("counts", "score", "result", "piece_count", "material"), torch.zeros(9))
-    batch = Batch(white=pair.white, black=pair.black, black_to_move=pair.black_to_move, **rest)
+    batch = batch_from(rest | {"white": pair.white, "black": pair.black, "black_to_move": pair.black_to_move})
     layer, doubled = (PerspectiveTransformer(30, 16, "pairwise") for _ in range(2))
     doubled.load_state_dict({name: value.clone() for name, value in layer.state_dict().items()})
     torch.nn.utils.parametrize.register_parametrization(doubled, "weight", Doubled())
     with torch.no_grad():
-        layer.weight *= 2
+        layer.weight.mul_(2)
     assert torch.equal(doubled(batch)[0], layer(batch)[0])
     doubled(batch)[0].sum().backward()
-    assert doubled.parametrizations.weight.original.grad is not None
+    assert doubled.get_parameter("parametrizations.weight.original").grad is not None
 
 
 # ---- several processes ------------------------------------------------------------------------------------------
@@ -582,7 +583,7 @@ class Net(nn.Module):
         self.transformer = PerspectiveTransformer(features, 32, "pairwise", psqt_buckets=4, bucket_size=features)
         self.layer = nn.Linear(32, 1)
         with torch.no_grad():
-            self.transformer.bias += 0.3
+            self.transformer.bias.add_(0.3)
 
     def forward(self, batch: Batch, bucket: Tensor) -> Tensor:
         activated, psqt = self.transformer(batch, bucket)
@@ -594,7 +595,8 @@ class Net(nn.Module):
 def loss_of(net: nn.Module, pair: PairSample, begin: int, end: int) -> Tensor:
     now = slice(begin, end)
     rest = dict.fromkeys(("counts", "score", "result", "piece_count", "material"), torch.zeros(end - begin))
-    batch = Batch(white=pair.white[now], black=pair.black[now], black_to_move=pair.black_to_move[now], **rest)
+    rows = {"white": pair.white[now], "black": pair.black[now], "black_to_move": pair.black_to_move[now]}
+    batch = batch_from(rest | rows)
     assert pair.psqt_bucket is not None
     out: Tensor = net(batch, pair.psqt_bucket[now])
     return (out - 0.5).square().mean()
@@ -627,7 +629,7 @@ def test_distributed_data_parallel(backend: str, tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    torch.multiprocessing.spawn(train_in_parallel, (backend, port, str(tmp_path)), nprocs=2)  # type: ignore[no-untyped-call]
+    torch.multiprocessing.spawn(train_in_parallel, (backend, port, str(tmp_path)), nprocs=2)
     net = Net(80)
     loss_of(net, make_pair(120, 9, 80, 32, psqt_buckets=4), 0, 120).backward()
     found = [torch.load(tmp_path / str(rank), weights_only=True) for rank in range(2)]

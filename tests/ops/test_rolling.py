@@ -6,6 +6,7 @@ import ctypes
 import functools
 import math
 from collections.abc import Callable
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -179,13 +180,16 @@ def assert_same_or_huge(found: Tensor, expected: Tensor, dtype: torch.dtype) -> 
     assert_same(found.cpu().where(finite, zero), expected.where(finite, zero), 1e-9 if dtype == torch.float64 else 1e-5)
 
 
-def quantile_of_window(x: np.ndarray, min_periods: int, q: float, method: str) -> float:
+Method = Literal["linear", "lower", "higher", "midpoint", "nearest"]
+
+
+def quantile_of_window(x: np.ndarray, min_periods: int, q: float, method: Method) -> float:
     x = x[np.isfinite(x)]
     return math.nan if len(x) < max(min_periods, 1) else float(np.quantile(x, q, method=method))
 
 
 @pytest.mark.parametrize("method", ["linear", "lower", "higher", "midpoint", "nearest"])
-def test_quantiles(device: torch.device, method: str) -> None:
+def test_quantiles(device: torch.device, method: Method) -> None:
     for seed, n in enumerate((1, 7, 40, 300)):
         for round_to in (0, 1):
             x = values(seed, 2, n)
@@ -358,7 +362,7 @@ def test_shapes(device: torch.device) -> None:
         assert stats.rolling(empty, 3).median().shape == shape
 
 
-def samples(device: torch.device) -> list[tuple[object, tuple[object, ...]]]:
+def samples(device: torch.device) -> list[tuple[torch._ops.OpOverload, tuple[object, ...]]]:
     """Without NaN in the outputs, which opcheck would take for differences."""
     x, y = values(1, 3, 40).to(device), values(2, 3, 40).to(device)
     return [

@@ -18,6 +18,7 @@ import yaml
 from needs import no_cuda, require
 from sample_inputs import assert_close
 from torch import Tensor
+from typed import grad_of
 
 from nnue_trainer import data, nets
 from nnue_trainer.data import Batch, Filters, RecordLoader
@@ -120,7 +121,7 @@ def losses(model: NnueModel, batch: Batch, loss: Loss) -> Found:
     found = model.loss(batch, loss, lam)
     if found is None:
         found = mean(*loss.terms(model(batch) * model.score_scale, batch.score, batch.result, lam))
-    found.backward()  # type: ignore[no-untyped-call]
+    found.backward()
     return found.detach(), {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
 
 
@@ -254,7 +255,7 @@ def test_emulated_through_the_first_layer(
         assert found is None  # these kernels do not go through several layers
         return
     assert found is not None
-    found.backward()  # type: ignore[no-untyped-call]
+    found.backward()
     assert_close(found.detach(), expected[0], 1e-6, "loss")
     gradients = {name: p.grad for name, p in model.named_parameters()} | (
         {} if leaf is None else {"feature_transformer.weight": leaf.grad}
@@ -337,7 +338,7 @@ def test_cuda_through_the_first_layer(name: str, copies: bool, records: np.ndarr
         leaf.view(torch.float16).copy_(torch.round(weight * rounded._x_scale))
         transformer.train_with(leaf.requires_grad_(), rounded._x_scale)
     found = losses(model, model.prepare(batch.to("cuda")), loss)
-    found[1].update({} if leaf is None else {"feature_transformer.weight": leaf.grad})
+    found[1].update({} if leaf is None else {"feature_transformer.weight": grad_of(leaf)})
     exact = sums_are_exact(model)
     assert_close(found[0].cpu(), expected[0], 1e-6 if exact else 1e-5, "loss")
     for parameter, gradient in expected[1].items():

@@ -28,9 +28,18 @@ def gradients(
     bias = torch.randn(OUTPUTS, generator=g).div_(4).requires_grad_()
     psqt = torch.randn(FEATURES, 8, generator=g).requires_grad_()
     bucket = torch.arange(len(batch[2])) % 8
+    white, black, black_to_move = batch
     for _ in range(times):
         out, psqt_out = perspective_transformer(
-            *batch, weight, bias, activation=activation, psqt=psqt, psqt_bucket=bucket, sparse_grad=sparse_grad
+            white,
+            black,
+            black_to_move,
+            weight,
+            bias,
+            activation=activation,
+            psqt=psqt,
+            psqt_bucket=bucket,
+            sparse_grad=sparse_grad,
         )
         (out.float() * torch.randn(out.shape, generator=g)).sum().add(psqt_out.square().sum()).backward()
     found = [weight.grad, bias.grad, psqt.grad]

@@ -2,10 +2,12 @@
 
 import warnings
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 from sample_inputs import Sample, make_sample, reference_forward
+from typed import grad_of
 
 from nnue_trainer import ops
 from nnue_trainer.ops import functional
@@ -26,11 +28,12 @@ def call(sample: Sample, deterministic: bool | None = None) -> torch.Tensor:
 @pytest.mark.parametrize("values", [False, True], ids=["ones", "values"])
 def test_gradcheck(device: torch.device, values: bool, deterministic: bool | None) -> None:
     sample = make_sample(6, 4, 9, 5, values=values, dtype=torch.float64, device=device).requires_grad()
+    arguments: tuple[Any, ...] = sample.arguments  # gradcheck takes None too, which its types lack
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert torch.autograd.gradcheck(
             lambda i, v, w, b: torch.ops.nnue.feature_transformer_forward(i, v, w, b, deterministic),
-            sample.arguments,
+            arguments,
             nondet_tol=0.0 if deterministic or device.type == "cpu" else 1e-12,
         )
 
@@ -94,7 +97,7 @@ def test_compile(device: torch.device, values: bool, dynamic: bool) -> None:
         torch.testing.assert_close(ours.weight.grad, eager.weight.grad)
         torch.testing.assert_close(ours.bias.grad, eager.bias.grad)
         if values:
-            torch.testing.assert_close(ours.values.grad, eager.values.grad)
+            torch.testing.assert_close(grad_of(ours.values), grad_of(eager.values))
 
 
 def test_export(device: torch.device) -> None:
@@ -169,7 +172,7 @@ def test_deterministic_is_decided_by_the_forward(device: torch.device) -> None:
     seen: list[bool | None] = []
 
     class Spy(torch.utils._python_dispatch.TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
             if func is torch.ops.nnue.feature_transformer_backward.default:
                 seen.append(args[6])
             return func(*args, **(kwargs or {}))

@@ -78,7 +78,9 @@ def test_swa_of_a_run_is_the_mean_of_its_epochs(data: Path, tmp_path: Path) -> N
         for n in (2, 3, 4)
     ]
     for name, tensor in found.tensors["model"].items():
-        torch.testing.assert_close(tensor, sum(e[name].double() for e in epochs).float() / 3, rtol=0, atol=1e-7)
+        torch.testing.assert_close(
+            tensor, torch.stack([e[name].double() for e in epochs]).sum(0).float() / 3, rtol=0, atol=1e-7
+        )
         assert torch.equal(found.tensors["optimizer"][f"trained/{name}"], epochs[-1][name]), (
             "training goes on as before"
         )
@@ -129,8 +131,8 @@ def test_stages_begin_from_the_average(data: Path, tmp_path: Path) -> None:
         {"name": "optimizer", "training": {"epochs": 1}, "carry": "optimizer"},
     ]
     still = {"lr": 1e-30, "weight_decay": 0.0}
-    for stage in stages[1:]:
-        stage["optimizer"] = still
+    for section in stages[1:]:
+        section["optimizer"] = still
     path = written(tmp_path / "recipe.yaml", data, average={"kind": "ema", "half_life": 3, "every": 1})
     path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | {"stages": stages}))
     run(path, tmp_path / "run")

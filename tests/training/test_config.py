@@ -4,9 +4,14 @@ import re
 from pathlib import Path
 
 import pytest
+from typed import instance
 
 from nnue_trainer import config, presets, schema
 from nnue_trainer.errors import UserError
+from nnue_trainer.losses import SigmoidLoss
+from nnue_trainer.nets.stockfish import SfnnV5
+from nnue_trainer.optim import AdamW
+from nnue_trainer.schedules.step import Step
 
 MINIMAL = {"model": {"kind": "simple"}, "data": {"train": ["a.binpack"]}, "loss": {"kind": "sigmoid"}}
 
@@ -29,12 +34,13 @@ def test_a_recipe_is_read_with_overrides(tmp_path):
         "model: {kind: sfnnv5, l1: 64}\ndata: {train: [a.binpack]}\nloss: {kind: win_rate}\noptimizer: {lr: 1e-3}\n",
     )
     recipe = config.load(path, ["optimizer.eps=2e-7", "data.train=[b, c]", "schedule={kind: step, epochs: 3}"])
-    assert recipe.model.l1 == 64
+    assert instance(SfnnV5, recipe.model).l1 == 64
     assert recipe.optimizer.lr == 1e-3
-    assert recipe.optimizer.eps == 2e-7
-    assert recipe.optimizer.betas == (0.9, 0.999)
+    adamw = instance(AdamW, recipe.optimizer)
+    assert adamw.eps == 2e-7
+    assert adamw.betas == (0.9, 0.999)
     assert recipe.data.train == ["b", "c"]
-    assert recipe.schedule.epochs == 3
+    assert instance(Step, recipe.schedule).epochs == 3
 
 
 def test_a_recipe_survives_being_written(tmp_path):
@@ -220,7 +226,7 @@ def test_a_bomb_of_aliases_is_refused_before_it_is_unfolded(tmp_path):
 
 def test_anchors_may_still_save_typing(tmp_path):
     text = "model: &m {kind: simple}\ndata: {train: [a]}\nloss: {kind: sigmoid, <<: {scale: 300}}\n"
-    assert config.load(write(tmp_path / "r.yaml", text)).loss.scale == 300
+    assert instance(SigmoidLoss, config.load(write(tmp_path / "r.yaml", text)).loss).scale == 300
 
 
 @pytest.mark.parametrize("path", ["/dev/zero", "/dev/urandom", "sparse"])

@@ -10,7 +10,7 @@ import pytest
 import torch
 from made_up import BATCH, trainer
 
-from nnue_trainer.data import RecordLoader
+from nnue_trainer.data import LoaderOptions, RecordLoader
 from nnue_trainer.files import checkpoint
 from nnue_trainer.files.checkpoint import Checkpoint
 from nnue_trainer.optim.base import OPTIMIZERS
@@ -75,7 +75,7 @@ def test_a_run_resumes_after_very_many_steps(tmp_path, rule, power):
 @pytest.mark.parametrize("power", [24, 31, 32, 53])
 def test_a_loader_goes_on_after_very_many_epochs(project_root, power):
     """The last batches of an epoch and the first of the next one, in another loader as in the same."""
-    options = {"shuffle": True, "shuffle_buffer": 2048, "seed": 3}
+    options: LoaderOptions = {"shuffle": True, "shuffle_buffer": 2048, "seed": 3}
     loader = RecordLoader(project_root / "samples" / "val.binpack", 512, **options)
     state = loader.state_dict()
     state["places"]["0"]["epoch"] = 2**power - 1

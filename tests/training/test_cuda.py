@@ -5,11 +5,13 @@ from pathlib import Path
 import pytest
 import torch
 from made_up import MadeUpSource, made_up_batch, recipe
+from typed import instance, present
 
 from nnue_trainer import nets
 from nnue_trainer.data import RecordLoader
 from nnue_trainer.data.batch import Batch
 from nnue_trainer.files import checkpoint
+from nnue_trainer.modules import PerspectiveTransformer
 from nnue_trainer.ops import capabilities, perspectives
 from nnue_trainer.ops.perspectives import PerspectivePlan, is_fused
 from nnue_trainer.training.batches import DeviceBatches
@@ -88,8 +90,8 @@ MODELS = [
 
 def test_it_learns(tmp_path):
     run = trainer(tmp_path / "a")
-    before = run.validate()
-    assert run.train().validation_loss < before
+    before = present(run.validate())
+    assert present(run.train().validation_loss) < before
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -182,7 +184,7 @@ def from_records(run_dir: Path, file: Path, *overrides: str) -> Trainer:
 @PRECISIONS
 def test_plans_are_made_ahead_and_lie_where_recorded_steps_read_them(tmp_path, project_root, precision):
     run = from_records(tmp_path, project_root / "samples" / "val.binpack", f"training.precision={precision}")
-    places: dict[tuple[int, int], set[int]] = {}
+    places: dict[tuple[int | None, int], set[int]] = {}
     for _ in range(EAGER_CALLS):
         next(run.batches)
     for _ in range(20):
@@ -193,7 +195,7 @@ def test_plans_are_made_ahead_and_lie_where_recorded_steps_read_them(tmp_path, p
         assert torch.equal(run.model(batch), run.model(again))
         kinds = [type(plan) for plan in batch.plans]
         assert kinds == [type(plan) for plan in fresh]
-        assert (PerspectivePlan in kinds) == is_fused(run.model.feature_transformer.weight, 768)
+        assert (PerspectivePlan in kinds) == is_fused(run.model.get_parameter("feature_transformer.weight"), 768)
         for number, (plan, expected) in enumerate(zip(batch.plans, fresh, strict=True)):
             assert plan.white is batch.white
             assert plan.data.shape == expected.data.shape
@@ -207,7 +209,8 @@ def test_plans_are_made_ahead_and_lie_where_recorded_steps_read_them(tmp_path, p
 def test_no_step_makes_a_plan(tmp_path, project_root, monkeypatch, precision, graph, kernels):
     """Its batch has brought one for the weights that the step reads. Only the first step that rounds may need another:
     its batch was prepared before."""
-    made, in_steps = [], []
+    made: list[PerspectivePlan] = []
+    in_steps: list[torch.dtype] = []
     whole_plan, whole_step = perspectives.perspective_plan, Trainer._train_step
 
     def plan(*arguments):
@@ -254,7 +257,7 @@ def test_mixed_precision_repeats_itself_with_and_without_graphs(tmp_path, projec
     for name, graph in (("eager", "false"), ("graph", "true"), ("again", "true")):
         run = from_records(tmp_path / name, file, "training.precision=mixed", f"training.cuda_graph={graph}")
         run.train()
-        weight = run.model.feature_transformer.weight
-        assert torch.equal(run.model.feature_transformer._copy, weight.bfloat16())
+        transformer = instance(PerspectiveTransformer, run.model.feature_transformer)
+        assert torch.equal(present(transformer._copy), transformer.weight.bfloat16())
     assert_same(tmp_path / "eager", tmp_path / "graph")
     assert_same(tmp_path / "graph", tmp_path / "again")

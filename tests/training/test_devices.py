@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from made_up import MadeUpSource, made_up_batch
+from typed import batch_from
 
 from nnue_trainer.data.batch import Batch
 from nnue_trainer.training.batches import DeviceBatches
@@ -126,6 +127,10 @@ def test_nothing_is_collected_during_a_capture(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(torch, "cuda", fake)
     recorder: Recorder[None] = Recorder(fake.Stream("cuda:1"), share=False)  # type: ignore[arg-type]
     seen: list[bool] = []
+
+    def fails() -> None:
+        raise ZeroDivisionError
+
     before = gc.isenabled()
     (gc.enable if enabled else gc.disable)()
     try:
@@ -134,7 +139,7 @@ def test_nothing_is_collected_during_a_capture(monkeypatch: pytest.MonkeyPatch, 
                 recorder(0, lambda: seen.append(gc.isenabled()))
             assert seen == [enabled] * EAGER_CALLS + [False]
             with pytest.raises(ZeroDivisionError):
-                recorder(1, lambda: 1 // 0)  # type: ignore[arg-type, return-value]
+                recorder(1, fails)
         assert gc.isenabled() == enabled
     finally:
         (gc.enable if before else gc.disable)()
@@ -193,7 +198,7 @@ def test_batches_and_a_graphed_step_on_the_second_device() -> None:
             assert batch.white.device == device
             with torch.cuda.device(device):
                 torch.cuda._sleep(20_000_000)
-            late = Batch(**{name: value.clone() for name, value in batch.fields().items()})
+            late = batch_from({name: value.clone() for name, value in batch.fields().items()})
             graphed(late)
             expected += int(made_up_batch(index).white.sum())
         assert torch.cuda.current_device() == 0

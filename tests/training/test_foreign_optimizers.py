@@ -10,6 +10,7 @@ import pytest
 import torch
 from made_up import trainer
 from test_optim import Net, inputs, train
+from typed import instance
 
 from nnue_trainer.errors import UserError
 from nnue_trainer.files import checkpoint
@@ -101,7 +102,8 @@ class Decaying(torch.optim.Optimizer):
 
     def __init__(self, groups: Any, where: str, speed: float = 1.0) -> None:
         super().__init__(groups, {"lr": 0.1, "speed": speed})
-        self.where, self.steps, self.nested = where, 0, {"steps": [0, math.inf]}
+        self.where, self.steps = where, 0
+        self.nested: dict[str, list[Any]] = {"steps": [0, math.inf]}
         hidden = [0]
 
         def closed() -> int:
@@ -122,7 +124,7 @@ class Decaying(torch.optim.Optimizer):
             return self.steps
         return self.closed()
 
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]  # as people write them
         number = self._next()
         for group in self.param_groups:
             for parameter in group["params"]:
@@ -187,5 +189,5 @@ def test_a_changed_option_reaches_a_resumed_run():
     train(net, one, inputs(3))
     two = Optimizer(Net(), DecayingConfig(speed=0.5))
     two.load_state_dict(one.state_dict())
-    group = two.rule.optimizer.param_groups[0]
+    group = instance(TorchRule, two.rule).optimizer.param_groups[0]
     assert (group["speed"], group["steps"]) == (0.5, 3)

@@ -52,9 +52,10 @@ def wrongs(forward: IntegerForward) -> dict[str, IntegerForward]:
         for field in ("shift", "divide"):
             if (field == "shift" and not layer.activated) or (field == "divide" and number):
                 continue
-            value = layer.shift + 1 if field == "shift" else 2 * layer.divide
             layers = [*forward.layers]
-            layers[number] = replace(layer, **{field: value})
+            layers[number] = (
+                replace(layer, shift=layer.shift + 1) if field == "shift" else replace(layer, divide=2 * layer.divide)
+            )
             found[f"{field} of layer {number}"] = replace(forward, layers=tuple(layers))
     return found
 

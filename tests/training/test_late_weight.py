@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from typed import instance, present
 
 from nnue_trainer import nets
 from nnue_trainer.data import Batch, Loader
+from nnue_trainer.modules import PerspectiveTransformer
 from nnue_trainer.nets.base import NnueModel
 from nnue_trainer.optim import AdamW, Optimizer, Ranger, RangerLite
 from nnue_trainer.optim.base import OptimizerConfig
@@ -60,8 +62,7 @@ def assert_equal_states(one: dict[str, Tensor], other: dict[str, Tensor]) -> Non
 
 def weight_of(model: NnueModel) -> Tensor:
     """Without asking anybody."""
-    weight: Tensor = dict.__getitem__(model.feature_transformer._parameters, "weight")  # type: ignore[union-attr,arg-type]
-    return weight
+    return present(dict.__getitem__(instance(nn.Module, model.feature_transformer)._parameters, "weight"))
 
 
 @pytest.mark.parametrize("config", [AdamW(weight_decay=0.1), RangerLite(), Ranger()], ids=lambda c: c.kind)
@@ -89,7 +90,7 @@ def test_checkpoints_are_those_of_the_dense_path(
 
 
 READERS: dict[str, Callable[[NnueModel, Optimizer, Batch], Tensor]] = {
-    "attribute": lambda model, optimizer, batch: model.feature_transformer.weight,  # type: ignore[union-attr,return-value]
+    "attribute": lambda model, optimizer, batch: instance(PerspectiveTransformer, model.feature_transformer).weight,
     "parameters": lambda model, optimizer, batch: dict(model.named_parameters())[WEIGHT],
     "get_parameter": lambda model, optimizer, batch: model.get_parameter(WEIGHT),
     "state_dict": lambda model, optimizer, batch: model.state_dict()[WEIGHT],

@@ -8,11 +8,14 @@ from typing import Any
 import pytest
 import yaml
 from command import nnue
+from typed import instance
 
 from nnue_trainer import config, presets, schema
 from nnue_trainer.averages import Swa
 from nnue_trainer.config import nettest
 from nnue_trainer.errors import UserError
+from nnue_trainer.losses import WinRateLoss
+from nnue_trainer.nets.stockfish import StockfishNet
 
 # The options of the recipe of September 2026, as the specification has them; the second step halves the batch by a key
 # that is spelt in another way.
@@ -137,7 +140,7 @@ training:
     assert first.model.kind == "sfnnv14.1"
     assert (first.data.train, second.data.train, third.data.train) == (["a.binpack"], *[["b.binpack", "c.binpack"]] * 2)
     assert (first.optimizer.lr, second.optimizer.lr, third.optimizer.lr) == (8.75e-4, 0.001, 0.001)
-    assert second.loss.power == 2.44
+    assert instance(WinRateLoss, second.loss).power == 2.44
     assert first.average == Swa(start_epoch=8)
     assert found.average is None
     assert schema.to_data(first.optimizer)["stable_decay"]
@@ -152,7 +155,7 @@ def test_the_command(tmp_path: Path) -> None:
     output = nnue("config", "--from", path, "model.l1=128")
     assert "fc0.weight" in output
     (tmp_path / "ours.yaml").write_text(output, encoding="utf-8")
-    assert config.load(tmp_path / "ours.yaml").model.l1 == 128
+    assert instance(StockfishNet, config.load(tmp_path / "ours.yaml").model).l1 == 128
     for text, message in (
         ("a: 1", "training.steps: found nothing, expected the steps of a recipe of nettest"),
         ("training: {steps: [{<repeat_last>: }]}", "step 1: <repeat_last>, but there is no step before it"),

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from typed import grad_of, instance
 
 from nnue_trainer import nets
 from nnue_trainer.errors import UserError
@@ -265,7 +266,7 @@ def test_the_guard_serves_every_rule(name, guard):
     for poison in (float("nan"), 1.0):
         loss = net(inputs(1)[0]).square().mean()
         loss.backward()
-        net.head.grad[0] *= poison
+        grad_of(net.head)[0] *= poison
         optimizer.step(loss.detach())
     assert optimizer.failed()
     assert optimizer.good_steps() == 2
@@ -341,7 +342,7 @@ def test_an_optimiser_that_does_not_fit_the_net_is_one_line():
 class Counting(torch.optim.Optimizer):
     """As people write them: the count of steps is a number, and one parameter may have state that others lack."""
 
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]  # as people write them
         for group in self.param_groups:
             for parameter in group["params"]:
                 state = self.state[parameter]
@@ -366,7 +367,7 @@ def test_numbers_in_a_state_come_back_as_numbers():
     for net, optimizer in zip(nets, (one, two), strict=True):
         train(net, optimizer, inputs(2))
     assert torch.equal(nets[0].weight, nets[1].weight)
-    assert type(one.rule.optimizer.state[nets[0].weight]["step"]) is int
+    assert type(instance(TorchRule, one.rule).optimizer.state[nets[0].weight]["step"]) is int
     assert not one.capturable
 
 
@@ -430,7 +431,7 @@ def test_the_guard_sees_rows_with_and_without_virtual_rows(row):
     net = Ranges()
     optimizer = Optimizer(net, AdamW())
     net(inputs(1)[0]).square().mean().backward()
-    net.weight.grad[row, 1] = float("inf")
+    grad_of(net.weight)[row, 1] = float("inf")
     before = net.weight.detach().clone()
     optimizer.step(torch.tensor(1.0))
     assert optimizer.failed()

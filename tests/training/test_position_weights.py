@@ -1,6 +1,7 @@
 """Runs whose positions have weights."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -39,7 +40,8 @@ def test_weights_by_the_ply_train_like_weights_of_a_user_and_resume(project_root
     by_ply = {"kind": "knots", "by": "ply", "knots": [[20, 0.0], [60, 1.0]]}
     ends = {}
     for name, weight in {"ply": by_ply, "own": {"kind": f"{own}:Mine"}, "none": None}.items():
-        recipe = written(tmp_path / f"{name}.yaml", data, **({} if weight is None else {"position_weight": weight}))
+        sections: dict[str, Any] = {} if weight is None else {"position_weight": weight}
+        recipe = written(tmp_path / f"{name}.yaml", data, **sections)
         nnue("train", "--config", recipe, "--run-dir", tmp_path / name)
         ends[name] = last(tmp_path / name).tensors["model"]["output.weight"]
     torch.testing.assert_close(ends["ply"], ends["own"], rtol=0, atol=1e-5)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from made_up import recipe, trainer
+from typed import present
 
 from nnue_trainer import nets
 from nnue_trainer.files import checkpoint
@@ -80,7 +81,7 @@ def test_a_run_says_what_it_took_and_resumes_with_it(tmp_path, project_root, cap
     path = tmp_path / "run" / "checkpoints" / "last.safetensors"
     train(recipe("training.precision=mixed", "training.epochs=1", *settings), tmp_path / "run")
     train(recipe("training.precision=auto", "training.epochs=2", *settings), tmp_path / "run", resume="auto")
-    assert checkpoint.load(path).recipe["training"]["precision"] == "mixed"
+    assert present(checkpoint.load(path).recipe)["training"]["precision"] == "mixed"
     said = capsys.readouterr().err
     assert said.count("on cpu in mixed precision") == 2
     assert "training.precision" not in said

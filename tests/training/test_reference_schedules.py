@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+from typed import instance
 
 from nnue_trainer.schedules import SCHEDULES, RunStep
 from nnue_trainer.wdl import LAMBDAS
@@ -69,12 +71,12 @@ def test_jitter_is_scaled_by_the_cycle() -> None:
     section = {"kind": "cycle", "start": 0.5, "end": 0.5, "height": 0.0, "peak": 0.5, "scale_jitter": True}
     jitter = {"jitter": 0.02, "jitter_law": "normal", "batch_jitter": 0.01}
     schedule = LAMBDAS.parse(section | jitter, may_import=False)
-    assert schedule.of_batch(one_step_epochs(0, 100), 1, 5).tolist() == [0.5] * 5
-    middle = schedule.of_batch(one_step_epochs(50, 100), 1, 10_000)
+    assert instance(Tensor, schedule.of_batch(one_step_epochs(0, 100), 1, 5)).tolist() == [0.5] * 5
+    middle = instance(Tensor, schedule.of_batch(one_step_epochs(50, 100), 1, 10_000))
     shift = BatchJitter(1, 0.01, 0.999).at(50)
     assert middle.mean().item() == pytest.approx(0.5 + shift, abs=0.001)
     assert middle.std().item() == pytest.approx(0.02, rel=0.05)
-    quarter = schedule.of_batch(one_step_epochs(25, 100), 1, 10_000)
+    quarter = instance(Tensor, schedule.of_batch(one_step_epochs(25, 100), 1, 10_000))
     assert quarter.std().item() == pytest.approx(0.01, rel=0.05)
     batch_only = LAMBDAS.parse(section | {"batch_jitter": 0.01}, may_import=False)
     assert batch_only.of_batch(one_step_epochs(50, 100), 1, 5) == 0.5 + shift
@@ -103,13 +105,13 @@ def test_one_cycle(case: dict[str, Any]) -> None:
 
 def test_per_epoch() -> None:
     case = RATES["per_epoch"]
-    for registry, section in ((SCHEDULES, {}), (LAMBDAS, {"start": case["lr"]})):
-        parsed = registry.parse({"kind": "exponential", "gamma": case["gamma"]} | section, may_import=False)
-        for epoch, value in case["rows"]:
-            now = RunStep(epoch * 7, 7, 800)
-            assert (parsed.of(now, case["lr"]) if registry is SCHEDULES else parsed.of(now)) == pytest.approx(
-                value, abs=1e-15
-            )
+    section = {"kind": "exponential", "gamma": case["gamma"]}
+    rates = SCHEDULES.parse(section, may_import=False)
+    lambdas = LAMBDAS.parse(section | {"start": case["lr"]}, may_import=False)
+    for epoch, value in case["rows"]:
+        now = RunStep(epoch * 7, 7, 800)
+        assert rates.of(now, case["lr"]) == pytest.approx(value, abs=1e-15)
+        assert lambdas.of(now) == pytest.approx(value, abs=1e-15)
 
 
 LINE = {"stairs": "end"}

@@ -12,6 +12,7 @@ import pytest
 import torch
 from command import nnue
 from small_runs import last, split_sample, written
+from typed import present
 from waiting import wait_for
 
 from nnue_trainer.data import RecordLoader
@@ -204,8 +205,9 @@ def test_a_checkpoint_of_an_early_version_is_resumed(tmp_path, recipe):
     saved = checkpoint.load(folder / "checkpoints" / "epoch-0002.safetensors")
     kept = ("step", "validation_loss", "best_validation_loss", "batches")
     saved.state = {key: saved.state[key] for key in kept}
-    del saved.recipe["training"]["checkpoint_minutes"]
-    del saved.recipe["data"]["skip_bad_chunks"]
+    before = present(saved.recipe)
+    del before["training"]["checkpoint_minutes"]
+    del before["data"]["skip_bad_chunks"]
     for path in folder.rglob("*.safetensors"):
         path.unlink()
     (folder / "run.json").unlink()
@@ -413,8 +415,9 @@ def test_a_damaged_chunk_ends_a_run_with_a_checkpoint(tmp_path, recipe, data):
 def test_a_closed_pipe_does_not_end_a_run(tmp_path, recipe, project_root, close_at):
     folder = tmp_path / "run"
     run = process(project_root, "--config", recipe, "--run-dir", folder)
+    messages = present(run.stderr)
     for _ in range(close_at):
-        assert run.stderr.readline()
-    run.stderr.close()
+        assert messages.readline()
+    messages.close()
     assert run.wait(timeout=120) == 0
     assert last(folder).state["step"] == 16

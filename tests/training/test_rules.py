@@ -31,7 +31,7 @@ def work(parameter: nn.Parameter, lr: float, name: str = "w", **more: Any) -> Wo
     return Work({name: parameter}, torch.tensor(lr, dtype=torch.float64), torch.zeros(()), **more)
 
 
-CASES = {
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "adamw": (VECTORS["adamw"], {"kind": "adamw"}, {}),
     "bullet_adamw": (VECTORS["bullet_adamw"], {"kind": "adamw", "correct_bias": False}, {}),
     "lion": (VECTORS["lion"], {"kind": "lion"}, {}),
@@ -196,7 +196,7 @@ def test_orthogonal_of_stacks_is_that_of_each() -> None:
         assert ((values > 0.6) & (values < 1.3)).all()
 
 
-RULES = {
+RULES: dict[str, dict[str, Any]] = {
     "adamw": {"kind": "adamw"},
     "radam": {"kind": "radam"},
     "ranger": {"kind": "ranger", "max_value": 0.01},

@@ -276,7 +276,7 @@ def test_a_damaged_later_checkpoint_is_put_aside(tmp_path):
 
 
 @pytest.mark.parametrize("how", ["moved", "deleted"])
-def test_a_folder_that_goes_in_mid_run_is_made_again(tmp_path, capfd, how):
+def test_a_folder_that_goes_in_mid_run_is_made_again(tmp_path, capfd, monkeypatch, how):
     """With the lock, the list of files, the recipe, every record, and a checkpoint at once."""
     path, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
     run = trainer(path)
@@ -293,7 +293,7 @@ def test_a_folder_that_goes_in_mid_run_is_made_again(tmp_path, capfd, how):
                 if how == "deleted":
                     shutil.rmtree(elsewhere)
 
-        run.advance = disturbed
+        monkeypatch.setattr(run, "advance", disturbed)
         run.train()
         assert run.folder.lost() is None
     said = capfd.readouterr().err

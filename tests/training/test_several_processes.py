@@ -25,10 +25,12 @@ from made_up import recipe as made_up_recipe
 from safetensors.torch import load_file, save_file
 from small_runs import in_chunks, last, split_sample, written
 from torch import Tensor
+from typed import present
 
 from nnue_trainer import config, nets
-from nnue_trainer.data import RecordLoader
+from nnue_trainer.data import LoaderOptions, RecordLoader
 from nnue_trainer.files import checkpoint
+from nnue_trainer.nets.base import StackedModel
 from nnue_trainer.parallel import ranks as ranks_module
 from nnue_trainer.parallel import watch
 from nnue_trainer.parallel.ranks import Ranks, joined
@@ -288,7 +290,7 @@ def _saving_slowly(*arguments: str) -> None:
         save(*parts)
 
     watch._SECONDS_TO_SPEAK = 0.5
-    checkpoint.save = slow
+    vars(checkpoint)["save"] = slow
     several._nnue(*arguments)
 
 
@@ -475,8 +477,13 @@ def chunks(project_root, tmp_path_factory) -> list[Path]:
 
 def sharded(path: Path, data: Path, chunks: list[Path], shards: int, **sections: dict[str, Any]) -> Path:
     """A recipe of 24 steps, about one pass over the chunks."""
-    more = {"train": [str(file) for file in chunks], "batch_size": 240, "shuffle_buffer": 960, "shards": shards}
-    steps = {"epochs": 3, "positions_per_epoch": 8 * 240}
+    more: dict[str, Any] = {
+        "train": [str(file) for file in chunks],
+        "batch_size": 240,
+        "shuffle_buffer": 960,
+        "shards": shards,
+    }
+    steps: dict[str, Any] = {"epochs": 3, "positions_per_epoch": 8 * 240}
     return written(path, data, **{"data": more, "training": steps} | sections)
 
 
@@ -528,10 +535,11 @@ def _read(folder: Path, recipe: Path) -> None:
         sharding, _ = shard(ranks, model, chosen)
         cpu = torch.device("cpu")
         rows = training_batches(chosen, model, cpu, ranks)
-        among = {"rank": ranks.rank, "world_size": ranks.size} if chosen.data.shards > 1 else {}
-        options = {"seed": 42, "repeat": True, "shuffle_buffer": 960, "threads": 1, "shards": chosen.data.shards}
-        packed = RecordLoader(chosen.data.train, 240, **options, **among)
-        found = {}
+        options: LoaderOptions = {"seed": 42, "repeat": True, "shuffle_buffer": 960, "threads": 1}
+        if chosen.data.shards > 1:
+            options |= {"shards": chosen.data.shards, "rank": ranks.rank, "world_size": ranks.size}
+        packed = RecordLoader(chosen.data.train, 240, **options)
+        found: dict[str, torch.Tensor] = {}
         for name, source in (("rows", rows), ("records", packed)):
             batches = DeviceBatches(source, cpu, model.feature_set, None, sharding)
             for number in range(8):
@@ -688,7 +696,8 @@ def _poisoned(folder: Path, poisoned: int) -> None:
         model = nets.build(chosen.model)
         sharding, _ = shard(ranks, model, chosen)
         trainer = Trainer(chosen, model, MadeUpSource(), None, folder / "run", sharding=sharding)
-        bias = model.first_layer().bias
+        assert isinstance(model, StackedModel)
+        bias = present(model.first_layer()).bias
         poison = math.nan if ranks.rank == poisoned else 1.0
         bias.register_hook(lambda gradient: gradient * poison if trainer.step == 2 else gradient)
         trainer.train()

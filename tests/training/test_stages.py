@@ -13,6 +13,7 @@ import torch
 import yaml
 from command import nnue
 from small_runs import last, split_sample, written
+from typed import present
 
 from nnue_trainer import config, presets
 from nnue_trainer.errors import UserError
@@ -114,7 +115,7 @@ def test_a_run_of_stages(tmp_path: Path, recipe: Path) -> None:
     assert trained[10]["lambda"] == pytest.approx(1 - 0.5 * 9 / 16)
     assert trained[24]["lambda"] == 0.5
     saved = last(folder)
-    assert len(saved.recipe["stages"]) == 3
+    assert len(present(saved.recipe)["stages"]) == 3
     assert {path.stem for path in (folder / "checkpoints").glob("stage-*")} == {"stage-first", "stage-second"}
     second = checkpoint.load(folder / "checkpoints" / "stage-second.safetensors")
     assert {int(t) for name, t in second.tensors["optimizer"].items() if name.startswith("step/")} == {16}
@@ -177,7 +178,7 @@ def test_going_back_into_an_earlier_stage_keeps_what_came_after(tmp_path: Path, 
 def test_one_stage_by_itself(tmp_path: Path, recipe: Path) -> None:
     output = nnue("train", "--config", recipe, "--run-dir", tmp_path / "run", "--stage", "third")
     assert "finished step 8 of 8" in output
-    assert last(tmp_path / "run").recipe["optimizer"]["kind"] == "ranger_lite"
+    assert present(last(tmp_path / "run").recipe)["optimizer"]["kind"] == "ranger_lite"
     with pytest.raises(UserError, match="stage 'fourth': found first, second, third, expected one of them"):
         nnue("train", "--config", recipe, "--run-dir", tmp_path / "other", "--stage", "fourth")
 

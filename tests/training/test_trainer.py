@@ -11,9 +11,11 @@ from dataclasses import replace
 import pytest
 import torch
 from made_up import BATCH, MadeUpSource, made_up_batch, trainer
+from typed import grad_of, instance, present
 
 from nnue_trainer.errors import UserError
 from nnue_trainer.files import checkpoint
+from nnue_trainer.modules import PerspectiveTransformer
 from nnue_trainer.schedules import RunStep
 from nnue_trainer.training.trainer import Trainer
 
@@ -62,10 +64,10 @@ def in_step(run, number, action):
 
 def test_it_learns_and_leaves_everything_behind(tmp_path):
     run = trainer(tmp_path, "training.epochs=12")
-    before = run.validate()
+    before = present(run.validate())
     summary = run.train()
-    assert summary.validation_loss < 0.5 * before
-    assert summary.best_validation_loss <= summary.validation_loss
+    assert present(summary.validation_loss) < 0.5 * before
+    assert present(summary.best_validation_loss) <= present(summary.validation_loss)
     assert (summary.step, summary.steps, summary.positions) == (120, 120, 120 * BATCH)
     assert not summary.interrupted
 
@@ -76,7 +78,7 @@ def test_it_learns_and_leaves_everything_behind(tmp_path):
     last = checkpoint.load(folder / "last.safetensors")
     assert last.state["step"] == 120
     assert last.architecture == run.model.architecture
-    assert last.recipe["training"]["epochs"] == 12
+    assert present(last.recipe)["training"]["epochs"] == 12
 
     train = records(tmp_path, "train")
     assert [r["step"] for r in train[:5]] == [3, 6, 9, 10, 12]
@@ -190,7 +192,7 @@ def test_nan_stops_the_run_and_spares_the_last_good_checkpoint(tmp_path, step):
         def __next__(self):
             if self.index == step:
                 with torch.no_grad():
-                    run.model.output.weight[0, 0] = float("nan")
+                    run.model.get_parameter("output.weight")[0, 0] = float("nan")
             return super().__next__()
 
     run = trainer(tmp_path, source=Poisoned())
@@ -208,11 +210,11 @@ def test_nan_stops_the_run_and_spares_the_last_good_checkpoint(tmp_path, step):
         assert str(path) in str(caught.value)
 
 
-def test_best_is_the_best_and_outlives_its_epoch(tmp_path):
+def test_best_is_the_best_and_outlives_its_epoch(tmp_path, monkeypatch):
     """With the learning rate far too high after the first epoch, validation only gets worse."""
     run = trainer(tmp_path, "optimizer.clip_weights=false")
     losses = iter([0.5, 0.1, 0.3, 0.2])
-    run.validate = lambda: next(losses)
+    monkeypatch.setattr(run, "validate", lambda: next(losses))
     summary = run.train()
     assert summary.best_validation_loss == 0.1
     assert checkpoint.load(tmp_path / "checkpoints" / "best.safetensors").state["step"] == 20
@@ -232,7 +234,7 @@ def test_validation_is_the_mean_over_all_positions_whatever_the_batches(tmp_path
     run = trainer(tmp_path, "loss={kind: win_rate, weight_boost: 1.0}")
     batch = made_up_batch(5)
     whole = [batch]
-    pieces = [type(batch)(**{k: v[a:b] for k, v in batch.fields().items()}) for a, b in ((0, 3), (3, 32))]
+    pieces = [batch.part(a, b) for a, b in ((0, 3), (3, 32))]
     run.validation = lambda: whole
     first = run.validate()
     run.validation = lambda: pieces
@@ -288,23 +290,23 @@ def test_foreign_checkpoints_are_refused(tmp_path):
         run.resume(saved, tmp_path / "x.safetensors")
 
 
-def copy_of(run) -> torch.Tensor:
-    return run.model.feature_transformer._copy
+def copy_of(run) -> torch.Tensor | None:
+    return instance(PerspectiveTransformer, run.model.feature_transformer)._copy
 
 
 @pytest.mark.parametrize("kind", ["adamw", "ranger_lite", "torch, name: Adam"])
 def test_mixed_precision_trains(tmp_path, kind):
     """Weights and state are fp32; what training reads is their bfloat16, which rules of others do without."""
     run = trainer(tmp_path, "training.precision=mixed", f"optimizer={{kind: {kind}, lr: 0.01}}")
-    before = run.validate()
-    assert run.train().validation_loss < before
+    before = present(run.validate())
+    assert present(run.train().validation_loss) < before
     saved = run.checkpoint()
     assert all(tensor.dtype == torch.float32 for tensor in saved.tensors["model"].values())
     assert all(tensor.dtype != torch.bfloat16 for tensor in saved.tensors["optimizer"].values())
     if kind.startswith("torch"):
         assert copy_of(run) is None
     else:
-        assert torch.equal(copy_of(run), run.model.feature_transformer.weight.bfloat16())
+        assert torch.equal(present(copy_of(run)), run.model.get_parameter("feature_transformer.weight").bfloat16())
 
 
 def test_mixed_precision_resumes_to_the_bit(tmp_path):
@@ -312,7 +314,7 @@ def test_mixed_precision_resumes_to_the_bit(tmp_path):
     path = tmp_path / "whole" / "checkpoints" / "epoch-0003.safetensors"
     second = trainer(tmp_path / "parts", "training.precision=mixed")
     second.resume(checkpoint.load(path), path)
-    assert torch.equal(copy_of(second), second.model.feature_transformer.weight.bfloat16())
+    assert torch.equal(present(copy_of(second)), second.model.get_parameter("feature_transformer.weight").bfloat16())
     second.train()
     whole, parts = (
         checkpoint.load(tmp_path / name / "checkpoints" / "last.safetensors") for name in ("whole", "parts")
@@ -329,11 +331,11 @@ def test_mixed_precision_flushes_no_gradient(tmp_path):
     with torch.autocast("cpu", torch.bfloat16):
         output = run.model(batch)
     (output.float().mean() * 2.0**-100).backward()
-    gradient = copy_of(run).grad
-    assert run.model.feature_transformer.weight.grad is None
-    seen = torch.zeros(len(gradient), dtype=torch.bool)
+    found = grad_of(copy_of(run))
+    assert run.model.get_parameter("feature_transformer.weight").grad is None
+    seen = torch.zeros(len(found), dtype=torch.bool)
     seen[batch.white[batch.white >= 0].long()] = True
-    assert (gradient[seen] != 0).any(1).float().mean() > 0.9
+    assert (found[seen] != 0).any(1).float().mean() > 0.9
 
 
 def test_cuda_graph_wants_cuda(tmp_path):
@@ -349,7 +351,12 @@ def test_a_graph_wants_an_optimiser_that_can_be_recorded(tmp_path):
 def test_lambda_is_set_ahead_for_steps_of_the_run_alone(tmp_path, monkeypatch):
     """One batch more is fetched than there are steps, and a batch without a buffer is the next step's, too."""
     run, asked = trainer(tmp_path), []
-    monkeypatch.setattr(Trainer, "_now", lambda self, step: asked.append(step) or RunStep(step, 10, 4))
+
+    def now(self, step):
+        asked.append(step)
+        return RunStep(step, 10, 4)
+
+    monkeypatch.setattr(Trainer, "_now", now)
     batch = replace(made_up_batch(0), buffer=0)
     run._set_lambda_ahead(replace(batch, buffer=None))
     for _ in range(run.steps):
@@ -382,7 +389,7 @@ def test_torchs_optimisers_train_and_resume(tmp_path):
     second = trainer(tmp_path / "parts", *chosen)
     second.resume(checkpoint.load(path), path)
     summary = second.train()
-    assert summary.validation_loss < 0.05
+    assert present(summary.validation_loss) < 0.05
     assert_same(*(tmp_path / name / "checkpoints" / "last.safetensors" for name in ("whole", "parts")))
 
 
@@ -455,7 +462,7 @@ def test_what_fails_in_an_update_is_not_saved(tmp_path, monkeypatch):
 
     def half(loss):
         if run.step == 17:
-            run.model.output.weight.data.add_(1.0)
+            run.model.get_parameter("output.weight").data.add_(1.0)
             raise MemoryError
         update(loss)
 
@@ -469,7 +476,7 @@ def test_what_fails_in_an_update_is_not_saved(tmp_path, monkeypatch):
 @pytest.mark.parametrize("error", [None, UserError("val.binpack: damaged")])
 def test_a_run_that_ends_during_validation_validates_again(tmp_path, error):
     run = trainer(tmp_path / "parts")
-    held_out = run.validation()
+    held_out = list(present(run.validation)())
 
     def batches():
         yield held_out[0]
@@ -549,7 +556,7 @@ def test_a_terminal_that_is_gone_ends_nothing(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("step", [8, 10, 13, 20])
-def test_weights_that_an_update_made_infinite_are_never_saved(tmp_path, step):
+def test_weights_that_an_update_made_infinite_are_never_saved(tmp_path, monkeypatch, step):
     """Loss and gradients are finite, but the update is not: a huge decay made NaN out of such weights."""
     run = trainer(tmp_path, "optimizer.clip_weights=false", "training.checkpoint_minutes=1e-9")
     update = run.optimizer.step
@@ -557,9 +564,9 @@ def test_weights_that_an_update_made_infinite_are_never_saved(tmp_path, step):
     def overflow(loss):
         update(loss)
         if run.step + 1 == step:
-            run.model.feature_transformer.weight.data[5, 3] = float("inf")
+            run.model.get_parameter("feature_transformer.weight").data[5, 3] = float("inf")
 
-    run.optimizer.step = overflow
+    monkeypatch.setattr(run.optimizer, "step", overflow)
     with pytest.raises(UserError, match=r"not finite") as caught:
         run.train()
     assert "\n" not in str(caught.value)
@@ -577,11 +584,11 @@ def test_a_huge_decay_stops_the_run(tmp_path):
 
 
 @pytest.mark.parametrize("first", [float("nan"), float("inf")])
-def test_a_validation_that_is_not_finite_is_never_the_best(tmp_path, first):
+def test_a_validation_that_is_not_finite_is_never_the_best(tmp_path, monkeypatch, first):
     """The first one was, and then nothing was ever better than NaN."""
     run = trainer(tmp_path)
     losses = iter([first, 0.3, float("nan"), 0.2])
-    run.validate = lambda: next(losses)
+    monkeypatch.setattr(run, "validate", lambda: next(losses))
     summary = run.train()
     assert summary.best_validation_loss == 0.2
     assert [r["best"] for r in records(tmp_path, "validation")] == [None, 0.3, 0.3, 0.2]

@@ -94,7 +94,7 @@ def test_losses_take_a_lambda_for_each_position(kind):
     score[3] = 32002
     result, lam = torch.randint(-1, 2, (50,), generator=generator), torch.rand(50, generator=generator)
     found = loss.terms(net, score, result, lam)
-    single = [loss.terms(*(t[i : i + 1] for t in (net, score, result)), lam[i].item()) for i in range(50)]
+    single = [loss.terms(net[i : i + 1], score[i : i + 1], result[i : i + 1], lam[i].item()) for i in range(50)]
     for part, sums in zip(found, zip(*single, strict=True), strict=True):
         torch.testing.assert_close(part, torch.stack(sums).sum())
 

@@ -9,7 +9,7 @@ import torch
 from made_up import MadeUpSource, made_up_batch, recipe
 
 from nnue_trainer import nets
-from nnue_trainer.data import Loader, RecordLoader
+from nnue_trainer.data import Loader, LoaderOptions, RecordLoader
 from nnue_trainer.files import checkpoint
 from nnue_trainer.parallel.ranks import Ranks
 from nnue_trainer.training import run
@@ -18,7 +18,7 @@ from nnue_trainer.training.run import HeldOut, loader_cpus, set_up_torch, traini
 from nnue_trainer.training.trainer import Trainer
 
 FIELDS = ("white", "black", "counts", "black_to_move", "score", "result", "piece_count", "material")
-OPTIONS = {"seed": 3, "repeat": True, "shuffle_buffer": 4_000, "threads": 2}
+OPTIONS: LoaderOptions = {"seed": 3, "repeat": True, "shuffle_buffer": 4_000, "threads": 2}
 
 CUDA = pytest.param("cuda", marks=pytest.mark.cuda)
 
@@ -31,7 +31,7 @@ def file(project_root: Path) -> Path:
 @pytest.mark.parametrize("device", ["cpu", CUDA])
 @pytest.mark.parametrize("name", ["HalfKAv2_hm", "HalfKP"])
 def test_the_same_batches(file: Path, device: str, name: str) -> None:
-    records = RecordLoader(file, 1_000, pin_memory=device == "cuda", **OPTIONS)
+    records = RecordLoader(file, 1_000, **(OPTIONS | {"pin_memory": device == "cuda"}))
     batches = DeviceBatches(records, torch.device(device), name)
     rows = Loader(file, name, 1_000, **OPTIONS)
     place, behind_it = batches.state_dict(), []
@@ -99,12 +99,12 @@ def test_the_same_training(tmp_path: Path, file: Path, device: str, graph: bool,
         f"training.deterministic={str(device == 'cuda').lower()}",
     )  # fmt: skip
     set_up_torch(chosen, torch.device(device))
-    pinned = {"pin_memory": True} if device == "cuda" else {}
+    options = OPTIONS | {"pin_memory": device == "cuda"}
     net = nets.build(chosen.model)
     files = []
     for name, source in (
-        ("rows", Loader(file, net.feature_set, 500, **OPTIONS, **pinned)),
-        ("records", RecordLoader(file, 500, **OPTIONS, **pinned)),
+        ("rows", Loader(file, net.feature_set, 500, **options)),
+        ("records", RecordLoader(file, 500, **options)),
     ):
         torch.manual_seed(chosen.training.seed)
         net = nets.build(chosen.model).to(device)
@@ -156,7 +156,7 @@ def test_validation_sees_the_same_positions_on_every_device(file: Path, device: 
     )  # fmt: skip
     model = nets.build(chosen.model)
     held_out = HeldOut(chosen, model, torch.device(device))
-    every = {"filters": chosen.data.filters, "shuffle": False, "drop_last": False}
+    every: LoaderOptions = {"filters": chosen.data.filters, "shuffle": False, "drop_last": False}
     expected = {
         field: torch.cat([getattr(batch, field).clone() for batch in Loader(file, model.feature_set, 1_000, **every)])
         for field in FIELDS
