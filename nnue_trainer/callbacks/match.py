@@ -73,6 +73,19 @@ class Match(Callback):
             check_engine(trainer.model.architecture, recipe, self.engine, self._options, self.net_option)
         except UserError as error:
             raise UserError(f"training.callbacks: match: {error}") from None
+        self._catch_up(trainer)
+
+    def _catch_up(self, trainer: Trainer) -> None:
+        """In a resumed run: remembers the match at its first step, or plays it if the run was killed before its end.
+        The checkpoint is older than the match, since it has the net that plays."""
+        if trainer.step == trainer.stage.first_step:
+            return
+        if trainer.was_recorded("match"):
+            self.memory["step"] = trainer.step
+        elif self.every and trainer.at_epoch_end and trainer.epoch % self.every == 0:
+            checkpoint = trainer.folder.epoch(trainer.epoch)
+            if checkpoint.exists():
+                self._play(trainer, checkpoint)
 
     @property
     def _options(self) -> dict[str, str]:
@@ -125,7 +138,7 @@ class Match(Callback):
         from nnue_trainer.match.openings import OpeningOptions
         from nnue_trainer.match.play import Limit
         from nnue_trainer.match.players import players_of
-        from nnue_trainer.match.run import JOURNAL, MatchOptions, check_folder, files_of, play_match
+        from nnue_trainer.match.run import JOURNAL, MatchOptions, check_folder, files_of, is_part_of, play_match
         from nnue_trainer.match.statistics import Sprt
 
         test = Sprt(self.sprt[0], self.sprt[1]) if self.sprt else None
@@ -144,7 +157,8 @@ class Match(Callback):
             net_option=self.net_option,
         )
         trainer.folder.will_write(*files_of(folder), folder / JOURNAL)
-        check_folder(folder, overwrite=True)  # of a match at this step that a resumed run plays again
+        if not is_part_of(players, options, folder, identity):
+            check_folder(folder, overwrite=True)  # of a match at this step before the run was resumed
         result = play_match(players, options, folder, identity=identity, note=trainer.say)
         found = result.pairings[0].statistics
         assert found is not None

@@ -217,6 +217,19 @@ def files_of(folder: Path) -> list[Path]:
     return [folder / name for name in (JSON, PGN, PAGE)]
 
 
+def is_part_of(
+    players: Sequence[Player], options: MatchOptions, folder: Path, identity: Mapping[str, Any] | None = None
+) -> bool:
+    """Whether `play_match` goes on with the games in `folder`, where there are any."""
+    names = [player.name for player in players]
+    header = match_header(options, names, Openings(options.openings, options.pairs), identity or {})
+    try:
+        with MatchJournal(folder / JOURNAL, header):
+            return True
+    except UserError:
+        return False
+
+
 def check_folder(folder: Path, overwrite: bool) -> None:
     """UserError if the folder has files under the names of a match's that no match made; `overwrite` removes those of
     another match."""

@@ -46,6 +46,7 @@ class MetricsWriter:
             say(f"{self._path}: damaged, so it is kept as {aside.name}; the records that are sound stay")
         with replacing(self._path) as output:
             output.write_text("".join(line for line, at in kept if at <= step))
+        self._last = (step, {json.loads(line).get("event") for line, at in kept if at == step})
         self._file = _AppendedFile(self._path)
         problem = extras.missing("tensorboard") if tensorboard else None
         if problem is not None:
@@ -60,6 +61,10 @@ class MetricsWriter:
         self._file.write((json.dumps(record, allow_nan=False) + "\n").encode())
         if self._events is not None:
             self._events.write({f"{event}/{name}": value for name, value in values.items() if value is not None}, step)
+
+    def has(self, event: str, step: int) -> bool:
+        """Whether there was such a record of the step after which the run was resumed."""
+        return step == self._last[0] and event in self._last[1]
 
     def make_again(self) -> None:
         """Writes all records of this process anew, for a run folder that was moved or deleted."""

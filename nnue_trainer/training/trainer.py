@@ -299,10 +299,21 @@ class Trainer:
         self._run.metrics.write(event, self.step, values)
         self._hooks.call("metrics", self, event, values)
 
+    def was_recorded(self, event: str) -> bool:
+        """Whether the run was resumed at this step and has a record of such an event at it already."""
+        assert self._run is not None
+        return self._run.metrics.has(event, self.step)
+
     @property
     def epoch(self) -> int:
         """Unsharded epochs of the run that are done."""
         return self.stage.epochs_at(self.step)
+
+    @property
+    def at_epoch_end(self) -> bool:
+        """Whether the last step was that of an epoch, and its validation and checkpoint are done."""
+        ended = self.step > self.stage.first_step and self.stage.ends_epoch(self.step)
+        return ended and not self._epoch_end_pending
 
     def say(self, text: str) -> None:
         """Prints a line, above the progress line if there is one."""
@@ -977,6 +988,9 @@ class _Nowhere:
     def wait(self) -> None: ...
 
     def write(self, event: str, step: int, values: Mapping[str, float | int | None]) -> None: ...
+
+    def has(self, event: str, step: int) -> bool:
+        return False
 
     def make_again(self) -> None: ...
 

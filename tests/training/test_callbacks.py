@@ -1,5 +1,6 @@
 """Callbacks: when they are called, what they remember, the built-in ones, and what ends a run early."""
 
+import contextlib
 import importlib.machinery
 import json
 import shlex
@@ -14,6 +15,8 @@ from made_up import trainer
 from nnue_trainer import registry
 from nnue_trainer.errors import UserError
 from nnue_trainer.files import checkpoint
+from nnue_trainer.match.journal import MatchJournal
+from nnue_trainer.match.play import PlayedGame
 from nnue_trainer.training import Summary, Trainer
 
 LISTENER = '''
@@ -172,6 +175,55 @@ def test_a_command_that_fails(tmp_path: Path, capfd: pytest.CaptureFixture[str])
                 training(tmp_path / "c", [given])
     with pytest.raises(UserError, match="kind: missing"):
         training(tmp_path / "c", [{"run": "a", "command": "b"}])
+
+
+def test_a_match_that_a_kill_broke_off_goes_on(
+    tmp_path: Path, fake_engine: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The checkpoint is older than the match of its net. Killed in the match, behind it, or at the end of the run, a
+    run ends with the same records, memory and files, and no game is played twice."""
+    entry = {"kind": "match", "engine": fake_engine(), "every": 1, "pairs": 2, "nodes": 1, "net_option": "Hash"}
+    options = ([entry], "export.kind=raw", "training.epochs=3")
+    training(tmp_path / "whole", *options).train()
+
+    class Killed(BaseException):
+        pass
+
+    def resumed_run() -> Trainer:
+        run, last = training(tmp_path / "run", *options), tmp_path / "run/checkpoints/last.safetensors"
+        if last.exists():
+            run.resume(checkpoint.load(last), last)
+        return run
+
+    add, record = MatchJournal.add, Trainer.record
+    kill_in, games, played = "", 0, 0
+
+    def counted(self: MatchJournal, game: PlayedGame) -> None:
+        nonlocal games, played
+        add(self, game)
+        games, played = games + 1, played + 1
+        if kill_in == "game" and games == 2:
+            raise Killed
+
+    def recorded(self: Trainer, event: str, values: dict[str, float]) -> None:
+        if (kill_in, event) == ("before record", "match"):
+            raise Killed
+        record(self, event, values)
+        if (kill_in, event) == ("after record", "match"):
+            raise Killed
+
+    monkeypatch.setattr(MatchJournal, "add", counted)
+    monkeypatch.setattr(Trainer, "record", recorded)
+    for kill_in in ("game", "before record", "after record", "game", ""):
+        games = 0
+        with pytest.raises(Killed) if kill_in else contextlib.nullcontext():
+            resumed_run().train()
+    resumed_run().train()  # finished already
+    assert played == 2 * 4
+    lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if line["event"] == "match"] == [10, 20, 30]
+    for file in ("checkpoints/last.safetensors", "matches/passed.json", "matches/step-000000030/match.json"):
+        assert (tmp_path / "run" / file).read_bytes() == (tmp_path / "whole" / file).read_bytes(), file
 
 
 def test_matches_against_the_last_net_that_passed(tmp_path: Path, fake_engine: Callable[..., str]) -> None:
