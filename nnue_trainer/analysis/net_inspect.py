@@ -7,6 +7,7 @@ found by expanding positions with one more piece, so this works for feature sets
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -30,7 +31,8 @@ from nnue_trainer.analysis.agreement import (
     model_of,
 )
 from nnue_trainer.base.progress import size as bytes_of
-from nnue_trainer.data.features import FeaturePart, feature_set
+from nnue_trainer.data.feature_match import piece_square_table, settings_of
+from nnue_trainer.data.features import FeaturePart, feature_set, outside_set
 from nnue_trainer.errors import UserError, shown
 from nnue_trainer.export import QuantizedNet, checkpoint_from_net, net_from_checkpoint, read_net
 from nnue_trainer.export.convert import accumulator_bound
@@ -341,7 +343,8 @@ def weight_map(part: FeaturePart, weight: torch.Tensor) -> WeightMap:
         sizes[bucket] = weight[begin : begin + part.bucket_size].abs().mean(1, dtype=torch.float64).numpy()
     # Bucket sizes that are no multiple of 64 begin with an unused slot.
     boards = sizes[:, part.bucket_size % _SQUARES :].reshape(buckets, -1, _SQUARES)
-    return WeightMap(part.name, boards, plane_names(part), king_buckets(part), state_names(part))
+    states = state_names(part)
+    return WeightMap(part.name, boards, plane_names(part), king_buckets(part, len(states)), states)
 
 
 def _indices(part: FeaturePart, fen_board: str) -> set[int]:
@@ -392,8 +395,9 @@ def plane_names(part: FeaturePart) -> list[str]:
     return [" and ".join(sorted(set(names), key=names.index)) or f"plane {i}" for i, names in enumerate(meanings)]
 
 
-def king_buckets(part: FeaturePart) -> npt.NDArray[np.int64]:
-    """The bucket for an own king on each square, int64 [64]; −1 where no position has features that show it."""
+def king_buckets(part: FeaturePart, num_states: int) -> npt.NDArray[np.int64]:
+    """The king bucket for an own king on each square, int64 [64], of which each has `num_states` buckets; −1 where no
+    position has features that show it."""
     found = np.full(_SQUARES, -1, np.int64)
     for square in range(_SQUARES):
         far = 63 if square % 8 < 4 else 56
@@ -404,19 +408,43 @@ def king_buckets(part: FeaturePart) -> npt.NDArray[np.int64]:
         except UserError:
             continue
         if indices:
-            found[square] = min(indices) // part.bucket_size // part.num_states
+            found[square] = min(indices) // part.bucket_size // num_states
     return found
 
 
 def state_names(part: FeaturePart) -> list[str]:
     """What each state of a king bucket stands for, such as "enemy queens 0" and "enemy queens 1+"; [""] if there is
-    only one."""
+    only one. The states of a set from outside are found by expanding positions."""
+    if outside_set(part.name) is not None:
+        return _states_seen(part)
     names = [""]
     for pieces, most in part.states:
         counted = " and ".join(f"{name}s" for code, name in enumerate(_BY_CODE) if pieces >> code & 1)
         digits = [f"{counted} {count}{'+' * (count == most)}" for count in range(most + 1)]
         names = [", ".join(filter(None, (name, digit))) for name in names for digit in digits]
     return names
+
+
+def _states_seen(part: FeaturePart) -> list[str]:
+    """A state for each bucket of a king bucket, if the buckets of a king follow one another: pieces that the board has
+    in this state. [""] if buckets depend on the king only, or in another way."""
+    settings = tuple(settings_of(part))
+    table = piece_square_table(part.name, settings)
+    if table is None:
+        return [""]
+    seen = table.buckets[:, :, :, _BY_CODE.index("own king")]
+    total = part.num_features // part.bucket_size
+    for count in (count for count in range(2, total + 1) if total % count == 0):
+        kings, states = seen // count, seen % count
+        if (kings == kings[:, :, :1]).all() and (states == states[:1, :1]).all() and states.any():
+            shown = dict(zip(reversed(states[0, 0].tolist()), reversed(settings), strict=True))
+            return [_pieces(shown[state]) if state in shown else "no position found" for state in range(count)]
+    return [""]
+
+
+def _pieces(setting: tuple[int, ...]) -> str:
+    counts = Counter(_BY_CODE[code] for code in setting)
+    return "with " + (", ".join(f"{count} {name}{'s' * (count > 1)}" for name, count in counts.items()) or "neither")
 
 
 # ---- on positions ----------------------------------------------------------------------------------------------------

@@ -110,11 +110,118 @@ def test_planes_and_buckets_are_found_by_expanding_positions(name):
             assert names.count(f"own {piece}") == names.count(f"enemy {piece}") == 1
         grouped = "".join(names[:2]) == "own pawnown knight"
         assert names.index("enemy pawn") == (5 if grouped and len(names) == 10 else 6 if grouped else 1)
-        buckets = king_buckets(part)
+        buckets = king_buckets(part, part.num_states)
         assert buckets.max() < part.num_features // part.bucket_size // part.num_states
         assert state_names(part) == (["enemy queens 0", "enemy queens 1+"] if name.startswith(("K32", "K16")) else [""])
         if name in ("HalfKAv2_hm", "K32Q2"):
             assert buckets.tolist() == [king_bucket(square) for square in range(64)]
+
+
+IN_PYTHON = """
+import numpy as np
+
+from nnue_trainer.data.feature_sets import Features, View, left_packed
+from nnue_trainer.schema import section
+
+
+@section
+class ByQueens(Features):
+    num_features = 2 * 3 * 768
+    max_active = 32
+    bucket_size = 768
+
+    def indices(self, view: View):
+        queens = np.minimum((view.piece == 9).sum(axis=1), 2)
+        bucket = 3 * (view.king // 32) + queens
+        plane = view.piece // 2 + 6 * (view.piece % 2)
+        return left_packed(np.where(view.present, 768 * bucket[:, None] + 64 * plane + view.square, -1))
+
+
+@section
+class ByKings(Features):
+    num_features = 4 * 768
+    max_active = 32
+    bucket_size = 768
+
+    def indices(self, view: View):
+        plane = view.piece // 2 + 6 * (view.piece % 2)
+        return left_packed(np.where(view.present, 768 * (view.king // 16)[:, None] + 64 * plane + view.square, -1))
+"""
+IN_A_HEADER = """
+#include "features/general_set.h"
+
+// Planes as HalfKAv2_hm has them; buckets by the half of the board and by own rooks.
+struct ByRooks {
+    using Board = nnue::data::CodePlanes;
+    static constexpr int kNumFeatures = 4 * 768, kMaxActive = 32, kBucketSize = 768, kNumVirtual = 768;
+
+    NNUE_HOST_DEVICE static int orientation(int perspective, int) { return perspective ? 56 : 0; }
+    NNUE_HOST_DEVICE static int offset(int perspective, int king, const Board& board) {
+        return 768 * (2 * ((king & 7) > 3) + (board.of(6 ^ perspective) != 0));
+    }
+    NNUE_HOST_DEVICE static nnue::data::Bitboard partners(const Board&, int, int square) {
+        return nnue::data::bit(square);
+    }
+    NNUE_HOST_DEVICE static int index(int piece, int from, int, int) { return 64 * piece + from; }
+};
+"""
+PLAIN = ["pawn", "knight", "bishop", "rook", "queen", "king"]
+GROUPED = [f"{side} {piece}" for side in ("own", "enemy") for piece in PLAIN]
+INTERLEAVED = [f"{side} {piece}" for piece in PLAIN for side in ("own", "enemy")]
+
+
+@pytest.mark.parametrize(
+    ("name", "states", "bucket_of", "planes"),
+    [
+        (
+            "sets.py:ByQueens",
+            ["with neither", "with 1 enemy queen", "with 2 enemy queens"],
+            lambda square: square // 32,
+            GROUPED,
+        ),
+        ("sets.py:ByKings", [""], lambda square: square // 16, GROUPED),
+        (
+            data.piece_square_set([square % 2 for square in range(64)], states=["oQ:1", "eR:1"]),
+            [f"own queens {own}, enemy rooks {enemy}" for own in ("0", "1+") for enemy in ("0", "1+")],
+            lambda square: square % 2,
+            GROUPED,
+        ),
+        pytest.param(
+            "sets.h:ByRooks",
+            ["with neither", "with 1 own rook"],
+            lambda square: square % 8 // 4,
+            INTERLEAVED,
+            marks=pytest.mark.compiler,
+        ),
+    ],
+    ids=["Python", "Python, kings only", "declared", "header"],
+)
+def test_labels_of_sets_with_states(name, states, bucket_of, planes, tmp_path):
+    """What the page calls planes, king buckets and states of sets of one's own; the labels are worked out here."""
+    for file, text in (("sets.py", IN_PYTHON), ("sets.h", IN_A_HEADER)):
+        (tmp_path / file).write_text(text)
+    (part,) = feature_set(name if name.startswith("Piece") else f"{tmp_path}/{name}", may_import=True).parts
+    weight = torch.randn(part.num_features, 4)
+    found = weight_map(part, weight)
+    assert found.states == states
+    assert found.planes == planes
+    assert found.king_buckets.tolist() == [bucket_of(square) for square in range(64)]
+    # A knight on d4 of the perspective whose king is on g6, in each state.
+    boards = {0: "8/8/6K1/8/3N4/8/8/k7"}
+    if "ByQueens" in name:
+        boards |= {1: "8/8/6K1/8/3N4/q7/8/k7", 2: "8/8/6K1/8/3N4/qqq5/8/k7"}
+    elif "ByRooks" in name:
+        boards |= {1: "8/8/6K1/8/3N4/8/8/kR6"}
+    elif "Piece" in name:
+        boards |= {1: "8/8/6K1/8/3N4/r7/8/k7", 2: "8/8/6K1/8/3N4/Q7/8/k7", 3: "8/8/6K1/8/3N4/Q7/r7/k7"}
+    for state, board in boards.items():
+        row = data.expand(data.records_from_fens([f"{board} w - - 0 1"]), part.name).white[0].tolist()
+        bucket = len(states) * bucket_of(46) + state
+        expected = bucket * part.bucket_size + 64 * planes.index("own knight") + 27
+        assert expected in row
+        assert found.sizes[bucket, planes.index("own knight"), 27] == pytest.approx(
+            weight[expected].abs().mean().item()
+        )
 
 
 def test_weight_maps_are_means_of_magnitudes():
