@@ -38,7 +38,7 @@ class Calls:
     def __init__(self, way: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.way, self.fails, self.commands, self.lines = way, "", list[list[str]](), list[str]()
         self.left = ""
-        monkeypatch.setattr(pipeline, "_left", lambda _: self.left)
+        monkeypatch.setattr(pipeline, "_remaining", lambda _: self.left)
 
     def __call__(self, command: list[str]) -> int:
         self.commands.append(command)
@@ -168,6 +168,7 @@ def test_what_changed_is_not_replaced_unasked(way: Path, monkeypatch: pytest.Mon
 
 def test_wrong_files(way: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = Calls(way, monkeypatch)
+    Path("mine.py").touch()
     with pytest.raises(UserError, match="found no step 'fly', expected data 1, train, export"):
         calls.run("fly")
     for content, message in (
@@ -181,6 +182,12 @@ def test_wrong_files(way: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (
             {"train": {"recipe": "recipe.yaml", "set": ["model={kind: sfnnv5, l1: 64}"]}},
             "train: model.l1 is 64, which no Stockfish reads; .*; export: {options: --any-l1} writes it all the same",
+        ),
+        # A recipe with classes of the user's is checked as well.
+        ({"train": {"recipe": "recipe.yaml", "options": "--plugin none.py"}}, "none.py"),
+        (
+            {"train": {"recipe": "recipe.yaml", "set": ["optimizer.lr=fast"], "options": "--plugin=mine.py"}},
+            "optimizer.lr: found",
         ),
     ):
         way.write_text(yaml.safe_dump(content))

@@ -18,7 +18,9 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field
 
@@ -27,7 +29,10 @@ from nnue_trainer.base import system
 from nnue_trainer.engines.uci import find_engine
 from nnue_trainer.errors import UserError, quoted
 from nnue_trainer.files.atomic import replacing
+from nnue_trainer.registry import load_plugin
 from nnue_trainer.schema import section
+
+Decision = Literal["done", "make", "replace", "continue", "refuse"]
 
 DONE = "steps.json"
 _LOCK = ".steps.lock"
@@ -114,15 +119,18 @@ class Way:
 @dataclass(frozen=True)
 class Step:
     """`command`: the arguments of `nnue`; `result`: what it makes, None for nothing but a verdict. `again`: arguments
-    that make it replace its old result. `goes_on`: the command itself decides whether its result fits its options.
-    `resumes`: interrupted, the command continues; other commands make their result anew."""
+    that make it replace its old result; `onward`: others, with which it continues or begins. `goes_on`: the command
+    itself decides whether its result fits its options. `resumes`: interrupted, the command continues; other commands
+    make their result anew. `remaining`: why the result is not complete though the command ended well, "" if it is."""
 
     name: str
     command: list[str]
     result: Path | None
     again: tuple[str, ...] = ("--overwrite",)
+    onward: tuple[str, ...] = ()
     goes_on: bool = False
     resumes: bool = False
+    remaining: Callable[[Path], str] = lambda _: ""
 
     def there(self) -> list[int]:
         """Inode, time in ns and size of the result, [] if there is none. They change with every write."""
@@ -175,7 +183,8 @@ def steps_of(way: Way, path: Path) -> tuple[Path, list[Step]]:
     named = [filled(train.recipe)] if train.recipe is not None else ["--preset", str(train.preset)]
     run, net = folder / "run", folder / "net.nnue"
     command = ["train", *named, *map(filled, train.set), "--run-dir", str(run), *words(train.options)]
-    steps.append(Step("train", command, run / "checkpoints" / "last.safetensors", resumes=True))
+    last = run / "checkpoints" / "last.safetensors"
+    steps.append(Step("train", command, last, onward=("--resume", "auto"), resumes=True, remaining=_remaining))
     steps.append(Step("export", ["export", str(run), str(net), *words(way.export.options)], net))
     if way.permute is not None:
         permuted = folder / "permuted.nnue"
@@ -222,15 +231,34 @@ def _check(way: Way, path: Path, folder: Path) -> None:
     for engine in {part.engine for part in (way.verify, way.match) if part is not None}:
         find_engine(engine)
     train = way.train
-    if "--plugin" not in train.options:
-        recipe = Path(_filled(train.recipe, folder)) if train.recipe is not None else presets.path(str(train.preset))
-        trained = config.load(recipe, [_filled(change, folder) for change in train.set])
-        if trained.seeds:
-            raise UserError(f"{path}: train: the recipe has seeds, expected one net")
-        if trained.model.unreadable is not None and "--any-l1" not in way.export.options:
-            raise UserError(
-                f"{path}: train: model.{trained.model.unreadable}; export: {{options: --any-l1}} writes it all the same"
-            )
+    words = shlex.split(_filled(train.options, folder).replace("--plugin=", "--plugin "))
+    for option, file in pairwise(words):
+        if option == "--plugin":
+            load_plugin(file)
+    recipe = Path(_filled(train.recipe, folder)) if train.recipe is not None else presets.path(str(train.preset))
+    trained = config.load(recipe, [_filled(change, folder) for change in train.set])
+    if trained.seeds:
+        raise UserError(f"{path}: train: the recipe has seeds, expected one net")
+    if trained.model.unreadable is not None and "--any-l1" not in way.export.options:
+        raise UserError(
+            f"{path}: train: model.{trained.model.unreadable}; export: {{options: --any-l1}} writes it all the same"
+        )
+
+
+def _decide(step: Step, key: str, progress: Progress) -> Decision:
+    """What to do with a step: "done": nothing; "make": it has no result; "replace": its result is to be replaced;
+    "continue": the command goes on from its result; "refuse": the result is of other settings, and nobody gave it
+    up."""
+    there, done = step.there(), progress.done.get(step.name)
+    if done == key and (there or step.result is None):
+        return "done"
+    if not there:
+        return "make"
+    if progress.replaced.get(step.name) == there:
+        return "replace"
+    if done not in (None, key) and not step.goes_on:
+        return "refuse"
+    return "replace" if progress.begun.get(step.name) == key and not step.resumes else "continue"
 
 
 def _run_steps(
@@ -254,24 +282,19 @@ def _run_steps(
     for number, step in enumerate(steps, 1):
         key = hashlib.sha256(json.dumps([key, step.name, step.command, _inputs(step)]).encode()).hexdigest()
         head = f"step {number}/{len(steps)} {step.name}"
-        there = step.there()
-        if progress.done.get(step.name) == key and (there or step.result is None):
+        decision = _decide(step, key, progress)
+        if decision == "done":
             say(f"{head}: done")
             continue
-        given_up = bool(there) and progress.replaced.get(step.name) == there
-        if there and not given_up and not step.goes_on and progress.done.get(step.name, key) != key:
+        if decision == "refuse":
             raise UserError(
                 f"{path}: step {step.name}, or one before it, has changed since its result was made; "
                 f"--redo {shlex.quote(step.name)} makes it and what follows anew"
             )
-        interrupted = bool(there) and progress.begun.get(step.name) == key and not given_up
-        replaces = given_up or (interrupted and not step.resumes)
-        command = [*step.command, *(step.again if replaces else ())]
-        if step.name == "train" and not replaces:
-            command += ["--resume", "auto"]
+        command = [*step.command, *(step.again if decision == "replace" else step.onward)]
         say(f"{head}: nnue {shlex.join(command)}")
         progress.done.pop(step.name, None)
-        if replaces or not there:
+        if decision != "continue":
             progress.begun[step.name] = key
         _write(folder / DONE, progress)
         status = call(command)
@@ -281,9 +304,9 @@ def _run_steps(
         if step.result is not None and not step.result.exists():
             raise UserError(f"{path}: step {step.name} did not make {step.result}")
         progress.replaced.pop(step.name, None)
-        if step.name == "train" and (left := _left(step.result)):
+        if step.result is not None and (remaining := step.remaining(step.result)):
             _write(folder / DONE, progress)
-            say(f"{head}: {left}; the same command goes on from here")
+            say(f"{head}: {remaining}; the same command goes on from here")
             return 0
         progress.begun.pop(step.name, None)
         progress.done[step.name] = key
@@ -323,11 +346,10 @@ def _inputs(step: Step) -> str:
     return digest.hexdigest()
 
 
-def _left(last: Path | None) -> str:
+def _remaining(last: Path) -> str:
     """Why a training that ended well is not complete; "" if it is."""
     from nnue_trainer.training.stages import left
 
-    assert last is not None
     return left(last)
 
 

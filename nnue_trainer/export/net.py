@@ -147,7 +147,7 @@ def _unknown(file: NetFile, header: Header, known: Sequence[Candidate]) -> str:
     first = f"{sizes}; " if sizes else ""
     return (
         f"is of a net without a record, with other sizes of layers: {first}give its name and all its sizes as --arch, "
-        f"as {others[-1].name}-l2-24-l3-16 (by its first layer one of {names})"
+        f"as {others[-1].name_with_sizes} (by its first layer one of {names})"
     )
 
 

@@ -229,6 +229,12 @@ class Net(ABC):
         that follow from the hash: for the message about a file whose net is none of `known()`."""
         return ()
 
+    @property
+    def name_with_sizes(self) -> str:
+        """A name that `named` reads, with all sizes that a net of this kind can have other than usual: the example in
+        the message about a file whose net is none of `known()`."""
+        return self.name
+
     @classmethod
     def named(cls, name: str) -> Net | None:
         """The net of this kind that has this name and is none of `known()`."""

@@ -212,6 +212,7 @@ def pad32(n: int) -> int:
 
 
 _MOST_WIDTH = 16384
+_FIRST_HASH = "feature transformer hash"
 Width = Annotated[int, Field(ge=32, le=_MOST_WIDTH, multiple_of=32)]
 Outputs = Annotated[int | None, Field(ge=1, le=1024)]
 
@@ -317,6 +318,10 @@ class StockfishNet(Net):
         name = self.kind if self.l1 == _default_width(type(self)) else f"{self.kind}-l1-{self.l1}"
         return name + self._sizes_in_name()
 
+    @property
+    def name_with_sizes(self) -> str:
+        return f"{self.kind}-l1-{self.l1}-l2-{self.facts.l2}-l3-{self.facts.l3}"
+
     def _sizes_in_name(self) -> str:
         sizes = "".join(f"-{name}-{size}" for name, size, _ in self._other_sizes())
         return f"{sizes}-stacks-{self.facts.stacks}" if self._has_own_stacks else sizes
@@ -344,9 +349,8 @@ class StockfishNet(Net):
     def of_other_sizes(cls, version: int, transformer_hash: int) -> Iterable[Net]:
         for net in cls.known():
             for layout in net.layouts():
-                word = layout.items[0]
-                assert isinstance(word, Word)
-                l1 = (transformer_hash ^ word.value ^ 2 * _default_width(cls)) // 2
+                words = {item.label: item.value for item in layout.items if isinstance(item, Word)}
+                l1 = (transformer_hash ^ words[_FIRST_HASH] ^ 2 * _default_width(cls)) // 2
                 if layout.version == version and 32 <= l1 <= _MOST_WIDTH and l1 % 32 == 0:
                     return (validate(cls, {"l1": l1}, lambda _: cls.kind),)
         return ()
@@ -521,7 +525,7 @@ class StockfishNet(Net):
             for feature_set in d.sets[:1] if name.endswith("first hash") else d.sets:
                 features = (features << 1 & 0xFFFFFFFF | features >> 31) ^ FEATURE_HASH[feature_set]
             transformer_hash = features ^ 2 * self.l1
-            items: list[Word | Block] = [Word("feature transformer hash", transformer_hash)]
+            items: list[Word | Block] = [Word(_FIRST_HASH, transformer_hash)]
             items += self._transformer_blocks(name.split()[0], tensors)
             for stack in range(d.stacks):
                 items.append(Word(f"stack {stack} hash", h))

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from nnue_trainer.base import _library
+from nnue_trainer.errors import UserError, quoted
 from nnue_trainer.ops import _derivatives, _enumerations
 
 if TYPE_CHECKING:
@@ -171,6 +172,8 @@ def update(machine: Numbers | None, rows: int, tensors: int) -> Choice:
     have these rows, the weight and its moments. For benchmarks, the environment variable NNUE_LEAST_LATE_ROWS sets the
     least number of rows that a GPU updates late."""
     if machine is not None and machine[0] and (least := os.environ.get("NNUE_LEAST_LATE_ROWS")):
+        if not least.isdecimal():
+            raise UserError(f"NNUE_LEAST_LATE_ROWS: found {quoted(least)}, expected a whole number of rows")
         return Choice("every_row" if rows < int(least) else "late", "NNUE_LEAST_LATE_ROWS")
     return _choice("update", "_row_update", machine, "auto", (rows, tensors))
 

@@ -111,7 +111,7 @@ def _step(
     yield Part("transformer", *transformer)
     layers, reason = _layers(model, rounds)
     x_dtype = trained if machine != capabilities.CPU or mixed else torch.float32
-    mode: Mode = "compiled" if recipe.training.compile else "plain"
+    mode: Mode = "compiled" if recipe.training.compile else "autocast" if mixed else "plain"
     stacks = Choice("torch", reason) if layers is None else capabilities.stacks(machine, layers, x_dtype, mode=mode)
     if apart is None and recipe.loss.kernel() is None:
         apart = f"the loss {recipe.loss.kind!r} has no kernel"

@@ -28,7 +28,8 @@ def check(
     of them. UserError for a file that contradicts itself, if `data.implausible` is "stop". `weight`: the weight of
     positions; `features`: the feature set of its batches."""
     counts = weight is None or weight.uses_spare
-    if data.implausible == "ignore":
+    judges = data.implausible != "ignore"
+    if counts and not judges:
         return
     every = batches.opened
     files = every[:: -(-len(every) // _CHUNKS)]
@@ -36,6 +37,8 @@ def check(
         sample = sample_of(file.native, max(1, _CHUNKS // len(files)))
         if weight is not None and not counts:
             counts = any(_counts(weight, records, features) for records in sample.runs)
+        if not judges:
+            continue
         verdict = judge(sample, file.native.format, data.filters)
         found = [*verdict.contradictions, *verdict.doubts]
         if not found:

@@ -93,14 +93,16 @@ def train(recipe: Recipe, run_dir: Path, *, resume: str | None = None, overwrite
             raise UserError(
                 f"{path}: checkpoint of stage {at + 1}, the recipe has {len(stages)}; resume with its own recipe"
             )
-        for stage in stages[at + 1 :]:
+        for stage in stages[at:]:
             _check_files(stage)
         for doubt in idle_averages(stages) if ranks.writes else ():
             _log.warning("%s", doubt)
         begin = _Begin(saved, path, resumed=True, keep=in_place) if saved is not None else _Begin()
         total: Summary | None = None
+        to_check = stages[at:]
         for stage in stages[at:]:
-            summary = _train_stage(stage, folder, ranks, device, begin)
+            summary = _train_stage(stage, folder, ranks, device, begin, to_check)
+            to_check = []
             total = _joined(total, summary, stage.run_steps)
             if summary.interrupted or summary.stopped or stage.index + 1 == len(stages):
                 break
@@ -110,12 +112,14 @@ def train(recipe: Recipe, run_dir: Path, *, resume: str | None = None, overwrite
 
 
 def _check_files(stage: StageOfRun) -> None:
-    """UserError for a file that a later stage would miss, perhaps days from now."""
+    """UserError for a file that the stage would miss, perhaps days from now."""
     recipe = stage.recipe
-    sets = (file for each in recipe.validation.sets for file in each.files)
-    for file in (*recipe.data.train, *recipe.data.validation, *sets):
-        if not Path(file).exists():
-            raise UserError(f"{stage.label}{shown(file)}: No such file or directory; create it before the run")
+    lists = {"data.train": recipe.data.train, "data.validation": recipe.data.validation}
+    lists |= {f"validation.sets.{number}.files": each.files for number, each in enumerate(recipe.validation.sets)}
+    for key, files in lists.items():
+        for file in files:
+            if not Path(file).exists():
+                raise UserError(f"{stage.label}{key}: {shown(file)}: No such file or directory; create it first")
 
 
 def _check_names(stages: list[StageOfRun], model: NnueModel) -> None:
@@ -167,12 +171,19 @@ def _joined(total: Summary | None, stage: Summary, run_steps: int) -> Summary:
     return replace(stage, steps=run_steps, interrupted=early)
 
 
-def _train_stage(stage: StageOfRun, folder: RunFolder, ranks: Ranks, device: torch.device, begin: _Begin) -> Summary:
-    """Trains one stage. `begin`: what it begins from."""
+def _train_stage(
+    stage: StageOfRun,
+    folder: RunFolder,
+    ranks: Ranks,
+    device: torch.device,
+    begin: _Begin,
+    to_check: list[StageOfRun],
+) -> Summary:
+    """Trains one stage. `begin`: what it begins from; `to_check`: stages whose patterns of parameters are checked."""
     recipe, saved, path = stage.recipe, begin.checkpoint if begin.resumed else None, begin.path
     set_up_torch(recipe, device)
     model = nets.build(recipe.model)
-    _check_names(stages_of(stage.whole)[stage.index :], model)
+    _check_names(to_check, model)
     recipe = settled(recipe, model, device, None if begin.checkpoint is None else _recipe_of(begin.checkpoint))
     weights: list[str] = []
     if begin.checkpoint is not None and not begin.resumed:

@@ -148,7 +148,8 @@ def idle_averages(stages: list[StageOfRun]) -> list[str]:
         end = stage.now(stage.end)
         steps = range(stage.first_step + 1, stage.end + 1)
         if not average.begun(end):
-            why = f"does not begin within {end.epoch:,} epochs, so the net is not an average: lower start_epoch"
+            epochs = f"{end.epoch:,} epoch{'s' * (end.epoch != 1)}"
+            why = f"does not begin within {epochs}, so the net is not an average: lower start_epoch"
         elif len(steps) <= _FEW_STEPS and not any(average.share_at(stage.now(step)) for step in steps):
             why = f"does not move within {len(steps):,} steps, so the net stays the initial one: lower every"
         else:

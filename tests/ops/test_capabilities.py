@@ -188,6 +188,9 @@ def test_least_late_rows_from_the_environment(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("NNUE_LEAST_LATE_ROWS", "20000")
     check(capabilities.update(H100, 24_576, 3), "late", "NNUE_LEAST_LATE_ROWS")
     check(capabilities.update(H100, 19_999, 9), "every_row", "NNUE_LEAST_LATE_ROWS")
+    monkeypatch.setenv("NNUE_LEAST_LATE_ROWS", "abc")
+    with pytest.raises(UserError, match="NNUE_LEAST_LATE_ROWS: found 'abc', expected a whole number of rows"):
+        capabilities.update(H100, 24_576, 3)
     check(capabilities.update(CPU, 10, 2), "late", "")
 
 
@@ -302,6 +305,15 @@ def test_rounding_and_ranks_are_explained() -> None:
     assert "no multiple of 64" in divided["gradient between"].reason
     one_layer = {part.name: part for part in explain(config.load(presets.path("buckets"), []), H100, ranks=2)}
     assert one_layer["gradient between"].kernels == "whole"
+
+
+def test_autocast_on_a_cpu_is_explained() -> None:
+    from nnue_trainer import config, presets
+    from nnue_trainer.training.explain import explain
+
+    recipe = config.load(presets.path("sfnnv5"), ["training.precision=mixed"])
+    layers = next(part for part in explain(recipe, CPU) if part.name == "layers")
+    assert (layers.kernels, layers.reason) == ("torch", "autocast runs torch's operators for the layers of a CPU")
 
 
 def test_what_keeps_the_loss_apart_is_explained() -> None:

@@ -216,7 +216,7 @@ def test_stages_before_the_one_that_is_resumed_cannot_change(tmp_path: Path, rec
 
 
 def test_a_file_that_a_later_stage_misses_ends_the_run_at_once(tmp_path: Path, recipe: Path) -> None:
-    with pytest.raises(UserError, match=r"stage 3/3 third: .*none\.binpack: No such file"):
+    with pytest.raises(UserError, match=r"stage 3/3 third: data\.train: .*none\.binpack: No such file"):
         nnue("train", recipe, "--run-dir", tmp_path / "run", f"stages.third.data.train=[{tmp_path}/none.binpack]")
     with pytest.raises(UserError, match=r"data\.weights: found weights that leave none of the 1 chunks of all files"):
         nnue("train", recipe, "--run-dir", tmp_path / "run", "stages=[]", "data.weights=[0.001]")
