@@ -1,5 +1,5 @@
 // A file of positions in any format as chunks that can be decoded in any order, from several threads: what the pipeline
-// shuffles and shares out. docs/data.md, "Chunks of the formats".
+// shuffles and shares out. docs/data.md, "The loader".
 #pragma once
 
 #include <memory>
