@@ -188,8 +188,9 @@ def test_a_recipe_with_any_wrong_value_is_refused_in_one_line() -> None:
     whole = yaml.safe_load(RECIPE)
     options = whole["training"]["steps"][0]["run"]["options"]
     texts = {"features", "optimizer-name", "validation-data"}
+    wrong_values: tuple[object, ...] = ("many", [1], {}, None, math.nan, "inf", "")
     for name in options.keys() - texts:
-        for value in ("many", [1], {}, None, math.nan, "inf", ""):
+        for value in wrong_values:
             with pytest.raises(UserError, match=rf"^x: step 1: {name}: found .*, expected (a number|true or false)"):
                 nettest.translate(steps(options | {name: value}), "x")
     for wrong, message in (

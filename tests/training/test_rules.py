@@ -11,6 +11,7 @@ import torch
 from pydantic import ValidationError
 from test_optim import OUTPUTS, ROWS, Net, inputs
 from torch import Tensor, nn
+from typed import grad_of
 
 from nnue_trainer.errors import UserError
 from nnue_trainer.modules import StackedLinear
@@ -288,7 +289,7 @@ def test_a_frozen_parameter_keeps_moments_and_stays_out_of_norms() -> None:
     loss.backward()
     others = [p.grad for n, p in net.named_parameters() if n != "weight"]
     squares = sum(float(g.square().sum()) for g in others if g is not None)
-    squares += float(net.stack.weight.grad.sum(0).square().sum())  # type: ignore[union-attr]
+    squares += float(grad_of(net.get_parameter("stack.weight")).sum(0).square().sum())
     optimizer.step(loss.detach())
     assert optimizer.rule.fused.numbers[8].item() == pytest.approx(math.sqrt(squares))  # type: ignore[attr-defined]
 
