@@ -8,10 +8,13 @@ A measurement replaces the one of the same name. peers.json stays, and so do the
 
 from __future__ import annotations
 
-import io
 import json
-import tarfile
+import sys
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "data_loader" / "fuzz"))
+
+from corpus import read, write
 
 RESULTS = Path(__file__).resolve().parent / "results"
 ARCHIVE = RESULTS / "measurements.tar.xz"
@@ -44,20 +47,11 @@ def row(name: str, text: bytes) -> str:
 
 
 def main() -> None:
-    texts: dict[str, bytes] = {}
-    if ARCHIVE.is_file():
-        with tarfile.open(ARCHIVE) as archive:
-            texts = {member.name: archive.extractfile(member).read() for member in archive}  # type: ignore[union-attr]
+    texts = read(ARCHIVE) if ARCHIVE.is_file() else {}
     here = {path.name: path.read_bytes() for path in RESULTS.glob("*.json")}
     moved = {name: text for name, text in here.items() if name not in kept()}
     texts |= moved
-    partial = ARCHIVE.with_suffix(".partial")
-    with tarfile.open(partial, "w:xz", preset=9) as archive:
-        for name, text in sorted(texts.items()):
-            member = tarfile.TarInfo(name)  # no owner and no time: the same measurements give the same archive
-            member.size = len(text)
-            archive.addfile(member, io.BytesIO(text))
-    partial.replace(ARCHIVE)
+    write(texts, ARCHIVE)
     rows = [row(name, text) for name, text in sorted((texts | here).items())]
     (RESULTS / "README.md").write_text(TEXT + "".join(rows), encoding="utf-8")
     for name in moved:

@@ -18,16 +18,18 @@ ARCHIVE = Path(__file__).resolve().parent / "corpus.tar.xz"
 
 
 def read(archive: Path = ARCHIVE) -> dict[str, bytes]:
-    """The inputs by TARGET/NAME."""
+    """The files of an archive by their names, which are TARGET/NAME for inputs."""
     with tarfile.open(archive) as file:
         return {member.name: file.extractfile(member).read() for member in file}  # type: ignore[union-attr]
 
 
-def write(inputs: dict[str, bytes], archive: Path = ARCHIVE) -> None:
+def write(files: dict[str, bytes], archive: Path = ARCHIVE) -> None:
+    """The archive of these files: no owner and no time, so equal files give equal bytes. `benchmarks/archive.py` uses
+    it too."""
     partial = archive.with_suffix(".partial")
     with tarfile.open(partial, "w:xz", preset=9) as file:
-        for name, content in sorted(inputs.items()):
-            member = tarfile.TarInfo(name)  # no owner and no time: the archive depends on the inputs alone
+        for name, content in sorted(files.items()):
+            member = tarfile.TarInfo(name)
             member.size = len(content)
             file.addfile(member, io.BytesIO(content))
     partial.replace(archive)
