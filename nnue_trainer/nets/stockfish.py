@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -519,6 +520,9 @@ class StockfishNet(Net):
             h = (0xCC03DAE4 + outputs) ^ h >> 1 ^ (h << 31 & 0xFFFFFFFF)
             if layer < len(layers) - 1:
                 h = h + 0x538D24C7 & 0xFFFFFFFF
+        if d.table:
+            # No program may read the file with the stacks of a version.
+            h ^= zlib.crc32(bytes(d.stack_table))
         for name in d.layouts:
             features = 0
             # Nets with threats were hashed by their first set alone at the beginning.

@@ -1,6 +1,7 @@
 """Stockfish's nets with stacks of layers, and PSQT columns, by a table over pieces and queens."""
 
 import dataclasses
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,28 @@ def test_training_file_and_evaluator_agree_on_them(kind: str, tmp_path: Path) ->
     nnue("import", tmp_path / "net.nnue", tmp_path / "again.safetensors")
     nnue("export", tmp_path / "again.safetensors", tmp_path / "again.nnue", "--any-l1")
     assert (tmp_path / "again.nnue").read_bytes() == (tmp_path / "net.nnue").read_bytes()
+
+
+def test_a_file_with_own_stacks_is_not_read_as_that_of_a_version(tmp_path: Path) -> None:
+    """Also with as many stacks as the version has, where nothing but the hashes differs."""
+    hashes = set()
+    for rule in ("stockfish", "bullet", "queens"):
+        made = within_limits({"kind": "sfnnv16", "output_buckets": {"count": 8, "rule": rule}, "l1": 32})
+        checkpoint.save(tmp_path / "c.safetensors", made)
+        out = tmp_path / f"{rule}.nnue"
+        nnue("export", tmp_path / "c.safetensors", out, "--any-l1")
+        content = out.read_bytes()
+        hashes.add(content[4:8])
+        (length,) = struct.unpack_from("<I", content, 8)
+        without_record = content[:8] + struct.pack("<I", 4) + b"mine" + content[12 + length :]
+        out.write_bytes(without_record)
+        if rule != "stockfish":
+            with pytest.raises(UserError) as caught:
+                read_net(out)
+            assert "\n" not in str(caught.value)
+            with pytest.raises(UserError):
+                nnue("eval", out, "--arch", "sfnnv16-l1-32", "--fen", FENS[0])
+    assert len(hashes) == 3
 
 
 def test_they_train(project_root: Path, tmp_path: Path) -> None:
