@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -60,3 +61,13 @@ def test_the_page_of_what_is_public(project_root: Path) -> None:
     tool = project_root / "tools" / "api_page.py"
     done = subprocess.run([sys.executable, str(tool), "--check"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_classes_to_derive_from_are_public(project_root: Path) -> None:
+    """Each base class of the table of parts has a line on the page of what is public."""
+    docs = project_root / "docs"
+    bases = re.findall(r"^\| [^|]+ \| `(nnue_trainer\.[\w.]+)\.(\w+)` \|", (docs / "extending.md").read_text(), re.M)
+    sections = dict(re.findall(r"(?ms)^## (\S+)$(.*?)(?=^## |\Z)", (docs / "api.md").read_text()))
+    assert len(bases) > 10
+    for module, name in bases:
+        assert f"\n- `{name}(" in sections.get(module, ""), f"{module}.{name}"

@@ -7,7 +7,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from nnue_trainer._data import fens_from_records, records_from_fens
-from nnue_trainer.data import fields
+from nnue_trainer.data import feature_sets, fields, filters, formats
 from nnue_trainer.data.files import FORMATS, PositionReader, PositionWriter
 from nnue_trainer.data.filters import Filters
 from nnue_trainer.data.opened import Identity, identities, identity, require_same
@@ -39,8 +39,11 @@ __all__ = [
     "RecordLoader",
     "expand",
     "feature_set",
+    "feature_sets",
     "fens_from_records",
     "fields",
+    "filters",
+    "formats",
     "identities",
     "identity",
     "merge_states",

@@ -32,7 +32,8 @@ from nnue_trainer.base.foreign import leave
 from nnue_trainer.base.system import usable_cpus
 from nnue_trainer.data.batch import Batch
 from nnue_trainer.data.features import FeatureSet, feature_set
-from nnue_trainer.data.filters import Filters, UserFilter, identity
+from nnue_trainer.data.filters import Filters
+from nnue_trainer.data.filters.base import UserFilter, identity
 from nnue_trainer.data.formats import DataFormat
 from nnue_trainer.data.opened import Identity, OpenedFile, identities_from, make_room_for, require_same
 from nnue_trainer.data.spare import common_width

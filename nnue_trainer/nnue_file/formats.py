@@ -23,6 +23,8 @@ from nnue_trainer.nnue_file.reader import MAX_DESCRIPTION_BYTES
 from nnue_trainer.registry import Registry
 from nnue_trainer.schema import section
 
+__all__ = ["FORMATS", "Exported", "ExportedTensor", "NetFormat", "ReadTensor", "TensorKind"]
+
 
 @dataclass(frozen=True)
 class ExportedTensor:

@@ -25,7 +25,7 @@ from nnue_trainer.optim.fused import FusedConfig, FusedRule
 from nnue_trainer.optim.optimizer import Optimizer
 from nnue_trainer.parallel.ranks import Ranks
 from nnue_trainer.parallel.sharding import Unsharded, shard, why_not_columns
-from nnue_trainer.penalties import Penalties
+from nnue_trainer.penalties.base import Penalties
 from nnue_trainer.training.precision import settled
 from nnue_trainer.training.trainer import why_loss_apart, why_not_late
 

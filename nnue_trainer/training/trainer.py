@@ -42,7 +42,7 @@ from nnue_trainer.ops.perspectives import PerspectivePlan
 from nnue_trainer.optim import Optimizer
 from nnue_trainer.parallel.ranks import Ranks
 from nnue_trainer.parallel.sharding import Unsharded
-from nnue_trainer.penalties import Penalties
+from nnue_trainer.penalties.base import Penalties
 from nnue_trainer.schedules import RunStep
 from nnue_trainer.training import timeline
 from nnue_trainer.training.batches import BatchSource, DeviceBatches

@@ -8,7 +8,8 @@ import numpy.typing as npt
 import pytest
 
 from nnue_trainer.data import Filters, RecordLoader, fields
-from nnue_trainer.data.filters import FILTERS, Filter, UserFilter, identity
+from nnue_trainer.data.filters import FILTERS, Filter
+from nnue_trainer.data.filters.base import UserFilter, identity
 from nnue_trainer.data.filters.pieces import Pieces
 from nnue_trainer.errors import UserError
 from nnue_trainer.schema import section

@@ -15,7 +15,8 @@ from typer.testing import CliRunner
 from nnue_trainer import registry
 from nnue_trainer.cli.main import app
 from nnue_trainer.data import Filters, LoaderOptions, PositionReader, RecordLoader
-from nnue_trainer.data.formats import DATA_FORMATS, format_named
+from nnue_trainer.data.formats import DATA_FORMATS
+from nnue_trainer.data.formats.base import format_named
 from nnue_trainer.errors import UserError
 from nnue_trainer.files import checkpoint
 from nnue_trainer.training.trainer import Trainer

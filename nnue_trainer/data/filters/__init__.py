@@ -15,10 +15,10 @@ import numpy.typing as npt
 from pydantic import Field, field_validator
 
 from nnue_trainer import _data
-from nnue_trainer.data.filters.base import FILTERS, AllOf, Filter, UserFilter, identity
+from nnue_trainer.data.filters.base import FILTERS, AllOf, Filter, UserFilter
 from nnue_trainer.schema import section, to_data
 
-__all__ = ["COMPILED", "CURVES", "FILTERS", "CompiledFilter", "Filter", "Filters", "UserFilter", "identity"]
+__all__ = ["FILTERS", "Filter", "Filters"]
 
 
 class CompiledFilter(NamedTuple):

@@ -4,6 +4,6 @@
 data_loader/formats, where their names and suffixes come from.
 """
 
-from nnue_trainer.data.formats.base import DATA_FORMATS, DataFormat, Records, format_named, outside_formats
+from nnue_trainer.data.formats.base import DATA_FORMATS, DataFormat, Records
 
-__all__ = ["DATA_FORMATS", "DataFormat", "Records", "format_named", "outside_formats"]
+__all__ = ["DATA_FORMATS", "DataFormat", "Records"]
