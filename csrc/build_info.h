@@ -1,4 +1,4 @@
-// Describes how a library was built, as one JSON object in the file itself, behind a marker. `nnue info` searches the
+// Describes how a library was built, as one JSON object in the file itself, after a marker. `nnue info` searches the
 // bytes of the file for it, so it can be read even where the library cannot be loaded.
 #pragma once
 

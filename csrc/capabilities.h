@@ -19,51 +19,51 @@
 namespace nnue::capabilities {
 
 // Each reason with its text. The operator `kernel_reasons` gives the texts to Python, in this order.
-#define NNUE_REASONS(X)                                                                                 \
-    X(fastest, "")                                                                                      \
-    X(weight_dtype, "the dtype of the weights is none of float32, float16 and bfloat16")                \
-    X(no_features, "there are no features or no outputs")                                               \
-    X(odd_width, "the width of the feature transformer is odd")                                         \
-    X(width_16, "the width of the feature transformer is no multiple of 16")                            \
-    X(no_library, "the CUDA operators are not loaded")                                                  \
-    X(old_gpu, "the compute capability is below 8.0")                                                   \
-    X(no_code, "the CUDA operators have no code for this GPU")                                          \
-    X(forbidden, "set_cuda_kernels or NNUE_CUDA_KERNELS does not allow faster ones")                    \
-    X(not_90, "the faster kernels need compute capability 9.0")                                         \
-    X(no_90, "the CUDA operators were built without the kernels of compute capability 9.0")             \
-    X(no_king_buckets, "the feature set has no king buckets, or they cannot be told from its numbers")  \
-    X(large_buckets, "a king bucket has more than 768 features")                                        \
-    X(many_buckets, "there are more than 255 king buckets")                                             \
-    X(many_unbucketed, "2^24 or more features lie outside king buckets")                                \
-    X(two_waves, "fewer than 132 multiprocessors compute the 132 shares of a product in two waves")     \
-    X(first_outputs, "the first layer behind the transformer has more than 32 outputs")                 \
-    X(inputs_16, "the number of inputs of the first layer behind the transformer is no multiple of 16") \
-    X(shared_memory, "the layers need more than the 99 KB of shared memory that every GPU has")         \
-    X(many_layers, "there are more than 9 layers behind the transformer, or more than 64 stacks")       \
-    X(rounded_dtype, "layers that round take inputs in float32 and bfloat16 only")                      \
-    X(input_dtype, "the inputs of the layers are none of float32, float16 and bfloat16")                \
-    X(cpu_dtype, "on a CPU the operators of the layers take float32 only")                              \
-    X(stack_dtype, "the weights of the layers are not float32")                                         \
-    X(unaligned, "the inputs or the first weight of the layers lie at no multiple of 16 bytes")         \
-    X(one_by_one, "on a GPU there are operators for all layers together only")                          \
-    X(autocast, "autocast runs torch's operators for the layers of a CPU")                              \
-    X(compiled, "the compiler gets torch's operators for the layers of a GPU")                          \
-    X(onnx, "torch.onnx gets torch's operators for the layers")                                         \
-    X(transformed, "torch.func and forward mode get torch's operators")                                 \
-    X(not_needed, "the transformer is not trained, or the batch is empty")                              \
-    X(on_cpu, "on a CPU the transformer takes the gradient of its output")                              \
-    X(layers_in_torch, "the layers behind the transformer are computed by torch")                       \
-    X(transformer_in_torch, "the transformer is computed by torch")                                     \
-    X(one_layer_psqt, "there is one layer behind the transformer, and PSQT columns")                    \
-    X(divided_layer, "there is one layer behind the transformer, and divided columns")                  \
-    X(not_pairwise, "the activation is not pairwise")                                                   \
-    X(width_64, "the width of the feature transformer is no multiple of 64")                            \
-    X(gradient_dtype, "the trained weights are float16, or their dtype is not that of the output")      \
-    X(bound, "the bound of the activation is outside 1/64 to 255, which 16-bit products need")          \
-    X(portable, "the portable kernels of the transformer take the gradient of its output")              \
-    X(x_16_kb, "the inputs of a position take more than 16 KB")                                         \
-    X(few_rows, "weight and moments have fewer than 98,304 of these rows, and most are in every batch") \
-    X(cpu_matrices, "on a CPU the directions of matrices are computed by torch")                        \
+#define NNUE_REASONS(X)                                                                                   \
+    X(fastest, "")                                                                                        \
+    X(weight_dtype, "the dtype of the weights is not float32, float16 or bfloat16")                       \
+    X(no_features, "there are no features or no outputs")                                                 \
+    X(odd_width, "the width of the feature transformer is odd")                                           \
+    X(width_16, "the width of the feature transformer is not a multiple of 16")                           \
+    X(no_library, "the CUDA operators are not loaded")                                                    \
+    X(old_gpu, "the compute capability is below 8.0")                                                     \
+    X(no_code, "the CUDA operators have no code for this GPU")                                            \
+    X(forbidden, "set_cuda_kernels or NNUE_CUDA_KERNELS does not allow faster ones")                      \
+    X(not_90, "the faster kernels need compute capability 9.0")                                           \
+    X(no_90, "the CUDA operators were built without the kernels of compute capability 9.0")               \
+    X(no_king_buckets, "the feature set has no king buckets, or its sizes do not show them")              \
+    X(large_buckets, "a king bucket has more than 768 features")                                          \
+    X(many_buckets, "there are more than 255 king buckets")                                               \
+    X(many_unbucketed, "2^24 or more features lie outside king buckets")                                  \
+    X(two_waves, "fewer than 132 multiprocessors compute the 132 shares of a product in two waves")       \
+    X(first_outputs, "the first layer after the transformer has more than 32 outputs")                    \
+    X(inputs_16, "the number of inputs of the first layer after the transformer is not a multiple of 16") \
+    X(shared_memory, "the layers need more than the 99 KB of shared memory that every GPU has")           \
+    X(many_layers, "there are more than 9 layers after the transformer, or more than 64 stacks")          \
+    X(rounded_dtype, "layers that round take inputs in float32 and bfloat16 only")                        \
+    X(input_dtype, "the inputs of the layers are not float32, float16 or bfloat16")                       \
+    X(cpu_dtype, "on a CPU the operators of the layers take float32 only")                                \
+    X(stack_dtype, "the weights of the layers are not float32")                                           \
+    X(unaligned, "the inputs or the first weight of the layers are not aligned to 16 bytes")              \
+    X(one_by_one, "on a GPU there are operators for all layers together only")                            \
+    X(autocast, "on a CPU, autocast uses torch's operators for the layers")                               \
+    X(compiled, "on a GPU, torch.compile uses torch's operators for the layers")                          \
+    X(onnx, "torch.onnx uses torch's operators for the layers")                                           \
+    X(transformed, "torch.func and forward mode use torch's operators")                                   \
+    X(not_needed, "the transformer is not trained, or the batch is empty")                                \
+    X(on_cpu, "on a CPU the transformer takes the gradient of its output")                                \
+    X(layers_in_torch, "the layers after the transformer are computed by torch")                          \
+    X(transformer_in_torch, "the transformer is computed by torch")                                       \
+    X(one_layer_psqt, "there is one layer after the transformer, and PSQT columns")                       \
+    X(divided_layer, "there is one layer after the transformer, and divided columns")                     \
+    X(not_pairwise, "the activation is not pairwise")                                                     \
+    X(width_64, "the width of the feature transformer is not a multiple of 64")                           \
+    X(gradient_dtype, "the trained weights are float16, or their dtype is not that of the output")        \
+    X(bound, "the bound of the activation is outside 1/64 to 255, which 16-bit products need")            \
+    X(portable, "the portable kernels of the transformer take the gradient of its output")                \
+    X(x_16_kb, "the inputs of a position take more than 16 KB")                                           \
+    X(few_rows, "weight and moments have fewer than 98,304 of these rows, and most are in every batch")   \
+    X(cpu_matrices, "on a CPU the directions of matrices are computed by torch")                          \
     X(long_sides, "the matrices have more than 64 rows and more than 64 columns")
 
 enum class Reason : int {
@@ -201,7 +201,7 @@ inline Choice<Transformer> transformer(const Machine& machine, const Transformer
     return {Transformer::torch, reason};
 }
 
-// ---- the layers behind it ------------------------------------------------------------------------------------------
+// ---- the layers after it ------------------------------------------------------------------------------------------
 
 // one_pass: tiles, and one kernel for all of a single layer of one output.
 NNUE_ENUMERATION(Stacks, torch, cpu, tiles, one_pass)
@@ -271,7 +271,7 @@ NNUE_ENUMERATION(Between, whole, factors, rows)
 struct BetweenShape {
     ScalarType trained_dtype,
         output_dtype;             // of what takes the gradient of the weight, and of the transformer's output
-    int64_t num_outputs, hidden;  // N, and the layers behind the transformer but the last
+    int64_t num_outputs, hidden;  // N, and the layers after the transformer but the last
     Activation activation;
     double bound;
     bool has_psqt;

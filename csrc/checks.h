@@ -1,5 +1,5 @@
 // Argument checks that all operators share. An error is one line with the operator, the argument, what was found and
-// what was expected. The checks look at metadata only, so the same code serves CPU and CUDA.
+// what was expected. The checks read only metadata, so the same code serves CPU and CUDA.
 #pragma once
 
 #include <torch/csrc/stable/library.h>
@@ -156,7 +156,7 @@ inline void check_shape(const char* op, const char* argument, const Tensor& tens
          std::string("shape ") + letters + (known ? " = " + shape_text(shape) : ""));
 }
 
-// The addresses from a tensor's first element to behind its last one.
+// The addresses from a tensor's first element to after its last one.
 struct AddressRange {
     uintptr_t begin, end;
 };

@@ -59,7 +59,7 @@ inline ScalarType sum_dtype(ScalarType weight) {
 inline void check_indices(const char* op, const Tensor& indices) {
     check_shape(op, "indices", indices, {-1, -1}, "[B, K]");
     if (indices.scalar_type() == ScalarType::Long) {
-        fail(op, "indices", std::string("int64"), "int32, as nnue_trainer.ops.index_rows makes it of int64");
+        fail(op, "indices", std::string("int64"), "int32; nnue_trainer.ops.index_rows converts int64");
     }
     check_dtype(op, "indices", indices, {ScalarType::Int});
     if (indices.size(1) > INT32_MAX) fail(op, "indices", "K = " + std::to_string(indices.size(1)), "K < 2^31");
@@ -104,7 +104,7 @@ inline Sizes check_backward(const Tensor& grad_output, const Tensor& indices, co
                 {ScalarType::Float, ScalarType::Double, ScalarType::Half, ScalarType::BFloat16});
     check_num_features(kBackward, "num_features", num_features);
     if (values) check_values(kBackward, *values, indices, grad_output.scalar_type(), device);
-    if (needs.values && !values) fail(kBackward, "values", "none", "a tensor, since its gradient is asked for");
+    if (needs.values && !values) fail(kBackward, "values", "none", "a tensor, since its gradient is requested");
     if (needs.values && !weight) fail(kBackward, "weight", "none", "a tensor, for the gradient of values");
     if (weight) {
         check_device(kBackward, "weight", *weight, device, grad_output, "grad_output");

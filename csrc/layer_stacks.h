@@ -1,4 +1,4 @@
-// The layers behind the feature transformer, with a set of weights per stack, and the loss behind them: the contract of
+// The layers after the feature transformer, with a set of weights per stack, and the loss after them: the contract of
 // the operators _stack_order and layer_stacks_*, the checks, and what a position's loss is. There are kernels for CUDA
 // alone; nnue_trainer/modules/layer_stacks.py has the same in torch's operators, and chooses between them.
 //
@@ -6,7 +6,7 @@
 //
 //   y_l = weight_l[s] · v_l + bias_l[s],   v_0 = x,   v_(l + 1) = activation_l(the first `activated` of y_l)
 //
-// The last layer has one output. It sees v of the layer before, behind those v of earlier layers that have `to_output`,
+// The last layer has one output. It reads v of the layer before, after those v of earlier layers that have `to_output`,
 // each multiplied by its `output_scale`. What it gives, the skip connections y_l[plus] - y_l[minus] of all layers and
 // psqt[b] add up to output[b].
 //
@@ -61,8 +61,8 @@
 // _layer_stacks_gradients takes what the two above give, and gives (grad_x, grad_weight_0, grad_psqt, gradients), all
 // multiplied by scales[0] (float32 scalar), if it is given, and divided by scales[1][1], if it is: totals, so Σ weight.
 // `gradients` is flat: bias_0, weight_1, bias_1, … each from a multiple of 4 on. Without x the first two have no
-// elements; without partials the last; without grad_output the third. grad_x is of `grad_dtype`, whatever x is; none:
-// nobody needs it.
+// elements; without partials the last; without grad_output the third. grad_x has the dtype `grad_dtype`, independent of
+// x's; none: it is not computed.
 //
 // _layer_stacks_gradients_through does the same where x is the output of _perspective_transformer_forward with pairwise
 // products, by the kernels of 9.0. Neither x nor its gradient is there: x is made again from `saved`, and its gradient
@@ -74,7 +74,7 @@
 // of weight_0 is made of are those of `saved`, not those of x before it was rounded.
 //
 // _layer_stacks_add_shares takes float32 [P, n + 3]: of each of P processes the n numbers of `gradients`, for its share
-// of the positions and not scaled, and behind them its totals. It adds them up in the order of the processes, and gives
+// of the positions and not scaled, and after them its totals. It adds them up in the order of the processes, and gives
 // (totals of all, gradients divided by totals[1]).
 //
 // If there is one layer and a position's x has at most 16 KB, _layer_stacks_loss reads x once: then
@@ -139,7 +139,7 @@ struct Layer {
     // Of all layers but the last.
     int activated, activation, plus, minus;
     float largest, low, square;
-    int values;         // that the layer behind sees
+    int values;         // that the next layer reads
     int output_offset;  // of these among the inputs of the last layer, -1 where it does not see them
     float output_scale;
     // With rounding.
@@ -278,7 +278,7 @@ class Descriptions {
     const Layers& at(const char* op, int64_t handle) {
         const std::lock_guard<std::mutex> lock(mutex_);
         if (handle < 0 || handle >= static_cast<int64_t>(all_.size()))
-            fail(op, "layers", handle, "a number that _layer_stacks_describe gave");
+            fail(op, "layers", handle, "a number that _layer_stacks_describe returned");
         return all_[static_cast<size_t>(handle)];
     }
 

@@ -28,8 +28,8 @@
 // _optimizer_begin decides, before anything is written, whether the step is made, and with which numbers. It counts the
 // step if it is made.
 //
-//   gradients    P tensors, any size; float32, float64, float16 or bfloat16. What the guard looks at and what the norm
-//                is taken of.
+//   gradients    P tensors, any size; float32, float64, float16 or bfloat16. The guard checks them, and the norm is
+//                computed from them.
 //   shared_rows  P numbers V: rows r and r + V of the gradient [F, N] share a virtual row, whose gradient is their sum
 //                and counts in the norm, too. 0: the gradient has no virtual rows.
 //   loss         float32 or float64, one element
@@ -78,7 +78,7 @@
 //
 // _optimizer_update_rows makes the step that _optimizer_begin has counted, for the virtual rows and for the marked
 // rows, which must have made the step before. What the others will need it keeps in `history` and `changes`; their
-// gradients are not looked at, and need not be there: on a CPU, `rows` may also be int64 [R], ascending numbers of
+// gradients are not read, and need not exist: on a CPU, `rows` may also be int64 [R], ascending numbers of
 // rows, and the gradient that of these rows [R, ...].
 //
 // _optimizer_catch_up makes all counted steps that the marked rows have missed, none of which the window may have
@@ -127,7 +127,7 @@ struct Hyperparameters {
     bool corrects_bias;       // of averages and squares that start at 0; for Adam
     double warmup;            // steps over which the rate of a schedule-free rule rises
     double weight_power;      // step t counts t^weight_power in its average
-    double stable_over;       // decay is divided by the root of the mean square over so many elements; 0: it is not
+    double stable_over;       // decay is divided by the root of the mean square over this many elements; 0: it is not
     double max_value;         // gradients are clipped to this size, after their norm; infinity: they are not
 };
 
@@ -141,7 +141,7 @@ enum Number : int {
     kGradient,     // what gradients are multiplied by: below 1 where their norm is clipped
     kLookahead,    // share by which the slow weights move in this step
     kTurn,         // which of two averages is this step's
-    kNorm,         // of all gradients that were looked at, virtual rows included
+    kNorm,         // of all gradients that were read, virtual rows included
     kMix,          // share of z that a schedule-free rule takes into y
     kPull,         // how far its y moves with z
     kWeightSum,    // of its steps so far
@@ -261,7 +261,7 @@ NNUE_HOST_DEVICE Common<T> common(const Factors& f, const double* numbers, doubl
 
 // On CUDA sqrtf and the division of floats branch where a number is zero or tiny, as all moments of a feature are that
 // no position has had for long: with them the update of HalfKAv2_hm-1024 took 240 us on an H200, and 190 without. These
-// do not branch there, and have the same bits, but for roots of numbers below 2^-100 (exact to 1e-5) and quotients of
+// do not branch there, and have the same bits, except for roots below 2^-100 (exact to 1e-5) and quotients of
 // numbers below 2^-100 (to a bit).
 NNUE_HOST_DEVICE float root_of(float x) {
 #ifdef __CUDA_ARCH__

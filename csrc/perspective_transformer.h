@@ -25,13 +25,13 @@
 //
 // `saved` is what the forward leaves for the backward if `save` is set.
 //
-// If the layer behind has one output, the gradient of `output` need not be made: on CUDA the backward takes its two
+// If the layer after has one output, the gradient of `output` need not be made: on CUDA the backward takes its two
 // factors. `factors` = [g, stack] has the gradient of that layer's output, float32 [B], and the stack of each position,
 // int64 [B]; grad_output then is the layer's weight, float32 [S, 1, 2 W]. The gradient of row b of `output` is g[b] ·
 // weight[stack[b], 0]; a stack that does not exist stands for the nearest one. No tensors: grad_output is the gradient.
 //
 // On CUDA the gradients of rows may be there already: _layer_stacks_gradients_through (layer_stacks.h) makes them in
-// the backward of the layer behind, for the kernels of 9.0. Then grad_output is its uint8 `row_gradients`, and no
+// the backward of the layer after, for the kernels of 9.0. Then grad_output is its uint8 `row_gradients`, and no
 // gradient of the bias is made here.
 //
 // The layouts of `plan` and `saved` are private to this version of the library and to the kernels;
@@ -57,7 +57,7 @@
 // The CPU takes any even N and ignores what the plan was made for.
 //
 // _perspective_psqt (CUDA only) gives the psqt output alone, of positions begin … end - 1. The forward then gets no
-// psqt, and the backward makes the gradient of psqt all the same, from that of the psqt output of all positions. So
+// psqt, and the backward makes the gradient of psqt nevertheless, from that of the psqt output of all positions. So
 // several processes that share a batch need not each compute the psqt output of all of it.
 //
 // _perspective_transformer_backward_rows (CPU only) leaves out the rows of the gradient of the weight that are zeros
@@ -128,7 +128,7 @@ inline Range range_of(const char* op, const std::vector<double>& bound_and_scale
     return {static_cast<float>(given[0]), static_cast<float>(given[1]), false};
 }
 
-// What the layer behind the transformer has for each position, where the gradient of the output is given as factors.
+// What the layer after the transformer has for each position, where the gradient of the output is given as factors.
 struct Factors {
     Tensor gradient, stack;
 };

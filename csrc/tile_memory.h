@@ -64,7 +64,7 @@ struct Places {
 
 struct TileLayout {
     Places at[kMostHidden + 1];
-    int shares;  // of first_layer_sums; the memory behind is written when they have been read
+    int shares;  // of first_layer_sums; the memory after is written when they have been read
     int floats;
 };
 

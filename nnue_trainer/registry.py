@@ -1,4 +1,4 @@
-"""Open lists: what a recipe names by `kind`, and what users may add to without touching this package.
+"""Registries of the classes that a recipe names by `kind`; users can add classes without changing this package.
 
 A registry holds the classes of one sort of thing: nets, losses, optimisers. Each class is a section
 (`schema.section`), so its fields are its keys in a recipe. A recipe names a class in one of three ways:
@@ -50,7 +50,7 @@ MAY_IMPORT = "may_import"
 
 @dataclass(frozen=True)
 class Plugin:
-    """A file of the user's that was imported. `sha256` is the digest of its bytes, in hexadecimal. A file that is not
+    """A user's file that was imported. `sha256` is the digest of its bytes, in hexadecimal. A file that is not
     Python has a module as well (`_LOADERS`), whose attributes are the classes in the file."""
 
     path: Path

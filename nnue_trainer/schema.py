@@ -324,8 +324,9 @@ def _type_name(annotation: Any, metadata: Iterable[Any]) -> str:
         name = " | ".join(str(value) for value in arguments)
     elif typing.get_origin(annotation) is tuple:
         name = f"tuple[{'; '.join(_type_name(argument, []) for argument in arguments)}]"
-    elif typing.get_origin(annotation) is list:
-        name = f"list[{_type_name(arguments[0], [])}]"
+    elif typing.get_origin(annotation) in (list, dict):
+        inside = ", ".join(_type_name(argument, []) for argument in arguments)
+        name = f"{typing.get_origin(annotation).__name__}[{inside}]"
     elif typing.get_origin(annotation) in (typing.Union, types.UnionType):
         name = " | ".join("null" if argument is type(None) else _type_name(argument, []) for argument in arguments)
     elif isinstance(annotation, type) and not arguments:

@@ -290,12 +290,16 @@ def failing(error: str) -> Callable[..., None]:
         ("raise KeyError('a\\nb')", 70, r"internal error: KeyError: 'a\nb' at <string>:1; please report"),
         ("def fail(): fail()\nfail()", 70, "internal error: RecursionError: maximum recursion depth exceeded"),
         ("raise KeyboardInterrupt", 130, "nnue: error: interrupted"),
-        ("raise MemoryError('std::bad_alloc')", 1, "out of memory: a smaller batch"),
-        ("torch.empty(1 << 50)", 1, "out of memory (another 4503599627370496 bytes could not be had): a smaller batch"),
+        ("raise MemoryError('std::bad_alloc')", 1, "out of memory: use a smaller batch"),
+        (
+            "torch.empty(1 << 50)",
+            1,
+            "out of memory (another 4503599627370496 bytes could not be allocated): use a smaller batch",
+        ),
         (
             "raise torch.OutOfMemoryError('CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has')",
             1,
-            "out of memory (another 20.00 GiB could not be had): a smaller batch",
+            "out of memory (another 20.00 GiB could not be allocated): use a smaller batch",
         ),
         (
             "raise RuntimeError('operator nnue::x does not exist')",

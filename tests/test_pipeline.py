@@ -133,7 +133,7 @@ def test_one_at_a_time_also_after_a_kill(way: Path, monkeypatch: pytest.MonkeyPa
     with pipeline._alone(Path("runs/way")) as lock:
         child = subprocess.Popen(["sleep", "60"], pass_fds=(lock,))
     try:
-        with pytest.raises(UserError, match=r"runs/way: another nnue run, or a command .* works here"):
+        with pytest.raises(UserError, match=r"runs/way: another nnue run, or a command .* is using this folder"):
             calls.run()
     finally:
         child.kill()
@@ -175,13 +175,13 @@ def test_wrong_files(way: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ({"train": {}}, "train: expected either recipe or preset"),
         ({"export": {}}, "train"),
         ({"train": {"recipe": "r"}, "verify": {"motor": "x"}}, "verify.motor"),
-        ([], "expected the steps of a way"),
+        ([], "expected a section for each step"),
         ({"train": {"recipe": "r", "options": "'x"}}, "No closing quotation"),
         ({"train": {"recipe": "recipe.yaml", "set": ["optimizer.lr=fast"]}}, "optimizer.lr: found"),
         ({"train": {"recipe": "recipe.yaml", "set": ["seeds=[1, 2]"]}}, "the recipe has seeds, expected one net"),
         (
             {"train": {"recipe": "recipe.yaml", "set": ["model={kind: sfnnv5, l1: 64}"]}},
-            "train: model.l1 is 64, which no Stockfish reads; .*; export: {options: --any-l1} writes it all the same",
+            "train: model.l1 is 64, which no Stockfish reads; .*; export: {options: --any-l1} writes it anyway",
         ),
         # A recipe with classes of the user's is checked as well.
         ({"train": {"recipe": "recipe.yaml", "options": "--plugin none.py"}}, "none.py"),

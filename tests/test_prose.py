@@ -1,4 +1,4 @@
-"""tools/prose.py finds the words in every kind of text that users read."""
+"""tools/prose.py finds the words in pages, and in comments, docstrings and messages of sources."""
 
 import importlib.util
 from pathlib import Path
@@ -31,18 +31,31 @@ def test_some_words_are_found_in_pages_only(prose, tmp_path):
         assert len(prose.hits(page)) == found
 
 
-def test_words_are_found_in_help_messages_and_fields(prose, tmp_path):
+def test_words_are_found_in_python(prose, tmp_path):
     module = tmp_path / "cli" / "module.py"
     module.parent.mkdir()
     module.write_text(
         'x = typer.Option(help="What it wants.")\n'
         'raise UserError(f"{x}: nobody knows")\n'
         '@section\nclass A:\n    a: int = 1\n    """told elsewhere"""\n'
-        'def f(x: typer.Context):\n    """Asks."""\n'
-        'comment = "it says"\n'
+        'def f(x: typer.Context):\n    """Asks twice."""\n'
+        'text = "it says"  # the file is looked at\n'
+        'wanted = {"wants": "`wants` is a name"}  # prose: allow it says\n'
     )
     lines = [int(hit.rpartition("module.py:")[2].partition(":")[0]) for hit in prose.hits(module)]
-    assert lines == [1, 2, 2, 6, 8]
+    assert lines == [1, 2, 2, 6, 8, 9, 9]
+
+
+@pytest.mark.parametrize("suffix", ["h", "cuh", "cpp"])
+def test_words_are_found_in_cpp(prose, tmp_path, suffix):
+    source = tmp_path / f"file.{suffix}"
+    source.write_text(
+        "int wanted = 1;  // what the caller wants\n"
+        'fail("y", wanted ? "a tensor" : "the set says so");\n'
+        '// prose: allow "says"\n'
+        "if (asks) tell(knows);  // `wanted` is a name\n"
+    )
+    assert [hit.rpartition(f".{suffix}:")[2][:9] for hit in prose.hits(source)] == ["1: 'wants", "2: 'says'"]
 
 
 def test_the_project_is_clean(prose, capsys, monkeypatch):

@@ -159,7 +159,7 @@ def killed_once(folder: Path, step: str, after: float, how: str) -> str:
         run.process.wait()
         second = Way(folder)
         status = second.ended()
-        if status != 1 or "works here" not in second.output:
+        if status != 1 or "is using this folder" not in second.output:
             print(f"a second nnue run beside the command: status {status}, {second.output[-200:]!r}")
         second.kill_all()
     run.kill_all()

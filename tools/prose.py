@@ -1,23 +1,29 @@
 #!/usr/bin/env python3
-"""Checks the English that users read: pages, help texts, error messages, docstrings of recipe fields and of the API.
+"""Checks the English of the project: pages, and in sources docstrings, comments, help texts and messages.
 
     tools/prose.py [FILE ...]      all texts of the project, or only those of FILE
 
 Prints `file:line: text: what to write` for each hit, and fails if there is one. Spelling is codespell's job
-(`make lint`); this tool holds the words that our readers stumbled over. A line with `prose: allow` is left alone.
+(`make lint`); this tool lists the words that readers stumbled over. A line with `prose: allow` is not checked.
 """
 
 from __future__ import annotations
 
 import ast
+import io
 import re
 import subprocess
 import sys
+import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "docs/*.md", "samples/*.md", "data_loader/fuzz/*.md")
+SOURCES = (
+    "nnue_trainer/*.py",
+    *(f"{room}/*.{end}" for room in ("csrc", "data_loader") for end in ("h", "cpp", "cu", "cuh")),
+)
 
 BANNED = {
     r"\b(say|says|said|saying)\b": "things do not speak: state, print, define, describe, select",
@@ -34,23 +40,27 @@ BANNED = {
     r"\bso-manyth\b": "the number",
     r"\bin the way of\b": "exists and is not",
     r"\bon the way in\b": "input",
+    r"\blook(s|ed|ing)? at\b": "inspect, check, read, measure",
+    r"\bwhoever\b": "name the subject",
+    r"\bbut for\b": "except for",
+    r"\bso many\b": "this many, the number of",
+    r"\ball the same\b": "anyway",
+    r"\bbehind (the|a) (first|last|transformer|layers?|end|description)\b": "after",
+    r"\b(makes?|made) (one|that) of (it|a net)\b": "makes one from, converts",
     r"\b(today|since then)\b": "guides state how it is; history belongs to a notebook",
 }
 ON_PAGES = {
     r"\bof yours\b": "your own",
     r"\balone\b": "only, without",
     r"\bto the bit\b": "bit-identical, exactly",
-    r"\b(looks?|looked|looking) at\b": "read, check, test, compare",
     r"\b(goes|go|went) on\b": "continue",
     r"\b(stands?|stood) (in|on) (the|this|a|another) (page|table|file|list|metadata|docs)\b": "is in",
     r"\b(no longer|not any (more|longer))\b": "guides state how it is",
     r"\bfor ever\b": "always",
     r"\b(equal|same) bits every\b": "deterministic",
-    r"\bbut for\b": "except",
     r"\bmend(s|ed)?\b": "fix, repair, correct",
     r"\bwhatever\b": "name what it is",
     r"\b(the layers?|those|all) behind\b": "after",
-    r"\bso many(th)?\b": "this number of",
     r"\bpage of (its|their) own\b": "a separate page",
 }
 """Only on pages: comments and messages have other sentences."""
@@ -62,7 +72,6 @@ def _compiled(words: dict[str, str]) -> dict[re.Pattern[str], str]:
 
 _PATTERNS = _compiled(BANNED)
 _PAGE_PATTERNS = _PATTERNS | _compiled(ON_PAGES)
-_TEXT_CALLS = {"Option", "Argument", "UserError", "SystemExit", "BadParameter"}
 
 
 def prose_of_page(path: Path) -> Iterator[tuple[int, str]]:
@@ -76,39 +85,43 @@ def prose_of_page(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def prose_of_module(path: Path) -> Iterator[tuple[int, str]]:
-    """Help texts of options and commands, messages of errors, and the documentation of fields of recipes."""
-    text = path.read_text(encoding="utf-8")
-    lines = text.splitlines()
-    tree = ast.parse(text)
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call):
-            name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-            if name in _TEXT_CALLS:
-                yield from _strings(node, lines)
-        elif isinstance(node, ast.ClassDef) and any("section" in ast.unparse(d) for d in node.decorator_list):
-            for item in node.body:
-                if isinstance(item, ast.Expr) and isinstance(item.value, ast.Constant):
-                    yield from _strings(item, lines)
-        elif isinstance(node, ast.FunctionDef) and path.parent.name == "cli" and ast.get_docstring(node):
-            names = {child.id for child in ast.walk(node.args) if isinstance(child, ast.Name)}
-            yield from _strings(node.body[0], lines) if "typer" in names else ()
+    """Comments, docstrings and all other text of several words, each line by itself."""
+    source = path.read_text(encoding="utf-8")
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.start[0], token.string
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:
+            for offset, line in enumerate(node.value.splitlines()):
+                yield node.lineno + offset, line
 
 
-def _strings(node: ast.AST, lines: list[str]) -> Iterator[tuple[int, str]]:
-    for part in ast.walk(node):
-        is_text = isinstance(part, ast.Constant) and isinstance(part.value, str)
-        if is_text and "prose: allow" not in lines[part.lineno - 1]:
-            yield part.lineno, re.sub(r"`[^`]*`", "", part.value)
+def prose_of_cpp(path: Path) -> Iterator[tuple[int, str]]:
+    """Comments from `//` on, and text of several words in double quotes."""
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        for text in re.findall(r'"(?:[^"\\]|\\.)*"|//.*', line):
+            if " " in text:
+                yield number, text
+
+
+def prose_of(path: Path) -> Iterator[tuple[int, str]]:
+    """The text of a file by line, without code in backticks and lines that are marked `prose: allow`."""
+    if path.suffix == ".md":
+        yield from prose_of_page(path)
+        return
+    lines = path.read_text(encoding="utf-8").splitlines()
+    for number, text in (prose_of_module if path.suffix == ".py" else prose_of_cpp)(path):
+        if "prose: allow" not in lines[number - 1]:
+            yield number, re.sub(r"`[^`]*`", "", text)
 
 
 def hits(path: Path) -> list[str]:
-    texts = prose_of_page(path) if path.suffix == ".md" else prose_of_module(path)
     written = path.suffix == ".md" and path.name != "api.md"  # that page is made from docstrings
     where = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
     return sorted(
         {
             f"{where}:{number}: '{found[0]}': {advice}"
-            for number, text in texts
+            for number, text in prose_of(path)
             for pattern, advice in (_PAGE_PATTERNS if written else _PATTERNS).items()
             if (found := pattern.search(text))
         }
@@ -116,9 +129,7 @@ def hits(path: Path) -> list[str]:
 
 
 def main() -> int:
-    listed = subprocess.run(
-        ["git", "ls-files", "nnue_trainer/*.py"], cwd=ROOT, capture_output=True, text=True, check=True
-    )
+    listed = subprocess.run(["git", "ls-files", *SOURCES], cwd=ROOT, capture_output=True, text=True, check=True)
     files = [Path(name).resolve() for name in sys.argv[1:]] or [
         *(page for pattern in PAGES for page in sorted(ROOT.glob(pattern))),
         *(ROOT / name for name in listed.stdout.split()),

@@ -51,7 +51,7 @@ template <class R, class T>
 void fade_run(const optimizer::Common<T>& common, const T* __restrict__ shared, T* __restrict__ weight,
               T* __restrict__ average, const T* other, T* __restrict__ square, int64_t count) {
     optimizer::Common<T> c = common;
-    c.gradient = 1;  // tells the compiler that no gradient is bad
+    c.gradient = 1;  // lets the compiler assume that no gradient is bad
     for (int64_t i = 0; i < count; ++i) {
         T w = weight[i], a = average[i], s = 0;
         T o = 0;

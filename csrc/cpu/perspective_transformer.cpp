@@ -127,7 +127,7 @@ struct Rows {
                 rows[p * positions + b] = {indices + b * max_active, lengths[b], 2 * b + second};
             }
         }
-        // A caller may claim any number of features, so memory is taken for those that occur.
+        // A caller may pass any number of features, so memory is allocated for those that occur.
         int64_t firsts = 1;
         for (const PlacedRow& row : rows) firsts = std::max<int64_t>(firsts, row.length > 0 ? row.entries[0] + 1 : 0);
         const auto order = visiting_order(2 * positions, firsts, [&](int64_t row) {

@@ -166,7 +166,7 @@ template <class F, class O>
 // Row gradients of the places [begin, end), one slab, and their sum into `bias` [2, columns].
 template <class O>
 void row_gradients(const RowGradients<O>& arguments, int64_t begin, int64_t end, float* bias) {
-    const RowGradients<O> a = arguments;  // so that the compiler knows that no store changes them
+    const RowGradients<O> a = arguments;  // a copy, so that the compiler can assume that no store changes them
     for (int64_t c = 0; c < 2 * a.columns; ++c) bias[c] = 0;
     const auto gradient_of = [&](int64_t place) { return a.grad_output + a.rows[place].target * a.width + a.column; };
     for (int64_t place = begin; place < end; ++place) {

@@ -56,7 +56,7 @@ requires(sizeof(T) == 2) [[gnu::always_inline]] inline void store(T* to, const V
 
 constexpr int64_t kNoPrefetch = INT32_MAX;
 
-// How many vectors of so many columns lie in a cache line of T. One prefetch serves all of them.
+// How many vectors of this many columns lie in a cache line of T. One prefetch serves all of them.
 template <class T, int64_t columns>
 constexpr int kVectorsPerLine = kLineBytes / (columns * static_cast<int64_t>(sizeof(T)));
 

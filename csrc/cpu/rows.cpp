@@ -43,7 +43,7 @@ namespace {
 
 constexpr int64_t kTaskRows = 16 * kRows;
 constexpr int64_t kTaskBytes = 1 << 16;  // the least work that is worth a thread
-// Outputs of so many bytes are in huge pages, and are written past the caches, which would hold only a part of them.
+// Outputs of this many bytes are in huge pages, and are written past the caches, which would hold only a part of them.
 constexpr int64_t kLargeBytes = 1 << 23;
 
 // Matrices of fewer elements are not worth a call of the kernel.

@@ -1,5 +1,5 @@
-// Tasks for the threads of torch's own pool, which take them as they come: nobody waits for a thread that got the
-// longer half or was late to wake up.
+// Tasks for the threads of torch's own pool. A free thread takes the next task, so no thread waits for one that has
+// more work or was late to wake up.
 #pragma once
 
 #include <torch/csrc/stable/ops.h>

@@ -2,11 +2,11 @@
 //
 // A warp takes several positions. One lane per position does what concerns the whole position (kings, score), for all
 // positions at once. Then the warp goes through the positions with one lane per piece, one part of the set after the
-// other, and writes each row with coalesced stores. To find the square of the k-th piece, each lane looks at two
+// other, and writes each row with coalesced stores. To find the square of the k-th piece, each lane reads two
 // squares and stores those that hold a piece; the place is the number of pieces before them. Piece-square parts are
 // looked up in tables in shared memory.
 //
-// For sets of pairs the lanes find the pairs of their pieces and list them in shared memory, each lane behind the pairs
+// For sets of pairs the lanes find the pairs of their pieces and list them in shared memory, each lane after the pairs
 // of the pieces before its own. Then the warp goes through that list with one lane per pair, whatever piece the pair
 // came from.
 
@@ -173,7 +173,7 @@ __device__ inline int state_offset(const data::PieceSquareTables& tables, int pe
 // piece. Returns the number of entries afterwards.
 __device__ inline int write_piece_squares(const data::PieceSquareTables& tables, int first_feature, const Position& p,
                                           int count, int32_t* white, int32_t* black) {
-    const int code = p.lane < p.count ? p.code : 0;  // behind the last piece there is no valid code
+    const int code = p.lane < p.count ? p.code : 0;  // after the last piece there is no valid code
     const bool listed = p.lane < p.count && tables.plane[0][code] >= 0;
     const unsigned all = __ballot_sync(kAllLanes, listed);
     const int slot = count + __popc(all & ((1u << p.lane) - 1));
@@ -192,7 +192,7 @@ __device__ inline int write_piece_squares(const data::PieceSquareTables& tables,
 
 // ---- sets of pairs --------------------------------------------------------------------------------------------------
 
-// Lists pairs of squares in the order of the lanes' pieces: each lane's pairs go behind those of the lanes before it.
+// Lists pairs of squares in the order of the lanes' pieces: each lane's pairs go after those of the lanes before it.
 // Returns how many there are; no valid record has more than kMaxActive.
 __device__ int list_pairs(const Position& p, data::Bitboard partners, uint16_t* pairs) {
     const int mine = data::popcount(partners);
@@ -261,7 +261,7 @@ __device__ inline int expand_single(const uint4 (&record)[2], const uint8_t (&sq
     const bool listed = lane < head.count && tables.plane[0][code] >= 0;
     const unsigned all = __ballot_sync(kAllLanes, listed);
     const int count = __popc(all), before = __popc(all & ((1u << lane) - 1));
-    // Lanes without a feature write −1 behind the features.
+    // Lanes without a feature write −1 after the features.
     const int slot = listed ? before : count + lane - before;
     int32_t* const rows[2] = {white, black};
 #pragma unroll
@@ -467,7 +467,7 @@ void append_parts(const data::FeatureSet& set, const uint8_t* records, int64_t r
     sink.raise = [](const Finding& found) {
         if (found.value > found.num_features) {
             fail_features("from outside", found.row,
-                          text(found.value - found.num_features) + " features, more than the set says it has");
+                          text(found.value - found.num_features) + " features, more than the set declares");
         }
         fail_features(
             "from outside", found.row,

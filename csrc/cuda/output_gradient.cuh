@@ -6,7 +6,7 @@
 
 namespace nnue {
 
-// Rows [2 · positions, width], the side to move first. If a layer with one output is behind the transformer, they need
+// Rows [2 · positions, width], the side to move first. If a layer with one output follows the transformer, they need
 // not exist: a position's gradient is that of the layer's output × the layer's weight, [stacks, 2, width].
 struct OutputGradient {
     const void* rows;      // the gradient; with `factors` the layer's weight, fp32

@@ -39,12 +39,12 @@ capabilities::Machine machine_of(int device) {
     return {10 * major + minor, multiprocessors, code, kPortableCode | kHopperCode};
 }
 
-// Whether bucket_size asks for the portable kernels.
+// Whether bucket_size selects the portable kernels.
 bool is_portable(MadeFor made_for) {
     return made_for.bucket_size == 0;
 }
 
-// Says that the kernels that bucket_size asks for are not here.
+// Fails because the kernels that bucket_size selects are not in this library.
 [[noreturn]] void refuse(const char* op, MadeFor made_for, const std::string& where = "") {
     fail(op, "bucket_size",
          text(made_for.bucket_size) + where + ", with a library for " NNUE_STRINGIZE(NNUE_CUDA_ARCHS),
@@ -135,7 +135,7 @@ Three backward_op(const Tensor& grad_output_in, const std::optional<Tensor>& gra
     const torch::stable::accelerator::DeviceGuard guard(white_in.get_device_index());
     const int64_t positions = white_in.size(0), width = output_width(kind, sizes.num_outputs);
     std::optional<Factors> factors = factors_of(factors_in);
-    // Row gradients, which only the kernels of 9.0 know.
+    // Row gradients, which only the kernels of 9.0 have.
     const bool rows_are_made = grad_output_in.scalar_type() == ScalarType::Byte && !is_portable(made_for) && !factors;
     if (factors) {
         check_shape(kBackward, "grad_output", grad_output_in, {-1, 1, width}, "[S, 1, 2 W]");

@@ -247,7 +247,8 @@ __device__ __forceinline__ void flag_wait(const unsigned* flag) {
 __device__ __forceinline__ void counter_wait(const unsigned* counter, unsigned value) {
     while (load_acquire(counter) != value) continue;
 }
-// Adds one to the counter. Whoever sees that also sees everything that this thread has seen or done before.
+// Adds one to the counter, with release and acquire: a thread that reads the new value also sees all earlier writes of
+// this thread, and all that this thread has seen.
 __device__ __forceinline__ void counter_add(unsigned* counter) {
     asm volatile("fence.acq_rel.gpu;\n\tred.relaxed.gpu.global.add.u32 [%0], 1;\n" ::"l"(counter) : "memory");
 }

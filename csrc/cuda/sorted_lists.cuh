@@ -74,7 +74,7 @@ inline void sums_before(CubScratch scratch, const int64_t* numbers, int64_t* sum
 }
 
 // Called by a whole warp: gives `put` each place of a row, [0, max_active), with its key, which is its feature, or
-// num_features behind the end of the row and for an illegal index. Returns the number of entries.
+// num_features after the end of the row and for an illegal index. Returns the number of entries.
 template <class Put>
 __device__ inline int for_each_key(const int32_t* row, int max_active, int num_features, int lane, const Put& put) {
     int count = 0;

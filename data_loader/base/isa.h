@@ -14,7 +14,7 @@
 
 namespace nnue {
 
-// In ascending order: a CPU that has one has those before it, but for avx2_bmi2, which avx512 does not require.
+// In ascending order: a CPU that has one has those before it, except for avx2_bmi2, which avx512 does not require.
 enum class Isa {
     baseline,   // any CPU
     avx2,       // AVX2, FMA, BMI 1 and 2

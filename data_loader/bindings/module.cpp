@@ -233,7 +233,7 @@ PYBIND11_MODULE(_data, m) {
         }
         return py::make_tuple(fields, layout.size);
     });
-    // {name: (byte of its big-endian u16, shift, bits, is it zig-zag?)} of what stands behind the board of a record.
+    // {name: (byte of its big-endian u16, shift, bits, is it zig-zag?)} of what stands after the board of a record.
     m.def("record_fields", [] {
         py::dict fields;
         for (const RecordField& f : kRecordFields)

@@ -314,7 +314,7 @@ class PipelineHandle {
         running_->pipeline = std::make_unique<Pipeline>(std::move(o), std::move(slots), places);
     }
 
-    // (slot, size, places behind it, bad chunks so far, what was read for it); slot −1 marks the end of an epoch.
+    // (slot, size, places after it, bad chunks so far, what was read for it); slot −1 marks the end of an epoch.
     // `poll` is called about every tenth of a second, unless it is None; what it raises ends the wait.
     py::tuple next(const py::object& poll) {
         const std::shared_ptr<Running> running = share();

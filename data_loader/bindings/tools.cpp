@@ -26,7 +26,7 @@ class PythonSource final : public ByteSource {
         py::gil_scoped_acquire acquire;
         const auto view = py::memoryview::from_memory(out.data(), static_cast<py::ssize_t>(out.size()));
         const auto n = readinto_(view).cast<std::size_t>();
-        if (n > out.size()) throw FormatError("readinto() returned more bytes than it was given room for");
+        if (n > out.size()) throw FormatError("readinto() returned more bytes than its buffer holds");
         return n;
     }
 
@@ -95,7 +95,7 @@ class CancellableSource final : public ByteSource {
         : source_(std::move(source)), cancelled_(cancelled) {}
 
     std::size_t read(std::span<std::uint8_t> out) override {
-        if (cancelled_) throw FormatError("the reading was given up");
+        if (cancelled_) throw FormatError("reading was cancelled");
         return source_->read(out);
     }
 

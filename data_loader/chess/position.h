@@ -117,7 +117,7 @@ inline int castled_rook(Move move) {
     return (move.from() & 56) | (move.to() > move.from() ? 5 : 3);
 }
 
-// Are the squares free that king and rook go to? Those on the way, and attacks, are not looked at.
+// Whether the target squares of king and rook are free. The squares between and attacks are not checked.
 inline bool castling_path_free(const Position& p, Move move) {
     const Bitboard rest = occupied(p) & ~bit(move.from()) & ~bit(move.to());
     return !(rest & (bit(castled_king(move)) | bit(castled_rook(move))));

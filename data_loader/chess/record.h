@@ -5,7 +5,7 @@
 
 namespace nnue::data {
 
-// What stands behind the board of a record: `bits` bits from `shift` on of the big-endian u16 at `byte`.
+// What stands after the board of a record: `bits` bits from `shift` on of the big-endian u16 at `byte`.
 inline constexpr int kMoveByte = 24, kScoreByte = 26, kPlyByte = 28, kResultByte = 28, kRule50Byte = 30;
 inline constexpr int kPlyBits = 14;
 
@@ -140,7 +140,7 @@ inline const char* castling_fault(const Position& p) {
         if (!rooks) continue;
         const Bitboard rank = color == kWhite ? Bitboard{0xff} : Bitboard{0xff} << 56;
         const int king = king_square(p, color);
-        if (rooks & ~rank) return "a castling rook that does not stand on the first rank of its side";
+        if (rooks & ~rank) return "a castling rook that is not on the first rank of its side";
         if (!(bit(king) & rank)) return "a castling rook, but the king is not on the first rank of its side";
         if (popcount(rooks & below(king)) > 1 || popcount(rooks & ~below(king)) > 1) {
             return "two castling rooks on one side of their king";
@@ -188,7 +188,7 @@ inline const char* unpack(const Record& r, Entry& e) {
     }
     if (pushed) {
         if (pushed & (pushed - 1)) return "two pawns that have just double-pushed";
-        if (!(pushed & (kRank4 | kRank5))) return "a double-pushed pawn that stands on neither rank 4 nor 5";
+        if (!(pushed & (kRank4 | kRank5))) return "a double-pushed pawn that is not on rank 4 or 5";
         if (!(pushed & p.colors[p.side_to_move ^ 1]) || (all & bit(p.ep_square))) {
             return "a double-pushed pawn of the side to move, or one with a piece behind it";
         }

@@ -17,7 +17,7 @@ struct SetDescription {
     std::int32_t num_virtual;
 };
 
-// The rows of n positions, left-packed and filled up with −1. Features are appended to each row behind its last entry.
+// The rows of n positions, left-packed and filled up with −1. Features are appended to each row after its last entry.
 struct AppendRows {
     std::int32_t* white;
     std::int32_t* black;

@@ -167,7 +167,7 @@ FeaturePart declared_part(std::string_view name) {
     for (int bucket = 0; bucket < buckets; ++bucket) {
         if (std::find(kings.begin(), kings.end(), bucket) == kings.end()) {
             refuse(name,
-                   "kings leaves bucket " + std::to_string(bucket) + " out of 0 to " + std::to_string(buckets - 1));
+                   "kings does not use bucket " + std::to_string(bucket) + " of 0 to " + std::to_string(buckets - 1));
         }
     }
 

@@ -1,5 +1,5 @@
-// Facts about a record that need no look at single pieces: counts, kings, and whether it can be
-// expanded at all. It is arithmetic on words without loops, so that one GPU thread can do it for a whole record.
+// Facts about a record that do not depend on single pieces: counts, kings, and whether it can be expanded. It is
+// arithmetic on words without loops, so that one GPU thread can do it for a whole record.
 #pragma once
 
 #include "chess/record.h"
@@ -68,7 +68,7 @@ NNUE_HOST_DEVICE inline RecordScan scan_record(Bitboard occupied, std::uint64_t 
     }
     scan.black_to_move = (kings[1][0] & first >> 2) | (kings[1][1] & second >> 2);
     if (result < -1 || result > 1) scan.fault = RecordFault::kResult;
-    // Pawns are 0, 1 and 12. The nibbles behind the last piece are 0 as well, so they are subtracted again.
+    // Pawns are 0, 1 and 12. The nibbles after the last piece are 0 as well, so they are subtracted again.
     constexpr std::uint64_t kThrees = 3 * kEach;
     const int zeros_and_ones = popcount(fifteens(~first | kEach)) + popcount(fifteens(~second | kEach));
     const int twelves = popcount(fifteens(first ^ kThrees)) + popcount(fifteens(second ^ kThrees));

@@ -45,8 +45,7 @@ constexpr FilterRow int_row(const char* name, double off, double most, const cha
 
 struct NoScore {
     static constexpr FilterRow kRow = [] {
-        FilterRow row = flag_row("no_score", true,
-                                 "drop positions without a score (32002), which say nothing of how good they are");
+        FilterRow row = flag_row("no_score", true, "drop positions without a score (32002)");
         row.drops_scored = false;
         return row;
     }();
@@ -54,7 +53,7 @@ struct NoScore {
 };
 
 struct MaxScore {
-    static constexpr FilterRow kRow = int_row("max_score", 0, 32767, "drop |score| beyond it; 0: off");
+    static constexpr FilterRow kRow = int_row("max_score", 0, 32767, "drop positions with a larger |score|; 0: off");
     static bool drops(const Candidate& c, double value) { return std::abs(c.score) > value; }
 };
 
@@ -73,19 +72,27 @@ struct PlaceholderZero {
 };
 
 struct MinPly {
-    static constexpr FilterRow kRow = int_row("min_ply", -1, 16383, "drop plies up to it; -1: off");
+    static constexpr FilterRow kRow = int_row("min_ply", -1, 16383, "drop positions up to this ply; -1: off");
     static bool drops(const Candidate& c, double value) { return c.ply <= value; }
 };
 
 struct RandomSkip {
-    static constexpr FilterRow kRow{
-        "random_skip", FilterType::kFloat, 0, 0, 0, 1e9, "keep one position of random_skip + 1", false, true, false};
+    static constexpr FilterRow kRow{"random_skip",
+                                    FilterType::kFloat,
+                                    0,
+                                    0,
+                                    0,
+                                    1e9,
+                                    "keep one in random_skip + 1 positions, at random",
+                                    false,
+                                    true,
+                                    false};
     static bool drops(const Candidate& c, double value) { return !c.chance(4, 1 / (value + 1)); }
 };
 
 struct Quiet {
     static constexpr FilterRow kRow = [] {
-        FilterRow row = flag_row("quiet", false, "drop positions in check and moves that capture");
+        FilterRow row = flag_row("quiet", false, "drop positions in check and those whose move captures");
         row.uses_flags = true;
         return row;
     }();
@@ -101,7 +108,7 @@ struct MinPieces {
 
 struct Tactical {
     static constexpr FilterRow kRow = [] {
-        FilterRow row = flag_row("tactical", false, "drop moves that capture, en passant included, or promote");
+        FilterRow row = flag_row("tactical", false, "drop positions whose move captures (also en passant) or promotes");
         row.uses_flags = true;
         return row;
     }();
@@ -121,7 +128,7 @@ struct InCheck {
 };
 
 struct CastlingMoves {
-    static constexpr FilterRow kRow = flag_row("castling", false, "drop moves that castle");
+    static constexpr FilterRow kRow = flag_row("castling", false, "drop positions whose move castles");
     static bool drops(const Candidate& c, double) {
         return Move{record_move(c.record.bytes.data())}.kind() == kCastling;
     }
@@ -130,7 +137,7 @@ struct CastlingMoves {
 struct MaxIncorrectness {
     static constexpr FilterRow kRow =
         int_row("max_eval_incorrectness", -1, 32767,
-                "drop draws with |score| beyond it, and decided games with as much for the loser; -1: off");
+                "drop drawn positions with a larger |score|, and decided ones with as much for the loser; -1: off");
     static bool drops(const Candidate& c, double value) {
         return c.result == 0 ? std::abs(c.score) > value : c.result * c.score < -value;
     }
@@ -138,7 +145,7 @@ struct MaxIncorrectness {
 
 struct WdlMaterial {
     static constexpr FilterRow kRow = flag_row(
-        "wdl_material", false, "keep with the probability that a model gives to the result, from score and material");
+        "wdl_material", false, "keep with the probability that a model of score and material gives the result");
     static bool drops(const Candidate& c, double) {
         constexpr std::uint64_t kDraw = 0x6d6174657269616c;
         return !c.chance(kDraw, wdl_material_model(c.score, c.record)[static_cast<std::size_t>(c.result + 1)]);
@@ -147,15 +154,15 @@ struct WdlMaterial {
 
 struct Wdl {
     static constexpr FilterRow kRow =
-        flag_row("wdl", false, "keep with the probability that a model gives to the result, from score and ply");
+        flag_row("wdl", false, "keep with the probability that a model of score and ply gives the result");
     static bool drops(const Candidate& c, double) {
         return !c.chance(6, wdl_model(c.score, c.ply)[static_cast<std::size_t>(c.result + 1)]);
     }
 };
 
 struct MinMaterial {
-    static constexpr FilterRow kRow =
-        int_row("min_material", 0, INT32_MAX, "drop |material balance| below it, a pawn is 208; 0: off");
+    static constexpr FilterRow kRow = int_row(
+        "min_material", 0, INT32_MAX, "drop positions with a smaller |material balance|; a pawn is 208; 0: off");
     static bool drops(const Candidate& c, double value) { return std::abs(material_balance(c.record)) < value; }
 };
 
@@ -169,7 +176,8 @@ struct SoftPly {
 
 struct PieceCounts {
     static constexpr FilterRow kRow = [] {
-        FilterRow row = flag_row("piece_counts", false, "thin positions so that piece counts follow a curve");
+        FilterRow row =
+            flag_row("piece_counts", false, "drop positions at random until piece counts follow piece_counts_curve");
         row.is_last = true;
         return row;
     }();
@@ -244,7 +252,7 @@ void FilterOptions::set(std::string_view name, double value) {
         values_[i] = value;
         return;
     }
-    throw FormatError("no filter is called '" + std::string(name) + "', expected one of " + names(kTable));
+    throw FormatError("unknown filter '" + std::string(name) + "', expected one of " + names(kTable));
 }
 
 void FilterOptions::set_curve(std::string_view name, std::vector<double> numbers) {
@@ -259,7 +267,7 @@ void FilterOptions::set_curve(std::string_view name, std::vector<double> numbers
         curves_[i] = std::move(numbers);
         return;
     }
-    throw FormatError("no curve of a filter is called '" + std::string(name) + "', expected one of " + names(kCurves));
+    throw FormatError("unknown filter curve '" + std::string(name) + "', expected one of " + names(kCurves));
 }
 
 bool FilterOptions::keeps_piece_counts() const {

@@ -141,7 +141,7 @@ void BinpackWriter::add(const Record& record) {
         throw FormatError(file_.path() + ": position " + std::to_string(positions_) +
                           ": a move that takes a king: " + format_uci(e.move) + " in " + format_fen(e.position));
     }
-    if (!join_chains) {  // the position behind the move is not needed
+    if (!join_chains) {  // the position after the move is not needed
         close_chain();
         stem_ = record;
         write_chain();

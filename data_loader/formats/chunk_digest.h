@@ -1,4 +1,4 @@
-// The digest of a chunk, taken piece by piece just behind its decoder, while the bytes are in the first cache: from
+// The digest of a chunk, taken piece by piece just after its decoder, while the bytes are in the first cache: from
 // memory it would take five times as long.
 #pragma once
 

@@ -67,7 +67,7 @@ Entry decode_epd(std::string_view line) {
     }
     if (white == 2) {
         throw FormatError("an EPD position without a result, expected an operation such as c9 \"1-0\"; " +
-                          std::string("positions alone are a book: `nnue data generate --book`"));
+                          std::string("positions without results are a book, for `nnue data generate --book`"));
     }
     e.result = static_cast<std::int8_t>(e.position.side_to_move == kWhite ? white : -white);
     return e;

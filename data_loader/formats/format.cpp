@@ -62,7 +62,7 @@ std::string_view Head::first_line() const {
 const DataFormat& detect_format(const Head& head, const std::string& path) {
     if (head.bytes.empty()) return find_format(kFormatOfEmptyFiles);
     if (head.bytes.size() >= 2 && head.bytes[0] + head.bytes[1] == 0xff + 0xfe && head.bytes[0] >= 0xfe) {
-        throw FormatError(path + ": text in UTF-16, expected UTF-8: `iconv -f UTF-16 -t UTF-8` makes that of it");
+        throw FormatError(path + ": text in UTF-16, expected UTF-8: convert it with `iconv -f UTF-16 -t UTF-8`");
     }
     const bool is_text = head.is_text();
     std::vector<const DataFormat*> sound, cut;
@@ -97,12 +97,12 @@ std::span<const LossRow> loss_rows() {
         {"moves", &Losses::moves, "without their move"},
         {"castling", &Losses::castling, "without castling rights"},
         {"en_passant", &Losses::en_passant, "without their en-passant square"},
-        {"rule50", &Losses::rule50, "with the rule-50 counter dropped or cut"},
-        {"ply", &Losses::ply, "with the ply dropped or moved by one"},
-        {"black_to_move", &Losses::black_to_move, "of black turned into white's"},
-        {"scores", &Losses::scores, "with a score of -32768 cut"},
+        {"rule50", &Losses::rule50, "with the rule-50 counter dropped or clipped"},
+        {"ply", &Losses::ply, "with the ply dropped or shifted by one"},
+        {"black_to_move", &Losses::black_to_move, "with Black to move, turned into White's view"},
+        {"scores", &Losses::scores, "with a score of -32768 clipped"},
         {"chess960", &Losses::chess960, "left out, with castling rights of Chess960"},
-        {"left_out", &Losses::left_out, "left out, as the format holds none without a legal move"},
+        {"left_out", &Losses::left_out, "left out, as the format needs a legal move for each"},
         {"spare", &Losses::spare, "with spare bytes dropped that were not 0"},
     };
     return kRows;

@@ -58,7 +58,7 @@ struct Head {
     std::span<const std::uint8_t> bytes;
     bool whole;
 
-    std::string_view text() const;  // behind a byte-order mark
+    std::string_view text() const;  // after a byte-order mark
     bool is_text() const;
     std::string_view first_line() const;  // without space before it
 };

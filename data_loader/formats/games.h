@@ -27,7 +27,7 @@ namespace nnue::data {
 inline constexpr std::size_t kGameEntry = 4;
 inline constexpr std::size_t kMaxGamePlies = kMaxPly + 2;  // one more than there may be shows that a game is too long
 
-// Where a game ends that begins at the beginning of `bytes`, behind its four zero bytes; 0 if it does not end in them.
+// Where a game ends that begins at the beginning of `bytes`, after its four zero bytes; 0 if it does not end in them.
 inline std::size_t game_end(std::span<const std::uint8_t> bytes, std::size_t head) {
     for (std::size_t at = head; at + kGameEntry <= bytes.size(); at += kGameEntry) {
         if (bytes[at] == 0 && bytes[at + 1] == 0) return at + kGameEntry;
@@ -35,7 +35,7 @@ inline std::size_t game_end(std::span<const std::uint8_t> bytes, std::size_t hea
     return 0;
 }
 
-// Decodes the game that begins at the beginning of these bytes, at least kHead of them, behind records[n …]: up to its
+// Decodes the game that begins at the beginning of these bytes, at least kHead of them, after records[n …]: up to its
 // end or theirs. Throws FormatError, with `at` the offset of what is wrong in the game.
 template <class Codec>
 ReplayResult decode_game(std::span<const std::uint8_t> bytes, RecordBuffer& records, std::vector<std::uint8_t>* flags,
@@ -139,7 +139,7 @@ class GameReader final : public StreamReader {
     std::uint64_t game_ = 0, clamped_ = 0, empty_ = 0;
 };
 
-// A chunk is the games that begin in a MiB of the file. Where they begin shows in the bytes: behind four zeros, and all
+// A chunk is the games that begin in a MiB of the file. Where they begin shows in the bytes: after four zeros, and all
 // of the game can be replayed. A chunk whose games do not end where the next one's begin is an error.
 template <class Codec>
 class GameChunks final : public PositionFile {

@@ -226,7 +226,7 @@ HuffmanProgress huffman_decode(std::span<const std::uint8_t> bytes, std::span<In
         std::int64_t held = 0, used = 0;
         std::size_t taken = 0;
         for (std::size_t i = 0; i < size; ++i, ++element) {
-            while (held < kMaxCodeLength) {  // zeros behind the payload; what is used is compared with its length
+            while (held < kMaxCodeLength) {  // zeros after the payload; what is used is compared with its length
                 word = word << 8 | (taken < codes.size() ? codes[taken] : 0);
                 ++taken;
                 held += 8;
@@ -246,7 +246,7 @@ HuffmanProgress huffman_decode(std::span<const std::uint8_t> bytes, std::span<In
                 "codes end after " + number(used) + " bits, but the payload has " + number(payload) + " bytes");
         }
         if (used % 8 != 0 && (codes.back() & (0xFF >> used % 8)) != 0) {
-            return refuse(codes_at + payload - 1, "bits behind the last code, expected zeros");
+            return refuse(codes_at + payload - 1, "bits after the last code, expected zeros");
         }
         at = codes_at + payload;
     }

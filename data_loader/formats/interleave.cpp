@@ -23,7 +23,7 @@ Interleaver::Interleaver(const std::vector<std::string>& inputs, const std::stri
         const DataFormat &format = input.file->format(), &first = inputs_[0].file->format();
         if (&format != &first) {
             throw FormatError(path + ": " + format.name + ", expected " + first.name + " as " + inputs[0] +
-                              ": files of one format are mixed; `nnue data convert` makes one of it");
+                              ": only files of one format can be mixed; `nnue data convert` converts it");
         }
         input.chunks = input.file->num_chunks();
         input.left = input.chunks == 0 ? 0 : input.file->file().size();

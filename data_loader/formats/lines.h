@@ -71,7 +71,7 @@ class LineReader : public StreamReader {
         return found;
     }
 
-    // Whether the last line begins behind the range.
+    // Whether the last line begins after the range.
     bool is_past_range() const { return stream_.offset() >= range_.end; }
     bool is_whole_file() const { return range_.name.empty(); }
     bool starts_file() const { return range_.begin == 0; }

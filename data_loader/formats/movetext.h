@@ -87,7 +87,7 @@ inline Move take_move(const Position& p, Window& window) {
 inline const char* decode_movetext(Entry& e, const std::uint8_t* text, std::size_t size, std::size_t count, Record* out,
                                    std::uint8_t* flags, std::size_t& used, std::size_t& unscored) {
     if (!is_pseudo_legal(e.position, e.move))
-        return "a chain that goes on after a move its stem's position does not have";
+        return "a chain that continues after a move that its stem's position does not have";
     const std::size_t end = 8 * size;
     std::size_t at = 0;
     for (std::size_t i = 0; i < count; ++i) {

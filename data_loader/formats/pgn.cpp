@@ -312,7 +312,7 @@ class PgnReader final : public LineReader {
                     result = token;
                     return;
                 }
-                // A number of a move, perhaps with the move behind it.
+                // A number of a move, perhaps with the move after it.
                 const std::size_t digits = token.find_first_not_of("0123456789");
                 if (digits == std::string_view::npos) continue;
                 if (digits > 0 && token[digits] == '.') {
@@ -361,7 +361,7 @@ class PgnReader final : public LineReader {
         if (view == View::kAuto) {
             if (dialect == Dialect::kChessBase || dialect == Dialect::kPlain) {
                 throw FormatError(std::string("evaluations as in ") + kDialectNames[static_cast<int>(dialect)] +
-                                  " do not tell whose view they are: --score-view white or mover");
+                                  " do not show whose view they are: pass --score-view white or mover");
             }
             view = dialect == Dialect::kLichess ? View::kWhite : View::kMover;
         }
@@ -406,7 +406,7 @@ class PgnReader final : public LineReader {
         if (unit == Unit::kAuto) {
             if (!eval.has_point && eval.value != 0 && dialect != Dialect::kChessBase) {
                 throw FormatError("an evaluation of " + std::to_string(static_cast<long long>(eval.value)) +
-                                  " without a decimal point: --score-unit pawns or cp");
+                                  " without a decimal point: pass --score-unit pawns or cp");
             }
             unit = dialect == Dialect::kChessBase && !eval.has_point ? Unit::kCentipawns : Unit::kPawns;
         }

@@ -63,7 +63,7 @@ class Profile {
 
     Profile() : calibration_() {}
 
-    // Throws FormatError for a record whose result or number of pieces cannot be. Boards are not looked at.
+    // Throws FormatError for a record with an impossible result or number of pieces. Boards are not checked.
     void add(std::span<const Record> records);
 
     std::uint64_t block_size() const { return block_size_; }

@@ -34,7 +34,7 @@ class Validator {
                                       {"score beyond mate (32,002 means none)"},
                                       {"an en-passant square that the rule does not keep"},
                                       {"the move mates, but the game is not won"}}};
-    Problem result_changes_{"another result than at the ply before, of the same game"};
+    Problem result_changes_{"a result that differs from the one a ply earlier in the same game"};
     std::optional<Entry> next_;  // what the last position's move leads to, with the result it then has
 };
 

@@ -46,7 +46,7 @@ def corpus(kind: str) -> list[bytes]:
             for level, checksum, size in ((1, False, True), (3, True, True), (19, True, False)):
                 compressor = zstandard.ZstdCompressor(level=level, write_checksum=checksum, write_content_size=size)
                 files.append(compressor.compress(content))
-            files.append(b"\x5a\x2a\x4d\x18\x05\0\0\0hello" + files[-1])  # behind a frame to be skipped
+            files.append(b"\x5a\x2a\x4d\x18\x05\0\0\0hello" + files[-1])  # after a frame to be skipped
     return files + [a + b for a, b in zip(files, files[5:], strict=False)] + [files[4] + bytes(40)]
 
 

@@ -1,7 +1,7 @@
 // A build of the hot loops for newer x86 CPUs; included once by each kernels_avx2*.cpp, which defines NNUE_ISA,
 // NNUE_TABLE and, where the CPU is fast at it, NNUE_BMI2.
 //
-// Everything of the standard library comes before the pragma: what is compiled behind it must be ours and live in the
+// Everything of the standard library comes before the pragma: what is compiled after it must be ours and live in the
 // namespace NNUE_ISA, or the linker could hand an AVX2 function to an older CPU.
 #include <array>
 #include <cstddef>
@@ -21,7 +21,7 @@
 
 #include <immintrin.h>
 
-// Not __AVX2__: a compiler that gets preprocessed text, as from ccache, has not defined it behind the pragma.
+// Not __AVX2__: a compiler that gets preprocessed text, as from ccache, has not defined it after the pragma.
 #define NNUE_AVX2
 
 #pragma GCC push_options

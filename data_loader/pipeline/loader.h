@@ -54,7 +54,7 @@ class Loader {
         const BatchRows& rows() const { return slot_->rows; }
         // Only without a feature set.
         std::span<const Record> records() const { return {slot_->records, size_}; }
-        const StreamPosition& after() const { return after_; }  // the place behind it
+        const StreamPosition& after() const { return after_; }  // the place after it
 
       private:
         friend class Loader;

@@ -267,7 +267,7 @@ std::exception_ptr Pipeline::current_error() const {
     } catch (const std::bad_alloc&) {
         return std::make_exception_ptr(FormatError(
             "not enough memory to read the data: a shuffle buffer of " + std::to_string(options_.window) +
-            " positions takes 64 bytes each, each of " + std::to_string(options_.threads) + " threads some 16 MiB"));
+            " positions takes 64 bytes each, each of " + std::to_string(options_.threads) + " threads about 16 MiB"));
     } catch (...) {
         return std::current_exception();
     }
@@ -564,7 +564,7 @@ void Pipeline::decode(std::unique_lock<std::mutex>& lock, Shard& shard, Scratch&
     chunk.used = chunk.at.skip;
     chunk.records.resize(0);
     chunk.error = nullptr;
-    const bool past_end = chunk.at.chunk == shard.order.size();  // resumed behind an epoch's last batch
+    const bool past_end = chunk.at.chunk == shard.order.size();  // resumed after an epoch's last batch
     chunk.last_of_epoch = past_end || chunk.at.chunk + 1 == shard.order.size();
     const OrderEntry entry = past_end ? OrderEntry{} : shard.order[chunk.at.chunk];
     const ChunkRef ref = chunks_[entry.chunk];

@@ -90,8 +90,8 @@ struct Stopped : std::exception {
 struct Output {
     bool end_of_epoch = false;  // a mark after an epoch's last batch: no slot
     std::size_t slot = 0, size = 0;
-    std::vector<StreamPosition> after;  // the places behind it, of each shard of this process
-    // Of each shard, the chunk behind the last one that it has positions of, or may have, as they were shuffled
+    std::vector<StreamPosition> after;  // the places after it, of each shard of this process
+    // Of each shard, the chunk after the last one that it has positions of, or may have, as they were shuffled
     // together; empty for a mark.
     std::vector<Contents::Place> read;
     std::uint64_t bad_chunks = 0;  // known when it was handed out

@@ -193,7 +193,7 @@ TEST_F(Binpack, ErrorsNameFileAndOffset) {
     bad = good;
     bad[8 + 24] = bad[8 + 25] = 0;  // a null move, and more to come
     write_bytes(path("b"), bad);
-    EXPECT_NE(error_of(path("b")).find("goes on after a move"), std::string::npos);
+    EXPECT_NE(error_of(path("b")).find("continues after a move"), std::string::npos);
 }
 
 TEST_F(Binpack, AFileThatShrinksIsAnError) {

@@ -410,7 +410,7 @@ TEST(FeatureSets, AWrongNameSaysWhatIsWrong) {
         for (int i = 1; i < 64; ++i) text += ".0";
         return text;
     }();
-    EXPECT_EQ(inside(gap.c_str()), "kings leaves bucket 1 out of 0 to 2");
+    EXPECT_EQ(inside(gap.c_str()), "kings does not use bucket 1 of 0 to 2");
 }
 
 // Built-in sets, declared once more by their name.

@@ -244,7 +244,7 @@ TEST(Codecs, WhatDoesNotFitIsCutAndCounted) {
 
 TEST(Codecs, AnEnPassantSquareThatTheRuleDoesNotKeepIsDropped) {
     Entry e = entry("4k3/8/8/8/4P3/8/8/4K3 b - - 0 1");
-    e.position.ep_square = 20;  // e3, with nobody to take
+    e.position.ep_square = 20;  // e3, with no pawn to take
     Losses losses;
     std::array<std::uint8_t, kBinSize> bin;
     encode_bin(e, bin, losses);

@@ -87,7 +87,7 @@ class Series:
 @dataclass(frozen=True)
 class Drift:
     """`z`, and `moved`: how far the rolling mean goes in standard deviations of single positions. `at`: the position
-    where the file before and behind differ most."""
+    where the file before and after differ most."""
 
     name: str
     z: float
@@ -141,7 +141,7 @@ class DataProfile:
     distinct: int
     duplicates_exact: bool
     repeated: Floats
-    """share of positions of each block whose board occurred before, NaN where none was looked at"""
+    """share of positions of each block whose board occurred before, NaN where none was checked"""
     repeated_blocks: list[int]
     """blocks with far more of those than the file"""
     calibrations: list[Calibration]
@@ -155,7 +155,7 @@ class DataProfile:
         lines = [found.text for found in judged if found.name not in ("duplicates", "no_score")]
         lines += [
             f"{drift.name} drifts: {drift.before:.4g} on average up to position {drift.at:,}, {drift.behind:.4g} "
-            f"behind (z {drift.z:.1f}, the rolling mean moves by {drift.moved:.2f} standard deviations)"
+            f"after it (z {drift.z:.1f}, the rolling mean moves by {drift.moved:.2f} standard deviations)"
             for drift in self.drifts
             if drift.flagged
         ]
@@ -433,9 +433,7 @@ def text(profile: DataProfile) -> str:
         lines.append(f"  {found.name:20} {found.curve.scale:9.1f} {found.curve.offset:9.1f} {centred:>41}")
     lines.append("")
     if profile.too_short:
-        lines.append(
-            f"  too short to say anything about drift ({FEWEST_BLOCKS * SMALLEST_BLOCK:,} positions are needed)"
-        )
+        lines.append(f"  too short to judge drift ({FEWEST_BLOCKS * SMALLEST_BLOCK:,} positions are needed)")
     elif not any(drift.flagged for drift in profile.drifts):
         lines.append("  no drift")
     lines += [f"  note: {line}" for line in profile.warnings()]
@@ -575,7 +573,7 @@ def _residuals(profile: DataProfile) -> Plot:
     return _calibration_plot(
         profile,
         "What the curve misses",
-        "Points less the curve, with two standard errors. A slope or bow means that scores and results tell different "
+        "Points less the curve, with two standard errors. A slope or curve means that scores and results different "
         "stories: too sure or too timid scores, or another shape than the logistic.",
         "points − curve",
         framed,
@@ -625,9 +623,7 @@ def page(profile: DataProfile) -> Page:
         ],
     )
     if profile.too_short:
-        overview.text = (
-            f"Too short to say anything about drift: {FEWEST_BLOCKS * SMALLEST_BLOCK:,} positions are needed."
-        )
+        overview.text = f"Too short to judge drift: {FEWEST_BLOCKS * SMALLEST_BLOCK:,} positions are needed."
     along = len(profile.series) + 1
     sections = [overview, Section("Along the file", plots=every[:along])]
     if every[along:]:

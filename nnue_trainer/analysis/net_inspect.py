@@ -225,7 +225,7 @@ def inspect(
     note: Callable[[str], None] = lambda _: None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Inspection:
-    """Looks at the net, checkpoint or run folder `path`, on `positions`; `progress(done, of)` counts tensors and
+    """Inspects the net, checkpoint or run folder `path`, on `positions`; `progress(done, of)` counts tensors and
     positions. Without `positions`: those that a validation of the checkpoint's recipe counts neurons on, so that the
     figures equal those of its run; built-in ones for nets, and where these files cannot be read. UserError for anything
     else."""
@@ -478,8 +478,8 @@ def _judge(found: Inspection) -> None:
         largest = float(activity.largest.max()) * found.accumulator_scale
         if largest > found.net.accumulator_limit:
             found.warnings.append(
-                f"an accumulator reaches {largest:,.0f} on these positions, the engine holds "
-                f"{found.net.accumulator_limit:,} and wraps around beyond"
+                f"an accumulator reaches {largest:,.0f} on these positions, but the engine's wrap around beyond "
+                f"{found.net.accumulator_limit:,}"
             )
 
 
@@ -629,7 +629,7 @@ def _facts(found: Inspection) -> list[tuple[str, str]]:
     if found.agreement is not None and len(found.agreement.floats):
         difference = np.abs(found.agreement.difference)
         facts.append(("integers − float", f"mean size {difference.mean():.2f}, largest {difference.max():.0f}"))
-    facts.append(("looked at", found.positions.origin))
+    facts.append(("positions", found.positions.origin))
     return facts
 
 
@@ -737,13 +737,13 @@ def _neuron_plots(found: Inspection) -> Iterator[Plot]:
                 ordered = np.sort(values)[::-1]
                 axes.plot(*thin(x, ordered, most=400), color=color)
             axes.set_yscale("log" if (first.l2 > 0).all() and (first.largest > 0).all() else "linear")
-            axes.set_xlabel("neurons, each curve sorted by itself")
+            axes.set_xlabel("neurons, sorted separately for each curve")
             axes.set_ylabel("in units of 1.0")
 
         yield Plot(
             "Weights of each neuron",
             norms,
-            note="A sudden end on the right are neurons that training has not used.",
+            note="A sharp drop on the right shows neurons that training has not used.",
             legend=[("norm (L2)", SERIES[0]), ("largest weight", SERIES[1])],
         )
     if activity is not None:
@@ -753,7 +753,7 @@ def _neuron_plots(found: Inspection) -> Iterator[Plot]:
             for tensor, color in ((activity.positive, SERIES[0]), (activity.saturated, SERIES[1])):
                 axes.plot(*thin(x, 100 * np.sort(tensor.numpy())[::-1], most=400), color=color)
             axes.set_ylim(-2, 102)
-            axes.set_xlabel("neurons, each curve sorted by itself")
+            axes.set_xlabel("neurons, sorted separately for each curve")
             axes.set_ylabel("% of accumulators")
 
         yield Plot(
@@ -857,7 +857,7 @@ def _map_plots(found: Inspection) -> Iterator[Plot]:
         yield Plot(
             f"Size of weights by king: {each.part}",
             kings,
-            note="Numbers are king buckets. Small weights are kings that the training data hardly has.",
+            note="Numbers are king buckets. Small weights belong to king squares that are rare in the training data.",
             plain=True,
             height=2.8,
         )

@@ -36,7 +36,7 @@ Tell = Callable[[int, int], None]
 @dataclass(frozen=True)
 class Order:
     """`neurons` int64 [N]: place i gets neuron `neurons[i]`. `first` is the share of zero blocks before neurons were
-    exchanged, `zeros` that behind it; `exchanges` is the number of exchanged pairs."""
+    exchanged, `zeros` that after it; `exchanges` is the number of exchanged pairs."""
 
     neurons: Tensor
     first: float
@@ -47,7 +47,7 @@ class Order:
 def order(bits: Tensor, samples: int, method: str = DEFAULT, seed: int = 1, tell: Tell = lambda *_: None) -> Order:
     """An order of N neurons (a multiple of four), by their `bits` int64 [N, W] over `samples` samples.
 
-    method: one of `METHODS`. tell: called with how much is done and what there is. ValueError for another method.
+    method: one of `METHODS`. `tell`: called with how much is done and what there is. ValueError for another method.
     """
     if method not in METHODS:
         raise ValueError(f"method: found {method!r}, expected one of {', '.join(METHODS)}")
@@ -76,7 +76,7 @@ def _union(sets: Tensor) -> Tensor:
 
 
 def plots(bits: Tensor, samples: int, neurons: Tensor) -> list[Plot]:
-    """How often blocks are in use before and behind the order `neurons`, and which neurons are active together."""
+    """How often blocks are in use before and after the order `neurons`, and which neurons are active together."""
     orders = {"as they were": torch.arange(len(bits)), "in order": neurons}
     colors = dict(zip(orders, (BAD, GOOD), strict=True))
 

@@ -230,7 +230,7 @@ def _loss_plots(runs: Sequence[Run]) -> Iterator[Plot]:
         yield Plot(
             "Validation loss",
             shown,
-            note="The star is the best one. Runs compare only where loss, λ at the end and held-out positions agree.",
+            note="The star is the best one. Compare runs only if loss, final λ and held-out positions are the same.",
             legend=_legend(validation, runs),
         )
 
@@ -253,7 +253,7 @@ def _both_losses_plot(run: Run) -> Iterator[Plot]:
     yield Plot(
         "Training and validation loss",
         both,
-        note="Medians of five records. The training loss has the λ of its step, the validation loss that of the end.",
+        note="Medians of five records. The training loss uses the λ of its step, the validation loss the final λ.",
         legend=[("training", curves[0].color), ("validation", curves[1].color)],
     )
 
@@ -308,7 +308,12 @@ def _plain_plot(
 def _course_plots(runs: Sequence[Run]) -> Iterator[Plot]:
     yield from _plain_plot(runs, "train", "lr", "Learning rate", "learning rate", log=True)
     yield from _plain_plot(
-        runs, "train", "lambda", "λ", "share of the score", note="Of the target: 1 − λ is the share of the result."
+        runs,
+        "train",
+        "lambda",
+        "λ",
+        "share of the score",
+        note="Share of the score in the target; the share of the result is 1 − λ.",
     )
     yield from _plain_plot(
         runs, "train", "positions_per_second", "Speed", "positions per second", smooth=True, zero=True,
@@ -316,20 +321,30 @@ def _course_plots(runs: Sequence[Run]) -> Iterator[Plot]:
     )  # fmt: skip
     yield from _plain_plot(
         runs, "train", "pass", "Passes over the data", "whole passes", offset=-1, steps=True, zero=True,
-        note="From 1 on, the net sees positions again.",
+        note="Above 1, positions repeat.",
     )  # fmt: skip
     yield from _plain_plot(
         runs, "train", "peak_memory_bytes", "Memory", "GiB, most so far", factor=1 / 2**30, zero=True,
-        note="Of the process on a CPU, of the device on a GPU.",
+        note="On a CPU: memory of the process. On a GPU: memory of the device.",
     )  # fmt: skip
     if any(np.nanmax(run.train["bad_chunks"], initial=0) > 0 for run in runs if "bad_chunks" in run.train):
         yield from _plain_plot(runs, "train", "bad_chunks", "Damaged chunks", "left out so far", steps=True, zero=True)
 
 
 _NEURON_FIGURES = (
-    ("dead_neurons", "Dead neurons", "% of first-layer neurons", "Never above 0 on the positions looked at."),
+    (
+        "dead_neurons",
+        "Dead neurons",
+        "% of first-layer neurons",
+        "Neurons that are never above 0 on the measured positions.",
+    ),
     ("saturated", "Saturation", "% of accumulators", "At or above the upper limit of the activation."),
-    ("zero_activations", "Zero activations", "% of what the layers see", "Engines skip zeros, so more are faster."),
+    (
+        "zero_activations",
+        "Zero activations",
+        "% of what the layers see",
+        "Engines skip zeros, so a larger share is faster.",
+    ),
     (
         "stuck_neurons",
         "Stuck neurons",
@@ -354,7 +369,8 @@ def _match_plots(runs: Sequence[Run]) -> Iterator[Plot]:
     yield Plot(
         "Elo",
         _draw(curves, "Elo", line),
-        note="Against the last net that passed, whose own Elo is added; the first net has 0. Bars: 95 % of each match.",
+        note="Elo above the first net: each match is against the last net that passed, whose Elo is added. "
+        "Bars: 95 % of each match.",
         legend=_legend(curves, runs),
     )
 
@@ -362,13 +378,13 @@ def _match_plots(runs: Sequence[Run]) -> Iterator[Plot]:
 def _net_plots(runs: Sequence[Run]) -> Iterator[Plot]:
     for name, title, label, note in _NEURON_FIGURES:
         if all(np.nanmax(run.validation[name], initial=0) == 0 for run in runs if name in run.validation):
-            continue  # said in words
+            continue  # the text lists it
         yield from _plain_plot(runs, "validation", name, title, label, note=note, factor=100, zero=True)
     for run in runs:
         of = f" of {run.name}" if len(runs) > 1 else ""
         for prefix, title, label, note, factor in (
             ("reach/", "Largest weights", "% of the limit", "Weights are clipped at 100 %, the largest integer.", 100),
-            ("at_limit/", "Clipped weights", "% of the tensor", "Share of weights that stand at their limit.", 100),
+            ("at_limit/", "Clipped weights", "% of the tensor", "Share of weights at their limit.", 100),
         ):
             found = {name: values * factor for name, values in run.validation.named(prefix).items()}
             found = {name: values for name, values in found.items() if np.isfinite(values).any()}
@@ -411,7 +427,7 @@ def _net_words(runs: Sequence[Run]) -> str:
         for words, names in (
             ("no neuron was dead", ["dead_neurons"]),
             ("no neuron was stuck at its upper limit", ["stuck_neurons"]),
-            ("no weight stood at its limit", [n for v in seen for n in v.columns if n.startswith("at_limit/")]),
+            ("no weight was at its limit", [n for v in seen for n in v.columns if n.startswith("at_limit/")]),
         )
         if all(np.nanmax(validation[name], initial=0) == 0 for validation in seen for name in names)
     ]
@@ -437,7 +453,11 @@ def _agreement_plots(found: Agreement, of: str, color: str) -> Iterator[Plot]:
         axes.set_ylabel("positions")
 
     yield Plot(f"Scores{of}", scatter, note="One dot per position, from the side to move.")
-    yield Plot(f"Differences{of}", histogram, note="The ends hold what is beyond. Rounding makes some; bias is bad.")
+    yield Plot(
+        f"Differences{of}",
+        histogram,
+        note="The outer bins include all values beyond them. Rounding causes some spread; a bias is a fault.",
+    )
 
 
 # ---- sections --------------------------------------------------------------------------------------------------------

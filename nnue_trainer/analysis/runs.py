@@ -55,7 +55,7 @@ class Records:
 @dataclass
 class Run:
     """A run. `recipe` has all defaults filled in where this program can read it, and is {} where there is none; `saved`
-    is its last checkpoint without tensors, `best` the path of the checkpoint to look at."""
+    is its last checkpoint without tensors, `best` the path of the checkpoint to inspect."""
 
     path: Path
     notes: list[str] = field(default_factory=list)
@@ -130,7 +130,7 @@ def read_run(path: Path) -> Run:
     if not len(run.train) and not len(run.validation):
         run.notes.append("no records of metrics yet, so there are no curves")
     elif not len(run.validation):
-        run.notes.append("no validation yet, or no data.validation in the recipe: nothing says how it does on new data")
+        run.notes.append("no validation yet, or no data.validation in the recipe: its loss on new data is unknown")
     elif not run.validation.named("reach/"):
         run.notes.append("the records hold no figures of the net: they were written by an earlier release")
     return run

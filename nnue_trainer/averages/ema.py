@@ -15,7 +15,7 @@ class Ema(Average):
     """Weights of older steps count less and less, beginning with the initial weights."""
 
     decay: float | None = Field(default=None, gt=0, lt=1)
-    """what the average keeps of itself in a step; null: by half_life"""
+    """share of the previous average that is kept in a step; null: by half_life"""
     half_life: float = Field(default=2000, gt=0)
     """steps after which a weight counts half as much; not used where decay is given"""
     every: int = Field(default=16, ge=1)

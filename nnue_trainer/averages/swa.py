@@ -12,10 +12,10 @@ from nnue_trainer.schema import section
 @AVERAGES.register("swa")
 @section
 class Swa(Average):
-    """The mean of the weights after each epoch, from one on; all count the same."""
+    """The mean, with equal shares, of the weights after each epoch from one on."""
 
     start_epoch: int = Field(ge=0)
-    """epochs before the first one that counts, whose weights are those after it"""
+    """number of epochs before the first one whose final weights are averaged"""
 
     def share(self, now: RunStep) -> float:
         ended = now.step > now.first_step and (now.step - now.first_step) % now.steps_per_epoch == 0

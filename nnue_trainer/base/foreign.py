@@ -58,7 +58,7 @@ def blame(error: BaseException, module: str | None = None) -> str | None:
     text = shown(first_line(error))[:300]
     if "stream is capturing" in text:  # an assert on a tensor, .item(), .cpu(), a branch on a value
         text += (
-            "; it waits for the GPU, which no CUDA graph can record: leave that out, or set training.cuda_graph=false"
+            "; it waits for the GPU, which no CUDA graph can record: remove that call, or set training.cuda_graph=false"
         )
     return f"{found}: {type(error).__name__}: {text}"
 

@@ -115,7 +115,7 @@ def user_id() -> int:
 
 
 def allow_open_files(needed: int) -> int | None:
-    """Lets this process have so many files open. The system's limit where that is lower, and nothing changes then."""
+    """Lets this process have this many files open. The system's limit where that is lower, and nothing changes then."""
     if sys.platform != "win32":
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         if soft == resource.RLIM_INFINITY or needed <= soft:
@@ -158,7 +158,7 @@ def seconds_since_boot() -> float:
     """A clock on which `process_start` is given; it need not begin at the boot where that is not known."""
     if sys.platform == "linux":
         return time.clock_gettime(time.CLOCK_BOOTTIME)
-    else:  # noqa: RET505 - mypy looks at one of two branches
+    else:  # noqa: RET505 - mypy checks only one of the two branches
         return time.monotonic()
 
 

@@ -1,4 +1,4 @@
-"""What happens at the moments of a run. `base` has the class of all callbacks and the registry."""
+"""Actions at the start and end of a run, at epochs, validations and saves. `base` has their class and the registry."""
 
 from nnue_trainer.callbacks.base import CALLBACKS, Callback
 

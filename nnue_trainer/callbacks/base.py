@@ -15,12 +15,13 @@ if TYPE_CHECKING:
 
 @section
 class Callback:
-    """Something that happens during a run. A subclass is a section (`schema.section`) and defines the methods that it
+    """An action during a run. A subclass is a section (`schema.section`) and defines the methods that it
     needs. They are called between steps, in the process that writes; training waits for them. A UserError that one
     raises ends the run after a checkpoint.
 
-    `trainer` is the public object of the run (docs/extending.md): it can be looked at, `trainer.stop(reason)` ends the
-    run with a checkpoint, `trainer.record(event, values)` adds a line to metrics.jsonl, `trainer.say(text)` prints one.
+    `trainer` is the public object of the run (docs/extending.md): its fields can be read, `trainer.stop(reason)` ends
+    the run with a checkpoint, `trainer.record(event, values)` adds a line to metrics.jsonl, `trainer.say(text)` prints
+    one.
     """
 
     kind: ClassVar[str]

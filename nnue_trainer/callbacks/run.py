@@ -32,7 +32,7 @@ class RunCommand(Callback):
     at: Literal["start", "epoch", "validation", "save", "end"] = "save"
     """when it runs"""
     every: int = Field(default=1, gt=0, le=2**20)
-    """only every so many of these moments"""
+    """events from one run of the program to the next; 1: each event"""
     must_succeed: bool = False
     """end the run if the program fails; off: print a line and go on"""
 

@@ -1,4 +1,4 @@
-"""`nnue report`, `inspect` and `data profile`: looking at runs, nets and data."""
+"""`nnue report`, `inspect` and `data profile`: pages and plots of runs, nets and data."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ def register(app: typer.Typer, data_app: typer.Typer) -> None:
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs; several are compared.")],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders; several are compared.")],
     out: Annotated[
         Path | None,
         typer.Option(
             "--out",
             "-o",
             metavar="FILE.html",
-            help="Write the page here. Default: report.html in the folder of the run, or here for several runs.",
+            help="Page to write. Default: report.html, in the run folder, or in the current folder for several runs.",
         ),
     ] = None,
     overwrite: Overwrite = False,
     plugin: Plugins = None,
 ) -> None:
-    """Write one page about runs: losses, speed, weights, neurons, data, recipes. Needs no network to be read."""
+    """Write one self-contained HTML page about runs: losses, speed, weights, neurons, data, recipes."""
     extras.require("matplotlib", "nnue report")
     from nnue_trainer.analysis.report import write
 
@@ -51,18 +51,18 @@ def report(
 
 
 def inspect(
-    net: Annotated[Path, typer.Argument(metavar="NET|CHECKPOINT", help="A net, a checkpoint, or the folder of a run.")],
+    net: Annotated[Path, typer.Argument(metavar="NET|CHECKPOINT", help="Net, checkpoint or run folder.")],
     data: Annotated[
         Path | None,
         typer.Option(
             "--data",
             metavar="FILE",
-            help="Look at neurons on positions of this file. Default: those of a checkpoint's validation, built-in "
-            "positions for a net.",
+            help="Data file whose positions activate the neurons. Default: a checkpoint's validation data, or "
+            "built-in positions for a net.",
         ),
     ] = None,
     positions: Annotated[
-        int, typer.Option(metavar="N", min=1, max=1 << 20, help="Take this many positions of the file.")
+        int, typer.Option(metavar="N", min=1, max=1 << 20, help="Number of positions to read from the file.")
     ] = 4096,
     against: Annotated[
         Path | None, typer.Option("--against", metavar="OTHER", help="Compare with another net or checkpoint.")
@@ -75,7 +75,7 @@ def inspect(
     html: Html = None,
     as_json: AsJson = False,
     arch: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Architecture of a net whose file does not contain it.")
+        str | None, typer.Option(metavar="NAME", help="Architecture of a net whose file does not record it.")
     ] = None,
     overwrite: Overwrite = False,
     plugin: Plugins = None,

@@ -27,11 +27,11 @@ def check_command(
     checkpoint: Annotated[
         Path,
         typer.Argument(
-            metavar="CHECKPOINT", help="A checkpoint, or the folder of a run: its best checkpoint, or else its last."
+            metavar="CHECKPOINT", help="Checkpoint, or a run folder: its best checkpoint, or else its last."
         ),
     ],
     data: Annotated[
-        list[str], typer.Option("--data", metavar="FILE", help="A file of positions; may be given several times.")
+        list[str], typer.Option("--data", metavar="FILE", help="Data file with positions; may be repeated.")
     ],
     positions: Annotated[
         int, typer.Option(metavar="N", min=1, max=2**40, help="Compare the first N positions.")
@@ -41,8 +41,8 @@ def check_command(
         typer.Option(
             metavar="UNITS",
             min=0.0,
-            help="The root mean square difference, in engine units, of what training computed and what the engine "
-            "computes, beyond which the command fails. Default: 1 for a net trained with quantisation.qat, else 50.",
+            help="Largest root mean square difference between the evaluations of training and engine, in engine units. "
+            "Default: 1 for a net trained with quantisation.qat, else 50.",
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,

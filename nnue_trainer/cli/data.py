@@ -26,12 +26,12 @@ from nnue_trainer.errors import shown
 if TYPE_CHECKING:
     from nnue_trainer.data.info import FileInfo
 
-app = typer.Typer(no_args_is_help=True, help="Look at, check and make training data.")
+app = typer.Typer(no_args_is_help=True, help="Inspect, check and make training data.")
 
 PipedFile = Annotated[
     Path, typer.Argument(metavar="FILE", help="A data file in any format, plain or compressed; -: standard input.")
 ]
-FilterSeed = Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Use this seed for random decisions of filters.")]
+FilterSeed = Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed for random decisions of filters.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -120,7 +120,7 @@ def info(
 
 def head(
     file: PipedFile,
-    count: Annotated[int, typer.Option("-n", "--count", min=1, help="Show this many positions.")] = 10,
+    count: Annotated[int, typer.Option("-n", "--count", min=1, help="Number of positions to show.")] = 10,
     seed: FilterSeed = 0,
     extra: Extra = None,
     as_json: AsJson = False,
@@ -236,7 +236,7 @@ def generate(
     ],
     engine: Annotated[str, typer.Option(help="Let this UCI engine play: a path, or a name on PATH.", metavar="ENGINE")],
     positions: Annotated[
-        int, typer.Option(min=1, max=2**62, help="Stop after the game that reaches this number of positions.")
+        int, typer.Option(min=1, max=2**62, help="Number of positions; the game that reaches it is the last.")
     ],
     nodes: Annotated[int | None, typer.Option(min=1, max=2**63 - 1, help="Search this many nodes per move.")] = None,
     depth: Annotated[int | None, typer.Option(min=1, max=1000, help="Search to this depth per move.")] = None,
@@ -257,7 +257,7 @@ def generate(
         float | None,
         typer.Option(
             "--score-scale",
-            help="Count this many internal units per centipawn of the engine; known for Stockfish 12 to 16.1.",
+            help="Internal units per centipawn of the engine. Default: known for Stockfish 12 to 16.1.",
         ),
     ] = None,
     win_score: Annotated[
@@ -278,24 +278,29 @@ def generate(
     chess960: Annotated[
         bool, typer.Option("--chess960", help="Play Chess960; without --book, from its 960 start positions.")
     ] = False,
-    dfrc: Annotated[bool, typer.Option("--dfrc", help="The same, with an array of its own for each side.")] = False,
+    dfrc: Annotated[
+        bool,
+        typer.Option(
+            "--dfrc", help="Play double Fischer random chess: each side starts from a different Chess960 position."
+        ),
+    ] = False,
     hash_mb: Annotated[
         int, typer.Option("--hash", min=1, max=2**25, help="Give each engine this many MB of hash.")
     ] = 4,
     option: Annotated[
         list[str] | None,
-        typer.Option("--option", metavar="NAME=VALUE", help="Set a UCI option; may be given several times."),
+        typer.Option("--option", metavar="NAME=VALUE", help="UCI option to set; may be repeated."),
     ] = None,
     to: To = None,
     timeout: Annotated[
-        float, typer.Option(metavar="SECONDS", help="Give up if the engine takes longer than this for one answer.")
+        float, typer.Option(metavar="SECONDS", help="Seconds to wait for an answer of the engine.")
     ] = 600.0,
     overwrite: Overwrite = False,
 ) -> None:
     """Make training data by self-play. Scores are internal units; a game is written once its result is known.
 
-    The file is a function of engine, limits and seed, for any number of engines. After an interruption the same command
-    continues; if it had finished, it plays nothing.
+    Engine, limits and seed determine the file; the number of engines does not change it. Run the same command again to
+    continue after an interruption.
     """
     from nnue_trainer.data.generate import GenerateOptions
     from nnue_trainer.data.generate import generate as run
@@ -335,7 +340,7 @@ def generate(
     already = "made already by this command, " if made.already else ""
     print(f"{shown(out)}: {already}{made.positions:,} positions of {made.games:,} games, {out.stat().st_size:,} bytes")
     if made.losses:
-        print(f"  the format has no room: {', '.join(losses(made.losses))}", file=sys.stderr)
+        print(f"  not stored by the format: {', '.join(losses(made.losses))}", file=sys.stderr)
 
 
 app.command()(with_filters(head))

@@ -37,29 +37,29 @@ Extra = Annotated[
     list[str] | None,
     typer.Option(
         metavar="FILTER",
-        help="Run this filter in Python after the others, with its defaults: a name, or path/to/file.py:Class.",
+        help="Python filter to run after the others, with its defaults: a name, or path/to/file.py:Class.",
     ),
 ]
 Temporary = Annotated[
-    Path | None, typer.Option(metavar="FOLDER", help="Folder for temporary files. Default: that of OUT.")
+    Path | None, typer.Option(metavar="FOLDER", help="Folder for temporary files. Default: the folder of OUT.")
 ]
 Output = Annotated[Path, typer.Argument(metavar="OUT", help="The file to write; it appears whole or not at all.")]
-Seed = Annotated[int, typer.Option(min=0, max=2**64 - 1, help="Use this seed; it and the inputs decide the file.")]
+Seed = Annotated[int, typer.Option(min=0, max=2**64 - 1, help="Seed; the same seed and inputs give the same file.")]
 SkipBad = Annotated[
     bool,
     typer.Option(
         "--skip-bad",
-        help="Leave out and count what is wrong: a position, or the rest of a chunk in a format that has chunks.",
+        help="Skip and count damaged positions, or the rest of a damaged chunk in formats with chunks.",
     ),
 ]
 FORMAT_NAMES = ", ".join(name for name, _, _ in _data.formats())
-_TO = f"Write this format: {FORMAT_NAMES}, or path/to/file.py:Class. Without it, the name of OUT decides."
+_TO = f"Format to write: {FORMAT_NAMES}, or path/to/file.py:Class. Default: by the suffix of OUT."
 To = Annotated[str | None, typer.Option("--to", metavar="FORMAT", help=_TO)]
 Chess960 = Annotated[
     Literal["refuse", "drop-rights", "skip"],
     typer.Option(
-        help="Castling rights of Chess960, where the format holds only those of standard chess: end with an error, "
-        "drop the rights, or leave the position out."
+        help="Chess960 castling rights where the format holds only those of standard chess: stop with an error, drop "
+        "the rights, or skip the position."
     ),
 ]
 
@@ -85,7 +85,7 @@ def print_report(report: Report, output: Path) -> None:
     if report.cut_scores:
         lost.append(f"{report.cut_scores:,} scores cut to ±32767")
     if lost:
-        print(f"  the format has no room: {', '.join(lost)}", file=sys.stderr)
+        print(f"  not stored by the format: {', '.join(lost)}", file=sys.stderr)
     for note in report.notes:
         print(f"  {shown(note)}", file=sys.stderr)
     _print_skipped(report)
@@ -102,39 +102,39 @@ def convert(
     to: To = None,
     source: Annotated[
         str | None,
-        typer.Option("--from", metavar="FORMAT", help="Read IN as this format where its content is not clear."),
+        typer.Option("--from", metavar="FORMAT", help="Format of IN, where its content does not show it."),
     ] = None,
     score_scale: Annotated[
-        float, typer.Option(help="Multiply scores by this, e.g. 0.48 for internal units to centipawns of 208.")
+        float, typer.Option(help="Factor for scores, such as 0.48 for internal units to centipawns of 208.")
     ] = 1.0,
     score_view: Annotated[
         View,
         typer.Option(
-            help="Whose view the scores of IN are in truth; they become the side to move's (mover). auto: as the "
-            "format has it, of PGN by its notation."
+            help="View of the scores in IN; they are converted to the side to move's (mover). auto: the format's view; "
+            "for PGN, by its notation."
         ),
     ] = "auto",
-    result_view: Annotated[View, typer.Option(help="The same for results.")] = "auto",
+    result_view: Annotated[View, typer.Option(help="View of the results in IN, likewise.")] = "auto",
     score_place: Annotated[
         Literal["auto", "before", "after"],
-        typer.Option(help="Of PGN: whether an evaluation belongs to the position before or after its move."),
+        typer.Option(help="For PGN: whether an evaluation belongs to the position before or after its move."),
     ] = "auto",
     score_unit: Annotated[
-        Literal["auto", "pawns", "cp"], typer.Option(help="Of PGN: the unit of evaluations.")
+        Literal["auto", "pawns", "cp"], typer.Option(help="For PGN: the unit of evaluations.")
     ] = "auto",
-    pawn: Annotated[
-        float, typer.Option(min=0.01, max=10_000, help="Of PGN: internal units that make one pawn.")
-    ] = 208.0,
+    pawn: Annotated[float, typer.Option(min=0.01, max=10_000, help="For PGN: internal units per pawn.")] = 208.0,
     chess960: Chess960 = "refuse",
     fen: Annotated[
         Literal["x-fen", "shredder"],
-        typer.Option(help="Castling rights in text and plain: KQkq where that is clear, or files of rooks (HAha)."),
+        typer.Option(
+            help="Castling rights in text and plain: KQkq where that is unambiguous, or the rooks' files (HAha)."
+        ),
     ] = "x-fen",
     skip_bad: SkipBad = False,
     overwrite: Overwrite = False,
     plugin: Plugins = None,
 ) -> None:
-    """Write the positions of IN... in another format, and list what that cannot store."""
+    """Write the positions of IN... in another format, and list what that format cannot store."""
     plugins.load(plugin)
     from nnue_trainer.data.transform import convert as run
 
@@ -165,7 +165,7 @@ def convert(
 def filter_command(
     inputs: Piped,
     output: Output,
-    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Use this seed for random decisions.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed for random decisions.")] = 0,
     extra: Extra = None,
     to: To = None,
     chess960: Chess960 = "refuse",
@@ -174,7 +174,7 @@ def filter_command(
     plugin: Plugins = None,
     **values: float,
 ) -> None:
-    """Write the positions of IN... that pass, and count what each filter drops (rules: docs/data.md)."""
+    """Write the positions of IN... that pass the filters, and count what each filter drops (rules: docs/data.md)."""
     plugins.load(plugin)
     from nnue_trainer.data.filters import Filters
     from nnue_trainer.data.transform import filter_positions
@@ -240,7 +240,7 @@ def shuffle(
     output: Output,
     seed: Seed = 0,
     memory: Annotated[
-        str, typer.Option(metavar="SIZE", help="Use this much memory; further positions wait on disk.")
+        str, typer.Option(metavar="SIZE", help="Memory to use; positions beyond it go to temporary files.")
     ] = "2G",
     temporary: Temporary = None,
     to: To = None,
@@ -249,7 +249,7 @@ def shuffle(
     overwrite: Overwrite = False,
     plugin: Plugins = None,
 ) -> None:
-    """Write all positions of IN... in random order; a format with chains holds each position in a separate one."""
+    """Write all positions of IN... in random order. In formats with chains, each position becomes a separate chain."""
     plugins.load(plugin)
     from nnue_trainer.data.transform import shuffle as run
 
@@ -281,7 +281,7 @@ def interleave(
             min=0,
             max=1000,
             metavar="X",
-            help="How often the file comes, given once for each of IN: 2 is twice, 0.5 its first half. Default: once.",
+            help="Weight of a file, given once for each of IN: 2 uses it twice, 0.5 only its first half. Default: 1.",
         ),
     ] = None,
     overwrite: Overwrite = False,
@@ -297,10 +297,10 @@ def interleave(
 def dedup(
     inputs: Inputs,
     output: Output,
-    games: Annotated[
-        bool, typer.Option("--games", help="Drop whole games that came before, and no single positions.")
-    ] = False,
-    memory: Annotated[str, typer.Option(metavar="SIZE", help="Memory for keys; further ones wait on disk.")] = "1G",
+    games: Annotated[bool, typer.Option("--games", help="Drop repeated games instead of repeated positions.")] = False,
+    memory: Annotated[
+        str, typer.Option(metavar="SIZE", help="Memory for keys; keys beyond it go to temporary files.")
+    ] = "1G",
     temporary: Temporary = None,
     to: To = None,
     chess960: Chess960 = "refuse",
@@ -308,7 +308,7 @@ def dedup(
     overwrite: Overwrite = False,
     plugin: Plugins = None,
 ) -> None:
-    """Write the positions of IN... without those whose board came before, in any of the files; the first one stays."""
+    """Write the positions of IN... without repeated boards, across all files; the first one is kept."""
     plugins.load(plugin)
     from nnue_trainer.data.dedup import dedup as run
 
@@ -333,9 +333,9 @@ def dedup(
 
 def split(
     inputs: Piped,
-    train: Annotated[Path, typer.Option(metavar="OUT", help="Write the positions for training here.")],
-    validation: Annotated[Path, typer.Option(metavar="OUT", help="Write the positions for validation here.")],
-    share: Annotated[float, typer.Option(help="Give this share of the games to validation.")] = 0.01,
+    train: Annotated[Path, typer.Option(metavar="OUT", help="File for the training positions.")],
+    validation: Annotated[Path, typer.Option(metavar="OUT", help="File for the validation positions.")],
+    share: Annotated[float, typer.Option(help="Share of the games for validation.")] = 0.01,
     seed: Seed = 0,
     to: To = None,
     chess960: Chess960 = "refuse",
@@ -345,8 +345,8 @@ def split(
 ) -> None:
     """Deal the games of IN... at random to a training and a validation file; no game is in both.
 
-    A game is a run of positions in which the ply rises and the result, seen by white, stays the same. Both files appear
-    at the end, or neither.
+    A game is a run of positions in which the ply rises and White's result stays the same. Both files appear at the end,
+    or neither.
     """
     plugins.load(plugin)
     from nnue_trainer.data.transform import split as run

@@ -24,13 +24,13 @@ def register(app: typer.Typer) -> None:
 def explain(
     arguments: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[RECIPE] [KEY=VALUE]...", help="The recipe, and fields of it to override."),
+        typer.Argument(metavar="[RECIPE] [KEY=VALUE]...", help="Recipe, and fields to override."),
     ] = None,
     preset: Preset = None,
     device: Annotated[
         str | None,
         typer.Option(
-            help="The device: cpu or cuda:N. Default: the one that a training would use.",
+            help="Device: cpu or cuda:N. Default: the one that training would use.",
             metavar="DEVICE",
             show_default=False,
         ),
@@ -38,17 +38,17 @@ def explain(
     gpu: Annotated[
         str | None,
         typer.Option(
-            help="A GPU that need not be here, by compute capability: 8.9, or 9.0:114 with its number of "
-            "multiprocessors.",
+            help="Explain for a GPU that need not be installed: its compute capability, such as 8.9, or 9.0:114 with "
+            "its number of multiprocessors.",
             metavar="X.Y[:N]",
             show_default=False,
         ),
     ] = None,
-    ranks: Annotated[int, typer.Option(min=1, help="Number of processes, each with such a device.")] = 1,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    ranks: Annotated[int, typer.Option(min=1, help="Number of processes, each on a device of its own.")] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     plugin: Plugins = None,
 ) -> None:
-    """Print which kernels serve each part of a recipe's step, and why faster ones are not taken."""
+    """Print which kernels run each part of a recipe's training step, and why faster ones are not used."""
     from nnue_trainer import config as recipes
     from nnue_trainer.training.explain import explain as parts_of
 

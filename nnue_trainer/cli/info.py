@@ -70,9 +70,9 @@ def _library_line(library: dict[str, Any]) -> str:
 
 
 def info_command(
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Print versions, the op libraries and what they were built for, and the devices that torch sees."""
+    """Print versions, the operator libraries and what they were built for, and the devices that torch finds."""
     info = collect()
     if as_json:
         json.dump(info, sys.stdout, indent=2)

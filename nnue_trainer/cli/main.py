@@ -142,8 +142,8 @@ def _explain(error: BaseException) -> int:
     elif isinstance(error, OSError):  # a folder that cannot be written, a full disk
         message = f"{error.filename}: {error.strerror}" if error.filename else str(error)
     elif (memory := out_of_memory(error)) is not None:
-        size = f" (another {memory.wanted} could not be had)" if memory.wanted else ""
-        message = f"out of memory{size}: a smaller batch, buffer, net or number of threads takes less"
+        size = f" (another {memory.wanted} could not be allocated)" if memory.wanted else ""
+        message = f"out of memory{size}: use a smaller batch, buffer, net or number of threads"
     elif isinstance(error, RuntimeError) and (missing := re.search(r"operator nnue::\w+ does not exist", message)):
         message = f"{missing[0]}: the native parts are older than the Python files; build them again (make build)"
     else:

@@ -28,11 +28,11 @@ def match(
     players: Annotated[
         list[str],
         typer.Argument(
-            metavar="A B [C]...", help="Nets, checkpoints, run folders or engines, two or more; each plays each other."
+            metavar="A B [C]...", help="Two or more nets, checkpoints, run folders or engines; each pair plays a match."
         ),
     ],
     engine: Annotated[
-        str | None, typer.Option(metavar="ENGINE", help="Engine in which nets play: a path, or a name on PATH.")
+        str | None, typer.Option(metavar="ENGINE", help="Engine that plays with the nets: a path, or a name on PATH.")
     ] = None,
     engine_b: Annotated[
         str | None, typer.Option("--engine-b", metavar="ENGINE", help="Engine of the second player. Default: --engine.")
@@ -42,7 +42,7 @@ def match(
         typer.Option("-o", "--output", metavar="DIR", help="Folder for the games and results. Default: match/A-B."),
     ] = None,
     pairs: Annotated[
-        int, typer.Option(min=1, max=10_000_000, help="Pairs of games of each two players; with a test, at most.")
+        int, typer.Option(min=1, max=10_000_000, help="Pairs of games for each two players; with --sprt, at most.")
     ] = 500,
     nodes: Annotated[
         int | None, typer.Option(min=1, max=2**62, help="Search this many nodes per move. Default: 10000.")
@@ -52,17 +52,17 @@ def match(
         int | None, typer.Option(metavar="MS", min=1, max=10**9, help="Search for this many milliseconds.")
     ] = None,
     clock: Annotated[
-        str | None, typer.Option("--tc", metavar="SECONDS+INCREMENT", help="Time for a game, such as 10+0.1.")
+        str | None, typer.Option("--tc", metavar="SECONDS+INCREMENT", help="Time control in seconds, such as 10+0.1.")
     ] = None,
     openings: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Opening book, EPD or PGN, also as .gz, or a data file to draw positions from. Default: random moves.",
+            help="Opening book (EPD or PGN, also .gz), or a data file to draw positions from. Default: random moves.",
         ),
     ] = None,
     order: Annotated[str, typer.Option(metavar="random|sequential", help="Order of the opening book.")] = "random",
-    start: Annotated[int, typer.Option(min=1, help="First opening, counted in that order.")] = 1,
+    start: Annotated[int, typer.Option(min=1, help="Number of the first opening in that order.")] = 1,
     plies: Annotated[int, typer.Option(min=0, max=1000, help="Half-moves of a PGN or random opening.")] = 8,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed for the openings.")] = 0,
     concurrency: Annotated[
@@ -82,7 +82,7 @@ def match(
     alpha: Annotated[float, typer.Option(help="Probability that the test accepts a net of ELO0.")] = 0.05,
     beta: Annotated[float, typer.Option(help="Probability that the test rejects a net of ELO1.")] = 0.05,
     model: Annotated[
-        str, typer.Option("--elo-model", metavar="normalized|logistic", help="Elo that the test counts in.")
+        str, typer.Option("--elo-model", metavar="normalized|logistic", help="Elo model of the test.")
     ] = "normalized",
     resign_score: Annotated[int, typer.Option(min=1, help="Adjudicate a loss once a side's own score is -CP …")] = 600,
     resign_moves: Annotated[int, typer.Option(min=0, help="… in this many of its moves; 0: never.")] = 3,
@@ -97,18 +97,24 @@ def match(
     hash_mb: Annotated[int, typer.Option("--hash", min=1, max=2**25, help="MB of hash for each engine.")] = 16,
     option: Annotated[
         list[str] | None,
-        typer.Option("--option", metavar="NAME=VALUE", help="UCI option of all engines; may be repeated."),
+        typer.Option("--option", metavar="NAME=VALUE", help="UCI option to set in all engines; may be repeated."),
     ] = None,
     option_b: Annotated[
         list[str] | None,
-        typer.Option("--option-b", metavar="NAME=VALUE", help="UCI option of the second player; may be repeated."),
+        typer.Option(
+            "--option-b", metavar="NAME=VALUE", help="UCI option to set for the second player; may be repeated."
+        ),
     ] = None,
-    net_option: Annotated[str, typer.Option(metavar="NAME", help="UCI option that takes a net.")] = "EvalFile",
+    net_option: Annotated[str, typer.Option(metavar="NAME", help="UCI option for the net file.")] = "EvalFile",
     timeout: Annotated[
-        float, typer.Option(metavar="SECONDS", min=0.01, help="An engine that takes longer for an answer loses.")
+        float,
+        typer.Option(
+            metavar="SECONDS", min=0.01, help="Seconds to wait for an answer; a slower engine loses the game."
+        ),
     ] = 60.0,
     part: Annotated[
-        str, typer.Option(metavar="I/N", help="Play part I of N; without it, parts in the folder are merged.")
+        str,
+        typer.Option(metavar="I/N", help="Play only part I of N. Without --part, the parts in the folder are merged."),
     ] = "1/1",
     fastchess: Annotated[
         str | None,
@@ -120,8 +126,8 @@ def match(
 ) -> None:
     """Play nets or engines against each other and estimate their Elo.
 
-    The folder gets match.json, games.pgn and match.html. The same command continues after an interruption, or with more
-    pairs; when nothing is missing, it plays nothing.
+    Writes match.json, games.pgn and match.html into the folder. Run the same command again to continue after an
+    interruption, or with a larger --pairs to play more games.
     """
     from nnue_trainer.match import run as matches
     from nnue_trainer.match.adjudication import Adjudication

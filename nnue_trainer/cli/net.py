@@ -27,27 +27,27 @@ if TYPE_CHECKING:
 Arch = Annotated[
     str | None,
     typer.Option(
-        metavar="NAME", help="Architecture of a net whose file does not contain it (SFNNv4 looks like SFNNv5)."
+        metavar="NAME", help="Architecture of a net whose file does not record it (SFNNv4 looks like SFNNv5)."
     ),
 ]
-Fen = Annotated[list[str] | None, typer.Option("--fen", metavar="FEN", help="A position; may be given several times.")]
+Fen = Annotated[list[str] | None, typer.Option("--fen", metavar="FEN", help="Position as a FEN; may be repeated.")]
 Fens = Annotated[Path | None, typer.Option("--fens", metavar="FILE", help="Positions, one FEN per line.")]
 NetOrCheckpoint = Annotated[
     Path,
     typer.Argument(
         metavar="NET|CHECKPOINT",
-        help="A .nnue file, or with --format one of that format; or a checkpoint or the folder of a run, which is "
-        "exported first.",
+        help=".nnue file, or with --format a file of that format; or a checkpoint or run folder, which is exported "
+        "first.",
     ),
 ]
-NetFile = Annotated[Path, typer.Argument(metavar="NET", help="A .nnue file.")]
-ReadNet = Annotated[Path, typer.Argument(metavar="NET", help="A .nnue file, or with --format one of that format.")]
+NetFile = Annotated[Path, typer.Argument(metavar="NET", help=".nnue file.")]
+ReadNet = Annotated[Path, typer.Argument(metavar="NET", help=".nnue file, or with --format a file of that format.")]
 ReadFormat = Annotated[
     str | None,
     typer.Option(
         "--format",
         metavar="NAME|FILE.yaml",
-        help="Format of a net that does not describe itself, as given to nnue export: raw, or your own layout.",
+        help="Format of a net file without a header, as for nnue export: raw, or your own layout.",
     ),
 ]
 OfModel = Annotated[
@@ -55,7 +55,7 @@ OfModel = Annotated[
     typer.Option(
         "--model",
         metavar="FILE",
-        help="With --format: what has the architecture, a recipe, checkpoint, run or net; or FILE.yaml under model.",
+        help="With --format: recipe, checkpoint, run or net with the architecture. Default: model in FILE.yaml.",
     ),
 ]
 
@@ -73,25 +73,25 @@ def export_command(
     checkpoint: Annotated[
         Path,
         typer.Argument(
-            metavar="CHECKPOINT", help="A checkpoint, or the folder of a run: its best checkpoint, or else its last."
+            metavar="CHECKPOINT", help="Checkpoint, or a run folder: its best checkpoint, or else its last."
         ),
     ],
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="The net to write; in a folder, nn-<sha256>.nnue, .bin.")],
-    any_l1: Annotated[bool, typer.Option("--any-l1", help="Allow sizes of layers that no Stockfish reads.")] = False,
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="File to write; in a folder, nn-<sha256>.nnue or .bin.")],
+    any_l1: Annotated[bool, typer.Option("--any-l1", help="Allow layer sizes that no Stockfish reads.")] = False,
     file_format: Annotated[
         str | None,
         typer.Option(
             "--format",
             metavar="NAME|FILE.yaml",
-            help="nnue: the container of the net; raw: only its tensors; FILE.yaml: your own layout. Default: "
-            "the section export of the recipe.",
+            help="nnue: the engine's container; raw: only the tensors; FILE.yaml: your own layout. Default: the "
+            "recipe's section export.",
         ),
     ] = None,
     header: Annotated[
-        bool, typer.Option("--header", help="With a raw net, write a C++ header with its sizes beside it.")
+        bool, typer.Option("--header", help="Write a C++ header with the net's sizes beside a raw net.")
     ] = False,
     rust: Annotated[
-        bool, typer.Option("--rust", help="With a raw net, write a Rust file with its sizes beside it.")
+        bool, typer.Option("--rust", help="Write a Rust file with the net's sizes beside a raw net.")
     ] = False,
     header_namespace: Annotated[
         str | None,
@@ -99,24 +99,26 @@ def export_command(
     ] = None,
     header_include: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="Name by which the header includes the inference. Default: nnue.h."),
+        typer.Option(metavar="FILE", help="Path of the inference code in the header's #include. Default: nnue.h."),
     ] = None,
     overwrite: Overwrite = False,
     compression: Annotated[
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Compression of a .nnue file: raw, leb128, huffman or zlib, as far as the net has it. Default: as it "
-            "was imported, or as the engine's own nets.",
+            help="Compression of a .nnue file: raw, leb128, huffman or zlib, where the net supports it. Default: that "
+            "of the imported net, or of the engine's published nets.",
         ),
     ] = None,
     description: Annotated[
         str | None,
-        typer.Option(metavar="TEXT", help="Description in a .nnue file. Default: as it was imported, or made by us."),
+        typer.Option(
+            metavar="TEXT", help="Description in a .nnue file. Default: that of the imported net, or a generated one."
+        ),
     ] = None,
     plugin: Plugins = None,
 ) -> None:
-    """Write the net of a checkpoint. Weights that do not fit the integers are refused by name."""
+    """Write the net of a checkpoint. A weight outside its integer range is an error that names the tensor."""
     from nnue_trainer.export import exported, format_of, net_from_checkpoint
     from nnue_trainer.export.convert import accumulator_bound
     from nnue_trainer.files import checkpoint as checkpoints
@@ -169,7 +171,7 @@ def export_command(
             output.write_bytes(content)
     bound, limit = accumulator_bound(quantized), quantized.net.accumulator_limit
     if bound > limit:
-        note(f"{out}: accumulators may reach {bound}; the engine holds {limit} and wraps around beyond")
+        note(f"{out}: accumulators may reach {bound}, but the engine's wrap around beyond {limit}")
     print(f"{shown(out)}: {quantized.net.name}, {len(data):,} bytes, sha256 {sha256}")
     for line in chosen.listing(net):
         print(f"  {line}")
@@ -276,14 +278,14 @@ def _with_option(chosen: NetFormat, option: str, value: bool | str) -> NetFormat
 
 def import_command(
     net: ReadNet,
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="The checkpoint to write (.safetensors).")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Checkpoint to write (.safetensors).")],
     arch: Arch = None,
     file_format: ReadFormat = None,
     model: OfModel = None,
     overwrite: Overwrite = False,
     plugin: Plugins = None,
 ) -> None:
-    """Make a checkpoint of a net, to train on from it. Exported again, it is the same file."""
+    """Make a checkpoint from a net, to continue training. Exporting it again gives the same file."""
     from nnue_trainer.export import checkpoint_from_net
     from nnue_trainer.files import checkpoint as checkpoints
 
@@ -301,16 +303,14 @@ def eval_command(
     net: NetOrCheckpoint,
     fen: Fen = None,
     fens: Fens = None,
-    data: Annotated[
-        Path | None, typer.Option("--data", metavar="FILE", help="The positions of a data file in any format.")
-    ] = None,
+    data: Annotated[Path | None, typer.Option("--data", metavar="FILE", help="Data file in any format.")] = None,
     positions: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Evaluate the first N positions only.")
+        int | None, typer.Option(metavar="N", min=1, help="Number of positions to evaluate. Default: all.")
     ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one line of JSON per position, raw values included.")
     ] = False,
-    threads: Annotated[int, typer.Option(min=0, max=256, help="At most so many threads; 0: one per CPU.")] = 0,
+    threads: Annotated[int, typer.Option(min=0, max=256, help="Maximum number of threads; 0: one per CPU.")] = 0,
     arch: Arch = None,
     file_format: ReadFormat = None,
     model: OfModel = None,
@@ -337,7 +337,10 @@ def eval_command(
 def verify_command(
     net: NetFile,
     engine: Annotated[
-        str | None, typer.Option(metavar="PATH", help="A Stockfish that reads the net; default: stockfish.")
+        str | None,
+        typer.Option(
+            metavar="PATH", help="Stockfish that reads the net: a path, or a name on PATH. Default: stockfish."
+        ),
     ] = None,
     fens: Fens = None,
     positions: Annotated[
@@ -346,15 +349,15 @@ def verify_command(
             metavar="N",
             min=1,
             max=10**9,
-            help="Compare N positions: the first of the file, or else built-in ones and, beyond those, random games.",
+            help="Number of positions: the first of the file, or else built-in ones followed by random games.",
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(metavar="N", min=0, max=2**63 - 1, help="Of the random games.")] = 1,
+    seed: Annotated[int, typer.Option(metavar="N", min=0, max=2**63 - 1, help="Seed for the random games.")] = 1,
     arch: Arch = None,
 ) -> None:
     """Load a net into a Stockfish and compare what it prints for `eval` with ours, position by position.
 
-    Ends with status 1 at the first difference.
+    Exits with 1 at the first difference.
     """
     from nnue_trainer.base.progress import progress_bar
     from nnue_trainer.engines.uci import find_engine

@@ -1,7 +1,7 @@
-"""What every command that writes a file has: the option `--overwrite`, and `check_new` before it works.
+"""Output files of commands: the option `--overwrite`, and `check_new`, which runs before the work.
 
-An output that exists is kept. A command may replace without `--overwrite` only what it made itself: a page of this
-program, a file that `nnue data generate` finished, a file that holds the same bytes.
+An existing output is kept. Without `--overwrite`, a command replaces only files that this program made: its pages, a
+file that `nnue data generate` finished, and a file with the same bytes.
 `tests/nets/test_outputs_of_commands.py` finds every option and argument that takes a path in the tree of commands, and
 tries those that are written.
 """
@@ -16,4 +16,4 @@ from nnue_trainer.files.atomic import check_new
 
 __all__ = ["Overwrite", "check_new"]
 
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an output that exists already.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an existing output.")]

@@ -32,43 +32,43 @@ def register(app: typer.Typer) -> None:
 
 
 def permute(
-    net: Annotated[Path, typer.Argument(metavar="NET|CHECKPOINT", help="A net, a checkpoint, or the folder of a run.")],
+    net: Annotated[Path, typer.Argument(metavar="NET|CHECKPOINT", help="Net, checkpoint or run folder.")],
     out: Annotated[
-        Path, typer.Argument(metavar="OUT", help="The net to write; of a checkpoint a checkpoint of weights only.")
+        Path, typer.Argument(metavar="OUT", help="Net to write; for a checkpoint, a checkpoint with weights only.")
     ],
     data: Annotated[
-        Path, typer.Option("--data", metavar="FILE", help="Positions to look at, a data file in any format.")
+        Path,
+        typer.Option("--data", metavar="FILE", help="Data file in any format, to measure which neurons are active."),
     ],
     method: Annotated[
-        str, typer.Option(metavar="NAME", help=f"How the first order is made: {', '.join(METHODS)}.")
+        str, typer.Option(metavar="NAME", help=f"Method for the first order: {', '.join(METHODS)}.")
     ] = METHODS[0],
     positions: Annotated[
         int,
-        typer.Option(
-            metavar="N", min=5, max=1 << 22, help="Positions of the file; a fifth of them measures the result."
-        ),
+        typer.Option(metavar="N", min=5, max=1 << 22, help="Number of positions; a fifth of them measure the result."),
     ] = 1 << 16,
     engine: Annotated[
         str | None,
         typer.Option(
             metavar="PATH",
-            help="Measure the speed of this Stockfish; 'none' measures nothing. Default: stockfish, if found.",
+            help="Stockfish whose speed is measured with both nets; none: skip this. Default: stockfish, if found.",
         ),
     ] = None,
-    runs: Annotated[int, typer.Option(metavar="N", min=1, max=99, help="Runs of the engine with each net.")] = 3,
+    runs: Annotated[
+        int, typer.Option(metavar="N", min=1, max=99, help="Number of runs of the engine with each net.")
+    ] = 3,
     seed: Annotated[
         int, typer.Option(metavar="N", min=0, max=2**63 - 1, help="Seed of the random walks and directions.")
     ] = 1,
-    png: Annotated[Path | None, png_option("Draw which neurons are active together.")] = None,
+    png: Annotated[Path | None, png_option("Write a picture of which neurons are active together.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     arch: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Architecture of a net whose file does not contain it.")
+        str | None, typer.Option(metavar="NAME", help="Architecture of a net whose file does not record it.")
     ] = None,
     overwrite: Overwrite = False,
     plugin: Plugins = None,
 ) -> None:
-    """Order the first layer's neurons so that zeros come in blocks of four, which engines skip. The net evaluates every
-    position as before."""
+    """Reorder the first layer's neurons so that engines skip more blocks of four zeros. Evaluations do not change."""
     import torch
 
     from nnue_trainer.analysis import neuron_order

@@ -15,12 +15,10 @@ if TYPE_CHECKING:
     from nnue_trainer.pages.page import Page
     from nnue_trainer.pages.plots import Plot
 
-Html = Annotated[
-    Path | None, typer.Option("--html", metavar="FILE", help="Write a page of plots, one file that needs no network.")
-]
+Html = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write a self-contained HTML page of plots.")]
 
 
-def png_option(text: str = "Draw all plots into this picture.") -> Any:
+def png_option(text: str = "Write all plots into one picture.") -> Any:
     """--png with this help text."""
     return typer.Option("--png", metavar="FILE", help=text)
 

@@ -156,7 +156,7 @@ def load(path: Path) -> Way:
     """The way in a YAML file. UserError, one line, for a wrong one."""
     data = config.read_yaml(path)
     if not isinstance(data, dict):
-        raise UserError(f"{path}: expected the steps of a way: train, and others")
+        raise UserError(f"{path}: expected a section for each step: train, and others")
     return schema.validate(Way, data, lambda _: str(path))
 
 
@@ -241,13 +241,13 @@ def _check(way: Way, path: Path, folder: Path) -> None:
         raise UserError(f"{path}: train: the recipe has seeds, expected one net")
     if trained.model.unreadable is not None and "--any-l1" not in way.export.options:
         raise UserError(
-            f"{path}: train: model.{trained.model.unreadable}; export: {{options: --any-l1}} writes it all the same"
+            f"{path}: train: model.{trained.model.unreadable}; export: {{options: --any-l1}} writes it anyway"
         )
 
 
 def _decide(step: Step, key: str, progress: Progress) -> Decision:
     """What to do with a step: "done": nothing; "make": it has no result; "replace": its result is to be replaced;
-    "continue": the command goes on from its result; "refuse": the result is of other settings, and nobody gave it
+    "continue": the command goes on from its result; "refuse": the result has other settings and was not given
     up."""
     there, done = step.there(), progress.done.get(step.name)
     if done == key and (there or step.result is None):
@@ -327,7 +327,7 @@ def _alone(folder: Path) -> Iterator[int]:
     except BlockingIOError:
         os.close(lock)
         raise UserError(
-            f"{folder}: another nnue run, or a command that it started, works here; wait for its end"
+            f"{folder}: another nnue run, or a command that it started, is using this folder; wait until it ends"
         ) from None
     except OSError:
         pass  # a file system without locks

@@ -1,7 +1,7 @@
 """`--plugin FILE`: the option that loads classes from outside.
 
-No checkpoint and no net makes the program import code. Where one was made with a class of the user's own, the command
-line names the file.
+Reading a checkpoint or net never imports code. If one was made with a class from outside the package, the command line
+must name the file.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Plugins = Annotated[
     typer.Option(
         "--plugin",
         metavar="FILE",
-        help="Python file or C++ header with classes of your own that the recipe or checkpoint names; may be repeated.",
+        help="Python file or C++ header with your own classes that the recipe or checkpoint names; may be repeated.",
     ),
 ]
 

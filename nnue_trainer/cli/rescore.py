@@ -26,14 +26,16 @@ if TYPE_CHECKING:
 def rescore(
     inputs: Inputs,
     output: Output,
-    net: Annotated[Path | None, typer.Option(metavar="NET", help="Score with this net.")] = None,
+    net: Annotated[Path | None, typer.Option(metavar="NET", help="Net to score with.")] = None,
     engine: Annotated[
-        str | None, typer.Option(metavar="ENGINE", help="Score with this UCI engine: a path, or a name on PATH.")
+        str | None, typer.Option(metavar="ENGINE", help="UCI engine to score with: a path, or a name on PATH.")
     ] = None,
     nodes: Annotated[
         int | None, typer.Option(min=1, max=2**63 - 1, help="Nodes that the engine searches per position.")
     ] = None,
-    depth: Annotated[int | None, typer.Option(min=1, max=1000, help="Depth to which it searches instead.")] = None,
+    depth: Annotated[
+        int | None, typer.Option(min=1, max=1000, help="Depth to which the engine searches, instead of --nodes.")
+    ] = None,
     concurrency: Annotated[
         int, typer.Option("-j", "--concurrency", min=0, max=1024, help="Engines to run; 0: one per CPU.")
     ] = 0,
@@ -41,38 +43,38 @@ def rescore(
         str | None,
         typer.Option(
             metavar="I/N",
-            help="Part of the positions to score: the I-th of N equal ones; with --engine. Default: all.",
+            help="With --engine: score only part I of N equal parts. Default: all positions.",
         ),
     ] = None,
-    hash_mb: Annotated[int, typer.Option("--hash", min=1, max=2**25, help="MB of hash of each engine.")] = 4,
+    hash_mb: Annotated[int, typer.Option("--hash", min=1, max=2**25, help="MB of hash for each engine.")] = 4,
     option: Annotated[
         list[str] | None,
-        typer.Option("--option", metavar="NAME=VALUE", help="Set a UCI option; may be given several times."),
+        typer.Option("--option", metavar="NAME=VALUE", help="UCI option to set; may be repeated."),
     ] = None,
     timeout: Annotated[
-        float, typer.Option(metavar="SECONDS", help="Give up if the engine takes longer than this for one answer.")
+        float, typer.Option(metavar="SECONDS", help="Seconds to wait for an answer of the engine.")
     ] = 600.0,
     to: To = None,
     score_scale: Annotated[
         float | None,
         typer.Option(
-            help="Factor for the net's scores, e.g. 0.48 for centipawns of 208; with --engine, internal units per "
-            "centipawn. Default: 1; of Stockfish 12 to 16.1 the engine's."
+            help="Factor for the net's scores, such as 0.48 for centipawns of 208; with --engine, internal units per "
+            "centipawn. Default: 1, and for Stockfish 12 to 16.1 the engine's factor."
         ),
     ] = None,
-    threads: Annotated[int, typer.Option(min=0, max=256, help="At most so many threads; 0: one per CPU.")] = 0,
+    threads: Annotated[int, typer.Option(min=0, max=256, help="Maximum number of threads; 0: one per CPU.")] = 0,
     arch: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Architecture of a net whose file does not contain it.")
+        str | None, typer.Option(metavar="NAME", help="Architecture of a net whose file does not record it.")
     ] = None,
     skip_bad: SkipBad = False,
     overwrite: Overwrite = False,
     plugin: Plugins = None,
 ) -> None:
-    """Write the positions of IN... with the evaluations of a net, as the engine computes them, or with the scores of an
-    engine that searches, in place of scores.
+    """Write the positions of IN... with new scores: the evaluations of a net, as engines compute them, or the scores
+    of an engine's search.
 
-    With --engine, the file is a function of engine, limit and input, for any number of engines that search on one
-    thread. After an interruption the same command continues.
+    With --engine, engine, limit and input determine the file; the number of engines does not change it while each
+    searches on one thread. Run the same command again to continue after an interruption.
     """
     plugins.load(plugin)
     if (net is None) == (engine is None):

@@ -11,13 +11,15 @@ from nnue_trainer.errors import shown
 
 
 def run(
-    file: Annotated[Path, typer.Argument(metavar="FILE.yaml", help="The steps: docs/match.md, The whole way.")],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE.yaml", help="YAML file with the steps (docs/match.md, The whole way).")
+    ],
     redo: Annotated[
         list[str] | None,
-        typer.Option(metavar="STEP", help="Do a step again, and those after it; may be repeated."),
+        typer.Option(metavar="STEP", help="Redo this step and those after it; may be repeated."),
     ] = None,
 ) -> None:
-    """Run data, train, export, permute, verify and match as one file lists them, and skip what is done."""
+    """Run data, train, export, permute, verify and match as listed in one file, and skip finished steps."""
     from nnue_trainer.cli.pipeline import run_way
 
     status = run_way(file, redo=redo or (), say=lambda line: print(shown(line), flush=True))

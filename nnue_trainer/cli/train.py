@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 Preset = Annotated[
     str | None,
-    typer.Option(help="Use a recipe that comes with the package (nnue presets lists them).", metavar="NAME"),
+    typer.Option(help="Recipe of the package (listed by nnue presets).", metavar="NAME"),
 ]
 
 
@@ -44,26 +44,25 @@ def train(
         typer.Argument(
             metavar="[RECIPE] [KEY=VALUE]...",
             # The backslash keeps rich from reading the list as markup.
-            help="The recipe, a YAML file, and fields of it to override: "
-            "optimizer.lr=1e-3 'data.train=\\[a.binpack, b.binpack]'",
+            help="Recipe, a YAML file, and fields to override: optimizer.lr=1e-3 'data.train=\\[a.binpack, b.binpack]'",
         ),
     ] = None,
     recipe: Annotated[
         Path | None,
         typer.Option(
-            "--config", "-c", help="Name the recipe as an option instead.", metavar="FILE", show_default=False
+            "--config", "-c", help="Recipe, as an option instead of an argument.", metavar="FILE", show_default=False
         ),
     ] = None,
     preset: Preset = None,
     run_dir: Annotated[
         Path | None,
-        typer.Option(help="Write into this folder. Default: runs/ and the recipe's name.", metavar="DIR"),
+        typer.Option(help="Folder for the run. Default: runs/ and the recipe's name.", metavar="DIR"),
     ] = None,
     resume: Annotated[
         str | None,
         typer.Option(
-            help="'auto': continue the run in the run directory if there is one. PATH: continue from this checkpoint "
-            "or run directory; without a recipe, with the one it was trained with.",
+            help="auto: continue the run in the run directory if there is one. PATH: continue from this checkpoint or "
+            "run directory; the recipe may be left out.",
             metavar="auto|PATH",
         ),
     ] = None,
@@ -71,7 +70,7 @@ def train(
     stage: Annotated[
         str | None,
         typer.Option(
-            help="Train only this stage of the recipe, as a run of its own, from training.initial_weights. "
+            help="Train only this stage of the recipe, as a separate run, from training.initial_weights. "
             "Default: all stages.",
             metavar="NAME",
             show_default=False,
@@ -81,7 +80,7 @@ def train(
         int | None,
         typer.Option(
             min=1,
-            help="Seeds of the recipe to train at a time. Default: one on each GPU.",
+            help="Number of the recipe's seeds to train at the same time. Default: one per GPU.",
             metavar="N",
             show_default=False,
         ),
@@ -92,14 +91,12 @@ def train(
     ] = False,
     profile_start: Annotated[
         bool,
-        typer.Option(
-            "--profile-start", help="Print how long each phase before the first step and after the last took."
-        ),
+        typer.Option("--profile-start", help="Print the time of each phase before the first step and after the last."),
     ] = False,
     help_recipe: Annotated[bool, typer.Option("--help-recipe", help="Print all recipe fields and exit.")] = False,
     plugin: Plugins = None,
 ) -> None:
-    """Train a net. Ctrl-C saves a checkpoint and stops; --resume continues, to the bit."""
+    """Train a net. Ctrl-C saves a checkpoint and stops; --resume continues with bit-identical results."""
     # Before torch is loaded: waiting threads of an operator must not spin where loader threads have work to do.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     from nnue_trainer.cli.terminable import ended_by_second_signal
@@ -239,8 +236,8 @@ def config(
         list[str] | None,
         typer.Argument(
             metavar="[RECIPE] [KEY=VALUE]...",
-            help="The recipe to check and print in full, and fields of it to override; none: print the reference of "
-            "all fields.",
+            help="Recipe to check and print in full, and fields to override. Without one, print the reference of all "
+            "fields.",
         ),
     ] = None,
     preset: Preset = None,
@@ -248,15 +245,15 @@ def config(
         Path | None,
         typer.Option(
             "--from",
-            help="Translate a recipe of nettest (Stockfish's chains of nnue-pytorch) and print it; what it lacks is in "
-            "comments at the top.",
+            help="Translate a nettest recipe (Stockfish's chains of nnue-pytorch) and print it, with comments at the "
+            "top about what must be added.",
             metavar="FILE",
             show_default=False,
         ),
     ] = None,
     reference: Annotated[
         bool,
-        typer.Option("--reference", help="Print all fields, those of --plugin files and of the recipe's included."),
+        typer.Option("--reference", help="Print all fields, including those of --plugin files and of the recipe."),
     ] = False,
     plugin: Plugins = None,
 ) -> None:
@@ -279,7 +276,7 @@ def config(
 
 
 def list_presets() -> None:
-    """List the recipes that come with the package: nnue train --preset NAME."""
+    """List the recipes of the package, for nnue train --preset NAME."""
     from nnue_trainer import presets
 
     names = presets.names()
@@ -357,5 +354,5 @@ def _resumed_recipe(resume: str, overrides: list[str], run_dir: Path | None) -> 
     path = checkpoint_of(Path(resume))
     saved = load_resumed(path, groups=())
     if saved.recipe is None:
-        raise UserError(f"{path}: carries no recipe, so it cannot be resumed without a recipe")
+        raise UserError(f"{path}: contains no recipe; name the recipe to resume it")
     return recipes.parse(saved.recipe, overrides, str(path)), run_dir or run_folder_of(path)

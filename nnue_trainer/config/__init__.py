@@ -70,11 +70,10 @@ class DataConfig:
     their own streams, so their number must divide this one. 1: one stream, which every process reads. The order of
     positions depends on it"""
     skip_bad_chunks: bool = False
-    """leave out chunks of the files that have an error in them, and count them; off: such a chunk ends the run, which
-    is saved"""
+    """skip and count damaged chunks of the files; off: a damaged chunk ends the run with a checkpoint"""
     implausible: Literal["warn", "stop", "ignore"] = "warn"
-    """what happens at the start of a run where a file of train is doubtful or contradicts itself (scores or results in
-    the wrong view, filters that leave nothing, ...). stop: a file that contradicts itself ends the run"""
+    """action at the start of a run if a file of train is doubtful or contradicts itself (scores or results in the wrong
+    view, filters that leave nothing, ...). stop: a file that contradicts itself ends the run"""
     threads: int = Field(default=0, ge=0, le=1024)
     """threads that read and expand positions; 0: one per CPU, and where a GPU trains and a process has eight CPUs or
     more, two fewer. The number changes only the speed, never the order"""
@@ -115,7 +114,7 @@ class ValidationSet:
     """More held-out positions, under a name: for figures, not for `best`."""
 
     name: str = Field(pattern=r"^[A-Za-z][A-Za-z0-9_-]{0,63}$")
-    """name, which metrics have before the figures: NAME/loss"""
+    """name of the set, with which its metrics begin: NAME/loss"""
     files: FileList = Field(min_length=1)
     """files, folders or patterns, as in data.train"""
     positions: int = Field(default=1_000_000, gt=0, le=2**40)
@@ -135,7 +134,7 @@ class ValidationConfig:
     """loss of the validation; null: that of training"""
     lambda_: Literal["end", "follow"] | Annotated[float, Field(ge=0, le=1)] = Field(default="end", alias="lambda")
     """λ of the validation: end: that of training at its end, so that all epochs compare; a number; follow: that of the
-    step, with which losses of different epochs do not compare, and so best is any of them"""
+    step, with which losses of different epochs cannot be compared, so the best checkpoint is arbitrary"""
     filters: Filters | None = None
     """filters of held-out positions; null: those of data"""
     sample: Sample = "first"
@@ -144,15 +143,15 @@ class ValidationConfig:
     sets: list[ValidationSet] = Field(default_factory=list)
     """more sets of held-out positions"""
     scale: float = Field(default=400.0, gt=0)
-    """engine units of the fixed figures: a score s is worth 1/(1 + e^(−s/scale)) expected points. They mean the same in
-    all runs of one scale"""
+    """engine units of the fixed figures: a score s is worth 1/(1 + e^(−s/scale)) expected points. Runs with the same
+    scale can be compared"""
 
     @field_validator("sets")
     @classmethod
     def _by_name(cls, sets: list[ValidationSet]) -> list[ValidationSet]:
         names = [each.name for each in sets]
         if len(set(names)) < len(names):
-            raise ValueError(f"found the names {names}, expected another one for each set")
+            raise ValueError(f"found the names {names}, expected different names")
         return sets
 
 
@@ -183,25 +182,25 @@ class TrainingConfig:
     cuda_graph: bool | None = None
     """replay the whole step as one CUDA graph; null: wherever the device is CUDA"""
     initial_weights: str | None = None
-    """checkpoint, run folder or net file whose weights to start from; everything else starts afresh. Of a net with
+    """checkpoint, run folder or net file whose weights to start from; everything else starts anew. From a net with
     another architecture, the parts that both have in common are taken"""
     validate_every: int = Field(default=1, gt=0, le=2**20)
     """epochs between validations"""
     checkpoint_every: int = Field(default=1, gt=0, le=2**20)
     """epochs between checkpoints; an epoch with a new best validation loss is saved as well"""
     checkpoint_minutes: float = Field(default=15, ge=0, le=2**20)
-    """minutes after which the last checkpoint is written anew in the middle of an epoch; 0: only at the end of an
+    """minutes after which the last checkpoint is updated within an epoch; 0: only at the end of an
     epoch"""
     keep_last: int = Field(default=3, gt=0, le=2**20)
     """how many of the newest checkpoints of epochs to keep; last and best are kept in any case"""
     keep_every: int = Field(default=0, ge=0, le=2**20)
-    """keep the checkpoint of every so many epochs for good, beside the newest ones; 0: of none"""
+    """epochs between checkpoints that are kept permanently, in addition to the newest ones; 0: none are"""
     max_time: float = Field(default=0, ge=0, le=2**20)
-    """hours after which the run ends with a checkpoint; a resumed run has as many again. 0: no limit"""
+    """hours after which the run ends with a checkpoint; a resumed run has the same time again. 0: no limit"""
     penalties: list[Annotated[Penalty, PENALTIES]] = Field(default_factory=list)
-    """terms that are added to the training loss. On a GPU such a loss has no kernel of its own and is slower"""
+    """terms that are added to the training loss. On a GPU no kernel includes them, so training is slower"""
     callbacks: list[Annotated[Callback, CALLBACKS]] = Field(default_factory=list)
-    """what else happens during the run"""
+    """actions during the run"""
 
 
 @section
@@ -213,8 +212,8 @@ class LoggingConfig:
     tensorboard: bool = True
     """write TensorBoard events next to metrics.jsonl"""
     unique_positions: bool = True
-    """record how many different positions the run has seen, within 0.8 %; off saves some percent of the loader's
-    work"""
+    """record how many different positions the run has seen, within 0.8 %; off: a few percent less work for the
+    loader"""
 
 
 @section
@@ -225,8 +224,8 @@ class Recipe:
     data: DataConfig
     loss: Annotated[Loss, LOSSES]
     position_weight: Annotated[PositionWeight, POSITION_WEIGHTS] | None = None
-    """how much each position counts in the training loss; null: all as the loss has it. On a GPU such a loss has no
-    kernel of its own and is slower"""
+    """how much each position counts in the training loss; null: all as the loss has it. On a GPU no kernel
+    includes these weights, so training is slower"""
     lambda_: Annotated[LambdaSchedule, LAMBDAS] = Field(default_factory=ConstantLambda, alias="lambda")
     optimizer: Annotated[OptimizerConfig, OPTIMIZERS] = Field(default_factory=AdamW)
     schedule: Annotated[Schedule, SCHEDULES] = Field(default_factory=Exponential)
@@ -297,7 +296,7 @@ def stage_recipes(recipe: Recipe, origin: str = "recipe", *, may_import: bool = 
     for number, stage in enumerate(recipe.stages):
         where = f"{origin}: stage {stage.name}"
         if stage.name in names:
-            raise UserError(f"{where}: the name is given twice, expected another one for each stage")
+            raise UserError(f"{where}: the name is given twice, expected different names")
         names.add(stage.name)
         merged = schema.validate(Recipe, changed(base, stage), partial(_always, where), may_import=may_import)
         _check_outputs(merged, where)

@@ -70,7 +70,7 @@ def translate(data: Any, origin: str) -> tuple[dict[str, Any], list[str]]:
     training = data.get("training") if isinstance(data, dict) else None
     steps = training.get("steps") if isinstance(training, dict) else None
     if not isinstance(steps, list) or not steps:
-        raise UserError(f"{origin}: training.steps: found nothing, expected the steps of a recipe of nettest")
+        raise UserError(f"{origin}: training.steps: found nothing, expected the steps of a nettest recipe")
     runs: list[_Step] = []
     for number, step in enumerate(steps, 1):
         runs.append(_Step(step, runs[-1] if runs else None, f"{origin}: step {number}"))
@@ -83,7 +83,9 @@ def translate(data: Any, origin: str) -> tuple[dict[str, Any], list[str]]:
     epochs = 0  # of the chain that the last new start has begun
     for number, (run, found) in enumerate(zip(runs, sections, strict=True), 1):
         if found["model"] != first["model"]:
-            raise UserError(f"{origin}: step {number}: the net is another one than in step 1, expected the same in all")
+            raise UserError(
+                f"{origin}: step {number}: the net differs from that of step 1, expected the same net in all steps"
+            )
         carried = run.resume == "previous_checkpoint"
         if number > 1 and not run.resume.startswith("previous_"):
             notes.append(
@@ -147,7 +149,7 @@ class _Step:
         batch, size = given.integer("batch-size", above=0), given.integer("epoch-size", above=0)
         optimizer = str(given.take("optimizer-name"))
         if optimizer not in _OPTIMIZERS:
-            notes.append(f"{self.where}: optimizer-name {optimizer}: not there, read as ranger_lite")
+            notes.append(f"{self.where}: optimizer-name {optimizer}: not available, read as ranger_lite")
         lr = given.number("lr")
         found: dict[str, Any] = {
             "model": {"kind": of_kinds[usual], "l1": given.integer("l1")}

@@ -35,12 +35,12 @@ class Stage:
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")
     """name, for messages and for --stage"""
     carry: Literal["weights", "optimizer"] = "weights"
-    """what it takes over from the stage before. weights: those of the net, which is its average if it has one, and
-    optimizer, schedules and λ begin again; optimizer: the state of the optimizer and of the average as well, and
-    schedules and λ go on counting steps and epochs"""
+    """what the stage takes from the previous one. weights: only the net's weights, or their average if there is one;
+    optimizer, schedules and λ start again. optimizer: also the state of the optimizer and of the average; schedules
+    and λ continue to count steps and epochs"""
     take: Literal["last", "best", "average"] = "last"
-    """the checkpoint of the stage before that it begins from; average: the last one, whose average becomes the weights
-    also with carry: optimizer"""
+    """checkpoint of the previous stage to start from; average: the last one, whose average becomes the weights also
+    with carry: optimizer"""
     model: dict[str, Any] = Field(default_factory=dict)
     """changes of the model: quantisation (and with it quantisation-aware training) only"""
     data: dict[str, Any] = Field(default_factory=dict)

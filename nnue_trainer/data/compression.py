@@ -113,7 +113,7 @@ class _ZstdReader:
                 left -= len(self._take(min(left, self._SKIP)))
             return True
         if magic != _ZSTD:
-            raise self._unsound("there is something behind its last frame, or it is truncated")
+            raise self._unsound("there are bytes after its last frame, or it is truncated")
         descriptor = self._take(1)
         flags = descriptor[0]
         is_single_segment = bool(flags & 0x20)
@@ -204,7 +204,7 @@ def decompress(path: Path, kind: str, file: BinaryIO) -> ByteReader:
 
 
 class _Counted:
-    """A reader whose errors tell how far it came."""
+    """A reader whose errors contain the offset that it reached."""
 
     def __init__(self, source: ByteReader) -> None:
         self._source, self._given = source, 0

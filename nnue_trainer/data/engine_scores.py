@@ -37,7 +37,7 @@ UNIT = 64
 class EngineScoring:
     """How an engine scores a position: exactly one of `nodes` and `depth`. `scale`: internal units per centipawn of its
     "score cp"; None takes it from the engine's name. `part` (i, n): only the i-th of n parts of the positions, from 1,
-    which are equal but for one unit. The parts of a file, one after the other, are the whole."""
+    which are equal up to one unit. The parts of a file, one after the other, are the whole."""
 
     engine: str
     nodes: int | None = None
@@ -106,7 +106,10 @@ def rescore_by_engine(
         path = Path(output).with_name(Path(output).name + ".journal")
         with _ScoreJournal(path, header) as journal:
             if journal.cut and note:
-                note(f"{path}: its last {journal.cut:,} bytes are not whole, as after a crash; they are scored again")
+                note(
+                    f"{path}: its last {journal.cut:,} bytes are incomplete, as after a crash; those positions are "
+                    "scored again"
+                )
             units = itertools.islice(_units(inputs, begin, end, skip_bad), journal.games, None)
 
             def work(engine: Engine, unit: Records) -> Records:

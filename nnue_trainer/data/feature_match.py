@@ -152,7 +152,7 @@ def _match_tables(part: FeaturePart, other: FeaturePart, table: np.ndarray, othe
 # ---- piece-square parts ----------------------------------------------------------------------------------------------
 
 Setting = tuple[int, ...]
-"""Pieces, 2 · type + (0 own, 1 enemy), that stand on the board besides the kings and the piece that is looked at."""
+"""Pieces, 2 · type + (0 own, 1 enemy), on the board besides the kings and the piece of the feature."""
 
 
 @dataclass(frozen=True)

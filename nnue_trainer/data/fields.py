@@ -1,5 +1,5 @@
 """The contents of records, uint8 [n, 32], as arrays, and records made from arrays: for your own filters and formats,
-and for looking at data with NumPy."""
+and for analysing data with NumPy."""
 
 from __future__ import annotations
 

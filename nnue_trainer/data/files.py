@@ -265,7 +265,7 @@ class Pipe(io.RawIOBase):
 
     def __init__(self) -> None:
         if Pipe._used:
-            raise UserError("-: standard input was named twice, expected once: it can be read only once")
+            raise UserError("-: standard input is given twice, but can be read only once")
         Pipe._used = True
         self._kept, self._at, self._read = bytearray(), 0, 0
 

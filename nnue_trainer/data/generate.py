@@ -344,8 +344,8 @@ def generate(
         with Journal(journal_path, header) as journal:
             if journal.cut:
                 note(
-                    f"{journal_path}: its last {journal.cut:,} bytes are no whole games, as after a crash; these games "
-                    "are played again"
+                    f"{journal_path}: its last {journal.cut:,} bytes are incomplete games, as after a crash; these "
+                    "games are played again"
                 )
             _play_in_order(engines, options, scale, openings, journal, progress)
             if openings.unusable():

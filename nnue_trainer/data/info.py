@@ -188,7 +188,7 @@ def save_page(info: FileInfo, path: StrPath) -> None:
         axes.set_yscale("log")
     axes.yaxis.set_major_formatter("{x:g}")
     axes.yaxis.set_minor_formatter(NullFormatter())
-    axes.set_xlabel("internal units, side to move's view; the ends hold what is beyond", fontsize=8)
+    axes.set_xlabel("internal units, side to move's view; the outer bins include all values beyond", fontsize=8)
 
     plies = s["ply_histogram"][: min(s["max_ply"] // PLY_BIN + 1, len(s["ply_histogram"]))]
     _bars(
@@ -197,7 +197,7 @@ def save_page(info: FileInfo, path: StrPath) -> None:
         plies,
         0.9 * PLY_BIN,
         "ply",
-        "plies played; the last bin holds what is beyond",
+        "plies played; the last bin includes all longer games",
     )
     _bars(figure.add_subplot(grid[2, 2:]), range(2, 33), s["piece_histogram"][2:], 0.85, "pieces", "on the board")
     _king_map(figure.add_subplot(grid[3, 0]), s["white_king_squares"], "white king, %")

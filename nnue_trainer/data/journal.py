@@ -210,7 +210,7 @@ class Journal:
             message += f" ({names[0]} {quoted(found.get(names[0]))}, here {quoted(self._header.get(names[0]))})"
         except (ValueError, TypeError, AttributeError, IndexError, RecursionError):
             pass
-        return UserError(f"{message}; finish that one or delete the file")
+        return UserError(f"{message}; finish that run or delete the file")
 
     def _write(self, data: bytes) -> None:
         try:

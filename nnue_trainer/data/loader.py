@@ -60,7 +60,7 @@ class BadChunks(NamedTuple):
 
 def say_left_out(first: str) -> None:
     """Logs the error of the first chunk that `skip_bad_chunks` has left out."""
-    _log.warning("%s: this chunk is left out, and so is any other that is bad", first)
+    _log.warning("%s: this chunk is skipped, as are further damaged chunks", first)
 
 
 def usable_threads() -> int:
@@ -263,7 +263,7 @@ class _Stream(Closing, Generic[T]):
         if used < self._asked_threads and not self._told_of_threads:
             self._told_of_threads = True
             _log.warning(
-                "loader: %d threads asked for, %d used: there are %d CPUs and %d chunks of data",
+                "loader: %d threads requested, %d used: there are %d CPUs and %d chunks of data",
                 self._asked_threads,
                 used,
                 usable_cpus(),
@@ -325,7 +325,7 @@ class _Stream(Closing, Generic[T]):
         spare: T | None = None
         while True:
             if running is not self._running:
-                raise UserError("loader: closed or restarted since this iteration began: iterate it anew")
+                raise UserError("loader: closed or restarted since this iteration began: start a new iteration")
             # Release lazily, when the next batch is requested: the caller may still use the last one.
             while len(held) > self.hold - 1:
                 pipeline.release(held.popleft())
@@ -468,7 +468,7 @@ class _Stream(Closing, Generic[T]):
         for shard in self._shards:
             if isinstance(saved_places, dict) and str(shard) not in saved_places:
                 raise UserError(
-                    f"loader state: without the place of shard {shard}: join the states of all processes with "
+                    f"loader state: the place of shard {shard} is missing: join the states of all processes with "
                     "merge_states"
                 )
             place = _part(saved_places, str(shard))

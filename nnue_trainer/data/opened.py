@@ -86,7 +86,7 @@ def _identity_of(path: StrPath, fd: int, size: int) -> Identity:
 
 
 def make_room_for(files: int) -> None:
-    """Lets this process have so many files open beside those that it has, as a loader keeps each of its files open.
+    """Lets this process have this many files open beside those that it has, as a loader keeps each of its files open.
     UserError where the system's limit is lower."""
     # A second one for each while it is opened, if it is compressed; the rest is for torch and the run's own files.
     needed = _open_now() + files + 256
@@ -111,7 +111,7 @@ class OpenedFile:
     unpacked once, here, into a file without a name in `temporary` (None: the system's folder), which disappears with
     this object. A file in one of `formats` is read into such a file as well.
 
-    `skip_bad`: a record or chunk that is cut off by the end of the file is left out, and so is what comes behind the
+    `skip_bad`: a record or chunk that is cut off by the end of the file is left out, and so is what comes after the
     place where a compressed file is corrupt or cut off. `poll` is called per MiB that is
     unpacked; what it raises ends the unpacking. `spare`: records also hold the file's spare bytes
     (`nnue_trainer.data.spare`), so that it is read into a file without a name too. UserError, one line,
@@ -197,11 +197,11 @@ class OpenedFile:
             is_same = False
         grown = now.st_size > self._status.st_size
         if not is_same:
-            told = "another file has its name now, or none; the one that was opened is read on"
+            told = "was replaced or deleted; training goes on with the file that was opened"
         elif now.st_mtime_ns == self._status.st_mtime_ns and not grown:
             return
         elif grown:
-            told = "has grown since it was opened; what was appended is not read"
+            told = "has grown since it was opened; the appended data is not read"
         else:
             told = (
                 "was written to since it was opened; what has been read once is compared, chunk by chunk, and what had "

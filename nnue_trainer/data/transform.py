@@ -91,7 +91,7 @@ def _check_outputs(inputs: Sequence[StrPath], outputs: Sequence[StrPath], overwr
             raise UserError(f"{output}: is a directory")
         for other in [*inputs, *outputs[:i]]:
             if path == Path(other) or (path.exists() and Path(other).exists() and path.samefile(other)):
-                raise UserError(f"{output}: is to be written, but is named twice")
+                raise UserError(f"{output}: this output is given twice")
     _check_new(outputs, overwrite)
 
 
@@ -174,7 +174,7 @@ def convert(
 def _copy(
     inputs: Sequence[StrPath], output: StrPath, format: DataFormat, overwrite: bool, progress: Progress | None
 ) -> Report:
-    """Files of one format behind each other, checked and byte for byte."""
+    """Files of one format one after the other, checked and byte for byte."""
     report = Report()
     sizes = [Path(path).stat().st_size for path in inputs]
     with replacing(output) as file:
@@ -308,7 +308,7 @@ def interleave(
                 found = f"{reader.compression}-compressed" if reader.compression else f"in the format {reader.format}"
                 raise UserError(
                     f"{path}: {found}, expected a file that is not compressed in one of {', '.join(FORMATS)}: "
-                    "`nnue data convert` makes one of it"
+                    "`nnue data convert` makes one from it"
                 )
     done = 0
     with replacing(output) as file:

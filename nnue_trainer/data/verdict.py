@@ -103,7 +103,7 @@ class Sample:
         self.add_runs(records)
 
     def add_runs(self, records: Records) -> None:
-        """Without a look at duplicates, where the caller counts them already."""
+        """Like `add`, without counting duplicates, for callers that count them already."""
         for begin in range(0, len(records), RUN):
             if self._next % self._every == 0:
                 self._runs.append(records[begin : begin + RUN].copy())
@@ -186,15 +186,15 @@ class _Judge:
             self.say(level, "no_score", f"{unscored:.1%} of the positions have no score (32002)")
         if clamped:
             level = "doubt" if clamped > CLAMPED_SHARE else "fact"
-            text = f"{clamped:.2%} of the scores stand at ±32767: they were cut there, as after a multiplication"
+            text = f"{clamped:.2%} of the scores are ±32767: they were clipped, as after a multiplication"
             self.say(level, "clamped", text)
         if self.format not in FORMATS_WITHOUT_SIDES and len(self.black) >= FEWEST and not 0.005 <= black <= 0.995:
             missing, side = ("black", "white") if black < 0.5 else ("white", "black")
             self.say(
                 "doubt",
                 "side",
-                f"hardly a position has {missing} to move ({side}: {max(black, 1 - black):.1%}): a filter or converter "
-                "has dropped a side; make the file anew from its source",
+                f"almost no position has {missing} to move ({side}: {max(black, 1 - black):.1%}): a filter or "
+                "converter has dropped a side; make the file anew from its source",
             )
         if duplicate_share > DUPLICATES:
             self.say(
@@ -205,7 +205,7 @@ class _Judge:
                 "repeat; drop them with `nnue data dedup`",
             )
         if not self.plies.any():
-            self.say("fact", "plies", "every ply is 0: filters by ply (min_ply, soft_ply, wdl) have nothing to go by")
+            self.say("fact", "plies", "every ply is 0: filters by ply (min_ply, soft_ply, wdl) cannot work")
 
     def constant(self) -> bool:
         """Whether all scores, or all results, are one value."""
@@ -301,7 +301,7 @@ class _Judge:
             self.say(
                 "contradiction",
                 "scores_and_results",
-                f"scores and results of {_SIDES[number]} contradict each other, and the material does not tell "
+                f"scores and results of {_SIDES[number]} contradict each other, and the material does not show "
                 "which are wrong: compare positions with `nnue data head`",
             )
 
@@ -444,7 +444,7 @@ class _Judge:
 def comb(scores: npt.NDArray[np.int32]) -> tuple[float, float]:
     """The factor by which whole scores were most likely multiplied and rounded again, and the logarithm of the
     likelihood ratio against none. A number below 1 makes some values twice as frequent as their neighbours; one above
-    leaves gaps. Only sizes from 1 to 80 are looked at, whose true frequencies are smooth."""
+    leaves gaps. Only sizes from 1 to 80 are used, whose true frequencies are smooth."""
     most = 80
     sizes = np.abs(scores.astype(np.int64))
     counts = np.bincount(sizes[(sizes > 0) & (sizes <= most)], minlength=most + 1)[1:].astype(np.float64)

@@ -89,7 +89,7 @@ def net_from_checkpoint(checkpoint: Checkpoint, where: str, *, any_l1: bool = Fa
     """Makes the net of `checkpoint`. `where` names it in errors; `any_l1` allows a width that no engine reads."""
     net = parse(checkpoint.architecture, where)
     if net.unreadable is not None and not any_l1:
-        raise UserError(f"{where}: architecture.{net.unreadable}; --any-l1 writes it all the same")
+        raise UserError(f"{where}: architecture.{net.unreadable}; --any-l1 writes it anyway")
     model = checkpoint.tensors.get("model", {})
     kept = checkpoint.tensors.get("net", {})
     shapes = parameter_shapes(net)

@@ -76,7 +76,7 @@ class EngineWithNet(Closing):
             lines = self._engine.ask("isready", "readyok")
         except EngineEnded as error:
             if error.reason:
-                raise UserError(f"engine {self._path}: does not take {shown(str(self._net))}: {error.reason}") from None
+                raise UserError(f"engine {self._path}: does not load {shown(str(self._net))}: {error.reason}") from None
             raise
         name = os.fsencode(self._net).decode(errors="replace")  # as the client decodes what the engine prints
         # Behind the name stands "enabled", or sizes in brackets. Stockfish 16.1 to 18 name their small net as well.

@@ -38,9 +38,9 @@ class Evaluation:
 
 
 class Evaluator:
-    """A net, ready to evaluate with. It keeps the net's tensors: none of them may change meanwhile.
+    """A net, prepared for evaluation. It refers to the net's tensors, which must not change while it is in use.
 
-    `threads`: at most so many at a time, 0 one per CPU. `isa`: one of `nnue_trainer._data.isas()`, None the best that
+    `threads`: at most this many at a time, 0 one per CPU. `isa`: one of `nnue_trainer._data.isas()`, None the best that
     this CPU can run; all give the same integers. UserError for a description that does not hold together.
     """
 

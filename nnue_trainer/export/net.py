@@ -58,7 +58,7 @@ def read_net(path: PathLike, arch: str | None = None, note: Callable[[str], None
         found = recognise(file, known_layouts(), arch)
         if found.alike:
             names = " and ".join(found.alike)
-            note(f"{path}: {names} look alike in a file; taken for {found.net.name} (--arch overrules)")
+            note(f"{path}: {names} have the same file layout; read as {found.net.name} (choose with --arch)")
         tensors = found.file.tensors(found.places, found.header, found.layout)
         return QuantizedNet(found.net, found.header.description, tensors, found.layout.name)
 
@@ -84,7 +84,7 @@ def recognise(file: NetFile, known: Sequence[Candidate], arch: str | None = None
     of_kind = [candidate for candidate in candidates if candidate[1].zlib == (inflated is not None)]
     if not of_kind:
         no_room = " or ".join(dict.fromkeys(net.name for net, _ in candidates))
-        raise file.error(header.end, "body", f"a zlib stream, which files of {no_room} have no room for")
+        raise file.error(header.end, "body", f"a zlib stream, which files of {no_room} cannot contain")
     file = file if inflated is None else inflated
     fitting = _fitting(file, header, of_kind)
     net, layout, places = fitting[-1]
@@ -118,7 +118,7 @@ def _candidates(
         own = [(net, layout) for layout in net.layouts()]
         return _of_header(own, header) or own[:1], True
     if header.version == OWN_VERSION:
-        raise file.error(12, "description", "no architecture record, which nets of this project carry")
+        raise file.error(12, "description", "no architecture record, which nets of this project contain")
     found = _of_header(known, header)
     if not found:
         raise file.error(4, "file hash", f"0x{header.file_hash:08X} {_unknown(file, header, known)}")
@@ -190,7 +190,7 @@ def _fitting(
 
 
 def to_bytes(net: QuantizedNet) -> bytes:
-    """The file that `net` is."""
+    """The bytes of the file of `net`."""
     return writer.to_bytes(net.file_layout, net.description, net.tensors)
 
 

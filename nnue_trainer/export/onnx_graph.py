@@ -30,7 +30,7 @@ OUTPUT = "score"
 
 
 def onnx_graph(net: Net, tensors: Mapping[str, Tensor], where: str) -> bytes:
-    """The file of a graph. Its inputs are white and black int64 [B, K] (index rows, −1 behind the last feature),
+    """The file of a graph. Its inputs are white and black int64 [B, K] (index rows, −1 after the last feature),
     black_to_move int64 [B] (0 or 1), piece_count int64 [B], and material int64 [B] where the layer stack depends on
     queens; its output is score fp32 [B], engine units from the side to move. `tensors` are the parameters. UserError
     that begins with `where` if the packages for it are missing."""

@@ -1,6 +1,6 @@
 """The one writer of files: a file appears whole under its name, or not at all.
 
-The content goes into a temporary file in the folder of the target. The temporary has a name that nobody can guess, is
+The content goes into a temporary file in the folder of the target. The temporary has a name that cannot be guessed, is
 created by this process alone (`O_EXCL | O_NOFOLLOW`), and is only ever written through its descriptor, so a link that
 somebody plants is never followed. At the end it is synced and renamed. Two writers of one output have a temporary each,
 and the last rename wins as a whole.
@@ -244,7 +244,7 @@ def _create(folder: int) -> tuple[str, int]:
         except BlockingIOError:  # at this moment another writer took it for a dead writer's file and removes it
             os.close(descriptor)
             continue
-        except OSError:  # no locks on this file system: then nobody can take one and remove it
+        except OSError:  # no locks on this file system: then no other process can lock and remove the file
             pass
         if os.fstat(descriptor).st_nlink:
             return name, descriptor

@@ -1,4 +1,4 @@
-"""Checkpoints: one safetensors file that carries its architecture, its recipe and all it takes to resume.
+"""Checkpoints: one safetensors file with architecture, recipe and everything that resuming needs.
 
 Tensors are named `model/…`, `optimizer/…` and so on; everything that is not a tensor is JSON in the file's metadata,
 under the key `nnue`. `files.atomic` writes the file, so a reader never sees half of one; nothing is pickled.
@@ -112,7 +112,7 @@ class NetOrigin:
     head: str = Field(default="", max_length=2**21, pattern=r"^([0-9a-f]{2})*$")
     """of a raw net: the bytes before its first tensor, in hexadecimal"""
     tail: str = Field(default="", max_length=2**13, pattern=r"^([0-9a-f]{2})*$")
-    """the same of the bytes behind the last one"""
+    """the same of the bytes after the last one"""
 
 
 @section
@@ -202,7 +202,7 @@ def load(path: str | os.PathLike[str], groups: tuple[str, ...] | None = None) ->
     if not path.is_file():
         raise UserError(f"{path}: no such checkpoint")
     if path.suffix == ".nnue":
-        raise UserError(f"{path}: found a net, expected a checkpoint; `nnue import` makes one of a net")
+        raise UserError(f"{path}: found a net, expected a checkpoint; `nnue import` makes one from a net")
     try:
         with safe_open(path, framework="pt") as handle:
             header = _header(path, handle.metadata() or {})
@@ -233,7 +233,9 @@ def _header(path: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: metadata is not JSON ({shown(error)})") from None
     if not isinstance(header, dict):
-        raise UserError(f"{path}: a safetensors file without the metadata key 'nnue', so not a checkpoint of ours")
+        raise UserError(
+            f"{path}: a safetensors file without the metadata key 'nnue', so not a checkpoint of nnue-trainer"
+        )
     version = header.get("format_version")
     if version != FORMAT_VERSION or not isinstance(version, int):
         raise UserError(f"{path}: format_version {version!r:.80}, expected {FORMAT_VERSION}")
@@ -259,7 +261,7 @@ def load_into(model_tensors: Mapping[str, Tensor], into: nn.Module, path: str | 
             raise UserError(f"{path}: tensor model/{name} is missing")
     for name, tensor in model_tensors.items():
         if name not in own:
-            raise UserError(f"{path}: tensor model/{shown(name)} is unknown to this architecture")
+            raise UserError(f"{path}: tensor model/{shown(name)} does not belong to this architecture")
         check_like(tensor, own[name], f"{path}: tensor model/{name}")
     into.load_state_dict(own | dict(model_tensors))
 

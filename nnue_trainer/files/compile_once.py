@@ -4,9 +4,9 @@ A library's name has a hash of the source, the compiler, its version and its opt
 again, and nothing else is. Only sources that the caller hands over are compiled, never anything that the file of a net
 or a checkpoint names.
 
-A library is only loaded if nobody else can have written it: it and its folder belong to this user, and nobody else may
-write to it or to any folder above it. Its digest lies beside it, and is written after the library is on disk: a library
-that does not fit its digest, because the power failed or the disk did, is compiled again.
+A library is only loaded if no other user can have written it: it and its folder belong to this user, and no other user
+may write to it or to any folder above it. Its digest lies beside it, and is written after the library is on disk: a
+library that does not fit its digest, because the power failed or the disk did, is compiled again.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def find_compiler(what: str) -> list[str]:
     for command in [named] if named else [["g++"], ["c++"], ["clang++"]]:
         if shutil.which(command[0]):
             return command
-    found = f"$CXX is {' '.join(named)!r}, which is not there" if named else "no g++, c++ or clang++"
+    found = f"$CXX is {' '.join(named)!r}, which does not exist" if named else "no g++, c++ or clang++"
     raise UserError(f"{what} need a C++20 compiler: {found}; install g++")
 
 
@@ -57,7 +57,7 @@ def cache_folder(kind: str) -> Path:
     try:
         home = Path(base) if Path(base).is_absolute() else Path.home() / ".cache"
     except RuntimeError:
-        raise UserError(f"no home folder to keep compiled {_plural(kind)} in: set XDG_CACHE_HOME") from None
+        raise UserError(f"no home folder for compiled {_plural(kind)}: set XDG_CACHE_HOME") from None
     return home / "nnue-trainer" / kind
 
 
@@ -124,7 +124,7 @@ def _digest_file(library: Path) -> Path:
 
 
 def _is_sound(library: Path) -> bool:
-    """Whether the library is there, whole, and written by nobody but this user."""
+    """Whether the library is there, complete, and only writable by this user."""
     try:
         found = os.lstat(library)
         is_own = stat.S_ISREG(found.st_mode) and found.st_uid == system.user_id() and not found.st_mode & 0o022

@@ -1,4 +1,4 @@
-"""What users name on the way in: small text files with a limit to their size, and data files by pattern or folder."""
+"""Input files: small text files with a size limit, and data files by pattern or folder."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def data_files(names: Sequence[str], key: str) -> list[str]:
         if path.is_dir():
             found = [str(file) for file in path.iterdir() if _is_data(file)]
             nothing = (
-                f"a folder without data files (names that end in {' '.join(DATA_SUFFIXES)}, then perhaps .gz .zst .bz2)"
+                f"a folder without data files (names ending in {' '.join(DATA_SUFFIXES)}, also with .gz .zst .bz2)"
             )
         elif path.exists() or not glob.has_magic(name):
             found, nothing = [name], ""

@@ -15,7 +15,7 @@ from nnue_trainer.schema import section
 @section
 class CrossEntropyLoss(Loss):
     """Cross-entropy between σ(net / scale) and the target, which mixes score and result, less that of a perfect net: so
-    0 is the best that there is."""
+    0 is the lowest possible loss."""
 
     scale: float = Field(default=400.0, gt=0)
     """engine units per unit of the sigmoid's argument"""

@@ -17,7 +17,7 @@ from nnue_trainer.schema import section
 @section
 class WdlLoss(Loss):
     """Cross-entropy between the softmax of three outputs (logits of loss, draw and win) and the target, less that of a
-    perfect net: so 0 is the best that there is. The target is λ times the probabilities that a model gives the data's
+    perfect net, so the lowest possible loss is 0. The target is λ times the probabilities that a model gives the data's
     score, plus 1 − λ for the result of the game."""
 
     reads: ClassVar[int] = 3

@@ -20,7 +20,7 @@ class Adjudication:
     draw_moves: int = 8
     draw_from_move: int = 34
     max_moves: int = 0
-    """a game of so many moves is a draw"""
+    """a game of this many moves is a draw"""
 
     def native(self) -> _data.Adjudication:
         """The same for the C++ library."""

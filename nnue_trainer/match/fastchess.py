@@ -66,7 +66,7 @@ def play_with_fastchess(
             count.add(game)
         if not count.over:
             if len(count):
-                raise UserError(f"{folder}: fastchess does not go on with a match; --overwrite plays it anew")
+                raise UserError(f"{folder}: fastchess cannot continue a match; --overwrite starts a new one")
             with replacing(folder / BOOK) as output:
                 output.write_text("".join(f"{_position(openings, n, options)}\n" for n in range(options.pairs)))
             (folder / GAMES).unlink(missing_ok=True)

@@ -26,7 +26,7 @@ from nnue_trainer.errors import UserError, quoted
 Array = npt.NDArray[Any]
 
 _MAX_BYTES = 1 << 30  # of a book
-_MAX_SAMPLED = 1 << 24  # positions of a data file that are looked at
+_MAX_SAMPLED = 1 << 24  # positions that are read from a data file
 _DRAWN_PLIES = (8, 40)
 _DRAWN_SCORE = 300  # internal units
 _BLOCK = 1 << 16

@@ -174,7 +174,10 @@ def play_match(
     folder.mkdir(parents=True, exist_ok=True)
     with MatchJournal(folder / part.journal, header) as journal:
         if journal.cut:
-            note(f"{journal.path}: its last {journal.cut:,} bytes are no whole games; these games are played again")
+            note(
+                f"{journal.path}: its last {journal.cut:,} bytes are incomplete games, as after a crash; these games "
+                "are played again"
+            )
         for game in journal.played():
             count.add(game)
         if part.of == 1:
@@ -383,7 +386,7 @@ def elo_text(found: Statistics) -> str:
         return f"Elo {'+' if found.elo > 0 else '-'}inf: all games {'won' if found.elo > 0 else 'lost'}"
     text = f"Elo {found.elo:+.1f} ± {found.elo_error:.1f}"
     if found.nelo is None:
-        return f"{text}, all pairs alike"
+        return f"{text}, all pairs with the same result"
     return f"{text}, nElo {found.nelo:+.1f} ± {found.nelo_error:.1f}, LOS {100 * (found.los or 0):.1f} %"
 
 

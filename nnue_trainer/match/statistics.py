@@ -155,7 +155,7 @@ def plan(test: Sprt, true_elo: float, *, draw_ratio: float, rms_bias: float = 0.
     `rms_bias` the root mean square of the openings' own advantage in Elo. The LLR is taken as a Brownian motion."""
     variance = (1 - draw_ratio) / 4 - (expected_score(rms_bias) - 0.5) ** 2  # of a game, in pairs
     if variance <= 0:
-        raise ValueError(f"draw ratio {draw_ratio:g} and bias {rms_bias:g} leave no decided games")
+        raise ValueError(f"draw ratio {draw_ratio:g} and bias {rms_bias:g} imply that no game is decided")
     scores = [
         expected_score(elo) if test.model == "logistic" else 0.5 + elo / NELO * math.sqrt(variance)
         for elo in (test.elo0, test.elo1)

@@ -1,9 +1,9 @@
-"""All layers behind the first, with one set of weights per stack, described once as data.
+"""All layers after the first, with one set of weights per stack, described once as data.
 
-A net says what its layers are (`LayerStacks`). From that follow the forward pass in torch's operators, on every device
-and in every mode, and on a GPU the operators `layer_stacks_*` (csrc/layer_stacks.h, docs/layer-stack-kernels.md), which
-order the positions by stack, compute each for its own stack alone, and know the built-in losses. `LayerCall` chooses;
-no net mentions a kernel.
+A net describes its layers as data (`LayerStacks`). The description determines the forward pass in torch's operators, on
+every device and in every mode, and on a GPU the operators `layer_stacks_*` (csrc/layer_stacks.h,
+docs/layer-stack-kernels.md), which order the positions by stack, compute only each position's own stack, and include
+the built-in losses. `LayerCall` chooses; no net mentions a kernel.
 
 Where `LayerStacks.integers` is set, the operators compute in an engine's integers and round as the engine does.
 nets/rounded_forward.py makes such a description from a net, and does the same in torch's operators.
@@ -94,7 +94,7 @@ class StackLayer:
 
 @dataclass(frozen=True)
 class Integers:
-    """Says that x, the parameters and PSQT are an engine's integers, and how the engine rounds. csrc/layer_stacks.h
+    """How an engine rounds, for layers whose x, parameters and PSQT are the engine's integers. csrc/layer_stacks.h
     explains each number."""
 
     divide: int = 1
@@ -144,7 +144,7 @@ class Targets(NamedTuple):
 
 
 class AfterFirst(NamedTuple):
-    """What comes behind the first layer, for some positions of a batch: gradients of their Σ weight · loss."""
+    """What comes after the first layer, for some positions of a batch: gradients of their Σ weight · loss."""
 
     grad_sums: Tensor
     """by the sums of the first layer, fp32 [B, outputs]"""

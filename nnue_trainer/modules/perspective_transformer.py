@@ -85,7 +85,7 @@ class PerspectiveTransformer(nn.Module):
 
     `bucket_size` is the number of features per king bucket, for sets in which the features of a row lie in one bucket
     (all features, where there is only one bucket). It lets GPUs of compute capability 9.0 use their fastest kernels.
-    `num_bucketed` is the number of features in king buckets, by default all. The features behind those are unbucketed:
+    `num_bucketed` is the number of features in king buckets, by default all. The features after those are unbucketed:
     a row may hold any of them (threats, pawn pairs).
     """
 
@@ -150,7 +150,7 @@ class PerspectiveTransformer(nn.Module):
 
     def fused_call(self, batch: Batch, bucket: Tensor | None = None) -> FusedCall | None:
         """The operator that `forward` calls with the same arguments, and nothing else does; None where it is not fused,
-        and where hooks want to see the outputs or their gradients."""
+        and where hooks read the outputs or their gradients."""
         hooks = (self._forward_hooks, self._forward_pre_hooks, self._backward_hooks, self._backward_pre_hooks)
         return None if any(hooks) else self._operator_call(batch, bucket)
 
@@ -224,8 +224,8 @@ class PerspectiveTransformer(nn.Module):
         self._copy, self._steps = copy, steps
 
     def integer_copy(self, steps: float) -> tuple[Tensor, Tensor] | None:
-        """The copy that holds so many integers for 1.0, float16, and the leaf that takes its gradient; None if there is
-        none."""
+        """The copy that holds this many integers for 1.0, float16, and the leaf that takes its gradient; None if there
+        is none."""
         if self._copy is None or self._steps != steps:
             return None
         return self._copy.detach().view(torch.float16), self._copy

@@ -20,8 +20,8 @@ from nnue_trainer.nets.base import NnueModel
 from nnue_trainer.ops import functional
 
 OF_BATCH = 1024
-"""So many positions of each validation batch, spread over it, are what the neurons of a net are counted on, with every
-validation and by `nnue inspect`: figures of two samples would differ."""
+"""Number of positions of a validation batch, spread over it, on which the neurons of a net are counted: at every
+validation, and by `nnue inspect`. The figures of two samples would differ."""
 
 _CHUNK_BYTES = 1 << 25  # of accumulators at a time
 _ROWS_BYTES = 1 << 24  # of a weight at a time
@@ -58,9 +58,9 @@ class FirstLayerActivity:
 
 @dataclass(frozen=True)
 class LayerInputs:
-    """What a layer behind the first sees, over the positions of its stack: `zeros` and `at_top` are shares of all
+    """What a layer after the first sees, over the positions of its stack: `zeros` and `at_top` are shares of all
     values. A value is at the top where it equals the largest value of the layer and several others do, as they do
-    behind a clamp only. `dead` counts (stack, input) pairs that are zero at every position, of `inputs` pairs in stacks
+    after a clamp only. `dead` counts (stack, input) pairs that are zero at every position, of `inputs` pairs in stacks
     that were used."""
 
     name: str

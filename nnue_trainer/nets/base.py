@@ -97,7 +97,7 @@ class NetTensor:
     rows: int | None = None
     """rows of the parameter, from `first_row` on; None: as many as the tensor has"""
     columns: int | None = None
-    """size of the parameter's last dimension, where the tensor is padded with zeros behind it; None: it is not"""
+    """size of the parameter's last dimension, where the tensor is padded with zeros after it; None: it is not"""
     source: np.ndarray | None = field(default=None, compare=False, repr=False)
     """where several rows of the parameter share one row of the tensor: the row of the parameter that each row of the
     tensor takes, int64 [shape[0]], counted from `first_row`; import writes 0 into the rows that no tensor row takes"""
@@ -225,7 +225,7 @@ class Net(ABC):
 
     @classmethod
     def of_other_sizes(cls, version: int, transformer_hash: int) -> Iterable[Net]:
-        """The nets of this kind whose files may have this version and this hash behind the description, with the sizes
+        """The nets of this kind whose files may have this version and this hash after the description, with the sizes
         that follow from the hash: for the message about a file whose net is none of `known()`."""
         return ()
 
@@ -308,7 +308,7 @@ class NnueModel(nn.Module, ABC):
         return self.net.architecture
 
     def layers_are_fused(self, device: torch.device) -> bool:
-        """Whether operators compute all layers behind the feature transformer and the loss on this device, in fp32
+        """Whether operators compute all layers after the feature transformer and the loss on this device, in fp32
         whatever their inputs are."""
         return False
 
@@ -408,7 +408,7 @@ class _Buckets(NamedTuple):
 
 
 class StackedModel(NnueModel):
-    """A net of a first layer and of layers behind it, with one set of weights per stack."""
+    """A net of a first layer and of layers after it, with one set of weights per stack."""
 
     stacks: LayerStacks
 
@@ -459,7 +459,7 @@ class StackedModel(NnueModel):
         return replace(batch, plans=(*batch.plans, _Buckets(buckets, batch.white), order))
 
     def layers_for(self, bucket: Tensor, order: Tensor | None, *, loss_is_known: bool = True) -> LayerCall:
-        """The layers behind the first as `forward` computes them, for positions with these stacks, in two parts
+        """The layers after the first as `forward` computes them, for positions with these stacks, in two parts
         (`LayerCall.first_sums`). `order`: `LayerStacks.order` of them, if there is one. `loss_is_known`: operators
         compute the loss. ValueError if the net cannot be computed in two parts."""
         if self.rounded is not None:

@@ -12,7 +12,7 @@ The stages, for one position. `tdiv` divides toward zero, `>>` rounds down, and 
    first, then those of the other side: vector 0. A net with one perspective has only one of them (`sides`).
 3. The pieces on the board choose the stack of layers, and the PSQT column (`stacks`).
 4. Each layer: y = tdiv(Σ weight · x, divide) + bias, int32, where x are the vectors that it names, one after another.
-   The activations of its first `activated` outputs are the next vector: vector k + 1 behind layer k.
+   The activations of its first `activated` outputs are the next vector: vector k + 1 after layer k.
    A layer with a `factor` computes in floats: y = Σ weight · x · factor + bias in float64, rounded once to fp32.
 5. The last layer has one output. The values of the skip connections are added to it, then
    positional = tdiv((output + skips) · multiply, divide). Of a float output the sum and the quotient are float64, and
@@ -118,7 +118,7 @@ class IntegerLayer:
     clip: int = INT16_MAX
     factor: float | None = None
     """None: the layer computes in integers. A number: in floats, and Σ weight · x is multiplied by it. Σ of integer
-    weights and inputs is an int32, which wraps around; any other is float64. All layers behind a float layer are float
+    weights and inputs is an int32, which wraps around; any other is float64. All layers after a float layer are float
     layers"""
 
 

@@ -1,6 +1,6 @@
 """The layered net: any feature sets → a first layer for both perspectives → any number of layers → 1.
 
-A recipe states the parts: feature sets (also with king buckets of one's own), width and activation of the first layer,
+A recipe states the parts: feature sets (also with your own king buckets), width and activation of the first layer,
 output buckets, the layers, the head, and the quantisation of each. One plan (`_Plan`) is derived from the
 recipe. It decides the float model, the integers, their limits and the integer forward.
 
@@ -183,7 +183,7 @@ class Layer:
     scale: Scale = 64
     """quantisation: the integer for a weight of 1.0 (QB)"""
     type: Literal["i8", "i16", "f32"] = "i16"
-    """type of the weights. i8, i16: integers; f32: floats, which are not quantised, and the same for all layers behind
+    """type of the weights. i8, i16: integers; f32: floats, which are not quantised, and so are all layers after
     this one"""
     bias_type: Literal["i32", "f32"] = "i32"
     """type of the biases. i32: integers; f32: floats. With integer weights the sums then become floats, and all layers
@@ -244,7 +244,7 @@ class FirstQuantisation:
     next layer are divided by scale, rounded toward zero"""
     limit: Limit = None
     """the largest magnitude of an integer weight or bias; null: 127 for i8, 127/64 · scale for i16. With a larger one
-    than that, accumulators may pass 16 bits, which export then reports"""
+    than that, accumulators may exceed 16 bits, which export then reports"""
 
     @model_validator(mode="after")
     def _check(self) -> FirstQuantisation:
@@ -259,9 +259,9 @@ class OutputQuantisation:
     scale: Scale = 64
     """the integer for a weight of 1.0 (QB)"""
     type: Literal["i8", "i16", "f32"] = "i16"
-    """type of the weights. f32: floats; always so behind layers of floats"""
+    """type of the weights. f32: floats; required after float layers"""
     bias_type: Literal["i16", "i32", "f32"] = "i16"
-    """type of the biases. f32: floats; always so with floats as weights or behind layers of floats"""
+    """type of the biases. f32: floats; required with float weights and after float layers"""
     limit: Limit = None
     """the largest magnitude of an integer weight; null: 127 for i8, 127/64 · scale for i16"""
 
@@ -390,8 +390,8 @@ class Layered(Net):
     """activation of the first layer. crelu: clamp to [0, 1]; screlu: clamp to [0, 1] and square; pairwise: clamp to
     [0, 1] and multiply the two halves of the outputs"""
     perspectives: Literal["both", "mover", "white"] = "both"
-    """whose view the first layer has. both: of the side to move, then of the other side; mover: of the side to move
-    only; white: White's only, and the net's output is from White's view"""
+    """perspectives of the first layer. both: the side to move's, then the other side's; mover: only the side to move's;
+    white: only White's, and the net's output is from White's view"""
     psqt: bool = False
     """PSQT columns, one for each output bucket: half the difference of their sums for the two perspectives is added
     directly to the net's output"""
@@ -399,11 +399,11 @@ class Layered(Net):
     layers: list[Layer] = Field(default_factory=list, max_length=8)
     """layers between the first layer and the output layer, in order; empty: the output layer follows the first layer"""
     shared: bool = False
-    """all output buckets also share trained weights of the layer behind the first, which are added to the weights of
+    """all output buckets also share trained weights of the layer after the first, which are added to the weights of
     each bucket; the exported net holds the sums"""
     quantisation: Quantisation = Field(default_factory=Quantisation)
     head: Literal["value", "wdl"] = "value"
-    """what the output layer gives. value: the score; wdl: three logits, of loss, draw and win, whose softmax are their
+    """outputs of the net. value: the score; wdl: three logits, of loss, draw and win, whose softmax are their
     probabilities. The score is then score_scale · ln(E / (1 − E)) of the expected points E = win + draw / 2"""
     score_scale: int = Field(default=400, ge=1, le=10000)
     """engine units for 1.0 of the net's output"""
@@ -465,13 +465,13 @@ class Layered(Net):
         floats = False
         for number, layer in enumerate(self.layers):
             if floats and layer.type != "f32":
-                raise ValueError(f"layers.{number}: type is {layer.type} behind a layer of floats; expected f32")
+                raise ValueError(f"layers.{number}: type is {layer.type} after a float layer; expected f32")
             floats |= layer.is_float
             if layer.to_output and not layer.is_float and self.plan().output.is_float:
                 raise ValueError(f"layers.{number}: to_output of integers, but the output layer has floats")
         out = self.quantisation.output
         if floats and out.type != "f32":
-            raise ValueError(f"quantisation.output.type is {out.type} behind a layer of floats; expected f32")
+            raise ValueError(f"quantisation.output.type is {out.type} after a float layer; expected f32")
 
     # ---- what every net states ----
 

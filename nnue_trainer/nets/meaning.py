@@ -3,7 +3,7 @@ training/warm_start.py.
 
 A parameter has axes. Along an axis lie input features, buckets of the number of pieces, or units: neurons, named by
 keys that mean the same in every net. A key begins with the name of the layer that the unit belongs to: "hidden" is the
-first layer, "layers.N" the N-th behind it.
+first layer, "layers.N" the N-th after it.
 
 An axis of units holds either outputs of a layer or its inputs. The weights of a new output keep their fresh values;
 those of a known output for a new input start at 0. So a net with more units computes what it did before.

@@ -20,7 +20,7 @@ class OutputBuckets:
     """How the pieces on the board choose the layer stack and the PSQT column of a position."""
 
     count: int = Field(default=1, ge=1, le=64)
-    """number of buckets; each has its own weights of all layers behind the first, and its own PSQT column"""
+    """number of buckets; each has its own weights of all layers after the first, and its own PSQT column"""
     rule: Literal["stockfish", "bullet", "queens", "table", "weights", "squares"] = "stockfish"
     """the bucket of a position. stockfish: (pieces − 1) div ceil(32 / count); bullet: (pieces − 2) div
     ceil(32 / count); queens: 4 · ((pieces − 1) div ceil(128 / count)) + 2 if the side to move has a queen + 1 if the
@@ -84,7 +84,7 @@ class OutputBuckets:
     def _check_buckets(self) -> None:
         wrong = [bucket for bucket in self.table if not 0 <= bucket < self.count]
         if wrong:
-            raise ValueError(f"a table with bucket {wrong[0]}, expected 0 … {self.count - 1} as count says")
+            raise ValueError(f"a table with bucket {wrong[0]}, expected 0 … {self.count - 1}, below count")
 
     @property
     def piece_weights(self) -> tuple[int, ...]:

@@ -73,7 +73,7 @@ _LARGEST_TF32 = 2**11
 
 def stack_entries(batch: Batch, feature_weights: Tensor | None, entries: int) -> Tensor:
     """int64 [B]: the entry of each position in a table of stacks. With `feature_weights` (those of
-    `weights_of_features`, and a 0 behind them, which index −1 finds) it is the sum of the weights, below `entries`."""
+    `weights_of_features`, and a 0 after them, which index −1 finds) it is the sum of the weights, below `entries`."""
     if feature_weights is None:
         return batch.stack_entry
     mover = torch.where(batch.black_to_move.unsqueeze(1) != 0, batch.black, batch.white)
@@ -141,7 +141,7 @@ class RoundedForward:
         self.floats = {tensor.source_parameter for tensor in net.tensors() if tensor.is_float}
         """the parameters that are not rounded"""
         self.stacks = self._layer_stacks(module)
-        """the layers behind the first as the operators of a GPU take them; None where those are not made for them"""
+        """the layers after the first as the operators of a GPU take them; None where those are not made for them"""
 
     def __call__(self, model: NnueModel, batch: Batch) -> Tensor:
         """The engine's score of each position in units of the float model, fp32 [B], side to move's view."""

@@ -42,7 +42,7 @@ class Simple(Net):
     hidden: Annotated[int, Field(ge=8, le=16384, multiple_of=8)] = 256
     """outputs of the feature transformer per perspective, a multiple of 8"""
     activation: Literal["crelu", "screlu"] = "screlu"
-    """of the hidden layer: clamp to [0, 1], or the square of that"""
+    """activation of the hidden layer. crelu: clamp to [0, 1]; screlu: clamp to [0, 1] and square"""
     score_scale: Annotated[int, Field(ge=1, le=10000)] = 400
     """engine units in one unit of output"""
     quantisation: QatConfig = Field(default_factory=QatConfig)

@@ -226,13 +226,13 @@ class StockfishNet(Net):
     note: ClassVar[str] = ""
 
     l1: Width
-    """outputs of the feature transformer per perspective, a multiple of 32; Stockfish reads the width of the version
-    only"""
+    """outputs of the feature transformer per perspective, a multiple of 32; Stockfish reads only the version's
+    width"""
     l2: Outputs = None
-    """outputs of the first of the layers, those of the skip connection among them: 16 is 15+1; null: those of the
-    version, which alone Stockfish reads"""
+    """outputs of the first layer after the transformer, including those of the skip connection: 16 is 15+1; null: the
+    version's size, the only one that Stockfish reads"""
     l3: Outputs = None
-    """outputs of the second of the layers; null: those of the version, which alone Stockfish reads"""
+    """outputs of the second layer after the transformer; null: the version's size, the only one that Stockfish reads"""
     output_buckets: OutputBuckets | None = None
     """the stacks of layers, and the PSQT columns, by pieces and queens; null: those of the version, which alone
     Stockfish reads"""
@@ -487,7 +487,7 @@ class StockfishNet(Net):
         skips: tuple[Skip, ...] = ()
         if d.skip:
             plus, minus = (d.l2 - 1, None) if d.skip == 1 else (d.l2 - 2, d.l2 - 1)
-            # Where the output is in sixteenths of engine units, fc0 counts 64 · 127 to the unit all the same, and the
+            # Where the output is in sixteenths of engine units, fc0 still counts 64 · 127 to the unit, and the
             # engine's product has 32 bits.
             skips = (
                 (Skip(0, plus, minus, steps, d.fc0_scale * d.one, wraps=True),)
@@ -862,7 +862,7 @@ class SfnnV13(StockfishNet):
 @NETS.register("sfnnv14")
 @section
 class SfnnV14(StockfishNet):
-    """SFNNv13, where pawns also see the square ahead of them."""
+    """SFNNv13 with threats of pawns that include the square ahead of them."""
 
     design: ClassVar = replace(SfnnV13.design, sets=("Full_Threats_v14", "HalfKAv2_hm_11"), layouts=("thr1",))
     l1: Width = 1024
@@ -883,7 +883,7 @@ class SfnnV14b(StockfishNet):
 @NETS.register("sfnnv15")
 @section
 class SfnnV15(StockfishNet):
-    """SFNNv14.1 with [x², x] after both layers, seen by the output as well: 32 → 64 → 32 → 64, 128 → 1."""
+    """SFNNv14.1 with [x², x] after both layers, both also inputs of the output layer: 32 → 64 → 32 → 64, 128 → 1."""
 
     design: ClassVar = replace(SfnnV14b.design, skip=2, dual=True, shared_fc0=True)
     l1: Width = 1024

@@ -1,4 +1,4 @@
-"""The zlib stream that may hold everything behind the description of a net file.
+"""The zlib stream that may hold everything after the description of a net file.
 
 It is 15 bytes `COMPRESSED_ZLIB`, a u32 count of inflated bytes, a u32 count of bytes of the stream, and the stream,
 which ends the file. Zlib libraries differ in what they write, so files are compared by what they hold.
@@ -26,7 +26,7 @@ def wrap(parts: Sequence[bytes]) -> list[bytes]:
 
 def sizes(head: bytes | bytearray, left: int) -> tuple[int, int]:
     """(inflated bytes, bytes of the stream) of an envelope that begins with `head`, HEAD bytes, and has `left` bytes
-    behind it. ValueError for what cannot be."""
+    after it. ValueError for what cannot be."""
     inflated, stream = struct.unpack_from("<II", head, len(MAGIC))
     if stream != left:
         raise ValueError(f"zlib stream of {stream:,} bytes, but {left:,} follow")
@@ -49,7 +49,7 @@ def inflate(stream: bytes | bytearray, size: int) -> bytes:
     if len(body) < size:
         raise ValueError(f"zlib stream holds {len(body):,} bytes, expected {size:,}")
     if not inflater.eof:
-        raise ValueError("zlib stream without its end")
+        raise ValueError("truncated zlib stream")
     if inflater.unused_data:
-        raise ValueError(f"{len(inflater.unused_data):,} bytes behind the end of the zlib stream")
+        raise ValueError(f"{len(inflater.unused_data):,} bytes after the end of the zlib stream")
     return body

@@ -72,7 +72,7 @@ class Exported:
     """what the description ends with where a file in the container is read by it"""
     head: bytes = b""
     tail: bytes = b""
-    """what stood before and behind the tensors of the file that the net was imported from (`NetFormat.around`)"""
+    """what stood before and after the tensors of the file that the net was imported from (`NetFormat.around`)"""
 
 
 class NetFormat(ABC):
@@ -94,7 +94,7 @@ class NetFormat(ABC):
         raise UserError(f"{where}: files of format {self.kind} cannot be read back")
 
     def around(self, data: bytes, tensors: Sequence[TensorKind]) -> tuple[bytes, bytes]:
-        """What stands before and behind the tensors in a file that `from_bytes` has read. It is kept at import, and is
+        """What stands before and after the tensors in a file that `from_bytes` has read. It is kept at import, and is
         `head` and `tail` of the net that is exported again."""
         return b"", b""
 
@@ -138,14 +138,13 @@ FORMATS: Registry[NetFormat] = Registry("nnue_trainer.nnue_file", _format, what=
 @FORMATS.register("nnue")
 @section
 class Nnue(NetFormat):
-    """The container that engines for the net read, or else the container of this project, which describes its
-    content."""
+    """The container that the net's engines read, or else the container of this project, which describes its content."""
 
     suffix = ".nnue"
     compression: Literal["default", "raw", "leb128", "huffman", "zlib"] = "default"
-    """default: as the net was imported, or as its engine's own nets are. raw: none; leb128: the transformer's 16- and
-    32-bit integers take as few bytes as they need; huffman: its arrays are Huffman-coded, as a proposal for Stockfish
-    has it; zlib: all behind the description is one stream"""
+    """default: as in the imported file, or as in the engine's published nets. raw: none; leb128: the transformer's 16-
+    and 32-bit integers take as few bytes as they need; huffman: its arrays are Huffman-coded, as a proposal for
+    Stockfish has it; zlib: everything after the description is one stream"""
     description: str | None = None
     """text of the description in the file, up to 16 MiB. The record of the architecture follows it where only that
     identifies the net: in the container of this project, and with sizes of layers that no engine reads. null: as the
@@ -157,7 +156,9 @@ class Nnue(NetFormat):
             fitting = [layout for layout in net.layouts if layout.compression == self.compression]
             if not fitting:
                 known = ", ".join(dict.fromkeys(layout.compression for layout in net.layouts))
-                raise UserError(f"{where}: compression is {self.compression}, expected one that the net has: {known}")
+                raise UserError(
+                    f"{where}: compression is {self.compression}, expected one that the net supports: {known}"
+                )
             layout = fitting[0]
         if self.description is not None:
             description = self._described(net, where)

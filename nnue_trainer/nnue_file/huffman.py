@@ -31,7 +31,7 @@ def encode(values: np.ndarray) -> bytes:
     """The bytes of an array of integers of 8, 16 or 32 bits. ValueError for values that the format has no codes for."""
     coded = _data.huffman_encode(np.ascontiguousarray(values).reshape(-1))
     if not coded and values.size:
-        raise ValueError("values lie 2^24 apart, or are more than 65,536 different ones")
+        raise ValueError("values differ by 2^24 or more, or there are more than 65,536 different ones")
     return coded
 
 

@@ -52,7 +52,5 @@ def decode(payload: bytes | bytearray, ranges: Sequence[tuple[int, np.dtype[Any]
         arrays.append(out)
         first += n
     if offset != len(payload):
-        raise LebError(
-            offset, count, f"{count} numbers end after {offset} bytes, but the byte count says {len(payload)}"
-        )
+        raise LebError(offset, count, f"{count} numbers end after {offset} bytes, but the byte count is {len(payload)}")
     return arrays

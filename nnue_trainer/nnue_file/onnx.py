@@ -14,7 +14,7 @@ class Onnx(NetFormat):
     suffix = ".onnx"
 
     rounded: bool = False
-    """with the weights of the net's integers instead of the trained ones; activations are floats in both cases"""
+    """use the net's integer weights instead of the trained ones; activations are floats in both cases"""
 
     def to_bytes(self, net: Exported, where: str) -> bytes:
         return net.graph(self.rounded, where)

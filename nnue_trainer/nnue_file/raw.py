@@ -35,7 +35,8 @@ class RawTensor:
     type: Literal["i8", "i16", "i32", "f32"] | None = None
     """null: as the net quantises it; f32: the trained float, multiplied by scale if that is given"""
     scale: float | None = Field(default=None, gt=0)
-    """steps in 1.0; null: as the net quantises it. With another scale the engine computes otherwise than `nnue eval`"""
+    """steps in 1.0; null: as the net quantises it. With another scale the engine's evaluations differ from
+    `nnue eval`"""
     rounding: Literal["nearest", "away", "truncate"] = "nearest"
     """nearest: halves to even numbers; away: halves away from zero, as bullet's round(); truncate: toward zero"""
     transpose: list[int] = Field(default_factory=list, max_length=8)
@@ -56,15 +57,15 @@ class Raw(NetFormat):
     align: int = Field(default=64, ge=1, le=MAX_PADDING)
     """padding at the end of the file, up to a multiple of this number of bytes"""
     padding: Literal["zeros", "bullet"] = "zeros"
-    """what pads the end; bullet: the letters of that word, again and again. What an imported file had is kept"""
+    """padding at the end; bullet: the letters of that word, repeated. The padding of an imported file is kept"""
     skip: int = Field(default=0, ge=0, le=2**20)
-    """number of bytes before the first tensor; zeros, or what an imported file had"""
+    """number of bytes before the first tensor; zeros, or the bytes of an imported file"""
     header: bool = False
     """write a C++ header with the net's sizes beside it, for examples/engine"""
     header_namespace: str = Field(default="", pattern=r"^([A-Za-z_]\w*(::[A-Za-z_]\w*)*)?$", max_length=200)
     """C++ namespace of what the header declares, so that one program can have several nets; empty: none"""
     header_include: str = Field(default="nnue.h", pattern=r'^[^"\n\\]+$', max_length=200)
-    """name by which the header includes examples/engine/nnue.h"""
+    """path of examples/engine/nnue.h in the header's #include"""
     rust: bool = False
     """write a Rust file with the net's sizes beside it, for examples/engine/nnue.rs"""
 
@@ -103,11 +104,11 @@ class Raw(NetFormat):
         offset = self.skip
         for number, line in enumerate(self._lines({tensor.name: tensor.shape for tensor in tensors}, where)):
             values, offset = _decoded(line, known[line.tensor], data, offset, f"{where}: tensors.{number}")
-            offset = _skip_zeros(data, offset, -offset % line.align, f"{where}: behind {_named(line)}")
+            offset = _skip_zeros(data, offset, -offset % line.align, f"{where}: after {_named(line)}")
             found.setdefault(line.tensor, []).append((line, values))
         end = offset + -offset % self.align
         if len(data) != end:
-            raise UserError(f"{where}: {len(data):,} bytes, expected {end:,} of such a net")
+            raise UserError(f"{where}: {len(data):,} bytes, expected {end:,} for this net")
         return {tensor.name: _joined(tensor, found[tensor.name], where) for tensor in tensors}
 
     def around(self, data: bytes, tensors: Sequence[TensorKind]) -> tuple[bytes, bytes]:
@@ -163,7 +164,7 @@ def _check_complete(lines: Sequence[RawTensor], known: Mapping[str, tuple[int, .
         missing = set(range(known[name][0])) - found
         if missing:
             which = name if not found else f"part {min(missing)} of {name}"
-            raise UserError(f"{where}: tensors: no line for {which}")
+            raise UserError(f"{where}: tensors: no entry for {which}")
 
 
 def _named(line: RawTensor) -> str:
@@ -261,7 +262,7 @@ def _decoded(line: RawTensor, tensor: TensorKind, data: bytes, offset: int, wher
         raise UserError(f"{where}: {_named(line)} ends at byte {end:,}, but the file has {len(data):,}")
     values = np.frombuffer(data, dtype, math.prod(padded), offset).reshape(padded)
     if values[..., lying[-1] :].any():
-        raise UserError(f"{where}: {_named(line)}: what pads its columns is not zeros")
+        raise UserError(f"{where}: {_named(line)}: the padding of its columns is not all zeros")
     values = values[..., : lying[-1]]
     return (permuted(values, np.argsort(order).tolist()) if shape else values.reshape(())), end
 

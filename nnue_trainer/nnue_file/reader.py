@@ -134,7 +134,7 @@ class NetFile:
         version = self.u32(0, "version")
         if version not in versions:
             if self.size > 8 and self.take(8, 1, "") == b"{":
-                raise UserError(f"{self.path}: found a checkpoint, expected a net; `nnue export` makes one of it")
+                raise UserError(f"{self.path}: found a checkpoint, expected a net; `nnue export` makes one from it")
             expected = ", ".join(f"0x{known:08X}" for known in versions)
             raise self.error(
                 0,
@@ -251,7 +251,7 @@ class NetFile:
                     stacked.add(piece.tensor)
         if layout.file_hash is None and checksum != header.file_hash:
             raise self.error(
-                4, "checksum", f"tensors give 0x{checksum:08X}, expected 0x{header.file_hash:08X} as the header says"
+                4, "checksum", f"tensors give 0x{checksum:08X}, expected 0x{header.file_hash:08X} as in the header"
             )
         return {name: np.stack(values) if name in stacked else values[0] for name, values in parts.items()}
 

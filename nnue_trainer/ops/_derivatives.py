@@ -2,7 +2,7 @@
 
 `torch.library.register_autograd` supports reverse mode only: it silently drops the tangents of forward mode, and
 torch.func refuses its functions. So the operators register their own Autograd kernel here. An operator that has no
-formula for a transform raises an error that says what to call instead.
+formula for a transform raises an error that names what to call instead.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ def register_reverse_mode(
     instead: str,
 ) -> None:
     """Registers a pair of operators that has reverse mode and nothing else: `formula`, the backward of `forward`, calls
-    the operator `backward`. Everything else raises an error, which says what to do `instead`."""
+    the operator `backward`. Everything else raises an error, which contains `instead`: what to do."""
 
     def again(ctx: Any, *grads: Tensor) -> None:
         raise RuntimeError(f"{backward}: it has no derivative of its own (double backward); found create_graph=True")

@@ -84,7 +84,7 @@ def _gpu_of(device: int) -> Numbers:
 _gpu_of._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-@functools.cache  # asked for at each step
+@functools.cache  # called at each step
 def _described(device: int) -> Machine:
     if _library.load().cuda_error is not None:
         return Machine(1)
@@ -99,7 +99,7 @@ def mode_of(*tensors: Tensor | None) -> Mode:
         return "transformed"
     if _derivatives.in_onnx_export():
         return "onnx"
-    if torch.compiler.is_compiling():  # it cannot look at tangents; the operators refuse them
+    if torch.compiler.is_compiling():  # the compiler cannot read tangents; the operators refuse them
         return "compiled"
     if any(_derivatives.has_tangent(t) for t in tensors if t is not None):
         return "transformed"
@@ -134,7 +134,7 @@ def stacks(
     is_aligned: bool = True,
     mode: Mode = "plain",
 ) -> Choice:
-    """Of the layers behind it, whose inputs and weights have these dtypes: cpu, tiles, one_pass, or torch's own
+    """Of the layers after it, whose inputs and weights have these dtypes: cpu, tiles, one_pass, or torch's own
     operators. `is_aligned`: inputs and first weight lie at a multiple of 16 bytes."""
     call = (x_dtype, weight_dtype, is_aligned, _MODES[mode])
     return _choice("stacks", "_stack_kernels", machine, "auto", (*layers.numbers, *call))
@@ -213,7 +213,7 @@ def _found(of: str, operator: str, arguments: tuple[Any, ...]) -> Choice:
 _found._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-@functools.lru_cache(maxsize=4096)  # asked for at each step
+@functools.lru_cache(maxsize=4096)  # called at each step
 def _read(of: str, operator: str, arguments: tuple[Any, ...]) -> Choice:
     with _disable_current_modes():
         kernels, reason = getattr(torch.ops.nnue, operator)(*arguments)

@@ -79,8 +79,8 @@ class Expander:
 
     def load(self, records: Tensor, begin: int = 0, size: int | None = None) -> tuple[Tensor, Batch]:
         """The records on the device, and the buffer that is next, for `expand`. The records are valid until the next
-        call. With `size`, they are a part of a batch of so many, from position `begin` on; the caller must fill in the
-        others before `expand`."""
+        call. With `size`, they are a part of a batch of this many, from position `begin` on; the caller must fill in
+        the others before `expand`."""
         size = len(records) if size is None else size
         if self.grows(size):
             self._allocate(size)

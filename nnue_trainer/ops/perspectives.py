@@ -1,7 +1,7 @@
 """The feature transformer of both perspectives, activated and joined: one fused operator where the device has one.
 
 On a CPU, and on a GPU of compute capability 8.0 or later, `perspective_transformer` is one fused forward and one fused
-backward (csrc/perspective_transformer.h, docs/kernels.md). Elsewhere, and where `is_fused` says so, it is made of the
+backward (csrc/perspective_transformer.h, docs/kernels.md). Elsewhere, and where `is_fused` is False, it consists of the
 plain operator of `ops` and torch's own functions, with the same result up to rounding. Either way equal inputs give
 equal bits, unless `deterministic` is False.
 
@@ -56,7 +56,7 @@ def _layout(namespace: str, shape: tuple[int, ...]) -> dict[str, Any]:
 
 
 def _size(which: str, namespace: str, rows: Tensor, num_features: int, made_for: Sequence[int]) -> int:
-    """The number of rows of `saved` ("slots"), or of bytes of a "plan" on CUDA. Only the library knows its layouts. In
+    """The number of rows of `saved` ("slots"), or of bytes of a "plan" on CUDA. Their layouts are the library's. In
     a graph for any batch size the number is known only when the graph runs."""
     shape = (*rows.shape, num_features, *made_for)
     if all(isinstance(size, int) for size in shape):
@@ -188,7 +188,7 @@ def _backward(ctx: Any, grad: Tensor | None, grad_psqt: Tensor | None, *_: Tenso
     if grad is None and grad_psqt is None:
         return (None,) * 10
     if not ctx.save:
-        raise RuntimeError(f"{FORWARD}: save: found False, expected True, since a gradient is asked for")
+        raise RuntimeError(f"{FORWARD}: save: found False; pass save=True to compute gradients")
     saved, *batch = ctx.saved_tensors
     (shape, dtype), of_psqt = ctx.output, grad_psqt if ctx.needs_input_grad[4] else None
     grad = saved.new_zeros(shape, dtype=dtype) if grad is None else grad
@@ -218,7 +218,7 @@ def is_fused(weight: Tensor, bucket_size: int | None = None, num_bucketed: int |
 def _made_for(
     kernels: Kernels, num_features: int, bucket_size: int, num_bucketed: int, weight_dtype: torch.dtype
 ) -> list[int]:
-    """What a plan is made for, as the operators take it: on CUDA a bucket_size of 0 asks for the portable kernels."""
+    """What a plan is made for, as the operators take it: on CUDA a bucket_size of 0 selects the portable kernels."""
     buckets = [0, num_features] if kernels == "portable" else [bucket_size, num_bucketed]
     return [*buckets, weight_dtype.itemsize]
 
@@ -284,7 +284,7 @@ def perspective_plan(
         bucket_size: features per king bucket (HalfKAv2_hm: 768). With it, up to 768, a GPU of compute capability 9.0
             uses kernels that are made for rows whose bucketed features are distinct and lie in one bucket; other rows
             are legal and slow there. The CPU and other GPUs ignore buckets.
-        num_bucketed: features [0, num_bucketed) lie in king buckets; those behind them are unbucketed: a row may hold
+        num_bucketed: features [0, num_bucketed) lie in king buckets; those after them are unbucketed: a row may hold
             any of them, anywhere among the others. By default F: all features are bucketed.
         weight_dtype: that of the weights that the calls read.
 
@@ -304,11 +304,11 @@ def _check_plan(plan: PerspectivePlan, batch: tuple[Tensor, Tensor, Tensor], con
     op = "perspective_transformer: plan"
     for name, own, given in zip(("white", "black", "black_to_move"), plan[1:4], batch, strict=True):
         if own is not given:
-            raise ValueError(f"{op}: found one that was made for another tensor `{name}`, expected that of this batch")
+            raise ValueError(f"{op}: found the plan of another tensor `{name}`, expected that of this batch")
     names = ("num_features", "bucket_size", "num_bucketed", "weight_dtype")
     for name, made, wanted in zip(names, plan._constants, constants, strict=True):
         if made != wanted:
-            raise ValueError(f"{op}: found one that was made for {name} = {made}, expected {wanted}")
+            raise ValueError(f"{op}: found a plan for {name} = {made}, expected {wanted}")
 
 
 class FusedCall(NamedTuple):
@@ -348,7 +348,7 @@ class FusedCall(NamedTuple):
 
     def gradient_between(self, stacks: str, hidden: int, *, divided: bool = False) -> str:
         """How the gradient of the output gets into the backward: `capabilities.between`. `stacks`: the kernels of the
-        layers behind, of which so many are hidden."""
+        layers after it, of which this many are hidden."""
         is_needed = len(self.batch[0]) > 0 and (self.trained.requires_grad or self.bias.requires_grad)
         found = capabilities.between(
             self.kernels,
@@ -542,7 +542,7 @@ def perspective_transformer(
         bias: [N], any of these dtypes.
         bucket_size: the feature set's number of features per king bucket, for the fastest kernels on CUDA (see
             `perspective_plan`); None for sets without king buckets.
-        num_bucketed: how many of the features lie in king buckets, by default all; those behind them are unbucketed
+        num_bucketed: how many of the features lie in king buckets, by default all; those after them are unbucketed
             (see `perspective_plan`), such as threats and pawn pairs.
         output_dtype: float32, float16 or bfloat16; by default the weight's.
         plan: what `perspective_plan` made of these very tensors, with the same F, `bucket_size` and `num_bucketed`, and
@@ -556,7 +556,7 @@ def perspective_transformer(
         deterministic.
         sparse_grad: where the fused operator runs on a CPU, the gradient of `weight` is a sparse tensor with the rows
             of the features that the batch has, as torch.nn.functional.embedding gives it with `sparse=True`.
-        psqt_apart: where the fused operator runs on CUDA and a gradient is asked for, the second result has no values,
+        psqt_apart: where the fused operator runs on CUDA and a gradient is needed, the second result has no values,
             but its gradient goes to `psqt` as usual. `psqt_output` computes the values, of any positions.
 
     Returns:

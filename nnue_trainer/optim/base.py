@@ -28,7 +28,7 @@ class Work:
     fp32, a scalar; `failed` is 1 from the first step on whose loss or gradient was not finite, else 0, fp32, a scalar.
     Both are on the device of the parameters and always the same tensors.
 
-    `factorised` and `bounds` are empty, but for a rule that replaces the layers that use them
+    `factorised` and `bounds` are empty, except for a rule that replaces the layers that use them
     (`OptimizerConfig.replaces`).
     """
 
@@ -39,7 +39,7 @@ class Work:
     factorised: Mapping[str, list[VirtualRows]] = field(default_factory=dict)
     bounds: tuple[WeightBound, ...] = ()
     covered: frozenset[str] = frozenset()
-    """Parameters whose gradients a guard need not look at: `NnueModel.covered_gradients`."""
+    """Parameters whose gradients a guard need not check: `NnueModel.covered_gradients`."""
     late: frozenset[str] = frozenset()
     """Parameters whose rows a fused rule may update when they are needed: `FusedRule.late_rows` then has an entry."""
     settings: Mapping[str, Settings] = field(default_factory=dict)
@@ -53,8 +53,8 @@ class Work:
 class Rule(ABC):
     """How parameters move by their gradients.
 
-    A rule adds its update to the parameter, in place, and the update does not depend on the parameter's value (but for
-    weight decay, which shrinks it). Then the update of a virtual row can be added to all rows that share it. A rule
+    A rule adds its update to the parameter, in place, and the update does not depend on the parameter's value (except
+    for weight decay, which shrinks it). Then the update of a virtual row can be added to all rows that share it. A rule
     whose updates depend on the value, such as LARS, trains well only with `factoriser: false`.
     """
 
@@ -136,8 +136,8 @@ class OptimizerConfig(ABC):
     """parameters that are trained differently"""
 
     def by_value(self) -> bool:
-        """Whether each value of a weight moves by its own gradient and state alone, but for a norm that is taken of all
-        gradients: then several GPUs may each have some columns of a weight. So may a rule with virtual rows."""
+        """Whether each value of a weight moves by its own gradient and state alone, except for a norm that is taken of
+        all gradients: then several GPUs may each have some columns of a weight. So may a rule with virtual rows."""
         return "virtual_rows" in self.replaces
 
     def group_settings(self, names: Iterable[str], where: str = "") -> dict[str, Settings]:

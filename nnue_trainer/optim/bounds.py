@@ -21,7 +21,7 @@ class Bounds:
 
     def take(self, parameter: nn.Parameter, first: int, rows: int) -> tuple[float, float]:
         """The limits of consecutive rows of a parameter, if one bound is for all of them, and infinite ones otherwise.
-        Whoever takes limits clips these rows: a layer that writes them anyway saves a pass over them."""
+        The caller then clips these rows itself: a layer that writes them anyway saves a pass over them."""
         end = first + rows
         for index, (own, begin, stop, low, high) in enumerate(self._bounds):
             if own is parameter and begin <= first and end <= stop:

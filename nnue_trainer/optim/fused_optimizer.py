@@ -102,7 +102,7 @@ class FusedOptimizer:
     def step(self, loss: Tensor, covered: Iterable[str] = (), also: Sequence[tuple[Tensor, int]] = ()) -> None:
         """One update from the gradients in place. `loss` is used only by the guard, as are all gradients but those of
         the parameters named in `covered`, for which others stand: each of their terms is one of another gradient, too.
-        A parameter without a gradient is left out. With a norm to clip to, all gradients are looked at. `also`: other
+        A parameter without a gradient is left out. With a norm to clip to, all gradients are read. `also`: other
         gradients for the guard and the norm, each with its number of virtual rows (0: none).
         """
         for late in self.late_rows.values():
@@ -138,7 +138,7 @@ class FusedOptimizer:
                 rows,
             )
             looked_at, shared_rows, rows = [self.numbers[fused_operators.NORM][None]], [0], []
-        # Autograd has to know that a graph which was made before the step is out of date.
+        # Autograd must treat a graph that was made before the step as out of date.
         torch.autograd.graph.increment_version([part.parameter for part, _, _ in active])
         waiting = {id(part) for late in self.late_rows.values() for part, _ in late.parts}
         active = [(part, moments, gradient) for part, moments, gradient in active if id(part) not in waiting]

@@ -24,17 +24,17 @@ class Group:
     match: str = Field(min_length=1)
     """name of a parameter, or a pattern such as fc*.bias; `nnue inspect` prints the names"""
     lr_factor: float | None = Field(default=None, gt=0)
-    """what the learning rate is multiplied by; null: as before"""
+    """factor of the learning rate; null: not changed"""
     weight_decay: float | None = Field(default=None, ge=0)
-    """weight decay; null: as before"""
+    """weight decay; null: not changed"""
     betas: Betas | None = None
-    """betas; null: as before"""
+    """betas; null: not changed"""
     min_weight: float | None = None
     """lowest value that a weight may have after a step; null: no limit beside that of clip_weights"""
     max_weight: float | None = None
     """highest value; null: as for min_weight"""
     frozen: bool | None = None
-    """true: no step, no decay and no clipping, and moments stay as they are; null: as before"""
+    """true: no step, no decay and no clipping, and moments stay as they are; null: not changed"""
 
     @model_validator(mode="after")
     def _in_order(self) -> Group:

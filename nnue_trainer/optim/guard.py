@@ -1,8 +1,8 @@
 """A step with a loss or gradient that is not finite changes nothing in this process, and neither does any later one.
 
-The test runs on the device and nothing waits for it, but for rules that keep something in host memory: the host reads
-when it writes a record. By then weights are still those of the last good step. Of several processes that have different
-columns one may fail alone; then the others go on until that record, where the run ends.
+The test runs on the device and nothing waits for it, except for rules that keep something in host memory: the host
+reads when it writes a record. By then weights are still those of the last good step. Of several processes that have
+different columns one may fail alone; then the others go on until that record, where the run ends.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from nnue_trainer.optim.base import Rule
 
 class Guard:
     """The layer next to the rule. `failed` (fp32 scalar) becomes 1 at the first step that is refused and stays 1.
-    `watched` are the gradients to look at: a parameter, and which of its rows."""
+    `watched` are the gradients to check: a parameter, and which of its rows."""
 
     def __init__(self, rule: Rule, failed: Tensor, watched: Sequence[tuple[nn.Parameter, slice]]) -> None:
         self.failed = failed

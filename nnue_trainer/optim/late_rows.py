@@ -150,7 +150,7 @@ class HostLateRows(LateRows):
         super().__init__(optimizer, name, WINDOW)
         rows = len(self._parameter)
         if sum(len(moments.weight) for _, moments in self.parts) != rows:
-            raise ValueError(f"{name}: its parts are not all of its {rows} rows")
+            raise ValueError(f"{name}: its parts do not cover its {rows} rows")
         if any(part.copy is not None for part, _ in self.parts):
             raise ValueError(f"{name}: on a CPU, a parameter with a 16-bit copy cannot be updated late")
         self._settled_at = 0  # no row has made fewer steps
@@ -166,7 +166,7 @@ class HostLateRows(LateRows):
         if not self._all_marked:
             self._replay(self._marked)
             self._settled_at = max(self._settled_at, self._steps() - WINDOW + 1)
-        # A norm is taken over virtual rows, too, which only _optimizer_begin knows how to sum.
+        # A norm is taken over virtual rows, too, which only _optimizer_begin can sum.
         own = self._optimizer
         return not self._all_marked and not math.isfinite(own.max_norm) and not own.rule.stable_decay
 

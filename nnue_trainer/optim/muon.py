@@ -2,7 +2,7 @@
 
 A step of Muon is along the momentum with all of its singular values near 1. They are made so by five steps of a
 Newton-Schulz iteration. On a GPU one operator moves all matrices (csrc/muon.h). torch's operators do it here on a CPU,
-and for matrices with two long sides. AdamW's work is one pass of the operators, which also look at the gradients of the
+and for matrices with two long sides. AdamW's work is one pass of the operators, which also check the gradients of the
 matrices, count the step and take the norm.
 """
 

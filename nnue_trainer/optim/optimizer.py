@@ -118,7 +118,7 @@ class Optimizer:
         self.average_begun = averages
         """whether the net is the average already"""
         if averages and self._schedule_free:
-            raise UserError("average: the optimizer schedule_free has a mean of its own, expected no average")
+            raise UserError("average: the optimizer schedule_free averages weights itself, expected no average")
         self._layers: list[Layer] = [shared, outer]  # from the inside out
         if "clip" not in replaces and (config.max_norm is not None or config.max_value is not None):
             self._layers.insert(0, Clip(work.parameters, config.max_norm, config.max_value))
@@ -198,7 +198,7 @@ class Optimizer:
             self.rule.fused.settle()
 
     def copy_in_steps(self, steps: Mapping[str, float]) -> None:
-        """From now on the copies of these parameters hold integers, so many in 1.0, and all others the weights
+        """From now on the copies of these parameters hold integers, this many in 1.0, and all others the weights
         themselves (`FusedOptimizer.copy_in_steps`). Without `clip_weights` all hold the weights."""
         for name, copy in self._copies.items():
             assert isinstance(self.rule, FusedRule)

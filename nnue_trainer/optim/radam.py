@@ -11,7 +11,7 @@ from nnue_trainer.schema import section
 @OPTIMIZERS.register("radam")
 @section
 class RAdam(FusedConfig):
-    """Adam whose first steps do not trust its few squares yet."""
+    """Adam with a rectified variance: early steps, whose variance rests on few gradients, are smaller."""
 
     def update(self) -> UpdateRule:
         return UpdateRule("rectified", self.betas, self.eps)

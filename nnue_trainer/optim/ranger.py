@@ -25,7 +25,7 @@ class RangerLite(FusedConfig):
     positive: float = Field(default=1.0, ge=0)
     """p: a step is along (1 + p) of this step's running mean and −p of the other one"""
     lookahead_steps: int = Field(default=5, ge=1)
-    """steps after which the slow weights move and the fast ones start anew from there"""
+    """steps after which the slow weights move and the fast ones restart from there"""
     lookahead_share: float = Field(default=0.5, gt=0, le=1)
     """share of the way to the fast weights that the slow ones move"""
     max_norm: float | None = Field(default=2.0, gt=0)
@@ -49,7 +49,7 @@ class RangerLite(FusedConfig):
     @model_validator(mode="after")
     def _has_squares(self) -> RangerLite:
         if self.stable_decay and (self.max_value is not None or any(group.betas for group in self.groups)):
-            raise ValueError("stable_decay does not go together with max_value or betas of groups")
+            raise ValueError("stable_decay cannot be combined with max_value or betas of groups")
         return self
 
 
@@ -59,7 +59,7 @@ class Ranger(FusedConfig):
     """RAdam with lookahead."""
 
     lookahead_steps: int = Field(default=6, ge=1)
-    """steps after which the slow weights move and the fast ones start anew from there"""
+    """steps after which the slow weights move and the fast ones restart from there"""
     lookahead_share: float = Field(default=0.5, gt=0, le=1)
     """share of the way to the fast weights that the slow ones move"""
 

@@ -33,7 +33,7 @@ def rehearse(config: OptimizerConfig, work: Work) -> None:
         try:
             stopped.rule.load_state_dict(state)
         except ValueError as error:
-            raise UserError(f"optimizer {config.kind}: does not take the state that it has saved: {error}") from None
+            raise UserError(f"optimizer {config.kind}: cannot load the state that it saved: {error}") from None
         never_stopped.train(_STEPS)
         stopped.train(_STEPS)
     for name, tensor in never_stopped.parameters.items():

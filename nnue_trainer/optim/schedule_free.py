@@ -31,7 +31,9 @@ class ScheduleFree(FusedConfig):
     @model_validator(mode="after")
     def _has_mean(self) -> ScheduleFree:
         if not all(betas[0] > 0 for betas in (self.betas, *(group.betas or self.betas for group in self.groups))):
-            raise ValueError("found a first number of betas of 0, expected more: the mean has this share in y")
+            raise ValueError(
+                "found 0 as the first of betas, expected a larger number: it is the share of the mean in y"
+            )
         return self
 
     def update(self) -> UpdateRule:

@@ -27,7 +27,7 @@ _OURS = ("self", "params", "lr", "foreach", "fused", "capturable", "differentiab
 _UNFIT = ("LBFGS", "Optimizer", "SparseAdam")
 # Of torch 2.10 to 2.13 these take a learning rate that lies on the device, and no step waits for it.
 _CAPTURABLE = ("Adam", "AdamW", "NAdam", "RAdam")
-# The others look at rows, columns or norms of a parameter.
+# These move each value by its own gradient; the others use rows, columns or norms of a parameter.
 _BY_VALUE = ("ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD")
 
 

@@ -19,10 +19,10 @@ class UpdateRule:
     the norm of these two factors (AdaPNM).
     "lion" moves by the sign of one average and has no squares; "schedule_free" is AdamW whose parameters hold y, where
     gradients are taken, and whose net is x (`FusedOptimizer.averaged`).
-    lookahead_every: after so many steps the slow weights move by `lookahead_share` of the way to the fast ones, which
+    lookahead_every: after this many steps the slow weights move by `lookahead_share` of the way to the fast ones, which
     start there anew; 0: no slow weights.
     corrects_bias: divide averages and squares by what they lack, as they start at zero; of "adam" only.
-    warmup, weight_power: of "schedule_free": the rate rises over so many steps, and step t counts as rate² · t^power.
+    warmup, weight_power: of "schedule_free": the rate rises over this many steps, and step t counts as rate² · t^power.
     stable_decay: the weight decay is divided by the root of the mean square gradient of all parts.
     max_value: gradients are clipped to this size, after they were scaled to the norm.
     """

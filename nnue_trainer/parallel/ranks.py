@@ -342,7 +342,7 @@ def _meet(rank: int, size: int) -> Any:
         waited = time.monotonic() - began
         which = f"{'rank' if len(missing) == 1 else 'ranks'} {', '.join(map(str, missing[:20]))} of {size}"
         if waited > _SECONDS_TO_JOIN:
-            raise UserError(f"train: {which} did not come to {address} within {_SECONDS_TO_JOIN:.0f} seconds")
+            raise UserError(f"train: {which} did not connect to {address} within {_SECONDS_TO_JOIN:.0f} seconds")
         if waited > _SECONDS_TO_SAY and not said and rank in (0, 1 if 0 in missing else 0):
             said = True
             print(f"nnue: waiting for {which} at {address}", file=sys.stderr, flush=True)

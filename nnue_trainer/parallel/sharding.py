@@ -9,8 +9,8 @@
 - `ShardedPositions`: each rank has the whole net and computes its share of the positions; the gradients are added up.
   This is for nets and optimisers that `ShardedColumns` does not support.
 
-The loader of a rank yields whole batches or, with shards, this rank's share of each; `wanted` and `joined_by` say what
-becomes of them. The order of positions is the same for every number of ranks. Every sum over ranks has a fixed order,
+The loader of a rank yields whole batches or, with shards, this rank's share of each; `wanted` and `joined_by` define
+how they are used. The order of positions is the same for every number of ranks. Every sum over ranks has a fixed order,
 so runs with the same number of ranks give the same bits.
 """
 
@@ -263,7 +263,7 @@ class ShardedColumns(Unsharded):
             targets = Targets(batch.score[mine], batch.result[mine], lam, loss.kernel(), model.score_scale)
             own = FirstOutputs(own_sums[:share], psqt, bucket[mine])
             rest = replace(layers, bucket=own.bucket, prepared=order).after_first(own, targets, loss)
-        # One exchange sends everything that the other ranks need to know about these positions. The gradients by the
+        # One exchange sends everything that the other ranks need about these positions. The gradients by the
         # sums and by PSQT come one after the other, since each rank has other positions; those by the parameters are
         # added up.
         by_position = [rest.grad_sums] if rest.grad_psqt is None else [rest.grad_sums, rest.grad_psqt]
@@ -382,7 +382,7 @@ def why_not_columns(model: NnueModel, recipe: Any, ranks: Ranks) -> str | None:
     if recipe.training.penalties:
         return "there are penalties"
     if not recipe.optimizer.by_value():
-        return f"the optimizer {recipe.optimizer.kind!r} may look at more than one value of a weight at a time"
+        return f"the optimizer {recipe.optimizer.kind!r} may use more than one value of a weight at a time"
     if first.weight.shape[1] // (2 if first.activation == "pairwise" else 1) < ranks.size:
         return "the feature transformer has too few columns"
     names = {id(parameter): name for name, parameter in model.named_parameters()}

@@ -185,7 +185,7 @@ class Watch:
         if self._ending.is_set() and self.rank == 0:
             return  # rank 0 has ended that rank, or the run is over
         speaks = self.rank == (1 if rank == 0 else 0)
-        self._end(f"rank {rank} of {self.size} has ended, and the training with it" if speaks else None)
+        self._end(f"rank {rank} of {self.size} has ended, which ends the training" if speaks else None)
 
     def _end(self, text: str | None) -> None:
         """Prints `text`, unless it is None, and ends the process immediately, whatever its other threads wait for."""

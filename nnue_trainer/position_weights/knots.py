@@ -32,7 +32,7 @@ class Knots(PositionWeight):
     @model_validator(mode="after")
     def _rising(self) -> Knots:
         if any(x >= y for (x, _), (y, _) in pairwise(self.knots)):
-            raise ValueError(f"found knots at {[x for x, _ in self.knots]}, expected rising ones")
+            raise ValueError(f"found knots at {[x for x, _ in self.knots]}, expected ascending ones")
         if not any(weight for _, weight in self.knots):
             raise ValueError("found only weights of 0, expected a larger one for some positions")
         return self

@@ -15,7 +15,7 @@ from nnue_trainer.schema import section
 
 def _in_order(epochs: list[int]) -> list[int]:
     if epochs != sorted(epochs):
-        raise ValueError(f"found {epochs}, expected rising epochs: they count from the beginning of the run")
+        raise ValueError(f"found {epochs}, expected ascending epochs, counted from the beginning of the run")
     return epochs
 
 
@@ -71,9 +71,9 @@ class Timed:
     warmup_steps: int = Field(default=0, ge=0)
     """steps of the warm-up, in which the value first grows to that of the schedule"""
     warmup: Literal["linear", "hyperbola"] = "linear"
-    """how it grows: linear, or as 1/(steps left), which bullet has"""
+    """how it grows: linear, or as 1/(steps left), as in bullet"""
     stairs: Literal["begin", "end"] | None = None
-    """keep one value for each epoch: that of its beginning or that of its end; null: another one at each step"""
+    """keep one value for each epoch: that of its beginning or that of its end; null: a new value at each step"""
 
     def _on_stairs(self, now: RunStep) -> RunStep:
         return now if self.stairs is None else now.at_epoch(now.epoch + (self.stairs == "end"))
@@ -87,7 +87,7 @@ class Timed:
 
 @section
 class Schedule(Timed, ABC):
-    """The learning rate of every step, as a function of nothing but the step."""
+    """The learning rate of every step, as a function of the step only."""
 
     kind: ClassVar[str]
 

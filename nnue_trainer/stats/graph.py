@@ -121,7 +121,7 @@ class Graph:
         """
         sources, targets = sources.long(), targets.long()
         if len(sources) != len(targets) or (weights is not None and len(weights) != len(sources)):
-            raise ValueError("graph: sources, targets and weights: expected as many of each")
+            raise ValueError("graph: sources, targets and weights: expected the same number of each")
         for name, ends in (("sources", sources), ("targets", targets)):
             if len(ends) and not 0 <= int(ends.min()) <= int(ends.max()) < nodes:
                 raise ValueError(f"graph: {name}: expected nodes, 0 … {nodes - 1}")
@@ -451,7 +451,7 @@ def _leading(graph: Graph, rank: int, seed: int) -> Tensor:
 
 
 def _exchange(graph: Graph, chosen: Tensor, k: int) -> Subgraph:
-    """Exchanges a node of the set for another one, always the best pair of those looked at, while weight is gained:
+    """Exchanges a node of the set for another one, always the best pair of the candidates, while weight is gained:
     all pairs where they fit into memory, else those of the nodes that add least to the set. `chosen` is 0/1 [n]."""
     n = graph.nodes
     looked_at = min(k, max(_AT_A_TIME // n, 1))

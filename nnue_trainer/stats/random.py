@@ -30,7 +30,7 @@ _STEP = 1 << 62
 
 @dataclass
 class Philox:
-    """A place in a stream of random numbers; each call moves `offset` behind the numbers it made.
+    """A place in a stream of random numbers; each call advances `offset` past the numbers that it returned.
 
     seed, stream: any integers of 64 bits. offset: from 0 on. All three are the state: save them, and go on later.
     Every number counts as one, whatever its distribution. Distributions use different numbers of bits, so calls with

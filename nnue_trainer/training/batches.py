@@ -56,12 +56,12 @@ class DeviceBatches:
 
     Args:
         source: batches or packed records in host memory.
-        device: where the batches are wanted.
+        device: where the batches go.
         features: the feature set; packed records are expanded on `device` into its index rows. TypeError at the first
             batch if `source` yields records and this is None.
         prepare: a function that is applied to each batch on CUDA, such as `NnueModel.prepare`; the plans of a buffer
             keep their memory.
-        sharding: says which positions of what `source` yields are copied, and which processes then join theirs; None:
+        sharding: decides which positions of `source` are copied, and which processes then join theirs; None:
             all of them, and none.
         on_fetch: a function that is called once for each batch, in their order, on the stream that copies it. For a
             batch in a buffer it may write what only the steps with this buffer read.

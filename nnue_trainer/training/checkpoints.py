@@ -73,7 +73,7 @@ class CheckpointStore:
         self._writes: list[Future[None]] = []
         self._lock = threading.Lock()
         self._queue: deque[_Entry] = deque()
-        self._failed = False  # a write failed, and nobody has seen its error: nothing more is written
+        self._failed = False  # a write failed, and its error was not raised yet: nothing more is written
         self.written_step: int | None = None
         """the step of the newest checkpoint that this object has put on disk"""
         self._free = [_HostMemory(), _HostMemory()]  # for the checkpoint that is being written and the one that waits

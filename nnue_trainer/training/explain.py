@@ -40,7 +40,7 @@ class Part(NamedTuple):
 
 
 def explain(recipe: Recipe, machine: Machine, ranks: int = 1) -> list[Part]:
-    """The parts of a step of `recipe` on each of so many machines of a kind."""
+    """The parts of a step of `recipe` on each of several machines of a kind."""
     device = torch.device("cpu" if machine == capabilities.CPU else "cuda")
     with _as_if(machine):
         model = _built(recipe)
@@ -132,7 +132,7 @@ def _step(
 
 
 def _layers(model: NnueModel, rounds: bool) -> tuple[LayerStacks | None, str]:
-    """The layers behind the transformer as the operators take them, or why they do not."""
+    """The layers after the transformer as the operators take them, or why they do not."""
     if not isinstance(model, StackedModel) or type(model).forward is not StackedModel.forward:
         return None, "the net has a forward pass of its own"
     if not rounds:

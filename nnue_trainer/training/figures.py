@@ -81,7 +81,7 @@ class Figures:
         return found
 
     def _all_ranked(self, scored: list[int], of_all: OfAll) -> Tensor:
-        """The first positions of all processes in the order of the batches, which have so many scored ones."""
+        """The first positions of all processes in the order of the batches, until this many scored ones."""
         ends = [min(end, _RANKED) for end in accumulate(scored)]
         every = self._none.new_zeros(2, ends[-1] if ends else 0, dtype=torch.float32)
         for own, begin, end in zip(self._ranked, [0, *ends], ends, strict=False):

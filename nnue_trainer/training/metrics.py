@@ -43,7 +43,7 @@ class MetricsWriter:
         if not sound:
             aside = _unused(self._path)
             folder.link(self._path, aside)
-            say(f"{self._path}: damaged, so it is kept as {aside.name}; the records that are sound stay")
+            say(f"{self._path}: damaged, so it is kept as {aside.name}; its valid records are copied")
         with replacing(self._path) as output:
             output.write_text("".join(line for line, at in kept if at <= step))
         self._last = (step, {json.loads(line).get("event") for line, at in kept if at == step})
@@ -192,7 +192,7 @@ class _EventFile:
             logs.mkdir(exist_ok=True)
         self._file = _AppendedFile(path)
         start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
-        # A START event tells TensorBoard to ignore records of later steps in older event files of the folder.
+        # After a START event, TensorBoard ignores records of later steps in older event files of the folder.
         self._append(
             event_pb2.Event(wall_time=time.time(), file_version="brain.Event:2"),
             event_pb2.Event(wall_time=time.time(), step=step + 1, session_log=start),

@@ -18,7 +18,7 @@ from nnue_trainer.position_weights import PositionWeight
 _log = logging.getLogger(__name__)
 
 _CHUNKS = 16
-"""Chunks that are looked at in all, about 1 MiB each: a second at most."""
+"""Number of chunks that are read, about 1 MiB each: a second at most."""
 
 
 def check(
@@ -46,7 +46,7 @@ def check(
         more = f" ({len(found) - 1} more: `nnue data validate`)" if len(found) > 1 else ""
         message = f"{file.path}: {verdict.word}: {found[0].text}{more}"
         if data.implausible == "stop" and verdict.contradictions:
-            raise UserError(f"{message}; data.implausible=warn trains on it all the same")
+            raise UserError(f"{message}; data.implausible=warn trains on it anyway")
         _log.warning("%s", message)
     if files and not counts:
         _log.warning(

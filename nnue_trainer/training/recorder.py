@@ -32,7 +32,7 @@ class Recorder(Generic[Result]):
     for a key must be the same every time, on tensors that stay in place. Its result is then that of the recording,
     whose tensors every replay writes again.
 
-    With `share` all graphs use the same memory for what they compute, which nobody may read after the next call;
+    With `share` all graphs use the same memory for their results, which must not be read after the next call;
     without it a recorded result is valid until the next call with the same key. A result that is not recorded belongs
     to the caller, who must keep it until all queued work that reads it is done.
 
@@ -51,7 +51,7 @@ class Recorder(Generic[Result]):
         return self._calls >= EAGER_CALLS
 
     def __call__(self, key: Hashable, work: Callable[[], Result]) -> Result:
-        """Queues the work behind what the current stream has queued, and the current stream waits for it."""
+        """Queues the work after what the current stream has queued, and the current stream waits for it."""
         if not self.settled:
             self._calls += 1
             current = torch.cuda.current_stream(self._stream.device)

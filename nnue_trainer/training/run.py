@@ -468,7 +468,7 @@ def _explaining_out_of_memory(recipe: Recipe) -> Iterator[None]:
         memory = out_of_memory(error)
         if memory is None:
             raise
-        size = f" (another {memory.wanted} could not be had)" if memory.wanted else ""
+        size = f" (another {memory.wanted} could not be allocated)" if memory.wanted else ""
         raise UserError(
             f"out of {'GPU ' if memory.on_gpu else ''}memory{size} with data.batch_size {recipe.data.batch_size:,} and "
             f"data.shuffle_buffer {recipe.data.shuffle_buffer:,}: "

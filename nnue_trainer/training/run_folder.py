@@ -23,7 +23,7 @@ from nnue_trainer.files.atomic import link, remove_dead, replacing
 LOCK = ".lock"
 MANIFEST = "run.json"
 _VERSION = 1
-# The files of a run. They are taken for the list if a folder has no run.json, as earlier releases left it.
+# The files of a run, for folders of earlier releases, which have no run.json.
 _USUAL_NAMES = re.compile(
     r"recipe\.yaml|metrics\.jsonl|checkpoints/(last|best|epoch-\d{4,}|stage-[A-Za-z0-9_-]+)\.safetensors|tensorboard/events\.out\.tfevents\..+"
 )
@@ -235,8 +235,8 @@ class RunFolder:
         files = data.get("files") if isinstance(data, dict) and data.get("format_version") == _VERSION else None
         if not isinstance(files, list) or not all(isinstance(name, str) and _is_inside(name) for name in files):
             raise UserError(
-                f"{path}: damaged, expected the list of files that the run wrote; delete it, and the files of the "
-                "usual names count as the run's"
+                f"{path}: damaged, expected the list of files that the run wrote; delete it, and files "
+                "with the usual names count as files of the run"
             )
         return set(files)
 

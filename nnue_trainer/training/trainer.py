@@ -108,7 +108,7 @@ def why_loss_apart(recipe: Recipe, penalties: Penalties, sharding: Unsharded) ->
     if sharding.name == "positions":
         return "processes that share the positions of a batch compute it apart"
     if recipe.training.compile:
-        return "training.compile: the compiler gets torch's operators"
+        return "training.compile: torch.compile uses torch's operators"
     if recipe.position_weight is not None:
         return "position_weight: positions have weights"
     return "training.penalties: there are penalties" if penalties else None
@@ -591,13 +591,13 @@ class Trainer:
         if state.processes != self.ranks.size:
             say(
                 f"{path}: resuming in {self.ranks.size} processes, it was {state.processes}: sums are rounded "
-                "differently, so the bits will not be those of one run"
+                "differently, so results will not be bit-identical to one run"
             )
         if state.device == self.device.type == "cpu" and state.cpu_threads not in (None, torch.get_num_threads()):
             say(
                 f"{path}: resuming on {torch.get_num_threads()} CPU threads, it was {state.cpu_threads}: sums are "
-                f"rounded differently, so the bits will not be those of one run (OMP_NUM_THREADS={state.cpu_threads} "
-                "keeps them)"
+                "rounded differently, so results will not be bit-identical to one run "
+                f"(OMP_NUM_THREADS={state.cpu_threads} keeps them)"
             )
         self.step = self._saved_step = self._steps_ahead = state.step
         self._bad_before = state.bad_chunks
@@ -650,7 +650,8 @@ class Trainer:
             kept = store.continue_from(path, state)
             if kept is not None:
                 say(
-                    f"{self.folder.path}: what came after step {state.step:,} is kept in {kept}, a run folder by itself"
+                    f"{self.folder.path}: records and checkpoints after step {state.step:,} are kept in {kept}, a "
+                    "separate run folder"
                 )
         best = store.best_of_folder()
         if best is None:
@@ -660,7 +661,7 @@ class Trainer:
             kept = store.retire_best()
             say(
                 f"{self.folder.path}: {', '.join(changed)} changed, so validation losses cannot be compared with those "
-                f"before: best starts anew, the best checkpoint until now is {kept.name}"
+                f"before: the best one is chosen anew, and the previous best checkpoint is {kept.name}"
             )
         else:
             self.best_validation_loss, self.best_step = of_best.validation_loss, of_best.step

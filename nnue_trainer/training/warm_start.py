@@ -74,7 +74,7 @@ def _all_of(tensors: Mapping[str, Tensor], model: NnueModel, path: Path) -> list
     clipped = _clip(model)
     if not clipped or before is None:
         return [f"initial weights: all of {path}", *clipped]
-    lines = [f"initial weights: all of {path}, but what is beyond the limits of the net's integers", *clipped]
+    lines = [f"initial weights: all of {path}, except values beyond the limits of the net's integers", *clipped]
     return [*lines, _difference(before, _check_scores(model))]
 
 

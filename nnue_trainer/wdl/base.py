@@ -21,8 +21,8 @@ JITTER_STREAM = 0x4C414D424441  # "LAMBDA"; of the random numbers of a seed
 
 @section
 class LambdaSchedule(Timed, ABC):
-    """λ of every step, as a function of nothing but the step: the share of the data's score in the target, from 0 to 1.
-    The share of the game's result is 1 − λ; it is what a warm-up lets grow. A subclass is a section
+    """λ of every step, as a function of the step only: the share of the data's score in the target, from 0 to 1.
+    The share of the game's result is 1 − λ, which a warm-up increases from 0. A subclass is a section
     (`schema.section`)."""
 
     kind: ClassVar[str]
@@ -72,7 +72,7 @@ class LambdaSchedule(Timed, ABC):
     ) -> torch.Tensor | float:
         """λ with its jitter: a number for the whole batch of the step `now`, or where each position has its own, of
         type float32 [positions]. It depends only on seed, step and place in the batch, so a resumed run needs no state
-        for it, and it is the same on every device (but for the last place of normal numbers)."""
+        for it, and it is the same on every device (except for the last place of normal numbers)."""
         lam, scale = self.of(now), self.cycle(now) if self.scale_jitter else 1.0
         if self.batch_jitter > 0:
             lam += scale * BatchJitter.of(seed, self.batch_jitter, self.batch_jitter_decay).at(now.step)

@@ -15,7 +15,7 @@ class OneCycleLambda(Between):
     """From start to top and on to end, each way half a cosine."""
 
     top: float = Field(ge=0, le=1)
-    """λ between the two ways"""
+    """λ at the top of the cycle"""
     rise: float = Field(default=0.3, gt=0, lt=1)
     """the part of the cycle in which λ goes from start to top"""
 

@@ -251,4 +251,4 @@ def test_pipes(positions: Records, val: Path, tmp_path: Path) -> None:
     assert done.stdout == b"-: 30,109 positions\n"
     done = piped(val.read_bytes(), "count", "-", "-")
     assert done.returncode == 1
-    assert b"standard input was named twice" in done.stderr
+    assert b"standard input is given twice" in done.stderr

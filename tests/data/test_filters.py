@@ -254,7 +254,7 @@ def test_plies_are_kept_by_the_points_of_the_recipe() -> None:
     for ply in (0, 14, 27, 31, 32):
         found = share(ply=ply, soft_ply=case["full"], soft_ply_knots=case["knots"])
         assert found == pytest.approx(case["keep"][ply], abs=0.01)
-    with pytest.raises(ValueError, match="expected rising ones"):
+    with pytest.raises(ValueError, match="expected ascending ones"):
         Filters(soft_ply_knots=[(8, 0.1), (6, 0.2)])
     with pytest.raises(UserError, match=r"piece_counts_curve: found \[0, 1\], expected .*at least 5"):
         validate(Filters, {"piece_counts_curve": [0, 1]}, lambda path: "recipe.yaml")
@@ -488,5 +488,5 @@ def test_everything_about_a_compiled_filter_comes_from_its_row(project_root: Pat
                 validate(Filters, {row.name: row.type(wrong)}, lambda path: "recipe.yaml")
             with pytest.raises(UserError, match=f"filter {row.name} is "):
                 _data.filter_records(np.zeros((0, 32), np.uint8), {row.name: wrong}, 0)
-    with pytest.raises(UserError, match=r"no filter is called 'nope', expected one of .*max_score"):
+    with pytest.raises(UserError, match=r"unknown filter 'nope', expected one of .*max_score"):
         _data.filter_records(np.zeros((0, 32), np.uint8), {"nope": 1}, 0)

@@ -388,7 +388,7 @@ def test_shards_resume_on_another_number_of_processes(files: list[Path]) -> None
         states = [json.loads(json.dumps(loader.state_dict())) for loader in loaders]
         assert max(len(json.dumps(state)) for state in states) < 2000
         if before > 1:
-            with pytest.raises(UserError, match=r"without the place of shard \d: join the states"):
+            with pytest.raises(UserError, match=r"the place of shard \d is missing: join the states"):
                 sharded(files, 1)[0].load_state_dict(states[0])
         resumed = sharded(files, after, threads=1)
         for loader in resumed:

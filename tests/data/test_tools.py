@@ -60,9 +60,9 @@ def test_convert_says_what_is_lost(tmp_path: Path) -> None:
     records = records_from_fens([START, "4k3/8/8/8/3pP3/8/8/4K3 b - e3 0 1"])
     write_binpack(tmp_path / "x.binpack", records)
     text = run("convert", tmp_path / "x.binpack", tmp_path / "x.bullet")
-    assert "1 positions of black turned into white's, 1 positions without castling rights" in text
+    assert "1 positions with Black to move, turned into White's view, 1 positions without castling rights" in text
     assert "1 positions without their en-passant square" in text
-    assert "no room" not in run("convert", tmp_path / "x.binpack", tmp_path / "x.bin")
+    assert "not stored" not in run("convert", tmp_path / "x.binpack", tmp_path / "x.bin")
 
 
 @pytest.mark.parametrize("scale", [0.0, 1e-320, 1e-5, 1e6, -1.0, float("inf"), float("nan")])
@@ -88,7 +88,7 @@ def test_convert_refuses_what_makes_no_sense(tmp_path: Path) -> None:
     before = (tmp_path / "x.binpack").read_bytes()
     (tmp_path / "link.binpack").symlink_to(tmp_path / "x.binpack")
     for out in ("x.binpack", "link.binpack"):
-        with pytest.raises(UserError, match="is to be written, but is named twice"):
+        with pytest.raises(UserError, match="this output is given twice"):
             run("convert", tmp_path / "x.binpack", tmp_path / out)
     with pytest.raises(UserError, match="is a directory"):
         run("convert", tmp_path / "x.binpack", tmp_path, "--to", "bin")
@@ -340,7 +340,7 @@ def test_split_of_positions_without_plies_is_by_position(tmp_path: Path, positio
     for share in (0, 1, -0.5, float("nan")):
         with pytest.raises(UserError, match="validation share"):
             split([source], tmp_path / "t.bullet", tmp_path / "v.bullet", share=share)
-    with pytest.raises(UserError, match="is named twice"):
+    with pytest.raises(UserError, match="is given twice"):
         split([source], tmp_path / "t.bullet", tmp_path / "t.bullet")
 
 
@@ -440,7 +440,7 @@ def test_page_of_plots(tmp_path: Path, val: Path) -> None:
 def test_real_data_is_legal(positions_file: Callable[[str], Path], name: str, changes: int) -> None:
     text = run("validate", positions_file(name))
     assert "all sound" in text
-    assert (f"of the same game: {changes}, " in text) == bool(changes)
+    assert (f"in the same game: {changes}, " in text) == bool(changes)
 
 
 def test_results_are_checked(tmp_path: Path) -> None:
@@ -460,7 +460,9 @@ def test_results_are_checked(tmp_path: Path) -> None:
     path.write_text(first + second.format(0))
     text = run("validate", path)
     assert "all sound" in text
-    assert "to note: another result than at the ply before, of the same game: 1, the first at position 1" in text
+    assert (
+        "to note: a result that differs from the one a ply earlier in the same game: 1, the first at position 1" in text
+    )
 
 
 def test_en_passant_squares_are_checked(tmp_path: Path) -> None:

@@ -192,7 +192,7 @@ def test_training_warns_or_stops(
         plausibility.check(DataConfig(train=[str(wrong)]), loader)
         (line,) = caplog.messages
         assert "contradicts itself: black's scores contradict the material" in line
-        with pytest.raises(UserError, match=r"data\.implausible=warn trains on it all the same"):
+        with pytest.raises(UserError, match=r"data\.implausible=warn trains on it anyway"):
             plausibility.check(DataConfig(train=[str(wrong)], implausible="stop"), loader)
 
 

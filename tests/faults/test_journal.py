@@ -104,7 +104,7 @@ def test_a_file_of_another_run_stays(tmp_path: Path) -> None:
     path = tmp_path / "j"
     write(path, games(3))
     whole = path.read_bytes()
-    with pytest.raises(UserError, match=r"belongs to a run with other options \(seed '1', here '2'\); finish that one"):
+    with pytest.raises(UserError, match=r"belongs to a run with other options \(seed '1', here '2'\); finish that run"):
         Journal(path, HEADER | {"seed": 2})
     for content in (b"1,2,3\n4,5,6\n", b"\x00\x01", b"{}\n", b"[1]\n", b"x" * 3_000_000):
         path.write_bytes(content)
@@ -205,5 +205,5 @@ def test_a_run_whose_journal_a_power_cut_filled_with_zeros(fake_engine: Callable
     numbers: list[int] = []
     generate(out, options, progress=lambda _, game: numbers.append(game), note=notes.append)
     assert numbers[0] == 5  # the fourth was whole, the fifth is played again
-    assert "are no whole games, as after a crash; these games are played again" in notes[0]
+    assert "are incomplete games, as after a crash; these games are played again" in notes[0]
     assert out.read_bytes() == (tmp_path / "whole.binpack").read_bytes()

@@ -75,7 +75,7 @@ def test_damaged_arrays_are_refused(at: int, new: bytes, message: str) -> None:
 def test_filler_bits_are_zeros() -> None:
     coded = bytearray(huffman.encode(np.array([0, 0, 0, 1, 1], np.int16)))
     coded[-1] |= 1
-    with pytest.raises(huffman.HuffmanError, match="bits behind the last code"):
+    with pytest.raises(huffman.HuffmanError, match="bits after the last code"):
         huffman.decode(coded, 5, np.dtype("<i2"))
 
 
@@ -134,8 +134,8 @@ def test_damaged_streams_are_refused_in_one_line(net: QuantizedNet, tmp_path: Pa
         (stream(len(body) + 1, len(packed), packed), "zlib stream holds"),
         (stream(len(body) - 1, len(packed), packed), "zlib stream holds more"),
         (stream(2**32 - 1, len(packed), packed), "inflated bytes, which a stream"),
-        (stream(len(body), len(packed) - 1, packed[:-1]), "zlib stream without its end|zlib stream holds"),
-        (stream(len(body), len(packed) + 3, packed + b"abc"), "3 bytes behind the end of the zlib stream"),
+        (stream(len(body), len(packed) - 1, packed[:-1]), "truncated zlib stream|zlib stream holds"),
+        (stream(len(body), len(packed) + 3, packed + b"abc"), "3 bytes after the end of the zlib stream"),
         (stream(len(body), len(packed), packed[:100] + b"\xff" * 9 + packed[109:]), "damaged zlib stream|holds"),
         (head + b"".join(envelope.wrap([body + b"\0"])), "of the inflated file: end of net: 1 bytes more"),
         (head + b"".join(envelope.wrap([body[:-1]])), "of the inflated file: stack 31 fc2.weight: file ends after"),
@@ -168,7 +168,7 @@ def test_compression_and_description_are_the_users_choice(tmp_path: Path) -> Non
     checkpoint.save(tmp_path / "v9.safetensors", random_checkpoint({"kind": "sfnnv9", "l1": 32}))
     for name, options, words in (
         ("v18", ["--compression", "lzma"], "--compression: found \"lzma\", expected 'default', 'raw'"),
-        ("v9", ["--compression", "zlib"], "compression is zlib, expected one that the net has: leb128, raw"),
+        ("v9", ["--compression", "zlib"], "compression is zlib, expected one that the net supports: leb128, raw"),
         (
             "v9",
             ["--format", "raw", "--description", "x"],

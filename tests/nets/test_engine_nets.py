@@ -334,13 +334,13 @@ def test_floats_that_are_not_numbers_are_refused() -> None:
 @pytest.mark.parametrize(
     ("described", "message"),
     [
-        ({"layers": [{"outputs": 4, "type": "f32"}]}, "quantisation.output.type is i16 behind a layer of floats"),
+        ({"layers": [{"outputs": 4, "type": "f32"}]}, "quantisation.output.type is i16 after a float layer"),
         (
             {
                 "layers": [{"outputs": 4, "type": "f32"}, {"outputs": 4}],
                 "quantisation": {"output": {"type": "f32"}},
             },
-            "layers.1: type is i16 behind a layer of floats",
+            "layers.1: type is i16 after a float layer",
         ),
         ({"psqt": True, "quantisation": {"output": {"type": "f32"}}}, "psqt with layers of floats"),
         ({"psqt": True, "perspectives": "white"}, "psqt with perspectives: white"),

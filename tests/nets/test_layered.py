@@ -344,7 +344,7 @@ def test_every_parameter_learns_and_stacks_start_alike() -> None:
         ({"head": "wdl", "psqt": True}, "psqt with head: wdl; expected neither psqt nor skip connections"),
         ({"head": "wdl", "layers": [{"outputs": 4, "skip": "last"}]}, "a skip connection with head: wdl"),
         ({"layers": [{"outputs": 4, "shift": 20}]}, "layers.0: its outputs count less than 1 step in 1.0"),
-        ({"output_buckets": {"count": 2, "rule": "table", "table": [2] * 33}}, "bucket 2, expected 0 … 1 as count"),
+        ({"output_buckets": {"count": 2, "rule": "table", "table": [2] * 33}}, "bucket 2, expected 0 … 1, below count"),
         ({"output_buckets": {"count": 2, "rule": "table", "table": [0]}}, "a table of 1 numbers, expected 33"),
         ({"output_buckets": {"count": 2, "table": [0] * 33}}, "the rule is stockfish; expected rule: table"),
         ({"quantisation": {"first": {"scale": 300, "product_shift": 1}}}, "may reach 45000, expected at most 32767"),

@@ -210,7 +210,7 @@ def test_twins_are_told_apart_by_the_user_or_by_our_description(tmp_path) -> Non
     notes: list[str] = []
     assert read_net(path, note=notes.append).net.name == "sfnnv5"
     assert len(notes) == 1
-    assert "sfnnv4 and sfnnv5 look alike" in notes[0]
+    assert "sfnnv4 and sfnnv5 have the same file layout" in notes[0]
     assert read_net(path, "sfnnv4", notes.append).net.name == "sfnnv4"
     assert len(notes) == 1
     ours = replace(net, description=b'x {"nnue_trainer":"0","net":"sfnnv4","architecture":{"kind":"sfnnv4","l1":1024}}')

@@ -181,7 +181,7 @@ NAMES = "feature_transformer.weight, feature_transformer.bias, output.weight, ou
             "tensors: [{tensor: output.bias, type: i64}]",
             "tensors.0.type: found \"i64\", expected 'i8', 'i16'",
         ),
-        ("tensors: [{tensor: output.bias}]", "mine.yaml: tensors: no line for feature_transformer.weight"),
+        ("tensors: [{tensor: output.bias}]", "mine.yaml: tensors: no entry for feature_transformer.weight"),
         (
             "tensors: [{tensor: output.bias, part: 2}]",
             "tensors.0.part: found 2, expected 0 … 1 of output.bias",
@@ -193,7 +193,7 @@ NAMES = "feature_transformer.weight, feature_transformer.bias, output.weight, ou
         (LAYOUT.replace("part: 1, ", "part: 0, "), "mine.yaml: tensors.2: part 0 of output.weight is given twice"),
         (
             LAYOUT.replace("  - {tensor: output.weight, part: 1, type: i8}\n", ""),
-            "mine.yaml: tensors: no line for part 1 of output.weight",
+            "mine.yaml: tensors: no entry for part 1 of output.weight",
         ),
         (LAYOUT.replace("[1, 0]", "[0, 0]"), "tensors.3.transpose: found [0, 0], expected each of 0 … 1 once"),
         (LAYOUT.replace("type: i8", "type: i8, scale: 4096"), "mine.yaml: tensors.1: part 1 of output.weight[0, "),

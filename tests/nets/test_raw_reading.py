@@ -122,7 +122,7 @@ def test_truncated_numbers_are_cut_to_themselves_again(made: Made, tmp_path: Pat
         (["net.bin", "--format", "raw", "--model", "none.yaml"], "none.yaml: No such file"),
         (
             ["cut.bin", "--format", "raw", "--model", "model.yaml"],
-            "cut.bin: 12,415 bytes, expected 12,416 of such a net",
+            "cut.bin: 12,415 bytes, expected 12,416 for this net",
         ),
         (["long.bin", "--format", "raw", "--model", "model.yaml"], "long.bin: 12,417 bytes, expected 12,416"),
         (
@@ -131,7 +131,7 @@ def test_truncated_numbers_are_cut_to_themselves_again(made: Made, tmp_path: Pat
         ),
         (["none.bin", "--format", "raw", "--model", "model.yaml"], "none.bin: cannot read the net: No such file"),
         ([".", "--format", "raw", "--model", "model.yaml"], "cannot read the net: found a folder"),
-        (["net.bin", "--format", "mine.yaml", "--model", "model.yaml"], "behind output.bias: 8 bytes of padding at 8"),
+        (["net.bin", "--format", "mine.yaml", "--model", "model.yaml"], "after output.bias: 8 bytes of padding at 8"),
         (
             ["net.bin", "--format", "wrong.yaml"],
             "wrong.yaml: model: architecture.hidden: found 9, expected a multiple of 8",

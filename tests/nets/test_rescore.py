@@ -77,7 +77,7 @@ def test_mistakes_leave_no_file(net: QuantizedNet, folder: Path, tmp_path: Path)
         ({"score_scale": 1e-320}, "score scale .*, expected 0.0001 to 100000"),
         ({"to": "nothing"}, "unknown format 'nothing'"),
         ({"inputs": [folder / "nowhere"]}, "No such file"),
-        ({"inputs": [out]}, "is to be written, but is named twice"),
+        ({"inputs": [out]}, "this output is given twice"),
     ):
         options: dict[str, Any] = {"inputs": [source], **change}
         with pytest.raises(UserError, match=words):

@@ -152,7 +152,7 @@ def test_a_wrong_evaluator_would_be_noticed(engine, tmp_path) -> None:
 def test_a_file_the_engine_refuses_is_reported(engine, tmp_path) -> None:
     path = tmp_path / "cut.nnue"
     path.write_bytes(to_bytes(golden_net("sfnnv5"))[:-1])
-    with pytest.raises(UserError, match=r"does not take .*cut.nnue"):
+    with pytest.raises(UserError, match=r"does not load .*cut.nnue"):
         verify(engine, path, golden_net("sfnnv5"), [START])
 
 
@@ -183,5 +183,5 @@ def test_verify_command(engine, tmp_path, monkeypatch, capsys) -> None:
 def test_the_engine_refuses_the_net_of_another_version(engine, tmp_path) -> None:
     net = golden_net("small128")
     write_net(net, tmp_path / "small.nnue")
-    with pytest.raises(UserError, match=r"does not take .*small\.nnue: "):
+    with pytest.raises(UserError, match=r"does not load .*small\.nnue: "):
         verify(engine, tmp_path / "small.nnue", net, [START])

@@ -146,7 +146,7 @@ def test_every_release_that_prints_its_evaluation(release: str, stockfish: Calla
 @pytest.mark.parametrize(
     ("mode", "message"),
     [
-        ("refuses", r"does not take .*n\.nnue: The network file x was not loaded successfully"),
+        ("refuses", r"does not load .*n\.nnue: The network file x was not loaded successfully"),
         ("other net", r"evaluates with another net than .*n\.nnue"),
         ("silent", "printed neither a table of buckets nor a line 'NNUE evaluation', for "),
         ("fewer buckets", "engine prints 7 buckets, expected 8"),

@@ -33,7 +33,7 @@ FP32, FP16, BF16, FP64 = torch.float32, torch.float16, torch.bfloat16, torch.flo
         (H100, (BF16, 300 * 64, 1024, 64, 255 * 64), "hopper", ""),
         (H100, (BF16, 2**24 + 768, 1024, 768, 768), "portable", "2^24 or more features"),
         (H100, (FP32, 768, 1024, None), "portable", "no king buckets"),
-        (H100, (FP32, 768, 1000, 768), "torch", "no multiple of 16"),
+        (H100, (FP32, 768, 1000, 768), "torch", "not a multiple of 16"),
         (H100, (FP64, 768, 1024, 768), "torch", "dtype of the weights"),
         (H100, (FP32, 0, 1024, 768), "torch", "no features"),
         (H100, (FP32, 768, -1, 768), "hopper", ""),  # a plan
@@ -76,7 +76,7 @@ def layers(**changes: Any) -> LayerStacks:
         (RTX_4090, LAYERS, FP64, "torch", "inputs of the layers"),
         (RTX_4090, layers(integers=Integers()), BF16, "tiles", ""),
         (RTX_4090, layers(integers=Integers()), FP16, "torch", "float32 and bfloat16 only"),
-        (RTX_4090, layers(inputs=1032), FP32, "torch", "no multiple of 16"),
+        (RTX_4090, layers(inputs=1032), FP32, "torch", "not a multiple of 16"),
         (RTX_4090, layers(hidden=(StackLayer(33, 33, "crelu", 1.0),)), FP32, "torch", "more than 32 outputs"),
         (RTX_4090, layers(hidden=(StackLayer(32, 32, "dual", 1.0), StackLayer(512, 512, "crelu", 1.0))), FP32, "torch",
          "shared memory"),
@@ -101,9 +101,9 @@ def test_stacks(machine: Machine, of: LayerStacks, dtype: torch.dtype, kernels: 
     ("machine", "changes", "kernels", "reason"),
     [
         (H100, {"weight_dtype": FP16}, "torch", "weights of the layers are not float32"),
-        (H100, {"is_aligned": False}, "torch", "multiple of 16 bytes"),
+        (H100, {"is_aligned": False}, "torch", "not aligned to 16 bytes"),
         (H100, {"mode": "autocast"}, "tiles", ""),
-        (H100, {"mode": "compiled"}, "torch", "compiler"),
+        (H100, {"mode": "compiled"}, "torch", "torch.compile"),
         (H100, {"mode": "onnx"}, "torch", "torch.onnx"),
         (H100, {"mode": "transformed"}, "torch", "torch.func"),
         (CPU, {"mode": "autocast"}, "torch", "autocast"),
@@ -150,7 +150,7 @@ def test_the_mode_of_a_call() -> None:
     [
         ("hopper", "tiles", {}, "rows", ""),
         ("hopper", "tiles", {"bound": 256.0}, "whole", "1/64 to 255"),
-        ("hopper", "tiles", {"num_outputs": 1040}, "whole", "no multiple of 64"),
+        ("hopper", "tiles", {"num_outputs": 1040}, "whole", "not a multiple of 64"),
         ("hopper", "tiles", {"activation": number_of("crelu")}, "whole", "not pairwise"),
         ("portable", "tiles", {}, "whole", "portable kernels"),
         ("portable", "one_pass", {"hidden": 0}, "factors", ""),
@@ -302,7 +302,7 @@ def test_rounding_and_ranks_are_explained() -> None:
     odd = config.load(presets.path("sfnnv5"), ["model.l1=1056"])
     divided = {part.name: part for part in explain(odd, H100, ranks=3)}
     assert divided["sharding"].kernels == "columns"
-    assert "no multiple of 64" in divided["gradient between"].reason
+    assert "not a multiple of 64" in divided["gradient between"].reason
     one_layer = {part.name: part for part in explain(config.load(presets.path("buckets"), []), H100, ranks=2)}
     assert one_layer["gradient between"].kernels == "whole"
 
@@ -313,7 +313,7 @@ def test_autocast_on_a_cpu_is_explained() -> None:
 
     recipe = config.load(presets.path("sfnnv5"), ["training.precision=mixed"])
     layers = next(part for part in explain(recipe, CPU) if part.name == "layers")
-    assert (layers.kernels, layers.reason) == ("torch", "autocast runs torch's operators for the layers of a CPU")
+    assert (layers.kernels, layers.reason) == ("torch", "on a CPU, autocast uses torch's operators for the layers")
 
 
 def test_what_keeps_the_loss_apart_is_explained() -> None:

@@ -301,7 +301,7 @@ def test_int64_rows_are_converted(device: torch.device) -> None:
         changed[3, 0] = wrong
         with pytest.raises(RuntimeError, match=r"feature_transformer_forward: indices: found index \S+ in row 3"):
             functional.feature_transformer(changed, sample.weight, sample.bias)
-    with pytest.raises(RuntimeError, match=r"found int64, expected int32, as nnue_trainer.ops.index_rows makes it"):
+    with pytest.raises(RuntimeError, match=r"found int64, expected int32; nnue_trainer.ops.index_rows converts"):
         torch.ops.nnue.feature_transformer_forward(rows, None, sample.weight, sample.bias)
 
 

@@ -352,5 +352,5 @@ def test_a_window_that_has_forgotten_is_an_error() -> None:
 
 def test_parts_must_be_all_rows() -> None:
     parts = parts_of(torch.float32)
-    with pytest.raises(ValueError, match="w: its parts are not all of its 60 rows"):
+    with pytest.raises(ValueError, match="w: its parts do not cover its 60 rows"):
         FusedOptimizer(parts[1:], RULES["adamw"], torch.tensor(0.01), late=["w"])

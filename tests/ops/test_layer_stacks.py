@@ -443,7 +443,7 @@ def test_emulated_errors(emulated: ctypes.CDLL) -> None:
         call(case.first.x, order[1:], parameters, None, of)
     with pytest.raises(RuntimeError, match=r"parameters: found 4 tensors, expected 6"):
         call(case.first.x, order, parameters[:4], None, of)
-    with pytest.raises(RuntimeError, match=r"layers: found -1, expected a number that _layer_stacks_describe gave"):
+    with pytest.raises(RuntimeError, match=r"layers: found -1, expected a number that _layer_stacks_describe returned"):
         call(case.first.x, order, parameters, None, -1)
     hidden = (dataclasses.replace(case.stacks.hidden[0], outputs=8, activated=7), *case.stacks.hidden[1:])
     with pytest.raises(RuntimeError, match=r"weight_1: found shape \[8, 32, 8\], expected shape \[S, O, I\]"):

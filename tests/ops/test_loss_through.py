@@ -259,7 +259,7 @@ def test_emulated_operator(emulated: ctypes.CDLL) -> None:
     ]
     assert torch.equal(*weights)
     assert weights[0].any()
-    with pytest.raises(RuntimeError, match="parameters: found layers that the kernel is not made for"):
+    with pytest.raises(RuntimeError, match="parameters: found layers that the kernel does not support"):
         through(buckets=PORTABLE)
     with pytest.raises(RuntimeError, match="plan: found shape"):
         through(plan=plan[:-1])

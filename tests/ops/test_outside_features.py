@@ -245,7 +245,7 @@ WHERE = r"^feature set 'wrong\.py:Wrong\(row=.*\)': \S+/wrong\.py(:\d+)?: Wrong\
     [
         ("row=0", r"white has feature 10, expected 0 to 9, or -1 for none in 4k3/8/8/8/8/8/8/4K3 w - - 0 1"),
         ("row=1", r"white has feature -2, expected 0 to 9, or -1 for none in "),
-        ("row=2", r"white has a feature behind a -1, expected -1 at the end \(left_packed does that\) in "),
+        ("row=2", r"white has a feature after a -1, expected -1 at the end \(left_packed does that\) in "),
         ("row=3", r"white has 4 features, expected at most 3 in "),
         ("row=4", r"returned ndarray of float64 \[1, 1\], expected integers \[1, K\]$"),
         ("row=7", r"returned ndarray of int64 \[1, 3, 1\], expected integers \[1, K\]$"),
@@ -577,7 +577,7 @@ def test_no_compiler_is_one_line(four: Path, tmp_path: Path, monkeypatch: pytest
     with pytest.raises(UserError, match=r"need a C\+\+20 compiler: no g\+\+, c\+\+ or clang\+\+; install g\+\+$"):
         feature_set(f"{four}:Squares", may_import=True)
     monkeypatch.setenv("CXX", "no-such-compiler -m64")
-    with pytest.raises(UserError, match=r"\$CXX is 'no-such-compiler -m64', which is not there"):
+    with pytest.raises(UserError, match=r"\$CXX is 'no-such-compiler -m64', which does not exist"):
         feature_set(f"{four}:Squares", may_import=True)
 
 

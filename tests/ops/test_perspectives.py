@@ -323,7 +323,7 @@ def test_int64_rows_are_converted(device: torch.device, values: bool) -> None:
     wide[1][3, 0] = 2**32
     with pytest.raises(RuntimeError, match=r"indices: found index \S+ in row 3"):
         perspective_transformer(*wide, **pair.options)
-    with pytest.raises(RuntimeError, match=r"found int64, expected int32, as nnue_trainer.ops.index_rows makes it"):
+    with pytest.raises(RuntimeError, match=r"found int64, expected int32; nnue_trainer.ops.index_rows converts"):
         perspective_plan(*wide[:3], len(pair.weight))
 
 
@@ -338,17 +338,17 @@ def test_plan_of_another_batch(device: torch.device) -> None:
     for i, name in enumerate(("white", "black", "black_to_move")):
         other = list(pair.arguments)
         other[i] = other[i].clone()  # as large as that of the plan
-        with pytest.raises(ValueError, match=f"plan: found one that was made for another tensor `{name}`"):
+        with pytest.raises(ValueError, match=f"plan: found the plan of another tensor `{name}`"):
             perspective_transformer(*other, bucket_size=50, plan=plan)
-    with pytest.raises(ValueError, match="plan: found one that was made for bucket_size = 50, expected 25"):
+    with pytest.raises(ValueError, match="plan: found a plan for bucket_size = 50, expected 25"):
         perspective_transformer(*pair.arguments, bucket_size=25, plan=plan)
-    with pytest.raises(ValueError, match=f"plan: found one that was made for num_bucketed = {features}, expected 0"):
+    with pytest.raises(ValueError, match=f"plan: found a plan for num_bucketed = {features}, expected 0"):
         perspective_transformer(*pair.arguments, bucket_size=50, num_bucketed=0, plan=plan)
     wider = torch.cat([pair.weight, pair.weight])
-    with pytest.raises(ValueError, match=f"plan: found one that was made for num_features = {features}"):
+    with pytest.raises(ValueError, match=f"plan: found a plan for num_features = {features}"):
         perspective_transformer(*pair.rows, wider, pair.bias, bucket_size=50, num_bucketed=features, plan=plan)
     half = pair.weight.half()
-    with pytest.raises(ValueError, match=r"that was made for weight_dtype = torch.float32, expected torch.float16"):
+    with pytest.raises(ValueError, match=r"found a plan for weight_dtype = torch.float32, expected torch.float16"):
         perspective_transformer(*pair.rows, half, pair.bias, bucket_size=50, plan=plan)
     with pytest.raises(RuntimeError, match=r"plan: found shape .* what _perspective_plan makes"):
         perspective_transformer(*pair.arguments, bucket_size=50, plan=plan._replace(data=plan.data[1:]))

@@ -132,8 +132,8 @@ def test_a_recipe_survives_being_written(tmp_path):
         ("data.train=!!binary aGk=", "tags such as 'tag:yaml.org,2002:binary' have no meaning here"),
         ("data.train={a: b}", 'data.train: found {"a": "b"}, expected a list'),
         ("data.threads=100000", "data.threads: found 100000, expected less than or equal to 1024"),
-        ("schedule={kind: drops, epochs: [9, 5]}", "schedule.epochs: found [9, 5], expected rising epochs"),
-        ("lambda={kind: drops, epochs: [9, 5]}", "lambda.epochs: found [9, 5], expected rising epochs"),
+        ("schedule={kind: drops, epochs: [9, 5]}", "schedule.epochs: found [9, 5], expected ascending epochs"),
+        ("lambda={kind: drops, epochs: [9, 5]}", "lambda.epochs: found [9, 5], expected ascending epochs"),
         (
             "position_weight={kind: knots, by: ply, knots: [[1, 0], [9, 0]]}",
             "found only weights of 0, expected a larger",

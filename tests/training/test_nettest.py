@@ -157,7 +157,7 @@ def test_the_command(tmp_path: Path) -> None:
     (tmp_path / "ours.yaml").write_text(output, encoding="utf-8")
     assert instance(StockfishNet, config.load(tmp_path / "ours.yaml").model).l1 == 128
     for text, message in (
-        ("a: 1", "training.steps: found nothing, expected the steps of a recipe of nettest"),
+        ("a: 1", "training.steps: found nothing, expected the steps of a nettest recipe"),
         ("training: {steps: [{<repeat_last>: }]}", "step 1: <repeat_last>, but there is no step before it"),
         ("training: {steps: [{run: {options: {features: X}}}]}", "step 1: features 'X', expected one of Full_Thr"),
     ):

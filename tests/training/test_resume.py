@@ -80,7 +80,7 @@ def test_resuming_from_an_older_checkpoint_loses_nothing(tmp_path, recipe):
     before = contents(folder)
     output = nnue("train", "--resume", folder / "checkpoints" / "epoch-0002.safetensors", "optimizer.lr=0.1")
     kept = folder / "superseded-1"
-    assert f"what came after step 8 is kept in {kept}" in output
+    assert f"after step 8 are kept in {kept}" in output
     for name in ("epoch-0003", "epoch-0004", "last"):
         file = f"checkpoints/{name}.safetensors"
         assert (kept / file).read_bytes() == before[file], name
@@ -319,7 +319,7 @@ def test_a_first_step_that_runs_out_of_memory_leaves_nothing(tmp_path, recipe, m
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "_train_step", too_large)
         refused(
-            r"^out of memory \(another 36028797018963968 bytes could not be had\) with data\.batch_size 250 and "
+            r"^out of memory \(another 36028797018963968 bytes could not be allocated\) with data\.batch_size 250 and "
             r"data\.shuffle_buffer 1,000: smaller values need less$",
             "train", "--config", recipe, "--run-dir", folder,
         )  # fmt: skip

@@ -299,7 +299,7 @@ def test_wrong_groups_are_named() -> None:
         Optimizer(Net(), config(kind="adamw", groups=[{"match": "nothing*"}]))
     with pytest.raises(UserError, match="SGD has no betas"):
         Optimizer(Net(), config(kind="torch", name="SGD", groups=[{"match": "*", "betas": [0.9, 0.9]}]))
-    with pytest.raises(UserError, match="schedule_free has a mean of its own"):
+    with pytest.raises(UserError, match="schedule_free averages weights itself"):
         Optimizer(Net(), config(kind="schedule_free"), averages=True)
     for section in (
         {"kind": "ranger_lite", "stable_decay": True, "max_value": 1.0},

@@ -164,7 +164,7 @@ def test_a_lost_process_ends_all_with_one_message(tmp_path: Path, project_root: 
     assert codes[lost] == -signal.SIGKILL
     assert [code for rank, code in enumerate(codes) if rank != lost] == [1] * (GPUS - 1)
     assert re.findall(r"nnue: (error: .*)", run.said()) == [
-        f"error: rank {lost} of {GPUS} has ended, and the training with it; {folder}/checkpoints/last.safetensors is "
+        f"error: rank {lost} of {GPUS} has ended, which ends the training; {folder}/checkpoints/last.safetensors is "
         "the last good checkpoint"
     ]
     step = last(folder).state["step"]

@@ -142,7 +142,7 @@ KINDS: dict[str, tuple[int, str, dict[str, dict[str, Any]]]] = {
          "loss": {"kind": "win_rate", "weight_boost": 2.0}},
     ),
     "positions, uneven shares, a rule that looks at norms": (
-        3, r"share of the positions \(the optimizer 'torch' may look at more than one value",
+        3, r"share of the positions \(the optimizer 'torch' may use more than one value",
         {"model": {"kind": "layered", "hidden": 16},
          "optimizer": {"kind": "torch", "name": "Adafactor", "lr": 0.005}},
     ),
@@ -223,7 +223,7 @@ def test_a_lost_process_ends_all_with_one_message(tmp_path, recipe, lost):
     assert codes[lost] == -signal.SIGKILL
     assert [code for rank, code in enumerate(codes) if rank != lost] == [1, 1]
     assert re.findall(r"nnue: (error: .*)", run.said()) == [
-        f"error: rank {lost} of 3 has ended, and the training with it; {folder}/checkpoints/last.safetensors is the "
+        f"error: rank {lost} of 3 has ended, which ends the training; {folder}/checkpoints/last.safetensors is the "
         "last good checkpoint"
     ]
     step = last(folder).state["step"]
@@ -339,7 +339,7 @@ def test_who_is_missing_is_named(tmp_path, wrong_port):
     assert codes == ([1, 1] if wrong_port else [1, 0])
     address = r"127\.0\.0\.1, port \d+ \(MASTER_ADDR, MASTER_PORT\)"
     assert len(re.findall(rf"nnue: waiting for rank 1 of 2 at {address}", said)) == 1
-    assert re.search(rf"error: train: rank 1 of 2 did not come to {address} within 3 seconds", said)
+    assert re.search(rf"error: train: rank 1 of 2 did not connect to {address} within 3 seconds", said)
     if wrong_port:
         assert re.search(rf"nnue: rank 1 of 2 still tries to reach rank 0 at {address}", said)
         assert "error: train: rank 1 of 2 cannot join the others" in said
@@ -612,7 +612,7 @@ def test_a_damaged_chunk_that_one_process_meets_ends_all(tmp_path, data, chunks,
     # The processes count what they leave out together.
     said = several.train(2, tmp_path / "b", "--resume", folder, "data.skip_bad_chunks=true", "training.epochs=25")
     assert f"resumed at step {step} " in said
-    assert len(re.findall(r"warning: \S*damaged\.binpack: offset \d+: .*this chunk is left out", said)) == 1, said
+    assert len(re.findall(r"warning: \S*damaged\.binpack: offset \d+: .*this chunk is skipped", said)) == 1, said
     assert records(folder)[-2]["bad_chunks"] == 1
 
 
@@ -623,7 +623,7 @@ def test_a_file_that_ends_inside_a_chunk_counts_once(tmp_path, data, chunks, siz
     recipe = sharded(tmp_path / "mine.yaml", data, [*chunks, torn], 2)
     run = tmp_path / "run"
     said = several.train(size, tmp_path / "a", "--config", recipe, "--run-dir", run, "data.skip_bad_chunks=true")
-    assert len(re.findall(r"warning: \S*torn\.binpack: .*this chunk is left out", said)) == 1, said
+    assert len(re.findall(r"warning: \S*torn\.binpack: .*this chunk is skipped", said)) == 1, said
     assert re.search(r"left out +1 damaged chunks", said), said
     assert {line["bad_chunks"] for line in records(run) if line["event"] == "train"} == {1}
 
@@ -746,7 +746,7 @@ def test_parts_of_a_tensor_make_the_whole(size, shape, dim, groups):
         ([], ""),
         (["model={kind: simple, hidden: 16, quantisation: {qat: true}}"], ""),
         (["training.compile=true"], "the compiler needs the whole net"),
-        (["optimizer={kind: torch, name: Adafactor}"], "may look at more than one value"),
+        (["optimizer={kind: torch, name: Adafactor}"], "may use more than one value"),
         (["optimizer={kind: torch, name: NAdam}"], ""),
         (["model={kind: simple, hidden: 8}"], "too few columns"),
     ],

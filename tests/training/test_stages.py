@@ -168,7 +168,7 @@ def test_going_back_into_an_earlier_stage_keeps_what_came_after(tmp_path: Path, 
     again = tmp_path / "again"
     nnue("train", "--config", recipe, "--run-dir", again)
     output = nnue("train", "--resume", again / "checkpoints" / "epoch-0001.safetensors")
-    assert "what came after step 4 is kept" in output
+    assert "records and checkpoints after step 4 are kept" in output
     kept = again / "superseded-1" / "checkpoints"
     assert {path.stem for path in kept.glob("stage-*")} == {"stage-first", "stage-second"}
     found, expected = contents(again), contents(whole)

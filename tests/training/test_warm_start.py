@@ -289,7 +289,7 @@ def test_weights_beyond_the_limits_are_counted_and_named(tmp_path: Path) -> None
         weight.copy_(torch.randint(-200, 201, weight.shape, generator=generator) / 16)
     beyond = int((weight.abs() > 31 / 16).sum())
     lines = start_from(saved(before, tmp_path / "a.safetensors"), after, print)
-    assert lines[0].startswith(f"initial weights: all of {tmp_path}/a.safetensors, but what is beyond the limits")
+    assert lines[0].startswith(f"initial weights: all of {tmp_path}/a.safetensors, except values beyond the limits")
     assert lines[1].startswith(
         f"clipped: {beyond:,} of {weight.numel():,} values of feature_transformer.weight to -1.9"
     )

@@ -4,7 +4,7 @@
 // level has the bits and, for every 32 places, how many ones are before them. The k-th smallest element of a window is
 // found by going down the levels: if more than k of the remaining elements have a 0, the search goes on with those,
 // otherwise with the ones. So a window costs two look-ups per bit, however long it is; the value is exact, and nothing
-// depends on the order of threads. Rows lie one behind the other, so a matrix may serve windows of several rows.
+// depends on the order of threads. Rows lie one after the other, so a matrix may serve windows of several rows.
 //
 // If the elements of enough windows fit into shared memory, each thread block makes a matrix of its own. It sorts by
 // merging runs: the place of an element in the merged run is its place in its own run, plus the number of smaller
@@ -113,7 +113,7 @@ struct Matrix {
     }
 };
 
-// Elements that are not observations are sorted behind all observations.
+// Elements that are not observations are sorted after all observations.
 __device__ inline double key_of(double x) {
     return is_finite(x) ? x : static_cast<double>(INFINITY);
 }

@@ -16,7 +16,7 @@
 //
 // A *gap* is an element that is not finite. A turn whose windows have no gap is computed in the dense way, without
 // counts and divisions. NaN and infinity spread through sums, so the states of the chunks show whether there is a gap;
-// if so, the turn is computed again in the counted way. The choice depends on the elements, and behind a gap also on
+// if so, the turn is computed again in the counted way. The choice depends on the elements, and after a gap also on
 // where the walk of the thread block began: there the last bits may differ between GPUs.
 //
 // If windows are shorter than a tile, the tile is cut at every multiple of the window's length. A window crosses at
@@ -147,7 +147,7 @@ template <class M>
 struct Shared {
     static constexpr int kRings = M::kPair ? 2 : 1;
     // Where the weights begin: those of the steps of a scan over chunks [kSteps, kWarp]; kLanes: of what a warp has
-    // behind and before a chunk [2, kWarp]; kOthers: of pieces with what was merged before them [3, kPieces]; kTotal:
+    // after and before a chunk [2, kWarp]; kOthers: of pieces with what was merged before them [3, kPieces]; kTotal:
     // of the pieces of a tile; kBetween: of the tiles and elements between.
     static constexpr int kLanes = kSteps * kWarp, kOthers = kLanes + 2 * kWarp, kTotal = kOthers + 3 * kPieces,
                          kBetween = kTotal + kPieces;
@@ -231,7 +231,7 @@ __global__ void __launch_bounds__(kRollThreads, kRollBlocks) roll(const Job job)
     double *const x = states + shared.states * M::kNumbers + (shared.odd ? 1 : 0), *const y =
                                                                                        x + (M::kPair ? shared.ring : 0);
 
-    // How many lanes before and behind this one a scan covers. Without cuts, an incomplete chunk is a piece of its own.
+    // How many lanes before and after this one a scan covers. Without cuts, an incomplete chunk is a piece of its own.
     const int chunks = kCut ? kWarp : max(min(tile / kMine - warp * kWarp, kWarp), 0);
     const bool odd = !kCut && count > 0 && count < kMine;
     int lanes_back = lane < chunks ? lane : 0, lanes_on = lane < chunks ? chunks - 1 - lane : 0;
@@ -242,7 +242,7 @@ __global__ void __launch_bounds__(kRollThreads, kRollBlocks) roll(const Job job)
     // many elements earlier.
     const int spare = kCut ? 0 : max(begin + kMine - tile, 0);
 
-    // As bits, where the chunk is cut. `back`, `on`: over how many threads before and behind this one there is no cut;
+    // As bits, where the chunk is cut. `back`, `on`: over how many threads before and after this one there is no cut;
     // first_warp, last_warp: the same in warps.
     unsigned cut_before = 0, cut_behind = 0;
     int back = me + 1, on = threads - me, first_warp = 0, last_warp = warps - 1;
@@ -324,7 +324,7 @@ __global__ void __launch_bounds__(kRollThreads, kRollBlocks) roll(const Job job)
                 };
 
                 S before = identity, after = identity, suffixes[kMine];
-                // With cuts, threads behind the end of the tile read what lies there, perhaps results that others are
+                // With cuts, threads after the end of the tile read what lies there, perhaps results that others are
                 // writing at that time (racecheck warns of it). Windows of these threads never reach the output.
 #pragma unroll
                 for (int j = 0; j < kMine; ++j) {

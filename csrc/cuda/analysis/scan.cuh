@@ -50,7 +50,7 @@ __device__ S of_lane(const S& mine, int lane) {
     return other;
 }
 
-// The merged states of all threads before this one; with `backward`, of all threads behind it. `total` gets the merged
+// The merged states of all threads before this one; with `backward`, of all threads after it. `total` gets the merged
 // states of all threads. `warps` is shared memory for 32 states. Called by all threads of the thread block.
 template <bool backward, class S, class Merge>
 __device__ S exclusive_scan(const S& mine, const S& identity, S* warps, const Merge& merge, S* total) {
@@ -129,7 +129,7 @@ __device__ inline void load_row(double* to, const void* x, bool is_double, int64
             copy(1, [](uint32_t shared, const double* from) { ptx::copy_async_8(shared, from); });
             return;
         }
-        // Pairs of elements; before that, the single elements in front of the pairs and behind them.
+        // Pairs of elements; before that, the single elements in front of the pairs and after them.
         const int last = count - 1;
         if (thread == 0 && odd) ptx::copy_async_8(address, doubles);
         if (thread == 0 && odd == (count % 2 == 0)) ptx::copy_async_8(address + last * 8, doubles + last);

@@ -130,7 +130,7 @@ __device__ __forceinline__ void sum_list(const BackwardProblem& p, int row, cons
 // takes the next free number, and requests it ahead of time.
 class Numbers {
   public:
-    // The shuffle tells ptxas that all lanes have the same value; otherwise it spills registers.
+    // The shuffle shows ptxas that all lanes have the same value; without it, registers are spilled.
     __device__ __forceinline__ explicit Numbers(unsigned* ticket)
         : ticket_(ticket), now_(__shfl_sync(~0u, threadIdx.x / 32 * gridDim.x + blockIdx.x, 0)) {
         take();
@@ -327,7 +327,7 @@ struct BackwardShape : GradientShape<kParts> {
     // conflicts.
     static constexpr int kRowStride = kParts == 1 ? 272 : 288, kTurnBytes = 16 * kRowStride;
     static constexpr int kTasks = 2;  // one in progress and one prepared
-    // The layout of shared memory behind the operands: for each stage its bitmaps, its barriers "full" and "empty", and
+    // The layout of shared memory after the operands: for each stage its bitmaps, its barriers "full" and "empty", and
     // the `one` of its left operand; for each consumer warp its room for transposing and the features of the task; for
     // each task two barriers.
     static constexpr int kBits = kStages * kOperandBytes, kTurn = kBits + kStages * kBitBytes,
@@ -391,7 +391,7 @@ __device__ __forceinline__ void clear_unused(const BackwardProblem& p, int warp,
     const int row_bytes = p.num_outputs * (p.weight_type == Float::kFloat32 ? 4 : 2);
     const auto clear = [&](int items, const auto& feature_of) {
         for (int first = warp; first < items; first += warps * 32) {
-            const int item = first + lane * warps;  // each lane looks at one of the warp's next items
+            const int item = first + lane * warps;  // each lane checks one of the warp's next items
             const int feature = item < items ? feature_of(item) : -1;
             for (unsigned todo = __ballot_sync(~0u, feature >= 0); todo != 0; todo &= todo - 1) {
                 char* row =

@@ -49,7 +49,7 @@ constexpr int kSummedRanks = 32, kTeams = kSummedRanks / 4, kFours = 4, kBiasTea
 __host__ __device__ constexpr int team_place(int team, int sum) {
     return team < kFours ? 15 * team + sum : 15 * kFours + 7 * (team - kFours) + 1 + sum;
 }
-// The place of a feature that is in no sum: the fourth rank of a team, or a rank behind all teams.
+// The place of a feature that is in no sum: the fourth rank of a team, or a rank after all teams.
 __host__ __device__ constexpr int single_place(int rank) {
     constexpr int kFirst = team_place(kTeams, 1);
     return rank < kSummedRanks ? kFirst + rank / 4 - kFours : kFirst + kTeams - kFours + rank - kSummedRanks;
@@ -66,7 +66,7 @@ struct IndexRows {
     int positions;
     int max_active;
     int num_bucketed;    // features [0, num_bucketed) lie in king buckets
-    int num_unbucketed;  // the features behind those; a row may have any of them
+    int num_unbucketed;  // the features after those; a row may have any of them
     int bucket_size;
     int num_buckets;
     int weight_bytes;  // of each weight that the plan is made for: 4 (fp32) or 2
@@ -116,7 +116,7 @@ struct BucketPlan {
     int32_t* slot_target;  // [slots]: 2 · position + (0 for the side to move, 1 for the other side); −1 for padding
     int32_t* tile_begin;   // [num_buckets + 1]
     int32_t* ranked;  // [num_buckets, 768]: the features of a bucket, most frequent first; ~feature where no row has it
-    int32_t* dense;   // [num_buckets]: ranks that go into the product, a multiple of 64; used ones behind them are rare
+    int32_t* dense;   // [num_buckets]: ranks that go into the product, a multiple of 64; used ones after them are rare
     int32_t* used;    // [num_buckets]: how many features occur in some row; they have the first ranks
     int32_t* row_slot;    // [rows]: the slot of a row; ~slot where the row is irregular
     int32_t* irregular;   // [1]: the number of irregular rows

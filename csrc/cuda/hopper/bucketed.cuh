@@ -39,7 +39,7 @@ Three forward(const Batch& batch, MadeFor made_for, const Tensor& weight, const 
 // The psqt output alone. The batch has a psqt_bucket.
 Tensor psqt_output(const Batch& batch, MadeFor made_for, const Tensor& psqt, PositionRange wanted);
 
-// The backward of the layer behind the transformer, where it reads nothing but pairwise products, down to the row
+// The backward of the layer after the transformer, where it reads nothing but pairwise products, down to the row
 // gradients. `a` is its problem; what the kernel leaves for finish_kernel (../stacks/finish.cuh) is in the result.
 struct Through {
     Tensor row_gradients;  // for `backward`, in the place of the gradient of the output

@@ -128,7 +128,7 @@ struct RingPlace {
 };
 
 // The place of a warpgroup's far chunk number `use`. Each warpgroup has places of its own, because it does not follow
-// the chunks of the others: waiting for the parity of a barrier works only while nobody is two phases ahead.
+// the chunks of the others: waiting for the parity of a barrier works only while no warpgroup is two phases ahead.
 template <int kStages>
 struct FarPlace {
     int stage;

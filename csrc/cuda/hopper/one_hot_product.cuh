@@ -148,7 +148,7 @@ __device__ __forceinline__ float clip(float x, float bound) {
     return x;
 }
 
-// An activated output as it is stored, but for its type.
+// An activated output as it is stored, except for its type.
 __device__ __forceinline__ float finished(const ForwardProblem& p, float x) {
     return p.rounds_down ? floorf(x) : x;
 }

@@ -18,7 +18,7 @@
 // order, once to count them and once to put slots into lists. It keeps only counts in shared memory between the two,
 // and no thread block waits for another.
 //
-// There are five kernels behind one that clears counts: `sample_rows`, `choose_dense`, `split_rows` (one thread block
+// There are five kernels after one that clears counts: `sample_rows`, `choose_dense`, `split_rows` (one thread block
 // per chunk: bitmaps, and entries by residue), `make_lists` (one thread block per residue) and `rank_lists`.
 #pragma once
 
@@ -150,7 +150,7 @@ __device__ __forceinline__ void for_each_unbucketed(const IndexRows& in, int fir
             for (int part = 0; part < 2; ++part) {
                 int& feature = features[r][part];
                 const unsigned ends = __ballot_sync(~0u, feature < 0);
-                if (!open[r] || (ends & ((2u << lane) - 1)) != 0) feature = -1;  // it is behind the end
+                if (!open[r] || (ends & ((2u << lane) - 1)) != 0) feature = -1;  // it is past the end
                 if (ends != 0) open[r] = false;
                 // Bucketed features are skipped, and those that are too large, which the index check reports.
                 if (feature < in.num_bucketed || feature >= in.num_bucketed + in.num_unbucketed) feature = -1;
@@ -535,7 +535,7 @@ __global__ void __launch_bounds__(kListThreads) make_lists(IndexRows in, Unbucke
     });
 }
 
-// Ranks the lists by their length, behind the dense features. Within a bin the features of a thread block stay
+// Ranks the lists by their length, after the dense features. Within a bin the features of a thread block stay
 // together.
 __global__ void __launch_bounds__(kRankThreads, 4)
     rank_lists(IndexRows in, UnbucketedLists lists, ListScratch scratch) {

@@ -51,7 +51,7 @@ inline Division divide(int64_t items, int slabs, int multiprocessors) {
     return {stretches, std::clamp(multiprocessors / stretches, 1, slabs)};
 }
 
-// The first i in [0, count] with numbers[i] >= wanted, for ascending numbers; for a whole warp.
+// The first i in [0, count] with `numbers[i] >= wanted`, for ascending numbers; for a whole warp.
 __device__ inline int first_at_least(const int64_t* __restrict__ numbers, int count, int64_t wanted) {
     const int lane = threadIdx.x % cuda::kWarp;
     int low = 0, high = count;

@@ -179,7 +179,7 @@ __global__ void __launch_bounds__(kPlanThreads)
     pieces[f] = f == num_features ? 0 : own <= 1 ? 1 : own | own << 32 | int64_t(1) << 48;
 }
 
-// One thread per task, by feature. The keys for their order are their first slots; those of empty tasks come behind all
+// One thread per task, by feature. The keys for their order are their first slots; those of empty tasks come after all
 // slots, and those of places without a task last.
 __global__ void __launch_bounds__(kPlanThreads)
     task_kernel(Plan plan, PlanScratch scratch, int num_features, int rows, int length, int most_tasks) {

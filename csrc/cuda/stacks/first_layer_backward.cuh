@@ -311,7 +311,7 @@ __global__ void __launch_bounds__(kThreads, kWorkers<Source, KO>)
         if (column < a.inputs) {
 #pragma unroll 1
             for (int step = 0; step < 4; ++step) {
-                // The oldest copies are in the stage behind the one that is filled next. After the barrier every lane
+                // The oldest copies are in the stage after the one that is filled next. After the barrier every lane
                 // sees all of them, and no lane still reads the stage that is filled next.
                 ptx::copy_async_wait<kStages - 2>();
                 __syncwarp();
@@ -394,7 +394,7 @@ __global__ void __launch_bounds__(kThreads, kWorkers<Source, KO>)
                                 memory.inputs[warp][oldest], i, input_place(g, t), gradient);
                 }
             }
-        } else if (more) {  // the warp's columns are behind the last input
+        } else if (more) {  // the warp's columns are past the last input
             ptx::copy_async_wait<0>();
             for (int step = 0; step + 1 < kStages; ++step) copy_inputs(place + 1, step, next_column);
         }

@@ -105,7 +105,7 @@ SharedMemory shared_memory(const TileLayout& places, int together = kFirstTogeth
 
 void check_fits(const char* op, const Layers& layers) {
     if (capabilities::why_not_tiles(layers) != capabilities::Reason::fastest)
-        fail(op, "parameters", "layers that the kernels are not made for",
+        fail(op, "parameters", "layers that the kernels do not support",
              "N a multiple of 16, at most 32 outputs of layer 0, and layers that fit 99 KB together");
 }
 
@@ -139,7 +139,7 @@ void check_input(const char* op, const Tensor& x, int64_t inputs, const Tensor& 
 
 void check_aligned(const char* op, const char* argument, const Tensor& tensor) {
     if (reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % 16 != 0)
-        fail(op, argument, "an address that is no multiple of 16", "one that is, as new tensors have");
+        fail(op, argument, "an address that is not a multiple of 16", "an aligned tensor, as new tensors are");
 }
 
 void check_floats(const char* op, const char* argument, const Tensor& tensor, std::initializer_list<int64_t> shape,
@@ -352,7 +352,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> loss_op(const Tensor& x_in, const Ten
     const bool in_one_pass =
         !is_sums && capabilities::is_one_pass(layers, x.scalar_type() == ScalarType::Float ? 4 : 2);
     if (layers.integers.square != 0 && !in_one_pass)
-        fail(op, "layers", "layers that see squares of x", "one layer, and x of at most 16 KB for each position");
+        fail(op, "layers", "layers that read squares of x", "one layer, and x of at most 16 KB for each position");
     if (in_one_pass) a.tile_numbers = numbers_with_weight(layers, GradientLayout(layers));
     const Tensor partials = floats_like(x, {o.most_tiles(), a.tile_numbers});
     a.psqt = const_data<float>(psqt);
@@ -417,7 +417,7 @@ class Gradients {
                          scales.size() < 2 ? nullptr : const_data<float>(scales[1])};
     }
 
-    // The problem of the kernel of layer 0, but for its segments.
+    // The problem of the kernel of layer 0, except for its segments.
     FirstBackward first_layer(const std::optional<Tensor>& grad_sums) {
         const Layer& first = layers.at[0];
         if (!grad_sums) fail(op_, "grad_sums", "none", "a tensor, since there is x");
@@ -554,7 +554,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> through_op(
     Gradients all(op, batch.white.size(0), true, order, parameters, partials, grad_output, scales, description);
     const Layer& first = all.layers.at[0];
     if (!kBuiltFor90 || made_for.bucket_size == 0 || first.inputs % capabilities::kRowsMultiple != 0)
-        fail(op, "parameters", "layers that the kernel is not made for", "king buckets, and N a multiple of 64");
+        fail(op, "parameters", "layers that the kernel does not support", "king buckets, and N a multiple of 64");
     if (saved.scalar_type() != ScalarType::Float && !capabilities::fits_16_bits(range.bound))
         fail(op, "bound_and_scale", "bound " + std::to_string(range.bound), "1/64 to 255 in 16 bits");
     if (all.of_order.positions == 0) fail(op, "white", "no positions", "at least one");

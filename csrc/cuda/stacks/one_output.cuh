@@ -113,7 +113,7 @@ __global__ void __launch_bounds__(kThreads, 2) one_output_kernel(const T* x, con
         }
         const float total = sum_over_lanes(share);
         if (lane % (kWarp / kTogether) == 0) shares[buffer][lane / (kWarp / kTogether)][warp] = total;
-        // One barrier is enough: this buffer is written again two turns later, behind the next barrier, and by then all
+        // One barrier is enough: this buffer is written again two turns later, after the next barrier, and by then all
         // warps have read it.
         __syncthreads();
         // Every warp computes the losses of these positions, lane p that of position first + p.

@@ -147,7 +147,7 @@ __device__ __forceinline__ void store_activated(const Layer& layer, const Places
     if (layer.activation == kDual) store_pair(memory + at.values, at.part + row, second[0], second[1]);
 }
 
-// Writes the row of ones behind the activated values.
+// Writes the row of ones after the activated values.
 __device__ __forceinline__ void store_ones(const Places& at, float* memory) {
     if (threadIdx.x < kTile) memory[at.values + at.width * kPitch + threadIdx.x] = 1.0f;
 }
@@ -453,7 +453,7 @@ __device__ inline void output_and_loss(const TileArguments& a, Tile& tile, const
     tile.gradient[position] = exists ? gradient : 0.0f;
 }
 
-// Everything behind layer 0 and its activation: the other layers, output and loss, and the backward.
+// Everything after layer 0 and its activation: the other layers, output and loss, and the backward.
 template <bool kRounds>
 __device__ inline void rest_of_tile(const TileArguments& a, Tile& tile, const Target& target, float* memory) {
     const int last = a.layers.count - 1, lane = threadIdx.x % kWarp;

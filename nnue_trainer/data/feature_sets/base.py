@@ -118,7 +118,7 @@ class Features(ABC):
             lambda i: f"feature {found[i][wrong[i]][0]}, expected 0 to {self.num_features - 1}, or -1 for none",
         )
         gaps = (active[:, 1:] > active[:, :-1]).any(axis=1)
-        self._refuse(view, gaps, lambda _: "a feature behind a -1, expected -1 at the end (left_packed does that)")
+        self._refuse(view, gaps, lambda _: "a feature after a -1, expected -1 at the end (left_packed does that)")
         if self.bucket_size:
             bucket = np.where(active, found // self.bucket_size, -1)
             strays = (active & (bucket != bucket[:, :1])).any(axis=1) if found.shape[1] else np.zeros(len(view), bool)

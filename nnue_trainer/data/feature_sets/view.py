@@ -43,13 +43,13 @@ class View:
 
     @cached_property
     def square(self) -> npt.NDArray[np.int32]:
-        """[B, 32]: the square of each piece; −1 behind the last one."""
+        """[B, 32]: the square of each piece; −1 after the last one."""
         found = self._pieces.square
         return np.where(self.present, found ^ 56, -1) if self.perspective else found
 
     @cached_property
     def piece(self) -> npt.NDArray[np.int32]:
-        """[B, 32]: each piece, in the order of `square`; −1 behind the last one."""
+        """[B, 32]: each piece, in the order of `square`; −1 after the last one."""
         found = self._pieces.code
         return np.where(self.present, found ^ 1, -1) if self.perspective else found
 

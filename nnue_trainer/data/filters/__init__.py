@@ -93,10 +93,10 @@ else:
 
 @section
 class Filters(_Compiled):
-    """Which positions are left out. By default those without a score, and no others."""
+    """The positions that are dropped: by default only those without a score."""
 
     extra: list[Annotated[Filter, FILTERS]] = Field(default_factory=list)
-    """filters in Python, which run after the others but piece_counts; a position stays if all of them keep it"""
+    """Python filters, which run after all others except piece_counts; a position stays if all of them keep it"""
 
     if TYPE_CHECKING:
         # The compiled filters are a table of the data library, which mypy cannot read.
@@ -107,7 +107,7 @@ class Filters(_Compiled):
     def _rising(cls, knots: list[tuple[float, float]]) -> list[tuple[float, float]]:
         plies = [ply for ply, _ in knots]
         if plies != sorted(plies):
-            raise ValueError(f"found the plies {plies}, expected rising ones")
+            raise ValueError(f"found the plies {plies}, expected ascending ones")
         return knots
 
     @field_validator("piece_counts_curve", check_fields=False)

@@ -273,9 +273,8 @@ struct Perspective : torch::autograd::Function<Perspective> {
 inline std::pair<at::Tensor, at::Tensor> perspective_transformer(const PerspectivePlan& plan, const at::Tensor& weight,
                                                                  const at::Tensor& bias,
                                                                  const PerspectiveOptions& options = {}) {
-    TORCH_CHECK(plan.weight_dtype == weight.scalar_type(),
-                "perspective_transformer: plan: found one that was made for ", "weight_dtype = ", plan.weight_dtype,
-                ", expected ", weight.scalar_type());
+    TORCH_CHECK(plan.weight_dtype == weight.scalar_type(), "perspective_transformer: plan: found a plan for ",
+                "weight_dtype = ", plan.weight_dtype, ", expected ", weight.scalar_type());
     TORCH_CHECK(options.psqt.defined() == options.psqt_bucket.defined(),
                 "perspective_transformer: psqt and psqt_bucket: found one of them, expected both or none");
     std::vector<at::Tensor> batch = {plan.white, plan.black, plan.data};
@@ -312,7 +311,7 @@ struct Expanded {
     at::Tensor white, black, counts, black_to_move, score, result, piece_count, material;
 };
 
-// The integer by which operators know a feature set: the same in every process.
+// The integer that identifies a feature set in calls of operators: the same in every process.
 inline int64_t feature_set_handle(const std::string& name) {
     const at::Tensor text = at::empty({static_cast<int64_t>(name.size())}, at::kByte);
     std::copy(name.begin(), name.end(), static_cast<char*>(text.mutable_data_ptr()));
