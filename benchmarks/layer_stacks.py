@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from nnue_trainer import nets
 from nnue_trainer.losses import SigmoidLoss, WinRateLoss, mean
 from nnue_trainer.modules import StackedLinear
 from nnue_trainer.modules.layer_stacks import FirstOutputs, LayerCall, LayerStacks, Targets
+from nnue_trainer.nets.base import StackedModel
 from optimizer import copy_rate, median_ms
 from report import RESULTS, environment, write
 
@@ -51,7 +53,9 @@ class Problem:
 
     def __init__(self, net: dict[str, Any], positions: int, dtype: torch.dtype) -> None:
         g = torch.Generator(device="cuda").manual_seed(1)
-        self.model = model = nets.build(net).cuda()
+        model = nets.build(net).cuda()
+        assert isinstance(model, StackedModel)
+        self.model = model
         self.stacks: LayerStacks = model.stacks
         self.linears: Sequence[nn.Module] = model.linears()
         self.score_scale = model.score_scale
@@ -108,8 +112,8 @@ class Aware(Problem):
     def __init__(self, net: dict[str, Any], positions: int, dtype: torch.dtype) -> None:
         super().__init__(net, positions, dtype)
         self.model.set_rounding(True)
+        assert self.model.rounded is not None
         self.rounded = self.model.rounded
-        assert self.rounded is not None
         assert self.rounded.stacks is not None
         self.stacks = self.rounded.stacks
         with torch.no_grad():
@@ -117,7 +121,8 @@ class Aware(Problem):
             self.psqt.mul_(self.rounded._psqt_scale)
 
     def torch_step(self) -> list[Tensor]:
-        net = self.rounded._score(self.model, self.first)
+        sums = self.rounded._sums_of_layers(self.rounded._steps(self.model), self.first)
+        net = self.rounded._score(self.first, sums)
         loss = mean(*self.loss.terms(net * self.score_scale, *self.targets))
         return [loss, *torch.autograd.grad(loss, self.leaves, allow_unused=True, materialize_grads=True)]
 
@@ -184,10 +189,15 @@ def main() -> None:
                 del exact
             row["torch_ms"] = round(median_ms(problem.torch_step, device, a.repeats), 4)
             row["ms"] = round(median_ms(problem.step, device, a.repeats), 4)
-            order = lambda p=problem: p.stacks.order(p.first.bucket)  # noqa: E731
+            order = partial(problem.stacks.order, problem.first.bucket)
             row["order_ms"] = round(median_ms(order, device, a.repeats), 4)
             row["floor_ms"] = round(2 * problem.x.nbytes / report["copy_tb_s"] / 1e9, 4)
-            row["kernels"] = kernels(lambda p=problem, o=order: (o(), p.step()))
+
+            def ordered_step(problem: Problem = problem, order: Callable[[], object] = order) -> None:
+                order()
+                problem.step()
+
+            row["kernels"] = kernels(ordered_step)
             rows.append(row)
             errors = [f"{e:.1e}" for e in (*row.get("errors_torch", ()), *row.get("errors", ()))]
             print(

@@ -36,8 +36,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from nnue_trainer import ops
+from nnue_trainer.ops.capabilities import CudaKernels
 from nnue_trainer.ops.perspectives import (
-    CudaKernels,
     PerspectivePlan,
     is_fused,
     perspective_plan,
