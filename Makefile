@@ -140,6 +140,7 @@ types: $(VENV)/.dev build  ## run mypy on package and tests, also for macOS and 
 	$(BIN)/mypy --platform darwin --cache-dir .mypy_cache/darwin
 	$(BIN)/mypy --platform win32 --cache-dir .mypy_cache/win32
 	$(BIN)/mypy --config-file tests/mypy.ini
+	$(BIN)/mypy --config-file tools/mypy.ini
 
 $(VENV)/.docs: requirements/docs.txt $(VENV)/.requirements
 	$(PIP) $(LOCKED) -r requirements/docs.txt

@@ -15,6 +15,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -68,6 +69,9 @@ def main() -> None:
                 for begin in range(0, len(records), BLOCK):
                     writer.write(records[begin : begin + BLOCK])
 
+        def read(format: str) -> None:
+            read_through(_data.PositionReader(f"{folder}/{format}", None, "", False))
+
         def shuffle(memory: int) -> None:
             shuffler = _data.ExternalShuffle(1, memory, folder)
             for begin in range(0, len(records), BLOCK):
@@ -82,10 +86,8 @@ def main() -> None:
             *((format, True, format) for format in FORMATS),
             ("binpack", False, "binpack, chains of one position"),
         ]:
-            measure(f"write {name}", lambda f=format, j=join_chains: write(f, j))  # type: ignore[misc]
-            measure(
-                f"read {name}", lambda f=format: read_through(_data.PositionReader(f"{folder}/{f}", None, "", False))
-            )
+            measure(f"write {name}", partial(write, format, join_chains))
+            measure(f"read {name}", partial(read, format))
         measure("shuffle in memory", lambda: shuffle(1 << 33))
         measure("shuffle, four fifths on disk", lambda: shuffle(len(records) * 11))
         measure("statistics", lambda: count(_data.Statistics()))

@@ -25,7 +25,7 @@ from torch import Tensor
 
 import report
 from nnue_trainer import ops
-from nnue_trainer.data import BASIC_FEATURE_SETS, Batch, Loader, RecordLoader, feature_set
+from nnue_trainer.data import BASIC_FEATURE_SETS, Batch, Loader, LoaderOptions, RecordLoader, feature_set
 from nnue_trainer.data.binpack import write_binpack
 from nnue_trainer.training.batches import DeviceBatches
 
@@ -100,7 +100,7 @@ def file_to_rows(
 
 def loader_alone(files: list[str], name: str | None, batch_size: int, threads: int, seconds: float) -> float:
     """Positions per second of a loader of records, or of rows of the feature set `name`, in host memory."""
-    options = {"repeat": True, "reuse": True, "shuffle_buffer": 1 << 21, "threads": threads}
+    options: LoaderOptions = {"repeat": True, "reuse": True, "shuffle_buffer": 1 << 21, "threads": threads}
     loader = RecordLoader(files, batch_size, **options) if name is None else Loader(files, name, batch_size, **options)
     rate = measure_stream(iter(loader).__next__, batch_size, torch.device("cpu"), seconds)
     loader.close()

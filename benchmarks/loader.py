@@ -19,14 +19,15 @@ import os
 import resource
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
 import numpy as np
+from torch import Tensor
 
 from nnue_trainer import _data
-from nnue_trainer.data import Filters, Loader, RecordLoader
+from nnue_trainer.data import Batch, Filters, Loader, RecordLoader
 from nnue_trainer.data.binpack import read_binpack, write_binpack
 from nnue_trainer.data.transform import convert
 from report import RESULTS, environment, write
@@ -39,7 +40,7 @@ def measure(make: Callable[[], Loader | RecordLoader], seconds: float) -> tuple[
     """Positions per second that the loader yields, and that it reads from the file; after the first 16 batches."""
     loader = make()
     try:
-        batches = iter(loader)
+        batches: Iterator[Batch | Tensor] = iter(loader)
         for _ in range(16):
             next(batches)
         before = loader.filter_counts()["read"]

@@ -15,6 +15,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,7 @@ def least_bytes(parts: list[Part], rule: UpdateRule, clips: bool) -> int:
     for part in parts:
         assert part.parameter.grad is not None
         weights = part.rows(part.parameter).numel()
-        each = part.parameter.grad.element_size() * (2 if clips else 1) + 24
+        each: float = part.parameter.grad.element_size() * (2 if clips else 1) + 24
         each += 4 if rule.averages == 2 else 0  # the second average of the gradient is only read
         each += 12 / rule.lookahead_every if rule.lookahead_every else 0
         each += 0 if part.copy is None else 2
@@ -121,7 +122,7 @@ def torch_step(parts: list[Part], loss: Tensor, device: torch.device) -> Callabl
     return step
 
 
-def median_ms(step: Callable[[], None], device: torch.device, repeats: int) -> float:
+def median_ms(step: Callable[[], object], device: torch.device, repeats: int) -> float:
     """The median milliseconds of a step: of `repeats` replays of a graph with cold caches on CUDA, of fewer direct
     calls on a CPU."""
     times = []
@@ -140,12 +141,12 @@ def median_ms(step: Callable[[], None], device: torch.device, repeats: int) -> f
     flush = torch.ones(64 << 20, device=device)
     for _ in range(repeats):
         flush.sum()  # only reads; written cache lines would have to be written back during the step
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
+        started, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        started.record()
         graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end))
+        ended.record()
+        ended.synchronize()
+        times.append(started.elapsed_time(ended))
     return statistics.median(times)
 
 
@@ -187,7 +188,7 @@ def main() -> None:
                 moved = least_bytes(parts, UpdateRule(), False)
             else:
                 fused = FusedOptimizer(parts, rule, torch.tensor(1e-3, device=device), max_norm)
-                step = lambda f=fused, x=loss: f.step(x, covered=["weight"])  # noqa: E731
+                step = partial(fused.step, loss, covered=["weight"])
                 moved = least_bytes(parts, rule, max_norm < float("inf"))
             ms = median_ms(step, device, a.repeats)
             rate = moved / ms / 1e9

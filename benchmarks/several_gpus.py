@@ -381,10 +381,8 @@ def main() -> None:
         work(options)
         return
     gpus = torch.cuda.device_count() or 2
-    sizes = {*(2**n for n in range(gpus.bit_length())), gpus}
-    if options.sizes:
-        sizes = {int(size) for size in options.sizes.split(",")}
-    sizes = sorted(sizes)
+    every = {*(2**n for n in range(gpus.bit_length())), gpus}
+    sizes = sorted({int(size) for size in options.sizes.split(",")} if options.sizes else every)
     sources = options.sources.split(",")
     if unknown := set(sources) - set(SOURCES):
         parser.error(f"--sources: found {', '.join(unknown)}, expected some of {','.join(SOURCES)}")

@@ -57,21 +57,22 @@ def results() -> dict[str, torch.Tensor]:
         out = nnue_trainer.ops.functional.feature_transformer(white, weight, bias, scale)
         out.backward(flow.to(dtype))
         for part, tensor in (("out", out), ("weight", weight.grad), ("bias", bias.grad), ("values", scale.grad)):
+            assert tensor is not None
             found[f"feature_transformer/{name}/{part}"] = tensor.detach()
         for activation in ("identity", "crelu", "screlu", "pairwise"):
             weight, bias = parameter(weights, dtype), parameter(biases, dtype)
             out = perspectives.perspective_transformer(white, black, stm, weight, bias, activation=activation)
             out.float().square().sum().backward()
             for part, tensor in (("out", out), ("weight", weight.grad), ("bias", bias.grad)):
+                assert tensor is not None
                 found[f"perspective_transformer/{name}/{activation}/{part}"] = tensor.detach()
     series = uniform(4, 5_000).double()
     for statistic in ("sum", "mean", "var", "std", "min", "max", "median", "skew", "kurt"):
         found[f"rolling/{statistic}"] = getattr(rolling(series, 100), statistic)()
     for statistic in ("mean", "var", "std"):
         found[f"ewm/{statistic}"] = getattr(ewm(series, span=50), statistic)()
-    found["rows/norms"] = (
-        torch.stack(matrix.norms(weights)) if isinstance(matrix.norms(weights), tuple) else matrix.norms(weights)
-    )
+    norms = matrix.norms(weights)
+    found["rows/norms"] = torch.stack(norms) if isinstance(norms, tuple) else norms
     found["rows/transpose"] = matrix.transpose(weights)
     positions = nnue_trainer.data.records_from_fens(["rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1"])
     for name, tensor in ops.expand_features(torch.from_numpy(positions), "HalfKAv2_hm")._asdict().items():

@@ -87,7 +87,7 @@ def child(preset: str, l1: int, folder: Path, kill_at: str) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         return border(stage, *rest)
 
-    Trainer.advance, run._border = dying, dying_at_border  # type: ignore[method-assign]
+    Trainer.advance, run._border = dying, dying_at_border  # type: ignore[method-assign, assignment]
     run.train(recipe, folder, resume="auto")
 
 

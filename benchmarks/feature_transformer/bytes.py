@@ -107,7 +107,8 @@ def main() -> None:
     parser.add_argument("--one", nargs=2, metavar=("CASE", "DTYPE"), help="only run one step; used under ncu")
     args = parser.parse_args()
     if args.one:
-        one_step(*args.one, args.data)
+        case, dtype = args.one
+        one_step(case, dtype, args.data)
         return
     results = [count(case, dtype, args.data) for case in args.cases for dtype in ("float32", "bfloat16")]
     for result in results:

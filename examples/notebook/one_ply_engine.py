@@ -46,7 +46,8 @@ def loaded(path: str) -> Evaluator:
 
 
 def main() -> None:
-    net, fen, moves = None, "", []
+    net: Evaluator | None = None
+    fen, moves = "", list[str]()
     for line in sys.stdin:
         words = line.split()
         match words[:1]:
@@ -59,9 +60,9 @@ def main() -> None:
             case ["position"]:
                 before, _, after = line.removeprefix("position fen ").partition(" moves ")
                 fen, moves = before.strip(), after.split()
-            case ["go"] if net is None:
-                sys.exit("setoption name EvalFile comes first")
             case ["go"]:
+                if net is None:
+                    sys.exit("setoption name EvalFile comes first")
                 move, score = best_move(net, fen, moves)
                 print(f"info depth 1 score cp {score}\nbestmove {move}")
             case ["quit"]:
