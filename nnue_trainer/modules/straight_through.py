@@ -24,7 +24,7 @@ _ALIGNMENT = 64  # of parameters in the result of _to_integers
 _operators: Any = torch.ops.nnue
 
 
-class _Straight(torch.autograd.Function):
+class _SteRound(torch.autograd.Function):
     @staticmethod
     def forward(x: Tensor, rule: Rule, factor: float) -> Tensor:
         return torch.floor(x) if rule == "floor" else torch.trunc(x) if rule == "trunc" else torch.round(x)
@@ -39,9 +39,10 @@ class _Straight(torch.autograd.Function):
         return grad if ctx.factor == 1.0 else grad * ctx.factor, None, None
 
 
-def straight(x: Tensor, rule: Rule, factor: float = 1.0) -> Tensor:
-    """`x` rounded down, toward zero, or to the nearest integer (half to even). The gradient is that of `factor · x`."""
-    result: Tensor = _Straight.apply(x, rule, factor)  # type: ignore[no-untyped-call]
+def ste_round(x: Tensor, rule: Rule, factor: float = 1.0) -> Tensor:
+    """The straight-through estimator: `x` rounded down, toward zero, or to the nearest integer (half to even). The
+    gradient is that of `factor · x`."""
+    result: Tensor = _SteRound.apply(x, rule, factor)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -62,7 +63,7 @@ class Steps(NamedTuple):
 
 def integers(parameter: Tensor, steps: Steps) -> Tensor:
     """A parameter as integers: fp32, or float64 where `steps.wide`. Gradient goes through where nothing is clipped."""
-    return straight(steps.of(parameter), "round")
+    return ste_round(steps.of(parameter), "round")
 
 
 class _Together(torch.autograd.Function):

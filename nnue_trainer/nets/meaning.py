@@ -38,12 +38,12 @@ class Buckets:
 
 @dataclass(frozen=True)
 class Units:
-    """Along this axis lie units, outputs of the layer or its inputs. Outputs in `straight` are part of the net's output
-    as they are: where they are new, all their weights start at 0."""
+    """Along this axis lie units, outputs of the layer or its inputs. Outputs in `to_output` are part of the net's
+    output as they are: where they are new, all their weights start at 0."""
 
     keys: tuple[Key, ...]
     outputs: bool = False
-    straight: frozenset[Key] = field(default_factory=frozenset)
+    to_output: frozenset[Key] = field(default_factory=frozenset)
 
 
 Axis = Features | Buckets | Units
@@ -52,11 +52,11 @@ Axis = Features | Buckets | Units
 @dataclass(frozen=True)
 class Meaning:
     """Of one parameter. Two parameters of nets that have the same `role` are the same thing; the parameter is seen in
-    the shape of its axes. `straight`: its values are part of the net's output as they are, such as PSQT columns."""
+    the shape of its axes. `to_output`: its values are part of the net's output as they are, such as PSQT columns."""
 
     role: str
     axes: tuple[Axis, ...]
-    straight: bool = False
+    to_output: bool = False
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def first_layer(features: str, hidden: int, activation: str, psqt: Buckets | Non
         "bias": Meaning("feature_transformer.bias", (outputs,)),
     }
     if psqt is not None:
-        found["psqt"] = Meaning("feature_transformer.psqt", (Features(features), psqt), straight=True)
+        found["psqt"] = Meaning("feature_transformer.psqt", (Features(features), psqt), to_output=True)
     return {f"feature_transformer.{name}": meaning for name, meaning in found.items()}
 
 
@@ -106,7 +106,7 @@ def layer_outputs(layer: str, outputs: int, skipped: int) -> Units:
     """Outputs of a layer, of which the last `skipped` go straight to the net's output."""
     skips: list[Key] = [(layer, "skip", unit) for unit in range(skipped)]
     units: list[Key] = [(layer, unit) for unit in range(outputs - skipped)]
-    return Units((*units, *skips), outputs=True, straight=frozenset(skips))
+    return Units((*units, *skips), outputs=True, to_output=frozenset(skips))
 
 
 def activations(units: Iterable[Key], *, squares: bool) -> list[Key]:

@@ -34,7 +34,7 @@ from nnue_trainer.modules.straight_through import (
     integer_parameters,
     integer_stacked_linear,
     integers,
-    straight,
+    ste_round,
 )
 from nnue_trainer.nets.integer_forward import INT16_MAX, INT16_MIN, IntegerLayer, Skip
 from nnue_trainer.ops.perspectives import Description, FusedCall, Parameters, is_fused, run_fused
@@ -242,7 +242,7 @@ class RoundedForward:
         forward = self.forward
         if forward.head == "wdl":
             odds = log_odds(self._logits(sums)) * forward.multiply
-            return (straight(odds, "trunc") / self.score_scale).float()
+            return (ste_round(odds, "trunc") / self.score_scale).float()
         output = sums[-1][:, 0].double()
         for skip in forward.skips:
             y = sums[skip.layer].double()
@@ -252,12 +252,12 @@ class RoundedForward:
             else:
                 output = output + _tdiv(part, skip.multiply, skip.divide)
         if forward.is_float:
-            positional = straight(output * forward.multiply / forward.divide, "trunc")
+            positional = ste_round(output * forward.multiply / forward.divide, "trunc")
         else:
             positional = _tdiv(output, forward.multiply, forward.divide)
         parts = [positional]
         if first.psqt is not None:
-            parts = [straight(first.psqt, "trunc", self._psqt_scale).double(), positional]
+            parts = [ste_round(first.psqt, "trunc", self._psqt_scale).double(), positional]
         if not forward.score_apart:
             parts = [sum(parts[1:], parts[0])]
         scores = [_tdiv(part, forward.score_multiply, forward.score_divide) for part in parts]
@@ -308,7 +308,7 @@ class RoundedForward:
             x, difference = transformer.outputs_with(batch, stack, weights, self._describe(transformer))
         x = one_side(x, batch, self.forward.first.sides)
         rounds = self._power < 0 and (call is None or not call.rounds_down)
-        return FirstOutputs(straight(x, "floor") if rounds else x, difference, stack)
+        return FirstOutputs(ste_round(x, "floor") if rounds else x, difference, stack)
 
     def _first_call(self, model: NnueModel, batch: Batch, stack: Tensor, weights: Parameters) -> FusedCall | None:
         """The operator that computes the first layer; None where there is none."""
@@ -379,14 +379,14 @@ class RoundedForward:
         """tdiv(Σ weight · x, divide) + bias of each position's own stack, [B, outputs], fp32 or float64, of a layer."""
         layer, scale = self.forward.layers[number], self._x_scale
         if layer.factor is not None:
-            parts = [straight(vectors[0], "floor", scale) if n == 0 else vectors[n] for n in layer.inputs]
+            parts = [ste_round(vectors[0], "floor", scale) if n == 0 else vectors[n] for n in layer.inputs]
             x, rows = torch.cat(parts, dim=1).double(), weight.double()
             sums = choose((x @ rows.view(-1, x.shape[1]).T).view(len(x), -1, layer.outputs), stack)
             return (sums * layer.factor + F.embedding(stack, bias).double()).float()
         if layer.inputs == (0,):
             x, factor = vectors[0], scale
         else:
-            parts = [straight(vectors[0], "floor", scale) if n == 0 else vectors[n] for n in layer.inputs]
+            parts = [ste_round(vectors[0], "floor", scale) if n == 0 else vectors[n] for n in layer.inputs]
             x, factor = torch.cat(parts, dim=1) if len(parts) > 1 else parts[0], 1.0
         weight = weight.float()
         if layer.divide == 1 and stacked_linear.is_fused(x, weight) and not self._is_large(number):
@@ -486,7 +486,7 @@ def _skip_words(skip: Skip) -> dict[str, Any]:
 
 def _tdiv(x: Tensor, factor: int, divisor: int) -> Tensor:
     """x · factor / divisor toward zero; float64 in, float64 out."""
-    return x if factor == divisor else straight(x * factor / divisor, "trunc")
+    return x if factor == divisor else ste_round(x * factor / divisor, "trunc")
 
 
 def _largest(layer: IntegerLayer) -> int:
@@ -507,13 +507,13 @@ def _activated(layer: IntegerLayer, y: Tensor) -> Tensor:
     square = one * one * 2.0**-layer.square_shift
     match layer.activation:
         case "none":
-            return straight((y * one).clamp(INT16_MIN, INT16_MAX), "floor").float()
+            return ste_round((y * one).clamp(INT16_MIN, INT16_MAX), "floor").float()
         case "screlu":
-            return straight(y.double().clamp(0, layer.clip << layer.shift).square() * square, "floor").float()
-    clamped = straight((y * one).clamp(0, layer.clip), "floor").float()
+            return ste_round(y.double().clamp(0, layer.clip << layer.shift).square() * square, "floor").float()
+    clamped = ste_round((y * one).clamp(0, layer.clip), "floor").float()
     if layer.activation == "crelu":
         return clamped
-    squared = straight((y.double().square() * square).clamp(max=layer.clip), "floor").float()
+    squared = ste_round((y.double().square() * square).clamp(max=layer.clip), "floor").float()
     return torch.cat([squared, clamped], dim=1)
 
 

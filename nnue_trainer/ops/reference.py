@@ -107,12 +107,12 @@ class Hidden(Protocol):
 
 
 def layers(
-    hidden: Sequence[Hidden], x: Tensor, linear: Callable[[int, Tensor], Tensor], straight: Iterable[Tensor] = ()
+    hidden: Sequence[Hidden], x: Tensor, linear: Callable[[int, Tensor], Tensor], skips: Iterable[Tensor] = ()
 ) -> Tensor:
     """The outputs of the last layer, [B, n], of x [B, I] (csrc/layer_stacks.h). `linear(number, x)` computes one of the
-    layers, of which all but the last are `hidden`; `straight`, [B] each, are added to each output."""
+    layers, of which all but the last are `hidden`; `skips`, [B] each, are added to each output."""
     kept: list[Tensor] = []
-    added = list(straight)
+    added = list(skips)
     for number, layer in enumerate(hidden):
         y = linear(number, x)
         if (skipped := layer.skipped(y)) is not None:

@@ -110,8 +110,8 @@ class _Match:
     source: np.ndarray
     """int64 [n]: the matching index of the source; −1 where the index is new"""
     is_output: bool
-    """whether the axis holds outputs of a layer: the weights of a new output stay random, unless it is in `straight`"""
-    straight: np.ndarray
+    """whether the axis holds outputs of a layer: the weights of a new output stay random, except for `to_output`"""
+    to_output: np.ndarray
     """bool [n]: the unit is added directly to the net's output, so its weights start at 0 if it is new"""
     left_out: int
     """how many indices of the source are not used"""
@@ -147,8 +147,8 @@ def _match(target: Axis, source: Axis, stale: set[object]) -> _Match | None:
     if isinstance(target, Units) and isinstance(source, Units):
         place: dict[Key, int] = {key: index for index, key in enumerate(source.keys) if key[0] not in stale}
         rows = np.array([place.get(key, -1) for key in target.keys], np.int64)
-        straight = np.array([key in target.straight for key in target.keys], bool)
-        return _Match(rows, target.outputs, straight, len(source.keys) - int((rows >= 0).sum()))
+        to_output = np.array([key in target.to_output for key in target.keys], bool)
+        return _Match(rows, target.outputs, to_output, len(source.keys) - int((rows >= 0).sum()))
     return None
 
 
@@ -252,9 +252,9 @@ def _fill(
         found = [_match(axis, other, stale) for axis, other in zip(meaning.axes, old.axes, strict=True)]
         matches = [match for match in found if match is not None and match.known.any()]
     if tensor is None or old is None or len(matches) < len(meaning.axes):
-        if meaning.straight:
+        if meaning.to_output:
             parameter.zero_()
-        return (0, 0, 0, *((size, 0) if meaning.straight else (0, size)), nothing), []
+        return (0, 0, 0, *((size, 0) if meaning.to_output else (0, size)), nothing), []
     shape = [len(match.source) for match in matches]
     into, values = parameter.view(shape), tensor.detach().view([_size(axis) for axis in old.axes])
     for begin in range(0, shape[0], _CHUNK):
@@ -264,17 +264,17 @@ def _fill(
             part = part.index_select(dimension, torch.from_numpy(match.source.clip(0)))
         # A known output with a new input: the weight is 0. A new output: the weight stays random, or is 0 if the output
         # is added directly to the net's output.
-        outputs, inputs, straight = torch.tensor(True), torch.tensor(True), torch.tensor(False)
+        outputs, inputs, to_output = torch.tensor(True), torch.tensor(True), torch.tensor(False)
         for dimension, match in enumerate(matches):
             here = rows if dimension == 0 else slice(None)
             view = [-1 if other == dimension else 1 for other in range(len(matches))]
             known = torch.from_numpy(match.known[here]).view(view)
-            straight = straight | torch.from_numpy(match.straight[here]).view(view)
+            to_output = to_output | torch.from_numpy(match.to_output[here]).view(view)
             if match.is_output:
                 outputs = outputs & known
             else:
                 inputs = inputs & known
-        fresh = torch.where(outputs | straight, 0.0, into[rows])
+        fresh = torch.where(outputs | to_output, 0.0, into[rows])
         into[rows] = torch.where(outputs & inputs, part, fresh)
     return _counts(matches, nothing), matches
 
@@ -305,11 +305,11 @@ def _counts(matches: list[_Match], total: int) -> tuple[int, int, int, int, int,
     known = prod(int(match.known.sum()) for match in matches)
     means = matches[0].means * prod(int(match.known.sum()) for match in matches[1:])
     once = prod(int(match.known.sum()) - match.means - _repeats(match) for match in matches)
-    straight = sum(int((match.straight & ~match.known).sum()) for match in matches)
+    to_output = sum(int((match.to_output & ~match.known).sum()) for match in matches)
     size = prod(len(match.source) for match in matches)
     rows = prod(len(match.source) for match in matches if not match.is_output)
     outputs = prod(int(match.known.sum()) for match in matches if match.is_output)
-    zero = rows * (outputs + straight) - known
+    zero = rows * (outputs + to_output) - known
     used = prod(_used(match) for match in matches)
     return once, known - means - once, means, zero, size - known - zero, total - used
 

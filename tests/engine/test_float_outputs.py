@@ -14,7 +14,7 @@ from inference_support import built, exported, positions, program_scores
 from nnue_trainer import _data, data, nets
 from nnue_trainer.export import checkpoint_from_net, read_net
 from nnue_trainer.export.evaluate import compiled_description
-from nnue_trainer.modules.straight_through import Rule, straight
+from nnue_trainer.modules.straight_through import Rule, ste_round
 from nnue_trainer.nets import rounded_forward
 from nnue_trainer.nets.integer_forward import IntegerForward, IntegerLayer, first_activations
 
@@ -106,9 +106,9 @@ def test_outputs_of_float_layers(name: str, tmp_path: Path, monkeypatch: pytest.
     floats = data.expand(records, model.feature_set)
 
     def but_for_the_score(x: torch.Tensor, rule: Rule, factor: float = 1.0) -> torch.Tensor:
-        return x if rule == "trunc" else straight(x, rule, factor)
+        return x if rule == "trunc" else ste_round(x, rule, factor)
 
-    monkeypatch.setattr(rounded_forward, "straight", but_for_the_score)
+    monkeypatch.setattr(rounded_forward, "ste_round", but_for_the_score)
     with torch.no_grad():
         plain = model(floats).numpy()
         with model.rounding(True):

@@ -22,7 +22,7 @@ from nnue_trainer.modules.straight_through import (
     integer_linear,
     integer_parameters,
     integers,
-    straight,
+    ste_round,
 )
 from nnue_trainer.nets import NnueModel, rounded_forward
 from nnue_trainer.nets.rounded_forward import QatConfig
@@ -121,7 +121,7 @@ def test_without_its_rounding_it_is_the_float_model(name: str, records: np.ndarr
     gradients = []
     for rounding in (False, True):
         if rounding:
-            monkeypatch.setattr(rounded_forward, "straight", smooth)
+            monkeypatch.setattr(rounded_forward, "ste_round", smooth)
             monkeypatch.setattr(rounded_forward, "integer_parameters", in_steps)
             model.set_rounding(True)
         model.zero_grad()
@@ -169,7 +169,7 @@ def test_gradients_go_straight_through_and_stop_at_a_clip() -> None:
     rules: dict[Rule, list[int]] = {"floor": [-2, 1, 2], "trunc": [-1, 1, 2], "round": [-2, 2, 2]}
     for rule, expected in rules.items():
         x.grad = None
-        y = straight(x, rule, 3.0)
+        y = ste_round(x, rule, 3.0)
         assert y.tolist() == expected
         y.sum().backward()
         assert grad_of(x).tolist() == [3, 3, 3]
