@@ -9,6 +9,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -124,13 +125,12 @@ def _at_once(
     signal is handed on to the processes, which save and stop. UserError where one fails."""
     waiting, running, interrupted = list(runs), dict[int, subprocess.Popen[bytes]](), set[int]()
     places: dict[int, int] = {}  # which of the places at a time a seed has, and so which GPU
-    stopped = False
+    stopped = threading.Event()
     flags = ["--overwrite"] if overwrite else ["--resume", resume] if resume else []
     flags += [flag for path in registry.loaded() for flag in ("--plugin", str(path))]
 
     def stop(*_: object) -> None:
-        nonlocal stopped
-        stopped = True
+        stopped.set()
         for process in running.values():
             process.send_signal(signal.SIGTERM)
 
@@ -140,7 +140,7 @@ def _at_once(
     try:
         with tempfile.TemporaryDirectory() as temporary:
             while waiting or running:
-                while waiting and len(running) < at_once and not stopped:
+                while waiting and len(running) < at_once and not stopped.is_set():
                     seed = waiting.pop(0)
                     file, log = Path(temporary) / f"seed-{seed}.yaml", runs[seed].with_suffix(".log")
                     file.write_text(config.to_yaml(config.with_only_seed(recipe, seed)), encoding="utf-8")
@@ -152,7 +152,9 @@ def _at_once(
                             [*command, *flags], stdout=output, stderr=output, env=os.environ | gpu
                         )
                     say(f"seed {seed}: {runs[seed]}, output in {log}")
-                if stopped and waiting:
+                    if stopped.is_set():  # the signal came while it was started
+                        running[seed].send_signal(signal.SIGTERM)
+                if stopped.is_set() and waiting:
                     interrupted |= set(waiting)
                     waiting = []
                 time.sleep(0.1)
@@ -161,7 +163,7 @@ def _at_once(
                         continue
                     del running[seed]
                     process_groups.end(process)
-                    if process.returncode == _INTERRUPTED:
+                    if process.returncode == _INTERRUPTED or (stopped.is_set() and process.returncode < 0):
                         interrupted.add(seed)
                     elif process.returncode:
                         stop()

@@ -4,7 +4,9 @@ import json
 import os
 import re
 import signal
+import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +14,9 @@ from command import nnue
 from small_runs import last, split_sample, written
 
 from nnue_trainer import config
+from nnue_trainer.base import process_groups
 from nnue_trainer.errors import UserError
+from nnue_trainer.training.seeds import train_seeds
 from nnue_trainer.training.trainer import Trainer
 
 
@@ -91,3 +95,19 @@ def test_seeds_at_once(tmp_path: Path, recipe: Path) -> None:
 def test_wrong_seeds(recipe: Path) -> None:
     with pytest.raises(UserError, match=r"seeds: found \[1, 1\], expected different numbers"):
         config.load(recipe, ["seeds=[1, 1]"])
+
+
+def test_a_signal_while_a_seed_starts(tmp_path: Path, recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process does not handle signals yet and is not in the list of those that run. It is ended, as interrupted."""
+    start, processes = process_groups.start, []
+
+    def starting(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
+        processes.append(start(["sleep", "600"], **options))
+        if len(processes) == 2:
+            signal.raise_signal(signal.SIGTERM)
+        return processes[-1]
+
+    monkeypatch.setattr(process_groups, "start", starting)
+    runs = train_seeds(config.load(recipe, ["seeds=[1, 2, 3]"]), tmp_path / "run", at_once=2)
+    assert [run.interrupted for run in runs] == [True] * 3
+    assert [process.returncode for process in processes] == [-signal.SIGTERM] * 2
