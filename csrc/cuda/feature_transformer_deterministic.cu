@@ -3,14 +3,11 @@
 //
 //   1. Every entry becomes a pair (feature, place in the batch); padding gets the key num_features.
 //   2. A stable radix sort orders the pairs by feature.
-//   3. The start of each feature's list is found.
-//   4. A list of up to `piece_length` entries is one piece, which is summed in registers and stored. Longer lists are
-//      cut into pieces at fixed places. The sums of their pieces go to scratch memory, and a last pass adds them in
-//      order.
+//   3. Each list is cut into tasks (sorted_lists.cuh). The sum of a list of one task is stored; the sums of longer
+//      lists' tasks go to scratch memory, and a last pass adds them in order.
 //
 // Every element of the gradient is written once, without atomics, so nothing needs to be zeroed first.
 
-#include "carver.cuh"
 #include "feature_transformer.cuh"
 #include "sorted_lists.cuh"
 
@@ -27,22 +24,25 @@ template <class T>
 struct Scratch {
     int32_t *keys, *sorted_keys;
     int64_t *places, *sorted_places;
-    int64_t *starts, *pieces, *first_piece;  // [num_features + 1]
-    sum_t<T>* sums;                          // [max_pieces, num_outputs]
+    Tasks<int64_t> tasks;
+    sum_t<T>* sums;  // [max_partials, num_outputs]
     CubScratch cub;
 };
 
 template <class T>
-Scratch<T> carve(Carver& carver, int64_t places, int64_t num_features, int64_t num_outputs) {
+Scratch<T> carve(Carver& carver, int64_t places, int num_features, int64_t num_outputs) {
     Scratch<T> s{};
     s.keys = carver.take<int32_t>("keys", places);
     s.sorted_keys = carver.take<int32_t>("sorted_keys", places);
     s.places = carver.take<int64_t>("places", places);
     s.sorted_places = carver.take<int64_t>("sorted_places", places);
-    for (int64_t** array : {&s.starts, &s.pieces, &s.first_piece})
-        *array = carver.take<int64_t>("lists", num_features + 1);
-    s.sums = carver.take<sum_t<T>>("sums", max_pieces(places, num_features) * num_outputs);
-    s.cub.bytes = std::max(sort_bytes<int64_t>(places, num_features), sums_before_bytes(num_features + 1));
+    for (int64_t** array : {&s.tasks.starts, &s.tasks.pieces, &s.tasks.pieces_before})
+        *array = carver.take<int64_t>("lists", num_features + size_t{1});
+    s.tasks.tasks = carver.take<Task<int64_t>>("tasks", max_tasks(places, num_features));
+    s.tasks.long_lists = carver.take<LongList>("long_lists", max_long_lists(places, num_features));
+    s.tasks.counts = carver.take<Counts>("counts", 1);
+    s.sums = carver.take<sum_t<T>>("sums", max_partials(places, num_features) * num_outputs);
+    s.cub.bytes = std::max(sort_bytes<int64_t>(places, num_features), sums_before_bytes(num_features + int64_t{1}));
     s.cub.memory = carver.take<char>("cub", s.cub.bytes);
     return s;
 }
@@ -61,28 +61,18 @@ __global__ void key_kernel(const int32_t* __restrict__ indices, int64_t rows, in
     }
 }
 
-// Counts the pieces whose sums go to scratch memory: those of lists that are longer than one piece.
-__global__ void piece_kernel(const int64_t* __restrict__ starts, int64_t num_features, int64_t length,
-                             int64_t* __restrict__ pieces) {
-    for (int64_t f = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; f <= num_features;
-         f += int64_t(gridDim.x) * blockDim.x) {
-        const int64_t entries = f < num_features ? starts[f + 1] - starts[f] : 0;
-        pieces[f] = entries > length ? divide_up(entries, length) : 0;
-    }
-}
+struct Nothing {
+    __device__ void operator()(int64_t, const Task<int64_t>*) const {}
+};
 
 template <class T>
 struct Lists {
     const T* grad_output;
     const sum_t<T>* values;  // or null
     const int64_t* places;
-    const int64_t* starts;
-    const int64_t* first_piece;
+    Tasks<int64_t> of;
     sum_t<T>* sums;
     T* grad_weight;
-    int64_t num_features;
-    int64_t piece_length;
-    int64_t max_pieces;
     int64_t num_outputs;
     int64_t max_active;
 };
@@ -113,67 +103,51 @@ __device__ inline void sum_entries(const Lists<T>& lists, int64_t begin, int64_t
     }
 }
 
-// A warp takes a feature whose list is one piece, or a piece of a longer list.
+// A warp per task.
 template <class T, int V>
 __global__ void __launch_bounds__(kWarp* kWarpsPerBlock) sum_kernel(Lists<T> lists) {
-    const int lane = threadIdx.x;
-    const int64_t n = lists.num_outputs, features = lists.num_features;
-    const int64_t column = (int64_t(blockIdx.y) * kWarp + lane) * V;
+    const int lane = threadIdx.x, tasks = lists.of.counts->tasks;
+    const int64_t n = lists.num_outputs, column = (int64_t(blockIdx.y) * kWarp + lane) * V;
     const bool active = column < n;
-    for (int64_t task = int64_t(blockIdx.x) * blockDim.y + threadIdx.y; task < features + lists.max_pieces;
-         task += int64_t(gridDim.x) * blockDim.y) {
+    for (int64_t t = int64_t(blockIdx.x) * blockDim.y + threadIdx.y; t < tasks; t += int64_t(gridDim.x) * blockDim.y) {
+        const Task<int64_t> task = lists.of.tasks[t];
         sum_t<T> sum[V] = {};
-        if (task < features) {
-            const int64_t begin = lists.starts[task], end = lists.starts[task + 1];
-            if (end - begin > lists.piece_length) continue;
-            sum_entries<T, V>(lists, begin, end, column, active, lane, sum);
-            if (active) store_sums<V>(lists.grad_weight + task * n + column, sum);
-            continue;
-        }
-        const int64_t piece = task - features;
-        if (piece >= lists.first_piece[features]) return;
-        // The feature that has this piece.
-        const int64_t low = last_up_to(features, piece, [&](int64_t f) { return lists.first_piece[f]; });
-        const int64_t begin = lists.starts[low] + (piece - lists.first_piece[low]) * lists.piece_length;
-        sum_entries<T, V>(lists, begin, min(begin + lists.piece_length, lists.starts[low + 1]), column, active, lane,
-                          sum);
-        if (active) {
-            Pack<sum_t<T>, V>* out = reinterpret_cast<Pack<sum_t<T>, V>*>(lists.sums + piece * n + column);
-#pragma unroll
-            for (int i = 0; i < V; ++i) out->at[i] = sum[i];
+        sum_entries<T, V>(lists, task.begin, task.begin + task.count, column, active, lane, sum);
+        if (!active) continue;
+        if (task.partial < 0) {
+            store_sums<V>(lists.grad_weight + task.feature * n + column, sum);
+        } else {
+            store_sums<V>(lists.sums + task.partial * n + column, sum);
         }
     }
 }
 
-// Adds the pieces of the longer lists, in order.
+// A warp per longer list adds its tasks' sums, in order.
 template <class T, int V>
 __global__ void __launch_bounds__(kWarp* kWarpsPerBlock) combine_kernel(Lists<T> lists) {
     const int64_t n = lists.num_outputs;
     const int64_t column = (int64_t(blockIdx.y) * kWarp + threadIdx.x) * V;
     if (column >= n) return;
-    for (int64_t f = int64_t(blockIdx.x) * blockDim.y + threadIdx.y; f < lists.num_features;
-         f += int64_t(gridDim.x) * blockDim.y) {
-        const int64_t begin = lists.first_piece[f], end = lists.first_piece[f + 1];
-        if (begin == end) continue;
+    for (int64_t l = int64_t(blockIdx.x) * blockDim.y + threadIdx.y; l < lists.of.counts->long_lists;
+         l += int64_t(gridDim.x) * blockDim.y) {
+        const LongList list = lists.of.long_lists[l];
         sum_t<T> sum[V] = {};
 #pragma unroll 4
-        for (int64_t piece = begin; piece < end; ++piece) {
+        for (int64_t piece = list.first_partial; piece < list.first_partial + list.partials; ++piece) {
 #pragma unroll
             for (int i = 0; i < V; ++i) sum[i] += lists.sums[piece * n + column + i];
         }
-        store_sums<V>(lists.grad_weight + f * n + column, sum);
+        store_sums<V>(lists.grad_weight + list.feature * n + column, sum);
     }
 }
 
 template <class T, int V>
-void launch_sums(const Lists<T>& lists, cudaStream_t stream) {
+void launch_sums(const Lists<T>& lists, int64_t max_tasks, int64_t max_long_lists, cudaStream_t stream) {
     const auto slabs = static_cast<unsigned>(divide_up(lists.num_outputs, kWarp * V));
-    launch("weight_gradient_sum", sum_kernel<T, V>,
-           dim3(thread_blocks_for(lists.num_features + lists.max_pieces, kWarpsPerBlock), slabs), kBlock, 0, stream,
-           lists);
+    launch("weight_gradient_sum", sum_kernel<T, V>, dim3(thread_blocks_for(max_tasks, kWarpsPerBlock), slabs), kBlock,
+           0, stream, lists);
     launch("weight_gradient_combine", combine_kernel<T, V>,
-           dim3(lists.max_pieces == 0 ? 0 : thread_blocks_for(lists.num_features, kWarpsPerBlock), slabs), kBlock, 0,
-           stream, lists);
+           dim3(thread_blocks_for(max_long_lists, kWarpsPerBlock), slabs), kBlock, 0, stream, lists);
 }
 
 }  // namespace
@@ -188,33 +162,18 @@ size_t deterministic_scratch_bytes(const Rows<T>& batch, int64_t num_outputs) {
 template <class T>
 void launch_weight_gradient_deterministic(const Rows<T>& batch, const T* grad_output, T* grad_weight, int64_t n,
                                           void* scratch, cudaStream_t stream) {
-    const int64_t places = batch.rows * batch.max_active, features = batch.num_features;
+    const int64_t places = batch.rows * batch.max_active;
+    const int features = batch.num_features;
     Carver carver{static_cast<char*>(scratch)};
     const Scratch<T> s = carve<T>(carver, places, features, n);
     launch("weight_gradient_keys", key_kernel, thread_blocks_for(batch.rows, kWarpsPerBlock), kBlock, 0, stream,
            batch.indices, batch.rows, batch.max_active, batch.num_features, s.keys, s.places);
     sort(s.cub, s.keys, s.sorted_keys, s.places, s.sorted_places, places, features, stream);
-    launch_starts(s.sorted_keys, places, features, s.starts, stream);
-    launch("weight_gradient_pieces", piece_kernel, thread_blocks_for(features + 1, 256), 256, 0, stream, s.starts,
-           features, piece_length(places), s.pieces);
-    sums_before(s.cub, s.pieces, s.first_piece, features + 1, stream);
-    const Lists<T> lists{grad_output,
-                         batch.values,
-                         s.sorted_places,
-                         s.starts,
-                         s.first_piece,
-                         s.sums,
-                         grad_weight,
-                         features,
-                         piece_length(places),
-                         max_pieces(places, features),
-                         n,
-                         batch.max_active};
-    if (is_wide(n, sizeof(T), grad_output, grad_weight)) {
-        launch_sums<T, kWide<T>>(lists, stream);
-    } else {
-        launch_sums<T, 1>(lists, stream);
-    }
+    if (features == 0) return;
+    make_tasks(s.cub, s.sorted_keys, places, features, s.tasks, Nothing{}, stream);
+    const Lists<T> lists{grad_output, batch.values, s.sorted_places, s.tasks, s.sums, grad_weight, n, batch.max_active};
+    const auto sums = is_wide(n, sizeof(T), grad_output, grad_weight) ? launch_sums<T, kWide<T>> : launch_sums<T, 1>;
+    sums(lists, max_tasks(places, features), max_long_lists(places, features), stream);
 }
 
 #define NNUE_INSTANTIATE(T)                                                  \

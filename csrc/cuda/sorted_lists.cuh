@@ -1,5 +1,6 @@
 // Makes a list of values per feature, in a fixed order: a stable radix sort orders pairs (feature, value), so that the
-// values of a feature keep their order. Long lists are cut into pieces at fixed places.
+// values of a feature keep their order. Long lists are cut into pieces at fixed places; a piece is a *task* for a warp
+// that adds up the values. `Place` counts the entries of all lists.
 #pragma once
 
 #include <algorithm>
@@ -7,6 +8,7 @@
 #include <cub/device/device_radix_sort.cuh>
 #include <cub/device/device_scan.cuh>
 
+#include "carver.cuh"
 #include "common.cuh"
 
 namespace nnue::sorted_lists {
@@ -22,9 +24,32 @@ inline int64_t piece_length(int64_t places) {
 inline int64_t max_long_lists(int64_t places, int64_t num_features) {
     return std::min(num_features, places / (piece_length(places) + 1));
 }
-inline int64_t max_pieces(int64_t places, int64_t num_features) {
-    return places / piece_length(places) + max_long_lists(places, num_features);
+inline int64_t max_partials(int64_t places, int64_t num_features) {
+    const int64_t lists = max_long_lists(places, num_features);
+    return lists == 0 ? 0 : places / piece_length(places) + lists;
 }
+inline int64_t max_tasks(int64_t places, int64_t num_features) {
+    return num_features + max_partials(places, num_features);
+}
+
+// A piece of a list. A feature without entries has one empty piece.
+template <class Place>
+struct alignas(16) Task {
+    int feature;
+    Place begin, count;  // of its entries among those of all lists
+    int partial;         // the number of the piece among those of longer lists; −1 for a list of one piece
+};
+
+// A list of several pieces.
+struct alignas(16) LongList {
+    int feature;
+    int first_partial, partials;
+    int unused;
+};
+
+struct Counts {
+    int tasks, long_lists;
+};
 
 // How many bits the keys 0 … `last` need.
 inline int key_bits(int64_t last) {
@@ -120,10 +145,74 @@ __global__ void start_kernel(const int32_t* __restrict__ keys, int64_t count, in
     }
 }
 
-template <class Start>
-void launch_starts(const int32_t* keys, int64_t count, int64_t num_features, Start* starts, cudaStream_t stream) {
-    cuda::launch("list starts", start_kernel<Start>, cuda::thread_blocks_for(num_features + 1, 256), 256, 0, stream,
-                 keys, count, num_features, starts);
+// Three counts over all features before this one, packed into one number: tasks, pieces of longer lists, and longer
+// lists. One prefix sum makes all three: the last two stay far below 2^16 (piece_length).
+struct PieceCount {
+    int64_t packed;
+    __host__ __device__ int tasks() const { return static_cast<int>(packed & 0xffffffff); }
+    __host__ __device__ int partials() const { return static_cast<int>(packed >> 32 & 0xffff); }
+    __host__ __device__ int long_lists() const { return static_cast<int>(packed >> 48); }
+};
+
+template <class Place>
+__global__ void piece_kernel(const Place* __restrict__ starts, int num_features, int64_t length,
+                             int64_t* __restrict__ pieces) {
+    const int64_t f = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (f > num_features) return;
+    const int64_t entries = f < num_features ? starts[f + 1] - starts[f] : 0, own = (entries + length - 1) / length;
+    pieces[f] = f == num_features ? 0 : own <= 1 ? 1 : own | own << 32 | int64_t(1) << 48;
+}
+
+// The tasks of a batch, and scratch memory for making them.
+template <class Place>
+struct Tasks {
+    Task<Place>* tasks;    // [max_tasks], by feature
+    LongList* long_lists;  // [max_long_lists]
+    Counts* counts;        // [1]
+    Place* starts;         // [num_features + 1]: where the list of a feature begins
+    int64_t* pieces;       // [num_features + 1]: see PieceCount
+    int64_t* pieces_before;
+};
+
+// One thread per task. `visit` gets the number of each, and the task itself; null for numbers without a task.
+template <class Place, class Visit>
+__global__ void task_kernel(Tasks<Place> of, int num_features, int64_t length, int64_t most_tasks, Visit visit) {
+    const int64_t t = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (t >= most_tasks) return;
+    const PieceCount all{of.pieces_before[num_features]};
+    if (t == 0) *of.counts = {all.tasks(), all.long_lists()};
+    if (t >= all.tasks()) return visit(t, static_cast<const Task<Place>*>(nullptr));
+    const int feature = static_cast<int>(
+        last_up_to(num_features, t, [&](int64_t f) { return PieceCount{of.pieces_before[f]}.tasks(); }));
+    const PieceCount before{of.pieces_before[feature]};
+    const Place first = of.starts[feature], entries = of.starts[feature + 1] - first;
+    const int piece = static_cast<int>(t) - before.tasks();
+    const bool is_long = entries > length;
+    const Place begin = static_cast<Place>(piece * length), left = entries - begin;
+    const Place count = left < length ? left : static_cast<Place>(length);
+    const Task<Place> task{feature, first + begin, count, is_long ? before.partials() + piece : -1};
+    of.tasks[t] = task;
+    if (is_long && piece == 0) {
+        const int partials = static_cast<int>((entries + length - 1) / length);
+        of.long_lists[before.long_lists()] = {feature, before.partials(), partials, 0};
+    }
+    visit(t, &task);
+}
+
+// From the sorted keys of all places. There is at least one feature.
+template <class Place, class Visit>
+void make_tasks(CubScratch cub, const int32_t* sorted_keys, int64_t places, int num_features, const Tasks<Place>& to,
+                const Visit& visit, cudaStream_t stream) {
+    constexpr int kThreads = 256;
+    const int64_t length = piece_length(places), tasks = max_tasks(places, num_features);
+    const unsigned blocks = cuda::thread_blocks_for(num_features + int64_t{1}, kThreads);
+    cuda::launch("list starts", start_kernel<Place>, blocks, kThreads, 0, stream, sorted_keys, places, num_features,
+                 to.starts);
+    cuda::launch("pieces", piece_kernel<Place>, blocks, kThreads, 0, stream, to.starts, num_features, length,
+                 to.pieces);
+    sums_before(cub, to.pieces, to.pieces_before, num_features + int64_t{1}, stream);
+    cuda::launch("tasks", task_kernel<Place, Visit>, cuda::thread_blocks_for(tasks, kThreads), kThreads, 0, stream, to,
+                 num_features, length, tasks, visit);
 }
 
 }  // namespace nnue::sorted_lists

@@ -333,6 +333,12 @@ T atomicAdd(T* p, U v) {
         return __atomic_fetch_add(p, T(v), __ATOMIC_SEQ_CST);
     }
 }
+inline float4 make_float4(float x, float y, float z, float w) {
+    return {x, y, z, w};
+}
+inline void atomicAdd(float4* p, float4 v) {
+    atomicAdd(&p->x, v.x), atomicAdd(&p->y, v.y), atomicAdd(&p->z, v.z), atomicAdd(&p->w, v.w);
+}
 template <typename T>
 T atomicOr(T* p, T v) {
     return __atomic_fetch_or(p, v, __ATOMIC_SEQ_CST);

@@ -38,22 +38,9 @@ struct alignas(16) Slot {
     int unused;
 };
 
-struct alignas(16) Task {
-    int feature;
-    int begin, count;  // in Plan::list
-    int partial;       // the number of the piece among those of longer lists; −1 for a list of one piece
-};
-
-// A list of several pieces.
-struct alignas(16) LongList {
-    int feature;
-    int first_partial, partials;
-    int unused;
-};
-
-struct Counts {
-    int tasks, long_lists;
-};
+using sorted_lists::Counts;
+using sorted_lists::LongList;
+using Task = sorted_lists::Task<int>;
 
 struct Plan {
     Slot* slots;           // [rows]
@@ -70,10 +57,10 @@ inline int64_t max_long_lists(const IndexRows& in) {
     return sorted_lists::max_long_lists(in.places(), in.num_features);
 }
 inline int64_t max_partials(const IndexRows& in) {
-    return max_long_lists(in) == 0 ? 0 : sorted_lists::max_pieces(in.places(), in.num_features);
+    return sorted_lists::max_partials(in.places(), in.num_features);
 }
 inline int64_t max_tasks(const IndexRows& in) {
-    return in.num_features + max_partials(in);
+    return sorted_lists::max_tasks(in.places(), in.num_features);
 }
 
 inline Plan carve_plan(Carver& carver, const IndexRows& in) {
@@ -92,11 +79,8 @@ inline Plan carve_plan(Carver& carver, const IndexRows& in) {
 // Scratch memory for making the plan.
 struct PlanScratch {
     int32_t *keys, *sorted_keys, *values, *order;  // of the rows, then of the places, then of the tasks
-    int32_t* starts;                               // [num_features + 1]: where the list of a feature begins
-    int64_t* pieces;                               // [num_features + 1]: see PieceCount
-    int64_t* pieces_before;
+    sorted_lists::Tasks<int> tasks;                // its long_lists and counts are those of the plan
     int64_t* cost;
-    Task* tasks;  // by feature
     sorted_lists::CubScratch cub;
 };
 
@@ -107,11 +91,11 @@ inline PlanScratch carve_plan_scratch(Carver& carver, const IndexRows& in) {
     s.sorted_keys = carver.take<int32_t>("sorted_keys", pairs);
     s.values = carver.take<int32_t>("values", pairs);
     s.order = carver.take<int32_t>("order", std::max(rows, tasks));
-    s.starts = carver.take<int32_t>("starts", in.num_features + 1);
-    s.pieces = carver.take<int64_t>("pieces", in.num_features + 1);
-    s.pieces_before = carver.take<int64_t>("pieces_before", in.num_features + 1);
+    s.tasks.starts = carver.take<int32_t>("starts", in.num_features + 1);
+    s.tasks.pieces = carver.take<int64_t>("pieces", in.num_features + 1);
+    s.tasks.pieces_before = carver.take<int64_t>("pieces_before", in.num_features + 1);
     s.cost = carver.take<int64_t>("cost", std::max(rows, tasks) + 1);
-    s.tasks = carver.take<Task>("tasks", tasks);
+    s.tasks.tasks = carver.take<Task>("tasks", tasks);
     s.cub.bytes = std::max({sorted_lists::sort_bytes<int32_t>(rows, in.num_features),
                             sorted_lists::sort_bytes<int32_t>(in.places(), in.num_features),
                             sorted_lists::sort_bytes<int32_t>(tasks, rows + 1),
@@ -162,58 +146,31 @@ __global__ void __launch_bounds__(kPlanThreads)
     if (!black) plan.black_first[position] = black_first;
 }
 
-// Three counts over all features before this one, packed into one number: tasks, pieces of longer lists, and longer
-// lists. One prefix sum makes all three: the last two stay far below 2^16 (sorted_lists.cuh).
-struct PieceCount {
-    int64_t packed;
-    __host__ __device__ int tasks() const { return static_cast<int>(packed & 0xffffffff); }
-    __host__ __device__ int partials() const { return static_cast<int>(packed >> 32 & 0xffff); }
-    __host__ __device__ int long_lists() const { return static_cast<int>(packed >> 48); }
-};
-
-__global__ void __launch_bounds__(kPlanThreads)
-    piece_kernel(const int32_t* __restrict__ starts, int num_features, int length, int64_t* __restrict__ pieces) {
-    const int64_t f = int64_t(blockIdx.x) * kPlanThreads + threadIdx.x;
-    if (f > num_features) return;
-    const int64_t entries = f < num_features ? starts[f + 1] - starts[f] : 0, own = (entries + length - 1) / length;
-    pieces[f] = f == num_features ? 0 : own <= 1 ? 1 : own | own << 32 | int64_t(1) << 48;
-}
-
-// One thread per task, by feature. The keys for their order are their first slots; those of empty tasks come after all
-// slots, and those of places without a task last.
-__global__ void __launch_bounds__(kPlanThreads)
-    task_kernel(Plan plan, PlanScratch scratch, int num_features, int rows, int length, int most_tasks) {
-    const int64_t t = int64_t(blockIdx.x) * kPlanThreads + threadIdx.x;
-    if (t >= most_tasks) return;
-    const PieceCount all{scratch.pieces_before[num_features]};
-    if (t == 0) *plan.counts = {all.tasks(), all.long_lists()};
-    scratch.values[t] = static_cast<int32_t>(t);
-    scratch.keys[t] = rows + 1;
-    if (t >= all.tasks()) return;
-    const int low = static_cast<int>(sorted_lists::last_up_to(
-        num_features, t, [&](int64_t f) { return PieceCount{scratch.pieces_before[f]}.tasks(); }));
-    const PieceCount before{scratch.pieces_before[low]};
-    const int first = scratch.starts[low], end = scratch.starts[low + 1], piece = static_cast<int>(t) - before.tasks();
-    const bool is_long = end - first > length;
-    const int begin = first + piece * length;
-    scratch.tasks[t] = {low, begin, min(length, end - begin), is_long ? before.partials() + piece : -1};
-    scratch.keys[t] = end > begin ? plan.list[begin] : rows;
-    if (is_long && piece == 0) {
-        plan.long_lists[before.long_lists()] = {low, before.partials(), (end - first + length - 1) / length, 0};
+// The keys for the order of the tasks are their first slots; those of empty tasks come after all slots, and those of
+// places without a task last.
+struct TaskKeys {
+    const int32_t* list;
+    int rows;
+    int32_t *keys, *values;
+    __device__ void operator()(int64_t t, const Task* task) const {
+        values[t] = static_cast<int32_t>(t);
+        keys[t] = task == nullptr ? rows + 1 : task->count > 0 ? list[task->begin] : rows;
     }
-}
+};
 
 __global__ void __launch_bounds__(kPlanThreads) order_tasks_kernel(Plan plan, PlanScratch scratch, int most_tasks) {
     const int64_t t = int64_t(blockIdx.x) * kPlanThreads + threadIdx.x;
     if (t > most_tasks) return;
     const bool is_task = t < plan.counts->tasks;
-    if (is_task) plan.tasks[t] = scratch.tasks[scratch.order[t]];
+    if (is_task) plan.tasks[t] = scratch.tasks.tasks[scratch.order[t]];
     scratch.cost[t] = is_task ? plan.tasks[t].count + kTaskCost : 0;
 }
 
 inline void make_plan(const IndexRows& in, const Plan& plan, const PlanScratch& scratch, cudaStream_t stream) {
     const int64_t rows = in.rows(), places = in.places(), features = in.num_features, tasks = max_tasks(in);
-    const int length = static_cast<int>(sorted_lists::piece_length(places));
+    sorted_lists::Tasks<int> by_feature = scratch.tasks;
+    by_feature.long_lists = plan.long_lists;
+    by_feature.counts = plan.counts;
     const auto blocks = [](int64_t threads) { return cuda::thread_blocks_for(threads, kPlanThreads); };
     cuda::launch("row keys", row_key_kernel, blocks(rows), kPlanThreads, 0, stream, in, scratch.keys, scratch.values);
     sorted_lists::sort(scratch.cub, scratch.keys, scratch.sorted_keys, scratch.values, scratch.order, rows, features,
@@ -223,12 +180,8 @@ inline void make_plan(const IndexRows& in, const Plan& plan, const PlanScratch& 
     sorted_lists::sums_before(scratch.cub, scratch.cost, plan.slot_cost, rows + 1, stream);
     sorted_lists::sort(scratch.cub, scratch.keys, scratch.sorted_keys, scratch.values, plan.list, places, features,
                        stream);
-    sorted_lists::launch_starts(scratch.sorted_keys, places, features, scratch.starts, stream);
-    cuda::launch("pieces", piece_kernel, blocks(features + 1), kPlanThreads, 0, stream, scratch.starts,
-                 static_cast<int>(features), length, scratch.pieces);
-    sorted_lists::sums_before(scratch.cub, scratch.pieces, scratch.pieces_before, features + 1, stream);
-    cuda::launch("tasks", task_kernel, blocks(tasks), kPlanThreads, 0, stream, plan, scratch,
-                 static_cast<int>(features), static_cast<int>(rows), length, static_cast<int>(tasks));
+    sorted_lists::make_tasks(scratch.cub, scratch.sorted_keys, places, in.num_features, by_feature,
+                             TaskKeys{plan.list, static_cast<int>(rows), scratch.keys, scratch.values}, stream);
     sorted_lists::sort(scratch.cub, scratch.keys, scratch.sorted_keys, scratch.values, scratch.order, tasks, rows + 1,
                        stream);
     cuda::launch("task order", order_tasks_kernel, blocks(tasks + 1), kPlanThreads, 0, stream, plan, scratch,
