@@ -23,6 +23,7 @@ from nnue_trainer.data.features import feature_set
 from nnue_trainer.modules.perspective_transformer import PerspectiveTransformer
 from nnue_trainer.nets.base import Net, NnueModel
 from nnue_trainer.nets.integer_forward import depends_on_queens
+from nnue_trainer.ops import reference
 
 INPUTS = ("white", "black", "black_to_move", "piece_count")
 MATERIAL = "material"  # one more input, of nets whose stacks depend on queens
@@ -120,28 +121,18 @@ class _Transformer(nn.Module):
 
     def __init__(self, layer: PerspectiveTransformer) -> None:
         super().__init__()
-        self.activation, self.bound, self.product_scale = layer.activation, layer.bound, layer.product_scale
+        self.description = layer.description
         self.weight, self.bias, self.psqt = layer.weight, layer.bias, layer.psqt
 
     def forward(self, batch: Batch, bucket: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        black_to_move = batch.black_to_move.unsqueeze(1) != 0
-        us = torch.where(black_to_move, batch.black, batch.white)
-        them = torch.where(black_to_move, batch.white, batch.black)
-        sides = [(_sum(rows, self.weight) + self.bias).clamp(0.0, self.bound) for rows in (us, them)]
-        if self.activation == "screlu":
-            sides = [side.square() for side in sides]
-        elif self.activation == "pairwise":
-            half = self.weight.shape[1] // 2
-            sides = [side[:, :half] * side[:, half:] * self.product_scale for side in sides]
-        psqt = None
-        if self.psqt is not None:
-            assert bucket is not None
-            both = _sum(us, self.psqt) - _sum(them, self.psqt)
-            psqt = both.gather(1, bucket.unsqueeze(1)).squeeze(1) / 2
-        return torch.cat(sides, dim=1), psqt
+        described = self.description
+        return reference.perspective_transformer(
+            (batch.white, batch.black, batch.black_to_move), self.weight, self.bias, described.activation,
+            described.bound, described.scale, self.weight.dtype, psqt=self.psqt, psqt_bucket=bucket, row_sums=_sums,
+        )  # fmt: skip
 
 
-def _sum(rows: Tensor, weight: Tensor) -> Tensor:
-    """Sum of the rows of `weight` [F, N] that index rows [B, K] name → [B, N]."""
+def _sums(rows: Tensor, weight: Tensor, bias: Tensor, values: Tensor | None) -> Tensor:
+    """`reference.row_sums` of left-packed rows, in fewer operators."""
     active = (rows >= 0).unsqueeze(2).to(weight.dtype)
-    return (nn.functional.embedding(rows.clamp(min=0), weight) * active).sum(1)
+    return bias + (nn.functional.embedding(rows.clamp(min=0), weight) * active).sum(1)

@@ -15,7 +15,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
@@ -27,9 +27,9 @@ from nnue_trainer.modules.stacked_linear import StackedLinear, stacked_linear
 from nnue_trainer.ops import capabilities, reference
 from nnue_trainer.ops._derivatives import differentiable
 from nnue_trainer.ops.perspectives import FusedCall, Kept, number_of
+from nnue_trainer.ops.reference import LayerActivation
 
-Activation = Literal["none", "crelu", "screlu", "dual"]
-_ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
+_ACTIVATIONS: tuple[LayerActivation, ...] = get_args(LayerActivation)
 _ON_GPU = ("tiles", "one_pass")  # kernels that compute all layers together
 _WHOLE_BFLOAT16 = 256  # up to which bfloat16 holds every integer
 _operators: Any = torch.ops.nnue
@@ -42,7 +42,7 @@ class StackLayer:
     outputs: int
     activated: int
     """the number of outputs that are activated; they come first"""
-    activation: Activation
+    activation: LayerActivation
     """none: y clamped to [low, largest]; crelu: to [0, largest]; screlu: its square; dual: min(square · y², largest),
     then crelu, twice as many values"""
     largest: float
@@ -75,15 +75,7 @@ class StackLayer:
 
     def activate(self, y: Tensor) -> Tensor:
         """[B, outputs] → [B, values]"""
-        y = y[:, : self.activated]
-        match self.activation:
-            case "none":
-                return y.clamp(self.low, self.largest)
-            case "crelu":
-                return y.clamp(0.0, self.largest)
-            case "screlu":
-                return y.clamp(0.0, self.largest).square()
-        return torch.cat([(y.square() * self.square).clamp(max=self.largest), y.clamp(0.0, self.largest)], dim=1)
+        return reference.activate_layer(y[:, : self.activated], self.activation, self.largest, self.low, self.square)
 
     def skipped(self, y: Tensor) -> Tensor | None:
         """What is added directly to the net's output, [B]."""

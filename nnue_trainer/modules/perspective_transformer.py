@@ -152,10 +152,8 @@ class PerspectiveTransformer(nn.Module):
         """The operator that `forward` calls with the same arguments, and nothing else does; None where it is not fused,
         and where hooks read the outputs or their gradients."""
         hooks = (self._forward_hooks, self._forward_pre_hooks, self._backward_hooks, self._backward_pre_hooks)
-        return None if any(hooks) else self._operator_call(batch, bucket)
-
-    def _operator_call(self, batch: Batch, bucket: Tensor | None) -> FusedCall | None:
-        """What `fused_call` gives where there are no hooks."""
+        if any(hooks):
+            return None
         weight, _ = self._weight_for(batch)
         return self.call_with(batch, bucket, Parameters(weight, self.bias, self.psqt), self.description)
 

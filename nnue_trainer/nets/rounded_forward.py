@@ -38,7 +38,7 @@ from nnue_trainer.modules.straight_through import (
 )
 from nnue_trainer.nets.integer_forward import INT16_MAX, INT16_MIN, IntegerLayer, Skip
 from nnue_trainer.ops.perspectives import Description, FusedCall, Parameters, is_fused, run_fused
-from nnue_trainer.ops.reference import choose
+from nnue_trainer.ops.reference import activate_layer, choose
 from nnue_trainer.schema import old_keys, section
 
 if TYPE_CHECKING:
@@ -502,7 +502,7 @@ def _largest(layer: IntegerLayer) -> int:
 def _activated(layer: IntegerLayer, y: Tensor) -> Tensor:
     """Sums of a layer as the inputs of the next one, fp32 integers, or floats. Squares do not fit fp32."""
     if layer.factor is not None:
-        return _float_activated(layer, y)
+        return y if layer.activation == "none" else activate_layer(y, layer.activation, layer.clip)
     one = 2.0**-layer.shift
     square = one * one * 2.0**-layer.square_shift
     match layer.activation:
@@ -515,15 +515,3 @@ def _activated(layer: IntegerLayer, y: Tensor) -> Tensor:
         return clamped
     squared = ste_round((y.double().square() * square).clamp(max=layer.clip), "floor").float()
     return torch.cat([squared, clamped], dim=1)
-
-
-def _float_activated(layer: IntegerLayer, y: Tensor) -> Tensor:
-    clamped = y.clamp(0, layer.clip)
-    match layer.activation:
-        case "none":
-            return y
-        case "screlu":
-            return clamped.square()
-        case "dual":
-            return torch.cat([y.square().clamp(max=layer.clip), clamped], dim=1)
-    return clamped

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 Activation = Literal["identity", "crelu", "screlu", "pairwise"]
 ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
+LayerActivation = Literal["none", "crelu", "screlu", "dual"]
 
 RowSums = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
 
@@ -38,6 +39,17 @@ def activate(accumulator: Tensor, activation: Activation, bound: float) -> Tenso
         return clipped.square()
     first, second = clipped.chunk(2, dim=1)
     return first * second
+
+
+def activate_layer(
+    y: Tensor, activation: LayerActivation, largest: float, low: float = 0.0, square: float = 1.0
+) -> Tensor:
+    """Of a layer behind the first, [B, outputs] → [B, values]: see `modules.layer_stacks.StackLayer.activation`."""
+    if activation == "none":
+        return y.clamp(low, largest)
+    if activation == "dual":
+        return torch.cat([(y.square() * square).clamp(max=largest), y.clamp(0.0, largest)], dim=1)
+    return activate(y, activation, largest)
 
 
 def perspective_transformer(
