@@ -41,6 +41,9 @@ namespace nnue::capabilities {
     X(shared_memory, "the layers need more than the 99 KB of shared memory that every GPU has")           \
     X(many_layers, "there are more than 9 layers after the transformer, or more than 64 stacks")          \
     X(rounded_dtype, "layers that round take inputs in float32 and bfloat16 only")                        \
+    X(output_dtype, "the dtype of the output is not float32, float16 or bfloat16")                        \
+    X(values, "the features have values, which only the plain operator multiplies by")                    \
+    X(wide_sums, "some sums of the layers are exact in float64 only")                                     \
     X(input_dtype, "the inputs of the layers are not float32, float16 or bfloat16")                       \
     X(cpu_dtype, "on a CPU the operators of the layers take float32 only")                                \
     X(stack_dtype, "the weights of the layers are not float32")                                           \
@@ -159,6 +162,8 @@ struct TransformerShape {
     ScalarType weight_dtype;
     int64_t num_features, num_outputs;  // num_outputs -1: a plan, which serves any
     int64_t bucket_size, num_bucketed;  // bucket_size 0: no king buckets
+    ScalarType output_dtype;
+    bool has_values;  // factors of the entries
 };
 
 inline bool is_float_of_operators(ScalarType dtype) {
@@ -168,6 +173,8 @@ inline bool is_float_of_operators(ScalarType dtype) {
 // Why a set of kernels does not serve a shape; `fastest` if it does.
 inline Reason why_not(const TransformerRow& row, const Machine& machine, const TransformerShape& shape) {
     if (!is_float_of_operators(shape.weight_dtype)) return Reason::weight_dtype;
+    if (!is_float_of_operators(shape.output_dtype)) return Reason::output_dtype;
+    if (shape.has_values) return Reason::values;
     if (shape.num_features == 0 || shape.num_outputs == 0) return Reason::no_features;
     if (shape.num_outputs >= 0 && shape.num_outputs % row.multiple != 0)
         return !row.on_gpu ? Reason::odd_width : Reason::width_16;
@@ -227,10 +234,10 @@ inline bool is_one_pass(const layer_stacks::Layers& layers, int64_t x_bytes) {
 }
 
 // A call of the layers: the dtypes of the inputs of the first of them and of the weights; whether inputs and first
-// weight lie at a multiple of 16 bytes.
+// weight lie at a multiple of 16 bytes; whether some sums need float64.
 struct StacksCall {
     ScalarType x_dtype, weight_dtype;
-    bool is_aligned;
+    bool is_aligned, wide_sums;
     Mode mode;
 };
 
@@ -250,6 +257,7 @@ inline Reason why_not_together(const Machine& machine, const layer_stacks::Layer
     if (!is_float_of_operators(call.x_dtype)) return Reason::input_dtype;
     if (call.weight_dtype != ScalarType::Float) return Reason::stack_dtype;
     if (layers.integers.rounds && call.x_dtype == ScalarType::Half) return Reason::rounded_dtype;
+    if (call.wide_sums) return Reason::wide_sums;
     return call.is_aligned ? Reason::fastest : Reason::unaligned;
 }
 

@@ -49,10 +49,12 @@ STABLE_TORCH_LIBRARY(nnue, m) {
     m.def("_describe_gpu(int device) -> (int capability, int multiprocessors, int code)");
     m.def(
         "_transformer_kernels(int[] machine, ScalarType weight_dtype, int num_features, int num_outputs, "
-        "int bucket_size, int num_bucketed, int mode=0) -> (int kernels, int reason)");
+        "int bucket_size, int num_bucketed, ScalarType output_dtype, bool has_values=False, int mode=0) "
+        "-> (int kernels, int reason)");
     m.def(
         "_stack_kernels(int[] machine, int inputs, int stacks, int[] hidden, float[] constants, float[] integers, "
-        "ScalarType x_dtype, ScalarType weight_dtype, bool is_aligned, int mode) -> (int kernels, int reason)");
+        "ScalarType x_dtype, ScalarType weight_dtype, bool is_aligned, bool wide_sums, int mode) "
+        "-> (int kernels, int reason)");
     m.def(
         "_layer_kernels(int[] machine, ScalarType x_dtype, ScalarType weight_dtype, int mode) -> (int kernels, int "
         "reason)");

@@ -35,18 +35,19 @@ Tensor reasons_op() {
 }
 
 Pair transformer_op(Ints machine, ScalarType weight_dtype, int64_t num_features, int64_t num_outputs,
-                    int64_t bucket_size, int64_t num_bucketed, int64_t mode) {
+                    int64_t bucket_size, int64_t num_bucketed, ScalarType output_dtype, bool has_values, int64_t mode) {
     constexpr const char* op = "_transformer_kernels";
-    return pair_of(transformer(machine_of(op, machine),
-                               {weight_dtype, num_features, num_outputs, bucket_size, num_bucketed},
-                               check_enumeration<Mode>(op, "mode", mode)));
+    return pair_of(
+        transformer(machine_of(op, machine),
+                    {weight_dtype, num_features, num_outputs, bucket_size, num_bucketed, output_dtype, has_values},
+                    check_enumeration<Mode>(op, "mode", mode)));
 }
 
 Pair stacks_op(Ints machine, int64_t inputs, int64_t num_stacks, Ints hidden, Floats constants, Floats integers,
-               ScalarType x_dtype, ScalarType weight_dtype, bool is_aligned, int64_t mode) {
+               ScalarType x_dtype, ScalarType weight_dtype, bool is_aligned, bool wide_sums, int64_t mode) {
     constexpr const char* op = "_stack_kernels";
     const Machine on = machine_of(op, machine);
-    const StacksCall call = {x_dtype, weight_dtype, is_aligned, check_enumeration<Mode>(op, "mode", mode)};
+    const StacksCall call = {x_dtype, weight_dtype, is_aligned, wide_sums, check_enumeration<Mode>(op, "mode", mode)};
     if (on.is_cpu()) return pair_of(stacks(on, {}, call));  // a CPU takes any layers
     const bool is_too_large =
         hidden.size() > layer_stacks::kMostHidden * layer_stacks::kHiddenInts || num_stacks > layer_stacks::kMostStacks;
@@ -56,8 +57,8 @@ Pair stacks_op(Ints machine, int64_t inputs, int64_t num_stacks, Ints hidden, Fl
 
 Pair layer_op(Ints machine, ScalarType x_dtype, ScalarType weight_dtype, int64_t mode) {
     constexpr const char* op = "_layer_kernels";
-    return pair_of(
-        layer(machine_of(op, machine), {x_dtype, weight_dtype, true, check_enumeration<Mode>(op, "mode", mode)}));
+    return pair_of(layer(machine_of(op, machine),
+                         {x_dtype, weight_dtype, true, false, check_enumeration<Mode>(op, "mode", mode)}));
 }
 
 Pair between_op(int64_t of_transformer, int64_t of_stacks, ScalarType trained_dtype, ScalarType output_dtype,

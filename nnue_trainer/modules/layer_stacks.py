@@ -26,6 +26,7 @@ from nnue_trainer.losses.base import Loss, LossKernel, mean
 from nnue_trainer.modules.stacked_linear import StackedLinear, stacked_linear
 from nnue_trainer.ops import capabilities, reference
 from nnue_trainer.ops._derivatives import differentiable
+from nnue_trainer.ops.capabilities import Mode
 from nnue_trainer.ops.perspectives import FusedCall, Kept, number_of
 from nnue_trainer.ops.reference import LayerActivation
 
@@ -184,13 +185,22 @@ class LayerStacks:
         """The operators' way through these layers, for positions with these stacks."""
         return LayerCall(self, parameters_of(linears), bucket, order, linears)
 
-    def may_be_fused(self, device: torch.device) -> bool:
-        """Whether there are operators for these layers on this device. It is needed before there are tensors."""
-        return self.kernels(device) in _ON_GPU
+    def may_be_fused(self, device: torch.device, **call: Any) -> bool:
+        """Whether there are operators for these layers on this device, for a call with these options of
+        `kernels`. It is needed before there are tensors."""
+        return self.kernels(device, **call) in _ON_GPU
 
-    def kernels(self, device: torch.device, x_dtype: torch.dtype = torch.float32, *call: Any, **of_call: Any) -> str:
-        """The choice of `capabilities.stacks` for this device and these arguments."""
-        return capabilities.stacks(capabilities.machine_of(device), self, x_dtype, *call, **of_call).kernels
+    def kernels(
+        self, device: torch.device, *dtypes: torch.dtype, mode: Mode = "plain", wide_sums: bool = False,
+        read: Sequence[Tensor] = (),
+    ) -> str:  # fmt: skip
+        """The choice of `capabilities.stacks` for this device and these arguments. `read`: inputs and first weight."""
+        if mode in ("compiled", "onnx"):  # as the table has it, which these cannot follow
+            return "torch"
+        machine, is_aligned = capabilities.machine_of(device), all(t.data_ptr() % 16 == 0 for t in read)
+        return capabilities.stacks(
+            machine, self, *dtypes, is_aligned=is_aligned, wide_sums=wide_sums, mode=mode
+        ).kernels
 
     def order_of(self, batch: Batch, *, of_share: bool = False) -> Tensor | None:
         """The order that was prepared for this batch, or for this process's share of it; None if there is none."""
@@ -464,11 +474,8 @@ class LayerCall:
     def _kernels(self, x: Tensor, psqt: Tensor | None = None) -> str:
         """What `capabilities.stacks` chooses for inputs such as x."""
         mode = capabilities.mode_of(x, *self.parameters, psqt)
-        if mode in ("compiled", "onnx"):  # neither can follow the table
-            return "torch"
-        is_aligned = all(t.data_ptr() % 16 == 0 for t in (x, self.parameters[0]))
         weights = next((p.dtype for p in self.parameters if p.dtype != torch.float32), torch.float32)
-        return self.of.kernels(x.device, x.dtype, weights, is_aligned=is_aligned, mode=mode)
+        return self.of.kernels(x.device, x.dtype, weights, mode=mode, read=(x, self.parameters[0]))
 
     def _is_fused(self, x: Tensor, psqt: Tensor | None = None) -> bool:
         return self._kernels(x, psqt) in _ON_GPU

@@ -37,6 +37,7 @@ from nnue_trainer.modules.straight_through import (
     ste_round,
 )
 from nnue_trainer.nets.integer_forward import INT16_MAX, INT16_MIN, IntegerLayer, Skip
+from nnue_trainer.ops import capabilities
 from nnue_trainer.ops.perspectives import Description, FusedCall, Parameters, is_fused, run_fused
 from nnue_trainer.ops.reference import activate_layer, choose
 from nnue_trainer.schema import old_keys, section
@@ -147,7 +148,7 @@ class RoundedForward:
         """The engine's score of each position in units of the float model, fp32 [B], side to move's view."""
         with torch.autocast(batch.white.device.type, enabled=False):
             first = self._first_layer(model, batch)
-            if self._takes_operators(first.x.device):
+            if self._takes_operators(first.x):
                 assert self.stacks is not None
                 output = self._layers(model, batch, first.bucket).output(first)
                 if output is not None:
@@ -168,7 +169,7 @@ class RoundedForward:
 
     def loss(self, model: NnueModel, batch: Batch, targets: Targets) -> Tensor | None:
         """As `LayerCall.loss`, of this forward pass."""
-        if not self._takes_operators(batch.white.device):
+        if not self._takes_operators(batch.white):
             return None
         bucket = self._stack(batch)
         with torch.autocast(batch.white.device.type, enabled=False):
@@ -188,7 +189,7 @@ class RoundedForward:
         """`StackedModel.layers_for` of this forward pass."""
         if self.stacks is None:
             raise ValueError("its layers are not computed one after the other")
-        operators = loss_is_known and self._takes_operators(bucket.device)
+        operators = loss_is_known and self._takes_operators(bucket)
         return _RoundedCall(self.stacks, self._steps(model), bucket, order, forward=self, operators=operators)
 
     def first_of(
@@ -203,11 +204,12 @@ class RoundedForward:
         assert self.stacks is not None
         return LayerCall(self.stacks, self._parameters(model), bucket, self.stacks.order_of(batch))
 
-    def _takes_operators(self, device: torch.device) -> bool:
-        """They sum in fp32."""
-        if self.stacks is None or torch.compiler.is_compiling() or not self.stacks.may_be_fused(device):
+    def _takes_operators(self, like: Tensor) -> bool:
+        """Whether the table has operators for the layers, on the device of a tensor of the call."""
+        if self.stacks is None:
             return False
-        return torch.is_grad_enabled() or not any(self._is_large(number) for number in range(len(self.forward.layers)))
+        wide_sums = any(self._is_large(number) for number in range(len(self.forward.layers)))
+        return self.stacks.may_be_fused(like.device, wide_sums=wide_sums, mode=capabilities.mode_of(like))
 
     def _steps(self, model: NnueModel) -> list[Tensor]:
         """The parameters of the layers, as torch's operators take them."""

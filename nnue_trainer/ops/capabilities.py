@@ -116,13 +116,17 @@ def transformer(
     bucket_size: int | None = None,
     num_bucketed: int | None = None,
     mode: Mode = "plain",
+    *,
+    output_dtype: torch.dtype | None = None,
+    has_values: bool = False,
 ) -> Choice:
     """Of the feature transformer of both perspectives: cpu, portable, hopper, or torch's own operators. `num_outputs`
-    −1: a plan, which serves any."""
+    −1: a plan, which serves any. `output_dtype`: None: the weight's. `has_values`: the entries have factors."""
     num_bucketed = num_features if num_bucketed is None else num_bucketed
     # index: a graph is compiled for these numbers.
-    sizes = (weight_dtype, *map(index, (num_features, num_outputs, bucket_size or 0, num_bucketed)), _MODES[mode])
-    return _choice("transformer", "_transformer_kernels", machine, _cuda_kernels, sizes)
+    sizes = map(index, (num_features, num_outputs, bucket_size or 0, num_bucketed))
+    shape = (weight_dtype, *sizes, output_dtype or weight_dtype, has_values, _MODES[mode])
+    return _choice("transformer", "_transformer_kernels", machine, _cuda_kernels, shape)
 
 
 def stacks(
@@ -132,11 +136,13 @@ def stacks(
     weight_dtype: torch.dtype = torch.float32,
     *,
     is_aligned: bool = True,
+    wide_sums: bool = False,
     mode: Mode = "plain",
 ) -> Choice:
     """Of the layers after it, whose inputs and weights have these dtypes: cpu, tiles, one_pass, or torch's own
-    operators. `is_aligned`: inputs and first weight lie at a multiple of 16 bytes."""
-    call = (x_dtype, weight_dtype, is_aligned, _MODES[mode])
+    operators. `is_aligned`: inputs and first weight lie at a multiple of 16 bytes. `wide_sums`: some sums are exact in
+    float64 only."""
+    call = (x_dtype, weight_dtype, is_aligned, wide_sums, _MODES[mode])
     return _choice("stacks", "_stack_kernels", machine, "auto", (*layers.numbers, *call))
 
 

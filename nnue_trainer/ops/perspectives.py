@@ -40,7 +40,6 @@ def number_of(activation: Activation) -> int:
 
 
 _IDENTITY, _PAIRWISE = number_of("identity"), number_of("pairwise")
-_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 # ---- fake kernels, autograd -----------------------------------------------------------------------------------------
@@ -408,11 +407,13 @@ class Description(NamedTuple):
         plan, constants = rows.plan, (num_features, self.bucket_size or 0, num_bucketed, weight.dtype)
         if plan is not None:
             _check_plan(plan, rows[:3], constants)
-        output_dtype = self.output_dtype or weight.dtype
         machine, mode = capabilities.machine_of(weight.device), capabilities.mode_of(weight, bias, psqt)
         sizes = (num_features, num_outputs, self.bucket_size, num_bucketed)
-        found = capabilities.transformer(machine, weight.dtype, *sizes, mode)
-        if found.kernels == "torch" or rows.values is not None or output_dtype not in _DTYPES:
+        output_dtype, has_values = self.output_dtype or weight.dtype, rows.values is not None
+        found = capabilities.transformer(
+            machine, weight.dtype, *sizes, mode, output_dtype=output_dtype, has_values=has_values
+        )
+        if found.kernels == "torch":
             return None
         if plan is None:
             plan = perspective_plan(

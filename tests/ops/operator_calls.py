@@ -166,8 +166,8 @@ def _kernels(_: torch.Generator) -> None:
     operators, machine = torch.ops.nnue, [89, 128, 7, 3]
     layers = LayerStacks(64, 8, (StackLayer(16, 15, "dual", 1.0), StackLayer(32, 32, "crelu", 1.0)), Integers())
     operators._kernel_reasons()
-    operators._transformer_kernels(machine, torch.float32, 768, 64, 768, 768)
-    operators._stack_kernels(machine, *layers.numbers, torch.bfloat16, torch.float32, True, 0)
+    operators._transformer_kernels(machine, torch.float32, 768, 64, 768, 768, torch.float32)
+    operators._stack_kernels(machine, *layers.numbers, torch.bfloat16, torch.float32, True, False, 0)
     operators._layer_kernels(machine, torch.float32, torch.float32, 0)
     operators._gradient_between(3, 2, torch.bfloat16, torch.bfloat16, 64, 1, 3, 1.0, False, False, True)
     operators._row_update(machine, 60_000, 3)

@@ -102,6 +102,7 @@ def test_stacks(machine: Machine, of: LayerStacks, dtype: torch.dtype, kernels: 
     [
         (H100, {"weight_dtype": FP16}, "torch", "weights of the layers are not float32"),
         (H100, {"is_aligned": False}, "torch", "not aligned to 16 bytes"),
+        (H100, {"wide_sums": True}, "torch", "float64 only"),
         (H100, {"mode": "autocast"}, "tiles", ""),
         (H100, {"mode": "compiled"}, "torch", "torch.compile"),
         (H100, {"mode": "onnx"}, "torch", "torch.onnx"),
@@ -114,6 +115,14 @@ def test_stacks(machine: Machine, of: LayerStacks, dtype: torch.dtype, kernels: 
 )
 def test_how_the_layers_are_called(machine: Machine, changes: Any, kernels: str, reason: str) -> None:
     check(capabilities.stacks(machine, LAYERS, **changes), kernels, reason)
+
+
+@pytest.mark.parametrize("machine", [H100, RTX_4090, CPU])
+def test_what_the_plain_operator_computes(machine: Machine) -> None:
+    sizes = (FP32, 768, 64, 768)
+    check(capabilities.transformer(machine, *sizes, output_dtype=FP64), "torch", "dtype of the output")
+    check(capabilities.transformer(machine, *sizes, has_values=True), "torch", "features have values")
+    assert capabilities.transformer(machine, *sizes, output_dtype=BF16).kernels != "torch"
 
 
 def test_one_layer() -> None:

@@ -179,7 +179,7 @@ inline PerspectivePlan perspective_plan(const at::Tensor& white, const at::Tenso
         const auto [capability, multiprocessors, code] = detail::gpu_of(white.get_device());
         const int64_t machine[] = {capability, multiprocessors, code, all};
         has_buckets = std::get<0>(calls::_transformer_kernels(machine, weight_dtype, num_features, -1, bucket_size,
-                                                              num_bucketed)) == hopper;
+                                                              num_bucketed, weight_dtype)) == hopper;
     }
     PerspectivePlan plan{index_rows(white), index_rows(black), {}, {}, weight_dtype};
     plan.made_for = {has_buckets ? bucket_size : 0, has_buckets ? num_bucketed : num_features,
