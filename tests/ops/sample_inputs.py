@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)  # of the fused operators
+
 
 @dataclass(frozen=True)
 class Sample:

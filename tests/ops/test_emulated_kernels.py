@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 import torch
-from sample_inputs import PairSample, assert_close, make_pair, reference_pair
+from sample_inputs import DTYPES, PairSample, assert_close, make_pair, reference_pair
 from torch import Tensor
 from typed import grad_of, present
 
-from nnue_trainer.ops.perspectives import _DTYPES, _fakes, number_of
+from nnue_trainer.ops.perspectives import _fakes, number_of
 from nnue_trainer.ops.reference import ACTIVATIONS, Activation
 
 
@@ -128,7 +128,7 @@ def make_case(seed: int) -> Case:
                 found[i, len(picks) + 1 :] = r.integers(-3, features + 5, width - len(picks) - 1)
         return torch.from_numpy(found)
 
-    dtype = _DTYPES[int(r.integers(0, 3))]
+    dtype = DTYPES[int(r.integers(0, 3))]
     outputs = 16 * int(r.integers(1, 19))
     activation = "pairwise" if r.random() < 0.5 else ACTIVATIONS[int(r.integers(0, 3))]
     weight = torch.from_numpy(r.integers(-24, 25, (features, outputs)) / 64).to(dtype)
@@ -141,8 +141,8 @@ def make_case(seed: int) -> Case:
     return Case(
         pair, bucket_size, num_bucketed, activation,
         bound=float(r.choice([1.0, 0.75])), scale=float(r.choice([1.0, 127 / 128])),
-        output=_DTYPES[int(r.integers(0, 3))],
-        grad=torch.float32 if dtype == torch.float32 else _DTYPES[int(r.integers(0, 3))],
+        output=DTYPES[int(r.integers(0, 3))],
+        grad=torch.float32 if dtype == torch.float32 else DTYPES[int(r.integers(0, 3))],
     )  # fmt: skip
 
 

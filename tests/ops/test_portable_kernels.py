@@ -9,10 +9,10 @@ import ctypes
 
 import pytest
 import torch
-from sample_inputs import assert_close
+from sample_inputs import DTYPES, assert_close
 from torch import Tensor
 
-from nnue_trainer.ops.perspectives import _DTYPES, number_of
+from nnue_trainer.ops.perspectives import number_of
 from nnue_trainer.ops.reference import ACTIVATIONS, Activation
 
 POSITIONS, FEATURES, ACTIVE = 37, 50, 13
@@ -36,7 +36,7 @@ def accumulate(rows: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("outputs", [16, 48, 272, 400])
-@pytest.mark.parametrize("dtype", _DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_against_float64(emulator: ctypes.CDLL, activation: Activation, dtype: torch.dtype, outputs: int) -> None:
     """Output, gradients, psqt; the same bits with other schedules and other numbers of multiprocessors at work."""
