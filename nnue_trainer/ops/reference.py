@@ -44,7 +44,7 @@ def activate(accumulator: Tensor, activation: Activation, bound: float) -> Tenso
 def activate_layer(
     y: Tensor, activation: LayerActivation, largest: float, low: float = 0.0, square: float = 1.0
 ) -> Tensor:
-    """Of a layer behind the first, [B, outputs] → [B, values]: see `modules.layer_stacks.StackLayer.activation`."""
+    """Of a layer after the first, [B, outputs] → [B, values]: see `modules.layer_stacks.StackLayer.activation`."""
     if activation == "none":
         return y.clamp(low, largest)
     if activation == "dual":
