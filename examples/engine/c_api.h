@@ -1,4 +1,4 @@
-/* The inference behind functions that every language can call: for engines in Rust, C, Zig, Go. docs/engine.md.
+/* The inference behind functions that every language can call: for engines in Rust, C, Zig, Go. docs/engine-rust.md.
  *
  * A board is 64 bytes, a1 first: 2 * type + colour (P N B R Q K = 0 ... 5, white 0, black 1), or 15 where it is empty.
  * An accumulator is nnue_accumulator_size() bytes at a multiple of 64. All functions but nnue_load may be called from

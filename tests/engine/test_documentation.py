@@ -1,4 +1,4 @@
-"""The programs in docs/engine.md: they compile as they stand there, and score as `nnue eval` does."""
+"""The programs in docs/engine*.md: they compile as printed, and score as `nnue eval` does."""
 
 import re
 import shutil
@@ -20,12 +20,7 @@ LAYERED: dict[str, Any] = {
 }
 
 
-def blocks(language: str) -> list[str]:
-    text = (ROOT / "docs" / "engine.md").read_text()
-    return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
-
-
-def blocks_of(page: str, language: str = "") -> list[str]:
+def blocks(page: str, language: str = "") -> list[str]:
     text = (ROOT / "docs" / page).read_text()
     return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
 
@@ -69,7 +64,7 @@ fn main() {
 def test_rust_through_c(tmp_path: Path) -> None:
     exported(LAYERED, tmp_path)
     fens = positions("val.binpack", 200, tmp_path / "fens.txt")
-    build, source, _ = blocks("rust")
+    _, build, source, _ = blocks("engine-rust.md", "rust")
     (tmp_path / "src").mkdir()
     (tmp_path / "nnue").mkdir()
     for name in ("nnue.h", "c_api.h", "c_api.cpp"):
@@ -117,7 +112,7 @@ def test_rust_alone(tmp_path: Path) -> None:
         }
         println!("{}", evaluate(&accumulator, black_to_move as usize, pieces / 2));"""
     (tmp_path / "src").mkdir()
-    program = blocks("rust")[2] + READ.replace("START", "").replace("EACH", each)
+    program = blocks("engine-rust.md", "rust")[3] + READ.replace("START", "").replace("EACH", each)
     (tmp_path / "src" / "main.rs").write_text(program)
     compiled("rustc", "--edition", "2021", "-O", "src/main.rs", "-o", "engine", cwd=tmp_path)
     assert printed(tmp_path / "engine", boards(fens), tmp_path) == scores(tmp_path / "net.nnue", fens)
@@ -128,7 +123,7 @@ def test_cpp(tmp_path: Path) -> None:
     """The four places, and the net built into the executable: each position is a move from the one before."""
     exported(LAYERED, tmp_path)
     fens = positions("val.binpack", 200, tmp_path / "fens.txt")
-    whole, built_in = blocks("cpp")
+    whole, built_in = blocks("engine.md", "cpp")
     includes, rest = whole.split("\n", 1)
     load, rest = rest.split("struct Ply", 1)
     plies, rest = f"struct Ply{rest}".split("\nnetwork.refresh", 1)
@@ -186,7 +181,7 @@ def test_the_rust_file(tmp_path: Path) -> None:
     exported(LAYERED, tmp_path, "--rust")
     fens = positions("val.binpack", 100, tmp_path / "fens.txt")
     shutil.copy(ENGINE / "nnue.rs", tmp_path)
-    (program,) = blocks_of("engine-rust.md", "rust")
+    program = blocks("engine-rust.md", "rust")[0]
     main = """
 fn main() {
     let lines: Vec<String> = std::io::stdin().lines().map(|line| line.unwrap()).collect();
@@ -206,7 +201,7 @@ fn main() {
 def test_weights_as_a_windows_resource(tmp_path: Path) -> None:
     """docs/engine-boards.md: compiled and linked for Windows; the weights are in the executable."""
     exported(LAYERED, tmp_path)
-    resource, program = (block for block in blocks_of("engine-boards.md") if "NNUE_NET" in block)
+    resource, program = (block for block in blocks("engine-boards.md") if "NNUE_NET" in block)
     (tmp_path / "net.rc").write_text(resource)
     source = f'#define NOMINMAX\n#include "net.h"\n{program}'
     main = "int main() { nnue::Network<Net> network; return load_embedded(network) ? 0 : 1; }\n"
