@@ -52,8 +52,12 @@ def emulator(project_root: Path) -> ctypes.CDLL:
 def emulated(emulator: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> ctypes.CDLL:
     """The operators of `layer_stacks` are those of the emulator, on CPU tensors, chosen as on an H100."""
 
-    def kernels(layers: layer_stacks.LayerStacks, _: torch.device, *call: Any, **of_call: Any) -> str:
-        return capabilities.stacks(capabilities.gpu(90), layers, *call, **of_call).kernels
+    real = layer_stacks.LayerStacks.kernels
+
+    def kernels(*call: Any, **options: Any) -> str:
+        with monkeypatch.context() as only_here:
+            only_here.setattr(capabilities, "machine_of", lambda device: capabilities.gpu(90))
+            return real(*call, **options)
 
     monkeypatch.setattr(layer_stacks, "_operators", torch.ops.nnue_emulated)
     monkeypatch.setattr(layer_stacks.LayerStacks, "kernels", kernels)
