@@ -38,17 +38,19 @@ def module(name: str) -> ModuleType:
 
 
 class _Finder:
-    """Comes after all other finders, so it is called only for modules that no longer exist."""
+    """Finds modules by their old names, and those below an old name of a package. It comes before all other finders:
+    they find the latter by the package's path and execute them a second time."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        package, _, old = name.rpartition(".")
+        package, *below = name.split(".")
         itself: Any = self  # importlib.abc has the type of loaders, and takes as long to import as all else
-        return ModuleSpec(name, itself) if package == "nnue_trainer" and old in MODULES else None
+        return ModuleSpec(name, itself) if package == "nnue_trainer" and below and below[0] in MODULES else None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        found = module(spec.name.rpartition(".")[2])
+        package, old, *below = spec.name.split(".")
+        found = importlib.import_module(".".join((package, MODULES[old], *below))) if below else module(old)
         spec.loader_state = found.__spec__
         return found
 
@@ -60,4 +62,4 @@ class _Finder:
 
 def register() -> None:
     finder: Any = _Finder()
-    sys.meta_path.append(finder)
+    sys.meta_path.insert(0, finder)

@@ -7,6 +7,7 @@ documentation. Where one of several sections may stand, their registry finds it 
 from __future__ import annotations
 
 import ast
+import contextlib
 import dataclasses
 import difflib
 import functools
@@ -30,7 +31,7 @@ from pydantic_core import ErrorDetails
 from nnue_trainer.errors import OldName, UserError, shown
 from nnue_trainer.registry import MAY_IMPORT, Registry, fields_of
 
-__all__ = ["describe", "old_keys", "section", "to_data", "validate"]
+__all__ = ["describe", "old_keys", "section", "to_data", "validate", "with_new_keys"]
 
 T = TypeVar("T")
 
@@ -66,6 +67,35 @@ def old_keys(**names: str) -> Any:
 
     method: Any = classmethod(renamed)
     return pydantic.model_validator(mode="before")(method)
+
+
+def with_new_keys(kind: type[Any], data: Any, base: Any = None, *, may_import: bool = False, depth: int = 0) -> Any:
+    """`data` (plain JSON data, right or wrong) of the section `kind` with the keys that its sections have now, for code
+    that merges it with other data (`old_keys`). `base`: what `data` changes; it gives the kinds that `data` does not.
+    `may_import` is that of `validate`."""
+    if not isinstance(data, dict) or depth > MAX_DEPTH:
+        return data
+    if hasattr(kind, "_old_keys"):
+        with contextlib.suppress(ValueError):  # both names are there: `validate` gives the place of that
+            data = kind._old_keys(data)
+    fields, before = _fields(kind), base if isinstance(base, dict) else {}
+
+    def of_field(field: FieldInfo | None, value: Any, base: Any) -> Any:
+        if field is None:
+            return value
+        if isinstance(value, list):
+            return [of_field(_item(field), item, None) for item in value]
+        if not isinstance(value, dict):
+            return value
+        whole = {**(base if isinstance(base, dict) else {}), **value}
+        registry, name = _registry(field) or _registry_of_member(field), whole.get("kind")
+        if may_import and registry is not None and isinstance(name, str):
+            with contextlib.suppress(UserError):  # as above
+                registry.find(name)
+        member = _pick(field, whole)
+        return value if member is None else with_new_keys(member, value, base, may_import=may_import, depth=depth + 1)
+
+    return {key: of_field(fields.get(key), value, before.get(key)) for key, value in data.items()}
 
 
 def validate(kind: type[T], data: Any, origin: Callable[[tuple[str, ...]], str], *, may_import: bool = False) -> T:

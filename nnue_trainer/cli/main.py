@@ -17,6 +17,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -174,15 +175,16 @@ class _OneLine(logging.Handler):
         print(f"nnue: {record.levelname.lower()}: {shown(bounded(record.getMessage()))}", file=sys.stderr, flush=True)
 
 
-def _of_old_names(usual: Callable[..., str]) -> Callable[..., str]:
+@dataclass(frozen=True)
+class _OldNamesInOneLine:
     """How to print a warning: one about an old name in one line, and others as `usual`."""
 
-    def printed(message: Warning | str, category: type[Warning], *place: Any, **line: Any) -> str:
-        if not issubclass(category, OldName):
-            return usual(message, category, *place, **line)
-        return f"nnue: warning: {shown(message)}\n" if is_first() else ""
+    usual: Callable[..., str]
 
-    return printed
+    def __call__(self, message: Warning | str, category: type[Warning], *place: Any, **line: Any) -> str:
+        if not issubclass(category, OldName):
+            return self.usual(message, category, *place, **line)
+        return f"nnue: warning: {shown(message)}\n" if is_first() else ""
 
 
 def _prepare_streams() -> None:
@@ -195,7 +197,8 @@ def _prepare_streams() -> None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115, PTH123
     if not isinstance(sys.stderr, Unfailing):
         sys.stderr = cast(Any, Unfailing(sys.stderr))
-    warnings.formatwarning = _of_old_names(warnings.formatwarning)
+    if not isinstance(warnings.formatwarning, _OldNamesInOneLine):
+        warnings.formatwarning = _OldNamesInOneLine(warnings.formatwarning)
     log = logging.getLogger("nnue_trainer")
     if not any(isinstance(handler, _OneLine) for handler in log.handlers):
         log.addHandler(_OneLine())

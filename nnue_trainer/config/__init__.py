@@ -263,15 +263,16 @@ def parse(data: Any, overrides: Iterable[str] = (), origin: str = "recipe", *, m
     if not isinstance(data, dict):
         found = "nothing" if data is None else "a list" if isinstance(data, list) else "a value without a key"
         raise UserError(f"{origin}: found {found}, expected the sections of a recipe")
+    data = _with_new_keys(data, data, may_import)
     origins: dict[tuple[str, ...], str] = {}
     for override in overrides:
         name = f"override {quoted(override)}"
         key, equals, text = override.partition("=")
         if not equals or not re.fullmatch(r"\w+(\.[\w-]+)*", key):
             raise UserError(f"{name}: expected key=value, such as optimizer.lr=1e-3")
-        path = tuple(key.split("."))
+        path, value = _with_new_path(tuple(key.split(".")), _read_value(text, name), data, may_import)
         origins |= {path[:n]: name for n in range(1, len(path)) if not _holds(data, path[:n])}
-        data = _replace(data, path, _read_value(text, name))
+        data = _replace(data, path, value)
         origins[path] = name
     # Keys are looked up from the innermost outwards, because the override that set the value last is the one to name.
     recipe = schema.validate(
@@ -284,6 +285,29 @@ def parse(data: Any, overrides: Iterable[str] = (), origin: str = "recipe", *, m
         raise UserError(f"{origin}: seeds: found {recipe.seeds}, expected different numbers")
     stage_recipes(recipe, origin, may_import=may_import)  # for its errors
     return recipe
+
+
+def _with_new_keys(change: dict[str, Any], data: Any, may_import: bool) -> dict[str, Any]:
+    """A recipe, or a change of the recipe `data`, with the keys that its sections and those of its stages have now."""
+    renamed = partial(schema.with_new_keys, Recipe, base=data, may_import=may_import)
+    change = renamed(change)
+    match change.get("stages"):
+        case list(stages):
+            return {**change, "stages": [renamed(stage) for stage in stages]}
+        case dict(stages):  # of an override
+            return {**change, "stages": {name: renamed(stage) for name, stage in stages.items()}}
+    return change
+
+
+def _with_new_path(path: tuple[str, ...], value: Any, data: Any, may_import: bool) -> tuple[tuple[str, ...], Any]:
+    """An override of `data` with the keys that its sections have now."""
+    for key in reversed(path):
+        value = {key: value}
+    value, keys = _with_new_keys(value, data, may_import), list[str]()
+    for _ in path:
+        ((key, value),) = value.items()
+        keys.append(key)
+    return tuple(keys), value
 
 
 def stage_recipes(recipe: Recipe, origin: str = "recipe", *, may_import: bool = False) -> list[Recipe]:
