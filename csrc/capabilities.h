@@ -43,7 +43,7 @@ namespace nnue::capabilities {
     X(rounded_dtype, "layers that round take inputs in float32 and bfloat16 only")                        \
     X(output_dtype, "the dtype of the output is not float32, float16 or bfloat16")                        \
     X(values, "the features have values, which only the plain operator multiplies by")                    \
-    X(wide_sums, "some sums of the layers are exact in float64 only")                                     \
+    X(wide_sums, "some sums of the layers are computed in float64")                                       \
     X(input_dtype, "the inputs of the layers are not float32, float16 or bfloat16")                       \
     X(cpu_dtype, "on a CPU the operators of the layers take float32 only")                                \
     X(stack_dtype, "the weights of the layers are not float32")                                           \
@@ -234,7 +234,7 @@ inline bool is_one_pass(const layer_stacks::Layers& layers, int64_t x_bytes) {
 }
 
 // A call of the layers: the dtypes of the inputs of the first of them and of the weights; whether inputs and first
-// weight lie at a multiple of 16 bytes; whether some sums need float64.
+// weight lie at a multiple of 16 bytes; whether some sums are computed in float64.
 struct StacksCall {
     ScalarType x_dtype, weight_dtype;
     bool is_aligned, wide_sums;

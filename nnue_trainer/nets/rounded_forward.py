@@ -148,7 +148,7 @@ class RoundedForward:
         """The engine's score of each position in units of the float model, fp32 [B], side to move's view."""
         with torch.autocast(batch.white.device.type, enabled=False):
             first = self._first_layer(model, batch)
-            if self._takes_operators(first.x):
+            if self._takes_operators(model, first.x):
                 assert self.stacks is not None
                 output = self._layers(model, batch, first.bucket).output(first)
                 if output is not None:
@@ -169,7 +169,7 @@ class RoundedForward:
 
     def loss(self, model: NnueModel, batch: Batch, targets: Targets) -> Tensor | None:
         """As `LayerCall.loss`, of this forward pass."""
-        if not self._takes_operators(batch.white):
+        if not self._takes_operators(model, batch.white):
             return None
         bucket = self._stack(batch)
         with torch.autocast(batch.white.device.type, enabled=False):
@@ -189,7 +189,7 @@ class RoundedForward:
         """`StackedModel.layers_for` of this forward pass."""
         if self.stacks is None:
             raise ValueError("its layers are not computed one after the other")
-        operators = loss_is_known and self._takes_operators(bucket)
+        operators = loss_is_known and self._takes_operators(model, bucket)
         return _RoundedCall(self.stacks, self._steps(model), bucket, order, forward=self, operators=operators)
 
     def first_of(
@@ -204,12 +204,13 @@ class RoundedForward:
         assert self.stacks is not None
         return LayerCall(self.stacks, self._parameters(model), bucket, self.stacks.order_of(batch))
 
-    def _takes_operators(self, like: Tensor) -> bool:
-        """Whether the table has operators for the layers, on the device of a tensor of the call."""
+    def _takes_operators(self, model: NnueModel, like: Tensor) -> bool:
+        """Whether the table has operators for the layers, on the device of `like`, a tensor of the call."""
         if self.stacks is None:
             return False
-        wide_sums = any(self._is_large(number) for number in range(len(self.forward.layers)))
-        return self.stacks.may_be_fused(like.device, wide_sums=wide_sums, mode=capabilities.mode_of(like))
+        wide_sums = any(self._in_float64(number) for number in range(len(self.forward.layers)))
+        mode = capabilities.mode_of(like, *model.parameters())
+        return self.stacks.may_be_fused(like.device, wide_sums=wide_sums, mode=mode)
 
     def _steps(self, model: NnueModel) -> list[Tensor]:
         """The parameters of the layers, as torch's operators take them."""
@@ -391,7 +392,7 @@ class RoundedForward:
             parts = [ste_round(vectors[0], "floor", scale) if n == 0 else vectors[n] for n in layer.inputs]
             x, factor = torch.cat(parts, dim=1) if len(parts) > 1 else parts[0], 1.0
         weight = weight.float()
-        if layer.divide == 1 and stacked_linear.is_fused(x, weight) and not self._is_large(number):
+        if layer.divide == 1 and stacked_linear.is_fused(x, weight) and not self._in_float64(number):
             return integer_stacked_linear(x, stack, weight, bias.float(), factor=factor)
         return self._with_bias(number, self._product(number, x, weight, stack, factor), bias, stack)
 
@@ -404,19 +405,18 @@ class RoundedForward:
     def _product(self, number: int, x: Tensor, weight: Tensor, stack: Tensor, factor: float) -> Tensor:
         """Σ weight · x of each position's own stack, [B, outputs], fp32 or float64, of a layer. The gradient of x is
         multiplied by `factor`."""
-        if stacked_linear.is_fused(x, weight) and not self._is_large(number):
+        if stacked_linear.is_fused(x, weight) and not self._in_float64(number):
             zeros = torch.zeros(weight.shape[:2], dtype=x.dtype, device=x.device)
             return integer_stacked_linear(x, stack, weight, zeros, factor=factor)
-        wide = self._is_large(number) or (self.tf32 and max(self.limits[number][1:]) > _LARGEST_TF32)
+        wide = self._in_float64(number) or (self.tf32 and max(self.limits[number][1:]) > _LARGEST_TF32)
         every = integer_linear(x, weight.view(-1, x.shape[1]), wide=wide, factor=factor)
         return choose(every.view(len(x), -1, weight.shape[1]), stack)
 
-    def _is_large(self, number: int) -> bool:
-        """Whether sums of products of a layer take float64.
+    def _in_float64(self, number: int) -> bool:
+        """Whether sums of products of a layer are computed in float64, which only evaluation does.
 
-        Squares of 16 bits do. But a float64 copy of a wide layer's inputs is the largest tensor of a step, and in fp32
-        the relative error of the sums is about 10^-7, which training cannot notice. So training uses fp32 for such a
-        layer, and evaluation uses float64."""
+        fp32 does not hold sums of squares of 16 bits. But a float64 copy of a wide layer's inputs is the largest tensor
+        of a step, and in fp32 the relative error of the sums is about 10^-7, which training cannot notice."""
         inputs, largest, limit = self.limits[number]
         if self.forward.layers[number].factor is not None:
             return False

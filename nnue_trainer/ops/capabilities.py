@@ -140,8 +140,8 @@ def stacks(
     mode: Mode = "plain",
 ) -> Choice:
     """Of the layers after it, whose inputs and weights have these dtypes: cpu, tiles, one_pass, or torch's own
-    operators. `is_aligned`: inputs and first weight lie at a multiple of 16 bytes. `wide_sums`: some sums are exact in
-    float64 only."""
+    operators. `is_aligned`: inputs and first weight lie at a multiple of 16 bytes. `wide_sums`: some sums are
+    computed in float64."""
     call = (x_dtype, weight_dtype, is_aligned, wide_sums, _MODES[mode])
     return _choice("stacks", "_stack_kernels", machine, "auto", (*layers.numbers, *call))
 

@@ -102,22 +102,23 @@ def _step(
         yield Part("transformer", "torch", f"the net has {len(transformers)} feature transformers, expected one")
         return
     first, mixed = transformers[0], recipe.training.precision == "mixed"
+    if rounds and machine == capabilities.CPU:  # RoundedForward computes in fp32 there
+        mixed = False
     trained = torch.bfloat16 if mixed else torch.float32
     width, psqt = first.weight.shape[1], first.psqt is not None
-    read = trained if not rounds or machine == capabilities.CPU else torch.float16 if mixed else torch.float32
+    read = torch.float16 if rounds and mixed else trained
     transformer = capabilities.transformer(
         machine, read, len(first.weight), width, first.bucket_size, first.num_bucketed
     )
     yield Part("transformer", *transformer)
     layers, reason = _layers(model, rounds)
-    x_dtype = trained if machine != capabilities.CPU or mixed else torch.float32
     mode: Mode = "compiled" if recipe.training.compile else "autocast" if mixed else "plain"
-    stacks = Choice("torch", reason) if layers is None else capabilities.stacks(machine, layers, x_dtype, mode=mode)
+    stacks = Choice("torch", reason) if layers is None else capabilities.stacks(machine, layers, trained, mode=mode)
     if apart is None and recipe.loss.kernel() is None:
         apart = f"the loss {recipe.loss.kind!r} has no kernel"
     in_stacks = stacks.kernels in ("tiles", "one_pass")
     between = capabilities.between(
-        transformer.kernels, stacks.kernels, trained, x_dtype, num_outputs=width,
+        transformer.kernels, stacks.kernels, trained, trained, num_outputs=width,
         hidden=0 if layers is None else len(layers.hidden), activation=number_of(first.activation), bound=first.bound,
         has_psqt=psqt, divided=sharding.name == "columns",
     )  # fmt: skip

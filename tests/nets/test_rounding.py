@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.autograd.forward_ad as fwAD
 from net_support import random_checkpoint
 from test_layered import ALL
 from typed import grad_of, present
@@ -26,6 +27,7 @@ from nnue_trainer.modules.straight_through import (
 )
 from nnue_trainer.nets import NnueModel, rounded_forward
 from nnue_trainer.nets.rounded_forward import QatConfig
+from nnue_trainer.ops import capabilities
 from nnue_trainer.optim import AdamW, Optimizer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -307,3 +309,14 @@ def test_a_step_uses_the_rounded_weights_and_moves_the_others(project_root: Path
     for name, parameter in model.named_parameters():
         moved = (parameter.detach() - before[name]).abs()
         assert 0 < moved.max() < 1e-3, name
+
+
+def test_parameters_with_tangents_take_no_operators(monkeypatch: pytest.MonkeyPatch, records: np.ndarray) -> None:
+    model, _ = made(NETS["sfnnv5"])
+    forward, batch = model.rounded_forward(), expanded(records[:2], model.feature_set)
+    monkeypatch.setattr(capabilities, "machine_of", lambda device: capabilities.gpu(90))
+    with fwAD.dual_level(), monkeypatch.context() as patch:
+        assert forward._takes_operators(model, batch.white)
+        first = next(model.parameters()).detach()
+        patch.setattr(model, "parameters", lambda: iter([fwAD.make_dual(first, torch.ones_like(first))]))
+        assert not forward._takes_operators(model, batch.white)

@@ -102,7 +102,7 @@ def test_stacks(machine: Machine, of: LayerStacks, dtype: torch.dtype, kernels: 
     [
         (H100, {"weight_dtype": FP16}, "torch", "weights of the layers are not float32"),
         (H100, {"is_aligned": False}, "torch", "not aligned to 16 bytes"),
-        (H100, {"wide_sums": True}, "torch", "float64 only"),
+        (H100, {"wide_sums": True}, "torch", "computed in float64"),
         (H100, {"mode": "autocast"}, "tiles", ""),
         (H100, {"mode": "compiled"}, "torch", "torch.compile"),
         (H100, {"mode": "onnx"}, "torch", "torch.onnx"),
@@ -323,6 +323,23 @@ def test_autocast_on_a_cpu_is_explained() -> None:
     recipe = config.load(presets.path("sfnnv5"), ["training.precision=mixed"])
     layers = next(part for part in explain(recipe, CPU) if part.name == "layers")
     assert (layers.kernels, layers.reason) == ("torch", "on a CPU, autocast uses torch's operators for the layers")
+
+
+def test_rounding_takes_no_autocast_on_a_cpu() -> None:
+    from nnue_trainer import config, nets, presets
+    from nnue_trainer.data import expand, records_from_fens
+    from nnue_trainer.training.explain import explain
+
+    recipe = config.load(
+        presets.path("sfnnv5"), ["training.precision=mixed", "model.quantisation.qat=true", "model.l1=32"]
+    )
+    parts = {part.name: part for part in explain(recipe, CPU)}
+    assert parts["layers, rounded"] == ("layers, rounded", "cpu", "")
+    model = nets.build(recipe.model)
+    batch = expand(records_from_fens(["4k3/8/8/8/8/8/P7/4K3 b - - 0 1"]), model.feature_set)
+    with Calls() as calls, torch.autocast("cpu", torch.bfloat16), model.rounding(True):
+        model(batch)
+    assert any("_stacked_linear_forward" in name for name in calls.names)
 
 
 def test_what_keeps_the_loss_apart_is_explained() -> None:

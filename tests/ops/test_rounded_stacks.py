@@ -130,7 +130,7 @@ def sums_are_exact(model: NnueModel) -> bool:
     rounded = model.rounded
     assert rounded is not None
     with torch.no_grad():
-        return not any(rounded._is_large(number) for number in range(len(rounded.limits)))
+        return not any(rounded._in_float64(number) for number in range(len(rounded.limits)))
 
 
 def check_output(model: NnueModel, found: Found, expected: Found) -> None:
@@ -372,14 +372,14 @@ def test_evaluation_is_exact_and_takes_torch(emulated: ctypes.CDLL, records: np.
         model = made(NETS[name])
         model.set_rounding(True)
         assert model.rounded is not None
-        assert model.rounded._takes_operators(torch.empty(0))
+        assert model.rounded._takes_operators(model, torch.empty(0))
         assert sums_are_exact(model) == exact
         with torch.no_grad():
-            assert model.rounded._takes_operators(torch.empty(0)) == exact
+            assert model.rounded._takes_operators(model, torch.empty(0)) == exact
 
 
 def test_the_cpu_takes_torch() -> None:
     model = nets.build({"kind": "sfnnv5", "l1": 32})
     model.set_rounding(True)
     assert model.rounded is not None
-    assert not model.rounded._takes_operators(torch.empty(0))
+    assert not model.rounded._takes_operators(model, torch.empty(0))
