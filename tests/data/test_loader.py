@@ -2,6 +2,7 @@
 
 import bz2
 import gzip
+import inspect
 import json
 import os
 import re
@@ -571,3 +572,8 @@ def test_what_the_order_depends_on_is_put_together_once(positions_file, monkeypa
     after = loader.state_dict()
     assert after["order"] == before["order"]
     assert after["places"] != before["places"]
+
+
+def test_the_options_are_the_keyword_arguments() -> None:
+    parameters = inspect.signature(RecordLoader).parameters.values()
+    assert list(LoaderOptions.__annotations__) == [each.name for each in parameters if each.kind is each.KEYWORD_ONLY]
