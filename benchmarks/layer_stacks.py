@@ -106,7 +106,7 @@ class Problem:
         return [loss, *torch.autograd.grad(loss, leaves)]
 
 
-class Aware(Problem):
+class Rounded(Problem):
     """The same layers with the engine's rounding. `exact` is what torch's operators compute."""
 
     def __init__(self, net: dict[str, Any], positions: int, dtype: torch.dtype) -> None:
@@ -170,7 +170,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS)
     a = parser.parse_args()
     device = torch.device("cuda")
-    report: dict[str, Any] = {"benchmark": "layer_stacks", "aware": a.qat, **environment(device)}
+    report: dict[str, Any] = {"benchmark": "layer_stacks", "qat": a.qat, **environment(device)}
     report["copy_tb_s"] = round(copy_rate(device, a.repeats), 3)
     print(f"{report['device']}, copy {report['copy_tb_s']} TB/s")
     print(f"{'net':20} {'batch':>6} {'x':9} {'torch':>7} {'here':>7} {'floor':>7} {'order':>7}  errors: torch, here")
@@ -179,7 +179,7 @@ def main() -> None:
         for positions, dtype in CASES[:3] if a.quick else CASES:
             if a.qat and dtype != torch.float32:
                 continue
-            problem = (Aware if a.qat else Problem)(NETS[net], positions, dtype)
+            problem = (Rounded if a.qat else Problem)(NETS[net], positions, dtype)
             row: dict[str, Any] = {"net": net, "batch": positions, "x": str(dtype).removeprefix("torch.")}
             if positions == CASES[0][0]:
                 exact = problem.exact()
@@ -208,7 +208,7 @@ def main() -> None:
                 print(f"{'':20}   {name[:60]:60} {figures['launches']:4.0f} {figures['us']:8.2f} us", flush=True)
             del problem
     report["rows"] = rows
-    write(a.out / f"layer_stacks{'-aware' if a.qat else ''}-cuda.json", report)
+    write(a.out / f"layer_stacks{'-qat' if a.qat else ''}-cuda.json", report)
 
 
 if __name__ == "__main__":

@@ -50,7 +50,7 @@ NNUE_HOST_DEVICE float to_integer(float x, T scale, T limit) {
 }
 
 template <class T>
-NNUE_HOST_DEVICE float straight(float x, float gradient, T scale, T limit) {
+NNUE_HOST_DEVICE float ste_gradient(float x, float gradient, T scale, T limit) {
     const T steps = static_cast<T>(x) * scale;
     return steps >= -limit && steps <= limit ? static_cast<float>(static_cast<T>(gradient) * scale) : 0.0f;
 }

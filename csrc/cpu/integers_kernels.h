@@ -12,7 +12,7 @@ void run_of(const integers::Range& range, int64_t begin, int64_t end) {
     if (gradient == nullptr) {
         for (int64_t i = begin; i < end; ++i) to[i] = integers::to_integer(from[i], scale, limit);
     } else {
-        for (int64_t i = begin; i < end; ++i) to[i] = integers::straight(from[i], gradient[i], scale, limit);
+        for (int64_t i = begin; i < end; ++i) to[i] = integers::ste_gradient(from[i], gradient[i], scale, limit);
     }
 }
 

@@ -187,7 +187,7 @@ class Layer:
     this one"""
     bias_type: Literal["i32", "f32"] = "i32"
     """type of the biases. i32: integers; f32: floats. With integer weights the sums then become floats, and all layers
-    behind this one are f32. Weights of type f32 always have biases of type f32"""
+    after this one are f32. Weights of type f32 always have biases of type f32"""
     shift: int | None = Field(default=None, ge=0, le=30)
     """quantisation: sums are shifted right by this many bits; null: by log2(scale), rounded, which removes the scale of
     the weights"""

@@ -306,7 +306,7 @@ class Trainer:
 
     @property
     def epoch(self) -> int:
-        """Unsharded epochs of the run that are done."""
+        """Whole epochs of the run that are done."""
         return self.stage.epochs_at(self.step)
 
     @property

@@ -44,7 +44,6 @@ def test_training_file_and_evaluator_agree_on_them(kind: str, tmp_path: Path) ->
     made = within_limits({"kind": kind, "l1": 32, "output_buckets": buckets})
     checkpoint.save(tmp_path / "c.safetensors", made)
     width = nets.parse({"kind": kind}, "test").architecture["l1"]
-    (tmp_path / "full").mkdir()
     with pytest.raises(UserError, match=r"which no Stockfish reads; expected .*--any-l1"):
         nnue("export", tmp_path / "c.safetensors", tmp_path / "net.nnue")
     assert "output_buckets are given" in str(

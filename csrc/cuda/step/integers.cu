@@ -42,7 +42,7 @@ __device__ __forceinline__ void piece_of(const Range& range, int64_t begin) {
 #pragma unroll
     for (int k = 0; k < kEach; ++k) {
         const int64_t i = begin + k * kThreads;
-        const float result = is_backward ? integers::straight(x[k], gradient[k], scale, limit)
+        const float result = is_backward ? integers::ste_gradient(x[k], gradient[k], scale, limit)
                                          : integers::to_integer(x[k], scale, limit);
         if (i < range.count) range.to[i] = result;
     }
