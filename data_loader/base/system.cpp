@@ -12,15 +12,17 @@
 namespace nnue::system {
 namespace {
 
-// Repeats `call`, which handles some of the bytes, until all are done.
+// Repeats `call`, which handles some of the bytes, until all are done. Where it handles none, the error is `at_zero`.
 template <class Bytes, class Call>
-Done repeat(Bytes bytes, Call call) {
+Done repeat(Bytes bytes, int at_zero, Call call) {
     Done done;
     while (done.bytes < bytes.size()) {
         const ssize_t n = call(bytes.data() + done.bytes, bytes.size() - done.bytes, done.bytes);
         if (n < 0 && errno == EINTR) continue;
-        if (n < 0) done.error = errno;
-        if (n <= 0) break;
+        if (n <= 0) {
+            done.error = n < 0 ? errno : at_zero;
+            break;
+        }
         done.bytes += static_cast<std::size_t>(n);
     }
     return done;
@@ -75,19 +77,19 @@ bool resize(const File& file, std::uint64_t bytes) {
 }
 
 Done read_at(const File& file, std::uint64_t offset, std::span<std::uint8_t> out) {
-    return repeat(out, [&](std::uint8_t* data, std::size_t size, std::size_t done) {
+    return repeat(out, 0, [&](std::uint8_t* data, std::size_t size, std::size_t done) {
         return ::pread(file.descriptor(), data, size, static_cast<off_t>(offset + done));
     });
 }
 
 Done write_at(const File& file, std::uint64_t offset, std::span<const std::uint8_t> bytes) {
-    return repeat(bytes, [&](const std::uint8_t* data, std::size_t size, std::size_t done) {
+    return repeat(bytes, EIO, [&](const std::uint8_t* data, std::size_t size, std::size_t done) {
         return ::pwrite(file.descriptor(), data, size, static_cast<off_t>(offset + done));
     });
 }
 
 Done write(const File& file, std::span<const std::uint8_t> bytes) {
-    return repeat(bytes, [&](const std::uint8_t* data, std::size_t size, std::size_t) {
+    return repeat(bytes, EIO, [&](const std::uint8_t* data, std::size_t size, std::size_t) {
         return ::write(file.descriptor(), data, size);
     });
 }

@@ -51,7 +51,8 @@ std::optional<std::uint64_t> size_of_regular(const File& file);
 // Cuts the file off or appends zeros; false, with errno, if that fails.
 bool resize(const File& file, std::uint64_t bytes);
 
-// How many bytes a call read or wrote, and errno if fewer than requested for another reason than the file's end.
+// How many bytes a call read or wrote, and errno if fewer than requested for another reason than the file's end. A call
+// that writes nothing, without a reason, is EIO.
 struct Done {
     std::size_t bytes = 0;
     int error = 0;

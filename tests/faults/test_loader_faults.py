@@ -301,18 +301,37 @@ print(os.waitstatus_to_exitcode(status))
     assert result.stdout == "UserError the loader was opened in another process, bef\n7\n", result.stderr
 
 
-def build_shim(folder: Path) -> Path:
-    """A library that lets the process start a given number of further threads, and no more."""
+THREADS = """#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <pthread.h>
+int threads_left = 1 << 30;
+int pthread_create(pthread_t* t, const pthread_attr_t* a, void* (*f)(void*), void* x) {
+    static int (*real)(pthread_t*, const pthread_attr_t*, void* (*)(void*), void*);
+    if (!real) *(void**)&real = dlsym(RTLD_NEXT, "pthread_create");
+    if (__atomic_sub_fetch(&threads_left, 1, __ATOMIC_SEQ_CST) < 0) return EAGAIN;
+    return real(t, a, f, x);
+}
+"""
+"""Lets the process start a given number of further threads, and no more."""
+
+WRITES = """#include <sys/syscall.h>
+#include <unistd.h>
+int nothing = 0;
+ssize_t write(int file, const void* data, size_t size) {
+    return nothing && file > 2 ? 0 : syscall(SYS_write, file, data, size);
+}
+ssize_t pwrite(int file, const void* data, size_t size, off_t offset) {
+    return nothing ? 0 : syscall(SYS_pwrite64, file, data, size, offset);
+}
+"""
+"""Calls that write, and from some moment on write nothing and return no error."""
+
+
+def build_shim(folder: Path, text: str) -> Path:
+    """A library for LD_PRELOAD."""
     source = folder / "shim.c"
-    source.write_text(
-        "#define _GNU_SOURCE\n#include <dlfcn.h>\n#include <errno.h>\n#include <pthread.h>\n"
-        "int threads_left = 1 << 30;\n"
-        "int pthread_create(pthread_t* t, const pthread_attr_t* a, void* (*f)(void*), void* x) {\n"
-        "    static int (*real)(pthread_t*, const pthread_attr_t*, void* (*)(void*), void*);\n"
-        '    if (!real) *(void**)&real = dlsym(RTLD_NEXT, "pthread_create");\n'
-        "    if (__atomic_sub_fetch(&threads_left, 1, __ATOMIC_SEQ_CST) < 0) return EAGAIN;\n"
-        "    return real(t, a, f, x);\n}\n"
-    )
+    source.write_text(text)
     library = folder / "shim.so"
     subprocess.run(["g++", "-x", "c", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
     return library
@@ -342,12 +361,42 @@ left.value = 0
 assert (expand(many, "Chess768", threads=4).white == expected).all()
 assert (np.concatenate(list(PositionReader(sys.argv[1]))) == records).all()
 """
-    result = run(code, file, LD_PRELOAD=str(build_shim(tmp_path)))
+    result = run(code, file, LD_PRELOAD=str(build_shim(tmp_path, THREADS)))
     assert result.returncode == 0, result.stderr
     lines = result.stdout.splitlines()
     for some, line in zip((0, 1, 3, 4), lines, strict=False):
         assert line.startswith(f"{some} cannot start thread {some + 1} of 5 that read the data: ")
     assert lines[4:] == ["5 opened"]
+
+
+@pytest.mark.compiler
+def test_a_system_that_writes_nothing_and_reports_no_error(tmp_path: Path, file: Path) -> None:
+    code = """
+import ctypes, sys
+from pathlib import Path
+from nnue_trainer.data import PositionReader
+from nnue_trainer.data.binpack import read_binpack, write_binpack
+from nnue_trainer.data.transform import shuffle
+from nnue_trainer.errors import UserError
+source = Path(sys.argv[1])
+records = read_binpack(source)
+nothing = ctypes.c_int.in_dll(ctypes.CDLL(None), "nothing")
+def spilled():
+    shuffle([source] * 100, source.parent / "shuffled.binpack", memory=1 << 20)
+for work in (lambda: write_binpack(source.parent / "out.binpack", records), spilled):
+    nothing.value = 1
+    try:
+        work()
+        print("written")
+    except UserError as error:
+        print(error)
+    nothing.value = 0
+"""
+    result = run(code, file, LD_PRELOAD=str(build_shim(tmp_path, WRITES)))
+    assert result.returncode == 0, result.stderr
+    one, other = result.stdout.splitlines()
+    assert one.endswith("out.binpack: cannot write: Input/output error")
+    assert other.startswith(f"{tmp_path}: cannot write temporary data: Input/output error"), other
 
 
 # --- objects of _data, used by several threads and with wild numbers -------------------------------------------------
