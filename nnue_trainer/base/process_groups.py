@@ -33,19 +33,22 @@ for group in groups:
 """
 
 
+_SECONDS = 10.0  # for the watcher to end
+
+
 class _Watcher:
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self.lock = threading.Lock()
         self._groups: set[int] = set()
         self._process: subprocess.Popen[bytes] | None = None
 
     def add(self, group: int) -> None:
-        with self._lock:
+        with self.lock:
             self._groups.add(group)
             self._send(f"+{group}\n")
 
     def discard(self, group: int) -> None:
-        with self._lock:
+        with self.lock:
             if group in self._groups:
                 self._groups.discard(group)
                 self._send(f"-{group}\n")
@@ -81,7 +84,14 @@ class _Watcher:
         if self._process is not None:
             assert self._process.stdin is not None
             self._process.stdin.close()
-            self._process.wait()
+            try:
+                self._process.wait(timeout=_SECONDS)
+            except subprocess.TimeoutExpired:  # it was stopped, or the pipe is open elsewhere: native code can fork too
+                for group in self._groups:
+                    with contextlib.suppress(OSError):
+                        system.kill_group(group)
+                self._process.kill()
+                self._process.wait()
             self._process = None
 
     def forget(self) -> None:
@@ -90,13 +100,18 @@ class _Watcher:
             assert self._process.stdin is not None
             self._process.stdin.close()
             self._process.returncode = 0
-        self.__init__()  # type: ignore[misc]  # also the lock, which another thread may hold
+        self.__init__()  # type: ignore[misc]  # also the lock, which this thread took before the fork
 
 
 _watcher = _Watcher()
 atexit.register(_watcher.close)
 if sys.platform != "win32":
-    os.register_at_fork(after_in_child=_watcher.forget)
+    # No fork while a watcher starts: the child would keep the pipe open, and the watcher would not see it end.
+    os.register_at_fork(
+        before=lambda: _watcher.lock.acquire(),
+        after_in_parent=lambda: _watcher.lock.release(),
+        after_in_child=_watcher.forget,
+    )
 
 
 def start(

@@ -5,6 +5,8 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -301,6 +303,40 @@ def test_a_watcher_that_was_killed_is_started_again(fake_engine: FakeEngine) -> 
             assert process_groups._watcher._groups == {first._process.pid, second._process.pid}
             assert process_groups._watcher._process is not watcher
     assert not process_groups._watcher._groups
+
+
+def test_a_watcher_whose_pipe_stays_open_elsewhere_is_killed(
+    fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process_groups, "_SECONDS", 0.2)
+    with Engine(fake_engine(), start_timeout=300.0):
+        watcher = process_groups._watcher._process
+        assert watcher is not None
+        assert watcher.stdin is not None
+        kept = os.dup(watcher.stdin.fileno())
+    os.close(kept)
+    assert watcher.returncode == -signal.SIGKILL
+    assert process_groups._watcher._process is None
+
+
+def test_no_fork_while_another_thread_starts_a_watcher() -> None:
+    """The child would keep the watcher's pipe open."""
+    locked, done = threading.Event(), threading.Event()
+
+    def start() -> None:
+        with process_groups._watcher.lock:
+            locked.set()
+            time.sleep(0.5)
+            done.set()
+
+    thread = threading.Thread(target=start)
+    thread.start()
+    locked.wait()
+    child = os.fork()
+    if child == 0:
+        os._exit(not done.is_set() or process_groups._watcher.lock.locked())
+    thread.join()
+    assert os.waitpid(child, 0)[1] == 0
 
 
 def test_a_forked_child_has_its_own_watcher(fake_engine: FakeEngine) -> None:
