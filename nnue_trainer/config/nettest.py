@@ -197,16 +197,19 @@ class _Options:
 
     def number(self, name: str, default: float | None = None, *, above: float = -math.inf) -> float:
         found = self.take(name, default)
-        with contextlib.suppress(TypeError, ValueError):
+        with contextlib.suppress(TypeError, ValueError, OverflowError):
             if not isinstance(found, bool) and math.isfinite(value := float(found)) and value > above:
                 return value
         more = f" above {above:g}" if above > -math.inf else ""
         raise UserError(f"{self._where}: {name}: found {quoted(found)}, expected a number{more}")
 
     def integer(self, name: str, default: int | None = None, *, above: float = -math.inf) -> int:
+        found = self.left.get(name, default)
         value = self.number(name, default, above=above)
         if value != int(value):
             raise UserError(f"{self._where}: {name}: found {value:g}, expected an integer")
+        with contextlib.suppress(ValueError):
+            return int(str(found))  # a float has 53 bits
         return int(value)
 
     def count(self, name: str) -> int | None:
@@ -231,8 +234,10 @@ def _options(given: Any, where: str) -> dict[str, Any]:
                 flag, equals, value = entry[2:].replace(" ", "=", "=" not in entry).partition("=")
                 name = flag.replace("_", "-")
                 found[name] = value if equals else True
+                name = "" if equals else name
             elif name:
                 found[name] = entry
+                name = ""
             else:
                 raise UserError(f"{where}: options: found {quoted(entry)}, expected a flag, such as --lr=0.001")
         return found

@@ -110,6 +110,21 @@ def test_the_published_recipe_is_the_preset(tmp_path: Path) -> None:
     assert notes == []
 
 
+@pytest.mark.parametrize("seed", ["9007199254740993", "'9007199254740993'"])
+def test_seeds_are_read_exactly(tmp_path: Path, seed: str) -> None:
+    step = f"{{run: {{max_epochs: 1, binpacks: [a.binpack], options: {{seed: {seed}, l1: 1.024e3}}}}}}"
+    found, _ = read(tmp_path, f"training: {{steps: [{step}]}}")
+    assert found.training.seed == 2**53 + 1
+    assert schema.to_data(found.model)["l1"] == 1024
+
+
+@pytest.mark.parametrize("before", ["--lr, '0.1'", "--lr=0.1", "--lr 0.1"])
+def test_a_flag_has_one_value(tmp_path: Path, before: str) -> None:
+    step = f"{{run: {{max_epochs: 1, binpacks: [a.binpack], options: [{before}, stray]}}}}"
+    with pytest.raises(UserError, match=r"step 1: options: found .stray., expected a flag, such as --lr=0\.001"):
+        read(tmp_path, f"training: {{steps: [{step}]}}")
+
+
 def test_steps_that_repeat_the_last_one(tmp_path: Path) -> None:
     text = """
 training:
@@ -197,6 +212,7 @@ def test_a_recipe_with_any_wrong_value_is_refused_in_one_line() -> None:
         (steps(["--lr"]), "step 1: lr: found 'True', expected a number"),
         (steps(["0.002"]), "options: found '0.002', expected a flag"),
         (steps({"batch-size": 0}), "batch-size: found '0', expected a number above 0"),
+        (steps({"batch-size": 10**400}), "expected a number above 0"),
         (steps({"one-cycle-steps": 9, "one-cycle-final-div": 0}), "one-cycle-final-div: found '0'"),
         (steps({"l1": 512.5}), "l1: found 512.5, expected an integer"),
         (steps({}, max_epochs="long"), "max_epochs: found 'long'"),
