@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -150,9 +150,10 @@ def export_command(
     check_other(checkpoint, out, "is the checkpoint itself, expected another name for the net")
     files = {out: data}
     net_of = quantized.net
+    options: dict[str, Any] = {**chosen.header_options(), **chosen.places()}
     beside = {
-        ".h": net_of.header(*chosen.header_options(), *chosen.places()) if chosen.header_wanted() else "",
-        ".rs": net_of.rust(*chosen.places()) if chosen.rust_wanted() else "",
+        ".h": net_of.header(**options) if chosen.header_wanted() else "",
+        ".rs": net_of.rust(**chosen.places()) if chosen.rust_wanted() else "",
     }
     for suffix, text in beside.items():
         if text is None:

@@ -248,7 +248,8 @@ class Net(ABC):
     def header(self, include: str = "nnue.h", namespace: str = "", skip: int = 0, align: int = 64) -> str | None:
         """The sizes of the net as a C++ header for the inference of examples/engine, which reads the raw file; None for
         a net that it does not have. `include` is the name of the inference, `namespace` one for the net's sizes. `skip`
-        bytes stand in front of the tensors in the file, whose size is a multiple of `align`."""
+        bytes stand in front of the tensors in the file, whose size is a multiple of `align`. Arguments are passed as
+        keywords, `skip` and `align` only where the format has other values than these defaults."""
         from nnue_trainer.nets.engine_header import engine_header
 
         return engine_header(self, include, namespace, skip=skip, align=align)

@@ -110,13 +110,14 @@ class NetFormat(ABC):
         """Whether a Rust file with the net's sizes is to be written beside the file."""
         return False
 
-    def header_options(self) -> tuple[str, str]:
-        """`include` and `namespace` of `Net.header`."""
-        return "nnue.h", ""
+    def header_options(self) -> dict[str, str]:
+        """The arguments `include` and `namespace` of `Net.header`, where the format states them."""
+        return {}
 
-    def places(self) -> tuple[int, int]:
-        """`skip` and `align` of `Net.header` and `Net.rust`: where the tensors lie in the file."""
-        return 0, 64
+    def places(self) -> dict[str, int]:
+        """The arguments `skip` and `align` of `Net.header` and `Net.rust`, where they are not the defaults: where the
+        tensors lie in the file."""
+        return {}
 
 
 def file_bytes(format: NetFormat, net: Exported, where: str) -> bytes:

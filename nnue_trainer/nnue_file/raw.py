@@ -75,11 +75,11 @@ class Raw(NetFormat):
     def rust_wanted(self) -> bool:
         return self.rust
 
-    def header_options(self) -> tuple[str, str]:
-        return self.header_include, self.header_namespace
+    def header_options(self) -> dict[str, str]:
+        return {"include": self.header_include, "namespace": self.header_namespace}
 
-    def places(self) -> tuple[int, int]:
-        return self.skip, self.align
+    def places(self) -> dict[str, int]:
+        return ({"skip": self.skip} if self.skip else {}) | ({"align": self.align} if self.align != 64 else {})
 
     def to_bytes(self, net: Exported, where: str) -> bytes:
         known = {tensor.name: tensor for tensor in net.tensors}

@@ -13,6 +13,7 @@ from nnue_trainer.cli.main import app
 from nnue_trainer.errors import UserError
 from nnue_trainer.export import net_from_checkpoint
 from nnue_trainer.files import checkpoint
+from nnue_trainer.nets.simple import Simple
 from nnue_trainer.nnue_file import raw
 
 KINGS = [0] * 16 + [1] * 16
@@ -222,6 +223,22 @@ def test_wrong_options_are_one_line(export: Exporter, options: list[str], words:
     with pytest.raises(UserError) as caught:
         export(TWO, *options)
     assert words in str(caught.value)
+
+
+def test_a_net_gets_only_the_arguments_that_a_format_states(
+    export: Exporter, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Own nets may write files for their own engine, and need no `skip` and `align`."""
+    monkeypatch.setattr(Simple, "header", lambda self, *, include, namespace: f"// {include} {namespace}\n")
+    monkeypatch.setattr(Simple, "rust", lambda self: "// own\n")
+    export(SIMPLE, "--format", "raw", "--header", "--rust", "--header-namespace", "mine")
+    assert (tmp_path / "net.h").read_text() == "// nnue.h mine\n"
+    assert (tmp_path / "net.rs").read_text() == "// own\n"
+    seen: dict[str, object] = {}
+    monkeypatch.setattr(Simple, "header", lambda self, **options: seen.update(options) or "// own\n")
+    layout = "skip: 8\nalign: 16\nheader: true\n"
+    export(SIMPLE, "--format", "mine.yaml", layout=layout)
+    assert seen == {"include": "nnue.h", "namespace": "", "skip": 8, "align": 16}
 
 
 def test_a_format_of_ones_own(export: Exporter, project_root: Path) -> None:
