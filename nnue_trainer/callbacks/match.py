@@ -138,7 +138,7 @@ class Match(Callback):
         from nnue_trainer.match.openings import OpeningOptions
         from nnue_trainer.match.play import Limit
         from nnue_trainer.match.players import players_of
-        from nnue_trainer.match.run import JOURNAL, MatchOptions, check_folder, files_of, is_part_of, play_match
+        from nnue_trainer.match.run import JOURNAL, MatchOptions, files_of, play_match
         from nnue_trainer.match.statistics import Sprt
 
         test = Sprt(self.sprt[0], self.sprt[1]) if self.sprt else None
@@ -157,9 +157,8 @@ class Match(Callback):
             net_option=self.net_option,
         )
         trainer.folder.will_write(*files_of(folder), folder / JOURNAL)
-        if not is_part_of(players, options, folder, identity):
-            check_folder(folder, overwrite=True)  # of a match at this step before the run was resumed
-        result = play_match(players, options, folder, identity=identity, note=trainer.say)
+        # A match at this step before the run was resumed may have had another net.
+        result = play_match(players, options, folder, identity=identity, replace_other=True, note=trainer.say)
         found = result.pairings[0].statistics
         assert found is not None
         # A match that one side wins in all games has no finite Elo: half a point is taken from the winner.

@@ -43,13 +43,13 @@ class Journal:
     """The journal of one run, locked as long as it is open. Use it as a context.
 
     `header` is JSON data that states which run it belongs to. `games` and `positions` count what it holds, `cut` is how
-    many bytes of a damaged tail were removed. UserError if another process has it open, if it belongs to another run,
-    if it was changed, or if it cannot be written.
+    many bytes of a damaged tail were removed. UserError if another process has it open, if it belongs to another run
+    (unless `replace_other`, which begins anew then), if it was changed, or if it cannot be written.
     """
 
     made_by = "nnue data generate"
 
-    def __init__(self, path: Path, header: Mapping[str, Any]) -> None:
+    def __init__(self, path: Path, header: Mapping[str, Any], *, replace_other: bool = False) -> None:
         self.path = path
         self.games = self.positions = self.cut = 0
         self._header = {"journal": VERSION} | dict(header)
@@ -59,7 +59,7 @@ class Journal:
         self._last_sync = time.monotonic()
         self._file = self._open()
         try:
-            self._go_on()
+            self._go_on(replace_other)
         except BaseException:
             os.close(self._file)
             raise
@@ -141,17 +141,19 @@ class Journal:
                 raise UserError(f"{self.path}: is a symbolic link, expected a journal or nothing") from None
             raise self._failed(error) from None
 
-    def _go_on(self) -> None:
+    def _go_on(self, replace_other: bool) -> None:
         """Finds the last whole game, and cuts off what follows it."""
         size = os.fstat(self._file).st_size
         found = system.pread(self._file, max(len(self._line), min(size, _MAX_HEADER)), 0)
         line = found[: found.find(b"\n") + 1]
         if line != self._line:
-            torn = not line and (self._line.startswith(found) or not found.strip(b"\0"))
-            if size > len(found) or not (torn or (line == found and _is_header(line))):
+            whole = size <= len(found)
+            torn = whole and not line and (self._line.startswith(found) or not found.strip(b"\0"))
+            other = _is_header(line) and (replace_other or (whole and line == found))
+            if not (torn or other):
                 raise self._other_run(line or found)
-            # The file is new, was cut by a crash right at the beginning, or belongs to another run that had not
-            # finished a game.
+            # The file is new, was cut by a crash right at the beginning, or belongs to another run, which had not
+            # finished a game or is to be replaced.
             self._truncate(0)
             self._write(self._line)
             self._sync()

@@ -157,12 +157,14 @@ def play_match(
     *,
     part: Part | None = None,
     identity: Mapping[str, Any] | None = None,
+    replace_other: bool = False,
     progress: Callable[[int, int], None] | None = None,
     note: Callable[[str], None] | None = None,
 ) -> MatchResult:
     """Plays what is missing of a match and writes its files into `folder`; a part of a match only plays.
 
     `identity` is JSON data that identifies the players, for the journal: a match goes on with the same ones only.
+    Another match in the folder is a UserError; with `replace_other` its files are deleted.
     `progress` gets the games that are over and all of them, `note` lines for the user."""
     if options.sprt is not None and len(players) != 2:
         raise UserError(f"match: {len(players)} players, expected 2 for a sequential test")
@@ -172,7 +174,10 @@ def play_match(
     header = match_header(options, names, openings, identity or {})
     count = Count(names, options.sprt, options.pairs)
     folder.mkdir(parents=True, exist_ok=True)
-    with MatchJournal(folder / part.journal, header) as journal:
+    with MatchJournal(folder / part.journal, header, replace_other=replace_other) as journal:
+        if replace_other and not journal.games:
+            for path in files_of(folder):
+                path.unlink(missing_ok=True)
         if journal.cut:
             note(
                 f"{journal.path}: its last {journal.cut:,} bytes are incomplete games, as after a crash; these games "
@@ -218,19 +223,6 @@ def play_match(
 def files_of(folder: Path) -> list[Path]:
     """The results of a match, made of its journal."""
     return [folder / name for name in (JSON, PGN, PAGE)]
-
-
-def is_part_of(
-    players: Sequence[Player], options: MatchOptions, folder: Path, identity: Mapping[str, Any] | None = None
-) -> bool:
-    """Whether `play_match` goes on with the games in `folder`, where there are any."""
-    names = [player.name for player in players]
-    header = match_header(options, names, Openings(options.openings, options.pairs), identity or {})
-    try:
-        with MatchJournal(folder / JOURNAL, header):
-            return True
-    except UserError:
-        return False
 
 
 def check_folder(folder: Path, overwrite: bool) -> None:

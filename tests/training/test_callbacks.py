@@ -15,6 +15,7 @@ from made_up import trainer
 from nnue_trainer import registry
 from nnue_trainer.errors import UserError
 from nnue_trainer.files import checkpoint
+from nnue_trainer.match import run as matches
 from nnue_trainer.match.journal import MatchJournal
 from nnue_trainer.match.play import PlayedGame
 from nnue_trainer.training import Summary, Trainer
@@ -224,6 +225,51 @@ def test_a_match_that_a_kill_broke_off_goes_on(
     assert [line["step"] for line in lines if line["event"] == "match"] == [10, 20, 30]
     for file in ("checkpoints/last.safetensors", "matches/passed.json", "matches/step-000000030/match.json"):
         assert (tmp_path / "run" / file).read_bytes() == (tmp_path / "whole" / file).read_bytes(), file
+
+
+@pytest.mark.parametrize("fault", ["other match", "changed", "locked", "no journal"])
+def test_only_the_games_of_another_match_are_replaced(
+    tmp_path: Path, fake_engine: Callable[..., str], monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    entry = {"kind": "match", "engine": fake_engine(), "every": 1, "pairs": 2, "nodes": 1, "net_option": "Hash"}
+    options = ([entry], "export.kind=raw", "training.epochs=2")
+
+    class Killed(BaseException):
+        pass
+
+    def killed(*_: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr("nnue_trainer.data.journal._SYNC_SECONDS", 0)  # each game is on disk before the next
+        patched.setattr(matches, "write_files", killed)
+        with pytest.raises(Killed):
+            training(tmp_path / "run", *options).train()
+    journal = tmp_path / "run/matches/step-000000020" / matches.JOURNAL
+    games = journal.read_bytes()
+    head, _, entries = games.partition(b"\n")
+    message = "the journal was changed after it was written"
+    with contextlib.ExitStack() as stack:
+        if fault == "other match":
+            journal.write_bytes(head.replace(b'"nodes": 1', b'"nodes": 9') + b"\n" + entries)
+        elif fault == "changed":
+            journal.write_bytes(head + b"\n" + entries[:40] + bytes([entries[40] ^ 1]) + entries[41:])
+        elif fault == "locked":
+            message = "another run is writing it"
+            stack.enter_context(MatchJournal(journal, json.loads(head)))
+        else:
+            message = "belongs to a run with other options"
+            journal.write_bytes(b"somebody's own notes\n" * 3)
+        before = journal.read_bytes()
+        resumed, last = training(tmp_path / "run", *options), tmp_path / "run/checkpoints/last.safetensors"
+        resumed.resume(checkpoint.load(last), last)
+        if fault == "other match":
+            resumed.train()
+            assert journal.read_bytes().partition(b"\n")[0] == head
+        else:
+            with pytest.raises(UserError, match=message):
+                resumed.train()
+            assert journal.read_bytes() == before
 
 
 def test_matches_against_the_last_net_that_passed(tmp_path: Path, fake_engine: Callable[..., str]) -> None:
