@@ -49,6 +49,23 @@ def test_only_changes_are_built(build: Callable[..., int], tmp_path: Path) -> No
     assert build() == 6
 
 
+@pytest.mark.parametrize("variable", ["CUDA_HOME", "CUDA_PATH"])
+def test_another_nvcc_builds_again(
+    build: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    """Also one that is not on PATH: setup.py finds it."""
+    monkeypatch.delenv("CUDA_HOME", raising=False)
+    nvcc = tmp_path / "cuda" / "bin" / "nvcc"
+    nvcc.parent.mkdir(parents=True)
+    nvcc.write_text("#!/bin/sh\n")
+    nvcc.chmod(0o755)
+    home = {variable: str(tmp_path / "cuda")}
+    assert build(**home) == 1
+    assert build(**home) == 1
+    nvcc.write_text("#!/bin/sh\n# another version\n")
+    assert build(**home) == 2
+
+
 def test_a_build_that_failed_is_tried_again(build: Callable[..., int], tmp_path: Path) -> None:
     assert build() == 1
     (tmp_path / "setup.py").write_text("raise SystemExit(1)")

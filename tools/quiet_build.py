@@ -28,6 +28,8 @@ def inputs() -> str:
         spec = find_spec(package)
         files += sorted(Path(spec.origin).parent.glob("*version*.py")) if spec and spec.origin else []
     programs = [*os.environ.get("CXX", "c++").split(), os.environ.get("CC", "cc"), "nvcc", "ninja"]
+    homes = (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda")  # as find_nvcc in setup.py
+    programs += [f"{home}/bin/nvcc" for home in homes if home]
     files += [Path(found) for program in programs if (found := shutil.which(program))]
     options = {
         name: value
