@@ -573,8 +573,8 @@ def _residuals(profile: DataProfile) -> Plot:
     return _calibration_plot(
         profile,
         "What the curve misses",
-        "Points less the curve, with two standard errors. A slope or curve means that scores and results different "
-        "stories: too sure or too timid scores, or another shape than the logistic.",
+        "Points less the curve, with two standard errors. A slope or bend means that scores and results disagree: "
+        "too sure or too timid scores, or another shape than the logistic.",
         "points − curve",
         framed,
     )
