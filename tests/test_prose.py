@@ -46,6 +46,12 @@ def test_words_are_found_in_python(prose, tmp_path):
     assert lines == [1, 2, 2, 6, 8, 9, 9]
 
 
+def test_a_literal_of_more_lines_than_its_file_is_found_where_it_is(prose, tmp_path):
+    module = tmp_path / "module.py"
+    module.write_text('x = 1\ntext = "one\\n two\\n three\\n it says so"\n')
+    assert [hit.rpartition("module.py:")[2][:9] for hit in prose.hits(module)] == ["2: 'says'"]
+
+
 @pytest.mark.parametrize("suffix", ["h", "cuh", "cpp"])
 def test_words_are_found_in_cpp(prose, tmp_path, suffix):
     source = tmp_path / f"file.{suffix}"

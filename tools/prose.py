@@ -93,7 +93,7 @@ def prose_of_module(path: Path) -> Iterator[tuple[int, str]]:
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:
             for offset, line in enumerate(node.value.splitlines()):
-                yield node.lineno + offset, line
+                yield min(node.lineno + offset, node.end_lineno or node.lineno), line  # "\n" needs no line of its own
 
 
 def prose_of_cpp(path: Path) -> Iterator[tuple[int, str]]:
