@@ -127,7 +127,7 @@ lint: $(VENV)/.dev  ## check with ruff and clang-format
 	@tools/hygiene.sh
 
 tidy: $(VENV)/.dev  ## check the data library with clang-tidy
-	ls data_loader/{chess,evaluate,features,filters,formats,pipeline}/*.cpp | grep -v avx | \
+	ls data_loader/{base,chess,evaluate,features,filters,formats,pipeline}/*.cpp | grep -v avx | \
 		xargs -P $$(nproc) -I FILE $(BIN)/clang-tidy --quiet FILE -- -std=c++20 -Idata_loader
 
 format: $(VENV)/.dev  ## format with ruff and clang-format
