@@ -15,6 +15,7 @@ from nnue_trainer.files.atomic import replacing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 SCORE_BIN, PLY_BIN = 100, 8  # widths of the histograms' bins; data_loader/formats/statistics.h
 
@@ -122,7 +123,6 @@ def save_page(info: FileInfo, path: StrPath) -> None:
 
     matplotlib.rcParams["font.family"] = "DejaVu Sans"
     s = info.statistics
-    n = max(1, s["positions"])
     figure = Figure(figsize=(13, 9.2), dpi=120, facecolor="white", layout="constrained")
     grid = figure.add_gridspec(4, 4, height_ratios=[0.16, 1, 1, 1.15])
     figure.get_layout_engine().set(w_pad=0.12, h_pad=0.10)  # type: ignore[union-attr,call-arg]
@@ -135,49 +135,8 @@ def save_page(info: FileInfo, path: StrPath) -> None:
         parse_math=False,  # a file's name may hold dollar signs
     )
 
-    # Results as one bar over the page.
-    axes = figure.add_subplot(grid[0, :])
-    left = 0.0
-    for name, key, color in (("win", "wins", _WIN), ("draw", "draws", _DRAW), ("loss", "losses", _LOSS)):
-        share = 100 * s[key] / n
-        axes.barh([0], [share], left=left, color=color)
-        if share > 4:
-            ink = _INK if color == _DRAW else "white"
-            axes.text(left + share / 2, 0, f"{name} {share:.1f} %", ha="center", va="center", color=ink, fontsize=9)
-        left += share
-    axes.set_xlim(0, 100)
-    axes.axis("off")
-    axes.set_title("result, side to move's view", loc="left", fontsize=10, color=_INK)
-
-    # Figures.
-    axes = figure.add_subplot(grid[1, :2])
-    axes.axis("off")
-    packed = f" · {info.compression}" if info.compression else ""
-    chains = (
-        f"{info.chunks:,} / {info.chains:,} ({info.single_position_chains:,} of one position)" if info.chunks else "–"
-    )
-    rows = [
-        ("format", f"{info.format}{packed}"),
-        ("size", f"{info.size:,} bytes, {info.size / n:.2f} per position"),
-        ("chunks / chains", chains),
-        ("score", f"{s['min_score']:,} to {s['max_score']:,}, mean {s['sum_score'] / n:.1f}"),
-        ("score 0 / none", f"{s['score_zero'] / n:.2%} / {s['score_none'] / n:.2%}"),
-        ("ply", f"up to {s['max_ply']}, mean {s['sum_ply'] / n:.1f}"),
-        ("rule 50", f"up to {s['max_rule50']}, mean {s['sum_rule50'] / n:.1f}"),
-        ("pieces", f"mean {s['sum_pieces'] / n:.2f}"),
-        ("in check / captures / quiet", f"{s['in_check'] / n:.2%} / {s['captures'] / n:.2%} / {s['quiet'] / n:.2%}"),
-        (
-            "castlings / en passant / promotions",
-            f"{s['castlings'] / n:.2%} / {s['en_passants'] / n:.3%} / {s['promotions'] / n:.2%}",
-        ),
-        ("no move", f"{s['null_moves'] / n:.2%}"),
-        ("duplicates", describe_duplicates(info)),
-    ]
-    for i, (name, value) in enumerate(rows):
-        y = 1 - (i + 0.5) / len(rows)
-        axes.text(0.0, y, name, fontsize=8.5, color="#5c6670", va="center", transform=axes.transAxes)
-        axes.text(0.40, y, value, fontsize=8.5, color=_INK, va="center", transform=axes.transAxes)
-
+    _results(figure.add_subplot(grid[0, :]), s)
+    _figures(figure.add_subplot(grid[1, :2]), info)
     scores = s["score_histogram"]
     half = len(scores) // 2
     axes = figure.add_subplot(grid[1, 2:])
@@ -206,14 +165,66 @@ def save_page(info: FileInfo, path: StrPath) -> None:
     _bars(axes, range(32), info.king_buckets, 0.85, "king buckets of HalfKAv2_hm, both perspectives", "bucket")
     axes.set_xticks(range(0, 32, 4), [f"{i}\n{name}" for i, name in zip(range(0, 32, 4), _BUCKET_RANKS, strict=True)])
     axes.set_ylabel("% of kings", fontsize=8)
+    _style(figure)
+    with replacing(path) as output:
+        figure.savefig(output.file, format="png")
+
+
+def _results(axes: Axes, s: dict[str, Any]) -> None:
+    """The results as one bar over the page."""
+    n = max(1, s["positions"])
+    left = 0.0
+    for name, key, color in (("win", "wins", _WIN), ("draw", "draws", _DRAW), ("loss", "losses", _LOSS)):
+        share = 100 * s[key] / n
+        axes.barh([0], [share], left=left, color=color)
+        if share > 4:
+            ink = _INK if color == _DRAW else "white"
+            axes.text(left + share / 2, 0, f"{name} {share:.1f} %", ha="center", va="center", color=ink, fontsize=9)
+        left += share
+    axes.set_xlim(0, 100)
+    axes.axis("off")
+    axes.set_title("result, side to move's view", loc="left", fontsize=10, color=_INK)
+
+
+def _figures(axes: Axes, info: FileInfo) -> None:
+    """The table of figures."""
+    s = info.statistics
+    n = max(1, s["positions"])
+    axes.axis("off")
+    packed = f" · {info.compression}" if info.compression else ""
+    chains = (
+        f"{info.chunks:,} / {info.chains:,} ({info.single_position_chains:,} of one position)" if info.chunks else "–"
+    )
+    rows = [
+        ("format", f"{info.format}{packed}"),
+        ("size", f"{info.size:,} bytes, {info.size / n:.2f} per position"),
+        ("chunks / chains", chains),
+        ("score", f"{s['min_score']:,} to {s['max_score']:,}, mean {s['sum_score'] / n:.1f}"),
+        ("score 0 / none", f"{s['score_zero'] / n:.2%} / {s['score_none'] / n:.2%}"),
+        ("ply", f"up to {s['max_ply']}, mean {s['sum_ply'] / n:.1f}"),
+        ("rule 50", f"up to {s['max_rule50']}, mean {s['sum_rule50'] / n:.1f}"),
+        ("pieces", f"mean {s['sum_pieces'] / n:.2f}"),
+        ("in check / captures / quiet", f"{s['in_check'] / n:.2%} / {s['captures'] / n:.2%} / {s['quiet'] / n:.2%}"),
+        (
+            "castlings / en passant / promotions",
+            f"{s['castlings'] / n:.2%} / {s['en_passants'] / n:.3%} / {s['promotions'] / n:.2%}",
+        ),
+        ("no move", f"{s['null_moves'] / n:.2%}"),
+        ("duplicates", describe_duplicates(info)),
+    ]
+    for i, (name, value) in enumerate(rows):
+        y = 1 - (i + 0.5) / len(rows)
+        axes.text(0.0, y, name, fontsize=8.5, color="#5c6670", va="center", transform=axes.transAxes)
+        axes.text(0.40, y, value, fontsize=8.5, color=_INK, va="center", transform=axes.transAxes)
+
+
+def _style(figure: Figure) -> None:
     for axes in figure.axes:
         axes.tick_params(labelsize=7.5, colors="#5c6670")
         for side in ("top", "right"):
             axes.spines[side].set_visible(False)
         for side in ("left", "bottom"):
             axes.spines[side].set_color(_GREY)
-    with replacing(path) as output:
-        figure.savefig(output.file, format="png")
 
 
 _BUCKET_RANKS = [f"rank {8 - i}" for i in range(8)]
