@@ -80,7 +80,7 @@ def test_filler_bits_are_zeros() -> None:
 
 
 def test_what_has_no_codes_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"2\^24 apart"):
+    with pytest.raises(ValueError, match=r"2\^24 or more"):
         huffman.encode(np.array([0, 2**24], np.int32))
 
 

@@ -225,7 +225,7 @@ def check_lists(
         assert entry[2] >> 18 & 1023 == far[entry[1] // 64, entry[3]]
     for of_slot, listed in zip(order, near, strict=True):
         end = max(length[of_slot], 0)
-        np.testing.assert_array_equal(np.sort(listed[:end]), 2 * np.flatnonzero(reads[of_slot]))
+        np.testing.assert_array_equal(np.sort(listed[:end]), 2 * np.flatnonzero(places[of_slot]))
         assert (listed[end:] == 0).all()
 
 
