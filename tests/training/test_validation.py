@@ -184,7 +184,7 @@ def test_a_changed_validation_starts_best_anew(tmp_path: Path, recipe: Path) -> 
 
 
 def test_names_of_sets(recipe: Path) -> None:
-    with pytest.raises(UserError, match=r"validation.sets: found the names \['a', 'a'\], expected another one"):
+    with pytest.raises(UserError, match=r"validation.sets: found the names \['a', 'a'\], expected different names"):
         config.load(recipe, ["validation.sets=[{name: a, files: x}, {name: a, files: y}]"])
     with pytest.raises(UserError, match=r"validation\.lambda: found 2"):
         config.load(recipe, ["validation.lambda=2"])
