@@ -292,7 +292,7 @@ def test_interleave_wants_one_format(tmp_path: Path, positions: Records) -> None
     for name in ("x.bin", "y.binpack"):
         with PositionWriter(tmp_path / name) as writer:
             writer.write(positions[:10])
-    with pytest.raises(UserError, match=r"y\.binpack: binpack, expected bin as .*x\.bin: files of one"):
+    with pytest.raises(UserError, match=r"y\.binpack: binpack, expected bin as .*x\.bin: only files of one"):
         run("interleave", tmp_path / "x.bin", tmp_path / "y.binpack", tmp_path / "z.bin")
 
 
