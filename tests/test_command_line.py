@@ -246,7 +246,7 @@ def test_recipes_are_shown(run_here: Run, folder: Path, arguments: list[str], ex
         (["train", "mine.yaml", "--preset", "sfnnv5"], "sfnnv5.yaml' and 'mine.yaml': expected one recipe"),
         (["train", "mine.yaml", "-c", "mine.yaml"], "'mine.yaml' and 'mine.yaml': expected one recipe"),
         (["train", "mine.yaml", "other.yaml"], "override 'other.yaml': expected key=value"),
-        (["train", "mine.yaml"], "nnue: error: a: No such file or directory"),
+        (["train", "mine.yaml"], "data.train: a: No such file or directory"),
         (["train", "-c", "mine.yaml", "data.train=*.none"], "data.train: '*.none': no file matches"),
         (["config", "a=1"], "config: 'a=1': expected a RECIPE or --preset NAME before it"),
     ],
