@@ -322,17 +322,30 @@ struct ThreatTables {
     }
 };
 
-template <class Version>
-struct Threats {
+// Keys of sets whose features depend on several pieces. A new key makes `update` refresh the accumulator.
+struct OneKey {
     static constexpr bool kPerPiece = false;
-    static constexpr int kFeatures = Version::kFeatures, kMaxActive = 192;
-    static constexpr ThreatTables<Version> kTables{};
+    static constexpr int kKeys = 1;
+    template <class Position>
+    static int key(int, const Position&) {
+        return 0;
+    }
+};
 
+// One for each half of the board that the own king can be on.
+struct MirroredKeys {
+    static constexpr bool kPerPiece = false;
     static constexpr int kKeys = 2;
     template <class Position>
     static int key(int perspective, const Position& board) {
         return (board.king[perspective] & 7) > 3;
     }
+};
+
+template <class Version>
+struct Threats : MirroredKeys {
+    static constexpr int kFeatures = Version::kFeatures, kMaxActive = 192;
+    static constexpr ThreatTables<Version> kTables{};
 
     template <class Add>
     static void list(const Board& board, int perspective, Add add) {
@@ -364,15 +377,8 @@ struct Threats {
 // A set whose features are a table: kIndex[own king][code][square], as the perspective sees them, −1 for none;
 // kFeatures.
 template <class Table>
-struct Tabled {
-    static constexpr bool kPerPiece = false;
+struct Tabled : OneKey {
     static constexpr int kFeatures = Table::kFeatures, kMaxActive = 32;
-
-    static constexpr int kKeys = 1;
-    template <class Position>
-    static int key(int, const Position&) {
-        return 0;
-    }
 
     template <class Add>
     static void list(const Board& board, int perspective, Add add) {
@@ -388,15 +394,8 @@ struct Tabled {
 // A set of a C++ header, four functions as docs/own-features.md has them. Planes is the board that they get:
 // CodePlanes of features/general_set.h.
 template <class Set, class Planes>
-struct General {
-    static constexpr bool kPerPiece = false;
+struct General : OneKey {
     static constexpr int kFeatures = Set::kNumFeatures, kMaxActive = Set::kMaxActive;
-
-    static constexpr int kKeys = 1;
-    template <class Position>
-    static int key(int, const Position&) {
-        return 0;
-    }
 
     template <class Add>
     static void list(const Board& board, int perspective, Add add) {
@@ -437,15 +436,8 @@ struct General {
     }
 };
 
-struct PawnPairs {
-    static constexpr bool kPerPiece = false;
+struct PawnPairs : MirroredKeys {
     static constexpr int kFeatures = 4560, kMaxActive = 120;
-
-    static constexpr int kKeys = 2;
-    template <class Position>
-    static int key(int perspective, const Position& board) {
-        return (board.king[perspective] & 7) > 3;
-    }
 
     template <class Add>
     static void list(const Board& board, int perspective, Add add) {

@@ -55,36 +55,24 @@ class OutputBuckets:
         for piece, numbers in self.squares.items():
             if len(numbers) != 64:
                 raise ValueError(f"squares.{piece}: {len(numbers)} numbers, expected 64")
-        if self.rule == "squares":
+        if self.rule == "weights" and len(self.weights) not in (5, 10):
+            raise ValueError(f"{len(self.weights)} weights, expected 5, for P N B R Q, or 10, own and enemy")
+        if self.rule in ("weights", "squares"):
             if len(self.table) > _MOST_SUMS:
                 raise ValueError(f"a table of {len(self.table)} numbers, expected at most {_MOST_SUMS}")
-            self._check_buckets()
-            return self
-        if self.rule == "weights":
-            if len(self.weights) not in (5, 10):
-                raise ValueError(f"{len(self.weights)} weights, expected 5, for P N B R Q, or 10, own and enemy")
-            if len(self.table) > _MOST_SUMS:
-                raise ValueError(f"a table of {len(self.table)} numbers, expected at most {_MOST_SUMS}")
-            self._check_buckets()
-            return self
-        if self.rule != "table":
-            if self.table:
-                raise ValueError(f"a table is given, but the rule is {self.rule}; expected rule: table")
-            if self.rule == "queens" and self.count % 4:
-                raise ValueError(f"count is {self.count}, expected a multiple of 4 for rule: queens")
-            return self
-        if len(self.table) not in (PIECE_COUNTS, PIECE_COUNTS * MATERIALS):
-            raise ValueError(
-                f"a table of {len(self.table)} numbers, expected {PIECE_COUNTS}, for 0 … 32 pieces, or "
-                f"{PIECE_COUNTS * MATERIALS}, for the queens as well"
-            )
-        self._check_buckets()
-        return self
-
-    def _check_buckets(self) -> None:
-        wrong = [bucket for bucket in self.table if not 0 <= bucket < self.count]
-        if wrong:
+        elif self.rule == "table":
+            if len(self.table) not in (PIECE_COUNTS, PIECE_COUNTS * MATERIALS):
+                raise ValueError(
+                    f"a table of {len(self.table)} numbers, expected {PIECE_COUNTS}, for 0 … 32 pieces, or "
+                    f"{PIECE_COUNTS * MATERIALS}, for the queens as well"
+                )
+        elif self.table:
+            raise ValueError(f"a table is given, but the rule is {self.rule}; expected rule: table")
+        elif self.rule == "queens" and self.count % 4:
+            raise ValueError(f"count is {self.count}, expected a multiple of 4 for rule: queens")
+        if wrong := [bucket for bucket in self.table if not 0 <= bucket < self.count]:
             raise ValueError(f"a table with bucket {wrong[0]}, expected 0 … {self.count - 1}, below count")
+        return self
 
     @property
     def piece_weights(self) -> tuple[int, ...]:
