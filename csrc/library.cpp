@@ -9,6 +9,7 @@
 
 #include "build_info.h"
 
+// long: a list of schemas, one statement each.
 STABLE_TORCH_LIBRARY(nnue, m) {
     // Contract: enumerations.h.
     m.def("enumerations() -> Tensor");

@@ -214,6 +214,7 @@ __device__ __noinline__ void fill_weights(Weights* to, int64_t length, int tile,
 }
 
 // With `kCut` a tile is cut at every multiple of the window's length, and scans start again there.
+// long: all turns of a thread use its places, cuts and scan limits, which stay in registers.
 template <class M, bool kCut>
 __global__ void __launch_bounds__(kRollThreads, kRollBlocks) roll(const Job job) {
     extern __shared__ double memory[];

@@ -512,6 +512,7 @@ __device__ __forceinline__ void multiply_part(const BackwardProblem& p, const Sc
     }
 }
 
+// long: the warps that plan, copy and multiply share tasks, stages and barriers.
 template <int kParts>
 __global__ void __launch_bounds__(BackwardShape<kParts>::kThreads, 1) weight_gradient_kernel(BackwardProblem p) {
     using Shape = BackwardShape<kParts>;

@@ -354,6 +354,7 @@ __device__ __forceinline__ int list_chunk(const IndexRows& in, const BucketPlan&
 
 // Finds the bucket of each row, lists the rows of each chunk by bucket, and counts the entries of each feature.
 // Irregular rows are counted as well, since only make_tiles finds those that have a feature twice.
+// long: entries of the next rows are loaded while those of these rows are counted, in the same registers.
 template <bool kShared>
 __global__ void __launch_bounds__(kCountThreads, 1) count_rows(IndexRows in, BucketPlan out) {
     __shared__ ChunkShared s;
@@ -714,6 +715,7 @@ __device__ __forceinline__ int store_far(const BucketPlan& out, const TileShared
 // Each thread block makes one or a few tiles, with four lanes per row. One half of the threads finds the rows of the
 // tile while the other half ranks the features of the bucket. All thread blocks of a bucket repeat this ranking, which
 // is faster than exchanging it. The last thread block describes the buckets.
+// long: both halves of a thread block meet at barriers between phases that share memory.
 template <ForwardReads kReads>
 __global__ void __launch_bounds__(kTileThreads, 4) make_tiles(IndexRows in, BucketPlan out, RowOrder* order) {
     constexpr bool kLists = kReads == ForwardReads::kLists, kUnbucketed = kReads == ForwardReads::kRows;

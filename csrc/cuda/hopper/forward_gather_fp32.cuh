@@ -194,6 +194,7 @@ __device__ __forceinline__ int fetch_increment(uint32_t address) {
     return before;
 }
 
+// long: the warps that copy and those that add share stages, barriers and tickets.
 __global__ void __launch_bounds__(kThreads, 1) gather_kernel(ForwardProblem p) {
     extern __shared__ __align__(128) char shared[];
     __shared__ uint64_t barriers[4];

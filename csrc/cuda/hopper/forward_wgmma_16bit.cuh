@@ -253,6 +253,7 @@ __device__ __forceinline__ void finish_tile(const ForwardProblem& p, float (&acc
     }
 }
 
+// long: the warps that copy and those that multiply share stages and barriers, and divide the registers.
 template <typename Weight>
 __global__ void __launch_bounds__(ForwardShape<Weight>::kThreads, 1) forward_kernel(ForwardProblem p) {
     using Shape = ForwardShape<Weight>;

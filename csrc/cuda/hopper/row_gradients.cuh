@@ -113,6 +113,7 @@ __device__ __forceinline__ void clear(GradientSync* sync) {
 
 // Computes the row gradients in slot order, with 0 in padding, and their sums over each stretch of tiles. Thread blocks
 // of the same stretch and different slabs are neighbours in the grid, since they read the same rows of memory.
+// long: loads of a pass stay in registers until the pass uses them, and all passes add to the same sums.
 template <int kParts, typename Grad, Activation kActivation>
 __global__ void __launch_bounds__(GradientShape<kParts>::kThreads, 4) row_gradient_kernel(BackwardProblem p) {
     using Shape = GradientShape<kParts>;

@@ -47,6 +47,7 @@ struct Shape {
         : Shape(in.num_bucketed + in.num_unbucketed, TileFeatures::most(in)) {}
 };
 
+// long: each window of features passes several barriers, with the counts so far in registers.
 __global__ void __launch_bounds__(kThreads, 4)
     list_features(IndexRows in, BucketPlan plan, const RowOrder* order, TileFeatures out) {
     extern __shared__ __align__(16) uint64_t bitmap[];

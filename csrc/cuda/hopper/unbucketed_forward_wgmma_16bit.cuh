@@ -36,6 +36,7 @@ struct Shape {
 constexpr int kLeftOutThreads = 256;
 
 // The grid is (tiles, stretches of `slabs` slabs).
+// long: the warps that copy and those that multiply share stages and barriers.
 template <typename Weight>
 __global__ void __launch_bounds__(Shape<Weight>::kThreads, Shape<Weight>::kBlocksPerMultiprocessor)
     forward_kernel(ForwardProblem p, int slabs) {

@@ -256,6 +256,7 @@ struct SplitShared {
 // Each thread block takes a chunk: it writes the bits of dense features of its tiles, and lists the other unbucketed
 // entries by residue, in the order of the slots. A row that has a dense feature twice is left out of the bits;
 // irregular_rows.cuh adds it.
+// long: loads of the next rows are in flight while the entries of these rows are sorted.
 __global__ void __launch_bounds__(kSplitThreads, 4)
     split_rows(IndexRows in, BucketPlan plan, const RowOrder* order, UnbucketedLists lists, ListScratch scratch) {
     constexpr int kResidues = UnbucketedLists::kResidues, kChunkSlots = UnbucketedLists::kChunkSlots;

@@ -156,6 +156,7 @@ template <class Source, int KO>
 constexpr int kWorkers = Source::template kTogether<KO>;
 
 // KO · 16 ≥ outputs.
+// long: its steps share operands, sums and pointers in registers, and copies run ahead of them.
 template <class Source, int KO>
 __global__ void __launch_bounds__(kThreads, kWorkers<Source, KO>)
     first_layer_backward(const Source source, const FirstBackward a) {

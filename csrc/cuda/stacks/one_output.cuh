@@ -44,6 +44,7 @@ __device__ __forceinline__ float sum_over_lanes(float (&numbers)[kCount]) {
 }
 
 // kPacks · kNumbersPerRound ≥ inputs.
+// long: forward and backward of a position use the same inputs and weights in registers.
 template <class T, int kPacks, bool kRounds>
 __global__ void __launch_bounds__(kThreads, 2) one_output_kernel(const T* x, const TileArguments a) {
     using In = Input<T>;

@@ -466,6 +466,7 @@ __global__ void __launch_bounds__(kLateThreads) update_rows(const LateArguments 
 // The same for rows that share virtual rows, and for these. A thread block takes 32 * V columns of all rows of one
 // virtual row, lists the marked ones and divides them among its warps. Gradients are added up in the order of `update`,
 // where a row that is not marked adds zeros.
+// long: list, sums and update of a virtual row share their places in registers.
 template <class R, class T, bool k16, int V>
 __global__ void __launch_bounds__(kLateThreads) update_sharing_rows(const LateArguments a) {
     constexpr int kColumns = kWarp * V, kAtOnce = 2, kSumsAtOnce = 4;
@@ -647,6 +648,7 @@ struct alignas(16) Differing {
 
 // The steps that the listed rows have missed, whose gradients were zeros. The grid is as large as the device can hold.
 // kShares: whether there are virtual rows.
+// long: the next row is loaded while this one catches up, in the same registers.
 template <class R, class T, int V, bool kShares>
 __global__ void __launch_bounds__(kLateThreads, sizeof(T) == 4 ? kCatchUpBlocks : 1)
     catch_up(const LateArguments a, const LateRow* list, const int* count) {
