@@ -4,12 +4,12 @@
 """
 
 import importlib as _importlib
-from pathlib import Path as _Path
-from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 from nnue_trainer import _first_look, _old_names
 
-if _TYPE_CHECKING:
+# What the interpreter has not loaded yet, such as typing and pathlib, would be most of the time of this import.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
     from nnue_trainer import (
         averages,
         callbacks,
@@ -88,15 +88,21 @@ def __getattr__(name: str) -> object:
     return getattr(module, name) if name in _HOME else module
 
 
+def _beside(name: str) -> str:
+    from pathlib import Path
+
+    return str(Path(__file__).with_name(name))
+
+
 def cmake_dir() -> str:
     """The folder for CMake's `nnue_trainer_DIR`, with which `find_package(nnue_trainer)` finds the C++ parts."""
-    return str(_Path(__file__).with_name("cmake"))
+    return _beside("cmake")
 
 
 def include_dir() -> str:
     """The folder with the C++ headers, `nnue/data.h` and `nnue/operators.h`. In a checkout the headers that these
     include are in `data_loader/`; CMake finds them in either place."""
-    return str(_Path(__file__).with_name("include"))
+    return _beside("include")
 
 
 def __dir__() -> list[str]:

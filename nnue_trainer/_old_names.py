@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import importlib
 import sys
-import warnings
-from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
-from types import ModuleType
-from typing import Any
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import ModuleType
+    from typing import Any
 
 MODULES = {
     "checkpoint": "files.checkpoint",
@@ -26,6 +28,8 @@ MODULES = {
 
 def warn(old: str, new: str) -> None:
     """`old` and `new` are names below `nnue_trainer`."""
+    import warnings
+
     from nnue_trainer.errors import OldName
 
     warnings.warn(OldName(f"nnue_trainer.{old}", f"nnue_trainer.{new}"), stacklevel=3)
