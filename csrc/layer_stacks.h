@@ -66,7 +66,7 @@
 //
 // _layer_stacks_gradients_through does the same where x is the output of _perspective_transformer_forward with pairwise
 // products, by the kernels of 9.0. Neither x nor its gradient is there: x is made again from `saved`, and its gradient
-// goes on through the transformer's activation. `batch`, `made_for`, `saved`, F and `bound_and_scale` are those of that
+// goes on through the transformer's activation. `batch`, `layout`, `saved`, F, `bound` and `scale` are those of that
 // operator (perspective_transformer.h); `saved` is of fp32 or bfloat16 weights. It gives (row_gradients, grad_bias,
 // grad_weight_0, grad_psqt, gradients): what _perspective_transformer_backward takes in the place of the gradient of
 // its output, and the gradient of the transformer's bias. There must be a position, N a multiple of 64, and in 16 bits

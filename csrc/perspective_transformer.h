@@ -15,10 +15,9 @@
 // _perspective_plan makes the plan of a batch, which forward and backward share. What belongs together goes in and out
 // in one list:
 //
-//   batch            [white, black, plan]; with psqt also psqt_bucket
-//   made_for         [bucket_size, num_bucketed, weight_bytes], as the plan was made with
-//   bound_and_scale  [bound, scale]
-//   sizes            [F, N, P], for the backward, which keeps no weight alive; P = 0: no gradient of psqt
+//   batch   [white, black, plan]; with psqt also psqt_bucket
+//   layout  [bucket_size, num_bucketed, weight_bytes], as the plan was made with
+//   sizes   [F, N, P], for the backward, which keeps no weight alive; P = 0: no gradient of psqt
 //
 // With `rounds_down` (CUDA only) the forward rounds its output down before it rounds it to the dtype, as an engine with
 // integers does.
@@ -96,20 +95,20 @@ inline Batch batch_of(const char* op, const std::vector<Tensor>& batch) {
     return {batch[0], batch[1], batch[2], batch.size() == 4 ? std::optional(batch[3]) : std::nullopt};
 }
 
-// The numbers of a list that has exactly kCount of them.
-template <size_t kCount, typename T>
-const T* numbers_of(const char* op, const char* argument, const std::vector<T>& numbers, const char* what) {
-    if (numbers.size() != kCount) fail(op, argument, text(numbers.size()) + " numbers", what);
+// The numbers of a list that has exactly three.
+inline const int64_t* three_of(const char* op, const char* argument, const std::vector<int64_t>& numbers,
+                               const char* what) {
+    if (numbers.size() != 3) fail(op, argument, text(numbers.size()) + " numbers", what);
     return numbers.data();
 }
 
-// What a plan was made for, besides its batch.
-struct MadeFor {
+// What a plan is laid out for, besides its batch.
+struct PlanLayout {
     int64_t bucket_size, num_bucketed, weight_bytes;
 };
 
-inline MadeFor made_for_of(const char* op, const std::vector<int64_t>& made_for) {
-    const int64_t* given = numbers_of<3>(op, "made_for", made_for, "bucket_size, num_bucketed and weight_bytes");
+inline PlanLayout layout_of(const char* op, const std::vector<int64_t>& layout) {
+    const int64_t* given = three_of(op, "layout", layout, "bucket_size, num_bucketed and weight_bytes");
     return {given[0], given[1], given[2]};
 }
 
@@ -123,9 +122,8 @@ struct Range {
     bool rounds_down = false;  // the output of the forward
 };
 
-inline Range range_of(const char* op, const std::vector<double>& bound_and_scale) {
-    const double* given = numbers_of<2>(op, "bound_and_scale", bound_and_scale, "bound and scale");
-    return {static_cast<float>(given[0]), static_cast<float>(given[1]), false};
+inline Range range_of(double bound, double scale, bool rounds_down = false) {
+    return {static_cast<float>(bound), static_cast<float>(scale), rounds_down};
 }
 
 // What the layer after the transformer has for each position, where the gradient of the output is given as factors.
@@ -153,7 +151,7 @@ struct Sizes {
 };
 
 inline Sizes sizes_of(const std::vector<int64_t>& sizes) {
-    const int64_t* given = numbers_of<3>(kBackward, "sizes", sizes, "F, N and P");
+    const int64_t* given = three_of(kBackward, "sizes", sizes, "F, N and P");
     return {given[0], given[1], given[2]};
 }
 

@@ -194,12 +194,12 @@ Tensor plan_op(const Tensor& white, const Tensor& black, const Tensor& black_to_
     return rows;
 }
 
-Three forward_op(std::vector<Tensor> batch, std::vector<int64_t> made_for, const Tensor& weight_in,
-                 const Tensor& bias_in, const std::optional<Tensor>& psqt, int64_t activation_in,
-                 std::vector<double> bound_and_scale, ScalarType output_dtype, bool rounds_down, bool save) {
+Three forward_op(std::vector<Tensor> batch, std::vector<int64_t> layout, const Tensor& weight_in, const Tensor& bias_in,
+                 const std::optional<Tensor>& psqt, int64_t activation_in, double bound_in, double scale_in,
+                 ScalarType output_dtype, bool rounds_down, bool save) {
     const auto [white, black, plan_in, psqt_bucket] = batch_of(kForward, batch);
-    made_for_of(kForward, made_for);  // checked, and not used on the CPU
-    const auto [bound, scale, _] = range_of(kForward, bound_and_scale);
+    layout_of(kForward, layout);  // checked, and not used on the CPU
+    const auto [bound, scale, _] = range_of(bound_in, scale_in);
     if (rounds_down) fail(kForward, "rounds_down", std::string("true"), "false on the CPU");
     check_parameters(weight_in, bias_in, white, Device::cpu);
     const int64_t num_features = weight_in.size(0), num_outputs = weight_in.size(1);
@@ -267,13 +267,13 @@ struct Gradients {
 
 // `all_rows`: the gradient of the weight has all rows, and not only those of the features in the batch.
 Gradients gradients_of(const Tensor& grad_output_in, const std::optional<Tensor>& grad_psqt_in,
-                       const std::vector<Tensor>& batch, const std::vector<int64_t>& made_for, const Tensor& saved_in,
-                       const std::vector<int64_t>& sizes, int64_t activation_in,
-                       const std::vector<double>& bound_and_scale, ScalarType weight_dtype, bool all_rows) {
+                       const std::vector<Tensor>& batch, const std::vector<int64_t>& layout, const Tensor& saved_in,
+                       const std::vector<int64_t>& sizes, int64_t activation_in, double bound_in, double scale_in,
+                       ScalarType weight_dtype, bool all_rows) {
     const auto [white, black, plan_in, psqt_bucket] = batch_of(kBackward, batch);
-    made_for_of(kBackward, made_for);  // checked, and not used on the CPU
+    layout_of(kBackward, layout);  // checked, and not used on the CPU
     const auto [num_features, num_outputs, psqt_buckets] = sizes_of(sizes);
-    const auto [bound, scale, _] = range_of(kBackward, bound_and_scale);
+    const auto [bound, scale, _] = range_of(bound_in, scale_in);
     check_index_rows(kBackward, white, black, num_features, Device::cpu);
     const Activation activation = check_activation(kBackward, activation_in, num_outputs, capabilities::kCpuMultiple);
     const int64_t width = output_width(activation, num_outputs) / 2;
@@ -365,22 +365,22 @@ Gradients gradients_of(const Tensor& grad_output_in, const std::optional<Tensor>
 }
 
 Three backward_op(const Tensor& grad_output, const std::optional<Tensor>& grad_psqt, std::vector<Tensor> batch,
-                  std::vector<int64_t> made_for, const Tensor& saved, std::vector<int64_t> sizes, int64_t activation,
-                  std::vector<double> bound_and_scale, ScalarType weight_dtype, std::vector<Tensor> factors) {
+                  std::vector<int64_t> layout, const Tensor& saved, std::vector<int64_t> sizes, int64_t activation,
+                  double bound, double scale, ScalarType weight_dtype, std::vector<Tensor> factors) {
     if (!factors.empty()) fail(kBackward, "factors", text(factors.size()) + " tensors", "none on a CPU");
-    const Gradients found = gradients_of(grad_output, grad_psqt, batch, made_for, saved, sizes, activation,
-                                         bound_and_scale, weight_dtype, true);
+    const Gradients found =
+        gradients_of(grad_output, grad_psqt, batch, layout, saved, sizes, activation, bound, scale, weight_dtype, true);
     return {found.weight, found.bias, found.psqt};
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> backward_rows_op(const Tensor& grad_output,
                                                             const std::optional<Tensor>& grad_psqt,
-                                                            std::vector<Tensor> batch, std::vector<int64_t> made_for,
+                                                            std::vector<Tensor> batch, std::vector<int64_t> layout,
                                                             const Tensor& saved, std::vector<int64_t> sizes,
-                                                            int64_t activation, std::vector<double> bound_and_scale,
+                                                            int64_t activation, double bound, double scale,
                                                             ScalarType weight_dtype) {
-    const Gradients found = gradients_of(grad_output, grad_psqt, batch, made_for, saved, sizes, activation,
-                                         bound_and_scale, weight_dtype, false);
+    const Gradients found = gradients_of(grad_output, grad_psqt, batch, layout, saved, sizes, activation, bound, scale,
+                                         weight_dtype, false);
     Tensor rows = torch::stable::new_empty(grad_output, {static_cast<int64_t>(found.rows.size())}, ScalarType::Long);
     std::copy(found.rows.begin(), found.rows.end(), mutable_data<int64_t>(rows));
     return {rows, found.weight, found.bias, found.psqt};

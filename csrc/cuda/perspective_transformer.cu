@@ -40,28 +40,27 @@ capabilities::Machine machine_of(int device) {
 }
 
 // Whether bucket_size selects the portable kernels.
-bool is_portable(MadeFor made_for) {
-    return made_for.bucket_size == 0;
+bool is_portable(PlanLayout layout) {
+    return layout.bucket_size == 0;
 }
 
 // Fails because the kernels that bucket_size selects are not in this library.
-[[noreturn]] void refuse(const char* op, MadeFor made_for, const std::string& where = "") {
-    fail(op, "bucket_size",
-         text(made_for.bucket_size) + where + ", with a library for " NNUE_STRINGIZE(NNUE_CUDA_ARCHS),
+[[noreturn]] void refuse(const char* op, PlanLayout layout, const std::string& where = "") {
+    fail(op, "bucket_size", text(layout.bucket_size) + where + ", with a library for " NNUE_STRINGIZE(NNUE_CUDA_ARCHS),
          "0, which stands for the kernels of every GPU");
 }
 
 }  // namespace
 
 void check_plan_arguments(const char* op, const Tensor& white, const Tensor& black, int64_t num_features,
-                          MadeFor made_for) {
+                          PlanLayout layout) {
     check_index_rows(op, white, black, num_features, Device::cuda);
-    if (is_portable(made_for)) return portable::check_sizes(op, white);
-    if constexpr (kBuiltFor90) bucketed::check_sizes(op, white, num_features, made_for);
+    if (is_portable(layout)) return portable::check_sizes(op, white);
+    if constexpr (kBuiltFor90) bucketed::check_sizes(op, white, num_features, layout);
     const capabilities::Machine machine = machine_of(white.get_device_index());
     if (!capabilities::has_hopper(machine)) {
         const int64_t capability = machine.capability;
-        refuse(op, made_for, " on a GPU of compute capability " + text(capability / 10) + "." + text(capability % 10));
+        refuse(op, layout, " on a GPU of compute capability " + text(capability / 10) + "." + text(capability % 10));
     }
 }
 
@@ -69,8 +68,8 @@ namespace {
 
 Tensor plan_op(const Tensor& white_in, const Tensor& black_in, const Tensor& black_to_move_in, int64_t num_features,
                int64_t bucket_size, int64_t num_bucketed, int64_t weight_bytes) {
-    const MadeFor made_for{bucket_size, num_bucketed, weight_bytes};
-    check_plan_arguments(kPlan, white_in, black_in, num_features, made_for);
+    const PlanLayout layout{bucket_size, num_bucketed, weight_bytes};
+    check_plan_arguments(kPlan, white_in, black_in, num_features, layout);
     check_black_to_move(black_to_move_in, white_in, Device::cuda);
     const torch::stable::accelerator::DeviceGuard guard(white_in.get_device_index());
     const Tensor white = torch::stable::contiguous(white_in), black = torch::stable::contiguous(black_in),
@@ -81,26 +80,25 @@ Tensor plan_op(const Tensor& white_in, const Tensor& black_in, const Tensor& bla
     IndexCheck white_check(kPlan, const_data<int32_t>(white), positions, max_active, num_features, device, stream);
     IndexCheck black_check(kPlan, const_data<int32_t>(black), positions, max_active, num_features, device, stream);
     Tensor plan;
-    if (is_portable(made_for)) {
+    if (is_portable(layout)) {
         plan = portable::plan(white, black, black_to_move, num_features);
     } else if constexpr (kBuiltFor90) {
-        plan = bucketed::plan(white, black, black_to_move, num_features, made_for);
+        plan = bucketed::plan(white, black, black_to_move, num_features, layout);
     }
     white_check.finish();
     black_check.finish();
     return plan;
 }
 
-Three forward_op(std::vector<Tensor> batch_in, std::vector<int64_t> made_for_in, const Tensor& weight_in,
-                 const Tensor& bias_in, const std::optional<Tensor>& psqt, int64_t activation,
-                 std::vector<double> bound_and_scale, ScalarType output_dtype, bool rounds_down, bool save) {
+Three forward_op(std::vector<Tensor> batch_in, std::vector<int64_t> layout_in, const Tensor& weight_in,
+                 const Tensor& bias_in, const std::optional<Tensor>& psqt, int64_t activation, double bound,
+                 double scale, ScalarType output_dtype, bool rounds_down, bool save) {
     const auto [white_in, black_in, plan, psqt_bucket] = batch_of(kForward, batch_in);
-    const MadeFor made_for = made_for_of(kForward, made_for_in);
-    Range range = range_of(kForward, bound_and_scale);
-    range.rounds_down = rounds_down;
+    const PlanLayout layout = layout_of(kForward, layout_in);
+    const Range range = range_of(bound, scale, rounds_down);
     check_parameters(weight_in, bias_in, white_in, Device::cuda);
     const int64_t num_features = weight_in.size(0), num_outputs = weight_in.size(1);
-    check_plan_arguments(kForward, white_in, black_in, num_features, made_for);
+    check_plan_arguments(kForward, white_in, black_in, num_features, layout);
     check_device(kForward, "plan", plan, Device::cuda, white_in, "white");
     if (psqt) check_psqt(kForward, *psqt, psqt_bucket, white_in, num_features, Device::cuda);
     const torch::stable::accelerator::DeviceGuard guard(weight_in.get_device_index());
@@ -109,22 +107,22 @@ Three forward_op(std::vector<Tensor> batch_in, std::vector<int64_t> made_for_in,
     const ScalarType out_dtype = check_float_dtype(kForward, "output_dtype", output_dtype);
     const Activation kind = check_activation(kForward, activation, num_outputs, kMultiple);
     if constexpr (kBuiltFor90) {
-        if (!is_portable(made_for)) {
-            return bucketed::forward(batch, made_for, weight, bias, psqt, kind, range, out_dtype, save);
+        if (!is_portable(layout)) {
+            return bucketed::forward(batch, layout, weight, bias, psqt, kind, range, out_dtype, save);
         }
     }
     return portable::forward(batch, weight, bias, psqt, kind, range, out_dtype, save);
 }
 
 Three backward_op(const Tensor& grad_output_in, const std::optional<Tensor>& grad_psqt, std::vector<Tensor> batch_in,
-                  std::vector<int64_t> made_for_in, const Tensor& saved_in, std::vector<int64_t> sizes_in,
-                  int64_t activation, std::vector<double> bound_and_scale, ScalarType weight_dtype,
+                  std::vector<int64_t> layout_in, const Tensor& saved_in, std::vector<int64_t> sizes_in,
+                  int64_t activation, double bound, double scale, ScalarType weight_dtype,
                   std::vector<Tensor> factors_in) {
     const auto [white_in, black_in, plan, psqt_bucket] = batch_of(kBackward, batch_in);
-    const MadeFor made_for = made_for_of(kBackward, made_for_in);
+    const PlanLayout layout = layout_of(kBackward, layout_in);
     const Sizes sizes = sizes_of(sizes_in);
-    const Range range = range_of(kBackward, bound_and_scale);
-    check_plan_arguments(kBackward, white_in, black_in, sizes.num_features, made_for);
+    const Range range = range_of(bound, scale);
+    check_plan_arguments(kBackward, white_in, black_in, sizes.num_features, layout);
     const Activation kind = check_activation(kBackward, activation, sizes.num_outputs, kMultiple);
     for (const auto& [name, tensor] :
          {std::pair{"grad_output", &grad_output_in}, {"plan", &plan}, {"saved", &saved_in}}) {
@@ -136,7 +134,7 @@ Three backward_op(const Tensor& grad_output_in, const std::optional<Tensor>& gra
     const int64_t positions = white_in.size(0), width = output_width(kind, sizes.num_outputs);
     std::optional<Factors> factors = factors_of(factors_in);
     // Row gradients, which only the kernels of 9.0 have.
-    const bool rows_are_made = grad_output_in.scalar_type() == ScalarType::Byte && !is_portable(made_for) && !factors;
+    const bool rows_are_made = grad_output_in.scalar_type() == ScalarType::Byte && !is_portable(layout) && !factors;
     if (factors) {
         check_shape(kBackward, "grad_output", grad_output_in, {-1, 1, width}, "[S, 1, 2 W]");
         if (grad_output_in.size(0) < 1) fail(kBackward, "grad_output", "no stack", "at least one");
@@ -156,19 +154,19 @@ Three backward_op(const Tensor& grad_output_in, const std::optional<Tensor>& gra
     const Tensor saved = aligned(saved_in);
     const Batch batch{torch::stable::contiguous(white_in), torch::stable::contiguous(black_in), plan, psqt_bucket};
     if constexpr (kBuiltFor90) {
-        if (!is_portable(made_for)) {
-            return bucketed::backward(gradients, batch, made_for, saved, sizes, kind, range, dtype);
+        if (!is_portable(layout)) {
+            return bucketed::backward(gradients, batch, layout, saved, sizes, kind, range, dtype);
         }
     }
     return portable::backward(gradients, batch, saved, sizes, kind, range, dtype);
 }
 
-Tensor psqt_op(std::vector<Tensor> batch_in, std::vector<int64_t> made_for_in, const Tensor& psqt, int64_t begin,
+Tensor psqt_op(std::vector<Tensor> batch_in, std::vector<int64_t> layout_in, const Tensor& psqt, int64_t begin,
                int64_t end) {
     const auto [white_in, black_in, plan, psqt_bucket] = batch_of(kPsqt, batch_in);
-    const MadeFor made_for = made_for_of(kPsqt, made_for_in);
+    const PlanLayout layout = layout_of(kPsqt, layout_in);
     const int64_t num_features = psqt.dim() == 2 ? psqt.size(0) : 0;
-    check_plan_arguments(kPsqt, white_in, black_in, num_features, made_for);
+    check_plan_arguments(kPsqt, white_in, black_in, num_features, layout);
     check_device(kPsqt, "plan", plan, Device::cuda, white_in, "white");
     check_psqt(kPsqt, psqt, psqt_bucket, white_in, num_features, Device::cuda);
     if (begin < 0 || begin > end || end > white_in.size(0))
@@ -177,7 +175,7 @@ Tensor psqt_op(std::vector<Tensor> batch_in, std::vector<int64_t> made_for_in, c
     const torch::stable::accelerator::DeviceGuard guard(white_in.get_device_index());
     const Batch batch{torch::stable::contiguous(white_in), torch::stable::contiguous(black_in), plan, psqt_bucket};
     if constexpr (kBuiltFor90) {
-        if (!is_portable(made_for)) return bucketed::psqt_output(batch, made_for, psqt, {begin, end});
+        if (!is_portable(layout)) return bucketed::psqt_output(batch, layout, psqt, {begin, end});
     }
     return portable::psqt_output(batch, psqt, {begin, end});
 }
@@ -186,12 +184,12 @@ Tensor psqt_op(std::vector<Tensor> batch_in, std::vector<int64_t> made_for_in, c
 // "pieces": {name: [begin, bytes], …}}}.
 Tensor layout_op(int64_t positions, int64_t max_active, int64_t num_features, int64_t bucket_size, int64_t num_bucketed,
                  int64_t weight_bytes) {
-    const MadeFor made_for{bucket_size, num_bucketed, weight_bytes};
-    if (is_portable(made_for)) return text_tensor(portable::layout(positions, max_active, num_features));
+    const PlanLayout layout{bucket_size, num_bucketed, weight_bytes};
+    if (is_portable(layout)) return text_tensor(portable::layout_text(positions, max_active, num_features));
     if constexpr (kBuiltFor90) {
-        return text_tensor(bucketed::layout(positions, max_active, num_features, made_for));
+        return text_tensor(bucketed::layout_text(positions, max_active, num_features, layout));
     } else {
-        refuse("_perspective_transformer_layout", made_for);
+        refuse("_perspective_transformer_layout", layout);
     }
 }
 

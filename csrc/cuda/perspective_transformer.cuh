@@ -30,7 +30,7 @@ constexpr bool kBuiltFor90 = kArchitectures.find("90") != kArchitectures.npos;
 
 // Checks what the kernels require beyond the contract of every device.
 void check_plan_arguments(const char* op, const Tensor& white, const Tensor& black, int64_t num_features,
-                          MadeFor made_for);
+                          PlanLayout layout);
 
 // A contiguous tensor whose address allows 16-byte loads.
 inline Tensor aligned(const Tensor& tensor) {

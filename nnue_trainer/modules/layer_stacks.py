@@ -310,17 +310,16 @@ class LayerCall:
         by_rows, integers = bool(stacks.hidden), stacks.integers
         if integers is not None and not by_rows:
             # What the backward takes as the gradient of the layer's sums has the factor of PSQT's.
-            bound, scale = transformer.bound_and_scale
             of_sums = integers.multiply / (integers.by * integers.divide * integers.psqt_scale)
-            kept = kept._replace(bound_and_scale=[bound, scale * integers.x_scale * of_sums])
-            dtype = kept.weight_dtype if bound <= _WHOLE_BFLOAT16 else torch.float32
+            kept = kept._replace(scale=kept.scale * integers.x_scale * of_sums)
+            dtype = kept.weight_dtype if kept.bound <= _WHOLE_BFLOAT16 else torch.float32
             in_one_pass = stacks.kernels(self.bucket.device, dtype) == "one_pass"
-            if kept.activation == number_of("screlu") and kept.made_for[0] != 0 and in_one_pass:
+            if kept.activation == number_of("screlu") and kept.layout[0] != 0 and in_one_pass:
                 # x before it is squared fits 16 bits. Both have the same sums, so the same backward.
                 forward = transformer._replace(
-                    activation=number_of("crelu"), bound_and_scale=[bound, 1.0], output_dtype=dtype, rounds_down=False
+                    activation=number_of("crelu"), scale=1.0, output_dtype=dtype, rounds_down=False
                 )
-                stacks = dataclasses.replace(stacks, integers=dataclasses.replace(integers, square=scale))
+                stacks = dataclasses.replace(stacks, integers=dataclasses.replace(integers, square=transformer.scale))
 
         def run(needs: Sequence[bool]) -> Any:
             x, psqt, rows = _operators._perspective_transformer_forward(*forward.arguments, True)
@@ -527,7 +526,7 @@ class LayerCall:
         has_psqt = kept.sizes[2] > 0
         rows, grad_bias, grad_first, grad_psqt, flat = _operators._layer_stacks_gradients_through(
             self.order, self.parameters, grad_sums, partials, grad_output if has_psqt else None, scales,
-            self.of.description, batch, kept.made_for, saved, kept.sizes[0], kept.bound_and_scale,
+            self.of.description, batch, kept.layout, saved, kept.sizes[0], kept.bound, kept.scale,
         )  # fmt: skip
         grad_weight, _, of_psqt = _operators._perspective_transformer_backward(
             *kept.arguments(rows, grad_psqt, batch, saved), []

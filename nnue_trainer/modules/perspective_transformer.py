@@ -173,9 +173,9 @@ class PerspectiveTransformer(nn.Module):
         return description.outputs(rows, parameters, psqt_apart=self._psqt_apart, **options)
 
     def _rows(self, batch: Batch, bucket: Tensor | None, parameters: Parameters) -> Rows:
-        weight, made_for = parameters.weight, (self.bucket_size, self.num_bucketed)
+        weight, buckets = parameters.weight, (self.bucket_size, self.num_bucketed)
         plans = (plan for plan in batch.plans if isinstance(plan, PerspectivePlan))
-        plan = next((plan for plan in plans if plan.is_for(weight.shape[0], *made_for, weight.dtype)), None)
+        plan = next((plan for plan in plans if plan.is_for(weight.shape[0], *buckets, weight.dtype)), None)
         bucket = None if parameters.psqt is None else bucket
         return Rows(batch.white, batch.black, batch.black_to_move, bucket, plan)
 

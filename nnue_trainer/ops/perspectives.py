@@ -46,7 +46,7 @@ _IDENTITY, _PAIRWISE = number_of("identity"), number_of("pairwise")
 
 
 @functools.lru_cache(maxsize=1024)
-def _layout(namespace: str, shape: tuple[int, ...]) -> dict[str, Any]:
+def _places(namespace: str, shape: tuple[int, ...]) -> dict[str, Any]:
     """Where the pieces of a plan lie on CUDA, and how many rows `saved` has, for rows of these sizes."""
     with _disable_current_modes():
         text = as_text(getattr(torch.ops, namespace)._perspective_transformer_layout(*shape))
@@ -54,37 +54,38 @@ def _layout(namespace: str, shape: tuple[int, ...]) -> dict[str, Any]:
     return found
 
 
-def _size(which: str, namespace: str, rows: Tensor, num_features: int, made_for: Sequence[int]) -> int:
+def _size(which: str, namespace: str, rows: Tensor, num_features: int, layout: Sequence[int]) -> int:
     """The number of rows of `saved` ("slots"), or of bytes of a "plan" on CUDA. Their layouts are the library's. In
     a graph for any batch size the number is known only when the graph runs."""
-    shape = (*rows.shape, num_features, *made_for)
+    shape = (*rows.shape, num_features, *layout)
     if all(isinstance(size, int) for size in shape):
-        layout = _layout(namespace, shape)
-        return int(layout["slots"] if which == "slots" else layout["plan"]["bytes"])
+        places = _places(namespace, shape)
+        return int(places["slots"] if which == "slots" else places["plan"]["bytes"])
     size: int = torch.library.get_ctx().new_dynamic_size()  # type: ignore[assignment]
     return size
 
 
-def _fakes(namespace: str, has_layout: Callable[[torch.device], bool]) -> dict[str, Callable[..., Any]]:
-    """The fake kernels. `has_layout`: whether a device's tensors are laid out as on CUDA."""
+def _fakes(namespace: str, as_on_cuda: Callable[[torch.device], bool]) -> dict[str, Callable[..., Any]]:
+    """The fake kernels. `as_on_cuda`: whether a device's tensors are laid out as on CUDA."""
 
     def plan(
         white: Tensor, black: Tensor, black_to_move: Tensor, num_features: int, bucket_size: int, num_bucketed: int,
         weight_bytes: int,
     ) -> Tensor:  # fmt: skip
         size = white.shape[0]
-        if has_layout(white.device):
+        if as_on_cuda(white.device):
             size = _size("plan", namespace, white, num_features, (bucket_size, num_bucketed, weight_bytes))
         return white.new_empty((size,), dtype=torch.uint8)
 
     def forward(
         batch: list[Tensor],
-        made_for: list[int],
+        layout: list[int],
         weight: Tensor,
         bias: Tensor,
         psqt: Tensor | None,
         activation: int,
-        bound_and_scale: list[float],
+        bound: float,
+        scale: float,
         output_dtype: torch.dtype,
         rounds_down: bool,
         save: bool,
@@ -93,11 +94,11 @@ def _fakes(namespace: str, has_layout: Callable[[torch.device], bool]) -> dict[s
         positions = white.shape[0]
         width = num_outputs if activation == _PAIRWISE else 2 * num_outputs
         saved_rows, saved_dtype = 0, torch.float32
-        on_cuda = has_layout(weight.device)
+        on_cuda = as_on_cuda(weight.device)
         if save and activation != _IDENTITY:
             saved_rows = 2 * positions
             if on_cuda:
-                saved_rows = _size("slots", namespace, white, num_features, made_for)
+                saved_rows = _size("slots", namespace, white, num_features, layout)
         if on_cuda and weight.dtype != torch.float32:
             saved_dtype = torch.float16
         return (
@@ -110,11 +111,12 @@ def _fakes(namespace: str, has_layout: Callable[[torch.device], bool]) -> dict[s
         grad_output: Tensor,
         grad_psqt: Tensor | None,
         batch: list[Tensor],
-        made_for: list[int],
+        layout: list[int],
         saved: Tensor,
         sizes: list[int],
         activation: int,
-        bound_and_scale: list[float],
+        bound: float,
+        scale: float,
         weight_dtype: torch.dtype,
         factors: Sequence[Tensor],
     ) -> tuple[Tensor, Tensor, Tensor]:
@@ -143,11 +145,12 @@ ops.register_fakes(_FAKES | {BACKWARD_ROWS: _fake_backward_rows})
 class Kept(NamedTuple):
     """What the backward takes of a call, besides tensors."""
 
-    made_for: list[int]
+    layout: list[int]
     sizes: list[int]
     """F, N and P; P = 0: no gradient of psqt"""
     activation: int
-    bound_and_scale: list[float]
+    bound: float
+    scale: float
     weight_dtype: torch.dtype
     """of the gradient of the weight"""
 
@@ -156,7 +159,7 @@ class Kept(NamedTuple):
 
     def arguments(self, grad: Tensor, grad_psqt: Tensor | None, batch: list[Tensor], saved: Tensor) -> tuple[Any, ...]:
         """Those of `_perspective_transformer_backward`, without its `factors`."""
-        return grad, grad_psqt if self.sizes[2] else None, batch, self.made_for, saved, *self[1:]
+        return grad, grad_psqt if self.sizes[2] else None, batch, self.layout, saved, *self[1:]
 
     def gradients(
         self, grad: Tensor, grad_psqt: Tensor | None, batch: list[Tensor], saved: Tensor, *, sparse: bool = False
@@ -185,13 +188,13 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tens
 
 def _backward(ctx: Any, grad: Tensor | None, grad_psqt: Tensor | None, *_: Tensor | None) -> tuple[Any, ...]:
     if grad is None and grad_psqt is None:
-        return (None,) * 10
+        return (None,) * 11
     if not ctx.save:
         raise RuntimeError(f"{FORWARD}: save: found False; pass save=True to compute gradients")
     saved, *batch = ctx.saved_tensors
     (shape, dtype), of_psqt = ctx.output, grad_psqt if ctx.needs_input_grad[4] else None
     grad = saved.new_zeros(shape, dtype=dtype) if grad is None else grad
-    return None, None, *ctx.kept.gradients(grad, of_psqt, batch, saved), *(None,) * 5
+    return None, None, *ctx.kept.gradients(grad, of_psqt, batch, saved), *(None,) * 6
 
 
 _INSTEAD = "call nnue_trainer.ops.perspectives.perspective_transformer, which uses others there"
@@ -214,10 +217,10 @@ def is_fused(weight: Tensor, bucket_size: int | None = None, num_bucketed: int |
     return found.kernels != "torch"
 
 
-def _made_for(
+def _layout(
     kernels: Kernels, num_features: int, bucket_size: int, num_bucketed: int, weight_dtype: torch.dtype
 ) -> list[int]:
-    """What a plan is made for, as the operators take it: on CUDA a bucket_size of 0 selects the portable kernels."""
+    """What a plan is laid out for, as operators take it: on CUDA a bucket_size of 0 selects the portable kernels."""
     buckets = [0, num_features] if kernels == "portable" else [bucket_size, num_bucketed]
     return [*buckets, weight_dtype.itemsize]
 
@@ -243,9 +246,9 @@ class PerspectivePlan(NamedTuple):
         return self.num_features, self.bucket_size, self.num_bucketed, self.weight_dtype
 
     @property
-    def made_for(self) -> list[int]:
+    def layout(self) -> list[int]:
         """What the operators take with this plan."""
-        return _made_for(self.kernels, *self._constants)
+        return _layout(self.kernels, *self._constants)
 
     def irregular_rows(self, namespace: str = "nnue") -> int:
         """How many of the 2 B rows have a feature twice, or features of several king buckets. The kernels for compute
@@ -253,8 +256,8 @@ class PerspectivePlan(NamedTuple):
         Waits for the device."""
         if self.kernels != "hopper":
             return 0
-        sizes = (*self.white.shape, self.num_features, *self.made_for)
-        begin, size = _layout(namespace, sizes)["plan"]["pieces"]["row_slot"]
+        sizes = (*self.white.shape, self.num_features, *self.layout)
+        begin, size = _places(namespace, sizes)["plan"]["pieces"]["row_slot"]
         return int((self.data[begin : begin + size].view(torch.int32) < 0).sum().item())
 
     def is_for(
@@ -295,7 +298,7 @@ def perspective_plan(
     found = capabilities.transformer(machine, weight_dtype, num_features, -1, bucket_size, num_bucketed).kernels
     kernels = cast(Kernels, "portable" if found == "torch" else found)
     constants = (num_features, bucket_size or 0, num_bucketed, weight_dtype)
-    data = torch.ops.nnue._perspective_plan(white, black, black_to_move, num_features, *_made_for(kernels, *constants))
+    data = torch.ops.nnue._perspective_plan(white, black, black_to_move, num_features, *_layout(kernels, *constants))
     return PerspectivePlan(data, white, black, black_to_move, *constants, kernels)
 
 
@@ -315,12 +318,13 @@ class FusedCall(NamedTuple):
     gradient of its weight."""
 
     batch: list[Tensor]
-    made_for: list[int]
+    layout: list[int]
     weight: Tensor
     bias: Tensor
     psqt: Tensor | None
     activation: int
-    bound_and_scale: list[float]
+    bound: float
+    scale: float
     output_dtype: torch.dtype
     rounds_down: bool
     leaf: Tensor | None = None
@@ -338,12 +342,12 @@ class FusedCall(NamedTuple):
     @property
     def kernels(self) -> str:
         """Those that the call runs, as `capabilities.transformer` names them."""
-        return "cpu" if not self.weight.is_cuda else "hopper" if self.made_for[0] else "portable"
+        return "cpu" if not self.weight.is_cuda else "hopper" if self.layout[0] else "portable"
 
     def kept(self) -> Kept:
         """What its backward takes."""
         sizes = [*self.weight.shape, 0 if self.psqt is None else self.psqt.shape[1]]
-        return Kept(self.made_for, sizes, self.activation, self.bound_and_scale, self.trained.dtype)
+        return Kept(self.layout, sizes, self.activation, self.bound, self.scale, self.trained.dtype)
 
     def gradient_between(self, stacks: str, hidden: int, *, divided: bool = False) -> str:
         """How the gradient of the output gets into the backward: `capabilities.between`. `stacks`: the kernels of the
@@ -357,7 +361,7 @@ class FusedCall(NamedTuple):
             num_outputs=self.weight.shape[1],
             hidden=hidden,
             activation=self.activation,
-            bound=self.bound_and_scale[0],
+            bound=self.bound,
             has_psqt=self.psqt is not None,
             divided=divided,
             is_needed=is_needed,
@@ -421,9 +425,9 @@ class Description(NamedTuple):
                 self.bucket_size, num_bucketed, weight.dtype,
             )  # fmt: skip
         batch = [plan.white, plan.black, plan.data, *([] if rows.psqt_bucket is None else [rows.psqt_bucket])]
-        numbers = number_of(self.activation), [self.bound, self.scale], output_dtype
+        numbers = number_of(self.activation), self.bound, self.scale, output_dtype
         return FusedCall(
-            batch, plan.made_for, weight, bias.float(), psqt, *numbers, self.rounds_down and weight.is_cuda, leaf
+            batch, plan.layout, weight, bias.float(), psqt, *numbers, self.rounds_down and weight.is_cuda, leaf
         )
 
     def outputs(
@@ -610,5 +614,5 @@ def run_fused(call: FusedCall, *, sparse_grad: bool = False, psqt_apart: bool = 
 def psqt_output(call: FusedCall, begin: int, end: int) -> Tensor:
     """The PSQT output of positions begin … end − 1 alone, on CUDA, without a gradient. `call`: of the whole batch."""
     assert call.psqt is not None
-    output: Tensor = torch.ops.nnue._perspective_psqt(call.batch, call.made_for, call.psqt.detach(), begin, end)
+    output: Tensor = torch.ops.nnue._perspective_psqt(call.batch, call.layout, call.psqt.detach(), begin, end)
     return output

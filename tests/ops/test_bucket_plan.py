@@ -396,18 +396,18 @@ def test_unbucketed_lists_of_emulated_kernels(emulator: ctypes.CDLL, case: tuple
 
 def test_a_plan_is_for_weights_of_one_size(emulator: ctypes.CDLL) -> None:
     white, black, black_to_move, features = make_batch(100, 20, 3, 96)
-    op, made_for = torch.ops.nnue_emulated, [96, features, 2]
+    op, layout = torch.ops.nnue_emulated, [96, features, 2]
     emulator.emulator_configure(4, 1)
-    plan = op._perspective_plan(white, black, black_to_move, features, *made_for)
+    plan = op._perspective_plan(white, black, black_to_move, features, *layout)
     weight, bias, constants = (
         torch.zeros(features, 32),
         torch.zeros(32),
-        (number_of("crelu"), [1.0, 1.0], torch.float32, False, False),
+        (number_of("crelu"), 1.0, 1.0, torch.float32, False, False),
     )
     batch = [white, black, plan]
-    op._perspective_transformer_forward(batch, made_for, weight.bfloat16(), bias, None, *constants)
-    with pytest.raises(RuntimeError, match="made_for: found weight_bytes 2, expected 4, as weight has"):
-        op._perspective_transformer_forward(batch, made_for, weight, bias, None, *constants)
+    op._perspective_transformer_forward(batch, layout, weight.bfloat16(), bias, None, *constants)
+    with pytest.raises(RuntimeError, match="layout: found weight_bytes 2, expected 4, as weight has"):
+        op._perspective_transformer_forward(batch, layout, weight, bias, None, *constants)
     with pytest.raises(RuntimeError, match="plan: found shape"):
         op._perspective_transformer_forward(batch, [96, features, 4], weight, bias, None, *constants)
     with pytest.raises(RuntimeError, match="weight_bytes: found 3, expected 2 or 4"):

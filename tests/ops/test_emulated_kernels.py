@@ -38,7 +38,7 @@ class Case:
         return self if kernels == "hopper" else replace(self, bucket_size=0, num_bucketed=len(self.pair.weight))
 
     @property
-    def made_for(self) -> list[int]:
+    def layout(self) -> list[int]:
         return [self.bucket_size, self.num_bucketed, self.pair.weight.element_size()]
 
     rounds_down: bool = False
@@ -48,11 +48,11 @@ class Case:
         is None."""
         namespace, pair = getattr(torch.ops, library), self.pair
         (features, outputs), dtype = pair.weight.shape, pair.weight.dtype
-        made_for, activation = self.made_for, (number_of(self.activation), [self.bound, self.scale])
-        plan = namespace._perspective_plan(pair.white, pair.black, pair.black_to_move, features, *made_for)
+        layout, activation = self.layout, (number_of(self.activation), self.bound, self.scale)
+        plan = namespace._perspective_plan(pair.white, pair.black, pair.black_to_move, features, *layout)
         batch = [pair.white, pair.black, plan, *([] if pair.psqt_bucket is None else [pair.psqt_bucket])]
         out, values, saved = namespace._perspective_transformer_forward(
-            batch, made_for, pair.weight, pair.bias, pair.psqt, *activation, self.output, self.rounds_down, backward
+            batch, layout, pair.weight, pair.bias, pair.psqt, *activation, self.output, self.rounds_down, backward
         )
         if not backward:
             return [out, values]
@@ -62,7 +62,7 @@ class Case:
         if psqt_gradient is not None:
             grad_psqt = psqt_gradient
         gradients = namespace._perspective_transformer_backward(
-            grad, grad_psqt, batch, made_for, saved,
+            grad, grad_psqt, batch, layout, saved,
             [features, outputs, 0 if pair.psqt is None else pair.psqt.shape[1]], *activation, dtype, [],
         )  # fmt: skip
         return [out, values, *gradients]
@@ -234,21 +234,21 @@ def test_psqt_apart(emulator: ctypes.CDLL, kernels: str, seed: int) -> None:
     apart = replace(case, pair=replace(pair, psqt=None, psqt_bucket=None)).run("nnue_emulated")
     assert torch.equal(apart[0], expected[0])
     (features, outputs), positions = pair.weight.shape, len(pair.white)
-    made_for, activation = case.made_for, (number_of(case.activation), [case.bound, case.scale])
-    plan = namespace._perspective_plan(pair.white, pair.black, pair.black_to_move, features, *made_for)
+    layout, activation = case.layout, (number_of(case.activation), case.bound, case.scale)
+    plan = namespace._perspective_plan(pair.white, pair.black, pair.black_to_move, features, *layout)
     batch = [pair.white, pair.black, plan, pair.psqt_bucket]
     for begin, end in ((0, positions), (0, 1), (positions // 3, positions // 2), (positions - 1, positions), (1, 1)):
-        found = namespace._perspective_psqt(batch, made_for, pair.psqt, begin, end)
+        found = namespace._perspective_psqt(batch, layout, pair.psqt, begin, end)
         assert torch.equal(found, expected[1][begin:end])
     with pytest.raises(RuntimeError, match=r"_perspective_psqt: begin"):
-        namespace._perspective_psqt(batch, made_for, pair.psqt, 1, positions + 1)
+        namespace._perspective_psqt(batch, layout, pair.psqt, 1, positions + 1)
     out, _, saved = namespace._perspective_transformer_forward(
-        batch[:3], made_for, pair.weight, pair.bias, None, *activation, case.output, False, True
+        batch[:3], layout, pair.weight, pair.bias, None, *activation, case.output, False, True
     )
     g = torch.Generator().manual_seed(5)
     grad, grad_psqt = torch.randn(out.shape, generator=g).to(case.grad), torch.randn(positions, generator=g)
     gradients = namespace._perspective_transformer_backward(
-        grad, grad_psqt, batch, made_for, saved, [features, outputs, present(pair.psqt).shape[1]], *activation,
+        grad, grad_psqt, batch, layout, saved, [features, outputs, present(pair.psqt).shape[1]], *activation,
         pair.weight.dtype, [],
     )  # fmt: skip
     for mine, theirs in zip(gradients, expected[2:], strict=True):
@@ -300,20 +300,20 @@ def test_compiled(emulator: ctypes.CDLL, kernels: str, seed: int, dynamic: bool)
     case = make_case(seed).with_kernels(kernels)
     for op, fake in _fakes("nnue_emulated", lambda device: True).items():
         torch.library.register_fake(op.replace("nnue::", "nnue_emulated::"), fake, allow_override=True)
-    pair, made_for, numbers = case.pair, case.made_for, [case.bound, case.scale]
+    pair, layout, numbers = case.pair, case.layout, (case.bound, case.scale)
     activation, dtype = number_of(case.activation), pair.weight.dtype
 
     def both_ways(white: Tensor, black: Tensor, black_to_move: Tensor, grad: Tensor) -> tuple[Tensor, ...]:
         features, outputs = pair.weight.shape
         op = torch.ops.nnue_emulated
-        plan = op._perspective_plan(white, black, black_to_move, features, *made_for)
+        plan = op._perspective_plan(white, black, black_to_move, features, *layout)
         batch = [white, black, plan]
         out, _, saved = op._perspective_transformer_forward(
-            batch, made_for, pair.weight, pair.bias, None, activation, numbers, torch.float32, False, True
+            batch, layout, pair.weight, pair.bias, None, activation, *numbers, torch.float32, False, True
         )
         sizes = [features, outputs, 0]
         gradients = op._perspective_transformer_backward(
-            grad * out, None, batch, made_for, saved, sizes, activation, numbers, dtype, []
+            grad * out, None, batch, layout, saved, sizes, activation, *numbers, dtype, []
         )
         return (out, *gradients)
 

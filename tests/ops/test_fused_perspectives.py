@@ -735,27 +735,27 @@ def test_opcheck(
     psqt_bucket = torch.arange(100, device=device) % psqt_buckets if psqt_buckets else None
     batch = [case.white, case.black, plan.data, *([] if psqt_bucket is None else [psqt_bucket])]
     parameters = (case.weight.requires_grad_(), case.bias.requires_grad_(), psqt)
-    constants = (perspectives.number_of(activation), [1.0, 1.0], dtype)
+    constants = (perspectives.number_of(activation), 1.0, 1.0, dtype)
     # On CUDA `plan` and `saved` have padding that nothing reads or writes: its bits are not comparable.
     comparable = ("test_schema", "test_autograd_registration", "test_faketensor")
     torch.library.opcheck(
         torch.ops.nnue._perspective_plan.default,
-        (case.white, case.black, case.black_to_move, features, *plan.made_for),
+        (case.white, case.black, case.black_to_move, features, *plan.layout),
         test_utils=comparable,
     )
     torch.library.opcheck(
         torch.ops.nnue._perspective_transformer_forward.default,
-        (batch, plan.made_for, *parameters, *constants, False, True),
+        (batch, plan.layout, *parameters, *constants, False, True),
         test_utils=comparable,
     )
     out, psqt_out, saved = torch.ops.nnue._perspective_transformer_forward(
-        batch, plan.made_for, *parameters, *constants, False, True
+        batch, plan.layout, *parameters, *constants, False, True
     )
     assert psqt_out.shape == (100 if psqt_buckets else 0,)
     torch.library.opcheck(
         torch.ops.nnue._perspective_transformer_backward.default,
         (
-            torch.randn_like(out), torch.randn(100, device=device) if psqt_buckets else None, batch, plan.made_for,
+            torch.randn_like(out), torch.randn(100, device=device) if psqt_buckets else None, batch, plan.layout,
             saved.detach(), [features, 64, psqt_buckets], *constants, [],
         ),
     )  # fmt: skip

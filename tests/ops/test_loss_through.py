@@ -30,14 +30,14 @@ from nnue_trainer.parallel.sharding import ShardedColumns
 
 T = TypeVar("T")
 
-FEATURES, ACTIVE, RANGE = 40, 12, [0.75, 127 / 128]
+FEATURES, ACTIVE, RANGE = 40, 12, (0.75, 127 / 128)
 HOPPER, PORTABLE = [20, FEATURES], [0, FEATURES]  # selects each set of kernels
 UNBUCKETED = [20, 20]  # half of the features lie in no king bucket
 LOSSES = {"sigmoid": SigmoidLoss(power=2.5), "win rate": WinRateLoss(qp_asymmetry=0.3, weight_boost=1.5)}
 
 
 def kernels_on_a_gpu(call: FusedCall) -> str:
-    return "hopper" if call.made_for[0] else "portable"
+    return "hopper" if call.layout[0] else "portable"
 
 
 @pytest.fixture
@@ -101,21 +101,21 @@ class Case:
     def with_loss(self, loss: str, score_scale: float = 400.0) -> Targets:
         return Targets(*self.targets, LOSSES[loss].kernel(), score_scale)
 
-    def made_for(self, buckets: list[int]) -> list[int]:
+    def layout(self, buckets: list[int]) -> list[int]:
         return [*buckets, self.weight.element_size()]
 
     def call(self, plan: Tensor, buckets: list[int]) -> FusedCall:
         batch = [*self.rows, plan, *([] if self.psqt is None else [self.bucket])]
         dtype = self.weight.dtype
-        made_for = self.made_for(buckets)
+        layout = self.layout(buckets)
         activation = number_of(self.activation)
-        return FusedCall(batch, made_for, self.weight, self.bias, self.psqt, activation, RANGE, dtype, False)
+        return FusedCall(batch, layout, self.weight, self.bias, self.psqt, activation, *RANGE, dtype, False)
 
     def through(self, loss: str, namespace: str, buckets: list[int], factor: float = 1.0) -> dict[str, Tensor]:
         psqt = None if self.psqt is None else self.psqt.requires_grad_()
         leaves = leaves_of(self.weight.requires_grad_(), self.bias.requires_grad_(), psqt, self.layers)
         operators = getattr(torch.ops, namespace)
-        plan = operators._perspective_plan(*self.rows, self.black_to_move, FEATURES, *self.made_for(buckets))
+        plan = operators._perspective_plan(*self.rows, self.black_to_move, FEATURES, *self.layout(buckets))
         found = self.behind.loss_through(self.call(plan, buckets), self.with_loss(loss))
         assert found is not None
         return gradients(found, leaves, factor)
@@ -224,7 +224,7 @@ def test_emulated_operator(emulated: ctypes.CDLL) -> None:
     """Row gradients may be used twice, and what the kernels are not made for is refused."""
     case, op = Case(90, 64, 2, "pairwise", torch.float32, hidden=SMOOTH), torch.ops.nnue_emulated
     emulated.emulator_configure(4, 1)
-    plan = op._perspective_plan(*case.rows, case.black_to_move, FEATURES, *case.made_for(HOPPER))
+    plan = op._perspective_plan(*case.rows, case.black_to_move, FEATURES, *case.layout(HOPPER))
     call, parameters = case.call(plan, HOPPER), layer_stacks.parameters_of(case.layers)
     x, _, saved = op._perspective_transformer_forward(*call.arguments, True)
     order, layers = op._stack_order(case.bucket, 2), case.stacks.description
@@ -242,18 +242,18 @@ def test_emulated_operator(emulated: ctypes.CDLL) -> None:
     )
 
     def through(
-        plan: Tensor = plan, saved: Tensor = saved, buckets: list[int] = HOPPER, bounds: list[float] = RANGE
+        plan: Tensor = plan, saved: Tensor = saved, buckets: list[int] = HOPPER, bounds: tuple[float, float] = RANGE
     ) -> Any:
         return op._layer_stacks_gradients_through(
             order, parameters, grad_sums, partials, None, [torch.tensor(1.0), totals], layers, [*case.rows, plan],
-            case.made_for(buckets), saved, FEATURES, bounds,
+            case.layout(buckets), saved, FEATURES, *bounds,
         )  # fmt: skip
 
     rows, *_ = through()
     sizes = [FEATURES, 64, 0]
     weights = [
         op._perspective_transformer_backward(
-            rows, None, call.batch, call.made_for, saved, sizes, number_of("pairwise"), RANGE, torch.float32, []
+            rows, None, call.batch, call.layout, saved, sizes, number_of("pairwise"), *RANGE, torch.float32, []
         )[0]
         for _ in range(2)
     ]
@@ -265,11 +265,11 @@ def test_emulated_operator(emulated: ctypes.CDLL) -> None:
         through(plan=plan[:-1])
     with pytest.raises(RuntimeError, match="saved: found shape"):
         through(saved=saved[:-1])
-    with pytest.raises(RuntimeError, match=r"bound_and_scale: found bound 300\.0+, expected 1/64 to 255"):
-        through(saved=saved.half(), bounds=[300.0, 1.0])
+    with pytest.raises(RuntimeError, match=r"bound: found 300\.0+, expected 1/64 to 255"):
+        through(saved=saved.half(), bounds=(300.0, 1.0))
     with pytest.raises(RuntimeError, match="grad_output: found shape"):
         op._perspective_transformer_backward(
-            rows[:-1], None, call.batch, call.made_for, saved, sizes, number_of("pairwise"), RANGE, torch.float32, []
+            rows[:-1], None, call.batch, call.layout, saved, sizes, number_of("pairwise"), *RANGE, torch.float32, []
         )
 
 
@@ -363,7 +363,7 @@ def check_model(model: Any, batch: Any, monkeypatch: pytest.MonkeyPatch, dtype: 
 
 class EmulatedPlan(NamedTuple):
     data: Tensor
-    made_for: list[int]
+    layout: list[int]
     white: Tensor
     black: Tensor
 
@@ -380,9 +380,9 @@ def test_emulated_model(
     emulated.emulator_configure(4, 7)
 
     def plan(white: Tensor, black: Tensor, black_to_move: Tensor, features: int, *_: Any) -> EmulatedPlan:
-        made_for = [768 if net == SFNNV5 else 0, features, 4]
-        made = torch.ops.nnue_emulated._perspective_plan(white, black, black_to_move, features, *made_for)
-        return EmulatedPlan(made, made_for, white, black)
+        layout = [768 if net == SFNNV5 else 0, features, 4]
+        made = torch.ops.nnue_emulated._perspective_plan(white, black, black_to_move, features, *layout)
+        return EmulatedPlan(made, layout, white, black)
 
     called: list[bool] = []
     whole = LayerCall.loss_through
@@ -504,7 +504,7 @@ def test_emulated_columns(emulated: ctypes.CDLL, size: int, monkeypatch: pytest.
     def psqt(call: FusedCall, begin: int, end: int) -> Tensor:
         assert call.psqt is not None
         found: Tensor = torch.ops.nnue_emulated._perspective_psqt(
-            call.batch, call.made_for, call.psqt.detach(), begin, end
+            call.batch, call.layout, call.psqt.detach(), begin, end
         )
         return found
 

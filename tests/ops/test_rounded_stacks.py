@@ -75,7 +75,7 @@ def records(project_root: Path) -> np.ndarray:
 
 
 def kernels_on_a_gpu(call: FusedCall) -> str:
-    return "hopper" if call.made_for[0] else "portable"
+    return "hopper" if call.layout[0] else "portable"
 
 
 @pytest.fixture
@@ -232,19 +232,20 @@ def test_emulated_through_the_first_layer(
     assert rounded is not None
     assert rounded.stacks is not None
     bucket, weights, bounds = rounded._stack(batch), rounded._integers(model), rounded._describe(transformer)
-    made_for = [0, len(weight), 2 if copies else 4]
+    layout = [0, len(weight), 2 if copies else 4]
     if kernels == "hopper":
-        made_for[:2] = [transformer.bucket_size or len(weight), transformer.num_bucketed or len(weight)]
+        layout[:2] = [transformer.bucket_size or len(weight), transformer.num_bucketed or len(weight)]
     rows = (batch.white, batch.black)
-    plan = torch.ops.nnue_emulated._perspective_plan(*rows, batch.black_to_move, len(weight), *made_for)
+    plan = torch.ops.nnue_emulated._perspective_plan(*rows, batch.black_to_move, len(weight), *layout)
     call = FusedCall(
         [*rows, plan, *([] if weights.psqt is None else [bucket])],
-        made_for,
+        layout,
         weights.weight,
         weights.bias,
         weights.psqt,
         number_of(transformer.activation),
-        [bounds.bound, bounds.scale],
+        bounds.bound,
+        bounds.scale,
         torch.bfloat16 if copies and rounded.forward.first.largest <= 256 else torch.float32,
         rounded._power < 0,
         weights.leaf,

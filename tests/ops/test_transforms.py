@@ -279,8 +279,8 @@ def fused_call(pair: Any, weight: torch.Tensor) -> torch.Tensor:
     white, black = pair.white, pair.black
     plan = perspectives.perspective_plan(white, black, pair.black_to_move, weight.shape[0])
     return torch.ops.nnue._perspective_transformer_forward(
-        [white, black, plan.data], plan.made_for, weight, pair.bias.detach().float(), None,
-        perspectives.number_of("crelu"), [1.0, 1.0], torch.float32, False, True,
+        [white, black, plan.data], plan.layout, weight, pair.bias.detach().float(), None,
+        perspectives.number_of("crelu"), 1.0, 1.0, torch.float32, False, True,
     )[0]  # fmt: skip
 
 

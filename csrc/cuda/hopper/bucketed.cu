@@ -27,8 +27,8 @@ using namespace nnue::cuda;
 using namespace nnue::perspective_transformer;
 
 // The sizes of index rows, without their data.
-IndexRows sizes_of_rows(int64_t positions, int64_t max_active, int64_t num_features, MadeFor made_for) {
-    const auto [bucket_size, num_bucketed, weight_bytes] = made_for;
+IndexRows sizes_of_rows(int64_t positions, int64_t max_active, int64_t num_features, PlanLayout layout) {
+    const auto [bucket_size, num_bucketed, weight_bytes] = layout;
     IndexRows in{};
     in.positions = static_cast<int>(positions);
     in.max_active = static_cast<int>(max_active);
@@ -40,8 +40,8 @@ IndexRows sizes_of_rows(int64_t positions, int64_t max_active, int64_t num_featu
     return in;
 }
 
-IndexRows index_rows(const Tensor& white, const Tensor& black, int64_t num_features, MadeFor made_for) {
-    IndexRows in = sizes_of_rows(white.size(0), white.size(1), num_features, made_for);
+IndexRows index_rows(const Tensor& white, const Tensor& black, int64_t num_features, PlanLayout layout) {
+    IndexRows in = sizes_of_rows(white.size(0), white.size(1), num_features, layout);
     in.white = const_data<int32_t>(white);
     in.black = const_data<int32_t>(black);
     return in;
@@ -190,8 +190,8 @@ Through run_through(const BackwardProblem& p, cuda::stacks::FirstBackward a, flo
 
 }  // namespace
 
-void check_sizes(const char* op, const Tensor& white, int64_t num_features, MadeFor made_for) {
-    const auto [bucket_size, num_bucketed, weight_bytes] = made_for;
+void check_sizes(const char* op, const Tensor& white, int64_t num_features, PlanLayout layout) {
+    const auto [bucket_size, num_bucketed, weight_bytes] = layout;
     if (weight_bytes != 2 && weight_bytes != 4) fail(op, "weight_bytes", weight_bytes, "2 or 4");
     if (bucket_size < 0 || bucket_size > capabilities::kLargestBucket) {
         fail(op, "bucket_size", bucket_size, "0 <= bucket_size <= " + text(capabilities::kLargestBucket));
@@ -214,8 +214,8 @@ void check_sizes(const char* op, const Tensor& white, int64_t num_features, Made
 }
 
 Tensor plan(const Tensor& white, const Tensor& black, const Tensor& black_to_move, int64_t num_features,
-            MadeFor made_for) {
-    IndexRows in = index_rows(white, black, num_features, made_for);
+            PlanLayout layout) {
+    IndexRows in = index_rows(white, black, num_features, layout);
     in.black_to_move = const_data<uint8_t>(black_to_move);
     Tensor memory = memory_for(carve_plan, in, white);
     if (in.positions == 0) return memory;
@@ -234,18 +234,17 @@ Tensor plan(const Tensor& white, const Tensor& black, const Tensor& black_to_mov
     return memory;
 }
 
-Three forward(const Batch& batch, MadeFor made_for, const Tensor& weight, const Tensor& bias,
+Three forward(const Batch& batch, PlanLayout layout, const Tensor& weight, const Tensor& bias,
               const std::optional<Tensor>& psqt, Activation activation, Range range, ScalarType out_dtype, bool save) {
     const auto& [white, black, plan, psqt_bucket] = batch;
     const int64_t num_features = weight.size(0), num_outputs = weight.size(1);
     const cudaStream_t stream = current_stream(weight);
     const Float weight_type = float_type(kForward, "weight", weight.scalar_type());
     const auto weight_bytes = static_cast<int64_t>(weight.element_size());
-    if (made_for.weight_bytes != weight_bytes)
-        fail(kForward, "made_for", "weight_bytes " + text(made_for.weight_bytes),
-             text(weight_bytes) + ", as weight has");
+    if (layout.weight_bytes != weight_bytes)
+        fail(kForward, "layout", "weight_bytes " + text(layout.weight_bytes), text(weight_bytes) + ", as weight has");
     ForwardProblem p{};
-    p.in = index_rows(white, black, num_features, made_for);
+    p.in = index_rows(white, black, num_features, layout);
     const Plan open = open_plan(kForward, plan, p.in);
     p.plan = open.buckets;
     p.order = open.order;
@@ -276,23 +275,23 @@ Three forward(const Batch& batch, MadeFor made_for, const Tensor& weight, const 
     return {out, psqt_out, saved};
 }
 
-Tensor psqt_output(const Batch& batch, MadeFor made_for, const Tensor& psqt, PositionRange wanted) {
+Tensor psqt_output(const Batch& batch, PlanLayout layout, const Tensor& psqt, PositionRange wanted) {
     const int64_t num_features = psqt.size(0);
-    const IndexRows in = index_rows(batch.white, batch.black, num_features, made_for);
+    const IndexRows in = index_rows(batch.white, batch.black, num_features, layout);
     const psqt::BlackFirst black_first{open_plan(kPsqt, batch.plan, in).buckets};
     return psqt_forward(kPsqt, in, static_cast<int>(num_features), black_first, psqt, *batch.psqt_bucket, wanted,
                         current_stream(psqt));
 }
 
-Three backward(const OutputGradients& gradients, const Batch& batch, MadeFor made_for, const Tensor& saved, Sizes sizes,
-               Activation activation, Range range, ScalarType dtype) {
+Three backward(const OutputGradients& gradients, const Batch& batch, PlanLayout layout, const Tensor& saved,
+               Sizes sizes, Activation activation, Range range, ScalarType dtype) {
     const Tensor& grad_output = gradients.output;
     const auto& [white, black, plan, psqt_bucket] = batch;
     const auto [num_features, num_outputs, psqt_buckets] = sizes;
     const cudaStream_t stream = current_stream(grad_output);
     BackwardProblem p{};
     p.activation = activation;
-    p.in = index_rows(white, black, num_features, made_for);
+    p.in = index_rows(white, black, num_features, layout);
     const Plan open = open_plan(kBackward, plan, p.in);
     p.plan = open.buckets;
     p.unbucketed = open.lists;
@@ -339,12 +338,12 @@ Three backward(const OutputGradients& gradients, const Batch& batch, MadeFor mad
     return {grad_weight, grad_bias, grad_psqt};
 }
 
-Through first_layer_backward(const Batch& batch, MadeFor made_for, const Tensor& saved, int64_t num_features,
+Through first_layer_backward(const Batch& batch, PlanLayout layout, const Tensor& saved, int64_t num_features,
                              Range range, const layer_stacks::Integers& integers, cuda::stacks::FirstBackward a) {
     constexpr const char* op = "_layer_stacks_gradients_through";
     const auto& [white, black, plan, psqt_bucket] = batch;
     BackwardProblem p{};
-    p.in = index_rows(white, black, num_features, made_for);
+    p.in = index_rows(white, black, num_features, layout);
     p.plan = open_plan(op, plan, p.in).buckets;
     p.num_outputs = a.inputs;
     p.activation = Activation::kPairwise;
@@ -370,8 +369,8 @@ Through first_layer_backward(const Batch& batch, MadeFor made_for, const Tensor&
     return made;
 }
 
-std::string layout(int64_t positions, int64_t max_active, int64_t num_features, MadeFor made_for) {
-    const IndexRows in = sizes_of_rows(positions, max_active, num_features, made_for);
+std::string layout_text(int64_t positions, int64_t max_active, int64_t num_features, PlanLayout layout) {
+    const IndexRows in = sizes_of_rows(positions, max_active, num_features, layout);
     return "{\"slots\": " + std::to_string(slots(in)) + ", \"plan\": " + described(carve_plan, in) + "}";
 }
 

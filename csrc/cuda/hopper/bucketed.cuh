@@ -19,25 +19,25 @@ struct Integers;
 namespace nnue::bucketed {
 
 using perspective_transformer::Batch;
-using perspective_transformer::MadeFor;
 using perspective_transformer::OutputGradients;
+using perspective_transformer::PlanLayout;
 using perspective_transformer::PositionRange;
 using perspective_transformer::Range;
 using perspective_transformer::Sizes;
 using perspective_transformer::Three;
 
 // Throws if the kernels are not made for these sizes.
-void check_sizes(const char* op, const Tensor& white, int64_t num_features, MadeFor made_for);
+void check_sizes(const char* op, const Tensor& white, int64_t num_features, PlanLayout layout);
 
 // Index rows and black_to_move are contiguous.
 Tensor plan(const Tensor& white, const Tensor& black, const Tensor& black_to_move, int64_t num_features,
-            MadeFor made_for);
+            PlanLayout layout);
 
-Three forward(const Batch& batch, MadeFor made_for, const Tensor& weight, const Tensor& bias,
+Three forward(const Batch& batch, PlanLayout layout, const Tensor& weight, const Tensor& bias,
               const std::optional<Tensor>& psqt, Activation activation, Range range, ScalarType out_dtype, bool save);
 
 // The psqt output alone. The batch has a psqt_bucket.
-Tensor psqt_output(const Batch& batch, MadeFor made_for, const Tensor& psqt, PositionRange wanted);
+Tensor psqt_output(const Batch& batch, PlanLayout layout, const Tensor& psqt, PositionRange wanted);
 
 // The backward of the layer after the transformer, where it reads nothing but pairwise products, down to the row
 // gradients. `a` is its problem; what the kernel leaves for finish_kernel (../stacks/finish.cuh) is in the result.
@@ -47,12 +47,12 @@ struct Through {
     Tensor bias_segments;
     int workers, padded_outputs;
 };
-Through first_layer_backward(const Batch& batch, MadeFor made_for, const Tensor& saved, int64_t num_features,
+Through first_layer_backward(const Batch& batch, PlanLayout layout, const Tensor& saved, int64_t num_features,
                              Range range, const layer_stacks::Integers& integers, cuda::stacks::FirstBackward a);
 
-Three backward(const OutputGradients& gradients, const Batch& batch, MadeFor made_for, const Tensor& saved, Sizes sizes,
-               Activation activation, Range range, ScalarType dtype);
+Three backward(const OutputGradients& gradients, const Batch& batch, PlanLayout layout, const Tensor& saved,
+               Sizes sizes, Activation activation, Range range, ScalarType dtype);
 
-std::string layout(int64_t positions, int64_t max_active, int64_t num_features, MadeFor made_for);
+std::string layout_text(int64_t positions, int64_t max_active, int64_t num_features, PlanLayout layout);
 
 }  // namespace nnue::bucketed

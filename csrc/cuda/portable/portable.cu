@@ -192,7 +192,7 @@ Three backward(const OutputGradients& gradients, const Batch& batch, const Tenso
     return {grad_weight, grad_bias, grad_of_psqt};
 }
 
-std::string layout(int64_t positions, int64_t max_active, int64_t num_features) {
+std::string layout_text(int64_t positions, int64_t max_active, int64_t num_features) {
     const IndexRows in = sizes_of_rows(positions, max_active, num_features);
     return "{\"slots\": " + std::to_string(in.rows()) + ", \"plan\": " + described(carve_plan, in) + "}";
 }

@@ -32,7 +32,7 @@ Tensor psqt_output(const Batch& batch, const Tensor& psqt, PositionRange wanted)
 Three backward(const OutputGradients& gradients, const Batch& batch, const Tensor& saved, Sizes sizes,
                Activation activation, Range range, ScalarType weight_dtype);
 
-std::string layout(int64_t positions, int64_t max_active, int64_t num_features);
+std::string layout_text(int64_t positions, int64_t max_active, int64_t num_features);
 
 // Whether this library has code for a device.
 bool runs_on(int device);

@@ -539,13 +539,13 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> gradients_op(const std::optional<Tens
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> through_op(
     const Tensor& order, Tensors parameters, const Tensor& grad_sums, const std::optional<Tensor>& partials,
     const std::optional<Tensor>& grad_output, Tensors scales, int64_t description, Tensors batch_in,
-    std::vector<int64_t> made_for_in, const Tensor& saved, int64_t num_features, Numbers bound_and_scale) {
+    std::vector<int64_t> layout_in, const Tensor& saved, int64_t num_features, double bound, double scale) {
     constexpr const char* op = "_layer_stacks_gradients_through";
     using namespace perspective_transformer;
     Batch batch = batch_of(op, batch_in);
-    const MadeFor made_for = made_for_of(op, made_for_in);
-    const Range range = range_of(op, bound_and_scale);
-    check_plan_arguments(op, batch.white, batch.black, num_features, made_for);
+    const PlanLayout layout = layout_of(op, layout_in);
+    const Range range = range_of(bound, scale);
+    check_plan_arguments(op, batch.white, batch.black, num_features, layout);
     check_floats(op, "weight_0", parameters.at(0), {-1, -1, -1}, "[S, O, I]", parameters.at(0));
     check_device(op, "white", batch.white, Device::cuda, parameters[0], "weight_0");
     check_device(op, "plan", batch.plan, Device::cuda, parameters[0], "weight_0");
@@ -553,17 +553,17 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> through_op(
     const torch::stable::accelerator::DeviceGuard guard(parameters[0].get_device_index());
     Gradients all(op, batch.white.size(0), true, order, parameters, partials, grad_output, scales, description);
     const Layer& first = all.layers.at[0];
-    if (!kBuiltFor90 || made_for.bucket_size == 0 || first.inputs % capabilities::kRowsMultiple != 0)
+    if (!kBuiltFor90 || layout.bucket_size == 0 || first.inputs % capabilities::kRowsMultiple != 0)
         fail(op, "parameters", "layers that the kernel does not support", "king buckets, and N a multiple of 64");
     if (saved.scalar_type() != ScalarType::Float && !capabilities::fits_16_bits(range.bound))
-        fail(op, "bound_and_scale", "bound " + std::to_string(range.bound), "1/64 to 255 in 16 bits");
+        fail(op, "bound", std::to_string(range.bound), "1/64 to 255 in 16 bits");
     if (all.of_order.positions == 0) fail(op, "white", "no positions", "at least one");
     batch.white = torch::stable::contiguous(batch.white), batch.black = torch::stable::contiguous(batch.black);
     FirstBackward a = all.first_layer(grad_sums);
     bucketed::Through made;
     if constexpr (kBuiltFor90)
-        made = bucketed::first_layer_backward(batch, made_for, aligned(saved), num_features, range, all.layers.integers,
-                                              a);
+        made =
+            bucketed::first_layer_backward(batch, layout, aligned(saved), num_features, range, all.layers.integers, a);
     Tensor grad_bias = floats_like(parameters[0], {first.inputs});
     a.segments = mutable_data<float>(made.segments);
     if (!all.has_weight) all.add_segments(a, made.workers, made.padded_outputs);

@@ -162,7 +162,7 @@ inline std::tuple<int64_t, int64_t, int64_t> gpu_of(int64_t device) {
 // alive, and they must not be changed while it is in use.
 struct PerspectivePlan {
     at::Tensor white, black, data;
-    std::vector<int64_t> made_for;
+    std::vector<int64_t> layout;
     at::ScalarType weight_dtype;
 };
 
@@ -182,10 +182,10 @@ inline PerspectivePlan perspective_plan(const at::Tensor& white, const at::Tenso
                                                               num_bucketed, weight_dtype)) == hopper;
     }
     PerspectivePlan plan{index_rows(white), index_rows(black), {}, {}, weight_dtype};
-    plan.made_for = {has_buckets ? bucket_size : 0, has_buckets ? num_bucketed : num_features,
-                     static_cast<int64_t>(c10::elementSize(weight_dtype))};
-    plan.data = calls::_perspective_plan(plan.white, plan.black, black_to_move, num_features, plan.made_for[0],
-                                         plan.made_for[1], plan.made_for[2]);
+    plan.layout = {has_buckets ? bucket_size : 0, has_buckets ? num_bucketed : num_features,
+                   static_cast<int64_t>(c10::elementSize(weight_dtype))};
+    plan.data = calls::_perspective_plan(plan.white, plan.black, black_to_move, num_features, plan.layout[0],
+                                         plan.layout[1], plan.layout[2]);
     return plan;
 }
 
@@ -202,12 +202,12 @@ namespace detail {
 
 struct PerspectiveBackward : torch::autograd::Function<PerspectiveBackward> {
     static variable_list forward(AutogradContext*, const Variable& grad_output, const MaybeTensor& grad_psqt,
-                                 const variable_list& batch, const std::vector<int64_t>& made_for,
+                                 const variable_list& batch, const std::vector<int64_t>& layout,
                                  const at::Tensor& saved, const std::vector<int64_t>& sizes, int64_t activation,
-                                 const std::vector<double>& bound_and_scale, at::ScalarType weight_dtype) {
+                                 double bound, double scale, at::ScalarType weight_dtype) {
         const at::AutoDispatchBelowADInplaceOrView below;
         auto [grad_weight, grad_bias, grad_of_psqt] = calls::_perspective_transformer_backward(
-            grad_output, grad_psqt, batch, made_for, saved, sizes, activation, bound_and_scale, weight_dtype, {});
+            grad_output, grad_psqt, batch, layout, saved, sizes, activation, bound, scale, weight_dtype, {});
         return {grad_weight, grad_bias, grad_of_psqt};
     }
     static variable_list backward(AutogradContext*, const variable_list&) {
@@ -218,20 +218,21 @@ struct PerspectiveBackward : torch::autograd::Function<PerspectiveBackward> {
 struct Perspective : torch::autograd::Function<Perspective> {
     static variable_list forward(AutogradContext* context, const Variable& weight, const Variable& bias,
                                  const MaybeTensor& psqt, const variable_list& batch,
-                                 const std::vector<int64_t>& made_for, int64_t activation,
-                                 const std::vector<double>& bound_and_scale, at::ScalarType output_dtype, bool save) {
+                                 const std::vector<int64_t>& layout, int64_t activation, double bound, double scale,
+                                 at::ScalarType output_dtype, bool save) {
         const at::AutoDispatchBelowADInplaceOrView below;
         auto [output, psqt_output, saved] = calls::_perspective_transformer_forward(
-            batch, made_for, weight, bias, psqt, activation, bound_and_scale, output_dtype, false, save);
+            batch, layout, weight, bias, psqt, activation, bound, scale, output_dtype, false, save);
         variable_list kept = {saved};
         kept.insert(kept.end(), batch.begin(), batch.end());
         context->save_for_backward(kept);
         context->set_materialize_grads(false);
-        context->saved_data["made_for"] = made_for;
+        context->saved_data["layout"] = layout;
         context->saved_data["sizes"] =
             std::vector<int64_t>{weight.size(0), weight.size(1), psqt && psqt->dim() == 2 ? psqt->size(1) : 0};
         context->saved_data["activation"] = activation;
-        context->saved_data["bound_and_scale"] = bound_and_scale;
+        context->saved_data["bound"] = bound;
+        context->saved_data["scale"] = scale;
         context->saved_data["weight_dtype"] = static_cast<int64_t>(weight.scalar_type());
         context->saved_data["output"] = output.sizes().vec();
         context->saved_data["output_dtype"] = static_cast<int64_t>(output_dtype);
@@ -239,7 +240,7 @@ struct Perspective : torch::autograd::Function<Perspective> {
     }
     static variable_list backward(AutogradContext* context, const variable_list& grads) {
         auto& data = context->saved_data;
-        variable_list gradients(9);
+        variable_list gradients(10);
         if (!grads[0].defined() && !grads[1].defined()) return gradients;
         const variable_list kept = context->get_saved_variables();
         const auto weight_dtype = static_cast<at::ScalarType>(data["weight_dtype"].toInt());
@@ -251,9 +252,10 @@ struct Perspective : torch::autograd::Function<Perspective> {
         if (weight_dtype == at::kFloat) grad = grad.to(at::kFloat);  // as the float32 kernels of CUDA read it
         std::vector<int64_t> sizes = data["sizes"].toIntVector();
         if (sizes[2] && !(grads[1].defined() && context->needs_input_grad(2))) sizes[2] = 0;
-        const variable_list made = PerspectiveBackward::apply(
-            grad, if_defined(grads[1]), variable_list(kept.begin() + 1, kept.end()), data["made_for"].toIntVector(),
-            kept[0], sizes, data["activation"].toInt(), data["bound_and_scale"].toDoubleVector(), weight_dtype);
+        const variable_list made =
+            PerspectiveBackward::apply(grad, if_defined(grads[1]), variable_list(kept.begin() + 1, kept.end()),
+                                       data["layout"].toIntVector(), kept[0], sizes, data["activation"].toInt(),
+                                       data["bound"].toDouble(), data["scale"].toDouble(), weight_dtype);
         gradients[0] = made[0];
         gradients[1] = made[1];
         if (sizes[2]) gradients[2] = made[2];
@@ -281,10 +283,10 @@ inline std::pair<at::Tensor, at::Tensor> perspective_transformer(const Perspecti
     if (options.psqt.defined()) batch.push_back(options.psqt_bucket);
     const bool save = at::GradMode::is_enabled() && (weight.requires_grad() || bias.requires_grad() ||
                                                      (options.psqt.defined() && options.psqt.requires_grad()));
-    const auto made = detail::Perspective::apply(weight, bias.to(at::kFloat), detail::if_defined(options.psqt), batch,
-                                                 plan.made_for, static_cast<int64_t>(options.activation),
-                                                 std::vector<double>{options.bound, options.scale},
-                                                 options.output_dtype.value_or(weight.scalar_type()), save);
+    const auto made =
+        detail::Perspective::apply(weight, bias.to(at::kFloat), detail::if_defined(options.psqt), batch, plan.layout,
+                                   static_cast<int64_t>(options.activation), options.bound, options.scale,
+                                   options.output_dtype.value_or(weight.scalar_type()), save);
     return {made[0], options.psqt.defined() ? made[1] : at::Tensor()};
 }
 
