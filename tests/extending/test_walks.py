@@ -326,7 +326,11 @@ def test_the_reference_and_the_recipe_show_classes_from_outside(folder, project_
             "data.filters.extra=[{kind: my_filter.py:Nope}]",
             r"extra\.0\.kind: my_filter\.py: has no class",
         ),
-        ("my_filter.py", "data.filters.extra=[{margin: 1}]", r"extra\.0\.kind: missing, expected one of my_filter\.py:Agreeing, pieces"),
+        (
+            "my_filter.py",
+            "data.filters.extra=[{margin: 1}]",
+            r"extra\.0\.kind: missing, expected one of my_filter\.py:Agreeing, pieces",
+        ),
     ],
 )
 def test_mistakes_in_sections_from_outside_are_one_line(folder, project_root, file, override, message):

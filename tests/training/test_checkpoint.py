@@ -98,7 +98,10 @@ def test_other_files_are_refused(tmp_path):
     ("tensors", "complaint"),
     [
         ({"weight": torch.zeros(2, 3)}, "f: tensor model/bias is missing"),
-        ({"weight": torch.zeros(2, 3), "bias": torch.zeros(2), "x": torch.zeros(1)}, "tensor model/x does not belong to this architecture"),
+        (
+            {"weight": torch.zeros(2, 3), "bias": torch.zeros(2), "x": torch.zeros(1)},
+            "tensor model/x does not belong to this architecture",
+        ),
         ({"weight": torch.zeros(3, 2), "bias": torch.zeros(2)}, r"model/weight has shape \[3, 2\], expected \[2, 3\]"),
     ],
 )
