@@ -55,7 +55,8 @@ OfModel = Annotated[
     typer.Option(
         "--model",
         metavar="FILE",
-        help="With --format: recipe, checkpoint, run or net with the architecture. Default: model in FILE.yaml.",
+        help="Recipe, checkpoint, run or net with the architecture, for a net whose file does not record it. Default: "
+        "model in the FILE.yaml of --format.",
     ),
 ]
 
@@ -77,7 +78,9 @@ def export_command(
         ),
     ],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="File to write; in a folder, nn-<sha256>.nnue or .bin.")],
-    any_l1: Annotated[bool, typer.Option("--any-l1", help="Allow layer sizes that no Stockfish reads.")] = False,
+    any_l1: Annotated[
+        bool, typer.Option("--any-l1", help="Allow sizes and stacks of layers that no Stockfish reads.")
+    ] = False,
     file_format: Annotated[
         str | None,
         typer.Option(
@@ -209,9 +212,9 @@ def _read(
     from nnue_trainer.nnue_file.reader import NetFile as OpenNet
 
     if file_format is None or file_format == "nnue":
-        if model is not None:
-            raise UserError("--model: expected --format raw, or --format FILE.yaml, with it: the format of the file")
-        return read_net(path, arch, note), None
+        if model is not None and arch is not None:
+            raise UserError("--model: expected no --arch with it: both state the architecture")
+        return read_net(path, arch if model is None else _architecture(model), note), None
     chosen, net = _format(file_format)
     if model is not None:
         net = _architecture(model)

@@ -46,13 +46,15 @@ class QuantizedNet:
         return next(layout for layout in self.net.layouts() if layout.name == self.layout)
 
 
-def read_net(path: PathLike, arch: str | None = None, note: Callable[[str], None] = lambda _: None) -> QuantizedNet:
+def read_net(
+    path: PathLike, arch: str | Net | None = None, note: Callable[[str], None] = lambda _: None
+) -> QuantizedNet:
     """Reads a net: one whose description names it, as ours do, or one that is known by its hashes and its
     shape.
 
-    `arch` overrules the description and decides where the files of two nets look alike (SFNNv4 and SFNNv5);
-    `note` is called when that choice was made without it. UserError, one line, names file, offset, section, what was
-    found and what was expected.
+    `arch`, a name or a net, overrules the description and decides where the files of two nets look alike (SFNNv4 and
+    SFNNv5); `note` is called when that choice was made without it. UserError, one line, names file, offset, section,
+    what was found and what was expected.
     """
     with NetFile(path) as file:
         found = recognise(file, known_layouts(), arch)
@@ -75,7 +77,7 @@ class Recognised(NamedTuple):
     file: NetFile
 
 
-def recognise(file: NetFile, known: Sequence[Candidate], arch: str | None = None) -> Recognised:
+def recognise(file: NetFile, known: Sequence[Candidate], arch: str | Net | None = None) -> Recognised:
     """The net and the layout of a file. If the file does not name its net, the net is one of `known`. Compares the
     whole shape of the file, but reads no tensor. UserError as `read_net`."""
     header = file.header(sorted({layout.version for _, layout in known} | {OWN_VERSION}))
@@ -98,9 +100,12 @@ def known_layouts() -> list[Candidate]:
 
 
 def _candidates(
-    file: NetFile, header: Header, known: Sequence[Candidate], arch: str | None
+    file: NetFile, header: Header, known: Sequence[Candidate], arch: str | Net | None
 ) -> tuple[list[Candidate], bool]:
     """The nets and layouts that the header allows, and whether user or description named the net."""
+    if isinstance(arch, Net):
+        own = [(arch, layout) for layout in arch.layouts()]
+        return _of_header(own, header) or own[:1], True
     if arch is not None:
         named = [candidate for candidate in known if candidate[0].name == arch]
         if not named:
@@ -118,7 +123,11 @@ def _candidates(
         own = [(net, layout) for layout in net.layouts()]
         return _of_header(own, header) or own[:1], True
     if header.version == OWN_VERSION:
-        raise file.error(12, "description", "no architecture record, which nets of this project contain")
+        raise file.error(
+            12,
+            "description",
+            "no architecture record; give the net's recipe or checkpoint as --model to nnue import or eval",
+        )
     found = _of_header(known, header)
     if not found:
         raise file.error(4, "file hash", f"0x{header.file_hash:08X} {_unknown(file, header, known)}")
@@ -131,7 +140,8 @@ def _named(arch: str) -> list[Net]:
 
 
 def _unknown(file: NetFile, header: Header, known: Sequence[Candidate]) -> str:
-    """Why a file hash is not known: it is of another net, or of one with other sizes, which `--arch` can state."""
+    """Why a file hash is not known: it is of another net, or of one with other sizes, which `--arch` can state, or of
+    one with other stacks, which only `--model` can."""
     body, others = file.body(header) or file, list[Net]()
     if body.size >= header.end + 4:
         transformer_hash = body.u32(header.end, "feature transformer hash")
@@ -146,8 +156,9 @@ def _unknown(file: NetFile, header: Header, known: Sequence[Candidate]) -> str:
         return f"is of a net without a record: {sizes}; give its name as --arch: {names}"
     first = f"{sizes}; " if sizes else ""
     return (
-        f"is of a net without a record, with other sizes of layers: {first}give its name and all its sizes as --arch, "
-        f"as {others[-1].name_with_sizes} (by its first layer one of {names})"
+        f"is of a net without a record, with other sizes of layers or other stacks: {first}give its recipe or "
+        f"checkpoint as --model to nnue import or eval, or, with the stacks of the version, its name and all its "
+        f"sizes as --arch, as {others[-1].name_with_sizes} (by its first layer one of {names})"
     )
 
 

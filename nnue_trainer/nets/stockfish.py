@@ -338,7 +338,12 @@ class StockfishNet(Net):
         for name, size, usual in self._other_sizes():
             return f"{name} is {size}, which no Stockfish reads; expected {usual}"
         if self._has_own_stacks:
-            return "output_buckets are given, which no Stockfish reads; expected none, for those of the version"
+            own, usual = self.output_buckets, self._of_version.stacks
+            assert own is not None
+            return (
+                f"output_buckets are {own.count} by rule {own.rule}, which no Stockfish reads; expected none, for the "
+                f"{usual} of the version"
+            )
         return None
 
     @classmethod

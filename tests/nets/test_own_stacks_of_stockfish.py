@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 from command import nnue
 from net_support import within_limits
 from small_runs import last, split_sample, written
@@ -46,7 +47,7 @@ def test_training_file_and_evaluator_agree_on_them(kind: str, tmp_path: Path) ->
     width = nets.parse({"kind": kind}, "test").architecture["l1"]
     with pytest.raises(UserError, match=r"which no Stockfish reads; expected .*--any-l1"):
         nnue("export", tmp_path / "c.safetensors", tmp_path / "net.nnue")
-    assert "output_buckets are given" in str(
+    assert f"output_buckets are {buckets['count']} by rule {buckets['rule']}, which" in str(
         nets.parse({"kind": kind, "l1": width, "output_buckets": buckets}, "test").unreadable
     )
     nnue("export", tmp_path / "c.safetensors", tmp_path / "net.nnue", "--any-l1")
@@ -89,12 +90,39 @@ def test_a_file_with_own_stacks_is_not_read_as_that_of_a_version(tmp_path: Path)
         without_record = content[:8] + struct.pack("<I", 4) + b"mine" + content[12 + length :]
         out.write_bytes(without_record)
         if rule != "stockfish":
-            with pytest.raises(UserError) as caught:
+            with pytest.raises(
+                UserError, match=r"or other stacks: l1 is 32.*give its recipe or checkpoint as --model"
+            ) as e:
                 read_net(out)
-            assert "\n" not in str(caught.value)
-            with pytest.raises(UserError):
+            assert "\n" not in str(e.value)
+            with pytest.raises(UserError, match=r"file hash: found .*, expected .* \(sfnnv16-l1-32\)$"):
                 nnue("eval", out, "--arch", "sfnnv16-l1-32", "--fen", FENS[0])
     assert len(hashes) == 3
+
+
+@pytest.mark.parametrize("kind", ["sfnnv16", "layered"])
+def test_a_file_without_its_record_is_read_with_the_recipe(kind: str, tmp_path: Path) -> None:
+    sizes = {"l1": 32} if kind == "sfnnv16" else {"hidden": 16}
+    buckets = {"count": 8, "rule": "bullet"}
+    made = within_limits({"kind": kind, "output_buckets": buckets, **sizes})
+    path, model = tmp_path / "c.safetensors", tmp_path / "recipe.yaml"
+    checkpoint.save(path, made)
+    model.write_text(yaml.safe_dump({"model": {"kind": kind, "output_buckets": buckets, **sizes}}))
+    whole, out = tmp_path / "whole.nnue", tmp_path / "net.nnue"
+    nnue("export", path, whole, "--any-l1")
+    content = whole.read_bytes()
+    (length,) = struct.unpack_from("<I", content, 8)
+    out.write_bytes(content[:8] + struct.pack("<I", 4) + b"mine" + content[12 + length :])
+    with pytest.raises(UserError, match=r"recipe or checkpoint as --model to nnue import or eval"):
+        read_net(out)
+    for source in (model, path, whole):
+        assert nnue("eval", out, "--model", source, "--fen", FENS[0]) == nnue("eval", whole, "--fen", FENS[0])
+    nnue("import", out, tmp_path / "again.safetensors", "--model", model)
+    nnue("export", tmp_path / "again.safetensors", tmp_path / "again.nnue", "--any-l1")
+    assert (tmp_path / "again.nnue").read_bytes() == out.read_bytes()
+    model.write_text(yaml.safe_dump({"model": {"kind": kind, "output_buckets": {"count": 4}, **sizes}}))
+    with pytest.raises(UserError, match=r"net.nnue: offset \d+: .*expected"):
+        nnue("eval", out, "--model", model, "--fen", FENS[0])
 
 
 def test_they_train(project_root: Path, tmp_path: Path) -> None:
