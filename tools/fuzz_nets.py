@@ -47,19 +47,20 @@ def small(piece: Piece) -> Piece:
     return replace(piece, shape=shape)
 
 
+def small_layout(layout: FileLayout) -> FileLayout:
+    items: list[Word | Block] = []
+    for item in layout.items:
+        if isinstance(item, Word):
+            if not item.label.startswith("stack") or int(item.label.split()[1]) < STACKS:
+                items.append(item)
+        elif item.pieces[0].index is None or item.pieces[0].index < STACKS:
+            items.append(replace(item, pieces=tuple(small(piece) for piece in item.pieces)))
+    return replace(layout, items=tuple(items))
+
+
 def small_layouts() -> list[Candidate]:
     """All layouts that files without a record may have, small."""
-    layouts = []
-    for net, layout in known_layouts():
-        items: list[Word | Block] = []
-        for item in layout.items:
-            if isinstance(item, Word):
-                if not item.label.startswith("stack") or int(item.label.split()[1]) < STACKS:
-                    items.append(item)
-            elif item.pieces[0].index is None or item.pieces[0].index < STACKS:
-                items.append(replace(item, pieces=tuple(small(piece) for piece in item.pieces)))
-        layouts.append((net, replace(layout, items=tuple(items))))
-    return layouts
+    return [(net, small_layout(layout)) for net, layout in known_layouts()]
 
 
 def make(layout: FileLayout, description: bytes, generator: np.random.Generator) -> bytes:
@@ -235,9 +236,21 @@ def cases() -> dict[str, tuple[list[Candidate], FileLayout, bytes]]:
     """By name: the known layouts, the layout to damage, and its description."""
     known = small_layouts()
     found = {f"{net.name} {layout.name}": (known, layout, b"description") for net, layout in known}
-    simple = parse({"kind": "simple", "hidden": 8}, "fuzz_nets")
-    for layout in simple.layouts():
-        found[f"simple {layout.name}"] = (known, layout, describe(simple.name, simple.architecture))
+    by_queens = {"output_buckets": {"count": 4, "rule": "queens"}}
+    # Stacks that are not those of the version change the hashes of a file: it is given as one more known net.
+    for kind in ("sfnnv5", "sfnnv16", "sfnnv18"):
+        net = parse({"kind": kind, **by_queens}, "fuzz_nets")
+        for layout in map(small_layout, net.layouts()):
+            found[f"{kind} stacks {layout.name}"] = ([*known, (net, layout)], layout, b"description")
+    # Small nets with a record, at their full size.
+    stacks = {"hidden": 8, "layers": [{"outputs": 4, "type": "i8"}], **by_queens}
+    for name, architecture in {
+        "simple": {"kind": "simple", "hidden": 8},
+        "stacks": {"kind": "layered", **stacks},
+    }.items():
+        net = parse(architecture, "fuzz_nets")
+        for layout in net.layouts():
+            found[f"{name} {layout.name}"] = (known, layout, describe(net.name, net.architecture))
     return found
 
 
