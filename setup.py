@@ -5,8 +5,8 @@ _ops_cuda  csrc/cuda/; the same ABI; built when nvcc is found (FORCE_CUDA=0/1 ov
 _data      data_loader/; torch-free C++20 behind one pybind11 module
 lib/       libnnue_data.a and .so, of the objects of _data that are not about Python: docs/cpp.md
 
-Environment: FORCE_CUDA=0|1, NNUE_CUDA_ARCHS="80;90" (compute capabilities; PTX of the last is added; csrc/cuda/hopper/
-is built only where 90 is among them), CUDA_HOME, CXX (e.g. "ccache g++"), PYTORCH_NVCC (e.g. "ccache nvcc"), MAX_JOBS.
+Environment: FORCE_CUDA=0|1, NNUE_CUDA_ARCHS="80;86;89;90;100;120" (compute capabilities; csrc/cuda/hopper/ is built
+only where 90 is among them), CUDA_HOME, CXX (e.g. "ccache g++"), PYTORCH_NVCC (e.g. "ccache nvcc"), MAX_JOBS.
 NNUE_NO_EXTENSIONS=1 installs only the Python files, for `make`, which builds the native parts in place. NNUE_PARTS=data
 builds only _data and lib/, for which torch is not needed: `make` does it while it installs torch. NNUE_ISA=native
 compiles the CPU operators only for the instruction sets of this CPU, in half the time: for `make quickstart`.
@@ -90,7 +90,7 @@ def relative_includes(root: Path) -> None:
 
 def one_unit(name: str, paths: list[str]) -> str:
     """A source that includes these sources: most of a small source's compile time goes into headers."""
-    unit = ROOT / "build" / "units" / f"{name}.cpp"
+    unit = ROOT / "build" / "units" / f"{name}{Path(paths[0]).suffix}"
     write_if_new(unit, "".join(f'#include "{path}"\n' for path in paths))
     return str(unit.relative_to(ROOT))
 
@@ -109,6 +109,22 @@ def cpu_sources() -> list[str]:
     others = sources("csrc/*.cpp", "csrc/cpu/*.cpp", *SHARED_SOURCES)
     unit = one_unit("operators", [path.removeprefix("csrc/") for path in small])
     return [unit, *(path for path in others if path not in small)]
+
+
+def cuda_sources(archs: list[str]) -> list[str]:
+    """The sources of the CUDA operators for these GPUs; those of analysis/ as one unit."""
+    analysis = sources("csrc/cuda/analysis/*.cu")
+    left_out = [*analysis, *([] if "90" in archs else sources(f"{HOPPER_FOLDER}*.cu"))]
+    others = [path for path in sources("csrc/cuda/*.cu", "csrc/cuda/*/*.cu") if path not in left_out]
+    unit = one_unit("analysis", [path.removeprefix("csrc/") for path in analysis])
+    return [*others, unit, *sources(*SHARED_SOURCES)]
+
+
+def last_change(source: str) -> float:
+    """When a source changed, or one that it includes if it is a unit."""
+    path = ROOT / source
+    included = re.findall(r'^#include "(.+)"', path.read_text(), re.MULTILINE) if path.parent.name == "units" else []
+    return max(file.stat().st_mtime for file in (path, *(ROOT / "csrc" / name for name in included)))
 
 
 def data_sources() -> list[str]:
@@ -228,17 +244,31 @@ def cuda_build(nvcc: str | None) -> str:
     return "no_nvcc" if os.environ.get("FORCE_CUDA", "") == "" else "forced_off"
 
 
-def architectures() -> list[str]:
-    # Not 100 and 120 by default: each adds more than 17 MB to a library of 46, and the PTX runs there (docs/ops.md).
-    archs = [a.strip() for a in os.environ.get("NNUE_CUDA_ARCHS", "80;90").split(";") if a.strip()]
+def is_new(nvcc: str) -> bool:
+    """Whether nvcc is 12.8 or newer, which has GPUs of 10.0 and 12.0 and compresses code well."""
+    run = subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=False)
+    release = re.search(r"release (\d+)\.(\d+)", run.stdout)
+    return release is not None and (int(release[1]), int(release[2])) >= (12, 8)
+
+
+def architectures(nvcc: str) -> list[str]:
+    every = "80;86;89;90;100;120" if is_new(nvcc) else "80;86;89;90"
+    archs = [a.strip() for a in os.environ.get("NNUE_CUDA_ARCHS", every).split(";") if a.strip()]
     if not archs or not all(a.isdigit() for a in archs):
         raise SystemExit(f"NNUE_CUDA_ARCHS is {';'.join(archs)!r}, expected compute capabilities such as '80;90'")
-    return archs
+    return sorted(archs, key=int)
 
 
 def architecture_flags(archs: list[str]) -> list[str]:
-    flags = [f"-gencode=arch=compute_{a},code=sm_{a}" for a in archs]
-    return [*flags, f"-gencode=arch=compute_{archs[-1]},code=compute_{archs[-1]}"]
+    """Machine code for each, from PTX for two: the lowest of all, and the lowest from 9.0 on, where sources differ.
+
+    Most of nvcc's time goes into PTX. The last one is added to the library: for GPUs that are not among archs.
+    """
+    new = [arch for arch in archs if int(arch) >= 90]
+    source = {arch: new[0] if arch in new else archs[0] for arch in archs}
+    flags = [f"-gencode=arch=compute_{source[arch]},code=sm_{arch}" for arch in archs]
+    last = source[archs[-1]]
+    return [*flags, f"-gencode=arch=compute_{last},code=compute_{last}"]
 
 
 # Hopper's tensor-core instructions are in 90a alone, which every device of capability 9.0 runs. PTX of 90a runs on no
@@ -400,7 +430,7 @@ def native_parts() -> dict[str, object]:
             newest = max((Path(header).stat().st_mtime for header in ext.depends), default=0)
             for source in (s for s in ext.sources if s.endswith(".cu")):
                 built = Path(self.build_temp, source).with_suffix(".o")
-                if built.exists() and built.stat().st_mtime < newest:
+                if built.exists() and built.stat().st_mtime < max(newest, last_change(source)):
                     built.unlink()
             hopper = [source for source in ext.sources if source.startswith(HOPPER_FOLDER)]
             if hopper:
@@ -445,14 +475,11 @@ def native_parts() -> dict[str, object]:
         cuda_home = toolkit_of(nvcc)
         # torch's own discovery gives up where torch is a CPU build; its compile rules need only this variable.
         cpp_extension.CUDA_HOME = str(cuda_home)
-        archs = architectures()
+        archs = architectures(nvcc)
         defines = ["-DUSE_CUDA", f"-DNNUE_CUDA_ARCHS={'+'.join(archs)}"]
-        cuda_sources = sources("csrc/cuda/*.cu", "csrc/cuda/*/*.cu", *SHARED_SOURCES)
-        if "90" not in archs:
-            cuda_sources = [source for source in cuda_sources if not source.startswith(HOPPER_FOLDER)]
         cuda_ops = cpp_extension.CppExtension(
             "nnue_trainer._ops_cuda",
-            cuda_sources,
+            cuda_sources(archs),
             depends=sources("csrc/*.h", "csrc/cuda/*.cuh", "csrc/cuda/*/*.cuh", *SHARED_HEADERS),
             include_dirs=[
                 *(str(ROOT / "csrc"), str(ROOT / "data_loader"), version_folder),
@@ -476,6 +503,7 @@ def native_parts() -> dict[str, object]:
                     *(flag if flag.startswith("-D") else f"-Xcompiler={flag}" for flag in OPS_FLAGS),
                     *defines,
                     *architecture_flags(archs),
+                    *(["--compress-mode=size"] if is_new(nvcc) else []),
                 ],
             },
             # cudart static: free of the machine's CUDA runtime version. libtorch.so named as needed: it is what

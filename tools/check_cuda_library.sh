@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # The CUDA library that was built: the right kernels for each GPU, libtorch named as needed, no CUDA runtime.
 #
-#   tools/check_cuda_library.sh [ARCHITECTURES [LIBRARY]]    ARCHITECTURES: as in NNUE_CUDA_ARCHS, by default 80;90
+#   tools/check_cuda_library.sh [ARCHITECTURES [LIBRARY]]    ARCHITECTURES: as in NNUE_CUDA_ARCHS, by default all
 set -euo pipefail
 cd "$(dirname "$0")/.."
-read -ra archs <<<"$(tr ';' ' ' <<<"${1:-80;90}")"
+read -ra archs <<<"$(tr ';' ' ' <<<"${1:-80;86;89;90;100;120}")"
 library=${2:-nnue_trainer/_ops_cuda.so}
 fail() {
     echo "$library: $*"
@@ -38,9 +38,18 @@ done
 if grep -E 'bucket_plan|one_hot_product' <<<"$portable"; then fail "these kernels belong in code for sm_90a alone"; fi
 both=$(comm -12 <(sort -u <<<"$hopper") <(sort -u <<<"$portable"))
 [ -z "$both" ] || fail "the same kernels for sm_90a and for every GPU: $both"
+# The lowest one from 90 on, or of all (architecture_flags in setup.py).
+newest=${archs[0]}
+for arch in "${archs[@]}"; do
+    if [ "$arch" -ge 90 ]; then
+        newest=$arch
+        break
+    fi
+done
 found=$(architectures_of <<<"$ptx")
-[ "$found" = "sm_${archs[-1]}" ] || fail "PTX for $found, expected sm_${archs[-1]}"
-[ "$(kernels_for "${archs[-1]}" <<<"$ptx")" = "$portable" ] || fail "not the same kernels in PTX and for sm_${archs[0]}"
+[ "$found" = "sm_$newest" ] || fail "PTX for $found, expected sm_$newest"
+[ "$(kernels_for "$newest" <<<"$ptx")" = "$portable" ] || fail "not the same kernels in PTX and for sm_${archs[0]}"
+
 
 # What the operators go by.
 named=$(IFS=+ && echo "${archs[*]}")
@@ -52,5 +61,5 @@ if grep -q libcudart <<<"$needed"; then fail "needs a CUDA runtime of the machin
 if grep -q libtorch_python <<<"$needed"; then fail "needs libtorch_python"; fi
 missing=$(nm -DC --undefined-only "$library" | grep 'nnue::' || true)
 [ -z "$missing" ] || fail "would not load, stale objects? $missing"
-echo "$library: $(wc -l <<<"$portable") kernels for ${archs[*]/#/sm_} and in PTX for sm_${archs[-1]}," \
+echo "$library: $(wc -l <<<"$portable") kernels for ${archs[*]/#/sm_} and in PTX for sm_$newest," \
     "$(grep -c . <<<"$hopper" || true) for sm_90a alone; free of the CUDA runtime's and Python's version"
