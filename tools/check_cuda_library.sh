@@ -50,6 +50,7 @@ found=$(architectures_of <<<"$ptx")
 [ "$found" = "sm_$newest" ] || fail "PTX for $found, expected sm_$newest"
 [ "$(kernels_for "$newest" <<<"$ptx")" = "$portable" ] || fail "not the same kernels in PTX and for sm_${archs[0]}"
 
+PATH=$(dirname "$cuobjdump"):$PATH python3 tools/check_spills.py "$library"
 
 # What the operators go by.
 named=$(IFS=+ && echo "${archs[*]}")
