@@ -54,8 +54,8 @@ class IndependentWriter final : public PositionWriter {
                                       error.what());
                 }
                 if constexpr (kRestore != nullptr) {
-                    auto* end = reinterpret_cast<std::uint8_t*>(bytes.data() + bytes.size());
-                    if (originals && kRestore(records[i], originals + i * kSize, end - kSize)) continue;
+                    auto* written = reinterpret_cast<std::uint8_t*>(bytes.data() + bytes.size());
+                    if (originals && kRestore(records[i], originals + i * kSize, written - kSize)) continue;
                 }
                 losses += lost;
             }

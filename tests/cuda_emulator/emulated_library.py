@@ -1,19 +1,19 @@
 """Builds the emulated operators: `python tests/cuda_emulator/emulated_library.py [SOURCES]` prints the library's path.
 
-SOURCES is the project that is emulated, by default this one. Nothing is done where the library is there already: its
-name has a hash of all that it is made of.
+SOURCES is the project that is emulated, by default this one. The translated sources and the objects stay in
+build/emulated/, so ninja compiles only what has changed; ccache, if it is installed, shares objects between checkouts.
 """
 
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import os
 import platform
+import re
+import shlex
 import shutil
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -39,43 +39,52 @@ def why_not() -> str | None:
     """Why kernels cannot be emulated here."""
     if sys.platform != "linux" or platform.machine() != "x86_64":
         return "kernels are emulated on x86-64 Linux only"
+    if ninja() is None:
+        return "no ninja to build the emulated kernels"
     return None if shutil.which(COMPILER[-1]) else "no g++ to build the emulated kernels"
 
 
+def ninja() -> str | None:
+    return shutil.which("ninja", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
+
+
 def build(project: Path) -> Path:
-    sources = sorted(p for p in [*(project / "csrc").rglob("*.*"), *HERE.rglob("*.*")] if p.suffix != ".pyc")
-    digest = hashlib.sha256(torch.__version__.encode())
-    for source in sources:
-        digest.update(source.read_bytes())
-    out = project / "build" / "emulated" / digest.hexdigest()[:16]
-    library = out / "emulated.so"
+    out = project / "build" / "emulated"
     out.mkdir(parents=True, exist_ok=True)
     with (out / "lock").open("w") as lock:  # tests run in several processes
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not library.is_file():
-            compile_into(library, project)
-    return library
+        subprocess.run([sys.executable, HERE / "translate.py", project / "csrc", out / "csrc"], check=True)
+        (out / "build.ninja").write_text(rules(project, out))
+        # The linker makes a new file: a process that has loaded the old library keeps it.
+        places = {"CCACHE_BASEDIR": str(project), "CCACHE_NOHASHDIR": "1", **os.environ}
+        subprocess.run([str(ninja()), "--quiet", "-j2", "-C", out], check=True, env=places)
+    return out / "emulated.so"
 
 
-def compile_into(library: Path, project: Path) -> None:
-    out = library.parent
-    subprocess.run([sys.executable, str(HERE / "translate.py"), str(project / "csrc"), str(out / "csrc")], check=True)
+def rules(project: Path, out: Path) -> str:
+    """The file for ninja."""
     torch_root = Path(torch.__file__).parent
-    includes = [f"-I{p}" for p in (out / "csrc", HERE, project / "data_loader", torch_root / "include")]
-
-    def compile_one(source: Path) -> Path:
-        target = out / (source.stem + ".o")
-        subprocess.run([*COMPILER, *FLAGS, *includes, "-c", str(source), "-o", str(target)], check=True)
-        return target
-
+    includes = [f"-I{place}" for place in (out / "csrc", HERE, project / "data_loader", torch_root / "include")]
+    launcher = ["ccache"] if shutil.which("ccache") and "ccache" not in COMPILER else []
+    compiler = shlex.join([*launcher, *COMPILER, *FLAGS, *includes])
     translated = [(out / "csrc" / "cuda" / name).with_suffix(".cpp") for name in SOURCES]
-    units = [*translated, HERE / "index_check.cpp", HERE / "emulator.cpp"]
-    with ThreadPoolExecutor(2) as pool:
-        objects = [str(o) for o in pool.map(compile_one, units)]
-    unfinished = out / "unfinished.so"
-    link = ["-shared", "-o", str(unfinished), *objects, f"-L{torch_root / 'lib'}", "-ltorch_cpu", "-pthread"]
-    subprocess.run([*COMPILER, *link], check=True)
-    unfinished.rename(library)
+    sources = [*translated, HERE / "index_check.cpp", HERE / "emulator.cpp"]
+    objects = [f"{source.stem}.o" for source in sources]
+
+    def path(text: str | Path) -> str:
+        return re.sub(r"([$ :])", r"$\1", str(text))
+
+    lines = [
+        "rule compile",
+        f"  command = {compiler.replace('$', '$$')} -MMD -MF $out.d -c $in -o $out",
+        "  depfile = $out.d",
+        "  deps = gcc",
+        "rule link",
+        f"  command = {shlex.join(COMPILER)} -shared -o $out $in -L{torch_root / 'lib'} -ltorch_cpu -pthread",
+        *(f"build {target}: compile {path(source)}" for target, source in zip(objects, sources, strict=True)),
+        f"build emulated.so: link {' '.join(objects)}",
+    ]
+    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":

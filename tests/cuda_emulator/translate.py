@@ -10,7 +10,6 @@ registered as torch.ops.nnue_emulated, on CPU tensors.
 from __future__ import annotations
 
 import re
-import shutil
 import sys
 from pathlib import Path
 
@@ -167,12 +166,9 @@ def operators(text: str, library: str) -> str:
     return text + "\nSTABLE_TORCH_LIBRARY_FRAGMENT(nnue_emulated, m) {\n" + "\n".join(schemas) + "\n}\n"
 
 
-def main() -> int:
-    root, out = Path(sys.argv[1]), Path(sys.argv[2])
-    shutil.rmtree(out, ignore_errors=True)
-    (out / "cuda").mkdir(parents=True)
-    for path in root.glob("*.h"):
-        shutil.copy(path, out)
+def translated_files(root: Path) -> dict[Path, str]:
+    """The translated files by their paths below OUT."""
+    files = {path.relative_to(root): path.read_text() for path in root.glob("*.h")}
     for path in (root / "cuda").rglob("*.cuh"):
         text = translate(path.read_text())
         limits = SMALL_LIMITS.get(path.name, SMALL_LIMITS.get(f"{path.parent.name}/{path.name}", {}))
@@ -189,13 +185,25 @@ def main() -> int:
                 1,
             )
         include = '#include "instructions.h"\n' if path.name == "ptx.cuh" else ""
-        target = out / path.relative_to(root)
-        target.parent.mkdir(exist_ok=True)
-        target.write_text(text.replace("#pragma once\n", "#pragma once\n" + include, 1))
+        files[path.relative_to(root)] = text.replace("#pragma once\n", "#pragma once\n" + include, 1)
     library = (root / "library.cpp").read_text()
     for name in SOURCES:
         text = operators(translate((root / "cuda" / name).read_text()), library)
-        (out / "cuda" / name).with_suffix(".cpp").write_text(text)
+        files[(Path("cuda") / name).with_suffix(".cpp")] = text
+    return files
+
+
+def main() -> int:
+    root, out = Path(sys.argv[1]), Path(sys.argv[2])
+    files = translated_files(root)
+    for old in (path for path in out.rglob("*") if path.is_file() and path.relative_to(out) not in files):
+        old.unlink()
+    for name, text in files.items():
+        target = out / name
+        if target.is_file() and target.read_text() == text:
+            continue  # its time stays, so that ninja compiles only what has changed
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text)
     return 0
 
 
