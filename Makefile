@@ -1,5 +1,5 @@
 # Two commands set this project up: `make quickstart` and `make test`. `make help` lists the rest.
-# Everything lives in .venv and build/; nothing is installed outside but what tools/system_packages.sh says.
+# Everything is in .venv and build/; only tools/system_packages.sh installs anything elsewhere.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -24,7 +24,7 @@ quickstart: quick-build  ## build, train on the bundled sample, export a net, ev
 	$(BIN)/python train.py --config configs/quickstart.yaml
 	$(call say,Exporting the best checkpoint)
 	$(BIN)/nnue export $(RUN)/checkpoints/best.safetensors $(RUN)/quickstart.nnue
-	$(call say,The start position as the net sees it (integer arithmetic - exactly what the engine computes))
+	$(call say,The score of the start position, in the engine's integer arithmetic)
 	$(BIN)/nnue eval $(RUN)/quickstart.nnue --fen 'rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1'
 	$(call say,Done)
 	@echo "net          $(RUN)/quickstart.nnue"
@@ -57,14 +57,14 @@ $(VENV)/.build-tools: requirements/build.txt
 	$(PIP) $(LOCKED) -r requirements/build.txt
 	@touch $@
 
-# Python compiles what it imports at the first import, which is a small part of what pip would compile.
+# Without --no-compile pip would compile every module; Python compiles a module when it is first imported.
 $(VENV)/.requirements: requirements/torch.txt requirements/runtime.txt $(VENV)/.build-tools
 	$(PIP) install --no-compile -r requirements/torch.txt
 	$(PIP) $(LOCKED) --no-compile -r requirements/runtime.txt
 	@touch $@
 
 $(VENV)/.dev: requirements/dev.txt $(VENV)/.linked
-	$(call say,What only tests and checks need)
+	$(call say,Packages for tests and checks)
 	$(PIP) $(LOCKED) -r requirements/dev.txt
 	@touch $@
 
@@ -89,8 +89,8 @@ build: $(VENV)/.build-tools  ## compile the operator libraries and the data modu
 data-module: $(VENV)/.build-tools
 	@NNUE_PARTS=data $(BUILD)
 
-# The CUDA sources take longer than all others together, and what torch cannot run here the quickstart does not need;
-# neither does it need instruction sets of other CPUs.
+# The CUDA sources take longer than all others together. The quickstart leaves them out if torch cannot use a GPU here,
+# and compiles only for this CPU's instruction sets.
 quick-build:
 	@NNUE_ISA=native $(MAKE) --no-print-directory build FORCE_CUDA=if-usable
 
@@ -101,6 +101,7 @@ sdist: $(VENV)/.linked  ## make the source distribution in dist/
 wheel: sdist  ## make a wheel in dist/ from the source distribution, with the CPU and CUDA libraries
 	$(call say,Wheel)
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/pip --disable-pip-version-check wheel --no-build-isolation --no-deps -w dist dist/*.tar.gz
+	$(BIN)/python -m wheel tags --remove --platform-tag manylinux_2_35_$$(uname -m) "$$(ls -t dist/*.whl | head -n 1)"
 	@ls -l dist
 
 # --- checks ----------------------------------------------------------------------------------------------------------

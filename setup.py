@@ -32,7 +32,7 @@ ROOT = Path(__file__).parent.resolve()
 
 # Where the project is published: the one source is CITATION.cff.
 REPOSITORY = re.search(r"^repository-code: *(\S+)", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)
-# No debug information, and no path of this machine in messages: both would be most of a library.
+# No debug information, which would be most of a library, and no path of this machine, which messages would contain.
 CXX_FLAGS = ["-O3", "-std=c++20", "-g0", f"-ffile-prefix-map={ROOT}/=", "-fvisibility=hidden", "-Wall", "-Wextra"]
 VERSION = re.search(r'__version__ = "(.+)"', (ROOT / "nnue_trainer" / "__init__.py").read_text()).group(1)
 # 2.10: the oldest torch whose stable ABI has all that csrc/ uses. Its headers leave parameters unused.
@@ -185,7 +185,7 @@ def find_nvcc() -> str | None:
 
 
 def toolkit_of(nvcc: str) -> Path:
-    """The CUDA toolkit that nvcc belongs to, in its own words: it may be a script that calls another."""
+    """The toolkit of this nvcc, as nvcc prints it: nvcc may be a script that calls another one."""
     run = subprocess.run([nvcc, "--dryrun", "-x", "cu", "-c", os.devnull], capture_output=True, text=True, check=False)
     top = re.search(r"^#\$ TOP=(.+)$", run.stderr, re.MULTILINE)
     return Path(top.group(1)).resolve() if top else Path(nvcc).parent.parent
@@ -214,13 +214,13 @@ def isa_flags() -> list[str]:
 
 
 def compiler_problem() -> str | None:
-    """One line where the C++ compiler is missing or too old for C++20 as it is used here; None for one that will do."""
+    """The error message if the C++ compiler is missing or too old; None if it can be used."""
     compiler = os.environ.get("CXX", "c++")
     needed = f"nnue-trainer needs g++ {MINIMUM['g++']} or clang {MINIMUM['clang']} or newer; set CXX to one"
     try:
         macros = compiler_macros()
     except (OSError, subprocess.CalledProcessError) as error:
-        return f"{compiler}: no C++ compiler that runs ({error}); {needed}"
+        return f"{compiler}: the C++ compiler does not run ({error}); {needed}"
     name, macro = ("clang", "__clang_major__") if "__clang__" in macros else ("g++", "__GNUC__")
     found = re.search(rf"#define {macro} (\d+)", macros)
     if found is not None and int(found[1]) < MINIMUM[name]:
@@ -271,14 +271,14 @@ def architecture_flags(archs: list[str]) -> list[str]:
     return [*flags, f"-gencode=arch=compute_{last},code=compute_{last}"]
 
 
-# Hopper's tensor-core instructions are in 90a alone, which every device of capability 9.0 runs. PTX of 90a runs on no
-# other GPU, so there is none.
+# Only 90a has Hopper's tensor-core instructions. Every device of capability 9.0 runs it, and no other GPU runs its PTX,
+# so no PTX is added.
 HOPPER_FOLDER = "csrc/cuda/hopper/"
 HOPPER_FLAG = "-gencode=arch=compute_90a,code=sm_90a"
 
 
 DATA_MODULE = "nnue_trainer._data"
-# The largest unit has no loop that matters: a third of its compile time less.
+# The largest unit has no hot loop; -O1 saves a third of its compile time.
 BINDINGS = "-O1"
 
 
@@ -287,7 +287,7 @@ class BuildData(build_ext):
 
     def finalize_options(self) -> None:
         super().finalize_options()
-        self.force = True  # what is up to date is for ninja to find out
+        self.force = True  # ninja decides what is up to date
 
     def run(self) -> None:
         package = (ROOT if self.inplace else Path(self.build_lib)) / "nnue_trainer"
@@ -388,7 +388,7 @@ def data_module() -> Extension:
 
 
 def native_parts() -> dict[str, object]:
-    """What setup() needs to compile the extensions; the one place that needs torch."""
+    """The arguments of setup() for the extensions; only this function imports torch."""
     missing = [name for name in ("torch", "pybind11") if find_spec(name) is None]
     if missing:
         raise SystemExit(

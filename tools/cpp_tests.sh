@@ -5,7 +5,7 @@ cd "$(dirname "$0")/.."
 bin=$(realpath "$1")
 shift
 if [ ! -e /usr/include/gtest/gtest.h ] && [ -z "${GTest_DIR:-}" ]; then
-    echo "  SKIPPED: GoogleTest is not here (apt-get install libgtest-dev)"
+    echo "  SKIPPED: GoogleTest is not installed (apt-get install libgtest-dev)"
     [ -z "${NNUE_REQUIRE_ALL:-}" ]
     exit
 fi

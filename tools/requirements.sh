@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Pins what requirements/*.in name, and all that they depend on, with hashes: requirements/*.txt. Versions that are pinned
-# already stay where they can; --upgrade takes the newest. Everything for torch stays out: torch.txt has that alone.
+# Writes requirements/*.txt: the packages of requirements/*.in and their dependencies, pinned with hashes. Pinned versions
+# stay if they still fit; --upgrade takes the newest. torch and its dependencies are left out: torch.txt pins torch.
 set -euo pipefail
 cd "$(dirname "$0")/../requirements"
 bin=$(realpath "${BIN:-../.venv/bin}")

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs what only the tests need from Debian, where it may (root or passwordless sudo); elsewhere says the one line to
-# type and what is skipped without it. Nothing here is needed to build, train or export.
+# Installs Debian packages for the tests, as root or with passwordless sudo. Otherwise it prints the command to type, and
+# which tests are skipped without the packages. Building, training and exporting need none of them.
 set -euo pipefail
 
 missing=()
@@ -19,7 +19,7 @@ wants chromium command -v chromium
 wants chromium-driver command -v chromedriver
 
 if [ ${#missing[@]} -eq 0 ]; then
-    echo "  all there: GoogleTest, Stockfish, clang-format, ccache, Chromium, compiler and emulator for arm64"
+    echo "  already installed: GoogleTest, Stockfish, clang-format, ccache, Chromium, compiler and emulator for arm64"
     exit 0
 fi
 line="apt-get update && apt-get install -y ${missing[*]}"
@@ -31,9 +31,9 @@ if command -v apt-get >/dev/null && { [ "$(id -u)" -eq 0 ] || sudo -n true 2>/de
         DEBIAN_FRONTEND=noninteractive "${as_root[@]}" apt-get install -y -qq "${missing[@]}" >/dev/null; then
         exit 0
     fi
-    echo "  that failed; type it yourself to see why"
+    echo "  apt-get failed: run this command yourself to see the reason"
 else
-    echo "  may not install here (not root, no passwordless sudo). Type:"
+    echo "  installing needs root or passwordless sudo. Run:"
     echo "    sudo sh -c '$line'"
 fi
 for package in "${missing[@]}"; do
