@@ -166,8 +166,8 @@ def to_data(instance: Any) -> dict[str, Any]:
 def describe(
     kind: type[Any], prefix: str = "", _outer: tuple[Registry[Any], ...] = ()
 ) -> Iterator[tuple[str, str, str, str]]:
-    """(key, type, default, documentation) of every field of a section, depth first. Members of a union or registry each
-    get a row `key.kind` first. Items of a list of sections are `key.N`."""
+    """(key, type, default, documentation) of every field of a section, depth first. Members of a registry each get a
+    row `key.kind` first. Items of a list of sections are `key.N`."""
     for name, field in _fields(kind).items():
         key = f"{prefix}{name}"
         item = _item(field)
@@ -175,29 +175,22 @@ def describe(
             yield key, "list of sections", _default(field), _description(kind, name)
             key, field = f"{key}.N", item
         registry = _registry(field)
-        members = _sections(field.annotation)
+        member = _section_in(field.annotation)
         if registry in _outer:
             yield f"{key}.kind", f"a {registry.what}, as above", "", _description(kind, name)
         elif registry is not None:
-            for tag, member in registry:
-                yield f"{key}.kind", f"= {tag}", "", _one_line(member.__doc__)
-                yield from describe(member, f"{key}.", (*_outer, registry))
-        elif not members and (optional := _registry_of_member(field)) is not None:
+            for tag, cls in registry:
+                yield f"{key}.kind", f"= {tag}", "", _one_line(cls.__doc__)
+                yield from describe(cls, f"{key}.", (*_outer, registry))
+        elif member is None and (optional := _registry_of_member(field)) is not None:
             yield key, f"a {optional.what}, as above | null", _default(field), _description(kind, name)
-        elif not members:
+        elif member is None:
             yield key, _type_name(field.annotation, field.metadata), _default(field), _description(kind, name)
-        elif len(members) == 1:
-            yield from describe(members[0], f"{key}.", _outer)
-            for tag, member in _registry_of_member(field) or ():
-                yield f"{key}.kind", f"= {tag}", "", _one_line(member.__doc__)
-                yield from describe(member, f"{key}.", _outer)
         else:
-            for member in members:
-                (tag,) = typing.get_args(_fields(member)["kind"].annotation)
-                yield f"{key}.kind", f"= {tag}", "", _one_line(member.__doc__)
-                for row in describe(member, f"{key}.", _outer):
-                    if row[0] != f"{key}.kind":
-                        yield row
+            yield from describe(member, f"{key}.", _outer)
+            for tag, cls in _registry_of_member(field) or ():
+                yield f"{key}.kind", f"= {tag}", "", _one_line(cls.__doc__)
+                yield from describe(cls, f"{key}.", _outer)
 
 
 def _explain(kind: type[Any], data: Any, detail: ErrorDetails) -> tuple[tuple[str, ...], str]:
@@ -214,13 +207,6 @@ def _explain(kind: type[Any], data: Any, detail: ErrorDetails) -> tuple[tuple[st
             return path, f": found {_show(found)}, expected more items"
         case "missing":
             return path, ": missing, and it has no default"
-        case "union_tag_not_found":
-            return (*path, "kind"), f": missing, expected one of {', '.join(_tags(kind, path))}"
-        case "union_tag_invalid":
-            return (
-                *path,
-                "kind",
-            ), f": found {_show(detail['ctx']['tag'])}, expected one of {', '.join(_tags(kind, path))}"
         case "dataclass_type" | "dataclass_exact_type" | "dict_type" | "model_attributes_type":
             return path, f": found {_show(found)}, expected a section of keys"
         case "kind_missing" | "kind_unknown" | "plugin_missing":
@@ -231,7 +217,7 @@ def _explain(kind: type[Any], data: Any, detail: ErrorDetails) -> tuple[tuple[st
 
 
 def _locate(kind: type[Any], data: Any, detail: ErrorDetails) -> tuple[tuple[str, ...], Any, list[str]]:
-    """Where in `data` an error is: its path without pydantic's union tags, the value there, the keys known there."""
+    """Where in `data` an error is: its path without pydantic's own parts, the value there, the keys known there."""
     path: list[str] = []
     member: type[Any] | None = kind
     item: FieldInfo | None = None
@@ -267,10 +253,7 @@ def _pick(field: FieldInfo | None, data: Any) -> type[Any] | None:
     if registry is not None:
         kind = data.get("kind", registry.default)
         return registry.kinds().get(kind) if isinstance(kind, str) else None
-    types = _sections(field.annotation)
-    if len(types) == 1:
-        return types[0]
-    return next((t for t in types if data.get("kind") in typing.get_args(_fields(t)["kind"].annotation)), None)
+    return _section_in(field.annotation)
 
 
 def _registry(field: FieldInfo) -> Registry[Any] | None:
@@ -289,15 +272,7 @@ def _item(field: FieldInfo) -> FieldInfo | None:
     if typing.get_origin(field.annotation) is not list:
         return None
     item = FieldInfo.from_annotation(arguments[0])
-    return item if _registry(item) is not None or _sections(item.annotation) else None
-
-
-def _tags(kind: type[Any], path: tuple[str, ...]) -> list[str]:
-    types = [kind]
-    for part in path:
-        field = _fields(types[0]).get(part)
-        types = _sections(field.annotation) if field else []
-    return [tag for t in types for tag in typing.get_args(_fields(t)["kind"].annotation)]
+    return item if _registry(item) is not None or _section_in(item.annotation) else None
 
 
 def _fields(kind: type[Any]) -> dict[str, FieldInfo]:
@@ -335,13 +310,13 @@ def _docstrings(kind: type[Any]) -> dict[str, str]:
     return found
 
 
-def _sections(annotation: Any) -> list[type[Any]]:
-    """The sections in an annotation: itself, or the members of a union."""
+def _section_in(annotation: Any) -> type[Any] | None:
+    """The section in an annotation: itself, or the one member of a union that is a section."""
     if dataclasses.is_dataclass(annotation) and isinstance(annotation, type):
-        return [annotation]
+        return annotation
     if typing.get_origin(annotation) in (list, dict, tuple):
-        return []
-    return [member for argument in typing.get_args(annotation) for member in _sections(argument)]
+        return None
+    return next(filter(None, map(_section_in, typing.get_args(annotation))), None)
 
 
 def _type_name(annotation: Any, metadata: Iterable[Any]) -> str:
