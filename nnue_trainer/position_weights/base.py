@@ -34,7 +34,7 @@ class PositionWeight(ABC):
         return False
 
     def checked(self, batch: Batch) -> Tensor:
-        """`of`, with an error that names the class where it is something else."""
+        """`of`, fp32 [B]. UserError naming the class where `of` returns something else."""
         weight = self.of(batch)
         fits = isinstance(weight, Tensor) and weight.shape == batch.score.shape and weight.dtype == torch.float32
         returned(self, "of", weight, fits, f"a tensor float32 {list(batch.score.shape)}")

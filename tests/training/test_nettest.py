@@ -11,7 +11,7 @@ from command import nnue
 from typed import instance
 
 from nnue_trainer import config, presets, schema
-from nnue_trainer.averages import Swa
+from nnue_trainer.averages.swa import Swa
 from nnue_trainer.config import nettest
 from nnue_trainer.errors import UserError
 from nnue_trainer.losses import WinRateLoss
