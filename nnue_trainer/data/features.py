@@ -65,6 +65,7 @@ class FeatureSet(NamedTuple):
 
     @property
     def num_features(self) -> int:
+        """The number of features of all parts, F."""
         return sum(part.num_features for part in self.parts)
 
     @property

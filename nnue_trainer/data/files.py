@@ -143,6 +143,7 @@ class PositionReader(Closing):
 
     @property
     def format(self) -> str:
+        """The name of the file's format, given or detected."""
         name: str = self._reader.format
         return name
 
@@ -160,10 +161,12 @@ class PositionReader(Closing):
 
     @property
     def chains(self) -> int:
+        """The number of chains read so far, in formats that have them."""
         return self._reader.chains
 
     @property
     def single_chains(self) -> int:
+        """The number of chains read so far that have one position only."""
         return self._reader.single_chains
 
     @property
@@ -365,6 +368,7 @@ class PositionWriter:
         self.losses: dict[str, int] = {}
 
     def write(self, records: Records) -> None:
+        """Writes records uint8 [n, 32]. UserError for a record that the format cannot hold."""
         self.write_block(Block(records, None, self.format))
 
     def write_block(self, block: Block) -> None:

@@ -33,6 +33,7 @@ class Identity(NamedTuple):
     digest: str
 
     def matches(self, other: Identity) -> bool:
+        """Whether size and digest are equal."""
         return (self.size, self.digest) == (other.size, other.digest)
 
     def __str__(self) -> str:

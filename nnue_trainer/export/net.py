@@ -43,6 +43,7 @@ class QuantizedNet:
 
     @property
     def file_layout(self) -> FileLayout:
+        """The layout of the file: the one of `net.layouts()` that `layout` names."""
         return next(layout for layout in self.net.layouts() if layout.name == self.layout)
 
 

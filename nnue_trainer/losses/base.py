@@ -57,6 +57,7 @@ class Loss(ABC):
 
     @property
     def uses_spare(self) -> bool:
+        """Whether the loss reads spare bytes of data files: whether it defines `per_position_spare`."""
         return type(self).per_position_spare is not Loss.per_position_spare
 
     def terms(
@@ -114,15 +115,16 @@ LOSSES: Registry[Loss] = Registry("nnue_trainer.losses", lambda: Loss, what="los
 
 
 def mean(weighted: Tensor, weights: Tensor) -> Tensor:
-    """The loss of a batch from its `terms`; 0 for a batch without any weight, such as one without scores at λ = 1."""
+    """The loss of a batch from its `terms`, fp32 or fp64 scalars; 0 for a batch without any weight, such as one without
+    scores at λ = 1."""
     return weighted / torch.where(weights == 0, 1, weights)
 
 
 def points(result: Tensor, dtype: torch.dtype) -> Tensor:
-    """Game points 0, ½, 1 of results −1, 0, 1."""
+    """Game points 0, ½, 1 of results −1, 0, 1, of any shape [...] and dtype, as `dtype`."""
     return result.to(dtype) * 0.5 + 0.5
 
 
 def power(error: Tensor, exponent: float) -> Tensor:
-    """|error|^exponent; its gradient at 0 is 0 for every exponent ≥ 1."""
+    """|error|^exponent, in the shape [...] and dtype of `error`; its gradient at 0 is 0 for every exponent ≥ 1."""
     return error.square() if exponent == 2 else error.abs().pow(exponent)

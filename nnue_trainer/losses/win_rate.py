@@ -64,7 +64,7 @@ class WinRateLoss(Loss):
         )  # fmt: skip
 
     def compress_proven(self, score: Tensor) -> Tensor:
-        """Scores with proven wins brought down to a size that a net can output."""
+        """Scores with proven wins brought down to a size that a net can output; floats [B] → floats [B]."""
         size = score.abs()
         compressed = self.proven_base + self.proven_decay ** (MATE - size) * self.proven_scale
         return torch.where(size >= PROVEN_WIN, score.sign() * compressed, score)

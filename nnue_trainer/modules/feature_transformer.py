@@ -19,6 +19,9 @@ class FeatureTransformer(nn.Module):
         num_features: F, the size of the feature set.
         num_outputs: N, the width of the accumulator.
         device, dtype: of the parameters; float32 unless given.
+
+    Raises:
+        ValueError: a size is less than 1.
     """
 
     def __init__(
@@ -40,6 +43,7 @@ class FeatureTransformer(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
+        """Draws new values, uniform in ±sqrt(1 / num_features), for `weight` and `bias`."""
         bound = math.sqrt(1 / self.num_features)
         nn.init.uniform_(self.weight, -bound, bound)
         nn.init.uniform_(self.bias, -bound, bound)

@@ -75,11 +75,11 @@ class StackLayer:
         )
 
     def activate(self, y: Tensor) -> Tensor:
-        """[B, outputs] → [B, values]"""
+        """The values for the next layer, [B, values], of the outputs y, fp32 [B, outputs]."""
         return reference.activate_layer(y[:, : self.activated], self.activation, self.largest, self.low, self.square)
 
     def skipped(self, y: Tensor) -> Tensor | None:
-        """What is added directly to the net's output, [B]."""
+        """What is added directly to the net's output, fp32 [B], of the outputs y [B, outputs]; None if nothing is."""
         if self.plus is None:
             return None
         return y[:, self.plus] if self.minus is None else y[:, self.plus] - y[:, self.minus]
@@ -182,7 +182,8 @@ class LayerStacks:
         return self.outputs(first, linears).squeeze(1) if output is None else output
 
     def call(self, linears: Sequence[nn.Module], bucket: Tensor, order: Tensor | None = None) -> LayerCall:
-        """The operators' way through these layers, for positions with these stacks."""
+        """These layers for some positions, by the project's operators or torch's. `linears`: one for each layer.
+        `bucket`: the stack of each position, int64 [B]. `order`: see `order_of`."""
         return LayerCall(self, parameters_of(linears), bucket, order, linears)
 
     def may_be_fused(self, device: torch.device, **call: Any) -> bool:
@@ -194,7 +195,8 @@ class LayerStacks:
         self, device: torch.device, *dtypes: torch.dtype, mode: Mode = "plain", wide_sums: bool = False,
         read: Sequence[Tensor] = (),
     ) -> str:  # fmt: skip
-        """The choice of `capabilities.stacks` for this device and these arguments. `read`: inputs and first weight."""
+        """The choice of `capabilities.stacks` for this device and these arguments. `read`: inputs [B, inputs] and first
+        weight, of the first of `dtypes`; only their alignment counts."""
         if mode in ("compiled", "onnx"):  # as the table has it, which these cannot follow
             return "torch"
         machine, is_aligned = capabilities.machine_of(device), all(t.data_ptr() % 16 == 0 for t in read)
@@ -203,7 +205,8 @@ class LayerStacks:
         ).kernels
 
     def order_of(self, batch: Batch, *, of_share: bool = False) -> Tensor | None:
-        """The order that was prepared for this batch, or for this process's share of it; None if there is none."""
+        """The order that was prepared for this batch, or for this process's share of it, as the operator `_stack_order`
+        makes it, int32 [n]; None if there is none."""
         orders = (plan for plan in batch.plans if isinstance(plan, StackOrder))
         return next((order.data for order in orders if order.is_for(batch.white, self.stacks, of_share)), None)
 

@@ -134,7 +134,7 @@ class PerspectiveTransformer(nn.Module):
     def forward(self, batch: Batch, bucket: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """Activated vector fp32 [B, num_outputs]; with PSQT also half the difference of both sides, fp32 [B].
 
-        `bucket` int64 [B] is the PSQT bucket of each position; without PSQT it is not used.
+        `bucket` int64 [B] is the PSQT bucket of each position, not used without PSQT; ValueError if it is missing.
         """
         if self.psqt is not None and bucket is None:
             raise ValueError("PerspectiveTransformer with PSQT columns needs the bucket of every position")

@@ -104,10 +104,12 @@ class NetTensor:
 
     @property
     def is_float(self) -> bool:
+        """Whether the file has floats, which are not rounded."""
         return self.dtype == "<f4"
 
     @property
     def source_parameter(self) -> str:
+        """The name of the parameter of the float model that the integers are made of."""
         return self.parameter or self.name
 
     @property
@@ -321,6 +323,7 @@ class NnueModel(nn.Module, ABC):
 
     @property
     def num_outputs(self) -> int:
+        """The number of outputs of the net, n."""
         return 1 if self.net is None else self.net.num_outputs
 
     def outputs(self, batch: Batch) -> Tensor:
@@ -330,7 +333,7 @@ class NnueModel(nn.Module, ABC):
         return output
 
     def score_of(self, outputs: Tensor) -> Tensor:
-        """The output of `forward`, [B], from several `outputs` [B, num_outputs]. By default the first of them."""
+        """The output of `forward`, fp32 [B], from several `outputs` [B, num_outputs]. By default the first of them."""
         return outputs[:, 0]
 
     def prepare(self, batch: Batch) -> Batch:

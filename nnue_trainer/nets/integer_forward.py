@@ -82,6 +82,7 @@ class FirstLayer:
 
     @property
     def num_sides(self) -> int:
+        """The number of perspectives whose accumulators the net reads."""
         return 2 if self.sides == "both" else 1
 
     @property

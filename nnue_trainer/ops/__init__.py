@@ -271,7 +271,7 @@ for _device in ("cpu", "cuda"):
 
 
 def index_rows(indices: Tensor) -> Tensor:
-    """Index rows as operators take them, int32: a copy of int64 rows, anything else as it is.
+    """Index rows [B, K] as operators take them, int32: a copy of int64 rows, anything else as it is.
 
     A number that int32 does not have becomes −2 or 2³¹ − 1, which no set of features has, so operators report it. The
     functions of this package call this one themselves, but not for the rows that a plan is made of: convert those once.
@@ -301,6 +301,7 @@ def feature_transformer_forward(
         [B, N] in the dtype of `weight`.
 
     Raises:
+        TypeError: `indices`, `weight` or `bias` is no tensor.
         RuntimeError: an argument has the wrong shape, dtype or device, or an index is neither −1 nor in [0, F).
     """
     for name, tensor in (("indices", indices), ("weight", weight), ("bias", bias)):
@@ -418,7 +419,10 @@ def expand_features(records: Tensor, feature_set: str, *, check_records: bool = 
 
 
 def expand_features_into(records: Tensor, feature_set: str, out: Expanded, *, check_records: bool = True) -> None:
-    """`expand_features` into existing tensors: contiguous, with the same shapes and dtypes, on the same device."""
+    """`expand_features` into existing tensors: contiguous, with the same shapes and dtypes, on the same device.
+
+    `records` uint8 [B, 32] and errors are those of `expand_features`.
+    """
     _prepare(records, feature_set)
     torch.ops.nnue.expand_features_into(records, feature_set_handle(feature_set), list(out), check_records)
 

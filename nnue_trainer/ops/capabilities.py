@@ -194,6 +194,7 @@ def set_cuda_kernels(kernels: CudaKernels) -> CudaKernels:
 
     "auto": the fastest that the device has for the feature set. "portable": those that every GPU has. "none": nothing
     is fused. The environment variable NNUE_CUDA_KERNELS sets it at start. Plans that exist keep their kernels.
+    ValueError for any other choice.
     """
     global _cuda_kernels
     if kernels not in _ALLOWED:

@@ -107,7 +107,8 @@ class Layer(Protocol):
     """A layer around a rule."""
 
     def step(self, loss: Tensor, inner: Callable[[], None]) -> None:
-        """Called when gradients are there. It calls `inner`, which runs the layers below, once or not at all."""
+        """Called when gradients are there, with the loss (fp32 scalar). It calls `inner`, which runs the layers below,
+        once or not at all."""
         ...
 
 

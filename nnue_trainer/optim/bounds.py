@@ -31,6 +31,7 @@ class Bounds:
         return -math.inf, math.inf
 
     def step(self, loss: Tensor, inner: Callable[[], None]) -> None:
+        """Runs `inner`, then clips every bounded row to its range. `loss`: fp32 scalar, not used."""
         inner()
         for parameter, begin, stop, low, high in self._bounds:
             weight = parameter.detach()

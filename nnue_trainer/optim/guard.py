@@ -26,6 +26,7 @@ class Guard:
         self._before: dict[int, Tensor] = {}  # copies of what the rule changes, by place in memory
 
     def step(self, loss: Tensor, inner: Callable[[], None]) -> None:
+        """Runs `inner`; nothing changes where `loss`, an fp32 scalar, or a watched gradient is not finite."""
         self._look(loss)
         if self._rule.heeds_failed:
             inner()

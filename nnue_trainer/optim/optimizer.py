@@ -44,7 +44,7 @@ class Optimizer:
     the weights. These stay fp32, and so do the sums and the state; a gradient has the range of fp32.
 
     `averages`: keep an average of the weights. Then the net, which `with_net` puts in their place, is the average. It
-    is another one than the weights for a schedule-free rule, too.
+    is another one than the weights for a schedule-free rule, too. UserError for `averages` with such a rule.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class Optimizer:
 
     @torch.no_grad()
     def step(self, loss: Tensor) -> None:
-        """One update from the gradients in place, which are freed. `loss` is used by the non-finite guard only."""
+        """One update from the gradients in place, which are freed. `loss`, an fp32 scalar, is used only by the guard."""
         for name in self._frozen:
             self.rule.work.parameters[name].grad = None
             if name in self._copies:
@@ -218,7 +218,8 @@ class Optimizer:
         return [tensor.grad for tensor in own.values() if tensor.grad is not None]
 
     def take_norm(self, norm_of: Callable[[Sequence[tuple[Part, Tensor]]], Tensor]) -> None:
-        """`FusedOptimizer.norm_of`; nothing for a rule that clips to no norm."""
+        """`FusedOptimizer.norm_of`; nothing for a rule that clips to no norm. UserError for `stable_decay`, which needs
+        all gradients in one process."""
         if isinstance(self.rule, FusedRule):
             if self.rule.fused.rule.stable_decay:
                 raise UserError(

@@ -74,6 +74,8 @@ class SharedRows:
         return [slice(start, end) for start, end in zip(starts, ends, strict=True) if start < end]
 
     def step(self, loss: Tensor, inner: Callable[[], None]) -> None:
+        """Gives virtual rows their gradients, runs `inner`, and adds the updates of virtual rows to the rows that share
+        them, clipped to their limits. `loss`: fp32 scalar, not used."""
         for part in self._ranges.values():
             part.shared.grad = self._sum(part)
             part.shared.zero_()

@@ -38,6 +38,7 @@ class Ewm:
         return cast(Tensor, torch.ops.nnue.ewm(self.x, _enumerations.code("ewm.statistic", name), *rule))
 
     def mean(self) -> Tensor:
+        """The weighted mean."""
         return self._statistic("mean")
 
     def var(self, bias: bool = False) -> Tensor:

@@ -72,7 +72,12 @@ def norms(x: Tensor, out: tuple[Tensor | None, Tensor | None, Tensor | None] | N
 
 
 def norm(x: Tensor, order: float = 2, out: Tensor | None = None) -> Tensor:
-    """One of these norms: order 1, 2 or infinity."""
+    """One of the norms of `norms`: order 1, 2 or infinity. `x` [..., n]; `out` and the result [...], in its dtype.
+
+    Raises:
+        ValueError: `order` is none of these.
+        RuntimeError: as for `norms`.
+    """
     orders = (1, 2, float("inf"))
     if order not in orders:
         raise ValueError(f"rows: order: found {order!r}, expected 1, 2 or inf")

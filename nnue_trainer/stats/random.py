@@ -60,7 +60,7 @@ class Philox:
         return out
 
     def bits(self, size: Size, dtype: torch.dtype = torch.int64, device: torch.device | str = "cpu") -> Tensor:
-        """Integers of int32 or int64; all values are equally likely."""
+        """Integers of int32 or int64, a tensor [*size]; all values are equally likely."""
         return self._fill(_empty(size, dtype, device), "bits")
 
     def uniform(
@@ -71,7 +71,7 @@ class Philox:
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ) -> Tensor:
-        """low + (high − low) · u, where u is a multiple of 2^−24 (float32) or 2^−53 (float64) in [0, 1)."""
+        """low + (high − low) · u, a tensor [*size]; u is a multiple of 2^−24 (float32) or 2^−53 (float64) in [0, 1)."""
         return self._fill(_empty(size, dtype, device), "uniform", low, high)
 
     def normal(
@@ -82,7 +82,7 @@ class Philox:
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ) -> Tensor:
-        """Normal numbers, float32 or float64."""
+        """Normal numbers, a tensor [*size] of float32 or float64."""
         return self._fill(_empty(size, dtype, device), "normal", mean, std)
 
     def integers(
@@ -93,13 +93,13 @@ class Philox:
         dtype: torch.dtype = torch.int64,
         device: torch.device | str = "cpu",
     ) -> Tensor:
-        """Integers low ≤ value < high, int32 or int64; all are exactly equally likely."""
+        """Integers low ≤ value < high, a tensor [*size] of int32 or int64; all are exactly equally likely."""
         return self._fill(_empty(size, dtype, device), "integers", 0.0, 1.0, low, high)
 
     def bernoulli(
         self, p: float, size: Size, dtype: torch.dtype = torch.bool, device: torch.device | str = "cpu"
     ) -> Tensor:
-        """1 with probability p, else 0; bool, uint8, float32 or float64."""
+        """1 with probability p, else 0; a tensor [*size] of bool, uint8, float32 or float64."""
         return self._fill(_empty(size, dtype, device), "bernoulli", p)
 
 

@@ -49,6 +49,7 @@ class Rolling:
         return self._statistic("sum")
 
     def mean(self) -> Tensor:
+        """The mean."""
         return self._statistic("mean")
 
     def var(self, ddof: float = 1) -> Tensor:
@@ -60,9 +61,11 @@ class Rolling:
         return self._statistic("std", ddof=ddof)
 
     def min(self) -> Tensor:
+        """The least observation."""
         return self._statistic("min")
 
     def max(self) -> Tensor:
+        """The greatest observation."""
         return self._statistic("max")
 
     def skew(self) -> Tensor:
@@ -79,6 +82,7 @@ class Rolling:
         return Rolling(present, self.first, self.length, self.min_periods).sum()
 
     def median(self) -> Tensor:
+        """The median: `quantile(0.5)`."""
         return self.quantile(0.5)
 
     def quantile(self, q: float, interpolation: Interpolation = "linear") -> Tensor:

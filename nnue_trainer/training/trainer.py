@@ -131,6 +131,9 @@ class Trainer:
             only the process of rank 0 writes files and prints.
         more_validation: functions as `validation` for more sets of held-out positions, by name.
         stage: the stage of a run that is trained, whose recipe is `recipe`; None: `recipe` is the whole run.
+
+    Raises:
+        UserError: the recipe requires a CUDA graph, but a step of its optimizer cannot be recorded.
     """
 
     def __init__(
@@ -614,7 +617,8 @@ class Trainer:
 
     def carry_optimizer(self, before: Checkpoint, path: Path, *, from_net: bool = False) -> None:
         """Takes over the optimiser's state of the checkpoint `before`, read from `path`, whose net the model has
-        already. `from_net`: train that, and not the weights whose average it is."""
+        already. `from_net`: train that, and not the weights whose average it is. UserError for a state that does not
+        fit."""
         try:
             own = self.sharding.own(before.tensors["optimizer"])
             self.optimizer.load_state_dict(own, good_steps=before.trainer_state(path).step, from_net=from_net)
@@ -689,10 +693,11 @@ class Trainer:
 
     @property
     def loss_kind(self) -> Loss:
+        """The loss of the recipe."""
         return self.recipe.loss
 
     def loss(self, batch: Batch) -> Tensor:
-        """The mean loss of a whole batch, a scalar with its autograd graph."""
+        """The mean loss of a whole batch, an fp32 scalar with its autograd graph."""
         loss = None
         if why_loss_apart(self.recipe, self.penalties, self.sharding) is None:
             with self.autocast():
@@ -704,19 +709,21 @@ class Trainer:
         return loss
 
     def terms(self, batch: Batch, lam: Tensor) -> tuple[Tensor, Tensor]:
-        """Σ weight · loss and Σ weight of a batch, with their autograd graph: `Loss.terms`."""
+        """Σ weight · loss and Σ weight of a batch, fp32 scalars with their autograd graph: `Loss.terms`. `lam`: λ,
+        fp32, a scalar or [B]."""
         with self.penalties.watching():
             return self._terms(self.forward, batch, lam)
 
     def penalty(self, batch: Batch) -> Tensor | None:
-        """The sum of the recipe's penalties, a scalar with its graph, for the batch whose `terms` were computed last;
-        None if there are none."""
+        """The sum of the recipe's penalties, an fp32 scalar with its graph, for the batch whose `terms` were computed
+        last; None if there are none."""
         if not self.penalties:
             return None
         with self.autocast():
             return self.penalties.of(batch)
 
     def autocast(self) -> torch.autocast:
+        """The context in which the net is computed: bfloat16 where the precision is mixed."""
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.recipe.training.precision == "mixed")
 
     def _terms(self, forward: Callable[[Batch], Tensor], batch: Batch, lam: Tensor | float) -> tuple[Tensor, Tensor]:

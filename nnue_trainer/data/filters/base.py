@@ -41,6 +41,7 @@ class Filter(ABC):
 
     @property
     def uses_spare(self) -> bool:
+        """Whether the filter decides by spare bytes of data files: whether it defines `keep_spare`."""
         return type(self).keep_spare is not Filter.keep_spare
 
 

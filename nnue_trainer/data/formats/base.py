@@ -132,7 +132,8 @@ class DataFormat(ABC):
         return _Reader(self, path, source, skip_bad)
 
     def open_writer(self, path: Path, fd: int, join_chains: bool = True) -> Any:
-        """A writer with the methods of `_data.PositionWriter`, to the open file `fd`."""
+        """A writer with the methods of `_data.PositionWriter`, to the open file `fd`. UserError for a format that
+        only reads."""
         if type(self).encode is DataFormat.encode:
             raise UserError(f"{path}: data format {portable_name(self.kind)} can be read, but not written")
         return _Writer(self, path, fd)
