@@ -115,7 +115,7 @@ def inspect(
 
 
 def profile(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A data file in any format, plain or compressed.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Data file in any format, plain or compressed.")],
     html: Html = None,
     png: Png = None,
     as_json: AsJson = False,

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, help="Inspect, check and make training data.")
 
 PipedFile = Annotated[
-    Path, typer.Argument(metavar="FILE", help="A data file in any format, plain or compressed; -: standard input.")
+    Path, typer.Argument(metavar="FILE", help="Data file in any format, plain or compressed; -: standard input.")
 ]
 FilterSeed = Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed for random decisions of filters.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -232,7 +232,7 @@ def validate(
 @app.command()
 def generate(
     out: Annotated[
-        Path, typer.Argument(metavar="OUT", help="The file to write; without --to, its suffix selects the format.")
+        Path, typer.Argument(metavar="OUT", help="File to write; without --to, its suffix selects the format.")
     ],
     engine: Annotated[str, typer.Option(help="Let this UCI engine play: a path, or a name on PATH.", metavar="ENGINE")],
     positions: Annotated[
@@ -261,15 +261,19 @@ def generate(
         ),
     ] = None,
     win_score: Annotated[
-        int, typer.Option(min=1, max=32_000, help="Adjudicate a win once |score| is at least this …")
+        int, typer.Option(min=1, max=32_000, help="Least |score| at which a win is adjudicated.")
     ] = 2500,
-    win_plies: Annotated[int, typer.Option(min=0, max=10_000, help="… for this many plies; 0: play on to mate.")] = 5,
+    win_plies: Annotated[
+        int, typer.Option(min=0, max=10_000, help="Plies in a row with such a score; 0: play on to mate.")
+    ] = 5,
     draw_score: Annotated[
-        int, typer.Option(min=0, max=32_000, help="Adjudicate a draw once |score| is at most this …")
+        int, typer.Option(min=0, max=32_000, help="Largest |score| at which a draw is adjudicated.")
     ] = 20,
-    draw_plies: Annotated[int, typer.Option(min=0, max=10_000, help="… for this many plies; 0: never.")] = 10,
+    draw_plies: Annotated[
+        int, typer.Option(min=0, max=10_000, help="Plies in a row with such a score; 0: never.")
+    ] = 10,
     draw_from_ply: Annotated[
-        int, typer.Option(min=0, max=10_000, help="… in a game that has lasted this many plies.")
+        int, typer.Option(min=0, max=10_000, help="Plies that a game has before a draw is adjudicated.")
     ] = 80,
     max_ply: Annotated[int, typer.Option(min=1, max=10_000, help="End longer games as draws.")] = 400,
     opening_score: Annotated[

@@ -43,7 +43,7 @@ Extra = Annotated[
 Temporary = Annotated[
     Path | None, typer.Option(metavar="FOLDER", help="Folder for temporary files. Default: the folder of OUT.")
 ]
-Output = Annotated[Path, typer.Argument(metavar="OUT", help="The file to write; it appears whole or not at all.")]
+Output = Annotated[Path, typer.Argument(metavar="OUT", help="File to write; it appears whole or not at all.")]
 Seed = Annotated[int, typer.Option(min=0, max=2**64 - 1, help="Seed; the same seed and inputs give the same file.")]
 SkipBad = Annotated[
     bool,

@@ -61,12 +61,12 @@ def train(
     resume: Annotated[
         str | None,
         typer.Option(
-            help="auto: continue the run in the run directory if there is one. PATH: continue from this checkpoint or "
-            "run directory; the recipe may be left out.",
+            help="auto: continue the run in the run folder if there is one. PATH: continue from this checkpoint or "
+            "run folder; the recipe may be left out.",
             metavar="auto|PATH",
         ),
     ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in the run directory.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in the run folder.")] = False,
     stage: Annotated[
         str | None,
         typer.Option(
@@ -346,7 +346,7 @@ def report(summary: Summary, run_dir: Path) -> list[str]:
 
 
 def _resumed_recipe(resume: str, overrides: list[str], run_dir: Path | None) -> tuple[Recipe, Path]:
-    """The recipe in a checkpoint, with overrides, and where to write: `run_dir`, or the run directory that the
+    """The recipe in a checkpoint, with overrides, and where to write: `run_dir`, or the run folder that the
     checkpoint lies in."""
     from nnue_trainer import config as recipes
     from nnue_trainer.training.run import checkpoint_of, load_resumed, run_folder_of

@@ -138,7 +138,7 @@ def test_a_run_is_not_overwritten_by_accident(tmp_path, data):
 
 @pytest.mark.parametrize("key", ["train", "validation"])
 def test_a_run_without_data_writes_nothing(tmp_path, data, key):
-    """A mistyped file must not leave a run directory that then blocks the corrected command."""
+    """A mistyped file must not leave a run folder that then blocks the corrected command."""
     path, run = recipe(tmp_path, data, *NETS["simple"]), tmp_path / "run"
     with pytest.raises(UserError, match=r"nope\.binpack: No such file"):
         nnue("train", "--config", path, "--run-dir", run, f"data.{key}=[nope.binpack]")
