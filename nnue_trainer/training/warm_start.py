@@ -213,9 +213,10 @@ def transfer(source: Net, tensors: Mapping[str, Tensor], model: NnueModel, where
                 stale,
             )
             matches += along
-            kept += counts[0]
+            values_kept = sum(counts[:3])  # copied, repeated or means
+            kept += values_kept
             outputs = [axis for axis in meaning.axes if isinstance(axis, Units) and axis.outputs]
-            if not counts[0] and name.endswith("weight"):
+            if not values_kept and name.endswith("weight"):
                 stale |= {key[0] for axis in outputs for key in axis.keys}
             shape = " × ".join(map(str, parameter.shape))
             table.append((name, shape, *(f"{count:,}" if count else "–" for count in counts)))

@@ -313,6 +313,25 @@ def test_a_description_may_state_larger_limits(tmp_path: Path) -> None:
         nets.build({**SMALL_SCALE, "quantisation": {"first": {"type": "i8", "limit": 200}}})
 
 
+@pytest.mark.parametrize(
+    ("source", "mirrored"), [("Chess768", {"mirror": "a-d"}), ("Chess768", "K16Q2"), ("HalfKAv2", "HalfKAv2_hm")]
+)
+def test_mirrored_features_are_means_of_both_halves(source: str, mirrored: Any, tmp_path: Path) -> None:
+    """No feature has a single source. A net that does not distinguish the halves keeps its evaluations."""
+    before = made({"kind": "layered", "inputs": source, "hidden": 32})
+    target = nets.build({"kind": "layered", "inputs": mirrored, "hidden": 32})
+    weight = before.get_parameter("feature_transformer.weight")
+    with torch.no_grad():
+        squares = weight.view(-1, 8, 8, 32)
+        squares.copy_((squares + squares.flip(2)) / 2)
+        if source != "Chess768":
+            kings = weight.view(8, 8, -1, 32)
+            kings.copy_((kings + kings.flip(1)) / 2)
+    report = "\n".join(start_from(saved(before, tmp_path / "a.safetensors"), target, print))
+    assert "features are means of several" in report
+    assert "evaluations of 104 positions: those of the source" in report
+
+
 def test_nothing_in_common(tmp_path: Path) -> None:
     words = r"simple, which has nothing in common with sfnnv5-l1-32 \(activation was screlu, is pairwise, "
     with pytest.raises(UserError, match=words) as caught:
