@@ -63,6 +63,13 @@ class WeightBound(NamedTuple):
     first_row: int = 0
     rows: int | None = None
 
+    @property
+    def end(self) -> int:
+        """The row after its last one. A scalar has one row."""
+        if self.rows is not None:
+            return self.first_row + self.rows
+        return len(self.parameter) if self.parameter.dim() else 1
+
 
 class VirtualRows(NamedTuple):
     """A range of rows of a parameter that shares virtual rows: row `first + r`, r < `rows`, belongs to virtual row
@@ -71,6 +78,11 @@ class VirtualRows(NamedTuple):
     first: int
     rows: int
     virtual: int
+
+    @property
+    def end(self) -> int:
+        """The row after its last one."""
+        return self.first + self.rows
 
 
 @dataclass(frozen=True)

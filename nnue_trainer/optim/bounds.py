@@ -14,10 +14,7 @@ class Bounds:
     """The outermost layer."""
 
     def __init__(self, bounds: Iterable[WeightBound]) -> None:
-        self._bounds: list[tuple[nn.Parameter, int, int, float, float]] = []
-        for bound in bounds:
-            rows = len(bound.parameter) - bound.first_row if bound.rows is None else bound.rows
-            self._bounds.append((bound.parameter, bound.first_row, bound.first_row + rows, bound.low, bound.high))
+        self._bounds = [(bound.parameter, bound.first_row, bound.end, bound.low, bound.high) for bound in bounds]
 
     def take(self, parameter: nn.Parameter, first: int, rows: int) -> tuple[float, float]:
         """The limits of consecutive rows of a parameter, if one bound is for all of them, and infinite ones otherwise.

@@ -6,13 +6,14 @@ import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from typing import ClassVar
 
 from pydantic import Field
 from torch import Tensor
 
-from nnue_trainer.nets.base import VirtualRows
+from nnue_trainer.nets.base import WeightBound
 from nnue_trainer.ops.capabilities import Choice
 from nnue_trainer.optim.base import OptimizerConfig, Rule, Work, check_state
 from nnue_trainer.optim.fused_optimizer import FusedOptimizer
@@ -63,11 +64,11 @@ class FusedRule(Rule):
         super().__init__(work)
         parts = [part for name in work.parameters for part in _parts(work, name, decay)]
         # A bound of some of the rows that share virtual rows is a pass over all of them in every step.
-        clipped = {part.name for part in _late_bounds(work)}
-        self.fused = FusedOptimizer(parts, rule, work.lr, max_norm, work.failed, work.late - clipped)
+        self._late = _late_bounds(work)
+        late = work.late - {part.name for part in self._late}
+        self.fused = FusedOptimizer(parts, rule, work.lr, max_norm, work.failed, late)
         self.step_count = self.fused.step_count
         self._first_average = f"{rule.averages[0]}/"
-        self._late = _late_bounds(work)
 
     def step(self) -> None:
         self.step_with(())
@@ -119,70 +120,47 @@ class FusedRule(Rule):
 def _parts(work: Work, name: str, decay: float) -> list[Part]:
     """The rows of a parameter that have virtual rows, and the others cut where their bounds change."""
     parameter, settings = work.parameters[name], work.settings.get(name, Settings())
-    decay = decay if settings.decay is None else settings.decay
-    if name in work.virtual:
-        decay = 0.0
-    ranges = sorted(work.factorised.get(name, []))
-    for part in ranges:
-        check_range(name, parameter, part)
+    decay = 0.0 if name in work.virtual else decay if settings.decay is None else settings.decay
+    part_of = partial(Part, name, parameter, rate=settings.rate, decay=decay, betas=settings.betas)
     if parameter.dim() == 0:
         low, high = limits(work, name, 0, 1)
-        return [Part(name, parameter, rate=settings.rate, decay=decay, low=low, high=high, betas=settings.betas)]
+        return [part_of(low=low, high=high)]
+    ranges = sorted(work.factorised.get(name, []))
     cuts = {0, len(parameter)}
-    for part in ranges:
-        cuts |= {part.first, part.first + part.rows}
-    for bound in work.bounds:
-        if bound.parameter is parameter:
-            end = len(parameter) if bound.rows is None else bound.first_row + bound.rows
-            cuts |= {cut for cut in (bound.first_row, end) if not any(p.first < cut < p.first + p.rows for p in ranges)}
+    for shared in ranges:
+        check_range(name, parameter, shared)
+        cuts |= {shared.first, shared.end}
+    for bound in _bounds_of(work, name):
+        ends = (bound.first_row, bound.end)
+        cuts |= {cut for cut in ends if not any(shared.first < cut < shared.end for shared in ranges)}
     found = []
     for first, end in pairwise(sorted(cuts)):
-        virtual = next((part for part in ranges if part.first == first), VirtualRows(first, end - first, 0))
+        virtual = next((shared.virtual for shared in ranges if shared.first == first), 0)
         low, high = limits(work, name, first, end)
-        found.append(
-            Part(
-                name,
-                parameter,
-                first,
-                end - first,
-                virtual.virtual,
-                settings.rate,
-                decay,
-                low=low,
-                high=high,
-                copy=work.copies.get(name),
-                virtual_name=f"{name}.virtual" if len(ranges) == 1 else f"{name}.virtual.{first}",
-                betas=settings.betas,
-            )
-        )
+        own_name = f"{name}.virtual" if len(ranges) == 1 else f"{name}.virtual.{first}"
+        copy = work.copies.get(name)
+        found.append(part_of(first, end - first, virtual, low=low, high=high, copy=copy, virtual_name=own_name))
     return found
+
+
+def _bounds_of(work: Work, name: str) -> list[WeightBound]:
+    return [bound for bound in work.bounds if bound.parameter is work.parameters[name]]
 
 
 def limits(work: Work, name: str, first: int, end: int) -> tuple[float, float]:
     """The tightest limits that hold for all of the rows [first, end)."""
-    parameter, low, high = work.parameters[name], -math.inf, math.inf
-    for bound in work.bounds:
-        if bound.parameter is not parameter:
-            continue
-        stop = end if bound.rows is None or parameter.dim() == 0 else bound.first_row + bound.rows
-        if bound.first_row <= first and end <= stop:
-            low, high = max(low, bound.low), min(high, bound.high)
-    return low, high
+    whole = [bound for bound in _bounds_of(work, name) if bound.first_row <= first and end <= bound.end]
+    return max((b.low for b in whole), default=-math.inf), min((b.high for b in whole), default=math.inf)
 
 
 def _late_bounds(work: Work) -> list[Part]:
     """Bounds of some of the rows that share virtual rows: they take a pass of their own."""
     found = []
     for name, ranges in work.factorised.items():
-        for bound in work.bounds:
-            if bound.parameter is not work.parameters[name]:
-                continue
-            stop = len(bound.parameter) if bound.rows is None else bound.first_row + bound.rows
-            for part in ranges:
-                first, end = max(part.first, bound.first_row), min(part.first + part.rows, stop)
-                if 0 < end - first < part.rows:
-                    copy = work.copies.get(name)
-                    found.append(
-                        Part(name, bound.parameter, first, end - first, low=bound.low, high=bound.high, copy=copy)
-                    )
+        for bound in _bounds_of(work, name):
+            for shared in ranges:
+                first, end = max(shared.first, bound.first_row), min(shared.end, bound.end)
+                if 0 < end - first < shared.rows:
+                    part = Part(name, bound.parameter, first, end - first, low=bound.low, high=bound.high)
+                    found.append(replace(part, copy=work.copies.get(name)))
     return found

@@ -36,6 +36,7 @@ class FusedOptimizer:
     norm_of: Callable[[Sequence[tuple[Part, Tensor]]], Tensor] | None = None
     """Numbers whose norm is that of the gradients of these parts, virtual rows included, where this process has not all
     of them; None: it has."""
+    pairs: list[tuple[Part, Moments]] = field(init=False)
     step_count: Tensor = field(init=False)
     failed: Tensor = field(init=False)
     numbers: Tensor = field(init=False)
@@ -57,7 +58,7 @@ class FusedOptimizer:
             for each in betas
         ]
         self.step_count, self.numbers = self._numbers[0].step_count, self._numbers[0].numbers
-        self._moments = [self._make_moments(part) for part in self.parts]
+        self.pairs = [(part, self._make_moments(part)) for part in self.parts]
         for numbers in self._numbers:
             numbers.constants = numbers.rule.constants(0)
         kind = HostLateRows if device.type == "cpu" else LateRows
@@ -78,16 +79,10 @@ class FusedOptimizer:
 
         rows = part.rows(weight)
         virtual = part.virtual_name or f"{part.name}.virtual"
-        if part.virtual_rows and f"{names[0]}/{virtual}" in self.state:  # the second such range of one parameter
-            virtual += f".{part.first}"
 
         def of_virtual(name: str) -> Tensor:
             if not part.virtual_rows:
                 return nothing
-            if rows.shape[0] % part.virtual_rows:
-                raise ValueError(
-                    f"{part.name}: {rows.shape[0]} rows cannot share {part.virtual_rows} virtual rows evenly"
-                )
             return self.state.setdefault(f"{name}/{virtual}", rows.new_zeros(part.virtual_rows, *rows.shape[1:]))
 
         return Moments(
@@ -107,43 +102,31 @@ class FusedOptimizer:
         """
         for late in self.late_rows.values():
             late.before_step()
-        active = [
-            (part, moments, gradient)
-            for part, moments in zip(self.parts, self._moments, strict=True)
-            if (gradient := part.gradient) is not None
-        ]
+        active = [(part, moments, gradient) for part, moments in self.pairs if (gradient := part.gradient) is not None]
         everything = math.isfinite(self.max_norm) or self.rule.stable_decay
         left_out = set() if everything else set(covered)
         guarded = [(part, gradient) for part, _, gradient in active if part.name not in left_out]
-        others, shared_by_others = [gradient for gradient, _ in also], [shared for _, shared in also]
-        looked_at = [*(gradient for _, gradient in guarded), *others]
-        shared_rows = [part.virtual_rows if everything else 0 for part, _ in guarded] + shared_by_others
+        read = [(gradient, part.virtual_rows if everything else 0) for part, gradient in guarded]
         rows = [self._marks_of(part) for part, _ in guarded] + [self._no_marks] * len(also)
         if everything and self.norm_of is not None:
-            looked_at, shared_rows, rows = [self.norm_of(guarded), *others], [0, *shared_by_others], []
+            read, rows = [(self.norm_of(guarded), 0)], []
+        read += also
         if self.rule.stable_decay:
             elements = sum(moments.weight.numel() + moments.shared[-1].numel() for _, moments, _ in active)
             for each in self._numbers:
                 each.constants = each.rule.constants(elements + sum(g.numel() + v * g[0].numel() for g, v in also))
         for each in self._numbers:
+            gradients, shared_rows = [gradient for gradient, _ in read], [shared for _, shared in read]
             fused_operators.namespace._optimizer_begin(
-                looked_at,
-                shared_rows,
-                loss.detach(),
-                self.lr,
-                each.state,
-                each.rule.number,
-                each.constants,
-                self.max_norm,
-                rows,
-            )
-            looked_at, shared_rows, rows = [self.numbers[fused_operators.NORM][None]], [0], []
+                gradients, shared_rows, loss.detach(), self.lr, each.state, each.rule.number, each.constants,
+                self.max_norm, rows,
+            )  # fmt: skip
+            read, rows = [(self.numbers[fused_operators.NORM][None], 0)], []
         # Autograd must treat a graph that was made before the step as out of date.
         torch.autograd.graph.increment_version([part.parameter for part, _, _ in active])
-        waiting = {id(part) for late in self.late_rows.values() for part, _ in late.parts}
-        active = [(part, moments, gradient) for part, moments, gradient in active if id(part) not in waiting]
+        active = [each for each in active if self._late_rows_of(each[0]) is None]
         for each in self._numbers:
-            own = [(part, moments, gradient) for part, moments, gradient in active if self.numbers_of(part) is each]
+            own = [found for found in active if self.numbers_of(found[0]) is each]
             fused_operators.namespace._optimizer_update(
                 [moments.weight for _, moments, _ in own],
                 [gradient for _, _, gradient in own],
@@ -160,10 +143,12 @@ class FusedOptimizer:
 
     def _marks_of(self, part: Part) -> Tensor:
         """uint8: the rows of the gradient that may be other than zeros; no elements: all."""
-        for late in self.late_rows.values():
-            if any(part is waiting for waiting, _ in late.parts):
-                return late.marks_of(part)
-        return self._no_marks
+        late = self._late_rows_of(part)
+        return self._no_marks if late is None else late.marks_of(part)
+
+    def _late_rows_of(self, part: Part) -> LateRows | None:
+        late = self.late_rows.get(part.name)
+        return late if late is not None and any(part is waiting for waiting, _ in late.parts) else None
 
     @property
     def _no_marks(self) -> Tensor:
@@ -171,7 +156,7 @@ class FusedOptimizer:
 
     def rows(self) -> Iterator[tuple[Part, int]]:
         """Each part, and how many tensors have its rows: the weight and its moments."""
-        for part, moments in zip(self.parts, self._moments, strict=True):
+        for part, moments in self.pairs:
             yield part, moments.tensors
 
     def numbers_of(self, part: Part) -> Numbers:
@@ -197,9 +182,9 @@ class FusedOptimizer:
         parameters hold it. They are within the limits of the parts."""
         if self.rule.kind != "schedule_free":
             return None
-        parts = [(part, m) for part, m in zip(self.parts, self._moments, strict=True) if part.name == parameter]
-        found = parts[0][0].parameter.detach().clone()
-        for part, moments in parts:
+        pairs = [(part, moments) for part, moments in self.pairs if part.name == parameter]
+        found = pairs[0][0].parameter.detach().clone()
+        for part, moments in pairs:
             beta = self.numbers_of(part).rule.betas[0]
             # With beta1 = 0 gradients are taken at z, and x is not known. OptimizerConfig excludes it.
             x = torch.lerp(moments.own[0].double(), moments.weight.double(), 1 / beta)
@@ -214,7 +199,7 @@ class FusedOptimizer:
         they hold the weight again. Writes the copies, and returns how many weights it has clipped."""
         self.settle()  # the steps until now have other bounds
         clipped = 0
-        for part, moments in zip(self.parts, self._moments, strict=True):
+        for part, moments in self.pairs:
             if part.name != name or part.copy is None:
                 continue
             copy, moments.steps = part.rows(part.copy.detach()), steps
@@ -229,7 +214,7 @@ class FusedOptimizer:
     @torch.no_grad()
     def write_copies(self) -> None:
         """Makes the copies anew, of weights that something else than a step has changed."""
-        for part, moments in zip(self.parts, self._moments, strict=True):
+        for part, moments in self.pairs:
             if part.copy is not None:
                 write_copy(moments.copy, moments.weight, moments.steps)
 
@@ -239,9 +224,7 @@ class FusedOptimizer:
         rows = part.rows(part.parameter.detach()).clamp_(part.low, part.high)
         if part.copy is None:
             return
-        steps = next(
-            moments.steps for own, moments in zip(self.parts, self._moments, strict=True) if own.name == part.name
-        )
+        steps = next(moments.steps for own, moments in self.pairs if own.name == part.name)
         copy = part.rows(part.copy.detach())
         write_copy(copy.view(torch.float16) if steps else copy, rows, steps)
 

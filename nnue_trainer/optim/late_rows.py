@@ -45,7 +45,7 @@ class LateRows:
     def __init__(self, optimizer: FusedOptimizer, name: str, window: int = DEVICE_WINDOW) -> None:
         """`window`: of rows without virtual rows."""
         self._optimizer = optimizer
-        own = [pair for pair in zip(optimizer.parts, optimizer._moments, strict=True) if pair[0].name == name]
+        own = [pair for pair in optimizer.pairs if pair[0].name == name]
         self._parameter = own[0][0].parameter
         self.parts = self._chosen(own)
         device, rows = self._parameter.device, len(self._parameter)

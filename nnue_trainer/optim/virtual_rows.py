@@ -101,7 +101,7 @@ class SharedRows:
 
 def check_range(name: str, weight: Tensor, part: VirtualRows) -> None:
     """ValueError unless the rows of the range exist and share their virtual rows evenly."""
-    if part.first < 0 or part.rows < 1 or part.first + part.rows > len(weight):
-        raise ValueError(f"{name}: rows {part.first} to {part.first + part.rows} of {len(weight)}")
+    if part.first < 0 or part.rows < 1 or part.end > len(weight):
+        raise ValueError(f"{name}: rows {part.first} to {part.end} of {len(weight)}")
     if part.virtual < 1 or part.rows % part.virtual:
         raise ValueError(f"{name}: {part.rows} rows cannot share {part.virtual} virtual rows evenly")

@@ -495,12 +495,6 @@ def test_wrong_arguments_are_named(changed: dict[str, object], message: str) -> 
         call_update(**changed)
 
 
-def test_virtual_rows_must_divide_evenly() -> None:
-    part = Part("p", parameter(5, 2, seed=1, device=torch.device("cpu")), virtual_rows=2)
-    with pytest.raises(ValueError, match="p: 5 rows cannot share 2 virtual rows evenly"):
-        optimizer([part], RULES["adamw"])
-
-
 @pytest.mark.parametrize("name", RULES)
 def test_emulated_kernels(emulator: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """The CUDA kernels without a GPU: the reference's weights, and equal bits with another schedule."""
