@@ -11,7 +11,7 @@ import logging
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,9 @@ from torch import Tensor, nn
 from nnue_trainer.data.batch import Batch
 from nnue_trainer.ops import perspectives
 from nnue_trainer.ops.perspectives import Description, FusedCall, Parameters, PerspectivePlan, Rows
+
+if TYPE_CHECKING:
+    from nnue_trainer.optim.late_rows import LateRows
 
 Activation = Literal["crelu", "screlu", "pairwise"]
 
@@ -35,18 +38,10 @@ def _say_unfused(num_outputs: int, device: str) -> None:
     )
 
 
-class LateWeight(Protocol):
-    """Brings rows of a weight up to date when they are needed: `nnue_trainer.optim.late_rows.LateRows`."""
-
-    def catch_up(self, white: Tensor, black: Tensor) -> bool: ...
-
-    def settle(self, *, gradient: bool = False) -> None: ...
-
-
 class _LateParameters(dict[str, "nn.Parameter | None"]):
     """Parameters of a module whose rows are brought up to date before anybody gets hold of them."""
 
-    def __init__(self, parameters: dict[str, nn.Parameter | None], late: LateWeight) -> None:
+    def __init__(self, parameters: dict[str, nn.Parameter | None], late: LateRows) -> None:
         super().__init__(parameters)
         self._late = late
 
@@ -233,9 +228,9 @@ class PerspectiveTransformer(nn.Module):
     # `module.weight`, `parameters()`, `state_dict()` and all the others. While rows may be behind, that is a dictionary
     # which brings them up to date.
 
-    _late: LateWeight | None = None
+    _late: LateRows | None = None
 
-    def update_late(self, late: LateWeight | None) -> None:
+    def update_late(self, late: LateRows | None) -> None:
         """From now on `late` brings the rows up to date before the weight is read; None: nothing has to."""
         if self._late is not None:
             self._late.settle()
@@ -273,13 +268,11 @@ class PerspectiveTransformer(nn.Module):
 
     def extra_repr(self) -> str:
         num_features, num_outputs = self.weight.shape
-        parts = [f"num_features={num_features}, num_outputs={num_outputs}, activation={self.activation!r}"]
-        if self.psqt is not None:
-            parts.append(f"psqt_buckets={self.psqt.shape[1]}")
-        if self.product_scale != 1.0:
-            parts.append(f"product_scale={self.product_scale:g}")
-        if self.bucket_size is not None:
-            parts.append(f"bucket_size={self.bucket_size}")
-        if self.num_bucketed is not None:
-            parts.append(f"num_bucketed={self.num_bucketed}")
-        return ", ".join(parts)
+        shown = {
+            "psqt_buckets": None if self.psqt is None else self.psqt.shape[1],
+            "product_scale": None if self.product_scale == 1.0 else f"{self.product_scale:g}",
+            "bucket_size": self.bucket_size,
+            "num_bucketed": self.num_bucketed,
+        }
+        first = f"num_features={num_features}, num_outputs={num_outputs}, activation={self.activation!r}"
+        return ", ".join([first, *(f"{name}={value}" for name, value in shown.items() if value is not None)])

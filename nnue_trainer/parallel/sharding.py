@@ -24,6 +24,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from nnue_trainer.data.batch import Batch
 from nnue_trainer.errors import UserError
@@ -288,24 +289,21 @@ class ShardedColumns(Unsharded):
         optimizer.take_norm(self._norm)
 
     def whole(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        found: dict[str, Tensor] = {}
+        found = dict(tensors)
         for name, tensor in tensors.items():
-            split = self._split_of(name)
-            if split is None or not split.is_part(tensor, self.ranks.rank):
-                found[name] = tensor
-                continue
-            parts = self.ranks.gather(split.padded(tensor.detach(), self.ranks.rank))
-            # Each tensor is moved to the host immediately, so that the device never holds all of them.
-            found[name] = tensor if parts is None else split.join([part.cpu() for part in parts])
+            if (split := self._split_of(name)) is not None and split.is_part(tensor, self.ranks.rank):
+                parts = self.ranks.gather(split.padded(tensor.detach(), self.ranks.rank))
+                # Each tensor is moved to the host immediately, so that the device never holds all of them.
+                found[name] = tensor if parts is None else split.join([part.cpu() for part in parts])
         return found
 
     def own(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         rank = self.ranks.rank
-        splits = {name: self._split_of(name) for name in tensors}
-        return {
-            name: tensor if (split := splits[name]) is None or not split.is_of(tensor) else split.take(tensor, rank)
-            for name, tensor in tensors.items()
-        }
+        found = dict(tensors)
+        for name, tensor in tensors.items():
+            if (split := self._split_of(name)) is not None and split.is_of(tensor):
+                found[name] = split.take(tensor, rank)
+        return found
 
     def figures(self, figures: dict[str, float]) -> dict[str, float]:
         every = self.ranks.all_gather(torch.tensor(list(figures.values()), dtype=torch.float64))
@@ -328,9 +326,7 @@ class ShardedColumns(Unsharded):
 
     def _padded(self, rows: Tensor, size: int) -> Tensor:
         """`rows` with rows of zeros behind them, `size` rows in all."""
-        if len(rows) == size:
-            return rows
-        return torch.cat([rows, rows.new_zeros(size - len(rows), *rows.shape[1:])])
+        return rows if len(rows) == size else F.pad(rows, [0, 0] * (rows.dim() - 1) + [0, size - len(rows)])
 
     def _norm(self, guarded: Sequence[tuple[Part, Tensor]]) -> Tensor:
         """Numbers, fp32, whose norm is the norm of all gradients of all ranks, including those of virtual rows. They

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 # The fused kernels of the feature transformer need a multiple of 16 columns; a larger power of two suits them better.
 _UNITS = (64, 32, 16, 8, 4, 2, 1)
@@ -64,10 +65,8 @@ class Split:
         if self.width(rank) == self.widest:
             return part
         apart = self._apart(part)
-        shape = list(apart.shape)
-        shape[self.dim + 1] = self.widest
-        padded = apart.new_zeros(shape)
-        padded.narrow(self.dim + 1, 0, self.width(rank)).copy_(apart)
+        behind = [0, 0] * (apart.dim() - self.dim - 2)
+        padded = F.pad(apart, [*behind, 0, self.widest - self.width(rank)])
         return padded.flatten(self.dim, self.dim + 1)
 
     def join(self, parts: Sequence[Tensor]) -> Tensor:

@@ -119,7 +119,7 @@ class DeviceBatches:
             if self._expander is not None:
                 self._expander.spare = getattr(self._source, "spare", 0)
         if self._stream is None:
-            return self._announced(self._to_device(self._wanted(next(self._iterator))))
+            return self._announced(self._made(self._wanted(next(self._iterator))))
         batch = self._ahead or self._fetch(self._iterator, self._stream)
         compute = torch.cuda.current_stream(self._device)
         self._done.append(compute.record_event())
@@ -192,17 +192,25 @@ class DeviceBatches:
         return batch
 
     def _made(self, fresh: Batch | Tensor) -> Batch:
-        """A batch on the device, with all that is prepared of it."""
-        expander = self._expander
+        """A batch on the device; on CUDA with all that is prepared of it."""
+        span, expander = self._span(fresh), self._expander
+        if isinstance(fresh, Batch):
+            return self._kept(self._prepared(self._joined(fresh, span)))
+        if expander is None:
+            raise TypeError("DeviceBatches: the source gives packed records, so `features` must name a feature set")
+        records, batch = expander.load(fresh, span.begin, span.of)
+
+        def expanded() -> Batch:
+            if span.ranks is not None:
+                span.ranks.complete([records])
+            return self._prepared(expander.expand(records, batch))
+
         # Records that are on the device already are not copied to where a graph reads them.
-        if self._recorder is None or expander is None or isinstance(fresh, Batch) or fresh.device == self._device:
-            return self._kept(self._prepared(self._to_device(fresh)))
-        records, batch, span = self._loaded(expander, fresh)
-        if batch.buffer is None:
-            return self._prepared(self._expanded(expander, records, batch, span))
+        if self._recorder is None or batch.buffer is None or fresh.device == self._device:
+            return self._kept(expanded())
         # A larger batch moves the buffers, a smaller one is a part of them.
         key, settled = (batch.buffer, len(batch), batch.white.data_ptr()), self._recorder.settled
-        made = self._recorder(key, lambda: self._prepared(self._expanded(expander, records, batch, span)))
+        made = self._recorder(key, expanded)
         return made if settled else self._kept(made)
 
     def _wanted(self, fresh: Batch | Tensor) -> Batch | Tensor:
@@ -215,20 +223,8 @@ class DeviceBatches:
             return _Span(0, len(wanted), None)
         return _Span(ranks.rank * len(wanted), ranks.size * len(wanted), ranks)
 
-    def _loaded(self, expander: Expander, fresh: Tensor) -> tuple[Tensor, Batch, _Span]:
-        """What `Expander.load` makes of this process's records, and where they are in the batch."""
-        span = self._span(fresh)
-        return *expander.load(fresh, span.begin, span.of), span
-
-    def _expanded(self, expander: Expander, records: Tensor, batch: Batch, span: _Span) -> Batch:
-        """What `expander` makes of the records that it has loaded, once the other processes' are there as well."""
-        if span.ranks is not None:
-            span.ranks.complete([records])
-        return expander.expand(records, batch)
-
-    def _joined(self, fresh: Batch) -> Batch:
+    def _joined(self, fresh: Batch, span: _Span) -> Batch:
         """The whole batch, on the device."""
-        span = self._span(fresh)
         if span.ranks is None:
             return fresh if self._device.type == "cpu" else fresh.to(self._device, non_blocking=True)
         whole = Batch.allocate(span.of, fresh.white.shape[1], device=self._device)
@@ -239,7 +235,7 @@ class DeviceBatches:
         return whole
 
     def _prepared(self, batch: Batch) -> Batch:
-        if self._prepare is None:
+        if self._prepare is None or self._stream is None:
             return batch
         before = None
         if self._expander is not None and not self._expander.check_records:
@@ -252,7 +248,7 @@ class DeviceBatches:
 
     def _kept(self, batch: Batch) -> Batch:
         """The batch with its plans in the memory of its buffer's first plans: a recorded step reads fixed addresses."""
-        if batch.buffer is None:
+        if batch.buffer is None or self._stream is None:
             return batch
         kept = self._plans.get(batch.buffer, ())
         if [(id(plan.white), plan.data.shape) for plan in kept] != [
@@ -263,13 +259,6 @@ class DeviceBatches:
         # `copy_` gives the tensor that it writes to.
         moved = (new._replace(data=old.data.copy_(new.data)) for old, new in zip(kept, batch.plans, strict=True))
         return replace(batch, plans=tuple(moved))
-
-    def _to_device(self, fresh: Batch | Tensor) -> Batch:
-        if isinstance(fresh, Batch):
-            return self._joined(fresh)
-        if self._expander is None:
-            raise TypeError("DeviceBatches: the source gives packed records, so `features` must name a feature set")
-        return self._expanded(self._expander, *self._loaded(self._expander, fresh))
 
 
 def allocations(batch: Batch) -> list[Tensor]:
