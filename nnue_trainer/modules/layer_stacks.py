@@ -20,14 +20,13 @@ from typing import Any, NamedTuple, get_args
 import torch
 from torch import Tensor, nn
 
-from nnue_trainer import ops
 from nnue_trainer.data.batch import Batch
 from nnue_trainer.losses.base import Loss, LossKernel, mean
 from nnue_trainer.modules.stacked_linear import StackedLinear, stacked_linear
-from nnue_trainer.ops import capabilities, reference
-from nnue_trainer.ops._derivatives import differentiable
+from nnue_trainer.modules.straight_through import cut
+from nnue_trainer.ops import _registration, capabilities, reference
 from nnue_trainer.ops.capabilities import Mode
-from nnue_trainer.ops.perspectives import FusedCall, Kept, number_of
+from nnue_trainer.ops.perspectives import FusedCall, Kept, differentiable, number_of
 from nnue_trainer.ops.reference import LayerActivation
 
 _ACTIVATIONS: tuple[LayerActivation, ...] = get_args(LayerActivation)
@@ -100,10 +99,6 @@ class Integers:
     x_scale: float = 1.0
     psqt_scale: float = 1.0
     square: float = 0.0
-
-    def numbers(self) -> list[float]:
-        """As `_layer_stacks_describe` takes it."""
-        return [float(number) for number in dataclasses.astuple(self)]
 
 
 class FirstOutputs(NamedTuple):
@@ -234,7 +229,7 @@ class LayerStacks:
         layers = [layer.numbers() for layer in self.hidden]
         hidden = tuple(number for ints, _ in layers for number in ints)
         constants = tuple(number for _, floats in layers for number in floats)
-        integers = () if self.integers is None else tuple(self.integers.numbers())
+        integers = () if self.integers is None else tuple(map(float, dataclasses.astuple(self.integers)))
         return self.inputs, self.stacks, hidden, constants, integers
 
     @property
@@ -601,12 +596,7 @@ def _joined_gradients(gradients: Sequence[Tensor]) -> Tensor:
 
 def _cut_gradients(flat: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
     """Those of all parameters but the first, each of which begins at a multiple of 4."""
-    gradients, begin = [], 0
-    for parameter in parameters[1:]:
-        gradients.append(flat[begin : begin + parameter.numel()].view(parameter.shape))
-        begin += -(-parameter.numel() // 4) * 4
-    return gradients
+    return cut(flat, parameters[1:], 4)
 
 
-if ops._libraries.cuda_error is not None:
-    torch.library.impl("nnue::_stack_order", "CUDA", ops._no_cuda)
+_registration.refuse_cuda("nnue::_stack_order")

@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nnue_trainer import ops
-from nnue_trainer.ops import _derivatives, capabilities, reference
+from nnue_trainer.ops import _registration, capabilities, reference
 
 FORWARD = "nnue::_stacked_linear_forward"
 BACKWARD = "nnue::_stacked_linear_backward"
@@ -77,5 +76,5 @@ def _backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
 
 
 _INSTEAD = "use nnue_trainer.modules.StackedLinear, which calls others there"
-ops.register_fakes({FORWARD: _forward_fake, BACKWARD: _backward_fake})
-_derivatives.register_reverse_mode(FORWARD, BACKWARD, _backward, setup_context=_setup_context, instead=_INSTEAD)
+_registration.register_fakes({FORWARD: _forward_fake, BACKWARD: _backward_fake})
+_registration.register_reverse_mode(FORWARD, BACKWARD, _backward, setup_context=_setup_context, instead=_INSTEAD)

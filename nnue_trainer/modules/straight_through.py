@@ -7,6 +7,7 @@ them. Nothing waits for the device, and everything can be compiled and recorded 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
@@ -15,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from nnue_trainer import ops
 from nnue_trainer.modules.stacked_linear import stacked_linear
+from nnue_trainer.ops import _registration
 
 Rule = Literal["floor", "trunc", "round"]
 
@@ -70,7 +71,7 @@ class _Together(torch.autograd.Function):
     @staticmethod
     def forward(clipped: bool, words: _Words, *parameters: Tensor) -> tuple[Tensor, ...]:
         flat = _operators._to_integers(parameters, *words)
-        return tuple(_views(flat, parameters))
+        return tuple(cut(flat, parameters))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -85,7 +86,7 @@ class _Together(torch.autograd.Function):
             return None, None, *grads
         parameters = ctx.saved_tensors
         flat = _operators._to_integers_backward(grads, parameters, *ctx.words)
-        return None, None, *_views(flat, parameters)
+        return None, None, *cut(flat, parameters)
 
 
 class _Words(NamedTuple):
@@ -106,12 +107,14 @@ def _words(parameters: Sequence[Tensor], tables: Sequence[Sequence[Steps]]) -> _
     return words
 
 
-def _views(flat: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
-    views, begin = [], 0
-    for parameter in parameters:
-        views.append(flat[begin : begin + parameter.numel()].view(parameter.shape))
-        begin += -(-parameter.numel() // _ALIGNMENT) * _ALIGNMENT
-    return views
+def _padded(tensor: Tensor, multiple: int) -> int:
+    return -(-tensor.numel() // multiple) * multiple
+
+
+def cut(flat: Tensor, tensors: Sequence[Tensor], multiple: int = _ALIGNMENT) -> list[Tensor]:
+    """Views of `flat` with the shapes of these tensors, each of which begins at a multiple of `multiple`."""
+    begins = itertools.accumulate((_padded(tensor, multiple) for tensor in tensors), initial=0)
+    return [flat[i : i + each.numel()].view(each.shape) for i, each in zip(begins, tensors, strict=False)]
 
 
 def integer_parameters(
@@ -182,7 +185,7 @@ def integer_stacked_linear(x: Tensor, bucket: Tensor, weight: Tensor, bias: Tens
 
 
 def _forward_fake(parameters: list[Tensor], ranges: list[int], scales: list[float], limits: list[int]) -> Tensor:
-    return parameters[0].new_empty(sum(-(-p.numel() // _ALIGNMENT) * _ALIGNMENT for p in parameters))
+    return parameters[0].new_empty(sum(_padded(parameter, _ALIGNMENT) for parameter in parameters))
 
 
 def _backward_fake(
@@ -191,4 +194,4 @@ def _backward_fake(
     return _forward_fake(parameters, ranges, scales, limits)
 
 
-ops.register_fakes({"nnue::_to_integers": _forward_fake, "nnue::_to_integers_backward": _backward_fake})
+_registration.register_fakes({"nnue::_to_integers": _forward_fake, "nnue::_to_integers_backward": _backward_fake})

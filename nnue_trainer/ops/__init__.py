@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 import torch
@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from nnue_trainer.base import _library
-from nnue_trainer.ops import _derivatives, _enumerations
+from nnue_trainer.ops import _enumerations, _registration
 
 if TYPE_CHECKING:
     from nnue_trainer.ops import functional, perspectives
@@ -142,22 +142,9 @@ _EXPANDED_DTYPES = (
 )
 
 
-def _no_cuda(*args: Any, **kwargs: Any) -> Any:
-    raise RuntimeError(
-        f"nnue: found a CUDA tensor, but the CUDA operator library is not available: {_libraries.cuda_error}"
-    )
-
-
-def register_fakes(fakes: Mapping[str, Callable[..., Any]]) -> None:
-    """Registers the fake kernels of operators "nnue::…", and where there is no CUDA library an error for CUDA tensors
-    that names the reason."""
-    for name, fake in fakes.items():
-        torch.library.register_fake(name, fake)
-        if _libraries.cuda_error is not None:
-            torch.library.impl(name, "CUDA", _no_cuda)
-
-
-register_fakes({FORWARD: _forward_fake, BACKWARD: _backward_fake, EXPAND: _expand_fake, EXPAND_INTO: _expand_into_fake})
+_registration.register_fakes(
+    {FORWARD: _forward_fake, BACKWARD: _backward_fake, EXPAND: _expand_fake, EXPAND_INTO: _expand_into_fake}
+)
 
 
 # ---- autograd -----------------------------------------------------------------------------------------------------
@@ -191,10 +178,6 @@ def _backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
         grad_bias if needs_bias else None,
         None,
     )
-
-
-def _double_backward(ctx: Any, *grads: Tensor) -> None:
-    raise RuntimeError(f"{BACKWARD}: it has no derivative of its own (double backward); found create_graph=True")
 
 
 def _forward_tangent(op: Any, primals: tuple[Any, ...], tangents: tuple[Tensor | None, ...]) -> Any:
@@ -233,7 +216,7 @@ def _backward_tangent(
     return tuple(sum(column[1:], column[0]) if column else None for column in terms)
 
 
-_forward_one_by_one = _derivatives.one_by_one(FORWARD)
+_forward_one_by_one = _registration.one_by_one(FORWARD)
 
 
 def _forward_vmap(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[Tensor, int]:
@@ -252,13 +235,13 @@ def _forward_vmap(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -
     return out.view(info.batch_size, len(out) // info.batch_size, out.shape[1]), 0
 
 
-_derivatives.register_autograd(FORWARD, _backward, setup_context=_setup_context, forward_mode=_forward_tangent)
-_derivatives.register_autograd(BACKWARD, _double_backward, forward_mode=_backward_tangent)
-_derivatives.register_vmap(FORWARD, _forward_vmap)
-_derivatives.register_vmap(BACKWARD)
-_derivatives.register_vmap(EXPAND)
-_derivatives.register_vmap(
-    EXPAND_INTO, _derivatives.refuse(EXPAND_INTO, "vmap", "call ops.expand_features, which returns new tensors")
+_registration.register_autograd(FORWARD, _backward, setup_context=_setup_context, forward_mode=_forward_tangent)
+_registration.register_autograd(BACKWARD, _registration.no_double_backward(BACKWARD), forward_mode=_backward_tangent)
+_registration.register_vmap(FORWARD, _forward_vmap)
+_registration.register_vmap(BACKWARD)
+_registration.register_vmap(EXPAND)
+_registration.register_vmap(
+    EXPAND_INTO, _registration.refuse(EXPAND_INTO, "vmap", "call ops.expand_features, which returns new tensors")
 )
 
 # Autocast runs the operator in float32: casting the whole weight in each step would cost more than 16-bit rows save.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 from operator import index
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast, get_args
 
@@ -16,7 +17,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from nnue_trainer.base import _library
 from nnue_trainer.errors import UserError, quoted
-from nnue_trainer.ops import _derivatives, _enumerations
+from nnue_trainer.ops import _enumerations, _registration
 
 if TYPE_CHECKING:
     from nnue_trainer.modules.layer_stacks import LayerStacks
@@ -95,13 +96,14 @@ def _described(device: int) -> Machine:
 
 def mode_of(*tensors: Tensor | None) -> Mode:
     """How torch runs a call on these tensors, the first of which is one: enum Mode of the table."""
-    if _derivatives.in_transform():
+    if torch._C._are_functorch_transforms_active():
         return "transformed"
-    if _derivatives.in_onnx_export():
+    onnx: Any = sys.modules.get("torch.onnx")  # not imported here, which takes a second: an export has it
+    if onnx is not None and onnx.is_in_onnx_export():
         return "onnx"
     if torch.compiler.is_compiling():  # the compiler cannot read tangents; the operators refuse them
         return "compiled"
-    if any(_derivatives.has_tangent(t) for t in tensors if t is not None):
+    if any(_registration.has_tangent(t) for t in tensors if t is not None):
         return "transformed"
     first = tensors[0]
     assert first is not None

@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from nnue_trainer import ops
 from nnue_trainer.base._library import as_text
-from nnue_trainer.ops import _derivatives, capabilities, reference
+from nnue_trainer.ops import _registration, capabilities, reference
 from nnue_trainer.ops.capabilities import Kernels, set_cuda_kernels
 from nnue_trainer.ops.reference import ACTIVATIONS, Activation
 
@@ -93,14 +93,10 @@ def _fakes(namespace: str, as_on_cuda: Callable[[torch.device], bool]) -> dict[s
         white, (num_features, num_outputs) = batch[0], weight.shape
         positions = white.shape[0]
         width = num_outputs if activation == _PAIRWISE else 2 * num_outputs
-        saved_rows, saved_dtype = 0, torch.float32
-        on_cuda = as_on_cuda(weight.device)
+        saved_rows, on_cuda = 0, as_on_cuda(weight.device)
         if save and activation != _IDENTITY:
-            saved_rows = 2 * positions
-            if on_cuda:
-                saved_rows = _size("slots", namespace, white, num_features, layout)
-        if on_cuda and weight.dtype != torch.float32:
-            saved_dtype = torch.float16
+            saved_rows = _size("slots", namespace, white, num_features, layout) if on_cuda else 2 * positions
+        saved_dtype = torch.float16 if on_cuda and weight.dtype != torch.float32 else torch.float32
         return (
             weight.new_empty((positions, width), dtype=output_dtype),
             weight.new_empty((0 if psqt is None else positions,), dtype=torch.float32),
@@ -139,7 +135,7 @@ def _fake_backward_rows(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor
     return weight.new_empty(rows, dtype=torch.int64), weight.new_empty(rows, weight.shape[1]), bias, psqt
 
 
-ops.register_fakes(_FAKES | {BACKWARD_ROWS: _fake_backward_rows})
+_registration.register_fakes(_FAKES | {BACKWARD_ROWS: _fake_backward_rows})
 
 
 class Kept(NamedTuple):
@@ -198,8 +194,8 @@ def _backward(ctx: Any, grad: Tensor | None, grad_psqt: Tensor | None, *_: Tenso
 
 
 _INSTEAD = "call nnue_trainer.ops.perspectives.perspective_transformer, which uses others there"
-_derivatives.register_reverse_mode(FORWARD, BACKWARD, _backward, setup_context=_setup_context, instead=_INSTEAD)
-_derivatives.register_vmap(PLAN, _derivatives.refuse(PLAN, "vmap", _INSTEAD))
+_registration.register_reverse_mode(FORWARD, BACKWARD, _backward, setup_context=_setup_context, instead=_INSTEAD)
+_registration.register_vmap(PLAN, _registration.refuse(PLAN, "vmap", _INSTEAD))
 
 
 # ---- public functions -----------------------------------------------------------------------------------------------
@@ -302,15 +298,18 @@ def perspective_plan(
     return PerspectivePlan(data, white, black, black_to_move, *constants, kernels)
 
 
+def _wrong(argument: str, found: object, expected: object) -> ValueError:
+    return ValueError(f"perspective_transformer: {argument}: found {found}, expected {expected}")
+
+
 def _check_plan(plan: PerspectivePlan, batch: tuple[Tensor, Tensor, Tensor], constants: tuple[Any, ...]) -> None:
-    op = "perspective_transformer: plan"
     for name, own, given in zip(("white", "black", "black_to_move"), plan[1:4], batch, strict=True):
         if own is not given:
-            raise ValueError(f"{op}: found the plan of another tensor `{name}`, expected that of this batch")
+            raise _wrong("plan", f"the plan of another tensor `{name}`", "that of this batch")
     names = ("num_features", "bucket_size", "num_bucketed", "weight_dtype")
     for name, made, wanted in zip(names, plan._constants, constants, strict=True):
         if made != wanted:
-            raise ValueError(f"{op}: found a plan for {name} = {made}, expected {wanted}")
+            raise _wrong("plan", f"a plan for {name} = {made}", wanted)
 
 
 class FusedCall(NamedTuple):
@@ -444,9 +443,7 @@ class Description(NamedTuple):
         if call is not None:
             return run_fused(call, sparse_grad=sparse_grad, psqt_apart=psqt_apart)
 
-        def row_sums(indices: Tensor, table: Tensor, bias: Tensor, values: Tensor | None) -> Tensor:
-            return ops.feature_transformer_forward(indices, table, bias, values, deterministic)
-
+        row_sums = functools.partial(ops.feature_transformer_forward, deterministic=deterministic)
         weight, bias, psqt, _ = parameters
         return reference.perspective_transformer(
             (ops.index_rows(rows.white), ops.index_rows(rows.black), rows.black_to_move), weight, bias,
@@ -463,23 +460,18 @@ def _check_arguments(
     psqt: Tensor | None,
     psqt_bucket: Tensor | None,
 ) -> None:
+    num_features, num_outputs = weight.shape
     if activation not in ACTIVATIONS:
-        raise ValueError(
-            f"perspective_transformer: activation: found {activation!r}, expected one of {', '.join(ACTIVATIONS)}"
-        )
-    if activation == "pairwise" and weight.shape[1] % 2:
-        raise ValueError(
-            f"perspective_transformer: weight: found N = {weight.shape[1]}, expected an even N for pairwise"
-        )
+        raise _wrong("activation", repr(activation), f"one of {', '.join(ACTIVATIONS)}")
+    if activation == "pairwise" and num_outputs % 2:
+        raise _wrong("weight", f"N = {num_outputs}", "an even N for pairwise")
     if not bound > 0:
-        raise ValueError(f"perspective_transformer: bound: found {bound}, expected a positive number")
+        raise _wrong("bound", bound, "a positive number")
     if (psqt is None) != (psqt_bucket is None):
         found, missing = ("psqt", "psqt_bucket") if psqt_bucket is None else ("psqt_bucket", "psqt")
-        raise ValueError(f"perspective_transformer: {missing}: found none, expected a tensor, since there is {found}")
-    if not 0 <= num_bucketed <= weight.shape[0]:
-        raise ValueError(
-            f"perspective_transformer: num_bucketed: found {num_bucketed}, expected 0 to F = {weight.shape[0]}"
-        )
+        raise _wrong(missing, "none", f"a tensor, since there is {found}")
+    if not 0 <= num_bucketed <= num_features:
+        raise _wrong("num_bucketed", num_bucketed, f"0 to F = {num_features}")
 
 
 class _Options(TypedDict, total=False):
@@ -579,6 +571,29 @@ def perspective_transformer(
     return out if psqt_out is None else (out, psqt_out)
 
 
+class _Differentiable(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, run: Callable[[Sequence[bool]], Any], *tensors: Tensor | None) -> Any:
+        output, saved, ctx.formula = run(ctx.needs_input_grad[1:])
+        ctx.save_for_backward(*saved)
+        ctx.set_materialize_grads(False)
+        return output
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        if all(grad is None for grad in grads):
+            return (None,) * len(ctx.needs_input_grad)
+        return None, *ctx.formula(ctx.saved_tensors, *grads)
+
+
+def differentiable(run: Callable[[Sequence[bool]], Any], *tensors: Tensor | None) -> Any:
+    """What `run` computes, with a derivative by `tensors`. It is called with which of these need a gradient, and gives
+    the output or outputs, tensors to be saved, and a formula: (what was saved, gradient of each output, None for one
+    that is not used) → gradients of `tensors`. The formula may hold outputs only among the tensors that are saved."""
+    return _Differentiable.apply(run, *tensors)  # type: ignore[no-untyped-call]
+
+
 def run_fused(call: FusedCall, *, sparse_grad: bool = False, psqt_apart: bool = False) -> tuple[Tensor, Tensor | None]:
     """`Description.outputs` of a call."""
     saves = torch.is_grad_enabled() and any(
@@ -607,7 +622,7 @@ def run_fused(call: FusedCall, *, sparse_grad: bool = False, psqt_apart: bool = 
 
         return (out, psqt_out), (saved, *call.batch), backward
 
-    out, psqt_out = _derivatives.differentiable(run, call.trained, call.bias, call.psqt)
+    out, psqt_out = differentiable(run, call.trained, call.bias, call.psqt)
     return out, None if call.psqt is None else psqt_out
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import torch
 
-from nnue_trainer import ops
+from nnue_trainer.ops import _registration
 
 namespace = torch.ops.nnue
 """Where all calls of these operators find them; tests put the emulated ones here."""
@@ -30,4 +30,4 @@ def _nothing(*args: object, **kwargs: object) -> None:
     """Fake kernels: the operators only write what they were given."""
 
 
-ops.register_fakes({f"nnue::_optimizer_{name}": _nothing for name in _NAMES})
+_registration.register_fakes({f"nnue::_optimizer_{name}": _nothing for name in _NAMES})

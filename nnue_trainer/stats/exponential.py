@@ -14,7 +14,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from nnue_trainer.ops import _enumerations, _plain_operators
+from nnue_trainer.ops import _enumerations, _registration
 
 EWM = "nnue::ewm"
 
@@ -107,4 +107,4 @@ def _like_x(x: Tensor, *args: object, **kwargs: object) -> Tensor:
     return torch.empty(x.shape, dtype=x.dtype, device=x.device)
 
 
-_plain_operators.register(EWM, _like_x)
+_registration.register_plain(EWM, _like_x)

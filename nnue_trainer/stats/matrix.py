@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from nnue_trainer.ops import _plain_operators
+from nnue_trainer.ops import _registration
 
 __all__ = ["Norms", "norm", "norms", "permuted", "transpose"]
 
@@ -96,5 +96,5 @@ def _nothing(*args: object, **kwargs: object) -> None:
     """Fake kernel: the operator only writes what it was given."""
 
 
-_plain_operators.register(TRANSPOSE, _transposed)
-_plain_operators.register(NORMS, _nothing, writes=True)
+_registration.register_plain(TRANSPOSE, _transposed)
+_registration.register_plain(NORMS, _nothing, writes=True)

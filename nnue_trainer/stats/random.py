@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nnue_trainer.ops import _enumerations, _plain_operators
+from nnue_trainer.ops import _enumerations, _registration
 
 __all__ = ["Philox"]
 
@@ -115,4 +115,4 @@ def _nothing(*args: object, **kwargs: object) -> None:
     """Fake kernel: the operator only writes what it was given."""
 
 
-_plain_operators.register(FILL, _nothing, writes=True)
+_registration.register_plain(FILL, _nothing, writes=True)

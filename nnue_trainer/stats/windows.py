@@ -16,7 +16,7 @@ from typing import Any, Literal, cast, get_args
 import torch
 from torch import Tensor
 
-from nnue_trainer.ops import _enumerations, _plain_operators
+from nnue_trainer.ops import _enumerations, _registration
 from nnue_trainer.stats import window_function
 
 ROLLING = "nnue::rolling"
@@ -169,5 +169,5 @@ def _like_x(x: Tensor, *args: object, **kwargs: object) -> Tensor:
     return torch.empty(x.shape, dtype=x.dtype, device=x.device)
 
 
-_plain_operators.register(ROLLING, _like_x)
-_plain_operators.register(QUANTILE, _like_x)
+_registration.register_plain(ROLLING, _like_x)
+_registration.register_plain(QUANTILE, _like_x)

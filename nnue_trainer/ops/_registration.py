@@ -1,4 +1,4 @@
-"""How an operator of `torch.ops.nnue` takes part in torch's transforms: reverse mode, forward mode, torch.func, vmap.
+"""Registers all of an operator of `torch.ops.nnue` but its kernels: the fake kernel, reverse and forward mode, vmap.
 
 `torch.library.register_autograd` supports reverse mode only: it silently drops the tangents of forward mode, and
 torch.func refuses its functions. So the operators register their own Autograd kernel here. An operator that has no
@@ -7,8 +7,7 @@ formula for a transform raises an error that names what to call instead.
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -18,6 +17,8 @@ from torch.autograd import forward_ad
 from torch.autograd.forward_ad import _set_fwd_grad_enabled
 from torch.autograd.function import _SingleLevelFunction
 
+from nnue_trainer.base import _library
+
 # (operator, its arguments without tangents, their tangents or None) → tangents of the outputs
 ForwardMode = Callable[[Any, tuple[Any, ...], tuple[Tensor | None, ...]], Any]
 
@@ -26,11 +27,6 @@ ForwardMode = Callable[[Any, tuple[Any, ...], tuple[Tensor | None, ...]], Any]
 _LEVEL = 0
 
 _libraries: list[torch.library.Library] = []  # the registrations live as long as these objects
-
-
-def in_transform() -> bool:
-    """Whether a transform of torch.func (grad, vjp, jvp, vmap, …) is running."""
-    return bool(torch._C._are_functorch_transforms_active())
 
 
 def _unpack(tensor: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -43,33 +39,22 @@ def has_tangent(tensor: Tensor) -> bool:
     return _unpack(tensor)[1] is not None
 
 
-def in_onnx_export() -> bool:
-    """Whether torch.onnx records a call. Without the import of torch.onnx, which takes a second: who exports has it."""
-    onnx: Any = sys.modules.get("torch.onnx")
-    return onnx is not None and bool(onnx.is_in_onnx_export())
+def refuse_cuda(name: str) -> None:
+    """Where there is no CUDA library, registers an error for CUDA tensors that names the reason."""
+    reason = _library.load().cuda_error
+
+    def refused(*_: Any, **__: Any) -> Any:
+        raise RuntimeError(f"nnue: found a CUDA tensor, but the CUDA operator library is not available: {reason}")
+
+    if reason is not None:
+        torch.library.impl(name, "CUDA", refused)
 
 
-class _Differentiable(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, run: Callable[[Sequence[bool]], Any], *tensors: Tensor | None) -> Any:
-        output, saved, ctx.formula = run(ctx.needs_input_grad[1:])
-        ctx.save_for_backward(*saved)
-        ctx.set_materialize_grads(False)
-        return output
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        if all(grad is None for grad in grads):
-            return (None,) * len(ctx.needs_input_grad)
-        return None, *ctx.formula(ctx.saved_tensors, *grads)
-
-
-def differentiable(run: Callable[[Sequence[bool]], Any], *tensors: Tensor | None) -> Any:
-    """What `run` computes, with a derivative by `tensors`. It is called with which of these need a gradient, and gives
-    the output or outputs, tensors to be saved, and a formula: (what was saved, gradient of each output, None for one
-    that is not used) → gradients of `tensors`. The formula may hold outputs only among the tensors that are saved."""
-    return _Differentiable.apply(run, *tensors)  # type: ignore[no-untyped-call]
+def register_fakes(fakes: Mapping[str, Callable[..., Any]]) -> None:
+    """Registers the fake kernels of operators "nnue::…", and calls `refuse_cuda` for each."""
+    for name, fake in fakes.items():
+        torch.library.register_fake(name, fake)
+        refuse_cuda(name)
 
 
 def _operator(name: str) -> tuple[str, str, Any]:
@@ -143,7 +128,7 @@ def register_autograd(
             return _join(outputs, forward_mode(op, primals, tangents))
         if not (torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments)):
             return below(keyset, arguments)
-        if in_transform():
+        if torch._C._are_functorch_transforms_active():
             with enable_single_level_autograd_function():
                 return single_level.apply(*arguments, keyset)
         return plain.apply(*arguments, keyset)
@@ -164,13 +149,23 @@ def register_reverse_mode(
     """Registers a pair of operators that has reverse mode and nothing else: `formula`, the backward of `forward`, calls
     the operator `backward`. Everything else raises an error, which contains `instead`: what to do."""
 
-    def again(ctx: Any, *grads: Tensor) -> None:
-        raise RuntimeError(f"{backward}: it has no derivative of its own (double backward); found create_graph=True")
-
-    for name, derivative, setup in ((forward, formula, setup_context), (backward, again, None)):
+    for name, derivative, setup in ((forward, formula, setup_context), (backward, no_double_backward(backward), None)):
         forward_mode = refuse(name, "forward mode", instead)
         register_autograd(name, derivative, setup_context=setup, forward_mode=forward_mode)
         register_vmap(name, refuse(name, "vmap", instead))
+
+
+def register_plain(name: str, fake: Callable[..., Any], *, writes: bool = False) -> None:
+    """Registers an operator that has no derivative. `writes`: it writes into tensors that it is given."""
+    register_fakes({name: fake})
+    if writes:
+        register_vmap(name, refuse(name, "vmap", "call it once for each element"))
+    else:
+        gradient, tangent = (
+            refuse(name, mode, "it has no derivative: detach its inputs") for mode in ("gradient", "forward mode")
+        )
+        register_autograd(name, gradient, forward_mode=tangent)
+        register_vmap(name)
 
 
 VmapRule = Callable[..., tuple[Any, Any]]  # as for `torch.library.register_vmap`
@@ -222,5 +217,14 @@ def refuse(name: str, transform: str, instead: str) -> Callable[..., Any]:
 
     def formula(*_: Any) -> Any:
         raise RuntimeError(f"{name}: {transform}: the operator has no formula for it; {instead}")
+
+    return formula
+
+
+def no_double_backward(name: str) -> Callable[..., Any]:
+    """A formula that raises an error: the operator `name` is a backward, which has no derivative of its own."""
+
+    def formula(*_: Any) -> Any:
+        raise RuntimeError(f"{name}: it has no derivative of its own (double backward); found create_graph=True")
 
     return formula
