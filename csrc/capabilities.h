@@ -35,7 +35,6 @@ namespace nnue::capabilities {
     X(large_buckets, "a king bucket has more than 768 features")                                          \
     X(many_buckets, "there are more than 255 king buckets")                                               \
     X(many_unbucketed, "2^24 or more features lie outside king buckets")                                  \
-    X(two_waves, "fewer than 132 multiprocessors compute the 132 shares of a product in two waves")       \
     X(first_outputs, "the first layer after the transformer has more than 32 outputs")                    \
     X(inputs_16, "the number of inputs of the first layer after the transformer is not a multiple of 16") \
     X(shared_memory, "the layers need more than the 99 KB of shared memory that every GPU has")           \
@@ -100,8 +99,6 @@ struct Machine {
 };
 
 enum Code : int64_t { kPortableCode = 1, kHopperCode = 2, kLibrary = 4 };
-
-constexpr int64_t kWorkers = 132;  // that the kernels of 9.0 divide a product among (cuda/hopper/one_hot_product.cuh)
 
 inline Reason why_no_code(const Machine& machine) {
     if (!(machine.code & kLibrary)) return Reason::no_library;
@@ -198,10 +195,7 @@ inline Choice<Transformer> transformer(const Machine& machine, const Transformer
     for (const TransformerRow& row : kTransformerRows) {
         if (row.on_gpu == machine.is_cpu()) continue;
         const Reason not_this = why_not(row, machine, shape);
-        if (not_this == Reason::fastest) {
-            if (row.king_buckets && machine.multiprocessors < kWorkers) reason = Reason::two_waves;
-            return {row.kernels, reason};
-        }
+        if (not_this == Reason::fastest) return {row.kernels, reason};
         // Of kernels that could run here, the reason of the fastest ones; else of the last ones.
         reason = not_this;
     }

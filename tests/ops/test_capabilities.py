@@ -37,7 +37,7 @@ FP32, FP16, BF16, FP64 = torch.float32, torch.float16, torch.bfloat16, torch.flo
         (H100, (FP64, 768, 1024, 768), "torch", "dtype of the weights"),
         (H100, (FP32, 0, 1024, 768), "torch", "no features"),
         (H100, (FP32, 768, -1, 768), "hopper", ""),  # a plan
-        (gpu(90, 114), (FP32, 768, 64, 768), "hopper", "132 multiprocessors"),
+        (gpu(90, 78), (FP32, 768, 64, 768), "hopper", ""),
         (H100._replace(code=5), (FP32, 768, 64, 768), "portable", "without the kernels of compute capability 9.0"),
         (H100._replace(code=4), (FP32, 768, 64, None), "torch", "no code for this GPU"),
         (H100._replace(code=0), (FP32, 768, 64, 768), "torch", "not loaded"),

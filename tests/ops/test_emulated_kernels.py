@@ -171,6 +171,19 @@ def test_against_the_cpu(emulator: ctypes.CDLL, kernels: str, seed: int) -> None
         assert torch.equal(a, b), f"{name}: other bits with another schedule"
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_the_bits_do_not_depend_on_the_number_of_multiprocessors(emulator: ctypes.CDLL, seed: int) -> None:
+    """Of an H20, an H100 for PCIe, and an H100 or H200 for SXM; and of a few of them."""
+    case = make_case(seed)
+    found = []
+    for multiprocessors in (78, 114, 132, 5):
+        emulator.emulator_configure(multiprocessors, seed)
+        found.append(case.run("nnue_emulated"))
+    for others in found[1:]:
+        for a, b, name in zip(found[0], others, ("output", "psqt", "weight", "bias", "grad_psqt"), strict=True):
+            assert torch.equal(a, b), f"{name}: other bits with another number of multiprocessors"
+
+
 @pytest.mark.parametrize("psqt_buckets", [1, 8, 16, 17])
 @pytest.mark.parametrize(("batch", "period"), [(160, 40), (700, 5)], ids=["few tiles", "many"])
 def test_psqt_sums(emulator: ctypes.CDLL, kernels: str, batch: int, period: int, psqt_buckets: int) -> None:

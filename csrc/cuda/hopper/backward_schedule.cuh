@@ -16,8 +16,9 @@ constexpr int kMaxSections = kBucketFeatures / kSectionFeatures;
 constexpr int kMaxPlaces = kMaxBuckets + 1;
 
 // The unit of cost of a product is a tile of 64 rows × 64 features × 128 columns. A batch is cut into about
-// kTargetParts parts times slabs, none of them cheaper than kLeastPart; both numbers are measured.
-constexpr int kTargetParts = 2 * kWorkers, kLeastPart = 96;
+// kTargetParts parts times slabs, none of them cheaper than kLeastPart; both numbers are measured, with 132
+// multiprocessors. They do not depend on the GPU, so that sums have the same bits everywhere.
+constexpr int kTargetParts = 264, kLeastPart = 96;
 // By rounding, a bucket has at most 4/3 of its share of parts. A second section costs at least a third of the first
 // one, so both together make at most twice the bucket's share of partial sums.
 constexpr int kMaxPartials = 2 * kTargetParts;

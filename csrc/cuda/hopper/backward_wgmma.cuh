@@ -248,14 +248,14 @@ __device__ __forceinline__ void merge(const BackwardProblem& p, const MergeUnit&
 // The remaining work: rare features, and the sums of partial products. This kernel runs on multiprocessors that the
 // products leave free. A warp takes 64 pieces of the rows of a rare feature, and loads the slots of the next one
 // meanwhile. The features of the last buckets, which are the largest ones, come first.
-constexpr int kFinishThreads = 128, kFinishGrid = 4 * kWorkers;
+constexpr int kFinishThreads = 128, kFinishBlocks = 4;  // per multiprocessor
 // Without unbucketed features and with no more tiles than this, each warp takes a fixed share of the work. If warps
 // that are ready early took more, they would slow down the products. With more tiles the lists are long and tickets are
 // faster (measured).
 constexpr int kShareTiles = 1024;
 
 template <int kParts>
-__global__ void __launch_bounds__(kFinishThreads, 4) finish_kernel(BackwardProblem p) {
+__global__ void __launch_bounds__(kFinishThreads, kFinishBlocks) finish_kernel(BackwardProblem p) {
     const int parts = (GradientPieces<kParts>::slabs(p.num_outputs) + 3) / 4;  // per row
     __shared__ MergeUnit units[kMaxMergeUnits + 1];
     // The products are not done at this point. But the flag means that the row gradients, the lists and the merge units
@@ -641,9 +641,10 @@ cudaError_t make_row_gradients(const BackwardProblem& p, cudaStream_t stream) {
 }
 
 // The rest of the backward. If there are unbucketed features, `unbucketed_gradient(p, stream)` launches the one kernel
-// that sums their lists and sets `begun`.
+// that sums their lists and sets `begun`. `workers`: the number of multiprocessors.
 template <typename Weight, typename Unbucketed>
-cudaError_t backward(const BackwardProblem& p, cudaStream_t stream, const Unbucketed& unbucketed_gradient) {
+cudaError_t backward(const BackwardProblem& p, int workers, cudaStream_t stream,
+                     const Unbucketed& unbucketed_gradient) {
     constexpr int kParts = sizeof(Weight) == 4 ? 2 : 1;
     using Shape = BackwardShape<kParts>;
     cudaError_t error = cudaFuncSetAttribute(weight_gradient_kernel<kParts>,
@@ -656,8 +657,8 @@ cudaError_t backward(const BackwardProblem& p, cudaStream_t stream, const Unbuck
         if (error == cudaSuccess) error = ptx::launch_early(kernel, grid, threads, shared, stream, p);
     };
     if (error == cudaSuccess) error = unbucketed_gradient(p, stream);
-    launch(weight_gradient_kernel<kParts>, kWorkers, Shape::kThreads, Shape::kSharedBytes);
-    launch(finish_kernel<kParts>, kFinishGrid, kFinishThreads, 0);
+    launch(weight_gradient_kernel<kParts>, workers, Shape::kThreads, Shape::kSharedBytes);
+    launch(finish_kernel<kParts>, kFinishBlocks * workers, kFinishThreads, 0);
     launch(irregular_backward_kernel<Weight>, (p.num_outputs / 2 + 63) / 64, 64, 0);
     return error;
 }

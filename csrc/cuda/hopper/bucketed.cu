@@ -96,13 +96,14 @@ Tensor psqt_backward(const IndexRows& in, const BucketPlan& plan, const Tensor& 
 }
 
 template <class Weight>
-cudaError_t run_forward(const ForwardProblem& p, cudaStream_t stream) {
+cudaError_t run_forward(const ForwardProblem& p, int workers, cudaStream_t stream) {
     const bool is_bucketed = p.in.num_unbucketed == 0;
     if constexpr (sizeof(Weight) == 2) {
-        return is_bucketed ? one_hot_product::forward<Weight>(p, stream)
+        return is_bucketed ? one_hot_product::forward<Weight>(p, workers, stream)
                            : unbucketed_forward_product::forward<Weight>(p, stream);
     } else {
-        return is_bucketed ? forward_gather::forward(p, stream) : unbucketed_forward_gather::forward(p, stream);
+        return is_bucketed ? forward_gather::forward(p, workers, stream)
+                           : unbucketed_forward_gather::forward(p, stream);
     }
 }
 
@@ -122,7 +123,7 @@ cudaError_t make_row_gradients(const BackwardProblem& p, cudaStream_t stream) {
 
 // `makes_rows`: the row gradients are not there yet.
 template <class Weight>
-cudaError_t run_backward(const BackwardProblem& p, bool makes_rows, cudaStream_t stream) {
+cudaError_t run_backward(const BackwardProblem& p, bool makes_rows, int workers, cudaStream_t stream) {
     cudaError_t error = cudaSuccess;
     if constexpr (sizeof(Weight) == 4) {
         if (makes_rows) error = make_row_gradients<Weight, float>(p, stream);
@@ -131,9 +132,9 @@ cudaError_t run_backward(const BackwardProblem& p, bool makes_rows, cudaStream_t
                                                : make_row_gradients<Weight, uint16_t>(p, stream);
     }
     if (error != cudaSuccess) return error;
-    return one_hot_product::backward<Weight>(p, stream, [](const BackwardProblem& problem, cudaStream_t on) {
+    return one_hot_product::backward<Weight>(p, workers, stream, [=](const BackwardProblem& problem, cudaStream_t on) {
         constexpr int kParts = sizeof(Weight) == 4 ? 2 : 1;
-        return problem.in.num_unbucketed == 0 ? cudaSuccess : unbucketed_gradient::run<kParts>(problem, on);
+        return problem.in.num_unbucketed == 0 ? cudaSuccess : unbucketed_gradient::run<kParts>(problem, workers, on);
     });
 }
 
@@ -271,7 +272,7 @@ Three forward(const Batch& batch, PlanLayout layout, const Tensor& weight, const
     const auto run = weight_type == Float::kFloat32   ? run_forward<float>
                      : weight_type == Float::kFloat16 ? run_forward<__half>
                                                       : run_forward<__nv_bfloat16>;
-    check_cuda(run(p, stream), kForward);
+    check_cuda(run(p, multiprocessors(weight.get_device_index()), stream), kForward);
     return {out, psqt_out, saved};
 }
 
@@ -334,7 +335,7 @@ Three backward(const OutputGradients& gradients, const Batch& batch, PlanLayout 
     const auto run = p.weight_type == Float::kFloat32   ? run_backward<float>
                      : p.weight_type == Float::kFloat16 ? run_backward<__half>
                                                         : run_backward<__nv_bfloat16>;
-    check_cuda(run(p, makes_rows, stream), kBackward);
+    check_cuda(run(p, makes_rows, multiprocessors(grad_output.get_device_index()), stream), kBackward);
     return {grad_weight, grad_bias, grad_psqt};
 }
 

@@ -103,7 +103,7 @@ struct Cut {
 // rounding does no harm.
 __device__ __forceinline__ Cut cut_before(int worker, const int32_t* tile_begin, const long long* prefix,
                                           int num_buckets, int slabs) {
-    const long long each = prefix[num_buckets], cost = each * slabs * worker / kWorkers;
+    const long long each = prefix[num_buckets], cost = even_begin(each * slabs, worker);
     Cut cut;
     cut.slab = int(double(cost) / double(each));
     cut.at = cost - cut.slab * each;
@@ -396,10 +396,10 @@ __global__ void __launch_bounds__(kThreads, 1) gather_kernel(ForwardProblem p) {
     }
 }
 
-inline cudaError_t forward(const ForwardProblem& p, cudaStream_t stream) {
+inline cudaError_t forward(const ForwardProblem& p, int workers, cudaStream_t stream) {
     cudaError_t error = cudaFuncSetAttribute(gather_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
     if (error != cudaSuccess) return error;
-    error = launch_early(gather_kernel, kWorkers, kThreads, kSharedBytes, stream, p);
+    error = launch_early(gather_kernel, workers, kThreads, kSharedBytes, stream, p);
     if (error != cudaSuccess) return error;
     return launch_early(irregular_forward_kernel<float>, kIrregularGrid, 256, 0, stream, p);
 }

@@ -94,8 +94,7 @@ struct ForwardPieces {
 
     __device__ int begin_of(int worker, int slabs) const {
         const int total = units.cost_begin[num_buckets] * slabs;
-        return stretch_begin(int((long long)total * worker / kWorkers), total, units.cost_begin, num_buckets,
-                             ForwardUnits::kSharing);
+        return stretch_begin(even_begin(total, worker), total, units.cost_begin, num_buckets, ForwardUnits::kSharing);
     }
 
     __device__ bool next() {
@@ -559,12 +558,12 @@ __global__ void __launch_bounds__(ForwardShape<Weight>::kThreads, 1) forward_ker
 }
 
 template <typename Weight>
-cudaError_t forward(const ForwardProblem& p, cudaStream_t stream) {
+cudaError_t forward(const ForwardProblem& p, int workers, cudaStream_t stream) {
     using Shape = ForwardShape<Weight>;
     cudaError_t error =
         cudaFuncSetAttribute(forward_kernel<Weight>, cudaFuncAttributeMaxDynamicSharedMemorySize, Shape::kSharedBytes);
     if (error == cudaSuccess)
-        error = launch_early(forward_kernel<Weight>, kWorkers, Shape::kThreads, Shape::kSharedBytes, stream, p);
+        error = launch_early(forward_kernel<Weight>, workers, Shape::kThreads, Shape::kSharedBytes, stream, p);
     if (error == cudaSuccess) error = launch_early(irregular_forward_kernel<Weight>, kIrregularGrid, 256, 0, stream, p);
     return error;
 }

@@ -10,8 +10,8 @@
 // forward of fp32 weights is in forward_gather_fp32.cuh.
 //
 // A slab is `kSlab` columns of the first half of the outputs and the same columns of the second half, so that the
-// pairwise product of clipped halves is local to a thread. A fixed number of thread blocks (workers) share the work
-// evenly. The order and the division of the work depend on the batch alone.
+// pairwise product of clipped halves is local to a thread. The thread blocks (workers), one per multiprocessor of the
+// GPU, share the work evenly. The order of every sum depends on the batch alone.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -75,10 +75,6 @@ namespace one_hot_product {
 
 using namespace ptx;
 
-// The number of thread blocks that share a product, one per multiprocessor of an H100 or H200. It is a constant, so
-// that the order of every sum is a function of the batch alone.
-constexpr int kWorkers = 132;
-
 constexpr float kLowScale = 1.0f / 2048;  // 2^-11
 constexpr uint32_t kOneFp16 = 0x3c00, kOneBf16 = 0x3f80;
 
@@ -112,6 +108,13 @@ __device__ __forceinline__ int last_begun(const T* begin, int count, T place) {
             high = middle - 1;
     }
     return low;
+}
+
+// The share of `total` that the workers before this one have: total · worker / gridDim.x, without overflow.
+template <typename T>
+__device__ __forceinline__ T even_begin(T total, unsigned worker) {
+    const unsigned workers = gridDim.x;
+    return total / workers * worker + unsigned(total % workers) * worker / workers;
 }
 
 // Where a worker's stretch of units begins. An even division of `total` would put it at `even`. It is moved to the

@@ -16,6 +16,8 @@
 // those entries are finite. Each element of the gradient is written once.
 #pragma once
 
+#include <algorithm>
+
 #include "backward_wgmma.cuh"
 
 namespace nnue::unbucketed_gradient {
@@ -336,7 +338,9 @@ class Sums {
 
 // Each thread block of this kernel occupies a multiprocessor. The products run on the rest, and on all once this kernel
 // is done: it is limited by the L2 cache, the products by tensor cores.
-constexpr int kGrid = 88;  // measured
+constexpr int grid(int multiprocessors) {
+    return std::max(multiprocessors * 2 / 3, 1);  // measured, with 132
+}
 
 template <int kParts>
 __global__ void __launch_bounds__(kThreads, 1) list_kernel(BackwardProblem p) {
@@ -386,10 +390,10 @@ __global__ void __launch_bounds__(kThreads, 1) list_kernel(BackwardProblem p) {
 
 // The gradients of the unbucketed features that have lists.
 template <int kParts>
-cudaError_t run(const BackwardProblem& p, cudaStream_t stream) {
+cudaError_t run(const BackwardProblem& p, int multiprocessors, cudaStream_t stream) {
     const cudaError_t error = ptx::set_shared_memory(reinterpret_cast<const void*>(list_kernel<kParts>), kSharedBytes);
     if (error != cudaSuccess) return error;
-    return ptx::launch_early(list_kernel<kParts>, kGrid, kThreads, kSharedBytes, stream, p);
+    return ptx::launch_early(list_kernel<kParts>, grid(multiprocessors), kThreads, kSharedBytes, stream, p);
 }
 
 }  // namespace nnue::unbucketed_gradient
