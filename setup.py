@@ -5,8 +5,8 @@ _ops_cuda  csrc/cuda/; the same ABI; built when nvcc is found (FORCE_CUDA=0/1 ov
 _data      data_loader/; torch-free C++20 behind one pybind11 module
 lib/       libnnue_data.a and .so, of the objects of _data that are not about Python: docs/cpp.md
 
-Environment: FORCE_CUDA=0|1, NNUE_CUDA_ARCHS="80;86;89;90;100;120" (compute capabilities; csrc/cuda/hopper/ is built
-only where 90 is among them), CUDA_HOME, CXX (e.g. "ccache g++"), PYTORCH_NVCC (e.g. "ccache nvcc"), MAX_JOBS.
+Environment: FORCE_CUDA=0|1, NNUE_CUDA_ARCHS="80;86;90;100;120" (compute capabilities; csrc/cuda/hopper/ is built only
+where 90 is among them), CUDA_HOME, CXX (e.g. "ccache g++"), PYTORCH_NVCC (e.g. "ccache nvcc"), MAX_JOBS.
 NNUE_NO_EXTENSIONS=1 installs only the Python files, for `make`, which builds the native parts in place. NNUE_PARTS=data
 builds only _data and lib/, for which torch is not needed: `make` does it while it installs torch. NNUE_ISA=native
 compiles the CPU operators only for the instruction sets of this CPU, in half the time: for `make quickstart`.
@@ -112,12 +112,12 @@ def cpu_sources() -> list[str]:
 
 
 def cuda_sources(archs: list[str]) -> list[str]:
-    """The sources of the CUDA operators for these GPUs; those of analysis/ as one unit."""
-    analysis = sources("csrc/cuda/analysis/*.cu")
-    left_out = [*analysis, *([] if "90" in archs else sources(f"{HOPPER_FOLDER}*.cu"))]
+    """The sources of the CUDA operators for these GPUs. Those of some folders are one unit each."""
+    units = {name: sources(f"csrc/cuda/{name}/*.cu") for name in ("analysis", "step")}
+    left_out = [*units["analysis"], *units["step"], *([] if "90" in archs else sources(f"{HOPPER_FOLDER}*.cu"))]
     others = [path for path in sources("csrc/cuda/*.cu", "csrc/cuda/*/*.cu") if path not in left_out]
-    unit = one_unit("analysis", [path.removeprefix("csrc/") for path in analysis])
-    return [*others, unit, *sources(*SHARED_SOURCES)]
+    made = [one_unit(name, [path.removeprefix("csrc/") for path in paths]) for name, paths in units.items()]
+    return [*others, *made, *sources(*SHARED_SOURCES)]
 
 
 def last_change(source: str) -> float:
@@ -252,7 +252,8 @@ def is_new(nvcc: str) -> bool:
 
 
 def architectures(nvcc: str) -> list[str]:
-    every = "80;86;89;90;100;120" if is_new(nvcc) else "80;86;89;90"
+    # 8.9 runs the code for 8.6, which has the same instructions.
+    every = "80;86;90;100;120" if is_new(nvcc) else "80;86;90"
     archs = [a.strip() for a in os.environ.get("NNUE_CUDA_ARCHS", every).split(";") if a.strip()]
     if not archs or not all(a.isdigit() for a in archs):
         raise SystemExit(f"NNUE_CUDA_ARCHS is {';'.join(archs)!r}, expected compute capabilities such as '80;90'")

@@ -4,7 +4,7 @@
 #   tools/check_cuda_library.sh [ARCHITECTURES [LIBRARY]]    ARCHITECTURES: as in NNUE_CUDA_ARCHS, by default all
 set -euo pipefail
 cd "$(dirname "$0")/.."
-read -ra archs <<<"$(tr ';' ' ' <<<"${1:-80;86;89;90;100;120}")"
+read -ra archs <<<"$(tr ';' ' ' <<<"${1:-80;86;90;100;120}")"
 library=${2:-nnue_trainer/_ops_cuda.so}
 fail() {
     echo "$library: $*"
