@@ -22,6 +22,7 @@ TEXT = """# Measurements
 
 All measurements, listed by `benchmarks/archive.py`. Those that are not files in this folder are in the archive
 `measurements.tar.xz` (`tar -xJf measurements.tar.xz`), with command, machine and versions. The notebooks discuss them.
+Measurements with `qat` are called `aware` in files up to 2026-11-26.
 
 | measurement | date | commit | machine | positions per second |
 |---|---|---|---|---|

@@ -45,8 +45,8 @@ NARROW = {
 WARM_UP = ("simple", "sfnnv5")  # nets that are also trained with rounding from the middle on
 WAYS: dict[str, dict[str, Any]] = {
     "float": {"qat": False},
-    "aware": {"qat": True},
-    "aware_from_half": {"qat": True, "qat_from": 0.5},
+    "qat": {"qat": True},
+    "qat_from_half": {"qat": True, "qat_from": 0.5},
 }
 
 
@@ -127,7 +127,7 @@ def step_times(preset: str, batch_size: int, turns: int) -> dict[str, float]:
         if turn >= 4:
             times[rounding].append(1e3 * (time.process_time() - started))
     plain, rounded = (statistics.median(times[rounding]) for rounding in (False, True))
-    return {"float": round(plain, 1), "aware": round(rounded, 1), "ratio": round(rounded / plain, 3)}
+    return {"float": round(plain, 1), "qat": round(rounded, 1), "ratio": round(rounded / plain, 3)}
 
 
 def main() -> None:
@@ -143,7 +143,7 @@ def main() -> None:
     if results.exists():  # keep the results of nets that are not trained this time
         report["nets"] = json.loads(results.read_text())["nets"]
     for preset in arguments.only.split(","):
-        chosen = [way for way in WAYS if way != "aware_from_half" or preset in WARM_UP]
+        chosen = [way for way in WAYS if way != "qat_from_half" or preset in WARM_UP]
         ways = {way: trained(preset, arguments.steps, way, arguments.positions) for way in chosen}
         threads = torch.get_num_threads()
         torch.set_num_threads(1)  # on a busy machine, the time of waiting threads would count as CPU time

@@ -55,7 +55,7 @@ class Case:
 
     config: str
     processes: int
-    aware: bool = False
+    qat: bool = False
     each: bool = True
     """the batch of the recipe for each process; False: between all of them"""
     source: Source = "preloaded"
@@ -68,19 +68,19 @@ class Case:
         if self.exchanges:
             return f"{self.processes}, exchanges, {self.batch}"
         between = "" if self.processes == 1 else f", {self.batch}"
-        return f"{self.processes}{between}{', aware' if self.aware else ''}, {self.source}"
+        return f"{self.processes}{between}{', qat' if self.qat else ''}, {self.source}"
 
     @property
     def batch(self) -> str:
         return "the batch each" if self.each else "the batch between them"
 
 
-def cases_of(config: str, sizes: list[int], sources: Iterable[Source], aware: Iterable[bool]) -> list[Case]:
+def cases_of(config: str, sizes: list[int], sources: Iterable[Source], qat: Iterable[bool]) -> list[Case]:
     """Those of one recipe. Numbers of processes between one and the largest are only measured without shards."""
     found = []
     for size in sizes:
         few = size < max(sizes)
-        for rounds in aware:
+        for rounds in qat:
             for each in (True, False) if size > 1 else (True,):
                 for source in sources:
                     # With one batch between them, the loader is not the limit, so one way to read is enough.
@@ -105,7 +105,7 @@ class Worker:
 
     def recipe(self, case: Case) -> Recipe:
         options = self._options
-        rounds = ["model.quantisation.qat=true", "model.quantisation.qat_from=0"] if case.aware else []
+        rounds = ["model.quantisation.qat=true", "model.quantisation.qat_from=0"] if case.qat else []
         recipe = load_recipe(Path(case.config), options.data, [*options.overrides, *rounds])
         more = [f"data.batch_size={recipe.data.batch_size * (case.processes if case.each else 1)}"]
         if case.source == "shards":
@@ -285,7 +285,7 @@ def with_times_one(results: dict[str, dict[str, Any]]) -> dict[str, dict[str, An
     """The results of a recipe, where each has its speed as a multiple of one process's of the same kind."""
     for name, found in results.items():
         kind = name.rpartition(", ")[2].replace("shards", "from file")
-        alone = results.get(f"1, {'aware, ' if 'aware' in name else ''}{kind}")
+        alone = results.get(f"1, {'qat, ' if 'qat' in name else ''}{kind}")
         if alone is not None and "positions_per_second" in found:
             found["times_one"] = round(found["positions_per_second"] / alone["positions_per_second"], 3)
     return results
@@ -301,8 +301,8 @@ def table(reports: Iterable[dict[str, Any]]) -> str:
             if "positions_per_second" not in found:
                 continue
             size, *middle, source = name.split(", ")
-            batch = next((f", {word.removeprefix('the batch ')}" for word in middle if word != "aware"), "")
-            rounding = "aware" if "aware" in middle else "floats"
+            batch = next((f", {word.removeprefix('the batch ')}" for word in middle if word != "qat"), "")
+            rounding = "qat" if "qat" in middle else "floats"
             columns[column := size + batch] = None
             text = f"{found['positions_per_second'] / 1e6:.1f}"
             if "times_one" in found and size != "1":
@@ -323,9 +323,9 @@ def picture(reports: list[dict[str, Any]], path: Path) -> None:
     most = 1
     for axis, batch in zip(axes, ("each", "between them"), strict=True):
         for number, report in enumerate(reports):
-            for aware, line in ((False, "-"), (True, "--")):
+            for qat, line in ((False, "-"), (True, "--")):
                 for source, marker in (("preloaded", "o"), ("shards", "s")):
-                    words = [f"the batch {batch}", *(["aware"] if aware else []), source]
+                    words = [f"the batch {batch}", *(["qat"] if qat else []), source]
                     own = {
                         found["processes"]: found["times_one"]
                         for name, found in report["results"].items()
@@ -335,10 +335,10 @@ def picture(reports: list[dict[str, Any]], path: Path) -> None:
                         continue
                     most = max(most, *own)
                     own = {1: 1.0, **own} if source == "preloaded" else own
-                    label = f"{report['name']}, {'aware' if aware else 'floats'}, {source}"
+                    label = f"{report['name']}, {'qat' if qat else 'floats'}, {source}"
                     style = line if source == "preloaded" else "none"
                     axis.plot([*own], [*own.values()], linestyle=style, marker=marker, color=colours[number % 4],
-                              fillstyle="none" if aware else "full", label=label)  # fmt: skip
+                              fillstyle="none" if qat else "full", label=label)  # fmt: skip
         axis.set_title(f"the batch {batch}", fontsize=10)
         axis.set_xlabel("processes, one for each GPU")
         axis.set_ylabel("speed as a multiple of one")
@@ -358,7 +358,7 @@ def main() -> None:
     parser.add_argument("--data", help="binpack file with at least 8 batches for all processes")
     parser.add_argument("--sizes", help="numbers of processes, such as 1,2; default: 1,2,4,… up to all GPUs")
     parser.add_argument("--sources", default=",".join(SOURCES), help=f"ways to read; default: {','.join(SOURCES)}")
-    parser.add_argument("--rounding", choices=["floats", "aware", "both"], default="both", help="default: both")
+    parser.add_argument("--rounding", choices=["floats", "qat", "both"], default="both", help="default: both")
     parser.add_argument("--shards", type=int, default=8, help="data.shards where there are shards; default: 8")
     parser.add_argument("--seconds", type=float, default=1.2, help="of each measurement; default: 1.2")
     parser.add_argument("--limit", type=float, default=90.0, help="most seconds between two results; default: 90")
@@ -386,7 +386,7 @@ def main() -> None:
     sources = options.sources.split(",")
     if unknown := set(sources) - set(SOURCES):
         parser.error(f"--sources: found {', '.join(unknown)}, expected some of {','.join(SOURCES)}")
-    rounding = {"floats": [False], "aware": [True], "both": [False, True]}[options.rounding]
+    rounding = {"floats": [False], "qat": [True], "both": [False, True]}[options.rounding]
     cases = [case for config in options.config for case in cases_of(config, sizes, sources, rounding)]
     cases.sort(key=lambda case: sizes.index(case.processes))
     words = ["--data", options.data, "--shards", str(options.shards), "--seconds", str(options.seconds)]

@@ -216,10 +216,10 @@ def main() -> None:
     loader.close()
     if options.ratio:
         results = ratio(recipe, batches, options.rounds)
-    for aware in () if options.ratio else (False, True) if options.qat else (False,):
-        rounds = ["model.quantisation.qat=true", "model.quantisation.qat_from=0"] if aware else []
+    for qat in () if options.ratio else (False, True) if options.qat else (False,):
+        rounds = ["model.quantisation.qat=true", "model.quantisation.qat_from=0"] if qat else []
         now = load_recipe(options.config, options.data, [*options.overrides, *rounds])
-        name = "aware, " if aware else ""
+        name = "qat, " if qat else ""
         results[name + "preloaded"] = measure(now, Preloaded(batches), device, warmup, steps)
         results[name + "from file"] = measure(now, training_batches(now, model, device), device, warmup, steps)
 

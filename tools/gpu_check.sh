@@ -25,7 +25,7 @@ shift $(($# < 2 ? $# : 2))
 mkdir -p "$out"
 export PYTHONUNBUFFERED=1 PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH}
 
-steps=(build info tests memcheck racecheck training timeline portable_training precision transformer stacks aware_stacks
+steps=(build info tests memcheck racecheck training timeline portable_training precision transformer stacks qat_stacks
     optimizer expand own_sets windows rows graph)
 session=(info operator_tests optimizer_sanitized stacks transformer whole_runs qat_training)
 if [ "${DRY:-0}" = 1 ]; then
@@ -112,7 +112,7 @@ step_transformer() {
     python3 benchmarks/feature_transformer_op.py --device cuda --data "$positions" --out "$out"
 }
 step_stacks() { python3 benchmarks/layer_stacks.py --out "$out"; }
-step_aware_stacks() { python3 benchmarks/layer_stacks.py --qat --out "$out"; }
+step_qat_stacks() { python3 benchmarks/layer_stacks.py --qat --out "$out"; }
 step_optimizer() { python3 benchmarks/optimizer.py --device cuda --out "$out"; }
 step_expand() { python3 benchmarks/expand_features.py --device cuda --data "$positions" --copies 16 --out "$out"; }
 step_own_sets() { python3 benchmarks/own_feature_sets.py --device cuda --data "$positions" --out "$out"; }
