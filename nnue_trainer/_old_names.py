@@ -1,4 +1,4 @@
-"""Public modules of version 0.1.0 that have moved: the old names still work in this version, with a warning.
+"""Public modules that have moved since the last version: the old names still work in this one, with a warning.
 
 `schema.old_keys` does the same for the keys of recipes.
 """

@@ -1,4 +1,4 @@
-"""Names of version 0.1.0 that have changed: they work in this one, with a warning."""
+"""Names that have changed since the last version: they work in this one, with a warning."""
 
 from __future__ import annotations
 
