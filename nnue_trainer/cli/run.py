@@ -12,7 +12,7 @@ from nnue_trainer.errors import shown
 
 def run(
     file: Annotated[
-        Path, typer.Argument(metavar="FILE.yaml", help="YAML file with the steps (docs/match.md, From data to Elo).")
+        Path, typer.Argument(metavar="FILE.yaml", help="YAML file with the steps (docs/pipeline.md).")
     ],
     redo: Annotated[
         list[str] | None,
