@@ -270,7 +270,7 @@ def parse(data: Any, overrides: Iterable[str] = (), origin: str = "recipe", *, m
         key, equals, text = override.partition("=")
         if not equals or not re.fullmatch(r"\w+(\.[\w-]+)*", key):
             raise UserError(f"{name}: expected key=value, such as optimizer.lr=1e-3")
-        path, value = _with_new_path(tuple(key.split(".")), _read_value(text, name), data, may_import)
+        path, value = _renamed_override(tuple(key.split(".")), _read_value(text, name), data, may_import)
         origins |= {path[:n]: name for n in range(1, len(path)) if not _holds(data, path[:n])}
         data = _replace(data, path, value)
         origins[path] = name
@@ -299,15 +299,16 @@ def _with_new_keys(change: dict[str, Any], data: Any, may_import: bool) -> dict[
     return change
 
 
-def _with_new_path(path: tuple[str, ...], value: Any, data: Any, may_import: bool) -> tuple[tuple[str, ...], Any]:
-    """An override of `data` with the keys that its sections have now."""
+def _renamed_override(path: tuple[str, ...], value: Any, data: Any, may_import: bool) -> tuple[tuple[str, ...], Any]:
+    """An override of `data` with the keys that its sections have now: `aware` of a quantisation becomes `qat`."""
+    nested = value
     for key in reversed(path):
-        value = {key: value}
-    value, keys = _with_new_keys(value, data, may_import), list[str]()
+        nested = {key: nested}
+    nested, keys = _with_new_keys(nested, data, may_import), list[str]()
     for _ in path:
-        ((key, value),) = value.items()
+        ((key, nested),) = nested.items()
         keys.append(key)
-    return tuple(keys), value
+    return tuple(keys), nested
 
 
 def stage_recipes(recipe: Recipe, origin: str = "recipe", *, may_import: bool = False) -> list[Recipe]:

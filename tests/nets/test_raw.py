@@ -1,6 +1,7 @@
 """Raw nets: bullet's simple nets to the byte, user-defined layouts, and the errors for wrong ones."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import numpy as np
@@ -15,6 +16,7 @@ from nnue_trainer.export import net_from_checkpoint
 from nnue_trainer.files import checkpoint
 from nnue_trainer.nets.simple import Simple
 from nnue_trainer.nnue_file import raw
+from nnue_trainer.nnue_file.formats import ExportedTensor
 
 KINGS = [0] * 16 + [1] * 16
 SIMPLE = {"kind": "simple", "hidden": 8}
@@ -120,11 +122,12 @@ def test_halves() -> None:
         "away": [0, 1, -1, 2, 255, -255, 505, -505, 32765, 0],
         "nearest": [0, 0, 0, 2, 255, -255, 505, -505, 32765, 0],
     }
-    tensor: Any = None  # whose scale is not used
+    tensor = ExportedTensor("w", np.zeros(len(values), "<i2"), 1.0, lambda: np.array(values))
+    net: Any = SimpleNamespace(tensors=[tensor], head=b"", tail=b"")  # an Exported with what a raw file needs
     for rounding, integers in expected.items():
         line = raw.RawTensor(tensor="w", scale=255, rounding=rounding)
-        found = raw._converted(np.array(values), line, tensor, np.dtype("<i2"), False, 0, "here")
-        assert found.tolist() == integers, rounding
+        data = raw.Raw(tensors=[line], align=1).to_bytes(net, "here")
+        assert np.frombuffer(data, "<i2").tolist() == integers, rounding
 
 
 def test_export_lists_what_lies_where(export: Exporter) -> None:
