@@ -5,6 +5,7 @@
 #include <pybind11/pybind11.h>
 
 #include <atomic>
+#include <cstring>
 #include <span>
 #include <string>
 #include <string_view>
@@ -43,6 +44,12 @@ inline std::span<const Record> record_span(const Array<std::uint8_t>& array, con
 
 inline Array<std::uint8_t> make_records(std::size_t n) {
     return Array<std::uint8_t>({n, sizeof(Record)});
+}
+
+inline Array<std::uint8_t> copy_records(std::span<const Record> records) {
+    auto array = make_records(records.size());
+    std::memcpy(array.mutable_data(), records.data(), records.size_bytes());
+    return array;
 }
 
 // An object that one thread may use at a time. A second thread gets an error instead of a data race: nothing else keeps
@@ -112,14 +119,14 @@ inline BatchRows output_rows(const py::dict& arrays, std::size_t n, const Featur
 FilterOptions filter_options(const py::dict& values);
 py::dict to_dict(const FilterCounts& counts);
 
-// Files, and the pipeline that makes batches of them: pipeline.cpp.
+// The parts of the module; each is in the file of its name.
+void bind_records(py::module_& m);
+void bind_filters(py::module_& m);
+void bind_statistics(py::module_& m);
+void bind_games(py::module_& m);
+void bind_formats(py::module_& m);
+void bind_changes(py::module_& m);
+void bind_shuffle(py::module_& m);
 void bind_pipeline(py::module_& m);
-
-// Readers, writers and tools of data files: tools.cpp.
-void bind_tools(py::module_& m);
-
-// Evaluation with the integers of a net: evaluate.cpp.
 void bind_evaluate(py::module_& m);
-
-// The compressed blocks of net files: leb128.cpp.
 void bind_leb128(py::module_& m);

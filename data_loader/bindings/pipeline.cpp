@@ -19,40 +19,6 @@
 #include "bindings/bindings.h"
 #include "formats/position_file.h"
 
-FilterOptions filter_options(const py::dict& values) {
-    FilterOptions options;
-    for (const auto& [key, value] : values) {
-        const auto name = key.cast<std::string>();
-        if (!py::isinstance<py::list>(value)) {
-            options.set(name, value.cast<double>());
-            continue;
-        }
-        std::vector<double> numbers;
-        for (const py::handle item : value) {
-            if (py::isinstance<py::sequence>(item)) {
-                for (const py::handle inner : item) numbers.push_back(inner.cast<double>());
-            } else {
-                numbers.push_back(item.cast<double>());
-            }
-        }
-        options.set_curve(name, std::move(numbers));
-    }
-    return options;
-}
-
-py::dict to_dict(const FilterCounts& counts) {
-    py::dict dropped;
-    for (std::size_t i = 0; i < counts.dropped.size(); ++i) {
-        if (counts.dropped[i]) dropped[filters()[i].name] = counts.dropped[i];
-    }
-    if (counts.dropped_by_user) dropped["user_filter"] = counts.dropped_by_user;
-    py::dict d;
-    d["read"] = counts.read;
-    d["kept"] = counts.kept;
-    d["dropped"] = dropped;
-    return d;
-}
-
 namespace {
 
 using namespace std::chrono_literals;

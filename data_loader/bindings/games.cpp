@@ -1,0 +1,69 @@
+// The part of nnue_trainer._data for games: their moves, adjudication, matches.
+#include <pybind11/stl.h>
+
+#include <optional>
+#include <string_view>
+
+#include "bindings/bindings.h"
+#include "chess/game.h"
+#include "chess/match_game.h"
+#include "chess/san.h"
+
+void bind_games(py::module_& m) {
+    py::class_<Game>(m, "Game")
+        .def(py::init<std::string_view, bool>(), py::arg("fen"), py::arg("chess960") = false)
+        .def_property_readonly("fen", &Game::fen)
+        .def_property_readonly("white_to_move", [](const Game& game) { return game.position().side_to_move == kWhite; })
+        .def_property_readonly("ply", [](const Game& game) { return game.position().ply; })
+        .def_property_readonly("rule50", [](const Game& game) { return game.position().rule50; })
+        .def("legal_moves",
+             [](const Game& game) {
+                 std::vector<std::string> moves;
+                 for (const Move move : game.legal_moves()) moves.push_back(game.uci(move));
+                 return moves;
+             })
+        .def("play", &Game::play)
+        .def("record", &Game::record)
+        .def("outcome", &Game::outcome)
+        .def("san_moves", &Game::san_moves)
+        .def("parse_san",
+             [](const Game& game, std::string_view san) { return game.uci(parse_san(game.position(), san)); })
+        .def("records", [](const Game& game, int result) { return copy_records(game.records(result)); });
+
+    // Verdicts are (result, reason) or None.
+    const auto verdict = [](const std::optional<Verdict>& found) -> std::optional<std::pair<int, std::string>> {
+        if (!found) return {};
+        return std::pair(found->result, found->reason);
+    };
+    py::class_<Adjudication>(m, "Adjudication")
+        .def(py::init([](int resign_score, int resign_moves, bool resign_two_sided, int draw_score, int draw_moves,
+                         int draw_from_move, int max_moves) {
+                 return Adjudication{resign_score, resign_moves,   resign_two_sided, draw_score,
+                                     draw_moves,   draw_from_move, max_moves};
+             }),
+             py::kw_only(), py::arg("resign_score"), py::arg("resign_moves"), py::arg("resign_two_sided"),
+             py::arg("draw_score"), py::arg("draw_moves"), py::arg("draw_from_move"), py::arg("max_moves"));
+    py::class_<Adjudicator>(m, "Adjudicator")
+        .def(py::init<const Adjudication&>())
+        .def("after",
+             [verdict](Adjudicator& judge, int side, std::string_view kind, int value, int rule50, int move_number) {
+                 if (side != kWhite && side != kBlack) throw py::value_error("side: expected 0 or 1");
+                 return verdict(judge.after(side, {kind, value}, rule50, move_number));
+             });
+    py::class_<MatchGame>(m, "MatchGame")
+        .def(py::init<std::string_view, bool, const std::vector<std::string>&, const Adjudication&>())
+        .def_property_readonly("white_to_move", &MatchGame::white_to_move)
+        .def("play",
+             [](MatchGame& game, std::string_view uci, std::string_view kind, int value, int depth) {
+                 game.play(uci, {kind, value, depth});
+             })
+        .def("play_answer",
+             [](MatchGame& game, const py::bytes& answer) { return game.play_answer(std::string_view(answer)); })
+        .def_property_readonly("verdict", [verdict](const MatchGame& game) { return verdict(game.verdict()); })
+        .def("request",
+             [](const MatchGame& game, const std::string& command) {
+                 return py::bytes(game.position_command() + "\n" + command + "\n");
+             })
+        .def_property_readonly("moves", &MatchGame::moves)
+        .def_property_readonly("scores", &MatchGame::scores);
+}
