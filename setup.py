@@ -20,6 +20,7 @@ import runpy
 import shlex
 import shutil
 import subprocess
+from collections.abc import Callable
 from importlib.util import find_spec
 from itertools import dropwhile
 from pathlib import Path
@@ -170,18 +171,13 @@ def metadata() -> dict[str, object]:
     return {"long_description": readme(), "long_description_content_type": "text/markdown", "project_urls": urls}
 
 
+# With `make`, tools/quiet_build.py uses it as well: it builds again when there is another nvcc.
+find_nvcc: Callable[[], str | None] = runpy.run_path(str(ROOT / "tools" / "find_nvcc.py"))["find_nvcc"]
+
+
 def write_operator_calls(header: Path) -> None:
     """The operators' calls for programs in C++, from their schemas."""
     runpy.run_path(str(ROOT / "csrc" / "operator_calls.py"))["write"](ROOT / "csrc" / "library.cpp", header)
-
-
-def find_nvcc() -> str | None:
-    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
-    candidates = [Path(home) / "bin" / "nvcc"] if home else []
-    on_path = shutil.which("nvcc")
-    candidates += [Path(on_path).resolve()] if on_path else []
-    candidates += [Path("/usr/local/cuda/bin/nvcc")]
-    return next((str(path) for path in candidates if path.is_file()), None)
 
 
 def toolkit_of(nvcc: str) -> Path:
@@ -388,29 +384,18 @@ def data_module() -> Extension:
     )
 
 
-def native_parts() -> dict[str, object]:
-    """The arguments of setup() for the extensions; only this function imports torch."""
-    missing = [name for name in ("torch", "pybind11") if find_spec(name) is None]
-    if missing:
-        raise SystemExit(
-            f"nnue-trainer is compiled against the torch you train with, but {' and '.join(missing)} cannot be "
-            "imported: run `pip install 'torch>=2.10' pybind11 setuptools ninja`, then "
-            "`pip install --no-build-isolation .`"
-        )
-    if (problem := compiler_problem()) is not None:
-        raise SystemExit(problem)
+def no_paths_of_torch(language: str) -> list[str]:
+    """Flags that take the folder of torch's headers out of the texts of their checks."""
     import torch
+
+    packages = Path(torch.__file__).parents[1]
+    flags = [f"-ffile-prefix-map={folder}/=" for folder in sorted({str(packages), str(packages.resolve())})]
+    return [f"-Xcompiler={flag}" for flag in flags] if language == "nvcc" else flags
+
+
+def build_command() -> type[BuildData]:
+    """build_ext for the operator libraries too, on top of torch's."""
     from torch.utils import cpp_extension
-
-    # A torch that wraps the compiler in ccache itself takes CXX for one word.
-    if hasattr(cpp_extension, "_wrap_compiler") and os.environ.get("CXX", "").startswith("ccache "):
-        os.environ["CXX"] = os.environ["CXX"].removeprefix("ccache ")
-
-    def no_paths_of_torch(language: str) -> list[str]:
-        """Flags that take the folder of torch's headers out of the texts of their checks."""
-        packages = Path(torch.__file__).parents[1]
-        flags = [f"-ffile-prefix-map={folder}/=" for folder in sorted({str(packages), str(packages.resolve())})]
-        return [f"-Xcompiler={flag}" for flag in flags] if language == "nvcc" else flags
 
     class BuildExtension(BuildData, cpp_extension.BuildExtension):
         def get_ext_filename(self, fullname: str) -> str:
@@ -448,8 +433,12 @@ def native_parts() -> dict[str, object]:
                 )
             super().build_extension(ext)
 
-    nvcc = find_nvcc()
-    version_folder = write_version_header()
+    return BuildExtension
+
+
+def cpu_operators(nvcc: str | None, version_folder: str) -> Extension:
+    from torch.utils import cpp_extension
+
     cpu_ops = cpp_extension.CppExtension(
         "nnue_trainer._ops_cpu",
         cpu_sources(),
@@ -468,52 +457,78 @@ def native_parts() -> dict[str, object]:
     cpu_ops.extra_link_args = ["-ldl"]  # compiled feature sets of users
     # The stable ABI is all in libtorch: nothing of Python, nothing of c10.
     cpu_ops.libraries = ["torch_cpu"]
+    return cpu_ops
 
-    extensions = [cpu_ops, data_module()]
 
+def cuda_operators(nvcc: str, version_folder: str) -> Extension:
+    from torch.utils import cpp_extension
+
+    cuda_home = toolkit_of(nvcc)
+    # torch's own discovery gives up where torch is a CPU build; its compile rules need only this variable.
+    cpp_extension.CUDA_HOME = str(cuda_home)
+    archs = architectures(nvcc)
+    defines = ["-DUSE_CUDA", f"-DNNUE_CUDA_ARCHS={'+'.join(archs)}"]
+    cuda_ops = cpp_extension.CppExtension(
+        "nnue_trainer._ops_cuda",
+        cuda_sources(archs),
+        depends=sources("csrc/*.h", "csrc/cuda/*.cuh", "csrc/cuda/*/*.cuh", *SHARED_HEADERS),
+        include_dirs=[
+            *(str(ROOT / "csrc"), str(ROOT / "data_loader"), version_folder),
+            str(cuda_home / "include"),
+        ],
+        library_dirs=[
+            str(path)
+            for path in (cuda_home / "lib64", cuda_home / "lib", *cuda_home.glob("targets/*/lib"))
+            if path.is_dir()
+        ],
+        extra_compile_args={
+            "cxx": [*CXX_FLAGS, *OPS_FLAGS, *defines],
+            "nvcc": [
+                "-O3",
+                "-std=c++20",
+                "--expt-relaxed-constexpr",
+                "-lineinfo",
+                "-Xcompiler=-fvisibility=hidden",
+                f"-Xcompiler=-g0,-ffile-prefix-map={ROOT}/=",
+                # Both take -D; -W is the host compiler's.
+                *(flag if flag.startswith("-D") else f"-Xcompiler={flag}" for flag in OPS_FLAGS),
+                *defines,
+                *architecture_flags(archs),
+                *(["--compress-mode=size"] if is_new(nvcc) else []),
+            ],
+        },
+        # cudart static: free of the machine's CUDA runtime version. libtorch.so named as needed: it is what
+        # brings in libtorch_cuda, where the current stream is requested.
+        extra_link_args=["-lcudart_static", "-ldl", "-lrt", "-Wl,--no-as-needed", "-ltorch", "-Wl,--as-needed"],
+    )
+    cuda_ops.libraries = ["torch_cpu"]
+    return cuda_ops
+
+
+def native_parts() -> dict[str, object]:
+    """The arguments of setup() for the extensions; only this function imports torch."""
+    missing = [name for name in ("torch", "pybind11") if find_spec(name) is None]
+    if missing:
+        raise SystemExit(
+            f"nnue-trainer is compiled against the torch you train with, but {' and '.join(missing)} cannot be "
+            "imported: run `pip install 'torch>=2.10' pybind11 setuptools ninja`, then "
+            "`pip install --no-build-isolation .`"
+        )
+    if (problem := compiler_problem()) is not None:
+        raise SystemExit(problem)
+    from torch.utils import cpp_extension
+
+    # A torch that wraps the compiler in ccache itself takes CXX for one word.
+    if hasattr(cpp_extension, "_wrap_compiler") and os.environ.get("CXX", "").startswith("ccache "):
+        os.environ["CXX"] = os.environ["CXX"].removeprefix("ccache ")
+
+    nvcc = find_nvcc()
+    version_folder = write_version_header()
+    extensions = [cpu_operators(nvcc, version_folder), data_module()]
     if wants_cuda(nvcc):
         assert nvcc is not None
-        cuda_home = toolkit_of(nvcc)
-        # torch's own discovery gives up where torch is a CPU build; its compile rules need only this variable.
-        cpp_extension.CUDA_HOME = str(cuda_home)
-        archs = architectures(nvcc)
-        defines = ["-DUSE_CUDA", f"-DNNUE_CUDA_ARCHS={'+'.join(archs)}"]
-        cuda_ops = cpp_extension.CppExtension(
-            "nnue_trainer._ops_cuda",
-            cuda_sources(archs),
-            depends=sources("csrc/*.h", "csrc/cuda/*.cuh", "csrc/cuda/*/*.cuh", *SHARED_HEADERS),
-            include_dirs=[
-                *(str(ROOT / "csrc"), str(ROOT / "data_loader"), version_folder),
-                str(cuda_home / "include"),
-            ],
-            library_dirs=[
-                str(path)
-                for path in (cuda_home / "lib64", cuda_home / "lib", *cuda_home.glob("targets/*/lib"))
-                if path.is_dir()
-            ],
-            extra_compile_args={
-                "cxx": [*CXX_FLAGS, *OPS_FLAGS, *defines],
-                "nvcc": [
-                    "-O3",
-                    "-std=c++20",
-                    "--expt-relaxed-constexpr",
-                    "-lineinfo",
-                    "-Xcompiler=-fvisibility=hidden",
-                    f"-Xcompiler=-g0,-ffile-prefix-map={ROOT}/=",
-                    # Both take -D; -W is the host compiler's.
-                    *(flag if flag.startswith("-D") else f"-Xcompiler={flag}" for flag in OPS_FLAGS),
-                    *defines,
-                    *architecture_flags(archs),
-                    *(["--compress-mode=size"] if is_new(nvcc) else []),
-                ],
-            },
-            # cudart static: free of the machine's CUDA runtime version. libtorch.so named as needed: it is what
-            # brings in libtorch_cuda, where the current stream is requested.
-            extra_link_args=["-lcudart_static", "-ldl", "-lrt", "-Wl,--no-as-needed", "-ltorch", "-Wl,--as-needed"],
-        )
-        cuda_ops.libraries = ["torch_cpu"]
-        extensions.append(cuda_ops)
-    return {"ext_modules": extensions, "cmdclass": {"build_ext": BuildExtension, "build_py": BuildPy}}
+        extensions.append(cuda_operators(nvcc, version_folder))
+    return {"ext_modules": extensions, "cmdclass": {"build_ext": build_command(), "build_py": BuildPy}}
 
 
 def parts() -> dict[str, object]:

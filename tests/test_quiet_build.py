@@ -22,7 +22,8 @@ def build(tmp_path: Path, project_root: Path) -> Callable[..., int]:
     """Runs the tool in a small project; returns how often setup.py has run."""
     for folder in ("tools", "csrc", "data_loader", "nnue_trainer/lib"):
         (tmp_path / folder).mkdir(parents=True)
-    shutil.copy(project_root / "tools" / "quiet_build.py", tmp_path / "tools")
+    for name in ("find_nvcc.py", "quiet_build.py"):
+        shutil.copy(project_root / "tools" / name, tmp_path / "tools")
     (tmp_path / "setup.py").write_text(SETUP)
     (tmp_path / "nnue_trainer" / "__init__.py").touch()
     (tmp_path / "csrc" / "a.cpp").write_text("int a;")

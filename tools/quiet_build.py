@@ -13,6 +13,8 @@ import time
 from importlib.util import find_spec
 from pathlib import Path
 
+from find_nvcc import find_nvcc
+
 ROOT = Path(__file__).resolve().parents[1]
 PARTS = os.environ.get("NNUE_PARTS", "")
 LOG = ROOT / "build" / (f"build-{PARTS}.log" if PARTS else "build.log")
@@ -27,9 +29,7 @@ def inputs() -> str:
     for package in ("torch", "pybind11", "setuptools"):
         spec = find_spec(package)
         files += sorted(Path(spec.origin).parent.glob("*version*.py")) if spec and spec.origin else []
-    programs = [*os.environ.get("CXX", "c++").split(), os.environ.get("CC", "cc"), "nvcc", "ninja"]
-    homes = (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda")  # as find_nvcc in setup.py
-    programs += [f"{home}/bin/nvcc" for home in homes if home]
+    programs = [*os.environ.get("CXX", "c++").split(), os.environ.get("CC", "cc"), find_nvcc() or "nvcc", "ninja"]
     files += [Path(found) for program in programs if (found := shutil.which(program))]
     options = {
         name: value
