@@ -229,6 +229,7 @@ def validate(
         raise typer.Exit(1 if failed else CONTRADICTORY)
 
 
+# long: typer makes an option from each parameter
 @app.command()
 def generate(
     out: Annotated[

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from nnue_trainer.match.statistics import Sprt
 
 
+# long: typer makes an option from each parameter
 def match(
     players: Annotated[
         list[str],

@@ -134,11 +134,15 @@ def export_command(
         note(f"exporting {checkpoint}")
     loaded = checkpoints.load(checkpoint, ("model", "net"))
     chosen, model = (format_of(loaded, str(checkpoint)), None) if file_format is None else _format(file_format)
-    for option, wanted in {"header": header, "rust": rust}.items():
-        if wanted:
-            chosen = _with_option(chosen, option, True)
-    names = {"header_namespace": header_namespace, "header_include": header_include}
-    for option, value in {"compression": compression, "description": description, **names}.items():
+    options = {
+        "header": header or None,
+        "rust": rust or None,
+        "compression": compression,
+        "description": description,
+        "header_namespace": header_namespace,
+        "header_include": header_include,
+    }
+    for option, value in options.items():
         if value is not None:
             chosen = _with_option(chosen, option, value)
     quantized = net_from_checkpoint(loaded, str(checkpoint), any_l1=any_l1)
@@ -151,23 +155,7 @@ def export_command(
     if out.is_dir():
         out = out / f"nn-{sha256[:12]}{chosen.suffix}"
     check_other(checkpoint, out, "is the checkpoint itself, expected another name for the net")
-    files = {out: data}
-    net_of = quantized.net
-    options: dict[str, Any] = {**chosen.header_options(), **chosen.places()}
-    beside = {
-        ".h": net_of.header(**options) if chosen.header_wanted() else "",
-        ".rs": net_of.rust(**chosen.places()) if chosen.rust_wanted() else "",
-    }
-    for suffix, text in beside.items():
-        if text is None:
-            raise UserError(
-                f"{checkpoint}: examples/engine does not support nets like this one ({net_of.name} of "
-                f"{shown(net_of.feature_set)})"
-            )
-        if text and out.suffix == suffix:
-            raise UserError(f"{out}: expected another name: the header beside the net ends in {suffix}")
-        if text:
-            files[out.with_suffix(suffix)] = text.encode()
+    files = {out: data, **_files_beside(out, quantized.net, chosen, checkpoint)}
     for path, content in files.items():
         check_new(path, overwrite, content)
     for path, content in files.items():
@@ -179,6 +167,27 @@ def export_command(
     print(f"{shown(out)}: {quantized.net.name}, {len(data):,} bytes, sha256 {sha256}")
     for line in chosen.listing(net):
         print(f"  {line}")
+
+
+def _files_beside(out: Path, net: Net, chosen: NetFormat, checkpoint: Path) -> dict[Path, bytes]:
+    """The C++ header and the Rust file with the net's sizes, those of them that the format writes beside a net."""
+    options: dict[str, Any] = {**chosen.header_options(), **chosen.places()}
+    sizes = {
+        ".h": net.header(**options) if chosen.header_wanted() else "",
+        ".rs": net.rust(**chosen.places()) if chosen.rust_wanted() else "",
+    }
+    files = {}
+    for suffix, text in sizes.items():
+        if text is None:
+            raise UserError(
+                f"{checkpoint}: examples/engine does not support nets like this one ({net.name} of "
+                f"{shown(net.feature_set)})"
+            )
+        if text and out.suffix == suffix:
+            raise UserError(f"{out}: expected another name: the header beside the net ends in {suffix}")
+        if text:
+            files[out.with_suffix(suffix)] = text.encode()
+    return files
 
 
 def check_other(source: Path, out: Path, mistake: str) -> None:

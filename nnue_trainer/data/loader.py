@@ -69,6 +69,42 @@ def usable_threads() -> int:
     return max(8, 2 * usable_cpus())
 
 
+# Of options of `Loader`: the least and the most value.
+_LIMITS = {
+    "batch_size": (1, 2**32 - 1),
+    "shuffle_buffer": (1, 2**32 - 1),
+    "hold": (1, 1024),
+    "seed": (0, 2**64 - 1),
+    "epoch": (0, 2**63 - 1),
+    "threads": (0, 2**31 - 1),
+    "cpus": (0, 2**31 - 1),
+    "shards": (1, 2**32 - 1),
+}
+
+
+def _check_limits(**options: int) -> None:
+    for name, value in options.items():
+        least, most = _LIMITS[name]
+        if value < least:
+            raise UserError(f"loader: {name} is {value}, expected at least {least}")
+        if value > most:
+            raise UserError(f"loader: {name} is {value}, expected at most {most}")
+
+
+def _check_shares(batch_size: int, rank: int, world_size: int, shards: int) -> None:
+    """UserError where the processes, or the shards, cannot share a batch equally."""
+    if world_size < 1 or not 0 <= rank < world_size or batch_size % world_size:
+        raise UserError(
+            f"loader: rank {rank} of {world_size} processes and a batch of {batch_size}: expected rank < processes "
+            "and a batch that they can share equally"
+        )
+    if shards > 1 and (batch_size % shards or shards % world_size):
+        raise UserError(
+            f"loader: {shards} shards, {world_size} processes and a batch of {batch_size}: expected a multiple of "
+            "the processes that divides the batch"
+        )
+
+
 class LoaderOptions(TypedDict, total=False):
     """The keyword arguments of `Loader`, which describes them, and of `RecordLoader`."""
 
@@ -141,36 +177,21 @@ class _Stream(Closing, Generic[T]):
         self._files = [str(Path(path)) for path in paths]
         if not self._files:
             raise UserError("loader: no data files")
-        for name, value, least, most in (
-            ("batch_size", batch_size, 1, 2**32 - 1),
-            ("shuffle_buffer", shuffle_buffer, 1, 2**32 - 1),
-            ("hold", hold, 1, 1024),
-            ("seed", seed, 0, 2**64 - 1),
-            ("epoch", epoch, 0, 2**63 - 1),
-            ("threads", threads, 0, 2**31 - 1),
-            ("cpus", cpus, 0, 2**31 - 1),
-            ("shards", shards, 1, 2**32 - 1),
-        ):
-            if not least <= value <= most:
-                raise UserError(
-                    f"loader: {name} is {value}, expected at least {least}"
-                    if value < least
-                    else f"loader: {name} is {value}, expected at most {most}"
-                )
+        _check_limits(
+            batch_size=batch_size,
+            shuffle_buffer=shuffle_buffer,
+            hold=hold,
+            seed=seed,
+            epoch=epoch,
+            threads=threads,
+            cpus=cpus,
+            shards=shards,
+        )
         if weights is not None and len(weights) != len(self._files):
             raise UserError(f"loader: {len(weights)} weights for {len(self._files)} files, expected one for each")
         if weights is not None and not shuffle:
             raise UserError("loader: weights of files without shuffling, which keeps file order")
-        if world_size < 1 or not 0 <= rank < world_size or batch_size % world_size:
-            raise UserError(
-                f"loader: rank {rank} of {world_size} processes and a batch of {batch_size}: expected rank < processes "
-                "and a batch that they can share equally"
-            )
-        if shards > 1 and (batch_size % shards or shards % world_size):
-            raise UserError(
-                f"loader: {shards} shards, {world_size} processes and a batch of {batch_size}: expected a multiple of "
-                "the processes that divides the batch"
-            )
+        _check_shares(batch_size, rank, world_size, shards)
         if shards > 1 and not (repeat and shuffle and drop_last):
             raise UserError("loader: shards are for endless streams: they need repeat, shuffle and drop_last")
         self.batch_size = batch_size

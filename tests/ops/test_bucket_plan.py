@@ -116,6 +116,59 @@ def check_tile_features(
         assert found["tile_left_out"][tile] == left_out
 
 
+def check_far_lists(
+    found: dict[str, NDArray[Any]],
+    has: NDArray[np.bool_],
+    features_at: NDArray[Any],
+    bucket_of_tile: NDArray[Any],
+) -> None:
+    """`has`: whether the row of a slot has the feature of a rank; `features_at`: the feature of each rank."""
+    far_begin = found["far_begin"].reshape(-1, 65)[: len(has) // 64]
+    far_counts = has[:, NEAR:].sum(1).reshape(-1, 64)
+    np.testing.assert_array_equal(far_begin[:, 0], 0)
+    np.testing.assert_array_equal(np.diff(far_begin, axis=1), far_counts)
+    pitch = len(found["far"]) // len(found["slot_target"])
+    far = found["far"].reshape(-1, 64 * pitch)
+    for tile, of_tile in enumerate(bucket_of_tile):
+        for in_tile in np.flatnonzero(far_counts[tile]):
+            listed = far[tile, far_begin[tile, in_tile] : far_begin[tile, in_tile + 1]]
+            expected = features_at[of_tile, NEAR:][has[64 * tile + in_tile, NEAR:]]
+            np.testing.assert_array_equal(np.sort(listed), np.sort(expected))
+
+
+def check_near_lists(
+    found: dict[str, NDArray[Any]], has: NDArray[np.bool_], regular_slots: NDArray[Any], target: NDArray[Any]
+) -> None:
+    """The near lists of each slot, and its entry, which counts them and the far lists."""
+    slots = len(has)
+    far_begin = found["far_begin"].reshape(-1, 65)[: slots // 64]
+    far_counts = has[:, NEAR:].sum(1)
+    pitch = len(found["far"]) // len(found["slot_target"])
+    far = found["far"].reshape(-1, 64 * pitch)
+    entries = found["entries"].reshape(-1, 4)[:slots]
+    near = found["near"].reshape(-1, pitch)[:slots]
+    usable = np.zeros(slots, dtype=bool)
+    usable[regular_slots] = True
+    places, with_bias = places_of(has)
+    length = np.where(usable, places.sum(1), -1)
+    order = np.argsort(-length.reshape(-1, 64), axis=1, kind="stable") + 64 * np.arange(slots // 64)[:, None]
+    order = order.ravel()
+    np.testing.assert_array_equal(entries[:, 1], order)
+    np.testing.assert_array_equal(entries[:, 0], np.where(usable, target, -1)[order])
+    np.testing.assert_array_equal((entries[:, 2] >= 0), usable[order])
+    some = entries[usable[order]]
+    np.testing.assert_array_equal(some[:, 2] & 511, length[some[:, 1]])
+    np.testing.assert_array_equal(some[:, 2] >> 9 & 511, far_counts[some[:, 1]])
+    np.testing.assert_array_equal(some[:, 3], far_begin[some[:, 1] // 64, some[:, 1] % 64])
+    np.testing.assert_array_equal(some[:, 2] >> 28, with_bias[some[:, 1]])
+    for entry in some[(some[:, 2] >> 9 & 511) > 0]:
+        assert entry[2] >> 18 & 1023 == far[entry[1] // 64, entry[3]]
+    for of_slot, listed in zip(order, near, strict=True):
+        end = max(length[of_slot], 0)
+        np.testing.assert_array_equal(np.sort(listed[:end]), 2 * np.flatnonzero(places[of_slot]))
+        assert (listed[end:] == 0).all()
+
+
 def check_lists(
     library: str, memory: NDArray[np.uint8], white: Tensor, black: Tensor, black_to_move: Tensor, num_features: int,
     num_bucketed: int, bucket_size: int, dtype: torch.dtype,
@@ -190,43 +243,12 @@ def check_lists(
             check_tile_features(library, found, lists, rows_at, max_active)
         return
 
-    far_begin = found["far_begin"].reshape(-1, 65)[: slots // 64]
-    far_counts = has[:, NEAR:].sum(1).reshape(-1, 64)
-    np.testing.assert_array_equal(far_begin[:, 0], 0)
-    np.testing.assert_array_equal(np.diff(far_begin, axis=1), far_counts)
-    pitch = len(found["far"]) // len(found["slot_target"])
-    far = found["far"].reshape(-1, 64 * pitch)
-    for tile, of_tile in enumerate(np.repeat(np.arange(buckets), tiles_of)):
-        for in_tile in np.flatnonzero(far_counts[tile]):
-            listed = far[tile, far_begin[tile, in_tile] : far_begin[tile, in_tile + 1]]
-            expected = features_at[of_tile, NEAR:][has[64 * tile + in_tile, NEAR:]]
-            np.testing.assert_array_equal(np.sort(listed), np.sort(expected))
+    check_far_lists(found, has, features_at, np.repeat(np.arange(buckets), tiles_of))
     if reads == "bitmaps":
         np.testing.assert_array_equal(unpack(found["near_bits"].reshape(-1, 12)[:slots]), has[:, :NEAR])
         return
 
-    entries = found["entries"].reshape(-1, 4)[:slots]
-    near = found["near"].reshape(-1, pitch)[:slots]
-    usable = np.zeros(slots, dtype=bool)
-    usable[slot[regular]] = True
-    places, with_bias = places_of(has)
-    length = np.where(usable, places.sum(1), -1)
-    order = np.argsort(-length.reshape(-1, 64), axis=1, kind="stable") + 64 * np.arange(slots // 64)[:, None]
-    order = order.ravel()
-    np.testing.assert_array_equal(entries[:, 1], order)
-    np.testing.assert_array_equal(entries[:, 0], np.where(usable, target, -1)[order])
-    np.testing.assert_array_equal((entries[:, 2] >= 0), usable[order])
-    some = entries[usable[order]]
-    np.testing.assert_array_equal(some[:, 2] & 511, length[some[:, 1]])
-    np.testing.assert_array_equal(some[:, 2] >> 9 & 511, far_counts.ravel()[some[:, 1]])
-    np.testing.assert_array_equal(some[:, 3], far_begin[some[:, 1] // 64, some[:, 1] % 64])
-    np.testing.assert_array_equal(some[:, 2] >> 28, with_bias[some[:, 1]])
-    for entry in some[(some[:, 2] >> 9 & 511) > 0]:
-        assert entry[2] >> 18 & 1023 == far[entry[1] // 64, entry[3]]
-    for of_slot, listed in zip(order, near, strict=True):
-        end = max(length[of_slot], 0)
-        np.testing.assert_array_equal(np.sort(listed[:end]), 2 * np.flatnonzero(places[of_slot]))
-        assert (listed[end:] == 0).all()
+    check_near_lists(found, has, slot[regular], target)
 
 
 def make_batch(
