@@ -24,11 +24,13 @@ $levels"
 pickles=$(git grep -nE '\bpickle\.load|torch\.load\(' -- '*.py' | grep -v 'weights_only=True' || true)
 [ -z "$pickles" ] || complain "pickle from disk:
 $pickles"
-# A tool of its own, with what to write instead; spelling where codespell is installed.
+# English and long functions: tools of their own, which print what to do. Spelling where codespell is installed.
 python=.venv/bin/python
 [ -x "$python" ] || python=python3
 prose=$("$python" tools/prose.py) || complain "English (tools/prose.py):
 $prose"
+long=$("$python" tools/long_functions.py) || complain "long functions (tools/long_functions.py):
+$long"
 if [ -x .venv/bin/codespell ]; then
     words=$(git ls-files '*.md' '*.py' '*.h' '*.cpp' '*.cu' '*.cuh' '*.sh' '*.yaml' '*.yml' '*.toml' | xargs .venv/bin/codespell) ||
         complain "spelling:
