@@ -161,6 +161,12 @@ bool is_wide(int64_t columns, int64_t bytes, const Pointers*... pointers) {
     return columns * bytes % 16 == 0 && ((reinterpret_cast<uintptr_t>(pointers) % 16 == 0) && ...);
 }
 
+// Calls body.operator()<V>() with kWide elements of T per access, or with 1.
+template <class T, class Body>
+auto with_width(bool wide, const Body& body) {
+    return wide ? body.template operator()<kWide<T>>() : body.template operator()<1>();
+}
+
 // Calls visit(index, value) for every entry of one index row up to the first -1, in order, with all lanes together.
 // Indices outside [0, num_features) are left out, so that none of them leads outside the weights. `values` may be null.
 template <class S, class Visit>

@@ -1,5 +1,5 @@
 // The operators of the feature transformer on CUDA. Tensors are checked, made contiguous and taken apart here, and the
-// kernels of feature_transformer.cuh are launched on torch's current stream.
+// kernels are launched on torch's current stream.
 
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
@@ -8,13 +8,12 @@
 #include <optional>
 #include <tuple>
 
-#include "feature_transformer.cuh"
+#include "feature_transformer_deterministic.cuh"
+#include "feature_transformer_kernels.cuh"
 #include "index_check.cuh"
 
 namespace nnue::feature_transformer {
 namespace {
-
-using namespace nnue::cuda;
 
 // The second dimension of the kernels' grids is for columns, and CUDA limits it to 65535.
 void check_num_outputs(const char* op, const char* argument, int64_t num_outputs) {
@@ -42,36 +41,78 @@ Tensor forward_op(const Tensor& indices_in, const std::optional<Tensor>& values_
     Tensor output = torch::stable::new_empty(weight, {sizes.rows, sizes.num_outputs});
     dispatch_weight_dtype<__half, __nv_bfloat16>(weight.scalar_type(), [&](auto* type) {
         using T = std::remove_pointer_t<decltype(type)>;
-        launch_forward<T>(rows_of<T>(indices, values, sizes), const_data<T>(weight), const_data<T>(bias),
-                          mutable_data<T>(output), sizes.num_outputs, stream);
+        const T *const w = const_data<T>(weight), *const b = const_data<T>(bias);
+        T* const out = mutable_data<T>(output);
+        with_width<T>(is_wide(sizes.num_outputs, sizeof(T), w, b, out), [&]<int V>() {
+            launch("feature_transformer_forward", forward_kernel<T, V>, grid_for<V>(sizes.rows, sizes.num_outputs),
+                   kBlock, 0, stream, rows_of<T>(indices, values, sizes), w, b, out, sizes.num_outputs);
+        });
     });
     check.finish();
     return output;
 }
 
+// The gradients of the operator's backward, each by its kernels.
 template <class T>
-Tensor weight_gradient(const Rows<T>& batch, const Tensor& grad_output, int64_t num_outputs, bool deterministic,
-                       cudaStream_t stream) {
-    const int64_t features = batch.num_features;
-    if (deterministic) {
-        Tensor grad_weight = torch::stable::new_empty(grad_output, {features, num_outputs});
-        const size_t bytes = deterministic_scratch_bytes(batch, num_outputs);
-        const Tensor scratch = torch::stable::new_empty(grad_output, {static_cast<int64_t>(bytes)}, ScalarType::Byte);
-        launch_weight_gradient_deterministic(batch, const_data<T>(grad_output), mutable_data<T>(grad_weight),
-                                             num_outputs, scratch.mutable_data_ptr(), stream);
-        return grad_weight;
+struct Gradients {
+    const Rows<T> batch;
+    const Tensor& grad_output;
+    const T* const from;
+    const int64_t n;
+    const cudaStream_t stream;
+
+    Tensor of_weight(bool deterministic) const {
+        const int64_t features = batch.num_features;
+        if (deterministic) {
+            Tensor made = torch::stable::new_empty(grad_output, {features, n});
+            const Tensor scratch =
+                torch::stable::new_empty(grad_output, {deterministic_scratch_bytes(batch, n)}, ScalarType::Byte);
+            launch_weight_gradient_deterministic(batch, from, mutable_data<T>(made), n, scratch.mutable_data_ptr(),
+                                                 stream);
+            return made;
+        }
+        Tensor sums = torch::stable::new_empty(grad_output, {features, n}, sum_dtype(grad_output.scalar_type()));
+        sum_t<T>* const to = mutable_data<sum_t<T>>(sums);
+        check_cuda(cudaMemsetAsync(to, 0, sums.numel() * sizeof(sum_t<T>), stream), "memset");
+        with_width<T>(is_wide(n, sizeof(T), from, to), [&]<int V>() {
+            launch("weight_gradient_atomic", weight_gradient_atomic_kernel<T, V>, grid_for<V>(batch.rows, n), kBlock, 0,
+                   stream, batch, from, to, n);
+        });
+        if constexpr (std::is_same_v<T, sum_t<T>>) {
+            return sums;
+        } else {
+            Tensor made = torch::stable::new_empty(grad_output, {features, n});
+            launch("round", round_kernel<T>, thread_blocks_for(sums.numel(), 1024), 256, 0, stream, to,
+                   mutable_data<T>(made), sums.numel());
+            return made;
+        }
     }
-    Tensor sums = torch::stable::new_empty(grad_output, {features, num_outputs}, sum_dtype(grad_output.scalar_type()));
-    check_cuda(cudaMemsetAsync(sums.mutable_data_ptr(), 0, sums.numel() * sizeof(sum_t<T>), stream), "memset");
-    launch_weight_gradient_atomic(batch, const_data<T>(grad_output), mutable_data<sum_t<T>>(sums), num_outputs, stream);
-    if constexpr (std::is_same_v<T, sum_t<T>>) {
-        return sums;
-    } else {
-        Tensor grad_weight = torch::stable::new_empty(grad_output, {features, num_outputs});
-        launch_round(const_data<sum_t<T>>(sums), mutable_data<T>(grad_weight), sums.numel(), stream);
-        return grad_weight;
+
+    Tensor of_bias() const {
+        const int64_t parts = bias_gradient_parts(batch.rows), per_part = parts == 0 ? 0 : divide_up(batch.rows, parts);
+        const Tensor partial = torch::stable::new_empty(grad_output, {parts, n}, sum_dtype(grad_output.scalar_type()));
+        Tensor made = torch::stable::new_empty(grad_output, {n});
+        sum_t<T>* const sums = mutable_data<sum_t<T>>(partial);
+        with_width<T>(is_wide(n, sizeof(T), from), [&]<int V>() {
+            const dim3 grid(static_cast<unsigned>(parts), static_cast<unsigned>(divide_up(n, kWarp * V)));
+            launch("bias_parts", bias_parts_kernel<T, V>, grid, kBlock, 0, stream, from, batch.rows, per_part, n, sums);
+        });
+        launch("bias_total", bias_total_kernel<T>, thread_blocks_for(n, 64), 64, 0, stream, sums, parts, n,
+               mutable_data<T>(made));
+        return made;
     }
-}
+
+    Tensor of_values(const Tensor& weight_in, const Tensor& values) const {
+        const Tensor weight = torch::stable::contiguous(weight_in);
+        const T* const w = const_data<T>(weight);
+        Tensor made = torch::stable::new_empty(values, {batch.rows, batch.max_active});
+        with_width<T>(is_wide(n, sizeof(T), from, w), [&]<int V>() {
+            launch("values_gradient", values_gradient_kernel<T, V>, thread_blocks_for(batch.rows, kWarpsPerBlock),
+                   kBlock, 0, stream, batch, from, w, mutable_data<sum_t<T>>(made), n);
+        });
+        return made;
+    }
+};
 
 std::tuple<Tensor, Tensor, Tensor> backward_op(const Tensor& grad_output_in, const Tensor& indices_in,
                                                const std::optional<Tensor>& values_in,
@@ -92,31 +133,17 @@ std::tuple<Tensor, Tensor, Tensor> backward_op(const Tensor& grad_output_in, con
         check.emplace(kBackward, const_data<int32_t>(indices), sizes.rows, sizes.max_active, sizes.num_features,
                       grad_output.get_device_index(), stream);
     }
-    const ScalarType sums = sum_dtype(grad_output.scalar_type());
     Tensor grad_weight = torch::stable::new_empty(grad_output, {0}),
            grad_bias = torch::stable::new_empty(grad_output, {0}),
-           grad_values = torch::stable::new_empty(grad_output, {0}, sums);
+           grad_values = torch::stable::new_empty(grad_output, {0}, sum_dtype(grad_output.scalar_type()));
     dispatch_weight_dtype<__half, __nv_bfloat16>(grad_output.scalar_type(), [&](auto* type) {
         using T = std::remove_pointer_t<decltype(type)>;
-        const Rows<T> batch = rows_of<T>(indices, values, sizes);
-        const T* gradient = const_data<T>(grad_output);
-        if (needs.weight) {
-            // Lists are at least twice as fast as atomics on the H200: benchmarks/results/.
-            grad_weight = weight_gradient(batch, grad_output, sizes.num_outputs, deterministic.value_or(true), stream);
-        }
-        if (needs.bias) {
-            grad_bias = torch::stable::new_empty(grad_output, {sizes.num_outputs});
-            const Tensor partial =
-                torch::stable::new_empty(grad_output, {bias_gradient_parts(sizes.rows), sizes.num_outputs}, sums);
-            launch_bias_gradient(gradient, sizes.rows, sizes.num_outputs, mutable_data<sum_t<T>>(partial),
-                                 mutable_data<T>(grad_bias), stream);
-        }
-        if (needs.values) {
-            const Tensor weight = torch::stable::contiguous(*weight_in);
-            grad_values = torch::stable::new_empty(*values, {sizes.rows, sizes.max_active});
-            launch_values_gradient(batch, gradient, const_data<T>(weight), mutable_data<sum_t<T>>(grad_values),
-                                   sizes.num_outputs, stream);
-        }
+        const Gradients<T> gradients{rows_of<T>(indices, values, sizes), grad_output, const_data<T>(grad_output),
+                                     sizes.num_outputs, stream};
+        // Lists are at least twice as fast as atomics on the H200: benchmarks/results/.
+        if (needs.weight) grad_weight = gradients.of_weight(deterministic.value_or(true));
+        if (needs.bias) grad_bias = gradients.of_bias();
+        if (needs.values) grad_values = gradients.of_values(*weight_in, *values);
     });
     if (check) check->finish();
     return {grad_weight, grad_bias, grad_values};

@@ -131,8 +131,6 @@ def translate(text: str) -> str:
 # The sources that become operators on the CPU, below cuda/.
 SOURCES = (
     "feature_transformer.cu",
-    "feature_transformer_kernels.cu",  # called by the one above, as is the next
-    "feature_transformer_deterministic.cu",
     "perspective_transformer.cu",
     "hopper/bucketed.cu",  # called by the one above, as is the next
     "portable/portable.cu",

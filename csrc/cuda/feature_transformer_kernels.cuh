@@ -1,21 +1,37 @@
-// The classic kernels of the feature transformer: the forward gathers, and the weight gradient is scattered with
-// atomics. The gradients of bias and values are here, too. See feature_transformer.cuh.
+// The kernels of the feature transformer: the forward gathers, and the weight gradient is scattered with atomics,
+// unless it is made in a fixed order (feature_transformer_deterministic.cuh). The gradients of bias and values are
+// here, too. They take pointers and sizes, no tensors. Contracts: ../feature_transformer.h.
+//
+// Most kernels are grids of warps. A warp takes one row (or list) and one slab of 32 lanes' columns, which is 512 bytes
+// where 16-byte access is allowed. The slab is the slow dimension of the grid, so that the slab of the weights, which
+// all rows read, stays in the L2 cache.
+#pragma once
 
-#include "feature_transformer.cuh"
+#include "../feature_transformer.h"
+#include "common.cuh"
 
 namespace nnue::feature_transformer {
-namespace {
 
 using namespace nnue::cuda;
 
 constexpr int kWarpsPerBlock = 8;
 const dim3 kBlock(kWarp, kWarpsPerBlock);
 
-// x: rows; y: slabs of kWarp * V columns.
+// x: rows or lists; y: slabs of kWarp * V columns.
 template <int V>
 dim3 grid_for(int64_t rows, int64_t columns) {
     return dim3(thread_blocks_for(rows, kWarpsPerBlock), static_cast<unsigned>(divide_up(columns, kWarp * V)));
 }
+
+// Indices and values of a batch.
+template <class T>
+struct Rows {
+    const int32_t* indices;  // [rows, max_active]
+    const sum_t<T>* values;  // the same shape, or null
+    int64_t rows;
+    int max_active;
+    int num_features;
+};
 
 template <class Body>
 __device__ inline void for_each_row(int64_t rows, const Body& body) {
@@ -67,6 +83,8 @@ __device__ inline void atomic_add(S* to, const S (&part)[V]) {
     }
 }
 
+// Adds to grad_weight [num_features, num_outputs], which is zero before. The order of the additions varies from run to
+// run.
 template <class T, int V>
 __global__ void __launch_bounds__(kWarp* kWarpsPerBlock)
     weight_gradient_atomic_kernel(Rows<T> batch, const T* __restrict__ grad_output, sum_t<T>* __restrict__ grad_weight,
@@ -97,6 +115,11 @@ __global__ void round_kernel(const sum_t<T>* __restrict__ from, T* __restrict__ 
     for (int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < count; i += int64_t(gridDim.x) * blockDim.x) {
         to[i] = from_sum<T>(from[i]);
     }
+}
+
+// The number of rows of `partial` for the two kernels of the bias.
+inline int64_t bias_gradient_parts(int64_t rows) {
+    return std::min<int64_t>(128, divide_up(rows, 64));
 }
 
 // Part p sums rows [p * per_part, (p + 1) * per_part): each warp sums every eighth row, then the warps' sums are added
@@ -177,78 +200,5 @@ __global__ void __launch_bounds__(kWarp* kWarpsPerBlock)
         }
     });
 }
-
-}  // namespace
-
-template <class T>
-void launch_forward(const Rows<T>& batch, const T* weight, const T* bias, T* output, int64_t n, cudaStream_t stream) {
-    if (is_wide(n, sizeof(T), weight, bias, output)) {
-        launch("feature_transformer_forward", forward_kernel<T, kWide<T>>, grid_for<kWide<T>>(batch.rows, n), kBlock, 0,
-               stream, batch, weight, bias, output, n);
-    } else {
-        launch("feature_transformer_forward", forward_kernel<T, 1>, grid_for<1>(batch.rows, n), kBlock, 0, stream,
-               batch, weight, bias, output, n);
-    }
-}
-
-template <class T>
-void launch_weight_gradient_atomic(const Rows<T>& batch, const T* grad_output, sum_t<T>* grad_weight, int64_t n,
-                                   cudaStream_t stream) {
-    if (is_wide(n, sizeof(T), grad_output, grad_weight)) {
-        launch("weight_gradient_atomic", weight_gradient_atomic_kernel<T, kWide<T>>, grid_for<kWide<T>>(batch.rows, n),
-               kBlock, 0, stream, batch, grad_output, grad_weight, n);
-    } else {
-        launch("weight_gradient_atomic", weight_gradient_atomic_kernel<T, 1>, grid_for<1>(batch.rows, n), kBlock, 0,
-               stream, batch, grad_output, grad_weight, n);
-    }
-}
-
-template <class T>
-void launch_round(const sum_t<T>* from, T* to, int64_t count, cudaStream_t stream) {
-    launch("round", round_kernel<T>, thread_blocks_for(count, 1024), 256, 0, stream, from, to, count);
-}
-
-template <class T>
-void launch_bias_gradient(const T* grad_output, int64_t rows, int64_t n, sum_t<T>* partial, T* grad_bias,
-                          cudaStream_t stream) {
-    const int64_t parts = bias_gradient_parts(rows);
-    const int64_t per_part = parts == 0 ? 0 : divide_up(rows, parts);
-    const auto grid = [&](int v) {
-        return dim3(static_cast<unsigned>(parts), static_cast<unsigned>(divide_up(n, kWarp * v)));
-    };
-    if (is_wide(n, sizeof(T), grad_output)) {
-        launch("bias_parts", bias_parts_kernel<T, kWide<T>>, grid(kWide<T>), kBlock, 0, stream, grad_output, rows,
-               per_part, n, partial);
-    } else {
-        launch("bias_parts", bias_parts_kernel<T, 1>, grid(1), kBlock, 0, stream, grad_output, rows, per_part, n,
-               partial);
-    }
-    launch("bias_total", bias_total_kernel<T>, thread_blocks_for(n, 64), 64, 0, stream, partial, parts, n, grad_bias);
-}
-
-template <class T>
-void launch_values_gradient(const Rows<T>& batch, const T* grad_output, const T* weight, sum_t<T>* grad_values,
-                            int64_t n, cudaStream_t stream) {
-    const dim3 grid(thread_blocks_for(batch.rows, kWarpsPerBlock));
-    if (is_wide(n, sizeof(T), grad_output, weight)) {
-        launch("values_gradient", values_gradient_kernel<T, kWide<T>>, grid, kBlock, 0, stream, batch, grad_output,
-               weight, grad_values, n);
-    } else {
-        launch("values_gradient", values_gradient_kernel<T, 1>, grid, kBlock, 0, stream, batch, grad_output, weight,
-               grad_values, n);
-    }
-}
-
-#define NNUE_INSTANTIATE(T)                                                                                     \
-    template void launch_forward<T>(const Rows<T>&, const T*, const T*, T*, int64_t, cudaStream_t);             \
-    template void launch_weight_gradient_atomic<T>(const Rows<T>&, const T*, sum_t<T>*, int64_t, cudaStream_t); \
-    template void launch_round<T>(const sum_t<T>*, T*, int64_t, cudaStream_t);                                  \
-    template void launch_bias_gradient<T>(const T*, int64_t, int64_t, sum_t<T>*, T*, cudaStream_t);             \
-    template void launch_values_gradient<T>(const Rows<T>&, const T*, const T*, sum_t<T>*, int64_t, cudaStream_t);
-NNUE_INSTANTIATE(float)
-NNUE_INSTANTIATE(double)
-NNUE_INSTANTIATE(__half)
-NNUE_INSTANTIATE(__nv_bfloat16)
-#undef NNUE_INSTANTIATE
 
 }  // namespace nnue::feature_transformer

@@ -6,19 +6,16 @@
 //   3. Each list is cut into tasks (sorted_lists.cuh). The sum of a list of one task is stored; the sums of longer
 //      lists' tasks go to scratch memory, and a last pass adds them in order.
 //
-// Every element of the gradient is written once, without atomics, so nothing needs to be zeroed first.
+// Every element of the gradient is written once, without atomics, so nothing needs to be zeroed first. Sums are made in
+// the order of the batch's rows and cut at fixed places, so equal inputs give equal bits.
+#pragma once
 
-#include "feature_transformer.cuh"
+#include "feature_transformer_kernels.cuh"
 #include "sorted_lists.cuh"
 
 namespace nnue::feature_transformer {
-namespace {
 
-using namespace nnue::cuda;
 using namespace nnue::sorted_lists;
-
-constexpr int kWarpsPerBlock = 8;
-const dim3 kBlock(kWarp, kWarpsPerBlock);
 
 template <class T>
 struct Scratch {
@@ -141,24 +138,15 @@ __global__ void __launch_bounds__(kWarp* kWarpsPerBlock) combine_kernel(Lists<T>
     }
 }
 
-template <class T, int V>
-void launch_sums(const Lists<T>& lists, int64_t max_tasks, int64_t max_long_lists, cudaStream_t stream) {
-    const auto slabs = static_cast<unsigned>(divide_up(lists.num_outputs, kWarp * V));
-    launch("weight_gradient_sum", sum_kernel<T, V>, dim3(thread_blocks_for(max_tasks, kWarpsPerBlock), slabs), kBlock,
-           0, stream, lists);
-    launch("weight_gradient_combine", combine_kernel<T, V>,
-           dim3(thread_blocks_for(max_long_lists, kWarpsPerBlock), slabs), kBlock, 0, stream, lists);
-}
-
-}  // namespace
-
+// Bytes of scratch memory that launch_weight_gradient_deterministic needs.
 template <class T>
-size_t deterministic_scratch_bytes(const Rows<T>& batch, int64_t num_outputs) {
+int64_t deterministic_scratch_bytes(const Rows<T>& batch, int64_t num_outputs) {
     Carver counter{nullptr};
     carve<T>(counter, batch.rows * batch.max_active, batch.num_features, num_outputs);
-    return counter.used;
+    return static_cast<int64_t>(counter.used);
 }
 
+// Writes all of grad_weight.
 template <class T>
 void launch_weight_gradient_deterministic(const Rows<T>& batch, const T* grad_output, T* grad_weight, int64_t n,
                                           void* scratch, cudaStream_t stream) {
@@ -172,17 +160,12 @@ void launch_weight_gradient_deterministic(const Rows<T>& batch, const T* grad_ou
     if (features == 0) return;
     make_tasks(s.cub, s.sorted_keys, places, features, s.tasks, Nothing{}, stream);
     const Lists<T> lists{grad_output, batch.values, s.sorted_places, s.tasks, s.sums, grad_weight, n, batch.max_active};
-    const auto sums = is_wide(n, sizeof(T), grad_output, grad_weight) ? launch_sums<T, kWide<T>> : launch_sums<T, 1>;
-    sums(lists, max_tasks(places, features), max_long_lists(places, features), stream);
+    with_width<T>(is_wide(n, sizeof(T), grad_output, grad_weight), [&]<int V>() {
+        launch("weight_gradient_sum", sum_kernel<T, V>, grid_for<V>(max_tasks(places, features), n), kBlock, 0, stream,
+               lists);
+        launch("weight_gradient_combine", combine_kernel<T, V>, grid_for<V>(max_long_lists(places, features), n),
+               kBlock, 0, stream, lists);
+    });
 }
-
-#define NNUE_INSTANTIATE(T)                                                  \
-    template size_t deterministic_scratch_bytes<T>(const Rows<T>&, int64_t); \
-    template void launch_weight_gradient_deterministic<T>(const Rows<T>&, const T*, T*, int64_t, void*, cudaStream_t);
-NNUE_INSTANTIATE(float)
-NNUE_INSTANTIATE(double)
-NNUE_INSTANTIATE(__half)
-NNUE_INSTANTIATE(__nv_bfloat16)
-#undef NNUE_INSTANTIATE
 
 }  // namespace nnue::feature_transformer
