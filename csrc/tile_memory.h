@@ -16,17 +16,14 @@ constexpr int kInputTile = 16;                  // N must be a multiple of it
 
 // The warps of a thread block divide a tile for layer 0: each takes kPositionBlocks · 16 positions and one of kShares
 // shares of the inputs, and computes the outputs in blocks of 8. The sums of all shares take share_floats floats.
-constexpr int kPositionBlocks = 2;
-
-template <int MT>
-constexpr int kShares = kTileWarps* MT / 4;
+constexpr int kPositionBlocks = 2, kShares = kTileWarps * kPositionBlocks / 4;
 
 constexpr int output_blocks(int outputs) {
     return outputs <= 8 ? 1 : outputs <= 16 ? 2 : 4;
 }
 
 constexpr int share_floats(int outputs) {
-    return kShares<kPositionBlocks> * output_blocks(outputs) * 8 * kPitch;
+    return kShares * output_blocks(outputs) * 8 * kPitch;
 }
 
 // What a thread block needs of its tile.

@@ -27,11 +27,11 @@ __device__ inline bool load_tile(const int* order, const Order& of_order, TilePo
 
 // Writes the sums of each share of the inputs to shares[share][output][position]; the caller adds the shares up.
 // `positions` are the 64 of the tile, in shared memory; all of them must exist. NT · 8 ≥ outputs.
-template <class T, int MT, int NT>
+template <class T, int NT>
 __device__ void first_layer_sums(const T* x, const float* weight, int inputs, int outputs, const int* positions,
                                  float* shares) {
     using In = Input<T>;
-    constexpr int P = In::kParts, W = In::kFactorParts, KS = In::kSteps, kColumns = 16 * KS;
+    constexpr int P = In::kParts, W = In::kFactorParts, KS = In::kSteps, MT = kPositionBlocks, kColumns = 16 * KS;
     const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, row = lane / 4, mine = lane % 4 * 4 * KS;
     const int first = warp % (4 / MT) * MT * 16, share = warp / (4 / MT);
     const T* rows[MT][2];
@@ -68,7 +68,7 @@ __device__ void first_layer_sums(const T* x, const float* weight, int inputs, in
     for (int m = 0; m < MT; ++m) load_inputs(m, column);
     load_weights(column, 0);
     while (column < inputs) {
-        const int next = column + kShares<MT> * kColumns;
+        const int next = column + kShares * kColumns;
 #pragma unroll
         for (int s = 0; s < KS; ++s) {
             uint32_t right[NT][W][2];
@@ -133,7 +133,7 @@ struct FirstForward {
     int inputs, outputs;
 };
 
-template <class T, int MT, int NT>
+template <class T, int NT>
 __global__ void __launch_bounds__(kThreads, kFirstTogether) first_layer_forward(const T* x, const FirstForward a) {
     extern __shared__ __align__(16) float shares[];
     __shared__ TilePositions tile;
@@ -141,13 +141,13 @@ __global__ void __launch_bounds__(kThreads, kFirstTogether) first_layer_forward(
     ptx::let_next_kernel_start();
     if (!load_tile(a.order, a.of_order, tile)) return;
     const float* const weight = a.weight + static_cast<int64_t>(tile.stack) * a.outputs * a.inputs;
-    first_layer_sums<T, MT, NT>(x, weight, a.inputs, a.outputs, tile.positions, shares);
+    first_layer_sums<T, NT>(x, weight, a.inputs, a.outputs, tile.positions, shares);
     __syncthreads();
     for (int i = threadIdx.x; i < tile.count * a.outputs; i += kThreads) {
         const int p = i / a.outputs, o = i - p * a.outputs;
         float sum = 0.0f;
 #pragma unroll
-        for (int q = 0; q < kShares<MT>; ++q) sum += shares[(q * NT * 8 + o) * kPitch + p];
+        for (int q = 0; q < kShares; ++q) sum += shares[(q * NT * 8 + o) * kPitch + p];
         a.sums[static_cast<int64_t>(tile.positions[p]) * a.outputs + o] = sum;
     }
 }

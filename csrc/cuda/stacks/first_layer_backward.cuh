@@ -11,6 +11,7 @@
 // *segment*, and finish.cuh adds up the segments in order.
 #pragma once
 
+#include "../float_type.cuh"
 #include "tile.cuh"
 
 namespace nnue::cuda::stacks {
@@ -54,14 +55,12 @@ struct FirstBackward {
     Scale scale;
 };
 
-enum class GradType : int { float32, float16, bfloat16 };
-
 // The source of a kernel that is given x and makes grad_x.
 template <class T>
 struct InputRows {
     const T* x;    // [B, N]
     void* grad_x;  // [B, N]; null if it is not needed
-    GradType grad_type;
+    Float grad_type;
     float factor;  // of grad_x
     int inputs;
 
@@ -110,12 +109,12 @@ struct InputRows {
         const size_t at = static_cast<int64_t>(position) * inputs + column;
         const bool exists = position >= 0 && column < inputs;
         // Inline assembly, because the compiler would split plain stores.
-        if (grad_type == GradType::float32) {
+        if (grad_type == Float::kFloat32) {
             ptx::store_global_16(
                 static_cast<float*>(grad_x) + at,
                 {__float_as_uint(g[0]), __float_as_uint(g[1]), __float_as_uint(g[2]), __float_as_uint(g[3])}, exists);
         } else {
-            const bool half = grad_type == GradType::float16;
+            const bool half = grad_type == Float::kFloat16;
             const auto pair = [&](float a, float b) {
                 return half ? bits_of(__floats2half2_rn(a, b)) : bits_of(__floats2bfloat162_rn(a, b));
             };

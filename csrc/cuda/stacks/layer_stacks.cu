@@ -65,18 +65,13 @@ void launch_tiles(bool early, const char* name, Kernel kernel, int64_t blocks, c
     launch_behind(early, name, kernel, static_cast<unsigned>(blocks), kThreads, shared.dynamic, stream, arguments...);
 }
 
-// Calls `body` with MT and NT of first_layer_sums, as constants.
+// Calls `body` with NT of first_layer_sums, as a constant.
 template <class Body>
 void dispatch_outputs(int outputs, const Body& body) {
-    constexpr int kMT = kPositionBlocks;
-    switch (output_blocks(outputs)) {
-        case 1:
-            return body.template operator()<kMT, 1>();
-        case 2:
-            return body.template operator()<kMT, 2>();
-        default:
-            return body.template operator()<kMT, 4>();
-    }
+    const int blocks = output_blocks(outputs);
+    if (blocks == 1) return body.template operator()<1>();
+    if (blocks == 2) return body.template operator()<2>();
+    body.template operator()<4>();
 }
 
 // Calls `body` with the type of x.
@@ -121,20 +116,26 @@ const Layers& layers_of(const char* op, const Tensors& parameters, int64_t descr
     return layers;
 }
 
+// All tensors are on the device of weight_0, `like`.
+void check_tensor(const char* op, const char* argument, const Tensor& tensor, std::initializer_list<ScalarType> dtypes,
+                  std::initializer_list<int64_t> shape, const char* letters, const Tensor& like) {
+    check_device(op, argument, tensor, Device::cuda, like, "weight_0");
+    check_dtype(op, argument, tensor, dtypes);
+    check_shape(op, argument, tensor, shape, letters);
+}
+
+void check_floats(const char* op, const char* argument, const Tensor& tensor, std::initializer_list<int64_t> shape,
+                  const char* letters, const Tensor& like) {
+    check_tensor(op, argument, tensor, {ScalarType::Float}, shape, letters, like);
+}
+
 Order check_order(const char* op, const Tensor& order, int64_t positions, int64_t stacks, const Tensor& like) {
     const Order o{positions, stacks};
-    check_device(op, "order", order, Device::cuda, like, "weight_0");
-    check_dtype(op, "order", order, {ScalarType::Int});
-    if (order.dim() != 1 || order.size(0) != o.size())
+    check_tensor(op, "order", order, {ScalarType::Int}, {-1}, "[n]", like);
+    if (order.size(0) != o.size())
         fail(op, "order", "shape " + shape_text(order.sizes()),
              "[" + text(o.size()) + "], what _stack_order gives for these positions and stacks");
     return o;
-}
-
-void check_input(const char* op, const Tensor& x, int64_t inputs, const Tensor& like) {
-    check_device(op, "x", x, Device::cuda, like, "weight_0");
-    check_dtype(op, "x", x, {ScalarType::Float, ScalarType::Half, ScalarType::BFloat16});
-    check_shape(op, "x", x, {-1, inputs}, "[B, N]");
 }
 
 void check_aligned(const char* op, const char* argument, const Tensor& tensor) {
@@ -142,28 +143,13 @@ void check_aligned(const char* op, const char* argument, const Tensor& tensor) {
         fail(op, argument, "an address that is not a multiple of 16", "an aligned tensor, as new tensors are");
 }
 
-void check_floats(const char* op, const char* argument, const Tensor& tensor, std::initializer_list<int64_t> shape,
-                  const char* letters, const Tensor& like) {
-    check_device(op, argument, tensor, Device::cuda, like, "weight_0");
-    check_dtype(op, argument, tensor, {ScalarType::Float});
-    check_shape(op, argument, tensor, shape, letters);
-}
-
 Tensor floats_like(const Tensor& like, std::initializer_list<int64_t> shape, ScalarType dtype = ScalarType::Float) {
     return torch::stable::new_empty(like, std::vector<int64_t>(shape), dtype);
 }
 
-Tensors contiguous_all(const Tensors& tensors) {
-    Tensors result;
-    for (const Tensor& tensor : tensors) result.push_back(torch::stable::contiguous(tensor));
-    return result;
-}
-
 Tensor order_op(const Tensor& bucket_in, int64_t stacks) {
     constexpr const char* op = "_stack_order";
-    check_device(op, "bucket", bucket_in, Device::cuda, bucket_in, "bucket");
-    check_dtype(op, "bucket", bucket_in, {ScalarType::Long});
-    check_shape(op, "bucket", bucket_in, {-1}, "[B]");
+    check_tensor(op, "bucket", bucket_in, {ScalarType::Long}, {-1}, "[B]", bucket_in);
     if (stacks < 1 || stacks > kMostStacks) fail(op, "num_stacks", stacks, "1 to " + std::to_string(kMostStacks));
     const torch::stable::accelerator::DeviceGuard guard(bucket_in.get_device_index());
     const Tensor bucket = torch::stable::contiguous(bucket_in);
@@ -188,30 +174,12 @@ Tensor first_sums(const Tensor& x, const Tensor& weight, const Layers& layers, c
                          first.outputs};
     const SharedMemory shared{sizeof(float) * share_floats(first.outputs), sizeof(TilePositions) + 64, kFirstTogether};
     dispatch_input(x.scalar_type(), [&]<class T>() {
-        dispatch_outputs(first.outputs, [&]<int MT, int NT>() {
-            launch_tiles(in_waves(o, x), "first_layer_forward", first_layer_forward<T, MT, NT>, o.most_tiles(), shared,
+        dispatch_outputs(first.outputs, [&]<int NT>() {
+            launch_tiles(in_waves(o, x), "first_layer_forward", first_layer_forward<T, NT>, o.most_tiles(), shared,
                          current_stream(x), const_data<T>(x), a);
         });
     });
     return sums;
-}
-
-// The arguments that the kernels of tiles always need. The tensors are contiguous, and the caller keeps them alive.
-TileArguments tile_arguments(const Layers& layers, const Tensors& parameters, const Tensor& order, const Order& o) {
-    TileArguments a{};
-    const GradientLayout layout(layers);
-    a.layers = layers;
-    a.places = tile_layout(layers);
-    for (int l = 0; l < layers.count; ++l) {
-        a.weights[l] = const_data<float>(parameters[2 * l]);
-        a.biases[l] = const_data<float>(parameters[2 * l + 1]);
-        a.of_bias[l] = layout.of_bias(l);
-        if (l > 0) a.of_weight[l] = layout.of_weight(l);
-    }
-    a.tile_numbers = layout.tile;
-    a.order = const_data<int>(order);
-    a.of_order = o;
-    return a;
 }
 
 void run_rest(const Tensor& sums, TileArguments& a) {
@@ -226,8 +194,8 @@ void run_rest(const Tensor& sums, TileArguments& a) {
 void run_tiles(const Tensor& x, const Tensor& weight, const Tensor& order, TileArguments& a) {
     if (in_waves(a.of_order, x)) return run_rest(first_sums(x, weight, a.layers, order, a.of_order), a);
     dispatch_rounding(x.scalar_type(), a.layers.integers.rounds, [&]<class T, bool kRounds>() {
-        dispatch_outputs(a.layers.at[0].outputs, [&]<int MT, int NT>() {
-            launch_tiles(false, "tile_kernel", tile_kernel<T, MT, NT, kRounds>, a.of_order.most_tiles(),
+        dispatch_outputs(a.layers.at[0].outputs, [&]<int NT>() {
+            launch_tiles(false, "tile_kernel", tile_kernel<T, NT, kRounds>, a.of_order.most_tiles(),
                          shared_memory(a.places), current_stream(x), const_data<T>(x), a);
         });
     });
@@ -249,12 +217,60 @@ Tensor check_start(const char* op, const Tensor& x_in, bool is_sums, const Layer
     if (is_sums)
         check_floats(op, "x", x_in, {-1, layers.at[0].outputs}, "[B, O]", like);
     else
-        check_input(op, x_in, layers.at[0].inputs, like);
+        check_tensor(op, "x", x_in, {ScalarType::Float, ScalarType::Half, ScalarType::BFloat16},
+                     {-1, layers.at[0].inputs}, "[B, N]", like);
     if (layers.integers.rounds) check_dtype(op, "x", x_in, {ScalarType::Float, ScalarType::BFloat16});
     const Tensor x = torch::stable::contiguous(x_in);
     check_aligned(op, "x", x);
     return x;
 }
+
+// What the operators on tiles have in common: their arguments, checked and contiguous, and those of the kernels that
+// they always need.
+struct TileCall {
+    const Layers& layers;
+    const Tensor x;  // or the sums
+    const Order of_order;
+    Tensors parameters;
+    const std::optional<Tensor> psqt;
+    const GradientLayout layout;
+    TileArguments arguments{};
+
+    TileCall(const char* op, const Tensor& x_in, bool is_sums, const Tensor& order, const Tensors& parameters_in,
+             const std::optional<Tensor>& psqt_in, int64_t description)
+        : layers(layers_of(op, parameters_in, description)),
+          x(check_start(op, x_in, is_sums, layers, parameters_in[0])),
+          of_order(check_order(op, order, x.size(0), layers.stacks, parameters_in[0])),
+          psqt(contiguous(psqt_in)),
+          layout(layers) {
+        if (psqt) check_floats(op, "psqt", *psqt, {of_order.positions}, "[B]", parameters_in[0]);
+        for (const Tensor& parameter : parameters_in) parameters.push_back(torch::stable::contiguous(parameter));
+        check_aligned(op, "weight_0", parameters[0]);
+        TileArguments& a = arguments;
+        a.layers = layers;
+        a.places = tile_layout(layers);
+        for (int l = 0; l < layers.count; ++l) {
+            a.weights[l] = const_data<float>(parameters[2 * l]);
+            a.biases[l] = const_data<float>(parameters[2 * l + 1]);
+            a.of_bias[l] = layout.of_bias(l);
+            if (l > 0) a.of_weight[l] = layout.of_weight(l);
+        }
+        a.tile_numbers = layout.tile;
+        a.order = const_data<int>(order);
+        a.of_order = of_order;
+        a.psqt = const_data<float>(psqt);
+    }
+
+    // New memory for grad_sums and partials, which every backward gives.
+    std::tuple<Tensor, Tensor> start_backward() {
+        const Tensor grad_sums = floats_like(x, {of_order.positions, layers.at[0].outputs});
+        const Tensor partials = floats_like(x, {of_order.most_tiles(), arguments.tile_numbers});
+        arguments.backward = true;
+        arguments.grad_sums = mutable_data<float>(grad_sums);
+        arguments.partials = mutable_data<float>(partials);
+        return {grad_sums, partials};
+    }
+};
 
 Tensor first_op(const Tensor& x_in, const Tensor& order, const Tensor& weight_in) {
     constexpr const char* op = "_layer_stacks_first";
@@ -273,114 +289,78 @@ Tensor first_op(const Tensor& x_in, const Tensor& order, const Tensor& weight_in
     return first_sums(x, weight, layers, order, o);
 }
 
-std::tuple<Tensor, Tensor> forward_op(const Tensor& x_in, const Tensor& order, Tensors parameters_in,
-                                      const std::optional<Tensor>& psqt_in, int64_t description, bool is_sums) {
-    constexpr const char* op = "_layer_stacks_forward";
-    const Layers& layers = layers_of(op, parameters_in, description);
-    check_fits(op, layers);
-    const Tensor x = check_start(op, x_in, is_sums, layers, parameters_in[0]);
-    const Order o = check_order(op, order, x.size(0), layers.stacks, parameters_in[0]);
-    if (psqt_in) check_floats(op, "psqt", *psqt_in, {o.positions}, "[B]", parameters_in[0]);
-    const torch::stable::accelerator::DeviceGuard guard(x.get_device_index());
-    const Tensors parameters = contiguous_all(parameters_in);
-    check_aligned(op, "weight_0", parameters[0]);
-    const std::optional<Tensor> psqt = contiguous(psqt_in);
-    const Tensor output = floats_like(x, {o.positions});
-    const Tensor sums = is_sums ? x : first_sums(x, parameters[0], layers, order, o);
-    TileArguments a = tile_arguments(layers, parameters, order, o);
-    a.psqt = const_data<float>(psqt);
-    a.output = mutable_data<float>(output);
-    run_rest(sums, a);
-    return {output, is_sums ? floats_like(x, {0, layers.at[0].outputs}) : sums};
+std::tuple<Tensor, Tensor> forward_op(const Tensor& x_in, const Tensor& order, Tensors parameters,
+                                      const std::optional<Tensor>& psqt, int64_t description, bool is_sums) {
+    TileCall call("_layer_stacks_forward", x_in, is_sums, order, parameters, psqt, description);
+    const torch::stable::accelerator::DeviceGuard guard(x_in.get_device_index());
+    const Tensor output = floats_like(call.x, {call.of_order.positions});
+    const Tensor sums = is_sums ? call.x : first_sums(call.x, call.parameters[0], call.layers, order, call.of_order);
+    call.arguments.output = mutable_data<float>(output);
+    run_rest(sums, call.arguments);
+    return {output, is_sums ? floats_like(call.x, {0, call.layers.at[0].outputs}) : sums};
 }
 
-std::tuple<Tensor, Tensor> backward_op(const Tensor& grad_output_in, const Tensor& sums_in, const Tensor& order,
-                                       Tensors parameters_in, int64_t description) {
+std::tuple<Tensor, Tensor> backward_op(const Tensor& grad_output_in, const Tensor& sums, const Tensor& order,
+                                       Tensors parameters, int64_t description) {
     constexpr const char* op = "_layer_stacks_backward";
-    const Layers& layers = layers_of(op, parameters_in, description);
-    check_fits(op, layers);
-    const Tensor sums = check_start(op, sums_in, true, layers, parameters_in[0]);
-    const Order o = check_order(op, order, sums.size(0), layers.stacks, parameters_in[0]);
-    check_floats(op, "grad_output", grad_output_in, {o.positions}, "[B]", parameters_in[0]);
+    TileCall call(op, sums, true, order, parameters, std::nullopt, description);
+    check_floats(op, "grad_output", grad_output_in, {call.of_order.positions}, "[B]", parameters[0]);
     const torch::stable::accelerator::DeviceGuard guard(sums.get_device_index());
-    const Tensors parameters = contiguous_all(parameters_in);
     const Tensor grad_output = torch::stable::contiguous(grad_output_in);
-    TileArguments a = tile_arguments(layers, parameters, order, o);
-    const Tensor grad_sums = floats_like(sums, {o.positions, layers.at[0].outputs});
-    const Tensor partials = floats_like(sums, {o.most_tiles(), a.tile_numbers});
-    a.backward = true;
-    a.grad_in = const_data<float>(grad_output);
-    a.grad_sums = mutable_data<float>(grad_sums);
-    a.partials = mutable_data<float>(partials);
-    run_rest(sums, a);
-    return {grad_sums, partials};
+    const auto made = call.start_backward();
+    call.arguments.grad_in = const_data<float>(grad_output);
+    run_rest(call.x, call.arguments);
+    return made;
 }
 
-std::tuple<Tensor, Tensor, Tensor, Tensor> loss_op(const Tensor& x_in, const Tensor& order, Tensors parameters_in,
-                                                   const std::optional<Tensor>& psqt_in, Tensors targets,
+std::tuple<Tensor, Tensor, Tensor, Tensor> loss_op(const Tensor& x_in, const Tensor& order, Tensors parameters,
+                                                   const std::optional<Tensor>& psqt, Tensors targets,
                                                    int64_t description, int64_t loss, Numbers constants, bool is_sums) {
     constexpr const char* op = "_layer_stacks_loss";
-    const Layers& layers = layers_of(op, parameters_in, description);
-    check_fits(op, layers);
-    const Tensor& like = parameters_in[0];
-    const Tensor x = check_start(op, x_in, is_sums, layers, like);
-    const Order o = check_order(op, order, x.size(0), layers.stacks, like);
-    if (psqt_in) check_floats(op, "psqt", *psqt_in, {o.positions}, "[B]", like);
+    TileCall call(op, x_in, is_sums, order, parameters, psqt, description);
+    const Layers& layers = call.layers;
+    const Tensor &like = parameters[0], &x = call.x;
+    const Order& o = call.of_order;
     if (targets.size() != 3) fail(op, "targets", text(targets.size()) + " tensors", "three: score, result and lambda");
-    const Tensor &score_in = targets[0], &result_in = targets[1], &lambda_in = targets[2];
-    check_device(op, "score", score_in, Device::cuda, like, "weight_0");
-    check_dtype(op, "score", score_in, {ScalarType::Short});
-    check_shape(op, "score", score_in, {o.positions}, "[B]");
-    check_device(op, "result", result_in, Device::cuda, like, "weight_0");
-    check_dtype(op, "result", result_in, {ScalarType::Char});
-    check_shape(op, "result", result_in, {o.positions}, "[B]");
-    const bool by_position = lambda_in.dim() == 1;
+    check_tensor(op, "score", targets[0], {ScalarType::Short}, {o.positions}, "[B]", like);
+    check_tensor(op, "result", targets[1], {ScalarType::Char}, {o.positions}, "[B]", like);
+    const bool by_position = targets[2].dim() == 1;
     if (by_position)
-        check_floats(op, "lambda", lambda_in, {o.positions}, "[B]", like);
+        check_floats(op, "lambda", targets[2], {o.positions}, "[B]", like);
     else
-        check_floats(op, "lambda", lambda_in, {}, "[]", like);
+        check_floats(op, "lambda", targets[2], {}, "[]", like);
     const torch::stable::accelerator::DeviceGuard guard(x.get_device_index());
-    const Tensors parameters = contiguous_all(parameters_in);
-    check_aligned(op, "weight_0", parameters[0]);
-    const std::optional<Tensor> psqt = contiguous(psqt_in);
-    const Tensor score = torch::stable::contiguous(score_in), result = torch::stable::contiguous(result_in),
-                 lambda = torch::stable::contiguous(lambda_in);
-    TileArguments a = tile_arguments(layers, parameters, order, o);
+    for (Tensor& target : targets) target = torch::stable::contiguous(target);
     const Tensor totals = floats_like(x, {3}), tile_totals = floats_like(x, {o.most_tiles(), 2});
     const Tensor grad_output = floats_like(x, {o.positions});
-    const Tensor grad_sums = floats_like(x, {o.positions, layers.at[0].outputs});
     const bool in_one_pass =
         !is_sums && capabilities::is_one_pass(layers, x.scalar_type() == ScalarType::Float ? 4 : 2);
     if (layers.integers.square != 0 && !in_one_pass)
         fail(op, "layers", "layers that read squares of x", "one layer, and x of at most 16 KB for each position");
-    if (in_one_pass) a.tile_numbers = numbers_with_weight(layers, GradientLayout(layers));
-    const Tensor partials = floats_like(x, {o.most_tiles(), a.tile_numbers});
-    a.psqt = const_data<float>(psqt);
-    a.backward = true;
+    TileArguments& a = call.arguments;
+    if (in_one_pass) a.tile_numbers = numbers_with_weight(layers, call.layout);
+    const auto [grad_sums, partials] = call.start_backward();
     a.loss = read_loss(op, loss, constants);
-    a.score = const_data<int16_t>(score);
-    a.result = const_data<int8_t>(result);
-    a.lambda = const_data<float>(lambda);
+    a.score = const_data<int16_t>(targets[0]);
+    a.result = const_data<int8_t>(targets[1]);
+    a.lambda = const_data<float>(targets[2]);
     a.lambda_by_position = by_position;
     a.tile_totals = mutable_data<float>(tile_totals);
     a.totals = mutable_data<float>(totals);
     a.counter = mutable_data<int>(order) + Order::counter;
     a.grad_output = mutable_data<float>(grad_output);
-    a.grad_sums = mutable_data<float>(grad_sums);
-    a.partials = mutable_data<float>(partials);
     if (in_one_pass)
         run_one_output(x, a, current_stream(x));
     else if (is_sums)
         run_rest(x, a);
     else
-        run_tiles(x, parameters[0], order, a);
+        run_tiles(x, call.parameters[0], order, a);
     return {totals, grad_sums, grad_output, partials};
 }
 
 // What _layer_stacks_gradients and _layer_stacks_gradients_through have in common: everything but the kernel of layer
 // 0.
-class Gradients {
-  public:
+struct Gradients {
     // `reads_x`: the gradient of weight_0 is made of x or of what x is made of, unless it is among the partials
     // already.
     Gradients(const char* op, int64_t positions, bool reads_x, const Tensor& order, const Tensors& parameters,
@@ -475,10 +455,7 @@ class Gradients {
                       f.of_weight + f.of_bias + f.of_partials + f.of_psqt, kThreads, 0, current_stream(weight_), f);
     }
 
-  private:
     const char* const op_;
-
-  public:
     const Layers& layers;
     Order of_order;
     bool has_weight;  // whether one_output_kernel has made the gradient of weight_0, too
@@ -503,8 +480,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> gradients_op(const std::optional<Tens
     Gradients all(op, x_in ? x_in->size(0) : grad_output->size(0), x_in.has_value(), order, parameters, partials,
                   grad_output, scales, description);
     const bool needs_x_grad = grad_dtype.has_value();
-    const ScalarType to =
-        needs_x_grad ? perspective_transformer::check_float_dtype(op, "grad_dtype", *grad_dtype) : ScalarType::Float;
+    const ScalarType to = grad_dtype.value_or(ScalarType::Float);
+    const Float to_type = perspective_transformer::float_type(op, "grad_dtype", to);
     const Layer& first = all.layers.at[0];
     const Tensor grad_x =
         floats_like(parameters[0], {x_in && needs_x_grad ? all.of_order.positions : 0, first.inputs}, to);
@@ -514,10 +491,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> gradients_op(const std::optional<Tens
         FirstBackward a = all.first_layer(grad_sums);
         dispatch_input(x.scalar_type(), [&]<class T>() {
             using Source = InputRows<T>;
-            const GradType type = to == ScalarType::Float  ? GradType::float32
-                                  : to == ScalarType::Half ? GradType::float16
-                                                           : GradType::bfloat16;
-            const Source source{const_data<T>(x), needs_x_grad ? grad_x.mutable_data_ptr() : nullptr, type,
+            const Source source{const_data<T>(x), needs_x_grad ? grad_x.mutable_data_ptr() : nullptr, to_type,
                                 all.layers.integers.x_scale, first.inputs};
             const auto run = [&]<int KO>() {
                 constexpr int kTogether = kWorkers<Source, KO>;

@@ -525,7 +525,7 @@ __device__ inline void finish_without_tile(const TileArguments& a, Tile& tile, f
 constexpr int kRestsTogether = 4;
 
 // Layer 0 of a tile, then the rest of the tile.
-template <class T, int MT, int NT, bool kRounds>
+template <class T, int NT, bool kRounds>
 __global__ void __launch_bounds__(kThreads, kFirstTogether) tile_kernel(const T* x, const TileArguments a) {
     extern __shared__ __align__(16) float memory[];
     __shared__ Tile tile;
@@ -539,7 +539,7 @@ __global__ void __launch_bounds__(kThreads, kFirstTogether) tile_kernel(const T*
     const Target target = load_target(a, tile);
     float* const shares = memory + a.places.shares;
     const float* const weight = a.weights[0] + static_cast<int64_t>(tile.stack) * first.outputs * first.inputs;
-    first_layer_sums<T, MT, NT>(x, weight, first.inputs, first.outputs, tile.positions, shares);
+    first_layer_sums<T, NT>(x, weight, first.inputs, first.outputs, tile.positions, shares);
     ptx::copy_async_wait_all();
     __syncthreads();
     // A warp takes every eighth output, a lane two positions. The activated values overlap `shares`, so they are stored
@@ -552,7 +552,7 @@ __global__ void __launch_bounds__(kThreads, kFirstTogether) tile_kernel(const T*
         const int o = warp + k * kWarps;
         y[k][0] = y[k][1] = 0.0f;
 #pragma unroll
-        for (int q = 0; q < kShares<MT>; ++q) {
+        for (int q = 0; q < kShares; ++q) {
             const Pack<float, 2> v = load_pair(shares + q * NT * 8 * kPitch, o);
             y[k][0] += v.at[0];
             y[k][1] += v.at[1];
