@@ -731,9 +731,9 @@ inline State check_begin(const Tensor& loss, const Tensor& lr, const Tensors& st
 // What the two operators on rows of a part have in common.
 struct Late {
     Part part;
-    int64_t virtual_rows;  // rows that are worked on together lie so far apart; all rows where none are shared
-    int64_t columns;       // of a row
+    int64_t rows, columns;  // of the weight
     int64_t window;
+    int64_t virtual_rows;   // rows r and r + virtual_rows share one, part.rows of them each; without any: all rows
     const uint8_t* marked;  // null: all
     int64_t* made;
     void* changes;  // null: no virtual rows
@@ -767,6 +767,7 @@ inline Late late(const char* op, const Part& part, const Tensor& weight, const s
                num_rows,
                num_rows == 0 ? 0 : weight.numel() / num_rows,
                history.size(0),
+               num_rows,
                marked ? const_data<uint8_t>(*marked) : nullptr,
                mutable_data<int64_t>(made),
                nullptr,

@@ -156,7 +156,7 @@ int64_t groups_of_task(const Late& l) {
 // Where the gradient of each row lies, -1 for rows that make no step now: from marks, where there is a gradient for
 // every row, or from the numbers of the rows that have one.
 std::vector<int64_t> gradient_places(const Late& l, const Tensor& rows, const Tensor& gradient, int64_t step) {
-    const int64_t num_rows = l.virtual_rows * l.part.rows;
+    const int64_t num_rows = l.rows;
     std::vector<int64_t> places(num_rows, -1);
     if (l.marked != nullptr) {
         for (int64_t row = 0; row < num_rows; ++row) places[row] = l.marked[row] ? row : -1;
@@ -199,7 +199,7 @@ void update_rows(const Late& l, const std::vector<int64_t>& places, const Factor
             const bool good = NNUE_CALL_BEST_UNLESS_DOUBLE(update_group<R>, l.part, c, turn, v, l.virtual_rows,
                                                            l.columns, places.data(), change);
             if (!good) bad = true;
-            for (int64_t row = v; row < l.virtual_rows * l.part.rows; row += l.virtual_rows) {
+            for (int64_t row = v; row < l.rows; row += l.virtual_rows) {
                 if (places[row] >= 0) l.made[row] = step;
             }
         }
@@ -251,7 +251,7 @@ void catch_up(const Late& l, const Factors& factors, int64_t step) {
         steps.push_back(common<T>(factors, numbers, l.part.rate, l.part.decay, l.part.low, l.part.high));
         turns.push_back(turn_of(numbers));
     }
-    const int64_t num_rows = l.virtual_rows * l.part.rows;
+    const int64_t num_rows = l.rows;
     // From `row` on, the next one of its group that has steps to make.
     const auto next_row = [&](int64_t row) {
         for (; row < num_rows; row += l.virtual_rows) {

@@ -29,6 +29,20 @@ int64_t bytes_of(Kind kind) {
     return kind == Kind::kFloat64 ? 8 : kind == Kind::kFloat32 ? 4 : 2;
 }
 
+// Calls body.operator()<R, T, k16, V>(): the rule, the type of the weights, whether gradients have 16 bits (those of
+// float64 weights never do), and how many elements a lane loads at once.
+template <class Body>
+void with_kernel_types(Rule rule, const Tensor& weight, bool is_16, bool wide, const Body& body) {
+    with_rule(rule, weight, [&]<class R, class T>() {
+        with_width<T>(wide, [&]<int V>() {
+            if constexpr (sizeof(T) == 4) {
+                if (is_16) return body.template operator()<R, T, true, V>();
+            }
+            body.template operator()<R, T, false, V>();
+        });
+    });
+}
+
 void begin_op(Tensors gradients, std::vector<int64_t> shared_rows, const Tensor& loss, const Tensor& lr, Tensors state,
               int64_t rule, std::vector<double> constants, double max_norm, Tensors rows) {
     BeginArguments a{};
@@ -109,22 +123,6 @@ void launch_update(std::vector<Part> parts, UpdateArguments a, bool follows_begi
     }
 }
 
-template <class R, class T>
-void run(const std::vector<Part>& parts, const UpdateArguments& a, bool follows_begin, cudaStream_t stream) {
-    constexpr int V = kWide<T>;
-    std::vector<Part> groups[2][2];
-    for (const Part& part : parts) {
-        const bool is_16 = part.gradient_kind == Kind::kFloat16 || part.gradient_kind == Kind::kBFloat16;
-        groups[is_16][is_wide_part(part, sizeof(T), V)].push_back(part);
-    }
-    launch_update<R, T, false, V>(groups[0][1], a, follows_begin, stream);
-    launch_update<R, T, false, 1>(groups[0][0], a, follows_begin, stream);
-    if constexpr (sizeof(T) == 4) {
-        launch_update<R, T, true, V>(groups[1][1], a, follows_begin, stream);
-        launch_update<R, T, true, 1>(groups[1][0], a, follows_begin, stream);
-    }
-}
-
 void update_op(Tensors weights, Tensors gradients, Tensors moments, Tensors copies, Tensors state,
                std::vector<double> settings, int64_t rule, std::vector<double> constants, bool follows_begin) {
     const Hyperparameters h = check_rule(kUpdate, rule, constants);
@@ -139,7 +137,17 @@ void update_op(Tensors weights, Tensors gradients, Tensors moments, Tensors copi
     a.factors = factors(h);
     a.numbers = const_data<double>(numbers);
     a.failed = mutable_data<float>(failed);
-    with_rule(h.rule, weights[0], [&]<class R, class T>() { run<R, T>(found, a, follows_begin, stream); });
+    const int64_t element = weights[0].element_size();
+    std::vector<Part> groups[2][2];
+    for (const Part& part : found)
+        groups[bytes_of(part.gradient_kind) == 2][is_wide_part(part, element, 16 / element)].push_back(part);
+    for (const bool is_16 : {false, true}) {
+        for (const bool wide : {true, false}) {
+            with_kernel_types(h.rule, weights[0], is_16, wide, [&]<class R, class T, bool k16, int V>() {
+                launch_update<R, T, k16, V>(groups[is_16][wide], a, follows_begin, stream);
+            });
+        }
+    }
 }
 
 // ---- rows updated late ----------------------------------------------------------------------------------------------
@@ -174,24 +182,13 @@ struct LateCall {
             parts(op, {weight}, {gradient}, moments, copies, settings, h, numbers, Device::cuda, kept);
         if (found.empty()) return;
         const Late l = late(op, found[0], weight, rows, {late_tensors.begin(), end_of_late}, Device::cuda);
-        if (weight.size(0) > INT32_MAX) fail(op, "weight", text(weight.size(0)) + " rows", "fewer than 2^31");
+        if (l.rows > INT32_MAX) fail(op, "weight", text(l.rows) + " rows", "fewer than 2^31");
         if (found[0].shares && found[0].columns > INT32_MAX)
             fail(op, "changes", text(found[0].columns) + " elements of virtual rows", "fewer than 2^31");
         if (l.window > kMostWindow) fail(op, "history", text(l.window) + " steps", "at most " + text(kMostWindow));
         any = true;
-        is_16 = found[0].gradient_kind == Kind::kFloat16 || found[0].gradient_kind == Kind::kBFloat16;
-        arguments = {l.part,
-                     weight.size(0),
-                     l.columns,
-                     l.window,
-                     l.virtual_rows,
-                     l.marked,
-                     l.made,
-                     l.changes,
-                     l.history,
-                     const_data<int64_t>(step),
-                     const_data<double>(numbers),
-                     mutable_data<float>(failed),
+        is_16 = bytes_of(found[0].gradient_kind) == 2;
+        arguments = {l, const_data<int64_t>(step), const_data<double>(numbers), mutable_data<float>(failed),
                      factors(h)};
         Part row = found[0];
         row.columns = l.columns;
@@ -206,25 +203,14 @@ void update_rows_op(const Tensor& weight, const Tensor& gradient, Tensors moment
     const LateCall call(kUpdateRows, weight, gradient, moments, rows, late_tensors, state, settings, h);
     if (!call.any) return;
     const torch::stable::accelerator::DeviceGuard guard(weight.get_device_index());
-    with_rule(h.rule, weight, [&]<class R, class T>() {
-        constexpr int V = kWide<T>;
+    with_kernel_types(h.rule, weight, call.is_16, call.wide, [&]<class R, class T, bool k16, int V>() {
         const LateArguments& a = call.arguments;
         const bool shares = a.part.shares;
-        const auto kernel_of = [&]<bool k16, int W>() {
-            return shares ? update_sharing_rows<R, T, k16, W> : update_rows<R, T, k16, W>;
-        };
-        auto kernel = call.wide ? kernel_of.template operator()<false, V>() : kernel_of.template operator()<false, 1>();
-        if constexpr (sizeof(T) == 4) {
-            if (call.is_16) {
-                kernel =
-                    call.wide ? kernel_of.template operator()<true, V>() : kernel_of.template operator()<true, 1>();
-            }
-        }
-        const int64_t pieces = divide_up(a.columns, int64_t(kWarp) * (call.wide ? V : 1));
+        const int64_t pieces = divide_up(a.columns, int64_t(kWarp) * V);
         const int64_t grid = shares ? a.virtual_rows * pieces : divide_up(a.rows, int64_t(kLateRows));
         if (grid > INT32_MAX) fail(kUpdateRows, "weight", text(weight.numel()) + " elements", "fewer than 2^36");
-        launch("_optimizer_update_rows", kernel, static_cast<unsigned>(grid), kLateThreads, 0, current_stream(weight),
-               a);
+        launch("_optimizer_update_rows", shares ? update_sharing_rows<R, T, k16, V> : update_rows<R, T, k16, V>,
+               static_cast<unsigned>(grid), kLateThreads, 0, current_stream(weight), a);
     });
 }
 
@@ -244,12 +230,9 @@ void catch_up_op(const Tensor& weight, Tensors moments, const std::optional<Tens
     launch("_optimizer_catch_up", list_late, static_cast<unsigned>(divide_up(num_rows, kListThreads)), kListThreads, 0,
            stream, call.arguments, list, count);
     const unsigned grid = static_cast<unsigned>(kCatchUpBlocks * multiprocessors(current_device()));
-    with_rule(h.rule, weight, [&]<class R, class T>() {
-        constexpr int V = kWide<T>;
-        const auto kernel = call.arguments.part.shares
-                                ? (call.wide ? catch_up<R, T, V, true> : catch_up<R, T, 1, true>)
-                                : (call.wide ? catch_up<R, T, V, false> : catch_up<R, T, 1, false>);
-        launch("_optimizer_catch_up", kernel, grid, kLateThreads, 0, stream, call.arguments, list, count);
+    with_kernel_types(h.rule, weight, false, call.wide, [&]<class R, class T, bool, int V>() {
+        launch("_optimizer_catch_up", call.arguments.part.shares ? catch_up<R, T, V, true> : catch_up<R, T, V, false>,
+               grid, kLateThreads, 0, stream, call.arguments, list, count);
     });
 }
 

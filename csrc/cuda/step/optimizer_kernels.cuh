@@ -384,14 +384,7 @@ constexpr int kLateThreads = 256, kLateWarps = kLateThreads / kWarp;
 constexpr int kLateRows = 16;
 static_assert(kLateRows <= kWarp, "one warp lists them");
 
-struct LateArguments {
-    Part part;
-    int64_t rows, columns, window;
-    int64_t virtual_rows;   // rows r and r + virtual_rows share one, part.rows of them each; without any: all rows
-    const uint8_t* marked;  // null: all
-    int64_t* made;
-    void* changes;  // null: no virtual rows
-    double* history;
+struct LateArguments : Late {
     const int64_t* step;
     const double* numbers;
     float* failed;
