@@ -113,4 +113,19 @@ struct Problem {
     std::vector<int64_t> offsets_;
 };
 
+// Both operators of a device, where `run` makes the result of a problem.
+template <Device device, Tensor (*run)(const char* op, Problem&)>
+struct Operators {
+    static Tensor forward(Tensors parameters, std::vector<int64_t> ranges, std::vector<double> scales,
+                          std::vector<int64_t> limits) {
+        Problem problem(kForward, nullptr, parameters, ranges, scales, limits, device);
+        return run(kForward, problem);
+    }
+    static Tensor backward(Tensors gradients, Tensors parameters, std::vector<int64_t> ranges,
+                           std::vector<double> scales, std::vector<int64_t> limits) {
+        Problem problem(kBackward, &gradients, parameters, ranges, scales, limits, device);
+        return run(kBackward, problem);
+    }
+};
+
 }  // namespace nnue::integers

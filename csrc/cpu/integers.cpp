@@ -19,34 +19,24 @@ namespace {
 
 constexpr int64_t kPiece = 1 << 14;  // elements of a task
 
-Tensor run(Problem& problem) {
+Tensor run(const char*, Problem& problem) {
     Tensor flat = torch::stable::new_empty(problem.parameters[0], {problem.size}, ScalarType::Float);
     system::request_huge_pages(flat.mutable_data_ptr(), problem.size * sizeof(float));
     problem.write_to(mutable_data<float>(flat));
     for (const Range& range : problem.ranges) {
         torch::stable::parallel_for(0, divide_up(range.count, kPiece), 1, [&](int64_t begin, int64_t end) {
-            NNUE_CALL_BEST_ISA(integers_of, range, begin * kPiece, std::min(end * kPiece, range.count));
+            NNUE_CALL_BEST_ISA(convert_range, range, begin * kPiece, std::min(end * kPiece, range.count));
         });
     }
     return flat;
 }
 
-Tensor forward_op(Tensors parameters, std::vector<int64_t> ranges, std::vector<double> scales,
-                  std::vector<int64_t> limits) {
-    Problem problem(kForward, nullptr, parameters, ranges, scales, limits, Device::cpu);
-    return run(problem);
-}
-
-Tensor backward_op(Tensors gradients, Tensors parameters, std::vector<int64_t> ranges, std::vector<double> scales,
-                   std::vector<int64_t> limits) {
-    Problem problem(kBackward, &gradients, parameters, ranges, scales, limits, Device::cpu);
-    return run(problem);
-}
+using Own = Operators<Device::cpu, run>;
 
 }  // namespace
 }  // namespace nnue::integers
 
 STABLE_TORCH_LIBRARY_IMPL(nnue, CPU, m) {
-    NNUE_IMPL(m, "_to_integers", &nnue::integers::forward_op);
-    NNUE_IMPL(m, "_to_integers_backward", &nnue::integers::backward_op);
+    NNUE_IMPL(m, "_to_integers", &nnue::integers::Own::forward);
+    NNUE_IMPL(m, "_to_integers_backward", &nnue::integers::Own::backward);
 }

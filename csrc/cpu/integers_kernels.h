@@ -1,10 +1,10 @@
-// The loop of _to_integers and its way back over neighbouring elements. Compiled once for every instruction set level
-// by for_each_isa.h; see integers.cpp.
+// The loop over neighbouring elements of _to_integers and of its backward. Compiled once for every instruction set
+// level by for_each_isa.h; see integers.cpp.
 
 namespace {
 
 template <class T>
-void run_of(const integers::Range& range, int64_t begin, int64_t end) {
+void convert_elements(const integers::Range& range, int64_t begin, int64_t end) {
     const T scale = static_cast<T>(range.scale), limit = static_cast<T>(range.limit);
     const float* const __restrict__ from = range.from;
     const float* const __restrict__ gradient = range.gradient;
@@ -18,6 +18,6 @@ void run_of(const integers::Range& range, int64_t begin, int64_t end) {
 
 }  // namespace
 
-void integers_of(const integers::Range& range, int64_t begin, int64_t end) {
-    range.wide ? run_of<double>(range, begin, end) : run_of<float>(range, begin, end);
+void convert_range(const integers::Range& range, int64_t begin, int64_t end) {
+    range.wide ? convert_elements<double>(range, begin, end) : convert_elements<float>(range, begin, end);
 }

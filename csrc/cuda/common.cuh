@@ -100,30 +100,23 @@ inline unsigned thread_blocks_for(int64_t items, int64_t per_thread_block) {
     return static_cast<unsigned>(std::min<int64_t>(divide_up(items, per_thread_block), INT32_MAX));
 }
 
-__device__ inline float to_sum(float x) {
-    return x;
+template <class T>
+__device__ inline sum_t<T> to_sum(T x) {
+    if constexpr (std::is_same_v<T, __half>)
+        return __half2float(x);
+    else if constexpr (std::is_same_v<T, __nv_bfloat16>)
+        return __bfloat162float(x);
+    else
+        return x;
 }
-__device__ inline double to_sum(double x) {
-    return x;
-}
-__device__ inline float to_sum(__half x) {
-    return __half2float(x);
-}
-__device__ inline float to_sum(__nv_bfloat16 x) {
-    return __bfloat162float(x);
-}
-
 template <class T>
 __device__ inline T from_sum(sum_t<T> x) {
-    return static_cast<T>(x);
-}
-template <>
-__device__ inline __half from_sum<__half>(float x) {
-    return __float2half_rn(x);
-}
-template <>
-__device__ inline __nv_bfloat16 from_sum<__nv_bfloat16>(float x) {
-    return __float2bfloat16_rn(x);
+    if constexpr (std::is_same_v<T, __half>)
+        return __float2half_rn(x);
+    else if constexpr (std::is_same_v<T, __nv_bfloat16>)
+        return __float2bfloat16_rn(x);
+    else
+        return x;
 }
 
 // V elements that are loaded or stored with one instruction. V is kWide (16 bytes), or 1 where N or an address rules

@@ -22,24 +22,25 @@ struct Scratch {
     int32_t *keys, *sorted_keys;
     int64_t *places, *sorted_places;
     Tasks<int64_t> tasks;
-    sum_t<T>* sums;  // [max_partials, num_outputs]
+    sum_t<T>* sums;  // [limits.partials(), num_outputs]
     CubScratch cub;
 };
 
 template <class T>
-Scratch<T> carve(Carver& carver, int64_t places, int num_features, int64_t num_outputs) {
+Scratch<T> carve(Carver& carver, const Limits& limits, int64_t num_outputs) {
+    const auto [places, num_features] = limits;
     Scratch<T> s{};
     s.keys = carver.take<int32_t>("keys", places);
     s.sorted_keys = carver.take<int32_t>("sorted_keys", places);
     s.places = carver.take<int64_t>("places", places);
     s.sorted_places = carver.take<int64_t>("sorted_places", places);
     for (int64_t** array : {&s.tasks.starts, &s.tasks.pieces, &s.tasks.pieces_before})
-        *array = carver.take<int64_t>("lists", num_features + size_t{1});
-    s.tasks.tasks = carver.take<Task<int64_t>>("tasks", max_tasks(places, num_features));
-    s.tasks.long_lists = carver.take<LongList>("long_lists", max_long_lists(places, num_features));
+        *array = carver.take<int64_t>("lists", num_features + 1);
+    s.tasks.tasks = carver.take<Task<int64_t>>("tasks", limits.tasks());
+    s.tasks.long_lists = carver.take<LongList>("long_lists", limits.long_lists());
     s.tasks.counts = carver.take<Counts>("counts", 1);
-    s.sums = carver.take<sum_t<T>>("sums", max_partials(places, num_features) * num_outputs);
-    s.cub.bytes = std::max(sort_bytes<int64_t>(places, num_features), sums_before_bytes(num_features + int64_t{1}));
+    s.sums = carver.take<sum_t<T>>("sums", limits.partials() * num_outputs);
+    s.cub.bytes = std::max(sort_bytes<int64_t>(places, num_features), sums_before_bytes(num_features + 1));
     s.cub.memory = carver.take<char>("cub", s.cub.bytes);
     return s;
 }
@@ -138,11 +139,16 @@ __global__ void __launch_bounds__(kWarp* kWarpsPerBlock) combine_kernel(Lists<T>
     }
 }
 
+template <class T>
+Limits limits_of(const Rows<T>& batch) {
+    return {batch.rows * batch.max_active, batch.num_features};
+}
+
 // Bytes of scratch memory that launch_weight_gradient_deterministic needs.
 template <class T>
 int64_t deterministic_scratch_bytes(const Rows<T>& batch, int64_t num_outputs) {
     Carver counter{nullptr};
-    carve<T>(counter, batch.rows * batch.max_active, batch.num_features, num_outputs);
+    carve<T>(counter, limits_of(batch), num_outputs);
     return static_cast<int64_t>(counter.used);
 }
 
@@ -150,21 +156,19 @@ int64_t deterministic_scratch_bytes(const Rows<T>& batch, int64_t num_outputs) {
 template <class T>
 void launch_weight_gradient_deterministic(const Rows<T>& batch, const T* grad_output, T* grad_weight, int64_t n,
                                           void* scratch, cudaStream_t stream) {
-    const int64_t places = batch.rows * batch.max_active;
-    const int features = batch.num_features;
+    const Limits limits = limits_of(batch);
     Carver carver{static_cast<char*>(scratch)};
-    const Scratch<T> s = carve<T>(carver, places, features, n);
+    const Scratch<T> s = carve<T>(carver, limits, n);
     launch("weight_gradient_keys", key_kernel, thread_blocks_for(batch.rows, kWarpsPerBlock), kBlock, 0, stream,
            batch.indices, batch.rows, batch.max_active, batch.num_features, s.keys, s.places);
-    sort(s.cub, s.keys, s.sorted_keys, s.places, s.sorted_places, places, features, stream);
-    if (features == 0) return;
-    make_tasks(s.cub, s.sorted_keys, places, features, s.tasks, Nothing{}, stream);
+    sort(s.cub, s.keys, s.sorted_keys, s.places, s.sorted_places, limits.places, limits.num_features, stream);
+    if (limits.num_features == 0) return;
+    make_tasks(s.cub, s.sorted_keys, limits, s.tasks, Nothing{}, stream);
     const Lists<T> lists{grad_output, batch.values, s.sorted_places, s.tasks, s.sums, grad_weight, n, batch.max_active};
     with_width<T>(is_wide(n, sizeof(T), grad_output, grad_weight), [&]<int V>() {
-        launch("weight_gradient_sum", sum_kernel<T, V>, grid_for<V>(max_tasks(places, features), n), kBlock, 0, stream,
+        launch("weight_gradient_sum", sum_kernel<T, V>, grid_for<V>(limits.tasks(), n), kBlock, 0, stream, lists);
+        launch("weight_gradient_combine", combine_kernel<T, V>, grid_for<V>(limits.long_lists(), n), kBlock, 0, stream,
                lists);
-        launch("weight_gradient_combine", combine_kernel<T, V>, grid_for<V>(max_long_lists(places, features), n),
-               kBlock, 0, stream, lists);
     });
 }
 

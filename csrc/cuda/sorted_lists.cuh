@@ -13,24 +13,20 @@
 
 namespace nnue::sorted_lists {
 
-// Entries per piece of a list: few enough to spread the lists of frequent features over the device, and enough to limit
-// the number of pieces of any batch to about 16,384. `places` is the number of entries of all lists, padding included.
 constexpr int kShortestPiece = 64;
-inline int64_t piece_length(int64_t places) {
-    return std::max<int64_t>(kShortestPiece, divide_up(places, 8192));
-}
 
-// The most lists that are longer than one piece, and the most pieces that these can have.
-inline int64_t max_long_lists(int64_t places, int64_t num_features) {
-    return std::min(num_features, places / (piece_length(places) + 1));
-}
-inline int64_t max_partials(int64_t places, int64_t num_features) {
-    const int64_t lists = max_long_lists(places, num_features);
-    return lists == 0 ? 0 : places / piece_length(places) + lists;
-}
-inline int64_t max_tasks(int64_t places, int64_t num_features) {
-    return num_features + max_partials(places, num_features);
-}
+// What is known of the lists before they are made. `places` is the number of entries of all lists, padding included.
+struct Limits {
+    int64_t places, num_features;
+
+    // Entries per piece of a list: few enough to spread the lists of frequent features over the device, and enough to
+    // limit the number of pieces of any batch to about 16,384.
+    int64_t piece_length() const { return std::max<int64_t>(kShortestPiece, divide_up(places, 8192)); }
+    // The most lists that are longer than one piece, the most pieces that these can have, and the most pieces of all.
+    int64_t long_lists() const { return std::min(num_features, places / (piece_length() + 1)); }
+    int64_t partials() const { return long_lists() == 0 ? 0 : places / piece_length() + long_lists(); }
+    int64_t tasks() const { return num_features + partials(); }
+};
 
 // A piece of a list. A feature without entries has one empty piece.
 template <class Place>
@@ -146,7 +142,7 @@ __global__ void start_kernel(const int32_t* __restrict__ keys, int64_t count, in
 }
 
 // Three counts over all features before this one, packed into one number: tasks, pieces of longer lists, and longer
-// lists. One prefix sum makes all three: the last two stay far below 2^16 (piece_length).
+// lists. One prefix sum makes all three: the last two stay far below 2^16 (Limits::piece_length).
 struct PieceCount {
     int64_t packed;
     __host__ __device__ int tasks() const { return static_cast<int>(packed & 0xffffffff); }
@@ -166,8 +162,8 @@ __global__ void piece_kernel(const Place* __restrict__ starts, int num_features,
 // The tasks of a batch, and scratch memory for making them.
 template <class Place>
 struct Tasks {
-    Task<Place>* tasks;    // [max_tasks], by feature
-    LongList* long_lists;  // [max_long_lists]
+    Task<Place>* tasks;    // [Limits::tasks], by feature
+    LongList* long_lists;  // [Limits::long_lists]
     Counts* counts;        // [1]
     Place* starts;         // [num_features + 1]: where the list of a feature begins
     int64_t* pieces;       // [num_features + 1]: see PieceCount
@@ -201,18 +197,18 @@ __global__ void task_kernel(Tasks<Place> of, int num_features, int64_t length, i
 
 // From the sorted keys of all places. There is at least one feature.
 template <class Place, class Visit>
-void make_tasks(CubScratch cub, const int32_t* sorted_keys, int64_t places, int num_features, const Tasks<Place>& to,
+void make_tasks(CubScratch cub, const int32_t* sorted_keys, const Limits& limits, const Tasks<Place>& to,
                 const Visit& visit, cudaStream_t stream) {
     constexpr int kThreads = 256;
-    const int64_t length = piece_length(places), tasks = max_tasks(places, num_features);
-    const unsigned blocks = cuda::thread_blocks_for(num_features + int64_t{1}, kThreads);
-    cuda::launch("list starts", start_kernel<Place>, blocks, kThreads, 0, stream, sorted_keys, places, num_features,
+    const int64_t places = limits.places, features = limits.num_features, tasks = limits.tasks();
+    const unsigned blocks = cuda::thread_blocks_for(features + 1, kThreads);
+    cuda::launch("list starts", start_kernel<Place>, blocks, kThreads, 0, stream, sorted_keys, places, features,
                  to.starts);
-    cuda::launch("pieces", piece_kernel<Place>, blocks, kThreads, 0, stream, to.starts, num_features, length,
+    cuda::launch("pieces", piece_kernel<Place>, blocks, kThreads, 0, stream, to.starts, features, limits.piece_length(),
                  to.pieces);
-    sums_before(cub, to.pieces, to.pieces_before, num_features + int64_t{1}, stream);
+    sums_before(cub, to.pieces, to.pieces_before, features + 1, stream);
     cuda::launch("tasks", task_kernel<Place, Visit>, cuda::thread_blocks_for(tasks, kThreads), kThreads, 0, stream, to,
-                 num_features, length, tasks, visit);
+                 features, limits.piece_length(), tasks, visit);
 }
 
 }  // namespace nnue::sorted_lists

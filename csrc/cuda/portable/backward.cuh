@@ -25,7 +25,7 @@ struct Backward {
     OutputGradient grad_out;
     const void* slopes;   // as of the forward; null for the identity
     void* row_gradients;  // scratch [rows, num_outputs], by slot
-    float* partials;      // scratch [max_partials, num_outputs]
+    float* partials;      // scratch [lists().partials, num_outputs]
     float* bias_parts;    // scratch [bias_parts(rows), num_outputs]
     void* grad_weight;    // [num_features, num_outputs]
     float* grad_bias;     // [num_outputs]

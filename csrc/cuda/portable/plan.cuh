@@ -29,6 +29,7 @@ struct IndexRows {
 
     __host__ __device__ int64_t rows() const { return 2 * int64_t(positions); }
     __host__ __device__ int64_t places() const { return rows() * max_active; }
+    sorted_lists::Limits lists() const { return {places(), num_features}; }
 };
 
 struct alignas(16) Slot {
@@ -47,21 +48,11 @@ struct Plan {
     int64_t* slot_cost;    // [rows + 1]: the work of all slots before
     uint8_t* black_first;  // [positions]: whether Black is to move
     int32_t* list;         // [places]: the slots of feature 0, then those of feature 1, …
-    Task* tasks;           // [max_tasks]
-    int64_t* task_cost;    // [max_tasks + 1]: the work of all tasks before
-    LongList* long_lists;  // [max_long_lists]
+    Task* tasks;           // [lists().tasks]
+    int64_t* task_cost;    // [lists().tasks + 1]: the work of all tasks before
+    LongList* long_lists;  // [lists().long_lists]
     Counts* counts;        // [1]
 };
-
-inline int64_t max_long_lists(const IndexRows& in) {
-    return sorted_lists::max_long_lists(in.places(), in.num_features);
-}
-inline int64_t max_partials(const IndexRows& in) {
-    return sorted_lists::max_partials(in.places(), in.num_features);
-}
-inline int64_t max_tasks(const IndexRows& in) {
-    return sorted_lists::max_tasks(in.places(), in.num_features);
-}
 
 inline Plan carve_plan(Carver& carver, const IndexRows& in) {
     Plan plan{};
@@ -69,9 +60,9 @@ inline Plan carve_plan(Carver& carver, const IndexRows& in) {
     plan.slot_cost = carver.take<int64_t>("slot_cost", in.rows() + 1);
     plan.black_first = carver.take<uint8_t>("black_first", in.positions);
     plan.list = carver.take<int32_t>("list", in.places());
-    plan.tasks = carver.take<Task>("tasks", max_tasks(in));
-    plan.task_cost = carver.take<int64_t>("task_cost", max_tasks(in) + 1);
-    plan.long_lists = carver.take<LongList>("long_lists", max_long_lists(in));
+    plan.tasks = carver.take<Task>("tasks", in.lists().tasks());
+    plan.task_cost = carver.take<int64_t>("task_cost", in.lists().tasks() + 1);
+    plan.long_lists = carver.take<LongList>("long_lists", in.lists().long_lists());
     plan.counts = carver.take<Counts>("counts", 1);
     return plan;
 }
@@ -85,7 +76,7 @@ struct PlanScratch {
 };
 
 inline PlanScratch carve_plan_scratch(Carver& carver, const IndexRows& in) {
-    const int64_t rows = in.rows(), tasks = max_tasks(in), pairs = std::max({rows, in.places(), tasks});
+    const int64_t rows = in.rows(), tasks = in.lists().tasks(), pairs = std::max({rows, in.places(), tasks});
     PlanScratch s{};
     s.keys = carver.take<int32_t>("keys", pairs);
     s.sorted_keys = carver.take<int32_t>("sorted_keys", pairs);
@@ -167,7 +158,7 @@ __global__ void __launch_bounds__(kPlanThreads) order_tasks_kernel(Plan plan, Pl
 }
 
 inline void make_plan(const IndexRows& in, const Plan& plan, const PlanScratch& scratch, cudaStream_t stream) {
-    const int64_t rows = in.rows(), places = in.places(), features = in.num_features, tasks = max_tasks(in);
+    const int64_t rows = in.rows(), places = in.places(), features = in.num_features, tasks = in.lists().tasks();
     sorted_lists::Tasks<int> by_feature = scratch.tasks;
     by_feature.long_lists = plan.long_lists;
     by_feature.counts = plan.counts;
@@ -180,7 +171,7 @@ inline void make_plan(const IndexRows& in, const Plan& plan, const PlanScratch& 
     sorted_lists::sums_before(scratch.cub, scratch.cost, plan.slot_cost, rows + 1, stream);
     sorted_lists::sort(scratch.cub, scratch.keys, scratch.sorted_keys, scratch.values, plan.list, places, features,
                        stream);
-    sorted_lists::make_tasks(scratch.cub, scratch.sorted_keys, places, in.num_features, by_feature,
+    sorted_lists::make_tasks(scratch.cub, scratch.sorted_keys, in.lists(), by_feature,
                              TaskKeys{plan.list, static_cast<int>(rows), scratch.keys, scratch.values}, stream);
     sorted_lists::sort(scratch.cub, scratch.keys, scratch.sorted_keys, scratch.values, scratch.order, tasks, rows + 1,
                        stream);

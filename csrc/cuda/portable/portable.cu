@@ -23,12 +23,10 @@ using namespace nnue::cuda;
 using namespace nnue::perspective_transformer;
 
 IndexRows sizes_of_rows(int64_t positions, int64_t max_active, int64_t num_features) {
-    return {nullptr,
-            nullptr,
-            nullptr,
-            static_cast<int>(positions),
-            static_cast<int>(max_active),
-            static_cast<int>(num_features)};
+    IndexRows in{};
+    in.positions = static_cast<int>(positions), in.max_active = static_cast<int>(max_active);
+    in.num_features = static_cast<int>(num_features);
+    return in;
 }
 
 IndexRows index_rows(const Tensor& white, const Tensor& black, int64_t num_features) {
@@ -55,7 +53,7 @@ Tensor psqt_backward(const IndexRows& in, const Plan& plan, const Tensor& grad_i
                    "memset");
         return grad_psqt;
     }
-    const Tensor partials = floats(grad, {max_partials(in), psqt_buckets});
+    const Tensor partials = floats(grad, {in.lists().partials(), psqt_buckets});
     const PsqtBackward p{plan,
                          const_data<int64_t>(psqt_bucket),
                          const_data<float>(grad),
@@ -163,14 +161,14 @@ Three backward(const OutputGradients& gradients, const Batch& batch, const Tenso
     p.grad_weight = grad_weight.mutable_data_ptr();
     p.grad_bias = mutable_data<float>(grad_bias);
     p.rows = static_cast<int>(in.rows());
-    p.max_tasks = static_cast<int>(max_tasks(in));
-    p.max_long_lists = static_cast<int>(max_long_lists(in));
+    p.max_tasks = static_cast<int>(in.lists().tasks());
+    p.max_long_lists = static_cast<int>(in.lists().long_lists());
     p.num_outputs = static_cast<int>(num_outputs);
     p.activation = activation;
     p.slope_scale = slope_scale(activation, range.scale);
     const auto carve = [&](Carver& carver, const IndexRows& rows) {
         p.row_gradients = carver.take<char>("row_gradients", size_t(rows.rows()) * num_outputs * (is_float ? 4 : 2));
-        p.partials = carver.take<float>("partials", size_t(max_partials(rows)) * num_outputs);
+        p.partials = carver.take<float>("partials", size_t(rows.lists().partials()) * num_outputs);
         p.bias_parts = carver.take<float>("bias_parts", size_t(bias_parts(rows.rows())) * num_outputs);
     };
     const Tensor scratch = memory_for(carve, in, grad_output);

@@ -15,7 +15,7 @@ struct PsqtBackward {
     Plan plan;
     const int64_t* psqt_bucket;  // [positions]
     const float* grad;           // [positions]
-    float* partials;             // scratch [max_partials, psqt_buckets]
+    float* partials;             // scratch [lists().partials, psqt_buckets]
     float* grad_psqt;            // [num_features, psqt_buckets]; all of it is written
     int psqt_buckets;
 };
@@ -69,9 +69,9 @@ __global__ void __launch_bounds__(kPlanThreads) psqt_combine_kernel(PsqtBackward
 }
 
 inline void launch_psqt_backward(const PsqtBackward& p, const IndexRows& in, cudaStream_t stream) {
-    cuda::launch("psqt sums", psqt_sum_kernel, cuda::thread_blocks_for(max_tasks(in), kPlanWarps), kPlanThreads, 0,
+    cuda::launch("psqt sums", psqt_sum_kernel, cuda::thread_blocks_for(in.lists().tasks(), kPlanWarps), kPlanThreads, 0,
                  stream, p);
-    cuda::launch("psqt partial sums", psqt_combine_kernel, cuda::thread_blocks_for(max_long_lists(in), kPlanWarps),
+    cuda::launch("psqt partial sums", psqt_combine_kernel, cuda::thread_blocks_for(in.lists().long_lists(), kPlanWarps),
                  kPlanThreads, 0, stream, p);
 }
 

@@ -16,7 +16,6 @@ namespace {
 
 using integers::Problem;
 using integers::Range;
-using integers::Tensors;
 
 constexpr int kThreads = 256, kEach = 16;  // elements per thread, all of which it loads at once
 constexpr int64_t kPiece = kThreads * kEach;
@@ -29,7 +28,7 @@ struct Ranges {
 };
 
 template <class T>
-__device__ __forceinline__ void piece_of(const Range& range, int64_t begin) {
+__device__ __forceinline__ void convert_piece(const Range& range, int64_t begin) {
     const T scale = static_cast<T>(range.scale), limit = static_cast<T>(range.limit);
     const bool is_backward = range.gradient != nullptr;
     float x[kEach], gradient[kEach];
@@ -53,7 +52,7 @@ __global__ void __launch_bounds__(kThreads) to_integers(const Ranges ranges) {
     while (r + 1 < ranges.count && blockIdx.x >= ranges.first_block[r + 1]) ++r;
     const Range& range = ranges.at[r];
     const int64_t begin = (blockIdx.x - ranges.first_block[r]) * kPiece + threadIdx.x;
-    range.wide ? piece_of<double>(range, begin) : piece_of<float>(range, begin);
+    range.wide ? convert_piece<double>(range, begin) : convert_piece<float>(range, begin);
 }
 
 Tensor run(const char* op, Problem& problem) {
@@ -76,22 +75,12 @@ Tensor run(const char* op, Problem& problem) {
     return flat;
 }
 
-Tensor forward_op(Tensors parameters, std::vector<int64_t> parts, std::vector<double> scales,
-                  std::vector<int64_t> limits) {
-    Problem problem(integers::kForward, nullptr, parameters, parts, scales, limits, Device::cuda);
-    return run(integers::kForward, problem);
-}
-
-Tensor backward_op(Tensors gradients, Tensors parameters, std::vector<int64_t> parts, std::vector<double> scales,
-                   std::vector<int64_t> limits) {
-    Problem problem(integers::kBackward, &gradients, parameters, parts, scales, limits, Device::cuda);
-    return run(integers::kBackward, problem);
-}
+using Own = integers::Operators<Device::cuda, run>;
 
 }  // namespace
 }  // namespace nnue::cuda::step
 
 STABLE_TORCH_LIBRARY_IMPL(nnue, CUDA, m) {
-    NNUE_IMPL(m, "_to_integers", &nnue::cuda::step::forward_op);
-    NNUE_IMPL(m, "_to_integers_backward", &nnue::cuda::step::backward_op);
+    NNUE_IMPL(m, "_to_integers", &nnue::cuda::step::Own::forward);
+    NNUE_IMPL(m, "_to_integers_backward", &nnue::cuda::step::Own::backward);
 }
