@@ -6,12 +6,21 @@
 #include <type_traits>
 
 #include "checks.h"
+#include "float_type.h"
 
 namespace nnue {
 
 // The type in which weights of type T are summed.
 template <class T>
 using sum_t = std::conditional_t<std::is_same_v<T, double>, double, float>;
+
+// The type of a dtype that the caller has checked.
+inline Float float_type(ScalarType dtype) {
+    return dtype == ScalarType::Float      ? Float::kFloat32
+           : dtype == ScalarType::Half     ? Float::kFloat16
+           : dtype == ScalarType::BFloat16 ? Float::kBFloat16
+                                           : Float::kFloat64;
+}
 
 constexpr int64_t divide_up(int64_t a, int64_t b) {
     return (a + b - 1) / b;

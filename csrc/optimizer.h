@@ -420,20 +420,9 @@ NNUE_HOST_DEVICE T move_shared(const Common<T>& c, T gradient, T& average, T oth
     return good ? change : T(0);
 }
 
-enum class Kind : int { kFloat32 = 0, kFloat16 = 1, kBFloat16 = 2, kFloat64 = 3 };
-
-inline Kind kind_of(const char* op, const char* argument, const Tensor& tensor) {
+inline Float type_of(const char* op, const char* argument, const Tensor& tensor) {
     check_dtype(op, argument, tensor, {ScalarType::Float, ScalarType::Half, ScalarType::BFloat16, ScalarType::Double});
-    switch (tensor.scalar_type()) {
-        case ScalarType::Float:
-            return Kind::kFloat32;
-        case ScalarType::Half:
-            return Kind::kFloat16;
-        case ScalarType::BFloat16:
-            return Kind::kBFloat16;
-        default:
-            return Kind::kFloat64;
-    }
+    return float_type(tensor.scalar_type());
 }
 
 // A part as kernels see it: `rows` times `columns` elements, where element c of every row shares virtual element c.
@@ -451,7 +440,7 @@ struct Part {
     bool shares;   // whether there are virtual rows
     int64_t rows, columns;
     double rate, decay, low, high;
-    Kind gradient_kind, copy_kind;
+    Float gradient_type, copy_type;
 };
 
 // The same for what the norm is taken of.
@@ -459,7 +448,7 @@ struct Summand {
     const void* gradient;
     int64_t rows, columns;
     bool shares;
-    Kind kind;
+    Float type;
     const uint8_t* marked;  // without virtual rows: which of its rows are not zeros; null: any
     int64_t row;            // columns of such a row
 };
@@ -581,13 +570,13 @@ inline std::vector<Summand> summands(const Tensors& gradients, const std::vector
     for (size_t i = 0; i < gradients.size(); ++i) {
         const std::string name = at("gradients", i);
         check_device(kBegin, name.c_str(), gradients[i], device, numbers, "numbers");
-        const Kind kind = kind_of(kBegin, name.c_str(), gradients[i]);
+        const Float type = type_of(kBegin, name.c_str(), gradients[i]);
         const bool shares = shared_rows[i] != 0;
         const int64_t rows = shares ? rows_of(kBegin, at("shared_rows", i), gradients[i], shared_rows[i]) : 1;
         kept.push_back(torch::stable::contiguous(gradients[i]));
         const int64_t elements = kept.back().numel();
         if (elements == 0) continue;
-        Summand summand{kept.back().const_data_ptr(), rows, elements / rows, shares, kind, nullptr, elements};
+        Summand summand{kept.back().const_data_ptr(), rows, elements / rows, shares, type, nullptr, elements};
         if (!marked.empty() && marked[i].numel() != 0) {
             const std::string marks = at("rows", i);
             check_device(kBegin, marks.c_str(), marked[i], device, numbers, "numbers");
@@ -651,9 +640,9 @@ inline std::vector<Part> parts(const char* op, const Tensors& weights, const Ten
         part.weight = weight.mutable_data_ptr();
         const std::string gradient_name = at("gradients", i);
         on_device(gradient_name, gradients[i]);
-        part.gradient_kind = kind_of(op, gradient_name.c_str(), gradients[i]);
+        part.gradient_type = type_of(op, gradient_name.c_str(), gradients[i]);
         const bool is_double = weight.scalar_type() == ScalarType::Double;
-        if (is_double != (part.gradient_kind == Kind::kFloat64)) {
+        if (is_double != (part.gradient_type == Float::kFloat64)) {
             check_dtype(op, gradient_name.c_str(), gradients[i], {weight.scalar_type()});
         }
         const auto sizes = gradients[i].sizes(), wanted = weight.sizes();
@@ -694,7 +683,7 @@ inline std::vector<Part> parts(const char* op, const Tensors& weights, const Ten
             const std::string copy_name = at("copies", i);
             on_device(copy_name, copies[i]);
             check_dtype(op, copy_name.c_str(), copies[i], {ScalarType::Half, ScalarType::BFloat16});
-            part.copy_kind = kind_of(op, copy_name.c_str(), copies[i]);
+            part.copy_type = type_of(op, copy_name.c_str(), copies[i]);
             if (copies[i].numel() != weight.numel()) {
                 fail(op, copy_name.c_str(), "shape " + shape_text(copies[i].sizes()),
                      "shape " + shape_text(wanted) + " of " + name);

@@ -78,14 +78,14 @@ void begin_op(Tensors gradients, std::vector<int64_t> shared_rows, const Tensor&
     for (const Summand& summand : from) tasks += divide_up(summand.columns, kRun);
     std::vector<double> partial(tasks);
     for_each_run(from, [&](const Summand& summand, int64_t task, int64_t begin, int64_t end) {
-        switch (summand.kind) {
-            case Kind::kFloat32:
+        switch (summand.type) {
+            case Float::kFloat32:
                 partial[task] = NNUE_CALL_BEST_ISA(squares_of_columns<float>, summand, begin, end);
                 break;
-            case Kind::kFloat64:
+            case Float::kFloat64:
                 partial[task] = NNUE_CALL_BEST_ISA(squares_of_columns<double>, summand, begin, end);
                 break;
-            case Kind::kFloat16:
+            case Float::kFloat16:
                 partial[task] = NNUE_CALL_BEST_ISA(squares_of_columns<Half>, summand, begin, end);
                 break;
             default:

@@ -123,11 +123,11 @@ bool update_columns(const optimizer::Part& part, const optimizer::Common<T>& c, 
     alignas(64) T sums[optimizer::kRun], changes[optimizer::kRun], buffer[optimizer::kRun];
     // A row's gradients as T.
     const auto gradients = [&](int64_t first) -> const T* {
-        switch (part.gradient_kind) {
-            case optimizer::Kind::kFloat16:
+        switch (part.gradient_type) {
+            case Float::kFloat16:
                 convert_run(static_cast<const Half*>(part.gradient) + first, buffer, count);
                 return buffer;
-            case optimizer::Kind::kBFloat16:
+            case Float::kBFloat16:
                 convert_run(static_cast<const BFloat16*>(part.gradient) + first, buffer, count);
                 return buffer;
             default:
@@ -159,7 +159,7 @@ bool update_columns(const optimizer::Part& part, const optimizer::Common<T>& c, 
             for (int64_t i = 0; i < count; ++i) whole[i] = optimizer::nearest(weight[i] * steps);
             copied = whole;
         }
-        if (part.copy_kind == optimizer::Kind::kFloat16) {
+        if (part.copy_type == Float::kFloat16) {
             convert_run(copied, static_cast<Half*>(part.copy) + first, count);
         } else {
             convert_run(copied, static_cast<BFloat16*>(part.copy) + first, count);

@@ -15,7 +15,6 @@
 #include "../stringize.h"
 #include "carver.cuh"
 #include "common.cuh"
-#include "float_type.cuh"
 #include "index_check.cuh"
 #include "output_gradient.cuh"
 #include "psqt_forward.cuh"
@@ -75,16 +74,7 @@ inline OutputGradient output_gradient(const OutputGradients& of) {
 }
 
 inline Float float_type(const char* op, const char* argument, ScalarType dtype) {
-    switch (dtype) {
-        case ScalarType::Float:
-            return Float::kFloat32;
-        case ScalarType::Half:
-            return Float::kFloat16;
-        case ScalarType::BFloat16:
-            return Float::kBFloat16;
-        default:
-            fail(op, argument, dtype_name(dtype), "float32, float16 or bfloat16");
-    }
+    return nnue::float_type(check_float_dtype(op, argument, dtype));
 }
 
 // The output of the PSQT columns for some positions. `in` has the rows of features, and num_features counts all of

@@ -19,7 +19,7 @@
 #include <type_traits>
 
 #include "../../activation.h"
-#include "../float_type.cuh"
+#include "../../float_type.h"
 #include "../output_gradient.cuh"
 #include "../ptx.cuh"
 #include "bucket_plan.cuh"

@@ -20,7 +20,6 @@
 #include <type_traits>
 
 #include "../common.cuh"
-#include "../float_type.cuh"
 
 namespace nnue::portable {
 

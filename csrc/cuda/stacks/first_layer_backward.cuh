@@ -11,7 +11,6 @@
 // *segment*, and finish.cuh adds up the segments in order.
 #pragma once
 
-#include "../float_type.cuh"
 #include "tile.cuh"
 
 namespace nnue::cuda::stacks {

@@ -25,8 +25,8 @@ bool is_aligned(const void* pointer, int64_t bytes) {
     return reinterpret_cast<uintptr_t>(pointer) % bytes == 0;
 }
 
-int64_t bytes_of(Kind kind) {
-    return kind == Kind::kFloat64 ? 8 : kind == Kind::kFloat32 ? 4 : 2;
+int64_t bytes_of(Float type) {
+    return type == Float::kFloat64 ? 8 : type == Float::kFloat32 ? 4 : 2;
 }
 
 // Calls body.operator()<R, T, k16, V>(): the rule, the type of the weights, whether gradients have 16 bits (those of
@@ -64,7 +64,7 @@ void begin_op(Tensors gradients, std::vector<int64_t> shared_rows, const Tensor&
     std::vector<PlacedSummand> placed;
     std::vector<unsigned> blocks;
     for (const Summand& summand : from) {
-        const int64_t width = 16 / bytes_of(summand.kind);
+        const int64_t width = 16 / bytes_of(summand.type);
         const bool wide = is_aligned(summand.gradient, 16) && summand.columns % width == 0 &&
                           (summand.marked == nullptr || summand.row % width == 0);
         const int64_t turn =
@@ -95,7 +95,7 @@ void begin_op(Tensors gradients, std::vector<int64_t> shared_rows, const Tensor&
 
 // Whether V elements can be loaded at once from every tensor of the part.
 bool is_wide_part(const Part& part, int64_t element, int64_t width) {
-    bool wide = part.columns % width == 0 && is_aligned(part.gradient, width * bytes_of(part.gradient_kind)) &&
+    bool wide = part.columns % width == 0 && is_aligned(part.gradient, width * bytes_of(part.gradient_type)) &&
                 is_aligned(part.copy, width * 2);
     for (const void* pointer : {static_cast<const void*>(part.weight), static_cast<const void*>(part.averages[0]),
                                 static_cast<const void*>(part.averages[1]), static_cast<const void*>(part.square),
@@ -140,7 +140,7 @@ void update_op(Tensors weights, Tensors gradients, Tensors moments, Tensors copi
     const int64_t element = weights[0].element_size();
     std::vector<Part> groups[2][2];
     for (const Part& part : found)
-        groups[bytes_of(part.gradient_kind) == 2][is_wide_part(part, element, 16 / element)].push_back(part);
+        groups[bytes_of(part.gradient_type) == 2][is_wide_part(part, element, 16 / element)].push_back(part);
     for (const bool is_16 : {false, true}) {
         for (const bool wide : {true, false}) {
             with_kernel_types(h.rule, weights[0], is_16, wide, [&]<class R, class T, bool k16, int V>() {
@@ -187,7 +187,7 @@ struct LateCall {
             fail(op, "changes", text(found[0].columns) + " elements of virtual rows", "fewer than 2^31");
         if (l.window > kMostWindow) fail(op, "history", text(l.window) + " steps", "at most " + text(kMostWindow));
         any = true;
-        is_16 = bytes_of(found[0].gradient_kind) == 2;
+        is_16 = bytes_of(found[0].gradient_type) == 2;
         arguments = {l, const_data<int64_t>(step), const_data<double>(numbers), mutable_data<float>(failed),
                      factors(h)};
         Part row = found[0];

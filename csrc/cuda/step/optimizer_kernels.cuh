@@ -161,10 +161,10 @@ __global__ void __launch_bounds__(kBeginThreads) begin(const BeginArguments a) {
             using T = std::remove_pointer_t<decltype(type)>;
             mine = sum_of_squares<T>(placed, block);
         };
-        if (from.kind == Kind::kFloat32) add(static_cast<float*>(nullptr));
-        if (from.kind == Kind::kFloat64) add(static_cast<double*>(nullptr));
-        if (from.kind == Kind::kFloat16) add(static_cast<__half*>(nullptr));
-        if (from.kind == Kind::kBFloat16) add(static_cast<__nv_bfloat16*>(nullptr));
+        if (from.type == Float::kFloat32) add(static_cast<float*>(nullptr));
+        if (from.type == Float::kFloat64) add(static_cast<double*>(nullptr));
+        if (from.type == Float::kFloat16) add(static_cast<__half*>(nullptr));
+        if (from.type == Float::kBFloat16) add(static_cast<__nv_bfloat16*>(nullptr));
     }
     const double total = sum_of_block(mine);
     __shared__ bool is_last;
@@ -207,9 +207,9 @@ struct Gradients {
     Pack<Bits, V> bits;
 
     __device__ void load_from(const Part& part, int64_t at) { bits = load_pack<Bits, V>(part.gradient, at); }
-    __device__ T value(int i, Kind kind) const {
+    __device__ T value(int i, Float type) const {
         if constexpr (k16) {
-            if (kind == Kind::kFloat16) return __half2float(__ushort_as_half(bits.at[i]));
+            if (type == Float::kFloat16) return __half2float(__ushort_as_half(bits.at[i]));
             return __uint_as_float(uint32_t(bits.at[i]) << 16);
         } else {
             return bits.at[i];
@@ -238,7 +238,7 @@ struct State {
         for (int i = 0; i < V; ++i) {
             const T before = R::kAverages == 2 ? other.at[i] : T(0);
             T none = 0, &s = R::kSquares ? square.at[i] : none;
-            good &= optimizer::move<R>(c, gradients.value(i, part.gradient_kind), changes[i], weight.at[i],
+            good &= optimizer::move<R>(c, gradients.value(i, part.gradient_type), changes[i], weight.at[i],
                                        average.at[i], before, s);
         }
         if (part.slow != nullptr && c.lookahead != 0) {
@@ -266,7 +266,7 @@ struct State {
 #pragma unroll
         for (int i = 0; i < V; ++i)
             rounded[i] = static_cast<float>(steps == 0 ? from.at[i] : optimizer::nearest(from.at[i] * steps));
-        if (part.copy_kind == Kind::kFloat16) {
+        if (part.copy_type == Float::kFloat16) {
             store_sums<V>(static_cast<__half*>(part.copy) + at, rounded);
         } else {
             store_sums<V>(static_cast<__nv_bfloat16*>(part.copy) + at, rounded);
@@ -330,13 +330,13 @@ __global__ void __launch_bounds__(kWarps* kWarp) update(const UpdateArguments a)
         for (int k = 0; k < kRows; ++k) {
             if (!exists(warp + k * kWarps)) continue;
 #pragma unroll
-            for (int i = 0; i < V; ++i) sum[i] += gradients[k].value(i, part.gradient_kind);
+            for (int i = 0; i < V; ++i) sum[i] += gradients[k].value(i, part.gradient_type);
         }
         for (int64_t row = kRowsAtOnce + warp; exists(row); row += kWarps) {
             Gradients<T, k16, V> more;
             more.load_from(part, column + row * stride);
 #pragma unroll
-            for (int i = 0; i < V; ++i) sum[i] += more.value(i, part.gradient_kind);
+            for (int i = 0; i < V; ++i) sum[i] += more.value(i, part.gradient_type);
         }
         store_sums<V>(&sums[warp][lane * V], sum);
         __syncthreads();
@@ -526,7 +526,7 @@ __global__ void __launch_bounds__(kLateThreads) update_sharing_rows(const LateAr
             for (int j = 0; j < kSumsAtOnce; ++j) {
                 if (!has[j]) continue;
 #pragma unroll
-                for (int i = 0; i < V; ++i) sum[i] += gradients[j].value(i, part.gradient_kind);
+                for (int i = 0; i < V; ++i) sum[i] += gradients[j].value(i, part.gradient_type);
             }
         }
     }
