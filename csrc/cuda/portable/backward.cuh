@@ -103,7 +103,7 @@ template <class Weight>
 __global__ void __launch_bounds__(kGatherThreads) sum_kernel(Backward p) {
     using Row = row_gradient_t<Weight>;
     constexpr int V = kColumns<Row>;
-    const int lane = threadIdx.x % cuda::kWarp, part = lane / kSlabLanes, half = p.num_outputs / 2;
+    const int lane = threadIdx.x % cuda::kWarp, half_warp = lane / kSlabLanes, half = p.num_outputs / 2;
     for_each_item(p.plan.task_cost, p.max_tasks, slabs_of<Row>(p.num_outputs), [&](int item, int slab) {
         const Task task = p.plan.tasks[item];
         const int target = task.partial < 0 ? task.feature : ~task.partial;  // one register fewer
@@ -116,8 +116,8 @@ __global__ void __launch_bounds__(kGatherThreads) sum_kernel(Backward p) {
         if (!active) return;
         float own[V];
 #pragma unroll
-        for (int i = 0; i < V; ++i) own[i] = part == 0 ? sum[0][i] : sum[1][i];
-        const int own_half = part * half + column;
+        for (int i = 0; i < V; ++i) own[i] = half_warp == 0 ? sum[0][i] : sum[1][i];
+        const int own_half = half_warp * half + column;
         if (target >= 0) {
             write_columns<V>(static_cast<Weight*>(p.grad_weight) + size_t(target) * p.num_outputs + own_half, own);
         } else {

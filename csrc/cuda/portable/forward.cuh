@@ -47,7 +47,7 @@ __device__ __forceinline__ bool is_inside(float x, float bound) {
 template <class Weight>
 __global__ void __launch_bounds__(kGatherThreads) forward_kernel(Forward p) {
     constexpr int V = kColumns<Weight>;
-    const int lane = threadIdx.x % cuda::kWarp, part = lane / kSlabLanes, half = p.num_outputs / 2;
+    const int lane = threadIdx.x % cuda::kWarp, half_warp = lane / kSlabLanes, half = p.num_outputs / 2;
     for_each_item(p.plan.slot_cost, 2 * p.in.positions, slabs_of<Weight>(p.num_outputs), [&](int item, int slab) {
         const Slot slot = p.plan.slots[item];
         const int own_column = (slab * kSlabLanes + lane % kSlabLanes) * V;
@@ -61,11 +61,11 @@ __global__ void __launch_bounds__(kGatherThreads) forward_kernel(Forward p) {
         float value[V], slope[V], bias[2][V];
         read_columns<V>(p.bias + column, bias[0]);
         read_columns<V>(p.bias + half + column, bias[1]);
-        const int own_half = part * half + column;
+        const int own_half = half_warp * half + column;
 #pragma unroll
         for (int i = 0; i < V; ++i) {
             const float a = bias[0][i] + sum[0][i], b = bias[1][i] + sum[1][i];
-            const float own = part == 0 ? a : b, other = part == 0 ? b : a;
+            const float own = half_warp == 0 ? a : b, other = half_warp == 0 ? b : a;
             const float c = clipped(own, p.bound);
             const float factor = p.activation == Activation::kPairwise ? clipped(other, p.bound)
                                  : p.activation == Activation::kSCReLU ? c
@@ -79,7 +79,7 @@ __global__ void __launch_bounds__(kGatherThreads) forward_kernel(Forward p) {
         }
         if (p.activation != Activation::kPairwise) {
             write_columns<V>(p.out, size_t(slot.target) * p.num_outputs + own_half, value, p.out_type);
-        } else if (part == 0) {
+        } else if (half_warp == 0) {
             write_columns<V>(p.out, size_t(slot.target) * half + column, value, p.out_type);
         }
     });

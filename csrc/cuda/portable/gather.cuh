@@ -101,7 +101,7 @@ template <class T>
 __device__ __forceinline__ void gather(const T* __restrict__ source, int num_rows, int num_outputs, int column,
                                        const int32_t* __restrict__ list, int count, float (&sum)[2][kColumns<T>]) {
     constexpr int kTogether = 2 * kEntriesAhead;
-    const int lane = threadIdx.x % cuda::kWarp, part = lane / kSlabLanes;
+    const int lane = threadIdx.x % cuda::kWarp, half_warp = lane / kSlabLanes;
     const char* const first = reinterpret_cast<const char*>(source + column);
     const unsigned row_bytes = num_outputs * sizeof(T), half_bytes = row_bytes / 2;
     for (int base = 0; base < count; base += cuda::kWarp) {
@@ -114,7 +114,7 @@ __device__ __forceinline__ void gather(const T* __restrict__ source, int num_row
             const bool all = (rows >> e & ((1u << kTogether) - 1)) == (1u << kTogether) - 1;
 #pragma unroll
             for (int i = 0; i < kEntriesAhead; ++i) {
-                const int entry = e + 2 * i + part, row = __shfl_sync(cuda::kAllLanes, mine, entry);
+                const int entry = e + 2 * i + half_warp, row = __shfl_sync(cuda::kAllLanes, mine, entry);
                 const char* const from = first + uint64_t(static_cast<unsigned>(row)) * row_bytes;
                 if (all || (rows >> entry & 1) != 0) {
                     read[i][0] = __ldg(reinterpret_cast<const uint4*>(from));

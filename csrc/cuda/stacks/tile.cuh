@@ -196,7 +196,7 @@ __device__ inline void sum_gradients(const TileArguments& a, int l, const float*
     const int outputs = l + 2 < a.layers.count ? a.layers.at[l + 1].outputs : 0;  // of the next hidden layer
     const float *const weight = memory + behind.weight, *const grad_next = memory + behind.sums;
     float* const y = memory + at.sums;
-    const Pack<float, 2> straight = load<2>(grad_output + 2 * lane);
+    const Pack<float, 2> of_output = load<2>(grad_output + 2 * lane);
     for (int row = warp * 4; row < layer.outputs; row += kWarps * 4) {
         float first[4][2] = {}, second[4][2] = {};
         if (row < at.part) {
@@ -219,7 +219,7 @@ __device__ inline void sum_gradients(const TileArguments& a, int l, const float*
             }
             if (at.output_weight >= 0) {
                 const float* const from = memory + at.output_weight + row;
-                const float g[2] = {straight.at[0] * layer.output_scale, straight.at[1] * layer.output_scale};
+                const float g[2] = {of_output.at[0] * layer.output_scale, of_output.at[1] * layer.output_scale};
 #pragma unroll
                 for (int k = 0; k < 4; ++k) {
                     first[k][0] += from[k] * g[0];
@@ -239,7 +239,7 @@ __device__ inline void sum_gradients(const TileArguments& a, int l, const float*
                 const float value = sums.at[i];
                 const bool is_inside = value >= lowest(layer) && value <= layer.largest;
                 const float step = kRounds ? layer.step : 1.0f;
-                const float skipped = kRounds ? straight.at[i] * layer.skip_slope : straight.at[i];
+                const float skipped = kRounds ? of_output.at[i] * layer.skip_slope : of_output.at[i];
                 float g = 0.0f;
                 if (is_dual) {
                     if (is_inside) g = kRounds ? second[k][i] * step : second[k][i];
@@ -388,9 +388,9 @@ __device__ inline float integer_score(const TileArguments& a, int position, doub
         const double minus = layer.minus >= 0 ? y[layer.minus * kPitch] : 0.0f;
         output += truncated(plus - minus, layer.skip_multiply, layer.skip_divide);
     }
-    const double layers = truncated(output, of.multiply, of.by), straight = trunc(psqt);
+    const double layers = truncated(output, of.multiply, of.by), whole_psqt = trunc(psqt);
     const auto score = [&](double part) { return truncated(part, of.score_multiply, of.score_divide); };
-    return static_cast<float>((of.apart ? score(straight) + score(layers) : score(straight + layers)) / of.unit);
+    return static_cast<float>((of.apart ? score(whole_psqt) + score(layers) : score(whole_psqt + layers)) / of.unit);
 }
 
 // The net's output for each position, and its gradient. Four threads share a position; each adds up a quarter of the

@@ -73,7 +73,7 @@ struct Tile {
 };
 
 // A tile's 2 x 2 numbers: 0 1 / 2 3.
-struct Four {
+struct TileNumbers {
     double at[4] = {};
 
     // Adds the product of two rows' pairs.
@@ -150,7 +150,7 @@ __global__ void __launch_bounds__(kGramThreads) gram(const Arguments a) {
     // Groups of threads take the columns in turn, where there are more threads than tiles.
     const int tiles = tiles_of(of.side), groups = max(kGramThreads / tiles, 1);
     double* const out = a.sums + placed.sums + int64_t(block) * tiles * 4;
-    Four sums;
+    TileNumbers sums;
     for (int item = threadIdx.x; item < groups * tiles; item += kGramThreads) {
         const Tile tile(item % tiles);
         sums = {};
@@ -183,7 +183,7 @@ inline size_t iterate_bytes(int side) {
 }
 
 // Symmetric matrices that commute, in shared memory; each thread has the same tiles of all of them.
-struct Small {
+struct CommutingMatrices {
     int row, tiles;
 
     // Calls body(k, tile) for each tile of the thread.
@@ -195,13 +195,13 @@ struct Small {
             if (number < tiles) body(k, Tile(number));
         }
     }
-    __device__ Four product(const double* x, const double* y, Tile tile) const {
-        Four found;
+    __device__ TileNumbers product(const double* x, const double* y, Tile tile) const {
+        TileNumbers found;
 #pragma unroll 4
         for (int k = 0; k < row; ++k) found.add(x + k * row + tile.row, y + k * row + tile.column);
         return found;
     }
-    __device__ void set(double* x, Tile tile, const Four& to) const {
+    __device__ void set(double* x, Tile tile, const TileNumbers& to) const {
 #pragma unroll
         for (int k = 0; k < 4; ++k) {
             const int i = tile.row + k / 2, j = tile.column + k % 2;
@@ -218,10 +218,10 @@ __global__ void __launch_bounds__(kIterateThreads) iterate(const Arguments a) {
     extern __shared__ __align__(16) double matrices[];
     const PlacedWeight& placed = weight_of(a, &PlacedWeight::iterate_block);
     const int matrix = static_cast<int>(blockIdx.x - placed.iterate_block), side = placed.of.side;
-    const Small small{2 * tiles_along(side), tiles_of(side)};
-    double *const A = matrices, *const P = A + small.row * small.row, *const Q = P + small.row * small.row;
+    const CommutingMatrices tiled{2 * tiles_along(side), tiles_of(side)};
+    double *const A = matrices, *const P = A + tiled.row * tiled.row, *const Q = P + tiled.row * tiled.row;
 
-    const int numbers = small.tiles * 4;
+    const int numbers = tiled.tiles * 4;
     const double* const sums = a.sums + placed.sums + int64_t(matrix) * placed.pieces * numbers;
     for (int e = threadIdx.x; e < numbers; e += kIterateThreads) {
         double total = 0;
@@ -229,51 +229,51 @@ __global__ void __launch_bounds__(kIterateThreads) iterate(const Arguments a) {
         for (int piece = 0; piece < placed.pieces; ++piece) total += sums[int64_t(piece) * numbers + e];
         const Tile tile(e / 4);
         const int i = tile.row + e % 4 / 2, j = tile.column + e % 2;
-        if (i <= j) A[i * small.row + j] = A[j * small.row + i] = total;
+        if (i <= j) A[i * tiled.row + j] = A[j * tiled.row + i] = total;
     }
     __syncthreads();
     double square = 0;
 #pragma unroll 4
-    for (int i = 0; i < side; ++i) square += A[i * small.row + i];
+    for (int i = 0; i < side; ++i) square += A[i * tiled.row + i];
     __syncthreads();
     const double inverse = 1 / fmax(sqrt(square), 1e-7);
-    for (int e = threadIdx.x; e < small.row * small.row; e += kIterateThreads) A[e] *= inverse * inverse;
+    for (int e = threadIdx.x; e < tiled.row * tiled.row; e += kIterateThreads) A[e] *= inverse * inverse;
     __syncthreads();
 
     const Constants& c = a.constants;
     for (int n = 0; n < c.iterations; ++n) {
         const bool is_last = n + 1 == c.iterations;
-        small.for_each([&](int, Tile tile) {
-            Four p = small.product(A, A, tile);
+        tiled.for_each([&](int, Tile tile) {
+            TileNumbers p = tiled.product(A, A, tile);
 #pragma unroll
             for (int k = 0; k < 4; ++k) {
                 const int i = tile.row + k / 2, j = tile.column + k % 2;
-                p.at[k] = fma(c.c, p.at[k], fma(c.b, A[i * small.row + j], i == j ? c.a : 0));
+                p.at[k] = fma(c.c, p.at[k], fma(c.b, A[i * tiled.row + j], i == j ? c.a : 0));
             }
-            small.set(P, tile, p);
-            if (n == 0) small.set(Q, tile, p);
+            tiled.set(P, tile, p);
+            if (n == 0) tiled.set(Q, tile, p);
         });
         __syncthreads();
-        Four q[kTurns], next[kTurns];
-        small.for_each([&](int k, Tile tile) {
-            if (n > 0) q[k] = small.product(Q, P, tile);
-            if (!is_last) next[k] = small.product(P, A, tile);
+        TileNumbers q[kTurns], next[kTurns];
+        tiled.for_each([&](int k, Tile tile) {
+            if (n > 0) q[k] = tiled.product(Q, P, tile);
+            if (!is_last) next[k] = tiled.product(P, A, tile);
         });
         __syncthreads();
-        small.for_each([&](int k, Tile tile) {
-            if (n > 0) small.set(Q, tile, q[k]);
-            if (!is_last) small.set(A, tile, next[k]);
+        tiled.for_each([&](int k, Tile tile) {
+            if (n > 0) tiled.set(Q, tile, q[k]);
+            if (!is_last) tiled.set(A, tile, next[k]);
         });
         __syncthreads();
         if (is_last) break;
-        small.for_each([&](int k, Tile tile) { next[k] = small.product(P, A, tile); });
+        tiled.for_each([&](int k, Tile tile) { next[k] = tiled.product(P, A, tile); });
         __syncthreads();
-        small.for_each([&](int k, Tile tile) { small.set(A, tile, next[k]); });
+        tiled.for_each([&](int k, Tile tile) { tiled.set(A, tile, next[k]); });
         __syncthreads();
     }
     T* const factors = static_cast<T*>(a.factors) + placed.factors + int64_t(matrix) * side * side;
     for (int e = threadIdx.x; e < side * side; e += kIterateThreads)
-        factors[e] = static_cast<T>(inverse * Q[e / side * small.row + e % side]);
+        factors[e] = static_cast<T>(inverse * Q[e / side * tiled.row + e % side]);
 }
 
 // ---- move -----------------------------------------------------------------------------------------------------------

@@ -634,7 +634,7 @@ constexpr int kCatchUpBlocks = 3;  // per multiprocessor
 
 // What the steps of a part differ in.
 template <class T>
-struct alignas(16) Differing {
+struct alignas(16) StepNumbers {
     T decay, scale, root, eps, lookahead, mix, pull;
     int turn;
 };
@@ -645,7 +645,7 @@ struct alignas(16) Differing {
 template <class R, class T, int V, bool kShares>
 __global__ void __launch_bounds__(kLateThreads, sizeof(T) == 4 ? kCatchUpBlocks : 1)
     catch_up(const LateArguments a, const LateRow* list, const int* count) {
-    __shared__ Differing<T> steps[kMostWindow];       // of the window, the last one at its end
+    __shared__ StepNumbers<T> steps[kMostWindow];     // of the window, the last one at its end
     __shared__ const T* shared_changes[kMostWindow];  // of these steps
     const int64_t step = *a.step;
     const int window = static_cast<int>(min(a.window, step)), lane = threadIdx.x % kWarp;
@@ -707,7 +707,7 @@ __global__ void __launch_bounds__(kLateThreads, sizeof(T) == 4 ? kCatchUpBlocks 
         }
         if (looks_ahead) slow = load_pack<T, V>(a.part.slow, now.at);
         for (int t = now.first; t < window; ++t) {
-            const Differing<T> own = steps[t];
+            const StepNumbers<T> own = steps[t];
             c.decay = own.decay, c.scale = own.scale, c.root = own.root, c.eps = own.eps;
             c.lookahead = own.lookahead, c.mix = own.mix, c.pull = own.pull;
             const Pack<T, V> change = next_change;
