@@ -10,7 +10,7 @@
 namespace nnue::layer_stacks {
 
 constexpr int kTileThreads = 256, kTileWarps = kTileThreads / 32;
-constexpr int kPitch = 68;  // floats per row of a tile's values: 64 positions, and 4 that prevent bank conflicts
+constexpr int kPitch = 68;  // floats per channel of a tile: 64 positions, and 4 that prevent bank conflicts
 constexpr size_t kMostSharedBytes = 99 * 1024;  // what every GPU of capability 8.0 and later gives a thread block
 constexpr int kInputTile = 16;                  // N must be a multiple of it
 
@@ -46,16 +46,17 @@ constexpr int round4(int n) {
     return (n + 3) / 4 * 4;
 }
 
-// Where a layer's parameters and values lie in shared memory, as offsets in floats. The activated values take `width`
-// rows: one part, or two for `dual`, each filled up with zeros to `part` rows, a multiple of 4. The next layer's
-// weights have the same columns. Behind the activated values lies a row of ones: with it the gradient of the next
-// layer's bias is one more column of the gradient of its weight.
+// Where a layer's parameters and values lie in shared memory, as offsets in floats. A channel is one value of all 64
+// positions. The activated values take `width` channels: `padded`, or twice as many for `dual`, where `padded` is their
+// number filled up with zeros to a multiple of 4. The next layer's weights have the same columns. Behind the activated
+// values lies a channel of ones: with it the gradient of the next layer's bias is one more column of the gradient of
+// its weight.
 struct Places {
     int weight;  // [round4(outputs)][width of the layer before]
     int bias;    // [round4(outputs)]
-    int sums;    // y, in the backward its gradient: round4(outputs) rows
-    int values;  // width + 1 rows
-    int part, width;
+    int sums;    // y, in the backward its gradient: round4(outputs) channels
+    int values;  // width + 1 channels
+    int padded, width;
     int output_weight;  // the last layer's weights for these values; -1 if it does not see them
 };
 
@@ -79,8 +80,8 @@ inline TileLayout tile_layout(const Layers& layers) {
         Places& at = t.at[l];
         at.bias = take(layer.outputs);
         if (l == last) break;
-        at.part = round4(layer.activated);
-        at.width = layer.values / layer.activated * at.part;
+        at.padded = round4(layer.activated);
+        at.width = layer.values / layer.activated * at.padded;
         if (l > 0) at.weight = take(round4(layer.outputs) * t.at[l - 1].width);
         at.output_weight = layer.output_offset < 0 ? -1 : take(at.width);
     }

@@ -1,6 +1,6 @@
 // What a thread block does for a tile of 64 positions of one stack: layer 0, unless its sums are given, the other
 // layers, the loss, and the backward down to the gradients of these sums. The values of a tile are in shared memory. A
-// *row* there is one value of all 64 positions.
+// *channel* there is one value of all 64 positions.
 #pragma once
 
 #include <algorithm>
@@ -40,11 +40,11 @@ struct TileArguments {
 };
 // For one warp: starts to copy the weights that one output has for the values of a layer, and fills gaps with zeros. If
 // `from` is null, all of them become zeros.
-__device__ inline void copy_row(const Layer& layer, const Places& at, const float* from, float* to) {
+__device__ inline void copy_weights(const Layer& layer, const Places& at, const float* from, float* to) {
     for (int c = threadIdx.x % kWarp; c < at.width; c += kWarp) {
-        const int part = c >= at.part, a = c - part * at.part;
+        const int second = c >= at.padded, a = c - second * at.padded;
         if (from != nullptr && a < layer.activated)
-            ptx::copy_async_4(ptx::shared_address(to + c), from + part * layer.activated + a);
+            ptx::copy_async_4(ptx::shared_address(to + c), from + second * layer.activated + a);
         else
             to[c] = 0.0f;
     }
@@ -67,24 +67,24 @@ __device__ inline void copy_parameters(const TileArguments& a, int stack, float*
         if (l == last) break;
         if (at.output_weight >= 0 && warp == l % kWarps) {
             const float* const from = a.weights[last] + static_cast<int64_t>(stack) * a.layers.at[last].inputs;
-            copy_row(layer, at, from + layer.output_offset, memory + at.output_weight);
+            copy_weights(layer, at, from + layer.output_offset, memory + at.output_weight);
         }
         if (l == 0) continue;
         const float* const from = a.weights[l] + static_cast<int64_t>(stack) * layer.outputs * layer.inputs;
         const Places& before = a.places.at[l - 1];
         for (int o = warp; o < round4(layer.outputs); o += kWarps) {
-            copy_row(a.layers.at[l - 1], before, o < layer.outputs ? from + o * layer.inputs : nullptr,
-                     memory + at.weight + o * before.width);
+            copy_weights(a.layers.at[l - 1], before, o < layer.outputs ? from + o * layer.inputs : nullptr,
+                         memory + at.weight + o * before.width);
         }
     }
     ptx::copy_async_commit();
 }
 
-__device__ __forceinline__ Pack<float, 2> load_pair(const float* rows, int row) {
-    return load<2>(rows + row * kPitch + threadIdx.x % kWarp * 2);
+__device__ __forceinline__ Pack<float, 2> load_pair(const float* channels, int channel) {
+    return load<2>(channels + channel * kPitch + threadIdx.x % kWarp * 2);
 }
-__device__ __forceinline__ void store_pair(float* rows, int row, float first, float second) {
-    *reinterpret_cast<Pack<float, 2>*>(rows + row * kPitch + threadIdx.x % kWarp * 2) = {first, second};
+__device__ __forceinline__ void store_pair(float* channels, int channel, float first, float second) {
+    *reinterpret_cast<Pack<float, 2>*>(channels + channel * kPitch + threadIdx.x % kWarp * 2) = {first, second};
 }
 
 // NaN stays NaN, which fminf and fmaxf would replace by a bound.
@@ -114,13 +114,13 @@ __device__ __forceinline__ float divided(const TileArguments& a, float sum) {
     return kRounds ? truncf(sum / a.layers.integers.divide) : sum;
 }
 
-// Stores a row of y, for the lane's two positions, and the activated values that the next layer sees of it.
+// Stores a channel of y, for the lane's two positions, and the activated values that the next layer sees of it.
 template <bool kRounds>
-__device__ __forceinline__ void store_activated(const Layer& layer, const Places& at, int row, const float (&y)[2],
+__device__ __forceinline__ void store_activated(const Layer& layer, const Places& at, int channel, const float (&y)[2],
                                                 float* memory) {
-    store_pair(memory + at.sums, row, y[0], y[1]);
-    if (row >= at.part) return;
-    const bool exists = row < layer.activated;
+    store_pair(memory + at.sums, channel, y[0], y[1]);
+    if (channel >= at.padded) return;
+    const bool exists = channel < layer.activated;
     float first[2], second[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -143,11 +143,11 @@ __device__ __forceinline__ void store_activated(const Layer& layer, const Places
         }
         if (!exists) first[i] = 0.0f;
     }
-    store_pair(memory + at.values, row, first[0], first[1]);
-    if (layer.activation == kDual) store_pair(memory + at.values, at.part + row, second[0], second[1]);
+    store_pair(memory + at.values, channel, first[0], first[1]);
+    if (layer.activation == kDual) store_pair(memory + at.values, at.padded + channel, second[0], second[1]);
 }
 
-// Writes the row of ones after the activated values.
+// Writes the channel of ones after the activated values.
 __device__ __forceinline__ void store_ones(const Places& at, float* memory) {
     if (threadIdx.x < kTile) memory[at.values + at.width * kPitch + threadIdx.x] = 1.0f;
 }
@@ -197,20 +197,20 @@ __device__ inline void sum_gradients(const TileArguments& a, int l, const float*
     const float *const weight = memory + behind.weight, *const grad_next = memory + behind.sums;
     float* const y = memory + at.sums;
     const Pack<float, 2> of_output = load<2>(grad_output + 2 * lane);
-    for (int row = warp * 4; row < layer.outputs; row += kWarps * 4) {
+    for (int channel = warp * 4; channel < layer.outputs; channel += kWarps * 4) {
         float first[4][2] = {}, second[4][2] = {};
-        if (row < at.part) {
+        if (channel < at.padded) {
 #pragma unroll 4
             for (int o = 0; o < outputs; ++o) {
                 const Pack<float, 2> g = load_pair(grad_next, o);
-                const Pack<float, 4> w = load<4>(weight + o * at.width + row);
+                const Pack<float, 4> w = load<4>(weight + o * at.width + channel);
 #pragma unroll
                 for (int k = 0; k < 4; ++k) {
                     first[k][0] += w.at[k] * g.at[0];
                     first[k][1] += w.at[k] * g.at[1];
                 }
                 if (!is_dual) continue;
-                const Pack<float, 4> u = load<4>(weight + o * at.width + at.part + row);
+                const Pack<float, 4> u = load<4>(weight + o * at.width + at.padded + channel);
 #pragma unroll
                 for (int k = 0; k < 4; ++k) {
                     second[k][0] += u.at[k] * g.at[0];
@@ -218,21 +218,21 @@ __device__ inline void sum_gradients(const TileArguments& a, int l, const float*
                 }
             }
             if (at.output_weight >= 0) {
-                const float* const from = memory + at.output_weight + row;
+                const float* const from = memory + at.output_weight + channel;
                 const float g[2] = {of_output.at[0] * layer.output_scale, of_output.at[1] * layer.output_scale};
 #pragma unroll
                 for (int k = 0; k < 4; ++k) {
                     first[k][0] += from[k] * g[0];
                     first[k][1] += from[k] * g[1];
                     if (!is_dual) continue;
-                    second[k][0] += from[at.part + k] * g[0];
-                    second[k][1] += from[at.part + k] * g[1];
+                    second[k][0] += from[at.padded + k] * g[0];
+                    second[k][1] += from[at.padded + k] * g[1];
                 }
             }
         }
 #pragma unroll
         for (int k = 0; k < 4; ++k) {
-            const Pack<float, 2> sums = load_pair(y, row + k);
+            const Pack<float, 2> sums = load_pair(y, channel + k);
             float gradient[2];
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
@@ -251,31 +251,31 @@ __device__ inline void sum_gradients(const TileArguments& a, int l, const float*
                                                                       : step;
                     g = kRounds || layer.activation == kScrelu ? first[k][i] * slope : first[k][i];
                 }
-                if (row + k >= layer.activated) g = 0.0f;
-                if (row + k == layer.plus) g += skipped;
-                if (row + k == layer.minus) g -= skipped;
+                if (channel + k >= layer.activated) g = 0.0f;
+                if (channel + k == layer.plus) g += skipped;
+                if (channel + k == layer.minus) g -= skipped;
                 gradient[i] = g;
             }
-            store_pair(y, row + k, gradient[0], gradient[1]);
+            store_pair(y, channel + k, gradient[0], gradient[1]);
         }
     }
 }
 
 // The gradients of weight and bias of hidden layer l > 0, summed over the tile's positions. A thread takes two outputs
-// × two inputs. Input number `layer.inputs` is the row of ones; its gradients are those of the bias.
+// × two inputs. Input number `layer.inputs` is the channel of ones; its gradients are those of the bias.
 __device__ inline void weight_gradients(const TileArguments& a, int l, const float* memory, float* partials) {
     const Layer &layer = a.layers.at[l], &before = a.layers.at[l - 1];
     const Places& from = a.places.at[l - 1];
     const float *const grad_y = memory + a.places.at[l].sums, *const v = memory + from.values;
     float *const to = partials + a.of_weight[l], *const to_bias = partials + a.of_bias[l];
     const int half_o = (layer.outputs + 1) / 2, half_i = layer.inputs / 2 + 1;
-    const auto row_of = [&](int i) {
-        return i >= layer.inputs ? from.width : i < before.activated ? i : i - before.activated + from.part;
+    const auto channel_of = [&](int i) {
+        return i >= layer.inputs ? from.width : i < before.activated ? i : i - before.activated + from.padded;
     };
     for (int item = threadIdx.x; item < half_o * half_i; item += kThreads) {
         const int o = item / half_i, i = item - o * half_i, o1 = o + half_o, i1 = i + half_i;
         const float *const g0 = grad_y + o * kPitch, *const g1 = grad_y + min(o1, layer.outputs - 1) * kPitch;
-        const float *const x0 = v + row_of(i) * kPitch, *const x1 = v + row_of(i1) * kPitch;
+        const float *const x0 = v + channel_of(i) * kPitch, *const x1 = v + channel_of(i1) * kPitch;
         float sum[2][2] = {};
 #pragma unroll 4
         for (int p = 0; p < kTile; p += 4) {
@@ -296,18 +296,19 @@ __device__ inline void weight_gradients(const TileArguments& a, int l, const flo
     }
 }
 
-// to[r] = scale · Σ rows[row_of(r)] · factor, summed over positions. A lane has the factors of its two positions, and a
-// warp takes four rows at a time.
-template <class RowOf>
-__device__ inline void row_sums(const float* rows, int count, const Pack<float, 2>& factor, float scale,
-                                const RowOf& row_of, float* to) {
+// to[r] = scale · Σ channels[channel_of(r)] · factor, summed over positions. A lane has the factors of its two
+// positions, and a warp takes four channels at a time.
+template <class ChannelOf>
+__device__ inline void channel_sums(const float* channels, int count, const Pack<float, 2>& factor, float scale,
+                                    const ChannelOf& channel_of, float* to) {
     const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
     for (int r = warp; r < count; r += 4 * kWarps) {
         float sum[4];
 #pragma unroll
         for (int k = 0; k < 4; ++k) {
-            const int row = r + k * kWarps;
-            const Pack<float, 2> v = row < count ? load_pair(rows, row_of(row)) : Pack<float, 2>{0.0f, 0.0f};
+            const int channel = r + k * kWarps;
+            const Pack<float, 2> v =
+                channel < count ? load_pair(channels, channel_of(channel)) : Pack<float, 2>{0.0f, 0.0f};
             sum[k] = v.at[0] * factor.at[0] + v.at[1] * factor.at[1];
         }
 #pragma unroll
@@ -481,15 +482,15 @@ __device__ inline void rest_of_tile(const TileArguments& a, Tile& tile, const Ta
         const Layer& layer = a.layers.at[l];
         const Places& at = a.places.at[l];
         if (at.output_weight < 0) continue;
-        const auto row_of = [&](int i) { return i < layer.activated ? i : i - layer.activated + at.part; };
-        row_sums(memory + at.values, layer.values, gradient, layer.output_scale, row_of,
-                 partials + a.of_weight[last] + layer.output_offset);
+        const auto channel_of = [&](int i) { return i < layer.activated ? i : i - layer.activated + at.padded; };
+        channel_sums(memory + at.values, layer.values, gradient, layer.output_scale, channel_of,
+                     partials + a.of_weight[last] + layer.output_offset);
     }
     const auto same = [](int i) { return i; };
     const float* const first = last == 0 ? tile.gradient : memory + a.places.at[0].sums;
     const int outputs = a.layers.at[0].outputs;
-    row_sums(first, outputs, one, 1.0f, same, partials + a.of_bias[0]);
-    if (last > 0) row_sums(tile.gradient, 1, one, 1.0f, same, partials + a.of_bias[last]);
+    channel_sums(first, outputs, one, 1.0f, same, partials + a.of_bias[0]);
+    if (last > 0) channel_sums(tile.gradient, 1, one, 1.0f, same, partials + a.of_bias[last]);
     for (int i = threadIdx.x; i < tile.count * outputs; i += kThreads) {
         const int p = i / outputs, o = i - p * outputs;
         const float gradient = first[o * kPitch + p];
@@ -498,13 +499,13 @@ __device__ inline void rest_of_tile(const TileArguments& a, Tile& tile, const Ta
     }
 }
 
-// Stores a row of layer 0's y. Without hidden layers it is the net's output.
+// Stores a channel of layer 0's y. Without hidden layers it is the net's output.
 template <bool kRounds>
-__device__ __forceinline__ void store_first(const TileArguments& a, int row, const float (&y)[2], float* memory) {
+__device__ __forceinline__ void store_first(const TileArguments& a, int channel, const float (&y)[2], float* memory) {
     if (a.layers.count > 1)
-        store_activated<kRounds>(a.layers.at[0], a.places.at[0], row, y, memory);
+        store_activated<kRounds>(a.layers.at[0], a.places.at[0], channel, y, memory);
     else
-        store_pair(memory + a.places.at[0].sums, row, y[0], y[1]);
+        store_pair(memory + a.places.at[0].sums, channel, y[0], y[1]);
 }
 
 __device__ inline void finish_tile(const TileArguments& a, const Tile& tile, float* memory) {
@@ -545,10 +546,10 @@ __global__ void __launch_bounds__(kThreads, kFirstTogether) tile_kernel(const T*
     // A warp takes every eighth output, a lane two positions. The activated values overlap `shares`, so they are stored
     // only when all threads have read their shares.
     const int warp = threadIdx.x / kWarp;
-    constexpr int kRows = NT;  // outputs per warp
-    float y[kRows][2];
+    constexpr int kOutputs = NT;  // outputs per warp
+    float y[kOutputs][2];
 #pragma unroll
-    for (int k = 0; k < kRows; ++k) {
+    for (int k = 0; k < kOutputs; ++k) {
         const int o = warp + k * kWarps;
         y[k][0] = y[k][1] = 0.0f;
 #pragma unroll
@@ -560,7 +561,7 @@ __global__ void __launch_bounds__(kThreads, kFirstTogether) tile_kernel(const T*
     }
     __syncthreads();
 #pragma unroll
-    for (int k = 0; k < kRows; ++k) {
+    for (int k = 0; k < kOutputs; ++k) {
         const int o = warp + k * kWarps;
         if (o >= round4(first.outputs)) continue;
 #pragma unroll
