@@ -315,7 +315,7 @@ def test_emulated_errors(emulated: ctypes.CDLL) -> None:
     saved = torch.zeros(10, 16)
 
     def call(weight: Tensor, factors: list[Tensor]) -> None:
-        batch, constants = [rows, rows, plan], (number_of("crelu"), [1.0, 1.0], torch.float32)
+        batch, constants = [rows, rows, plan], (number_of("crelu"), 1.0, 1.0, torch.float32)
         op._perspective_transformer_backward(weight, None, batch, [0, 10, 4], saved, [10, 16, 0], *constants, factors)
 
     weight, gradient, stack = torch.zeros(2, 1, 32), torch.zeros(5), torch.zeros(5, dtype=torch.int64)

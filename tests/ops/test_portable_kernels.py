@@ -46,7 +46,7 @@ def test_against_float64(emulator: ctypes.CDLL, activation: Activation, dtype: t
     weight = (torch.randint(-24, 25, (FEATURES, outputs), generator=g) / 64).to(dtype)
     bias = torch.randint(-16, 65, (outputs,), generator=g) / 64
     psqt, psqt_bucket = torch.randn(FEATURES, 40, generator=g), torch.randint(0, 40, (POSITIONS,), generator=g)
-    op, constants = torch.ops.nnue_emulated, (number_of(activation), [0.75, 127 / 128])
+    op, constants = torch.ops.nnue_emulated, (number_of(activation), 0.75, 127 / 128)
     width = outputs if activation == "pairwise" else 2 * outputs
     grad = torch.randn(POSITIONS, width, generator=g).to(dtype)
     grad_psqt = torch.randn(POSITIONS, generator=g)
@@ -95,7 +95,7 @@ def test_non_finite_shows_where_it_belongs(emulator: ctypes.CDLL) -> None:
     weight, bias = torch.zeros(FEATURES, 32), torch.zeros(32)
     op = torch.ops.nnue_emulated
     plan = op._perspective_plan(white, black, black_to_move, FEATURES, 0, FEATURES, 4)
-    batch, constants = [white, black, plan], (number_of("identity"), [1.0, 1.0])
+    batch, constants = [white, black, plan], (number_of("identity"), 1.0, 1.0)
     out, _, saved = op._perspective_transformer_forward(
         batch, [0, FEATURES, 4], weight, bias, None, *constants, torch.float32, False, True
     )
@@ -134,7 +134,7 @@ def test_slopes_of_16_bit_weights_have_a_range(emulator: ctypes.CDLL) -> None:
 
     def forward(bound: float, save: bool) -> None:
         op._perspective_transformer_forward(
-            batch, [0, FEATURES, 2], weight, bias, None, number_of("screlu"), [bound, 1.0], torch.float32, False, save
+            batch, [0, FEATURES, 2], weight, bias, None, number_of("screlu"), bound, 1.0, torch.float32, False, save
         )
 
     forward(65504.0, True)

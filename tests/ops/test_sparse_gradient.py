@@ -72,7 +72,7 @@ def test_opcheck() -> None:
     plan = perspective_plan(batch[0], batch[1], batch[2], FEATURES)
     rows = [batch[0], batch[1], plan.data, torch.arange(POSITIONS) % 8]
     weight, bias, psqt = torch.randn(FEATURES, OUTPUTS), torch.randn(OUTPUTS), torch.randn(FEATURES, 8)
-    constants = (number_of("pairwise"), [1.0, 1.0], torch.float32)
+    constants = (number_of("pairwise"), 1.0, 1.0, torch.float32)
     out, _, saved = torch.ops.nnue._perspective_transformer_forward(
         rows, [0, FEATURES, 4], weight, bias, psqt, *constants, False, True
     )
