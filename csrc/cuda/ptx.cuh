@@ -93,7 +93,8 @@ __device__ __forceinline__ void copy_bulk(uint32_t shared, const void* global, u
 // Lets a kernel use up to `most` bytes of dynamic shared memory in all its launches, and requests the largest shared
 // memory carveout. Between two kernels with the same carveout, the second one can start on a multiprocessor that the
 // first one still occupies.
-inline cudaError_t set_shared_memory(const void* kernel, int most) {
+template <typename Kernel>
+cudaError_t set_shared_memory(Kernel* kernel, int most) {
     const cudaError_t error =
         cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
     return error != cudaSuccess || most == 0
@@ -328,27 +329,17 @@ __device__ __forceinline__ uint32_t operand_offset(int k, int chunk) {
 // product takes 64 cycles for any number of columns up to 128, so narrower products are no faster.
 template <bool kBf16>
 __device__ __forceinline__ void wgmma_k16(float (&d)[64], const uint32_t (&a)[4], uint32_t b) {
+#define NNUE_FOUR(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define NNUE_SIXTEEN(i) NNUE_FOUR(i), NNUE_FOUR(i + 4), NNUE_FOUR(i + 8), NNUE_FOUR(i + 12)
 #define NNUE_WGMMA(TYPE)                                                                                              \
     asm volatile(                                                                                                     \
-        "{\n"                                                                                                         \
-        ".reg .b64 descriptor;\n"                                                                                     \
-        "mov.b64 descriptor, {%68, 0x40000040};\n"                                                                    \
+        "{\n.reg .b64 descriptor;\nmov.b64 descriptor, {%68, 0x40000040};\n"                                          \
         "wgmma.mma_async.sync.aligned.m64n128k16.f32." TYPE "." TYPE                                                  \
-        " "                                                                                                           \
-        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                     \
-        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "                            \
-        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "                            \
-        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "                           \
-        "{%64, %65, %66, %67}, descriptor, 1, 1, 1, 1;\n"                                                             \
-        "}\n"                                                                                                         \
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), \
-          "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]),      \
-          "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]),     \
-          "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]),     \
-          "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]),     \
-          "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]),     \
-          "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]),     \
-          "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])                   \
+        " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, " \
+        "%23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, "   \
+        "%44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "       \
+        "{%64, %65, %66, %67}, descriptor, 1, 1, 1, 1;\n}\n"                                                          \
+        : NNUE_SIXTEEN(0), NNUE_SIXTEEN(16), NNUE_SIXTEEN(32), NNUE_SIXTEEN(48)                                       \
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b))
     if constexpr (kBf16) {
         NNUE_WGMMA("bf16");
@@ -356,6 +347,8 @@ __device__ __forceinline__ void wgmma_k16(float (&d)[64], const uint32_t (&a)[4]
         NNUE_WGMMA("f16");
     }
 #undef NNUE_WGMMA
+#undef NNUE_SIXTEEN
+#undef NNUE_FOUR
 }
 
 }  // namespace nnue::ptx

@@ -163,8 +163,8 @@ struct Schedule {
             const int bucket = bucket_at(min(base + lane, places - 1));
             const int here = base + lane < places && parts_of[bucket] > 1 ? sections(bucket) : 0;
             const int ranks = here == 0 ? 0 : dense[bucket];
-            const int units_until = bucket_plan::warp_inclusive_sum(here, lane),
-                      ranks_until = bucket_plan::warp_inclusive_sum(ranks, lane);
+            const int units_until = bucket_plan::inclusive_sum(here, lane),
+                      ranks_until = bucket_plan::inclusive_sum(ranks, lane);
             for (int section = 0; section < here; ++section)
                 units[count + units_until - here + section] = {
                     begin + ranks_until - ranks + section * kSectionFeatures, bucket, section,

@@ -1,9 +1,6 @@
-// The backward of the fused operators: the weight gradient, which is a product of bitmaps and row gradients on tensor
-// cores (one_hot_product.cuh) for the frequent features of each bucket. Rare features (rare_features.cuh) are gathered.
-//
-// The row gradients are computed first, at the speed of memory (row_gradients.cuh). Then come the products
-// (backward_schedule.cuh). The last kernel uses multiprocessors as they become free: it adds up the rows of rare
-// features and the sums of partial products.
+// The backward of the fused operators: the weight gradient. The row gradients are computed first (row_gradients.cuh).
+// Then come the products for the frequent features of each bucket (backward_schedule.cuh). The last kernel uses
+// multiprocessors as they become free: it adds up the rows of rare features and the sums of partial products.
 #pragma once
 
 #include "irregular_rows.cuh"
@@ -11,41 +8,30 @@
 
 namespace nnue::one_hot_product {
 
-// How sums over lists of slots read row gradients: a slab of a row is 16 pieces of 16 bytes, with 8 columns each. With
-// one part, pieces 0…7 are 64 columns of the first half and 8…15 the same columns of the second half. With two parts,
-// pieces 0…7 are the high parts of 32 columns of each half, and 8…15 the low parts.
-template <int kParts>
-struct GradientPieces : GradientShape<kParts> {
-    using GradientShape<kParts>::kSlab, GradientShape<kParts>::kHalfPieces;
-    // The first column of a piece within its half, and which half it is in.
-    __device__ static int column(int slab, int piece) { return slab * kSlab + piece % kHalfPieces * 8; }
-    __device__ static int half(int piece) { return kParts == 1 ? piece / 8 : piece % 8 / 4; }
-};
-
 struct Piece {
     uint4 values;
     int exponent;
 };
 
 // The slot and the slab must exist.
-template <int kParts>
+template <int kTerms>
 __device__ __forceinline__ Piece load_piece(const BackwardProblem& p, int slot, int slab, int piece) {
-    using Shape = GradientPieces<kParts>;
+    using Shape = GradientShape<kTerms>;
     const int tile = slot / kTileRows;
     const char* from =
-        operand_of<kParts>(p, slab, tile) + piece / 8 * Shape::kAtomBytes + operand_offset(slot % kTileRows, piece % 8);
+        operand_of<kTerms>(p, slab, tile) + piece / 8 * Shape::kAtomBytes + operand_offset(slot % kTileRows, piece % 8);
     return {__ldcg(reinterpret_cast<const uint4*>(from)),
-            kParts == 2 ? __ldcg(p.exponents + size_t(slab) * p.max_tiles + tile) : 0};
+            kTerms == 2 ? __ldcg(p.exponents + size_t(slab) * p.max_tiles + tile) : 0};
 }
 
-template <int kParts>
+template <int kTerms>
 __device__ __forceinline__ void add_piece(float (&sum)[8], const Piece& piece) {
-    const float scale = kParts == 2 ? power_of_two(piece.exponent) : 1.0f;
+    const float scale = kTerms == 2 ? power_of_two(piece.exponent) : 1.0f;
     const uint32_t words[4] = {piece.values.x, piece.values.y, piece.values.z, piece.values.w};
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-        const float2 two = unpack(words[j], kParts == 1 ? Float::kBFloat16 : Float::kFloat16);
-        if constexpr (kParts == 1) {
+        const float2 two = unpack(words[j], kTerms == 1 ? Float::kBFloat16 : Float::kFloat16);
+        if constexpr (kTerms == 1) {
             sum[2 * j] += two.x, sum[2 * j + 1] += two.y;
         } else {
             sum[2 * j] += two.x * scale, sum[2 * j + 1] += two.y * scale;
@@ -54,18 +40,19 @@ __device__ __forceinline__ void add_piece(float (&sum)[8], const Piece& piece) {
 }
 
 // Called by all lanes. Neighbouring lanes hold neighbouring pieces.
-template <int kParts>
-__device__ __forceinline__ void store_piece(const BackwardProblem& p, float (&sum)[8], int row, int slab, int piece) {
-    using Shape = GradientPieces<kParts>;
-    if constexpr (kParts == 2) {
+template <int kTerms>
+__device__ __forceinline__ void store_piece(const BackwardProblem& p, float (&sum)[8], int feature, int slab,
+                                            int piece) {
+    using Shape = GradientShape<kTerms>;
+    if constexpr (kTerms == 2) {
 #pragma unroll
         for (int i = 0; i < 8; ++i)
             sum[i] = sum[i] + kLowScale * __shfl_xor_sync(~0u, sum[i], 8);  // correct where piece < 8
     }
     const int half = p.num_outputs / 2, column = Shape::column(slab, piece);
-    if (column >= half || (kParts == 2 && piece >= 8)) return;
-    const size_t at = size_t(row) * p.num_outputs + Shape::half(piece) * half + column;
-    if constexpr (kParts == 2) {
+    if (column >= half || (kTerms == 2 && piece >= 8)) return;
+    const size_t at = size_t(feature) * p.num_outputs + Shape::half(piece) * half + column;
+    if constexpr (kTerms == 2) {
         float4* target = reinterpret_cast<float4*>(static_cast<float*>(p.grad_weight) + at);
         __stcs(target, float4{sum[0], sum[1], sum[2], sum[3]});
         __stcs(target + 1, float4{sum[4], sum[5], sum[6], sum[7]});
@@ -80,9 +67,9 @@ __device__ __forceinline__ void store_piece(const BackwardProblem& p, float (&su
 // each row. All loads come first, and none of them is conditional, because the code would wait for a conditional load
 // at once. (To read zeros from a fixed address for absent rows is slower still: all of these loads meet at one place,
 // and 400 us became 1,060.)
-template <int kParts, int kRows>
+template <int kTerms, int kRows>
 __device__ __forceinline__ void add_rows(float (&sum)[2][8], const BackwardProblem& p, int slot, int first, int base) {
-    const int last_slab = GradientPieces<kParts>::slabs(p.num_outputs) - 1;
+    const int last_slab = GradientShape<kTerms>::slabs(p.num_outputs) - 1;
     Piece pieces[kRows][2];
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
@@ -90,20 +77,20 @@ __device__ __forceinline__ void add_rows(float (&sum)[2][8], const BackwardProbl
 #pragma unroll
         for (int c = 0; c < 2; ++c) {
             const int q = base + c * 32;
-            pieces[r][c] = load_piece<kParts>(p, at, min(q / 16, last_slab), q % 16);
+            pieces[r][c] = load_piece<kTerms>(p, at, min(q / 16, last_slab), q % 16);
         }
     }
     __syncwarp();
 #pragma unroll
     for (int r = 0; r < kRows; ++r)
 #pragma unroll
-        for (int c = 0; c < 2; ++c) add_piece<kParts>(sum[c], pieces[r][c]);
+        for (int c = 0; c < 2; ++c) add_piece<kTerms>(sum[c], pieces[r][c]);
 }
 
 // For one warp: sums a list of slots, 64 pieces of a row from `base` on, with up to eight rows in flight, and stores
-// the sum in row `row` of the weight gradient. `slot` is the element of the list with the lane's number.
-template <int kParts>
-__device__ __forceinline__ void sum_list(const BackwardProblem& p, int row, const int* slots, int count, int slot,
+// the sum as the weight gradient of a feature. `slot` is the element of the list with the lane's number.
+template <int kTerms>
+__device__ __forceinline__ void sum_list(const BackwardProblem& p, int feature, const int* slots, int count, int slot,
                                          int base) {
     const int lane = threadIdx.x % 32;
     float sum[2][8] = {};
@@ -112,16 +99,16 @@ __device__ __forceinline__ void sum_list(const BackwardProblem& p, int row, cons
         if (begin > 0) slot = begin + lane < count ? __ldcg(slots + begin + lane) : -1;
         const int here = min(count - begin, 32);
         int first = 0;
-        for (; first + 8 <= here; first += 8) add_rows<kParts, 8>(sum, p, slot, first, base);
-        if (here - first >= 4) add_rows<kParts, 4>(sum, p, slot, first, base), first += 4;
-        if (here - first == 3) add_rows<kParts, 3>(sum, p, slot, first, base);
-        if (here - first == 2) add_rows<kParts, 2>(sum, p, slot, first, base);
-        if (here - first == 1) add_rows<kParts, 1>(sum, p, slot, first, base);
+        for (; first + 8 <= here; first += 8) add_rows<kTerms, 8>(sum, p, slot, first, base);
+        if (here - first >= 4) add_rows<kTerms, 4>(sum, p, slot, first, base), first += 4;
+        if (here - first == 3) add_rows<kTerms, 3>(sum, p, slot, first, base);
+        if (here - first == 2) add_rows<kTerms, 2>(sum, p, slot, first, base);
+        if (here - first == 1) add_rows<kTerms, 1>(sum, p, slot, first, base);
     }
 #pragma unroll
     for (int c = 0; c < 2; ++c) {
         const int q = base + c * 32;
-        store_piece<kParts>(p, sum[c], row, q / 16, q % 16);
+        store_piece<kTerms>(p, sum[c], feature, q / 16, q % 16);
     }
 }
 
@@ -184,9 +171,10 @@ __device__ __forceinline__ void for_each_list(const int* slots, unsigned* ticket
     }
 }
 
-// The row of the weight gradient of a feature, or −1 if there is none. `entry` comes from `ranked` or from a list.
-__device__ __forceinline__ int gradient_row(const BackwardProblem& p, int unbucketed_dense, int bucket, int rank,
-                                            int entry) {
+// The feature of a rank, as the weight gradient counts it, or −1 if there is none. `entry` comes from `ranked` or from
+// a list.
+__device__ __forceinline__ int feature_of(const BackwardProblem& p, int unbucketed_dense, int bucket, int rank,
+                                          int entry) {
     if (bucket == p.in.num_buckets) return rank < unbucketed_dense ? p.in.num_bucketed + entry : -1;
     const int local = entry ^ entry >> 31, feature = bucket * p.in.bucket_size + local;
     return local < p.in.bucket_size && feature < p.in.num_bucketed ? feature : -1;
@@ -198,13 +186,13 @@ __device__ __forceinline__ const int* rank_entry(const BackwardProblem& p, int b
 
 // For one warp: adds up the products of a bucket's parts for kMergeRanks ranks, with eight loads of each part in
 // flight.
-template <int kParts>
-constexpr int kMergeRanks = 8 * kParts;
-template <int kParts>
+template <int kTerms>
+constexpr int kMergeRanks = 8 * kTerms;
+template <int kTerms>
 __device__ __forceinline__ void merge(const BackwardProblem& p, const MergeUnit& unit, int slab, int first_rank,
                                       int unbucketed_dense) {
-    using Shape = GradientShape<kParts>;
-    constexpr int kLanes = Shape::kColumns / 4, kRows = 32 / kLanes, kTogether = kMergeRanks<kParts> / kRows;
+    using Shape = GradientShape<kTerms>;
+    constexpr int kLanes = Shape::kColumns / 4, kRows = 32 / kLanes, kTogether = kMergeRanks<kTerms> / kRows;
     const int lane = threadIdx.x % 32, slabs = Shape::slabs(p.num_outputs);
     const int in_slab = lane % kLanes * 4, in_half = slab * Shape::kSlab + in_slab % Shape::kSlab;
     const int column = in_slab / Shape::kSlab * (p.num_outputs / 2) + in_half;
@@ -234,10 +222,11 @@ __device__ __forceinline__ void merge(const BackwardProblem& p, const MergeUnit&
     }
 #pragma unroll
     for (int i = 0; i < kTogether; ++i) {
-        const int row = gradient_row(p, unbucketed_dense, unit.bucket, in_section + first_rank + i * kRows, entries[i]);
-        if (row < 0 || in_half >= p.num_outputs / 2) continue;
-        const size_t at = size_t(row) * p.num_outputs + column;
-        if constexpr (kParts == 2)
+        const int feature =
+            feature_of(p, unbucketed_dense, unit.bucket, in_section + first_rank + i * kRows, entries[i]);
+        if (feature < 0 || in_half >= p.num_outputs / 2) continue;
+        const size_t at = size_t(feature) * p.num_outputs + column;
+        if constexpr (kTerms == 2)
             __stcs(reinterpret_cast<float4*>(static_cast<float*>(p.grad_weight) + at), sums[i]);
         else
             __stcs(reinterpret_cast<uint2*>(static_cast<uint16_t*>(p.grad_weight) + at),
@@ -254,9 +243,9 @@ constexpr int kFinishThreads = 128, kFinishBlocks = 4;  // per multiprocessor
 // faster (measured).
 constexpr int kShareTiles = 1024;
 
-template <int kParts>
+template <int kTerms>
 __global__ void __launch_bounds__(kFinishThreads, kFinishBlocks) finish_kernel(BackwardProblem p) {
-    const int parts = (GradientPieces<kParts>::slabs(p.num_outputs) + 3) / 4;  // per row
+    const int groups = (GradientShape<kTerms>::slabs(p.num_outputs) + 3) / 4;  // of 64 pieces, per row
     __shared__ MergeUnit units[kMaxMergeUnits + 1];
     // The products are not done at this point. But the flag means that the row gradients, the lists and the merge units
     // are there.
@@ -269,25 +258,25 @@ __global__ void __launch_bounds__(kFinishThreads, kFinishBlocks) finish_kernel(B
     // Loaded now and used after the lists; by then the other warps have usually arrived at the barrier there, too.
     const int own_word = thread < unit_words ? unit_word(thread) : 0;
     for_each_list(
-        p.plan.rare_slots, by_ticket ? p.sync->finish_tickets : nullptr, (long long)count * parts,
-        [&](long long number) { return p.plan.rare[count - 1 - int(number / parts)]; },
+        p.plan.rare_slots, by_ticket ? p.sync->finish_tickets : nullptr, (long long)count * groups,
+        [&](long long number) { return p.plan.rare[count - 1 - int(number / groups)]; },
         [&](const Item& item) {
             const SlotList& list = item.list;
-            sum_list<kParts>(p, list.feature, p.plan.rare_slots + list.begin, list.count, item.slot,
-                             int(item.number % parts) * 64);
+            sum_list<kTerms>(p, list.feature, p.plan.rare_slots + list.begin, list.count, item.slot,
+                             int(item.number % groups) * 64);
         });
     Numbers numbers(by_ticket ? p.sync->finish_tickets + 1 : nullptr);
     for (int i = thread; i < unit_words; i += kFinishThreads)
         reinterpret_cast<int*>(units)[i] = i == thread ? own_word : unit_word(i);
     __syncthreads();
-    const int slabs = GradientPieces<kParts>::slabs(p.num_outputs),
+    const int slabs = GradientShape<kTerms>::slabs(p.num_outputs),
               unbucketed_dense = p.in.num_unbucketed > 0 ? p.unbucketed.summary->dense : 0;
-    const unsigned merges = units[num_units].begin / kMergeRanks<kParts> * slabs;
+    const unsigned merges = units[num_units].begin / kMergeRanks<kTerms> * slabs;
     int unit = 0;
     for (unsigned item = numbers.now(); item < merges; item = numbers.next()) {
-        const int rank = int(item / unsigned(slabs)) * kMergeRanks<kParts>;
+        const int rank = int(item / unsigned(slabs)) * kMergeRanks<kTerms>;
         while (units[unit + 1].begin <= rank) ++unit;
-        merge<kParts>(p, units[unit], int(item % unsigned(slabs)), rank - units[unit].begin, unbucketed_dense);
+        merge<kTerms>(p, units[unit], int(item % unsigned(slabs)), rank - units[unit].begin, unbucketed_dense);
     }
     // Later kernels wait only for this one, so this one must wait for the kernels before it.
     wait_for_kernels_before();
@@ -297,12 +286,11 @@ __global__ void __launch_bounds__(kFinishThreads, kFinishBlocks) finish_kernel(B
 constexpr int kBiasColumns = 8;
 __device__ __forceinline__ void sum_bias(const BackwardProblem& p, int columns, int lane) {
     const int stretch = stretch_tiles(p.max_tiles), column = columns * kBiasColumns + lane % 2 * 4;
-    const int parts = (p.plan.tile_begin[p.in.num_buckets] + stretch - 1) / stretch;
+    const int count = (p.plan.tile_begin[p.in.num_buckets] + stretch - 1) / stretch;
     float4 sum = {0, 0, 0, 0};
 #pragma unroll 2
-    for (int part = lane / 2; part < parts; part += 16) {
-        const float4 v =
-            __ldcg(reinterpret_cast<const float4*>(p.bias_partial + size_t(part) * p.num_outputs + column));
+    for (int i = lane / 2; i < count; i += 16) {
+        const float4 v = __ldcg(reinterpret_cast<const float4*>(p.bias_partial + size_t(i) * p.num_outputs + column));
         sum.x += v.x, sum.y += v.y, sum.z += v.z, sum.w += v.w;
     }
 #pragma unroll
@@ -315,17 +303,17 @@ __device__ __forceinline__ void sum_bias(const BackwardProblem& p, int columns, 
 
 // ---- products: two warpgroups hold the sums of a task's features × 128 operand columns in registers and multiply
 // bitmaps by row gradients. Another warp copies row gradients and bitmaps ahead of them.
-template <int kParts>
-struct BackwardShape : GradientShape<kParts> {
-    using GradientShape<kParts>::kOperandBytes;
+template <int kTerms>
+struct BackwardShape : GradientShape<kTerms> {
+    using GradientShape<kTerms>::kOperandBytes;
     static constexpr int kBitBytes = kSectionFeatures * sizeof(uint2);
     static constexpr int kStages = 8;
-    static constexpr int kConsumers = GradientShape<kParts>::kThreads, kThreads = kConsumers + 128,
+    static constexpr int kConsumers = GradientShape<kTerms>::kThreads, kThreads = kConsumers + 128,
                          kWarps = kConsumers / 32;
     static constexpr int kFeatureTiles = kSectionFeatures / 64 / (kConsumers / 128);  // of 64 features, per warpgroup
     // A consumer warp transposes 16 rows of results, 256 bytes each, through shared memory. The stride avoids bank
     // conflicts.
-    static constexpr int kRowStride = kParts == 1 ? 272 : 288, kTurnBytes = 16 * kRowStride;
+    static constexpr int kRowStride = kTerms == 1 ? 272 : 288, kTurnBytes = 16 * kRowStride;
     static constexpr int kTasks = 2;  // one in progress and one prepared
     // The layout of shared memory after the operands: for each stage its bitmaps, its barriers "full" and "empty", and
     // the `one` of its left operand; for each consumer warp its room for transposing and the features of the task; for
@@ -337,7 +325,7 @@ struct BackwardShape : GradientShape<kParts> {
     static constexpr int kSharedBytes = kOnes + kStages * 4 + 1024;
 };
 
-// The fp16 number that a set bit of the left operand becomes. With two fp16 parts it is a power of two that depends on
+// The fp16 number that a set bit of the left operand becomes. With two fp16 terms it is a power of two that depends on
 // the tile, relative to the task's largest: from 2^15 down to 2^-21.
 __device__ __forceinline__ uint32_t relative_one(int exponent, int reference) {
     const int e = exponent - reference + 15;
@@ -346,10 +334,10 @@ __device__ __forceinline__ uint32_t relative_one(int exponent, int reference) {
 
 // Adds the products of `count` tiles, for the first `my_tiles` of the warpgroup's tiles of 64 features. `copied` counts
 // the tiles that have been used, over all tasks.
-template <int kParts>
-__device__ __forceinline__ void multiply(float (&acc)[BackwardShape<kParts>::kFeatureTiles][64], int my_tiles,
+template <int kTerms>
+__device__ __forceinline__ void multiply(float (&acc)[BackwardShape<kTerms>::kFeatureTiles][64], int my_tiles,
                                          int count, uint32_t shared, uint32_t& copied) {
-    using Shape = BackwardShape<kParts>;
+    using Shape = BackwardShape<kTerms>;
     constexpr uint32_t kStages = Shape::kStages;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     // Warpgroup 0 has the even tiles of the task's features, and warpgroup 1 the odd ones.
@@ -363,19 +351,19 @@ __device__ __forceinline__ void multiply(float (&acc)[BackwardShape<kParts>::kFe
         barrier_wait(shared + Shape::kFull + stage * 8, copied / kStages % 2);
         const uint32_t operand = operand_descriptor(shared + stage * Shape::kOperandBytes, Shape::kAtomBytes);
         const uint32_t bits = first_bits + stage * Shape::kBitBytes;
-        const uint32_t one = kParts == 1 ? kOneBf16 : load_shared_4(shared + Shape::kOnes + stage * 4);
+        const uint32_t one = kTerms == 1 ? kOneBf16 : load_shared_4(shared + Shape::kOnes + stage * 4);
         uint32_t a[2][2][4];
 #pragma unroll
         for (int m = 0; m < Shape::kFeatureTiles; ++m) {
             if (m == my_tiles) break;
             const uint2 low = load_shared_8(bits + m * 1024), high = load_shared_8(bits + m * 1024 + 64);
 #pragma unroll
-            for (int part = 0; part < 2; ++part) {
+            for (int word = 0; word < 2; ++word) {
                 wgmma_wait<1>();
                 const int shift = 4 * (lane % 4);
-                const uint32_t word_low = (part ? low.y : low.x) >> shift,
-                               word_high = (part ? high.y : high.x) >> shift;
-                multiply_word<kParts == 1>(acc[m], a[part], word_low, word_high, one, operand + part * 256);
+                const uint32_t word_low = (word ? low.y : low.x) >> shift,
+                               word_high = (word ? high.y : high.x) >> shift;
+                multiply_word<kTerms == 1>(acc[m], a[word], word_low, word_high, one, operand + word * 256);
             }
         }
         if (left < count) release(copied - 1);  // the products of the tile before are done
@@ -394,10 +382,10 @@ __device__ __forceinline__ void clear_unused(const BackwardProblem& p, int warp,
             const int item = first + lane * warps;  // each lane checks one of the warp's next items
             const int feature = item < items ? feature_of(item) : -1;
             for (unsigned todo = __ballot_sync(~0u, feature >= 0); todo != 0; todo &= todo - 1) {
-                char* row =
+                char* to =
                     static_cast<char*>(p.grad_weight) + size_t(__shfl_sync(~0u, feature, __ffs(todo) - 1)) * row_bytes;
                 for (int i = lane * 16; i < row_bytes; i += 512)
-                    __stcs(reinterpret_cast<uint4*>(row + i), uint4{0, 0, 0, 0});
+                    __stcs(reinterpret_cast<uint4*>(to + i), uint4{0, 0, 0, 0});
             }
         }
     };
@@ -415,10 +403,10 @@ __device__ __forceinline__ void clear_unused(const BackwardProblem& p, int warp,
 }
 
 // One task of the product: makes the sums and stores them.
-template <int kParts>
+template <int kTerms>
 __device__ __forceinline__ void multiply_part(const BackwardProblem& p, const Schedule& schedule,
                                               const volatile Task& task, uint32_t shared, uint32_t& copied) {
-    using Shape = BackwardShape<kParts>;
+    using Shape = BackwardShape<kTerms>;
     const int thread = thread_number(), warp = thread / 32, lane = thread % 32;
     float acc[Shape::kFeatureTiles][64];
 #pragma unroll
@@ -436,8 +424,8 @@ __device__ __forceinline__ void multiply_part(const BackwardProblem& p, const Sc
                          rank_entry(p, task.bucket, task.section * kSectionFeatures + rank_of(i / 16, i % 16)));
     }
     copy_async_commit();
-    multiply<kParts>(acc, my_tiles, task.last - task.first, shared, copied);
-    const float unscale = kParts == 2 ? ldexpf(1.0f, task.reference - 15) : 1.0f;
+    multiply<kTerms>(acc, my_tiles, task.last - task.first, shared, copied);
+    const float unscale = kTerms == 2 ? ldexpf(1.0f, task.reference - 15) : 1.0f;
 
     if (task.partial >= 0) {  // one of several parts
         float* partial = p.partial +
@@ -447,9 +435,9 @@ __device__ __forceinline__ void multiply_part(const BackwardProblem& p, const Sc
         for (int m = 0; m < Shape::kFeatureTiles; ++m) {
             if (m == my_tiles) break;
 #pragma unroll
-            for (int i = 0; i < 64 / kParts; i += 2) {
+            for (int i = 0; i < 64 / kTerms; i += 2) {
                 float* to = partial + rank_of(m, lane / 4 + i % 4 / 2 * 8) * Shape::kColumns + i / 4 * 8;
-                if constexpr (kParts == 1)
+                if constexpr (kTerms == 1)
                     __stcg(reinterpret_cast<float2*>(to), float2{acc[m][i], acc[m][i + 1]});
                 else
                     __stcg(reinterpret_cast<float2*>(to),
@@ -464,7 +452,7 @@ __device__ __forceinline__ void multiply_part(const BackwardProblem& p, const Sc
 
     const uint32_t turn = shared + Shape::kTurn + warp * Shape::kTurnBytes;
     // Each lane stores 16 bytes of every second row: columns lane % 8 · kEach of a half.
-    constexpr int kEach = 8 / kParts;
+    constexpr int kEach = 8 / kTerms;
     const int half = p.num_outputs / 2, column = task.slab * Shape::kSlab + lane % 8 * kEach;
     const int in_row = lane % 16 / 8 * half + column;
     copy_async_wait<0>();
@@ -472,16 +460,16 @@ __device__ __forceinline__ void multiply_part(const BackwardProblem& p, const Sc
     const int bucket = task.bucket, first_rank = task.section * kSectionFeatures;
     for (int i = lane; i < my_tiles * 16; i += 32) {
         const uint32_t at = my_features + i * 4;
-        store_shared_4(at, gradient_row(p, schedule.unbucketed_dense, bucket, first_rank + rank_of(i / 16, i % 16),
-                                        int(load_shared_4(at))));
+        store_shared_4(at, feature_of(p, schedule.unbucketed_dense, bucket, first_rank + rank_of(i / 16, i % 16),
+                                      int(load_shared_4(at))));
     }
     const unsigned row_bytes = p.num_outputs * (16 / kEach);
-    char* const to_row = static_cast<char*>(p.grad_weight) + in_row * (16 / kEach);
+    char* const to_column = static_cast<char*>(p.grad_weight) + in_row * (16 / kEach);
 #pragma unroll
     for (int m = 0; m < Shape::kFeatureTiles; ++m) {
         if (m == my_tiles) break;
         __syncwarp();
-        if constexpr (kParts == 1) {
+        if constexpr (kTerms == 1) {
             const uint32_t to = turn + lane % 16 * Shape::kRowStride + lane / 16 * 16;
             const auto store_all = [&](Float type) {
 #pragma unroll
@@ -505,17 +493,17 @@ __device__ __forceinline__ void multiply_part(const BackwardProblem& p, const Sc
         __syncwarp();
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
-            const int r = 2 * i + lane / 16, row = int(load_shared_4(my_features + (m * 16 + r) * 4));
+            const int r = 2 * i + lane / 16, feature = int(load_shared_4(my_features + (m * 16 + r) * 4));
             const uint4 v = load_shared_16<true>(turn + r * Shape::kRowStride + lane % 16 * 16);
-            store_global_16(row_of(to_row, row, row_bytes), v, column < half && row >= 0);
+            store_global_16(row_of(to_column, feature, row_bytes), v, column < half && feature >= 0);
         }
     }
 }
 
 // long: the warps that plan, copy and multiply share tasks, stages and barriers.
-template <int kParts>
-__global__ void __launch_bounds__(BackwardShape<kParts>::kThreads, 1) weight_gradient_kernel(BackwardProblem p) {
-    using Shape = BackwardShape<kParts>;
+template <int kTerms>
+__global__ void __launch_bounds__(BackwardShape<kTerms>::kThreads, 1) weight_gradient_kernel(BackwardProblem p) {
+    using Shape = BackwardShape<kTerms>;
     constexpr int kTasks = Shape::kTasks;
     extern __shared__ char shared_raw[];
     __shared__ Schedule schedule;
@@ -576,7 +564,7 @@ __global__ void __launch_bounds__(BackwardShape<kParts>::kThreads, 1) weight_gra
             const int* exponents = p.exponents + size_t(task.slab) * p.max_tiles;
             if (task.parts > 0) {
                 task.reference = kNoExponent;
-                if (kParts == 2) {
+                if (kTerms == 2) {
                     for (int i = task.first + lane; i < task.last; i += 32)
                         task.reference = max(task.reference, __ldcg(exponents + i));
                     task.reference = __reduce_max_sync(~0u, task.reference);
@@ -599,12 +587,12 @@ __global__ void __launch_bounds__(BackwardShape<kParts>::kThreads, 1) weight_gra
             int exponent = 0;
 #pragma unroll 1
             for (int i = 0; i < count; ++i) {
-                if (kParts == 2 && i % 32 == 0 && i + lane < count) exponent = __ldcg(exponents + i + lane);
+                if (kTerms == 2 && i % 32 == 0 && i + lane < count) exponent = __ldcg(exponents + i + lane);
                 const int now = __shfl_sync(~0u, exponent, i % 32);
                 barrier_wait(shared + Shape::kEmpty + stage * 8, phase);
                 if (lane == 0) {
                     const uint32_t full = shared + Shape::kFull + stage * 8;
-                    if (kParts == 2) store_shared_4(shared + Shape::kOnes + stage * 4, relative_one(now, reference));
+                    if (kTerms == 2) store_shared_4(shared + Shape::kOnes + stage * 4, relative_one(now, reference));
                     barrier_expect(full, Shape::kOperandBytes + bit_bytes);
                     copy_bulk(shared + stage * Shape::kOperandBytes, source, Shape::kOperandBytes, full);
                     copy_bulk(shared + Shape::kBits + stage * Shape::kBitBytes, bits, bit_bytes, full);
@@ -622,7 +610,7 @@ __global__ void __launch_bounds__(BackwardShape<kParts>::kThreads, 1) weight_gra
             barrier_wait(shared + Shape::kTaskFull + place * 8, number / kTasks % 2);
             const volatile Task& task = tasks[place];  // volatile, because registers are scarce
             if (task.parts == 0) break;
-            multiply_part<kParts>(p, schedule, task, shared, copied);
+            multiply_part<kTerms>(p, schedule, task, shared, copied);
             barrier_arrive(shared + Shape::kTaskEmpty + place * 8);
         }
     }
@@ -631,42 +619,36 @@ __global__ void __launch_bounds__(BackwardShape<kParts>::kThreads, 1) weight_gra
 }
 
 // Computes the row gradients from those of the output.
-template <typename Weight, typename Grad, Activation kActivation>
-cudaError_t make_row_gradients(const BackwardProblem& p, cudaStream_t stream) {
-    constexpr int kParts = sizeof(Weight) == 4 ? 2 : 1;
-    static_assert(kParts == 1 || sizeof(Grad) == 4);
-    using Shape = GradientShape<kParts>;
-    return ptx::launch_early(row_gradient_kernel<kParts, Grad, kActivation>,
-                             Shape::slabs(p.num_outputs) * stretches(p.max_tiles), Shape::kThreads, 0, stream, p);
+template <int kTerms, typename Grad>
+void make_row_gradients(const BackwardProblem& p, cudaStream_t stream) {
+    using Shape = GradientShape<kTerms>;
+    const auto kernel = p.activation == Activation::kIdentity ? row_gradient_kernel<kTerms, Grad, Activation::kIdentity>
+                        : p.activation == Activation::kCReLU  ? row_gradient_kernel<kTerms, Grad, Activation::kCReLU>
+                        : p.activation == Activation::kSCReLU
+                            ? row_gradient_kernel<kTerms, Grad, Activation::kSCReLU>
+                            : row_gradient_kernel<kTerms, Grad, Activation::kPairwise>;
+    start("row_gradient_kernel", kernel, -1, Shape::slabs(p.num_outputs) * stretches(p.max_tiles), Shape::kThreads, 0,
+          stream, p);
 }
 
-// The rest of the backward. If there are unbucketed features, `unbucketed_gradient(p, stream)` launches the one kernel
-// that sums their lists and sets `begun`. `workers`: the number of multiprocessors.
-template <typename Weight, typename Unbucketed>
-cudaError_t backward(const BackwardProblem& p, int workers, cudaStream_t stream,
-                     const Unbucketed& unbucketed_gradient) {
-    constexpr int kParts = sizeof(Weight) == 4 ? 2 : 1;
-    using Shape = BackwardShape<kParts>;
-    cudaError_t error = cudaFuncSetAttribute(weight_gradient_kernel<kParts>,
-                                             cudaFuncAttributeMaxDynamicSharedMemorySize, Shape::kSharedBytes);
+// The products and what they leave. If there are unbucketed features, list_kernel comes before it and sets `begun`.
+// `workers`: the number of multiprocessors.
+template <int kTerms>
+void multiply_and_finish(const BackwardProblem& p, int workers, cudaStream_t stream) {
+    using Shape = BackwardShape<kTerms>;
     // weight_gradient_kernel takes nearly all of a multiprocessor's memory as shared memory. finish_kernel needs 45 KB
     // for its four thread blocks, and the rest as L1 cache for its many loads. In percent:
-    if (error == cudaSuccess)
-        error = cudaFuncSetAttribute(finish_kernel<kParts>, cudaFuncAttributePreferredSharedMemoryCarveout, 25);
-    const auto launch = [&](void (*kernel)(BackwardProblem), dim3 grid, int threads, size_t shared) {
-        if (error == cudaSuccess) error = ptx::launch_early(kernel, grid, threads, shared, stream, p);
-    };
-    if (error == cudaSuccess) error = unbucketed_gradient(p, stream);
-    launch(weight_gradient_kernel<kParts>, workers, Shape::kThreads, Shape::kSharedBytes);
-    launch(finish_kernel<kParts>, kFinishBlocks * workers, kFinishThreads, 0);
-    launch(irregular_backward_kernel<Weight>, (p.num_outputs / 2 + 63) / 64, 64, 0);
-    return error;
+    cuda::check_cuda(cudaFuncSetAttribute(finish_kernel<kTerms>, cudaFuncAttributePreferredSharedMemoryCarveout, 25),
+                     "finish_kernel");
+    start("weight_gradient_kernel", weight_gradient_kernel<kTerms>, Shape::kSharedBytes, workers, Shape::kThreads,
+          Shape::kSharedBytes, stream, p);
+    start("finish_kernel", finish_kernel<kTerms>, -1, kFinishBlocks * workers, kFinishThreads, 0, stream, p);
 }
 
 // Takes the scratch memory of a backward, besides what carve_row_gradients takes.
-template <int kParts>
+template <int kTerms>
 void carve_scratch(Carver& carver, BackwardProblem& p) {
-    using Shape = BackwardShape<kParts>;
+    using Shape = BackwardShape<kTerms>;
     p.partial = carver.take<float>(
         "partial", size_t(max_partials(p.max_tiles, Shape::slabs(p.num_outputs))) * Shape::kPartialFloats);
     p.bias_partial =

@@ -1,20 +1,9 @@
-// The plan of a batch: its index rows grouped by king bucket, and each bucket's features ranked by frequency. It is
-// made once per batch and read by every kernel of the fused operators.
+// The plan of a batch: its index rows grouped by king bucket, and each bucket's features ranked by frequency. It is a
+// function of the batch alone. docs/kernels.md explains its words: row, slot, tile, rank, near, far, irregular.
 //
-// King-bucketed feature sets have buckets of `bucket_size` (at most 768) consecutive features, and all bucketed
-// features of one index row lie in one bucket. A *row* is one perspective of one position. The rows of one bucket get
-// consecutive *slots*, in the order of the batch. Each bucket begins at a multiple of 64 slots (a *tile*); unused slots
-// are padding. The features of a bucket are *ranked*, the most frequent first. The first 384 ranks have nearly all
-// entries and are called *near*; the others are *far*. The plan is a function of the batch alone.
-//
-// A row that breaks the rule (it has a feature twice, or features of two buckets) is *irregular*. It has a slot, but no
-// bits and no lists; irregular_rows.cuh adds it by itself.
-//
-// There are three kernels here, and one more lists the rows of rare features (rare_features.cuh). Each but the first
-// starts while the kernel before it is still finishing. `clear_counts` clears the counters. `count_rows` reads the
-// batch in chunks of 256 rows, finds the bucket of each row, counts rows and features, and lists the rows of each chunk
-// by bucket. In `make_tiles` each thread block makes one or a few tiles: it ranks the features of their bucket, finds
-// their rows in those lists, and writes all else that later kernels read.
+// `clear_counts` clears the counters. `count_rows` reads the batch in chunks of 256 rows, finds the bucket of each row,
+// counts rows and features, and lists the rows of each chunk by bucket. In `make_tiles` each thread block makes one or
+// a few tiles: it ranks the features of their bucket, finds their rows in those lists, and writes all else.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -24,9 +13,20 @@
 #include <type_traits>
 
 #include "../carver.cuh"
-#include "../ptx.cuh"
+#include "../common.cuh"
 
 namespace nnue {
+
+// Launches a kernel that may start while the kernel before it is still finishing (ptx::launch_early). `most`: the most
+// dynamic shared memory of any of its launches, since the kernel has this attribute for all of them; −1 for the
+// defaults.
+template <typename... Parameters, typename... Arguments>
+void start(const char* name, void (*kernel)(Parameters...), int most, dim3 grid, int threads, size_t shared,
+           cudaStream_t stream, const Arguments&... arguments) {
+    if (most >= 0) cuda::check_cuda(ptx::set_shared_memory(kernel, most), name);
+    cuda::check_cuda(
+        ptx::launch_early(kernel, grid, threads, shared, stream, static_cast<const Parameters&>(arguments)...), name);
+}
 
 constexpr int kBucketFeatures = 768;                // the most features that a bucket may have
 constexpr int kBucketWords = kBucketFeatures / 32;  // of the bitmap of one row
@@ -219,12 +219,19 @@ __device__ __forceinline__ const int32_t* row_pointer(const IndexRows& in, int r
                               : in.black + size_t(row - in.positions) * in.max_active;
 }
 
-template <typename T>
-__device__ __forceinline__ T warp_inclusive_sum(T x, int lane) {
-    for (int d = 1; d < 32; d *= 2) {
-        const T other = __shfl_up_sync(~0u, x, d);
+// For groups of kLanes lanes: the sum of x up to lane `lane` of the group, and over all of its lanes.
+template <int kLanes = 32, typename T>
+__device__ __forceinline__ T inclusive_sum(T x, int lane) {
+    for (int d = 1; d < kLanes; d *= 2) {
+        const T other = __shfl_up_sync(~0u, x, d, kLanes);
         if (lane >= d) x += other;
     }
+    return x;
+}
+template <int kLanes>
+__device__ __forceinline__ int group_sum(int x) {
+#pragma unroll
+    for (int d = 1; d < kLanes; d *= 2) x += __shfl_xor_sync(~0u, x, d);
     return x;
 }
 
@@ -298,7 +305,7 @@ __global__ void __launch_bounds__(kClearThreads) clear_counts(int32_t* counts, i
 // these threads.
 template <int kWarps, typename Wait>
 __device__ __forceinline__ int sum_before(int x, int (&warp_sums)[kWarps], int warp, int lane, const Wait& wait) {
-    const int inclusive = warp_inclusive_sum(x, lane);
+    const int inclusive = inclusive_sum(x, lane);
     if (lane == 31) warp_sums[warp] = inclusive;
     wait();
     int sum = inclusive - x;
@@ -643,16 +650,16 @@ __device__ __forceinline__ void count_spans(const BucketPlan& out, TileShared& s
 
 // Removes a row that has a feature twice from the tile's bits. The four lanes that have set its bits call this.
 __device__ __forceinline__ void forget_row(const IndexRows& in, TileShared& s, int row, int entries, int first_feature,
-                                           int slot, int part) {
+                                           int slot, int in_row) {
     constexpr int kLanes = kTileThreads / kTileRows;
     const int32_t* list = row_pointer(in, row);
     const uint32_t slot_bit = 1u << bit_of_index(slot % 32);
 #pragma unroll 1
     for (int k = 0; k < min(entries, in.max_active) && list[k] >= 0; ++k)
-        if (k % kLanes == part && list[k] < in.num_bucketed)
+        if (k % kLanes == in_row && list[k] < in.num_bucketed)
             atomicAnd(&s.bits[slot / 32][s.rank_of[list[k] - first_feature] >> 22], ~slot_bit);
 #pragma unroll 1
-    for (int w = part; w < kBucketWords; w += kLanes) s.rank_bits[slot * kRowPitch + w] = 0;
+    for (int w = in_row; w < kBucketWords; w += kLanes) s.rank_bits[slot * kRowPitch + w] = 0;
 }
 
 // The bucket of a tile, and the tiles of that bucket, first … end − 1. All lanes of a warp get the same answer.
@@ -665,7 +672,7 @@ __device__ __forceinline__ TileRange find_bucket(const BucketPlan& out, int num_
     tiles = 0;
     for (int base = 0; base < num_buckets; base += 32) {
         const int own = base + lane < num_buckets ? (__ldg(out.totals + base + lane) + kTileRows - 1) / kTileRows : 0;
-        const int end = tiles + warp_inclusive_sum(own, lane);
+        const int end = tiles + inclusive_sum(own, lane);
         const unsigned behind = __ballot_sync(~0u, end > tile);
         tiles = __shfl_sync(~0u, end, 31);
         if (found.bucket >= 0 || behind == 0) continue;
@@ -682,7 +689,7 @@ __device__ __forceinline__ void describe_buckets(const BucketPlan& out, int num_
     int tiles = 0;
     for (int base = 0; base < num_buckets; base += 32) {
         const int bucket = base + lane, rows = bucket < num_buckets ? __ldg(out.totals + bucket) : -1;
-        const int own = (max(rows, 0) + kTileRows - 1) / kTileRows, end = tiles + warp_inclusive_sum(own, lane);
+        const int own = (max(rows, 0) + kTileRows - 1) / kTileRows, end = tiles + inclusive_sum(own, lane);
         if (rows >= 0) out.tile_begin[bucket] = end - own;
         if (bucket == num_buckets - 1) out.tile_begin[num_buckets] = end;
         if (rows == 0) out.dense[bucket] = out.used[bucket] = 0;
@@ -696,19 +703,19 @@ __device__ __forceinline__ void describe_buckets(const BucketPlan& out, int num_
 // Writes the far entries of a tile, slot by slot, from the ends of the rows of `stages`. Four lanes per slot call this;
 // gives where the entries of this lane's slot begin.
 __device__ __forceinline__ int store_far(const BucketPlan& out, const TileShared& s, const uint16_t* stages, int tile,
-                                         int slot, int part, int far_count) {
+                                         int slot, int in_row, int far_count) {
     constexpr int kLanes = kTileThreads / kTileRows;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, pitch = out.pitch;
-    const int until_first = warp_inclusive_sum(s.far_counts[lane], lane);
-    const int until_second = __shfl_sync(~0u, until_first, 31) + warp_inclusive_sum(s.far_counts[32 + lane], lane);
+    const int until_first = inclusive_sum(s.far_counts[lane], lane);
+    const int until_second = __shfl_sync(~0u, until_first, 31) + inclusive_sum(s.far_counts[32 + lane], lane);
     const int until = __shfl_sync(~0u, warp < kTileWarps / 2 ? until_first : until_second, slot % 32);
     const int begin = until - far_count;
     int32_t* const tile_far_begin = out.far_begin + size_t(tile) * (kTileRows + 1);
-    if (part == 0) tile_far_begin[slot] = begin;
+    if (in_row == 0) tile_far_begin[slot] = begin;
     if (threadIdx.x == kTileThreads - 1) tile_far_begin[kTileRows] = until;
     uint16_t* const far = out.far + size_t(tile) * kTileRows * pitch + begin;
 #pragma unroll 1
-    for (int i = part; i < far_count; i += kLanes) far[i] = stages[(slot + 1) * pitch - 1 - i];
+    for (int i = in_row; i < far_count; i += kLanes) far[i] = stages[(slot + 1) * pitch - 1 - i];
     return begin;
 }
 
@@ -730,7 +737,7 @@ __global__ void __launch_bounds__(kTileThreads, 4) make_tiles(IndexRows in, Buck
         ptx::wait_for_kernels_before();
         return describe_buckets(out, in.num_buckets);
     }
-    const int slot = threadIdx.x / kLanes, part = threadIdx.x % kLanes;
+    const int slot = threadIdx.x / kLanes, in_row = threadIdx.x % kLanes;
     const uint32_t slot_bit = keep(1u << bit_of_index(slot % 32));
     const uint32_t nowhere = keep(kNowhere + (uint32_t(lane) << 22 | uint32_t(kBucketWords) << 10));
     const uint32_t ranks = ptx::shared_address(s.rank_of), bits = keep(ptx::shared_address(s.bits[slot / 32]));
@@ -818,7 +825,7 @@ __global__ void __launch_bounds__(kTileThreads, 4) make_tiles(IndexRows in, Buck
         const bool has_row = row >= 0;
         bool regular = has_row && (s.listed[slot] & BucketPlan::kIrregularRow) == 0;
         int entries[kEach];
-        load_entries(entries, in, kUnbucketed ? has_row : regular, row, part * kEach);
+        load_entries(entries, in, kUnbucketed ? has_row : regular, row, in_row * kEach);
 
         const uint32_t ranks_of = keep(ranks - 4 * first_feature);
         int near_count = 0, far_count = 0, length = 0;  // of the row
@@ -850,30 +857,23 @@ __global__ void __launch_bounds__(kTileThreads, 4) make_tiles(IndexRows in, Buck
             base += kLanes * kEach;
             const bool goes_on = base < in.max_active && __any_sync(~0u, open);
             have = listed | (have - near) << 16;  // listed near entries; far entries from bit 16 on
-            int until = have;
-#pragma unroll
-            for (int d = 1; d < kLanes; d *= 2) {
-                const int other = __shfl_up_sync(~0u, until, d, kLanes);
-                if (part >= d) until += other;
-            }
+            int until = inclusive_sum<kLanes>(have, in_row);
             int all = __shfl_sync(~0u, until, kLanes - 1, kLanes);
             // A row that has a feature twice has fewer bits than features.
             if (!goes_on || in.max_active > kBucketFeatures) {
                 __syncwarp();
                 int set = -feature_count;
 #pragma unroll
-                for (int w = part; w < kBucketWords / 2; w += kLanes) {
+                for (int w = in_row; w < kBucketWords / 2; w += kLanes) {
                     const uint2 two = ptx::load_shared_8(rank_bits + 8 * w);
                     set += __popc(two.x) + __popc(two.y);
                 }
-#pragma unroll
-                for (int d = 1; d < kLanes; d *= 2) set += __shfl_xor_sync(~0u, set, d);
-                const bool twice = set != 0;
+                const bool twice = group_sum<kLanes>(set) != 0;
                 if (__any_sync(~0u, twice)) {
                     __syncwarp();
                     if (twice) {
-                        forget_row(in, s, row, base, first_feature, slot, part);
-                        if (part == 0) atomicAdd(out.irregular, 1);
+                        forget_row(in, s, row, base, first_feature, slot, in_row);
+                        if (in_row == 0) atomicAdd(out.irregular, 1);
                         regular = false, near_count = far_count = feature_count = all = have = until = 0;
                         if (!kUnbucketed) open = false;
 #pragma unroll
@@ -902,41 +902,35 @@ __global__ void __launch_bounds__(kTileThreads, 4) make_tiles(IndexRows in, Buck
             }
             near_count += all & 0xffff, far_count += all >> 16;
             if (!goes_on) break;
-            load_entries(entries, in, open, row, base + part * kEach);
+            load_entries(entries, in, open, row, base + in_row * kEach);
         }
         int with_bias = 0;
         if constexpr (kUnbucketed) {
-#pragma unroll
-            for (int d = 1; d < kLanes; d *= 2) length += __shfl_xor_sync(~0u, length, d);
+            length = group_sum<kLanes>(length);
         } else if constexpr (kLists) {
             // Each lane lists a sum of a team of four and one of a team of three. All bits of the row are set by now.
             static_assert(kFours == kLanes && kTeams == 2 * kLanes);
-            const uint32_t word = ptx::load_shared_4(rank_bits) >> bit_of_index(4 * part);
+            const uint32_t word = ptx::load_shared_4(rank_bits) >> bit_of_index(4 * in_row);
             const auto sum_of = [](uint32_t bits) {  // the bits of four consecutive ranks are bits 0, 16, 4 and 20
                 bits &= 0x00110011;
                 bits |= bits >> 15;
                 return int(bits | bits >> 2) & 15;
             };
             const int four = sum_of(word), three = sum_of(word >> 2) & 7;
-            const bool is_listed = three != 0 && kFours + part != kBiasTeam;
+            const bool is_listed = three != 0 && kFours + in_row != kBiasTeam;
             const int have = (four != 0) + is_listed;
             with_bias = __shfl_sync(~0u, three, kBiasTeam - kFours, kLanes);
-            int until = have;
-#pragma unroll
-            for (int d = 1; d < kLanes; d *= 2) {
-                const int other = __shfl_up_sync(~0u, until, d, kLanes);
-                if (part >= d) until += other;
-            }
+            int until = inclusive_sum<kLanes>(have, in_row);
             uint32_t to = stage + 2 * (near_count + until - have);
             near_count += __shfl_sync(~0u, until, kLanes - 1, kLanes);
-            if (four != 0) shared_store_16(to, 2 * team_place(part, four)), to += 2;
-            if (is_listed) shared_store_16(to, 2 * team_place(kFours + part, three));
+            if (four != 0) shared_store_16(to, 2 * team_place(in_row, four)), to += 2;
+            if (is_listed) shared_store_16(to, 2 * team_place(kFours + in_row, three));
         }
         const int longest_first = kTileRows - 1 - slot;
         const int key = kLists    ? (regular ? near_count + 1 : 0) * kTileRows + longest_first
                         : has_row ? length * kTileRows + longest_first
                                   : slot - kTileRows;
-        if (part == 0) {
+        if (in_row == 0) {
             s.keys[slot] = key;
             if (!kUnbucketed) s.far_counts[slot] = far_count;
             if (has_row) out.row_slot[row] = regular ? first_slot + slot : ~(first_slot + slot);
@@ -945,22 +939,21 @@ __global__ void __launch_bounds__(kTileThreads, 4) make_tiles(IndexRows in, Buck
 
         // Far entries are stored slot by slot, near lists in the order of their lengths.
         int far_begin = 0;
-        if constexpr (!kUnbucketed) far_begin = store_far(out, s, stages, tile, slot, part, far_count);
+        if constexpr (!kUnbucketed) far_begin = store_far(out, s, stages, tile, slot, in_row, far_count);
         int place = 0;
         if constexpr (kReads != ForwardReads::kBitmaps) {
 #pragma unroll
             for (int i = 0; i < kTileRows / kLanes; i += 4) {
-                const int4 four = reinterpret_cast<const int4*>(s.keys)[(part * (kTileRows / kLanes) + i) / 4];
+                const int4 four = reinterpret_cast<const int4*>(s.keys)[(in_row * (kTileRows / kLanes) + i) / 4];
                 place += (four.x > key) + (four.y > key) + (four.z > key) + (four.w > key);
             }
-#pragma unroll
-            for (int d = 1; d < kLanes; d *= 2) place += __shfl_xor_sync(~0u, place, d);
+            place = group_sum<kLanes>(place);
         }
         if constexpr (kUnbucketed) {
-            if (part == 0) order[first_slot + place] = {first_slot + slot, s.target[slot], max(row, 0), length};
+            if (in_row == 0) order[first_slot + place] = {first_slot + slot, s.target[slot], max(row, 0), length};
         } else if constexpr (kLists) {
             int cost = 0;
-            if (part == 0) {
+            if (in_row == 0) {
                 s.slot_at[place] = slot;
                 const int first_far = far_count > 0 ? stages[(slot + 1) * pitch - 1] << 18 : 0;
                 out.entries[first_slot + place] = {
@@ -977,7 +970,7 @@ __global__ void __launch_bounds__(kTileThreads, 4) make_tiles(IndexRows in, Buck
             const uint4* from = reinterpret_cast<const uint4*>(stages + from_slot * pitch);
             uint4* to = reinterpret_cast<uint4*>(out.near + size_t(first_slot + slot) * pitch);
 #pragma unroll 1
-            for (int i = part; i < pitch / 8; i += kLanes) {
+            for (int i = in_row; i < pitch / 8; i += kLanes) {
                 const uint4 eight = from[i];
                 uint32_t words[4] = {eight.x, eight.y, eight.z, eight.w};
 #pragma unroll
@@ -1009,36 +1002,27 @@ __global__ void __launch_bounds__(kTileThreads, 4) make_tiles(IndexRows in, Buck
     }
 }
 
-inline cudaError_t place(const IndexRows& in, const BucketPlan& out, RowOrder* order, cudaStream_t stream) {
-    // set_shared_memory changes an attribute of the kernel for all its launches, so its value must not depend on this
-    // call.
+inline void place(const IndexRows& in, const BucketPlan& out, RowOrder* order, cudaStream_t stream) {
     constexpr int kMostCounts = kSharedBuckets * kBucketFeatures * sizeof(int);
     constexpr int kMostStages =
         kTileRows * kBucketFeatures * sizeof(uint16_t) + BucketPlan::kMaxSpans * 2 * sizeof(int);
     const int zeroed = int(BucketPlan::zeroed(in.num_buckets));
-    cudaError_t error = ptx::set_shared_memory(reinterpret_cast<const void*>(clear_counts), 0);
-    if (error != cudaSuccess) return error;
+    cuda::check_cuda(ptx::set_shared_memory(clear_counts, 0), "clear_counts");
     // An ordinary launch. count_rows starts early and writes to memory before it waits for this kernel, so this kernel
     // must not start before earlier kernels have read that memory.
-    clear_counts<<<std::min((zeroed + kClearThreads - 1) / kClearThreads, 132), kClearThreads, 0, stream>>>(
-        reinterpret_cast<int32_t*>(out.bucket_cost), zeroed);
+    cuda::launch("clear_counts", clear_counts, std::min((zeroed + kClearThreads - 1) / kClearThreads, 132),
+                 kClearThreads, 0, stream, reinterpret_cast<int32_t*>(out.bucket_cost), zeroed);
     const bool is_shared = in.num_buckets <= kSharedBuckets;
-    const auto count = is_shared ? count_rows<true> : count_rows<false>;
-    const size_t shared = size_t(is_shared ? in.num_buckets * kBucketFeatures : 0) * sizeof(int);
-    error = cudaGetLastError();
-    if (error == cudaSuccess) error = ptx::set_shared_memory(reinterpret_cast<const void*>(count), kMostCounts);
-    if (error == cudaSuccess)
-        error = ptx::launch_early(count, std::min(out.chunks, kCountGrid), kCountThreads, shared, stream, in, out);
+    const size_t counts = size_t(is_shared ? in.num_buckets * kBucketFeatures : 0) * sizeof(int);
+    start("count_rows", is_shared ? count_rows<true> : count_rows<false>, kMostCounts, std::min(out.chunks, kCountGrid),
+          kCountThreads, counts, stream, in, out);
     const ForwardReads reads = forward_reads(in);
     const auto make = reads == ForwardReads::kLists     ? make_tiles<ForwardReads::kLists>
                       : reads == ForwardReads::kBitmaps ? make_tiles<ForwardReads::kBitmaps>
                                                         : make_tiles<ForwardReads::kRows>;
     const size_t stages = size_t(kTileRows) * out.pitch * sizeof(uint16_t) + spans_of(out) * 2 * sizeof(int);
-    if (error == cudaSuccess) error = ptx::set_shared_memory(reinterpret_cast<const void*>(make), kMostStages);
-    if (error == cudaSuccess)
-        error = ptx::launch_early(make, std::min(BucketPlan::tiles(in.positions, in.num_buckets), kTileGrid) + 1,
-                                  kTileThreads, stages, stream, in, out, order);
-    return error;
+    start("make_tiles", make, kMostStages, std::min(BucketPlan::tiles(in.positions, in.num_buckets), kTileGrid) + 1,
+          kTileThreads, stages, stream, in, out, order);
 }
 
 }  // namespace bucket_plan

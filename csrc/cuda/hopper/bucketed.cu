@@ -20,11 +20,10 @@
 #include "unbucketed_forward_gather_fp32.cuh"
 #include "unbucketed_forward_wgmma_16bit.cuh"
 
-namespace nnue::bucketed {
+namespace nnue::perspective_transformer::bucketed {
 namespace {
 
 using namespace nnue::cuda;
-using namespace nnue::perspective_transformer;
 
 // The sizes of index rows, without their data.
 IndexRows sizes_of_rows(int64_t positions, int64_t max_active, int64_t num_features, PlanLayout layout) {
@@ -77,6 +76,17 @@ psqt::Problem psqt_problem(const IndexRows& in, const BucketPlan& plan, const Te
             static_cast<int>(psqt_buckets)};
 }
 
+// New memory for what carve(carver) takes, with these pieces taken.
+template <class Carve>
+Tensor new_pieces(const Carve& carve, const Tensor& like) {
+    Carver counter{nullptr};
+    carve(counter);
+    const Tensor memory = torch::stable::new_empty(like, {static_cast<int64_t>(counter.used)}, ScalarType::Byte);
+    Carver carver{static_cast<char*>(memory.mutable_data_ptr())};
+    carve(carver);
+    return memory;
+}
+
 Tensor psqt_backward(const IndexRows& in, const BucketPlan& plan, const Tensor& grad_in, const Tensor& psqt_bucket_in,
                      int64_t psqt_buckets, cudaStream_t stream) {
     const Tensor grad = torch::stable::contiguous(grad_in), psqt_bucket = torch::stable::contiguous(psqt_bucket_in);
@@ -86,68 +96,49 @@ Tensor psqt_backward(const IndexRows& in, const BucketPlan& plan, const Tensor& 
                    "memset");
         return grad_psqt;
     }
-    const size_t bytes = psqt::carve_scratch(nullptr, grad_psqt.numel(), nullptr);
-    const Tensor memory = torch::stable::new_empty(grad, {static_cast<int64_t>(bytes)}, ScalarType::Byte);
     psqt::Scratch scratch;
-    psqt::carve_scratch(mutable_data<char>(memory), grad_psqt.numel(), &scratch);
+    const Tensor memory =
+        new_pieces([&](Carver& carver) { scratch = psqt::carve_scratch(carver, grad_psqt.numel()); }, grad);
     psqt::launch_backward(psqt_problem(in, plan, psqt_bucket, psqt_buckets), const_data<float>(grad),
                           mutable_data<float>(grad_psqt), scratch, stream);
     return grad_psqt;
 }
 
 template <class Weight>
-cudaError_t run_forward(const ForwardProblem& p, int workers, cudaStream_t stream) {
+void run_forward(const ForwardProblem& p, int workers, cudaStream_t stream) {
     const bool is_bucketed = p.in.num_unbucketed == 0;
     if constexpr (sizeof(Weight) == 2) {
-        return is_bucketed ? one_hot_product::forward<Weight>(p, workers, stream)
-                           : unbucketed_forward_product::forward<Weight>(p, stream);
+        is_bucketed ? one_hot_product::forward<Weight>(p, workers, stream)
+                    : unbucketed_forward_product::forward<Weight>(p, stream);
     } else {
-        return is_bucketed ? forward_gather::forward(p, workers, stream)
-                           : unbucketed_forward_gather::forward(p, stream);
-    }
-}
-
-template <class Weight, class Grad>
-cudaError_t make_row_gradients(const BackwardProblem& p, cudaStream_t stream) {
-    switch (p.activation) {
-        case Activation::kIdentity:
-            return one_hot_product::make_row_gradients<Weight, Grad, Activation::kIdentity>(p, stream);
-        case Activation::kCReLU:
-            return one_hot_product::make_row_gradients<Weight, Grad, Activation::kCReLU>(p, stream);
-        case Activation::kSCReLU:
-            return one_hot_product::make_row_gradients<Weight, Grad, Activation::kSCReLU>(p, stream);
-        default:
-            return one_hot_product::make_row_gradients<Weight, Grad, Activation::kPairwise>(p, stream);
+        is_bucketed ? forward_gather::forward(p, workers, stream) : unbucketed_forward_gather::forward(p, stream);
     }
 }
 
 // `makes_rows`: the row gradients are not there yet.
 template <class Weight>
-cudaError_t run_backward(const BackwardProblem& p, bool makes_rows, int workers, cudaStream_t stream) {
-    cudaError_t error = cudaSuccess;
-    if constexpr (sizeof(Weight) == 4) {
-        if (makes_rows) error = make_row_gradients<Weight, float>(p, stream);
+void run_backward(const BackwardProblem& p, bool makes_rows, int workers, cudaStream_t stream) {
+    using namespace one_hot_product;
+    constexpr int kTerms = sizeof(Weight) == 4 ? 2 : 1;
+    if (makes_rows && (kTerms == 2 || p.grad_type == Float::kFloat32)) {
+        make_row_gradients<kTerms, float>(p, stream);
     } else if (makes_rows) {
-        error = p.grad_type == Float::kFloat32 ? make_row_gradients<Weight, float>(p, stream)
-                                               : make_row_gradients<Weight, uint16_t>(p, stream);
+        make_row_gradients<1, uint16_t>(p, stream);
     }
-    if (error != cudaSuccess) return error;
-    return one_hot_product::backward<Weight>(p, workers, stream, [=](const BackwardProblem& problem, cudaStream_t on) {
-        constexpr int kParts = sizeof(Weight) == 4 ? 2 : 1;
-        return problem.in.num_unbucketed == 0 ? cudaSuccess : unbucketed_gradient::run<kParts>(problem, workers, on);
-    });
+    if (p.in.num_unbucketed > 0) unbucketed_gradient::run<kTerms>(p, workers, stream);
+    multiply_and_finish<kTerms>(p, workers, stream);
+    start("irregular_backward_kernel", irregular_backward_kernel<Weight>, -1, (p.num_outputs / 2 + 63) / 64, 64, 0,
+          stream, p);
 }
 
 constexpr const char* kMadeByStacks = "what _layer_stacks_gradients_through makes for these sizes";
 
 void open_row_gradients(const char* op, const Tensor& rows, BackwardProblem& p) {
-    Carver counter{nullptr};
-    one_hot_product::carve_row_gradients(counter, p);
-    const int64_t bytes = static_cast<int64_t>(counter.used);
-    if (rows.dim() != 1 || rows.size(0) != bytes)
-        fail(op, "grad_output", "shape " + shape_text(rows.sizes()), "[" + text(bytes) + "], " + kMadeByStacks);
-    Carver carver{static_cast<char*>(rows.mutable_data_ptr())};
-    one_hot_product::carve_row_gradients(carver, p);
+    const auto carve = [&](Carver& carver, const IndexRows&) {
+        one_hot_product::carve_row_gradients(carver, p);
+        return p.grad_rows;
+    };
+    open_tensor(op, "grad_output", rows, carve, p.in, kMadeByStacks);
 }
 
 void check_saved(const char* op, const Tensor& saved, const IndexRows& in, int64_t num_outputs, ScalarType dtype) {
@@ -156,12 +147,11 @@ void check_saved(const char* op, const Tensor& saved, const IndexRows& in, int64
 }
 
 // `kOutputs`: groups of 16 outputs. `x_scale`: what the gradient of the output is multiplied by.
-template <int kParts, int kOutputs, bool kRounds>
+template <int kTerms, int kOutputs, bool kRounds>
 Through run_through(const BackwardProblem& p, cuda::stacks::FirstBackward a, float x_scale, const Tensor& like,
                     cudaStream_t stream) {
-    using Source = first_layer_through::SavedRows<kParts, kRounds>;
+    using Source = first_layer_through::SavedRows<kTerms, kRounds>;
     using cuda::stacks::kSlab;
-    constexpr auto kernel = cuda::stacks::first_layer_backward<Source, kOutputs>;
     const int workers = multiprocessors(like.get_device_index()) * cuda::stacks::kWorkers<Source, kOutputs>;
     const auto floats = [&](std::initializer_list<int64_t> shape) {
         return torch::stable::new_empty(like, std::vector<int64_t>(shape), ScalarType::Float);
@@ -175,17 +165,13 @@ Through run_through(const BackwardProblem& p, cuda::stacks::FirstBackward a, flo
     a.segments = mutable_data<float>(made.segments);
     const Source source{p, x_scale, reinterpret_cast<uint2*>(mutable_data<float>(largest)),
                         mutable_data<float>(made.bias_segments)};
+    if (kTerms == 2)
+        start("find_largest", first_layer_through::find_largest, -1, first_layer_through::kLargestGrid,
+              first_layer_through::kLargestThreads, 0, stream, a.grad_sums, a.of_order.positions * a.outputs, a.weight,
+              a.of_order.stacks * a.outputs * int64_t{a.inputs}, const_cast<uint2*>(source.largest));
     constexpr size_t kShared = sizeof(cuda::stacks::BackwardMemory<Source, kOutputs>);
-    cudaError_t error = ptx::set_shared_memory(reinterpret_cast<const void*>(kernel), kShared);
-    if (error == cudaSuccess && kParts == 2)
-        error = ptx::launch_early(
-            first_layer_through::find_largest, first_layer_through::kLargestGrid, first_layer_through::kLargestThreads,
-            0, stream, a.grad_sums, a.of_order.positions * a.outputs, a.weight,
-            a.of_order.stacks * a.outputs * int64_t{a.inputs}, const_cast<uint2*>(source.largest));
-    if (error == cudaSuccess)
-        error = ptx::launch_early(kernel, workers, cuda::stacks::kThreads, kShared, stream, source,
-                                  static_cast<const cuda::stacks::FirstBackward&>(a));
-    check_cuda(error, "first_layer_backward");
+    start("first_layer_backward", cuda::stacks::first_layer_backward<Source, kOutputs>, kShared, workers,
+          cuda::stacks::kThreads, kShared, stream, source, a);
     return made;
 }
 
@@ -221,17 +207,14 @@ Tensor plan(const Tensor& white, const Tensor& black, const Tensor& black_to_mov
     Tensor memory = memory_for(carve_plan, in, white);
     if (in.positions == 0) return memory;
     const Plan open = open_plan(kPlan, memory, in);
-    const BucketPlan& buckets = open.buckets;
     const cudaStream_t stream = current_stream(white);
-    check_cuda(bucket_plan::place(in, buckets, open.order, stream), kPlan);
-    check_cuda(rare_features::list(in, buckets, stream), kPlan);
+    bucket_plan::place(in, open.buckets, open.order, stream);
+    rare_features::list(in, open.buckets, stream);
     if (in.num_unbucketed == 0) return memory;
-    const Tensor scratch = memory_for(carve_list_scratch, in, white);
-    Carver carver{static_cast<char*>(scratch.mutable_data_ptr())};
-    check_cuda(unbucketed_lists::build(in, buckets, open.order, open.lists, carve_list_scratch(carver, in), stream),
-               kPlan);
-    if (has_tile_features(in))
-        check_cuda(tile_features::build(in, buckets, open.order, open.tile_features, stream), kPlan);
+    ListScratch lists;
+    const Tensor scratch = new_pieces([&](Carver& carver) { lists = carve_list_scratch(carver, in); }, white);
+    unbucketed_lists::build(in, open.buckets, open.order, open.lists, lists, stream);
+    if (has_tile_features(in)) tile_features::build(in, open.buckets, open.order, open.tile_features, stream);
     return memory;
 }
 
@@ -272,7 +255,7 @@ Three forward(const Batch& batch, PlanLayout layout, const Tensor& weight, const
     const auto run = weight_type == Float::kFloat32   ? run_forward<float>
                      : weight_type == Float::kFloat16 ? run_forward<__half>
                                                       : run_forward<__nv_bfloat16>;
-    check_cuda(run(p, multiprocessors(weight.get_device_index()), stream), kForward);
+    run(p, multiprocessors(weight.get_device_index()), stream);
     return {out, psqt_out, saved};
 }
 
@@ -321,21 +304,16 @@ Three backward(const OutputGradients& gradients, const Batch& batch, PlanLayout 
     }
     p.grad_out = output_gradient(gradients);
     p.saved = saved.const_data_ptr();
+    if (!makes_rows) open_row_gradients(kBackward, grad_output, p);
     const auto carve = [&](Carver& carver) {
         if (makes_rows) one_hot_product::carve_row_gradients(carver, p);
         one_hot_product::carve_scratch(carver, p);
     };
-    if (!makes_rows) open_row_gradients(kBackward, grad_output, p);
-    Carver counter{nullptr};
-    carve(counter);
-    const Tensor scratch =
-        torch::stable::new_empty(grad_output, {static_cast<int64_t>(counter.used)}, ScalarType::Byte);
-    Carver carver{static_cast<char*>(scratch.mutable_data_ptr())};
-    carve(carver);
+    const Tensor scratch = new_pieces(carve, grad_output);
     const auto run = p.weight_type == Float::kFloat32   ? run_backward<float>
                      : p.weight_type == Float::kFloat16 ? run_backward<__half>
                                                         : run_backward<__nv_bfloat16>;
-    check_cuda(run(p, makes_rows, multiprocessors(grad_output.get_device_index()), stream), kBackward);
+    run(p, makes_rows, multiprocessors(grad_output.get_device_index()), stream);
     return {grad_weight, grad_bias, grad_psqt};
 }
 
@@ -354,10 +332,7 @@ Through first_layer_backward(const Batch& batch, PlanLayout layout, const Tensor
     p.weight_type = wide ? Float::kFloat32 : Float::kBFloat16;
     check_saved(op, saved, p.in, p.num_outputs, wide ? ScalarType::Float : ScalarType::Half);
     p.saved = saved.const_data_ptr();
-    Carver counter{nullptr};
-    one_hot_product::carve_row_gradients(counter, p);
-    const Tensor rows = torch::stable::new_empty(saved, {static_cast<int64_t>(counter.used)}, ScalarType::Byte);
-    open_row_gradients(op, rows, p);
+    const Tensor rows = new_pieces([&](Carver& carver) { one_hot_product::carve_row_gradients(carver, p); }, saved);
     const cudaStream_t stream = current_stream(saved);
     static_assert(layer_stacks::kMostFirstOutputs == 32);
     const auto choose = [&]<bool kRounds>() {
@@ -375,4 +350,4 @@ std::string layout_text(int64_t positions, int64_t max_active, int64_t num_featu
     return "{\"slots\": " + std::to_string(slots(in)) + ", \"plan\": " + described(carve_plan, in) + "}";
 }
 
-}  // namespace nnue::bucketed
+}  // namespace nnue::perspective_transformer::bucketed

@@ -16,15 +16,7 @@ namespace nnue::layer_stacks {
 struct Integers;
 }
 
-namespace nnue::bucketed {
-
-using perspective_transformer::Batch;
-using perspective_transformer::OutputGradients;
-using perspective_transformer::PlanLayout;
-using perspective_transformer::PositionRange;
-using perspective_transformer::Range;
-using perspective_transformer::Sizes;
-using perspective_transformer::Three;
+namespace nnue::perspective_transformer::bucketed {
 
 // Throws if the kernels are not made for these sizes.
 void check_sizes(const char* op, const Tensor& white, int64_t num_features, PlanLayout layout);
@@ -55,4 +47,4 @@ Three backward(const OutputGradients& gradients, const Batch& batch, PlanLayout 
 
 std::string layout_text(int64_t positions, int64_t max_active, int64_t num_features, PlanLayout layout);
 
-}  // namespace nnue::bucketed
+}  // namespace nnue::perspective_transformer::bucketed

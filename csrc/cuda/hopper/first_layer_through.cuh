@@ -1,15 +1,12 @@
-// The backward of the first layer of the stacks, and of the feature transformer's activation, in one kernel. Neither
-// the layer's inputs x nor their gradients go through memory: x is made again from what the forward has saved, and the
-// gradient of x goes on to the row gradients (row_gradients.cuh), which are written instead. Only for pairwise
-// products.
+// The backward of the first layer of the stacks, and of the feature transformer's activation, in one kernel: that of
+// ../stacks/first_layer_backward.cuh, with SavedRows as the source. The layer's inputs x are made again from what the
+// forward has saved, and the gradient of x goes on to the row gradients (row_gradients.cuh), which are written instead.
+// Only for pairwise products. It reads and writes rows in any order of slots, at least 128 bytes of each at a time (64
+// in 16 bits).
 //
-// The kernel is that of ../stacks/first_layer_backward.cuh, with SavedRows as the source. It goes through the positions
-// stack by stack, so it reads and writes rows in any order of slots, at least 128 bytes of each at a time (64 in 16
-// bits).
-//
-// With two parts, row gradients are divided by a power of two. It must be known before any row gradient is, so it
+// With two terms, row gradients are divided by a power of two. It must be known before any row gradient is, so it
 // follows from a bound for all of them, which find_largest prepares: |gradient of x| ≤ outputs · the largest
-// |grad_sums| · the largest |weight|. Numbers down to 2⁻²⁸ of the bound still have all 22 bits that the parts can hold.
+// |grad_sums| · the largest |weight|. Numbers down to 2⁻²⁸ of the bound still have all 22 bits that the terms can hold.
 #pragma once
 
 #include "../stacks/first_layer_backward.cuh"
@@ -47,23 +44,23 @@ __global__ void __launch_bounds__(kLargestThreads)
 }
 
 // kRounds: the forward has rounded x down.
-template <int kParts, bool kRounds>
+template <int kTerms, bool kRounds>
 struct SavedRows {
     BackwardProblem p;
     float x_scale;         // what the gradient of x is multiplied by
-    const uint2* largest;  // [kLargestGrid], what find_largest has found; for two parts
+    const uint2* largest;  // [kLargestGrid], what find_largest has found; for two terms
     float* bias_segments;  // [workers + slabs, 2, kSlab]: sums of each half's row gradients
 
-    using Number = std::conditional_t<kParts == 2, float, __half>;
-    using Type = cuda::stacks::Input<std::conditional_t<kParts == 2, float, __nv_bfloat16>>;
-    using Shape = GradientShape<kParts>;
+    using Number = std::conditional_t<kTerms == 2, float, __half>;
+    using Type = cuda::stacks::Input<std::conditional_t<kTerms == 2, float, __nv_bfloat16>>;
+    using Shape = GradientShape<kTerms>;
     static constexpr int kRows = 2;  // the two halves of a row
     template <int KO>
-    static constexpr int kStages = kParts == 1 ? 3
+    static constexpr int kStages = kTerms == 1 ? 3
                                    : KO == 1   ? 2
                                                : 4;
     template <int KO>
-    static constexpr int kTogether = KO == 1 || kParts == 1 ? 2 : 1;
+    static constexpr int kTogether = KO == 1 || kTerms == 1 ? 2 : 1;
     struct Memory {
         int slots[2][cuda::stacks::kUnitsAhead + 1][cuda::stacks::kTile];  // of the side to move, of the other side
     };
@@ -81,11 +78,11 @@ struct SavedRows {
             const int bucket = row / kTileRows, in_tile = row % kTileRows, tile = p.plan.tile_begin[bucket + 1] - 1;
             if (tile < p.plan.tile_begin[bucket] || p.plan.slot_target[tile * kTileRows + in_tile] >= 0) continue;
             for (int i = lane; i < slabs * 16; i += 32)
-                *reinterpret_cast<uint4*>(operand_of<kParts>(p, i / 16, tile) + i / 8 % 2 * Shape::kAtomBytes +
+                *reinterpret_cast<uint4*>(operand_of<kTerms>(p, i / 16, tile) + i / 8 % 2 * Shape::kAtomBytes +
                                           in_tile * 128 + i % 8 * 16) = uint4{0, 0, 0, 0};
         }
         sums.unit = 1.0f;
-        if constexpr (kParts == 2) {
+        if constexpr (kTerms == 2) {
             uint2 all{0, 0};
 #pragma unroll
             for (int i = 0; i < kLargestGrid; i += 32) {
@@ -129,7 +126,7 @@ struct SavedRows {
     }
 
     // Products of clipped sums, without p.scale; in 16 bits they are two fp16 numbers per word. With rounding x itself.
-    static constexpr bool kHalves = kParts == 1 && !kRounds;
+    static constexpr bool kHalves = kTerms == 1 && !kRounds;
     struct Four {
         std::conditional_t<kHalves, uint32_t, float> at[kHalves ? 2 : 4];
     };
@@ -137,8 +134,8 @@ struct SavedRows {
     __device__ __forceinline__ Four four(const Rows (&rows)[2]) const {
         Four found;
 #pragma unroll
-        for (int i = 0; i < 2 * kParts; ++i) {
-            if constexpr (kParts == 2) {
+        for (int i = 0; i < 2 * kTerms; ++i) {
+            if constexpr (kTerms == 2) {
                 found.at[i] = clip(rows[0].at[i], p.bound) * clip(rows[1].at[i], p.bound);
                 if (kRounds) found.at[i] = floorf(found.at[i] * p.scale);
             } else {
@@ -157,7 +154,7 @@ struct SavedRows {
     }
     __device__ __forceinline__ static void split_two(const Four& a, const Four& b, int i,
                                                      uint32_t (&words)[Type::kParts]) {
-        if constexpr (kParts == 2) {
+        if constexpr (kTerms == 2) {
             cuda::stacks::split(a.at[i], b.at[i], words);
         } else if constexpr (!kHalves) {
             words[0] = pack(a.at[i], b.at[i], Float::kBFloat16);
@@ -177,16 +174,16 @@ struct SavedRows {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             const uint32_t from = shared_address(&stage[h][of_lane][at]);
-            if constexpr (kParts == 2)
+            if constexpr (kTerms == 2)
                 reinterpret_cast<uint4&>(rows[h]) = load_shared_16<true>(from);
             else
                 reinterpret_cast<uint2&>(rows[h]) = load_shared_8(from);
         }
-        uint32_t words[2][kParts][2];
+        uint32_t words[2][kTerms][2];
 #pragma unroll
         for (int q = 0; q < 2; ++q) {  // two columns
             float of[2][2];
-            if constexpr (kParts == 2) {
+            if constexpr (kTerms == 2) {
 #pragma unroll
                 for (int j = 0; j < 2; ++j) {
                     of[0][j] = of[1][j] = g[2 * q + j];
@@ -203,7 +200,7 @@ struct SavedRows {
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
                 sums.bias[h][2 * q] += of[h][0], sums.bias[h][2 * q + 1] += of[h][1];
-                if constexpr (kParts == 2)
+                if constexpr (kTerms == 2)
                     split(of[h][0], of[h][1], words[h][0][q], words[h][1][q]);
                 else
                     words[h][0][q] = pack(of[h][0], of[h][1], Float::kBFloat16);
@@ -213,18 +210,18 @@ struct SavedRows {
         const int slot = position < 0 ? 0 : memory.slots[side][place][i];
         const bool second = lane_g % 2 != 0;
         char* const to =
-            row_of(operand_of<kParts>(p, in_half / Shape::kSlab, 0), slot / kTileRows, Shape::kOperandBytes) +
+            row_of(operand_of<kTerms>(p, in_half / Shape::kSlab, 0), slot / kTileRows, Shape::kOperandBytes) +
             Shape::offset(second, slot % kTileRows, in_half % Shape::kSlab / 8 + lane_g / 2);
 #pragma unroll
-        for (int part = 0; part < kParts; ++part) {
+        for (int term = 0; term < kTerms; ++term) {
             uint32_t own[2], other[2];
 #pragma unroll
             for (int j = 0; j < 2; ++j) {
-                own[j] = second ? words[1][part][j] : words[0][part][j];
-                other[j] = __shfl_xor_sync(~0u, second ? words[0][part][j] : words[1][part][j], 4);
+                own[j] = second ? words[1][term][j] : words[0][term][j];
+                other[j] = __shfl_xor_sync(~0u, second ? words[0][term][j] : words[1][term][j], 4);
             }
             store_global_16(
-                to + part * Shape::kAtomBytes,
+                to + term * Shape::kAtomBytes,
                 second ? uint4{other[0], other[1], own[0], own[1]} : uint4{own[0], own[1], other[0], other[1]},
                 position >= 0);
         }

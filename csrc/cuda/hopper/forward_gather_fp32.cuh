@@ -1,15 +1,10 @@
 // The fp32 forward where all features lie in king buckets: every row adds up its features' weights from shared memory.
 //
-// A *slab* is 256 bytes of a weight row: 32 columns of the first half of the outputs and the same columns of the second
-// half, so that the pairwise product of clipped halves is local to a thread. A *unit* is one slab of one bucket. Four
-// warps copy the slab of the bucket's `kNearFeatures` most frequent features to shared memory while the other warps
-// work on the unit before. They also make all sums of the most frequent features, in teams of three and four (see
-// `kPlaces`), so that a row reads one place for all the features it has of a team: about 15 places instead of 20
-// features. A quarter of a warp takes a row. Its eight lanes read 128 bytes at a time without a bank conflict, and add
-// them in the order of the row's list. Far features are read from the L2 cache, the first one while the near ones are
-// added. The sums are fp32 throughout; which features are frequent changes only the order of the additions.
-//
-// 16-bit weights use the product of forward_wgmma_16bit.cuh, which is faster for them.
+// A *unit* is one slab of one bucket: 32 columns of each half. Four warps copy the slab of the bucket's `kNearFeatures`
+// most frequent features to shared memory, and make the sums of teams of them (`kPlaces`), while the other warps work
+// on the unit before. A quarter of a warp takes a row. Its eight lanes read 128 bytes at a time without a bank
+// conflict, and add them in the order of the row's list. Far features are read from the L2 cache, the first one while
+// the near ones are added. Which features are frequent changes only the order of the additions.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -115,7 +110,7 @@ __device__ __forceinline__ Cut cut_before(int worker, const int32_t* tile_begin,
     return cut;
 }
 
-// The stretch of units, or parts of units, that a worker takes, with the slab as the outermost loop. It is a function
+// The stretch of units, or pieces of units, that a worker takes, with the slab as the outermost loop. It is a function
 // of the batch alone.
 struct Work {
     const int32_t* tile_begin;  // in shared memory, like `prefix`
@@ -235,7 +230,7 @@ __global__ void __launch_bounds__(kThreads, 1) gather_kernel(ForwardProblem p) {
 
     if (warp >= kConsumers) {  // copies weights: 16 lanes per feature, eight for each half
         // Feature j of this warp has rank 16 (j / 4) + 4 producer + j % 4, so its first eight features are two teams.
-        const int producer = warp - kConsumers, part = lane % 16, upper = lane / 16;
+        const int producer = warp - kConsumers, sixteenth = lane % 16, upper = lane / 16;
         int features[3], next_features[3] = {-1, -1, -1}, of_bucket = -1;  // feature 32 i + lane
         const auto look_ahead = [&] {
             const bool more = work.next();
@@ -250,10 +245,10 @@ __global__ void __launch_bounds__(kThreads, 1) gather_kernel(ForwardProblem p) {
         };
         bool more = look_ahead();
         while (more) {
-            const int column = work.column + part % 8 * kColumns;
+            const int column = work.column + sixteenth % 8 * kColumns;
             const bool exists = column < half;
             const char* from = reinterpret_cast<const char*>(
-                weights + size_t(work.bucket) * p.in.bucket_size * p.num_outputs + column + (part < 8 ? 0 : half));
+                weights + size_t(work.bucket) * p.in.bucket_size * p.num_outputs + column + (sixteenth < 8 ? 0 : half));
 #pragma unroll
             for (int i = 0; i < 3; ++i) features[i] = next_features[i];
             float2 bias{};  // + 0.0f, so that no sum is −0
@@ -268,7 +263,7 @@ __global__ void __launch_bounds__(kThreads, 1) gather_kernel(ForwardProblem p) {
             const uint32_t four = unit + team_place(producer, 0) * kSlabBytes,
                            three = unit + team_place(kFours + producer, 0) * kSlabBytes,
                            fourth = unit + single_place(16 + 4 * producer) * kSlabBytes,
-                           singles = bucket_plan::keep(unit + (4 * producer + upper) * kSlabBytes + part * 16);
+                           singles = bucket_plan::keep(unit + (4 * producer + upper) * kSlabBytes + sixteenth * 16);
             const uint32_t teams[4] = {four + (kSlabBytes << upper), four + (4 * kSlabBytes << upper),
                                        three + (kSlabBytes << upper), upper ? fourth : three + 4 * kSlabBytes};
 #pragma unroll
@@ -284,7 +279,7 @@ __global__ void __launch_bounds__(kThreads, 1) gather_kernel(ForwardProblem p) {
                         const int pair = batch + j;
                         const uint32_t to =
                             i == 0 && pair < 4
-                                ? teams[pair] + part * 16
+                                ? teams[pair] + sixteenth * 16
                                 : singles + single_place(i * 128 + pair / 2 * 16 + pair % 2 * 2) * kSlabBytes;
                         if (feature[j] >= 0 && exists) copy_async_16(to, row_of(from, feature[j], row_bytes), true);
                         if (i == 0 && pair == 3) copy_async_commit();  // the teams
@@ -396,12 +391,9 @@ __global__ void __launch_bounds__(kThreads, 1) gather_kernel(ForwardProblem p) {
     }
 }
 
-inline cudaError_t forward(const ForwardProblem& p, int workers, cudaStream_t stream) {
-    cudaError_t error = cudaFuncSetAttribute(gather_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
-    if (error != cudaSuccess) return error;
-    error = launch_early(gather_kernel, workers, kThreads, kSharedBytes, stream, p);
-    if (error != cudaSuccess) return error;
-    return launch_early(irregular_forward_kernel<float>, kIrregularGrid, 256, 0, stream, p);
+inline void forward(const ForwardProblem& p, int workers, cudaStream_t stream) {
+    start("gather_kernel", gather_kernel, kSharedBytes, workers, kThreads, kSharedBytes, stream, p);
+    start("irregular_forward_kernel", irregular_forward_kernel<float>, -1, kIrregularGrid, 256, 0, stream, p);
 }
 
 }  // namespace nnue::forward_gather

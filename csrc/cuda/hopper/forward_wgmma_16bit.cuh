@@ -1,15 +1,10 @@
-// The forward for 16-bit weights where all features lie in king buckets: a product on tensor cores
-// (one_hot_product.cuh).
-//
-// The first 384 ranks of a bucket, its most frequent features, are *near* and have 98 % of the entries. The product
-// takes only as many of them as occur in some row. The *far* features of a tile become additional rows of its right
-// operand: each far entry has a row of its own, gathered for this tile, so the bits of one row of the left operand are
-// a contiguous range.
+// The forward for 16-bit weights where all features lie in king buckets: a product on tensor cores, which takes only as
+// many near features as occur in some row. The far features of a tile become additional rows of its right operand: each
+// far entry has a row of its own, so the bits of one row of the left operand are a contiguous range.
 //
 // A unit of work is one bucket and one slab. Three warpgroups multiply and finish tiles in turn. One more warpgroup
 // copies near weights, in chunks of 64 features, and another one copies what each tile needs: bitmaps, targets and far
-// weights. Both write to rings in shared memory and run ahead into the next units, so that the multiplying warpgroups
-// need not wait for memory.
+// weights. Both write to rings in shared memory and run ahead into the next units.
 #pragma once
 
 #include <climits>
@@ -290,8 +285,8 @@ __global__ void __launch_bounds__(ForwardShape<Weight>::kThreads, 1) forward_ker
     const int slabs = (half + kSlab - 1) / kSlab;
     const unsigned row_bytes = unsigned(p.num_outputs) * sizeof(Weight);
     // Each lane copies 16 bytes, and sixteen lanes copy a feature: eight of them for either half.
-    const int part = lane % 16;
-    const Weight* weights = static_cast<const Weight*>(p.weight) + (part < 8 ? 0 : half) + part % 8 * 8;
+    const int sixteenth = lane % 16;
+    const Weight* weights = static_cast<const Weight*>(p.weight) + (sixteenth < 8 ? 0 : half) + sixteenth % 8 * 8;
 
     if (warp >= Shape::kConsumers / 32 + 4) {
         give_registers<Shape::kProducerRegisters>();
@@ -358,8 +353,8 @@ __global__ void __launch_bounds__(ForwardShape<Weight>::kThreads, 1) forward_ker
             // A half warp copies entries 4 j + own of a chunk. Each lane loads the feature of one of its warp's 32
             // entries; shuffles hand them on.
             const int own = warp % 2 * 2 + lane / 16, mine = lane / 2 * 4 + warp % 2 * 2 + lane % 2;
-            const uint32_t swizzled = shared + Shape::kFar + (part < 8 ? 0 : Shape::kFarAtomBytes) +
-                                      operand_offset(index_of_bit(own), part % 8);
+            const uint32_t swizzled = shared + Shape::kFar + (sixteenth < 8 ? 0 : Shape::kFarAtomBytes) +
+                                      operand_offset(index_of_bit(own), sixteenth % 8);
             const uint16_t* far = p.plan.far + mine;
             int next_count = 0;
             unsigned next_feature = 0;
@@ -371,7 +366,7 @@ __global__ void __launch_bounds__(ForwardShape<Weight>::kThreads, 1) forward_ker
             while (more) {
                 const int tile = next_tile, count = next_count, column = piece.slab * kSlab;
                 unsigned feature = next_feature;
-                const bool exists = column + part % 8 * 8 < half;
+                const bool exists = column + sixteenth % 8 * 8 < half;
                 const char* from = reinterpret_cast<const char*>(weights + column) +
                                    size_t(unsigned(piece.bucket * p.in.bucket_size)) * row_bytes;
                 if (++next_tile == piece.hi) {
@@ -419,11 +414,11 @@ __global__ void __launch_bounds__(ForwardShape<Weight>::kThreads, 1) forward_ker
             return more;
         };
         const uint32_t swizzled =
-            (part < 8 ? 0 : Shape::kAtomBytes) + operand_offset(lane / 16, part % 8) + producer * 16 * 128;
+            (sixteenth < 8 ? 0 : Shape::kAtomBytes) + operand_offset(lane / 16, sixteenth % 8) + producer * 16 * 128;
         bool more = look_ahead();
         while (more) {
             const int column = piece.slab * kSlab, chunks = piece.chunks;
-            const bool exists = column + part % 8 * 8 < half;
+            const bool exists = column + sixteenth % 8 * 8 < half;
             const char* from = reinterpret_cast<const char*>(weights + column) +
                                size_t(unsigned(piece.bucket * p.in.bucket_size)) * row_bytes;
             int features[Shape::kMaxChunks / 2];
@@ -558,14 +553,11 @@ __global__ void __launch_bounds__(ForwardShape<Weight>::kThreads, 1) forward_ker
 }
 
 template <typename Weight>
-cudaError_t forward(const ForwardProblem& p, int workers, cudaStream_t stream) {
+void forward(const ForwardProblem& p, int workers, cudaStream_t stream) {
     using Shape = ForwardShape<Weight>;
-    cudaError_t error =
-        cudaFuncSetAttribute(forward_kernel<Weight>, cudaFuncAttributeMaxDynamicSharedMemorySize, Shape::kSharedBytes);
-    if (error == cudaSuccess)
-        error = launch_early(forward_kernel<Weight>, workers, Shape::kThreads, Shape::kSharedBytes, stream, p);
-    if (error == cudaSuccess) error = launch_early(irregular_forward_kernel<Weight>, kIrregularGrid, 256, 0, stream, p);
-    return error;
+    start("forward_kernel", forward_kernel<Weight>, Shape::kSharedBytes, workers, Shape::kThreads, Shape::kSharedBytes,
+          stream, p);
+    start("irregular_forward_kernel", irregular_forward_kernel<Weight>, -1, kIrregularGrid, 256, 0, stream, p);
 }
 
 }  // namespace nnue::one_hot_product

@@ -95,8 +95,8 @@ __global__ void irregular_backward_kernel(BackwardProblem p) {
         const bool irregular = p.plan.row_slot[row] < 0;
         if (!irregular && !(any_left_out && p.unbucketed.left_out[row])) continue;
         const int slot = irregular ? ~p.plan.row_slot[row] : p.plan.row_slot[row];
-        constexpr int kParts = sizeof(Weight) == 4 ? 2 : 1;
-        const float g[2] = {row_gradient<kParts>(p, slot, 0, c), row_gradient<kParts>(p, slot, 1, c)};
+        constexpr int kTerms = sizeof(Weight) == 4 ? 2 : 1;
+        const float g[2] = {row_gradient<kTerms>(p, slot, 0, c), row_gradient<kTerms>(p, slot, 1, c)};
         for_each_feature(p.in, row, [&](int feature) {
             if (feature < p.in.num_bucketed) {
                 if (!irregular) return;

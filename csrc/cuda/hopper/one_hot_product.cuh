@@ -1,17 +1,11 @@
-// The feature transformer of king-bucketed sets as a product on Hopper's tensor cores: what its forward and backward
-// share.
+// What the kernels of the feature transformer for king-bucketed sets share: their arguments, how sums are rounded,
+// saved and activated, and the left operand of wgmma, which is made of bitmaps. docs/kernels.md explains the method.
 //
-// The rows of one king bucket form a 0/1 matrix [rows, 768]. The forward is that matrix times the bucket's weights, and
-// the weight gradient is its transpose times the row gradients. This is done for the frequent features; rare ones are
-// gathered. The 0/1 matrix is never stored as numbers. It is kept as one bit per entry (bucket_plan.cuh), and the bits
-// become 16-bit floats in registers, as the left operand of wgmma. Every product has a factor that is 0 or 1, so 16-bit
-// weights are exact and sums are fp32. An fp32 gradient x is split into two fp16 parts, x = high + 2⁻¹¹ · low, which
-// keeps at least 22 bits of it. Each part has its own sums; the bits then become powers of two (GradientShape). The
-// forward of fp32 weights is in forward_gather_fp32.cuh.
-//
-// A slab is `kSlab` columns of the first half of the outputs and the same columns of the second half, so that the
-// pairwise product of clipped halves is local to a thread. The thread blocks (workers), one per multiprocessor of the
-// GPU, share the work evenly. The order of every sum depends on the batch alone.
+// An fp32 gradient x is split into two fp16 terms, x = high + 2⁻¹¹ · low, which keeps at least 22 bits of it. Each term
+// has its own sums (GradientShape). A slab is `kSlab` columns of the first half of the outputs and the same columns of
+// the second half, so that the pairwise product of clipped halves is local to a thread. The thread
+// blocks (workers), one per multiprocessor of the GPU, share the work evenly. The order of every sum depends on the
+// batch alone.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -87,7 +81,7 @@ __device__ __forceinline__ T sums_before(T* to, int count, const ValueOf& value_
     T carry = 0;
     for (int base = 0; base < count; base += 32) {
         const int i = base + lane;
-        const T mine = i < count ? value_of(i) : 0, inclusive = bucket_plan::warp_inclusive_sum(mine, lane);
+        const T mine = i < count ? value_of(i) : 0, inclusive = bucket_plan::inclusive_sum(mine, lane);
         if (i < count) to[i] = carry + inclusive - mine;
         carry += __shfl_sync(~0u, inclusive, 31);
     }
@@ -142,8 +136,6 @@ __device__ __forceinline__ T* row_of(T* first, unsigned row, unsigned row_bytes)
         : "r"(row), "r"(row_bytes), "l"(reinterpret_cast<uint64_t>(first)));
     return reinterpret_cast<T*>(address);
 }
-
-// ---- element-wise parts
 
 // Clips to [0, bound]. NaN stays NaN.
 __device__ __forceinline__ float clip(float x, float bound) {

@@ -1,11 +1,10 @@
 // The PSQT columns of both perspectives, backward; the forward is in ../psqt_forward.cuh.
 //
-// There are eight columns and each position reads one of them, so there is no work for tensor cores. In the backward
-// every entry adds the gradient of its position to one of F · P sums with an atomic. The sums are 64-bit integers, in
-// multiples of a power of two that is taken from the largest gradient of the batch. So the order of the additions does
-// not matter and equal inputs give equal bits. Rows may have duplicates, or features of several king buckets. A
-// gradient is rounded to 2^-b of the largest, where b is at most 45 (43 from kManyTiles tiles on) and such that the sum
-// of 2 B K gradients fits in 63 bits (41 for B = 16,384, K = 32). That is finer than sums in fp32 would be.
+// Every entry adds the gradient of its position to one of F · P sums with an atomic. The sums are 64-bit integers, in
+// multiples of a power of two that is taken from the largest gradient of the batch, so the order of the additions does
+// not matter. Rows may have duplicates, or features of several king buckets. A gradient is rounded to 2^-b of the
+// largest, where b is at most 45 (43 from kManyTiles tiles on) and such that the sum of 2 B K gradients fits in 63 bits
+// (41 for B = 16,384, K = 32). That is finer than sums in fp32 would be.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -81,7 +80,7 @@ __global__ void __launch_bounds__(kPrepareThreads)
 // blocks for small batches.
 constexpr int kMostTiles = 8, kFewTiles = 4, kThreadsOfTile = 2 * kTileRows;
 constexpr int kManyTiles = 1024;  // in a batch: from here on a thread block takes kMostTiles
-// An amount has a low part of this many bits and a high part. Those of kTiles tiles fit in 31 bits, either part; a
+// An amount is cut into this many low bits and high ones. The sums of kTiles tiles of either fit in 31 bits; a
 // regular row adds to a cell at most once.
 template <int kTiles>
 constexpr int kLowBits = 31 - std::bit_width(unsigned{kTiles * kTileRows - 1});
@@ -124,13 +123,13 @@ __global__ void __launch_bounds__(kTiles* kThreadsOfTile)
     scatter_kernel(Problem p, const float* __restrict__ grad, int headroom, Scratch scratch) {
     constexpr int kThreads = kTiles * kThreadsOfTile, kRows = kTiles * kTileRows, kLow = kLowBits<kTiles>;
     extern __shared__ int4 memory[];
-    // [2, P, kCells]: low parts, then high parts. Not used where P > kSharedPsqtBuckets.
-    int* parts = reinterpret_cast<int*>(memory);
+    // [2, P, kCells]: of low bits, then of high bits. Not used where P > kSharedPsqtBuckets.
+    int* sums = reinterpret_cast<int*>(memory);
     __shared__ unsigned of_warps[kThreads / kWarp];
     __shared__ ScatteredRow rows[kRows];
     const int first_tile = blockIdx.x * kTiles, warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
-    const bool has_parts = p.psqt_buckets <= kSharedPsqtBuckets;
-    const int cells = has_parts ? p.psqt_buckets * kCells : 0;
+    const bool has_sums = p.psqt_buckets <= kSharedPsqtBuckets;
+    const int cells = has_sums ? p.psqt_buckets * kCells : 0;
     // All loads from global memory come first, so that their latencies overlap.
     const unsigned largest = threadIdx.x < kPrepareGrid ? scratch.largest[threadIdx.x] : 0;
     const int tiles = p.plan.tile_begin[p.in.num_buckets];
@@ -151,7 +150,7 @@ __global__ void __launch_bounds__(kTiles* kThreadsOfTile)
     }
     // The first feature of the first tile's king bucket, and the end of this bucket.
     const int first = (__syncthreads_count(begun) - 1) * p.in.bucket_size;
-    const int end = has_parts ? min(first + p.in.bucket_size, p.in.num_bucketed) : first;
+    const int end = has_sums ? min(first + p.in.bucket_size, p.in.num_bucketed) : first;
 
     constexpr int kTogether = 8, kWarpRows = kRows / (kThreads / kWarp);
     for (int first_row = 0; first_row < kWarpRows; first_row += kTogether) {
@@ -170,7 +169,7 @@ __global__ void __launch_bounds__(kTiles* kThreadsOfTile)
                 const unsigned ends = __ballot_sync(cuda::kAllLanes, index == -1);
                 const bool alive = is_before_end(ends, lane);
                 if (alive && row.regular && index >= first && index < end) {
-                    int* cell = parts + row.psqt_bucket * kCells + (index - first);
+                    int* cell = sums + row.psqt_bucket * kCells + (index - first);
                     atomicAdd(cell, static_cast<int>(row.amount & ((1 << kLow) - 1)));
                     atomicAdd(cell + cells, static_cast<int>(row.amount >> kLow));
                 } else if (alive && static_cast<unsigned>(index) < static_cast<unsigned>(p.num_features)) {
@@ -187,7 +186,7 @@ __global__ void __launch_bounds__(kTiles* kThreadsOfTile)
     // Neighbouring threads take the PSQT buckets of a feature, which are neighbours in `sums`.
     for (int i = threadIdx.x; i < (end - first) * p.psqt_buckets; i += kThreads) {
         const int cell = i % p.psqt_buckets * kCells + i / p.psqt_buckets;
-        const long long sum = (static_cast<long long>(parts[cells + cell]) << kLow) + parts[cell];
+        const long long sum = (static_cast<long long>(sums[cells + cell]) << kLow) + sums[cell];
         if (sum == 0) continue;
         atomicAdd(scratch.sums + int64_t(first) * p.psqt_buckets + i, static_cast<unsigned long long>(sum));
     }
@@ -205,14 +204,9 @@ __global__ void __launch_bounds__(kThreads)
     }
 }
 
-// Returns the bytes of scratch. With a base, also sets the pointers of its parts.
-inline size_t carve_scratch(char* base, int64_t count, Scratch* scratch) {
-    const size_t sums = size_t(count) * sizeof(unsigned long long), largest = kPrepareGrid * sizeof(unsigned);
-    if (base != nullptr) {
-        *scratch = {reinterpret_cast<unsigned long long*>(base), reinterpret_cast<unsigned*>(base + sums),
-                    reinterpret_cast<int*>(base + sums + largest)};
-    }
-    return sums + largest + sizeof(int);
+inline Scratch carve_scratch(Carver& carver, int64_t count) {
+    return {carver.take<unsigned long long>("sums", count), carver.take<unsigned>("largest", kPrepareGrid),
+            carver.take<int>("exponent", 1)};
 }
 
 // All of grad_psqt [F, P] is written. `grad` is [positions].
@@ -231,17 +225,14 @@ inline void launch_backward(const Problem& p, const float* grad, float* grad_psq
     const int shared_bytes = p.psqt_buckets <= kSharedPsqtBuckets ? 2 * p.psqt_buckets * kCells * int(sizeof(int)) : 0;
     // The attribute belongs to the kernel and holds for all its launches, so it must not depend on this call.
     constexpr int kMostBytes = 2 * kSharedPsqtBuckets * kCells * int(sizeof(int));
-    const auto scatter = [&]<int kTiles>(std::integral_constant<int, kTiles>) {
+    const auto scatter = [&]<int kTiles>() {
         cuda::check_cuda(
             cudaFuncSetAttribute(scatter_kernel<kTiles>, cudaFuncAttributeMaxDynamicSharedMemorySize, kMostBytes),
             "psqt scatter");
         cuda::launch("psqt scatter", scatter_kernel<kTiles>, (most_tiles + kTiles - 1) / kTiles,
                      kTiles * kThreadsOfTile, shared_bytes, stream, p, grad, headroom, scratch);
     };
-    if (is_large)
-        scatter(std::integral_constant<int, kMostTiles>());
-    else
-        scatter(std::integral_constant<int, kFewTiles>());
+    is_large ? scatter.template operator()<kMostTiles>() : scatter.template operator()<kFewTiles>();
     cuda::launch("psqt round", round_kernel, std::min(cuda::thread_blocks_for(count, kThreads), 4096u), kThreads, 0,
                  stream, count, headroom, scratch, grad_psqt);
 }

@@ -70,7 +70,7 @@ __global__ void __launch_bounds__(kThreads) list_rare(IndexRows in, BucketPlan p
             total += counts[parity][w][lane];
             place += counts[parity][w][32];
         }
-        place += bucket_plan::warp_inclusive_sum(total, lane) - total;
+        place += bucket_plan::inclusive_sum(total, lane) - total;
         if (warp == 0 && has_feature) {
             const int local = __ldg(plan.ranked + bucket * kBucketFeatures + dense + first + lane);
             plan.rare[number] = {bucket * in.bucket_size + local, uint32_t(place), uint32_t(total)};
@@ -85,9 +85,8 @@ __global__ void __launch_bounds__(kThreads) list_rare(IndexRows in, BucketPlan p
 }
 
 // The kernels of the plan must have been launched before this one.
-inline cudaError_t list(const IndexRows& in, const BucketPlan& plan, cudaStream_t stream) {
-    const cudaError_t error = set_shared_memory(reinterpret_cast<const void*>(list_rare), 0);
-    return error == cudaSuccess ? launch_early(list_rare, kGrid, kThreads, 0, stream, in, plan) : error;
+inline void list(const IndexRows& in, const BucketPlan& plan, cudaStream_t stream) {
+    start("list_rare", list_rare, 0, kGrid, kThreads, 0, stream, in, plan);
 }
 
 }  // namespace nnue::rare_features

@@ -6,12 +6,12 @@
 namespace nnue::one_hot_product {
 
 // The layout of the row gradients, as the product reads them: for each slab and each tile of 64 slots one operand of 64
-// rows × 128 columns, which is two swizzled atoms. With one part (bf16) these are the slab's 64 columns of either half.
-// With two fp16 parts, one atom has the high parts of 32 columns of either half and the other one the low parts. Both
+// rows × 128 columns, which is two swizzled atoms. With one term (bf16) these are the slab's 64 columns of either half.
+// With two fp16 terms, one atom has the high terms of 32 columns of either half and the other one the low terms. Both
 // are divided by a power of two; `exponents` has its exponent for each slab and tile.
-template <int kParts>
+template <int kTerms>
 struct GradientShape {
-    static constexpr int kSlab = 64 / kParts;  // columns of each half
+    static constexpr int kSlab = 64 / kTerms;  // columns of each half
     static constexpr int kAtomBytes = kTileRows * 128, kOperandBytes = 2 * kAtomBytes;
     static constexpr int kColumns = 2 * kSlab;  // columns of a slab, in both halves
     static constexpr int kPartialFloats = kSectionFeatures * kColumns;
@@ -19,11 +19,15 @@ struct GradientShape {
                          kRows = kThreads / kHalfPieces;
 
     __host__ __device__ static int slabs(int num_outputs) { return (num_outputs / 2 + kSlab - 1) / kSlab; }
-    // The offset of eight columns (piece `piece`) of half `h` in row `row` of an operand. The low parts are one atom
+    // The offset of eight columns (piece `piece`) of half `h` in row `row` of an operand. The low terms are one atom
     // further on.
     __device__ static uint32_t offset(int h, int row, int piece) {
-        return kParts == 1 ? h * kAtomBytes + operand_offset(row, piece) : operand_offset(row, h * kHalfPieces + piece);
+        return kTerms == 1 ? h * kAtomBytes + operand_offset(row, piece) : operand_offset(row, h * kHalfPieces + piece);
     }
+    // Of the sixteen pieces of a row of an operand: the first column of a piece within its half, and which half it is
+    // in.
+    __device__ static int column(int slab, int piece) { return slab * kSlab + piece % kHalfPieces * 8; }
+    __device__ static int half(int piece) { return kTerms == 1 ? piece / 8 : piece % 8 / 4; }
 };
 
 // A thread block of row_gradient_kernel takes a stretch of this many tiles. Its column sums are a part of the bias
@@ -73,32 +77,32 @@ struct Eight {
 };
 
 // Where the operand of a slab and tile begins.
-template <int kParts>
+template <int kTerms>
 __device__ __forceinline__ char* operand_of(const BackwardProblem& p, int slab, int tile) {
-    return static_cast<char*>(p.grad_rows) + (size_t(slab) * p.max_tiles + tile) * GradientShape<kParts>::kOperandBytes;
+    return static_cast<char*>(p.grad_rows) + (size_t(slab) * p.max_tiles + tile) * GradientShape<kTerms>::kOperandBytes;
 }
 
 // The gradient of a column of half h.
-template <int kParts>
+template <int kTerms>
 __device__ __forceinline__ float row_gradient(const BackwardProblem& p, int slot, int h, int column) {
-    using Shape = GradientShape<kParts>;
+    using Shape = GradientShape<kTerms>;
     const int slab = column / Shape::kSlab, in_slab = column % Shape::kSlab, tile = slot / kTileRows;
     const char* const at =
-        operand_of<kParts>(p, slab, tile) + Shape::offset(h, slot % kTileRows, in_slab / 8) + in_slab % 8 * 2;
-    if constexpr (kParts == 1) return unpack(*reinterpret_cast<const uint16_t*>(at), Float::kBFloat16).x;
+        operand_of<kTerms>(p, slab, tile) + Shape::offset(h, slot % kTileRows, in_slab / 8) + in_slab % 8 * 2;
+    if constexpr (kTerms == 1) return unpack(*reinterpret_cast<const uint16_t*>(at), Float::kBFloat16).x;
     const float high = unpack(*reinterpret_cast<const uint16_t*>(at), Float::kFloat16).x;
     const float low = unpack(*reinterpret_cast<const uint16_t*>(at + Shape::kAtomBytes), Float::kFloat16).x;
     return (high + kLowScale * low) * power_of_two(p.exponents[size_t(slab) * p.max_tiles + tile]);
 }
 
 // What the kernels of the row gradients leave for the others. p.in and p.num_outputs must be set.
-template <int kParts>
+template <int kTerms>
 void carve_row_gradients(Carver& carver, BackwardProblem& p) {
-    using Shape = GradientShape<kParts>;
+    using Shape = GradientShape<kTerms>;
     p.max_tiles = BucketPlan::tiles(p.in.positions, p.in.num_buckets);
     const size_t operands = size_t(Shape::slabs(p.num_outputs)) * p.max_tiles;
     p.grad_rows = carver.take<char>("grad_rows", operands * Shape::kOperandBytes);
-    p.exponents = carver.take<int32_t>("exponents", kParts == 2 ? operands : 0);
+    p.exponents = carver.take<int32_t>("exponents", kTerms == 2 ? operands : 0);
     p.sync = carver.take<GradientSync>("sync", 1);
 }
 inline void carve_row_gradients(Carver& carver, BackwardProblem& p) {
@@ -114,10 +118,10 @@ __device__ __forceinline__ void clear(GradientSync* sync) {
 // Computes the row gradients in slot order, with 0 in padding, and their sums over each stretch of tiles. Thread blocks
 // of the same stretch and different slabs are neighbours in the grid, since they read the same rows of memory.
 // long: loads of a pass stay in registers until the pass uses them, and all passes add to the same sums.
-template <int kParts, typename Grad, Activation kActivation>
-__global__ void __launch_bounds__(GradientShape<kParts>::kThreads, 4) row_gradient_kernel(BackwardProblem p) {
-    using Shape = GradientShape<kParts>;
-    using Saved = std::conditional_t<kParts == 1, uint16_t, float>;
+template <int kTerms, typename Grad, Activation kActivation>
+__global__ void __launch_bounds__(GradientShape<kTerms>::kThreads, 4) row_gradient_kernel(BackwardProblem p) {
+    using Shape = GradientShape<kTerms>;
+    using Saved = std::conditional_t<kTerms == 1, uint16_t, float>;
     constexpr bool kPairwise = kActivation == Activation::kPairwise;
     constexpr int kRows = Shape::kRows, kWarps = Shape::kWarps;
     __shared__ float sums[kRows][Shape::kHalfPieces][17];
@@ -126,7 +130,7 @@ __global__ void __launch_bounds__(GradientShape<kParts>::kThreads, 4) row_gradie
     const int max_tiles = p.max_tiles, stretch = stretch_tiles(max_tiles), slabs = Shape::slabs(p.num_outputs);
     const int slab = int(blockIdx.x) % slabs, number = int(blockIdx.x) / slabs;
     const int half = p.num_outputs / 2, column = slab * Shape::kSlab + piece * 8;
-    const float limit = kParts == 1 ? __half2float(__float2half_ru(p.bound)) : p.bound;
+    const float limit = kTerms == 1 ? __half2float(__float2half_ru(p.bound)) : p.bound;
     wait_for_kernels_before();
     let_next_kernel_start();
     if (blockIdx.x == 0) clear(p.sync);
@@ -174,7 +178,7 @@ __global__ void __launch_bounds__(GradientShape<kParts>::kThreads, 4) row_gradie
                 bias[1][j] += g[1][j];
             }
             float scale = 1;
-            if constexpr (kParts == 2) {
+            if constexpr (kTerms == 2) {
                 static_assert(kRows == kTileRows);
                 unsigned mine = 0;
 #pragma unroll
@@ -195,7 +199,7 @@ __global__ void __launch_bounds__(GradientShape<kParts>::kThreads, 4) row_gradie
                 uint32_t high[4], low[4];
 #pragma unroll
                 for (int j = 0; j < 4; ++j) {
-                    if constexpr (kParts == 1) {
+                    if constexpr (kTerms == 1) {
                         high[j] = pack(g[h][2 * j], g[h][2 * j + 1], Float::kBFloat16);
                     } else {
                         split(g[h][2 * j] * scale, g[h][2 * j + 1] * scale, high[j], low[j]);
@@ -203,7 +207,7 @@ __global__ void __launch_bounds__(GradientShape<kParts>::kThreads, 4) row_gradie
                 }
                 char* to = operand + Shape::offset(h, r, piece);
                 *reinterpret_cast<uint4*>(to) = {high[0], high[1], high[2], high[3]};
-                if constexpr (kParts == 2)
+                if constexpr (kTerms == 2)
                     *reinterpret_cast<uint4*>(to + Shape::kAtomBytes) = {low[0], low[1], low[2], low[3]};
             }
         }

@@ -2,14 +2,11 @@
 // (unbucketed_forward_wgmma_16bit.cuh): the features that the rows of a tile have, each of them once, and a bitmap of
 // them for each row.
 //
-// Rows share features, especially rows of one bucket. In a batch of real positions the 64 rows of a tile have 51
-// entries each, but together only 17 different features per row. One thread block takes a tile. The entries of its rows
-// set bits in a bitmap of all features. Counting these bits gives every entry the place of its feature, in ascending
-// order, and the entry sets its row's bit there. A row that has a feature twice is left out, and so are all rows of a
-// tile with more than kMost features.
+// One thread block takes a tile. The entries of its rows set bits in a bitmap of all features. Counting these bits
+// gives every entry the place of its feature, in ascending order, and the entry sets its row's bit there. A row that
+// has a feature twice is left out, and so are all rows of a tile with more than kMost features.
 #pragma once
 
-#include "../ptx.cuh"
 #include "bucket_plan.cuh"
 
 namespace nnue {
@@ -64,7 +61,7 @@ __global__ void __launch_bounds__(kThreads, 4)
     if (threadIdx.x < 2) left_out[threadIdx.x] = 0;
     ptx::let_next_kernel_start();
     ptx::wait_for_kernels_before();
-    const int tile = blockIdx.x, part = threadIdx.x % kLanes, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int tile = blockIdx.x, in_row = threadIdx.x % kLanes, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     if (tile >= plan.tile_begin[in.num_buckets]) return;
     const int number = threadIdx.x / kLanes;
     const RowOrder own = order[tile * kTileRows + number];
@@ -76,7 +73,7 @@ __global__ void __launch_bounds__(kThreads, 4)
     int first[kEach];
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
-        const int k = part + i * kLanes, feature = k < own.count ? row[k] : -1;
+        const int k = in_row + i * kLanes, feature = k < own.count ? row[k] : -1;
         first[i] = unsigned(feature) < num_features ? feature : -1;
     }
     const auto for_each = [&](const auto& visit) {
@@ -84,7 +81,7 @@ __global__ void __launch_bounds__(kThreads, 4)
         for (int i = 0; i < kEach; ++i)
             if (first[i] >= 0) visit(first[i]);
 #pragma unroll 1
-        for (int k = part + kEach * kLanes; k < own.count; k += kLanes)
+        for (int k = in_row + kEach * kLanes; k < own.count; k += kLanes)
             if (unsigned(row[k]) < num_features) visit(row[k]);
     };
     constexpr int kChunk = TileFeatures::kChunk;
@@ -110,7 +107,7 @@ __global__ void __launch_bounds__(kThreads, 4)
 
         int mine = 0;
         for (int i = begin; i < end; ++i) mine += __popcll(bitmap[i]);
-        const int until = bucket_plan::warp_inclusive_sum(mine, lane);
+        const int until = bucket_plan::inclusive_sum(mine, lane);
         if (lane == 31) warp_sums[warp] = until;
         __syncthreads();
         int before = count + until - mine;
@@ -132,7 +129,7 @@ __global__ void __launch_bounds__(kThreads, 4)
         }
         const int cleared = chunks;
         chunks = (count + kChunk - 1) / kChunk;
-        for (int i = 2 * cleared + part; i < 2 * chunks; i += kLanes) own_bits[i] = 0;
+        for (int i = 2 * cleared + in_row; i < 2 * chunks; i += kLanes) own_bits[i] = 0;
         __syncthreads();
         for_each_here([&](int bit) {
             const int place = before_word[bit / 64] + __popcll(bitmap[bit / 64] & ((uint64_t(1) << bit % 64) - 1));
@@ -142,12 +139,12 @@ __global__ void __launch_bounds__(kThreads, 4)
         });
     }
     __syncthreads();
-    for (int i = part; i < 2 * chunks; i += kLanes) entries -= __popc(own_bits[i]);
+    for (int i = in_row; i < 2 * chunks; i += kLanes) entries -= __popc(own_bits[i]);
 #pragma unroll
     for (int d = 1; d < kLanes; d *= 2) entries += __shfl_xor_sync(~0u, entries, d);
     if (entries != 0) {  // the row has a feature twice
-        for (int i = part; i < 2 * chunks; i += kLanes) own_bits[i] = 0;
-        if (part == 0) atomicOr(left_out + number / 32, 1u << number % 32);
+        for (int i = in_row; i < 2 * chunks; i += kLanes) own_bits[i] = 0;
+        if (in_row == 0) atomicOr(left_out + number / 32, 1u << number % 32);
     }
     __syncthreads();
     uint2* const bits = out.bits + size_t(tile) * most;
@@ -162,13 +159,11 @@ __global__ void __launch_bounds__(kThreads, 4)
     }
 }
 
-inline cudaError_t build(const IndexRows& in, const BucketPlan& plan, const RowOrder* order, const TileFeatures& out,
-                         cudaStream_t stream) {
+inline void build(const IndexRows& in, const BucketPlan& plan, const RowOrder* order, const TileFeatures& out,
+                  cudaStream_t stream) {
     constexpr Shape kLargest(kWindow, TileFeatures::kMost);
-    const cudaError_t error = ptx::set_shared_memory(reinterpret_cast<const void*>(list_features), int(kLargest.bytes));
-    if (error != cudaSuccess) return error;
-    return ptx::launch_early(list_features, BucketPlan::tiles(in.positions, in.num_buckets), kThreads, Shape(in).bytes,
-                             stream, in, plan, order, out);
+    start("list_features", list_features, int(kLargest.bytes), BucketPlan::tiles(in.positions, in.num_buckets),
+          kThreads, Shape(in).bytes, stream, in, plan, order, out);
 }
 
 }  // namespace tile_features

@@ -1,19 +1,15 @@
 // The weight gradient of unbucketed features: sums of row gradients over the lists of unbucketed_lists.cuh.
 //
 // A warp takes eight lists of similar length and one slab of columns. In each *turn* it copies four row gradients of
-// every list to shared memory, two turns before they are added up. Adding up is a product on tensor cores, [columns, 32
-// entries] × [32 entries, 8 lists], whose right operand has a one where the entry belongs to the list. So copies in
-// flight need no registers, and a row gradient costs few instructions.
-//
-// A long list is divided into four parts, and a warp takes two such lists at a time; otherwise the longest list would
-// take as long as all others. Lists of more than kShortList slots are processed slab by slab: one slab of all row
-// gradients, 9 MB for 32,768 rows, stays in the L2 cache while every list passes over it. A warp takes several slabs of
-// short lists. Dense features are a bucket of the products (backward_wgmma.cuh), which also clear the gradients of
-// features that no row has.
+// every list to shared memory, two turns before they are added up by a product on tensor cores, [columns, 32 entries] ×
+// [32 entries, 8 lists]. A long list is divided into quarters, and a warp takes two such lists at a time. Lists of
+// more than kShortList slots are processed slab by slab: one slab of all row gradients, 9 MB for 32,768 rows, stays in
+// the L2 cache while every list passes over it. Dense features are a bucket of the products (backward_wgmma.cuh), which
+// also clear the gradients of features that no row has.
 //
 // The order in which a list is summed depends on its length alone, and its fp32 scale on the exponents of its own
 // entries. The entries of the other lists are multiplied by zero, which leaves the bits of the sum unchanged as long as
-// those entries are finite. Each element of the gradient is written once.
+// those entries are finite.
 #pragma once
 
 #include <algorithm>
@@ -31,7 +27,7 @@ constexpr int kPieceBytes = 16, kRowBytes = 256, kTurnBytes = kEntries * kRowByt
 // are copied.
 constexpr int kAhead = 2, kStages = kAhead + 1, kSlotsAhead = 2 * kAhead + 1, kTurns = 8;
 constexpr int kShortSlabs = 4;  // slabs of short lists that a warp takes
-constexpr int kLongParts = 4;   // of a long list, which shortens the work of one warp
+constexpr int kQuarters = 4;    // of a long list, which shortens the work of one warp
 constexpr int kHeadroom = 4;    // added to the exponents of lists, so that they seldom change
 // Products on tensor cores round towards zero. So in fp32 the sums of this many turns are added to separate sums, which
 // round to nearest.
@@ -45,12 +41,12 @@ struct Turn {
     static constexpr int kSlots = 0;  // of entries; later the places of their row gradients, in the order of copy_rows
     static constexpr int kExponents = kSlots + kEntries * 4;  // of entries
     static constexpr int kOfLists = kExponents + kEntries * 4;
-    // 16 bytes for each list or part of a list:
-    //   kLeft  how many entries it has left, which may be negative
-    //   kRow   its row of the weight gradient; −1 if there is no such list, and for all parts but the first
-    //   kMost  the most entries that any list has left: 1 to 4 in the last turn of these lists, 0 if no turn is left
-    //   kSlab  the slab, or its complement if the lists are divided into parts
-    static constexpr int kLeft = kOfLists, kRow = kOfLists + 4, kMost = kOfLists + 8, kSlab = kOfLists + 12;
+    // 16 bytes for each list or quarter of a list:
+    //   kLeft     how many entries it has left, which may be negative
+    //   kFeature  its feature; −1 if there is no such list, and for all quarters but the first
+    //   kMost     the most entries that any list has left: 1 to 4 in the last turn of these lists, 0 if no turn is left
+    //   kSlab     the slab, or its complement if the lists are divided into quarters
+    static constexpr int kLeft = kOfLists, kFeature = kOfLists + 4, kMost = kOfLists + 8, kSlab = kOfLists + 12;
     static constexpr int kBytes = kOfLists + kLists * 16;
 };
 
@@ -59,15 +55,15 @@ constexpr int kWarpBytes = kStages * kTurnBytes + kTurns * Turn::kBytes;
 constexpr int kSharedBytes = kWarps * kWarpBytes + kRowBytes;
 static_assert(kTurns > kSlotsAhead && kWarpBytes % kRowBytes == 0);
 
-// What a warp sums at once: eight lists, or two long lists in four parts each; and for which slabs.
+// What a warp sums at once: eight lists, or the quarters of two long lists; and for which slabs.
 struct Bundle {
     SlotList list;  // that of lane / 4; its count is 0 if there is none
     int slab, end;
-    bool in_parts;  // each list has kLongParts parts, which take four entries each in turn
+    bool in_quarters;  // each list has kQuarters, which take four entries each in turn
 };
 
 // The turns of a warp's bundles, one after the other. The lists of the next bundle are loaded ahead.
-template <int kParts>
+template <int kTerms>
 class Turns {
   public:
     __device__ __forceinline__ explicit Turns(const BackwardProblem& p)
@@ -78,17 +74,17 @@ class Turns {
 
     // Writes the description of the next turn to `turn` and begins to copy its slots.
     __device__ __forceinline__ void describe(uint32_t turn) {
-        const int lane = threadIdx.x % 32, part = now_.in_parts ? lane / kEach % kLongParts : 0;
-        const int own = done_ + part * kEach, left = int(now_.list.count) - own;
-        const int step = now_.in_parts ? kEach * kLongParts : kEach;
+        const int lane = threadIdx.x % 32, quarter = now_.in_quarters ? lane / kEach % kQuarters : 0;
+        const int own = done_ + quarter * kEach, left = int(now_.list.count) - own;
+        const int step = now_.in_quarters ? kEach * kQuarters : kEach;
         const bool last = most_ - done_ <= step;
-        const int most = max(last && now_.in_parts ? min(most_ - done_, kEach) : most_ - done_, 0);
+        const int most = max(last && now_.in_quarters ? min(most_ - done_, kEach) : most_ - done_, 0);
         if (lane % kEach == 0) {
             copy_async_16(turn + Turn::kSlots + lane * 4, p_.unbucketed.slots + now_.list.begin + (left > 0 ? own : 0),
                           left > 0);
             store_shared_16(turn + Turn::kOfLists + lane / kEach * 16, left,
-                            now_.list.count > 0 && part == 0 ? p_.in.num_bucketed + now_.list.feature : -1, most,
-                            now_.in_parts ? ~now_.slab : now_.slab);
+                            now_.list.count > 0 && quarter == 0 ? p_.in.num_bucketed + now_.list.feature : -1, most,
+                            now_.in_quarters ? ~now_.slab : now_.slab);
         }
         done_ += step;
         if (!last || most == 0) return;
@@ -105,10 +101,10 @@ class Turns {
 
     // First long and medium lists, slab by slab, then short lists, several slabs at a time.
     __device__ __forceinline__ Bundle open(unsigned task) const {
-        const int slabs = GradientPieces<kParts>::slabs(p_.num_outputs),
+        const int slabs = GradientShape<kTerms>::slabs(p_.num_outputs),
                   stretches = (slabs + kShortSlabs - 1) / kShortSlabs;
         const auto bundles = [](int begin, int end, int lists) { return unsigned(end - begin + lists - 1) / lists; };
-        constexpr int kLongLists = kLists / kLongParts;
+        constexpr int kLongLists = kLists / kQuarters;
         const unsigned long_bundles = bundles(summary_.dense, summary_.first_middle, kLongLists),
                        of_slab = long_bundles + bundles(summary_.first_middle, summary_.first_short, kLists),
                        short_bundles = bundles(summary_.first_short, summary_.first_empty, kLists);
@@ -118,8 +114,8 @@ class Turns {
             const unsigned number = task % of_slab;
             bundle.slab = int(task / of_slab), bundle.end = bundle.slab + 1;
             if (number < long_bundles) {
-                bundle.in_parts = true;
-                list = summary_.dense + int(number) * kLongLists + list / kLongParts, end = summary_.first_middle;
+                bundle.in_quarters = true;
+                list = summary_.dense + int(number) * kLongLists + list / kQuarters, end = summary_.first_middle;
             } else {
                 list += summary_.first_middle + int(number - long_bundles) * kLists, end = summary_.first_short;
             }
@@ -147,9 +143,9 @@ __device__ __forceinline__ int slab_of(uint32_t word) {
 
 // Begins to copy the row gradients of a turn: of two entries of each list or of all four. Lanes 0 … 15 copy those of
 // entries 0 and 2, the other lanes those of entries 1 and 3.
-template <int kParts>
+template <int kTerms>
 __device__ __forceinline__ void copy_rows(const BackwardProblem& p, uint32_t turn, uint32_t rows) {
-    using Shape = GradientPieces<kParts>;
+    using Shape = GradientShape<kTerms>;
     const int lane = threadIdx.x % 32, piece = lane % 16, h = lane / 16;
     const int most = int(load_shared_4(turn + Turn::kMost)), slab = slab_of(load_shared_4(turn + Turn::kSlab));
     const int left = int(load_shared_4(turn + Turn::kLeft + lane / kEach * 16));
@@ -158,7 +154,7 @@ __device__ __forceinline__ void copy_rows(const BackwardProblem& p, uint32_t tur
     const bool exists = lane % kEach < left;
     // The place of the slot's first piece as operand_offset gives it, in pieces. The swizzle depends on the row.
     const unsigned place = (slot + (slot & ~(kTileRows - 1u))) * 8 + (slot & 7);
-    if constexpr (kParts == 2) {
+    if constexpr (kTerms == 2) {
         if (exists)
             copy_async_4(turn + Turn::kExponents + lane * 4,
                          p.exponents + size_t(slab) * p.max_tiles + slot / kTileRows);
@@ -192,15 +188,15 @@ __device__ __forceinline__ void copy_rows(const BackwardProblem& p, uint32_t tur
 }
 
 // The sums of eight lists. Each lane has those of lists 2 · (lane % 4) and 2 · (lane % 4) + 1.
-template <int kParts>
+template <int kTerms>
 class Sums {
   public:
-    using Shape = GradientPieces<kParts>;
+    using Shape = GradientShape<kTerms>;
 
     __device__ __forceinline__ void add(uint32_t turn, int most, uint32_t rows) {
         const int lane = threadIdx.x % 32, list = lane / 4, t = lane % 4;
         uint32_t ones = kOneBf16 << 16 | kOneBf16;
-        if constexpr (kParts == 2) {
+        if constexpr (kTerms == 2) {
             const int exponent = int(load_shared_4(turn + Turn::kExponents + lane * 4));
             int largest = max(exponent, __shfl_xor_sync(~0u, exponent, 1));
             largest = max(largest, __shfl_xor_sync(~0u, largest, 2));
@@ -216,13 +212,13 @@ class Sums {
         // Matrix lane / 8 has entries lane / 16 · 8 … and piece lane / 8 % 2.
         const uint32_t operand = rows + (lane / 16 * 8 + lane % 8) * kRowBytes + ((lane / 8 % 2 ^ lane % 8) << 4);
         const auto sixteen = [&](int s) {
-            const uint32_t own = kParts == 2 ? __shfl_sync(~0u, ones, (lane & ~3) + 2 * s) : ones;
+            const uint32_t own = kTerms == 2 ? __shfl_sync(~0u, ones, (lane & ~3) + 2 * s) : ones;
             const uint32_t right[2] = {t == list ? own : 0, t + 4 == list ? own : 0};
 #pragma unroll
             for (int m = 0; m < 8; ++m) {
                 uint32_t left[4];
                 load_matrices_transposed(left, (operand ^ (m << 5)) + s * (kTurnBytes / 2));
-                mma_k16<kParts == 1>(sum_[m], left, right);
+                mma_k16<kTerms == 1>(sum_[m], left, right);
             }
         };
         sixteen(0);
@@ -234,29 +230,29 @@ class Sums {
         const int lane = threadIdx.x % 32, half = p.num_outputs / 2;
         const uint32_t word = load_shared_4(turn + Turn::kSlab);
         const int slab = slab_of(word);
-        if constexpr (kParts == 2) {
+        if constexpr (kTerms == 2) {
 #pragma unroll
             for (int m = 0; m < 8; ++m)
 #pragma unroll
                 for (int i = 0; i < 4; ++i) sum_[m][i] += all_[m][i], all_[m][i] = 0;
             turns_ = 0;
         }
-        if (int(word) < 0) add_parts();
-        const auto row_of_list = [&](int list) { return int(load_shared_4(turn + Turn::kRow + list * 16)); };
-        if constexpr (kParts == 2) {
+        if (int(word) < 0) add_quarters();
+        const auto feature_of_list = [&](int list) { return int(load_shared_4(turn + Turn::kFeature + list * 16)); };
+        if constexpr (kTerms == 2) {
             const float unscale = power_of_two(reference_) * 0x1p-15f;
 #pragma unroll
             for (int odd = 0; odd < 2; ++odd) {
                 const float factor = of_list(unscale, odd);
-                const int row = row_of_list(lane % 4 * 2 + odd), column = slab * Shape::kSlab + lane / 4;
-                float* const to = static_cast<float*>(p.grad_weight) + size_t(row) * p.num_outputs + column;
+                const int feature = feature_of_list(lane % 4 * 2 + odd), column = slab * Shape::kSlab + lane / 4;
+                float* const to = static_cast<float*>(p.grad_weight) + size_t(feature) * p.num_outputs + column;
 #pragma unroll
                 for (int m = 0; m < 4; ++m)
 #pragma unroll
                     for (int i = 0; i < 2; ++i) {
                         const int of_half = m % 2 * 16 + i * 8;
                         const float v = (sum_[m][2 * i + odd] + sum_[m + 4][2 * i + odd] * kLowScale) * factor;
-                        if (row >= 0 && column + of_half < half) __stcs(to + m / 2 * half + of_half, v);
+                        if (feature >= 0 && column + of_half < half) __stcs(to + m / 2 * half + of_half, v);
                     }
             }
             reference_ = kNoExponent;
@@ -274,12 +270,13 @@ class Sums {
             const int piece = lane % 16, column = Shape::column(slab, piece);
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                const int stored = 2 * i + lane / 16, row = row_of_list(stored);
+                const int stored = 2 * i + lane / 16, feature = feature_of_list(stored);
                 const uint4 v = load_shared_16<true>(rows + stored * kRowBytes + ((piece ^ stored) << 4));
-                if (row >= 0 && column < half)
-                    __stcs(reinterpret_cast<uint4*>(static_cast<uint16_t*>(p.grad_weight) +
-                                                    size_t(row) * p.num_outputs + Shape::half(piece) * half + column),
-                           v);
+                if (feature >= 0 && column < half)
+                    __stcs(
+                        reinterpret_cast<uint4*>(static_cast<uint16_t*>(p.grad_weight) +
+                                                 size_t(feature) * p.num_outputs + Shape::half(piece) * half + column),
+                        v);
             }
         }
 #pragma unroll
@@ -303,10 +300,10 @@ class Sums {
             for (int i = 0; i < 4; ++i) all_[m][i] += sum_[m][i], sum_[m][i] = 0;
     }
 
-    // Adds the sums of the four parts of a list to those of the first part.
-    __device__ __forceinline__ void add_parts() {
-        static_assert(kLongParts == 4);
-        if constexpr (kParts == 2) {
+    // Adds the sums of the quarters of a list to those of the first one.
+    __device__ __forceinline__ void add_quarters() {
+        static_assert(kQuarters == 4);
+        if constexpr (kTerms == 2) {
             int largest = max(reference_, __shfl_xor_sync(~0u, reference_, 4));
             largest = max(largest, __shfl_xor_sync(~0u, largest, 8));
             scale(power_of_two(reference_ - largest));
@@ -342,7 +339,7 @@ constexpr int grid(int multiprocessors) {
     return std::max(multiprocessors * 2 / 3, 1);  // measured, with 132
 }
 
-template <int kParts>
+template <int kTerms>
 __global__ void __launch_bounds__(kThreads, 1) list_kernel(BackwardProblem p) {
     extern __shared__ char shared_raw[];
     wait_for_kernels_before();
@@ -353,22 +350,22 @@ __global__ void __launch_bounds__(kThreads, 1) list_kernel(BackwardProblem p) {
     const auto turn_of = [&](unsigned number) {
         return shared + kStages * kTurnBytes + number % kTurns * Turn::kBytes;
     };
-    Turns<kParts> turns(p);
+    Turns<kTerms> turns(p);
 #pragma unroll 1
     for (int i = 0; i < kSlotsAhead; ++i) turns.describe(turn_of(i));
     copy_async_wait_all();
     __syncwarp();
 #pragma unroll 1
     for (int i = 0; i < kAhead; ++i) {
-        copy_rows<kParts>(p, turn_of(i), shared + i * kTurnBytes);
+        copy_rows<kTerms>(p, turn_of(i), shared + i * kTurnBytes);
         copy_async_commit();
     }
-    Sums<kParts> sums;
+    Sums<kTerms> sums;
     // The stage of this turn, and the one that the turn before has left.
     uint32_t rows = shared, free_rows = shared + kAhead * kTurnBytes;
 #pragma unroll 1
     for (unsigned number = 0;; ++number) {
-        copy_rows<kParts>(p, turn_of(number + kAhead), free_rows);
+        copy_rows<kTerms>(p, turn_of(number + kAhead), free_rows);
         turns.describe(turn_of(number + kSlotsAhead));
         copy_async_commit();
         copy_async_wait<kAhead>();
@@ -389,11 +386,9 @@ __global__ void __launch_bounds__(kThreads, 1) list_kernel(BackwardProblem p) {
 }
 
 // The gradients of the unbucketed features that have lists.
-template <int kParts>
-cudaError_t run(const BackwardProblem& p, int multiprocessors, cudaStream_t stream) {
-    const cudaError_t error = ptx::set_shared_memory(reinterpret_cast<const void*>(list_kernel<kParts>), kSharedBytes);
-    if (error != cudaSuccess) return error;
-    return ptx::launch_early(list_kernel<kParts>, grid(multiprocessors), kThreads, kSharedBytes, stream, p);
+template <int kTerms>
+void run(const BackwardProblem& p, int multiprocessors, cudaStream_t stream) {
+    start("list_kernel", list_kernel<kTerms>, kSharedBytes, grid(multiprocessors), kThreads, kSharedBytes, stream, p);
 }
 
 }  // namespace nnue::unbucketed_gradient

@@ -1,12 +1,11 @@
 // The forward for fp32 weights where there are unbucketed features: every row adds up its features' weights, one slab
 // of columns at a time. The forward for 16-bit weights is in unbucketed_forward_wgmma_16bit.cuh.
 //
-// A slab is 128 bytes of each half of a weight row, so that the pairwise product stays within the half warp that takes
-// a row. The slab is the outermost loop and rows come in the order of their buckets. So the slab of the weights stays
-// in the L2 cache, and that of a bucket's frequent features in L1. Rows are read as they are in the batch, so
-// duplicates and features of other buckets need no special care. The entries of a row are copied to shared memory
-// first. Distributing them by shuffles instead would take a fifth of the time of the pipeline that all loads share. The
-// sums are made in the order of the index row.
+// A slab is 128 bytes of each half of a weight row, and half a warp takes a row. The slab is the outermost loop and
+// rows come in the order of their buckets, so the slab of the weights stays in the L2 cache, and that of a bucket's
+// frequent features in L1. Rows are read as they are in the batch, so duplicates and features of other buckets need no
+// special care. The entries of a row are copied to shared memory first. Distributing them by shuffles instead would
+// take a fifth of the time of the pipeline that all loads share.
 #pragma once
 
 #include "one_hot_product.cuh"
@@ -146,15 +145,14 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor) gather_ker
     }
 }
 
-inline cudaError_t forward(const ForwardProblem& p, cudaStream_t stream) {
+inline void forward(const ForwardProblem& p, cudaStream_t stream) {
     const auto kernel = p.activation == Activation::kIdentity ? gather_kernel<Activation::kIdentity>
                         : p.activation == Activation::kCReLU  ? gather_kernel<Activation::kCReLU>
                         : p.activation == Activation::kSCReLU ? gather_kernel<Activation::kSCReLU>
                                                               : gather_kernel<Activation::kPairwise>;
     const dim3 grid(BucketPlan::tiles(p.in.positions, p.in.num_buckets) * (kTileRows / kRows),
                     (p.num_outputs / 2 + kColumns - 1) / kColumns);
-    kernel<<<grid, kThreads, 0, stream>>>(p);
-    return cudaGetLastError();
+    cuda::launch("gather_kernel", kernel, grid, kThreads, 0, stream, p);
 }
 
 }  // namespace nnue::unbucketed_forward_gather

@@ -1,10 +1,8 @@
 // The forward for 16-bit weights where there are unbucketed features: a product on tensor cores for each tile and slab.
 //
-// The right operand has one slab of the weights of all features that the rows of the tile have (tile_features.cuh).
-// Four warps gather it, in chunks of 64 features, into a ring in shared memory. The left operand is the bitmaps of the
-// rows. So a weight row is read once for 64 rows. This is a third of what would be read from the L2 cache if every row
-// read its own weights. Four other warps multiply and finish the tile. A multiprocessor has two thread blocks, so that
-// one can multiply while the other begins or ends.
+// Four warps gather one slab of the weights of all features of the tile (tile_features.cuh), in chunks of 64 features,
+// into a ring in shared memory; four others multiply and finish the tile. A multiprocessor has two thread blocks, so
+// that one can multiply while the other begins or ends.
 #pragma once
 
 #include "forward_wgmma_16bit.cuh"
@@ -62,7 +60,7 @@ __global__ void __launch_bounds__(Shape<Weight>::kThreads, Shape<Weight>::kBlock
               chunks = __shfl_sync(~0u, __ldg(p.tile_features.chunks + tile), 0);
     RingPlace<S::kStages> place;
     if (warp >= 4) {  // ---- weights: each warp copies sixteen features of a chunk, each half warp eight of them
-        const int thread = threadIdx.x - 128, producer = warp - 4, part = lane % 16;
+        const int thread = threadIdx.x - 128, producer = warp - 4, sixteenth = lane % 16;
         const int32_t* const features = p.tile_features.features + size_t(tile) * most;
         const auto copy_features = [&](int i) { copy_async_16(shared + S::kFeatures + i * 4, features + i, true); };
         // As many features as tiles usually have are copied before the number of this tile's features is known.
@@ -71,14 +69,14 @@ __global__ void __launch_bounds__(Shape<Weight>::kThreads, Shape<Weight>::kBlock
         for (int i = 0; i < kFirst; i += 512)
             if (i + thread * 4 < most) copy_features(i + thread * 4);
         const unsigned row_bytes = unsigned(p.num_outputs) * sizeof(Weight);
-        const int own_column = first_column + part % 8 * 8;
-        const char* from =
-            reinterpret_cast<const char*>(static_cast<const Weight*>(p.weight) + (part < 8 ? 0 : half) + own_column);
+        const int own_column = first_column + sixteenth % 8 * 8;
+        const char* from = reinterpret_cast<const char*>(static_cast<const Weight*>(p.weight) +
+                                                         (sixteenth < 8 ? 0 : half) + own_column);
         const int first = producer * 16 + lane / 16 * 8;  // among a chunk's features
         const char* const bits =
             reinterpret_cast<const char*>(p.tile_features.bits + size_t(tile) * most) + (producer * 8 + lane) * 16;
         const uint32_t to_bits = shared + S::kBits + (producer * 8 + lane) * 16;
-        const uint32_t swizzled = shared + (part < 8 ? 0 : S::kAtomBytes) + operand_offset(first, part % 8);
+        const uint32_t swizzled = shared + (sixteenth < 8 ? 0 : S::kAtomBytes) + operand_offset(first, sixteenth % 8);
         const int count = tile < tiles ? chunks * S::kChunk : 0;
 #pragma unroll 1
         for (int i = kFirst + thread * 4; i < count; i += 512) copy_features(i);
@@ -193,19 +191,16 @@ __global__ void __launch_bounds__(kLeftOutThreads) left_out_kernel(ForwardProble
 }
 
 template <typename Weight>
-cudaError_t forward(const ForwardProblem& p, cudaStream_t stream) {
+void forward(const ForwardProblem& p, cudaStream_t stream) {
     using S = Shape<Weight>;
-    cudaError_t error = set_shared_memory(reinterpret_cast<const void*>(forward_kernel<Weight>), S::kMostBytes);
     constexpr int kFull = 3168;  // thread blocks that fill the device twelve times
     const int tiles = BucketPlan::tiles(p.in.positions, p.in.num_buckets),
               all_slabs = (p.num_outputs / 2 + S::kSlab - 1) / S::kSlab;
     const int slabs = (long long)tiles * all_slabs >= kFull ? S::kMostSlabs : 1;
     const dim3 grid(tiles, (all_slabs + slabs - 1) / slabs);
-    if (error == cudaSuccess)
-        error = launch_early(forward_kernel<Weight>, grid, S::kThreads, S::shared_bytes(p.in), stream, p, slabs);
-    if (error == cudaSuccess)
-        error = launch_early(left_out_kernel<Weight>, kIrregularGrid, kLeftOutThreads, 0, stream, p);
-    return error;
+    start("forward_kernel", forward_kernel<Weight>, S::kMostBytes, grid, S::kThreads, S::shared_bytes(p.in), stream, p,
+          slabs);
+    start("left_out_kernel", left_out_kernel<Weight>, -1, kIrregularGrid, kLeftOutThreads, 0, stream, p);
 }
 
 }  // namespace nnue::unbucketed_forward_product

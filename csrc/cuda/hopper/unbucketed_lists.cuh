@@ -1,25 +1,15 @@
 // The unbucketed features of a batch, as part of its plan: the order of rows for the forward, and for the backward
 // bitmaps of the dense features and lists of slots of the others.
 //
-// Unbucketed features belong to no king bucket, and a row may hold any of them. In chess few of them make up most of a
-// batch: of 64,368 threats and pawn pairs the 384 most frequent have two thirds of the entries. So they are *ranked*,
-// the most frequent first, and treated by rank:
+// They are ranked, the most frequent first. The first ones are *dense* (at most 640): one more bucket of the product.
+// Each of the others has an ascending list of slots. Which features are dense is decided from an even sample of at
+// least 2,048 rows, which is as good as counting all rows. The limit never separates features with equal counts in the
+// sample, so the choice is a function of the batch alone. The order of features with equal counts is not, but no result
+// depends on it.
 //
-//   [0, dense)   one more bucket of the product: all rows × at most 640 features, one bitmap per feature and tile
-//   the others   one ascending list of slots per feature; long, medium and short ones (unbucketed_backward_mma.cuh)
-//
-// Which features are dense is decided from an even sample of at least 2,048 rows, which is as good as counting all
-// rows. The limit never separates features with equal counts in the sample, so the choice is a function of the batch
-// alone. The order of features with equal counts is not, but no result depends on it.
-//
-// The lists come out in order without a sort. Features are divided by their residue modulo kResidues, and rows into
-// chunks of kChunkTiles tiles, in the order of their slots. Each chunk lists its entries by residue, in the order of
-// the rows, in its own piece of memory. Then one thread block per residue goes through the entries of all chunks in
-// order, once to count them and once to put slots into lists. It keeps only counts in shared memory between the two,
-// and no thread block waits for another.
-//
-// There are five kernels after one that clears counts: `sample_rows`, `choose_dense`, `split_rows` (one thread block
-// per chunk: bitmaps, and entries by residue), `make_lists` (one thread block per residue) and `rank_lists`.
+// The lists come out in order without a sort. Each chunk of kChunkTiles tiles lists its entries by residue of the
+// feature modulo kResidues, in the order of the rows. Then one thread block per residue goes through the entries of all
+// chunks in order, once to count them and once to put slots into lists, and waits for no other thread block.
 #pragma once
 
 #include "bucket_plan.cuh"
@@ -124,7 +114,7 @@ __device__ __forceinline__ int bin_of_count(uint32_t count) {
 }
 
 // Calls visit(base, features) for the entries of kBatch rows. These are number `first` and the following ones out of
-// `count` rows, which are `step` apart in the batch. Each call has 2 · 32 entries per row: entry base + 32 · part +
+// `count` rows, which are `step` apart in the batch. Each call has 2 · 32 entries per row: entry base + 32 · j +
 // lane, or −1 if there is none or it is bucketed.
 template <int kBatch, typename Visit>
 __device__ __forceinline__ void for_each_unbucketed(const IndexRows& in, int first, int count, int step,
@@ -138,17 +128,17 @@ __device__ __forceinline__ void for_each_unbucketed(const IndexRows& in, int fir
 #pragma unroll
         for (int r = 0; r < kBatch; ++r)
 #pragma unroll
-            for (int part = 0; part < 2; ++part) {
-                const int k = base + 32 * part + lane;
-                features[r][part] =
+            for (int j = 0; j < 2; ++j) {
+                const int k = base + 32 * j + lane;
+                features[r][j] =
                     open[r] && k < in.max_active ? bucket_plan::row_pointer(in, (first + r) * step)[k] : -1;
             }
         bool any = false;
 #pragma unroll
         for (int r = 0; r < kBatch; ++r) {
 #pragma unroll
-            for (int part = 0; part < 2; ++part) {
-                int& feature = features[r][part];
+            for (int j = 0; j < 2; ++j) {
+                int& feature = features[r][j];
                 const unsigned ends = __ballot_sync(~0u, feature < 0);
                 if (!open[r] || (ends & ((2u << lane) - 1)) != 0) feature = -1;  // it is past the end
                 if (ends != 0) open[r] = false;
@@ -239,7 +229,7 @@ __device__ __forceinline__ uint32_t next_place(uint32_t* places, uint32_t cell, 
 
 constexpr int kSplitThreads = 256, kSplitWarps = kSplitThreads / 32;
 constexpr int kSplitRows = UnbucketedLists::kChunkSlots / kSplitWarps;
-constexpr int kSplitBatch = 4, kSplitParts = 3;  // rows whose first 96 entries are loaded together
+constexpr int kSplitBatch = 4, kSplitLoads = 3;  // rows whose first 96 entries are loaded together
 constexpr int kPlaceBatch = 6;                   // entries that each lane loads at once
 static_assert(kSplitThreads == UnbucketedLists::kResidues && kSplitThreads == UnbucketedLists::kChunkSlots);
 
@@ -304,38 +294,38 @@ __global__ void __launch_bounds__(kSplitThreads, 4)
         }
         num_listed += __popc(others);
     };
-    int next[kSplitBatch][kSplitParts];
+    int next[kSplitBatch][kSplitLoads];
     const auto load = [&](int slot) {
 #pragma unroll
         for (int r = 0; r < kSplitBatch; ++r) {
             const int count = s.count[slot + r];
             const int32_t* from = row_at(slot + r);
 #pragma unroll
-            for (int part = 0; part < kSplitParts; ++part)
-                next[r][part] = 32 * part + lane < count ? __ldg(from + 32 * part) - in.num_bucketed : -1;
+            for (int j = 0; j < kSplitLoads; ++j)
+                next[r][j] = 32 * j + lane < count ? __ldg(from + 32 * j) - in.num_bucketed : -1;
         }
     };
     const int warp_slot = warp * kSplitRows;
     load(warp_slot);
 #pragma unroll 1
     for (int i = 0; i < kSplitRows; i += kSplitBatch) {
-        int features[kSplitBatch][kSplitParts], bits[kSplitBatch][kSplitParts];
+        int features[kSplitBatch][kSplitLoads], bits[kSplitBatch][kSplitLoads];
 #pragma unroll
         for (int r = 0; r < kSplitBatch; ++r)
 #pragma unroll
-            for (int part = 0; part < kSplitParts; ++part) {
-                features[r][part] = next[r][part];
-                bits[r][part] = bit_of(features[r][part]);
+            for (int j = 0; j < kSplitLoads; ++j) {
+                features[r][j] = next[r][j];
+                bits[r][j] = bit_of(features[r][j]);
             }
         if (i + kSplitBatch < kSplitRows) load(warp_slot + i + kSplitBatch);
 #pragma unroll
         for (int r = 0; r < kSplitBatch; ++r) {
             const int slot = warp_slot + i + r, count = s.count[slot];
 #pragma unroll
-            for (int part = 0; part < kSplitParts; ++part)
-                if (32 * part < count) visit(slot, features[r][part], bits[r][part]);
+            for (int j = 0; j < kSplitLoads; ++j)
+                if (32 * j < count) visit(slot, features[r][j], bits[r][j]);
 #pragma unroll 1
-            for (int base = 32 * kSplitParts; base < count; base += 32) {
+            for (int base = 32 * kSplitLoads; base < count; base += 32) {
                 const int feature = base + lane < count ? __ldg(row_at(slot) + base) - in.num_bucketed : -1;
                 visit(slot, feature, bit_of(feature));
             }
@@ -426,7 +416,7 @@ struct ResidueWalk {
             const uint32_t* begins = scratch.begins + size_t(from + lane) * (UnbucketedLists::kResidues + 1) + residue;
             begin = __ldg(begins), count = __ldg(begins + 1) - begin;
         }
-        const uint32_t until = bucket_plan::warp_inclusive_sum(count, lane);
+        const uint32_t until = bucket_plan::inclusive_sum(count, lane);
         return {begin - (until - count), until, __shfl_sync(~0u, until, 31)};
     }
     __device__ __forceinline__ void load(Entries& entries, const Chunks& chunks, int from, uint32_t base) const {
@@ -573,14 +563,14 @@ __global__ void __launch_bounds__(kRankThreads, 4)
 }
 
 // Makes everything about unbucketed features that the backward needs, from the rest of the plan.
-inline cudaError_t build(const IndexRows& in, const BucketPlan& plan, const RowOrder* order,
-                         const UnbucketedLists& lists, const ListScratch& scratch, cudaStream_t stream) {
+inline void build(const IndexRows& in, const BucketPlan& plan, const RowOrder* order, const UnbucketedLists& lists,
+                  const ListScratch& scratch, cudaStream_t stream) {
     // A kernel, not a memset: in a CUDA graph a memset does not get the priority of the stream, so it waits until
     // another kernel's last thread block has begun.
     const int words = int((UnbucketedLists::zeroed(in) + 3) / 4);  // a piece of memory ends at a multiple of 256 bytes
-    bucket_plan::clear_counts<<<std::min((words + bucket_plan::kClearThreads - 1) / bucket_plan::kClearThreads, 132),
-                                bucket_plan::kClearThreads, 0, stream>>>(reinterpret_cast<int32_t*>(lists.sampled),
-                                                                         words);
+    constexpr int kClearThreads = bucket_plan::kClearThreads;
+    cuda::launch("clear_counts", bucket_plan::clear_counts, std::min((words + kClearThreads - 1) / kClearThreads, 132),
+                 kClearThreads, 0, stream, reinterpret_cast<int32_t*>(lists.sampled), words);
     const int rank_grid = (in.num_unbucketed + kRankThreads - 1) / kRankThreads;
     constexpr int kResidueFeatures = UnbucketedLists::kResidues * kListFeatures;
     sample_rows<<<(sample_of(in).num_rows + kSampleRows - 1) / kSampleRows, kSampleThreads, 0, stream>>>(in, lists);
@@ -589,7 +579,7 @@ inline cudaError_t build(const IndexRows& in, const BucketPlan& plan, const RowO
     const dim3 residues(UnbucketedLists::kResidues, (in.num_unbucketed + kResidueFeatures - 1) / kResidueFeatures);
     make_lists<<<residues, kListThreads, 0, stream>>>(in, lists, scratch);
     rank_lists<<<rank_grid, kRankThreads, 0, stream>>>(in, lists, scratch);
-    return cudaGetLastError();
+    cuda::check_cuda(cudaGetLastError(), "unbucketed_lists");
 }
 
 }  // namespace unbucketed_lists
