@@ -129,7 +129,7 @@ class Optimizer:
 
     @torch.no_grad()
     def step(self, loss: Tensor) -> None:
-        """One update from the gradients in place, which are freed. `loss`, an fp32 scalar, is used only by the guard."""
+        """One update from the gradients in place, which are freed. Only the guard uses `loss`, an fp32 scalar."""
         for name in self._frozen:
             self.rule.work.parameters[name].grad = None
             if name in self._copies:
