@@ -4,7 +4,8 @@
     make release VERSION=0.2.0            everything; the tag is made here and not pushed
     tools/release.py 0.2.0 --dry-run      prints what would be done, and changes nothing
 
-Stops at the first step that fails. Nothing is published: upload dist/ and push the tag by hand.
+Stops at the first step that fails. Nothing is published. The last lines are what to do next: push commit and tag,
+then upload dist/. The wheel is for the Python of .venv; the job `wheels` of CI keeps those for the other versions.
 """
 
 from __future__ import annotations
@@ -96,7 +97,11 @@ def main() -> None:
         if not arguments.dry_run and (code := subprocess.run(command, cwd=ROOT, check=False).returncode):
             print(f"release: {command[0]} failed with status {code}; undo the files: git checkout .", file=sys.stderr)
             raise SystemExit(1)
-    print("dry run: nothing was changed" if arguments.dry_run else f"next: git push origin v{version}, upload dist/")
+    if arguments.dry_run:
+        print("dry run: nothing was changed")
+        return
+    print("next: git push --follow-tags")
+    print("      copy the wheels for other versions of Python from the CI job `wheels` to dist/, and upload dist/")
 
 
 if __name__ == "__main__":
