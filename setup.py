@@ -10,6 +10,7 @@ where 90 is among them), CUDA_HOME, CXX (e.g. "ccache g++"), PYTORCH_NVCC (e.g. 
 NNUE_NO_EXTENSIONS=1 installs only the Python files, for `make`, which builds the native parts in place. NNUE_PARTS=data
 builds only _data and lib/, for which torch is not needed: `make` does it while it installs torch. NNUE_ISA=native
 compiles the CPU operators only for the instruction sets of this CPU, in half the time: for `make quickstart`.
+NNUE_LINEINFO=1 adds line numbers to the CUDA kernels.
 """
 
 import logging
@@ -487,7 +488,8 @@ def cuda_operators(nvcc: str, version_folder: str) -> Extension:
                 "-O3",
                 "-std=c++20",
                 "--expt-relaxed-constexpr",
-                "-lineinfo",
+                # For profilers. It makes machine code three times larger, and compressing it takes as much longer.
+                *(["-lineinfo"] if os.environ.get("NNUE_LINEINFO") == "1" else []),
                 "-Xcompiler=-fvisibility=hidden",
                 f"-Xcompiler=-g0,-ffile-prefix-map={ROOT}/=",
                 # Both take -D; -W is the host compiler's.
