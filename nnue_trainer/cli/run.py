@@ -11,9 +11,7 @@ from nnue_trainer.errors import shown
 
 
 def run(
-    file: Annotated[
-        Path, typer.Argument(metavar="FILE.yaml", help="YAML file with the steps (docs/pipeline.md).")
-    ],
+    file: Annotated[Path, typer.Argument(metavar="FILE.yaml", help="YAML file with the steps (docs/pipeline.md).")],
     redo: Annotated[
         list[str] | None,
         typer.Option(metavar="STEP", help="Redo this step and those after it; may be repeated."),
