@@ -127,7 +127,7 @@ class KeyTable:
                 if file.tell() * 4 > max(self._memory, 1 << 26):
                     raise UserError(
                         f"dedup: {self.count:,} keys do not fit into {self._memory:,} bytes of memory even in "
-                        f"{_PARTS} parts; a larger --memory is needed"
+                        f"{_PARTS} parts; pass a larger --memory"
                     )
                 file.seek(0)
                 rows = np.frombuffer(file.read(), np.uint64).reshape(-1, 2)

@@ -309,7 +309,7 @@ def generate(
     if not 1 <= concurrency <= 1024:
         raise UserError(f"generate: concurrency is {concurrency}, expected a number from 1 to 1024")
     if out.is_dir():
-        raise UserError(f"{out}: is a directory, expected the name of a file to write")
+        raise UserError(f"{out}: is a folder, expected the name of a file to write")
     format = format_for(out, to)
     made = None if overwrite else _read_made(out)
     if made is None:

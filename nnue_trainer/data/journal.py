@@ -135,7 +135,7 @@ class Journal:
                     raise
                 os.close(file)
         except BlockingIOError:
-            raise UserError(f"{self.path}: another run is writing it") from None
+            raise UserError(f"{self.path}: another run is writing it; wait until it ends") from None
         except OSError as error:
             if error.errno == errno.ELOOP:
                 raise UserError(f"{self.path}: is a symbolic link, expected a journal or nothing") from None

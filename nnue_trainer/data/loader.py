@@ -190,7 +190,7 @@ class _Stream(Closing, Generic[T]):
         if weights is not None and len(weights) != len(self._files):
             raise UserError(f"loader: {len(weights)} weights for {len(self._files)} files, expected one for each")
         if weights is not None and not shuffle:
-            raise UserError("loader: weights of files without shuffling, which keeps file order")
+            raise UserError("loader: found weights and shuffle=False, which keeps file order; expected no weights")
         _check_shares(batch_size, rank, world_size, shards)
         if shards > 1 and not (repeat and shuffle and drop_last):
             raise UserError("loader: shards are for endless streams: they need repeat, shuffle and drop_last")

@@ -88,7 +88,7 @@ def _check_outputs(inputs: Sequence[StrPath], outputs: Sequence[StrPath], overwr
     for i, output in enumerate(outputs):
         path = Path(output)
         if path.is_dir():
-            raise UserError(f"{output}: is a directory")
+            raise UserError(f"{output}: is a folder, expected the name of a file to write")
         for other in [*inputs, *outputs[:i]]:
             if path == Path(other) or (path.exists() and Path(other).exists() and path.samefile(other)):
                 raise UserError(f"{output}: this output is given twice")

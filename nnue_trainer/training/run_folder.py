@@ -273,7 +273,9 @@ class RunFolder:
         try:
             system.lock(lock)
         except BlockingIOError:
-            raise UserError(f"{self.path}: another process{_describe(lock)} trains here") from None
+            raise UserError(
+                f"{self.path}: another process{_describe(lock)} trains here; wait until it ends, or use another folder"
+            ) from None
         except OSError as error:
             if error.errno not in _NO_LOCKS:
                 raise UserError(f"{self.path / LOCK}: cannot be locked: {error.strerror or error}") from None

@@ -272,6 +272,6 @@ def test_the_bundled_sample_is_made_by_the_command_in_its_readme(
 
 
 def test_a_directory_is_refused_before_the_first_game(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="is a directory, expected the name of a file"):
+    with pytest.raises(UserError, match="is a folder, expected the name of a file"):
         generate(tmp_path, GenerateOptions(engine="no such engine", positions=10, depth=1))
     assert not list(tmp_path.parent.glob("*.journal"))

@@ -90,7 +90,7 @@ def test_convert_refuses_what_makes_no_sense(tmp_path: Path) -> None:
     for out in ("x.binpack", "link.binpack"):
         with pytest.raises(UserError, match="this output is given twice"):
             run("convert", tmp_path / "x.binpack", tmp_path / out)
-    with pytest.raises(UserError, match="is a directory"):
+    with pytest.raises(UserError, match="is a folder, expected"):
         run("convert", tmp_path / "x.binpack", tmp_path, "--to", "bin")
     with pytest.raises(UserError, match="no format has this suffix"):
         run("convert", tmp_path / "x.binpack", tmp_path / "y")

@@ -66,7 +66,8 @@ def test_the_message_names_the_owner(tmp_path):
     ):
         pass
     assert str(caught.value) == (
-        f"{tmp_path}: another process (pid {os.getpid()} on host {socket.gethostname()!r}) trains here"
+        f"{tmp_path}: another process (pid {os.getpid()} on host {socket.gethostname()!r}) trains here; "
+        "wait until it ends, or use another folder"
     )
     assert names(tmp_path) == []
     with RunFolder(tmp_path) as folder, folder:  # nested blocks of one object are one owner
