@@ -105,7 +105,9 @@ struct Gradients {
     Tensor of_values(const Tensor& weight_in, const Tensor& values) const {
         const Tensor weight = torch::stable::contiguous(weight_in);
         const T* const w = const_data<T>(weight);
-        Tensor made = torch::stable::new_empty(values, {batch.rows, batch.max_active});
+        // Not the members themselves in the list: nvcc 13.0 makes invalid C++ of a list that depends on T.
+        const int64_t rows = batch.rows, max_active = batch.max_active;
+        Tensor made = torch::stable::new_empty(values, {rows, max_active});
         with_width<T>(is_wide(n, sizeof(T), from, w), [&]<int V>() {
             launch("values_gradient", values_gradient_kernel<T, V>, thread_blocks_for(batch.rows, kWarpsPerBlock),
                    kBlock, 0, stream, batch, from, w, mutable_data<sum_t<T>>(made), n);
