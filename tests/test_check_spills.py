@@ -25,11 +25,11 @@ Resource usage:
  Function void nnue::rolling::kernel(int):
   REG:30 STACK:16 SHARED:0 LOCAL:0 CONSTANT[0]:456
 arch = sm_120
- Function void nnue::cuda::stacks::tile_kernel<float, 2, 4, true>(int):
+ Function void nnue::cuda::stacks::tile_kernel<float, 4, true>(int):
   REG:128 STACK:72 SHARED:0 LOCAL:0 CONSTANT[0]:456
 """
 SUM = Frame("sm_80", "void nnue::portable::sum_kernel<float>(nnue::portable::Backward)", 8)
-TILE = Frame("sm_120", "void nnue::cuda::stacks::tile_kernel<float, 2, 4, true>(int)", 72)
+TILE = Frame("sm_120", "void nnue::cuda::stacks::tile_kernel<float, 4, true>(int)", 72)
 
 
 def test_frames_of_checked_kernels_are_found() -> None:

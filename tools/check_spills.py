@@ -38,7 +38,7 @@ CHECKED = re.compile(
 _TWO_BLOCKS = "two thread blocks per multiprocessor leave 128 registers, and 32 outputs need more"
 ALLOWED = [
     Allowed(r"portable::(sum|forward)_kernel<", 16, "1,024 threads leave 64 registers; one or two values of an item"),
-    Allowed(r"stacks::(tile_kernel|first_layer_forward)<\w+, 2, [24]\b", 96, _TWO_BLOCKS),
+    Allowed(r"stacks::(tile_kernel|first_layer_forward)<\w+, [24]\b", 96, _TWO_BLOCKS),
     Allowed(r"stacks::first_layer_backward<.*InputRows<(__half|__nv_bfloat16)>, 2>", 96, _TWO_BLOCKS),
     Allowed(r"stacks::first_layer_backward<.*SavedRows<1, \w+>, 2>", 176, _TWO_BLOCKS),
     Allowed(r"stacks::first_layer_backward<.*SavedRows<\d, \w+>, 1>", 48, "two thread blocks leave 128 registers"),
@@ -46,7 +46,6 @@ ALLOWED = [
     Allowed(r"stacks::rest_kernel<", 24, "many thread blocks per multiprocessor leave 64 registers; on 12.0 only"),
     Allowed(r"one_hot_product::(forward|weight_gradient)_kernel<", 48, "values used between tiles"),
     Allowed(r"forward_gather::gather_kernel\b", 32, "1,024 threads leave 64 registers"),
-    Allowed(r"unbucketed_forward_product::forward_kernel<", 8, "one value used between tiles"),
     Allowed(r"one_hot_product::row_gradient_kernel<1,", 64, "values of one row, for eight rows in flight"),
 ]
 

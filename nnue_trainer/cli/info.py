@@ -60,8 +60,8 @@ def _library_line(library: dict[str, Any]) -> str:
         return f"not built: {error}"
     parts = [f"built by {built['compiler']} against torch {built['torch_headers']}"]
     if "architectures" in built:
-        *_, last = architectures = built["architectures"].split("+")
-        parts.append(f"CUDA {built['cuda']}, {', '.join(f'sm_{a}' for a in architectures)}, PTX {last}")
+        architectures = built["architectures"].split("+")
+        parts.append(f"CUDA {built['cuda']}, {', '.join(f'sm_{a}' for a in architectures)} and PTX")
     if error is None:
         return f"loaded; {', '.join(parts)}"
     if error.startswith("built, "):
