@@ -1,10 +1,10 @@
 """Positions per second of whole runs of `nnue train`, with validation and checkpoints, and of their steps.
 
-    python benchmarks/whole_runs.py --data FILE.binpack [--validation FILE.binpack] [--net sfnnv16 …] [key=value …]
+    python benchmarks/whole_runs.py --data FILE.binpack [--validation FILE.binpack] [--net sfnnv16 --net …] [key=value]
 
-Each run is one command: three epochs, with a checkpoint after each. The rate of the steps is the median of the records
-in metrics.jsonl; that of the run counts all from its first step to its last. Prints a
-line for each run and writes JSON into benchmarks/results/.
+Each run is one command: three epochs with a checkpoint after each. The rate of the steps is the median of the records
+in metrics.jsonl; the rate of the run includes everything between its first step and its last. Prints a line for each
+run and writes JSON to benchmarks/results/.
 """
 
 from __future__ import annotations
@@ -64,12 +64,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--data", required=True, help="binpack file to train on")
     parser.add_argument("--validation", default=str(ROOT / "samples" / "val.binpack"), help="default: the bundled one")
-    parser.add_argument("--net", nargs="+", default=list(NETS), help=f"recipes; default: {' '.join(NETS)}")
+    parser.add_argument("--net", action="append", help=f"recipe; may be repeated; default: {' '.join(NETS)}")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the JSON")
     parser.add_argument("overrides", nargs="*", help="recipe fields, such as training.epochs=1")
     options = parser.parse_intermixed_args()
+    options.data, options.validation = (str(Path(file).resolve()) for file in (options.data, options.validation))
     words = fields(options)
-    for net in options.net:
+    for net in options.net or NETS:
         config = ROOT / "configs" / f"{net}.yaml"
         recipe = load_recipe(config, options.data, words)
         device = choose_device(recipe.training.device)

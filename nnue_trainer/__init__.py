@@ -7,7 +7,7 @@ import importlib as _importlib
 
 from nnue_trainer import _first_look, _old_names
 
-# What the interpreter has not loaded yet, such as typing and pathlib, would be most of the time of this import.
+# Importing typing, pathlib and others would take most of this import's time; type checkers take this name for True.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from nnue_trainer import (

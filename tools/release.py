@@ -101,7 +101,8 @@ def main() -> None:
         print("dry run: nothing was changed")
         return
     print("next: git push --follow-tags")
-    print("      copy the wheels for other versions of Python from the CI job `wheels` to dist/, and upload dist/")
+    print("      copy the wheels for other versions of Python (without CUDA) from the CI job `wheels` to dist/,")
+    print("      and upload dist/")
 
 
 if __name__ == "__main__":

@@ -261,20 +261,16 @@ def generate(
             help="Internal units per centipawn of the engine. Default: known for Stockfish 12 to 16.1.",
         ),
     ] = None,
-    win_score: Annotated[
-        int, typer.Option(min=1, max=32_000, help="Least |score| at which a win is adjudicated.")
-    ] = 2500,
+    win_score: Annotated[int, typer.Option(min=1, max=32_000, help="Adjudicate a win at this |score| or more.")] = 2500,
     win_plies: Annotated[
-        int, typer.Option(min=0, max=10_000, help="Plies in a row with such a score; 0: play on to mate.")
+        int, typer.Option(min=0, max=10_000, help="Plies in a row with such a score for a win; 0: play on to mate.")
     ] = 5,
-    draw_score: Annotated[
-        int, typer.Option(min=0, max=32_000, help="Largest |score| at which a draw is adjudicated.")
-    ] = 20,
+    draw_score: Annotated[int, typer.Option(min=0, max=32_000, help="Adjudicate a draw at this |score| or less.")] = 20,
     draw_plies: Annotated[
-        int, typer.Option(min=0, max=10_000, help="Plies in a row with such a score; 0: never.")
+        int, typer.Option(min=0, max=10_000, help="Plies in a row with such a score for a draw; 0: never.")
     ] = 10,
     draw_from_ply: Annotated[
-        int, typer.Option(min=0, max=10_000, help="Plies that a game has before a draw is adjudicated.")
+        int, typer.Option(min=0, max=10_000, help="First ply at which a draw may be adjudicated.")
     ] = 80,
     max_ply: Annotated[int, typer.Option(min=1, max=10_000, help="End longer games as draws.")] = 400,
     opening_score: Annotated[

@@ -86,20 +86,20 @@ def match(
         str, typer.Option("--elo-model", metavar="normalized|logistic", help="Elo model of the test.")
     ] = "normalized",
     resign_score: Annotated[
-        int, typer.Option(min=1, help="Centipawns below 0 at which a side's own score loses by adjudication.")
+        int, typer.Option(min=1, help="Adjudicate a loss when a side's own score is this many centipawns below 0.")
     ] = 600,
-    resign_moves: Annotated[int, typer.Option(min=0, help="Moves in a row with such a score; 0: never.")] = 3,
+    resign_moves: Annotated[int, typer.Option(min=0, help="Consecutive moves with such a score; 0: never.")] = 3,
     two_sided: Annotated[
         bool, typer.Option("--resign-two-sided", help="Adjudicate a loss only if both sides agree.")
     ] = False,
     draw_score: Annotated[
-        int, typer.Option(min=0, help="Largest |score| in centipawns at which a draw is adjudicated.")
+        int, typer.Option(min=0, help="Adjudicate a draw at this |score| in centipawns or less.")
     ] = 20,
     draw_moves: Annotated[
-        int, typer.Option(min=0, help="Moves of both sides in a row with such a score; 0: never.")
+        int, typer.Option(min=0, help="Consecutive moves of both sides with such scores; 0: never.")
     ] = 8,
     draw_from: Annotated[
-        int, typer.Option("--draw-from-move", min=0, help="First move at which a draw is adjudicated.")
+        int, typer.Option("--draw-from-move", min=0, help="First move at which a draw may be adjudicated.")
     ] = 34,
     max_moves: Annotated[int, typer.Option(min=0, help="End games of this many moves as draws; 0: never.")] = 0,
     chess960: Annotated[bool, typer.Option("--chess960", help="Play Chess960.")] = False,

@@ -222,7 +222,7 @@ def _read(
 
     if file_format is None or file_format == "nnue":
         if model is not None and arch is not None:
-            raise UserError("--model: expected no --arch with it: both state the architecture")
+            raise UserError("--model and --arch both give the architecture: pass one of them")
         return read_net(path, arch if model is None else _architecture(model), note), None
     chosen, net = _format(file_format)
     if model is not None:

@@ -69,7 +69,7 @@ def usable_threads() -> int:
     return max(8, 2 * usable_cpus())
 
 
-# Of options of `Loader`: the least and the most value.
+# Smallest and largest value of each option of `Loader`.
 _LIMITS = {
     "batch_size": (1, 2**32 - 1),
     "shuffle_buffer": (1, 2**32 - 1),
@@ -190,7 +190,7 @@ class _Stream(Closing, Generic[T]):
         if weights is not None and len(weights) != len(self._files):
             raise UserError(f"loader: {len(weights)} weights for {len(self._files)} files, expected one for each")
         if weights is not None and not shuffle:
-            raise UserError("loader: found weights and shuffle=False, which keeps file order; expected no weights")
+            raise UserError("loader: weights need shuffling: remove weights, or shuffle=False")
         _check_shares(batch_size, rank, world_size, shards)
         if shards > 1 and not (repeat and shuffle and drop_last):
             raise UserError("loader: shards are for endless streams: they need repeat, shuffle and drop_last")

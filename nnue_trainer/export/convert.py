@@ -86,9 +86,11 @@ def parameter_shapes(net: Net) -> dict[str, tuple[int, ...]]:
 
 
 def net_from_checkpoint(checkpoint: Checkpoint, where: str, *, any_l1: bool = False) -> QuantizedNet:
-    """Makes the net of `checkpoint`. `where` names it in errors; `any_l1` allows a width that no engine reads.
+    """Makes the net of `checkpoint`. `where` names it in errors; `any_l1` allows sizes and stacks that no
+    Stockfish reads.
 
-    UserError for such a width, and for a tensor that is missing, unknown, of another shape or out of its integer range.
+    UserError for these without `any_l1`, and for a tensor that is missing, unknown, of another shape or out of its
+    integer range.
     """
     net = parse(checkpoint.architecture, where)
     if net.unreadable is not None and not any_l1:

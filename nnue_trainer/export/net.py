@@ -127,7 +127,7 @@ def _candidates(
         raise file.error(
             12,
             "description",
-            "no architecture record; give the net's recipe or checkpoint as --model to nnue import or eval",
+            "no architecture record; pass its recipe or checkpoint: nnue import --model FILE or nnue eval --model FILE",
         )
     found = _of_header(known, header)
     if not found:
@@ -157,9 +157,9 @@ def _unknown(file: NetFile, header: Header, known: Sequence[Candidate]) -> str:
         return f"is of a net without a record: {sizes}; give its name as --arch: {names}"
     first = f"{sizes}; " if sizes else ""
     return (
-        f"is of a net without a record, with other sizes of layers or other stacks: {first}give its recipe or "
-        f"checkpoint as --model to nnue import or eval, or, with the stacks of the version, its name and all its "
-        f"sizes as --arch, as {others[-1].name_with_sizes} (by its first layer one of {names})"
+        f"is of a net without a record, with other sizes of layers or other stacks: {first}pass its recipe or "
+        f"checkpoint: nnue import --model FILE, or nnue eval --model FILE; or, with the stacks of the version, its "
+        f"name and all its sizes as --arch, such as {others[-1].name_with_sizes} (by its first layer one of {names})"
     )
 
 

@@ -1,4 +1,4 @@
-"""Registers all of an operator of `torch.ops.nnue` but its kernels: the fake kernel, reverse and forward mode, vmap.
+"""Registers everything about an operator of `torch.ops.nnue` except its kernels: fake kernels, derivatives, vmap.
 
 `torch.library.register_autograd` supports reverse mode only: it silently drops the tangents of forward mode, and
 torch.func refuses its functions. So the operators register their own Autograd kernel here. An operator that has no

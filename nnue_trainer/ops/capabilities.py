@@ -98,7 +98,7 @@ def mode_of(*tensors: Tensor | None) -> Mode:
     """How torch runs a call on these tensors, the first of which is one: enum Mode of the table."""
     if torch._C._are_functorch_transforms_active():
         return "transformed"
-    onnx: Any = sys.modules.get("torch.onnx")  # not imported here, which takes a second: an export has it
+    onnx: Any = sys.modules.get("torch.onnx")  # an exporter has imported it; it takes a second
     if onnx is not None and onnx.is_in_onnx_export():
         return "onnx"
     if torch.compiler.is_compiling():  # the compiler cannot read tangents; the operators refuse them

@@ -32,4 +32,4 @@ class Bounds:
         inner()
         for parameter, begin, stop, low, high in self._bounds:
             weight = parameter.detach()
-            (weight if (begin, stop) == (0, len(weight)) else weight[begin:stop]).clamp_(low, high)
+            (weight if weight.dim() == 0 or (begin, stop) == (0, len(weight)) else weight[begin:stop]).clamp_(low, high)

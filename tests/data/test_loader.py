@@ -205,6 +205,8 @@ def test_skip_bad_chunks_and_weights(files: list[Path], tmp_path: Path) -> None:
         RecordLoader(files, 500, weights=[1.0])
     with pytest.raises(UserError, match=r"weight -1\.0+, expected 0 to 1000"):
         next(iter(RecordLoader(files, 500, weights=[1.0, -1.0])))
+    with pytest.raises(UserError, match="weights need shuffling"):
+        RecordLoader(files, 500, weights=[1.0, 1.0], shuffle=False)
 
 
 def test_real_positions_once_each(project_root: Path) -> None:

@@ -50,6 +50,7 @@ def fens(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("sfnnv1", [VECTORS]),
         ("kings without mirroring", [CHECKED]),
         ("Full_Threats_v2", [CHECKED]),
+        ("K16Q2", [CHECKED]),
         ("a set in Python", [CHECKED]),
         ("a set in a header", [f"{CHECKED} -I{EXTENDING}"]),
         ("a net of a user", [VECTORS]),

@@ -91,7 +91,7 @@ def test_a_file_with_own_stacks_is_not_read_as_that_of_a_version(tmp_path: Path)
         out.write_bytes(without_record)
         if rule != "stockfish":
             with pytest.raises(
-                UserError, match=r"or other stacks: l1 is 32.*give its recipe or checkpoint as --model"
+                UserError, match=r"or other stacks: l1 is 32.*pass its recipe or checkpoint: nnue import --model"
             ) as e:
                 read_net(out)
             assert "\n" not in str(e.value)
@@ -113,7 +113,7 @@ def test_a_file_without_its_record_is_read_with_the_recipe(kind: str, tmp_path: 
     content = whole.read_bytes()
     (length,) = struct.unpack_from("<I", content, 8)
     out.write_bytes(content[:8] + struct.pack("<I", 4) + b"mine" + content[12 + length :])
-    with pytest.raises(UserError, match=r"recipe or checkpoint as --model to nnue import or eval"):
+    with pytest.raises(UserError, match=r"recipe or checkpoint: nnue import --model FILE"):
         read_net(out)
     for source in (model, path, whole):
         assert nnue("eval", out, "--model", source, "--fen", FENS[0]) == nnue("eval", whole, "--fen", FENS[0])

@@ -116,7 +116,7 @@ def test_truncated_numbers_are_cut_to_themselves_again(made: Made, tmp_path: Pat
     [
         (["net.bin", "--format", "raw"], "--format raw: does not describe the net: give --model FILE"),
         (["net.bin", "--format", "mine.yaml"], "--format mine.yaml: does not describe the net: give --model FILE"),
-        (["net.nnue", "--model", "model.yaml", "--arch", "sfnnv9"], "--model: expected no --arch with it"),
+        (["net.nnue", "--model", "model.yaml", "--arch", "sfnnv9"], "--model and --arch both give the architecture"),
         (["net.bin"], "a raw net, which has no version, is read with --format raw --model FILE"),
         (["net.bin", "--format", "raw", "--model", "mine.yaml"], "mine.yaml: found no section model"),
         (["net.bin", "--format", "raw", "--model", "none.yaml"], "none.yaml: No such file"),
