@@ -241,16 +241,16 @@ def cuda_build(nvcc: str | None) -> str:
     return "no_nvcc" if os.environ.get("FORCE_CUDA", "") == "" else "forced_off"
 
 
-def is_new(nvcc: str) -> bool:
-    """Whether nvcc is 12.8 or newer, which has GPUs of 10.0 and 12.0 and compresses code well."""
+def release_of(nvcc: str) -> tuple[int, int]:
+    """Major and minor version of the toolkit; (0, 0) if nvcc does not print them."""
     run = subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=False)
     release = re.search(r"release (\d+)\.(\d+)", run.stdout)
-    return release is not None and (int(release[1]), int(release[2])) >= (12, 8)
+    return (int(release[1]), int(release[2])) if release else (0, 0)
 
 
 def architectures(nvcc: str) -> list[str]:
     # 8.9 runs the code for 8.6, which has the same instructions.
-    every = "80;86;90;100;120" if is_new(nvcc) else "80;86;90"
+    every = "80;86;90;100;120" if release_of(nvcc) >= (12, 8) else "80;86;90"
     archs = [a.strip() for a in os.environ.get("NNUE_CUDA_ARCHS", every).split(";") if a.strip()]
     if not archs or not all(a.isdigit() for a in archs):
         raise SystemExit(f"NNUE_CUDA_ARCHS is {';'.join(archs)!r}, expected compute capabilities such as '80;90'")
@@ -488,7 +488,7 @@ def cuda_operators(nvcc: str, version_folder: str) -> Extension:
                 "-O3",
                 "-std=c++20",
                 "--expt-relaxed-constexpr",
-                # For profilers. It makes machine code three times larger, and compressing it takes as much longer.
+                # For profilers. It makes machine code three times larger, and compression three times slower.
                 *(["-lineinfo"] if os.environ.get("NNUE_LINEINFO") == "1" else []),
                 "-Xcompiler=-fvisibility=hidden",
                 f"-Xcompiler=-g0,-ffile-prefix-map={ROOT}/=",
@@ -496,7 +496,8 @@ def cuda_operators(nvcc: str, version_folder: str) -> Extension:
                 *(flag if flag.startswith("-D") else f"-Xcompiler={flag}" for flag in OPS_FLAGS),
                 *defines,
                 *architecture_flags(archs),
-                *(["--compress-mode=size"] if is_new(nvcc) else []),
+                # With CUDA 12, it would need a newer driver than the library does otherwise.
+                *(["--compress-mode=size"] if release_of(nvcc) >= (13, 0) else []),
             ],
         },
         # cudart static: free of the machine's CUDA runtime version. libtorch.so named as needed: it is what

@@ -14,7 +14,7 @@ namespace nnue {
 template <class T>
 using sum_t = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
-// The type of a dtype that the caller has checked.
+// Converts a dtype, which the caller has checked, to Float.
 inline Float float_type(ScalarType dtype) {
     return dtype == ScalarType::Float      ? Float::kFloat32
            : dtype == ScalarType::Half     ? Float::kFloat16

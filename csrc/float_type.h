@@ -1,4 +1,4 @@
-// The floating point types, for kernels that learn them when they run.
+// Floating-point types, as run-time arguments of kernels.
 #pragma once
 
 namespace nnue {

@@ -113,7 +113,7 @@ struct Problem {
     std::vector<int64_t> offsets_;
 };
 
-// Both operators of a device, where `run` makes the result of a problem.
+// The forward and backward operator of a device; `run` computes the result.
 template <Device device, Tensor (*run)(const char* op, Problem&)>
 struct Operators {
     static Tensor forward(Tensors parameters, std::vector<int64_t> ranges, std::vector<double> scales,

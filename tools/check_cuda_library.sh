@@ -4,14 +4,14 @@
 #   tools/check_cuda_library.sh [ARCHITECTURES [LIBRARY]]    ARCHITECTURES: as in NNUE_CUDA_ARCHS, by default all
 set -euo pipefail
 cd "$(dirname "$0")/.."
-read -ra archs <<<"$(tr ';' ' ' <<<"${1:-80;86;90;100;120}")"
+read -ra archs <<<"$(tr ';' '\n' <<<"${1:-80;86;90;100;120}" | sort -n | paste -s -d ' ')"
 library=${2:-nnue_trainer/_ops_cuda.so}
 fail() {
     echo "$library: $*"
     exit 1
 }
 cuobjdump=$(command -v cuobjdump || find -L .venv -name cuobjdump -type f -print -quit)
-[ -n "$cuobjdump" ] || fail "no cuobjdump to look into it with: install requirements/dev.txt"
+[ -n "$cuobjdump" ] || fail "cuobjdump is missing: install requirements/dev.txt"
 
 # Lines of an architecture and a kernel: of machine code, and of PTX.
 code=$("$cuobjdump" -symbols "$library" | awk '/^arch = / {arch = $3} / ENTRY / {print arch, $NF}' | sort)
@@ -52,7 +52,7 @@ found=$(architectures_of <<<"$ptx")
 
 PATH=$(dirname "$cuobjdump"):$PATH python3 tools/check_spills.py "$library"
 
-# What the operators go by.
+# The architectures that the library reports.
 named=$(IFS=+ && echo "${archs[*]}")
 grep -qaF "\"architectures\": \"$named\"" "$library" || fail "does not say that it was built for $named"
 

@@ -75,7 +75,7 @@ step_operator_tests() {
 step_optimizer_sanitized() {
     local tool failed=0
     for tool in memcheck racecheck; do
-        sanitize "$tool" tests/ops/test_muon_kernels.py tests/ops/test_late_rows_on_gpus.py || failed=1
+        SECONDS_TO_SANITIZE=${SECONDS_TO_SANITIZE:-100} sanitize "$tool" tests/ops/test_muon_kernels.py tests/ops/test_late_rows_on_gpus.py || failed=1
     done
     return "$failed"
 }

@@ -31,12 +31,12 @@ Tensor run(const char*, Problem& problem) {
     return flat;
 }
 
-using Own = Operators<Device::cpu, run>;
+using DeviceOperators = Operators<Device::cpu, run>;
 
 }  // namespace
 }  // namespace nnue::integers
 
 STABLE_TORCH_LIBRARY_IMPL(nnue, CPU, m) {
-    NNUE_IMPL(m, "_to_integers", &nnue::integers::Own::forward);
-    NNUE_IMPL(m, "_to_integers_backward", &nnue::integers::Own::backward);
+    NNUE_IMPL(m, "_to_integers", &nnue::integers::DeviceOperators::forward);
+    NNUE_IMPL(m, "_to_integers_backward", &nnue::integers::DeviceOperators::backward);
 }

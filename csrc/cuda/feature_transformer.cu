@@ -52,7 +52,7 @@ Tensor forward_op(const Tensor& indices_in, const std::optional<Tensor>& values_
     return output;
 }
 
-// The gradients of the operator's backward, each by its kernels.
+// The gradients that the backward operator returns.
 template <class T>
 struct Gradients {
     const Rows<T> batch;
@@ -105,7 +105,7 @@ struct Gradients {
     Tensor of_values(const Tensor& weight_in, const Tensor& values) const {
         const Tensor weight = torch::stable::contiguous(weight_in);
         const T* const w = const_data<T>(weight);
-        // Not the members themselves in the list: nvcc 13.0 makes invalid C++ of a list that depends on T.
+        // Local copies: nvcc 13.0 generates invalid C++ for an initializer list that depends on T.
         const int64_t rows = batch.rows, max_active = batch.max_active;
         Tensor made = torch::stable::new_empty(values, {rows, max_active});
         with_width<T>(is_wide(n, sizeof(T), from, w), [&]<int V>() {

@@ -119,7 +119,7 @@ inline BatchRows output_rows(const py::dict& arrays, std::size_t n, const Featur
 FilterOptions filter_options(const py::dict& values);
 py::dict to_dict(const FilterCounts& counts);
 
-// The parts of the module; each is in the file of its name.
+// The parts of the module; `bind_x` is defined in x.cpp.
 void bind_records(py::module_& m);
 void bind_filters(py::module_& m);
 void bind_statistics(py::module_& m);

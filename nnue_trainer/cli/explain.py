@@ -39,7 +39,7 @@ def explain(
         str | None,
         typer.Option(
             help="Explain for a GPU that need not be installed: its compute capability, such as 8.9, or 9.0:114 with "
-            "its number of multiprocessors.",
+            "its number of multiprocessors, which is only printed.",
             metavar="X.Y[:N]",
             show_default=False,
         ),

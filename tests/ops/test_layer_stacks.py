@@ -450,6 +450,31 @@ def test_emulated_errors(emulated: ctypes.CDLL) -> None:
         call(case.first.x, order, parameters, None, dataclasses.replace(case.stacks, hidden=hidden).description)
 
 
+@pytest.mark.parametrize(("inputs", "outputs"), [(32, 40), (24, 8)])
+def test_emulated_layers_beyond_the_kernels(emulated: ctypes.CDLL, inputs: int, outputs: int) -> None:
+    """Each operator refuses more than 32 outputs of layer 0, and N that is not a multiple of 16."""
+    op, hidden = torch.ops.nnue_emulated, [outputs, outputs, 0, -1, -1, 0]
+    of = op._layer_stacks_describe(inputs, 1, hidden, [1.0, 0.0, 1.0, 1.0, 1.0, 1.0, 1.0], [])
+    parameters = [
+        torch.zeros(1, outputs, inputs),
+        torch.zeros(1, outputs),
+        torch.zeros(1, 1, outputs),
+        torch.zeros(1, 1),
+    ]
+    order = op._stack_order(torch.zeros(3, dtype=torch.int64), 1)
+    x, sums, ones = torch.zeros(3, inputs), torch.zeros(3, outputs), torch.ones(3)
+    targets = [torch.zeros(3, dtype=torch.int16), torch.zeros(3, dtype=torch.int8), torch.tensor(1.0)]
+    calls = {
+        "_layer_stacks_forward": (x, order, parameters, None, of),
+        "_layer_stacks_backward": (ones, sums, order, parameters, of),
+        "_layer_stacks_loss": (x, order, parameters, None, targets, of, 1, [600.0, 1.0, 1.0]),
+        "_layer_stacks_gradients": (x, order, parameters, sums, None, None, [], of, None),
+    }
+    for name, arguments in calls.items():
+        with pytest.raises(RuntimeError, match=rf"{name}: parameters: found layers that the kernels do not support"):
+            getattr(op, name)(*arguments)
+
+
 @pytest.mark.parametrize(
     ("changed", "message"),
     [

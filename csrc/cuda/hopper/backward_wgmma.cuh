@@ -631,8 +631,8 @@ void make_row_gradients(const BackwardProblem& p, cudaStream_t stream) {
           stream, p);
 }
 
-// The products and what they leave. If there are unbucketed features, list_kernel comes before it and sets `begun`.
-// `workers`: the number of multiprocessors.
+// Launches the products and finish_kernel. With unbucketed features, list_kernel must be launched first: it sets
+// `begun`. `workers`: the number of multiprocessors.
 template <int kTerms>
 void multiply_and_finish(const BackwardProblem& p, int workers, cudaStream_t stream) {
     using Shape = BackwardShape<kTerms>;

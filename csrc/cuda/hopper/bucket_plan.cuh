@@ -23,9 +23,11 @@ namespace nnue {
 template <typename... Parameters, typename... Arguments>
 void start(const char* name, void (*kernel)(Parameters...), int most, dim3 grid, int threads, size_t shared,
            cudaStream_t stream, const Arguments&... arguments) {
-    if (most >= 0) cuda::check_cuda(ptx::set_shared_memory(kernel, most), name);
-    cuda::check_cuda(
-        ptx::launch_early(kernel, grid, threads, shared, stream, static_cast<const Parameters&>(arguments)...), name);
+    cudaError_t error = most >= 0 ? ptx::set_shared_memory(kernel, most) : cudaSuccess;
+    if (error == cudaSuccess)
+        error = ptx::launch_early(kernel, grid, threads, shared, stream, static_cast<const Parameters&>(arguments)...);
+    if (error != cudaSuccess) cudaGetLastError();  // clears it, or torch's next check would report it again
+    cuda::check_cuda(error, name);
 }
 
 constexpr int kBucketFeatures = 768;                // the most features that a bucket may have

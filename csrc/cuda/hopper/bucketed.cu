@@ -76,7 +76,7 @@ psqt::Problem psqt_problem(const IndexRows& in, const BucketPlan& plan, const Te
             static_cast<int>(psqt_buckets)};
 }
 
-// New memory for what carve(carver) takes, with these pieces taken.
+// Allocates memory for the pieces that `carve` takes, and carves it.
 template <class Carve>
 Tensor new_pieces(const Carve& carve, const Tensor& like) {
     Carver counter{nullptr};

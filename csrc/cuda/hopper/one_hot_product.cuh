@@ -3,9 +3,9 @@
 //
 // An fp32 gradient x is split into two fp16 terms, x = high + 2⁻¹¹ · low, which keeps at least 22 bits of it. Each term
 // has its own sums (GradientShape). A slab is `kSlab` columns of the first half of the outputs and the same columns of
-// the second half, so that the pairwise product of clipped halves is local to a thread. The thread
-// blocks (workers), one per multiprocessor of the GPU, share the work evenly. The order of every sum depends on the
-// batch alone.
+// the second half, so that the pairwise product of clipped halves is local to a thread. The thread blocks
+// (workers), one per multiprocessor of the GPU, share the work evenly. The order of every sum depends only on the
+// batch.
 #pragma once
 
 #include <cuda_runtime.h>

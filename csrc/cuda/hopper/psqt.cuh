@@ -80,8 +80,8 @@ __global__ void __launch_bounds__(kPrepareThreads)
 // blocks for small batches.
 constexpr int kMostTiles = 8, kFewTiles = 4, kThreadsOfTile = 2 * kTileRows;
 constexpr int kManyTiles = 1024;  // in a batch: from here on a thread block takes kMostTiles
-// An amount is cut into this many low bits and high ones. The sums of kTiles tiles of either fit in 31 bits; a
-// regular row adds to a cell at most once.
+// The low part of an amount has this many bits; the rest is the high part. The sums of kTiles tiles of either fit in 31
+// bits; a regular row adds to a cell at most once.
 template <int kTiles>
 constexpr int kLowBits = 31 - std::bit_width(unsigned{kTiles * kTileRows - 1});
 template <int kTiles>

@@ -573,13 +573,14 @@ inline void build(const IndexRows& in, const BucketPlan& plan, const RowOrder* o
                  kClearThreads, 0, stream, reinterpret_cast<int32_t*>(lists.sampled), words);
     const int rank_grid = (in.num_unbucketed + kRankThreads - 1) / kRankThreads;
     constexpr int kResidueFeatures = UnbucketedLists::kResidues * kListFeatures;
-    sample_rows<<<(sample_of(in).num_rows + kSampleRows - 1) / kSampleRows, kSampleThreads, 0, stream>>>(in, lists);
-    choose_dense<<<rank_grid, kRankThreads, 0, stream>>>(in, lists, scratch);
-    split_rows<<<UnbucketedLists::chunks(in), kSplitThreads, 0, stream>>>(in, plan, order, lists, scratch);
+    cuda::launch("sample_rows", sample_rows, (sample_of(in).num_rows + kSampleRows - 1) / kSampleRows, kSampleThreads,
+                 0, stream, in, lists);
+    cuda::launch("choose_dense", choose_dense, rank_grid, kRankThreads, 0, stream, in, lists, scratch);
+    cuda::launch("split_rows", split_rows, UnbucketedLists::chunks(in), kSplitThreads, 0, stream, in, plan, order,
+                 lists, scratch);
     const dim3 residues(UnbucketedLists::kResidues, (in.num_unbucketed + kResidueFeatures - 1) / kResidueFeatures);
-    make_lists<<<residues, kListThreads, 0, stream>>>(in, lists, scratch);
-    rank_lists<<<rank_grid, kRankThreads, 0, stream>>>(in, lists, scratch);
-    cuda::check_cuda(cudaGetLastError(), "unbucketed_lists");
+    cuda::launch("make_lists", make_lists, residues, kListThreads, 0, stream, in, lists, scratch);
+    cuda::launch("rank_lists", rank_lists, rank_grid, kRankThreads, 0, stream, in, lists, scratch);
 }
 
 }  // namespace unbucketed_lists

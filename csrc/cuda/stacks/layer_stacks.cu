@@ -109,10 +109,11 @@ Descriptions& descriptions() {
     return all;
 }
 
-// The layers of a description, with the parameters checked against it.
+// The layers of a description, with the parameters checked against it, if the kernels support them.
 const Layers& layers_of(const char* op, const Tensors& parameters, int64_t description) {
     const Layers& layers = descriptions().at(op, description);
     check_parameters(op, parameters, layers, Device::cuda);
+    check_fits(op, layers);
     return layers;
 }
 
@@ -225,8 +226,7 @@ Tensor check_start(const char* op, const Tensor& x_in, bool is_sums, const Layer
     return x;
 }
 
-// What the operators on tiles have in common: their arguments, checked and contiguous, and those of the kernels that
-// they always need.
+// The checked, contiguous arguments of an operator on tiles, and the kernel arguments that all of them set.
 struct TileCall {
     const Layers& layers;
     const Tensor x;  // or the sums
@@ -261,7 +261,7 @@ struct TileCall {
         a.psqt = const_data<float>(psqt);
     }
 
-    // New memory for grad_sums and partials, which every backward gives.
+    // New memory for grad_sums and partials, which every backward returns.
     std::tuple<Tensor, Tensor> start_backward() {
         const Tensor grad_sums = floats_like(x, {of_order.positions, layers.at[0].outputs});
         const Tensor partials = floats_like(x, {of_order.most_tiles(), arguments.tile_numbers});
@@ -367,7 +367,6 @@ struct Gradients {
               const std::optional<Tensor>& partials, const std::optional<Tensor>& grad_output, const Tensors& scales,
               int64_t description)
         : op_(op), layers(layers_of(op, parameters, description)), layout_(layers) {
-        check_fits(op, layers);
         const Tensor& like = parameters[0];
         of_order = check_order(op, order, positions, layers.stacks, like);
         if (scales.size() > 2)

@@ -75,12 +75,12 @@ Tensor run(const char* op, Problem& problem) {
     return flat;
 }
 
-using Own = integers::Operators<Device::cuda, run>;
+using DeviceOperators = integers::Operators<Device::cuda, run>;
 
 }  // namespace
 }  // namespace nnue::cuda::step
 
 STABLE_TORCH_LIBRARY_IMPL(nnue, CUDA, m) {
-    NNUE_IMPL(m, "_to_integers", &nnue::cuda::step::Own::forward);
-    NNUE_IMPL(m, "_to_integers_backward", &nnue::cuda::step::Own::backward);
+    NNUE_IMPL(m, "_to_integers", &nnue::cuda::step::DeviceOperators::forward);
+    NNUE_IMPL(m, "_to_integers_backward", &nnue::cuda::step::DeviceOperators::backward);
 }
