@@ -9,7 +9,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 RUN := runs/quickstart
-PYTEST ?=
+PYTEST ?= -m "not slow" -n 2 --dist loadfile
 
 say = @printf '\n\033[1m== %s\033[0m\n' "$(1)"
 
@@ -36,7 +36,7 @@ quickstart: quick-build  ## build, train on the bundled sample, export a net, ev
 	@echo "  $(BIN)/nnue data info samples/train.binpack        # what it was trained on"
 	@echo "  $(BIN)/python train.py --config configs/quickstart.yaml training.epochs=20 --run-dir runs/longer"
 
-test: how-long system-packages build cpp-test python-test  ## build and run all tests
+test: how-long system-packages build cpp-test python-test  ## build and run all tests but the slow ones
 
 .PHONY: how-long
 how-long:
@@ -114,7 +114,7 @@ cpp-test: $(VENV)/.dev  ## run the C++ tests of the data pipeline
 	$(call say,C++ tests)
 	@tools/cpp_tests.sh $(BIN)
 
-python-test: $(VENV)/.dev build  ## run the Python tests
+python-test: $(VENV)/.dev build  ## run the Python tests but the slow ones; PYTEST= runs all
 	$(call say,Python tests)
 	$(BIN)/python -m pytest $(PYTEST)
 

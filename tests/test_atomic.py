@@ -137,6 +137,7 @@ def test_what_is_written_goes_to_the_file_that_was_created(tmp_path):
     assert not (tmp_path / "a").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("umask", [0o022, 0o077, 0o002])
 def test_the_mode_comes_from_the_umask(tmp_path, umask):
     script = f"""

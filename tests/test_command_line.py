@@ -65,6 +65,7 @@ def error_of(run: subprocess.CompletedProcess[str], status: int = 1) -> str:
     return run.stderr
 
 
+@pytest.mark.slow
 def test_without_the_compiled_module() -> None:
     """`nnue info`, `--version` and `--help` work, any other command is one line."""
     lines = [
@@ -365,6 +366,7 @@ for arguments in {runs!r}:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encoding", ["utf-8", "ascii", "latin-1:strict"])
 def test_odd_names_are_read_and_written_and_shown(tmp_path: Path, project_root: Path, encoding: str) -> None:
     source = str(project_root / "samples" / "val.binpack")
@@ -398,6 +400,7 @@ def test_what_the_reader_of_a_pipe_does_not_want_is_no_error(project_root: Path)
     assert run.stdout.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_full_disk_below_standard_output_is_one_line() -> None:
     run = subprocess.run(
         ["bash", "-c", f"{sys.executable} -m nnue_trainer config > /dev/full"],
@@ -409,6 +412,7 @@ def test_a_full_disk_below_standard_output_is_one_line() -> None:
     assert error_of(run) == "nnue: error: [Errno 28] No space left on device\n"
 
 
+@pytest.mark.slow
 def test_wild_numbers_are_mistakes_of_the_user(tmp_path: Path, project_root: Path) -> None:
     source = str(project_root / "samples" / "val.binpack")
     options = ["max-score", "min-ply", "random-skip", "min-material", "soft-ply", "seed"]
@@ -435,6 +439,7 @@ def test_help_imports_nothing_slow():
     assert run.stdout.strip() == "[]"
 
 
+@pytest.mark.slow
 def test_training_imports_nothing_slow():
     """These take seconds to import, and a training without torch.compile and pages needs none of them."""
     slow = ["torch._dynamo", "torch._inductor", "sympy", "matplotlib", "tensorboard", "torch.onnx"]
@@ -443,6 +448,7 @@ def test_training_imports_nothing_slow():
     assert run.stdout.strip() == "[]"
 
 
+@pytest.mark.slow
 def test_a_training_can_print_where_its_time_outside_of_steps_goes(tmp_path):
     command = [sys.executable, "-m", "nnue_trainer", "train", "--preset", "quickstart", "--run-dir", str(tmp_path)]
     fields = ["model.l1=64", "training.epochs=1", "training.positions_per_epoch=4096", "training.device=cpu"]

@@ -65,6 +65,7 @@ def test_lightning_trains_as_a_plain_loop_does_and_resumes(project_root: Path, f
     assert np.abs(floats - integers).max() < 25  # the layers have few steps in 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.optuna
 def test_a_killed_sweep_goes_on_inside_of_its_trial(
     project_root: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

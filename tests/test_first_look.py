@@ -35,11 +35,13 @@ def run(program: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("imports", ["import nnue_trainer; import torch", "import torch; import nnue_trainer"])
 def test_the_import_is_enough(imports: str) -> None:
     run(imports + LOOK)
 
 
+@pytest.mark.slow
 def test_the_import_imports_little() -> None:
     program = """
 import nnue_trainer
@@ -63,6 +65,7 @@ assert not slow, slow
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_every_operator_has_the_home_that_registers_it() -> None:
     """Looked up alone in a new process, each has its fake kernel, or is one that needs none."""
     names = {n.partition("::")[2].partition(".")[0] for n in torch._C._dispatch_get_all_op_names() if "nnue::" in n}

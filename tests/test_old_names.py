@@ -27,6 +27,7 @@ def test_an_old_module_is_the_new_one(old: str) -> None:
     assert new.__spec__ is spec
 
 
+@pytest.mark.slow
 def test_what_is_below_an_old_package_is_the_new_one() -> None:
     program = (
         "import nnue_trainer.lambdas.base, sys\n"
@@ -42,6 +43,7 @@ def test_what_is_below_an_old_package_is_the_new_one() -> None:
     assert done.stderr.count("OldName: ") == 1, done.stderr
 
 
+@pytest.mark.slow
 def test_old_names_in_a_program() -> None:
     program = (
         "import nnue_trainer.checkpoint, nnue_trainer\n"
@@ -98,6 +100,7 @@ def test_a_recipe_keeps_no_old_key() -> None:
         config.parse(data)
 
 
+@pytest.mark.slow
 def test_the_command_warns_in_one_line() -> None:
     command = [sys.executable, "-m", "nnue_trainer", "config", "--preset", "simple", "model.quantisation.aware=true"]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)

@@ -195,6 +195,7 @@ def test_wrong_files(way: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             calls.run()
 
 
+@pytest.mark.slow
 def test_the_commands_themselves(project_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From the sample to a match, and nothing the second time; the engine looks one move ahead."""
     monkeypatch.chdir(tmp_path)
@@ -237,6 +238,7 @@ def test_the_commands_themselves(project_root: Path, tmp_path: Path, monkeypatch
     assert len(commands) == 5
 
 
+@pytest.mark.slow
 def test_killed_in_earnest(project_root: Path) -> None:
     """The tool that kills whole ways again and again, once: in the training of a short one."""
     tool = project_root / "tools" / "kill_way.py"

@@ -191,6 +191,7 @@ with progress_bar("reading") as show:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("columns", [40, 80])
 def test_on_a_terminal(columns):
     """Drawn in a terminal of that width, no line is ever wider, and what matters is there."""

@@ -25,6 +25,7 @@ def test_dir_is_what_is_public() -> None:
         nnue_trainer.importlib  # noqa: B018
 
 
+@pytest.mark.slow
 def test_import_star_and_no_torch_before_it_is_needed() -> None:
     code = (
         "import sys, nnue_trainer; dir(nnue_trainer); assert 'torch' not in sys.modules\n"
@@ -57,6 +58,7 @@ def test_the_recipe_error_in_the_documentation_is_printed(project_root: Path) ->
     assert f"{caught.value}\n" in (project_root / "docs" / "training.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_the_page_of_what_is_public(project_root: Path) -> None:
     tool = project_root / "tools" / "api_page.py"
     done = subprocess.run([sys.executable, str(tool), "--check"], capture_output=True, text=True, check=False)

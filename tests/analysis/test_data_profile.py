@@ -267,6 +267,7 @@ def test_the_command_prints_text_json_and_a_page(sample, tmp_path, nnue):
     assert "exists already" in err
 
 
+@pytest.mark.slow
 def test_files_without_enough_in_them(sample, tmp_path, nnue):
     empty = tmp_path / "empty.binpack"
     empty.write_bytes(b"")

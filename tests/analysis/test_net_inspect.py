@@ -45,6 +45,7 @@ def architecture_of(kind: str) -> dict:
     return {"kind": kind, **SIZES.get(kind, {"l1": 32})}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_net_and_its_checkpoint_show_the_same(kind, tmp_path):
     path = saved(tmp_path / "c.safetensors", architecture_of(kind))
@@ -170,6 +171,7 @@ GROUPED = [f"{side} {piece}" for side in ("own", "enemy") for piece in PLAIN]
 INTERLEAVED = [f"{side} {piece}" for piece in PLAIN for side in ("own", "enemy")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "states", "bucket_of", "planes"),
     [
@@ -287,6 +289,7 @@ def test_positions_are_spread_over_the_beginning_of_a_file(project_root):
     assert len(spread(project_root / "samples" / "val.binpack", 20_000)) == 20_000
 
 
+@pytest.mark.slow
 def test_the_command(trained, tmp_path, project_root, nnue):
     run = trained("$x$ <run>")
     pages = ["--html", tmp_path / "i.html", "--png", tmp_path / "i.png"]

@@ -47,6 +47,7 @@ def pages(trained, tmp_path_factory, project_root):
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("size", [PHONE, DESKTOP], ids=["phone", "desktop"])
 @pytest.mark.parametrize("name", ["report", "reports", "inspect", "profile"])

@@ -133,6 +133,7 @@ PLAIN = ("sum", "mean", "min", "max", "skew", "kurt", "count", "median")
 CASES = settings(deadline=None, suppress_health_check=list(HealthCheck))
 
 
+@pytest.mark.slow
 @pytest.mark.pandas
 @settings(CASES, max_examples=90)
 @given(rows(others=1), st.lists(RULES, min_size=7, max_size=7))

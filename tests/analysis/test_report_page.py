@@ -180,6 +180,7 @@ def test_a_folder_that_is_no_run(trained, tmp_path, nnue):
     assert "not the folder of a run" in text
 
 
+@pytest.mark.slow
 def test_the_command_replaces_its_own_pages_only(trained, tmp_path, nnue):
     folder = trained()
     status, out, err = nnue("report", folder)
@@ -214,6 +215,7 @@ def test_training_writes_the_page_at_its_end(tmp_path, project_root, nnue):
     assert not (run / "report.html").exists()
 
 
+@pytest.mark.slow
 def test_training_writes_the_page_when_it_is_interrupted(tmp_path, project_root, nnue, monkeypatch):
     from nnue_trainer.training.trainer import Trainer
 

@@ -75,6 +75,7 @@ def run_python(project_root: Path, folder: Path, net: str, device: str = "cpu") 
     return list(zip(losses["train"], losses["validation"], strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
 @pytest.mark.parametrize("net", list(NETS))
 def test_losses_are_those_of_the_trainer(project_root: Path, tmp_path: Path, net: str, device: str) -> None:
@@ -92,6 +93,7 @@ def test_losses_are_those_of_the_trainer(project_root: Path, tmp_path: Path, net
         assert (tensor - theirs[name]).abs().mean() < 1e-5, name
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_exported_evaluated_trained_further_and_compiled(
     project_root: Path, tmp_path: Path, nnue: Any
 ) -> None:

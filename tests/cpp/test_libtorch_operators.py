@@ -45,6 +45,7 @@ def message(call: Callable[[], object]) -> str:
     return str(raised.value).splitlines()[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("deterministic", [None, True, False])
 @pytest.mark.parametrize("values", [False, True])

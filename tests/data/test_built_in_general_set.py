@@ -41,6 +41,7 @@ int main(int, char** arguments) {
 """
 
 
+@pytest.mark.slow
 @pytest.mark.compiler
 def test_a_set_on_the_list(project_root: Path, tmp_path: Path) -> None:
     records = next(iter(RecordLoader(project_root / "samples" / "val.binpack", 200))).numpy()

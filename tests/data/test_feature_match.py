@@ -86,6 +86,7 @@ def rows(records: np.ndarray, name: str) -> list[list[int]]:
     return [sorted(row[row >= 0].tolist()) for row in np.concatenate([batch.white.numpy(), batch.black.numpy()])]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "other"),
     [

@@ -57,6 +57,7 @@ def test_golden_bytes(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["train", pytest.param("small", marks=pytest.mark.shared)])
 @pytest.mark.parametrize("format", FORMATS)
 def test_binpack_there_and_back(positions_file: Callable[[str], Path], tmp_path: Path, name: str, format: str) -> None:

@@ -222,6 +222,7 @@ def test_stockfish(stockfish: str, tmp_path: Path) -> None:
     assert info["score_none"] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.engine
 @pytest.mark.parametrize(("sent", "limit"), [(signal.SIGINT, "--nodes"), (signal.SIGTERM, "--depth")])
 def test_stockfish_interrupted_and_continued(stockfish: str, tmp_path: Path, sent: signal.Signals, limit: str) -> None:

@@ -331,6 +331,7 @@ def test_a_file_that_is_no_data(tmp_path: Path, files: list[Path]) -> None:
         RecordLoader([files[0], path], B).open()
 
 
+@pytest.mark.slow
 def test_no_room_to_unpack_is_one_line(tmp_path: Path, positions: Records) -> None:
     write_binpack(tmp_path / "x", positions, join_chains=False)
     (tmp_path / "x.gz").write_bytes(gzip.compress((tmp_path / "x").read_bytes(), 1))
@@ -433,6 +434,7 @@ def test_a_file_that_shrinks_while_it_is_read(tmp_path: Path, positions: Records
         list(islice(stream, 1000))
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_threads_and_a_filter_of_ones_own_work(project_root: Path) -> None:
     code = (
         "import sys; import numpy as np; from nnue_trainer.data import Loader\n"
@@ -454,6 +456,7 @@ def test_ctrl_c_while_threads_and_a_filter_of_ones_own_work(project_root: Path) 
     assert "KeyboardInterrupt" in errors
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_a_wait_for_a_batch_that_never_comes(files: list[Path]) -> None:
     # The batch is held for ever, so the next one never comes: the wait itself must notice.
     code = (

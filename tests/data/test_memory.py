@@ -53,6 +53,7 @@ end()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("buffer", "shards", "threads"), [(1 << 18, 1, 1), (1 << 20, 1, 3), (1 << 18, 8, 2)])
 def test_loader(project_root: Path, train: Path, buffer: int, shards: int, threads: int) -> None:
     windows = 2 * 32 * buffer
@@ -72,6 +73,7 @@ end()
 """
 
 
+@pytest.mark.slow
 def test_shuffle(project_root: Path, tmp_path: Path) -> None:
     """Three million positions: 160 MiB of memory where there is no bound."""
     val = project_root / "samples" / "train.binpack"

@@ -114,6 +114,7 @@ def _limited() -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "command",
     [
@@ -138,6 +139,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path: Path, val: Path, c
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sent", "command"),
     [
@@ -265,6 +267,7 @@ def test_interleave_mixes_whole_chunks_in_order(tmp_path: Path, positions: Recor
     assert again.read_bytes() != out.read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("format", FORMATS)
 def test_interleave_mixes_any_format(tmp_path: Path, positions: Records, format: str) -> None:
     """Every position comes out once, and the positions of each file in their order; the last line may have no end."""
@@ -380,6 +383,7 @@ def test_duplicates_are_estimated_where_there_are_many(positions: Records) -> No
     assert estimator.duplicate_share == pytest.approx(1 / 3, abs=0.003)
 
 
+@pytest.mark.slow
 def test_estimated_duplicates_agree_with_each_other(tmp_path: Path) -> None:
     """The share and the number of different boards agree for a file whose boards are only sampled."""
     from nnue_trainer.analysis.data_profile import data_profile
@@ -416,6 +420,7 @@ def test_king_buckets() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_page_of_plots(tmp_path: Path, val: Path) -> None:
     run("info", val, "--png", tmp_path / "page.png")
     assert (tmp_path / "page.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"

@@ -77,6 +77,7 @@ def verdict_of(path: Path) -> Verdict:
         return judge(sample, reader.format)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("format", SUFFIXES)
 def test_what_is_wrong_is_named_in_every_format(format: str, positions: Records, tmp_path: Path) -> None:
     # That scores were rounded twice takes many of them to see.

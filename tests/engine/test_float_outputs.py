@@ -88,6 +88,7 @@ def activated(layer: IntegerLayer, y: npt.NDArray[np.float32]) -> npt.NDArray[np
     }[layer.activation]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", KINDS)
 def test_outputs_of_float_layers(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     architecture = {"kind": "layered", "inputs": INPUTS, "hidden": 64, "quantisation": OUTPUT}

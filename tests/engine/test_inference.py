@@ -25,6 +25,7 @@ def fens(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return positions("val.binpack", 500, tmp_path_factory.mktemp("positions") / "fens.txt")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "builds"),
     [
@@ -68,6 +69,7 @@ def test_the_program_scores_as_the_evaluator_does(name: str, builds: list[str], 
 AVX512 = f"-O1 -I{Path(__file__).parent / 'avx512'} -D__AVX512F__ -D__AVX512BW__"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flags", [AVX512, f"{AVX512} -D__AVX512VNNI__"], ids=["avx512", "vnni"])
 @pytest.mark.parametrize("name", ["layered", "queens"])
 def test_avx512_scores_as_the_evaluator_does(name: str, flags: str, fens: Path, tmp_path: Path) -> None:
@@ -88,6 +90,7 @@ def test_avx512_scores_as_the_evaluator_does(name: str, flags: str, fens: Path, 
         built("eval", net, "-mavx2 -mavxvnni -fsyntax-only")
 
 
+@pytest.mark.slow
 @pytest.mark.arm
 @pytest.mark.parametrize("name", NETS)
 def test_arm_scores_as_the_evaluator_does(name: str, fens: Path, tmp_path: Path) -> None:
@@ -111,6 +114,7 @@ GAMES = ["crelu of all boards", "layered", "queens", "floats behind bytes", "kin
 GAMES += ["Full_Threats_v2", "a set in Python", *IN_HEADERS]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", GAMES)
 def test_updated_accumulators_equal_refreshed_ones(name: str, tmp_path: Path) -> None:
     hidden = 144 if name == "queens" else 16
@@ -183,6 +187,7 @@ fn main() {
 """
 
 
+@pytest.mark.slow
 @pytest.mark.rust
 @pytest.mark.parametrize("name", sorted(NETS))
 def test_rust_scores_as_the_evaluator_does(name: str, fens: Path, tmp_path: Path) -> None:
@@ -202,6 +207,7 @@ def test_rust_scores_as_the_evaluator_does(name: str, fens: Path, tmp_path: Path
     assert list(map(int, done.stdout.split())) == scores(net.with_suffix(".nnue"), fens)
 
 
+@pytest.mark.slow
 def test_two_nets_in_one_program(fens: Path, tmp_path: Path) -> None:
     """Each in a namespace, one of them with a copy of the inference under another name and namespace."""
     nets, expected = [], []
@@ -330,6 +336,7 @@ def test_mistakes_are_one_line(tmp_path: Path) -> None:
         assert "line 2: no position: expected a FEN" in run(net, f"{start}\n{wrong}\n")
 
 
+@pytest.mark.slow
 def test_header_with_states_in_engines(fens: Path, tmp_path: Path) -> None:
     """A set of a header whose buckets depend on the board and whose features on what stands between: the program scores
     as the evaluator does, updates equal refreshes, and Rust refuses it in one line."""

@@ -13,6 +13,7 @@ from nnue_trainer.export.check_positions import CHECK_POSITIONS
 from nnue_trainer.files import checkpoint
 
 
+@pytest.mark.slow
 @pytest.mark.compiler
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("preset", ["simple", "buckets", "layered"])

@@ -59,6 +59,7 @@ ENGINES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("engine", ENGINES)
 def test_from_a_recipe_into_an_engine(engine: str, project_root: Path, tmp_path: Path) -> None:

@@ -68,6 +68,7 @@ def test_convert_there_and_back_changes_nothing(folder):
     assert (folder / "named.bin").read_bytes() == (folder / "train.squares").read_bytes()
 
 
+@pytest.mark.slow
 def test_a_class_among_the_built_in_ones_is_a_built_in_format(folder, project_root, monkeypatch):
     """One file in nnue_trainer/data/formats is all that a built-in format in Python needs."""
     squares = DATA_FORMATS.find(KIND)
@@ -82,6 +83,7 @@ def test_a_class_among_the_built_in_ones_is_a_built_in_format(folder, project_ro
     assert json.loads(nnue("data", "info", "by_option.data", "--json"))["format"] == "squares"
 
 
+@pytest.mark.slow
 def test_it_is_read_by_every_tool_plain_and_compressed(folder):
     (folder / "renamed.data.gz").write_bytes(gzip.compress((folder / "train.squares").read_bytes()))
     ours = json.loads(nnue("data", "info", "train.binpack", "--json"))
@@ -98,6 +100,7 @@ def test_it_is_read_by_every_tool_plain_and_compressed(folder):
     )
 
 
+@pytest.mark.slow
 def test_a_loader_gives_the_same_positions_and_goes_on_where_it_was(folder):
     squares = format_named(KIND)
     np.testing.assert_array_equal(everything("train.squares", formats=[squares]), everything("train.binpack"))
@@ -121,6 +124,7 @@ def test_a_loader_gives_the_same_positions_and_goes_on_where_it_was(folder):
         built_in.load_state_dict(state)
 
 
+@pytest.mark.slow
 def test_a_recipe_trains_on_it_and_resumes_to_the_bit(folder, monkeypatch):
     nnue("train", "--config", "recipe.yaml", "--run-dir", "whole")
     advance = Trainer.advance
@@ -144,6 +148,7 @@ def test_a_recipe_trains_on_it_and_resumes_to_the_bit(folder, monkeypatch):
             assert tensor.equal(two.tensors[group][name]), f"{group}/{name}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("damage", "message"),
     [

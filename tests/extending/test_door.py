@@ -147,6 +147,7 @@ def test_an_error_names_file_line_class_and_method(folder, nnue, place):
     assert f"bad.py:{len(HEAD.splitlines()) + 6}: Bad.{PLACES[place].method}: " in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("value", ["None", "'x'", "torch.ones(3, 2)"])
 def test_what_comes_back_is_checked(folder, nnue, place, value):
@@ -227,6 +228,7 @@ HANGS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("place", "signals"), [("filter", 1), ("filter", 2), ("loss", 2)])
 def test_code_that_hangs_does_not_hold_up_the_end(folder, place, signals):
     """A filter in another thread is left behind at the first Ctrl-C; the second one ends whatever hangs."""

@@ -70,6 +70,7 @@ def interrupt_at(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
     monkeypatch.setattr(Trainer, "advance", interrupted)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", PARTS)
 def test_one_part_from_outside(file, folder, project_root, monkeypatch):
     shutil.copy(project_root / "examples" / "extending" / file, folder)
@@ -115,6 +116,7 @@ def test_an_optimiser_from_outside_on_a_net_with_virtual_rows(folder, project_ro
     assert state["momentum/feature_transformer.weight.virtual"].shape == (768, 32)
 
 
+@pytest.mark.slow
 def test_all_parts_at_once_and_a_process_that_is_killed(folder, project_root):
     """The recipe beside the examples, with real processes and SIGKILL."""
     files = ["my_net.py", "my_callback.py", *PARTS]
@@ -193,6 +195,7 @@ def compiled_once(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
 
 
+@pytest.mark.slow
 @pytest.mark.compiler
 @pytest.mark.usefixtures("compiled_once")
 @pytest.mark.parametrize("walk", FEATURES)
@@ -239,6 +242,7 @@ def test_a_feature_set_from_outside(walk, folder, project_root, monkeypatch):
     assert Path("again.nnue").read_bytes() == Path("whole.nnue").read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.compiler
 @pytest.mark.usefixtures("compiled_once")
 def test_all_ways_in_one_net_and_a_process_that_is_killed(folder, project_root):

@@ -190,6 +190,7 @@ def test_every_format_is_compared(tmp_path: Path, suffix: str) -> None:
         list(loader)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("isa", ["baseline", "avx2", "avx2_bmi2"])
 def test_digests_do_not_depend_on_the_instruction_set(tmp_path: Path, isa: str) -> None:
     path = many_chunks(tmp_path / "x.binpack", chunks=2, size=77)

@@ -45,6 +45,7 @@ QUICK = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", QUICK)
 def test_damaged_files_are_refused_in_one_line_or_written_back_as_they_are(name: str) -> None:
     refused, accepted = fuzz_nets.fuzz(1000, 5, *CASES[name])

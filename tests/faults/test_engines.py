@@ -61,6 +61,7 @@ def test_a_short_limit_for_answers_is_none_for_the_start(tmp_path: Path) -> None
         engine.wait_until_ready()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mode", "message"),
     [

@@ -19,6 +19,7 @@ def shim(tmp_path_factory) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("scenario", "least"), [("save", 30), ("rewind", 60), ("run", 20)])
 def test_killed_at_every_call(tmp_path, shim, scenario, least):
     environment = os.environ | {"LD_PRELOAD": str(shim), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parents[1])}

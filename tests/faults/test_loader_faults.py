@@ -165,6 +165,7 @@ for _ in range(2):
 """
 
 
+@pytest.mark.slow
 def test_a_program_may_end_with_everything_open(file: Path) -> None:
     result = run(LEFT_OPEN, file, timeout=120)
     assert (result.returncode, result.stdout.split()) == (0, ["0"] * 10), result.stderr
@@ -197,6 +198,7 @@ def test_a_loader_may_be_closed_from_another_thread(file: Path) -> None:
         assert all("closed" in str(error) for error in ended), ended
 
 
+@pytest.mark.slow
 def test_a_filter_that_lets_go_of_its_own_loader(file: Path) -> None:
     code = """
 import sys
@@ -217,6 +219,7 @@ print("end")
     assert (result.returncode, result.stdout) == (0, "end\n"), result.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("body", "drop"),
     [
@@ -278,6 +281,7 @@ def test_a_dropped_pipeline_is_freed_when_its_filter_has_returned(file: Path) ->
     wait_for(is_freed)
 
 
+@pytest.mark.slow
 def test_a_fork_leaves_the_loader_to_its_parent(file: Path) -> None:
     code = """
 import os, sys
@@ -337,6 +341,7 @@ def build_shim(folder: Path, text: str) -> Path:
     return library
 
 
+@pytest.mark.slow
 @pytest.mark.compiler
 def test_a_system_that_gives_no_threads(tmp_path: Path, file: Path) -> None:
     code = """
@@ -547,6 +552,7 @@ def attack_tools(path: Path, seed: int) -> None:
     attack([act], 2, seed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["attack_pipeline", "attack_tools"])
 def test_objects_that_several_threads_use_with_wild_numbers(file: Path, target: str) -> None:
     for seed in range(2):
@@ -583,6 +589,7 @@ class Rows(torch.utils.data.IterableDataset[torch.Tensor]):
         return iter(self.loader)
 
 
+@pytest.mark.slow
 def test_several_workers_would_each_yield_all_of_the_data(file: Path) -> None:
     for opened in (False, True):
         loader = RecordLoader(file, 100, shuffle=False)
@@ -599,6 +606,7 @@ def test_several_workers_would_each_yield_all_of_the_data(file: Path) -> None:
 # --- many files ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_more_files_than_the_soft_limit(file: Path, tmp_path: Path) -> None:
     code = """
 import resource, sys
@@ -615,6 +623,7 @@ print(sum(len(batch) for batch in loader))
     )
 
 
+@pytest.mark.slow
 def test_a_folder_of_bullets_files(tmp_path: Path) -> None:
     source = write_chunks(tmp_path / "x.binpack")
     (tmp_path / "folder").mkdir()
@@ -865,6 +874,7 @@ print(line("VmHWM") - before)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no /proc/self/status")
 def test_a_zstd_bomb_takes_its_window_and_no_more(tmp_path: Path) -> None:
     bomb = tmp_path / "bomb.zst"
@@ -878,6 +888,7 @@ def test_a_zstd_bomb_takes_its_window_and_no_more(tmp_path: Path) -> None:
         assert int(peak) < 30 << 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["loader", "reader", "info"])
 def test_ctrl_c_while_a_bomb_is_unpacked(tmp_path: Path, command: str) -> None:
     """32 GB of empty lines, in which no second position ever comes: they take longer than this test waits."""

@@ -43,6 +43,7 @@ def test_calls_are_recorded_of_every_operator(calls: dict[str, list[Call]]) -> N
     assert {name for name in missing if not name.startswith("_perspective_transformer_layout")} == set()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not has_mallinfo(), reason="the C library does not count memory")
 def test_no_operator_keeps_memory(calls: dict[str, list[Call]]) -> None:
     found = {name: kept_by(recorded[0], 100, 2) for name, recorded in calls.items()}
@@ -50,6 +51,7 @@ def test_no_operator_keeps_memory(calls: dict[str, list[Call]]) -> None:
     assert leaks == {}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not has_mallinfo(), reason="the C library does not count memory")
 @pytest.mark.parametrize("leak", [0, 24, 32, 1000])
 def test_a_leak_is_found_while_other_memory_is_freed(leak: int) -> None:
@@ -90,6 +92,7 @@ def test_a_tensor_that_is_not_there_is_named(calls: dict[str, list[Call]]) -> No
     assert tried > 30
 
 
+@pytest.mark.slow
 def test_wrong_calls_do_not_end_the_process() -> None:
     script = Path(__file__).with_name("operator_attacks.py")
     done = subprocess.run([sys.executable, script, "0", "800"], capture_output=True, text=True, check=False)

@@ -133,6 +133,7 @@ def test_a_split_for_whose_second_half_there_is_no_room_leaves_neither_file(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.binpack"]
 
 
+@pytest.mark.slow
 def test_a_split_killed_at_any_rename_is_reported(source: Path, tmp_path: Path) -> None:
     """kill −9 before and after each of the two renames, over new names and over old files."""
     code = """
@@ -203,6 +204,7 @@ def test_a_file_that_was_changed_or_is_not_ours_stays(fake_engine: FakeEngine, t
     assert sorted(path.name for path in tmp_path.iterdir()) == ["fake", "out.binpack"]
 
 
+@pytest.mark.slow
 def test_killed_at_any_rename_at_the_end(fake_engine: FakeEngine, tmp_path: Path) -> None:
     """The description and the data get their names one after the other; the command, repeated, ends well."""
     code = """

@@ -6,6 +6,7 @@ import pytest
 from recipe_attacks import attack
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_a_mutated_recipe_is_read_or_refused_in_one_line(tmp_path: Path, seed: int) -> None:
     outcome = attack(seed, 250, tmp_path)

@@ -40,6 +40,7 @@ def match(*arguments: object, pairs: int = 3) -> str:
     return run("match", *arguments, "--nodes", 1, "--pairs", pairs, "--max-moves", 12, "--hash", 1)
 
 
+@pytest.mark.slow
 def test_results_depend_on_the_games_only(fake_engine: FakeEngine, tmp_path: Path) -> None:
     a, b = fake_engine(), fake_engine("silent")
     whole, again, parts = tmp_path / "whole", tmp_path / "again", tmp_path / "parts"
@@ -80,6 +81,7 @@ def test_a_finished_match_plays_nothing_and_another_one_is_refused(fake_engine: 
     assert contents(folder) != before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mode", "reason", "message"),
     [
@@ -122,6 +124,7 @@ def test_parts_with_failures_of_engines_merge_to_the_bytes_of_one_run(fake_engin
     assert "no answer" in {game["reason"] for game in games}
 
 
+@pytest.mark.slow
 def test_an_engine_gets_its_time_and_loses_beyond_it(
     fake_engine: FakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -35,6 +35,7 @@ GOLDEN = {
 SUMS_PARTS = ("sfnnv1", "sfnnv2", "sfnnv3", "sfnnv4", "sfnnv5", "sfnnv6", "sfnnv8")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", GOLDEN)
 def test_golden_net(name: str, tmp_path) -> None:
     net = golden_net(name)

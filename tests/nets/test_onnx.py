@@ -65,6 +65,7 @@ def floats(architecture: dict[str, Any], tensors: dict[str, torch.Tensor]) -> np
         return model(data.expand(data.records_from_fens(FENS), model.feature_set)).numpy() * model.score_scale
 
 
+@pytest.mark.slow
 @pytest.mark.onnx
 @pytest.mark.parametrize("name", NETS)
 def test_a_graph_computes_what_the_model_computes(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -126,6 +126,7 @@ def to_bin(folder: Path) -> bytes:
     return (folder / "in.bin").read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("output", WRITTEN)
 def test_an_output_that_exists_is_kept(
     nnue: Nnue,

@@ -259,6 +259,7 @@ def test_errors_are_one_line(nnue, files: Path, tmp_path: Path) -> None:
         assert not list(tmp_path.glob("o.*"))
 
 
+@pytest.mark.slow
 @pytest.mark.engine
 def test_engine_speed(nnue, tmp_path: Path, files: Path) -> None:
     """Stockfish counts the same nodes with both nets."""

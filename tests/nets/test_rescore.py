@@ -134,6 +134,7 @@ def test_a_net_that_says_its_arithmetic_in_python_is_evaluated_too(
             np.testing.assert_array_equal(values, vars(slow)[name], err_msg=name)
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_a_long_evaluation(tmp_path: Path) -> None:
     net = net_from_checkpoint(random_checkpoint({"kind": "simple", "hidden": 16384}), "c")
     write_net(net, tmp_path / "net.nnue")

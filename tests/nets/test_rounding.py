@@ -228,6 +228,7 @@ def test_autocast_changes_nothing(name: str, records: np.ndarray) -> None:
     assert torch.equal(found, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["sfnnv16", "layered deep"])
 def test_it_compiles(name: str, records: np.ndarray) -> None:
     """The same function before and after the rounding begins, as a run has it."""

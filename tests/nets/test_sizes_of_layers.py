@@ -24,6 +24,7 @@ SIZES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SIZES)
 def test_the_container_keeps_and_names_them(name: str, tmp_path: Path) -> None:
     made = random_checkpoint(SIZES[name])

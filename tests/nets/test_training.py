@@ -22,6 +22,7 @@ FENS = list(CHECK_POSITIONS)
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", sorted(kind for kind in NETS.kinds() if kind not in ("simple", "layered")))
 def test_a_net_learns_for_200_steps_and_its_integers_agree(kind: str, positions_file, tmp_path: Path) -> None:
     """Every net of Stockfish, narrow; what its integers mean is held against engines by tests/vectors. Nets of engine

@@ -315,6 +315,7 @@ def test_lists(cuda: torch.device, case: tuple[int, ...], dtype: torch.dtype) ->
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_lists_of_emulated_kernels(emulator: ctypes.CDLL, case: tuple[int, ...], dtype: torch.dtype) -> None:
@@ -400,6 +401,7 @@ UNBUCKETED_CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", UNBUCKETED_CASES.values(), ids=UNBUCKETED_CASES.keys())
 def test_unbucketed_lists_of_emulated_kernels(emulator: ctypes.CDLL, case: tuple[int, ...]) -> None:
     white, black, black_to_move, num_bucketed = make_batch(*case)

@@ -94,6 +94,7 @@ def _cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("struct", [*SETS, "Neighbours"])
 def test_the_kernel_appends_what_the_cpu_appends(
     struct: str, records: np.ndarray, tmp_path: Path, emulator: Path
@@ -109,6 +110,7 @@ def test_the_kernel_appends_what_the_cpu_appends(
         np.testing.assert_array_equal(array, tensor.numpy())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "value"),
     [

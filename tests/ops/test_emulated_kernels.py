@@ -151,6 +151,7 @@ def kernels(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(48))
 def test_against_the_cpu(emulator: ctypes.CDLL, kernels: str, seed: int) -> None:
     """And equal bits with other schedules and another number of thread blocks at a time."""
@@ -171,6 +172,7 @@ def test_against_the_cpu(emulator: ctypes.CDLL, kernels: str, seed: int) -> None
         assert torch.equal(a, b), f"{name}: other bits with another schedule"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(8))
 def test_the_bits_do_not_depend_on_the_number_of_multiprocessors(emulator: ctypes.CDLL, seed: int) -> None:
     """Of an H20, an H100 for PCIe, and an H100 or H200 for SXM; and of a few of them."""
@@ -184,6 +186,7 @@ def test_the_bits_do_not_depend_on_the_number_of_multiprocessors(emulator: ctype
             assert torch.equal(a, b), f"{name}: other bits with another number of multiprocessors"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("psqt_buckets", [1, 8, 16, 17])
 @pytest.mark.parametrize(("batch", "period"), [(160, 40), (700, 5)], ids=["few tiles", "many"])
 def test_psqt_sums(emulator: ctypes.CDLL, kernels: str, batch: int, period: int, psqt_buckets: int) -> None:
@@ -233,6 +236,7 @@ def test_small_psqt_gradients_beside_large_ones(
     assert_close(found[:, 3], grad_of(wide.psqt)[:, 3], tolerance, "small gradients")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(0, 48, 5))
 def test_psqt_apart(emulator: ctypes.CDLL, kernels: str, seed: int) -> None:
     """The forward without psqt, the psqt output of any positions, and the backward of both: all of the same bits."""
@@ -268,6 +272,7 @@ def test_psqt_apart(emulator: ctypes.CDLL, kernels: str, seed: int) -> None:
         assert torch.equal(mine, theirs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(0, 48, 6))
 def test_without_gradient(emulator: ctypes.CDLL, kernels: str, seed: int) -> None:
     case = make_case(seed).with_kernels(kernels)
@@ -276,6 +281,7 @@ def test_without_gradient(emulator: ctypes.CDLL, kernels: str, seed: int) -> Non
         assert torch.equal(a, b)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(1, 48, 5))
 def test_rounded_down(emulator: ctypes.CDLL, kernels: str, seed: int) -> None:
     """The output is rounded down before it is rounded to its type; the gradient goes straight through."""
@@ -289,6 +295,7 @@ def test_rounded_down(emulator: ctypes.CDLL, kernels: str, seed: int) -> None:
     assert all(torch.equal(a, b) for a, b in zip(same, others, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(0, 48, 4))
 def test_weights_of_other_features_do_not_show(emulator: ctypes.CDLL, kernels: str, seed: int) -> None:
     """In fp32 a weight that is not finite shows in the rows that have its feature, and nowhere else."""
@@ -306,6 +313,7 @@ def test_weights_of_other_features_do_not_show(emulator: ctypes.CDLL, kernels: s
         assert torch.equal(a, b)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dynamic", [False, True], ids=["one size", "any size"])
 @pytest.mark.parametrize("seed", [0, 1])
 def test_compiled(emulator: ctypes.CDLL, kernels: str, seed: int, dynamic: bool) -> None:

@@ -97,6 +97,7 @@ def test_equals_the_pipeline_on_real_positions(device: torch.device, project_roo
     assert_equals_pipeline(ops.expand_features(first.to(device), name), first.to(device), name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["HalfKAv2_hm", "HalfKP", FULL, "HalfKAv2_hm+Full_Threats_v14"])
 def test_equals_the_pipeline_on_shuffled_positions(device: torch.device, project_root: Path, name: str) -> None:
     stream = iter(RecordLoader(project_root / "samples" / "train.binpack", 50_000, seed=3))
@@ -155,6 +156,7 @@ def test_the_table_of_fields_is_the_one_order() -> None:
     assert table == returned == list(ops.Expanded._fields) == list(Batch.allocate(1, 32).fields())
 
 
+@pytest.mark.slow
 def test_a_handle_is_the_same_in_every_process() -> None:
     """Exported graphs keep handles; those of built-in sets are known to any process with the library."""
     assert ops.feature_set_handle("HalfKAv2_hm") == 1756244098170984101
@@ -333,6 +335,7 @@ def test_wrong_arguments(device: torch.device, records: torch.Tensor) -> None:
 # ---- torch ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_opcheck(device: torch.device, records: torch.Tensor) -> None:
     here = records.to(device)
     for name in SETS:
@@ -343,6 +346,7 @@ def test_opcheck(device: torch.device, records: torch.Tensor) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 def test_compile(device: torch.device, records: torch.Tensor, dynamic: bool) -> None:
     here = records.to(device)

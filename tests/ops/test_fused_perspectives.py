@@ -273,6 +273,7 @@ def test_empty_batch(device: torch.device) -> None:
     assert not grad_bias.any()
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.integers(1, 300), st.integers(0, 40), st.integers(1, 40), st.integers(1, 768), st.integers(1, 12),
@@ -324,12 +325,14 @@ def test_unbucketed_features_behind_a_bucket_that_is_not_full(device: torch.devi
     check(Case(300, unbucketed=300, missing=40, dtype=dtype, device=device), "pairwise")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_unbucketed_features(device: torch.device, activation: Activation, dtype: torch.dtype) -> None:
     check(Case(700, unbucketed=3000, dtype=dtype, device=device), activation)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("positions", "unbucketed", "unbucketed_active", "skew"),
     [
@@ -391,6 +394,7 @@ def test_unbucketed_features_no_row_has(device: torch.device, dtype: torch.dtype
     check(case, "identity")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("skew", [1.0, 6.0])
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -406,6 +410,7 @@ def test_repeated_unbucketed_features(
     check(case, activation, tolerance=0.1)  # rows outside the rule are rounded one by one
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.integers(1, 600), st.integers(0, 40), st.integers(0, 40), st.integers(1, 768), st.integers(1, 12),
@@ -463,6 +468,7 @@ def test_clip_passes_gradient_at_both_ends(
     torch.testing.assert_close(grad_of(weight)[0].float(), expected, rtol=0, atol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(
     ("unbucketed", "skew"), [(0, 1.0), (20_000, 4.0), (1000, 1.0)], ids=["none", "unbucketed", "long lists"]
@@ -566,6 +572,7 @@ def test_other_rows_do_not_show(device: torch.device, dtype: torch.dtype) -> Non
     assert torch.equal(grads[0][alone], grads[1][alone])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("outputs", [144, 1024])
 def test_common_rare_and_unused_features(device: torch.device, outputs: int, dtype: torch.dtype) -> None:
@@ -679,6 +686,7 @@ def test_illegal_index(device: torch.device) -> None:
         case.run("pairwise")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("outputs", [15, 24, 64], ids=lambda n: f"N {n}")
 @pytest.mark.parametrize("bucket_size", [None, 96])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
@@ -719,6 +727,7 @@ def fused(cuda: torch.device, request: pytest.FixtureRequest) -> Iterator[torch.
         perspectives.set_cuda_kernels(before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("psqt_buckets", [0, 3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("unbucketed", [0, 1000])

@@ -34,6 +34,7 @@ def rows_of_bits(active: Tensor) -> Tensor:
     return out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.bool, torch.uint8])
 def test_bits(device: torch.device, dtype: torch.dtype) -> None:
     for shape in SHAPES:
@@ -52,6 +53,7 @@ def test_counts(device: torch.device) -> None:
         assert torch.equal(other.cpu().long(), a.long().T @ b.long())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("isa", ["baseline", "avx2", "avx512"])
 def test_counts_of_every_bit_pattern(isa: str) -> None:
     """Long rows, in which all adders carry, and rows that are all ones; in a process of its own for each level."""
@@ -305,6 +307,7 @@ def dense_weight(a: Tensor, nodes: Tensor) -> float:
     return float(a[nodes][:, nodes].sum() / 2)
 
 
+@pytest.mark.slow
 def test_densest_subgraph_of_small_graphs() -> None:
     """Against all subsets: the best nearly always, and never far from it."""
     missed, worst = 0, 1.0
@@ -324,6 +327,7 @@ def test_densest_subgraph_of_small_graphs() -> None:
     assert worst > 0.9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_densest_subgraph_of_large_graphs(device: torch.device, seed: int) -> None:
     """Never below greedy peeling, and a planted part is found."""

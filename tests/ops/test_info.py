@@ -39,6 +39,7 @@ def test_text() -> None:
         assert f"sm_{architecture}" in text["CUDA operators"]
 
 
+@pytest.mark.slow
 def test_module_entry() -> None:
     run = subprocess.run([sys.executable, "-m", "nnue_trainer", "info"], capture_output=True, text=True, check=True)
     assert run.stdout.startswith("nnue-trainer")

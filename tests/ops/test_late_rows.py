@@ -94,6 +94,7 @@ def assert_equal_bits(dense: FusedOptimizer, late: FusedOptimizer) -> None:
     assert dense.failed == late.failed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("max_norm", [math.inf, 3.0])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("name", RULES)

@@ -111,6 +111,7 @@ def assert_equal_bits(dense: FusedOptimizer, late: FusedOptimizer) -> None:
     assert dense.failed == late.failed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("columns", "dtype", "max_norm", "copied"),
     [
@@ -160,6 +161,7 @@ def test_many_rows_share_few_virtual_ones(place: torch.device) -> None:
     assert_equal_bits(*made)
 
 
+@pytest.mark.slow
 def test_rows_wait_no_longer_than_the_window(place: torch.device) -> None:
     dense, late = pair(place, "adamw")
     rows = late.late_rows["w"]

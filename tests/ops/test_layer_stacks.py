@@ -204,6 +204,7 @@ def same_bits(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
 # ---- in the emulator -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=["fp32", "fp16", "bf16"])
 @pytest.mark.parametrize("name", NETS)
 def test_emulated_output(emulated: ctypes.CDLL, name: str, dtype: torch.dtype) -> None:
@@ -217,6 +218,7 @@ def test_emulated_output(emulated: ctypes.CDLL, name: str, dtype: torch.dtype) -
     same_bits(found, check_output(case))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("name", ["sfnnv5", "sfnnv16", "one layer"])
 def test_emulated_loss(emulated: ctypes.CDLL, name: str, loss: str) -> None:
@@ -227,6 +229,7 @@ def test_emulated_loss(emulated: ctypes.CDLL, name: str, loss: str) -> None:
     same_bits(found, check_loss(case, LOSSES[loss]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("name", ["sfnnv5", "sfnnv16"])
 def test_emulated_loss_in_one_kernel_or_two(emulated: ctypes.CDLL, name: str, dtype: torch.dtype) -> None:

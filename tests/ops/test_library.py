@@ -62,6 +62,7 @@ def test_build_info() -> None:
     assert _library.build_info(Path(__file__).with_name("absent.so")) is None
 
 
+@pytest.mark.slow
 def test_package_imports_without_libraries(package_copy: Path) -> None:
     code = "import nnue_trainer; print(nnue_trainer.__version__); nnue_trainer.FeatureTransformer"
     result = run_python(code, PYTHONPATH=str(package_copy))
@@ -69,6 +70,7 @@ def test_package_imports_without_libraries(package_copy: Path) -> None:
     assert "the operator library is not available: _ops_cpu is missing in " in result.stderr.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_broken_cuda_library_leaves_the_cpu(package_copy: Path) -> None:
     for library in (_library.CPU_LIBRARY, Path(_data.__file__)):
         shutil.copy(library, package_copy / "nnue_trainer")
@@ -98,6 +100,7 @@ torch.ops.nnue.feature_transformer_forward.default.redispatch(cuda, *arguments) 
     assert "_ops_cuda.so" in last
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("level", ["baseline", "avx2"])
 def test_instruction_set_levels_compute_the_same_bits(level: str, tmp_path: Path) -> None:
     code = f"""

@@ -157,6 +157,7 @@ def gradients(loss: Tensor, leaves: dict[str, Tensor], factor: float = 1.0) -> d
     return dict(zip(leaves, found, strict=True)) | {"loss": loss.detach()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("activation", ["crelu", "screlu", "pairwise"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("stacks", [1, 3])
@@ -184,6 +185,7 @@ def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
         assert torch.equal(found[name], value), f"{name}: other bits"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("hidden", "dtype"),
     [
@@ -273,6 +275,7 @@ def test_emulated_operator(emulated: ctypes.CDLL) -> None:
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("factor", [0.0, 1e-28, 1e25, float("nan")])
 def test_emulated_gradients_of_any_magnitude(emulated: ctypes.CDLL, dtype: torch.dtype, factor: float) -> None:
@@ -492,6 +495,7 @@ def check_columns(model: Any, batch: Any, size: int, monkeypatch: pytest.MonkeyP
     assert_as_apart(exact, batch, loss, lam, losses[0], whole)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_emulated_columns(emulated: ctypes.CDLL, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     model, batch = make_model(SFNNV5 | {"l1": 64 * size})

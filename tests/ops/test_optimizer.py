@@ -213,6 +213,7 @@ def assert_weights(parts: list[Part], reference: Reference, tolerance: float) ->
 # ---- tests ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("max_norm", [math.inf, 20.0])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("name", RULES)
@@ -495,6 +496,7 @@ def test_wrong_arguments_are_named(changed: dict[str, object], message: str) -> 
         call_update(**changed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RULES)
 def test_emulated_kernels(emulator: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """The CUDA kernels without a GPU: the reference's weights, and equal bits with another schedule."""

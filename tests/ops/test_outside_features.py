@@ -433,6 +433,7 @@ def four(tmp_path: Path, cache: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.compiler
 def test_headers_equal_built_in_sets(four: Path, records: np.ndarray) -> None:
     for struct, built_in in SAME.items():
@@ -451,6 +452,7 @@ def rooks_look(pieces: dict[int, int], perspective: int) -> list[int]:
     return sorted(64 * board.get(s + 8, 12) + s + 8 for s, piece in board.items() if piece == 6 and s < 56)
 
 
+@pytest.mark.slow
 @pytest.mark.compiler
 def test_rows_of_different_lengths(four: Path, records: np.ndarray) -> None:
     name = feature_set(f"{four}:OwnOnly", may_import=True).name
@@ -462,6 +464,7 @@ def test_rows_of_different_lengths(four: Path, records: np.ndarray) -> None:
     assert_rows(expand(records, total), 0, 832, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.compiler
 def test_the_operator_knows_headers(four: Path, records: np.ndarray, device: torch.device) -> None:
     here = torch.from_numpy(records).to(device)
@@ -496,6 +499,7 @@ def test_exported_graphs_and_compile_know_headers(
     assert torch.equal(torch.export.load(tmp_path / "rows.pt2").module()(here), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.compiler
 @pytest.mark.parametrize(
     ("change", "message"),
@@ -524,6 +528,7 @@ def test_rows_of_headers_are_checked(
         ops.expand_features(torch.from_numpy(records).to(device), name)
 
 
+@pytest.mark.slow
 @pytest.mark.compiler
 def test_compiled_once_and_again_where_something_changed(
     four: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
@@ -546,6 +551,7 @@ def test_compiled_once_and_again_where_something_changed(
     assert sorted(path.suffix for path in folder.iterdir()) == [".sha256"] * 3 + [".so"] * 3
 
 
+@pytest.mark.slow
 @pytest.mark.compiler
 @pytest.mark.parametrize(
     ("text", "message"),
@@ -589,6 +595,7 @@ def test_a_cache_that_cannot_be_written(four: Path, tmp_path: Path, monkeypatch:
         feature_set(f"{four}:Squares", may_import=True)
 
 
+@pytest.mark.slow
 @pytest.mark.compiler
 def test_headers_compile_for_cuda(cache: Path) -> None:
     require(no_tool("nvcc")())

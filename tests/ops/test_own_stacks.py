@@ -92,6 +92,7 @@ def test_equal_bits_for_any_number_of_threads() -> None:
         assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
 
 
+@pytest.mark.slow
 def test_equal_bits_for_every_instruction_set() -> None:
     script = """
 import hashlib, sys, torch

@@ -355,6 +355,7 @@ def test_plan_of_another_batch(device: torch.device) -> None:
         perspective_transformer(*pair.arguments, bucket_size=50, plan=plan._replace(data=plan.data[1:]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 def test_plan_in_a_compiled_function(dynamic: bool) -> None:
     pair = make_pair(outputs=48)
@@ -451,6 +452,7 @@ def test_cpu_is_the_same_for_any_thread_count() -> None:
         assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("values", [False, True], ids=["fused", "values"])
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 def test_compile(device: torch.device, dynamic: bool, values: bool) -> None:
@@ -624,6 +626,7 @@ def train_in_parallel(rank: int, backend: str, port: int, folder: str) -> None:
     os._exit(0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["gloo", pytest.param("nccl", marks=[pytest.mark.cuda, pytest.mark.two_gpus])])
 def test_distributed_data_parallel(backend: str, tmp_path: Path) -> None:
     """Two processes with half the batch each have the gradients of the whole batch, and equal ones."""

@@ -144,6 +144,7 @@ def switching(seed: int, n: int, gap: float) -> Tensor:
 LENGTHS = (577, 700, 961, 1152, 1153, 1301, 2000, 3000)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("length", LENGTHS)
 @pytest.mark.parametrize("gap", [0.0, math.nan, math.inf, -math.inf, 1e200])
 def test_emulated_turns_with_and_without_gaps(emulator: ctypes.CDLL, length: int, gap: float) -> None:
@@ -214,6 +215,7 @@ def test_quantiles_of_several_segments() -> None:
     torch.testing.assert_close(found, each.nanquantile(0.5, dim=1), rtol=1e-14, atol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(20))
 def test_emulated_quantiles(emulator: ctypes.CDLL, seed: int) -> None:
     """The CUDA kernels without a GPU, the same bits: matrices of 512 elements in shared memory, and of 1024 or more."""
@@ -294,6 +296,7 @@ def test_offsets_cost_nothing(device: torch.device) -> None:
     assert_offsets_cost_nothing(rolling, device)
 
 
+@pytest.mark.slow
 def test_emulated_offsets_cost_nothing(emulator: ctypes.CDLL) -> None:
     emulator.emulator_configure(2, 3)
     assert_offsets_cost_nothing(functools.partial(rolling, library="nnue_emulated"), torch.device("cpu"))
@@ -378,6 +381,7 @@ def test_opcheck(device: torch.device) -> None:
         torch.library.opcheck(op, arguments)
 
 
+@pytest.mark.slow
 def test_compiled(device: torch.device) -> None:
     def smooth(x: Tensor) -> Tensor:
         return stats.rolling(x, 4, 1).mean() * 2

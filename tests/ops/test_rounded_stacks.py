@@ -185,6 +185,7 @@ def check_net(monkeypatch: pytest.MonkeyPatch, name: str, records: np.ndarray, d
 # ---- in the emulator -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NETS)
 def test_emulated(emulated: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, name: str, records: np.ndarray) -> None:
     check_net(monkeypatch, name, records[:333], torch.device("cpu"))
@@ -208,6 +209,7 @@ THROUGH = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernels", ["hopper", "portable"])
 @pytest.mark.parametrize("copies", [False, True], ids=["fp32", "fp16"])
 @pytest.mark.parametrize("name", THROUGH)

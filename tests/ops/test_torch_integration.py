@@ -76,6 +76,7 @@ def test_indices_changed_before_backward(device: torch.device) -> None:
         out.sum().backward()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("values", [False, True], ids=["ones", "values"])
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 def test_compile(device: torch.device, values: bool, dynamic: bool) -> None:

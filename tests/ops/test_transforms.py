@@ -261,6 +261,7 @@ def test_perspectives_in_torch_func(device: torch.device, activation: Any) -> No
     torch.testing.assert_close(losses, torch.stack([loss(weight, bias, one) for one in both]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transform", ["jvp", "grad"])
 def test_compiled_transforms_of_perspectives(device: torch.device, transform: str) -> None:
     pair = make_pair(7, 5, 30, 16, device=device)

@@ -178,6 +178,7 @@ def test_a_command_that_fails(tmp_path: Path, capfd: pytest.CaptureFixture[str])
         training(tmp_path / "c", [{"run": "a", "command": "b"}])
 
 
+@pytest.mark.slow
 def test_a_match_that_a_kill_broke_off_goes_on(
     tmp_path: Path, fake_engine: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -227,6 +228,7 @@ def test_a_match_that_a_kill_broke_off_goes_on(
         assert (tmp_path / "run" / file).read_bytes() == (tmp_path / "whole" / file).read_bytes(), file
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["other match", "changed", "locked", "no journal"])
 def test_only_the_games_of_another_match_are_replaced(
     tmp_path: Path, fake_engine: Callable[..., str], monkeypatch: pytest.MonkeyPatch, fault: str

@@ -36,6 +36,7 @@ def fabricated(saved: Checkpoint, count: int) -> Checkpoint:
     return made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("power", [24, 31, 32, 53])
 def test_a_run_resumes_after_very_many_steps(tmp_path, rule, power):

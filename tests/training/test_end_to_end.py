@@ -89,6 +89,7 @@ def test_stop_and_resume_is_bit_identical(tmp_path, data, kind):
             assert torch.equal(tensor, parts.tensors[group][name]), f"{group}/{name}"
 
 
+@pytest.mark.slow
 def test_ctrl_c_saves_and_the_run_goes_on_to_the_same_end(tmp_path, data, project_root):
     """Two real processes, the first interrupted in the middle of an epoch."""
     path = recipe(tmp_path, data, *NETS["simple"], epochs=2, positions_per_epoch=60_000)

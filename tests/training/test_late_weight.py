@@ -65,6 +65,7 @@ def weight_of(model: NnueModel) -> Tensor:
     return present(dict.__getitem__(instance(nn.Module, model.feature_transformer)._parameters, "weight"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", [AdamW(weight_decay=0.1), RangerLite(), Ranger()], ids=lambda c: c.kind)
 def test_checkpoints_are_those_of_the_dense_path(
     batches: tuple[dict[str, object], list[Batch]], config: OptimizerConfig

@@ -359,6 +359,7 @@ def process(root: Path, *arguments: object, **environment: str) -> subprocess.Po
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_live_run_is_left_alone(tmp_path, recipe, project_root):
     """Whatever is started beside it, in its folder: one line, and the run goes on to the end it would have had."""
     folder = tmp_path / "run"
@@ -412,6 +413,7 @@ def test_a_damaged_chunk_ends_a_run_with_a_checkpoint(tmp_path, recipe, data):
     assert records[-2]["bad_chunks"] >= 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("close_at", [1, 3])
 def test_a_closed_pipe_does_not_end_a_run(tmp_path, recipe, project_root, close_at):
     folder = tmp_path / "run"

@@ -21,6 +21,7 @@ from nnue_trainer.training.run_folder import RunFolder
 # --- one owner
 
 
+@pytest.mark.slow
 def test_the_second_of_two_processes_is_refused_a_hundred_times(tmp_path):
     """Both start at once, through a barrier, and the winner stays until both have tried."""
     for attempt in range(100):

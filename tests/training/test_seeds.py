@@ -82,6 +82,7 @@ def test_seeds_that_ran_out_of_time_are_not_compared(tmp_path: Path, recipe: Pat
     assert json.loads((folder / "seeds.json").read_text())["seeds"]["1"]["left"] == ""
 
 
+@pytest.mark.slow
 def test_seeds_at_once(tmp_path: Path, recipe: Path) -> None:
     folder = tmp_path / "run"
     output = nnue("train", recipe, "--run-dir", folder, "seeds=[1, 2]", "--at-once", "2")

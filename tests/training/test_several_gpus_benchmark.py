@@ -6,7 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 
+
+@pytest.mark.slow
 def test_what_it_writes(tmp_path: Path, project_root: Path) -> None:
     program = project_root / "benchmarks" / "several_gpus.py"
     arguments = ["--data", str(project_root / "samples" / "train.binpack"), "--out", str(tmp_path), "--sizes", "2"]

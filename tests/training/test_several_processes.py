@@ -149,6 +149,7 @@ KINDS: dict[str, tuple[int, str, dict[str, dict[str, Any]]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_several_processes_train_as_one_does(tmp_path, data, kind):
     size, words, sections = KINDS[kind]
@@ -190,6 +191,7 @@ def test_four_processes_and_the_net_of_them_is_exported(tmp_path, data, recipe):
     assert re.search(r"fake-quantised - integer +0\.000", nnue("check", folder, "--data", data / "val.binpack"))
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_another_number_of_processes(tmp_path, data):
     recipe = written(tmp_path / "mine.yaml", data, model=LAYERED)
     straight, chain, two = tmp_path / "straight", tmp_path / "chain", tmp_path / "two"
@@ -213,6 +215,7 @@ def test_a_run_goes_on_with_another_number_of_processes(tmp_path, data):
 LONG = ("training.epochs=100000", "training.checkpoint_minutes=1e-6")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lost", [0, 1, 2])
 def test_a_lost_process_ends_all_with_one_message(tmp_path, recipe, lost):
     folder = tmp_path / "run"
@@ -230,6 +233,7 @@ def test_a_lost_process_ends_all_with_one_message(tmp_path, recipe, lost):
     assert f"resumed at step {step:,} " in nnue("train", "--resume", folder, f"training.epochs={step // 4 + 1}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [(0, 1), (1,)])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_all_after_the_same_step(tmp_path, recipe, ranks, number):
@@ -266,6 +270,7 @@ def partly_damaged(folder: Path, data: Path) -> str:
     return f"data.train=[{', '.join(map(str, [*files, bad]))}]"
 
 
+@pytest.mark.slow
 def test_a_damaged_chunk_ends_all_with_a_checkpoint(tmp_path, data, recipe):
     folder = tmp_path / "run"
     chosen = partly_damaged(tmp_path, data)
@@ -294,6 +299,7 @@ def _saving_slowly(*arguments: str) -> None:
     several._nnue(*arguments)
 
 
+@pytest.mark.slow
 def test_nobody_ends_the_process_that_still_saves(tmp_path, data, recipe):
     folder = tmp_path / "run"
     arguments = ["train", "--config", str(recipe), "--run-dir", str(folder), partly_damaged(tmp_path, data)]
@@ -331,6 +337,7 @@ def _missing(wrong_port: bool) -> None:
     several._nnue("train", "recipe.yaml", "--run-dir", "run")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrong_port", [False, True])
 def test_who_is_missing_is_named(tmp_path, wrong_port):
     run = several.Processes(2, tmp_path / "a", _missing, wrong_port)
@@ -381,6 +388,7 @@ def test_processes_that_resume_different_weights_are_refused(tmp_path, recipe):
     assert re.findall(r"nnue: (error: .*)", run.said()) == ["error: train: the processes do not have the same weights"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
@@ -399,6 +407,7 @@ def test_what_is_wrong_is_said_once(tmp_path, recipe, overrides, message):
     assert not (tmp_path / "run" / "checkpoints").exists()
 
 
+@pytest.mark.slow
 def test_a_folder_that_holds_a_run_is_refused_once(tmp_path, recipe):
     folder = tmp_path / "run"
     several.train(2, tmp_path / "a", "--config", recipe, "--run-dir", folder, "training.epochs=1")
@@ -413,6 +422,7 @@ def test_a_folder_that_holds_a_run_is_refused_once(tmp_path, recipe):
     )
 
 
+@pytest.mark.slow
 def test_torchrun(tmp_path, project_root, recipe):
     """The command of the documentation, stopped by Ctrl-C."""
     folder = tmp_path / "run"
@@ -449,6 +459,7 @@ Path(__file__).with_name("left-" + os.environ["RANK"]).write_text(json.dumps(lef
 """
 
 
+@pytest.mark.slow
 def test_no_thread_of_a_connection_outlives_the_run(tmp_path, recipe):
     """One that does may take the interpreter's lock while Python ends, and then it aborts the process of a complete
     run. Each process has an interpreter of its own here, as under torchrun: what is imported when matters."""
@@ -487,6 +498,7 @@ def sharded(path: Path, data: Path, chunks: list[Path], shards: int, **sections:
     return written(path, data, **{"data": more, "training": steps} | sections)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("size", "shards"), [(2, 2), (2, 4), (4, 4)])
 @pytest.mark.parametrize("kind", ["columns", "positions"])
 def test_processes_that_share_the_data_train_as_one_does(tmp_path, data, chunks, size, shards, kind):
@@ -510,6 +522,7 @@ def test_processes_that_share_the_data_train_as_one_does(tmp_path, data, chunks,
     assert sorted(one["places"]) == [str(shard) for shard in range(shards)]
 
 
+@pytest.mark.slow
 def test_a_run_that_shares_the_data_goes_on_with_another_number_of_processes(tmp_path, data, chunks):
     recipe = sharded(tmp_path / "mine.yaml", data, chunks, 4, model=LAYERED)
     straight, chain, two = tmp_path / "straight", tmp_path / "chain", tmp_path / "two"
@@ -562,6 +575,7 @@ OPTIMIZERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["columns", "positions"])
 def test_each_process_decodes_its_share_alone(tmp_path, data, chunks, kind):
     sections = {"model": {"kind": "simple", "hidden": 16}, "optimizer": OPTIMIZERS[kind]}
@@ -593,6 +607,7 @@ def _noticing_soon(*arguments: str) -> None:
     several._nnue(*arguments)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("seed", "rank", "step"), [(2, 1, 20), (7, 0, 16)])
 @pytest.mark.parametrize("kind", ["columns", "positions"])
 def test_a_damaged_chunk_that_one_process_meets_ends_all(tmp_path, data, chunks, seed, rank, step, kind):
@@ -628,6 +643,7 @@ def test_a_file_that_ends_inside_a_chunk_counts_once(tmp_path, data, chunks, siz
     assert {line["bad_chunks"] for line in records(run) if line["event"] == "train"} == {1}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
@@ -646,6 +662,7 @@ def test_shards_that_are_impossible_are_refused_once(tmp_path, data, chunks, ove
     assert not (tmp_path / "run" / "checkpoints").exists()
 
 
+@pytest.mark.slow
 def test_shards_cannot_change_on_resume(tmp_path, data, chunks):
     recipe = sharded(tmp_path / "mine.yaml", data, chunks, 2)
     said = several.train(2, tmp_path / "a", "--config", recipe, "--run-dir", tmp_path / "run", "data.shards=1")
@@ -675,6 +692,7 @@ def _replicas(folder: Path, *overrides: str) -> None:
         save_file({name: tensor.clone() for name, tensor in state.items()}, folder / f"{ranks.rank}.safetensors")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("override", ["model={kind: layered, hidden: 16, psqt: true}", "training.compile=false"])
 @pytest.mark.parametrize("optimizer", ["{kind: adamw}", "{kind: ranger_lite, max_norm: 0.01}"])
 def test_what_all_processes_have_is_the_same_to_the_bit(tmp_path, override, optimizer):
@@ -703,6 +721,7 @@ def _poisoned(folder: Path, poisoned: int) -> None:
         trainer.train()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
 def test_no_result_of_a_step_that_one_process_refuses(tmp_path, rank):
     run = several.Processes(2, tmp_path, _poisoned, tmp_path, rank)

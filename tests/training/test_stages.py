@@ -122,6 +122,7 @@ def test_a_run_of_stages(tmp_path: Path, recipe: Path) -> None:
     assert {int(t) for name, t in saved.tensors["optimizer"].items() if name.startswith("step/")} == {8}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [1, 8, 9, 16, 17, 23])
 def test_a_stop_in_any_stage_changes_nothing(tmp_path: Path, recipe: Path, whole: Path, monkeypatch, step: int) -> None:
     parts = tmp_path / "parts"
@@ -279,6 +280,7 @@ def test_files_of_stages_are_found_once(tmp_path: Path, recipe: Path, data: Path
     assert len(notes) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("preset", ["nettest", "nettest-threats"])
 def test_presets_of_stages_train(tmp_path: Path, project_root: Path, monkeypatch, preset: str) -> None:
     """Scaled down, with all of their keys: filters with their curves, λ's cycle and jitter, all stages."""
@@ -311,6 +313,7 @@ def test_nettest_is_the_published_recipe() -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_random_recipe_survives_a_kill(project_root: Path) -> None:
     """The tool that kills trainings of random recipes, once."""
     command = [sys.executable, str(project_root / "tools" / "kill_recipes.py"), "--recipes", "1", "--kills", "1"]

@@ -101,6 +101,7 @@ def test_the_same_seed_gives_the_same_bits(tmp_path):
     assert not torch.equal(same.tensors["model"]["output.weight"], other.tensors["model"]["output.weight"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("waiting", [False, True])
 @pytest.mark.parametrize("stop_at", [1, 10, 17, 39])

@@ -134,6 +134,7 @@ GROWN = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", GROWN)
 def test_a_net_with_more_of_something_starts_with_the_evaluations(name: str, loss, tmp_path: Path) -> None:
     small, large = GROWN[name]
@@ -313,6 +314,7 @@ def test_a_description_may_state_larger_limits(tmp_path: Path) -> None:
         nets.build({**SMALL_SCALE, "quantisation": {"first": {"type": "i8", "limit": 200}}})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("source", "mirrored"), [("Chess768", {"mirror": "a-d"}), ("Chess768", "K16Q2"), ("HalfKAv2", "HalfKAv2_hm")]
 )
