@@ -40,7 +40,7 @@ test: how-long system-packages build cpp-test python-test  ## build and run all 
 
 .PHONY: how-long
 how-long:
-	@echo "make test: the first build takes 4 minutes on two idle cores, 15 more for CUDA; the tests take 40 in two processes (PYTEST='-n 2 --dist loadfile'). Parts:"
+	@echo "make test: about 18 minutes on two idle cores: build 3, CUDA 6, C++ tests 3, Python tests 6 (all of them: PYTEST='-n 2 --dist loadfile', 29). Parts:"
 	@echo "make cpp-test, make python-test PYTEST='tests/data -k loader'"
 
 # --- environment -----------------------------------------------------------------------------------------------------

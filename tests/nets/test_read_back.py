@@ -69,7 +69,7 @@ def without_record(path: Path) -> None:
         ({"kind": "sfnnv9", "l1": 64}, "3072 (sfnnv9); give its name as --arch: sfnnv4-l1-64, sfnnv5-l1-64, "),
         (
             {"kind": "sfnnv1", "l1": 64, "l3": 8},
-            "its name and all its sizes as --arch, as sfnnv1-l1-64-l2-32-l3-32",
+            "its name and all its sizes as --arch, such as sfnnv1-l1-64-l2-32-l3-32",
         ),
     ],
 )
