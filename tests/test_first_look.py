@@ -44,6 +44,7 @@ def test_the_import_is_enough(imports: str) -> None:
 @pytest.mark.slow
 def test_the_import_imports_little() -> None:
     program = """
+import sys
 import nnue_trainer
 import torch
 print(sorted(name for name in sys.modules if name.startswith("nnue_trainer")))
