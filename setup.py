@@ -22,6 +22,7 @@ import shlex
 import shutil
 import subprocess
 from collections.abc import Callable
+from functools import cache
 from importlib.util import find_spec
 from itertools import dropwhile
 from pathlib import Path
@@ -241,6 +242,7 @@ def cuda_build(nvcc: str | None) -> str:
     return "no_nvcc" if os.environ.get("FORCE_CUDA", "") == "" else "forced_off"
 
 
+@cache
 def release_of(nvcc: str) -> tuple[int, int]:
     """Major and minor version of the toolkit; (0, 0) if nvcc does not print them."""
     run = subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=False)
