@@ -18,7 +18,7 @@ import re
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
@@ -252,7 +252,7 @@ class StockfishNet(Net):
 
     # ---- what it is ----
 
-    @property
+    @cached_property
     def facts(self) -> Design:
         d = self._of_version
         l2, l3 = d.l2 if self.l2 is None else self.l2, d.l3 if self.l3 is None else self.l3
@@ -267,7 +267,7 @@ class StockfishNet(Net):
     def _of_version(self) -> Design:
         return self.design
 
-    @property
+    @cached_property
     def _has_own_stacks(self) -> bool:
         """Whether the stacks are not those of the version."""
         own, d = self.output_buckets, self._of_version

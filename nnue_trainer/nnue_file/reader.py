@@ -113,17 +113,13 @@ class NetFile:
         view, done = memoryview(data), 0
         while done < size:
             try:
-                read = self._read_into(view[done:], offset + done)
+                read = system.pread_into(self._file, view[done:], offset + done)
             except OSError as error:
                 raise self.error(offset + done, what, f"cannot be read: {error.strerror}") from None
             if not read:
                 raise self.error(offset, what, f"file ends after {done} bytes, expected {size}")
             done += read
         return data
-
-    def _read_into(self, view: memoryview, offset: int) -> int:
-        """Bytes read; tools/fuzz_nets.py puts files in here that were never on a disk."""
-        return system.pread_into(self._file, view, offset)
 
     def u32(self, offset: int, what: str) -> int:
         (value,) = struct.unpack("<I", self.take(offset, 4, what))
@@ -294,10 +290,9 @@ class _Inflated(NetFile):
     def __exit__(self, *_: object) -> None:
         pass
 
-    def _read_into(self, view: memoryview, offset: int) -> int:
-        part = self._body[offset - self._begin : offset - self._begin + len(view)]
-        view[: len(part)] = part
-        return len(part)
+    def take(self, offset: int, size: int, what: str) -> bytearray:
+        self.check(offset, size, what)
+        return bytearray(self._body[offset - self._begin : offset - self._begin + size])
 
 
 def _piece_of(pieces: Sequence[Piece], element: int) -> Piece:
