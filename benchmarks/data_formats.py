@@ -21,8 +21,9 @@ from pathlib import Path
 import numpy as np
 
 from nnue_trainer import _data
-from nnue_trainer.data import FORMATS, PositionWriter
+from nnue_trainer.data import PositionWriter
 from nnue_trainer.data.binpack import read_binpack
+from nnue_trainer.data.files import FORMATS
 from report import RESULTS, environment
 from report import write as write_report
 

@@ -25,8 +25,9 @@ from torch import Tensor
 
 import report
 from nnue_trainer import ops
-from nnue_trainer.data import BASIC_FEATURE_SETS, Batch, Loader, LoaderOptions, RecordLoader, feature_set
+from nnue_trainer.data import Batch, Loader, LoaderOptions, RecordLoader, feature_set
 from nnue_trainer.data.binpack import write_binpack
+from nnue_trainer.data.features import BASIC_FEATURE_SETS
 from nnue_trainer.training.batches import DeviceBatches
 
 SMALL, FULL = "HalfKAv2_hm", "HalfKAv2_hm+Full_Threats_v16+PP_3Wide"  # the inputs of SFNNv5 and of SFNNv16

@@ -26,7 +26,8 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 from nnue_trainer import nets
-from nnue_trainer.losses import SigmoidLoss, WinRateLoss, mean
+from nnue_trainer.losses import SigmoidLoss, mean
+from nnue_trainer.losses.win_rate import WinRateLoss
 from nnue_trainer.modules import StackedLinear
 from nnue_trainer.modules.layer_stacks import FirstOutputs, LayerCall, LayerStacks, Targets
 from nnue_trainer.nets.base import StackedModel

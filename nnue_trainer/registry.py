@@ -40,7 +40,7 @@ from pydantic_core import (
 
 from nnue_trainer.errors import UserError
 
-__all__ = ["Plugin", "Registry", "changes", "load_plugin", "loaded", "plugins"]
+__all__ = ["Registry", "changes", "load_plugin", "loaded", "plugins"]
 
 T = TypeVar("T")
 C = TypeVar("C")

@@ -31,7 +31,7 @@ from pydantic_core import ErrorDetails
 from nnue_trainer.errors import OldName, UserError, shown
 from nnue_trainer.registry import MAY_IMPORT, Registry, fields_of
 
-__all__ = ["describe", "old_keys", "section", "to_data", "validate"]
+__all__ = ["describe", "section", "to_data", "validate"]
 
 T = TypeVar("T")
 

@@ -19,8 +19,9 @@ import torch
 from safetensors.torch import load_file, save
 from typed import present
 
-from nnue_trainer.data import FORMATS, PositionReader, PositionWriter
+from nnue_trainer.data import PositionReader, PositionWriter
 from nnue_trainer.data.binpack import read_binpack, write_binpack
+from nnue_trainer.data.files import FORMATS
 from nnue_trainer.errors import UserError
 from nnue_trainer.files import atomic, checkpoint
 from nnue_trainer.files.atomic import replacing

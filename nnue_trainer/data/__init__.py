@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from nnue_trainer._data import fens_from_records, records_from_fens
 from nnue_trainer.data import feature_sets, fields, filters, formats
-from nnue_trainer.data.files import FORMATS, PositionReader, PositionWriter
+from nnue_trainer.data.files import PositionReader, PositionWriter
 from nnue_trainer.data.filters import Filters
-from nnue_trainer.data.opened import Identity, identities, identity, require_same
+from nnue_trainer.data.opened import identities, identity, require_same
 
 if TYPE_CHECKING:
     from nnue_trainer.data.batch import Batch
     from nnue_trainer.data.features import (
-        BASIC_FEATURE_SETS,
         FeaturePart,
         FeatureSet,
         expand,
@@ -25,13 +24,10 @@ if TYPE_CHECKING:
     from nnue_trainer.data.loader import Loader, LoaderOptions, RecordLoader, merge_states
 
 __all__ = [
-    "BASIC_FEATURE_SETS",
-    "FORMATS",
     "Batch",
     "FeaturePart",
     "FeatureSet",
     "Filters",
-    "Identity",
     "Loader",
     "LoaderOptions",
     "PositionReader",
@@ -56,9 +52,7 @@ __all__ = [
 _LAZY = (
     {"Batch": "batch"}
     | dict.fromkeys(("Loader", "LoaderOptions", "RecordLoader", "merge_states"), "loader")
-    | dict.fromkeys(
-        ("BASIC_FEATURE_SETS", "FeaturePart", "FeatureSet", "expand", "feature_set", "piece_square_set"), "features"
-    )
+    | dict.fromkeys(("FeaturePart", "FeatureSet", "expand", "feature_set", "piece_square_set"), "features")
 )
 
 

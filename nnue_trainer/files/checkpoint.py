@@ -25,7 +25,7 @@ from nnue_trainer.errors import UserError, shown
 from nnue_trainer.files.atomic import replacing
 from nnue_trainer.schema import section
 
-__all__ = ["Checkpoint", "NetOrigin", "TrainerState", "load", "load_into", "save"]
+__all__ = ["Checkpoint", "load", "load_into", "save"]
 
 FORMAT_VERSION = 1
 _PIECE = 1 << 26  # bytes that are written at a time

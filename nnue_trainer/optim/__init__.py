@@ -12,28 +12,16 @@ has its own file; `Optimizer` puts the layers together.
 
 from nnue_trainer.optim.adamw import AdamW
 from nnue_trainer.optim.base import OPTIMIZERS, Layer, OptimizerConfig, Rule, Work
-from nnue_trainer.optim.bounds import Bounds
-from nnue_trainer.optim.fused import FusedRule
-from nnue_trainer.optim.guard import Guard
 from nnue_trainer.optim.optimizer import Optimizer
-from nnue_trainer.optim.ranger import Ranger, RangerLite
-from nnue_trainer.optim.torch_rule import TorchOptimizer, TorchRule
-from nnue_trainer.optim.virtual_rows import SharedRows
+from nnue_trainer.optim.torch_rule import TorchRule
 
 __all__ = [
     "OPTIMIZERS",
     "AdamW",
-    "Bounds",
-    "FusedRule",
-    "Guard",
     "Layer",
     "Optimizer",
     "OptimizerConfig",
-    "Ranger",
-    "RangerLite",
     "Rule",
-    "SharedRows",
-    "TorchOptimizer",
     "TorchRule",
     "Work",
 ]

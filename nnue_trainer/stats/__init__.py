@@ -9,16 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from nnue_trainer.stats import matrix, random
-    from nnue_trainer.stats.exponential import Ewm, ewm
+    from nnue_trainer.stats.exponential import ewm
     from nnue_trainer.stats.window_function import WindowFunction
-    from nnue_trainer.stats.windows import Rolling, rolling
+    from nnue_trainer.stats.windows import rolling
 
-__all__ = ["Ewm", "Rolling", "WindowFunction", "ewm", "matrix", "random", "rolling"]
+__all__ = ["WindowFunction", "ewm", "matrix", "random", "rolling"]
 
 _HOME = {
-    "Ewm": "exponential",
     "ewm": "exponential",
-    "Rolling": "windows",
     "rolling": "windows",
     "WindowFunction": "window_function",
 }

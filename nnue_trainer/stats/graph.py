@@ -26,10 +26,7 @@ from nnue_trainer.stats.random import Philox, signed
 
 __all__ = [
     "Graph",
-    "Subgraph",
-    "WalkedRank",
     "bit_counts",
-    "coactivation",
     "densest_subgraph",
     "pack_bits",
     "pagerank",
@@ -63,16 +60,6 @@ def bit_counts(a: Tensor, b: Tensor | None = None) -> Tensor:
     Without b, a is compared with itself, and each pair is computed only once.
     """
     return cast(Tensor, torch.ops.nnue.bit_counts(a, b))
-
-
-def coactivation(active: Tensor) -> Tensor:
-    """int32 [N, N]: the number of positions, of P, at which both neurons of a pair are active; `active` is bool or
-    uint8 [P, N].
-
-    The diagonal shows how often each neuron is active. If the positions do not fit into memory, add up the results of
-    parts.
-    """
-    return bit_counts(pack_bits(active))
 
 
 # ---- graphs ----------------------------------------------------------------------------------------------------------
@@ -141,7 +128,7 @@ class Graph:
 
     @classmethod
     def from_counts(cls, counts: Tensor, least: float = 1, top: int | None = None) -> Graph:
-        """The undirected graph of a symmetric matrix [n, n] such as `coactivation` gives; the diagonal is left out.
+        """The undirected graph of a symmetric matrix [n, n] such as `bit_counts` gives; the diagonal is left out.
 
         least: there is an edge where the count is at least this number (and above 0). top: only the `top` largest edges
         of each node stay; an edge stays if it is among them for one of its ends. Weights are the counts.

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from nnue_trainer.ops import _registration
 
-__all__ = ["Norms", "norm", "norms", "permuted", "transpose"]
+__all__ = ["norm", "norms", "permuted", "transpose"]
 
 TRANSPOSE = "nnue::transpose"
 NORMS = "nnue::row_norms"

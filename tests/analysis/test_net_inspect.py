@@ -16,6 +16,7 @@ from nnue_trainer.analysis import net_inspect
 from nnue_trainer.analysis.agreement import Positions, built_in_positions, spread
 from nnue_trainer.analysis.net_inspect import king_buckets, plane_names, state_names, weight_map
 from nnue_trainer.data import feature_set
+from nnue_trainer.data.features import BASIC_FEATURE_SETS
 from nnue_trainer.data.info import king_bucket
 from nnue_trainer.errors import UserError
 from nnue_trainer.export import net_from_checkpoint, read_net, write_net
@@ -101,7 +102,7 @@ def test_a_net_from_outside(tmp_path):
     render(net_inspect.page(found))
 
 
-@pytest.mark.parametrize("name", [*data.BASIC_FEATURE_SETS, data.piece_square_set(), data.piece_square_set(planes=10)])
+@pytest.mark.parametrize("name", [*BASIC_FEATURE_SETS, data.piece_square_set(), data.piece_square_set(planes=10)])
 def test_planes_and_buckets_are_found_by_expanding_positions(name):
     for part in feature_set(name).parts:
         if not net_inspect._is_piece_square(part):

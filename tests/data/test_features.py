@@ -11,16 +11,8 @@ import torch
 from typed import batch_from
 
 from nnue_trainer import _data
-from nnue_trainer.data import (
-    BASIC_FEATURE_SETS,
-    Batch,
-    RecordLoader,
-    expand,
-    feature_set,
-    fields,
-    piece_square_set,
-    records_from_fens,
-)
+from nnue_trainer.data import Batch, RecordLoader, expand, feature_set, fields, piece_square_set, records_from_fens
+from nnue_trainer.data.features import BASIC_FEATURE_SETS
 from nnue_trainer.errors import UserError
 from nnue_trainer.nets.base import virtual_rows
 

@@ -21,7 +21,6 @@ import torch
 import zstandard
 
 from nnue_trainer.data import (
-    FORMATS,
     Batch,
     Filters,
     Loader,
@@ -34,6 +33,7 @@ from nnue_trainer.data import (
     records_from_fens,
 )
 from nnue_trainer.data.binpack import Records, read_binpack, write_binpack
+from nnue_trainer.data.files import FORMATS
 from nnue_trainer.errors import UserError
 
 B = 512

@@ -148,7 +148,7 @@ def _graphs(g: torch.Generator) -> None:
     bits = graph.pack_bits(active)
     graph.bit_counts(bits)
     graph.bit_counts(bits, bits[:4])
-    counts = graph.Graph.from_counts(graph.coactivation(active))
+    counts = graph.Graph.from_counts(graph.bit_counts(bits))
     graph.pagerank_walks(counts, 32)
 
 

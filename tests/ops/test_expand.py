@@ -11,7 +11,8 @@ import torch
 
 from nnue_trainer import _data, ops
 from nnue_trainer.base import _library
-from nnue_trainer.data import BASIC_FEATURE_SETS, Batch, RecordLoader, expand, feature_set, records_from_fens
+from nnue_trainer.data import Batch, RecordLoader, expand, feature_set, records_from_fens
+from nnue_trainer.data.features import BASIC_FEATURE_SETS
 from nnue_trainer.errors import UserError
 from nnue_trainer.ops.expand import Expander
 

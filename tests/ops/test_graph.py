@@ -47,7 +47,7 @@ def test_bits(device: torch.device, dtype: torch.dtype) -> None:
 def test_counts(device: torch.device) -> None:
     for positions, neurons in SHAPES:
         a, b = flags(positions, neurons), flags(positions, neurons + 7, seed=2)
-        found = graph.coactivation(a.to(device))
+        found = graph.bit_counts(graph.pack_bits(a.to(device)))
         assert torch.equal(found.cpu().long(), a.long().T @ a.long())
         other = graph.bit_counts(graph.pack_bits(a.to(device)), graph.pack_bits(b.to(device)))
         assert torch.equal(other.cpu().long(), a.long().T @ b.long())

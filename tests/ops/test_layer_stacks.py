@@ -19,7 +19,8 @@ from sample_models import assert_as_apart, make_model
 from torch import Tensor, nn
 
 from nnue_trainer import nets
-from nnue_trainer.losses import NO_SCORE, Loss, SigmoidLoss, WinRateLoss, mean
+from nnue_trainer.losses import NO_SCORE, Loss, SigmoidLoss, mean
+from nnue_trainer.losses.win_rate import WinRateLoss
 from nnue_trainer.modules import StackedLinear, layer_stacks
 from nnue_trainer.modules.layer_stacks import FirstOutputs, LayerCall, LayerStacks, StackLayer, StackOrder, Targets
 

@@ -22,7 +22,8 @@ from typed import grad_of
 
 from nnue_trainer import data, nets
 from nnue_trainer.data import Batch, Filters, RecordLoader
-from nnue_trainer.losses import NO_SCORE, Loss, SigmoidLoss, WinRateLoss, mean
+from nnue_trainer.losses import NO_SCORE, Loss, SigmoidLoss, mean
+from nnue_trainer.losses.win_rate import WinRateLoss
 from nnue_trainer.modules import layer_stacks
 from nnue_trainer.modules.layer_stacks import FirstOutputs, LayerCall, LayerStacks, Targets
 from nnue_trainer.nets import NnueModel

@@ -11,8 +11,9 @@ from torch import nn
 
 from nnue_trainer import nets
 from nnue_trainer.ops import perspectives
-from nnue_trainer.optim import AdamW, Optimizer, Ranger, RangerLite
+from nnue_trainer.optim import AdamW, Optimizer
 from nnue_trainer.optim.base import OptimizerConfig
+from nnue_trainer.optim.ranger import Ranger, RangerLite
 
 
 def run(config: OptimizerConfig, net: Net, optimizer: Optimizer, xs: list[torch.Tensor]) -> None:

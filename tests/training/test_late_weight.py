@@ -15,9 +15,10 @@ from nnue_trainer import nets
 from nnue_trainer.data import Batch, Loader
 from nnue_trainer.modules import PerspectiveTransformer
 from nnue_trainer.nets.base import NnueModel
-from nnue_trainer.optim import AdamW, Optimizer, Ranger, RangerLite
+from nnue_trainer.optim import AdamW, Optimizer
 from nnue_trainer.optim.base import OptimizerConfig
 from nnue_trainer.optim.fused import FusedRule
+from nnue_trainer.optim.ranger import Ranger, RangerLite
 
 NETS = [
     {"kind": "sfnnv5", "l1": 32},

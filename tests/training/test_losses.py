@@ -10,7 +10,10 @@ from pydantic import ValidationError
 from typed import grad_of
 
 from nnue_trainer.data import Batch
-from nnue_trainer.losses import NO_SCORE, CrossEntropyLoss, SigmoidLoss, WdlLoss, WinRateLoss, mean
+from nnue_trainer.losses import NO_SCORE, SigmoidLoss, mean
+from nnue_trainer.losses.cross_entropy import CrossEntropyLoss
+from nnue_trainer.losses.wdl import WdlLoss
+from nnue_trainer.losses.win_rate import WinRateLoss
 from nnue_trainer.nets import integer_forward
 from nnue_trainer.nets.rounded_forward import log_odds
 from nnue_trainer.position_weights import POSITION_WEIGHTS

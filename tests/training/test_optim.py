@@ -12,19 +12,11 @@ from nnue_trainer import nets
 from nnue_trainer.errors import UserError
 from nnue_trainer.modules import PerspectiveTransformer
 from nnue_trainer.nets.base import NnueModel, VirtualRows, WeightBound
-from nnue_trainer.optim import (
-    AdamW,
-    Bounds,
-    Guard,
-    Optimizer,
-    OptimizerConfig,
-    Rule,
-    TorchOptimizer,
-    TorchRule,
-    Work,
-    torch_rule,
-)
+from nnue_trainer.optim import AdamW, Optimizer, OptimizerConfig, Rule, TorchRule, Work, torch_rule
+from nnue_trainer.optim.bounds import Bounds
+from nnue_trainer.optim.guard import Guard
 from nnue_trainer.optim.parts import LARGEST_COPY
+from nnue_trainer.optim.torch_rule import TorchOptimizer
 from nnue_trainer.schema import section
 
 GROUPS, ROWS, OUTPUTS = 5, 4, 3
