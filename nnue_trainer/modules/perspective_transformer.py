@@ -244,6 +244,10 @@ class PerspectiveTransformer(nn.Module):
         weight: Any = self.weight if self._late is None else dict.__getitem__(self._parameters, "weight")
         return weight  # type: ignore[no-any-return]
 
+    def parameters_in_use(self) -> tuple[Tensor | None, ...]:
+        """Weight, bias and PSQT columns as a forward pass reads them now; rows of the weight need not be up to date."""
+        return self._weight_in_use(), self.bias, self.psqt
+
     def _weight_for(self, batch: Batch) -> tuple[Tensor, bool]:
         """What the forward pass reads, and whether its gradient is to be sparse."""
         sparse = self._bring_up_to_date(batch)

@@ -209,7 +209,9 @@ class RoundedForward:
         if self.stacks is None:
             return False
         wide_sums = any(self._in_float64(number) for number in range(len(self.forward.layers)))
-        mode = capabilities.mode_of(like, *model.parameters())
+        # Not `model.parameters()`, which would bring all rows of the transformer up to date in each step.
+        own = [model.get_parameter(name) for name in self._names()]
+        mode = capabilities.mode_of(like, *self._transformer(model).parameters_in_use(), *own)
         return self.stacks.may_be_fused(like.device, wide_sums=wide_sums, mode=mode)
 
     def _steps(self, model: NnueModel) -> list[Tensor]:
@@ -358,13 +360,16 @@ class RoundedForward:
         rows = self.tables.get(f"{self.transformer}.psqt")
         return 1.0 if rows is None else rows[0].scale
 
+    def _names(self) -> list[str]:
+        """The parameters of the layers after the first: weight and bias of each."""
+        return [self.parameters[name] for layer in self.forward.layers for name in (layer.weight, layer.bias)]
+
     def _parameters(self, model: NnueModel, *, exact: bool = False) -> list[Tensor]:
         """Weight [S, O, I] and bias [S, O] of all layers, as integers in fp32; `exact`: in float64 where fp32 may not
         hold them."""
-        layers = self.forward.layers
         shapes: list[tuple[int, ...]] = []
-        names = [self.parameters[name] for layer in layers for name in (layer.weight, layer.bias)]
-        for layer, (inputs, *_) in zip(layers, self.limits, strict=True):
+        names = self._names()
+        for layer, (inputs, *_) in zip(self.forward.layers, self.limits, strict=True):
             # The simple net has no dimension for stacks.
             stack = (self.forward.num_stacks, layer.outputs)
             shapes += [(*stack, inputs), stack]

@@ -14,6 +14,8 @@ from nnue_trainer.files import checkpoint
 from nnue_trainer.modules import PerspectiveTransformer
 from nnue_trainer.ops import capabilities, perspectives
 from nnue_trainer.ops.perspectives import PerspectivePlan, is_fused
+from nnue_trainer.optim.fused import FusedRule
+from nnue_trainer.optim.late_rows import LateRows
 from nnue_trainer.training.batches import DeviceBatches
 from nnue_trainer.training.recorder import EAGER_CALLS
 from nnue_trainer.training.run import set_up_torch
@@ -235,6 +237,24 @@ def test_no_step_makes_a_plan(tmp_path, project_root, monkeypatch, precision, gr
     assert in_steps == ([torch.float16] if mixed else [])  # the integers that the optimiser writes
     assert made[0].weight_dtype == (torch.bfloat16 if mixed else torch.float32)
     assert made[-1].weight_dtype == (torch.float16 if mixed else torch.float32)
+
+
+@pytest.mark.parametrize("rounds", ["false", "true"], ids=["floats", "qat"])
+@pytest.mark.parametrize("kind", ["sfnnv5", "sfnnv16", "sfnnv18"])
+def test_no_step_updates_rows_that_no_batch_has(tmp_path, project_root, monkeypatch, kind, rounds):
+    """Code that reads the weight in a step would have all rows updated in each of them: the same bits, but slower."""
+    monkeypatch.setenv("NNUE_LEAST_LATE_ROWS", "1000")
+    model = f"model={{kind: {kind}, l1: 32, quantisation: {{qat: {rounds}, qat_from: 0.0}}}}"
+    settings = (model, "training.precision=mixed", "training.cuda_graph=false")
+    run = from_records(tmp_path, project_root / "samples" / "val.binpack", *settings)
+    run.advance()
+    assert (run.model.rounded is not None) == (rounds == "true")
+    assert instance(FusedRule, run.optimizer.rule).late_rows
+    settled = []
+    monkeypatch.setattr(LateRows, "settle", lambda rows, *, gradient=False: settled.append(gradient))
+    for _ in range(3):
+        run.advance()
+    assert settled == []
 
 
 def test_a_graph_per_buffer_changes_no_bit(tmp_path, project_root):

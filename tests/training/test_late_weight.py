@@ -14,10 +14,11 @@ from typed import instance, present
 from nnue_trainer import nets
 from nnue_trainer.data import Batch, Loader
 from nnue_trainer.modules import PerspectiveTransformer
-from nnue_trainer.nets.base import NnueModel
+from nnue_trainer.nets.base import NnueModel, StackedModel
 from nnue_trainer.optim import AdamW, Optimizer
 from nnue_trainer.optim.base import OptimizerConfig
 from nnue_trainer.optim.fused import FusedRule
+from nnue_trainer.optim.late_rows import LateRows
 from nnue_trainer.optim.ranger import Ranger, RangerLite
 
 NETS = [
@@ -120,6 +121,29 @@ def test_every_reader_finds_all_rows_up_to_date(batches: tuple[dict[str, object]
     for model, optimizer in (dense, late):
         advance(model, optimizer, data[7:10])
     assert_equal_states(dense[0].state_dict(), late[0].state_dict())
+
+
+class Unread(LateRows):
+    """Rows of a weight that must not be read."""
+
+    def __init__(self) -> None:
+        pass
+
+    def settle(self, *, gradient: bool = False) -> None:
+        raise AssertionError("the weight has been read")
+
+
+@pytest.mark.parametrize("net", NETS, ids=lambda net: net["kind"])
+def test_layers_that_round_do_not_read_the_weight(net: dict[str, object]) -> None:
+    """In quantisation-aware training on a GPU, that would update all rows in each step."""
+    model = instance(StackedModel, nets.build(net))
+    model.set_rounding(True)
+    transformer = instance(PerspectiveTransformer, model.feature_transformer)
+    transformer.update_late(Unread())
+    with pytest.raises(AssertionError, match="the weight has been read"):
+        _ = transformer.weight
+    with torch.enable_grad():
+        model.layers_for(torch.zeros(4, dtype=torch.int64), None)
 
 
 def test_validation_sees_the_dense_net(batches: tuple[dict[str, object], list[Batch]]) -> None:
