@@ -132,7 +132,9 @@ class PerspectiveTransformer(nn.Module):
         `bucket` int64 [B] is the PSQT bucket of each position, not used without PSQT; ValueError if it is missing.
         """
         if self.psqt is not None and bucket is None:
-            raise ValueError("PerspectiveTransformer with PSQT columns needs the bucket of every position")
+            raise ValueError(
+                "PerspectiveTransformer: bucket: found None, expected int64 [B], as the layer has PSQT columns"
+            )
         weight, sparse_grad = self._weight_for(batch)
         parameters = Parameters(weight, self.bias, self.psqt)
         return self.outputs_with(batch, bucket, parameters, self.description, sparse_grad=sparse_grad)

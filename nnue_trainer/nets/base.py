@@ -174,7 +174,10 @@ class Net(ABC):
     def _described(self) -> IntegerForward:
         forward = self.integer_forward()
         if forward is None:
-            raise NotImplementedError(f"{type(self).__name__} has neither integer_forward() nor evaluate() and score()")
+            raise NotImplementedError(
+                f"{type(self).__name__}: found neither integer_forward() nor evaluate() and score(), expected one of "
+                "them (docs/own-nets.md)"
+            )
         return forward
 
     def evaluate(self, tensors: Mapping[str, np.ndarray], batch: Batch) -> RawValues:
@@ -365,11 +368,11 @@ class NnueModel(nn.Module, ABC):
         that does not define it."""
         try:
             if self.net is None:
-                raise ValueError("it is no registered net")
+                raise ValueError("the model belongs to no net in NETS")
             return RoundedForward(self.net, self)
         except ValueError as error:
             name = type(self).__name__ if self.net is None else self.net.name
-            raise UserError(f"{name}: has no fake quantisation: {error}") from None
+            raise UserError(f"{name}: quantisation-aware training is not possible: {error}") from None
 
     def set_rounding(self, on: bool) -> None:
         """Sets whether `forward` computes as the engine does. UserError in the same cases as `rounded_forward`."""

@@ -303,8 +303,8 @@ def table_of(part: FeaturePart, program: str) -> npt.NDArray[np.int64]:
         is_header = isinstance(outside_set(part.name), HeaderFeatures)
         remedy = "export it for nnue.h" if is_header else "write it as a C++ header (docs/own-features.md)"
         raise UserError(
-            f"feature set {quoted(part.name)}: {program} has sets from outside as a table of piece, square and own "
-            f"king, but this set depends on more: {remedy}"
+            f"feature set {quoted(part.name)}: found features that depend on more than a piece, its square and the own "
+            f"king, but {program} reads the set from a table of these three; {remedy}"
         )
     return table
 

@@ -159,9 +159,9 @@ Input = Annotated[
 
 def _check_limit(limit: int | None, kind: str) -> None:
     if limit is not None and kind == "f32":
-        raise ValueError("a limit is given, but the weights are floats")
+        raise ValueError(f"limit: found {limit}, but the weights are floats; remove limit")
     if limit is not None and limit > LIMITS[kind]:
-        raise ValueError(f"found a limit of {limit}, expected at most {LIMITS[kind]}, which {kind} holds")
+        raise ValueError(f"limit: found {limit}, expected at most {LIMITS[kind]}, the largest value of {kind}")
 
 
 @section
@@ -201,13 +201,13 @@ class Layer:
     def _check(self) -> Layer:
         _check_limit(self.limit, self.type)
         if self.is_float and self.shift is not None:
-            raise ValueError("shift is given, but the outputs are floats")
+            raise ValueError(f"shift: found {self.shift}, but the outputs are floats; remove shift")
         if self.activated < 1:
-            raise ValueError(f"{self.outputs} outputs, expected more than those of the skip connection")
+            raise ValueError(f"outputs: found {self.outputs}, expected more than the skip connection takes")
         if self.skip == "difference" and self.outputs < 2:
-            raise ValueError("1 output, expected 2 for a difference")
+            raise ValueError("outputs: found 1, expected at least 2 for skip: difference")
         if self.skip_activated and self.skip == "none":
-            raise ValueError("skip_activated without a skip connection; expected skip: last or difference")
+            raise ValueError("skip_activated: found true without a skip connection, expected skip: last or difference")
         return self
 
     @property
@@ -416,9 +416,11 @@ class Layered(Net):
             raise ValueError(str(error)) from None
         first = self.quantisation.first
         if self.activation == "pairwise" and self.hidden % 16:
-            raise ValueError(f"hidden is {self.hidden}, expected a multiple of 16 for pairwise")
+            raise ValueError(f"hidden: found {self.hidden}, expected a multiple of 16 for pairwise")
         if first.product_shift and self.activation == "crelu":
-            raise ValueError("quantisation.first.product_shift is given, but crelu makes no products")
+            raise ValueError(
+                f"quantisation.first.product_shift: found {first.product_shift}, but crelu makes no products; remove it"
+            )
         plan, largest = self.plan(), self.plan().first_largest
         most = INT16_MAX if first.product_shift else INT16_MAX**2
         if largest > most:
@@ -427,12 +429,12 @@ class Layered(Net):
                 "quantisation.first.product_shift"
             )
         if self.psqt and self.perspectives != "both":
-            raise ValueError(f"psqt with perspectives: {self.perspectives}; expected perspectives: both")
+            raise ValueError(f"psqt: found perspectives: {self.perspectives}, expected perspectives: both")
         if self.psqt and plan.output.is_float:
-            raise ValueError("psqt with layers of floats; expected layers of integers")
+            raise ValueError("psqt: found layers of floats, expected layers of integers")
         if self.head == "wdl" and (self.psqt or any(layer.skip != "none" for layer in self.layers)):
             what = "psqt" if self.psqt else "a skip connection"
-            raise ValueError(f"{what} with head: wdl; expected neither psqt nor skip connections")
+            raise ValueError(f"head: found wdl with {what}, expected neither psqt nor skip connections")
         self._check_floats()
         if self.output_buckets.piece_weights:
             try:
@@ -445,17 +447,19 @@ class Layered(Net):
             if step.is_float:
                 break
             if step.one < 1 or (number < len(self.layers) and (step.clip < 1 or step.activated_one < 1)):
-                raise ValueError(f"{what}: its outputs count less than 1 step in 1.0; raise scale or lower shift")
+                raise ValueError(
+                    f"{what}: 1.0 of its outputs is less than one integer step; raise scale or lower shift"
+                )
             if number == len(self.layers):
                 largest = max(largest, kept)
             reach = step.inputs * largest * tensor.limit // step.divide
             # Without a clip only the weights of a trained net bound the sums; engines let them wrap around.
             unclipped = number == 0 and plan.first_clip > _LARGEST_CLIP * first.scale
             if reach > INT32_MAX and not unclipped:
-                raise ValueError(f"{what}: its sums may reach {reach}, which 32 bits do not hold; lower scale or clip")
+                raise ValueError(f"{what}: sums may reach {reach}, expected at most {INT32_MAX}; lower scale or clip")
             largest = step.largest
             if number < len(self.layers) and largest > INT16_MAX + (step.activation == "none"):
-                raise ValueError(f"{what}: activations may reach {largest}, which 16 bits do not hold; raise shift")
+                raise ValueError(f"{what}: activations may reach {largest}, expected at most {INT16_MAX}; raise shift")
             if number < len(self.layers) and self.layers[number].to_output:
                 kept = max(kept, largest)
         return self
@@ -465,13 +469,13 @@ class Layered(Net):
         floats = False
         for number, layer in enumerate(self.layers):
             if floats and layer.type != "f32":
-                raise ValueError(f"layers.{number}: type is {layer.type} after a float layer; expected f32")
+                raise ValueError(f"layers.{number}.type: found {layer.type} after a float layer, expected f32")
             floats |= layer.is_float
             if layer.to_output and not layer.is_float and self.plan().output.is_float:
-                raise ValueError(f"layers.{number}: to_output of integers, but the output layer has floats")
+                raise ValueError(f"layers.{number}.to_output: found integers, but the output layer has floats")
         out = self.quantisation.output
         if floats and out.type != "f32":
-            raise ValueError(f"quantisation.output.type is {out.type} after a float layer; expected f32")
+            raise ValueError(f"quantisation.output.type: found {out.type} after a float layer, expected f32")
 
     # ---- what every net states ----
 

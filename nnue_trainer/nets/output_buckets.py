@@ -48,30 +48,31 @@ class OutputBuckets:
     @model_validator(mode="after")
     def _check(self) -> OutputBuckets:
         if self.weights and self.rule != "weights":
-            raise ValueError(f"weights are given, but the rule is {self.rule}; expected rule: weights")
+            raise ValueError(f"weights: found {len(self.weights)} with rule: {self.rule}, expected rule: weights")
         if bool(self.squares) != (self.rule == "squares"):
-            what = "squares are given" if self.squares else "no squares are given"
-            raise ValueError(f"{what}, but the rule is {self.rule}; squares belong to rule: squares")
+            raise ValueError(
+                f"squares: found {len(self.squares)} pieces with rule: {self.rule}; only rule: squares has them"
+            )
         for piece, numbers in self.squares.items():
             if len(numbers) != 64:
-                raise ValueError(f"squares.{piece}: {len(numbers)} numbers, expected 64")
+                raise ValueError(f"squares.{piece}: found {len(numbers)} numbers, expected 64")
         if self.rule == "weights" and len(self.weights) not in (5, 10):
-            raise ValueError(f"{len(self.weights)} weights, expected 5, for P N B R Q, or 10, own and enemy")
+            raise ValueError(f"weights: found {len(self.weights)}, expected 5, for P N B R Q, or 10, own and enemy")
         if self.rule in ("weights", "squares"):
             if len(self.table) > _MOST_SUMS:
-                raise ValueError(f"a table of {len(self.table)} numbers, expected at most {_MOST_SUMS}")
+                raise ValueError(f"table: found {len(self.table)} numbers, expected at most {_MOST_SUMS}")
         elif self.rule == "table":
             if len(self.table) not in (PIECE_COUNTS, PIECE_COUNTS * MATERIALS):
                 raise ValueError(
-                    f"a table of {len(self.table)} numbers, expected {PIECE_COUNTS}, for 0 … 32 pieces, or "
-                    f"{PIECE_COUNTS * MATERIALS}, for the queens as well"
+                    f"table: found {len(self.table)} numbers, expected {PIECE_COUNTS}, for 0 … 32 pieces, or "
+                    f"{PIECE_COUNTS * MATERIALS}, with queens"
                 )
         elif self.table:
-            raise ValueError(f"a table is given, but the rule is {self.rule}; expected rule: table")
+            raise ValueError(f"table: found {len(self.table)} numbers with rule: {self.rule}, expected rule: table")
         elif self.rule == "queens" and self.count % 4:
-            raise ValueError(f"count is {self.count}, expected a multiple of 4 for rule: queens")
+            raise ValueError(f"count: found {self.count}, expected a multiple of 4 for rule: queens")
         if wrong := [bucket for bucket in self.table if not 0 <= bucket < self.count]:
-            raise ValueError(f"a table with bucket {wrong[0]}, expected 0 … {self.count - 1}, below count")
+            raise ValueError(f"table: found bucket {wrong[0]}, expected 0 … {self.count - 1}, below count")
         return self
 
     @property

@@ -105,7 +105,7 @@ class RoundedForward:
     def __init__(self, net: Net, model: NnueModel) -> None:
         forward = net.integer_forward()
         if forward is None:
-            raise ValueError("its net defines no integer_forward()")
+            raise ValueError("the net does not define integer_forward() (docs/own-nets.md)")
         self.forward, self.score_scale = forward, net.score_scale
         self.tf32 = torch.get_float32_matmul_precision() != "highest"
         parameters = dict(model.named_parameters())
@@ -115,7 +115,7 @@ class RoundedForward:
         """how the rows of each parameter become integers, in the order of the rows"""
         for tensor in sorted(net.tensors(), key=lambda tensor: tensor.first_row):
             if tensor.source_parameter not in parameters:
-                raise ValueError(f"its model has no parameter {tensor.source_parameter}")
+                raise ValueError(f"tensor {tensor.name}: the model has no parameter {tensor.source_parameter}")
             self.tables.setdefault(tensor.source_parameter, []).append(tensor.steps)
         for name, table in self.tables.items():
             if len(table) == 1:  # a process may have some of the columns only (nnue_trainer.parallel)
@@ -123,7 +123,9 @@ class RoundedForward:
         self.transformer = self.parameters[forward.first.bias].rpartition(".")[0]
         module = dict(model.named_modules()).get(self.transformer)
         if not isinstance(module, PerspectiveTransformer):
-            raise ValueError(f"its first layer, {self.transformer}, is no PerspectiveTransformer")
+            raise ValueError(
+                f"{self.transformer}, the first layer, is a {type(module).__name__}, expected a PerspectiveTransformer"
+            )
         self._on_gpu = module.weight.is_cuda and is_fused(module.weight, module.bucket_size, module.num_bucketed)
         self.stack_table = torch.tensor(forward.stacks, device=next(model.parameters()).device)
         weights = forward.piece_weights
@@ -188,7 +190,7 @@ class RoundedForward:
     ) -> LayerCall:
         """`StackedModel.layers_for` of this forward pass."""
         if self.stacks is None:
-            raise ValueError("its layers are not computed one after the other")
+            raise ValueError("its layers are not computed one after the other, expected LayerStacks")
         operators = loss_is_known and self._takes_operators(model, bucket)
         return _RoundedCall(self.stacks, self._steps(model), bucket, order, forward=self, operators=operators)
 

@@ -242,10 +242,10 @@ class StockfishNet(Net):
     def _check(self) -> StockfishNet:
         skip = self._of_version.skip
         if self.l2 is not None and self.l2 <= skip:
-            raise ValueError(f"l2 is {self.l2}, expected more than {skip}, which the skip connection takes")
+            raise ValueError(f"l2: found {self.l2}, expected more than the {skip} that the skip connection takes")
         if self.output_buckets is not None and self.output_buckets.rule in ("weights", "squares"):
             raise ValueError(
-                f"output_buckets.rule is {self.output_buckets.rule}, expected one by pieces and queens: stockfish, "
+                f"output_buckets.rule: found {self.output_buckets.rule}, expected one by pieces and queens: stockfish, "
                 "bullet, queens or table (kind: layered has all rules)"
             )
         return self

@@ -225,6 +225,6 @@ def no_double_backward(name: str) -> Callable[..., Any]:
     """A formula that raises an error: the operator `name` is a backward, which has no derivative of its own."""
 
     def formula(*_: Any) -> Any:
-        raise RuntimeError(f"{name}: it has no derivative of its own (double backward); found create_graph=True")
+        raise RuntimeError(f"{name}: it has no derivative of its own (double backward); use create_graph=False")
 
     return formula

@@ -104,7 +104,7 @@ class FusedRule(Rule):
         first = next(iter(counts))
         for name, count in counts.items():
             if count != counts[first]:
-                raise ValueError(f"tensor {name} is {count}, expected {counts[first]} as {first}")
+                raise ValueError(f"tensor {name}: found {count}, expected {counts[first]}, as in {first}")
         for name, tensor in (self.fused.state | self.fused.kept).items():
             tensor.copy_(state[name])
         self.fused.set_step_count(counts[first])

@@ -39,7 +39,7 @@ class Group:
     @model_validator(mode="after")
     def _in_order(self) -> Group:
         if self.min_weight is not None and self.max_weight is not None and self.min_weight > self.max_weight:
-            raise ValueError(f"found min_weight {self.min_weight:g} above max_weight {self.max_weight:g}")
+            raise ValueError(f"min_weight: found {self.min_weight:g}, expected at most max_weight, {self.max_weight:g}")
         return self
 
 

@@ -100,9 +100,11 @@ class MuonRule(FusedRule):
         settings, config = work.settings.get(name, Settings()), self._config
         ranges = work.factorised.get(name, [])
         if any((part.first, part.rows) != (0, len(weight)) for part in ranges):
-            raise ValueError(f"{name}: virtual rows of some of its rows, expected none or those of all")
+            raise ValueError(
+                f"{name}: found virtual rows for some rows only, expected virtual rows for all rows or for none"
+            )
         if ranges and weight.dim() < 3:
-            raise ValueError(f"{name}: virtual rows of one matrix, expected those of several")
+            raise ValueError(f"{name}: found virtual rows in a single matrix, expected a stack of matrices")
         momentum = self._state[f"momentum/{name}"] = torch.zeros_like(weight.detach())
         virtual = momentum.new_empty(0)
         if ranges:

@@ -96,7 +96,7 @@ class Captured:
                 return {kind: [self._encode(each, (*place, str(n)), of) for n, each in enumerate(ordered)]}
         if not hasattr(value, "__dict__"):
             what = f"{type(value).__module__}.{type(value).__qualname__}"
-            raise ValueError(f"{'.'.join(place)} is a {what}: expected numbers, text, tensors, lists, dicts or objects")
+            raise ValueError(f"{'.'.join(place)} is a {what}, expected numbers, text, tensors, lists, dicts or objects")
         left_out: Set[str] = _of_torch() if isinstance(value, torch.optim.Optimizer) else set()
         inside = {name: each for name, each in vars(value).items() if name not in left_out}
         return {"object": {name: self._encode(each, (*place, name), of) for name, each in inside.items()}}
@@ -106,7 +106,7 @@ class Captured:
             name = self._names[id(key)]
             return {"parameter": name}, self._encode(value, place, name)
         if not isinstance(key, bool | int | float | str | None):
-            raise ValueError(f"{'.'.join(place)} has a key that is a {type(key).__qualname__}")
+            raise ValueError(f"{'.'.join(place)} has a key of type {type(key).__qualname__}, expected text or a number")
         return {"value": key}, self._encode(value, (*place, str(key)), of)
 
     def _tensor(self, tensor: Tensor, place: tuple[str, ...], of: str | None) -> Node:
@@ -189,7 +189,9 @@ class _Restoring:
         kind = next(kind for kind in ("object", "dict", *_SEQUENCES) if kind in node)
         if kind == "object":
             if type(existing).__dict__.get("__dict__") is None and not hasattr(existing, "__dict__"):
-                raise TypeError(f"{node['place']} was an object, now it is {type(existing).__name__}")
+                raise TypeError(
+                    f"{node['place']}: found {type(existing).__name__}, expected an object as when it was saved"
+                )
             self._made[node["place"]] = existing
             for name, each in node["object"].items():
                 value = self.decode(each, vars(existing).get(name))

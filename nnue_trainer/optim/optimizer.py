@@ -118,7 +118,10 @@ class Optimizer:
         self.average_begun = averages
         """whether the net is the average already"""
         if averages and self._schedule_free:
-            raise UserError("average: the optimizer schedule_free averages weights itself, expected no average")
+            raise UserError(
+                "average: found an average with the optimizer schedule_free, which averages weights itself; remove "
+                "the average"
+            )
         self._layers: list[Layer] = [shared, outer]  # from the inside out
         if "clip" not in replaces and (config.max_norm is not None or config.max_value is not None):
             self._layers.insert(0, Clip(work.parameters, config.max_norm, config.max_value))
@@ -223,7 +226,8 @@ class Optimizer:
         if isinstance(self.rule, FusedRule):
             if self.rule.fused.rule.stable_decay:
                 raise UserError(
-                    "optimizer.stable_decay: found several processes that share the feature transformer, expected one"
+                    "optimizer.stable_decay: found true, but several processes share the feature transformer; set it "
+                    "to false, or train in one process"
                 )
             self.rule.fused.norm_of = norm_of
 

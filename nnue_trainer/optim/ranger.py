@@ -49,7 +49,9 @@ class RangerLite(FusedConfig):
     @model_validator(mode="after")
     def _has_squares(self) -> RangerLite:
         if self.stable_decay and (self.max_value is not None or any(group.betas for group in self.groups)):
-            raise ValueError("stable_decay cannot be combined with max_value or betas of groups")
+            raise ValueError(
+                "stable_decay: found true with max_value or betas of groups; set it to false, or remove those"
+            )
         return self
 
 

@@ -32,7 +32,7 @@ class ScheduleFree(FusedConfig):
     def _has_mean(self) -> ScheduleFree:
         if not all(betas[0] > 0 for betas in (self.betas, *(group.betas or self.betas for group in self.groups))):
             raise ValueError(
-                "found 0 as the first of betas, expected a larger number: it is the share of the mean in y"
+                "betas: found 0 as the first number, expected more than 0: it is the share of the mean in y"
             )
         return self
 

@@ -55,7 +55,9 @@ class TorchRule(Rule):
         self._rates = [settings.rate for _, settings in groups]
         self.optimizer = make([_group(*key, parameters) for key, parameters in groups.items()])
         if any("betas" in group and "betas" not in self.optimizer.defaults for group in self.optimizer.param_groups):
-            raise UserError(f"optimizer.groups: {type(self.optimizer).__qualname__} has no betas")
+            raise UserError(
+                f"optimizer.groups: found betas, but {type(self.optimizer).__qualname__} has none; remove them"
+            )
         for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
             if rate != 1:
                 group["lr"] *= rate
@@ -165,7 +167,7 @@ class TorchOptimizer(OptimizerConfig):
         if name not in _classes():
             close = difflib.get_close_matches(name, _classes(), n=1)
             known = f"did you mean {close[0]!r}?" if close else f"expected one of {', '.join(sorted(_classes()))}"
-            raise ValueError(f"torch.optim has no {name!r} for this ({known})")
+            raise ValueError(f"torch.optim has no optimizer {name!r} that can be used here ({known})")
         return name
 
     @model_validator(mode="after")
@@ -176,13 +178,13 @@ class TorchOptimizer(OptimizerConfig):
             if option not in known:
                 close = difflib.get_close_matches(option, known, n=1)
                 hint = f"did you mean {close[0]!r}?" if close else f"expected one of {', '.join(known)}"
-                raise ValueError(f"{self.name} has no option {option!r} ({hint})")
+                raise ValueError(f"options: {self.name} has no {option!r} ({hint})")
         parameter = nn.Parameter(torch.ones(2, 2))
         parameter.grad = torch.ones(2, 2)
         try:
             make([parameter], lr=1e-3, **_tuples(self.options)).step()
         except Exception as error:  # whatever torch makes of a wrong value
-            raise ValueError(f"{self.name} does not take {self.options}: {' '.join(str(error).split())}") from None
+            raise ValueError(f"options: {self.name} refuses {self.options}: {' '.join(str(error).split())}") from None
         return self
 
     def by_value(self) -> bool:

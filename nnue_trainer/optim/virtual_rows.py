@@ -102,6 +102,10 @@ class SharedRows:
 def check_range(name: str, weight: Tensor, part: VirtualRows) -> None:
     """ValueError unless the rows of the range exist and share their virtual rows evenly."""
     if part.first < 0 or part.rows < 1 or part.end > len(weight):
-        raise ValueError(f"{name}: rows {part.first} to {part.end} of {len(weight)}")
+        raise ValueError(
+            f"{name}: found virtual rows for rows {part.first} to {part.end}, expected rows within 0 to {len(weight)}"
+        )
     if part.virtual < 1 or part.rows % part.virtual:
-        raise ValueError(f"{name}: {part.rows} rows cannot share {part.virtual} virtual rows evenly")
+        raise ValueError(
+            f"{name}: found {part.virtual} virtual rows for {part.rows} rows, expected a divisor of the rows"
+        )

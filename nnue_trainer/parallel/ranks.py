@@ -342,7 +342,10 @@ def _meet(rank: int, size: int) -> Any:
         waited = time.monotonic() - began
         which = f"{'rank' if len(missing) == 1 else 'ranks'} {', '.join(map(str, missing[:20]))} of {size}"
         if waited > _SECONDS_TO_JOIN:
-            raise UserError(f"train: {which} did not connect to {address} within {_SECONDS_TO_JOIN:.0f} seconds")
+            raise UserError(
+                f"train: {which} did not connect to {address} within {_SECONDS_TO_JOIN:.0f} seconds; check that "
+                "every process was started and can reach this address"
+            )
         if waited > _SECONDS_TO_SAY and not said and rank in (0, 1 if 0 in missing else 0):
             said = True
             print(f"nnue: waiting for {which} at {address}", file=sys.stderr, flush=True)
@@ -394,5 +397,6 @@ def _numbers() -> tuple[int, int, int, int]:
             )
     numbers = tuple(int(os.environ[name]) for name in _VARIABLES[:4])
     if not 0 <= numbers[0] < numbers[1] or not 0 <= numbers[2] < numbers[3] <= numbers[1]:
-        raise UserError(f"train: found {', '.join(f'{n}={v}' for n, v in zip(_VARIABLES, numbers, strict=False))}")
+        found = ", ".join(f"{name}={value}" for name, value in zip(_VARIABLES, numbers, strict=False))
+        raise UserError(f"train: found {found}, expected each rank below its world size; start with torchrun")
     return numbers[0], numbers[1], numbers[2], numbers[3]

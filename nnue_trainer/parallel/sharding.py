@@ -396,5 +396,7 @@ def share(positions: int, ranks: Ranks) -> tuple[int, int]:
     """This rank's share of the positions of a batch, as [begin, end). UserError if a rank would have none."""
     most = -(-positions // ranks.size)
     if most * (ranks.size - 1) >= positions:
-        raise UserError(f"data.batch_size: found {positions:,}, too few for {ranks.size} processes")
+        raise UserError(
+            f"data.batch_size: found {positions:,}, too few for {ranks.size} processes; raise it or use fewer"
+        )
     return min(ranks.rank * most, positions), min((ranks.rank + 1) * most, positions)

@@ -20,7 +20,7 @@ def cut(columns: int, size: int) -> tuple[int, ...]:
     next. All ranks wait for the one that has most columns, so the shares are as equal as multiples of 16 allow, or just
     as equal as possible if there are too few columns for that. ValueError if a rank would have none."""
     if columns < size:
-        raise ValueError(f"{columns} columns are too few for {size} ranks")
+        raise ValueError(f"found {columns} columns, expected at least one for each of {size} processes")
     possible = [unit for unit in _UNITS if columns % unit == 0 and columns // unit >= size]
     wide = [unit for unit in possible if unit >= _NEEDED]
     unit = min(wide or possible, key=lambda unit: (math.ceil(columns // unit / size) * unit, -unit))

@@ -129,7 +129,10 @@ class Watch:
                     theirs, rank = _HELLO.unpack(connection.recv(_HELLO.size, socket.MSG_WAITALL))
                 except TimeoutError:
                     missing = sorted(set(range(1, self.size)) - self._sockets.keys())
-                    raise UserError(f"train: rank {missing[0]} of {self.size} did not connect to rank 0") from None
+                    raise UserError(
+                        f"train: rank {missing[0]} of {self.size} did not connect to rank 0 within "
+                        f"{_SECONDS_TO_JOIN:.0f} seconds"
+                    ) from None
                 except (OSError, struct.error):
                     continue
                 if theirs == token and 0 < rank < self.size:

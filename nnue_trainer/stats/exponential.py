@@ -92,7 +92,7 @@ def ewm(
         value = -math.expm1(-math.log(2) / value)
     least = 0 if min_periods is None else min_periods
     if isinstance(least, bool) or not hasattr(least, "__index__") or least < 0:
-        raise ValueError(f"ewm: min_periods: found {min_periods!r}, expected a whole number from 0 on")
+        raise ValueError(f"ewm: min_periods: found {min_periods!r}, expected a whole number, at least 0")
     return Ewm(x, value, bool(adjust), bool(ignore_na), int(least))
 
 

@@ -85,15 +85,16 @@ class Graph:
             raise ValueError(f"graph: offsets: found {len(self.offsets)} numbers, expected 1 … 2^31")
         ends = self.offsets[[0, -1]].tolist()
         if ends != [0, edges] or bool((self.offsets[1:] < self.offsets[:-1]).any()):
-            raise ValueError(f"graph: offsets: expected numbers that rise from 0 to the number of edges, {edges}")
-        if edges and not 0 <= int(self.targets.min()) <= int(self.targets.max()) < self.nodes:
-            raise ValueError(f"graph: targets: expected nodes, 0 … {self.nodes - 1}")
+            found = "a number below the one before it" if ends == [0, edges] else f"{ends[0]} … {ends[1]}"
+            raise ValueError(f"graph: offsets: found {found}, expected numbers that rise from 0 to {edges}, the edges")
+        _check_nodes("targets", self.targets, self.nodes)
         if self.weights is not None:
             _check("weights", self.weights, torch.float64, edges)
-            if edges and not bool((self.weights > 0).all() & self.weights.isfinite().all()):
-                raise ValueError("graph: weights: expected finite numbers above 0")
-        if any(tensor.device != self.device for tensor in (self.targets, self.weights) if tensor is not None):
-            raise ValueError("graph: expected all arrays on one device")
+            if len(wrong := self.weights[~((self.weights > 0) & self.weights.isfinite())]):
+                raise ValueError(f"graph: weights: found {wrong[0].item()}, expected finite numbers above 0")
+        devices = {str(tensor.device) for tensor in (self.offsets, self.targets, self.weights) if tensor is not None}
+        if len(devices) > 1:
+            raise ValueError(f"graph: found arrays on {' and '.join(sorted(devices))}, expected one device")
 
     @classmethod
     def from_edges(
@@ -108,10 +109,10 @@ class Graph:
         """
         sources, targets = sources.long(), targets.long()
         if len(sources) != len(targets) or (weights is not None and len(weights) != len(sources)):
-            raise ValueError("graph: sources, targets and weights: expected the same number of each")
+            numbers = [len(each) for each in (sources, targets, weights) if each is not None]
+            raise ValueError(f"graph: sources, targets, weights: found lengths {numbers}, expected one length")
         for name, ends in (("sources", sources), ("targets", targets)):
-            if len(ends) and not 0 <= int(ends.min()) <= int(ends.max()) < nodes:
-                raise ValueError(f"graph: {name}: expected nodes, 0 … {nodes - 1}")
+            _check_nodes(name, ends, nodes)
         if undirected:
             back = sources != targets
             sources, targets = torch.cat([sources, targets[back]]), torch.cat([targets, sources[back]])
@@ -230,6 +231,11 @@ def _check(name: str, tensor: Tensor, dtype: torch.dtype, size: int | None) -> N
         raise ValueError(f"graph: {name}: found {len(tensor)} numbers, expected one for each of {size} edges")
 
 
+def _check_nodes(name: str, nodes: Tensor, count: int) -> None:
+    if len(wrong := nodes[(nodes < 0) | (nodes >= count)]):
+        raise ValueError(f"graph: {name}: found node {int(wrong[0])}, expected 0 … {count - 1}")
+
+
 # ---- PageRank --------------------------------------------------------------------------------------------------------
 
 
@@ -259,7 +265,9 @@ def pagerank(graph: Graph, restart: float = RESTART, tolerance: float = 1e-12, m
         rank = after
         if change < tolerance:
             return rank
-    raise ArithmeticError(f"pagerank: after {most} iterations changes are {change:.3g}, expected below {tolerance:.3g}")
+    raise ArithmeticError(
+        f"pagerank: found changes of {change:.3g} after {most} iterations, expected below {tolerance:.3g}; raise most"
+    )
 
 
 class WalkedRank(NamedTuple):
@@ -287,9 +295,7 @@ def pagerank_walks(
             "`pagerank` takes any"
         )
     if groups < 2 or rounds < groups or rounds % groups:
-        raise ValueError(
-            f"pagerank_walks: rounds: found {rounds}, expected a multiple of the {groups} groups (2 or more)"
-        )
+        raise ValueError(f"pagerank_walks: rounds: found {rounds}, expected a multiple of groups, {groups} (2 or more)")
     n, each = graph.nodes, rounds // groups
     total = torch.zeros(n, dtype=torch.float64, device=graph.device)
     squares, steps = torch.zeros_like(total), 0
@@ -308,7 +314,7 @@ def pagerank_walks(
 
 def _check_restart(restart: float) -> None:
     if not 0 < restart <= 1:
-        raise ValueError(f"pagerank: restart: found {restart!r}, expected a probability above 0")
+        raise ValueError(f"pagerank: restart: found {restart!r}, expected a number above 0, at most 1")
 
 
 # ---- dense parts -----------------------------------------------------------------------------------------------------
@@ -388,7 +394,9 @@ def _check_part(name: str, graph: Graph, k: int) -> None:
     if not same:
         raise ValueError(f"{name}: found a directed graph, expected each edge in both directions")
     if not bool(graph.degrees.sum().isfinite()):
-        raise ValueError(f"{name}: found weights with an infinite sum, expected one that float64 has: scale them")
+        raise ValueError(
+            f"{name}: found weights with an infinite sum, expected a finite one; divide the weights by a number"
+        )
 
 
 _DIRECTIONS = 1 << 32  # streams of the random numbers that are not walks

@@ -157,7 +157,9 @@ def apply(
             f"rolling: apply: found {x.dtype} of shape {list(x.shape)}, expected float32 or float64 [..., n]"
         )
     if x.requires_grad and torch.is_grad_enabled():
-        raise RuntimeError("rolling: apply: it has no derivative: detach its inputs")
+        raise RuntimeError(
+            "rolling: apply: found a tensor that requires grad, but there is no derivative; pass x.detach()"
+        )
     x = x.contiguous()
     out = torch.empty_like(x)
     if x.numel() == 0:

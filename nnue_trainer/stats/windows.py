@@ -145,7 +145,7 @@ def rolling(
 
 def _whole(name: str, value: Any) -> int:
     if isinstance(value, bool) or not hasattr(value, "__index__") or value.__index__() < 0:
-        raise ValueError(f"rolling: {name}: found {value!r}, expected a whole number from 0 on")
+        raise ValueError(f"rolling: {name}: found {value!r}, expected a whole number, at least 0")
     return int(value)
 
 

@@ -347,7 +347,9 @@ def test_header_with_states_in_engines(fens: Path, tmp_path: Path) -> None:
     assert program_scores(built("eval", net, CHECKED), net, fens) == scores(tmp_path / "net.nnue", fens)
     done = subprocess.run([built("games", net, VECTORS), net, "30"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout[:9]) == (0, "30 games,"), done.stderr
-    with pytest.raises(UserError, match=r"sees.h:SeesThrough.*nnue.rs has.*depends on more: export it for nnue.h$"):
+    with pytest.raises(
+        UserError, match=r"sees.h:SeesThrough.*depend on more than .*nnue.rs reads.*; export it for nnue.h$"
+    ):
         nnue("export", tmp_path / "c.safetensors", tmp_path / "rust.bin", "--format", "raw", "--rust")
     assert not (tmp_path / "rust.bin").exists()
 
@@ -355,7 +357,7 @@ def test_header_with_states_in_engines(fens: Path, tmp_path: Path) -> None:
 def test_a_set_in_python_that_is_no_table(tmp_path: Path) -> None:
     inputs = f"Chess768 + {EXTENDING}/my_features.py:KingDistance(both_kings=true)"
     with pytest.raises(
-        UserError, match=r"KingDistance\(both_kings=true\).*depends on more: write it as a C\+\+ header"
+        UserError, match=r"KingDistance\(both_kings=true\).*depend on more than .*; write it as a C\+\+ header"
     ):
         exported({"kind": "layered", "inputs": inputs, "hidden": 8}, tmp_path)
     assert not (tmp_path / "net.bin").exists()

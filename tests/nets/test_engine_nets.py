@@ -334,23 +334,26 @@ def test_floats_that_are_not_numbers_are_refused() -> None:
 @pytest.mark.parametrize(
     ("described", "message"),
     [
-        ({"layers": [{"outputs": 4, "type": "f32"}]}, "quantisation.output.type is i16 after a float layer"),
+        ({"layers": [{"outputs": 4, "type": "f32"}]}, "quantisation.output.type: found i16 after a float layer"),
         (
             {
                 "layers": [{"outputs": 4, "type": "f32"}, {"outputs": 4}],
                 "quantisation": {"output": {"type": "f32"}},
             },
-            "layers.1: type is i16 after a float layer",
+            "layers.1.type: found i16 after a float layer",
         ),
-        ({"psqt": True, "quantisation": {"output": {"type": "f32"}}}, "psqt with layers of floats"),
-        ({"psqt": True, "perspectives": "white"}, "psqt with perspectives: white"),
-        ({"layers": [{"outputs": 4, "type": "f32", "limit": 3}]}, "a limit is given, but the weights are floats"),
-        ({"layers": [{"outputs": 4, "type": "f32", "shift": 3}]}, "shift is given, but the outputs are floats"),
-        ({"output_buckets": {"rule": "weights"}}, "0 weights, expected 5"),
-        ({"output_buckets": {"weights": [1, 1, 1, 1, 1]}}, "weights are given, but the rule is stockfish"),
-        ({"output_buckets": {"rule": "squares"}}, "no squares are given, but the rule is squares"),
-        ({"output_buckets": {"squares": {"K": [0] * 64}}}, "squares are given, but the rule is stockfish"),
-        ({"output_buckets": {"rule": "squares", "squares": {"K": [0] * 63}}}, "squares.K: 63 numbers, expected 64"),
+        ({"psqt": True, "quantisation": {"output": {"type": "f32"}}}, "psqt: found layers of floats"),
+        ({"psqt": True, "perspectives": "white"}, "psqt: found perspectives: white"),
+        ({"layers": [{"outputs": 4, "type": "f32", "limit": 3}]}, "limit: found 3, but the weights are floats"),
+        ({"layers": [{"outputs": 4, "type": "f32", "shift": 3}]}, "shift: found 3, but the outputs are floats"),
+        ({"output_buckets": {"rule": "weights"}}, "weights: found 0, expected 5"),
+        ({"output_buckets": {"weights": [1, 1, 1, 1, 1]}}, "weights: found 5 with rule: stockfish"),
+        ({"output_buckets": {"rule": "squares"}}, "squares: found 0 pieces with rule: squares"),
+        ({"output_buckets": {"squares": {"K": [0] * 64}}}, "squares: found 1 pieces with rule: stockfish"),
+        (
+            {"output_buckets": {"rule": "squares", "squares": {"K": [0] * 63}}},
+            "squares.K: found 63 numbers, expected 64",
+        ),
         ({"output_buckets": {"rule": "squares", "squares": {"X": [0] * 64}}}, "squares"),
         ({"output_buckets": {"rule": "squares", "squares": {"P": [0] * 64}, "table": [1]}}, "bucket 1, expected 0 … 0"),
         (

@@ -145,9 +145,12 @@ def test_stacks_of_the_version_are_the_net_of_the_version() -> None:
 @pytest.mark.parametrize(
     ("buckets", "message"),
     [
-        ({"count": 4, "rule": "weights", "weights": [0, 1, 1, 2, 4]}, "rule is weights, expected one by pieces and"),
-        ({"count": 4, "rule": "table", "table": [4] * 33}, "a table with bucket 4, expected 0 … 3"),
-        ({"count": 6, "rule": "queens"}, "count is 6, expected a multiple of 4"),
+        (
+            {"count": 4, "rule": "weights", "weights": [0, 1, 1, 2, 4]},
+            "rule: found weights, expected one by pieces and",
+        ),
+        ({"count": 4, "rule": "table", "table": [4] * 33}, "table: found bucket 4, expected 0 … 3"),
+        ({"count": 6, "rule": "queens"}, "count: found 6, expected a multiple of 4"),
     ],
 )
 def test_what_chooses_no_stack(buckets: dict[str, Any], message: str) -> None:

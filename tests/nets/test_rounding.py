@@ -289,7 +289,9 @@ def test_a_net_from_outside_says_that_it_cannot() -> None:
     registry.load_plugin(Path(__file__).parent / "my_net.py")
     kind = "my_net.py:MyNet"
     model = nets.build({"kind": kind, "hidden": 8})
-    with pytest.raises(UserError, match=r"MyNet: has no fake quantisation: its net defines no integer_forward"):
+    with pytest.raises(
+        UserError, match=r"MyNet: quantisation-aware training is not possible: the net does not define integer_forward"
+    ):
         model.set_rounding(True)
     with pytest.raises(UserError, match=r"quantisation: unknown key"):
         nets.parse({"kind": kind, "quantisation": {"qat": True}}, "test")

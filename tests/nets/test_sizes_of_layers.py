@@ -75,8 +75,8 @@ def test_they_train(project_root: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"kind": "sfnnv5", "l2": 1}, "l2 is 1, expected more than 1, which the skip connection takes"),
-        ({"kind": "sfnnv16", "l2": 2}, "l2 is 2, expected more than 2, which the skip connection takes"),
+        ({"kind": "sfnnv5", "l2": 1}, "l2: found 1, expected more than the 1 that the skip connection takes"),
+        ({"kind": "sfnnv16", "l2": 2}, "l2: found 2, expected more than the 2 that the skip connection takes"),
         ({"kind": "sfnnv16", "l3": 0}, "l3"),
         ({"kind": "sfnnv16", "l2": 1025}, "l2"),
     ],

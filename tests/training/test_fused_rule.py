@@ -43,7 +43,7 @@ def test_state_moves_to_another_optimiser_bit_for_bit(config: OptimizerConfig) -
 def test_counts_that_differ_are_refused_by_name() -> None:
     optimizer = Optimizer(Net(), AdamW())
     state = optimizer.state_dict()
-    with pytest.raises(ValueError, match=r"tensor step/head is 3, expected 0 as step/weight"):
+    with pytest.raises(ValueError, match=r"tensor step/head: found 3, expected 0, as in step/weight"):
         optimizer.load_state_dict({**state, "step/head": torch.tensor(3.0)})
 
 

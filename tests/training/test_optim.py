@@ -174,7 +174,7 @@ def test_rows_must_divide_evenly():
         def factorised(self) -> dict[str, list[VirtualRows]]:
             return {"weight": [VirtualRows(0, GROUPS * ROWS, 3)]}
 
-    with pytest.raises(ValueError, match="weight: 20 rows cannot share 3 virtual rows evenly"):
+    with pytest.raises(ValueError, match="weight: found 3 virtual rows for 20 rows"):
         Optimizer(Odd(), AdamW())
 
 
@@ -433,8 +433,8 @@ def test_the_guard_sees_rows_with_and_without_virtual_rows(row):
 @pytest.mark.parametrize(
     ("part", "message"),
     [
-        (VirtualRows(12, 12, 4), "weight: rows 12 to 24 of 20"),
-        (VirtualRows(0, 20, 0), "weight: 20 rows cannot share 0 virtual rows evenly"),
+        (VirtualRows(12, 12, 4), "weight: found virtual rows for rows 12 to 24, expected rows within 0 to 20"),
+        (VirtualRows(0, 20, 0), "weight: found 0 virtual rows for 20 rows"),
     ],
 )
 def test_ranges_that_do_not_fit(part, message):

@@ -199,7 +199,7 @@ def test_a_net_from_outside_is_compared_without(tmp_path, positions, monkeypatch
     arguments = (tmp_path / "c.safetensors", "--data", positions, "--plugin", plugin, "--positions", 100)
     result = CliRunner().invoke(app, ["check", *map(str, arguments)])
     assert result.exit_code == 0, result.exception
-    assert "has no fake quantisation" in result.stderr
+    assert "quantisation-aware training is not possible" in result.stderr
     assert "float - integer" in result.stdout
     assert "fake-quantised" not in result.stdout
 

@@ -297,9 +297,9 @@ def test_a_frozen_parameter_keeps_moments_and_stays_out_of_norms() -> None:
 def test_wrong_groups_are_named() -> None:
     with pytest.raises(UserError, match=r"groups.0.match: 'nothing\*' matches no parameter, .* of weight, head"):
         Optimizer(Net(), config(kind="adamw", groups=[{"match": "nothing*"}]))
-    with pytest.raises(UserError, match="SGD has no betas"):
+    with pytest.raises(UserError, match="found betas, but SGD has none"):
         Optimizer(Net(), config(kind="torch", name="SGD", groups=[{"match": "*", "betas": [0.9, 0.9]}]))
-    with pytest.raises(UserError, match="schedule_free averages weights itself"):
+    with pytest.raises(UserError, match="schedule_free, which averages weights itself"):
         Optimizer(Net(), config(kind="schedule_free"), averages=True)
     for section in (
         {"kind": "ranger_lite", "stable_decay": True, "max_value": 1.0},

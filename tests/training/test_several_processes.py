@@ -741,7 +741,7 @@ def test_columns_are_cut_as_evenly_as_kernels_allow(columns, size, cuts):
 
 
 def test_columns_that_are_too_few():
-    with pytest.raises(ValueError, match="2 columns are too few for 3 ranks"):
+    with pytest.raises(ValueError, match="found 2 columns, expected at least one for each of 3 processes"):
         cut(2, 3)
 
 

@@ -310,7 +310,7 @@ def test_a_description_may_state_larger_limits(tmp_path: Path) -> None:
     quantized = net_from_checkpoint(checkpoint.load(path), "a")
     assert quantized.tensors["feature_transformer.weight"].max() == 200
     assert "limit" not in nets.build(SMALL_SCALE).architecture["quantisation"]["first"], "files stay as they are"
-    with pytest.raises(UserError, match=r"found a limit of 200, expected at most 127, which i8 holds"):
+    with pytest.raises(UserError, match=r"limit: found 200, expected at most 127, the largest value of i8"):
         nets.build({**SMALL_SCALE, "quantisation": {"first": {"type": "i8", "limit": 200}}})
 
 
