@@ -1,7 +1,7 @@
 """Pages about runs, nets and data (docs/analysis.md).
 
-`runs`, `net_inspect` and `data_profile` collect what `nnue report`, `nnue inspect` and `nnue data profile` show, as
-plain data; `plots` draws it with matplotlib, and `page` puts it on one HTML page that needs nothing else.
+`runs`, `net_inspect` and `data_profile` collect as plain data what `nnue report`, `nnue inspect` and `nnue data
+profile` show. `report`, `net_page` and `data_profile` make plots and one HTML page of it (`nnue_trainer/pages/`).
 """
 
 from typing import Any
@@ -10,7 +10,7 @@ from nnue_trainer import _old_names, stats
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("Ewm", "Rolling", "WindowFunction", "ewm", "rolling"):
+    if name in ("WindowFunction", "ewm", "rolling"):
         _old_names.warn(f"analysis.{name}", f"stats.{name}")
         return getattr(stats, name)
     raise AttributeError(f"module 'nnue_trainer.analysis' has no attribute {name!r}")

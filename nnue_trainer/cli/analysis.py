@@ -82,7 +82,7 @@ def inspect(
 ) -> None:
     """Show what is in a net: sizes, ranges, dead and saturated neurons, weight maps, differences."""
 
-    from nnue_trainer.analysis import net_inspect
+    from nnue_trainer.analysis import net_inspect, net_page
     from nnue_trainer.analysis.agreement import Positions, spread
 
     plugins.load(plugin)
@@ -103,15 +103,15 @@ def inspect(
             progress=progress,
         )
     chosen_neurons = neuron or []
-    net_inspect.check_neurons(found, chosen_neurons)
+    net_page.check_neurons(found, chosen_neurons)
     save_pictures(
         html,
-        lambda: net_inspect.page(found, chosen_neurons),
+        lambda: net_page.page(found, chosen_neurons),
         png,
-        lambda: net_inspect.plots(found, chosen_neurons),
+        lambda: net_page.plots(found, chosen_neurons),
         f"{shown(net.name)}   ·   {found.net.name}",
     )
-    print(json.dumps(net_inspect.as_dict(found)) if as_json else net_inspect.text(found))
+    print(json.dumps(net_page.as_dict(found)) if as_json else net_page.text(found))
 
 
 def profile(

@@ -12,9 +12,9 @@ import torch
 from typed import present
 
 from nnue_trainer import data, nets
-from nnue_trainer.analysis import net_inspect
+from nnue_trainer.analysis import net_inspect, net_page
 from nnue_trainer.analysis.agreement import Positions, built_in_positions, spread
-from nnue_trainer.analysis.net_inspect import king_buckets, plane_names, state_names, weight_map
+from nnue_trainer.analysis.planes import is_piece_square, king_buckets, plane_names, state_names, weight_map
 from nnue_trainer.data import feature_set
 from nnue_trainer.data.features import BASIC_FEATURE_SETS
 from nnue_trainer.data.info import king_bucket
@@ -72,10 +72,10 @@ def test_a_net_and_its_checkpoint_show_the_same(kind, tmp_path):
     assert np.array_equal(of_net.scores, of_checkpoint.scores)
     assert present(of_net.first).neurons == present(of_checkpoint.first).neurons
     assert of_net.layers
-    page = render(net_inspect.page(of_net))
+    page = render(net_page.page(of_net))
     assert "Weights of each neuron" in page
-    json.dumps(net_inspect.as_dict(of_net), allow_nan=False)
-    assert kind.split("-")[0][:5] in net_inspect.text(of_net)
+    json.dumps(net_page.as_dict(of_net), allow_nan=False)
+    assert kind.split("-")[0][:5] in net_page.text(of_net)
 
 
 def test_every_registered_net_has_what_inspect_needs():
@@ -99,13 +99,13 @@ def test_a_net_from_outside(tmp_path):
     assert first.neurons == 16
     assert [each.part for each in first.maps] == ["HalfKAv2_hm"]
     assert found.agreement is not None
-    render(net_inspect.page(found))
+    render(net_page.page(found))
 
 
 @pytest.mark.parametrize("name", [*BASIC_FEATURE_SETS, data.piece_square_set(), data.piece_square_set(planes=10)])
 def test_planes_and_buckets_are_found_by_expanding_positions(name):
     for part in feature_set(name).parts:
-        if not net_inspect._is_piece_square(part):
+        if not is_piece_square(part):
             continue
         names = plane_names(part)
         for piece in PIECES:
@@ -256,10 +256,10 @@ def test_dead_neurons_and_wide_weights_are_named(tmp_path):
     assert any("always at their upper limit on these positions: 9" in line for line in found.warnings)
     assert any("does not fit the integers" in line for line in found.warnings)
     assert any(line.startswith("output.weight: 1 values beyond the limit") for line in found.warnings)
-    assert net_inspect.as_dict(found)["activity"]["dead"] == [3]
-    assert net_inspect.as_dict(found)["activity"]["stuck"] == [9]
-    assert "float_against_integers" in net_inspect.as_dict(found)
-    render(net_inspect.page(found))
+    assert net_page.as_dict(found)["activity"]["dead"] == [3]
+    assert net_page.as_dict(found)["activity"]["stuck"] == [9]
+    assert "float_against_integers" in net_page.as_dict(found)
+    render(net_page.page(found))
 
 
 def test_differences_of_two_nets(tmp_path):
@@ -273,7 +273,7 @@ def test_differences_of_two_nets(tmp_path):
     assert by_name["output.weight"].changed == pytest.approx(1 / 32)
     assert by_name["feature_transformer.weight"].largest == 0
     assert by_name["feature_transformer.weight"].correlation == pytest.approx(1)
-    assert "Scores of both nets" in render(net_inspect.page(found))
+    assert "Scores of both nets" in render(net_page.page(found))
     itself = net_inspect.inspect(one, few(), against=one)
     assert present(itself.other_scores).tolist() == itself.scores.tolist()
     wider = saved(tmp_path / "three.safetensors", {"kind": "simple", "hidden": 32})

@@ -1,0 +1,493 @@
+"""What `nnue inspect` shows of an `Inspection`: text, JSON data, plots and a page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from nnue_trainer.analysis.agreement import check_same
+from nnue_trainer.analysis.net_inspect import BINS, Inspection, TensorFacts
+from nnue_trainer.analysis.planes import PIECES, SQUARES, WeightMap
+from nnue_trainer.base.progress import size as bytes_of
+from nnue_trainer.data.features import feature_set
+from nnue_trainer.errors import UserError, shown
+from nnue_trainer.export.convert import accumulator_bound
+from nnue_trainer.modules import PerspectiveTransformer
+from nnue_trainer.pages.page import Page, Section, Table
+from nnue_trainer.pages.plots import BAD, GRID, INK, SERIES, Plot, thin
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Floats = npt.NDArray[np.float64]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray | torch.Tensor):
+        return [_plain(item) for item in value.tolist()]
+    if isinstance(value, float):
+        return value if np.isfinite(value) else None
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if hasattr(value, "__dataclass_fields__"):
+        return {name: _plain(getattr(value, name)) for name in value.__dataclass_fields__}
+    return value
+
+
+def as_dict(found: Inspection) -> dict[str, Any]:
+    """Plain JSON data."""
+    activity = found.activity
+    agreement = found.agreement
+    return {
+        "path": found.path,
+        "architecture": found.net.architecture,
+        "name": found.net.name,
+        "parameters": found.parameters,
+        "bytes": found.bytes,
+        "warnings": found.warnings,
+        "tensors": [_plain(tensor) | {"reach": tensor.reach} for tensor in found.tensors],
+        "first_layer": _plain(found.first),
+        "accumulators": {
+            "limit": found.net.accumulator_limit,
+            "bound": accumulator_bound(found.quantized) if found.quantized else None,
+            "largest_seen": float(activity.largest.max()) * found.accumulator_scale if activity else None,
+        },
+        "positions": {"count": len(found.positions.records), "from": found.positions.origin},
+        "activity": None
+        if activity is None
+        else {
+            "dead": activity.dead.nonzero().flatten().tolist(),
+            "stuck": activity.stuck.nonzero().flatten().tolist(),
+            "zeros": activity.zeros,
+            "positive": _plain(activity.positive),
+            "saturated": _plain(activity.saturated),
+        },
+        "layers": [_plain(layer) for layer in found.layers],
+        "float_against_integers": None
+        if agreement is None
+        else {
+            "mean": _plain(float(agreement.difference.mean())),
+            "mean_size": _plain(float(np.abs(agreement.difference).mean())),
+            "largest": _plain(float(np.abs(agreement.difference).max(initial=0))),
+        },
+        "against": None
+        if not found.against
+        else {
+            "path": found.against,
+            "tensors": [_plain(difference) for difference in found.differences],
+            "scores": None if found.other_scores is None else _score_difference(found),
+        },
+    }
+
+
+def _score_difference(found: Inspection) -> dict[str, Any]:
+    assert found.other_scores is not None
+    distance = found.other_scores - found.scores
+    return {
+        "mean": _plain(float(distance.mean())),
+        "mean_size": _plain(float(np.abs(distance).mean())),
+        "largest": _plain(float(np.abs(distance).max(initial=0))),
+        "correlation": _plain(check_same([found.scores, found.other_scores])),
+    }
+
+
+def _tensor_rows(found: Inspection) -> list[list[str]]:
+    return [
+        [
+            fact.name,
+            f"{fact.dtype} {'×'.join(map(str, fact.shape))}",
+            f"{fact.low:,.0f} … {fact.high:,.0f}",
+            f"{fact.limit:,}",
+            f"{fact.reach:.1%}",
+            f"{fact.at_limit:.3%}",
+            f"{fact.zeros:.1%}",
+            f"{fact.deviation / fact.scale:.4g}",
+        ]
+        for fact in found.tensors
+    ]
+
+
+_TENSOR_HEAD = ["tensor", "type and shape", "integers", "limit", "reach", "at limit", "zeros", "deviation"]
+
+
+def _facts(found: Inspection) -> list[tuple[str, str]]:
+    facts = [
+        ("net", found.net.name),
+        ("input features", found.net.feature_set),
+        ("parameters", f"{found.parameters:,}"),
+        ("file", bytes_of(found.bytes)),
+        ("layer stacks", str(found.net.num_stacks)),
+    ]
+    activity = found.activity
+    if activity is not None:
+        largest = float(activity.largest.max()) * found.accumulator_scale
+        facts += [
+            ("accumulators reach", f"{largest:,.0f} of {found.net.accumulator_limit:,}"),
+            ("dead neurons", f"{int(activity.dead.sum()):,} of {len(activity.positive):,}"),
+            ("saturated accumulators", f"{float(activity.saturated.mean()):.1%}"),
+            ("zeros the layers see", f"{activity.zeros:.1%}"),
+        ]
+    if found.quantized is not None:
+        facts.append(("accumulators cannot pass", f"{accumulator_bound(found.quantized):,}"))
+    if found.agreement is not None and len(found.agreement.floats):
+        difference = np.abs(found.agreement.difference)
+        facts.append(("integers − float", f"mean size {difference.mean():.2f}, largest {difference.max():.0f}"))
+    facts.append(("positions", found.positions.origin))
+    return facts
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    for row in rows:
+        cells = [
+            cell.ljust(width) if i < 2 else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        yield "  " + "  ".join(cells).rstrip()
+
+
+def text(found: Inspection) -> str:
+    lines = [shown(found.path)]
+    lines += [f"  {name:28} {shown(value)}" for name, value in _facts(found)]
+    lines += ["", *_aligned([_TENSOR_HEAD, *_tensor_rows(found)])]
+    if found.layers:
+        lines += ["", *_aligned([_LAYER_HEAD, *_layer_rows(found)])]
+    if found.first is not None:
+        words = ("least", "5 %", "median", "95 %", "most")
+        values = np.quantile(found.first.l2, [0, 0.05, 0.5, 0.95, 1])
+        norms = ", ".join(f"{word} {value:.3g}" for word, value in zip(words, values, strict=True))
+        lines += ["", f"  norm of a neuron's weights (L2): {norms}"]
+    if found.against:
+        lines += ["", f"  against {shown(found.against)}"]
+        if found.differences:
+            lines += _aligned([_DIFFERENCE_HEAD, *_difference_rows(found)])
+        scores = _score_difference(found)
+        lines.append(
+            f"  scores: {scores['mean']:+.2f} on average, {scores['mean_size']:.2f} in size, largest "
+            f"{scores['largest']:.0f}"
+        )
+    lines += [f"  note: {shown(line)}" for line in found.warnings]
+    return "\n".join(lines)
+
+
+_LAYER_HEAD = ["layer", "inputs that are", "zero", "at the top", "dead"]
+
+
+def _layer_rows(found: Inspection) -> list[list[str]]:
+    return [
+        [layer.name, "", f"{layer.zeros:.1%}", f"{layer.at_top:.2%}", f"{layer.dead} of {layer.inputs}"]
+        for layer in found.layers
+    ]
+
+
+_DIFFERENCE_HEAD = ["tensor", "steps apart", "mean", "largest", "changed", "correlation"]
+
+
+def _difference_rows(found: Inspection) -> list[list[str]]:
+    return [
+        [
+            difference.name,
+            "",
+            f"{difference.mean:.3f}",
+            f"{difference.largest:,.1f}",
+            f"{difference.changed:.1%}",
+            f"{difference.correlation:.4f}" if np.isfinite(difference.correlation) else "–",
+        ]
+        for difference in found.differences
+    ]
+
+
+def plots(found: Inspection, neurons: Sequence[int] = ()) -> list[Plot]:
+    return [
+        *_neuron_plots(found),
+        *_map_plots(found),
+        *_single_neurons(found, neurons),
+        *_score_plots(found),
+        *(_histogram(fact) for fact in found.tensors),
+    ]
+
+
+def _histogram(fact: TensorFacts) -> Plot:
+    def draw(axes: Axes) -> None:
+        edges = np.linspace(-fact.span, fact.span, BINS + 1)
+        axes.bar(
+            edges[:-1], np.maximum(fact.histogram, 0), width=np.diff(edges), align="edge", color=SERIES[0], linewidth=0
+        )
+        axes.set_yscale("symlog", linthresh=1)
+        axes.set_ylim(bottom=0)
+        if fact.reach > 0.4:
+            for side in (-fact.limit, fact.limit):
+                axes.axvline(side, color=BAD, linewidth=1, linestyle=(0, (4, 3)))
+        axes.set_xlabel("integer steps")
+        axes.set_ylabel("values")
+
+    return Plot(
+        fact.name,
+        draw,
+        note=f"1.0 is {fact.scale:.6g} steps; limit ±{fact.limit:,}; {fact.zeros:.1%} zeros, {fact.at_limit:.2%} at "
+        "the limit.",
+        height=2.1,
+    )
+
+
+def _neuron_plots(found: Inspection) -> Iterator[Plot]:
+    first, activity = found.first, found.activity
+    if first is not None:
+
+        def norms(axes: Axes) -> None:
+            x = np.arange(first.neurons)
+            for values, color in ((first.l2, SERIES[0]), (first.largest, SERIES[1])):
+                ordered = np.sort(values)[::-1]
+                axes.plot(*thin(x, ordered, most=400), color=color)
+            axes.set_yscale("log" if (first.l2 > 0).all() and (first.largest > 0).all() else "linear")
+            axes.set_xlabel("neurons, sorted separately for each curve")
+            axes.set_ylabel("in units of 1.0")
+
+        yield Plot(
+            "Weights of each neuron",
+            norms,
+            note="A sharp drop on the right shows neurons that training has not used.",
+            legend=[("norm (L2)", SERIES[0]), ("largest weight", SERIES[1])],
+        )
+    if activity is not None:
+
+        def shares(axes: Axes) -> None:
+            x = np.arange(len(activity.positive))
+            for tensor, color in ((activity.positive, SERIES[0]), (activity.saturated, SERIES[1])):
+                axes.plot(*thin(x, 100 * np.sort(tensor.numpy())[::-1], most=400), color=color)
+            axes.set_ylim(-2, 102)
+            axes.set_xlabel("neurons, sorted separately for each curve")
+            axes.set_ylabel("% of accumulators")
+
+        yield Plot(
+            "How often neurons are active",
+            shares,
+            note=f"Over {found.positions.origin}, both perspectives. At 0 % a neuron is dead, at 100 % a constant.",
+            legend=[("above 0", SERIES[0]), ("at the upper limit", SERIES[1])],
+        )
+
+        def reach(axes: Axes) -> None:
+            largest = activity.largest.numpy() * found.accumulator_scale
+            axes.hist(largest, bins=40, color=SERIES[0], linewidth=0)
+            if largest.max(initial=0) > 0.5 * found.net.accumulator_limit:
+                axes.axvline(found.net.accumulator_limit, color=BAD, linewidth=1, linestyle=(0, (4, 3)))
+            axes.set_xlabel("largest accumulator, integer steps")
+            axes.set_ylabel("neurons")
+
+        yield Plot("Reach of accumulators", reach, note=f"The engine holds {found.net.accumulator_limit:,}.")
+
+
+def _compose(boards: Floats, columns: int) -> Floats:
+    """Boards [n, 64] side by side with a gap between them, a1 at the lower left of each."""
+    rows = -(-len(boards) // columns)
+    picture = np.full((rows * 10, columns * 9 - 1), np.nan)
+    for number, board in enumerate(boards):
+        row, column = divmod(number, columns)
+        top = (rows - 1 - row) * 10
+        picture[top : top + 8, column * 9 : column * 9 + 8] = board.reshape(8, 8)
+    return picture
+
+
+def _boards(axes: Axes, boards: Floats, names: Sequence[str], signed: bool) -> None:
+    import matplotlib
+
+    columns = 6 if len(boards) > 6 else len(boards)
+    picture = _compose(boards, columns)
+    most = float(np.nanmax(np.abs(picture))) or 1.0
+    colormap = matplotlib.colormaps["RdBu_r" if signed else "viridis"].with_extremes(bad=(0, 0, 0, 0))
+    low = -most if signed else float(np.nanmin(picture))
+    image = axes.imshow(picture, origin="lower", cmap=colormap, vmin=low, vmax=most, interpolation="nearest")
+    rows = len(picture) // 10
+    for number, name in enumerate(names):
+        row, column = divmod(number, columns)
+        axes.text(
+            column * 9 + 3.5,
+            (rows - 1 - row) * 10 + 8.2,
+            _short(name),
+            ha="center",
+            va="bottom",
+            fontsize=6,
+            color=INK,
+        )
+    bar = axes.figure.colorbar(image, ax=axes, orientation="horizontal", fraction=0.05, pad=0.02, aspect=50)
+    bar.ax.tick_params(labelsize=7, length=2)
+    bar.outline.set_visible(False)
+
+
+def _short(name: str) -> str:
+    return "kings" if " and " in name else name
+
+
+def _ordered(names: Sequence[str]) -> list[int]:
+    """Planes in the order of the board's pieces: own first."""
+    rank = {name: number for number, name in enumerate(PIECES)}
+    return sorted(range(len(names)), key=lambda i: (rank.get(names[i].split(" and ")[0], 99), i))
+
+
+def _map_plots(found: Inspection) -> Iterator[Plot]:
+    for each in found.first.maps if found.first is not None else ():
+        order = _ordered(each.planes)
+        several = len(each.sizes) > 1
+
+        def pieces(axes: Axes, each: WeightMap = each, order: Sequence[int] = tuple(order)) -> None:
+            _boards(axes, each.sizes.mean(0)[list(order)], [each.planes[i] for i in order], signed=False)
+
+        yield Plot(
+            f"Size of weights by piece and square: {each.part}",
+            pieces,
+            note="Mean magnitude over all neurons" + (" and buckets" if several else "") + ", own side below.",
+            plain=True,
+            height=1.75,
+        )
+        if not several:
+            continue
+
+        def kings(axes: Axes, each: WeightMap = each) -> None:
+            by_bucket = each.sizes.mean((1, 2)).reshape(-1, len(each.states)).mean(1)
+            board = np.where(each.king_buckets >= 0, by_bucket[np.maximum(each.king_buckets, 0)], np.nan).reshape(8, 8)
+            image = axes.imshow(board, origin="lower", cmap="viridis", aspect="equal")
+            middle = (np.nanmin(board) + np.nanmax(board)) / 2
+            for square, bucket in enumerate(each.king_buckets.tolist()):
+                if bucket >= 0:
+                    rank, file = divmod(square, 8)
+                    color = "white" if board[rank, file] < middle else "black"
+                    axes.text(file, rank, str(bucket), ha="center", va="center", fontsize=6.5, color=color)
+            axes.set_xticks(range(8), list("abcdefgh"))
+            axes.set_yticks(range(8), [str(rank + 1) for rank in range(8)])
+            axes.tick_params(length=0)
+            axes.figure.colorbar(image, ax=axes, shrink=0.9).outline.set_visible(False)
+
+        yield Plot(
+            f"Size of weights by king: {each.part}",
+            kings,
+            note="Numbers are king buckets. Small weights belong to king squares that are rare in the training data.",
+            plain=True,
+            height=2.8,
+        )
+
+        def table(axes: Axes, each: WeightMap = each, order: Sequence[int] = tuple(order)) -> None:
+            image = axes.imshow(each.sizes.mean(2)[:, list(order)].T, cmap="viridis", aspect="auto")
+            axes.set_yticks(range(len(order)), [_short(each.planes[i]) for i in order])
+            axes.tick_params(length=0, labelsize=6.5)
+            states = len(each.states)
+            axes.set_xlabel("king bucket" if states == 1 else "king bucket, state")
+            ticks = range(0, len(each.sizes), max(1, len(each.sizes) // 8))
+            axes.set_xticks(ticks, [str(i) if states == 1 else f"{i // states}, {i % states}" for i in ticks])
+            axes.figure.colorbar(image, ax=axes, shrink=0.9).outline.set_visible(False)
+
+        states = "; ".join(f"{number}: {name}" for number, name in enumerate(each.states) if name)
+        yield Plot(
+            f"Size of weights by king bucket and piece: {each.part}",
+            table,
+            note=f"States: {states}." if states else "",
+            plain=True,
+            height=2.6,
+        )
+
+
+def check_neurons(found: Inspection, neurons: Sequence[int]) -> None:
+    """UserError for a number that the net's first layer does not have."""
+    count = found.first.neurons if found.first is not None else 0
+    for neuron in neurons:
+        if not 0 <= neuron < count:
+            raise UserError(f"--neuron {neuron}: the first layer has {count} neurons, expected 0 … {count - 1}")
+
+
+def _single_neurons(found: Inspection, neurons: Sequence[int]) -> Iterator[Plot]:
+    """Plots of the neurons that were requested, or else of the six with the largest weights."""
+    first = found.first
+    if first is None or not first.maps:
+        return
+    part = next(part for part in feature_set(found.model.feature_set).parts if part.name == first.maps[0].part)
+    layer = next(module for module in found.model.modules() if isinstance(module, PerspectiveTransformer))
+    chosen = list(neurons) or np.argsort(-first.l2, kind="stable")[:6].tolist()
+    names = first.maps[0].planes
+    order = _ordered(names)
+    for neuron in chosen:
+        column = layer.weight.detach()[part.first_feature : part.first_feature + part.num_features, neuron]
+        buckets = column.double().numpy().reshape(-1, part.bucket_size)[:, part.bucket_size % SQUARES :]
+        boards = buckets.reshape(len(buckets), -1, SQUARES).mean(0)[order]
+        draw = partial(_boards, boards=boards, names=[names[i] for i in order], signed=True)
+        over = ", mean over king buckets" if len(buckets) > 1 else ""
+        active = ""
+        if found.activity is not None:
+            active = f" Above 0 in {float(found.activity.positive[neuron]):.0%} of the accumulators."
+        yield Plot(
+            f"Neuron {neuron}",
+            draw,
+            note=f"Weights{over}: red raises, blue lowers.{active}",
+            plain=True,
+            height=1.75,
+        )
+
+
+def _score_plots(found: Inspection) -> Iterator[Plot]:
+    def against(x: Floats, y: Floats, across: str, up: str) -> Callable[[Axes], None]:
+        def draw(axes: Axes) -> None:
+            most = float(np.abs(np.concatenate([x, y])).max(initial=1)) * 1.05
+            axes.plot([-most, most], [-most, most], color=GRID, linewidth=1)
+            axes.plot(x, y, "o", color=SERIES[0], markersize=2.2, alpha=0.5, markeredgewidth=0)
+            axes.set_xlim(-most, most)
+            axes.set_ylim(-most, most)
+            axes.set_xlabel(across)
+            axes.set_ylabel(up)
+
+        return draw
+
+    if found.agreement is not None and len(found.agreement.floats):
+        floats, integers = thin(found.agreement.floats, found.agreement.integers)
+        difference = np.abs(found.agreement.difference)
+        yield Plot(
+            "Float model and integers",
+            against(floats, integers, "float model, engine units", "integers"),
+            note=f"Differences: {difference.mean():.2f} in size on average, {difference.max():.0f} at most.",
+        )
+    if found.other_scores is not None and len(found.other_scores):
+        mine, other = thin(found.scores, found.other_scores)
+        scores = _score_difference(found)
+        yield Plot(
+            "Scores of both nets",
+            against(mine, other, "this net, engine units", "the other net"),
+            note=f"Differences: {scores['mean_size']:.2f} in size on average, {scores['largest']:.0f} at most.",
+        )
+
+
+def page(found: Inspection, neurons: Sequence[int] = ()) -> Page:
+    path = Path(found.path)
+    name = f"{path.parent.parent.name}: {path.name}" if path.parent.name == "checkpoints" else path.name
+    overview = Section("Overview", facts=_facts(found), warnings=found.warnings)
+    sections = [overview]
+    if found.against:
+        head = [_DIFFERENCE_HEAD[0], *_DIFFERENCE_HEAD[2:]]
+        rows = [[row[0], *row[2:]] for row in _difference_rows(found)]
+        sections.append(
+            Section(
+                "Difference",
+                text=f"Against {found.against}, in integer steps; changed: by half a step or more.",
+                tables=[Table(head, rows)] if rows else [],
+                plots=[plot for plot in _score_plots(found) if plot.title == "Scores of both nets"],
+            )
+        )
+    neurons_seen = [*_neuron_plots(found), *(p for p in _score_plots(found) if p.title != "Scores of both nets")]
+    tables = []
+    if found.layers:
+        rows = [[row[0], *row[2:]] for row in _layer_rows(found)]
+        tables = [Table(["what a layer sees", "zeros", "at the top", "dead"], rows)]
+    sections.append(Section("Neurons", tables=tables, plots=neurons_seen))
+    maps = [*_map_plots(found), *_single_neurons(found, neurons)]
+    if maps:
+        sections.append(Section("Weight maps of the first layer", plots=maps))
+    sections.append(
+        Section(
+            "Tensors",
+            tables=[Table(_TENSOR_HEAD, _tensor_rows(found), numbers=2)],
+            plots=[_histogram(fact) for fact in found.tensors],
+        )
+    )
+    return Page(shown(name), f"{found.net.name}, {found.parameters:,} parameters", sections)
