@@ -11,7 +11,7 @@ from torch import Tensor
 
 from nnue_trainer.optim import fused_operators
 from nnue_trainer.optim.late_rows import HostLateRows, LateRows
-from nnue_trainer.optim.parts import LARGEST_COPY, Moments, Numbers, Part, write_copy
+from nnue_trainer.optim.parts import LARGEST_COPY, Moments, Norm, Numbers, Part, write_copy
 from nnue_trainer.optim.update_rule import UpdateRule
 
 
@@ -33,9 +33,9 @@ class FusedOptimizer:
     flag: InitVar[Tensor | None] = None
     late: InitVar[Iterable[str]] = ()
     """names of parameters whose rows are updated when they are needed, on a GPU those that it pays for: see LateRows"""
-    norm_of: Callable[[Sequence[tuple[Part, Tensor]]], Tensor] | None = None
+    norm_of: Callable[[Sequence[tuple[Part, Tensor]], Norm], Tensor] | None = None
     """Numbers whose norm is that of the gradients of these parts, virtual rows included, where this process has not all
-    of them; None: it has."""
+    of them; None: it has. The second argument is `_norm`."""
     pairs: list[tuple[Part, Moments]] = field(init=False)
     step_count: Tensor = field(init=False)
     failed: Tensor = field(init=False)
@@ -109,7 +109,7 @@ class FusedOptimizer:
         read = [(gradient, part.virtual_rows if everything else 0) for part, gradient in guarded]
         rows = [self._marks_of(part) for part, _ in guarded] + [self._no_marks] * len(also)
         if everything and self.norm_of is not None:
-            read, rows = [(self.norm_of(guarded), 0)], []
+            read, rows = [(self.norm_of(guarded, self._norm), 0)], []
         read += also
         if self.rule.stable_decay:
             elements = sum(moments.weight.numel() + moments.shared[-1].numel() for _, moments, _ in active)
@@ -140,6 +140,18 @@ class FusedOptimizer:
             )
         for late in self.late_rows.values():
             late.step()
+
+    def _norm(self, guarded: Sequence[tuple[Part, Tensor]]) -> Tensor:
+        """The norm of the gradients of these parts, those of virtual rows included, float64; NaN: not finite."""
+        numbers = self._numbers[0]
+        state = [torch.zeros_like(tensor) for tensor in numbers.state]
+        gradients, shared = [gradient for _, gradient in guarded], [part.virtual_rows for part, _ in guarded]
+        marks = [self._marks_of(part) for part, _ in guarded]
+        fused_operators.namespace._optimizer_begin(
+            gradients, shared, torch.zeros_like(self.lr), self.lr, state, numbers.rule.number, numbers.constants,
+            math.inf, marks,
+        )  # fmt: skip
+        return torch.where(state[1] == 0, state[2][fused_operators.NORM], math.nan)
 
     def _marks_of(self, part: Part) -> Tensor:
         """uint8: the rows of the gradient that may be other than zeros; no elements: all."""

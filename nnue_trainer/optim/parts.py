@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -114,6 +115,10 @@ class Numbers:
     def state(self) -> list[Tensor]:
         """As the operators take it."""
         return [self.step_count, self.failed, self.numbers]
+
+
+Norm = Callable[[Sequence[tuple[Part, Tensor]]], Tensor]
+"""The norm of the gradients of some parts, those of virtual rows included."""
 
 
 def write_copy(copy: Tensor, weight: Tensor, steps: float) -> None:

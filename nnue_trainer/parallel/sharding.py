@@ -32,7 +32,7 @@ from nnue_trainer.losses.base import Loss, mean
 from nnue_trainer.modules.layer_stacks import FirstOutputs, LayerStacks, StackOrder, Targets
 from nnue_trainer.nets.base import NnueModel, StackedModel
 from nnue_trainer.optim import Optimizer
-from nnue_trainer.optim.parts import Part
+from nnue_trainer.optim.parts import Norm, Part
 from nnue_trainer.parallel.ranks import Ranks
 from nnue_trainer.parallel.split import Split, cut
 
@@ -328,19 +328,13 @@ class ShardedColumns(Unsharded):
         """`rows` with rows of zeros behind them, `size` rows in all."""
         return rows if len(rows) == size else F.pad(rows, [0, 0] * (rows.dim() - 1) + [0, size - len(rows)])
 
-    def _norm(self, guarded: Sequence[tuple[Part, Tensor]]) -> Tensor:
+    def _norm(self, guarded: Sequence[tuple[Part, Tensor]], norm: Norm) -> Tensor:
         """Numbers, fp32, whose norm is the norm of all gradients of all ranks, including those of virtual rows. They
-        are bit-identical on all ranks. `guarded`: this rank's parts of parameters, with their gradients."""
-        squares = guarded[0][1].new_zeros(2, dtype=torch.float64)
-        for part, gradient in guarded:
-            kinds = [gradient]
-            if part.virtual_rows:  # 16-bit gradients are widened within the sums, without a copy
-                kinds.append(gradient.view(-1, part.virtual_rows, *gradient.shape[1:]).sum(0, dtype=torch.float32))
-            for kind in kinds:
-                norms = torch.linalg.vector_norm(kind, dim=-1, dtype=torch.float32)
-                squares[int(part.name in self.splits)] += norms.double().square().sum()
-        every = self.ranks.all_gather(squares)
-        return torch.cat([every[:1, 0], every[:, 1]]).sqrt().float()
+        are bit-identical on all ranks. `guarded`: this rank's parts of parameters, with their gradients; `norm`: that
+        of some of them."""
+        kinds = [[each for each in guarded if (each[0].name in self.splits) == split] for split in (False, True)]
+        every = self.ranks.all_gather(torch.stack([norm(kind) for kind in kinds]))
+        return torch.cat([every[:1, 0], every[:, 1]]).float()
 
 
 def shard(ranks: Ranks, model: NnueModel, recipe: Any) -> tuple[Unsharded, str]:
