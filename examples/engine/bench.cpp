@@ -1,7 +1,9 @@
 // bench NET < FENS: evaluations per second of CPU time, moves of games: each FEN that is one move behind the last is an
 // update, any other a refresh. For nets of 768 inputs with SCReLU, king buckets or not, and without layers behind the
 // first, the same is also computed by the inference that engines write by hand for such nets: features are known from
-// the move, rows of a move are added and removed in one loop, kings that change the bucket start from a cache.
+// the move, rows of a move are added and removed in one loop, kings that change the bucket start from a cache. The two
+// take turns, and medians are printed, so that other work on the machine slows down both.
+#include <algorithm>
 #include <array>
 #include <cstdio>
 #include <ctime>
@@ -15,18 +17,23 @@
 
 namespace {
 
-constexpr int kMostChanged = 4;  // squares, of castling
-
 struct Step {
     nnue::Board board;
     bool is_move;  // from the board before
 };
 
-int changed_squares(const nnue::Board& a, const nnue::Board& b) {
-    int count = 0;
-    for (int square = 0; square < 64; ++square) count += a.piece[square] != b.piece[square];
-    return count;
+// Whether there is one move from one board to the other: it adds and removes at most two pieces.
+bool is_one_move(const nnue::Board& a, const nnue::Board& b) {
+    int added = 0, removed = 0;
+    for (int square = 0; square < 64; ++square) {
+        if (a.piece[square] == b.piece[square]) continue;
+        removed += a.piece[square] != nnue::Board::kEmpty;
+        added += b.piece[square] != nnue::Board::kEmpty;
+    }
+    return a.black_to_move != b.black_to_move && added && removed && added <= 2 && removed <= 2;
 }
+
+constexpr int kTurns = 9;
 
 template <class Work>
 double per_second(std::size_t n, Work work) {
@@ -37,8 +44,13 @@ double per_second(std::size_t n, Work work) {
         work();
         done += static_cast<long long>(n);
         seconds = static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC;
-    } while (seconds < 2);
+    } while (seconds < 0.3);
     return static_cast<double>(done) / seconds;
+}
+
+double median(std::array<double, kTurns> values) {
+    std::sort(values.begin(), values.end());
+    return values[kTurns / 2];
 }
 
 // ---- by hand --------------------------------------------------------------------------------------------------------
@@ -73,7 +85,7 @@ struct ByHandNet {
 
     // What a move changes, as an engine's make_move has it.
     struct Delta {
-        int added[kMostChanged], removed[kMostChanged], num_added = 0, num_removed = 0;
+        int added[2], removed[2], num_added = 0, num_removed = 0;
         bool refreshes = false;
     };
 
@@ -174,20 +186,30 @@ struct ByHand<N, std::void_t<typename OnlyPart<typename N::Inputs>::Of>>
     using Base::Base;
 };
 
-// Evaluations per second, and in `scores` those of all steps.
+struct alignas(64) CacheLine {
+    std::int16_t of[32];
+};
+
+// The inference by hand, with the features that each step adds and removes.
 template <class Hand>
-double by_hand(const std::vector<Step>& steps, const std::vector<std::int16_t>& file, std::vector<int>& scores) {
-    Hand hand(file.data());
-    std::vector<std::array<typename Hand::Delta, 2>> deltas(steps.size());
-    std::vector<int> pieces(steps.size());
-    for (std::size_t i = 0; i < steps.size(); ++i) {
-        pieces[i] = steps[i].board.pieces();
-        for (int side = 0; steps[i].is_move && side < 2; ++side) {
-            deltas[i][static_cast<std::size_t>(side)] = hand.delta_of(steps[i - 1].board, steps[i].board, side);
+struct ByHandBench {
+    Hand hand;
+    const std::vector<Step>& steps;
+    std::vector<std::array<typename Hand::Delta, 2>> deltas;
+    std::vector<int> pieces;
+    std::vector<typename Hand::Values> values = std::vector<typename Hand::Values>(2);
+
+    ByHandBench(const std::vector<Step>& all, const std::int16_t* file)
+        : hand(file), steps(all), deltas(all.size()), pieces(all.size()) {
+        for (std::size_t i = 0; i < steps.size(); ++i) {
+            pieces[i] = steps[i].board.pieces();
+            for (int side = 0; steps[i].is_move && side < 2; ++side) {
+                deltas[i][static_cast<std::size_t>(side)] = hand.delta_of(steps[i - 1].board, steps[i].board, side);
+            }
         }
     }
-    std::vector<typename Hand::Values> values(2);
-    return per_second(steps.size(), [&] {
+
+    void run(std::vector<int>& scores) {
         for (std::size_t i = 0; i < steps.size(); ++i) {
             auto &from = values[i % 2], &to = values[1 - i % 2];
             for (int side = 0; side < 2; ++side) {
@@ -200,8 +222,51 @@ double by_hand(const std::vector<Step>& steps, const std::vector<std::int16_t>& 
             }
             scores[i] = hand.evaluate(to, steps[i].board.black_to_move, pieces[i]);
         }
-    });
-}
+    }
+};
+
+// `nnue.h` in an engine that passes what a move changes.
+struct MovesBench {
+    const nnue::Network<Net>& network;
+    const std::vector<Step>& steps;
+    std::vector<nnue::Material> materials;
+    std::vector<nnue::Delta> deltas;
+    std::vector<nnue::Accumulator<Net>> accumulators = std::vector<nnue::Accumulator<Net>>(2);
+    nnue::Cache<Net> cache;
+
+    MovesBench(const nnue::Network<Net>& net, const std::vector<Step>& all)
+        : network(net), steps(all), materials(all.size()), deltas(all.size()) {
+        for (std::size_t i = 0; i < steps.size(); ++i) {
+            const nnue::Board& board = steps[i].board;
+            for (const int colour : {0, 1}) materials[i].king[colour] = board.king[colour];
+            for (int square = 0; square < 64; ++square) {
+                const int is = board.piece[square], was = steps[i ? i - 1 : 0].board.piece[square];
+                if (is != nnue::Board::kEmpty) ++materials[i].count[is];
+                if (!steps[i].is_move || was == is) continue;
+                if (was != nnue::Board::kEmpty) deltas[i].remove(was, square);
+                if (is != nnue::Board::kEmpty) deltas[i].add(is, square);
+            }
+        }
+    }
+
+    void run(std::vector<int>& scores) {
+        for (std::size_t i = 0; i < steps.size(); ++i) {
+            const nnue::Board& board = steps[i].board;
+            auto &from = accumulators[i % 2], &to = accumulators[1 - i % 2];
+            const auto pieces = [&](auto visit) {
+                for (int square = 0; square < 64; ++square) {
+                    if (board.piece[square] != nnue::Board::kEmpty) visit(board.piece[square], square);
+                }
+            };
+            if (steps[i].is_move) {
+                network.update(materials[i - 1], from, materials[i], deltas[i], pieces, to, cache);
+            } else {
+                network.refresh(materials[i], pieces, to, cache);
+            }
+            scores[i] = network.evaluate(to, board.black_to_move, materials[i]);
+        }
+    }
+};
 
 }  // namespace
 
@@ -224,20 +289,18 @@ int main(int argc, char** argv) {
             std::fprintf(stderr, "bench: error: line %d: %s\n", number, error.c_str());
             return 1;
         }
-        const int changed = steps.empty() ? 0 : changed_squares(steps.back().board, board);
-        const bool is_turn = !steps.empty() && steps.back().board.black_to_move != board.black_to_move;
-        steps.push_back({board, is_turn && changed >= 2 && changed <= kMostChanged});
+        steps.push_back({board, !steps.empty() && is_one_move(steps.back().board, board)});
     }
     if (steps.size() < 2) {
         std::fprintf(stderr, "bench: error: expected positions of games, one FEN per line\n");
         return 1;
     }
     long long moves = 0;
-    std::vector<int> scores(steps.size()), others(steps.size());
+    std::vector<int> scores(steps.size());
     for (const Step& step : steps) moves += step.is_move;
     std::vector<nnue::Accumulator<Net>> accumulators(2);
     nnue::Cache<Net> cache;
-    const double ours = per_second(steps.size(), [&] {
+    const auto run = [&] {
         for (std::size_t i = 0; i < steps.size(); ++i) {
             auto &from = accumulators[i % 2], &to = accumulators[1 - i % 2];
             if (steps[i].is_move) {
@@ -247,19 +310,42 @@ int main(int argc, char** argv) {
             }
             scores[i] = network.evaluate(to, steps[i].board);
         }
-    });
+    };
     std::printf("%zu positions, %lld of them one move behind the last\n", steps.size(), moves);
-    std::printf("nnue.h: %.0f evaluations per second\n", ours);
+    using Turns = std::array<double, kTurns>;
+    Turns ours, of_moves, hands;
+    const auto report = [&](const char* name, const Turns& turns) {
+        std::printf("%s: %.0f evaluations per second", name, median(turns));
+        if constexpr (ByHand<Net>::kFits) {
+            Turns times;
+            for (std::size_t turn = 0; turn < kTurns; ++turn) times[turn] = turns[turn] / hands[turn];
+            const auto [least, most] = std::minmax_element(times.begin(), times.end());
+            std::printf(", %.2f times as many as by hand (%.2f to %.2f)", median(times), *least, *most);
+        }
+        std::printf("\n");
+    };
     if constexpr (ByHand<Net>::kFits) {
         const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(argv[1], "rb"), &std::fclose);
-        std::vector<std::int16_t> content(nnue::Network<Net>::file_size() / 2);
-        if (!file || std::fread(content.data(), 2, content.size(), file.get()) != content.size()) return 1;
-        const double hand = by_hand<ByHand<Net>>(steps, content, others);
-        if (others != scores) {
+        constexpr std::size_t kSize = nnue::Network<Net>::file_size();
+        std::vector<CacheLine> content(kSize / sizeof(CacheLine) + 1);
+        if (!file || std::fread(content.data(), 1, kSize, file.get()) != kSize) return 1;
+        ByHandBench<ByHand<Net>> hand(steps, content[0].of);
+        MovesBench with_moves(network, steps);
+        std::vector<int> by_hand(steps.size()), by_moves(steps.size());
+        for (std::size_t turn = 0; turn < kTurns; ++turn) {
+            ours[turn] = per_second(steps.size(), run);
+            of_moves[turn] = per_second(steps.size(), [&] { with_moves.run(by_moves); });
+            hands[turn] = per_second(steps.size(), [&] { hand.run(by_hand); });
+        }
+        if (by_hand != scores || by_moves != scores) {
             std::fprintf(stderr, "bench: error: the scores differ\n");
             return 1;
         }
-        std::printf("by hand: %.0f evaluations per second; nnue.h: %.2f times as many\n", hand, ours / hand);
+        std::printf("by hand: %.0f evaluations per second\n", median(hands));
+        report("nnue.h, with the pieces that a move changes", of_moves);
+    } else {
+        for (double& turn : ours) turn = per_second(steps.size(), run);
     }
+    report("nnue.h, with the boards before and after a move", ours);
     return 0;
 }
