@@ -118,7 +118,7 @@ class FusedRule(Rule):
 
 
 def _parts(work: Work, name: str, decay: float) -> list[Part]:
-    """The rows of a parameter that have virtual rows, and the others cut where their bounds change."""
+    """The rows of a parameter that have virtual rows, and the others, cut where their bounds differ."""
     parameter, settings = work.parameters[name], work.settings.get(name, Settings())
     decay = 0.0 if name in work.virtual else decay if settings.decay is None else settings.decay
     part_of = partial(Part, name, parameter, rate=settings.rate, decay=decay, betas=settings.betas)
@@ -133,13 +133,19 @@ def _parts(work: Work, name: str, decay: float) -> list[Part]:
     for bound in _bounds_of(work, name):
         ends = (bound.first_row, bound.end)
         cuts |= {cut for cut in ends if not any(shared.first < cut < shared.end for shared in ranges)}
-    found = []
+    found: list[Part] = []
     for first, end in pairwise(sorted(cuts)):
         virtual = next((shared.virtual for shared in ranges if shared.first == first), 0)
         low, high = limits(work, name, first, end)
         own_name = f"{name}.virtual" if len(ranges) == 1 else f"{name}.virtual.{first}"
         copy = work.copies.get(name)
-        found.append(part_of(first, end - first, virtual, low=low, high=high, copy=copy, virtual_name=own_name))
+        part = part_of(first, end - first, virtual, low=low, high=high, copy=copy, virtual_name=own_name)
+        before = found.pop() if found else part
+        if not virtual and (before.virtual_rows, before.low, before.high) == (0, low, high):
+            part = replace(part, first=before.first, size=end - before.first)  # trained alike, so it is one part
+        elif before is not part:
+            found.append(before)
+        found.append(part)
     return found
 
 

@@ -13,6 +13,7 @@ from nnue_trainer import nets
 from nnue_trainer.ops import perspectives
 from nnue_trainer.optim import AdamW, Optimizer
 from nnue_trainer.optim.base import OptimizerConfig
+from nnue_trainer.optim.fused import FusedRule
 from nnue_trainer.optim.ranger import Ranger, RangerLite
 
 
@@ -50,6 +51,15 @@ def test_counts_that_differ_are_refused_by_name() -> None:
 def test_the_largest_gradient_is_covered() -> None:
     model = nets.build({"kind": "sfnnv5", "l1": 32})
     assert model.covered_gradients() == {"feature_transformer.weight"}
+
+
+def test_rows_that_are_trained_alike_are_one_part() -> None:
+    """Threats and pawn pairs, which have the same bounds; king-bucketed rows have virtual rows."""
+    model = nets.build({"kind": "sfnnv17", "l1": 32})
+    rule = Optimizer(model, RangerLite()).rule
+    assert isinstance(rule, FusedRule)
+    parts = [part for part in rule.fused.parts if part.name == "feature_transformer.weight"]
+    assert [(part.first, part.size, part.virtual_rows) for part in parts] == [(0, 24576, 768), (24576, 64368, 0)]
 
 
 @pytest.mark.parametrize("activation", ["crelu", "screlu", "pairwise"])
