@@ -13,12 +13,9 @@ import functools
 import itertools
 import json
 import math
-import signal
-import threading
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,12 +24,11 @@ import torch
 from torch import Tensor
 
 from nnue_trainer import config, registry, schema
-from nnue_trainer.base import foreign, system
-from nnue_trainer.base.progress import TrainingProgress
+from nnue_trainer.base import foreign
 from nnue_trainer.config import Recipe
 from nnue_trainer.data.batch import Batch
 from nnue_trainer.data.loader import merge_states
-from nnue_trainer.errors import UserError, shown
+from nnue_trainer.errors import UserError
 from nnue_trainer.files.atomic import replacing
 from nnue_trainer.files.checkpoint import Checkpoint, TrainerState, check_like, load_into
 from nnue_trainer.losses import Loss, mean
@@ -44,24 +40,22 @@ from nnue_trainer.parallel.ranks import Ranks
 from nnue_trainer.parallel.sharding import Unsharded
 from nnue_trainer.penalties.base import Penalties
 from nnue_trainer.schedules import RunStep
-from nnue_trainer.training import timeline
+from nnue_trainer.training import loss_figure, timeline
 from nnue_trainer.training.batches import BatchSource, DeviceBatches
 from nnue_trainer.training.checkpoints import CheckpointStore
 from nnue_trainer.training.cuda_graph import GraphedStep
 from nnue_trainer.training.figures import Figures, in_order
 from nnue_trainer.training.hooks import Hooks
 from nnue_trainer.training.memory import move_to_huge_pages
-from nnue_trainer.training.metrics import MetricsWriter, environment, peak_memory
+from nnue_trainer.training.metrics import environment, peak_memory
+from nnue_trainer.training.outputs import Nowhere, RunOutputs, Window
 from nnue_trainer.training.precision import settled
 from nnue_trainer.training.run_folder import RunFolder
 from nnue_trainer.training.stages import StageOfRun
+from nnue_trainer.training.stopping import Stopped, Stopping
 from nnue_trainer.training.terminal import say
 
 _TIME_IS_UP = "training.max_time"
-
-
-class _Stopped(BaseException):
-    """Raised when a signal stops the run during a wait for data or a validation, which can take long."""
 
 
 @dataclass(frozen=True)
@@ -210,7 +204,8 @@ class Trainer:
         self.validation_loss: float | None = None
         self.best_validation_loss: float | None = None
         self.best_step: int | None = None
-        self.figure = self._defined_figure()
+        lam = "follow" if recipe.validation.lambda_ == "follow" else self._validation_lambda()
+        self.figure = loss_figure.figure_of(recipe, lam, self.validation_files)
         """what defines a validation loss beside the weights, as plain JSON data; `best` compares only losses of one"""
         self.net_figures: dict[str, float] = {}  # figures of neurons and weights, from the last validation
         self.fixed_figures: dict[str, float] = {}
@@ -227,11 +222,10 @@ class Trainer:
         self._said_irregular = False
         self._loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
         self._loss_from = self.step  # the step after which the sum begins
-        self._stop = threading.Event()
+        self._stop = Stopping()
         self.stopped = ""  # why a callback or training.max_time ends the run
         self._hooks = Hooks(recipe.training.callbacks, active=self.ranks.writes)
-        self._run: _Run | None = None
-        self._waiting = False
+        self._run: RunOutputs | None = None
 
     def train(self) -> Summary:
         """Trains until the last step, or until a signal (SIGINT, SIGTERM, SIGHUP) stops the run, then saves a
@@ -239,7 +233,7 @@ class Trainer:
         done so far has been saved, where that is possible."""
         first_step = self.step
         with contextlib.ExitStack() as stack:
-            store: CheckpointStore | _Nowhere = _Nowhere()
+            store: CheckpointStore | Nowhere = Nowhere()
             if self.ranks.writes:
                 stack.enter_context(self.folder)
                 training = self.recipe.training
@@ -249,12 +243,12 @@ class Trainer:
             if isinstance(store, CheckpointStore) and self.device.type == "cuda" and not self.ranks.several:
                 store.reserve({"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()})
             self.ranks.on_loss(lambda: self._last_good(store))
-            self._run = run = _Run(self, store)
+            self._run = run = RunOutputs(self, store)
             try:
-                with self._stopping_on_signals():
+                with self._stop.on_signals():
                     try:
                         self._hooks.call("start", self)
-                        with contextlib.suppress(_Stopped), foreign.explaining():
+                        with contextlib.suppress(Stopped), foreign.explaining():
                             self._warm_up()
                             self._loop(run)
                         timeline.mark("steps, validation, saves")
@@ -274,7 +268,7 @@ class Trainer:
                 self.ranks.on_loss(str)
         return summary
 
-    def _summary(self, first_step: int, run: _Run) -> Summary:
+    def _summary(self, first_step: int, run: RunOutputs) -> Summary:
         early = self.step < self.steps or self._epoch_end_pending
         stopped = early and bool(self.ranks.same(bool(self.stopped)))  # only rank 0 has the reason
         return Summary(
@@ -332,7 +326,7 @@ class Trainer:
             held_out = self.validation
             self._validate_on(lambda: itertools.islice(held_out(), self.ranks.size), ActivityMeter(self.model))
 
-    def _loop(self, run: _Run) -> None:
+    def _loop(self, run: RunOutputs) -> None:
         if self._epoch_end_pending:
             self._end_epoch(run)
         limit = 3600 * self.recipe.training.max_time
@@ -353,7 +347,7 @@ class Trainer:
                 self._log(run)
             if ends:
                 self._end_epoch(run)
-                run.window = _Window(self.step)
+                run.window = Window(self.step)
             elif save:
                 self._save(run, epoch=None)
 
@@ -361,7 +355,7 @@ class Trainer:
         """Starts one training step and returns without waiting for the device."""
         self._set_rounding()
         self.optimizer.set_lr(self.learning_rate())
-        with self._interruptible():
+        with self._stop.interruptible(self.ranks.several):
             batch = next(self.batches)
         timeline.mark("first batch")
         self._plans = batch.plans
@@ -460,15 +454,15 @@ class Trainer:
         none = torch.zeros(2, dtype=torch.float64, device=self.device)
         sums: list[Tensor] = []  # of each batch: Σ weight · loss and Σ weight
         figures = Figures(self.device, self.recipe.validation.scale)
-        with self._interruptible():
+        with self._stop.interruptible(self.ranks.several):
             batches = iter(held_out())
         with torch.no_grad(), self.model.rounding(self.recipe.model.qat_config.qat):
             while True:
                 # Not for each batch: ranks that compute different ones would wait for each other.
                 turn = len(sums) % self.ranks.size == 0
                 if self.ranks.several and turn and self.ranks.agree(self._stop.is_set(), False)[0]:
-                    raise _Stopped
-                with self._interruptible():
+                    raise Stopped
+                with self._stop.interruptible(self.ranks.several):
                     batch = next(batches, None)
                 if batch is None:
                     break
@@ -558,11 +552,11 @@ class Trainer:
                 f"{path}: architecture is {saved.architecture!r:.200}, the recipe's is {self.model.architecture!r:.200}"
             )
         in_place = path.resolve().parent == self.folder.checkpoints.resolve()
-        if in_place and state.validation_files is not None and not _same_files(state, self.validation_files):
+        if in_place and state.validation_files is not None and not loss_figure.same_files(state, self.validation_files):
+            then, now = loss_figure.names(state.validation_files), loss_figure.names(self.validation_files)
             raise UserError(
-                f"{path}: the validation files are not those of this run ({_names(state.validation_files)} then, "
-                f"{_names(self.validation_files)} now, by size and content), so losses would not compare; resume into "
-                "another folder with --run-dir"
+                f"{path}: the validation files are not those of this run ({then} then, {now} now, by size and "
+                "content), so losses would not compare; resume into another folder with --run-dir"
             )
         for group in ("model", "optimizer", "rng"):
             if group not in saved.tensors:
@@ -607,7 +601,7 @@ class Trainer:
         self._hooks.load(state.callbacks)
         self._loss_sum.fill_(state.window_loss)
         self._loss_from = state.step - state.window_steps
-        changed = _changed_figure(saved, state, self.figure)
+        changed = loss_figure.changed(saved, state, self.figure)
         self.validation_loss = None if changed else state.validation_loss
         if self.recipe.average is not None:
             self.optimizer.average_begun = self.recipe.average.begun(self._now(self.step))
@@ -643,11 +637,11 @@ class Trainer:
             except RuntimeError:
                 raise UserError(f"{what} is no state of torch's random generator") from None
 
-    def _settle(self, store: CheckpointStore | _Nowhere) -> None:
+    def _settle(self, store: CheckpointStore | Nowhere) -> None:
         """After a resume in the same folder, restores the state of the folder at that step. Reads the best validation
         loss from the folder."""
         self.best_validation_loss = self.best_step = None  # `best` is the best checkpoint of its own folder
-        if isinstance(store, _Nowhere) or (self._resumed is None and self.stage.index == 0):
+        if isinstance(store, Nowhere) or (self._resumed is None and self.stage.index == 0):
             return
         if self._resumed is not None:
             path, state = self._resumed
@@ -661,7 +655,7 @@ class Trainer:
         if best is None:
             return
         of_best = best.trainer_state(self.folder.best)
-        if changed := _changed_figure(best, of_best, self.figure):
+        if changed := loss_figure.changed(best, of_best, self.figure):
             kept = store.retire_best()
             say(
                 f"{self.folder.path}: {', '.join(changed)} changed, so validation losses cannot be compared with those "
@@ -669,20 +663,6 @@ class Trainer:
             )
         else:
             self.best_validation_loss, self.best_step = of_best.validation_loss, of_best.step
-
-    def _defined_figure(self) -> dict[str, Any]:
-        """By the keys of the recipe that decide it. Classes from outside count with the digest of their file."""
-        recipe = schema.to_data(self.recipe)
-        sections: dict[str, Any] = {
-            **_sections(recipe),
-            "training.precision": self.recipe.training.precision,
-            "lambda": "follow" if self.recipe.validation.lambda_ == "follow" else self._validation_lambda(),
-        }
-        text = json.dumps([*sections.values(), recipe["model"], recipe["lambda"]])
-        plugins = {name: found for name, found in registry.plugins().items() if name.rpartition(":")[2] in text}
-        files = None if self.validation_files is None else [_content(file) for file in self.validation_files]
-        figure = {**sections, "data.validation": files, "plugins": plugins}
-        return dict(json.loads(json.dumps(figure, default=str)))
 
     def _train_step(self, batch: Batch) -> None:
         loss = self.sharding.backward(self, batch)
@@ -747,7 +727,7 @@ class Trainer:
         """The learning rate of the next step."""
         return self.recipe.schedule.of(self._now(self.step), self.recipe.optimizer.lr)
 
-    def _log(self, run: _Run) -> None:
+    def _log(self, run: RunOutputs) -> None:
         self._check_finite(run.store)
         self._look_after_folder(run)
         steps, seconds = run.window.restart(self.step)  # of this process
@@ -776,7 +756,7 @@ class Trainer:
         self._say_irregular(run)
         run.progress.update(self.step, loss=f"{loss:.6f}")
 
-    def _say_irregular(self, run: _Run) -> None:
+    def _say_irregular(self, run: RunOutputs) -> None:
         """Reports once that a feature set keeps the kernels for compute capability 9.0 from their speed."""
         plans = () if self._said_irregular else self._plans
         for plan in (each for each in plans if isinstance(each, PerspectivePlan)):
@@ -788,7 +768,7 @@ class Trainer:
                     "they are added one by one, which is slow; another bucket_size may fit the features"
                 )
 
-    def _end_epoch(self, run: _Run) -> None:
+    def _end_epoch(self, run: RunOutputs) -> None:
         """Validates and saves a checkpoint after the last step of an epoch, if the recipe requests it in this epoch."""
         training, final = self.recipe.training, self.step == self.steps
         epoch = self.stage.epochs_at(self.step)
@@ -824,7 +804,7 @@ class Trainer:
                 self._save(run, epoch=epoch, is_best=is_best, final=final)
             self._hooks.call("epoch", self, epoch)
 
-    def _save(self, run: _Run, *, epoch: int | None, is_best: bool = False, final: bool = False) -> None:
+    def _save(self, run: RunOutputs, *, epoch: int | None, is_best: bool = False, final: bool = False) -> None:
         self._check_finite(run.store)
         self._look_after_folder(run)
         with self.optimizer.with_net():
@@ -837,7 +817,7 @@ class Trainer:
                 self._hooks.call("save", self, path, epoch)
         run.saved()
 
-    def _check_finite(self, store: CheckpointStore | _Nowhere) -> None:
+    def _check_finite(self, store: CheckpointStore | Nowhere) -> None:
         """UserError if a loss, a gradient, a weight or a moment is not finite; called before each record of metrics and
         each save, so that neither is ever made of such values. Waits for the device."""
         step = self._first_update + self.ranks.least(self.optimizer.good_steps())
@@ -852,7 +832,7 @@ class Trainer:
         good = f"{last} is the last good checkpoint" if last.exists() else "no checkpoint was written yet"
         raise UserError(f"{self.folder.path}: {what}; training stopped, nothing was overwritten, {good}")
 
-    def _look_after_folder(self, run: _Run) -> None:
+    def _look_after_folder(self, run: RunOutputs) -> None:
         """Makes the run folder again if somebody has moved or deleted it: with the recipe, the records of this process
         and soon a checkpoint. UserError if it cannot be made."""
         found = self.folder.lost()
@@ -868,14 +848,14 @@ class Trainer:
         run.metrics.make_again()
         run.save_now()
 
-    def _last_good(self, store: CheckpointStore | _Nowhere) -> str:
+    def _last_good(self, store: CheckpointStore | Nowhere) -> str:
         """The end of the message about a lost process: which checkpoint is the last good one."""
         with contextlib.suppress(Exception):
             store.wait()  # let a write in progress complete
         last = self.folder.last
         return f"; {last} is the last good checkpoint" if last.exists() else "; no checkpoint was written yet"
 
-    def _rescue(self, store: CheckpointStore | _Nowhere, first_step: int) -> None:
+    def _rescue(self, store: CheckpointStore | Nowhere, first_step: int) -> None:
         """After an error, saves the steps done since the last save. It does not if the error came while the weights
         were being updated."""
         # A write in the background may have failed after `_saved_step` was set. Only rank 0 sees that.
@@ -894,174 +874,3 @@ class Trainer:
                 store.save(self.checkpoint(), epoch=None, final=True)
             store.wait()
             say(f"{self.folder.last}: saved at step {self.step:,}, before the error that ends this run")
-
-    @contextmanager
-    def _interruptible(self) -> Iterator[None]:
-        """Put around a wait for data: a signal then stops the run at once, and not only when the data has arrived. With
-        several processes it has no effect, because they must stop after the same step."""
-        if self.ranks.several:
-            yield
-            return
-        self._waiting = True
-        try:
-            if self._stop.is_set():
-                raise _Stopped
-            yield
-        finally:
-            self._waiting = False
-
-    @contextmanager
-    def _stopping_on_signals(self) -> Iterator[None]:
-        """Installs signal handlers: the first SIGINT, SIGTERM or SIGHUP (unless `nohup` made the process ignore that)
-        stops the run after the current step, and a second one has its usual effect. Does nothing outside of the main
-        thread."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        previous: dict[int, Any] = {}
-
-        def stop(number: int, _: object) -> None:
-            self._stop.set()
-            signal.signal(number, previous[number])
-            if self._waiting:
-                raise _Stopped
-
-        signals = system.stop_signals()
-        for number in signals:
-            if number != signals[-1] or signal.getsignal(number) != signal.SIG_IGN:
-                previous[number] = signal.signal(number, stop)
-        try:
-            yield
-        finally:
-            for number, handler in previous.items():
-                signal.signal(number, handler)
-
-
-class _Run:
-    """The outputs of the training loop in one process: checkpoints, metrics and the progress line."""
-
-    metrics: MetricsWriter | _Nowhere
-    progress: TrainingProgress | _Nowhere
-
-    def __init__(self, trainer: Trainer, store: CheckpointStore | _Nowhere):
-        recipe, passes = trainer.recipe, trainer.batches.passes
-        self.store = store
-        if isinstance(store, _Nowhere):
-            self.metrics = self.progress = store
-        else:
-            self.metrics = MetricsWriter(trainer.folder, trainer.step, recipe.logging.tensorboard)
-            stage = trainer.stage
-            self.progress = TrainingProgress(
-                stage.run_steps,
-                stage.steps_per_epoch,
-                recipe.data.batch_size,
-                trainer.step,
-                passes=passes,
-                first_step=stage.first_step,
-                first_epoch=stage.first_epoch,
-                epochs=stage.run_epochs,
-                stage=stage.label.removesuffix(": "),
-            )
-        self.window = _Window(trainer.step)
-        self.began, self.first_step = time.monotonic(), trainer.step
-        self.step_seconds = 0.0
-        self._seconds_between_saves = 60 * recipe.training.checkpoint_minutes or math.inf
-        self.saved()
-
-    def saved(self) -> None:
-        self._saved = time.monotonic()
-
-    def save_now(self) -> None:
-        """Makes the next answer of `checkpoint_is_due` true."""
-        self._saved = -math.inf
-
-    def checkpoint_is_due(self) -> bool:
-        return self._saved == -math.inf or time.monotonic() - self._saved >= self._seconds_between_saves
-
-    def close(self) -> None:
-        self.progress.close()
-        self.metrics.close()
-
-
-class _Nowhere:
-    """Takes the place of the checkpoint store, the metrics and the progress line in a process that writes nothing."""
-
-    written_step: int | None = None
-
-    def save(self, content: Checkpoint, *, epoch: int | None, is_best: bool = False, final: bool = False) -> bool:
-        return True
-
-    def check(self) -> None: ...
-
-    def wait(self) -> None: ...
-
-    def write(self, event: str, step: int, values: Mapping[str, float | int | None]) -> None: ...
-
-    def has(self, event: str, step: int) -> bool:
-        return False
-
-    def make_again(self) -> None: ...
-
-    def update(self, step: int, **figures: str) -> None: ...
-
-    def say(self, text: str) -> None: ...
-
-    def close(self) -> None: ...
-
-    def pause(self) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()
-
-
-class _Window:
-    """Counts steps and seconds since the last record of metrics."""
-
-    def __init__(self, step: int):
-        self.restart(step)
-
-    def restart(self, step: int) -> tuple[int, float]:
-        now = time.monotonic()
-        since = (step - getattr(self, "_step", step), now - getattr(self, "_time", now))
-        self._step, self._time = step, now
-        return since
-
-
-def _sections(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """The parts of a recipe in plain data that decide a validation loss as they are."""
-    keys = ("validation_positions", "filters", "formats", "skip_bad_chunks")
-    validation = recipe["validation"]
-    found = {"loss": validation["loss"] or recipe["loss"]} | {f"data.{key}": recipe["data"][key] for key in keys}
-    if validation["filters"] is not None:
-        found["data.filters"] = validation["filters"]
-    return found | {"validation.sample": validation["sample"]}
-
-
-def _changed_figure(saved: Checkpoint, state: TrainerState, now: Mapping[str, Any]) -> list[str]:
-    """What defines a validation loss and is not `now` as it was in a checkpoint, by the recipe's keys. Checkpoints of
-    earlier releases have only their recipe for that."""
-    then = state.figure
-    if then is None:
-        try:
-            then = _sections(schema.to_data(config.parse(saved.recipe or {})))
-        except UserError:
-            return []
-    return [key for key in now if key in then and then[key] != now[key]]
-
-
-def _content(file: Any) -> Any:
-    """Of what the loader identifies a file by, all but its name."""
-    return file[1:] if isinstance(file, list) else file
-
-
-def _same_files(state: TrainerState, now: list[Any] | None) -> bool:
-    """Whether the validation files have the sizes and contents that they had in the checkpoint; names may differ."""
-
-    def contents(files: list[Any] | None) -> list[Any]:
-        return [_content(file) for file in files or []]
-
-    return contents(state.validation_files) == contents(now)
-
-
-def _names(files: list[Any] | None) -> str:
-    return shown(
-        ", ".join(str(file[0]) if isinstance(file, list) and file else str(file) for file in files or ["none"])
-    )

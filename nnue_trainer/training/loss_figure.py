@@ -1,0 +1,69 @@
+"""What defines a validation loss, apart from the weights: loss, filters, files and λ.
+
+A figure is plain JSON data by the keys of the recipe. Every checkpoint contains it; `best` compares only losses of one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from nnue_trainer import config, registry, schema
+from nnue_trainer.config import Recipe
+from nnue_trainer.errors import UserError, shown
+from nnue_trainer.files.checkpoint import Checkpoint, TrainerState
+
+
+def figure_of(recipe: Recipe, lam: float | str, files: list[Any] | None) -> dict[str, Any]:
+    """The figure of a run. `lam`: λ of a validation, or "follow". `files` identify the validation files. Classes from
+    outside count with the digest of their file."""
+    data = schema.to_data(recipe)
+    sections: dict[str, Any] = {**_sections(data), "training.precision": recipe.training.precision, "lambda": lam}
+    text = json.dumps([*sections.values(), data["model"], data["lambda"]])
+    plugins = {name: found for name, found in registry.plugins().items() if name.rpartition(":")[2] in text}
+    contents = None if files is None else [_content(file) for file in files]
+    figure = {**sections, "data.validation": contents, "plugins": plugins}
+    return dict(json.loads(json.dumps(figure, default=str)))
+
+
+def _sections(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """The parts of a recipe in plain data that decide a validation loss as they are."""
+    keys = ("validation_positions", "filters", "formats", "skip_bad_chunks")
+    validation = recipe["validation"]
+    found = {"loss": validation["loss"] or recipe["loss"]} | {f"data.{key}": recipe["data"][key] for key in keys}
+    if validation["filters"] is not None:
+        found["data.filters"] = validation["filters"]
+    return found | {"validation.sample": validation["sample"]}
+
+
+def changed(saved: Checkpoint, state: TrainerState, now: Mapping[str, Any]) -> list[str]:
+    """What defines a validation loss and is not `now` as it was in a checkpoint, by the recipe's keys. Checkpoints of
+    earlier releases have only their recipe for that."""
+    then = state.figure
+    if then is None:
+        try:
+            then = _sections(schema.to_data(config.parse(saved.recipe or {})))
+        except UserError:
+            return []
+    return [key for key in now if key in then and then[key] != now[key]]
+
+
+def _content(file: Any) -> Any:
+    """Of what the loader identifies a file by, all but its name."""
+    return file[1:] if isinstance(file, list) else file
+
+
+def same_files(state: TrainerState, now: list[Any] | None) -> bool:
+    """Whether the validation files have the sizes and contents that they had in the checkpoint; names may differ."""
+
+    def contents(files: list[Any] | None) -> list[Any]:
+        return [_content(file) for file in files or []]
+
+    return contents(state.validation_files) == contents(now)
+
+
+def names(files: list[Any] | None) -> str:
+    return shown(
+        ", ".join(str(file[0]) if isinstance(file, list) and file else str(file) for file in files or ["none"])
+    )

@@ -1,0 +1,108 @@
+"""What the training loop writes in one process: checkpoints, metrics and the progress line.
+
+Only the process of rank 0 writes. The others have a `Nowhere` in the place of each.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from nnue_trainer.base.progress import TrainingProgress
+from nnue_trainer.files.checkpoint import Checkpoint
+from nnue_trainer.training.checkpoints import CheckpointStore
+from nnue_trainer.training.metrics import MetricsWriter
+
+if TYPE_CHECKING:
+    from nnue_trainer.training.trainer import Trainer
+
+
+class RunOutputs:
+    """The outputs of the training loop in one process: checkpoints, metrics and the progress line."""
+
+    metrics: MetricsWriter | Nowhere
+    progress: TrainingProgress | Nowhere
+
+    def __init__(self, trainer: Trainer, store: CheckpointStore | Nowhere):
+        recipe, passes = trainer.recipe, trainer.batches.passes
+        self.store = store
+        if isinstance(store, Nowhere):
+            self.metrics = self.progress = store
+        else:
+            self.metrics = MetricsWriter(trainer.folder, trainer.step, recipe.logging.tensorboard)
+            stage = trainer.stage
+            self.progress = TrainingProgress(
+                stage.run_steps,
+                stage.steps_per_epoch,
+                recipe.data.batch_size,
+                trainer.step,
+                passes=passes,
+                first_step=stage.first_step,
+                first_epoch=stage.first_epoch,
+                epochs=stage.run_epochs,
+                stage=stage.label.removesuffix(": "),
+            )
+        self.window = Window(trainer.step)
+        self.began, self.first_step = time.monotonic(), trainer.step
+        self.step_seconds = 0.0
+        self._seconds_between_saves = 60 * recipe.training.checkpoint_minutes or math.inf
+        self.saved()
+
+    def saved(self) -> None:
+        self._saved = time.monotonic()
+
+    def save_now(self) -> None:
+        """Makes the next answer of `checkpoint_is_due` true."""
+        self._saved = -math.inf
+
+    def checkpoint_is_due(self) -> bool:
+        return self._saved == -math.inf or time.monotonic() - self._saved >= self._seconds_between_saves
+
+    def close(self) -> None:
+        self.progress.close()
+        self.metrics.close()
+
+
+class Nowhere:
+    """Takes the place of the checkpoint store, the metrics and the progress line in a process that writes nothing."""
+
+    written_step: int | None = None
+
+    def save(self, content: Checkpoint, *, epoch: int | None, is_best: bool = False, final: bool = False) -> bool:
+        return True
+
+    def check(self) -> None: ...
+
+    def wait(self) -> None: ...
+
+    def write(self, event: str, step: int, values: Mapping[str, float | int | None]) -> None: ...
+
+    def has(self, event: str, step: int) -> bool:
+        return False
+
+    def make_again(self) -> None: ...
+
+    def update(self, step: int, **figures: str) -> None: ...
+
+    def say(self, text: str) -> None: ...
+
+    def close(self) -> None: ...
+
+    def pause(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+
+class Window:
+    """Counts steps and seconds since the last record of metrics."""
+
+    def __init__(self, step: int):
+        self.restart(step)
+
+    def restart(self, step: int) -> tuple[int, float]:
+        now = time.monotonic()
+        since = (step - getattr(self, "_step", step), now - getattr(self, "_time", now))
+        self._step, self._time = step, now
+        return since

@@ -1,0 +1,70 @@
+"""Stopping a run after its current step: by a signal, or at the request of a callback."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from nnue_trainer.base import system
+
+
+class Stopped(BaseException):
+    """Raised when a signal stops the run during a wait for data or a validation, which can take long."""
+
+
+class Stopping:
+    """Whether the run must end after its current step."""
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+        self._waiting = False
+
+    def set(self) -> None:
+        self._event.set()
+
+    def is_set(self) -> bool:
+        return self._event.is_set()
+
+    @contextmanager
+    def interruptible(self, several: bool) -> Iterator[None]:
+        """Put around a wait for data: a signal then stops the run at once, and not only when the data has arrived. With
+        several processes it has no effect, because they must stop after the same step."""
+        if several:
+            yield
+            return
+        self._waiting = True
+        try:
+            if self.is_set():
+                raise Stopped
+            yield
+        finally:
+            self._waiting = False
+
+    @contextmanager
+    def on_signals(self) -> Iterator[None]:
+        """Installs signal handlers: the first SIGINT, SIGTERM or SIGHUP (unless `nohup` made the process ignore that)
+        stops the run after the current step, and a second one has its usual effect. Does nothing outside of the main
+        thread."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        previous: dict[int, Any] = {}
+
+        def stop(number: int, _: object) -> None:
+            self.set()
+            signal.signal(number, previous[number])
+            if self._waiting:
+                raise Stopped
+
+        signals = system.stop_signals()
+        for number in signals:
+            if number != signals[-1] or signal.getsignal(number) != signal.SIG_IGN:
+                previous[number] = signal.signal(number, stop)
+        try:
+            yield
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
