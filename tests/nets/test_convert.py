@@ -16,7 +16,8 @@ from nnue_trainer.export.convert import accumulator_bound
 from nnue_trainer.export.golden import golden_net
 from nnue_trainer.files import checkpoint
 from nnue_trainer.nets.base import accumulate
-from nnue_trainer.nets.stockfish import SfnnV5, king_plane_rows
+from nnue_trainer.nets.stockfish import SfnnV5
+from nnue_trainer.nets.stockfish_net import king_plane_rows
 
 SMALL = {"kind": "sfnnv5", "l1": 128}
 KING_ROWS = king_plane_rows(*(data.feature_set(name).parts[0] for name in ("HalfKAv2_hm", "HalfKAv2_hm_11")))

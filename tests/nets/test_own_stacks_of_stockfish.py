@@ -17,7 +17,8 @@ from nnue_trainer.errors import UserError
 from nnue_trainer.export import evaluate, read_net
 from nnue_trainer.export.check_positions import CHECK_POSITIONS
 from nnue_trainer.files import checkpoint
-from nnue_trainer.nets.stockfish import SfnnV5, SfnnV17, StockfishModel
+from nnue_trainer.nets.stockfish import SfnnV5, SfnnV17
+from nnue_trainer.nets.stockfish_model import StockfishModel
 
 FENS = [*CHECK_POSITIONS, "3qk3/8/8/8/8/8/3Q4/2QQK3 b - - 0 1", "q3k3/8/8/8/8/8/8/4K3 w - - 0 1"]
 

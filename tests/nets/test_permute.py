@@ -25,7 +25,7 @@ from nnue_trainer.export.check_positions import random_positions
 from nnue_trainer.export.golden import golden_net
 from nnue_trainer.files import checkpoint as checkpoints
 from nnue_trainer.nets import NETS
-from nnue_trainer.nets.stockfish import StockfishNet
+from nnue_trainer.nets.stockfish_net import StockfishNet
 from nnue_trainer.stats import graph
 from nnue_trainer.stats.random import Philox
 

@@ -9,7 +9,8 @@ import pytest
 from nnue_trainer import data, nets
 from nnue_trainer.data import RecordLoader, feature_set
 from nnue_trainer.nets.base import StackedModel
-from nnue_trainer.nets.stockfish import SfnnV17, king_plane_rows
+from nnue_trainer.nets.stockfish import SfnnV17
+from nnue_trainer.nets.stockfish_net import king_plane_rows
 
 
 def test_stacks_of_v18_follow_pieces_and_queens() -> None:

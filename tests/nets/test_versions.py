@@ -17,7 +17,7 @@ from nnue_trainer.files.checkpoint import Checkpoint
 from nnue_trainer.modules import PerspectiveTransformer
 from nnue_trainer.modules.layer_stacks import StackLayer
 from nnue_trainer.nets import NETS, VirtualRows
-from nnue_trainer.nets.stockfish import StockfishNet
+from nnue_trainer.nets.stockfish_net import StockfishNet
 from nnue_trainer.nnue_file.description import describe
 
 KINDS = [kind for kind, net in NETS.kinds().items() if issubclass(net, StockfishNet)]

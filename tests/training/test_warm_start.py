@@ -17,7 +17,7 @@ from nnue_trainer.files import checkpoint
 from nnue_trainer.files.checkpoint import Checkpoint
 from nnue_trainer.losses.win_rate import WinRateLoss
 from nnue_trainer.nets.base import NETS, NnueModel
-from nnue_trainer.nets.stockfish import StockfishNet
+from nnue_trainer.nets.stockfish_net import StockfishNet
 from nnue_trainer.training.warm_start import start_from
 
 KINGS = [0, 1, 2, 2] + [1] * 4 + [2] * 24
