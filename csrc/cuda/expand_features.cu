@@ -130,7 +130,6 @@ __device__ void expand_head(const uint4 (&record)[2], const uint8_t (&squares)[k
     head.count = 0;
     if (scan.fault == data::RecordFault::kNone) {
         head.count = static_cast<uint8_t>(scan.count);
-#pragma unroll
         for (int perspective = 0; perspective < 2; ++perspective) {
             head.king[perspective] = squares[scan.king_rank[perspective]];
         }
@@ -160,7 +159,6 @@ struct Position {
 // What the pieces on the board add to a perspective's features. Called by a whole warp, one lane per piece.
 __device__ inline int state_offset(const data::PieceSquareTables& tables, int perspective, int code, bool is_piece) {
     int offset = 0;
-#pragma unroll
     for (int k = 0; k < data::kMaxCounters; ++k) {
         const data::StateCounter& counter = tables.counters[k];
         const unsigned counted = __ballot_sync(kAllLanes, is_piece && (counter.codes[perspective] >> code & 1));
@@ -179,7 +177,6 @@ __device__ inline int write_piece_squares(const data::PieceSquareTables& tables,
     const int slot = count + __popc(all & ((1u << p.lane) - 1));
     int32_t* const rows[2] = {white, black};
     const bool has_states = tables.counters[0].most > 0;  // the same in all lanes
-#pragma unroll
     for (int perspective = 0; perspective < 2; ++perspective) {
         const int king = p.king[perspective];
         const int state = has_states ? state_offset(tables, perspective, code, p.lane < p.count) : 0;
@@ -197,7 +194,6 @@ __device__ inline int write_piece_squares(const data::PieceSquareTables& tables,
 __device__ int list_pairs(const Position& p, data::Bitboard partners, uint16_t* pairs) {
     const int mine = data::popcount(partners);
     int end = mine;
-#pragma unroll
     for (int distance = 1; distance < kWarp; distance *= 2) {
         const int before = __shfl_up_sync(kAllLanes, end, distance);
         if (p.lane >= distance) end += before;
@@ -231,7 +227,6 @@ __device__ int write_pairs(const DeviceSet::Part& part, const Position& p, Pairs
     int32_t* const rows[2] = {white, black};
     for (int i = p.lane; i < pairs; i += kWarp) {
         const int one = stage.pairs[i] & 255, other = stage.pairs[i] >> 8;
-#pragma unroll
         for (int perspective = 0; perspective < 2; ++perspective) {
             const int o = orientation[perspective];
             int index;
@@ -264,7 +259,6 @@ __device__ inline int expand_single(const uint4 (&record)[2], const uint8_t (&sq
     // Lanes without a feature write −1 after the features.
     const int slot = listed ? before : count + lane - before;
     int32_t* const rows[2] = {white, black};
-#pragma unroll
     for (int perspective = 0; perspective < 2; ++perspective) {
         const int king = head.king[perspective] & 63;  // any value where there is no position
         int state = 0;
@@ -299,7 +293,6 @@ __device__ int expand_rows(const uint4 (&record)[2], const uint8_t (&squares)[kW
             p.board.occupied = all;
             const int low = all >> lane & 1 ? stage.codes[lane] : 0;
             const int high = all >> (32 + lane) & 1 ? stage.codes[32 + lane] : 0;
-#pragma unroll
             for (int k = 0; k < 4; ++k) {
                 p.board.bits[k] = data::Bitboard{__ballot_sync(kAllLanes, high >> k & 1)} << 32 |
                                   __ballot_sync(kAllLanes, low >> k & 1);
@@ -348,7 +341,6 @@ __global__ void __launch_bounds__(Shape::kWarps* kWarp)
          first += stride) {
         const int positions = static_cast<int>(min(rows - first, int64_t{kPositions}));
         uint4* staged = &stage.records[0][0];
-#pragma unroll
         for (int i = lane; i < 2 * kPositions; i += kWarp) {
             if (i < 2 * positions) staged[i] = records[2 * first + i];
         }

@@ -95,7 +95,6 @@ __device__ inline void sum_entries(const Lists<T>& lists, int64_t begin, int64_t
             if (!active) continue;
             sum_t<T> part[V];
             load_sums<V>(lists.grad_output + row * lists.num_outputs + column, part);
-#pragma unroll
             for (int i = 0; i < V; ++i) sum[i] += value * part[i];
         }
     }
@@ -132,7 +131,6 @@ __global__ void __launch_bounds__(kWarp* kWarpsPerBlock) combine_kernel(Lists<T>
         sum_t<T> sum[V] = {};
 #pragma unroll 4
         for (int64_t piece = list.first_partial; piece < list.first_partial + list.partials; ++piece) {
-#pragma unroll
             for (int i = 0; i < V; ++i) sum[i] += lists.sums[piece * n + column + i];
         }
         store_sums<V>(lists.grad_weight + list.feature * n + column, sum);

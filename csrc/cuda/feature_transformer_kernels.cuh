@@ -57,7 +57,6 @@ __global__ void __launch_bounds__(kWarp* kWarpsPerBlock)
                            if (!active) return;
                            sum_t<T> part[V];
                            load_sums<V>(weight + index * n + column, part);
-#pragma unroll
                            for (int i = 0; i < V; ++i) sum[i] += value * part[i];
                        });
         if (active) store_sums<V>(output + row * n + column, sum);
@@ -73,12 +72,10 @@ __device__ inline void atomic_add(S* to, const S (&part)[V]) {
     constexpr bool kFour = false;
 #endif
     if constexpr (kFour) {
-#pragma unroll
         for (int i = 0; i < V; i += 4) {
             atomicAdd(reinterpret_cast<float4*>(to + i), make_float4(part[i], part[i + 1], part[i + 2], part[i + 3]));
         }
     } else {
-#pragma unroll
         for (int i = 0; i < V; ++i) atomicAdd(to + i, part[i]);
     }
 }
@@ -95,7 +92,6 @@ __global__ void __launch_bounds__(kWarp* kWarpsPerBlock)
         sum_t<T> gradient[V] = {};
         if (column < n) load_sums<V>(grad_output + row * n + column, gradient);
         bool any = false;  // most gradients of clipped activations are zero
-#pragma unroll
         for (int i = 0; i < V; ++i) any = any || gradient[i] != 0;
         if (__ballot_sync(kAllLanes, any) == 0) return;
         const int64_t offset = row * batch.max_active;
@@ -103,7 +99,6 @@ __global__ void __launch_bounds__(kWarp* kWarpsPerBlock)
                        batch.max_active, batch.num_features, lane, [&](int32_t index, sum_t<T> value) {
                            if (!any) return;
                            sum_t<T> part[V];
-#pragma unroll
                            for (int i = 0; i < V; ++i) part[i] = value * gradient[i];
                            atomic_add<V>(grad_weight + index * n + column, part);
                        });
@@ -137,18 +132,15 @@ __global__ void __launch_bounds__(kWarp* kWarpsPerBlock)
         for (int64_t row = begin + threadIdx.y; row < end; row += kWarpsPerBlock) {
             sum_t<T> part[V];
             load_sums<V>(grad_output + row * n + column, part);
-#pragma unroll
             for (int i = 0; i < V; ++i) sum[i] += part[i];
         }
     }
-#pragma unroll
     for (int i = 0; i < V; ++i) sums[threadIdx.y][threadIdx.x * V + i] = sum[i];
     __syncthreads();
     for (int c = threadIdx.y * kWarp + threadIdx.x; c < kWarp * V; c += kWarp * kWarpsPerBlock) {
         const int64_t out = int64_t(blockIdx.y) * kWarp * V + c;
         if (out >= n) continue;
         sum_t<T> total = 0;
-#pragma unroll
         for (int w = 0; w < kWarpsPerBlock; ++w) total += sums[w][c];
         partial[blockIdx.x * n + out] = total;
     }
@@ -188,10 +180,8 @@ __global__ void __launch_bounds__(kWarp* kWarpsPerBlock)
                     sum_t<T> x[V], y[V];
                     load_sums<V>(gradient + c, x);
                     load_sums<V>(weight + index * n + c, y);
-#pragma unroll
                     for (int i = 0; i < V; ++i) dot += x[i] * y[i];
                 }
-#pragma unroll
                 for (int step = kWarp / 2; step > 0; step /= 2) dot += __shfl_xor_sync(kAllLanes, dot, step);
                 if (lane == e) result = dot;
             }

@@ -23,7 +23,6 @@ constexpr int kLanes = 32, kWarps = 8;  // per thread block
 constexpr unsigned kAll = 0xffffffffu;
 
 __device__ inline data::Bitboard or_of_warp(data::Bitboard bits) {
-#pragma unroll
     for (int distance = kLanes / 2; distance > 0; distance /= 2) bits |= __shfl_xor_sync(kAll, bits, distance);
     return bits;
 }
@@ -62,7 +61,6 @@ __global__ void __launch_bounds__(general_set::kLanes* general_set::kWarps)
         const int code = has_piece ? data::plain_code(static_cast<uint8_t>(nibble), static_cast<uint8_t>(square)) : 0;
         data::CodePlanes board;
         board.occupied = occupied;
-#pragma unroll
         for (int k = 0; k < 4; ++k) board.bits[k] = or_of_warp(data::Bitboard{code >> k & 1u} << square);
         const data::Bitboard partners = has_piece ? data::Bitboard{Set::partners(board, code, square)} : 0;
 
@@ -90,7 +88,6 @@ __global__ void __launch_bounds__(general_set::kLanes* general_set::kWarps)
                 if (bucket >= 0 && bucket != common) wrong = bucket * max(Set::kBucketSize, 1);
             }
             int end = mine;
-#pragma unroll
             for (int distance = 1; distance < kLanes; distance *= 2) {
                 const int before = __shfl_up_sync(kAll, end, distance);
                 if (lane >= distance) end += before;

@@ -68,17 +68,14 @@ __global__ void __launch_bounds__(kPartThreads) row_gradient_kernel(Backward p, 
             float gradient[2][V];
             read_columns<V>(grad + column, gradient[0]);
             if (pairwise) {
-#pragma unroll
                 for (int i = 0; i < V; ++i) gradient[1][i] = gradient[0][i];
             } else {
                 read_columns<V>(grad + column + half, gradient[1]);
             }
-#pragma unroll
             for (int h = 0; h < 2; ++h) {
                 float slope[V];
                 if (p.slopes != nullptr)
                     read_columns<V>(static_cast<const slope_t<Weight>*>(p.slopes) + row + h * half, slope);
-#pragma unroll
                 for (int i = 0; i < V; ++i) {
                     gradient[h][i] *= scale;
                     if (p.slopes != nullptr) gradient[h][i] *= slope[i];
@@ -88,7 +85,6 @@ __global__ void __launch_bounds__(kPartThreads) row_gradient_kernel(Backward p, 
             }
         }
     }
-#pragma unroll
     for (int i = 0; i < 2 * V; ++i) shared[warp][i][lane] = bias[i / V][i % V];
     __syncthreads();
     if (!active) return;
@@ -115,7 +111,6 @@ __global__ void __launch_bounds__(kGatherThreads) sum_kernel(Backward p) {
                task.count, sum);
         if (!active) return;
         float own[V];
-#pragma unroll
         for (int i = 0; i < V; ++i) own[i] = half_warp == 0 ? sum[0][i] : sum[1][i];
         const int own_half = half_warp * half + column;
         if (target >= 0) {
@@ -147,15 +142,12 @@ __global__ void __launch_bounds__(kCombineWarps* cuda::kWarp) combine_kernel(Bac
 #pragma unroll 4
             for (int i = warp; i < list.partials; i += kCombineWarps) {
                 const auto pack = cuda::load<V>(from + size_t(i) * p.num_outputs);
-#pragma unroll
                 for (int k = 0; k < V; ++k) sum[k] += pack.at[k];
             }
         }
-#pragma unroll
         for (int k = 0; k < V; ++k) shared[warp][k][lane] = sum[k];
         __syncthreads();
         if (warp == 0 && active) {
-#pragma unroll
             for (int k = 0; k < V; ++k)
                 for (int w = 1; w < kCombineWarps; ++w) sum[k] += shared[w][k][lane];
             if (is_bias) {

@@ -83,14 +83,12 @@ template <class T>
 __device__ __forceinline__ void add(float (&sum)[kColumns<T>], const uint4& packed) {
     if constexpr (std::is_same_v<T, __nv_bfloat16>) {
         const unsigned words[4] = {packed.x, packed.y, packed.z, packed.w};
-#pragma unroll
         for (int i = 0; i < 4; ++i) {
             sum[2 * i] += __uint_as_float(words[i] << 16);
             sum[2 * i + 1] += __uint_as_float(words[i] & 0xffff0000u);
         }
     } else {
         const auto& values = reinterpret_cast<const cuda::Pack<T, kColumns<T>>&>(packed);
-#pragma unroll
         for (int i = 0; i < kColumns<T>; ++i) sum[i] += cuda::to_sum(values.at[i]);
     }
 }
@@ -112,7 +110,6 @@ __device__ __forceinline__ void gather(const T* __restrict__ source, int num_row
         for (int e = 0; e < here; e += kTogether) {
             uint4 read[kEntriesAhead][2];
             const bool all = (rows >> e & ((1u << kTogether) - 1)) == (1u << kTogether) - 1;
-#pragma unroll
             for (int i = 0; i < kEntriesAhead; ++i) {
                 const int entry = e + 2 * i + half_warp, row = __shfl_sync(cuda::kAllLanes, mine, entry);
                 const char* const from = first + uint64_t(static_cast<unsigned>(row)) * row_bytes;
@@ -123,16 +120,13 @@ __device__ __forceinline__ void gather(const T* __restrict__ source, int num_row
                     read[i][0] = read[i][1] = uint4{0, 0, 0, 0};
                 }
             }
-#pragma unroll
             for (int i = 0; i < kEntriesAhead; ++i) {
                 add<T>(sum[0], read[i][0]);
                 add<T>(sum[1], read[i][1]);
             }
         }
     }
-#pragma unroll
     for (int h = 0; h < 2; ++h)
-#pragma unroll
         for (int i = 0; i < kColumns<T>; ++i) sum[h][i] += __shfl_xor_sync(cuda::kAllLanes, sum[h][i], kSlabLanes);
 }
 
@@ -141,10 +135,8 @@ __device__ __forceinline__ void gather(const T* __restrict__ source, int num_row
 template <int V, class T>
 __device__ __forceinline__ void read_columns(const T* from, float (&to)[V]) {
     constexpr int kStep = V < cuda::kWide<T> ? V : cuda::kWide<T>;
-#pragma unroll
     for (int k = 0; k < V; k += kStep) {
         const auto pack = cuda::load<kStep>(from + k);
-#pragma unroll
         for (int i = 0; i < kStep; ++i) to[k + i] = cuda::to_sum(pack.at[i]);
     }
 }
@@ -152,10 +144,8 @@ __device__ __forceinline__ void read_columns(const T* from, float (&to)[V]) {
 template <int V, class T>
 __device__ __forceinline__ void write_columns(T* to, const float (&from)[V]) {
     constexpr int kStep = V < cuda::kWide<T> ? V : cuda::kWide<T>;
-#pragma unroll
     for (int k = 0; k < V; k += kStep) {
         cuda::Pack<T, kStep> pack;
-#pragma unroll
         for (int i = 0; i < kStep; ++i) pack.at[i] = cuda::from_sum<T>(from[k + i]);
         *reinterpret_cast<cuda::Pack<T, kStep>*>(to + k) = pack;
     }

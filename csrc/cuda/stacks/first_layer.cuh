@@ -35,14 +35,11 @@ __device__ void first_layer_sums(const T* x, const float* weight, int inputs, in
     const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, row = lane / 4, mine = lane % 4 * 4 * KS;
     const int first = warp % (4 / MT) * MT * 16, share = warp / (4 / MT);
     const T* rows[MT][2];
-#pragma unroll
     for (int m = 0; m < MT; ++m) {
-#pragma unroll
         for (int h = 0; h < 2; ++h)
             rows[m][h] = x + static_cast<int64_t>(positions[first + m * 16 + h * 8 + row]) * inputs + mine;
     }
     const float* weights[NT];
-#pragma unroll
     for (int n = 0; n < NT; ++n)
         weights[n] = weight + static_cast<int64_t>(min(n * 8 + row, outputs - 1)) * inputs + mine;
 
@@ -50,7 +47,6 @@ __device__ void first_layer_sums(const T* x, const float* weight, int inputs, in
     uint4 raw[MT][2];
     float4 raw_weights[NT];  // of one step
     const auto load_weights = [&](int column, int step) {
-#pragma unroll
         for (int n = 0; n < NT; ++n) {
             raw_weights[n] = column + mine < inputs && n * 8 + row < outputs
                                  ? __ldg(reinterpret_cast<const float4*>(weights[n] + column) + step)
@@ -58,13 +54,11 @@ __device__ void first_layer_sums(const T* x, const float* weight, int inputs, in
         }
     };
     const auto load_inputs = [&](int m, int column) {
-#pragma unroll
         for (int h = 0; h < 2; ++h) {
             raw[m][h] = ptx::load_once_16(rows[m][h] + column, column + mine < inputs);
         }
     };
     int column = share * kColumns;
-#pragma unroll
     for (int m = 0; m < MT; ++m) load_inputs(m, column);
     load_weights(column, 0);
     while (column < inputs) {
@@ -72,48 +66,38 @@ __device__ void first_layer_sums(const T* x, const float* weight, int inputs, in
 #pragma unroll
         for (int s = 0; s < KS; ++s) {
             uint32_t right[NT][W][2];
-#pragma unroll
             for (int n = 0; n < NT; ++n) {
                 uint32_t low[W], high[W];
                 split(raw_weights[n].x, raw_weights[n].y, low);
                 split(raw_weights[n].z, raw_weights[n].w, high);
-#pragma unroll
                 for (int p = 0; p < W; ++p) right[n][p][0] = low[p], right[n][p][1] = high[p];
             }
             if (s + 1 < KS)
                 load_weights(column, s + 1);
             else
                 load_weights(next, 0);
-#pragma unroll
             for (int m = 0; m < MT; ++m) {
                 uint32_t left[P][4];
-#pragma unroll
                 for (int i = 0; i < 4; ++i) {  // i % 2: row `row` or `row` + 8; i / 2: half of the depth
                     const float2 v = In::pair(raw[m][i % 2], s * 2 + i / 2);
                     uint32_t parts[P];
                     split(v.x, v.y, parts);
-#pragma unroll
                     for (int p = 0; p < P; ++p) left[p][i] = parts[p];
                 }
                 if (s + 1 == KS) load_inputs(m, next);
-#pragma unroll
                 for (int n = 0; n < NT; ++n) {
                     // Tensor cores round towards zero. So a step makes a sum of its own, which is added with rounding
                     // to nearest.
                     float d[4] = {0.0f, 0.0f, 0.0f, 0.0f};
                     multiply(d, left, right[n]);
-#pragma unroll
                     for (int i = 0; i < 4; ++i) sums[m][n][i] += d[i];
                 }
             }
         }
         column = next;
     }
-#pragma unroll
     for (int m = 0; m < MT; ++m) {
-#pragma unroll
         for (int n = 0; n < NT; ++n) {
-#pragma unroll
             for (int i = 0; i < 4; ++i) {
                 const int output = n * 8 + lane % 4 * 2 + i % 2, position = first + m * 16 + i / 2 * 8 + row;
                 shares[(share * NT * 8 + output) * kPitch + position] = sums[m][n][i];
@@ -146,7 +130,6 @@ __global__ void __launch_bounds__(kThreads, kFirstTogether) first_layer_forward(
     for (int i = threadIdx.x; i < tile.count * a.outputs; i += kThreads) {
         const int p = i / a.outputs, o = i - p * a.outputs;
         float sum = 0.0f;
-#pragma unroll
         for (int q = 0; q < kShares; ++q) sum += shares[(q * NT * 8 + o) * kPitch + p];
         a.sums[static_cast<int64_t>(tile.positions[p]) * a.outputs + o] = sum;
     }

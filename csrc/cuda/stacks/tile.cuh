@@ -122,7 +122,6 @@ __device__ __forceinline__ void store_activated(const Layer& layer, const Places
     if (channel >= at.padded) return;
     const bool exists = channel < layer.activated;
     float first[2], second[2];
-#pragma unroll
     for (int i = 0; i < 2; ++i) {
         const float clipped = clamped(y[i], lowest(layer), layer.largest);
         if constexpr (kRounds) {
@@ -162,24 +161,19 @@ __device__ inline void dense(const TileArguments& a, int l, float* memory) {
     const float* const v = memory + a.places.at[l - 1].values;
     for (int o = warp * 4; o < layer.outputs; o += kWarps * 4) {
         float sum[4][2];
-#pragma unroll
         for (int k = 0; k < 4; ++k) sum[k][0] = sum[k][1] = bias[o + k];
 #pragma unroll 2
         for (int i = 0; i < pitch; i += 4) {
             Pack<float, 4> w[4];
-#pragma unroll
             for (int k = 0; k < 4; ++k) w[k] = load<4>(weight + (o + k) * pitch + i);
-#pragma unroll
             for (int j = 0; j < 4; ++j) {
                 const Pack<float, 2> x = load_pair(v, i + j);
-#pragma unroll
                 for (int k = 0; k < 4; ++k) {
                     sum[k][0] += w[k].at[j] * x.at[0];
                     sum[k][1] += w[k].at[j] * x.at[1];
                 }
             }
         }
-#pragma unroll
         for (int k = 0; k < 4; ++k) store_activated<kRounds>(layer, at, o + k, sum[k], memory);
     }
     store_ones(at, memory);
@@ -204,14 +198,12 @@ __device__ inline void sum_gradients(const TileArguments& a, int l, const float*
             for (int o = 0; o < outputs; ++o) {
                 const Pack<float, 2> g = load_pair(grad_next, o);
                 const Pack<float, 4> w = load<4>(weight + o * at.width + channel);
-#pragma unroll
                 for (int k = 0; k < 4; ++k) {
                     first[k][0] += w.at[k] * g.at[0];
                     first[k][1] += w.at[k] * g.at[1];
                 }
                 if (!is_dual) continue;
                 const Pack<float, 4> u = load<4>(weight + o * at.width + at.padded + channel);
-#pragma unroll
                 for (int k = 0; k < 4; ++k) {
                     second[k][0] += u.at[k] * g.at[0];
                     second[k][1] += u.at[k] * g.at[1];
@@ -220,7 +212,6 @@ __device__ inline void sum_gradients(const TileArguments& a, int l, const float*
             if (at.output_weight >= 0) {
                 const float* const from = memory + at.output_weight + channel;
                 const float g[2] = {of_output.at[0] * layer.output_scale, of_output.at[1] * layer.output_scale};
-#pragma unroll
                 for (int k = 0; k < 4; ++k) {
                     first[k][0] += from[k] * g[0];
                     first[k][1] += from[k] * g[1];
@@ -230,11 +221,9 @@ __device__ inline void sum_gradients(const TileArguments& a, int l, const float*
                 }
             }
         }
-#pragma unroll
         for (int k = 0; k < 4; ++k) {
             const Pack<float, 2> sums = load_pair(y, channel + k);
             float gradient[2];
-#pragma unroll
             for (int i = 0; i < 2; ++i) {
                 const float value = sums.at[i];
                 const bool is_inside = value >= lowest(layer) && value <= layer.largest;
@@ -281,13 +270,10 @@ __device__ inline void weight_gradients(const TileArguments& a, int l, const flo
         for (int p = 0; p < kTile; p += 4) {
             const Pack<float, 4> g[2] = {load<4>(g0 + p), load<4>(g1 + p)};
             const Pack<float, 4> x[2] = {load<4>(x0 + p), load<4>(x1 + p)};
-#pragma unroll
             for (int q = 0; q < 4; ++q) {
-#pragma unroll
                 for (int k = 0; k < 4; ++k) sum[k / 2][k % 2] += g[k / 2].at[q] * x[k % 2].at[q];
             }
         }
-#pragma unroll
         for (int k = 0; k < 4; ++k) {
             const int output = k / 2 == 0 ? o : o1, input = k % 2 == 0 ? i : i1;
             if (output >= layer.outputs || input > layer.inputs) continue;
@@ -304,19 +290,15 @@ __device__ inline void channel_sums(const float* channels, int count, const Pack
     const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
     for (int r = warp; r < count; r += 4 * kWarps) {
         float sum[4];
-#pragma unroll
         for (int k = 0; k < 4; ++k) {
             const int channel = r + k * kWarps;
             const Pack<float, 2> v =
                 channel < count ? load_pair(channels, channel_of(channel)) : Pack<float, 2>{0.0f, 0.0f};
             sum[k] = v.at[0] * factor.at[0] + v.at[1] * factor.at[1];
         }
-#pragma unroll
         for (int by = kWarp / 2; by > 0; by /= 2) {
-#pragma unroll
             for (int k = 0; k < 4; ++k) sum[k] += __shfl_xor_sync(kAllLanes, sum[k], by);
         }
-#pragma unroll
         for (int k = 0; k < 4; ++k) {
             if (lane == 0 && r + k * kWarps < count) to[r + k * kWarps] = sum[k] * scale;
         }
@@ -408,7 +390,6 @@ __device__ inline void output_and_loss(const TileArguments& a, Tile& tile, const
         float part = 0.0f;
         for (int i = quarter * 4; i < at.width; i += 16) {
             const Pack<float, 4> w = load<4>(weight + i);
-#pragma unroll
             for (int k = 0; k < 4; ++k) part += w.at[k] * v[(i + k) * kPitch];
         }
         sum += part * layers.at[l].output_scale;
@@ -440,7 +421,6 @@ __device__ inline void output_and_loss(const TileArguments& a, Tile& tile, const
         if (exists) of_position = position_loss(a.loss, output, target.score, target.result, target.lambda);
         gradient = of_position.gradient;
         if (exists) a.grad_output[place] = gradient;
-#pragma unroll
         for (int by = kWarp / 2; by > 0; by /= 2) {
             of_position.weighted += __shfl_xor_sync(kAllLanes, of_position.weighted, by);
             of_position.weight += __shfl_xor_sync(kAllLanes, of_position.weight, by);
@@ -552,7 +532,6 @@ __global__ void __launch_bounds__(kThreads, kFirstTogether) tile_kernel(const T*
     for (int k = 0; k < kOutputs; ++k) {
         const int o = warp + k * kWarps;
         y[k][0] = y[k][1] = 0.0f;
-#pragma unroll
         for (int q = 0; q < kShares; ++q) {
             const Pack<float, 2> v = load_pair(shares + q * NT * 8 * kPitch, o);
             y[k][0] += v.at[0];
@@ -564,7 +543,6 @@ __global__ void __launch_bounds__(kThreads, kFirstTogether) tile_kernel(const T*
     for (int k = 0; k < kOutputs; ++k) {
         const int o = warp + k * kWarps;
         if (o >= round4(first.outputs)) continue;
-#pragma unroll
         for (int i = 0; i < 2; ++i) y[k][i] = divided<kRounds>(a, y[k][i]) + memory[at.bias + o];
         store_first<kRounds>(a, o, y[k], memory);
     }
@@ -592,7 +570,6 @@ __global__ void __launch_bounds__(kThreads, kRestsTogether) rest_kernel(const Ti
     __syncthreads();
     for (int o = threadIdx.x / kWarp; o < round4(outputs); o += kWarps) {
         float y[2] = {0.0f, 0.0f};
-#pragma unroll
         for (int i = 0; i < 2 && o < outputs; ++i)
             y[i] = divided<kRounds>(a, a.sums[static_cast<int64_t>(tile.positions[2 * lane + i]) * outputs + o]) +
                    memory[a.places.at[0].bias + o];

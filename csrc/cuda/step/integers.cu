@@ -32,13 +32,11 @@ __device__ __forceinline__ void convert_piece(const Range& range, int64_t begin)
     const T scale = static_cast<T>(range.scale), limit = static_cast<T>(range.limit);
     const bool is_backward = range.gradient != nullptr;
     float x[kEach], gradient[kEach];
-#pragma unroll
     for (int k = 0; k < kEach; ++k) {
         const int64_t i = begin + k * kThreads;
         x[k] = i < range.count ? range.from[i] : 0.0f;
         gradient[k] = is_backward && i < range.count ? range.gradient[i] : 0.0f;
     }
-#pragma unroll
     for (int k = 0; k < kEach; ++k) {
         const int64_t i = begin + k * kThreads;
         const float result = is_backward ? integers::ste_gradient(x[k], gradient[k], scale, limit)

@@ -117,7 +117,6 @@ __global__ void __launch_bounds__(kGramThreads) gram(const Arguments a) {
     for (int e = threadIdx.x; e < of.side * kColumns; e += kAhead * kGramThreads) {
         T g[kAhead], m[kAhead];
         int at[kAhead], place[kAhead];  // at: -1: there is nothing
-#pragma unroll
         for (int k = 0; k < kAhead; ++k) {
             const int item = e + k * kGramThreads;
             const int i = of.tall ? item % of.side : item / kColumns, c = of.tall ? item / of.side : item % kColumns;
@@ -128,12 +127,10 @@ __global__ void __launch_bounds__(kGramThreads) gram(const Arguments a) {
         }
 #pragma unroll 4
         for (int term = 1; term < terms; ++term) {
-#pragma unroll
             for (int k = 0; k < kAhead; ++k) {
                 if (at[k] >= 0) g[k] += gradient[term * stride + at[k]];
             }
         }
-#pragma unroll
         for (int k = 0; k < kAhead; ++k) {
             if (place[k] < 0) continue;
             const T own = clipped(scale * g[k], -most, most), mean = fma(keep, m[k], take * own);
@@ -158,12 +155,10 @@ __global__ void __launch_bounds__(kGramThreads) gram(const Arguments a) {
         for (int c = item / tiles; c < columns; c += groups)
             sums.add(x + c * row + tile.row, x + c * row + tile.column);
         if (groups > 1) continue;
-#pragma unroll
         for (int k = 0; k < 4; ++k) out[item * 4 + k] = sums.at[k];
     }
     if (groups == 1) return;
     __syncthreads();
-#pragma unroll
     for (int k = 0; k < 4; ++k) x[threadIdx.x * 4 + k] = sums.at[k];
     __syncthreads();
     for (int e = threadIdx.x; e < tiles * 4; e += kGramThreads) {
@@ -202,7 +197,6 @@ struct CommutingMatrices {
         return found;
     }
     __device__ void set(double* x, Tile tile, const TileNumbers& to) const {
-#pragma unroll
         for (int k = 0; k < 4; ++k) {
             const int i = tile.row + k / 2, j = tile.column + k % 2;
             if (i <= j) x[i * row + j] = x[j * row + i] = to.at[k];
@@ -245,7 +239,6 @@ __global__ void __launch_bounds__(kIterateThreads) iterate(const Arguments a) {
         const bool is_last = n + 1 == c.iterations;
         tiled.for_each([&](int, Tile tile) {
             TileNumbers p = tiled.product(A, A, tile);
-#pragma unroll
             for (int k = 0; k < 4; ++k) {
                 const int i = tile.row + k / 2, j = tile.column + k % 2;
                 p.at[k] = fma(c.c, p.at[k], fma(c.b, A[i * tiled.row + j], i == j ? c.a : 0));
@@ -298,9 +291,7 @@ __global__ void __launch_bounds__(kMoveThreads) move(const Arguments a) {
     const auto index_of = [&](int turn, int k) { return (turn * kGroups + group) * kEach + k; };
 
     T before[kMoveTurns][kEach], change[kMoveTurns][kEach] = {};
-#pragma unroll
     for (int turn = 0; turn < kMoveTurns; ++turn) {
-#pragma unroll
         for (int k = 0; k < kEach; ++k) {
             const int i = index_of(turn, k);
             before[turn][k] = exists && i < side ? weight[element(of, i, column)] : T(0);
@@ -319,20 +310,16 @@ __global__ void __launch_bounds__(kMoveThreads) move(const Arguments a) {
 #pragma unroll 8
         for (int j = 0; j < side; ++j) {
             const T u = direction[element(of, j, column)];
-#pragma unroll
             for (int turn = 0; turn < kMoveTurns; ++turn) {
                 if (index_of(turn, 0) >= side) break;
                 const Pack<T, kEach> q = load<kEach>(factors + j * row + index_of(turn, 0));
-#pragma unroll
                 for (int k = 0; k < kEach; ++k) change[turn][k] = fma(q.at[k], u, change[turn][k]);
             }
         }
     }
     if (!exists) return;
     const T decayed = static_cast<T>(1 - lr * of.decay), rate = static_cast<T>(lr);
-#pragma unroll
     for (int turn = 0; turn < kMoveTurns; ++turn) {
-#pragma unroll
         for (int k = 0; k < kEach; ++k) {
             const int i = index_of(turn, k);
             if (i >= side) continue;
