@@ -138,7 +138,7 @@ def foreign_modules() -> frozenset[str]:
 
 
 def loaded() -> list[Path]:
-    """The files that were loaded, in that order."""
+    """The loaded files, in the order of loading."""
     return [plugin.path for plugin in _plugins.values()]
 
 

@@ -11,7 +11,7 @@ from nnue_trainer.schema import section
 
 @section
 class CrossEntropy(Loss):
-    """Cross entropy, less that of a perfect net, so that 0 is the best there is."""
+    """Cross entropy minus its minimum, so that a perfect net has loss 0."""
 
     scale: float = Field(default=400.0, gt=0)
     """engine units in one unit of the sigmoid's argument"""
@@ -20,4 +20,4 @@ class CrossEntropy(Loss):
         target = lam * torch.sigmoid(score / self.scale) + (1 - lam) * points(result, net.dtype)
         loss = binary_cross_entropy_with_logits(net / self.scale, target, reduction="none")
         entropy = -torch.special.xlogy(target, target) - torch.special.xlogy(1 - target, 1 - target)
-        return loss - entropy, None  # None: every position weighs 1
+        return loss - entropy, None  # None: all weights are 1

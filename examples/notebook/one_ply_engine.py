@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""A UCI engine that searches one move deep with any net of this project: enough to find the better of two nets.
+"""A UCI engine that looks one move ahead with any net of this project, which is enough to find the better of two nets.
 
 It evaluates the position after each legal move, with the integers that a real engine would use, and plays the move that
 is worst for the other side. `setoption name EvalFile value NET` sets the net.
@@ -40,7 +40,7 @@ def best_move(net: Evaluator, fen: str, moves: list[str]) -> tuple[str, int]:
 
 
 def loaded(path: str) -> Evaluator:
-    from nnue_trainer.export import Evaluator, read_net  # takes seconds, and `uci` must be answered before
+    from nnue_trainer.export import Evaluator, read_net  # slow: the engine answers `uci` first
 
     return Evaluator(read_net(path), threads=1)
 
@@ -62,7 +62,7 @@ def main() -> None:
                 fen, moves = before.strip(), after.split()
             case ["go"]:
                 if net is None:
-                    sys.exit("setoption name EvalFile comes first")
+                    sys.exit("go: no net is loaded; send `setoption name EvalFile value NET` first")
                 move, score = best_move(net, fen, moves)
                 print(f"info depth 1 score cp {score}\nbestmove {move}")
             case ["quit"]:

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Train, plot, play
-# A small net on the bundled sample: trained, looked at, and played against itself of the first epoch. Jupyter and most
-# editors run this file cell by cell (`# %%`); `python train_plot_play.py` runs it whole, in a minute.
+# Trains a small net on the bundled sample, plots its losses, and lets it play against the net of its first epoch.
+# Jupyter and most editors run this file cell by cell (`# %%`); `python train_plot_play.py` runs all of it in a minute.
 
 # %%
 import json
@@ -52,7 +52,7 @@ print(f"{run.step} steps, validation loss {run.validation_loss:.6f}")
 
 # %% [markdown]
 # ## Plot
-# `metrics.jsonl` has a line for each record: use any library. The page of `nnue report` has more.
+# `metrics.jsonl` has one line of JSON per record, which any library can plot. The page of `nnue report` has more plots.
 
 # %%
 records = [json.loads(line) for line in (folder / "run/metrics.jsonl").read_text().splitlines()]
@@ -72,7 +72,7 @@ print(f"{folder}/loss.png, {report.write([folder / 'run'], folder / 'report.html
 
 # %% [markdown]
 # ## Play
-# The last net against the net of the first epoch, in an engine of a few lines that looks one move ahead.
+# The last net plays against the net of the first epoch, both in a small engine that looks one move ahead.
 
 # %%
 engine = folder / "one_ply"

@@ -101,7 +101,7 @@ _outside: dict[str, base.Features] = {}  # sets from outside that are registered
 
 
 def feature_set(name: str | FeatureSet, *, may_import: bool = False) -> FeatureSet:
-    """The set of that name; UserError for a wrong name, with the reason or the names there are.
+    """Finds a feature set by name. UserError for a wrong name, with the reason or the known names.
 
     With `may_import` a part "path/to/file.py:Class" or "path/to/file.h:Struct" imports or compiles that file; without
     it, the file must have been loaded before (`nnue_trainer.registry.load_plugin`)."""
@@ -183,7 +183,7 @@ def piece_square_set(
 
 
 def expand(records: npt.NDArray[np.uint8], features: str | FeatureSet, threads: int = 0) -> Batch:
-    """Expands records uint8 [B, 32] into a new Batch on the CPU. `threads` 0: one a CPU. UserError for a bad record."""
+    """Expands records uint8 [B, 32] into a new Batch on the CPU. `threads` 0: one per CPU. UserError: a bad record."""
     chosen = feature_set(features)
     batch = Batch.allocate(records.shape[0] if records.ndim else 0, chosen.max_active)
     _data.expand_into(records, chosen.name, batch.arrays(), threads)

@@ -65,7 +65,7 @@ def identities_from(data: Any, what: str) -> list[Identity]:
 
 
 def require_same(saved: Sequence[Identity], now: Sequence[Identity], what: str) -> None:
-    """UserError, beginning with `what`, unless these are the same files in the same order, under whatever names."""
+    """UserError that begins with `what`, unless both lists are the same files in the same order; names may differ."""
     for before, after in zip(saved, now, strict=False):
         if not before.matches(after):
             raise UserError(f"{what} changed: there was {before}, now there is {after}")

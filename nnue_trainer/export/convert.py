@@ -178,7 +178,8 @@ def format_of(checkpoint: Checkpoint, where: str) -> NetFormat:
 
 
 def parse_format(data: Any, where: str) -> NetFormat:
-    """The file format that plain JSON data describes. UserError names `where`, the key, what was found, expected."""
+    """The file format that plain JSON data describes. UserError names `where`, the key, the value found and
+    the value expected."""
     if not isinstance(data, dict):
         raise UserError(f"{where}: found {data!r:.80}, expected a section of keys")
     kind = data.get("kind", FORMATS.default)

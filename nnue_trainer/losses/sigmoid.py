@@ -13,7 +13,7 @@ from nnue_trainer.schema import section
 @LOSSES.register("sigmoid")
 @section
 class SigmoidLoss(Loss):
-    """Plain sigmoid loss of simple nets: |σ(net / scale) - target|^power, the target mixing score and result."""
+    """The loss of simple nets, |σ(net / scale) − target|^power; the target mixes score and result."""
 
     scale: float = Field(default=400.0, gt=0)
     """engine units per unit of the sigmoid's argument"""

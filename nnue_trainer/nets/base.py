@@ -532,7 +532,7 @@ class _Carrier:
 
 
 def parse(data: Mapping[str, Any], where: str) -> Net:
-    """The net that plain JSON `data` describes. UserError names `where`, the key, what was found, expected.
+    """The net that plain JSON `data` describes. UserError names `where`, the key, and the values found and expected.
 
     Never imports a file: a class from outside is found only if `--plugin` or a recipe brought it in."""
     return validate(_Carrier, {"architecture": dict(data)}, lambda _: where).architecture

@@ -1,4 +1,4 @@
-"""The formats that nets are exported in: one mechanism, one class per format.
+"""The formats of exported nets, one class each.
 
 A format is a section, registered by name (`FORMATS`): its fields are set under `export` in a recipe, or in a file that
 `nnue export --format` names. It gets the tensors of a net as data and makes the bytes of a file from them; it does not

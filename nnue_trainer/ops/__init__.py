@@ -254,7 +254,7 @@ for _device in ("cpu", "cuda"):
 
 
 def index_rows(indices: Tensor) -> Tensor:
-    """Index rows [B, K] as operators take them, int32: a copy of int64 rows, anything else as it is.
+    """Index rows [B, K] in the dtype of the operators, int32: int64 rows are copied, others are returned unchanged.
 
     A number that int32 does not have becomes −2 or 2³¹ − 1, which no set of features has, so operators report it. The
     functions of this package call this one themselves, but not for the rows that a plan is made of: convert those once.
@@ -360,7 +360,7 @@ _names_of_handles: dict[int, str] = {}
 
 
 def feature_set_handle(name: str) -> int:
-    """The integer by which `torch.ops.nnue.expand_features` and `expand_features_into` identify a feature set.
+    """The integer that identifies a feature set in `torch.ops.nnue.expand_features` and `expand_features_into`.
 
     It is a hash of the name, the same in every process, so graphs may keep it. A process that runs such a graph without
     this module's functions calls this one first; sets that are built in need no call. Whether there is such a set is
@@ -435,7 +435,7 @@ def set_index_check(mode: IndexCheck) -> IndexCheck:
 
 
 def raise_index_errors() -> None:
-    """Wait for the CUDA devices, and raise the RuntimeError of an illegal index found since ("async", CUDA graphs)."""
+    """Wait for the CUDA devices, and raise a RuntimeError if an illegal index was found ("async", CUDA graphs)."""
     if _libraries.cuda_error is None:
         torch.ops.nnue.raise_cuda_index_errors()
 

@@ -32,7 +32,7 @@ _BY_VALUE = ("ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", 
 
 
 class TorchRule(Rule):
-    """A rule out of a torch.optim.Optimizer.
+    """A rule made of a torch.optim.Optimizer.
 
     Its state is all that the optimiser holds, less what its constructor made (`optim.object_state`): tensors of its
     `state` as `KEY/PARAMETER`, other tensors by where they are, and everything else as JSON in `rule.json`.

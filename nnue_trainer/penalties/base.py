@@ -21,7 +21,7 @@ from nnue_trainer.schema import section
 
 @section
 class Penalty(ABC):
-    """A term that is added to the mean loss of a training step. Validation losses are without it."""
+    """A term that is added to the mean loss of a training step, but not to validation losses."""
 
     reads_activations: ClassVar[bool] = False
     """whether `of` gets the activations of the first layer"""

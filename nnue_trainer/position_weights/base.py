@@ -15,7 +15,7 @@ from nnue_trainer.schema import section
 
 @section
 class PositionWeight(ABC):
-    """A weight of each position, which multiplies that of the loss. The loss of a batch is the weighted mean."""
+    """A weight for each position. It multiplies the weight of the loss; the loss of a batch is the weighted mean."""
 
     @property
     def reads_records(self) -> bool:

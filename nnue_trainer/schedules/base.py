@@ -108,7 +108,7 @@ SCHEDULES: Registry[Schedule] = Registry("nnue_trainer.schedules", lambda: Sched
 
 
 def interpolate(start: float, end: float, share: float) -> float:
-    """`start` at share 0, `end` at share 1, a straight line in between."""
+    """Linear interpolation: `start` at share 0, `end` at share 1."""
     return start + (end - start) * share
 
 

@@ -55,7 +55,7 @@ def permuted(values: npt.NDArray[Any], order: Sequence[int]) -> npt.NDArray[Any]
 
 
 def norms(x: Tensor, out: tuple[Tensor | None, Tensor | None, Tensor | None] | None = None) -> Norms:
-    """All three norms along the last dimension in one pass, as a NumPy ufunc of signature (n)->(),(),() gives them.
+    """All three norms along the last dimension in one pass, like a NumPy ufunc of signature (n)->(),(),().
 
     Args:
         x: [..., n], float32, float64, float16 or bfloat16. Sums run in float64. All norms of no elements are 0; a NaN

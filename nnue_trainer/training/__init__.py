@@ -1,4 +1,4 @@
-"""The training of one net: `Trainer` is the loop, and what callbacks get."""
+"""The training of one net. `Trainer` is the loop; callbacks get it as their argument."""
 
 from typing import TYPE_CHECKING, Any
 
