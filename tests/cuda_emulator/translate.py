@@ -82,7 +82,6 @@ SMALL_LIMITS = {
     "backward_schedule.cuh": {"kFewOperands": "24"},
     "backward_wgmma.cuh": {"kShareTiles": "6"},
     "first_layer_backward.cuh": {"kUnitsAhead": "2"},
-    "hopper/psqt.cuh": {"kManyTiles": "8"},
     "unbucketed_lists.cuh": {"kLongList": "8", "kShortList": "3"},
     "unbucketed_backward_mma.cuh": {"kTurnsTogether": "2"},
     "tile_features.cuh": {"kMost": "512", "kWindow": "1 << 11"},

@@ -23,11 +23,8 @@ namespace nnue {
 template <typename... Parameters, typename... Arguments>
 void start(const char* name, void (*kernel)(Parameters...), int most, dim3 grid, int threads, size_t shared,
            cudaStream_t stream, const Arguments&... arguments) {
-    cudaError_t error = most >= 0 ? ptx::set_shared_memory(kernel, most) : cudaSuccess;
-    if (error == cudaSuccess)
-        error = ptx::launch_early(kernel, grid, threads, shared, stream, static_cast<const Parameters&>(arguments)...);
-    if (error != cudaSuccess) cudaGetLastError();  // clears it, or torch's next check would report it again
-    cuda::check_cuda(error, name);
+    if (most >= 0) cuda::check_cuda(ptx::set_shared_memory(kernel, most), name);
+    cuda::launch_behind(true, name, kernel, grid, threads, shared, stream, arguments...);
 }
 
 constexpr int kBucketFeatures = 768;                // the most features that a bucket may have
@@ -212,8 +209,7 @@ constexpr int kClearThreads = 256;
 constexpr int kCountThreads = 1024, kCountWarps = kCountThreads / 32;
 constexpr int kListThreads = BucketPlan::kChunkRows, kListWarps = kListThreads / 32;
 constexpr int kSharedBuckets = 64;  // up to this number of buckets features are counted in shared memory
-constexpr int kCountGrid = 132;
-constexpr int kTileThreads = 256, kTileWarps = kTileThreads / 32, kTileGrid = 4 * 132;
+constexpr int kTileThreads = 256, kTileWarps = kTileThreads / 32, kTileBlocks = 4;  // per multiprocessor
 constexpr int kHalf = kTileThreads / 2, kRanksEach = kBucketFeatures / kHalf;
 
 __device__ __forceinline__ const int32_t* row_pointer(const IndexRows& in, int row) {
@@ -301,6 +297,17 @@ __device__ __forceinline__ Reach reach(const int (&entries)[kEach], int lane) {
 __global__ void __launch_bounds__(kClearThreads) clear_counts(int32_t* counts, int count) {
     ptx::let_next_kernel_start();
     for (int i = blockIdx.x * kClearThreads + threadIdx.x; i < count; i += gridDim.x * kClearThreads) counts[i] = 0;
+}
+
+// Clears pieces of memory, up to the next multiple of four bytes. An ordinary launch: a kernel behind it starts early
+// and may write before it waits, so this one must not start before earlier kernels are done with what that one writes.
+// Not a memset: in a CUDA graph it does not get the priority of the stream, and waits until another kernel's last thread
+// block has begun.
+inline void clear(void* memory, size_t bytes, cudaStream_t stream) {
+    const int count = int((bytes + 3) / 4);
+    const int most = cuda::multiprocessors(cuda::current_device());
+    cuda::launch("clear_counts", clear_counts, std::min((count + kClearThreads - 1) / kClearThreads, most),
+                 kClearThreads, 0, stream, static_cast<int32_t*>(memory), count);
 }
 
 // The sum of x over the threads in front of this one. `warp_sums` has one element per warp; `wait` is a barrier of all
@@ -726,7 +733,7 @@ __device__ __forceinline__ int store_far(const BucketPlan& out, const TileShared
 // is faster than exchanging it. The last thread block describes the buckets.
 // long: both halves of a thread block meet at barriers between phases that share memory.
 template <ForwardReads kReads>
-__global__ void __launch_bounds__(kTileThreads, 4) make_tiles(IndexRows in, BucketPlan out, RowOrder* order) {
+__global__ void __launch_bounds__(kTileThreads, kTileBlocks) make_tiles(IndexRows in, BucketPlan out, RowOrder* order) {
     constexpr bool kLists = kReads == ForwardReads::kLists, kUnbucketed = kReads == ForwardReads::kRows;
     constexpr int kLanes = kTileThreads / kTileRows, kEach = 32 / kLanes;
     __shared__ TileShared s;
@@ -779,7 +786,7 @@ __global__ void __launch_bounds__(kTileThreads, 4) make_tiles(IndexRows in, Buck
     TileRange bucket = find_bucket(out, in.num_buckets, tile, tiles);
     int end_tile = min(tile + 1, tiles);
     if (tiles > workers) {  // more tiles than thread blocks: each takes a stretch of them
-        const int each = tiles / kTileGrid, rest = tiles % kTileGrid;
+        const int each = tiles / workers, rest = tiles % workers;
         tile = int(blockIdx.x) * each + min(int(blockIdx.x), rest);
         end_tile = tile + each + (int(blockIdx.x) < rest ? 1 : 0);
         bucket = find_bucket(out, in.num_buckets, tile, tiles);
@@ -1008,23 +1015,20 @@ inline void place(const IndexRows& in, const BucketPlan& out, RowOrder* order, c
     constexpr int kMostCounts = kSharedBuckets * kBucketFeatures * sizeof(int);
     constexpr int kMostStages =
         kTileRows * kBucketFeatures * sizeof(uint16_t) + BucketPlan::kMaxSpans * 2 * sizeof(int);
-    const int zeroed = int(BucketPlan::zeroed(in.num_buckets));
+    const int multiprocessors = cuda::multiprocessors(cuda::current_device());
     cuda::check_cuda(ptx::set_shared_memory(clear_counts, 0), "clear_counts");
-    // An ordinary launch. count_rows starts early and writes to memory before it waits for this kernel, so this kernel
-    // must not start before earlier kernels have read that memory.
-    cuda::launch("clear_counts", clear_counts, std::min((zeroed + kClearThreads - 1) / kClearThreads, 132),
-                 kClearThreads, 0, stream, reinterpret_cast<int32_t*>(out.bucket_cost), zeroed);
+    clear(out.bucket_cost, BucketPlan::zeroed(in.num_buckets) * sizeof(int32_t), stream);
     const bool is_shared = in.num_buckets <= kSharedBuckets;
     const size_t counts = size_t(is_shared ? in.num_buckets * kBucketFeatures : 0) * sizeof(int);
-    start("count_rows", is_shared ? count_rows<true> : count_rows<false>, kMostCounts, std::min(out.chunks, kCountGrid),
-          kCountThreads, counts, stream, in, out);
+    start("count_rows", is_shared ? count_rows<true> : count_rows<false>, kMostCounts,
+          std::min(out.chunks, multiprocessors), kCountThreads, counts, stream, in, out);
     const ForwardReads reads = forward_reads(in);
     const auto make = reads == ForwardReads::kLists     ? make_tiles<ForwardReads::kLists>
                       : reads == ForwardReads::kBitmaps ? make_tiles<ForwardReads::kBitmaps>
                                                         : make_tiles<ForwardReads::kRows>;
     const size_t stages = size_t(kTileRows) * out.pitch * sizeof(uint16_t) + spans_of(out) * 2 * sizeof(int);
-    start("make_tiles", make, kMostStages, std::min(BucketPlan::tiles(in.positions, in.num_buckets), kTileGrid) + 1,
-          kTileThreads, stages, stream, in, out, order);
+    const int workers = std::min(BucketPlan::tiles(in.positions, in.num_buckets), kTileBlocks * multiprocessors);
+    start("make_tiles", make, kMostStages, workers + 1, kTileThreads, stages, stream, in, out, order);
 }
 
 }  // namespace bucket_plan

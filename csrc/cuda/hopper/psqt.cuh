@@ -76,21 +76,16 @@ __global__ void __launch_bounds__(kPrepareThreads)
 
 // A thread block of scatter_kernel takes the rows of some neighbouring tiles, two threads per row. What they add to the
 // king bucket of the first tile goes to shared memory first, the rest to global memory. Usually all of its tiles are of
-// one bucket. With more tiles the sums go from shared to global memory less often. With fewer there are enough thread
-// blocks for small batches.
-constexpr int kMostTiles = 8, kFewTiles = 4, kThreadsOfTile = 2 * kTileRows;
-constexpr int kManyTiles = 1024;  // in a batch: from here on a thread block takes kMostTiles
+// one bucket.
+constexpr int kTiles = 4, kScatterRows = kTiles * kTileRows, kScatterThreads = 2 * kScatterRows;
 // The low part of an amount has this many bits; the rest is the high part. The sums of kTiles tiles of either fit in 31
 // bits; a regular row adds to a cell at most once.
-template <int kTiles>
-constexpr int kLowBits = 31 - std::bit_width(unsigned{kTiles * kTileRows - 1});
-template <int kTiles>
-constexpr int kMostHeadroom = 2 * kLowBits<kTiles> - 1;
+constexpr int kLowBits = 31 - std::bit_width(unsigned{kScatterRows - 1}), kMostHeadroom = 2 * kLowBits - 1;
 constexpr int kSharedPsqtBuckets = 16;  // if there are more, everything is added in global memory
 // Cells per PSQT bucket in shared memory. The padding puts four neighbouring features of eight PSQT buckets into
 // different banks.
 constexpr int kCells = kBucketFeatures + 4;
-static_assert(kPrepareGrid <= kFewTiles * kThreadsOfTile && kMaxBuckets <= kFewTiles * kThreadsOfTile);
+static_assert(kPrepareGrid <= kScatterThreads && kMaxBuckets <= kScatterThreads);
 
 // A row, and what it adds to its features.
 struct ScatteredRow {
@@ -118,10 +113,9 @@ __device__ __forceinline__ ScatteredRow scattered_row(const Problem& p, const fl
     return row;
 }
 
-template <int kTiles>
-__global__ void __launch_bounds__(kTiles* kThreadsOfTile)
+__global__ void __launch_bounds__(kScatterThreads)
     scatter_kernel(Problem p, const float* __restrict__ grad, int headroom, Scratch scratch) {
-    constexpr int kThreads = kTiles * kThreadsOfTile, kRows = kTiles * kTileRows, kLow = kLowBits<kTiles>;
+    constexpr int kThreads = kScatterThreads, kRows = kScatterRows;
     extern __shared__ int4 memory[];
     // [2, P, kCells]: of low bits, then of high bits. Not used where P > kSharedPsqtBuckets.
     int* sums = reinterpret_cast<int*>(memory);
@@ -170,8 +164,8 @@ __global__ void __launch_bounds__(kTiles* kThreadsOfTile)
                 const bool alive = is_before_end(ends, lane);
                 if (alive && row.regular && index >= first && index < end) {
                     int* cell = sums + row.psqt_bucket * kCells + (index - first);
-                    atomicAdd(cell, static_cast<int>(row.amount & ((1 << kLow) - 1)));
-                    atomicAdd(cell + cells, static_cast<int>(row.amount >> kLow));
+                    atomicAdd(cell, static_cast<int>(row.amount & ((1 << kLowBits) - 1)));
+                    atomicAdd(cell + cells, static_cast<int>(row.amount >> kLowBits));
                 } else if (alive && static_cast<unsigned>(index) < static_cast<unsigned>(p.num_features)) {
                     atomicAdd(scratch.sums + int64_t(index) * p.psqt_buckets + row.psqt_bucket,
                               static_cast<unsigned long long>(row.amount));
@@ -186,7 +180,7 @@ __global__ void __launch_bounds__(kTiles* kThreadsOfTile)
     // Neighbouring threads take the PSQT buckets of a feature, which are neighbours in `sums`.
     for (int i = threadIdx.x; i < (end - first) * p.psqt_buckets; i += kThreads) {
         const int cell = i % p.psqt_buckets * kCells + i / p.psqt_buckets;
-        const long long sum = (static_cast<long long>(sums[cells + cell]) << kLow) + sums[cell];
+        const long long sum = (static_cast<long long>(sums[cells + cell]) << kLowBits) + sums[cell];
         if (sum == 0) continue;
         atomicAdd(scratch.sums + int64_t(first) * p.psqt_buckets + i, static_cast<unsigned long long>(sum));
     }
@@ -215,24 +209,18 @@ inline void launch_backward(const Problem& p, const float* grad, float* grad_psq
     const int64_t count = int64_t(p.num_features) * p.psqt_buckets;
     // There is always at least one thread block, which writes the exponent.
     const int most_tiles = BucketPlan::tiles(p.in.positions, p.in.num_buckets);
-    const bool is_large = most_tiles >= kManyTiles;
     // No sum has more terms than this, so every sum fits in 63 bits.
     const uint64_t terms = 2 * uint64_t(std::max(p.in.positions, 1)) * uint64_t(std::max(p.in.max_active, 1));
-    const int headroom = std::min(is_large ? kMostHeadroom<kMostTiles> : kMostHeadroom<kFewTiles>,
-                                  62 - static_cast<int>(std::bit_width(terms)));
+    const int headroom = std::min(kMostHeadroom, 62 - static_cast<int>(std::bit_width(terms)));
     cuda::launch("psqt prepare", prepare_kernel, kPrepareGrid, kPrepareThreads, 0, stream, grad, p.in.positions, count,
                  scratch);
     const int shared_bytes = p.psqt_buckets <= kSharedPsqtBuckets ? 2 * p.psqt_buckets * kCells * int(sizeof(int)) : 0;
     // The attribute belongs to the kernel and holds for all its launches, so it must not depend on this call.
     constexpr int kMostBytes = 2 * kSharedPsqtBuckets * kCells * int(sizeof(int));
-    const auto scatter = [&]<int kTiles>() {
-        cuda::check_cuda(
-            cudaFuncSetAttribute(scatter_kernel<kTiles>, cudaFuncAttributeMaxDynamicSharedMemorySize, kMostBytes),
-            "psqt scatter");
-        cuda::launch("psqt scatter", scatter_kernel<kTiles>, (most_tiles + kTiles - 1) / kTiles,
-                     kTiles * kThreadsOfTile, shared_bytes, stream, p, grad, headroom, scratch);
-    };
-    is_large ? scatter.template operator()<kMostTiles>() : scatter.template operator()<kFewTiles>();
+    cuda::check_cuda(cudaFuncSetAttribute(scatter_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kMostBytes),
+                     "psqt scatter");
+    cuda::launch("psqt scatter", scatter_kernel, (most_tiles + kTiles - 1) / kTiles, kScatterThreads, shared_bytes,
+                 stream, p, grad, headroom, scratch);
     cuda::launch("psqt round", round_kernel, std::min(cuda::thread_blocks_for(count, kThreads), 4096u), kThreads, 0,
                  stream, count, headroom, scratch, grad_psqt);
 }

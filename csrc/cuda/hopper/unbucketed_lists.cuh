@@ -565,12 +565,7 @@ __global__ void __launch_bounds__(kRankThreads, 4)
 // Makes everything about unbucketed features that the backward needs, from the rest of the plan.
 inline void build(const IndexRows& in, const BucketPlan& plan, const RowOrder* order, const UnbucketedLists& lists,
                   const ListScratch& scratch, cudaStream_t stream) {
-    // A kernel, not a memset: in a CUDA graph a memset does not get the priority of the stream, so it waits until
-    // another kernel's last thread block has begun.
-    const int words = int((UnbucketedLists::zeroed(in) + 3) / 4);  // a piece of memory ends at a multiple of 256 bytes
-    constexpr int kClearThreads = bucket_plan::kClearThreads;
-    cuda::launch("clear_counts", bucket_plan::clear_counts, std::min((words + kClearThreads - 1) / kClearThreads, 132),
-                 kClearThreads, 0, stream, reinterpret_cast<int32_t*>(lists.sampled), words);
+    bucket_plan::clear(lists.sampled, UnbucketedLists::zeroed(in), stream);  // a piece ends at a multiple of 256 bytes
     const int rank_grid = (in.num_unbucketed + kRankThreads - 1) / kRankThreads;
     constexpr int kResidueFeatures = UnbucketedLists::kResidues * kListFeatures;
     cuda::launch("sample_rows", sample_rows, (sample_of(in).num_rows + kSampleRows - 1) / kSampleRows, kSampleThreads,
