@@ -228,7 +228,6 @@ __device__ __forceinline__ T inclusive_sum(T x, int lane) {
 }
 template <int kLanes>
 __device__ __forceinline__ int group_sum(int x) {
-#pragma unroll
     for (int d = 1; d < kLanes; d *= 2) x += __shfl_xor_sync(~0u, x, d);
     return x;
 }
@@ -268,13 +267,11 @@ __device__ __forceinline__ void load_entries(int (&entries)[kEach], const IndexR
     const bool aligned = (reinterpret_cast<uintptr_t>(from) | in.max_active * sizeof(int32_t)) % 16 == 0;
     const int there = has_row ? in.max_active - first : 0;
     if (there >= kEach && aligned) {
-#pragma unroll
         for (int i = 0; i < kEach; i += 4) {
             const int4 four = __ldg(reinterpret_cast<const int4*>(from + i));
             entries[i] = four.x, entries[i + 1] = four.y, entries[i + 2] = four.z, entries[i + 3] = four.w;
         }
     } else {
-#pragma unroll
         for (int i = 0; i < kEach; ++i) entries[i] = i < there ? __ldg(from + i) : -1;
     }
 }
@@ -287,7 +284,6 @@ struct Reach {
 template <int kLanes, int kEach>
 __device__ __forceinline__ Reach reach(const int (&entries)[kEach], int lane) {
     int any_end = 0;
-#pragma unroll
     for (int j = 0; j < kEach; ++j) any_end |= entries[j];
     const unsigned full = __ballot_sync(~0u, any_end >= 0) >> lane / kLanes * kLanes & ((1u << kLanes) - 1);
     const unsigned before = (1u << lane % kLanes) - 1;
@@ -301,8 +297,8 @@ __global__ void __launch_bounds__(kClearThreads) clear_counts(int32_t* counts, i
 
 // Clears pieces of memory, up to the next multiple of four bytes. An ordinary launch: a kernel behind it starts early
 // and may write before it waits, so this one must not start before earlier kernels are done with what that one writes.
-// Not a memset: in a CUDA graph it does not get the priority of the stream, and waits until another kernel's last thread
-// block has begun.
+// Not a memset: in a CUDA graph it does not get the priority of the stream, and waits until another kernel's last
+// thread block has begun.
 inline void clear(void* memory, size_t bytes, cudaStream_t stream) {
     const int count = int((bytes + 3) / 4);
     const int most = cuda::multiprocessors(cuda::current_device());
@@ -318,7 +314,6 @@ __device__ __forceinline__ int sum_before(int x, int (&warp_sums)[kWarps], int w
     if (lane == 31) warp_sums[warp] = inclusive;
     wait();
     int sum = inclusive - x;
-#pragma unroll
     for (int w = 0; w < kWarps; ++w) sum += w < warp ? warp_sums[w] : 0;
     return sum;
 }
@@ -343,7 +338,6 @@ __device__ __forceinline__ int list_chunk(const IndexRows& in, const BucketPlan&
     const bool has_row = row < 2 * in.positions, is_black = row >= in.positions;
     const bool side = has_row && __ldg(in.black_to_move + row - (is_black ? in.positions : 0)) != 0;
     wait();  // until the places of the chunk before have been read
-#pragma unroll
     for (int w = 0; w < kListWarps; ++w) s.places[w][thread] = 0;
     const int bucket = has_row ? found & 0xff : -1;
     const unsigned same = __match_any_sync(~0u, bucket);
@@ -352,11 +346,9 @@ __device__ __forceinline__ int list_chunk(const IndexRows& in, const BucketPlan&
     if (has_row && before == 0) s.places[warp][bucket] = uint16_t(__popc(same));
     wait();
     int count = 0, counts[kListWarps];
-#pragma unroll
     for (int w = 0; w < kListWarps; ++w) count += counts[w] = s.places[w][thread];
     int begin = sum_before(count, s.warp_sums, warp, lane, wait);
     if (thread < in.num_buckets) out.chunk_rows[size_t(thread) * out.chunks + chunk] = uint32_t(count | begin << 16);
-#pragma unroll
     for (int w = 0; w < kListWarps; ++w) {
         s.places[w][thread] = uint16_t(begin);
         begin += counts[w];
@@ -396,7 +388,6 @@ __global__ void __launch_bounds__(kCountThreads, 1) count_rows(IndexRows in, Buc
     for (int parity = 0; chunk < out.chunks; parity ^= 1) {
         const int chunk_now = chunk, row = chunk * BucketPlan::kChunkRows + in_chunk;
         int entries[kEach];
-#pragma unroll
         for (int j = 0; j < kEach; ++j) entries[j] = next[j];
         chunk += gridDim.x;
         load_next();
@@ -409,7 +400,6 @@ __global__ void __launch_bounds__(kCountThreads, 1) count_rows(IndexRows in, Buc
                 unsigned(entries[0]) < unsigned(in.num_bucketed) ? entries[0] : INT32_MAX;  // the first bucketed one
             if (entries[0] >= in.num_bucketed) {
                 bool alive = true;
-#pragma unroll
                 for (int j = 1; j < kEach; ++j) {
                     alive = alive && entries[j] >= 0;
                     if (alive && entries[j] < in.num_bucketed) first = min(first, entries[j]), alive = false;
@@ -424,7 +414,6 @@ __global__ void __launch_bounds__(kCountThreads, 1) count_rows(IndexRows in, Buc
             const unsigned features = keep(bucket < 0 ? 0 : min(in.bucket_size, in.num_bucketed - first_feature));
             const uint32_t features_of = keep(shared_counts + bucket * (kBucketFeatures * 4));
             bool others = false, alive = true;
-#pragma unroll
             for (int j = 0; j < kEach; ++j) {
                 const int local = entries[j] - first_feature;
                 alive = alive && entries[j] >= 0;
@@ -439,7 +428,6 @@ __global__ void __launch_bounds__(kCountThreads, 1) count_rows(IndexRows in, Buc
             }
             if (others) {
                 alive = true;
-#pragma unroll
                 for (int j = 0; j < kEach; ++j) {
                     alive = alive && entries[j] >= 0;
                     bad |= alive && entries[j] < in.num_bucketed && unsigned(entries[j] - first_feature) >= features;
@@ -484,7 +472,6 @@ __global__ void __launch_bounds__(kCountThreads, 1) count_rows(IndexRows in, Buc
 
 // Bit j of lane i becomes bit i of lane j.
 __device__ __forceinline__ uint32_t warp_transpose(uint32_t x, int lane) {
-#pragma unroll
     for (int s = 16; s > 0; s /= 2) {
         const uint32_t mask = s == 16  ? 0x0000ffffu
                               : s == 8 ? 0x00ff00ffu
@@ -568,14 +555,11 @@ __device__ __forceinline__ void rank_bucket(const BucketPlan& out, TileShared& s
     const int thread = int(threadIdx.x) - kHalf, warp = thread / 32, lane = thread % 32;
     uint32_t(&cells)[kBucketFeatures] = s.cells;
     int counts[kRanksEach], places[kRanksEach];  // entries of a feature; its cell, and from bit 16 on its place there
-#pragma unroll
     for (int j = 0; j < kRanksEach; ++j) counts[j] = __ldg(out.counts + bucket * kBucketFeatures + j * kHalf + thread);
-#pragma unroll
     for (int j = 0; j < kRanksEach; ++j) cells[j * kHalf + thread] = 0;
     if (thread == 0) s.rare_entries = 0;
     wait();
     const float rows_in_256_each = 4 / float(tiles);
-#pragma unroll
     for (int j = 0; j < kRanksEach; ++j) {
         const int cell = frequency_class(counts[j], rows_in_256_each) * kBucketWords + j * (kHalf / 32) + warp;
         const unsigned same = __match_any_sync(~0u, cell);
@@ -585,25 +569,20 @@ __device__ __forceinline__ void rank_bucket(const BucketPlan& out, TileShared& s
     }
     wait();
     int in_cell[kRanksEach], sum = 0;
-#pragma unroll
     for (int j = 0; j < kRanksEach; ++j) sum += in_cell[j] = cells[thread * kRanksEach + j];
     sum = sum_before(sum, s.warp_sums[1], warp, lane, wait);
-#pragma unroll
     for (int j = 0; j < kRanksEach; ++j) {
         cells[thread * kRanksEach + j] = sum;
         sum += in_cell[j];
     }
     wait();
     int ranks[kRanksEach];
-#pragma unroll
     for (int j = 0; j < kRanksEach; ++j) ranks[j] = cells[places[j] & 0xffff] + (places[j] >> 16);
     const int used = cells[(kClasses - 1) * kBucketWords];
     int dense = (cells[(kLastDenseClass + 1) * kBucketWords] + 63) / 64 * 64;
-#pragma unroll
     for (int j = 0; j < kRanksEach; ++j) s.rank_of[j * kHalf + thread] = rank_entry<kLists>(ranks[j]);
     if (!tells) return;
     int rare = 0;
-#pragma unroll
     for (int j = 0; j < kRanksEach; ++j) {
         const int feature = j * kHalf + thread;
         out.ranked[bucket * kBucketFeatures + ranks[j]] = counts[j] > 0 ? feature : ~feature;
@@ -627,16 +606,13 @@ __device__ __forceinline__ void count_spans(const BucketPlan& out, TileShared& s
     // Each thread has `each` neighbouring spans, a power of two.
     const int each = max(1, spans / kHalf);
     uint32_t firsts[kMost];
-#pragma unroll
     for (int j = 0; j < kMost; ++j) {
         const int first = (thread * each + j) * out.span_chunks;
         firsts[j] = j < each && first < out.chunks ? __ldg(chunk_rows + first) : 0;
     }
     int sums[kMost], sum = 0;
-#pragma unroll
     for (int j = 0; j < kMost; ++j) sums[j] = int(firsts[j] & 0xffff);
     if (out.span_chunks > 1) {
-#pragma unroll
         for (int j = 0; j < kMost; ++j) {
             const int first = (thread * each + j) * out.span_chunks;
 #pragma unroll 1
@@ -644,10 +620,8 @@ __device__ __forceinline__ void count_spans(const BucketPlan& out, TileShared& s
                 sums[j] += int(__ldg(chunk_rows + first + c) & 0xffff);
         }
     }
-#pragma unroll
     for (int j = 0; j < kMost; ++j) sum += sums[j];
     int rows_before = sum_before(sum, s.warp_sums[0], warp, lane, wait);
-#pragma unroll
     for (int j = 0; j < kMost; ++j) {
         const int span = thread * each + j;
         if (j < each && span < spans) span_begin[span] = rows_before, span_first[span] = firsts[j];
@@ -755,7 +729,6 @@ __global__ void __launch_bounds__(kTileThreads, kTileBlocks) make_tiles(IndexRow
     // Calls visit(i) for this thread's share of the numbers below kCount. The loop is unrolled, so that all loads and
     // stores are in flight together.
     const auto for_share = [&]<int kCount>(std::integral_constant<int, kCount>, const auto& visit) {
-#pragma unroll
         for (int first = 0; first < kCount; first += kTileThreads)
             if (int(first + threadIdx.x) < kCount) visit(int(first + threadIdx.x));
     };
@@ -847,7 +820,6 @@ __global__ void __launch_bounds__(kTileThreads, kTileBlocks) make_tiles(IndexRow
             uint32_t places[kEach];
             int have = 0, near = 0, listed = 0;
             const unsigned features = regular ? in.num_bucketed : 0;
-#pragma unroll
             for (int j = 0; j < kEach; ++j) {
                 alive = alive && entries[j] >= 0;
                 if constexpr (kUnbucketed) length += alive ? 1 : 0;
@@ -855,7 +827,6 @@ __global__ void __launch_bounds__(kTileThreads, kTileBlocks) make_tiles(IndexRow
                 places[j] = load_if(has, ranks_of + 4 * entries[j], nowhere);
                 have += has ? 1 : 0;
             }
-#pragma unroll
             for (int j = 0; j < kEach; ++j) {
                 shared_or(bits + (places[j] >> 20), slot_bit);
                 shared_or(rank_bits + __byte_perm(places[j], 0, 0x4441), 1u << (places[j] & 31));
@@ -872,7 +843,6 @@ __global__ void __launch_bounds__(kTileThreads, kTileBlocks) make_tiles(IndexRow
             if (!goes_on || in.max_active > kBucketFeatures) {
                 __syncwarp();
                 int set = -feature_count;
-#pragma unroll
                 for (int w = in_row; w < kBucketWords / 2; w += kLanes) {
                     const uint2 two = ptx::load_shared_8(rank_bits + 8 * w);
                     set += __popc(two.x) + __popc(two.y);
@@ -885,7 +855,6 @@ __global__ void __launch_bounds__(kTileThreads, kTileBlocks) make_tiles(IndexRow
                         if (in_row == 0) atomicAdd(out.irregular, 1);
                         regular = false, near_count = far_count = feature_count = all = have = until = 0;
                         if (!kUnbucketed) open = false;
-#pragma unroll
                         for (int j = 0; j < kEach; ++j) places[j] = kNowhere;
                     }
                     __syncwarp();
@@ -893,7 +862,6 @@ __global__ void __launch_bounds__(kTileThreads, kTileBlocks) make_tiles(IndexRow
             }
             if constexpr (kLists) {
                 uint32_t to_near = stage + 2 * (near_count + ((until - have) & 0xffff));
-#pragma unroll
                 for (int j = 0; j < kEach; ++j) {
                     const bool is_listed = (places[j] & kListed) != 0;
                     if (is_listed) shared_store_16(to_near, listed_place(places[j]));
@@ -902,7 +870,6 @@ __global__ void __launch_bounds__(kTileThreads, kTileBlocks) make_tiles(IndexRow
             }
             if (!kUnbucketed && have >> 16 != 0) {
                 uint32_t to_far = stage + 2 * pitch - 2 - 2 * (far_count + ((until - have) >> 16));
-#pragma unroll
                 for (int j = 0; j < kEach; ++j) {
                     const bool is_far = places[j] >= kFarEntry && places[j] < kNowhere;
                     if (is_far) shared_store_16(to_far, entries[j] - first_feature);
@@ -951,7 +918,6 @@ __global__ void __launch_bounds__(kTileThreads, kTileBlocks) make_tiles(IndexRow
         if constexpr (!kUnbucketed) far_begin = store_far(out, s, stages, tile, slot, in_row, far_count);
         int place = 0;
         if constexpr (kReads != ForwardReads::kBitmaps) {
-#pragma unroll
             for (int i = 0; i < kTileRows / kLanes; i += 4) {
                 const int4 four = reinterpret_cast<const int4*>(s.keys)[(in_row * (kTileRows / kLanes) + i) / 4];
                 place += (four.x > key) + (four.y > key) + (four.z > key) + (four.w > key);
@@ -982,7 +948,6 @@ __global__ void __launch_bounds__(kTileThreads, kTileBlocks) make_tiles(IndexRow
             for (int i = in_row; i < pitch / 8; i += kLanes) {
                 const uint4 eight = from[i];
                 uint32_t words[4] = {eight.x, eight.y, eight.z, eight.w};
-#pragma unroll
                 for (int j = 0; j < 4; ++j) {
                     const int more = near_length - 8 * i - 2 * j;
                     words[j] = more >= 2 ? words[j]

@@ -84,7 +84,6 @@ struct SavedRows {
         sums.unit = 1.0f;
         if constexpr (kTerms == 2) {
             uint2 all{0, 0};
-#pragma unroll
             for (int i = 0; i < kLargestGrid; i += 32) {
                 const uint2 here = __ldcg(largest + i + lane);
                 all.x = max(all.x, here.x), all.y = max(all.y, here.y);
@@ -100,9 +99,7 @@ struct SavedRows {
         }
         return {p.scale * x_scale / sums.unit, kRounds ? 1.0f : p.scale};
     }
-    __device__ __forceinline__ bool wants_gradient() const {
-        return true;
-    }
+    __device__ __forceinline__ bool wants_gradient() const { return true; }
 
     __device__ __forceinline__ void load_position(Memory& memory, int place, int i, int position) const {
         int slots[2] = {-1, -1};
@@ -121,9 +118,7 @@ struct SavedRows {
         return row_of(static_cast<const Number*>(p.saved) + column - side * half, memory.slots[side][place][i],
                       p.num_outputs * sizeof(Number));  // as saved_at
     }
-    __device__ __forceinline__ int row_stride() const {
-        return p.num_outputs / 2;
-    }
+    __device__ __forceinline__ int row_stride() const { return p.num_outputs / 2; }
 
     // Products of clipped sums, without p.scale; in 16 bits they are two fp16 numbers per word. With rounding x itself.
     static constexpr bool kHalves = kTerms == 1 && !kRounds;
@@ -133,7 +128,6 @@ struct SavedRows {
     using Rows = cuda::Pack<Number, 4>;
     __device__ __forceinline__ Four four(const Rows (&rows)[2]) const {
         Four found;
-#pragma unroll
         for (int i = 0; i < 2 * kTerms; ++i) {
             if constexpr (kTerms == 2) {
                 found.at[i] = clip(rows[0].at[i], p.bound) * clip(rows[1].at[i], p.bound);
@@ -171,7 +165,6 @@ struct SavedRows {
                                          const float (&g)[4]) const {
         // Read once more, because registers are scarce.
         Rows rows[2];
-#pragma unroll
         for (int h = 0; h < 2; ++h) {
             const uint32_t from = shared_address(&stage[h][of_lane][at]);
             if constexpr (kTerms == 2)
@@ -180,11 +173,9 @@ struct SavedRows {
                 reinterpret_cast<uint2&>(rows[h]) = load_shared_8(from);
         }
         uint32_t words[2][kTerms][2];
-#pragma unroll
         for (int q = 0; q < 2; ++q) {  // two columns
             float of[2][2];
             if constexpr (kTerms == 2) {
-#pragma unroll
                 for (int j = 0; j < 2; ++j) {
                     of[0][j] = of[1][j] = g[2 * q + j];
                     differentiate<Activation::kPairwise>(of[0][j], of[1][j], rows[0].at[2 * q + j],
@@ -197,7 +188,6 @@ struct SavedRows {
                 of[0][0] = g[2 * q] * of_a.x, of[0][1] = g[2 * q + 1] * of_a.y;
                 of[1][0] = g[2 * q] * of_b.x, of[1][1] = g[2 * q + 1] * of_b.y;
             }
-#pragma unroll
             for (int h = 0; h < 2; ++h) {
                 sums.bias[h][2 * q] += of[h][0], sums.bias[h][2 * q + 1] += of[h][1];
                 if constexpr (kTerms == 2)
@@ -212,10 +202,8 @@ struct SavedRows {
         char* const to =
             row_of(operand_of<kTerms>(p, in_half / Shape::kSlab, 0), slot / kTileRows, Shape::kOperandBytes) +
             Shape::offset(second, slot % kTileRows, in_half % Shape::kSlab / 8 + lane_g / 2);
-#pragma unroll
         for (int term = 0; term < kTerms; ++term) {
             uint32_t own[2], other[2];
-#pragma unroll
             for (int j = 0; j < 2; ++j) {
                 own[j] = second ? words[1][term][j] : words[0][term][j];
                 other[j] = __shfl_xor_sync(~0u, second ? words[0][term][j] : words[1][term][j], 4);
@@ -230,9 +218,7 @@ struct SavedRows {
     __device__ __forceinline__ void end_slab(Sums& sums, int slab) const {
         const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
         float* const to = bias_segments + size_t(blockIdx.x + slab) * 2 * cuda::stacks::kSlab;
-#pragma unroll
         for (int h = 0; h < 2; ++h) {
-#pragma unroll
             for (int j = 0; j < 4; ++j) {
                 float& sum = sums.bias[h][j];
                 sum += __shfl_xor_sync(~0u, sum, 1);
@@ -242,7 +228,6 @@ struct SavedRows {
             if (lane % 4 == 0)
                 *reinterpret_cast<float4*>(to + h * cuda::stacks::kSlab + warp * 32 + lane) = {
                     sums.bias[h][0], sums.bias[h][1], sums.bias[h][2], sums.bias[h][3]};
-#pragma unroll
             for (int j = 0; j < 4; ++j) sums.bias[h][j] = 0.0f;
         }
     }

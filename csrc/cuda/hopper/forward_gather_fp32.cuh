@@ -31,7 +31,6 @@ struct Sums {
     float sum[2][kColumns];
 
     __device__ explicit Sums(uint32_t first) {
-#pragma unroll
         for (int i = 0; i < 2; ++i) {
             const uint4 piece = load_shared_16(first + i * 128);
             sum[i][0] = __uint_as_float(piece.x), sum[i][1] = __uint_as_float(piece.y);
@@ -39,7 +38,6 @@ struct Sums {
         }
     }
     __device__ __forceinline__ void add(const uint4 (&halves)[2]) {
-#pragma unroll
         for (int i = 0; i < 2; ++i) {
             sum[i][0] += __uint_as_float(halves[i].x), sum[i][1] += __uint_as_float(halves[i].y);
             sum[i][2] += __uint_as_float(halves[i].z), sum[i][3] += __uint_as_float(halves[i].w);
@@ -49,16 +47,13 @@ struct Sums {
     template <int kCount>
     __device__ __forceinline__ void add(const uint32_t (&from)[kCount]) {
         uint4 pieces[2 * kCount];
-#pragma unroll
         for (int i = 0; i < 2 * kCount; ++i) pieces[i] = load_shared_16(from[i / 2] + i % 2 * 128);
-#pragma unroll
         for (int i = 0; i < kCount; ++i) add({pieces[2 * i], pieces[2 * i + 1]});
     }
     // Adds kWords words of a near list. A word has two entries; dp2a gives base + 128 · an entry, which is twice a
     // place.
     template <int kWords>
     __device__ __forceinline__ void add_listed(const uint32_t (&words)[kWords], uint32_t base) {
-#pragma unroll
         for (const uint32_t word : words) add<2>({__dp2a_lo(word, 0x0080u, base), __dp2a_lo(word, 0x8000u, base)});
     }
 };
@@ -71,7 +66,6 @@ __device__ __forceinline__ void add_up(uint32_t first, float2 more = {}) {
     float2 sums[1 << kCount], feature;
     sums[0] = more;
     if (kMore) store_shared_8(at, more.x, more.y);
-#pragma unroll
     for (int sum = 1; sum < 1 << kCount; ++sum) {
         // The number of the sum of all features but the last one.
         const int others = sum & (sum >= 8 ? 7 : sum >= 4 ? 3 : sum >= 2 ? 1 : 0);
@@ -164,16 +158,13 @@ __device__ __forceinline__ void finish_row(const ForwardProblem& p, float (&firs
         store_four(p.saved, slot, p.num_outputs, half + column, second, Float::kFloat32);
     }
     if (p.activation != Activation::kIdentity) {
-#pragma unroll
         for (int i = 0; i < kColumns; ++i) first[i] = clip(first[i], p.bound), second[i] = clip(second[i], p.bound);
     }
     if (p.activation == Activation::kPairwise) {
-#pragma unroll
         for (int i = 0; i < kColumns; ++i) first[i] = finished(p, first[i] * (second[i] * p.scale));
         store_four(p.out, target, half, column, first, p.out_type);
         return;
     }
-#pragma unroll
     for (int i = 0; i < kColumns; ++i) {
         first[i] = finished(p, first[i] * (p.activation == Activation::kSCReLU ? first[i] * p.scale : p.scale));
         second[i] = finished(p, second[i] * (p.activation == Activation::kSCReLU ? second[i] * p.scale : p.scale));
@@ -238,7 +229,6 @@ __global__ void __launch_bounds__(kThreads, 1) gather_kernel(ForwardProblem p) {
                 of_bucket = work.bucket;
                 const int32_t* ranked =
                     p.plan.ranked + of_bucket * kBucketFeatures + lane / 4 * 16 + producer * 4 + lane % 4;
-#pragma unroll
                 for (int i = 0; i < 3; ++i) next_features[i] = __ldg(ranked + 128 * i);
             }
             return more;
@@ -249,7 +239,6 @@ __global__ void __launch_bounds__(kThreads, 1) gather_kernel(ForwardProblem p) {
             const bool exists = column < half;
             const char* from = reinterpret_cast<const char*>(
                 weights + size_t(work.bucket) * p.in.bucket_size * p.num_outputs + column + (sixteenth < 8 ? 0 : half));
-#pragma unroll
             for (int i = 0; i < 3; ++i) features[i] = next_features[i];
             float2 bias{};  // + 0.0f, so that no sum is −0
             if (producer == 0) {
@@ -266,15 +255,11 @@ __global__ void __launch_bounds__(kThreads, 1) gather_kernel(ForwardProblem p) {
                            singles = bucket_plan::keep(unit + (4 * producer + upper) * kSlabBytes + sixteenth * 16);
             const uint32_t teams[4] = {four + (kSlabBytes << upper), four + (4 * kSlabBytes << upper),
                                        three + (kSlabBytes << upper), upper ? fourth : three + 4 * kSlabBytes};
-#pragma unroll
             for (int i = 0; i < 3; ++i) {
                 if (!__any_sync(~0u, features[i] >= 0)) break;
-#pragma unroll
                 for (int batch = 0; batch < 16; batch += 8) {  // shuffles have a long latency, so eight are in flight
                     int feature[8];
-#pragma unroll
                     for (int j = 0; j < 8; ++j) feature[j] = __shfl_sync(~0u, features[i], 2 * (batch + j) + upper);
-#pragma unroll
                     for (int j = 0; j < 8; ++j) {
                         const int pair = batch + j;
                         const uint32_t to =

@@ -34,16 +34,13 @@ __device__ __forceinline__ void sum_row(const ForwardProblem& p, int row, int sl
         for (int first = 0; open && first < p.in.max_active; first += kAhead) {
             int features[kAhead];
             float weights[kAhead][2] = {};
-#pragma unroll
             for (int i = 0; i < kAhead; ++i) features[i] = first + i < p.in.max_active ? entries[first + i] : -1;
-#pragma unroll
             for (int i = 0; i < kAhead; ++i) {
                 open = open && features[i] >= 0;
                 if (!open || features[i] >= p.in.num_bucketed + p.in.num_unbucketed) continue;
                 const Weight* weight = static_cast<const Weight*>(p.weight) + size_t(features[i]) * p.num_outputs + c;
                 weights[i][0] = cuda::to_sum(weight[0]), weights[i][1] = cuda::to_sum(weight[half]);
             }
-#pragma unroll
             for (int i = 0; i < kAhead; ++i) v[0] += weights[i][0], v[1] += weights[i][1];
         }
         if (p.saved != nullptr) {

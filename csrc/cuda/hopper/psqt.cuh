@@ -151,12 +151,10 @@ __global__ void __launch_bounds__(kScatterThreads)
         ScatteredRow* const warp_rows = rows + warp * kWarpRows + first_row;
         for (int base = 0; base < p.in.max_active; base += kWarp) {
             int32_t indices[kTogether];
-#pragma unroll
             for (int r = 0; r < kTogether; ++r) {  // all loads in flight
                 const int32_t* entries = warp_rows[r].entries;
                 indices[r] = entries != nullptr && base + lane < p.in.max_active ? entries[base + lane] : -1;
             }
-#pragma unroll
             for (int r = 0; r < kTogether; ++r) {
                 ScatteredRow& row = warp_rows[r];
                 const int32_t index = indices[r];

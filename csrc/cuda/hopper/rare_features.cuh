@@ -45,10 +45,8 @@ __global__ void __launch_bounds__(kThreads) list_rare(IndexRows in, BucketPlan p
         const auto for_each_word = [&](const auto& visit) {
             for (int base = begin; base < end; base += kTogether) {
                 uint2 words[kTogether] = {};
-#pragma unroll
                 for (int i = 0; i < kTogether; ++i)
                     if (has_feature && base + i < end) words[i] = __ldg(bits + size_t(base + i) * kBucketFeatures);
-#pragma unroll
                 for (int i = 0; i < kTogether; ++i) visit(base + i, words[i]);
             }
         };
@@ -64,7 +62,6 @@ __global__ void __launch_bounds__(kThreads) list_rare(IndexRows in, BucketPlan p
         if (lane == 0) counts[parity][warp][32] = before;
         __syncthreads();
         int total = 0, mine = 0, place = rare_place(all);
-#pragma unroll
         for (int w = 0; w < kWarps; ++w) {
             mine += w < warp ? counts[parity][w][lane] : 0;
             total += counts[parity][w][lane];

@@ -59,11 +59,9 @@ struct Eight {
     uint4 raw[sizeof(T) / 2] = {};
 
     __device__ void load(const T* from) {
-#pragma unroll
         for (int i = 0; i < int(sizeof(T) / 2); ++i) raw[i] = __ldg(reinterpret_cast<const uint4*>(from) + i);
     }
     __device__ void unpack_to(float (&x)[8], Float type) const {
-#pragma unroll
         for (int j = 0; j < 4; ++j) {
             const uint32_t* words = &raw[j * sizeof(T) / 8].x;
             float2 two;
@@ -117,7 +115,6 @@ __device__ __forceinline__ void clear(GradientSync* sync) {
 
 // Computes the row gradients in slot order, with 0 in padding, and their sums over each stretch of tiles. Thread blocks
 // of the same stretch and different slabs are neighbours in the grid, since they read the same rows of memory.
-// long: loads of a pass stay in registers until the pass uses them, and all passes add to the same sums.
 template <int kTerms, typename Grad, Activation kActivation>
 __global__ void __launch_bounds__(GradientShape<kTerms>::kThreads, 4) row_gradient_kernel(BackwardProblem p) {
     using Shape = GradientShape<kTerms>;
@@ -143,16 +140,13 @@ __global__ void __launch_bounds__(GradientShape<kTerms>::kThreads, 4) row_gradie
         float factors[kPasses];
         Eight<Grad> grads[kPasses][kPairwise ? 1 : 2];
         Eight<Saved> sums_saved[kPasses][2];
-#pragma unroll
         for (int pass = 0; pass < kPasses; ++pass)
             targets[pass] = column < half ? __ldg(p.plan.slot_target + tile * kTileRows + pass * kRows + row) : -1;
-#pragma unroll
         for (int pass = 0; pass < kPasses; ++pass) {  // all loads first
             factors[pass] = p.scale;
             if (targets[pass] < 0) continue;
             const auto [grad, factor] = p.grad_out.template row<Grad>(targets[pass], kPairwise ? half : p.num_outputs);
             factors[pass] *= factor;
-#pragma unroll
             for (int h = 0; h < 2; ++h) {
                 if (h == 0 || !kPairwise) grads[pass][h].load(grad + column + h * half);
                 if constexpr (kActivation != Activation::kIdentity)
@@ -160,16 +154,13 @@ __global__ void __launch_bounds__(GradientShape<kTerms>::kThreads, 4) row_gradie
                                              saved_at(tile * kTileRows + pass * kRows + row, h, column, p.num_outputs));
             }
         }
-#pragma unroll
         for (int pass = 0; pass < kPasses; ++pass) {
             const int r = pass * kRows + row;
             float g[2][8], s[2][8];
-#pragma unroll
             for (int h = 0; h < 2; ++h) {
                 grads[pass][kPairwise ? 0 : h].unpack_to(g[h], p.grad_type);
                 sums_saved[pass][h].unpack_to(s[h], Float::kFloat16);
             }
-#pragma unroll
             for (int j = 0; j < 8; ++j) {  // all are zeros where there is no row
                 g[0][j] *= factors[pass];
                 g[1][j] *= factors[pass];
@@ -181,23 +172,19 @@ __global__ void __launch_bounds__(GradientShape<kTerms>::kThreads, 4) row_gradie
             if constexpr (kTerms == 2) {
                 static_assert(kRows == kTileRows);
                 unsigned mine = 0;
-#pragma unroll
                 for (int j = 0; j < 8; ++j)
                     mine =
                         max(mine, max(__float_as_uint(g[0][j]) & 0x7fffffffu, __float_as_uint(g[1][j]) & 0x7fffffffu));
                 mine = __reduce_max_sync(~0u, mine);
                 if (threadIdx.x % 32 == 0) largest[tile % 2][threadIdx.x / 32] = mine;
                 __syncthreads();
-#pragma unroll
                 for (int w = 0; w < kWarps; ++w) mine = max(mine, largest[tile % 2][w]);
                 const int exponent = tile_exponent(mine);
                 if (threadIdx.x == 0) p.exponents[size_t(slab) * max_tiles + tile] = exponent;
                 scale = power_of_two(mine == 0 ? 0 : -exponent);
             }
-#pragma unroll
             for (int h = 0; h < 2; ++h) {
                 uint32_t high[4], low[4];
-#pragma unroll
                 for (int j = 0; j < 4; ++j) {
                     if constexpr (kTerms == 1) {
                         high[j] = pack(g[h][2 * j], g[h][2 * j + 1], Float::kBFloat16);
@@ -212,7 +199,6 @@ __global__ void __launch_bounds__(GradientShape<kTerms>::kThreads, 4) row_gradie
             }
         }
     }
-#pragma unroll
     for (int i = 0; i < 16; ++i) sums[row][piece][i] = bias[i / 8][i % 8];
     __syncthreads();
     for (int i = threadIdx.x; i < Shape::kHalfPieces * 16; i += Shape::kThreads) {

@@ -71,13 +71,11 @@ __global__ void __launch_bounds__(kThreads, 4)
     // Indices that are too large are skipped here; the index check reports them.
     const unsigned num_features = in.num_bucketed + in.num_unbucketed;
     int first[kEach];
-#pragma unroll
     for (int i = 0; i < kEach; ++i) {
         const int k = in_row + i * kLanes, feature = k < own.count ? row[k] : -1;
         first[i] = unsigned(feature) < num_features ? feature : -1;
     }
     const auto for_each = [&](const auto& visit) {
-#pragma unroll
         for (int i = 0; i < kEach; ++i)
             if (first[i] >= 0) visit(first[i]);
 #pragma unroll 1
@@ -111,7 +109,6 @@ __global__ void __launch_bounds__(kThreads, 4)
         if (lane == 31) warp_sums[warp] = until;
         __syncthreads();
         int before = count + until - mine;
-#pragma unroll
         for (int w = 0; w < kWarps; ++w) {
             before += w < warp ? warp_sums[w] : 0;
             count += warp_sums[w];
@@ -140,7 +137,6 @@ __global__ void __launch_bounds__(kThreads, 4)
     }
     __syncthreads();
     for (int i = in_row; i < 2 * chunks; i += kLanes) entries -= __popc(own_bits[i]);
-#pragma unroll
     for (int d = 1; d < kLanes; d *= 2) entries += __shfl_xor_sync(~0u, entries, d);
     if (entries != 0) {  // the row has a feature twice
         for (int i = in_row; i < 2 * chunks; i += kLanes) own_bits[i] = 0;

@@ -166,7 +166,6 @@ __device__ __forceinline__ void copy_rows(const BackwardProblem& p, uint32_t tur
                    exists ? place | kExists : 0);
     __syncwarp();
     unsigned at[16];
-#pragma unroll
     for (int i = 0; i < 4; ++i) {
         const uint4 four = load_shared_16<true>(turn + Turn::kSlots + h * 64 + i * 16);
         at[4 * i] = four.x, at[4 * i + 1] = four.y, at[4 * i + 2] = four.z, at[4 * i + 3] = four.w;
@@ -176,7 +175,6 @@ __device__ __forceinline__ void copy_rows(const BackwardProblem& p, uint32_t tur
     const uint32_t to = rows + h * kRowBytes + ((piece ^ h) << 4);
     const unsigned piece_bytes = bucket_plan::keep(kPieceBytes);  // for row_of
     const auto sixteen = [&](int s) {
-#pragma unroll
         for (int i = 0; i < kLists; ++i) {
             const unsigned word = at[2 * i + s], own_piece = (word ^ (piece & 7)) & ~kExists;
             copy_async_16((to ^ (2 * i % 8 << 4)) + i * 2 * kRowBytes + s * (kTurnBytes / 2),
@@ -214,7 +212,6 @@ class Sums {
         const auto sixteen = [&](int s) {
             const uint32_t own = kTerms == 2 ? __shfl_sync(~0u, ones, (lane & ~3) + 2 * s) : ones;
             const uint32_t right[2] = {t == list ? own : 0, t + 4 == list ? own : 0};
-#pragma unroll
             for (int m = 0; m < 8; ++m) {
                 uint32_t left[4];
                 load_matrices_transposed(left, (operand ^ (m << 5)) + s * (kTurnBytes / 2));
@@ -231,9 +228,7 @@ class Sums {
         const uint32_t word = load_shared_4(turn + Turn::kSlab);
         const int slab = slab_of(word);
         if constexpr (kTerms == 2) {
-#pragma unroll
             for (int m = 0; m < 8; ++m)
-#pragma unroll
                 for (int i = 0; i < 4; ++i) sum_[m][i] += all_[m][i], all_[m][i] = 0;
             turns_ = 0;
         }
@@ -241,14 +236,11 @@ class Sums {
         const auto feature_of_list = [&](int list) { return int(load_shared_4(turn + Turn::kFeature + list * 16)); };
         if constexpr (kTerms == 2) {
             const float unscale = power_of_two(reference_) * 0x1p-15f;
-#pragma unroll
             for (int odd = 0; odd < 2; ++odd) {
                 const float factor = of_list(unscale, odd);
                 const int feature = feature_of_list(lane % 4 * 2 + odd), column = slab * Shape::kSlab + lane / 4;
                 float* const to = static_cast<float*>(p.grad_weight) + size_t(feature) * p.num_outputs + column;
-#pragma unroll
                 for (int m = 0; m < 4; ++m)
-#pragma unroll
                     for (int i = 0; i < 2; ++i) {
                         const int of_half = m % 2 * 16 + i * 8;
                         const float v = (sum_[m][2 * i + odd] + sum_[m + 4][2 * i + odd] * kLowScale) * factor;
@@ -259,7 +251,6 @@ class Sums {
         } else {
             // Transposed by stmatrix, so that each list has a row in shared memory.
             const int list = lane % 8, matrix = lane / 8;
-#pragma unroll
             for (int m = 0; m < 8; m += 2)
                 store_matrices_transposed(
                     rows + list * kRowBytes + ((2 * m + matrix ^ list) << 4),
@@ -268,7 +259,6 @@ class Sums {
                      pack(sum_[m + 1][2], sum_[m + 1][3], p.weight_type)});
             __syncwarp();
             const int piece = lane % 16, column = Shape::column(slab, piece);
-#pragma unroll
             for (int i = 0; i < 4; ++i) {
                 const int stored = 2 * i + lane / 16, feature = feature_of_list(stored);
                 const uint4 v = load_shared_16<true>(rows + stored * kRowBytes + ((piece ^ stored) << 4));
@@ -279,9 +269,7 @@ class Sums {
                         v);
             }
         }
-#pragma unroll
         for (auto& s : sum_)
-#pragma unroll
             for (float& x : s) x = 0;
     }
 
@@ -294,9 +282,7 @@ class Sums {
     // Adds the sums of the last turns to those of all turns before, rounding to nearest.
     __device__ __forceinline__ void gather() {
         turns_ = 0;
-#pragma unroll
         for (int m = 0; m < 8; ++m)
-#pragma unroll
             for (int i = 0; i < 4; ++i) all_[m][i] += sum_[m][i], sum_[m][i] = 0;
     }
 
@@ -309,9 +295,7 @@ class Sums {
             scale(power_of_two(reference_ - largest));
             reference_ = largest;
         }
-#pragma unroll
         for (auto& s : sum_)
-#pragma unroll
             for (int i = 0; i < 4; i += 2) {
                 s[i] += s[i + 1];
                 s[i] += __shfl_xor_sync(~0u, s[i], 1);
@@ -321,9 +305,7 @@ class Sums {
     // Multiplies the sums of each list i by a factor that lanes 4 i … 4 i + 3 hold.
     __device__ __forceinline__ void scale(float factor) {
         const float even = of_list(factor, 0), odd = of_list(factor, 1);
-#pragma unroll
         for (auto& s : sum_) s[0] *= even, s[1] *= odd, s[2] *= even, s[3] *= odd;
-#pragma unroll
         for (auto& s : all_) s[0] *= even, s[1] *= odd, s[2] *= even, s[3] *= odd;
     }
 

@@ -56,21 +56,17 @@ struct RowSum {
     __device__ __forceinline__ void add(float (&sum)[kPer], const int* staged) const {
         uint4 pieces[kAhead];
         int features[kAhead], any = 0;
-#pragma unroll
         for (int i = 0; i < kAhead; i += 4) {
             const int4 four = *reinterpret_cast<const int4*>(staged + i);
             features[i] = four.x, features[i + 1] = four.y, features[i + 2] = four.z, features[i + 3] = four.w;
             any |= four.x | four.y | four.z | four.w;
         }
         if (__all_sync(~0u, any >= 0)) {
-#pragma unroll
             for (int i = 0; i < kAhead; ++i) pieces[i] = __ldg(row_of(weight, features[i], row_bytes));
         } else {
-#pragma unroll
             for (int i = 0; i < kAhead; ++i)
                 pieces[i] = load_global_16(row_of(weight, features[i], row_bytes), features[i] >= 0);
         }
-#pragma unroll
         for (int i = 0; i < kAhead; ++i) {
             sum[0] += __uint_as_float(pieces[i].x), sum[1] += __uint_as_float(pieces[i].y);
             sum[2] += __uint_as_float(pieces[i].z), sum[3] += __uint_as_float(pieces[i].w);
@@ -88,7 +84,6 @@ struct RowSum {
             const int32_t* const features = bucket_plan::row_pointer(p.in, row) + base;
             most = __reduce_max_sync(~0u, count) - base;
             __syncwarp();
-#pragma unroll
             for (int i = threadIdx.x % 16; i < kStaged; i += 16) {
                 const int feature = base + i < count ? __ldg(features + i) : -1;
                 // Features that do not exist are skipped here; the index check reports them.
@@ -126,20 +121,17 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor) gather_ker
     if (p.saved != nullptr && write)
         store_values(p.saved, saved_at(slot, h, column, p.num_outputs), sum, Float::kFloat32);
     if constexpr (kActivation != Activation::kIdentity) {
-#pragma unroll
         for (float& x : sum) x = clip(x, p.bound);
     }
     if constexpr (kActivation == Activation::kPairwise) {
         // The two lanes that hold the same columns of both halves share the products.
         float product[kPer / 2];
-#pragma unroll
         for (int i = 0; i < kPer / 2; ++i) {
             const float other = __shfl_xor_sync(~0u, h ? sum[i] : sum[kPer / 2 + i], 8);
             product[i] = finished(p, h ? other * (sum[kPer / 2 + i] * p.scale) : sum[i] * (other * p.scale));
         }
         if (write) store_values(p.out, size_t(target) * half + column + h * (kPer / 2), product, p.out_type);
     } else {
-#pragma unroll
         for (float& x : sum) x = finished(p, x * (kActivation == Activation::kSCReLU ? x * p.scale : p.scale));
         if (write) store_values(p.out, size_t(target) * p.num_outputs + at, sum, p.out_type);
     }

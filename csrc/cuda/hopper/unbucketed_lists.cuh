@@ -121,22 +121,17 @@ __device__ __forceinline__ void for_each_unbucketed(const IndexRows& in, int fir
                                                     const Visit& visit) {
     const int lane = threadIdx.x % 32;
     bool open[kBatch];
-#pragma unroll
     for (int r = 0; r < kBatch; ++r) open[r] = first + r < count;
     for (int base = 0; base < in.max_active; base += 64) {
         int features[kBatch][2];
-#pragma unroll
         for (int r = 0; r < kBatch; ++r)
-#pragma unroll
             for (int j = 0; j < 2; ++j) {
                 const int k = base + 32 * j + lane;
                 features[r][j] =
                     open[r] && k < in.max_active ? bucket_plan::row_pointer(in, (first + r) * step)[k] : -1;
             }
         bool any = false;
-#pragma unroll
         for (int r = 0; r < kBatch; ++r) {
-#pragma unroll
             for (int j = 0; j < 2; ++j) {
                 int& feature = features[r][j];
                 const unsigned ends = __ballot_sync(~0u, feature < 0);
@@ -172,12 +167,10 @@ __global__ void __launch_bounds__(kSampleThreads) sample_rows(IndexRows in, Unbu
     for_each_unbucketed<kSampleBatch>(
         in, first, sample.num_rows, sample.step, [&](int, const int(&features)[kSampleBatch][2]) {
             uint32_t counts[2 * kSampleBatch];
-#pragma unroll
             for (int i = 0; i < 2 * kSampleBatch; ++i) {
                 const int feature = features[i / 2][i % 2];
                 counts[i] = feature >= 0 ? atomicAdd(lists.sampled + (feature - in.num_bucketed), 1u) + 1 : 0;
             }
-#pragma unroll
             for (int i = 0; i < 2 * kSampleBatch; ++i) {
                 const int bin = bin_of_count(counts[i]);
                 if (counts[i] >= sample.least && bin != bin_of_count(counts[i] - 1))
@@ -270,7 +263,6 @@ __global__ void __launch_bounds__(kSplitThreads, 4)
     const int slot_or_not = own.target >= 0 ? plan.row_slot[own.row] : 0;  // negative if the row is irregular
     for (int i = threadIdx.x; i < kChunkSlots * (kDenseWords + 1); i += kSplitThreads)
         reinterpret_cast<uint32_t*>(&s.bits)[i] = 0;
-#pragma unroll
     for (int w = 0; w < kSplitWarps; ++w) s.places[w][threadIdx.x] = 0;
     __syncthreads();
 
@@ -296,11 +288,9 @@ __global__ void __launch_bounds__(kSplitThreads, 4)
     };
     int next[kSplitBatch][kSplitLoads];
     const auto load = [&](int slot) {
-#pragma unroll
         for (int r = 0; r < kSplitBatch; ++r) {
             const int count = s.count[slot + r];
             const int32_t* from = row_at(slot + r);
-#pragma unroll
             for (int j = 0; j < kSplitLoads; ++j)
                 next[r][j] = 32 * j + lane < count ? __ldg(from + 32 * j) - in.num_bucketed : -1;
         }
@@ -310,18 +300,14 @@ __global__ void __launch_bounds__(kSplitThreads, 4)
 #pragma unroll 1
     for (int i = 0; i < kSplitRows; i += kSplitBatch) {
         int features[kSplitBatch][kSplitLoads], bits[kSplitBatch][kSplitLoads];
-#pragma unroll
         for (int r = 0; r < kSplitBatch; ++r)
-#pragma unroll
             for (int j = 0; j < kSplitLoads; ++j) {
                 features[r][j] = next[r][j];
                 bits[r][j] = bit_of(features[r][j]);
             }
         if (i + kSplitBatch < kSplitRows) load(warp_slot + i + kSplitBatch);
-#pragma unroll
         for (int r = 0; r < kSplitBatch; ++r) {
             const int slot = warp_slot + i + r, count = s.count[slot];
-#pragma unroll
             for (int j = 0; j < kSplitLoads; ++j)
                 if (32 * j < count) visit(slot, features[r][j], bits[r][j]);
 #pragma unroll 1
@@ -345,12 +331,10 @@ __global__ void __launch_bounds__(kSplitThreads, 4)
 
     // Each thread takes a residue and gives places to its entries, one warp after the other.
     int counts[kSplitWarps], count = 0;
-#pragma unroll
     for (int w = 0; w < kSplitWarps; ++w) count += counts[w] = int(s.places[w][threadIdx.x]);
     int begin = bucket_plan::sum_before(count, s.warp_sums, warp, lane, [] { __syncthreads(); });
     begins[threadIdx.x] = begin;
     if (threadIdx.x == kResidues - 1) begins[kResidues] = begin + count;
-#pragma unroll
     for (int w = 0; w < kSplitWarps; ++w) {
         s.places[w][threadIdx.x] = begin;
         begin += counts[w];
@@ -360,10 +344,8 @@ __global__ void __launch_bounds__(kSplitThreads, 4)
 #pragma unroll 1
     for (uint32_t base = 0; base < num_listed; base += 32 * kPlaceBatch) {
         uint32_t entries[kPlaceBatch];
-#pragma unroll
         for (int i = 0; i < kPlaceBatch; ++i)
             entries[i] = base + 32 * i + lane < num_listed ? __ldcg(listed + base + 32 * i + lane) : ~0u;
-#pragma unroll
         for (int i = 0; i < kPlaceBatch; ++i) {
             if (base + 32 * i >= num_listed) break;
             const uint32_t feature = entries[i] / kChunkSlots, slot = entries[i] % kChunkSlots;
@@ -420,11 +402,9 @@ struct ResidueWalk {
         return {begin - (until - count), until, __shfl_sync(~0u, until, 31)};
     }
     __device__ __forceinline__ void load(Entries& entries, const Chunks& chunks, int from, uint32_t base) const {
-#pragma unroll
         for (int i = 0; i < kListAhead; ++i) {
             const uint32_t number = base + 32 * i + threadIdx.x % 32;
             int which = 0;  // which of these chunks has it
-#pragma unroll
             for (int step = 16; step > 0; step /= 2)
                 which += __shfl_sync(~0u, chunks.until, which + step - 1) <= number ? step : 0;
             const uint32_t place = __shfl_sync(~0u, chunks.begin, which) + number;
@@ -434,7 +414,6 @@ struct ResidueWalk {
     }
     template <typename Visit>
     __device__ __forceinline__ void visit_all(const Entries& entries, uint32_t left, const Visit& visit) const {
-#pragma unroll
         for (int i = 0; i < kListAhead; ++i)
             if (32 * i < left) visit(entries.chunks[i], entries.keys[i]);
     }
@@ -482,19 +461,16 @@ __global__ void __launch_bounds__(kListThreads) make_lists(IndexRows in, Unbucke
     // Each thread takes two features.
     uint32_t counts[2] = {};
     int features[2];
-#pragma unroll
     for (int j = 0; j < 2; ++j) {
         const int local = 2 * threadIdx.x + j;
         const long long number = (long long)(first_feature + local) * kResidues + residue;
         features[j] = local < kListFeatures && number < in.num_unbucketed ? int(number) : -1;
         if (features[j] < 0) continue;
-#pragma unroll
         for (int w = 0; w < kListWarps; ++w) counts[j] += s.places[w][local];
     }
     const int places[2] = {int(counts[0] + 3) / 4 * 4, int(counts[1] + 3) / 4 * 4};
     const int before = bucket_plan::sum_before(places[0] + places[1], s.warp_sums, warp, lane, [] { __syncthreads(); });
     if (threadIdx.x == kListThreads - 1) s.begin = before > 0 ? atomicAdd(lists.allotted, uint32_t(before)) : 0;
-#pragma unroll
     for (int j = 0; j < 2; ++j) {
         // Dense features have no entries here, and they must not be counted in bin 0.
         const bool listed = features[j] >= 0 && (counts[j] > 0 || scratch.dense_bit[features[j]] < 0);
@@ -504,12 +480,10 @@ __global__ void __launch_bounds__(kListThreads) make_lists(IndexRows in, Unbucke
     }
     __syncthreads();
     uint32_t place = s.begin + before;
-#pragma unroll
     for (int j = 0; j < 2; ++j) {
         if (features[j] < 0) break;
         scratch.found[features[j]] = {place, counts[j]};
         uint32_t next = place;
-#pragma unroll
         for (int w = 0; w < kListWarps; ++w) {
             const uint32_t of_warp = s.places[w][2 * threadIdx.x + j];
             s.places[w][2 * threadIdx.x + j] = next;
