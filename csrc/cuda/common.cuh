@@ -136,14 +136,12 @@ __device__ inline Pack<T, V> load(const T* from) {
 template <int V, class T>
 __device__ inline void load_sums(const T* from, sum_t<T> (&to)[V]) {
     const Pack<T, V> pack = load<V>(from);
-#pragma unroll
     for (int i = 0; i < V; ++i) to[i] = to_sum(pack.at[i]);
 }
 
 template <int V, class T>
 __device__ inline void store_sums(T* to, const sum_t<T> (&from)[V]) {
     Pack<T, V> pack;
-#pragma unroll
     for (int i = 0; i < V; ++i) pack.at[i] = from_sum<T>(from[i]);
     *reinterpret_cast<Pack<T, V>*>(to) = pack;
 }

@@ -91,7 +91,6 @@ struct InputRows {
     };
     __device__ __forceinline__ Four four(const Pack<T, 4> (&rows)[1]) const {
         Four found;
-#pragma unroll
         for (int i = 0; i < 4; ++i) found.at[i] = Type::number(rows[0], i);
         return found;
     }
@@ -182,9 +181,7 @@ __global__ void __launch_bounds__(kThreads, kWorkers<Source, KO>)
     float next_sums[KO][8];
     const auto load_sums = [&](int place) {
         const int* const positions = memory.positions[place] + group * 16;
-#pragma unroll
         for (int k = 0; k < KO; ++k) {
-#pragma unroll
             for (int i = 0; i < 8; ++i) {  // number i % 2 of operand word i / 2; the two are neighbours in depth
                 const int row = i / 2 % 2 * 8 + g, depth = i / 4 * 8 + 2 * t + i % 2;
                 const int position = positions[kind == 0 ? row : depth];
@@ -196,12 +193,9 @@ __global__ void __launch_bounds__(kThreads, kWorkers<Source, KO>)
         }
     };
     const auto store_operands = [&](int buffer) {
-#pragma unroll
         for (int k = 0; k < KO; ++k) {
             uint32_t words[4][W];
-#pragma unroll
             for (int i = 0; i < 4; ++i) split(next_sums[k][2 * i] * scale, next_sums[k][2 * i + 1] * scale, words[i]);
-#pragma unroll
             for (int p = 0; p < W; ++p) {
                 memory.operands[buffer].at[kind][group][k][p][lane] = {words[0][p], words[1][p], words[2][p],
                                                                        words[3][p]};
@@ -238,7 +232,6 @@ __global__ void __launch_bounds__(kThreads, kWorkers<Source, KO>)
             const int at = step * 16 + i / 2 * 8 + 2 * to_t + i % 2, position = memory.positions[place][at];
             const Number* const from = source.numbers(memory.source, place, at, position, column + 4 * to_g);
             const bool wanted = is_inside && from != nullptr;
-#pragma unroll
             for (int r = 0; r < R; ++r) {
                 const uint32_t to = ptx::shared_address(&memory.inputs[warp][stage][r][i][input_place(to_g, to_t)]);
                 if constexpr (sizeof(Number) == 4)
@@ -254,10 +247,8 @@ __global__ void __launch_bounds__(kThreads, kWorkers<Source, KO>)
     uint32_t weights[2][KO][W][4];
     float sums[KO][4][4];
     const auto begin_segment = [&](int stack, int column) {
-#pragma unroll
         for (int k = 0; k < KO; ++k) {
             Pack<float, 4> w[4];  // of outputs 2 t, 2 t + 1, 2 t + 8 and 2 t + 9 of this group of 16
-#pragma unroll
             for (int i = 0; i < 4; ++i) {
                 const int output = k * 16 + i / 2 * 8 + 2 * t + i % 2;
                 w[i] = {};
@@ -265,14 +256,11 @@ __global__ void __launch_bounds__(kThreads, kWorkers<Source, KO>)
                     w[i] = load<4>(a.weight + (static_cast<int64_t>(stack) * a.outputs + output) * a.inputs + column +
                                    4 * g);
             }
-#pragma unroll
             for (int j = 0; j < 4; ++j) {
-#pragma unroll
                 for (int i = 0; i < 4; ++i) sums[k][j][i] = 0.0f;
                 uint32_t low[W], high[W];
                 split(w[0].at[j], w[1].at[j], low);
                 split(w[2].at[j], w[3].at[j], high);
-#pragma unroll
                 for (int p = 0; p < W; ++p)
                     weights[j / 2][k][p][j % 2] = low[p], weights[j / 2][k][p][2 + j % 2] = high[p];
             }
@@ -280,9 +268,7 @@ __global__ void __launch_bounds__(kThreads, kWorkers<Source, KO>)
     };
     const auto end_segment = [&](int slab, int stack) {
         float* const to = a.segments + segment_of(blockIdx.x, slab, stack, stacks) * KO * 16 * kSlab;
-#pragma unroll
         for (int k = 0; k < KO; ++k) {
-#pragma unroll
             for (int i = 0; i < 4; ++i) {
                 const int output = k * 16 + i / 2 * 8 + g, column = warp * 32 + (2 * t + i % 2) * 4;
                 *reinterpret_cast<float4*>(to + output * kSlab + column) = {sums[k][0][i], sums[k][1][i], sums[k][2][i],
@@ -325,7 +311,6 @@ __global__ void __launch_bounds__(kThreads, kWorkers<Source, KO>)
 #pragma unroll
                 for (int i = 0; i < 4; ++i) {
                     Pack<Number, 4> rows[R];
-#pragma unroll
                     for (int r = 0; r < R; ++r)
                         rows[r] = load<4>(memory.inputs[warp][oldest][r][i][input_place(g, t)].at);
                     x[i] = source.four(rows);
@@ -334,9 +319,7 @@ __global__ void __launch_bounds__(kThreads, kWorkers<Source, KO>)
                     return memory.operands[buffer].at[product][step][k][p][lane];
                 };
                 uint32_t left[KO][W][4];
-#pragma unroll
                 for (int k = 0; k < KO; ++k) {
-#pragma unroll
                     for (int p = 0; p < W; ++p) {
                         const uint4 v = operand(1, k, p);
                         left[k][p][0] = v.x, left[k][p][1] = v.y, left[k][p][2] = v.z, left[k][p][3] = v.w;
@@ -349,37 +332,29 @@ __global__ void __launch_bounds__(kThreads, kWorkers<Source, KO>)
                     for (int h = 0; h < 2; ++h) {
                         uint32_t parts[P];
                         source.split_two(x[2 * h], x[2 * h + 1], j, parts);
-#pragma unroll
                         for (int p = 0; p < P; ++p) right[p][h] = parts[p];
                     }
-#pragma unroll
                     for (int k = 0; k < KO; ++k) {
                         float d[4] = {0.0f, 0.0f, 0.0f, 0.0f};
                         multiply(d, left[k], right);
-#pragma unroll
                         for (int i = 0; i < 4; ++i) sums[k][j][i] += d[i];
                     }
                 }
                 if (!source.wants_gradient()) continue;
                 float d[2][2][4] = {};  // [product][eight positions]
-#pragma unroll
                 for (int k = 0; k < KO; ++k) {
                     uint32_t right[2][W][2];
-#pragma unroll
                     for (int p = 0; p < W; ++p) {
                         const uint4 v = operand(0, k, p);
                         right[0][p][0] = v.x, right[0][p][1] = v.z, right[1][p][0] = v.y, right[1][p][1] = v.w;
                     }
-#pragma unroll
                     for (int m = 0; m < 2; ++m) {
-#pragma unroll
                         for (int n = 0; n < 2; ++n) {
                             if constexpr (KO == 1) {
                                 multiply(d[m][n], weights[m][k], right[n]);
                             } else {
                                 float part[4] = {0.0f, 0.0f, 0.0f, 0.0f};
                                 multiply(part, weights[m][k], right[n]);
-#pragma unroll
                                 for (int i = 0; i < 4; ++i) d[m][n][i] += part[i];
                             }
                         }

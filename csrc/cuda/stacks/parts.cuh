@@ -19,7 +19,6 @@ __device__ __forceinline__ uint32_t bits_of(const T& two_numbers) {
 // half.
 template <int kParts>
 __device__ __forceinline__ void split(float a, float b, uint32_t (&words)[kParts]) {
-#pragma unroll
     for (int p = 0; p < kParts; ++p) {
         words[p] = bits_of(__floats2bfloat162_rn(a, b));
         if (p + 1 < kParts) {
@@ -73,9 +72,7 @@ struct Input<__nv_bfloat16> {
 // most 2^-25 of the whole for three parts, 2^-18 for two. The smallest products are added first. d must be 0 before.
 template <int L, int R>
 __device__ __forceinline__ void multiply(float (&d)[4], const uint32_t (&left)[L][4], const uint32_t (&right)[R][2]) {
-#pragma unroll
     for (int size = (L > R ? L : R) - 1; size >= 0; --size) {
-#pragma unroll
         for (int i = 0; i <= size; ++i) {
             if (i < L && size - i < R) ptx::mma_k16<true>(d, left[i], right[size - i]);
         }

@@ -92,7 +92,6 @@ __device__ inline double sum_of_squares(const PlacedSummand& placed, int64_t blo
             const int64_t rounds = begin_rounds(summand);
             for (int64_t round = 0; round < rounds; ++round) {
                 S x[kBeginTurns][V] = {};
-#pragma unroll
                 for (int turn = 0; turn < kBeginTurns; ++turn) {
                     const int64_t column =
                         ((block * rounds + round) * kBeginTurns + turn) * kTurn + int64_t(threadIdx.x) * V;
@@ -100,9 +99,7 @@ __device__ inline double sum_of_squares(const PlacedSummand& placed, int64_t blo
                     if (summand.marked != nullptr && summand.marked[quotient(column, summand.row)] == 0) continue;
                     load_sums<V>(from + column, x[turn]);
                 }
-#pragma unroll
                 for (int turn = 0; turn < kBeginTurns; ++turn) {
-#pragma unroll
                     for (int i = 0; i < V; ++i) total += double(x[turn][i]) * double(x[turn][i]);
                 }
             }
@@ -115,13 +112,11 @@ __device__ inline double sum_of_squares(const PlacedSummand& placed, int64_t blo
         for (int64_t row = 0; row < rows; ++row) {
             S x[V];
             load_sums<V>(from + row * columns + column, x);
-#pragma unroll
             for (int i = 0; i < V; ++i) {
                 total += double(x[i]) * double(x[i]);
                 sums[i] += x[i];
             }
         }
-#pragma unroll
         for (int i = 0; i < V; ++i) total += double(sums[i]) * double(sums[i]);
     };
     if (wide) {
@@ -234,7 +229,6 @@ struct State {
     __device__ bool move(const Part& part, const Common<T>& c, int turn, int64_t at,
                          const Gradients<T, k16, V>& gradients, const T (&changes)[V]) {
         bool good = true;
-#pragma unroll
         for (int i = 0; i < V; ++i) {
             const T before = R::kAverages == 2 ? other.at[i] : T(0);
             T none = 0, &s = R::kSquares ? square.at[i] : none;
@@ -243,7 +237,6 @@ struct State {
         }
         if (part.slow != nullptr && c.lookahead != 0) {
             Pack<T, V> slow = load_pack<T, V>(part.slow, at);
-#pragma unroll
             for (int i = 0; i < V; ++i) weight.at[i] = slow.at[i] = look_ahead(c, slow.at[i], weight.at[i]);
             store_pack(part.slow, at, slow);
         }
@@ -263,7 +256,6 @@ struct State {
     __device__ static void store_copy(const Part& part, int64_t at, const Pack<T, V>& from) {
         float rounded[V];
         const T steps = static_cast<T>(part.steps);
-#pragma unroll
         for (int i = 0; i < V; ++i)
             rounded[i] = static_cast<float>(steps == 0 ? from.at[i] : optimizer::nearest(from.at[i] * steps));
         if (part.copy_type == Float::kFloat16) {
@@ -329,20 +321,17 @@ __global__ void __launch_bounds__(kWarps* kWarp) update(const UpdateArguments a)
 #pragma unroll
         for (int k = 0; k < kRows; ++k) {
             if (!exists(warp + k * kWarps)) continue;
-#pragma unroll
             for (int i = 0; i < V; ++i) sum[i] += gradients[k].value(i, part.gradient_type);
         }
         for (int64_t row = kRowsAtOnce + warp; exists(row); row += kWarps) {
             Gradients<T, k16, V> more;
             more.load_from(part, column + row * stride);
-#pragma unroll
             for (int i = 0; i < V; ++i) sum[i] += more.value(i, part.gradient_type);
         }
         store_sums<V>(&sums[warp][lane * V], sum);
         __syncthreads();
         if (makes) {
             T total = 0;
-#pragma unroll
             for (int w = 0; w < kWarps; ++w) total += sums[w][threadIdx.x];
             bool finite = true;
             changes[threadIdx.x] = move_shared<R>(c, total, average, other, square, finite);
@@ -439,7 +428,6 @@ __global__ void __launch_bounds__(kLateThreads) update_rows(const LateArguments 
         Gradients<T, k16, V> gradients[kAtOnce];
         State<R, T, V> states[kAtOnce];
         int64_t at[kAtOnce];  // -1: there is nothing
-#pragma unroll
         for (int j = 0; j < kAtOnce; ++j) {
             const int item = first + j * kLateWarps;
             const int64_t column = (item % pieces * int64_t(kWarp) + lane) * V;
@@ -448,7 +436,6 @@ __global__ void __launch_bounds__(kLateThreads) update_rows(const LateArguments 
             gradients[j].load_from(a.part, exists ? at[j] : 0);
             states[j].load_from(a.part, turn, exists ? at[j] : 0);
         }
-#pragma unroll
         for (int j = 0; j < kAtOnce; ++j) {
             if (at[j] >= 0) good &= states[j].move(a.part, c, turn, at[j], gradients[j], nothing);
         }
@@ -515,17 +502,14 @@ __global__ void __launch_bounds__(kLateThreads) update_sharing_rows(const LateAr
         while (left != 0) {
             Gradients<T, k16, V> gradients[kSumsAtOnce];
             bool has[kSumsAtOnce];
-#pragma unroll
             for (int j = 0; j < kSumsAtOnce; ++j) {
                 has[j] = left != 0 && exists;
                 const int64_t at = has[j] ? row_of(first, __ffs(left) - 1) * a.columns + column : 0;
                 gradients[j].load_from(part, at);
                 left &= left - 1;
             }
-#pragma unroll
             for (int j = 0; j < kSumsAtOnce; ++j) {
                 if (!has[j]) continue;
-#pragma unroll
                 for (int i = 0; i < V; ++i) sum[i] += gradients[j].value(i, part.gradient_type);
             }
         }
@@ -538,7 +522,6 @@ __global__ void __launch_bounds__(kLateThreads) update_sharing_rows(const LateAr
     int64_t at[kAtOnce];  // -1: there is nothing
     int count = 0;
     const auto load_items = [&](int item) {
-#pragma unroll
         for (int j = 0; j < kAtOnce; ++j) {
             const int mine = item + j * kLateWarps;
             at[j] = exists && mine < count ? listed[mine] + column : -1;
@@ -559,7 +542,6 @@ __global__ void __launch_bounds__(kLateThreads) update_sharing_rows(const LateAr
     bool good = true;
     if (makes) {
         T total = 0;
-#pragma unroll
         for (int w = 0; w < kLateWarps; ++w) total += sums[w][threadIdx.x];
         const T change = move_shared<R>(c, total, average, other, square, good);
         changes[threadIdx.x] = change;
@@ -580,7 +562,6 @@ __global__ void __launch_bounds__(kLateThreads) update_sharing_rows(const LateAr
         }
         for (int item = warp; item < count; item += kAtOnce * kLateWarps) {
             if (item != warp) load_items(item);
-#pragma unroll
             for (int j = 0; j < kAtOnce; ++j) {
                 if (at[j] >= 0) good &= states[j].move(part, c, turn, at[j], gradients[j], change);
             }
@@ -619,7 +600,6 @@ __global__ void __launch_bounds__(kListThreads) list_late(const LateArguments a,
 template <class T, int V>
 __device__ inline bool all_zero(const Pack<T, V>& from) {
     bool zero = true;
-#pragma unroll
     for (int i = 0; i < V; ++i) {
         if constexpr (sizeof(T) == 8) {
             zero &= __double_as_longlong(from.at[i]) == 0;
@@ -723,7 +703,6 @@ __global__ void __launch_bounds__(kLateThreads, sizeof(T) == 4 ? kCatchUpBlocks 
                 }
             }
             if (rests && c.eps > 0) {
-#pragma unroll
                 for (int i = 0; i < V; ++i) {
                     T moved = multiply_add(-c.decay, state.weight.at[i], state.weight.at[i]);
                     if constexpr (kShares) moved -= change.at[i];
@@ -731,7 +710,6 @@ __global__ void __launch_bounds__(kLateThreads, sizeof(T) == 4 ? kCatchUpBlocks 
                     if constexpr (R::kSquares) state.square.at[i] = multiply_add(c.keep2, state.square.at[i], T(0));
                 }
             } else {
-#pragma unroll
                 for (int i = 0; i < V; ++i) {
                     const T before = R::kAverages == 2 ? state.other.at[i] : T(0);
                     T none = 0, &square = R::kSquares ? state.square.at[i] : none;
@@ -740,7 +718,6 @@ __global__ void __launch_bounds__(kLateThreads, sizeof(T) == 4 ? kCatchUpBlocks 
                 }
             }
             if (looks_ahead && c.lookahead != 0) {
-#pragma unroll
                 for (int i = 0; i < V; ++i) {
                     state.weight.at[i] = slow.at[i] = look_ahead(c, slow.at[i], state.weight.at[i]);
                 }
@@ -771,7 +748,6 @@ __global__ void __launch_bounds__(kMarkThreads)
     for (int64_t r = warp * kMarkRows; r < all_rows; r += warps * kMarkRows) {
         const int32_t* rows[kMarkRows];
         int left[kMarkRows];  // entries from here to the end of the row
-#pragma unroll
         for (int i = 0; i < kMarkRows; ++i) {
             const bool is_white = r + i < white_rows;
             const int length = is_white ? white_length : black_length;
@@ -781,10 +757,8 @@ __global__ void __launch_bounds__(kMarkThreads)
         bool any = true;
         while (any) {
             int32_t found[kMarkRows];
-#pragma unroll
             for (int i = 0; i < kMarkRows; ++i) found[i] = lane < left[i] ? __ldg(rows[i] + lane) : -1;
             any = false;
-#pragma unroll
             for (int i = 0; i < kMarkRows; ++i) {
                 const unsigned ends = __ballot_sync(kAllLanes, found[i] < 0);
                 const int64_t feature = found[i] - first_feature;
