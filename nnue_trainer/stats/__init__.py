@@ -8,12 +8,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from nnue_trainer.stats import matrix, random
+    from nnue_trainer.stats import graph, matrix, random
     from nnue_trainer.stats.exponential import ewm
     from nnue_trainer.stats.window_function import WindowFunction
     from nnue_trainer.stats.windows import rolling
 
-__all__ = ["WindowFunction", "ewm", "matrix", "random", "rolling"]
+__all__ = ["WindowFunction", "ewm", "graph", "matrix", "random", "rolling"]
 
 _HOME = {
     "ewm": "exponential",

@@ -149,17 +149,21 @@ class Graph:
 
     @property
     def nodes(self) -> int:
+        """Their number, n."""
         return len(self.offsets) - 1
 
     @property
     def edges(self) -> int:
+        """Their number, in both directions if the graph is undirected."""
         return len(self.targets)
 
     @property
     def device(self) -> torch.device:
+        """Of all arrays."""
         return self.offsets.device
 
     def to(self, device: torch.device | str) -> Graph:
+        """The same graph on `device`."""
         return Graph(*(None if t is None else t.to(device) for t in (self.offsets, self.targets, self.weights)))  # type: ignore[arg-type]
 
     def multiply(self, x: Tensor) -> Tensor:
@@ -286,7 +290,7 @@ def pagerank_walks(
     A seed gives the same result on every device. restart: as for `pagerank`, but at least 2⁻¹⁴: walks end at 2²⁰
     visits, and with longer ones there would be a bias. groups: `rounds` is a multiple of this
     number. The standard errors come from the differences between these groups of rounds, and have a relative error of
-    about 1 / √(2 · groups).
+    about 1 / √(2 · groups). ValueError for a `restart` or `rounds` outside these limits.
     """
     _check_restart(restart)
     if restart < _LEAST_RESTART:
