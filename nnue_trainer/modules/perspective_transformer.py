@@ -135,9 +135,7 @@ class PerspectiveTransformer(nn.Module):
             raise ValueError(
                 "PerspectiveTransformer: bucket: found None, expected int64 [B], as the layer has PSQT columns"
             )
-        weight, sparse_grad = self._weight_for(batch)
-        parameters = Parameters(weight, self.bias, self.psqt)
-        return self.outputs_with(batch, bucket, parameters, self.description, sparse_grad=sparse_grad)
+        return self.outputs_with(batch, bucket, self._parameters_for(batch), self.description)
 
     @property
     def description(self) -> Description:
@@ -151,8 +149,7 @@ class PerspectiveTransformer(nn.Module):
         hooks = (self._forward_hooks, self._forward_pre_hooks, self._backward_hooks, self._backward_pre_hooks)
         if any(hooks):
             return None
-        weight, _ = self._weight_for(batch)
-        return self.call_with(batch, bucket, Parameters(weight, self.bias, self.psqt), self.description)
+        return self.call_with(batch, bucket, self._parameters_for(batch), self.description)
 
     def call_with(
         self, batch: Batch, bucket: Tensor | None, parameters: Parameters, description: Description
@@ -160,14 +157,13 @@ class PerspectiveTransformer(nn.Module):
         """The operator that `outputs_with` calls, None where it is not fused."""
         if parameters.leaf is not None:  # the optimiser's copy
             self._bring_up_to_date(batch)
-        return description.call(self._rows(batch, bucket, parameters), parameters)
+        return description.call(self._rows(batch, bucket, parameters), parameters._replace(psqt_apart=self._psqt_apart))
 
     def outputs_with(
-        self, batch: Batch, bucket: Tensor | None, parameters: Parameters, description: Description, **options: Any
+        self, batch: Batch, bucket: Tensor | None, parameters: Parameters, description: Description
     ) -> tuple[Tensor, Tensor | None]:
-        """`forward` with other weights, in any unit; `options` are those of `Description.outputs`."""
-        rows = self._rows(batch, bucket, parameters)
-        return description.outputs(rows, parameters, psqt_apart=self._psqt_apart, **options)
+        """`forward` with other weights, in any unit."""
+        return description.outputs(self._rows(batch, bucket, parameters), parameters._replace(psqt_apart=self._psqt_apart))
 
     def _rows(self, batch: Batch, bucket: Tensor | None, parameters: Parameters) -> Rows:
         weight, buckets = parameters.weight, (self.bucket_size, self.num_bucketed)
@@ -179,11 +175,6 @@ class PerspectiveTransformer(nn.Module):
     # ---- the PSQT output apart from the activated vector ----
 
     _psqt_apart = False
-
-    @property
-    def leaves_psqt(self) -> bool:
-        """Whether this is within the block of `psqt_apart`, and the PSQT output is not computed."""
-        return self._psqt_apart
 
     @contextmanager
     def psqt_apart(self, batch: Batch) -> Iterator[bool]:
@@ -250,10 +241,10 @@ class PerspectiveTransformer(nn.Module):
         """Weight, bias and PSQT columns as a forward pass reads them now; rows of the weight need not be up to date."""
         return self._weight_in_use(), self.bias, self.psqt
 
-    def _weight_for(self, batch: Batch) -> tuple[Tensor, bool]:
-        """What the forward pass reads, and whether its gradient is to be sparse."""
+    def _parameters_for(self, batch: Batch) -> Parameters:
+        """What the forward pass reads."""
         sparse = self._bring_up_to_date(batch)
-        return self._weight_in_use(), sparse
+        return Parameters(self._weight_in_use(), self.bias, self.psqt, None, sparse)
 
     def _bring_up_to_date(self, batch: Batch) -> bool:
         """The rows that a forward pass reads. Returns whether their gradient is to be sparse."""

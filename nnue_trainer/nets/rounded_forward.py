@@ -309,7 +309,7 @@ class RoundedForward:
     ) -> FirstOutputs:
         """`call`: what `_first_call` gives for the others."""
         if call is not None:
-            x, difference = run_fused(call, psqt_apart=self._transformer(model).leaves_psqt)
+            x, difference = run_fused(call)
         else:
             transformer = self._transformer(model)
             x, difference = transformer.outputs_with(batch, stack, weights, self._describe(transformer))

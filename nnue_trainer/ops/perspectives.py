@@ -327,11 +327,13 @@ class FusedCall(NamedTuple):
     output_dtype: torch.dtype
     rounds_down: bool
     leaf: Tensor | None = None
-    """takes the gradient of `weight` in its place, and in its own dtype; None: `weight` does"""
+    """as in `Parameters`, like the fields after it"""
+    sparse_grad: bool = False
+    psqt_apart: bool = False
 
     @property
     def arguments(self) -> tuple[Any, ...]:
-        return self[:-1]
+        return self[:10]
 
     @property
     def trained(self) -> Tensor:
@@ -369,13 +371,18 @@ class FusedCall(NamedTuple):
 
 
 class Parameters(NamedTuple):
-    """The weights of a feature transformer."""
+    """The weights of a feature transformer, and how they take their gradients."""
 
     weight: Tensor
     bias: Tensor
     psqt: Tensor | None = None
     leaf: Tensor | None = None
     """takes the gradient of `weight` in its place, and in its own dtype; None: `weight` does"""
+    sparse_grad: bool = False
+    """see `perspective_transformer`"""
+    psqt_apart: bool = False
+    """where the fused operator runs on CUDA and a gradient is needed, the PSQT output has no values, but its gradient
+    goes to `psqt` as usual. `psqt_output` computes the values, of any positions."""
 
 
 class Rows(NamedTuple):
@@ -403,7 +410,7 @@ class Description(NamedTuple):
 
     def call(self, rows: Rows, parameters: Parameters) -> FusedCall | None:
         """The operator that computes it; None where it is not fused. Checks all arguments."""
-        weight, bias, psqt, leaf = parameters
+        weight, bias, psqt, *gradients = parameters
         num_features, num_outputs = weight.shape
         num_bucketed = num_features if self.num_bucketed is None else self.num_bucketed
         _check_arguments(weight, self.activation, self.bound, num_bucketed, psqt, rows.psqt_bucket)
@@ -426,25 +433,19 @@ class Description(NamedTuple):
         batch = [plan.white, plan.black, plan.data, *([] if rows.psqt_bucket is None else [rows.psqt_bucket])]
         numbers = number_of(self.activation), self.bound, self.scale, output_dtype
         return FusedCall(
-            batch, plan.layout, weight, bias.float(), psqt, *numbers, self.rounds_down and weight.is_cuda, leaf
+            batch, plan.layout, weight, bias.float(), psqt, *numbers, self.rounds_down and weight.is_cuda, *gradients
         )
 
     def outputs(
-        self,
-        rows: Rows,
-        parameters: Parameters,
-        deterministic: bool | None = None,
-        *,
-        sparse_grad: bool = False,
-        psqt_apart: bool = False,
+        self, rows: Rows, parameters: Parameters, deterministic: bool | None = None
     ) -> tuple[Tensor, Tensor | None]:
         """The output and the PSQT output."""
         call = self.call(rows, parameters)
         if call is not None:
-            return run_fused(call, sparse_grad=sparse_grad, psqt_apart=psqt_apart)
+            return run_fused(call)
 
         row_sums = functools.partial(ops.feature_transformer_forward, deterministic=deterministic)
-        weight, bias, psqt, _ = parameters
+        weight, bias, psqt, *_ = parameters
         return reference.perspective_transformer(
             (ops.index_rows(rows.white), ops.index_rows(rows.black), rows.black_to_move), weight, bias,
             self.activation, self.bound, self.scale, self.output_dtype or weight.dtype, psqt=psqt,
@@ -486,7 +487,6 @@ class _Options(TypedDict, total=False):
     values: tuple[Tensor, Tensor] | None
     deterministic: bool | None
     sparse_grad: bool
-    psqt_apart: bool
 
 
 # fmt: off
@@ -522,7 +522,6 @@ def perspective_transformer(
     values: tuple[Tensor, Tensor] | None = None,
     deterministic: bool | None = None,
     sparse_grad: bool = False,
-    psqt_apart: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Both perspectives' accumulators, activated and joined, side to move first; differentiable in all floats.
 
@@ -553,8 +552,6 @@ def perspective_transformer(
         deterministic.
         sparse_grad: where the fused operator runs on a CPU, the gradient of `weight` is a sparse tensor with the rows
             of the features that the batch has, as torch.nn.functional.embedding gives it with `sparse=True`.
-        psqt_apart: where the fused operator runs on CUDA and a gradient is needed, the second result has no values,
-            but its gradient goes to `psqt` as usual. `psqt_output` computes the values, of any positions.
 
     Returns:
         [B, N] for "pairwise", else [B, 2 N]. With `psqt` also a tensor [B] of its dtype: (its sum over the side to
@@ -564,10 +561,8 @@ def perspective_transformer(
         RuntimeError, ValueError: an argument has the wrong shape, dtype or device, or an index is out of range.
     """
     described = Description(activation, bound, scale, bucket_size, num_bucketed, output_dtype)
-    out, psqt_out = described.outputs(
-        Rows(white, black, black_to_move, psqt_bucket, plan, values), Parameters(weight, bias, psqt), deterministic,
-        sparse_grad=sparse_grad, psqt_apart=psqt_apart,
-    )  # fmt: skip
+    rows = Rows(white, black, black_to_move, psqt_bucket, plan, values)
+    out, psqt_out = described.outputs(rows, Parameters(weight, bias, psqt, None, sparse_grad), deterministic)
     return out if psqt_out is None else (out, psqt_out)
 
 
@@ -594,13 +589,13 @@ def differentiable(run: Callable[[Sequence[bool]], Any], *tensors: Tensor | None
     return _Differentiable.apply(run, *tensors)  # type: ignore[no-untyped-call]
 
 
-def run_fused(call: FusedCall, *, sparse_grad: bool = False, psqt_apart: bool = False) -> tuple[Tensor, Tensor | None]:
+def run_fused(call: FusedCall) -> tuple[Tensor, Tensor | None]:
     """`Description.outputs` of a call."""
     saves = torch.is_grad_enabled() and any(
         p.requires_grad for p in (call.trained, call.bias, call.psqt) if p is not None
     )
     on_cpu, forward = call.weight.device.type == "cpu", torch.ops.nnue._perspective_transformer_forward
-    sparse, apart = sparse_grad and on_cpu, psqt_apart and call.psqt is not None and not on_cpu
+    sparse, apart = call.sparse_grad and on_cpu, call.psqt_apart and call.psqt is not None and not on_cpu
     if not saves or not (sparse or apart or call.leaf is not None):
         out, psqt_out, _ = forward(*call.arguments, saves)
         return out, None if call.psqt is None else psqt_out

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 
+import torch
 from torch import Tensor, nn
 
 from nnue_trainer.nets.base import WeightBound
@@ -31,5 +32,4 @@ class Bounds:
         """Runs `inner`, then clips every bounded row to its range. `loss`: fp32 scalar, not used."""
         inner()
         for parameter, begin, stop, low, high in self._bounds:
-            weight = parameter.detach()
-            (weight if weight.dim() == 0 or (begin, stop) == (0, len(weight)) else weight[begin:stop]).clamp_(low, high)
+            torch.atleast_1d(parameter.detach())[begin:stop].clamp_(low, high)
