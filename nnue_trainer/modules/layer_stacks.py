@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from nnue_trainer.data.batch import Batch
 from nnue_trainer.losses.base import Loss, LossKernel, mean
@@ -179,7 +180,7 @@ class LayerStacks:
     def call(self, linears: Sequence[nn.Module], bucket: Tensor, order: Tensor | None = None) -> LayerCall:
         """These layers for some positions, by the project's operators or torch's. `linears`: one for each layer.
         `bucket`: the stack of each position, int64 [B]. `order`: see `order_of`."""
-        return LayerCall(self, parameters_of(linears), bucket, order, linears)
+        return LayerCall(self, parameters_of(linears), bucket, order)
 
     def may_be_fused(self, device: torch.device, **call: Any) -> bool:
         """Whether there are operators for these layers on this device, for a call with these options of
@@ -210,17 +211,12 @@ class LayerStacks:
         order: Tensor = _operators._stack_order(bucket, self.stacks)
         return order
 
-    def outputs(self, first: FirstOutputs, linears: Sequence[nn.Module], *, sums_are_given: bool = False) -> Tensor:
+    def outputs(self, first: FirstOutputs, linears: Sequence[nn.Module]) -> Tensor:
         """The outputs of the last layer in torch's operators, fp32 [B, n], for a last layer of any number of outputs.
-        What goes directly to the output is added to each of them. `sums_are_given`: `first.x` is what the weight of the
-        first of the layers gives, without its bias."""
+        What goes directly to the output is added to each of them."""
+        return self._in_torch(first, lambda number, x: _apply(linears[number], x, first.bucket))
 
-        def linear(number: int, x: Tensor) -> Tensor:
-            if number == 0 and sums_are_given:
-                _, bias = parameters_of([linears[0]])
-                return x + reference.choose(bias.unsqueeze(0), first.bucket)
-            return _apply(linears[number], x, first.bucket)
-
+    def _in_torch(self, first: FirstOutputs, linear: Callable[[int, Tensor], Tensor]) -> Tensor:
         return reference.layers(self.hidden, first.x, linear, [] if first.psqt is None else [first.psqt])
 
     @functools.cached_property
@@ -250,8 +246,6 @@ class LayerCall:
     """the stack of each position, int64 [B]"""
     prepared: Tensor | None = None
     """`LayerStacks.order` of these buckets; None: it is made when it is needed"""
-    linears: Sequence[nn.Module] = ()
-    """the layers, as `LayerStacks.forward` takes them; only for what torch's operators compute"""
 
     @functools.cached_property
     def order(self) -> Tensor:
@@ -365,17 +359,14 @@ class LayerCall:
 
     def _output_of_sums(self, first: FirstOutputs) -> Tensor:
         """`from_sums` in torch's operators."""
-        return self.of.outputs(first, self.linears, sums_are_given=True).squeeze(1)
 
-    @property
-    def _after_the_first_weight(self) -> list[Tensor]:
-        """The parameters that `_output_of_sums` uses."""
-        ours = [parameter for linear in self.linears for parameter in (linear.weight, linear.bias)][1:]
-        return [parameter for parameter in ours if isinstance(parameter, Tensor)]
+        def linear(number: int, x: Tensor) -> Tensor:
+            weight, bias = self.parameters[2 * number : 2 * number + 2]
+            if number == 0:
+                return x + reference.choose(bias.unsqueeze(0), first.bucket)
+            return stacked_linear(x, first.bucket, weight, bias)
 
-    def give(self, gradients: Sequence[Tensor]) -> None:
-        """`give_gradients` to the parameters of the call."""
-        give_gradients(self.parameters, gradients)
+        return self.of._in_torch(first, linear).squeeze(1)
 
     def first_gradients(
         self, sums: Tensor, first: FirstOutputs, grads: tuple[Tensor, Tensor | None], scales: tuple[Tensor, Tensor]
@@ -444,12 +435,12 @@ class LayerCall:
             psqt = None if first.psqt is None else first.psqt.detach().requires_grad_()
             output = self.from_sums(FirstOutputs(sums, psqt, first.bucket))
             weighted, weights = loss.terms(output.float() * targets.score_scale, *targets[:3])
-            ours = self._after_the_first_weight
-            inner = [sums, *ours] if psqt is None else [sums, *ours, psqt]
+            inner = [sums, *self.parameters[1:], *([] if psqt is None else [psqt])]
             found = torch.autograd.grad(weighted, inner, materialize_grads=True)
         totals = _totals(weighted, weights).detach().float()
-        flat = _joined_gradients(found[1 : 1 + len(ours)])
-        return AfterFirst(found[0], None if psqt is None else found[-1], flat, totals)
+        # Flat as the operators make them.
+        flat = [F.pad(each.float().flatten(), (0, -each.numel() % 4)) for each in found[1 : len(self.parameters)]]
+        return AfterFirst(found[0], None if psqt is None else found[-1], torch.cat(flat), totals)
 
     def add_shares(self, shares: Tensor) -> tuple[Tensor, list[Tensor]]:
         """The totals of several processes, and the gradients of all their positions by all parameters but the first
@@ -479,8 +470,21 @@ class LayerCall:
 
     def _goes_through(self, transformer: FusedCall, *, divided: bool = False) -> bool:
         """Whether the gradient between the transformer and the layers need not be made."""
-        stacks = self._kernels(transformer.trained)  # which has the device of x, and its type or float32
-        return transformer.gradient_between(stacks, len(self.of.hidden), divided=divided) != "whole"
+        call, trained = transformer, transformer.trained
+        found = capabilities.between(
+            call.kernels,
+            self._kernels(trained),  # which has the device of x, and its type or float32
+            trained.dtype,
+            call.output_dtype,
+            num_outputs=call.weight.shape[1],
+            hidden=len(self.of.hidden),
+            activation=call.activation,
+            bound=call.bound,
+            has_psqt=call.psqt is not None,
+            divided=divided,
+            is_needed=len(self.bucket) > 0 and (trained.requires_grad or call.bias.requires_grad),
+        )
+        return found.kernels != "whole"
 
     def _loss(
         self, stacks: LayerStacks, x: Tensor, psqt: Tensor | None, targets: Targets, *, is_sums: bool = False
@@ -587,11 +591,6 @@ def give_gradients(tensors: Sequence[Tensor | None], gradients: Sequence[Tensor 
 def _totals(weighted: Tensor, weights: Tensor) -> Tensor:
     """`AfterFirst.totals`."""
     return torch.stack([weighted, weights, mean(weighted, weights)])
-
-
-def _joined_gradients(gradients: Sequence[Tensor]) -> Tensor:
-    """Those of all parameters but the first, flat as the operators make them."""
-    return torch.cat([nn.functional.pad(each.float().flatten(), (0, -each.numel() % 4)) for each in gradients])
 
 
 def _cut_gradients(flat: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:

@@ -157,20 +157,21 @@ class PerspectiveTransformer(nn.Module):
         """The operator that `outputs_with` calls, None where it is not fused."""
         if parameters.leaf is not None:  # the optimiser's copy
             self._bring_up_to_date(batch)
-        return description.call(self._rows(batch, bucket, parameters), parameters._replace(psqt_apart=self._psqt_apart))
+        return description.call(*self._inputs(batch, bucket, parameters))
 
     def outputs_with(
         self, batch: Batch, bucket: Tensor | None, parameters: Parameters, description: Description
     ) -> tuple[Tensor, Tensor | None]:
         """`forward` with other weights, in any unit."""
-        return description.outputs(self._rows(batch, bucket, parameters), parameters._replace(psqt_apart=self._psqt_apart))
+        return description.outputs(*self._inputs(batch, bucket, parameters))
 
-    def _rows(self, batch: Batch, bucket: Tensor | None, parameters: Parameters) -> Rows:
+    def _inputs(self, batch: Batch, bucket: Tensor | None, parameters: Parameters) -> tuple[Rows, Parameters]:
         weight, buckets = parameters.weight, (self.bucket_size, self.num_bucketed)
         plans = (plan for plan in batch.plans if isinstance(plan, PerspectivePlan))
         plan = next((plan for plan in plans if plan.is_for(weight.shape[0], *buckets, weight.dtype)), None)
         bucket = None if parameters.psqt is None else bucket
-        return Rows(batch.white, batch.black, batch.black_to_move, bucket, plan)
+        rows = Rows(batch.white, batch.black, batch.black_to_move, bucket, plan)
+        return rows, parameters._replace(psqt_apart=self._psqt_apart)
 
     # ---- the PSQT output apart from the activated vector ----
 

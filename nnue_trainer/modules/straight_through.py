@@ -89,22 +89,15 @@ class _Together(torch.autograd.Function):
         return None, None, *cut(flat, parameters)
 
 
-class _Words(NamedTuple):
-    """Ranges as the operators take them (csrc/integers.h)."""
-
-    ranges: list[int]
-    scales: list[float]
-    limits: list[int]
+_Words = tuple[list[int], list[float], list[int]]
+"""Ranges, their scales and limits, as the operators take them (csrc/integers.h)."""
 
 
 def _words(parameters: Sequence[Tensor], tables: Sequence[Sequence[Steps]]) -> _Words:
-    words = _Words([], [], [])
-    for number, (parameter, steps) in enumerate(zip(parameters, tables, strict=True)):
-        per_row = math.prod(parameter.shape[1:])
-        words.ranges.extend(part for each in steps for part in (number, each.rows * per_row))
-        words.scales.extend(each.scale for each in steps)
-        words.limits.extend(each.limit for each in steps)
-    return words
+    sizes = [math.prod(parameter.shape[1:]) for parameter in parameters]
+    every = [(n, size, each) for n, (size, table) in enumerate(zip(sizes, tables, strict=True)) for each in table]
+    ranges = [number for n, size, each in every for number in (n, each.rows * size)]
+    return ranges, [each.scale for _, _, each in every], [each.limit for _, _, each in every]
 
 
 def _padded(tensor: Tensor, multiple: int) -> int:
@@ -188,10 +181,8 @@ def _forward_fake(parameters: list[Tensor], ranges: list[int], scales: list[floa
     return parameters[0].new_empty(sum(_padded(parameter, _ALIGNMENT) for parameter in parameters))
 
 
-def _backward_fake(
-    gradients: list[Tensor], parameters: list[Tensor], ranges: list[int], scales: list[float], limits: list[int]
-) -> Tensor:
-    return _forward_fake(parameters, ranges, scales, limits)
-
-
-_registration.register_fakes({"nnue::_to_integers": _forward_fake, "nnue::_to_integers_backward": _backward_fake})
+_FAKES: dict[str, Callable[..., Tensor]] = {
+    "_to_integers": _forward_fake,
+    "_to_integers_backward": lambda _, *arguments: _forward_fake(*arguments),
+}
+_registration.register_fakes({f"nnue::{name}": fake for name, fake in _FAKES.items()})

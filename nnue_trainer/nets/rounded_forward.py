@@ -484,10 +484,6 @@ class _RoundedCall(LayerCall):
         assert self.forward is not None
         return self.forward.output_of_sums(self.parameters, first)
 
-    @property
-    def _after_the_first_weight(self) -> list[Tensor]:
-        return list(self.parameters[1:])
-
 
 def _skip_words(skip: Skip) -> dict[str, Any]:
     return {"plus": skip.plus, "minus": skip.minus, "skip_multiply": skip.multiply, "skip_divide": skip.divide}

@@ -149,19 +149,23 @@ class Kept(NamedTuple):
     scale: float
     weight_dtype: torch.dtype
     """of the gradient of the weight"""
+    output_dtype: torch.dtype
 
     def without_psqt(self) -> Kept:
         return self._replace(sizes=[*self.sizes[:2], 0])
 
     def arguments(self, grad: Tensor, grad_psqt: Tensor | None, batch: list[Tensor], saved: Tensor) -> tuple[Any, ...]:
         """Those of `_perspective_transformer_backward`, without its `factors`."""
-        return grad, grad_psqt if self.sizes[2] else None, batch, self.layout, saved, *self[1:]
+        return grad, grad_psqt if self.sizes[2] else None, batch, self.layout, saved, *self[1:-1]
 
     def gradients(
-        self, grad: Tensor, grad_psqt: Tensor | None, batch: list[Tensor], saved: Tensor, *, sparse: bool = False
+        self, grad: Tensor | None, grad_psqt: Tensor | None, batch: list[Tensor], saved: Tensor, *, sparse: bool = False
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Of weight, bias and psqt. `sparse`: that of the weight is a sparse tensor."""
+        """Of weight, bias and psqt. `grad`: None: of zeros. `sparse`: that of the weight is a sparse tensor."""
         kept = self.without_psqt() if grad_psqt is None else self
+        if grad is None:
+            width = self.sizes[1] if self.activation == _PAIRWISE else 2 * self.sizes[1]
+            grad = saved.new_zeros(batch[0].shape[0], width, dtype=self.output_dtype)
         # The fp32 kernels of CUDA read fp32 gradients.
         grad = grad.float() if kept.weight_dtype == torch.float32 else grad
         arguments = kept.arguments(grad, grad_psqt, batch, saved)
@@ -176,7 +180,7 @@ class Kept(NamedTuple):
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
     call, ctx.save = FusedCall(*inputs[:-1]), inputs[-1]
-    ctx.kept, ctx.output = call.kept(), (output[0].shape, call.output_dtype)
+    ctx.kept = call.kept()
     ctx.save_for_backward(output[2], *call.batch)
     ctx.mark_non_differentiable(output[2])
     ctx.set_materialize_grads(False)  # otherwise `saved` would get a gradient of zeros, as large as itself
@@ -188,8 +192,7 @@ def _backward(ctx: Any, grad: Tensor | None, grad_psqt: Tensor | None, *_: Tenso
     if not ctx.save:
         raise RuntimeError(f"{FORWARD}: save: found False; pass save=True to compute gradients")
     saved, *batch = ctx.saved_tensors
-    (shape, dtype), of_psqt = ctx.output, grad_psqt if ctx.needs_input_grad[4] else None
-    grad = saved.new_zeros(shape, dtype=dtype) if grad is None else grad
+    of_psqt = grad_psqt if ctx.needs_input_grad[4] else None
     return None, None, *ctx.kept.gradients(grad, of_psqt, batch, saved), *(None,) * 6
 
 
@@ -348,26 +351,7 @@ class FusedCall(NamedTuple):
     def kept(self) -> Kept:
         """What its backward takes."""
         sizes = [*self.weight.shape, 0 if self.psqt is None else self.psqt.shape[1]]
-        return Kept(self.layout, sizes, self.activation, self.bound, self.scale, self.trained.dtype)
-
-    def gradient_between(self, stacks: str, hidden: int, *, divided: bool = False) -> str:
-        """How the gradient of the output gets into the backward: `capabilities.between`. `stacks`: the kernels of the
-        layers after it, of which this many are hidden."""
-        is_needed = len(self.batch[0]) > 0 and (self.trained.requires_grad or self.bias.requires_grad)
-        found = capabilities.between(
-            self.kernels,
-            stacks,
-            self.trained.dtype,
-            self.output_dtype,
-            num_outputs=self.weight.shape[1],
-            hidden=hidden,
-            activation=self.activation,
-            bound=self.bound,
-            has_psqt=self.psqt is not None,
-            divided=divided,
-            is_needed=is_needed,
-        )
-        return found.kernels
+        return Kept(self.layout, sizes, self.activation, self.bound, self.scale, self.trained.dtype, self.output_dtype)
 
 
 class Parameters(NamedTuple):
@@ -410,7 +394,7 @@ class Description(NamedTuple):
 
     def call(self, rows: Rows, parameters: Parameters) -> FusedCall | None:
         """The operator that computes it; None where it is not fused. Checks all arguments."""
-        weight, bias, psqt, *gradients = parameters
+        weight, bias, psqt, leaf, sparse_grad, psqt_apart = parameters
         num_features, num_outputs = weight.shape
         num_bucketed = num_features if self.num_bucketed is None else self.num_bucketed
         _check_arguments(weight, self.activation, self.bound, num_bucketed, psqt, rows.psqt_bucket)
@@ -433,8 +417,9 @@ class Description(NamedTuple):
         batch = [plan.white, plan.black, plan.data, *([] if rows.psqt_bucket is None else [rows.psqt_bucket])]
         numbers = number_of(self.activation), self.bound, self.scale, output_dtype
         return FusedCall(
-            batch, plan.layout, weight, bias.float(), psqt, *numbers, self.rounds_down and weight.is_cuda, *gradients
-        )
+            batch, plan.layout, weight, bias.float(), psqt, *numbers, self.rounds_down and weight.is_cuda, leaf,
+            sparse_grad, psqt_apart,
+        )  # fmt: skip
 
     def outputs(
         self, rows: Rows, parameters: Parameters, deterministic: bool | None = None
@@ -606,13 +591,12 @@ def run_fused(call: FusedCall) -> tuple[Tensor, Tensor | None]:
         out, psqt_out, saved = forward(*read.arguments, True)
         if apart:  # without values; it takes the gradient
             psqt_out = call.bias.new_empty(()).expand(len(out))
-        kept, shape, dtype = call.kept(), out.shape, out.dtype
+        kept = call.kept()
 
         def backward(
             tensors: Sequence[Tensor], grad: Tensor | None, grad_psqt: Tensor | None
         ) -> tuple[Tensor | None, ...]:
             saved, *batch = tensors
-            grad = saved.new_zeros(shape, dtype=dtype) if grad is None else grad
             return kept.gradients(grad, grad_psqt if needs[2] else None, batch, saved, sparse=sparse)
 
         return (out, psqt_out), (saved, *call.batch), backward

@@ -32,4 +32,4 @@ class Bounds:
         """Runs `inner`, then clips every bounded row to its range. `loss`: fp32 scalar, not used."""
         inner()
         for parameter, begin, stop, low, high in self._bounds:
-            torch.atleast_1d(parameter.detach())[begin:stop].clamp_(low, high)
+            torch.atleast_1d(parameter.detach())[begin:stop].clamp_(low, high)  # type: ignore[no-untyped-call]

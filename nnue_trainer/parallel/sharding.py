@@ -29,7 +29,7 @@ from torch.nn import functional as F
 from nnue_trainer.data.batch import Batch
 from nnue_trainer.errors import UserError
 from nnue_trainer.losses.base import Loss, mean
-from nnue_trainer.modules.layer_stacks import FirstOutputs, LayerStacks, StackOrder, Targets
+from nnue_trainer.modules.layer_stacks import FirstOutputs, LayerStacks, StackOrder, Targets, give_gradients
 from nnue_trainer.nets.base import NnueModel, StackedModel
 from nnue_trainer.optim import Optimizer
 from nnue_trainer.optim.parts import Norm, Part
@@ -274,7 +274,7 @@ class ShardedColumns(Unsharded):
         totals, gradients = layers.add_shares(shares)
         by_first = whole[0], whole[1] if len(whole) > 1 else None
         grad_weight = first.backward(by_first, (self._one(totals[2]), totals))
-        layers.give([grad_weight, *gradients])
+        give_gradients(layers.parameters, [grad_weight, *gradients])
         return totals[2]
 
     def share(self) -> str:
