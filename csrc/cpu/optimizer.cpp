@@ -290,6 +290,7 @@ void catch_up_op(const Tensor& weight, Tensors moments, const std::optional<Tens
     if (found.empty()) return;
     const int64_t step = *const_data<int64_t>(counted);
     const Late l = late(kCatchUp, found[0], weight, rows, late_tensors, Device::cpu);
+    if (std::all_of(l.made, l.made + l.rows, [step](int64_t made) { return made == step; })) return;
     for (int64_t row = 0; row < weight.size(0); ++row) {
         const int64_t made = l.made[row];
         if (made < 0 || made > step) {

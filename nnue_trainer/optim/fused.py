@@ -18,7 +18,6 @@ from nnue_trainer.ops.capabilities import Choice
 from nnue_trainer.optim.base import OptimizerConfig, Rule, Work, check_state
 from nnue_trainer.optim.fused_optimizer import FusedOptimizer
 from nnue_trainer.optim.groups import Betas, Settings
-from nnue_trainer.optim.late_rows import LateRows
 from nnue_trainer.optim.parts import Part
 from nnue_trainer.optim.update_rule import UpdateRule
 from nnue_trainer.optim.virtual_rows import check_range
@@ -84,11 +83,6 @@ class FusedRule(Rule):
     def choices(self) -> dict[str, Choice]:
         """By parameter, the kernels that move it, for parameters that the common operators do not move."""
         return {}
-
-    @property
-    def late_rows(self) -> Mapping[str, LateRows]:
-        """By parameter: who brings its rows up to date."""
-        return self.fused.late_rows
 
     def state_dict(self) -> dict[str, Tensor]:
         self.fused.settle()

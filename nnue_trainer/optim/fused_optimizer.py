@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import InitVar, dataclass, field, replace
 
 import torch
@@ -33,7 +33,7 @@ class FusedOptimizer:
     flag: InitVar[Tensor | None] = None
     late: InitVar[Iterable[str]] = ()
     """names of parameters whose rows are updated when they are needed, on a GPU those that it pays for: see LateRows"""
-    norm_of: Callable[[Sequence[tuple[Part, Tensor]], Norm], Tensor] | None = None
+    norm_of: Callable[[Sequence[tuple[Part, Moments, Tensor]], Norm], Tensor] | None = None
     """Numbers whose norm is that of the gradients of these parts, virtual rows included, where this process has not all
     of them; None: it has. The second argument is `_norm`."""
     pairs: list[tuple[Part, Moments]] = field(init=False)
@@ -47,26 +47,28 @@ class FusedOptimizer:
     def __post_init__(self, flag: Tensor | None, late: Iterable[str]) -> None:
         device = self.lr.device
         self.failed = torch.zeros((), dtype=torch.float32, device=device) if flag is None else flag
-        betas = dict.fromkeys([self.rule.betas, *(part.betas or self.rule.betas for part in self.parts)])
-        self._numbers = [
-            Numbers(
+        betas = [part.betas or self.rule.betas for part in self.parts]
+        by_betas = {
+            each: Numbers(
                 replace(self.rule, betas=each),
                 torch.zeros((), dtype=torch.int64, device=device),
                 self.failed,
                 torch.zeros(fused_operators.NUMBERS, dtype=torch.float64, device=device),
             )
-            for each in betas
-        ]
+            for each in dict.fromkeys([self.rule.betas, *betas])
+        }
+        self._numbers = list(by_betas.values())
         self.step_count, self.numbers = self._numbers[0].step_count, self._numbers[0].numbers
-        self.pairs = [(part, self._make_moments(part)) for part in self.parts]
-        for numbers in self._numbers:
-            numbers.constants = numbers.rule.constants(0)
+        self._no_marks = self.numbers.new_empty(0, dtype=torch.uint8)
+        self.pairs = [
+            (part, self._make_moments(part, by_betas[own])) for part, own in zip(self.parts, betas, strict=True)
+        ]
         kind = HostLateRows if device.type == "cpu" else LateRows
         made = {name: kind(self, name) for name in late}
         self.late_rows = {name: rows for name, rows in made.items() if rows.parts}
         """by name of the parameter"""
 
-    def _make_moments(self, part: Part) -> Moments:
+    def _make_moments(self, part: Part, numbers: Numbers) -> Moments:
         weight = part.parameter.detach()
         nothing = weight.new_empty(0)
         names = self.rule.averages + self.rule.squares
@@ -87,6 +89,7 @@ class FusedOptimizer:
 
         return Moments(
             weight=rows,
+            numbers=numbers,
             own=[of_parameter(name) for name in names],
             shared=[of_virtual(name) for name in names],
             slow=of_parameter("slow") if self.rule.lookahead_every else None,
@@ -105,9 +108,9 @@ class FusedOptimizer:
         active = [(part, moments, gradient) for part, moments in self.pairs if (gradient := part.gradient) is not None]
         everything = math.isfinite(self.max_norm) or self.rule.stable_decay
         left_out = set() if everything else set(covered)
-        guarded = [(part, gradient) for part, _, gradient in active if part.name not in left_out]
-        read = [(gradient, part.virtual_rows if everything else 0) for part, gradient in guarded]
-        rows = [self._marks_of(part) for part, _ in guarded] + [self._no_marks] * len(also)
+        guarded = [each for each in active if each[0].name not in left_out]
+        read = [(gradient, part.virtual_rows if everything else 0) for part, _, gradient in guarded]
+        rows = self._marks(guarded) + [self._no_marks] * len(also)
         if everything and self.norm_of is not None:
             read, rows = [(self.norm_of(guarded, self._norm), 0)], []
         read += also
@@ -124,9 +127,8 @@ class FusedOptimizer:
             read, rows = [(self.numbers[fused_operators.NORM][None], 0)], []
         # Autograd must treat a graph that was made before the step as out of date.
         torch.autograd.graph.increment_version([part.parameter for part, _, _ in active])
-        active = [each for each in active if self._late_rows_of(each[0]) is None]
         for each in self._numbers:
-            own = [found for found in active if self.numbers_of(found[0]) is each]
+            own = [found for found in active if found[1].late is None and found[1].numbers is each]
             fused_operators.namespace._optimizer_update(
                 [moments.weight for _, moments, _ in own],
                 [gradient for _, _, gradient in own],
@@ -141,40 +143,20 @@ class FusedOptimizer:
         for late in self.late_rows.values():
             late.step()
 
-    def _norm(self, guarded: Sequence[tuple[Part, Tensor]]) -> Tensor:
+    def _norm(self, guarded: Sequence[tuple[Part, Moments, Tensor]]) -> Tensor:
         """The norm of the gradients of these parts, those of virtual rows included, float64; NaN: not finite."""
         numbers = self._numbers[0]
         state = [torch.zeros_like(tensor) for tensor in numbers.state]
-        gradients, shared = [gradient for _, gradient in guarded], [part.virtual_rows for part, _ in guarded]
-        marks = [self._marks_of(part) for part, _ in guarded]
+        gradients, shared = [gradient for *_, gradient in guarded], [part.virtual_rows for part, *_ in guarded]
         fused_operators.namespace._optimizer_begin(
             gradients, shared, torch.zeros_like(self.lr), self.lr, state, numbers.rule.number, numbers.constants,
-            math.inf, marks,
+            math.inf, self._marks(guarded),
         )  # fmt: skip
         return torch.where(state[1] == 0, state[2][fused_operators.NORM], math.nan)
 
-    def _marks_of(self, part: Part) -> Tensor:
-        """uint8: the rows of the gradient that may be other than zeros; no elements: all."""
-        late = self._late_rows_of(part)
-        return self._no_marks if late is None else late.marks_of(part)
-
-    def _late_rows_of(self, part: Part) -> LateRows | None:
-        late = self.late_rows.get(part.name)
-        return late if late is not None and any(part is waiting for waiting, _ in late.parts) else None
-
-    @property
-    def _no_marks(self) -> Tensor:
-        return self.numbers.new_empty(0, dtype=torch.uint8)
-
-    def rows(self) -> Iterator[tuple[Part, int]]:
-        """Each part, and how many tensors have its rows: the weight and its moments."""
-        for part, moments in self.pairs:
-            yield part, moments.tensors
-
-    def numbers_of(self, part: Part) -> Numbers:
-        """The rule of a part, and where its numbers are."""
-        betas = part.betas or self.rule.betas
-        return next(numbers for numbers in self._numbers if numbers.rule.betas == betas)
+    def _marks(self, guarded: Sequence[tuple[Part, Moments, Tensor]]) -> list[Tensor]:
+        """Of each gradient, uint8: the rows that may be other than zeros; no elements: all."""
+        return [self._no_marks if m.late is None else m.late.marks_of(part) for part, m, _ in guarded]
 
     @property
     def kept(self) -> dict[str, Tensor]:
@@ -197,7 +179,7 @@ class FusedOptimizer:
         pairs = [(part, moments) for part, moments in self.pairs if part.name == parameter]
         found = pairs[0][0].parameter.detach().clone()
         for part, moments in pairs:
-            beta = self.numbers_of(part).rule.betas[0]
+            beta = moments.numbers.rule.betas[0]
             # With beta1 = 0 gradients are taken at z, and x is not known. OptimizerConfig excludes it.
             x = torch.lerp(moments.own[0].double(), moments.weight.double(), 1 / beta)
             _, _, low, high, _ = part.settings(moments.steps)

@@ -21,7 +21,7 @@ from nnue_trainer.optim.clip import Clip
 from nnue_trainer.optim.fused import FusedRule
 from nnue_trainer.optim.groups import Settings
 from nnue_trainer.optim.guard import Guard
-from nnue_trainer.optim.parts import LARGEST_COPY, Norm, Part
+from nnue_trainer.optim.parts import LARGEST_COPY, Moments, Norm, Part
 from nnue_trainer.optim.rehearsal import rehearse
 from nnue_trainer.optim.virtual_rows import SharedRows
 
@@ -107,7 +107,7 @@ class Optimizer:
         if not isinstance(self.rule, FusedRule) and not {"virtual_rows", "bounds"} & replaces:
             rehearse(config, work)
         if isinstance(self.rule, FusedRule):
-            for name, late_rows in self.rule.late_rows.items():
+            for name, late_rows in self.rule.fused.late_rows.items():
                 transformers[name].update_late(late_rows)
         for name, copy in self._copies.items():
             transformers[name].train_with(copy)
@@ -220,7 +220,7 @@ class Optimizer:
         own = {name: self._copies.get(name, tensor) for name, tensor in self.rule.work.parameters.items()}
         return [tensor.grad for tensor in own.values() if tensor.grad is not None]
 
-    def take_norm(self, norm_of: Callable[[Sequence[tuple[Part, Tensor]], Norm], Tensor]) -> None:
+    def take_norm(self, norm_of: Callable[[Sequence[tuple[Part, Moments, Tensor]], Norm], Tensor]) -> None:
         """`FusedOptimizer.norm_of`; nothing for a rule that clips to no norm. UserError for `stable_decay`, which needs
         all gradients in one process."""
         if isinstance(self.rule, FusedRule):

@@ -5,11 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from nnue_trainer.optim.update_rule import UpdateRule
+
+if TYPE_CHECKING:
+    from nnue_trainer.optim.late_rows import LateRows
 
 LARGEST_COPY = 2048
 """The largest integer of a copy: float16 holds all up to it."""
@@ -42,10 +46,15 @@ class Part:
     """in place of the rule's"""
 
     @property
-    def gradient(self) -> Tensor | None:
-        """Of the part's rows, the copy's if it has one. Of a sparse gradient, those rows that it has."""
+    def whole_gradient(self) -> Tensor | None:
+        """The copy's if it has one, else the parameter's."""
         gradient = None if self.copy is None else self.copy.grad
-        gradient = self.parameter.grad if gradient is None else gradient
+        return self.parameter.grad if gradient is None else gradient
+
+    @property
+    def gradient(self) -> Tensor | None:
+        """Of the part's rows. Of a sparse gradient, those rows that it has."""
+        gradient = self.whole_gradient
         if gradient is None:
             return None
         return self.sparse_rows(gradient)[1] if gradient.is_sparse else self.rows(gradient)
@@ -77,10 +86,30 @@ class Part:
 
 
 @dataclass
+class Numbers:
+    """A rule with the numbers of its steps, on the device. Parts with other betas have their own."""
+
+    rule: UpdateRule
+    step_count: Tensor
+    failed: Tensor
+    numbers: Tensor
+    constants: list[float] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.constants = self.rule.constants(0)
+
+    @property
+    def state(self) -> list[Tensor]:
+        """As the operators take it."""
+        return [self.step_count, self.failed, self.numbers]
+
+
+@dataclass
 class Moments:
     """The state of a part: views of the parameter's moments, and the moments of its virtual rows."""
 
     weight: Tensor
+    numbers: Numbers
     own: list[Tensor]
     """averages and squares"""
     shared: list[Tensor]
@@ -89,6 +118,8 @@ class Moments:
     copy: Tensor
     steps: float = 0.0
     """integers of the copy in 1.0; 0: it has the weight itself"""
+    late: LateRows | None = None
+    """who updates the rows when they are needed; None: they are updated in every step"""
 
     @property
     def tensors(self) -> int:
@@ -101,23 +132,7 @@ class Moments:
         return [*self.own, *self.shared, *slow]
 
 
-@dataclass
-class Numbers:
-    """A rule with the numbers of its steps, on the device. Parts with other betas have their own."""
-
-    rule: UpdateRule
-    step_count: Tensor
-    failed: Tensor
-    numbers: Tensor
-    constants: list[float] = field(default_factory=list)
-
-    @property
-    def state(self) -> list[Tensor]:
-        """As the operators take it."""
-        return [self.step_count, self.failed, self.numbers]
-
-
-Norm = Callable[[Sequence[tuple[Part, Tensor]]], Tensor]
+Norm = Callable[[Sequence[tuple[Part, Moments, Tensor]]], Tensor]
 """The norm of the gradients of some parts, those of virtual rows included."""
 
 

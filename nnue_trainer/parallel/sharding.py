@@ -32,7 +32,7 @@ from nnue_trainer.losses.base import Loss, mean
 from nnue_trainer.modules.layer_stacks import FirstOutputs, LayerStacks, StackOrder, Targets, give_gradients
 from nnue_trainer.nets.base import NnueModel, StackedModel
 from nnue_trainer.optim import Optimizer
-from nnue_trainer.optim.parts import Norm, Part
+from nnue_trainer.optim.parts import Moments, Norm, Part
 from nnue_trainer.parallel.ranks import Ranks
 from nnue_trainer.parallel.split import Split, cut
 
@@ -328,7 +328,7 @@ class ShardedColumns(Unsharded):
         """`rows` with rows of zeros behind them, `size` rows in all."""
         return rows if len(rows) == size else F.pad(rows, [0, 0] * (rows.dim() - 1) + [0, size - len(rows)])
 
-    def _norm(self, guarded: Sequence[tuple[Part, Tensor]], norm: Norm) -> Tensor:
+    def _norm(self, guarded: Sequence[tuple[Part, Moments, Tensor]], norm: Norm) -> Tensor:
         """Numbers, fp32, whose norm is the norm of all gradients of all ranks, including those of virtual rows. They
         are bit-identical on all ranks. `guarded`: this rank's parts of parameters, with their gradients; `norm`: that
         of some of them."""

@@ -153,11 +153,11 @@ def _update(recipe: Recipe, model: NnueModel, machine: Machine, not_late: str | 
     for name, choice in optimizer.rule.choices().items():
         yield Part(name, *choice)
     transformers = [module.weight for module in model.modules() if isinstance(module, PerspectiveTransformer)]
-    for part, tensors in optimizer.rule.fused.rows():
+    for part, moments in optimizer.rule.fused.pairs:
         if not any(part.parameter is weight for weight in transformers):
             continue
         rows = len(part.rows(part.parameter))
-        choice = capabilities.update(machine, rows, tensors)
+        choice = capabilities.update(machine, rows, moments.tensors)
         if not_late is not None:
             choice = Choice("every_row", not_late)
         yield Part(f"rows {part.first:,} to {part.first + rows - 1:,}", *choice)

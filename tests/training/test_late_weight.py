@@ -75,7 +75,7 @@ def test_checkpoints_are_those_of_the_dense_path(
     net, data = batches
     dense, late = start(net, config, False), start(net, config, True)
     assert isinstance(late[1].rule, FusedRule)
-    assert late[1].rule.late_rows.keys() == {WEIGHT}
+    assert late[1].rule.fused.late_rows.keys() == {WEIGHT}
     for model, optimizer in (dense, late):
         advance(model, optimizer, data[:STEPS])
     assert not torch.equal(weight_of(late[0]), weight_of(dense[0])), "no row was late"
