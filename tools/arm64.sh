@@ -20,7 +20,8 @@ printf '%s\0' csrc/*.cpp csrc/cpu/*.cpp | xargs -0 -P "$(nproc)" -I SOURCE \
 echo "arm64: the operators compile"
 
 gtest=$PWD/build/gtest-arm64
-"$bin/cmake" -S /usr/src/googletest -B "$gtest" -G Ninja "${options[@]}" -DBUILD_GMOCK=OFF -DCMAKE_INSTALL_PREFIX="$gtest/install" >"$gtest.log"
-"$bin/cmake" --build "$gtest" --target install >>"$gtest.log"
+"$bin/cmake" -S /usr/src/googletest -B "$gtest" -G Ninja "${options[@]}" -DBUILD_GMOCK=OFF -DCMAKE_INSTALL_PREFIX="$gtest/install" \
+    >"$gtest.log" 2>&1 || { cat "$gtest.log"; exit 1; }
+"$bin/cmake" --build "$gtest" --target install >"$gtest.log" 2>&1 || { cat "$gtest.log"; exit 1; }
 NNUE_CPP_BUILD=build/cpp-arm64 tools/cpp_tests.sh "$bin" "${options[@]}" -DCMAKE_BUILD_TYPE=Release -DNNUE_FUZZ_RUNS=100 \
     -DGTest_DIR="$gtest/install/lib/cmake/GTest"
