@@ -8,7 +8,6 @@
 #include <optional>
 #include <tuple>
 
-#include "feature_transformer_deterministic.cuh"
 #include "feature_transformer_kernels.cuh"
 #include "index_check.cuh"
 
@@ -61,45 +60,42 @@ struct Gradients {
     const int64_t n;
     const cudaStream_t stream;
 
-    Tensor of_weight(bool deterministic) const {
+    Tensor of_weight() const {
+        const int64_t features = batch.num_features, places = batch.rows * batch.max_active;
+        Tensor made = torch::stable::new_empty(grad_output, {features, n});
+        if (features == 0) return made;
+        const auto scratch = [&](int64_t count, ScalarType type) {
+            return torch::stable::new_empty(grad_output, {count}, type);
+        };
+        const Tensor keys = scratch(2 * places, ScalarType::Int), values = scratch(2 * places, ScalarType::Long);
+        const Tensor list_starts = scratch(features + 1, ScalarType::Long);
+        const size_t bytes = sorted_lists::sort_bytes<int64_t>(places, features);
+        const Tensor cub = scratch(static_cast<int64_t>(bytes), ScalarType::Byte);
+        int32_t* const key = mutable_data<int32_t>(keys);
+        int64_t *const place = mutable_data<int64_t>(values), *const starts = mutable_data<int64_t>(list_starts);
+        launch("weight_gradient_keys", key_kernel, thread_blocks_for(batch.rows, kWarpsPerBlock), kBlock, 0, stream,
+               batch.indices, batch.rows, batch.max_active, batch.num_features, key, place);
+        sorted_lists::sort<int64_t>({cub.mutable_data_ptr(), bytes}, key, key + places, place, place + places, places,
+                                    features, stream);
+        sorted_lists::find_starts(key + places, places, features, starts, stream);
+        T* const to = mutable_data<T>(made);
+        with_width<T>(is_wide(n, sizeof(T), from, to), [&]<int V>() {
+            launch("weight_gradient", weight_gradient_kernel<T, V>, grid_for<V>(features, n), kBlock, 0, stream, batch,
+                   starts, place + places, from, to, n);
+        });
+        return made;
+    }
+
+    // The order of the additions varies from run to run.
+    Tensor of_weight_by_atomics() const {
         const int64_t features = batch.num_features;
-        if (deterministic) {
-            Tensor made = torch::stable::new_empty(grad_output, {features, n});
-            const Tensor scratch =
-                torch::stable::new_empty(grad_output, {deterministic_scratch_bytes(batch, n)}, ScalarType::Byte);
-            launch_weight_gradient_deterministic(batch, from, mutable_data<T>(made), n, scratch.mutable_data_ptr(),
-                                                 stream);
-            return made;
-        }
-        Tensor sums = torch::stable::new_empty(grad_output, {features, n}, sum_dtype(grad_output.scalar_type()));
+        const Tensor sums = torch::stable::new_zeros(grad_output, {features, n}, sum_dtype(grad_output.scalar_type()));
         sum_t<T>* const to = mutable_data<sum_t<T>>(sums);
-        check_cuda(cudaMemsetAsync(to, 0, sums.numel() * sizeof(sum_t<T>), stream), "memset");
         with_width<T>(is_wide(n, sizeof(T), from, to), [&]<int V>() {
             launch("weight_gradient_atomic", weight_gradient_atomic_kernel<T, V>, grid_for<V>(batch.rows, n), kBlock, 0,
                    stream, batch, from, to, n);
         });
-        if constexpr (std::is_same_v<T, sum_t<T>>) {
-            return sums;
-        } else {
-            Tensor made = torch::stable::new_empty(grad_output, {features, n});
-            launch("round", round_kernel<T>, thread_blocks_for(sums.numel(), 1024), 256, 0, stream, to,
-                   mutable_data<T>(made), sums.numel());
-            return made;
-        }
-    }
-
-    Tensor of_bias() const {
-        const int64_t parts = bias_gradient_parts(batch.rows), per_part = parts == 0 ? 0 : divide_up(batch.rows, parts);
-        const Tensor partial = torch::stable::new_empty(grad_output, {parts, n}, sum_dtype(grad_output.scalar_type()));
-        Tensor made = torch::stable::new_empty(grad_output, {n});
-        sum_t<T>* const sums = mutable_data<sum_t<T>>(partial);
-        with_width<T>(is_wide(n, sizeof(T), from), [&]<int V>() {
-            const dim3 grid(static_cast<unsigned>(parts), static_cast<unsigned>(divide_up(n, kWarp * V)));
-            launch("bias_parts", bias_parts_kernel<T, V>, grid, kBlock, 0, stream, from, batch.rows, per_part, n, sums);
-        });
-        launch("bias_total", bias_total_kernel<T>, thread_blocks_for(n, 64), 64, 0, stream, sums, parts, n,
-               mutable_data<T>(made));
-        return made;
+        return torch::stable::to(sums, grad_output.scalar_type());
     }
 
     Tensor of_values(const Tensor& weight_in, const Tensor& values) const {
@@ -143,10 +139,13 @@ std::tuple<Tensor, Tensor, Tensor> backward_op(const Tensor& grad_output_in, con
         const Gradients<T> gradients{rows_of<T>(indices, values, sizes), grad_output, const_data<T>(grad_output),
                                      sizes.num_outputs, stream};
         // Lists are at least twice as fast as atomics on the H200: benchmarks/results/.
-        if (needs.weight) grad_weight = gradients.of_weight(deterministic.value_or(true));
-        if (needs.bias) grad_bias = gradients.of_bias();
+        if (needs.weight)
+            grad_weight = deterministic.value_or(true) ? gradients.of_weight() : gradients.of_weight_by_atomics();
         if (needs.values) grad_values = gradients.of_values(*weight_in, *values);
     });
+    // In a fixed order as well. With a dtype, since autocast would select another one.
+    if (needs.bias)
+        grad_bias = torch::stable::sum(grad_output, std::vector<int64_t>{0}, false, grad_output.scalar_type());
     if (check) check->finish();
     return {grad_weight, grad_bias, grad_values};
 }

@@ -1,6 +1,7 @@
-// The kernels of the feature transformer: the forward gathers, and the weight gradient is scattered with atomics,
-// unless it is made in a fixed order (feature_transformer_deterministic.cuh). The gradients of bias and values are
-// here, too. They take pointers and sizes, no tensors. Contracts: ../feature_transformer.h.
+// The kernels of the feature transformer: the forward gathers, and the weight gradient is made in a fixed order, or
+// scattered with atomics. For a fixed order the batch is transposed: a stable radix sort orders its entries by feature,
+// which gives one list per feature, and each list is added up. So every element of the gradient is written once, and
+// equal inputs give equal bits. The kernels take pointers and sizes, no tensors. Contracts: ../feature_transformer.h.
 //
 // Most kernels are grids of warps. A warp takes one row (or list) and one slab of 32 lanes' columns, which is 512 bytes
 // where 16-byte access is allowed. The slab is the slow dimension of the grid, so that the slab of the weights, which
@@ -9,6 +10,7 @@
 
 #include "../feature_transformer.h"
 #include "common.cuh"
+#include "sorted_lists.cuh"
 
 namespace nnue::feature_transformer {
 
@@ -63,98 +65,92 @@ __global__ void __launch_bounds__(kWarp* kWarpsPerBlock)
     });
 }
 
-// Adds V neighbouring values to memory, 16 bytes at once where the hardware can.
-template <int V, class S>
-__device__ inline void atomic_add(S* to, const S (&part)[V]) {
-#if __CUDA_ARCH__ >= 900
-    constexpr bool kFour = std::is_same_v<S, float> && V % 4 == 0;
-#else
-    constexpr bool kFour = false;
-#endif
-    if constexpr (kFour) {
-        for (int i = 0; i < V; i += 4) {
-            atomicAdd(reinterpret_cast<float4*>(to + i), make_float4(part[i], part[i + 1], part[i + 2], part[i + 3]));
-        }
-    } else {
-        for (int i = 0; i < V; ++i) atomicAdd(to + i, part[i]);
-    }
-}
-
 // Adds to grad_weight [num_features, num_outputs], which is zero before. The order of the additions varies from run to
 // run.
 template <class T, int V>
 __global__ void __launch_bounds__(kWarp* kWarpsPerBlock)
     weight_gradient_atomic_kernel(Rows<T> batch, const T* __restrict__ grad_output, sum_t<T>* __restrict__ grad_weight,
                                   int64_t n) {
-    const int lane = threadIdx.x;
-    const int64_t column = (int64_t(blockIdx.y) * kWarp + lane) * V;
+    const int64_t column = (int64_t(blockIdx.y) * kWarp + threadIdx.x) * V;
     for_each_row(batch.rows, [&](int64_t row) {
         sum_t<T> gradient[V] = {};
         if (column < n) load_sums<V>(grad_output + row * n + column, gradient);
-        bool any = false;  // most gradients of clipped activations are zero
-        for (int i = 0; i < V; ++i) any = any || gradient[i] != 0;
-        if (__ballot_sync(kAllLanes, any) == 0) return;
         const int64_t offset = row * batch.max_active;
         for_each_entry(batch.indices + offset, batch.values == nullptr ? nullptr : batch.values + offset,
-                       batch.max_active, batch.num_features, lane, [&](int32_t index, sum_t<T> value) {
-                           if (!any) return;
-                           sum_t<T> part[V];
-                           for (int i = 0; i < V; ++i) part[i] = value * gradient[i];
-                           atomic_add<V>(grad_weight + index * n + column, part);
+                       batch.max_active, batch.num_features, threadIdx.x, [&](int32_t index, sum_t<T> value) {
+                           for (int i = 0; i < V && column < n; ++i)
+                               atomicAdd(grad_weight + index * n + column + i, value * gradient[i]);
                        });
     });
 }
 
-template <class T>
-__global__ void round_kernel(const sum_t<T>* __restrict__ from, T* __restrict__ to, int64_t count) {
-    for (int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < count; i += int64_t(gridDim.x) * blockDim.x) {
-        to[i] = from_sum<T>(from[i]);
-    }
+// Writes a pair (feature, place in the batch) for each entry of the rows, one warp per row. Padding gets the key
+// num_features.
+__global__ void key_kernel(const int32_t* __restrict__ indices, int64_t rows, int max_active, int num_features,
+                           int32_t* __restrict__ keys, int64_t* __restrict__ places) {
+    for_each_row(rows, [&](int64_t row) {
+        const int64_t first = row * max_active;
+        sorted_lists::for_each_key(indices + first, max_active, num_features, threadIdx.x, [&](int place, int32_t key) {
+            keys[first + place] = key;
+            places[first + place] = first + place;
+        });
+    });
 }
 
-// The number of rows of `partial` for the two kernels of the bias.
-inline int64_t bias_gradient_parts(int64_t rows) {
-    return std::min<int64_t>(128, divide_up(rows, 64));
-}
+constexpr int kLongList = 64;  // entries; all warps of a thread block share a longer list
 
-// Part p sums rows [p * per_part, (p + 1) * per_part): each warp sums every eighth row, then the warps' sums are added
-// in order.
+// The weight gradient in a fixed order. Thread block (x, y) adds up the lists of kWarpsPerBlock features in slab y,
+// each warp one of them. Of a long list each warp takes an equal stretch, and the warps' sums are added in order.
+// `places` has all lists, one after the other, and `starts` is where each of them begins.
 template <class T, int V>
 __global__ void __launch_bounds__(kWarp* kWarpsPerBlock)
-    bias_parts_kernel(const T* __restrict__ grad_output, int64_t rows, int64_t per_part, int64_t n,
-                      sum_t<T>* __restrict__ partial) {
+    weight_gradient_kernel(Rows<T> batch, const int64_t* __restrict__ starts, const int64_t* __restrict__ places,
+                           const T* __restrict__ grad_output, T* __restrict__ grad_weight, int64_t n) {
     __shared__ sum_t<T> sums[kWarpsPerBlock][kWarp * V];
-    const int64_t column = (int64_t(blockIdx.y) * kWarp + threadIdx.x) * V;
-    const int64_t begin = blockIdx.x * per_part, end = min(begin + per_part, rows);
-    sum_t<T> sum[V] = {};
-    if (column < n) {
+    const int lane = threadIdx.x, warp = threadIdx.y;
+    const int64_t slab = int64_t(blockIdx.y) * kWarp * V, column = slab + lane * V;
+    const int64_t first = int64_t(blockIdx.x) * kWarpsPerBlock;
+    const int64_t my_start = starts[min(first + lane, int64_t(batch.num_features))];
+    for (int f = 0; f < kWarpsPerBlock && first + f < batch.num_features; ++f) {
+        const int64_t start = __shfl_sync(kAllLanes, my_start, f), end = __shfl_sync(kAllLanes, my_start, f + 1);
+        const int64_t entries = end - start;
+        const bool is_long = entries > kLongList;
+        if (!is_long && f != warp) continue;
+        const int64_t stop = is_long ? start + entries * (warp + 1) / kWarpsPerBlock : end;
+        sum_t<T> sum[V] = {};
+        for (int64_t base = is_long ? start + entries * warp / kWarpsPerBlock : start; base < stop; base += kWarp) {
+            const int count = static_cast<int>(min(stop - base, int64_t(kWarp)));
+            int64_t my_row = 0;
+            sum_t<T> my_value = 1;
+            if (lane < count) {
+                const int64_t place = places[base + lane];
+                my_row = place / batch.max_active;
+                if (batch.values != nullptr) my_value = batch.values[place];
+            }
 #pragma unroll 4
-        for (int64_t row = begin + threadIdx.y; row < end; row += kWarpsPerBlock) {
-            sum_t<T> part[V];
-            load_sums<V>(grad_output + row * n + column, part);
-            for (int i = 0; i < V; ++i) sum[i] += part[i];
+            for (int e = 0; e < count; ++e) {
+                const int64_t row = __shfl_sync(kAllLanes, my_row, e);
+                const sum_t<T> value = __shfl_sync(kAllLanes, my_value, e);
+                if (column >= n) continue;
+                sum_t<T> part[V];
+                load_sums<V>(grad_output + row * n + column, part);
+                for (int i = 0; i < V; ++i) sum[i] += value * part[i];
+            }
         }
+        T* const to = grad_weight + (first + f) * n;
+        if (!is_long) {
+            if (column < n) store_sums<V>(to + column, sum);
+            continue;
+        }
+        for (int i = 0; i < V; ++i) sums[warp][lane * V + i] = sum[i];
+        __syncthreads();
+        for (int c = warp * kWarp + lane; c < kWarp * V && slab + c < n; c += kWarp * kWarpsPerBlock) {
+            sum_t<T> total = 0;
+            for (int w = 0; w < kWarpsPerBlock; ++w) total += sums[w][c];
+            to[slab + c] = from_sum<T>(total);
+        }
+        __syncthreads();
     }
-    for (int i = 0; i < V; ++i) sums[threadIdx.y][threadIdx.x * V + i] = sum[i];
-    __syncthreads();
-    for (int c = threadIdx.y * kWarp + threadIdx.x; c < kWarp * V; c += kWarp * kWarpsPerBlock) {
-        const int64_t out = int64_t(blockIdx.y) * kWarp * V + c;
-        if (out >= n) continue;
-        sum_t<T> total = 0;
-        for (int w = 0; w < kWarpsPerBlock; ++w) total += sums[w][c];
-        partial[blockIdx.x * n + out] = total;
-    }
-}
-
-template <class T>
-__global__ void bias_total_kernel(const sum_t<T>* __restrict__ partial, int64_t parts, int64_t n,
-                                  T* __restrict__ grad_bias) {
-    const int64_t column = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
-    if (column >= n) return;
-    sum_t<T> total = 0;
-#pragma unroll 8
-    for (int64_t p = 0; p < parts; ++p) total += partial[p * n + column];
-    grad_bias[column] = from_sum<T>(total);
 }
 
 // One warp per row: the lanes share the columns of a dot product, and lane e keeps the result of entry e.

@@ -4,9 +4,9 @@
 // A *row* is one perspective of one position; rows [0, B) are White's. Rows are ordered by their first feature, as on
 // the CPU: in sets with king buckets that puts the rows of a bucket side by side. The place of a row in this order is
 // its *slot*. The list of a feature has the slots of its rows, ascending; a row that has it twice is there twice. A
-// list is cut into pieces (sorted_lists.cuh), and a piece is a *task* of the backward. Tasks are ordered by their first
-// slot, so that a multiprocessor which takes neighbouring tasks reads the same row gradients again and again. A feature
-// without rows has one empty task, which writes its zeros.
+// long list is cut into pieces at fixed places, and a piece is a *task* of the backward. Tasks are ordered by their
+// first slot, so that a multiprocessor which takes neighbouring tasks reads the same row gradients again and again. A
+// feature without rows has one empty task, which writes its zeros.
 //
 // Any rows will do: nothing here depends on king buckets, and features may come in any order and more than once. The
 // plan is a function of the batch alone.
@@ -21,6 +21,39 @@
 
 namespace nnue::portable {
 
+constexpr int kShortestPiece = 64;
+
+// What is known of the lists before they are made. `places` is the number of entries of all lists, padding included.
+struct Limits {
+    int64_t places, num_features;
+
+    // Entries per piece of a list: few enough to spread the lists of frequent features over the device, and enough to
+    // limit the number of pieces of any batch to about 16,384.
+    int64_t piece_length() const { return std::max<int64_t>(kShortestPiece, divide_up(places, 8192)); }
+    // The most lists that are longer than one piece, the most pieces that these can have, and the most pieces of all.
+    int64_t long_lists() const { return std::min(num_features, places / (piece_length() + 1)); }
+    int64_t partials() const { return long_lists() == 0 ? 0 : places / piece_length() + long_lists(); }
+    int64_t tasks() const { return num_features + partials(); }
+};
+
+// A piece of a list. A feature without entries has one empty piece.
+struct alignas(16) Task {
+    int feature;
+    int begin, count;  // of its entries among those of all lists
+    int partial;       // the number of the piece among those of longer lists; −1 for a list of one piece
+};
+
+// A list of several pieces.
+struct alignas(16) LongList {
+    int feature;
+    int first_partial, partials;
+    int unused;
+};
+
+struct Counts {
+    int tasks, long_lists;
+};
+
 struct IndexRows {
     const int32_t* white;  // [positions, max_active]
     const int32_t* black;
@@ -29,7 +62,7 @@ struct IndexRows {
 
     __host__ __device__ int64_t rows() const { return 2 * int64_t(positions); }
     __host__ __device__ int64_t places() const { return rows() * max_active; }
-    sorted_lists::Limits lists() const { return {places(), num_features}; }
+    Limits lists() const { return {places(), num_features}; }
 };
 
 struct alignas(16) Slot {
@@ -38,10 +71,6 @@ struct alignas(16) Slot {
     int count;   // of entries
     int unused;
 };
-
-using sorted_lists::Counts;
-using sorted_lists::LongList;
-using Task = sorted_lists::Task<int>;
 
 struct Plan {
     Slot* slots;           // [rows]
@@ -70,7 +99,9 @@ inline Plan carve_plan(Carver& carver, const IndexRows& in) {
 // Scratch memory for making the plan.
 struct PlanScratch {
     int32_t *keys, *sorted_keys, *values, *order;  // of the rows, then of the places, then of the tasks
-    sorted_lists::Tasks<int> tasks;                // its long_lists and counts are those of the plan
+    int64_t* starts;                               // [num_features + 1]: where the list of a feature begins
+    int64_t *pieces, *pieces_before;               // [num_features + 1]: see PieceCount
+    Task* tasks;                                   // by feature
     int64_t* cost;
     sorted_lists::CubScratch cub;
 };
@@ -82,11 +113,10 @@ inline PlanScratch carve_plan_scratch(Carver& carver, const IndexRows& in) {
     s.sorted_keys = carver.take<int32_t>("sorted_keys", pairs);
     s.values = carver.take<int32_t>("values", pairs);
     s.order = carver.take<int32_t>("order", std::max(rows, tasks));
-    s.tasks.starts = carver.take<int32_t>("starts", in.num_features + 1);
-    s.tasks.pieces = carver.take<int64_t>("pieces", in.num_features + 1);
-    s.tasks.pieces_before = carver.take<int64_t>("pieces_before", in.num_features + 1);
+    for (int64_t** array : {&s.starts, &s.pieces, &s.pieces_before})
+        *array = carver.take<int64_t>("of_lists", in.num_features + 1);
     s.cost = carver.take<int64_t>("cost", std::max(rows, tasks) + 1);
-    s.tasks.tasks = carver.take<Task>("tasks", tasks);
+    s.tasks = carver.take<Task>("tasks", tasks);
     s.cub.bytes = std::max({sorted_lists::sort_bytes<int32_t>(rows, in.num_features),
                             sorted_lists::sort_bytes<int32_t>(in.places(), in.num_features),
                             sorted_lists::sort_bytes<int32_t>(tasks, rows + 1),
@@ -137,31 +167,60 @@ __global__ void __launch_bounds__(kPlanThreads)
     if (!black) plan.black_first[position] = black_first;
 }
 
-// The keys for the order of the tasks are their first slots; those of empty tasks come after all slots, and those of
-// places without a task last.
-struct TaskKeys {
-    const int32_t* list;
-    int rows;
-    int32_t *keys, *values;
-    __device__ void operator()(int64_t t, const Task* task) const {
-        values[t] = static_cast<int32_t>(t);
-        keys[t] = task == nullptr ? rows + 1 : task->count > 0 ? list[task->begin] : rows;
-    }
+// Three counts over all features before this one, packed into one number: tasks, pieces of longer lists, and longer
+// lists. One prefix sum makes all three: the last two stay far below 2^16 (Limits::piece_length).
+struct PieceCount {
+    int64_t packed;
+    __host__ __device__ int tasks() const { return static_cast<int>(packed & 0xffffffff); }
+    __host__ __device__ int partials() const { return static_cast<int>(packed >> 32 & 0xffff); }
+    __host__ __device__ int long_lists() const { return static_cast<int>(packed >> 48); }
 };
+
+__global__ void __launch_bounds__(kPlanThreads)
+    piece_kernel(const int64_t* __restrict__ starts, int num_features, int64_t length, int64_t* __restrict__ pieces) {
+    const int64_t f = int64_t(blockIdx.x) * kPlanThreads + threadIdx.x;
+    if (f > num_features) return;
+    const int64_t entries = f < num_features ? starts[f + 1] - starts[f] : 0, own = (entries + length - 1) / length;
+    pieces[f] = f == num_features ? 0 : own <= 1 ? 1 : own | own << 32 | int64_t(1) << 48;
+}
+
+// Writes the tasks by feature, one thread per task, and the keys for their order. These are their first slots; those of
+// empty tasks come after all slots, and those of numbers without a task last.
+__global__ void __launch_bounds__(kPlanThreads)
+    task_kernel(Plan plan, PlanScratch s, int num_features, int rows, int length, int most_tasks) {
+    const int64_t t = int64_t(blockIdx.x) * kPlanThreads + threadIdx.x;
+    if (t >= most_tasks) return;
+    const PieceCount all{s.pieces_before[num_features]};
+    if (t == 0) *plan.counts = {all.tasks(), all.long_lists()};
+    s.values[t] = static_cast<int32_t>(t);
+    s.keys[t] = rows + 1;
+    if (t >= all.tasks()) return;
+    int feature = 0, end = num_features;  // the last feature with no more than t tasks before it
+    while (end - feature > 1) {
+        const int middle = feature + (end - feature) / 2;
+        (PieceCount{s.pieces_before[middle]}.tasks() <= t ? feature : end) = middle;
+    }
+    const PieceCount before{s.pieces_before[feature]};
+    const int begin = static_cast<int>(s.starts[feature]), entries = static_cast<int>(s.starts[feature + 1]) - begin;
+    const int piece = static_cast<int>(t) - before.tasks(), skipped = piece * length;
+    const bool is_long = entries > length;
+    const Task task{feature, begin + skipped, min(entries - skipped, length), is_long ? before.partials() + piece : -1};
+    s.tasks[t] = task;
+    s.keys[t] = task.count > 0 ? plan.list[task.begin] : rows;
+    if (is_long && piece == 0)
+        plan.long_lists[before.long_lists()] = {feature, before.partials(), (entries + length - 1) / length, 0};
+}
 
 __global__ void __launch_bounds__(kPlanThreads) order_tasks_kernel(Plan plan, PlanScratch scratch, int most_tasks) {
     const int64_t t = int64_t(blockIdx.x) * kPlanThreads + threadIdx.x;
     if (t > most_tasks) return;
     const bool is_task = t < plan.counts->tasks;
-    if (is_task) plan.tasks[t] = scratch.tasks.tasks[scratch.order[t]];
+    if (is_task) plan.tasks[t] = scratch.tasks[scratch.order[t]];
     scratch.cost[t] = is_task ? plan.tasks[t].count + kTaskCost : 0;
 }
 
 inline void make_plan(const IndexRows& in, const Plan& plan, const PlanScratch& scratch, cudaStream_t stream) {
     const int64_t rows = in.rows(), places = in.places(), features = in.num_features, tasks = in.lists().tasks();
-    sorted_lists::Tasks<int> by_feature = scratch.tasks;
-    by_feature.long_lists = plan.long_lists;
-    by_feature.counts = plan.counts;
     const auto blocks = [](int64_t threads) { return cuda::thread_blocks_for(threads, kPlanThreads); };
     cuda::launch("row keys", row_key_kernel, blocks(rows), kPlanThreads, 0, stream, in, scratch.keys, scratch.values);
     sorted_lists::sort(scratch.cub, scratch.keys, scratch.sorted_keys, scratch.values, scratch.order, rows, features,
@@ -171,8 +230,13 @@ inline void make_plan(const IndexRows& in, const Plan& plan, const PlanScratch& 
     sorted_lists::sums_before(scratch.cub, scratch.cost, plan.slot_cost, rows + 1, stream);
     sorted_lists::sort(scratch.cub, scratch.keys, scratch.sorted_keys, scratch.values, plan.list, places, features,
                        stream);
-    sorted_lists::make_tasks(scratch.cub, scratch.sorted_keys, in.lists(), by_feature,
-                             TaskKeys{plan.list, static_cast<int>(rows), scratch.keys, scratch.values}, stream);
+    sorted_lists::find_starts(scratch.sorted_keys, places, features, scratch.starts, stream);
+    const int length = static_cast<int>(in.lists().piece_length());
+    cuda::launch("pieces", piece_kernel, blocks(features + 1), kPlanThreads, 0, stream, scratch.starts, in.num_features,
+                 length, scratch.pieces);
+    sorted_lists::sums_before(scratch.cub, scratch.pieces, scratch.pieces_before, features + 1, stream);
+    cuda::launch("tasks", task_kernel, blocks(tasks), kPlanThreads, 0, stream, plan, scratch, in.num_features,
+                 static_cast<int>(rows), length, static_cast<int>(tasks));
     sorted_lists::sort(scratch.cub, scratch.keys, scratch.sorted_keys, scratch.values, scratch.order, tasks, rows + 1,
                        stream);
     cuda::launch("task order", order_tasks_kernel, blocks(tasks + 1), kPlanThreads, 0, stream, plan, scratch,
