@@ -28,7 +28,7 @@ struct Backward {
     float* partials;      // scratch [lists().partials, num_outputs]
     float* bias_parts;    // scratch [bias_parts(rows), num_outputs]
     void* grad_weight;    // [num_features, num_outputs]
-    float* grad_bias;     // [num_outputs]
+    float* grad_bias;     // [num_outputs]; null if it is not needed
     int rows, max_tasks, max_long_lists;
     int num_outputs;
     Activation activation;
@@ -151,7 +151,7 @@ __global__ void __launch_bounds__(kCombineWarps* cuda::kWarp) combine_kernel(Bac
             for (int k = 0; k < V; ++k)
                 for (int w = 1; w < kCombineWarps; ++w) sum[k] += shared[w][k][lane];
             if (is_bias) {
-                write_columns<V>(p.grad_bias + column, sum);
+                if (p.grad_bias != nullptr) write_columns<V>(p.grad_bias + column, sum);
             } else {
                 write_columns<V>(static_cast<Weight*>(p.grad_weight) + size_t(list.feature) * p.num_outputs + column,
                                  sum);
@@ -161,6 +161,17 @@ __global__ void __launch_bounds__(kCombineWarps* cuda::kWarp) combine_kernel(Bac
     }
 }
 
+// From row gradients on.
+template <class Weight>
+void launch_sums(const Backward& p, int bias_parts, int multiprocessors, cudaStream_t stream) {
+    const Division division = divide(p.max_tasks, slabs_of<row_gradient_t<Weight>>(p.num_outputs), multiprocessors);
+    cuda::launch("portable weight gradient", sum_kernel<Weight>, division.grid(), kGatherThreads, 0, stream, p);
+    cuda::launch("partial sums", combine_kernel<Weight>,
+                 dim3(std::min(1 + p.max_long_lists, 4 * multiprocessors),
+                      static_cast<unsigned>(divide_up(p.num_outputs, cuda::kWarp * kCombineColumns))),
+                 kCombineWarps * cuda::kWarp, 0, stream, p, bias_parts);
+}
+
 template <class Weight, class Grad>
 void launch_backward(const Backward& p, int multiprocessors, cudaStream_t stream) {
     const int slots_of_part = part_slots(p.rows), parts = bias_parts(p.rows);
@@ -168,12 +179,7 @@ void launch_backward(const Backward& p, int multiprocessors, cudaStream_t stream
     cuda::launch("row gradients", row_gradient_kernel<Weight, Grad>,
                  dim3(parts, static_cast<unsigned>(divide_up(lanes, cuda::kWarp))), kPartThreads, 0, stream, p,
                  slots_of_part);
-    const Division division = divide(p.max_tasks, slabs_of<row_gradient_t<Weight>>(p.num_outputs), multiprocessors);
-    cuda::launch("portable weight gradient", sum_kernel<Weight>, division.grid(), kGatherThreads, 0, stream, p);
-    cuda::launch("partial sums", combine_kernel<Weight>,
-                 dim3(std::min(1 + p.max_long_lists, 4 * multiprocessors),
-                      static_cast<unsigned>(divide_up(p.num_outputs, cuda::kWarp * kCombineColumns))),
-                 kCombineWarps * cuda::kWarp, 0, stream, p, parts);
+    launch_sums<Weight>(p, parts, multiprocessors, stream);
 }
 
 }  // namespace nnue::portable

@@ -44,24 +44,23 @@ Tensor floats(const Tensor& like, std::initializer_list<int64_t> shape) {
     return torch::stable::new_empty(like, std::vector<int64_t>(shape), ScalarType::Float);
 }
 
-Tensor psqt_backward(const IndexRows& in, const Plan& plan, const Tensor& grad_in, const Tensor& psqt_bucket_in,
+// The gradient of psqt. `p` has what does not depend on the columns.
+Tensor psqt_backward(Backward p, const IndexRows& in, const Tensor& grad_in, const Tensor& psqt_bucket_in,
                      int64_t psqt_buckets, cudaStream_t stream) {
+    constexpr int kMultiple = 2 * kColumns<float>;  // of columns, for sum_kernel
     const Tensor grad = torch::stable::contiguous(grad_in), psqt_bucket = torch::stable::contiguous(psqt_bucket_in);
-    Tensor grad_psqt = floats(grad, {in.num_features, psqt_buckets});
-    if (in.positions == 0) {
-        check_cuda(cudaMemsetAsync(mutable_data<float>(grad_psqt), 0, grad_psqt.numel() * sizeof(float), stream),
-                   "memset");
-        return grad_psqt;
-    }
-    const Tensor partials = floats(grad, {in.lists().partials(), psqt_buckets});
-    const PsqtBackward p{plan,
-                         const_data<int64_t>(psqt_bucket),
-                         const_data<float>(grad),
-                         mutable_data<float>(partials),
-                         mutable_data<float>(grad_psqt),
-                         static_cast<int>(psqt_buckets)};
-    launch_psqt_backward(p, in, stream);
-    return grad_psqt;
+    const int64_t columns = divide_up(psqt_buckets, kMultiple) * kMultiple, numbers = in.rows() * columns;
+    const Tensor rows = floats(grad, {in.rows(), columns}), partials = floats(grad, {in.lists().partials(), columns});
+    Tensor sums = floats(grad, {in.num_features, columns});
+    p.row_gradients = rows.mutable_data_ptr();
+    p.partials = mutable_data<float>(partials);
+    p.grad_weight = sums.mutable_data_ptr();
+    p.num_outputs = static_cast<int>(columns);
+    launch("psqt rows", psqt_row_kernel, thread_blocks_for(numbers, kPlanThreads), kPlanThreads, 0, stream, p.plan,
+           const_data<int64_t>(psqt_bucket), const_data<float>(grad), numbers, p.num_outputs,
+           static_cast<int>(psqt_buckets), mutable_data<float>(rows));
+    launch_sums<float>(p, 0, multiprocessors(grad.get_device_index()), stream);
+    return torch::stable::contiguous(torch::stable::narrow(sums, 1, 0, psqt_buckets));
 }
 
 ScalarType slope_dtype(ScalarType weight) {
@@ -143,26 +142,29 @@ Three backward(const OutputGradients& gradients, const Batch& batch, const Tenso
         check_shape(kBackward, "saved", saved, {in.rows(), num_outputs}, "what the forward saved");
         check_dtype(kBackward, "saved", saved, {slope_dtype(weight_dtype)});
     }
-    Tensor grad_weight = torch::stable::new_empty(grad_output, {num_features, num_outputs}, weight_dtype);
-    Tensor grad_bias = floats(grad_output, {num_outputs});
-    Tensor grad_of_psqt = psqt_buckets == 0
-                              ? floats(grad_output, {0})
-                              : psqt_backward(in, plan, *gradients.psqt, *batch.psqt_bucket, psqt_buckets, stream);
+    using Shape = std::vector<int64_t>;
+    const Shape of_weight{num_features, num_outputs}, of_bias{num_outputs},
+        of_psqt = psqt_buckets == 0 ? Shape{0} : Shape{num_features, psqt_buckets};
     if (in.positions == 0) {
-        const size_t bytes = size_t(num_features) * num_outputs * (is_float ? 4 : 2);
-        check_cuda(cudaMemsetAsync(grad_weight.mutable_data_ptr(), 0, bytes, stream), "memset");
-        check_cuda(cudaMemsetAsync(grad_bias.mutable_data_ptr(), 0, num_outputs * sizeof(float), stream), "memset");
-        return {grad_weight, grad_bias, grad_of_psqt};
+        const auto zeros = [&](const Shape& shape, ScalarType type) {
+            return torch::stable::new_zeros(grad_output, shape, type);
+        };
+        return {zeros(of_weight, weight_dtype), zeros(of_bias, ScalarType::Float), zeros(of_psqt, ScalarType::Float)};
     }
+    const Tensor grad_weight = torch::stable::new_empty(grad_output, of_weight, weight_dtype);
+    const Tensor grad_bias = torch::stable::new_empty(grad_output, of_bias, ScalarType::Float);
     Backward p{};
     p.plan = plan;
+    p.rows = static_cast<int>(in.rows());
+    p.max_tasks = static_cast<int>(in.lists().tasks());
+    p.max_long_lists = static_cast<int>(in.lists().long_lists());
+    const Tensor grad_of_psqt = psqt_buckets == 0
+                                    ? floats(grad_output, {0})
+                                    : psqt_backward(p, in, *gradients.psqt, *batch.psqt_bucket, psqt_buckets, stream);
     p.grad_out = output_gradient(gradients);
     p.slopes = has_slopes ? saved.const_data_ptr() : nullptr;
     p.grad_weight = grad_weight.mutable_data_ptr();
     p.grad_bias = mutable_data<float>(grad_bias);
-    p.rows = static_cast<int>(in.rows());
-    p.max_tasks = static_cast<int>(in.lists().tasks());
-    p.max_long_lists = static_cast<int>(in.lists().long_lists());
     p.num_outputs = static_cast<int>(num_outputs);
     p.activation = activation;
     p.slope_scale = slope_scale(activation, range.scale);

@@ -91,7 +91,7 @@ struct InputRows {
     };
     __device__ __forceinline__ Four four(const Pack<T, 4> (&rows)[1]) const {
         Four found;
-        for (int i = 0; i < 4; ++i) found.at[i] = Type::number(rows[0], i);
+        for (int i = 0; i < 4; ++i) found.at[i] = to_sum(rows[0].at[i]);
         return found;
     }
     __device__ __forceinline__ static void split_two(const Four& a, const Four& b, int i,

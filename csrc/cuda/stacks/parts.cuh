@@ -43,7 +43,6 @@ struct Input<float> {
         return i == 0 ? float2{__uint_as_float(v.x), __uint_as_float(v.y)}
                       : float2{__uint_as_float(v.z), __uint_as_float(v.w)};
     }
-    __device__ static __forceinline__ float number(const Pack<float, 4>& v, int i) { return v.at[i]; }
 };
 
 template <>
@@ -53,7 +52,6 @@ struct Input<__half> {
         const uint32_t word = i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
         return __half22float2(*reinterpret_cast<const __half2*>(&word));
     }
-    __device__ static __forceinline__ float number(const Pack<__half, 4>& v, int i) { return __half2float(v.at[i]); }
 };
 
 template <>
@@ -62,9 +60,6 @@ struct Input<__nv_bfloat16> {
     __device__ static __forceinline__ float2 pair(const uint4& v, int i) {
         const uint32_t word = i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
         return {__uint_as_float(word << 16), __uint_as_float(word & 0xffff0000u)};
-    }
-    __device__ static __forceinline__ float number(const Pack<__nv_bfloat16, 4>& v, int i) {
-        return __bfloat162float(v.at[i]);
     }
 };
 
