@@ -10,7 +10,7 @@ from pathlib import Path
 import optuna
 
 from nnue_trainer import config
-from nnue_trainer.training.run import train
+from nnue_trainer.training import train
 
 # The validation loss depends on λ, so trials with different λ are compared by a fixed figure.
 FIGURE = "score_cross_entropy"

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from nnue_trainer import (
         averages,
         callbacks,
+        config,
         data,
         export,
         files,
@@ -47,6 +48,7 @@ __all__ = [
     "averages",
     "callbacks",
     "cmake_dir",
+    "config",
     "data",
     "export",
     "files",

@@ -6,9 +6,18 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from nnue_trainer.data import Batch, feature_set, piece_square_set
-from nnue_trainer.nets import FirstLayer, IntegerForward, IntegerLayer, Net, NetTensor, NnueModel, VirtualRows
-from nnue_trainer.nets.base import transformer, virtual_rows
-from nnue_trainer.nets.rounded_forward import QatConfig
+from nnue_trainer.nets import (
+    FirstLayer,
+    IntegerForward,
+    IntegerLayer,
+    Net,
+    NetTensor,
+    NnueModel,
+    QatConfig,
+    VirtualRows,
+    transformer,
+    virtual_rows,
+)
 from nnue_trainer.schema import section
 
 QA, QB = 255, 64  # integer steps in 1.0: of activations, and of the weights after the first layer

@@ -16,7 +16,7 @@ from nnue_trainer.match.openings import OpeningOptions
 from nnue_trainer.match.play import Limit
 from nnue_trainer.match.players import players_of
 from nnue_trainer.match.run import MatchOptions, play_match, summary
-from nnue_trainer.training.run import train
+from nnue_trainer.training import train
 
 HERE = Path(__file__).resolve().parent
 SAMPLES = HERE.parents[1] / "samples"

@@ -33,6 +33,8 @@ from nnue_trainer.schedules import SCHEDULES, Exponential, Schedule
 from nnue_trainer.schema import section
 from nnue_trainer.wdl import LAMBDAS, ConstantLambda, LambdaSchedule
 
+__all__ = ["load", "parse"]
+
 T = TypeVar("T")
 
 MAX_BYTES = 1 << 20
@@ -256,7 +258,7 @@ def read_yaml(path: str | os.PathLike[str]) -> Any:
 
 def parse(data: Any, overrides: Iterable[str] = (), origin: str = "recipe", *, may_import: bool = False) -> Recipe:
     """The recipe in plain data, with `dotted.key=value` overrides whose values are YAML. An override replaces the
-    value or whole section of its key.
+    value or whole section of its key. UserError, one line, for an unknown key or a wrong value.
 
     With `may_import`, `kind: path/to/file.py:Class` imports that file: for a recipe that the user hands over, not for
     one that lies in a checkpoint."""
