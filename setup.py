@@ -21,6 +21,7 @@ import runpy
 import shlex
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
@@ -544,4 +545,7 @@ def parts() -> dict[str, object]:
     return native_parts()
 
 
-setup(**metadata(), **parts())
+if sys.argv[1:] == ["architectures"]:  # for tools/check_cuda_library.sh
+    print(";".join(architectures(find_nvcc() or "nvcc")))
+else:
+    setup(**metadata(), **parts())

@@ -36,6 +36,27 @@ def test_an_old_compiler_is_one_line(project_root: Path, tmp_path: Path, macros:
     assert done.stderr == f"{compiler} is {found}; nnue-trainer needs g++ 12 or clang 16 or newer; set CXX to one\n"
 
 
+@pytest.mark.parametrize(
+    ("release", "expected"), [("12.6", "80;86;90"), ("12.8", "80;86;90;100;120"), ("13.0", "80;86;90;100;120")]
+)
+def test_gpus_that_this_nvcc_can_compile_for(project_root: Path, tmp_path: Path, release: str, expected: str) -> None:
+    """tools/check_cuda_library.sh expects code for these in the library."""
+    nvcc = tmp_path / "bin" / "nvcc"
+    nvcc.parent.mkdir()
+    nvcc.write_text(f"#!/bin/sh\necho 'Cuda compilation tools, release {release}, V{release}.0'\n")
+    nvcc.chmod(0o755)
+    environment = {name: value for name, value in os.environ.items() if name != "NNUE_CUDA_ARCHS"}
+    done = subprocess.run(
+        [sys.executable, "setup.py", "architectures"],
+        cwd=project_root,
+        env=environment | {"CUDA_HOME": str(tmp_path), "PATH": f"{nvcc.parent}:{environment['PATH']}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout == f"{expected}\n", done.stderr
+
+
 def test_the_page_for_an_index_has_no_link_into_the_project(project_root: Path) -> None:
     done = setup(project_root, "--long-description", NNUE_NO_EXTENSIONS="1")
     assert "# nnue-trainer\n" in done.stdout, done.stderr

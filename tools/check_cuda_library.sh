@@ -1,10 +1,14 @@
 #!/usr/bin/env bash
 # Checks the CUDA library: kernels for each architecture, linked with libtorch, no dependency on a CUDA runtime.
 #
-#   tools/check_cuda_library.sh [ARCHITECTURES [LIBRARY]]    ARCHITECTURES: as in NNUE_CUDA_ARCHS, by default all
+#   tools/check_cuda_library.sh [ARCHITECTURES [LIBRARY]]    ARCHITECTURES: as in NNUE_CUDA_ARCHS, by default those that
+#                                                            setup.py builds with this machine's nvcc
 set -euo pipefail
 cd "$(dirname "$0")/.."
-read -ra archs <<<"$(tr ';' '\n' <<<"${1:-80;86;90;100;120}" | sort -n | paste -s -d ' ')"
+python=.venv/bin/python
+[ -x "$python" ] || python=python3
+wanted=${1:-$("$python" setup.py architectures)}
+read -ra archs <<<"$(tr ';' '\n' <<<"$wanted" | sort -n | paste -s -d ' ')"
 library=${2:-nnue_trainer/_ops_cuda.so}
 fail() {
     echo "$library: $*"
