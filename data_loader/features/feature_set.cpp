@@ -122,6 +122,10 @@ int parse_states(std::string_view name, std::string_view text, int bucket_size, 
         counter.stride = states * bucket_size;
         states *= most + 1;
     }
+    if (words.size() == 2 && tables.counters[0].codes[0] == tables.counters[1].codes[0]) {
+        refuse(name, "states counts the same pieces twice, in " + quoted(words[0]) + " and " + quoted(words[1]) +
+                         ": some of its states cannot occur; expected different pieces");
+    }
     if (states > kMaxStates) {
         refuse(name,
                "states gives " + std::to_string(states) + " states, expected at most " + std::to_string(kMaxStates));

@@ -92,6 +92,8 @@ def test_states_count_pieces_as_the_side_sees_them() -> None:
         (["eQ:0"], "states has 'eQ:0'"),
         (["eQ:4"], "states has 'eQ:4'"),
         (["eQ:3", "oQ:1"], "states gives 8 states, expected at most 4"),
+        (["eQ:1", "eQ:1"], "states counts the same pieces twice, in 'eQ:1' and 'eQ:1'"),
+        (["eReQ:1", "eQeR:1"], "states counts the same pieces twice, in 'eReQ:1' and 'eQeR:1'"),
         (["eQ:1", "oQ:1", "eR:1"], "states has 'eQ:1.oQ:1.eR:1'"),
     ],
 )
