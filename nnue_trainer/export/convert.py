@@ -44,10 +44,13 @@ def quantize(tensor: NetTensor, values: np.ndarray, where: str) -> np.ndarray:
             index = [int(i) for i in np.unravel_index(first, values.shape)]
             index[0] += tensor.first_row
             count = _count_wrong(tensor, flat)
+            advice = (
+                f"; model.{tensor.limit_option} in the recipe can set a larger limit" if tensor.limit_option else ""
+            )
             raise UserError(
                 f"{where}: {tensor.source_parameter}{index} is {float(flat[first]):.6g}, limit "
                 f"±{tensor.limit / tensor.scale:.6g} ({tensor.limit} steps of 1/{tensor.scale:.6g}); "
-                f"{count} of {flat.size} values do not fit"
+                f"{count} of {flat.size} values do not fit{advice}"
             )
         result[begin : begin + _CHUNK] = steps
     return out

@@ -113,6 +113,8 @@ class NetTensor:
     source: np.ndarray | None = field(default=None, compare=False, repr=False)
     """where several rows of the parameter share one row of the tensor: the row of the parameter that each row of the
     tensor takes, int64 [shape[0]], counted from `first_row`; import writes 0 into the rows that no tensor row takes"""
+    limit_option: str = ""
+    """the key of a recipe's `model` that sets a larger limit, if there is one"""
 
     @property
     def is_float(self) -> bool:

@@ -370,6 +370,15 @@ def _weight_limit(kind: str, scale: float, stated: int | None) -> int:
     return min(LIMITS[kind], math.floor(LARGEST_WEIGHT * scale + 1e-9)) if kind == "i16" else LIMITS[kind]
 
 
+def _weight(
+    name: str, kind: str, shape: tuple[int, ...], scale: float, stated: int | None, option: str, **source: Any
+) -> NetTensor:
+    """Integer weights whose limit the recipe states under `option`, or does not state."""
+    limit = _weight_limit(kind, scale, stated)
+    can_grow = option if limit < LIMITS[kind] else ""
+    return NetTensor(name, DTYPES[kind], shape, scale, limit, limit_option=can_grow, **source)
+
+
 @NETS.register("layered")
 @section
 class Layered(Net):
@@ -615,18 +624,19 @@ class Layered(Net):
         for name, part in zip(self._names("feature_transformer.weight"), parts, strict=True):
             kind = first.type if part.bucket_size else first.unbucketed_type
             tensors.append(
-                NetTensor(
+                _weight(
                     name,
-                    DTYPES[kind],
+                    kind,
                     (part.num_features, self.hidden),
                     first.scale,
-                    _weight_limit(kind, first.scale, first.limit),
-                    "feature_transformer.weight",
-                    part.first_feature,
+                    first.limit,
+                    "quantisation.first.limit",
+                    parameter="feature_transformer.weight",
+                    first_row=part.first_feature,
                 )
             )
-        limit = _weight_limit("i16", first.scale, first.limit)
-        tensors.append(NetTensor("feature_transformer.bias", "<i2", (self.hidden,), first.scale, limit))
+        bias, option = "feature_transformer.bias", "quantisation.first.limit"
+        tensors.append(_weight(bias, "i16", (self.hidden,), first.scale, first.limit, option))
         if self.psqt:
             for name, part in zip(self._names("feature_transformer.psqt"), parts, strict=True):
                 tensors.append(
@@ -649,9 +659,12 @@ class Layered(Net):
         for number, (step, (kind, bias, stated)) in enumerate(zip(self.plan().steps, types, strict=True)):
             name = f"layers.{number}" if number < len(self.layers) else "output"
             shape, scale = (self.num_stacks, step.outputs), step.weight_scale
-            limit = INT32_MAX if kind == "f32" else _weight_limit(kind, scale, stated)
             bias = "f32" if step.is_float else bias
-            yield NetTensor(f"{name}.weight", DTYPES[kind], (*shape, step.inputs), scale, limit)
+            option = f"{name}.limit" if number < len(self.layers) else "quantisation.output.limit"
+            if kind == "f32":
+                yield NetTensor(f"{name}.weight", DTYPES[kind], (*shape, step.inputs), scale, INT32_MAX)
+            else:
+                yield _weight(f"{name}.weight", kind, (*shape, step.inputs), scale, stated, option)
             yield NetTensor(f"{name}.bias", DTYPES[bias], shape, step.one, LIMITS.get(bias, INT32_MAX))
 
     def meaning(self) -> NetMeaning:

@@ -250,7 +250,7 @@ class StockfishNet(Net):
             part = trained[TRAINED.get(name, name)]
             read = find_feature_set(name).parts[0]
             source = king_plane_rows(part, read) if name in TRAINED else None
-            range_of_rows = {"first_row": part.first_feature, "rows": part.num_features}
+            range_of_rows: dict[str, Any] = {"first_row": part.first_feature, "rows": part.num_features}
             is_wide = part.bucket_size > 0 and name not in d.narrow
             dtype, limit = ("<i2", self.accumulator_limit) if is_wide else ("<i1", INT8_MAX)
             yield NetTensor(
