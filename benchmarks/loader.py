@@ -43,11 +43,11 @@ def measure(make: Callable[[], Loader | RecordLoader], seconds: float) -> tuple[
         batches: Iterator[Batch | Tensor] = iter(loader)
         for _ in range(16):
             next(batches)
-        before = loader.filter_counts()["read"]
+        before = loader.filter_counts().read
         positions, start = 0, time.perf_counter()
         while (elapsed := time.perf_counter() - start) < seconds:
             positions += len(next(batches))
-        return positions / elapsed, (loader.filter_counts()["read"] - before) / elapsed
+        return positions / elapsed, (loader.filter_counts().read - before) / elapsed
     finally:
         loader.close()
 

@@ -30,7 +30,7 @@ def cost(files: list[Path], processes: int, shards: int) -> dict[str, float]:
         batches = iter(loader)
         for _ in range(70):  # more positions than the shuffle buffer holds
             next(batches)
-        before, read = resource.getrusage(resource.RUSAGE_SELF), loader.filter_counts()["read"]
+        before, read = resource.getrusage(resource.RUSAGE_SELF), loader.filter_counts().read
         for _ in range(BATCHES):
             next(batches)
         after = resource.getrusage(resource.RUSAGE_SELF)
@@ -38,7 +38,7 @@ def cost(files: list[Path], processes: int, shards: int) -> dict[str, float]:
         positions = BATCHES * BATCH
         return {
             "cpu_seconds_per_million": round(seconds / positions * 1e6, 4),
-            "share_decoded": round((loader.filter_counts()["read"] - read) / positions, 3),
+            "share_decoded": round((loader.filter_counts().read - read) / positions, 3),
         }
     finally:
         loader.close()

@@ -115,10 +115,6 @@ inline BatchRows output_rows(const py::dict& arrays, std::size_t n, const Featur
     };
 }
 
-// The options in a dictionary of values by name; filters that it does not name are off.
-FilterOptions filter_options(const py::dict& values);
-py::dict to_dict(const FilterCounts& counts);
-
 // The parts of the module; `bind_x` is defined in x.cpp.
 void bind_records(py::module_& m);
 void bind_filters(py::module_& m);

@@ -1,20 +1,15 @@
 // The part of nnue_trainer._data that evaluates positions with the integers of a net.
-#include <pybind11/stl.h>
-
 #include <algorithm>
-#include <map>
 
-#include "bindings/bindings.h"
+#include "bindings/structs.h"
 #include "chess/record.h"
 #include "evaluate/evaluator.h"
 
 namespace {
 
-// An evaluator and the arrays that it computes with.
 class EvaluatorHandle {
   public:
-    // `d` is the description as nnue_trainer/export/evaluate.py makes it, with arrays in the places of names.
-    explicit EvaluatorHandle(const py::dict& d) : evaluator_(forward_of(d)) {}
+    explicit EvaluatorHandle(Forward forward) : evaluator_(std::move(forward)) {}
 
     py::tuple evaluate_records(const Array<std::uint8_t>& records, bool every_stack, int threads,
                                const std::string& isa) const {
@@ -88,91 +83,105 @@ class EvaluatorHandle {
         return py::make_tuple(stack, psqt, positional, score);
     }
 
-    // Integers as they lie in the caller's array; the array is kept.
-    IntegerTensor tensor(const py::handle& item) {
-        const auto [name, object] = item.cast<std::pair<std::string, py::array>>();
-        const py::buffer_info info = object.request();
-        const bool is_float = object.dtype().kind() == 'f' && info.itemsize == 4;
-        if ((object.dtype().kind() != 'i' && !is_float) || info.itemsize > 4 ||
-            !(object.flags() & py::array::c_style) || object.dtype().byteorder() == '>' || info.ndim < 1) {
-            throw FormatError(name + ": expected a contiguous array of integers of 8, 16 or 32 bits, or fp32");
-        }
-        arrays_.push_back(object);
-        const auto columns = static_cast<std::size_t>(info.shape.back());
-        const std::size_t rows = columns == 0 ? 0 : static_cast<std::size_t>(info.size) / columns;
-        return {name, info.ptr, static_cast<int>(info.itemsize), rows, columns, is_float};
-    }
-
-    std::vector<IntegerTensor> tensors(const py::handle& list) {
-        std::vector<IntegerTensor> all;
-        for (const py::handle& item : list) all.push_back(tensor(item));
-        return all;
-    }
-
-    template <class Choice>
-    static Choice choose(const py::handle& word, const std::map<std::string, Choice>& choices) {
-        const auto found = choices.find(word.cast<std::string>());
-        if (found == choices.end()) throw FormatError("unknown word '" + word.cast<std::string>() + "'");
-        return found->second;
-    }
-
-    Forward forward_of(const py::dict& d) {
-        Forward forward;
-        forward.feature_set = d["feature_set"].cast<std::string>();
-        const py::dict first = d["first"];
-        forward.first.bias = tensor(first["bias"]);
-        forward.first.weights = tensors(first["weights"]);
-        forward.first.psqt = tensors(first["psqt"]);
-        forward.first.activation =
-            choose<FirstActivation>(first["activation"], {{"crelu", FirstActivation::kCrelu},
-                                                          {"screlu", FirstActivation::kScrelu},
-                                                          {"pairwise", FirstActivation::kPairwise}});
-        forward.first.clip = first["clip"].cast<int>();
-        forward.first.product_shift = first["product_shift"].cast<int>();
-        forward.first.accumulator_shift = first["accumulator_shift"].cast<int>();
-        forward.first.sides =
-            choose<Sides>(first["sides"], {{"both", Sides::kBoth}, {"mover", Sides::kMover}, {"white", Sides::kWhite}});
-        for (const py::handle& item : d["layers"]) {
-            const auto l = item.cast<py::dict>();
-            ForwardLayer layer;
-            layer.weight = tensor(l["weight"]);
-            layer.bias = tensor(l["bias"]);
-            layer.outputs = l["outputs"].cast<int>();
-            layer.inputs = l["inputs"].cast<std::vector<int>>();
-            layer.divide = l["divide"].cast<std::int64_t>();
-            layer.activated = l["activated"].cast<int>();
-            layer.activation = choose<LayerActivation>(l["activation"], {{"crelu", LayerActivation::kCrelu},
-                                                                         {"screlu", LayerActivation::kScrelu},
-                                                                         {"dual", LayerActivation::kDual},
-                                                                         {"none", LayerActivation::kNone}});
-            layer.shift = l["shift"].cast<int>();
-            layer.square_shift = l["square_shift"].cast<int>();
-            layer.clip = l["clip"].cast<int>();
-            layer.is_float = !l["factor"].is_none();
-            if (layer.is_float) layer.factor = l["factor"].cast<double>();
-            forward.layers.push_back(std::move(layer));
-        }
-        for (const py::handle& item : d["skips"]) {
-            const auto s = item.cast<py::dict>();
-            forward.skips.push_back(
-                {s["layer"].cast<int>(), s["plus"].cast<int>(), s["minus"].is_none() ? -1 : s["minus"].cast<int>(),
-                 s["multiply"].cast<std::int64_t>(), s["divide"].cast<std::int64_t>(), s["wraps"].cast<bool>()});
-        }
-        forward.num_stacks = d["num_stacks"].cast<int>();
-        forward.stacks = d["stacks"].cast<std::vector<int>>();
-        forward.feature_weights = d["feature_weights"].cast<std::vector<std::int32_t>>();
-        forward.multiply = d["multiply"].cast<std::int64_t>();
-        forward.divide = d["divide"].cast<std::int64_t>();
-        forward.score_multiply = d["score_multiply"].cast<std::int64_t>();
-        forward.score_divide = d["score_divide"].cast<std::int64_t>();
-        forward.score_apart = d["score_apart"].cast<bool>();
-        forward.wdl = choose<bool>(d["head"], {{"value", false}, {"wdl", true}});
-        return forward;
-    }
-
-    std::vector<py::array> arrays_;
     Evaluator evaluator_;
 };
+
+// Integers as they lie in the caller's array, which is kept.
+IntegerTensor tensor_of(const std::string& name, const py::array& array) {
+    const bool is_float = array.dtype().kind() == 'f' && array.itemsize() == 4;
+    if ((array.dtype().kind() != 'i' && !is_float) || array.itemsize() > 4 || !(array.flags() & py::array::c_style) ||
+        array.dtype().byteorder() == '>' || array.ndim() < 1) {
+        throw FormatError(name + ": expected a contiguous array of integers of 8, 16 or 32 bits, or fp32");
+    }
+    const auto columns = static_cast<std::size_t>(array.shape(array.ndim() - 1));
+    const std::size_t rows = columns == 0 ? 0 : static_cast<std::size_t>(array.size()) / columns;
+    const auto release = [](const void* object) {
+        const py::gil_scoped_acquire acquire;
+        Py_DECREF(static_cast<PyObject*>(const_cast<void*>(object)));
+    };
+    const std::shared_ptr<const void> owner(py::object(array).release().ptr(), release);
+    return {name, array.data(), static_cast<int>(array.itemsize()), rows, columns, is_float, owner};
+}
+
+// A field whose values are words in Python.
+template <class Struct, class Choice>
+void bind_words(py::class_<Struct>& to, const char* name, Choice Struct::*field,
+                std::vector<std::pair<std::string, Choice>> words) {
+    to.def_property(
+        name,
+        [field, words](const Struct& s) {
+            return std::ranges::find(words, s.*field, &std::pair<std::string, Choice>::second)->first;
+        },
+        [name, field, words](Struct& s, const std::string& word) {
+            const auto found = std::ranges::find(words, word, &std::pair<std::string, Choice>::first);
+            if (found == words.end()) {
+                std::string expected;
+                for (const auto& [one, choice] : words) expected += (expected.empty() ? "" : ", ") + one;
+                throw FormatError("integer forward: " + std::string(name) + " is '" + word + "', expected one of " +
+                                  expected);
+            }
+            s.*field = found->second;
+        });
+}
+
+// The structs of evaluate/forward.h.
+void bind_forward(py::module_& m) {
+    py::class_<IntegerTensor>(m, "IntegerTensor").def(py::init(&tensor_of), py::arg("name"), py::arg("array"));
+
+    auto first = bind_struct<FirstLayer>(m, "FirstLayer");
+    first.def_readwrite("bias", &FirstLayer::bias)
+        .def_readwrite("weights", &FirstLayer::weights)
+        .def_readwrite("psqt", &FirstLayer::psqt)
+        .def_readwrite("clip", &FirstLayer::clip)
+        .def_readwrite("product_shift", &FirstLayer::product_shift)
+        .def_readwrite("accumulator_shift", &FirstLayer::accumulator_shift);
+    bind_words(first, "activation", &FirstLayer::activation,
+               {{"crelu", FirstActivation::kCrelu},
+                {"screlu", FirstActivation::kScrelu},
+                {"pairwise", FirstActivation::kPairwise}});
+    bind_words(first, "sides", &FirstLayer::sides,
+               {{"both", Sides::kBoth}, {"mover", Sides::kMover}, {"white", Sides::kWhite}});
+
+    auto layer = bind_struct<ForwardLayer>(m, "ForwardLayer");
+    layer.def_readwrite("weight", &ForwardLayer::weight)
+        .def_readwrite("bias", &ForwardLayer::bias)
+        .def_readwrite("outputs", &ForwardLayer::outputs)
+        .def_readwrite("inputs", &ForwardLayer::inputs)
+        .def_readwrite("divide", &ForwardLayer::divide)
+        .def_readwrite("activated", &ForwardLayer::activated)
+        .def_readwrite("shift", &ForwardLayer::shift)
+        .def_readwrite("square_shift", &ForwardLayer::square_shift)
+        .def_readwrite("clip", &ForwardLayer::clip)
+        .def_readwrite("factor", &ForwardLayer::factor);
+    bind_words(layer, "activation", &ForwardLayer::activation,
+               {{"crelu", LayerActivation::kCrelu},
+                {"screlu", LayerActivation::kScrelu},
+                {"dual", LayerActivation::kDual},
+                {"none", LayerActivation::kNone}});
+
+    bind_struct<Skip>(m, "Skip")
+        .def_readwrite("layer", &Skip::layer)
+        .def_readwrite("plus", &Skip::plus)
+        .def_readwrite("minus", &Skip::minus)
+        .def_readwrite("multiply", &Skip::multiply)
+        .def_readwrite("divide", &Skip::divide)
+        .def_readwrite("wraps", &Skip::wraps);
+
+    auto forward = bind_struct<Forward>(m, "Forward");
+    forward.def_readwrite("feature_set", &Forward::feature_set)
+        .def_readwrite("first", &Forward::first)
+        .def_readwrite("layers", &Forward::layers)
+        .def_readwrite("num_stacks", &Forward::num_stacks)
+        .def_readwrite("stacks", &Forward::stacks)
+        .def_readwrite("feature_weights", &Forward::feature_weights)
+        .def_readwrite("skips", &Forward::skips)
+        .def_readwrite("multiply", &Forward::multiply)
+        .def_readwrite("divide", &Forward::divide)
+        .def_readwrite("score_multiply", &Forward::score_multiply)
+        .def_readwrite("score_divide", &Forward::score_divide)
+        .def_readwrite("score_apart", &Forward::score_apart);
+    bind_words(forward, "head", &Forward::wdl, {{"value", false}, {"wdl", true}});
+}
 
 }  // namespace
 
@@ -182,8 +191,9 @@ void bind_evaluate(py::module_& m) {
         for (const Kernels* kernels : all_kernels()) names.append(kernels->isa);
         return names;
     });
+    bind_forward(m);
     py::class_<EvaluatorHandle>(m, "Evaluator")
-        .def(py::init<const py::dict&>(), py::arg("description"))
+        .def(py::init<Forward>(), py::arg("forward"))
         .def("evaluate_records", &EvaluatorHandle::evaluate_records, py::arg("records"), py::arg("every_stack"),
              py::arg("threads"), py::arg("isa") = "")
         .def("evaluate_rows", &EvaluatorHandle::evaluate_rows, py::arg("white"), py::arg("black"),

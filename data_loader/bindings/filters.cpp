@@ -1,36 +1,38 @@
 // The part of nnue_trainer._data for the filters of positions.
 #include "filters/filters.h"
 
-#include <pybind11/stl.h>
+#include <variant>
 
-#include "bindings/bindings.h"
+#include "bindings/structs.h"
 #include "chess/texts.h"
 #include "filters/piece_counts.h"
 
 namespace {
 
+// A value of a filter in its type.
+py::object value_of(const FilterRow& row, double number) {
+    switch (row.type) {
+        case FilterType::kBool:
+            return py::bool_(number != 0);
+        case FilterType::kInt:
+            return py::int_(static_cast<std::int64_t>(number));
+        default:
+            return py::float_(number);
+    }
+}
+
 // (name, type, value that switches it off, default of recipes, least, most, documentation) of each filter.
 py::list filter_rows() {
     py::list rows;
     for (const FilterRow& row : filters()) {
-        const auto value = [&](double number) -> py::object {
-            switch (row.type) {
-                case FilterType::kBool:
-                    return py::bool_(number != 0);
-                case FilterType::kInt:
-                    return py::int_(static_cast<std::int64_t>(number));
-                default:
-                    return py::float_(number);
-            }
-        };
+        const auto value = [&](double number) { return value_of(row, number); };
         rows.append(py::make_tuple(row.name, py::type::of(value(row.off)), value(row.off), value(row.preset),
                                    value(row.least), value(row.most), row.doc));
     }
     return rows;
 }
 
-py::tuple filter_and_count(const Array<std::uint8_t>& records, const py::dict& options, std::uint64_t seed) {
-    const FilterOptions o = filter_options(options);
+py::tuple filter_and_count(const Array<std::uint8_t>& records, const FilterOptions& options, std::uint64_t seed) {
     const Record* in = records_of(records, "filter");
     const auto n = static_cast<std::size_t>(records.shape(0));
     std::vector<Record> copy(in, in + n);
@@ -40,17 +42,16 @@ py::tuple filter_and_count(const Array<std::uint8_t>& records, const py::dict& o
     {
         py::gil_scoped_release release;
         for (std::size_t i = 0; i < n; ++i) entry_from_record(copy[i], i);
-        std::vector<std::uint8_t> flags(o.needs_flags() ? n : 0);
-        if (o.needs_flags()) compute_flags(copy, flags.data());
-        copy.resize(filter_records(o, seed, copy, flags.data(), counts, kept));
+        std::vector<std::uint8_t> flags(options.needs_flags() ? n : 0);
+        if (options.needs_flags()) compute_flags(copy, flags.data());
+        copy.resize(filter_records(options, seed, copy, flags.data(), counts, kept));
     }
-    return py::make_tuple(copy_records(copy), to_dict(counts), mask);
+    return py::make_tuple(copy_records(copy), counts, mask);
 }
 
 // Applies piece_counts to one chunk. The state is that after the chunk before; an empty one begins.
-py::tuple filter_chunk_by_piece_counts(const Array<std::uint8_t>& records, const py::dict& options, std::uint64_t seed,
-                                       const std::vector<double>& numbers) {
-    const FilterOptions o = filter_options(options);
+py::tuple filter_chunk_by_piece_counts(const Array<std::uint8_t>& records, const FilterOptions& options,
+                                       std::uint64_t seed, const std::vector<double>& numbers) {
     const std::span<const Record> in = record_span(records, "filter");
     std::vector<Record> copy(in.begin(), in.end());
     PieceCountState state = numbers.empty() ? PieceCountState() : PieceCountState(numbers);
@@ -58,7 +59,7 @@ py::tuple filter_chunk_by_piece_counts(const Array<std::uint8_t>& records, const
     auto* kept = reinterpret_cast<std::uint8_t*>(mask.mutable_data());
     {
         py::gil_scoped_release release;
-        copy.resize(filter_piece_counts(o.curve(kPieceCountsCurve), seed, copy, state, kept));
+        copy.resize(filter_piece_counts(options.curve(kPieceCountsCurve), seed, copy, state, kept));
     }
     return py::make_tuple(copy_records(copy), state.numbers(), mask);
 }
@@ -87,43 +88,58 @@ py::tuple piece_count_chances(const std::vector<double>& curve, const std::vecto
     return py::make_tuple(chances, alphas);
 }
 
+// A field for each row of the tables of filters.
+void bind_options(py::module_& m) {
+    auto options = bind_struct<FilterOptions>(m, "FilterOptions");
+    for (std::size_t i = 0; i < filters().size(); ++i) {
+        const FilterRow& row = filters()[i];
+        options.def_property(
+            row.name, [&row, i](const FilterOptions& o) { return value_of(row, o.value(i)); },
+            [&row](FilterOptions& o, double value) { o.set(row.name, value); });
+    }
+    using Numbers = std::vector<double>;
+    using Pairs = std::vector<std::pair<double, double>>;
+    for (std::size_t i = 0; i < filter_curves().size(); ++i) {
+        const FilterCurveRow& row = filter_curves()[i];
+        options.def_property(
+            row.name,
+            [i](const FilterOptions& o) {
+                const auto numbers = o.curve(static_cast<FilterCurve>(i));
+                return Numbers(numbers.begin(), numbers.end());
+            },
+            [&row](FilterOptions& o, const std::variant<Numbers, Pairs>& value) {
+                if (const auto* numbers = std::get_if<Numbers>(&value)) return o.set_curve(row.name, *numbers);
+                Numbers flat;
+                for (const auto& [x, y] : std::get<Pairs>(value)) flat.insert(flat.end(), {x, y});
+                o.set_curve(row.name, std::move(flat));
+            });
+    }
+}
+
+// By the name of a filter; only those that dropped something.
+py::dict dropped(const FilterCounts& counts) {
+    py::dict found;
+    for (std::size_t i = 0; i < counts.dropped.size(); ++i) {
+        if (counts.dropped[i]) found[filters()[i].name] = counts.dropped[i];
+    }
+    if (counts.dropped_by_user) found["user_filter"] = counts.dropped_by_user;
+    return found;
+}
+
+void bind_counts(py::module_& m) {
+    bind_struct<FilterCounts>(m, "FilterCounts")
+        .def_readwrite("read", &FilterCounts::read)
+        .def_readwrite("kept", &FilterCounts::kept)
+        .def_property_readonly("dropped", &dropped)
+        .def("drop_by_piece_counts", &FilterCounts::drop_by_piece_counts, py::arg("positions"))
+        .def("drop_by_user", &FilterCounts::drop_by_user, py::arg("positions"));
+}
+
 }  // namespace
 
-FilterOptions filter_options(const py::dict& values) {
-    FilterOptions options;
-    for (const auto& [key, value] : values) {
-        const auto name = key.cast<std::string>();
-        if (!py::isinstance<py::list>(value)) {
-            options.set(name, value.cast<double>());
-            continue;
-        }
-        std::vector<double> numbers;
-        for (const py::handle item : value) {
-            if (py::isinstance<py::sequence>(item)) {
-                for (const py::handle inner : item) numbers.push_back(inner.cast<double>());
-            } else {
-                numbers.push_back(item.cast<double>());
-            }
-        }
-        options.set_curve(name, std::move(numbers));
-    }
-    return options;
-}
-
-py::dict to_dict(const FilterCounts& counts) {
-    py::dict dropped;
-    for (std::size_t i = 0; i < counts.dropped.size(); ++i) {
-        if (counts.dropped[i]) dropped[filters()[i].name] = counts.dropped[i];
-    }
-    if (counts.dropped_by_user) dropped["user_filter"] = counts.dropped_by_user;
-    py::dict d;
-    d["read"] = counts.read;
-    d["kept"] = counts.kept;
-    d["dropped"] = dropped;
-    return d;
-}
-
 void bind_filters(py::module_& m) {
+    bind_options(m);
+    bind_counts(m);
     m.def("filters", &filter_rows);
     m.def("filter_records", &filter_and_count);
     m.def("filter_piece_counts", &filter_chunk_by_piece_counts);

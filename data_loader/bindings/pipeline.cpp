@@ -6,7 +6,6 @@
 #include "pipeline/pipeline.h"
 
 #include <cxxabi.h>
-#include <pybind11/stl.h>
 
 #include <chrono>
 #include <cstring>
@@ -16,7 +15,7 @@
 #include <thread>
 
 #include "base/system.h"
-#include "bindings/bindings.h"
+#include "bindings/structs.h"
 #include "formats/position_file.h"
 
 namespace {
@@ -238,31 +237,18 @@ using PlaceTuple = std::tuple<std::uint64_t, std::uint64_t, std::uint64_t, std::
 
 class PipelineHandle {
   public:
-    PipelineHandle(const py::dict& options, const py::list& arrays, const std::vector<PlaceTuple>& start)
+    PipelineHandle(PipelineOptions o, const std::vector<const DataFile*>& files, const py::list& arrays,
+                   const std::vector<PlaceTuple>& start, const py::object& user_filter)
         : running_(make_running()) {
         free_orphans();
         if (registry().exiting) throw FormatError(kEnding);
-        PipelineOptions o;
-        for (const py::handle file : options["files"].cast<py::list>()) {
-            o.files.push_back(file.cast<const DataFile&>().positions);
-            o.contents.push_back(file.cast<const DataFile&>().contents);
+        for (const DataFile* file : files) {
+            if (!file) throw FormatError("loader: a file is None");
+            o.files.push_back(file->positions);
+            o.contents.push_back(file->contents);
         }
-        o.batch_size = options["batch_size"].cast<std::size_t>();
-        o.seed = options["seed"].cast<std::uint64_t>();
-        o.shuffle = options["shuffle"].cast<bool>();
-        o.window = options["window"].cast<std::size_t>();
-        o.drop_last = options["drop_last"].cast<bool>();
-        o.threads = options["threads"].cast<int>();
-        o.rank = options["rank"].cast<std::size_t>();
-        o.world_size = options["world_size"].cast<std::size_t>();
-        o.shards = options["shards"].cast<std::size_t>();
-        if (options.contains("counts_unique")) o.counts_unique = options["counts_unique"].cast<bool>();
-        o.weights = options["weights"].cast<std::vector<double>>();
-        o.skip_bad_chunks = options["skip_bad_chunks"].cast<bool>();
-        o.filters = filter_options(options["filters"].cast<py::dict>());
-        running_->user_filter = options["user_filter"];
-        if (!running_->user_filter.is_none()) o.user_filter = call_in_python(running_->user_filter);
-        if (!options["features"].is_none()) o.features = &feature_set(options["features"].cast<std::string>());
+        running_->user_filter = user_filter;
+        if (!user_filter.is_none()) o.user_filter = call_in_python(user_filter);
         features_ = o.features;
         local_batch_ = o.batch_size / std::max<std::size_t>(o.world_size, 1);
         std::vector<Slot> slots;
@@ -341,7 +327,7 @@ class PipelineHandle {
         running->pipeline->join();
     }
 
-    py::dict filter_counts() const { return to_dict(share()->pipeline->filter_counts()); }
+    FilterCounts filter_counts() const { return share()->pipeline->filter_counts(); }
 
     py::tuple bad_chunks() const {
         const BadChunks bad = share()->pipeline->bad_chunks();
@@ -414,9 +400,35 @@ void bind_pipeline(py::module_& m) {
         },
         py::arg("first"), py::arg("second"));
 
+    // Without files and the user's filter, which are arguments of Pipeline.
+    bind_struct<PipelineOptions>(m, "PipelineOptions")
+        .def_property(
+            "features",
+            [](const PipelineOptions& o) {
+                return o.features ? std::optional<std::string>(o.features->name) : std::nullopt;
+            },
+            [](PipelineOptions& o, const std::optional<std::string>& name) {
+                o.features = name ? &feature_set(*name) : nullptr;
+            })
+        .def_readwrite("batch_size", &PipelineOptions::batch_size)
+        .def_readwrite("seed", &PipelineOptions::seed)
+        .def_readwrite("shuffle", &PipelineOptions::shuffle)
+        .def_readwrite("window", &PipelineOptions::window)
+        .def_readwrite("drop_last", &PipelineOptions::drop_last)
+        .def_readwrite("threads", &PipelineOptions::threads)
+        .def_readwrite("weights", &PipelineOptions::weights)
+        .def_readwrite("skip_bad_chunks", &PipelineOptions::skip_bad_chunks)
+        .def_readwrite("filters", &PipelineOptions::filters)
+        .def_readwrite("rank", &PipelineOptions::rank)
+        .def_readwrite("world_size", &PipelineOptions::world_size)
+        .def_readwrite("counts_unique", &PipelineOptions::counts_unique)
+        .def_readwrite("shards", &PipelineOptions::shards);
+
     py::class_<PipelineHandle>(m, "Pipeline")
-        .def(py::init<const py::dict&, const py::list&, const std::vector<PlaceTuple>&>(), py::arg("options"),
-             py::arg("arrays"), py::arg("start"))
+        .def(py::init<PipelineOptions, const std::vector<const DataFile*>&, const py::list&,
+                      const std::vector<PlaceTuple>&, const py::object&>(),
+             py::arg("options"), py::arg("files"), py::arg("arrays"), py::arg("start"),
+             py::arg("user_filter") = py::none())
         .def("next", &PipelineHandle::next, py::arg("poll") = py::none())
         .def("release", &PipelineHandle::release, py::arg("slot"), py::arg("arrays") = py::none())
         .def("close", &PipelineHandle::close)

@@ -3,10 +3,6 @@
 
 #include <pybind11/stl.h>
 
-#include <algorithm>
-#include <array>
-#include <cstring>
-
 #include "bindings/bindings.h"
 #include "formats/duplicates.h"
 #include "formats/profile.h"
@@ -14,12 +10,30 @@
 
 namespace {
 
-py::dict statistics_dict(const Statistics& s) {
-    py::dict d;
-    const auto ints = [](const auto& values) {
-        return py::cast(std::vector<std::uint64_t>(values.begin(), values.end()));
-    };
-#define NNUE_FIELD(name) d[#name] = s.name
+// What is counted, as properties of Python: each field is listed once.
+template <class Field>
+void bind_counts(py::class_<Exclusive<Statistics>>& statistics, const char* name, Field Statistics::*field) {
+    statistics.def_property_readonly(name, [field](Exclusive<Statistics>& s) { return (*s.use()).*field; });
+}
+
+// Makes a block of the profile a row of a structured array. It imports numpy, which takes longer than all of the
+// module, so this waits until a profile is read.
+void describe_block() {
+    PYBIND11_CONSTINIT static py::gil_safe_call_once_and_store<bool> done;
+    done.call_once_and_store_result([] {
+        PYBIND11_NUMPY_DTYPE(Profile::Block, positions, scored, proven, sum_score, sum_magnitude, sum_score_squared,
+                             sum_ply, sum_ply_squared, sum_pieces, sum_pieces_squared, looked_at, repeated, results,
+                             scores, plies, pieces);
+        return true;
+    });
+}
+
+}  // namespace
+
+void bind_statistics(py::module_& m) {
+    py::class_<Exclusive<Statistics>> statistics(m, "Statistics");
+    statistics.def(py::init<>()).def("add", &add_records<Statistics>);
+#define NNUE_FIELD(name) bind_counts(statistics, #name, &Statistics::name)
     NNUE_FIELD(positions);
     NNUE_FIELD(castlings);
     NNUE_FIELD(en_passants);
@@ -45,71 +59,38 @@ py::dict statistics_dict(const Statistics& s) {
     NNUE_FIELD(max_score);
     NNUE_FIELD(max_ply);
     NNUE_FIELD(max_rule50);
+    NNUE_FIELD(castling_rights);
+    NNUE_FIELD(score_histogram);
+    NNUE_FIELD(ply_histogram);
+    NNUE_FIELD(piece_histogram);
 #undef NNUE_FIELD
-    d["castling_rights"] = ints(s.castling_rights);
-    d["score_histogram"] = ints(s.score_histogram);
-    d["ply_histogram"] = ints(s.ply_histogram);
-    d["piece_histogram"] = ints(s.piece_histogram);
-    d["white_king_squares"] = ints(s.king_squares[kWhite]);
-    d["black_king_squares"] = ints(s.king_squares[kBlack]);
-    return d;
-}
-
-// The blocks as arrays with a row for each, and what is counted over the whole file.
-py::dict profile_dict(const Profile& profile) {
-    const auto& blocks = profile.blocks();
-    const auto n = blocks.size();
-    py::dict d;
-    const auto column = [&]<class T>(const char* name, T Profile::Block::*member) {
-        Array<T> values(static_cast<py::ssize_t>(n));
-        for (std::size_t i = 0; i < n; ++i) values.mutable_data()[i] = blocks[i].*member;
-        d[name] = values;
-    };
-    column("positions", &Profile::Block::positions);
-    column("scored", &Profile::Block::scored);
-    column("proven", &Profile::Block::proven);
-    column("sum_score", &Profile::Block::sum_score);
-    column("sum_magnitude", &Profile::Block::sum_magnitude);
-    column("sum_score_squared", &Profile::Block::sum_score_squared);
-    column("sum_ply", &Profile::Block::sum_ply);
-    column("sum_ply_squared", &Profile::Block::sum_ply_squared);
-    column("sum_pieces", &Profile::Block::sum_pieces);
-    column("sum_pieces_squared", &Profile::Block::sum_pieces_squared);
-    column("looked_at", &Profile::Block::looked_at);
-    column("repeated", &Profile::Block::repeated);
-    const auto rows = [&]<class T, std::size_t size>(const char* name, std::array<T, size> Profile::Block::*member) {
-        Array<T> values({n, size});
-        for (std::size_t i = 0; i < n; ++i) {
-            std::copy((blocks[i].*member).begin(), (blocks[i].*member).end(), values.mutable_data() + i * size);
-        }
-        d[name] = values;
-    };
-    rows("results", &Profile::Block::results);
-    rows("scores", &Profile::Block::scores);
-    rows("plies", &Profile::Block::plies);
-    rows("pieces", &Profile::Block::pieces);
-    Array<std::uint64_t> calibration({std::size_t{Profile::kPhases}, std::size_t{Profile::kScoreBins}, std::size_t{3}});
-    std::memcpy(calibration.mutable_data(), profile.calibration().data(), sizeof profile.calibration());
-    d["calibration"] = calibration;
-    d["block_size"] = profile.block_size();
-    d["distinct"] = profile.duplicates().distinct();
-    d["duplicate_share"] = profile.duplicates().duplicate_share();
-    d["duplicates_exact"] = profile.duplicates().exact();
-    return d;
-}
-
-}  // namespace
-
-void bind_statistics(py::module_& m) {
-    py::class_<Exclusive<Statistics>>(m, "Statistics")
-        .def(py::init<>())
-        .def("add", &add_records<Statistics>)
-        .def("to_dict", [](Exclusive<Statistics>& statistics) { return statistics_dict(*statistics.use()); });
+    statistics
+        .def_property_readonly("white_king_squares",
+                               [](Exclusive<Statistics>& s) { return s.use()->king_squares[kWhite]; })
+        .def_property_readonly("black_king_squares",
+                               [](Exclusive<Statistics>& s) { return s.use()->king_squares[kBlack]; });
 
     py::class_<Exclusive<Profile>>(m, "Profile")
         .def(py::init<>())
         .def("add", &add_records<Profile>)
-        .def("to_dict", [](Exclusive<Profile>& profile) { return profile_dict(*profile.use()); });
+        .def_property_readonly("blocks",
+                               [](Exclusive<Profile>& profile) {
+                                   describe_block();
+                                   const auto p = profile.use();
+                                   const auto& blocks = p->blocks();
+                                   return Array<Profile::Block>(static_cast<py::ssize_t>(blocks.size()), blocks.data());
+                               })
+        .def_property_readonly(
+            "calibration",
+            [](Exclusive<Profile>& profile) {
+                const auto p = profile.use();
+                return Array<std::uint64_t>({Profile::kPhases, Profile::kScoreBins, 3}, p->calibration()[0][0].data());
+            })
+        .def_property_readonly("block_size", [](Exclusive<Profile>& p) { return p.use()->block_size(); })
+        .def_property_readonly("distinct", [](Exclusive<Profile>& p) { return p.use()->duplicates().distinct(); })
+        .def_property_readonly("duplicate_share",
+                               [](Exclusive<Profile>& p) { return p.use()->duplicates().duplicate_share(); })
+        .def_property_readonly("duplicates_exact", [](Exclusive<Profile>& p) { return p.use()->duplicates().exact(); });
 
     py::class_<Exclusive<Validator>>(m, "Validator")
         .def(py::init<>())

@@ -131,7 +131,7 @@ class Evaluator::Impl {
         for (std::size_t k = 0; k < layers_.size(); ++k) {
             s.vectors.emplace_back(padded(vector_sizes_[k + 1]));
             s.sums.emplace_back(layers_[k].outputs);
-            const bool is_float = forward_.layers[k].is_float;
+            const bool is_float = forward_.layers[k].is_float();
             s.real_sums.emplace_back(is_float ? layers_[k].outputs : 0);
             s.real_vectors.emplace_back(is_float ? vector_sizes_[k + 1] : 0);
             most_outputs = std::max(most_outputs, layers_[k].outputs);
@@ -248,10 +248,10 @@ class Evaluator::Impl {
                 packed.inputs += vector_sizes_[static_cast<std::size_t>(input)];
                 most_input = std::max(most_input, largest[static_cast<std::size_t>(input)]);
             }
-            require(layer.is_float || !any_float_, name + "integers behind floats");
-            require(!layer.is_float || layer.inputs.size() == 1 || !any_integer_input(layer),
+            require(layer.is_float() || !any_float_, name + "integers behind floats");
+            require(!layer.is_float() || layer.inputs.size() == 1 || !any_integer_input(layer),
                     name + "integers and floats as inputs, or several vectors of integers");
-            if (layer.is_float) {
+            if (layer.is_float()) {
                 any_float_ = true;
                 pack_float(name, layer, packed);
                 most_sums_.push_back(0);  // floats have no bound that matters
@@ -284,7 +284,7 @@ class Evaluator::Impl {
 
     bool any_integer_input(const ForwardLayer& layer) const {
         return std::any_of(layer.inputs.begin(), layer.inputs.end(), [&](int input) {
-            return input == 0 || !forward_.layers[static_cast<std::size_t>(input - 1)].is_float;
+            return input == 0 || !forward_.layers[static_cast<std::size_t>(input - 1)].is_float();
         });
     }
 
@@ -297,7 +297,7 @@ class Evaluator::Impl {
                     std::to_string(packed.inputs) + " or more]");
         require(bias.is_float && bias.rows * bias.columns == rows,
                 name + shape(bias) + ", expected fp32, " + std::to_string(rows) + " numbers");
-        require(std::isfinite(layer.factor), name + "a factor that is not finite");
+        require(std::isfinite(*layer.factor), name + "a factor that is not finite");
         packed.whole = !weight.is_float && layer.inputs.size() == 1 && any_integer_input(layer);
         packed.columns = packed.whole ? padded(packed.inputs) : packed.inputs;
         packed.weight.resize(packed.whole ? rows * packed.columns : 0);
@@ -376,8 +376,9 @@ class Evaluator::Impl {
             require(skip.layer >= 0 && static_cast<std::size_t>(skip.layer) < layers_.size(), "a skip of no layer");
             const auto layer = static_cast<std::size_t>(skip.layer);
             const int outputs = forward_.layers[layer].outputs;
-            require(skip.plus >= 0 && skip.plus < outputs && skip.minus >= -1 && skip.minus < outputs,
-                    "a skip of no output");
+            require(
+                skip.plus >= 0 && skip.plus < outputs && (!skip.minus || (*skip.minus >= 0 && *skip.minus < outputs)),
+                "a skip of no output");
             require(skip.multiply >= 1 && skip.divide >= 1, "a factor or divisor of a skip below 1");
             const double product = 2 * most_sums_[layer] * static_cast<double>(skip.multiply);
             require(product < kMost64, "a skip connection may reach " + std::to_string(product));
@@ -519,7 +520,7 @@ class Evaluator::Impl {
 
     std::int64_t positional(std::size_t stack, const EvaluateKernels& kernels, Scratch& s) const {
         for (std::size_t k = 0; k < layers_.size(); ++k) {
-            if (forward_.layers[k].is_float) {
+            if (forward_.layers[k].is_float()) {
                 float_sums(k, stack, kernels, s);
                 activate(forward_.layers[k], s.real_sums[k].data(), s.real_vectors[k].data());
                 continue;
@@ -533,7 +534,7 @@ class Evaluator::Impl {
         for (const Skip& skip : forward_.skips) {
             const std::vector<std::int64_t>& y = s.sums[static_cast<std::size_t>(skip.layer)];
             std::int64_t straight = y[static_cast<std::size_t>(skip.plus)];
-            if (skip.minus >= 0) straight -= y[static_cast<std::size_t>(skip.minus)];
+            if (skip.minus) straight -= y[static_cast<std::size_t>(*skip.minus)];
             straight *= skip.multiply;
             output += (skip.wraps ? wrap32(straight) : straight) / skip.divide;
         }
@@ -544,7 +545,7 @@ class Evaluator::Impl {
         const std::size_t last = layers_.size() - 1;
         const auto logit = [&](std::size_t o) {
             const double y =
-                forward_.layers[last].is_float ? s.real_sums[last][o] : static_cast<double>(s.sums[last][o]);
+                forward_.layers[last].is_float() ? s.real_sums[last][o] : static_cast<double>(s.sums[last][o]);
             return y / static_cast<double>(forward_.divide);
         };
         const double output = log_odds(logit(0), logit(1), logit(2)) * static_cast<double>(forward_.multiply);
@@ -554,12 +555,12 @@ class Evaluator::Impl {
     std::int64_t float_output(const Scratch& s) const {
         const auto y = [&](int layer, int output) {
             const auto k = static_cast<std::size_t>(layer), o = static_cast<std::size_t>(output);
-            return forward_.layers[k].is_float ? s.real_sums[k][o] : static_cast<double>(s.sums[k][o]);
+            return forward_.layers[k].is_float() ? s.real_sums[k][o] : static_cast<double>(s.sums[k][o]);
         };
         double output = s.real_sums.back()[0];
         for (const Skip& skip : forward_.skips) {
             double straight = y(skip.layer, skip.plus);
-            if (skip.minus >= 0) straight -= y(skip.layer, skip.minus);
+            if (skip.minus) straight -= y(skip.layer, *skip.minus);
             output += straight * static_cast<double>(skip.multiply) / static_cast<double>(skip.divide);
         }
         output = output * static_cast<double>(forward_.multiply) / static_cast<double>(forward_.divide);
@@ -599,7 +600,7 @@ class Evaluator::Impl {
             x.clear();
             for (const int number : is.inputs) {
                 const auto vector = static_cast<std::size_t>(number);
-                if (vector > 0 && forward_.layers[vector - 1].is_float) {
+                if (vector > 0 && forward_.layers[vector - 1].is_float()) {
                     x.insert(x.end(), s.real_vectors[vector - 1].begin(), s.real_vectors[vector - 1].end());
                 } else {
                     for (std::size_t i = 0; i < vector_sizes_[vector]; ++i) x.push_back(whole_input(vector, i, s));
@@ -617,7 +618,7 @@ class Evaluator::Impl {
             }
         }
         for (std::size_t o = 0; o < layer.outputs; ++o) {
-            sums[o] = static_cast<float>(std::clamp(sums[o] * is.factor + layer.real_bias[first + o], -kMost, kMost));
+            sums[o] = static_cast<float>(std::clamp(sums[o] * *is.factor + layer.real_bias[first + o], -kMost, kMost));
         }
     }
 

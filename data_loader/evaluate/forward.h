@@ -6,6 +6,8 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -18,7 +20,8 @@ struct IntegerTensor {
     const void* data = nullptr;
     int bytes = 0;  // of an element: 1, 2 or 4, signed
     std::size_t rows = 0, columns = 0;
-    bool is_float = false;  // fp32
+    bool is_float = false;                        // fp32
+    std::shared_ptr<const void> owner = nullptr;  // keeps the memory alive; null: the caller does
 };
 
 enum class FirstActivation { kCrelu, kScrelu, kPairwise };
@@ -43,8 +46,9 @@ struct ForwardLayer {
     int activated = 0;
     LayerActivation activation = LayerActivation::kCrelu;
     int shift = 0, square_shift = 0, clip = 0;
-    bool is_float = false;  // then `factor` counts, the bias is fp32, and the weight may be
-    double factor = 1;
+    std::optional<double> factor = std::nullopt;  // none: integers; else floats: the bias is fp32, the weight may be
+
+    bool is_float() const { return factor.has_value(); }
 };
 
 // ln(E / (1 − E)) of E = win + draw / 2, the expected points by the softmax of the three logits.
@@ -55,7 +59,8 @@ inline double log_odds(double loss, double draw, double win) {
 }
 
 struct Skip {
-    int layer = 0, plus = 0, minus = -1;  // minus −1: nothing is subtracted
+    int layer = 0, plus = 0;
+    std::optional<int> minus = std::nullopt;
     std::int64_t multiply = 1, divide = 1;
     bool wraps = false;
 };

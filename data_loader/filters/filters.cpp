@@ -303,6 +303,11 @@ void FilterCounts::drop_by_piece_counts(std::uint64_t positions) {
     kept -= positions;
 }
 
+void FilterCounts::drop_by_user(std::uint64_t positions) {
+    dropped_by_user += positions;
+    kept -= positions;
+}
+
 void compute_flags(std::span<const Record> records, std::uint8_t* flags) {
     Entry e;
     for (const Record& record : records) {

@@ -85,7 +85,7 @@ struct Net {
         f.layers = {layer, output};
         f.num_stacks = 2;
         for (int pieces = 0; pieces <= kMaxPieces; ++pieces) f.stacks.insert(f.stacks.end(), 16, pieces > 10);
-        f.skips = {{0, 2, -1, 9600, 8128, true}};
+        f.skips = {{0, 2, std::nullopt, 9600, 8128, true}};
         f.score_multiply = 400;
         f.score_divide = 255 * 64;
         return f;

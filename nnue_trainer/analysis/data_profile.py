@@ -23,7 +23,7 @@ Proven wins and losses (a magnitude above 30,000: mates and tablebases) are coun
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 Floats = npt.NDArray[np.float64]
+Blocks = Mapping[str, npt.NDArray[Any]] | npt.NDArray[np.void]
+"""Fields of data_loader/formats/profile.h, with a row for each block."""
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 PHASES = ("25 to 32 pieces", "13 to 24 pieces", "2 to 12 pieces")
@@ -188,23 +190,23 @@ def data_profile(path: StrPath, progress: Progress | None = None) -> DataProfile
             if progress:
                 progress(reader.done, reader.size)
         size, kind, compression = reader.size, reader.format, reader.compression
-    raw = native.to_dict()
-    verdict = judge(sample, kind, duplicate_share=float(raw["duplicate_share"]))
-    return _profile(raw, str(path), size, kind, compression, verdict)
+    verdict = judge(sample, kind, duplicate_share=native.duplicate_share)
+    return _profile(native, str(path), size, kind, compression, verdict)
 
 
 def _profile(
-    raw: dict[str, Any], path: str, size: int, kind: str, compression: str | None, verdict: Verdict
+    native: _data.Profile, path: str, size: int, kind: str, compression: str | None, verdict: Verdict
 ) -> DataProfile:
-    count = raw["positions"].astype(np.float64)
+    blocks = native.blocks
+    count = blocks["positions"].astype(np.float64)
     if not count.sum():
         raise UserError(f"{path}: no positions")
-    scored, results = raw["scored"].astype(np.float64), raw["results"].astype(np.float64)
-    series = list(_series(raw, count, scored, results))
-    drifts, too_short = _drifts(raw)
-    looked_at, repeated = raw["looked_at"].astype(np.float64), raw["repeated"].astype(np.float64)
+    scored, results = blocks["scored"].astype(np.float64), blocks["results"].astype(np.float64)
+    series = list(_series(blocks, count, scored, results))
+    drifts, too_short = _drifts(blocks, native.block_size)
+    looked_at, repeated = blocks["looked_at"].astype(np.float64), blocks["repeated"].astype(np.float64)
     share = np.divide(repeated, looked_at, out=np.full(len(count), np.nan), where=looked_at > 0)
-    total_share = float(raw["duplicate_share"])
+    total_share = native.duplicate_share
     error = np.sqrt(np.maximum(total_share * (1 - total_share), 1e-6) / np.maximum(looked_at, 1))
     far = (
         (share > DUPLICATES_OF_BLOCK)
@@ -219,20 +221,20 @@ def _profile(
         compression=compression,
         positions=int(count.sum()),
         scored=int(scored.sum()),
-        proven=int(raw["proven"].sum()),
+        proven=int(blocks["proven"].sum()),
         results=tuple(int(n) for n in results.sum(0)),  # type: ignore[arg-type]
-        block_size=int(raw["block_size"]),
+        block_size=native.block_size,
         ends=np.cumsum(count),
         series=series,
         drifts=drifts,
         too_short=too_short,
         duplicate_share=total_share,
         distinct=different_boards(int(count.sum()), total_share),
-        duplicates_exact=bool(raw["duplicates_exact"]),
+        duplicates_exact=native.duplicates_exact,
         repeated=share,
         repeated_blocks=np.flatnonzero(far).tolist(),
-        calibrations=_calibrations(raw["calibration"]),
-        totals=_totals(raw),
+        calibrations=_calibrations(native.calibration),
+        totals=_totals(blocks),
         verdict=verdict,
     )
 
@@ -254,13 +256,13 @@ def _moments(total: Floats, squares: Floats, count: Floats) -> tuple[Floats, Flo
     return mean, np.sqrt(np.maximum(squares / safe - mean**2, 0))
 
 
-def _series(raw: dict[str, Any], count: Floats, scored: Floats, results: Floats) -> Iterator[Series]:
+def _series(blocks: Blocks, count: Floats, scored: Floats, results: Floats) -> Iterator[Series]:
     def sums(name: str) -> Floats:
-        return np.asarray(raw[name], np.float64)
+        return np.asarray(blocks[name], np.float64)
 
     mean, deviation = _moments(sums("sum_score"), sums("sum_score_squared"), scored)
     yield Series(
-        "score", "engine units", mean, deviation, _quantiles(raw["scores"], score_values(raw["scores"].shape[1]))
+        "score", "engine units", mean, deviation, _quantiles(blocks["scores"], score_values(blocks["scores"].shape[1]))
     )
     mean, deviation = _moments(sums("sum_magnitude"), sums("sum_score_squared"), scored)
     yield Series("size of the score", "engine units", mean, deviation)
@@ -269,14 +271,16 @@ def _series(raw: dict[str, Any], count: Floats, scored: Floats, results: Floats)
     mean, deviation = _moments(results[:, 1], results[:, 1], count)
     yield Series("draws", "share of positions", mean, deviation)
     mean, deviation = _moments(sums("sum_ply"), sums("sum_ply_squared"), count)
-    yield Series("ply", "plies played", mean, deviation, _quantiles(raw["plies"], bin_values(raw["plies"].shape[1])))
+    yield Series(
+        "ply", "plies played", mean, deviation, _quantiles(blocks["plies"], bin_values(blocks["plies"].shape[1]))
+    )
     mean, deviation = _moments(sums("sum_pieces"), sums("sum_pieces_squared"), count)
-    pieces = np.arange(raw["pieces"].shape[1], dtype=np.float64)
-    yield Series("piece count", "pieces", mean, deviation, _quantiles(raw["pieces"], pieces))
+    pieces = np.arange(blocks["pieces"].shape[1], dtype=np.float64)
+    yield Series("piece count", "pieces", mean, deviation, _quantiles(blocks["pieces"], pieces))
 
 
-def _totals(raw: dict[str, Any]) -> dict[str, dict[str, float]]:
-    whole = {name: values.sum(0, keepdims=True) for name, values in raw.items() if isinstance(values, np.ndarray)}
+def _totals(blocks: npt.NDArray[np.void]) -> dict[str, dict[str, float]]:
+    whole = {name: blocks[name].sum(0, keepdims=True) for name in blocks.dtype.names or ()}
     count, scored = (whole[name].astype(np.float64) for name in ("positions", "scored"))
     totals = {}
     for series in _series(whole, count, scored, whole["results"].astype(np.float64)):
@@ -306,22 +310,20 @@ def drift_of(name: str, means: Floats, ends: Floats, deviation: float) -> Drift 
     return Drift(name, float(z), moved, int(ends[split - 1]), float(means[:split].mean()), float(means[split:].mean()))
 
 
-def _drifts(raw: dict[str, Any]) -> tuple[list[Drift], bool]:
+def _drifts(blocks: npt.NDArray[np.void], block_size: int) -> tuple[list[Drift], bool]:
     """Of every quantity, and whether the file is too short for a verdict."""
-    full = raw["positions"] == raw["block_size"]  # the last block is shorter, as a rule
-    blocks = int(full.sum())
-    joined = max(1, -(-SMALLEST_BLOCK // int(raw["block_size"])))
-    while blocks // joined > MOST_BLOCKS:
+    full = int((blocks["positions"] == block_size).sum())  # the last block is shorter, as a rule
+    joined = max(1, -(-SMALLEST_BLOCK // block_size))
+    while full // joined > MOST_BLOCKS:
         joined *= 2
-    n = blocks // joined
+    n = full // joined
     if n < FEWEST_BLOCKS:
         return [], True
     parts = {
-        name: values[: n * joined].reshape(n, joined, *values.shape[1:]).sum(1)
-        for name, values in raw.items()
-        if isinstance(values, np.ndarray) and name != "calibration"
+        name: blocks[name][: n * joined].reshape(n, joined, *blocks[name].shape[1:]).sum(1)
+        for name in blocks.dtype.names or ()
     }
-    totals = _totals(raw)
+    totals = _totals(blocks)
     count, scored = (parts[name].astype(np.float64) for name in ("positions", "scored"))
     ends = np.cumsum(count)
     found = []

@@ -19,7 +19,7 @@ from torch import Tensor
 from nnue_trainer import _data
 from nnue_trainer.analysis import neuron_order
 from nnue_trainer.errors import UserError
-from nnue_trainer.export.evaluate import compiled_description, evaluate
+from nnue_trainer.export.evaluate import compiled_forward, evaluate
 from nnue_trainer.export.net import QuantizedNet
 from nnue_trainer.files.checkpoint import Checkpoint
 from nnue_trainer.nets.base import Net
@@ -176,7 +176,7 @@ def activity_bits(
     number of samples; further bits are 0."""
     net = quantized.net
     forward = forward_to_permute(net, where)
-    evaluator = _data.Evaluator(compiled_description(forward, net.integer_feature_set, quantized.tensors))
+    evaluator = _data.Evaluator(compiled_forward(forward, net.integer_feature_set, quantized.tensors))
     parts = []
     for begin in range(0, len(records), _POSITIONS):
         active = evaluator.first_active(records[begin : begin + _POSITIONS], threads)

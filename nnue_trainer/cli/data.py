@@ -53,10 +53,11 @@ def _bars(title: str, labels: list[str], counts: list[int], limit: int = 24) -> 
 
 def _info_text(info: FileInfo) -> str:
     s = info.statistics
-    n = s["positions"]
+    n = s.positions
 
     def share(key: str) -> str:
-        return f"{s[key]:,} ({s[key] / n:.2%})" if n else "0"
+        count = getattr(s, key)
+        return f"{count:,} ({count / n:.2%})" if n else "0"
 
     from nnue_trainer.data.info import describe_duplicates
 
@@ -71,11 +72,11 @@ def _info_text(info: FileInfo) -> str:
     lines += [
         f"  bytes per position   {info.size / n:.2f}",
         f"  result (own view)    win {share('wins')}, draw {share('draws')}, loss {share('losses')}",
-        f"  score                {s['min_score']:,} to {s['max_score']:,}, mean {s['sum_score'] / n:.1f}; "
+        f"  score                {s.min_score:,} to {s.max_score:,}, mean {s.sum_score / n:.1f}; "
         f"zero {share('score_zero')}, none (32002) {share('score_none')}",
-        f"  ply                  up to {s['max_ply']}, mean {s['sum_ply'] / n:.1f}; "
-        f"rule 50 up to {s['max_rule50']}, mean {s['sum_rule50'] / n:.1f}",
-        f"  pieces               mean {s['sum_pieces'] / n:.1f}",
+        f"  ply                  up to {s.max_ply}, mean {s.sum_ply / n:.1f}; "
+        f"rule 50 up to {s.max_rule50}, mean {s.sum_rule50 / n:.1f}",
+        f"  pieces               mean {s.sum_pieces / n:.1f}",
         f"  black to move        {share('black_to_move')}",
         f"  in check             {share('in_check')}",
         f"  captures             {share('captures')}",
@@ -86,12 +87,12 @@ def _info_text(info: FileInfo) -> str:
         f"  null moves           {share('null_moves')}",
         f"  duplicates           {describe_duplicates(info)}",
     ]
-    scores, plies = s["score_histogram"], s["ply_histogram"]
+    scores, plies = s.score_histogram, s.ply_histogram
     half = len(scores) // 2
     lines += _bars("score / 100", [f"{i - half:+d}" for i in range(len(scores))], scores)
-    lines += _bars("result", ["loss", "draw", "win"], [s["losses"], s["draws"], s["wins"]])
+    lines += _bars("result", ["loss", "draw", "win"], [s.losses, s.draws, s.wins])
     lines += _bars("ply", [str(8 * i) for i in range(len(plies))], plies)
-    lines += _bars("pieces", [str(i) for i in range(33)], s["piece_histogram"], 32)
+    lines += _bars("pieces", [str(i) for i in range(33)], s.piece_histogram, 32)
     lines += _bars("king buckets of HalfKAv2_hm", [str(i) for i in range(32)], info.king_buckets, 32)
     return "\n".join(lines)
 
@@ -105,8 +106,6 @@ def info(
     plugin: Plugins = None,
 ) -> None:
     """Show counts, sums, histograms and duplicates of a whole file."""
-    from dataclasses import asdict
-
     from nnue_trainer.data.info import file_info, save_page
 
     plugins.load(plugin)
@@ -115,7 +114,7 @@ def info(
         result = file_info(file, progress)
     if png:
         save_page(result, png)
-    print(json.dumps(asdict(result)) if as_json else _info_text(result))
+    print(json.dumps(result.as_dict()) if as_json else _info_text(result))
 
 
 def head(
@@ -167,7 +166,7 @@ def count(
             kept, dropped = 0, Counter[str]()
             for block, counts in filtered([file], filters, seed=seed, progress=progress):
                 kept += len(block.records)
-                dropped.update(counts["dropped"])
+                dropped.update(counts.dropped)
             rows.append(
                 {"path": str(file), "positions": kept + dropped.total(), "kept": kept, "dropped": dict(dropped)}
             )

@@ -41,7 +41,12 @@ class FileInfo:
     duplicate_share: float = 0.0
     duplicates_exact: bool = True
     king_buckets: list[int] = field(default_factory=list)
-    statistics: dict[str, Any] = field(default_factory=dict)
+    statistics: _data.Statistics = field(default_factory=_data.Statistics)
+
+    def as_dict(self) -> dict[str, Any]:
+        """As plain data."""
+        names = [name for name, kind in vars(_data.Statistics).items() if isinstance(kind, property)]
+        return vars(self) | {"statistics": {name: getattr(self.statistics, name) for name in names}}
 
 
 def king_bucket(square: int) -> int:
@@ -54,21 +59,20 @@ def file_info(path: StrPath, progress: Progress | None = None) -> FileInfo:
     """Reads the whole file, in any format; `progress(bytes done, bytes in all)` is called now and then."""
     statistics, duplicates = _data.Statistics(), _data.DuplicateEstimator()
     with PositionReader(path) as reader:
-        info = FileInfo(str(path), reader.size, reader.format, reader.compression)
+        info = FileInfo(str(path), reader.size, reader.format, reader.compression, statistics=statistics)
         for records in reader:
             statistics.add(records)
             duplicates.add(records)
             if progress:
                 progress(reader.done, reader.size)
         info.chunks, info.chains, info.single_position_chains = reader.chunks, reader.chains, reader.single_chains
-    info.statistics = statistics.to_dict()
     info.duplicate_share = duplicates.duplicate_share
-    info.distinct = different_boards(info.statistics["positions"], info.duplicate_share)
+    info.distinct = different_boards(info.statistics.positions, info.duplicate_share)
     info.duplicates_exact = duplicates.exact
     info.king_buckets = [0] * 32
     for square in range(64):
         info.king_buckets[king_bucket(square)] += (
-            info.statistics["white_king_squares"][square] + info.statistics["black_king_squares"][square ^ 56]
+            info.statistics.white_king_squares[square] + info.statistics.black_king_squares[square ^ 56]
         )
     return info
 
@@ -127,7 +131,7 @@ def save_page(info: FileInfo, path: StrPath) -> None:
     grid = figure.add_gridspec(4, 4, height_ratios=[0.16, 1, 1, 1.15])
     figure.get_layout_engine().set(w_pad=0.12, h_pad=0.10)  # type: ignore[union-attr,call-arg]
     figure.suptitle(
-        f"{shown(Path(info.path).name)}   ·   {s['positions']:,} positions",
+        f"{shown(Path(info.path).name)}   ·   {s.positions:,} positions",
         x=0.012,
         ha="left",
         fontsize=15,
@@ -137,19 +141,19 @@ def save_page(info: FileInfo, path: StrPath) -> None:
 
     _results(figure.add_subplot(grid[0, :]), s)
     _figures(figure.add_subplot(grid[1, :2]), info)
-    scores = s["score_histogram"]
+    scores = s.score_histogram
     half = len(scores) // 2
     axes = figure.add_subplot(grid[1, 2:])
     _bars(
         axes, [SCORE_BIN * (i - half) for i in range(len(scores))], scores, 0.9 * SCORE_BIN, "score", "internal units"
     )
-    if s["positions"]:
+    if s.positions:
         axes.set_yscale("log")
     axes.yaxis.set_major_formatter("{x:g}")
     axes.yaxis.set_minor_formatter(NullFormatter())
     axes.set_xlabel("internal units, side to move's view; the outer bins include all values beyond", fontsize=8)
 
-    plies = s["ply_histogram"][: min(s["max_ply"] // PLY_BIN + 1, len(s["ply_histogram"]))]
+    plies = s.ply_histogram[: min(s.max_ply // PLY_BIN + 1, len(s.ply_histogram))]
     _bars(
         figure.add_subplot(grid[2, :2]),
         [PLY_BIN * (i + 0.5) for i in range(len(plies))],
@@ -158,9 +162,9 @@ def save_page(info: FileInfo, path: StrPath) -> None:
         "ply",
         "plies played; the last bin includes all longer games",
     )
-    _bars(figure.add_subplot(grid[2, 2:]), range(2, 33), s["piece_histogram"][2:], 0.85, "pieces", "on the board")
-    _king_map(figure.add_subplot(grid[3, 0]), s["white_king_squares"], "white king, %")
-    _king_map(figure.add_subplot(grid[3, 1]), s["black_king_squares"], "black king, %")
+    _bars(figure.add_subplot(grid[2, 2:]), range(2, 33), s.piece_histogram[2:], 0.85, "pieces", "on the board")
+    _king_map(figure.add_subplot(grid[3, 0]), s.white_king_squares, "white king, %")
+    _king_map(figure.add_subplot(grid[3, 1]), s.black_king_squares, "black king, %")
     axes = figure.add_subplot(grid[3, 2:])
     _bars(axes, range(32), info.king_buckets, 0.85, "king buckets of HalfKAv2_hm, both perspectives", "bucket")
     axes.set_xticks(range(0, 32, 4), [f"{i}\n{name}" for i, name in zip(range(0, 32, 4), _BUCKET_RANKS, strict=True)])
@@ -170,12 +174,12 @@ def save_page(info: FileInfo, path: StrPath) -> None:
         figure.savefig(output.file, format="png")
 
 
-def _results(axes: Axes, s: dict[str, Any]) -> None:
+def _results(axes: Axes, s: _data.Statistics) -> None:
     """The results as one bar over the page."""
-    n = max(1, s["positions"])
+    n = max(1, s.positions)
     left = 0.0
     for name, key, color in (("win", "wins", _WIN), ("draw", "draws", _DRAW), ("loss", "losses", _LOSS)):
-        share = 100 * s[key] / n
+        share = 100 * getattr(s, key) / n
         axes.barh([0], [share], left=left, color=color)
         if share > 4:
             ink = _INK if color == _DRAW else "white"
@@ -189,7 +193,7 @@ def _results(axes: Axes, s: dict[str, Any]) -> None:
 def _figures(axes: Axes, info: FileInfo) -> None:
     """The table of figures."""
     s = info.statistics
-    n = max(1, s["positions"])
+    n = max(1, s.positions)
     axes.axis("off")
     packed = f" · {info.compression}" if info.compression else ""
     chains = (
@@ -199,17 +203,17 @@ def _figures(axes: Axes, info: FileInfo) -> None:
         ("format", f"{info.format}{packed}"),
         ("size", f"{info.size:,} bytes, {info.size / n:.2f} per position"),
         ("chunks / chains", chains),
-        ("score", f"{s['min_score']:,} to {s['max_score']:,}, mean {s['sum_score'] / n:.1f}"),
-        ("score 0 / none", f"{s['score_zero'] / n:.2%} / {s['score_none'] / n:.2%}"),
-        ("ply", f"up to {s['max_ply']}, mean {s['sum_ply'] / n:.1f}"),
-        ("rule 50", f"up to {s['max_rule50']}, mean {s['sum_rule50'] / n:.1f}"),
-        ("pieces", f"mean {s['sum_pieces'] / n:.2f}"),
-        ("in check / captures / quiet", f"{s['in_check'] / n:.2%} / {s['captures'] / n:.2%} / {s['quiet'] / n:.2%}"),
+        ("score", f"{s.min_score:,} to {s.max_score:,}, mean {s.sum_score / n:.1f}"),
+        ("score 0 / none", f"{s.score_zero / n:.2%} / {s.score_none / n:.2%}"),
+        ("ply", f"up to {s.max_ply}, mean {s.sum_ply / n:.1f}"),
+        ("rule 50", f"up to {s.max_rule50}, mean {s.sum_rule50 / n:.1f}"),
+        ("pieces", f"mean {s.sum_pieces / n:.2f}"),
+        ("in check / captures / quiet", f"{s.in_check / n:.2%} / {s.captures / n:.2%} / {s.quiet / n:.2%}"),
         (
             "castlings / en passant / promotions",
-            f"{s['castlings'] / n:.2%} / {s['en_passants'] / n:.3%} / {s['promotions'] / n:.2%}",
+            f"{s.castlings / n:.2%} / {s.en_passants / n:.3%} / {s.promotions / n:.2%}",
         ),
-        ("no move", f"{s['null_moves'] / n:.2%}"),
+        ("no move", f"{s.null_moves / n:.2%}"),
         ("duplicates", describe_duplicates(info)),
     ]
     for i, (name, value) in enumerate(rows):

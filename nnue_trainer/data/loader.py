@@ -205,22 +205,23 @@ class _Stream(Closing, Generic[T]):
         self._poll = poll
         filters = filters or Filters()
         spare = spare or filters.uses_spare
-        self._options: dict[str, Any] = {
-            "features": self._features_name(),
-            "batch_size": batch_size,
-            "seed": seed,
-            "shuffle": shuffle,
-            "window": min(shuffle_buffer if shuffle else _UNSHUFFLED_WINDOW * batch_size, 2**32 - 1),
-            "drop_last": drop_last,
-            "weights": list(weights or []),
-            "skip_bad_chunks": skip_bad_chunks,
-            "filters": filters.as_dict(),
-            "user_filter": filters.with_extra(user_filter, (lambda: self.spare) if spare else None),
-            "rank": rank,
-            "world_size": world_size,
-            "shards": shards,
-            "counts_unique": count_unique,
-        }
+        self._filters = filters.as_dict()
+        self._user_filter = filters.with_extra(user_filter, (lambda: self.spare) if spare else None)
+        self._options = _data.PipelineOptions(
+            features=self._features_name(),
+            batch_size=batch_size,
+            seed=seed,
+            shuffle=shuffle,
+            window=min(shuffle_buffer if shuffle else _UNSHUFFLED_WINDOW * batch_size, 2**32 - 1),
+            drop_last=drop_last,
+            weights=list(weights or []),
+            skip_bad_chunks=skip_bad_chunks,
+            filters=filters.compiled(),
+            rank=rank,
+            world_size=world_size,
+            shards=shards,
+            counts_unique=count_unique,
+        )
         self._seen: bytes = _NOTHING_SEEN
         local = max(1, shards // world_size)
         self._shards = range(rank * local, (rank + 1) * local) if shards > 1 else range(1)  # of this process
@@ -234,7 +235,7 @@ class _Stream(Closing, Generic[T]):
         self._order: dict[str, Any] | None = None  # what the order depends on
         self._running: _Running[T] | None = None
         self._told_of_threads = self._told_of_bad_chunks = False
-        self._last_filter_counts: dict[str, Any] = {"read": 0, "kept": 0, "dropped": {}}
+        self._last_filter_counts = _data.FilterCounts()
         self._last_bad_chunks = BadChunks(0, "")
 
     @abstractmethod
@@ -300,12 +301,11 @@ class _Stream(Closing, Generic[T]):
     def _open_files(self) -> list[OpenedFile]:
         if not self._opened:
             make_room_for(len(self._files))
-            skip_bad = self._options["skip_bad_chunks"]
             self._opened = [
                 OpenedFile(
                     path,
                     formats=self._formats,
-                    skip_bad=skip_bad,
+                    skip_bad=self._options.skip_bad_chunks,
                     temporary=self._temporary,
                     poll=self._poll,
                     spare=self._with_spare,
@@ -320,11 +320,16 @@ class _Stream(Closing, Generic[T]):
             files = self._open_files()
             for file in files:
                 file.require_unchanged()
-            threads = self.threads
+            self._options.threads = threads = self.threads
             slots = [self._allocate() for _ in range(threads + (self.hold if self.reuse else 1) + 1)]
-            options = self._options | {"files": [file.native for file in files], "threads": threads}
-            pipeline = _data.Pipeline(options, [self._arrays(slot) for slot in slots], self._places)
-            if self._options["counts_unique"]:
+            pipeline = _data.Pipeline(
+                self._options,
+                [file.native for file in files],
+                [self._arrays(slot) for slot in slots],
+                self._places,
+                self._user_filter,
+            )
+            if self._options.counts_unique:
                 pipeline.restore_seen(self._seen)
             self._running = _Running(pipeline, slots, deque())
         return self._running
@@ -372,8 +377,9 @@ class _Stream(Closing, Generic[T]):
                 spare = None
             yield batch if size == self.local_batch_size else self._head(batch, size)
 
-    def filter_counts(self) -> dict[str, Any]:
-        """{"read", "kept", "dropped": {filter: positions}} since the threads were last started, read-ahead included."""
+    def filter_counts(self) -> _data.FilterCounts:
+        """How many positions were `read`, `kept` and, by the name of a filter, `dropped` since the threads were last
+        started, read-ahead included."""
         if self._running is not None:
             self._last_filter_counts = self._running.pipeline.filter_counts()
         return self._last_filter_counts
@@ -388,7 +394,7 @@ class _Stream(Closing, Generic[T]):
         """With `count_unique`, a sketch (HyperLogLog) of the positions in the batches taken so far, in which each board
         counts once: `unique_positions` estimates their number within 0.8 %, `joined_sketch` joins those of several
         processes. It does not depend on threads, and a resumed loader goes on with it."""
-        if self._running is not None and self._options["counts_unique"]:
+        if self._running is not None and self._options.counts_unique:
             self._seen = self._running.pipeline.seen()
         return self._seen
 
@@ -403,7 +409,7 @@ class _Stream(Closing, Generic[T]):
             self.bad_chunks()
             self.seen()
         self._running = None
-        if self._options["user_filter"] is None:
+        if self._user_filter is None:
             running.pipeline.close()
         else:
             leave(running.pipeline.close, "a filter of data.filters")
@@ -447,8 +453,9 @@ class _Stream(Closing, Generic[T]):
         if self._order is None:
             self._order = {
                 "files": [list(file) for file in self.identities],
-                "user_filter": identity(self._options["user_filter"]),
-            } | {key: self._options[key] for key in _ORDER_KEYS}
+                "user_filter": identity(self._user_filter),
+                "filters": self._filters,
+            } | {key: getattr(self._options, key) for key in _ORDER_KEYS}
             formats = [file.format_identity for file in self._open_files()]
             if any(formats):  # by file; null for a built-in one
                 self._order["formats"] = formats
@@ -463,7 +470,7 @@ class _Stream(Closing, Generic[T]):
         }
         order = dict(self._fingerprint())
         state = {"version": _STATE_VERSION, "places": places, "order": order, "contents": self.contents()}
-        if self._options["counts_unique"]:
+        if self._options.counts_unique:
             state["seen"] = base64.b64encode(self.seen()).decode()
         return state
 
@@ -504,7 +511,7 @@ class _Stream(Closing, Generic[T]):
 
     def _piece_counts(self, place: Any, *, begun: bool) -> list[float]:
         """What piece_counts remembers at a saved place; nothing where it is off."""
-        if not self._options["filters"]["piece_counts"]:
+        if not self._filters["piece_counts"]:
             return []
         if _COUNTS not in place and not begun:
             return []
@@ -545,7 +552,6 @@ _ORDER_KEYS = (
     "drop_last",
     "weights",
     "skip_bad_chunks",
-    "filters",
     "shards",
 )
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from nnue_trainer import _data
 from nnue_trainer.data.files import (
@@ -210,7 +210,7 @@ def filter_positions(
             inputs, filters, seed=seed, skip_bad=skip_bad, progress=progress, after=report.add_reader
         ):
             writer.write_block(block)
-            dropped.update(counts["dropped"])
+            dropped.update(counts.dropped)
         _check_new([output], overwrite)
     report.add_writer(writer)
     return report, dropped
@@ -224,7 +224,7 @@ def filtered(
     skip_bad: bool = False,
     progress: Progress | None = None,
     after: Callable[[PositionReader], None] = lambda reader: None,
-) -> Iterator[tuple[Block, dict[str, Any]]]:
+) -> Iterator[tuple[Block, _data.FilterCounts]]:
     """The positions of `inputs` that pass, and the counts of `Filters.mask`. `after` is called with the reader of each
     file at its end."""
     number, carried = 0, list[float]()

@@ -417,12 +417,12 @@ class _Judge:
         share = float(kept.mean())
         self.figure("kept_by_filters", share)
         if share < 0.005:
-            most = max(counts["dropped"], key=counts["dropped"].get)
+            most = max(counts.dropped, key=lambda name: counts.dropped[name])
             why = ", as every ply is 0" if not self.plies.any() and "ply" in most else ""
             self.say(
                 "doubt",
                 "filters",
-                f"the filters leave {share:.2%} of the positions: {most} drops {counts['dropped'][most]:,} of "
+                f"the filters leave {share:.2%} of the positions: {most} drops {counts.dropped[most]:,} of "
                 f"{len(kept):,}{why}",
             )
             return

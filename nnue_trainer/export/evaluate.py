@@ -7,7 +7,7 @@ CPUs. A net from outside that defines its arithmetic in Python is evaluated by i
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -105,24 +105,29 @@ def _compiled(quantized: QuantizedNet) -> _data.Evaluator | None:
     forward = quantized.net.integer_forward()
     if forward is None:
         return None
-    return _data.Evaluator(compiled_description(forward, quantized.net.integer_feature_set, quantized.tensors))
+    return _data.Evaluator(compiled_forward(forward, quantized.net.integer_feature_set, quantized.tensors))
 
 
-def compiled_description(
-    forward: IntegerForward, feature_set: str, tensors: Mapping[str, np.ndarray]
-) -> dict[str, Any]:
-    """`forward` as plain data for the evaluator in C++, which finds (name, array) where a tensor is named."""
+def compiled_forward(forward: IntegerForward, feature_set: str, tensors: Mapping[str, np.ndarray]) -> _data.Forward:
+    """`forward` for the evaluator in C++, whose structs have the same fields, with tensors in the places of names."""
 
-    def named(name: str) -> tuple[str, np.ndarray]:
-        return name, np.ascontiguousarray(tensors[name])
+    def named(name: str) -> _data.IntegerTensor:
+        return _data.IntegerTensor(name, np.ascontiguousarray(tensors[name]))
 
     first = forward.first
     weights, psqt = ([named(name) for name in names] for names in (first.weights, first.psqt))
-    return asdict(forward) | {
-        "feature_set": feature_set,
-        "feature_weights": weights_of_features(feature_set, forward.piece_weights) if forward.piece_weights else (),
-        "first": asdict(first) | {"bias": named(first.bias), "weights": weights, "psqt": psqt},
-        "layers": [
-            asdict(layer) | {"weight": named(layer.weight), "bias": named(layer.bias)} for layer in forward.layers
-        ],
+    layers = [
+        _data.ForwardLayer(**vars(layer) | {"weight": named(layer.weight), "bias": named(layer.bias)})
+        for layer in forward.layers
+    ]
+    fields = vars(forward) | {
+        "first": _data.FirstLayer(**vars(first) | {"bias": named(first.bias), "weights": weights, "psqt": psqt}),
+        "layers": layers,
+        "skips": [_data.Skip(**vars(skip)) for skip in forward.skips],
     }
+    piece_weights = fields.pop("piece_weights")
+    return _data.Forward(
+        feature_set=feature_set,
+        feature_weights=weights_of_features(feature_set, piece_weights).tolist() if piece_weights else (),
+        **fields,
+    )

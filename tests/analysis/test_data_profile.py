@@ -45,11 +45,11 @@ def with_fields(records: Records, score=None, result=None) -> Records:
     return records
 
 
-def profiled(*parts: Records) -> dict:
+def profiled(*parts: Records) -> _data.Profile:
     native = _data.Profile()
     for part in parts:
         native.add(part)
-    return native.to_dict()
+    return native
 
 
 def save(path: Path, records: Records) -> Path:
@@ -71,7 +71,7 @@ def test_bins_hold_what_they_say():
     fen = "4k3/8/8/8/8/8/8/4K3 w - - 0 1"
     records = with_fields(np.repeat(data.records_from_fens([fen]), len(every), axis=0), every)
     assert fields.scores(records).tolist() == every.tolist()
-    histogram = profiled(records)["scores"].sum(0).astype(np.int64)
+    histogram = profiled(records).blocks["scores"].sum(0).astype(np.int64)
     width = np.maximum(np.abs(scores) / 64, 1.0)
     found = np.repeat(scores, histogram)
     assert (np.abs(found - every) <= np.repeat(width, histogram)).all()
@@ -81,8 +81,9 @@ def test_counts_are_those_of_numpy(sample):
     records = with_fields(
         sample[:1000], np.concatenate([[32002, 30_001, -31_000, 30_000], fields.scores(sample)[4:1000]])
     )
-    raw = profiled(records[:300], records[300:])
-    assert raw["block_size"] == 256
+    profile = profiled(records[:300], records[300:])
+    raw = profile.blocks
+    assert profile.block_size == 256
     assert raw["positions"].tolist() == [256, 256, 256, 232]
     scores, plies = fields.scores(records).astype(np.int64), fields.plies(records)
     pieces, results = fields.piece_counts(records), fields.results(records)
@@ -105,25 +106,26 @@ def test_counts_are_those_of_numpy(sample):
     for number in range(3):
         for column, result in enumerate((-1, 0, 1)):
             expected = int((usable & (phase == number) & (results == result)).sum())
-            assert raw["calibration"][number, :, column].sum() == expected
+            assert profile.calibration[number, :, column].sum() == expected
     assert raw["looked_at"].sum() == 1000
     boards = [record[:24].tobytes() for record in records]
     assert raw["repeated"].sum() == 1000 - len(set(boards))
-    assert raw["distinct"] == len(set(boards))
+    assert profile.distinct == len(set(boards))
 
 
 def test_long_files_are_counted_in_larger_blocks(sample):
     records = np.tile(sample, (20, 1))[:300_000]
     whole, parts = profiled(records), profiled(*np.array_split(records, 13))
-    assert whole["block_size"] == 512
-    assert len(whole["positions"]) == 586
-    for name, values in whole.items():
-        assert np.array_equal(values, parts[name]), name
-    first = profiled(records[:512])
+    assert whole.block_size == parts.block_size == 512
+    assert len(whole.blocks) == 586
+    assert (whole.blocks == parts.blocks).all()
+    assert (whole.calibration == parts.calibration).all()
+    assert (whole.distinct, whole.duplicate_share) == (parts.distinct, parts.duplicate_share)
+    first = profiled(records[:512]).blocks
     for name in ("sum_score", "sum_ply", "scored", "repeated"):
-        assert whole[name][0] == first[name].sum()
+        assert whole.blocks[name][0] == first[name].sum()
     for name in ("scores", "plies", "pieces", "results"):
-        assert np.array_equal(whole[name][0], first[name].sum(0))
+        assert np.array_equal(whole.blocks[name][0], first[name].sum(0))
 
 
 def test_what_cannot_be_is_an_error(sample):

@@ -110,8 +110,8 @@ def test_golden_values(
     path = positions_file(name)
     info = file_info(path)
     assert (info.chunks, info.chains, info.single_position_chains) == (chunks, chains, single)
-    assert {key: info.statistics[key] for key in golden} == golden
-    positions = info.statistics["positions"]
+    assert {key: getattr(info.statistics, key) for key in golden} == golden
+    positions = info.statistics.positions
     for histogram in (
         "score_histogram",
         "ply_histogram",
@@ -119,8 +119,8 @@ def test_golden_values(
         "white_king_squares",
         "black_king_squares",
     ):
-        assert sum(info.statistics[histogram]) == positions
-    assert sum(n * i for i, n in enumerate(info.statistics["piece_histogram"])) == info.statistics["sum_pieces"]
+        assert sum(getattr(info.statistics, histogram)) == positions
+    assert sum(n * i for i, n in enumerate(info.statistics.piece_histogram)) == info.statistics.sum_pieces
     write_binpack(tmp_path / "again.binpack", read_binpack(path))
     assert (tmp_path / "again.binpack").read_bytes() == path.read_bytes()
 
@@ -213,4 +213,4 @@ def test_an_empty_file_has_no_positions(tmp_path: Path) -> None:
     write_binpack(path, np.empty((0, 32), np.uint8))
     assert path.stat().st_size == 0
     assert read_binpack(path).shape == (0, 32)
-    assert file_info(path).statistics["positions"] == 0
+    assert file_info(path).statistics.positions == 0

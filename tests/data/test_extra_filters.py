@@ -69,11 +69,11 @@ def test_they_come_after_the_compiled_filters_and_are_counted(sample):
     quiet, _ = Filters(quiet=True).apply(everything)
     kept, counts = Filters(quiet=True, extra=[Pieces(most=12)]).apply(everything)
     np.testing.assert_array_equal(kept, quiet[fields.piece_counts(quiet) <= 12])
-    assert counts["kept"] == len(kept)
-    assert counts["dropped"]["user_filter"] == len(quiet) - len(kept)
+    assert counts.kept == len(kept)
+    assert counts.dropped["user_filter"] == len(quiet) - len(kept)
     loader = RecordLoader(sample, 512, shuffle=False, drop_last=False, filters=Filters(extra=[Pieces(most=12)]))
     assert sum(len(batch) for batch in loader) < len(everything)
-    assert set(loader.filter_counts()["dropped"]) == {"user_filter"}
+    assert set(loader.filter_counts().dropped) == {"user_filter"}
 
 
 def test_the_order_depends_on_them(sample):

@@ -39,9 +39,9 @@ def dropped(records: list[npt.NDArray[np.uint8]], **options: Any) -> list[int]:
     array[:, 30:32] = np.array([divmod(i, 256) for i in range(len(records))])
     kept, counts = Filters(**{"no_score": False} | options).apply(array)
     ids = kept[:, 30].astype(int) * 256 + kept[:, 31]
-    assert counts["read"] == len(records)
-    assert counts["kept"] == len(kept) == len(records) - sum(counts["dropped"].values())
-    assert set(counts["dropped"]) <= set(options)
+    assert counts.read == len(records)
+    assert counts.kept == len(kept) == len(records) - sum(counts.dropped.values())
+    assert set(counts.dropped) <= set(options)
     return sorted(set(range(len(records))) - set(ids.tolist()))
 
 
@@ -57,7 +57,7 @@ def test_golden_counts(positions_file: Callable[[str], Path], name: str, quiet: 
     path = positions_file(name)
     filters = Filters(no_score=True, quiet=True)
     kept, counts = filters.apply(read_binpack(path))
-    assert len(kept) == counts["kept"] == quiet
+    assert len(kept) == counts.kept == quiet
     # The same while streaming, where the flags come from the decoder.
     assert sum(len(batch) for batch in RecordLoader(path, 5000, filters=filters, drop_last=False)) == quiet
     scores = np.array([s for _, _, s, _, _ in _data.describe(kept)])
@@ -67,7 +67,7 @@ def test_golden_counts(positions_file: Callable[[str], Path], name: str, quiet: 
     total = sum(_data.wdl_model(int(s), int(p))[c] for s, p, c in zip(scores, plies, column, strict=True))
     assert total == pytest.approx(wdl, abs=5e-4)
     _, counts = Filters(no_score=True, quiet=True, wdl=True).apply(read_binpack(path))
-    assert counts["kept"] == pytest.approx(wdl, abs=5 * (quiet / 4) ** 0.5)
+    assert counts.kept == pytest.approx(wdl, abs=5 * (quiet / 4) ** 0.5)
 
 
 def test_scores_and_plies() -> None:
@@ -98,7 +98,7 @@ def test_positions_without_a_score_are_left_out_by_default(tmp_path: Path) -> No
             loader = RecordLoader(path, 100, shuffle=False, drop_last=False, filters=filters)
             found = np.concatenate([scores(batch.numpy()) for batch in loader])
             assert found.tolist() == kept.tolist()
-            assert set(loader.filter_counts()["dropped"]) == ({"no_score"} if len(kept) < 5000 else set())
+            assert set(loader.filter_counts().dropped) == ({"no_score"} if len(kept) < 5000 else set())
         rows = Loader(path, "Chess768", 64)
         assert not any((batch.score == 32_002).any() for batch in rows)
 
@@ -228,7 +228,7 @@ def test_piece_counts_by_definition(project_root: Path, law: str) -> None:
     for seed in range(20):
         passed, counts = Filters(no_score=False, piece_counts=True).apply(records, seed)
         kept[seed, rule50s(passed)] = True
-        assert counts["dropped"].get("piece_counts", 0) == n - len(passed)
+        assert counts.dropped.get("piece_counts", 0) == n - len(passed)
     assert kept[:, expected == 1].all()
     for count in np.unique(pieces):
         for part in np.array_split(np.flatnonzero(pieces == count), 5):
@@ -305,7 +305,7 @@ def test_piece_counts_remember_from_chunk_to_chunk(project_root: Path) -> None:
     kept, carried = 0, list[float]()
     for first in range(0, 30_000, 3_000):
         passed, counts = filters.apply(records[first : first + 3_000], first, carried)
-        assert counts["kept"] == len(passed)
+        assert counts.kept == len(passed)
         kept += len(passed)
     p = np.array(chances)
     assert abs(kept - p.sum()) < 5 * np.sqrt((p * (1 - p)).sum())
@@ -404,8 +404,8 @@ def test_filtered_streams_are_reproducible_and_counted(project_root: Path) -> No
         loader = RecordLoader(path, 4096, filters=filters, threads=threads, seed=seed)
         made = [batch.numpy().tobytes() for batch in loader]
         counts = loader.filter_counts()
-        assert counts["read"] >= 300_093  # of the next epoch some may have been read ahead
-        assert counts["kept"] + sum(counts["dropped"].values()) == counts["read"]
+        assert counts.read >= 300_093  # of the next epoch some may have been read ahead
+        assert counts.kept + sum(counts.dropped.values()) == counts.read
         return made
 
     assert batches(1) == batches(4)
@@ -421,7 +421,7 @@ def test_user_filter(project_root: Path) -> None:
 
     loader = RecordLoader(path, 1000, user_filter=white_to_move, drop_last=False, threads=3)
     assert sum(len(batch) for batch in loader) == 300_093 - 149_187
-    assert set(loader.filter_counts()["dropped"]) == {"user_filter"}
+    assert set(loader.filter_counts().dropped) == {"user_filter"}
 
     def broken(records: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
         raise ValueError("oh no")
@@ -487,6 +487,10 @@ def test_everything_about_a_compiled_filter_comes_from_its_row(project_root: Pat
             with pytest.raises(UserError, match=row.name):
                 validate(Filters, {row.name: row.type(wrong)}, lambda path: "recipe.yaml")
             with pytest.raises(UserError, match=f"filter {row.name} is "):
-                _data.filter_records(np.zeros((0, 32), np.uint8), {row.name: wrong}, 0)
-    with pytest.raises(UserError, match=r"unknown filter 'nope', expected one of .*max_score"):
-        _data.filter_records(np.zeros((0, 32), np.uint8), {"nope": 1}, 0)
+                _data.FilterOptions(**{row.name: wrong})
+        with pytest.raises(TypeError, match=f"FilterOptions.{row.name} is 'x', expected float"):
+            _data.FilterOptions(**{row.name: "x"})
+    with pytest.raises(TypeError, match=r"FilterOptions.nope: there is no such field"):
+        _data.FilterOptions(nope=1)
+    off = _data.FilterOptions()
+    assert {row.name: getattr(off, row.name) for row in COMPILED} == {row.name: row.off for row in COMPILED}

@@ -92,8 +92,8 @@ def test_binpack_there_and_back(positions_file: Callable[[str], Path], tmp_path:
         assert (old[1], old[3]) == (new[1], new[3])
     statistics = _data.Statistics()
     statistics.add(before)
-    assert report.losses["black_to_move"] == statistics.to_dict()["black_to_move"]
-    assert report.losses["en_passant"] == statistics.to_dict()["ep_squares"]
+    assert report.losses["black_to_move"] == statistics.black_to_move
+    assert report.losses["en_passant"] == statistics.ep_squares
 
 
 @pytest.mark.parametrize("kind", ["gzip", "zstd"])

@@ -161,20 +161,20 @@ def test_adjudication(engine: EngineMaker, tmp_path: Path) -> None:
     # The fake scores are noise in ±1,000: always "drawish" below 1,000, never decided.
     generate(tmp_path / "d.binpack", options(engine(), draw_score=1000, draw_plies=10, draw_from_ply=20, positions=300))
     info = file_info(tmp_path / "d.binpack")
-    assert info.statistics["draws"] == info.statistics["positions"]
-    assert info.statistics["positions"] / info.chains <= 20
+    assert info.statistics.draws == info.statistics.positions
+    assert info.statistics.positions / info.chains <= 20
     generate(tmp_path / "w.binpack", options(engine(), win_score=1, win_plies=2, draw_plies=0, positions=300))
     info = file_info(tmp_path / "w.binpack")
-    assert info.statistics["draws"] == 0
-    assert info.statistics["positions"] / info.chains < 10
+    assert info.statistics.draws == 0
+    assert info.statistics.positions / info.chains < 10
 
 
 def test_book(engine: EngineMaker, tmp_path: Path) -> None:
     book = tmp_path / "book.epd"
     book.write_text("4k3/8/8/8/8/8/4P3/4K3 w - - bm e2e4;\n\n4k3/4p3/8/8/8/8/8/4K3 b - - 0 1\n")
     generate(tmp_path / "o.binpack", options(engine(), book=str(book), random_plies=2, positions=100))
-    assert file_info(tmp_path / "o.binpack").statistics["max_ply"] < 70
-    assert max(i for i, n in enumerate(file_info(tmp_path / "o.binpack").statistics["piece_histogram"]) if n) == 3
+    assert file_info(tmp_path / "o.binpack").statistics.max_ply < 70
+    assert max(i for i, n in enumerate(file_info(tmp_path / "o.binpack").statistics.piece_histogram) if n) == 3
     book.write_text("4k3/8/8/8/8/8/4P3/4K3 w - - bm e2e4;\nnonsense\n")
     with pytest.raises(UserError, match=r"book\.epd: line 2: FEN 'nonsense'"):
         generate(tmp_path / "o.binpack", options(engine(), book=str(book)))
@@ -218,8 +218,8 @@ def test_stockfish(stockfish: str, tmp_path: Path) -> None:
         generate(tmp_path / f"{name}.binpack", GenerateOptions(stockfish, 300, seed=3, nodes=100))
     assert (tmp_path / "a.binpack").read_bytes() == (tmp_path / "b.binpack").read_bytes()
     info = file_info(tmp_path / "a.binpack").statistics
-    assert info["positions"] >= 300
-    assert info["score_none"] == 0
+    assert info.positions >= 300
+    assert info.score_none == 0
 
 
 @pytest.mark.slow

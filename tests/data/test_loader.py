@@ -376,10 +376,10 @@ def test_shards_give_one_order_for_any_number_of_processes(files: list[Path]) ->
 def test_shards_decode_their_own_chunks_only(files: list[Path]) -> None:
     loaders = sharded(files, 8, shuffle_buffer=800)
     joined(loaders, 8)
-    read = [loader.filter_counts()["read"] for loader in loaders]
+    read = [loader.filter_counts().read for loader in loaders]
     one = sharded(files, 1, shuffle_buffer=800)[0]
     joined([one], 8)
-    assert max(read) < one.filter_counts()["read"] / 2
+    assert max(read) < one.filter_counts().read / 2
     rows = Loader(files, "HalfKAv2_hm", B, rank=1, world_size=2, shards=4, repeat=True)
     assert next(iter(rows)).white.shape == (B // 2, 32)
 

@@ -17,7 +17,7 @@ def test_samples_match_their_readme(project_root: Path) -> None:
         info = file_info(file)
         cells = (
             f"`{file.name}`",
-            f"{info.statistics['positions']:,}",
+            f"{info.statistics.positions:,}",
             f"{info.chains:,}",
             f"{info.size:,}",
             hashlib.sha256(file.read_bytes()).hexdigest(),
@@ -27,4 +27,4 @@ def test_samples_match_their_readme(project_root: Path) -> None:
         validator = _data.Validator()
         validator.add(read_binpack(file))
         assert not any(count for _, count, _ in validator.problems)
-        assert info.statistics["score_none"] == info.statistics["null_moves"] == 0
+        assert info.statistics.score_none == info.statistics.null_moves == 0

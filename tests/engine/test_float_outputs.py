@@ -13,7 +13,7 @@ from inference_support import built, exported, positions, program_scores
 
 from nnue_trainer import _data, data, nets
 from nnue_trainer.export import checkpoint_from_net, read_net
-from nnue_trainer.export.evaluate import compiled_description
+from nnue_trainer.export.evaluate import compiled_forward
 from nnue_trainer.modules.straight_through import Rule, ste_round
 from nnue_trainer.nets import rounded_forward
 from nnue_trainer.nets.integer_forward import IntegerForward, IntegerLayer, first_activations
@@ -116,7 +116,7 @@ def test_outputs_of_float_layers(name: str, tmp_path: Path, monkeypatch: pytest.
             trained = model(floats).numpy()
     # The scale of scores by that which shows outputs.
     sharper = replace(forward, multiply=SCALE)
-    evaluator = _data.Evaluator(compiled_description(sharper, net.net.integer_feature_set, net.tensors))
+    evaluator = _data.Evaluator(compiled_forward(sharper, net.net.integer_feature_set, net.tensors))
     evaluated = evaluator.evaluate_records(records, False, 1, "")[3] / SCALE
     header = file.with_suffix(".h").read_text()
     assert header.count("kMultiply = 400,") == 1

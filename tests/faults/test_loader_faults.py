@@ -447,8 +447,7 @@ def attack_pipeline(path: Path, seed: int) -> None:
         with path.open("rb") as handle:
             data = _data.DataFile(str(path), handle.fileno(), path.stat().st_size, bool(rng.getrandbits(1)))
         batch = rng.choice([1, 16, 64])
-        options = {
-            "files": [data] * rng.choice([0, 1, 2]),
+        fields: dict[str, Any] = {
             "features": rng.choice([None, "Chess768"]),
             "batch_size": batch,
             "seed": 1,
@@ -461,14 +460,15 @@ def attack_pipeline(path: Path, seed: int) -> None:
             "shards": rng.choice([1, 1, 2]),
             "weights": [],
             "skip_bad_chunks": False,
-            "filters": Filters().as_dict(),
-            "user_filter": rng.choice([None, lambda records: np.ones(len(records), bool), lambda records: 1 / 0]),
+            "filters": Filters().compiled(),
         }
         if rng.random() < 0.2:
-            options[rng.choice(list(options))] = wild(rng)
-        arrays = [memory(options["features"], batch) for _ in range(rng.randrange(4))]
-        start: Any = [(0, 0, 0, 0)] if rng.random() < 0.8 else [(wild(rng), wild(rng), wild(rng), wild(rng))]
-        return _data.Pipeline(options, arrays, start)
+            fields[rng.choice(list(fields))] = wild(rng)
+        files = [data] * rng.choice([0, 1, 2])
+        user_filter: Any = rng.choice([None, lambda records: np.ones(len(records), bool), lambda records: 1 / 0])
+        arrays = [memory(fields["features"], batch) for _ in range(rng.randrange(4))]
+        start: Any = [(0, 0, 0, 0, [])] if rng.random() < 0.8 else [(*tuple(wild(rng) for _ in range(4)), [])]
+        return _data.Pipeline(_data.PipelineOptions(**fields), files, arrays, start, user_filter)
 
     def memory(features: object, batch: int) -> object:
         return Batch.allocate(batch, 32).arrays() if features else np.zeros((batch, 32), np.uint8)

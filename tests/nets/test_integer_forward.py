@@ -13,7 +13,7 @@ from nnue_trainer import _data, data
 from nnue_trainer.analysis.permute import reordered
 from nnue_trainer.errors import UserError
 from nnue_trainer.export.check_positions import CHECK_POSITIONS
-from nnue_trainer.export.evaluate import compiled_description
+from nnue_trainer.export.evaluate import compiled_forward
 from nnue_trainer.nets.integer_forward import (
     FirstLayer,
     IntegerForward,
@@ -123,7 +123,7 @@ def descriptions(draw: st.DrawFn) -> tuple[str, IntegerForward, dict[str, np.nda
 
 
 def compiled(name: str, forward: IntegerForward, tensors: dict[str, np.ndarray]) -> _data.Evaluator:
-    return _data.Evaluator(compiled_description(forward, name, tensors))
+    return _data.Evaluator(compiled_forward(forward, name, tensors))
 
 
 def hold_against_the_reference(name: str, forward: IntegerForward, tensors: dict[str, np.ndarray]) -> None:
@@ -225,12 +225,15 @@ CHANGES: list[tuple[dict[str, Any], str]] = [
     ({"skips": (Skip(0, 0, multiply=2**62),)}, "a skip connection may reach"),
     ({"score_multiply": 2**62}, "the score may reach"),
     ({"head": "wdl"}, "no last layer with three outputs"),
-    ({"head": "points"}, "unknown word 'points'"),
+    ({"head": "points"}, "head is 'points', expected one of value, wdl"),
     ({"first": FirstLayer("bias", ("w",), "screlu", 40_000)}, "a first clip that is not in 0 … 32767"),
     ({"first": FirstLayer("bias", ("w", "w"), "crelu", 255)}, "2 first weights, expected 1"),
     ({"first": FirstLayer("bias", ("lw",), "crelu", 255)}, "lw: int16 [1, 16], expected int8 or int16 [768, 8]"),
     ({"first": FirstLayer("bias", ("w",), "crelu", 255, psqt=("w",))}, "w: int16 [768, 8], expected int32 [768, 1]"),
-    ({"first": FirstLayer("bias", ("w",), "relu", 255)}, "unknown word 'relu'"),  # type: ignore[arg-type]
+    (
+        {"first": FirstLayer("bias", ("w",), "relu", 255)},
+        "activation is 'relu', expected one of crelu, screlu, pairwise",
+    ),  # type: ignore[arg-type]
 ]
 
 

@@ -561,7 +561,7 @@ def _read(folder: Path, recipe: Path) -> None:
         before, decoded = -1, 0
         while decoded != before:  # until nothing more is read ahead
             time.sleep(0.3)
-            before, decoded = decoded, rows.filter_counts()["read"]
+            before, decoded = decoded, rows.filter_counts().read
         found["decoded"] = torch.tensor(decoded)
         save_file(found, folder / f"read-{ranks.rank}.safetensors")
         rows.close()

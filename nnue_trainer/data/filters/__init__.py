@@ -124,10 +124,14 @@ class Filters(_Compiled):
         return cls(**off)
 
     def as_dict(self) -> dict[str, Any]:
-        """The compiled filters with their curves, as the data library takes them."""
+        """The compiled filters with their curves, as plain data."""
         values = to_data(self)
         names = [row.name for row in COMPILED] + [row.name for row in CURVES]
         return {name: values[name] for name in names}
+
+    def compiled(self) -> _data.FilterOptions:
+        """The compiled filters with their curves, as the data library takes them."""
+        return _data.FilterOptions(**self.as_dict())
 
     def with_extra(
         self, function: UserFilter | None = None, spare: Callable[[], int] | None = None
@@ -147,20 +151,20 @@ class Filters(_Compiled):
         seed: int = 0,
         carried: list[float] | None = None,
         spare: npt.NDArray[np.uint8] | None = None,
-    ) -> tuple[npt.NDArray[np.bool_], dict[str, Any]]:
-        """Which of uint8 [n, 32], taken as one chunk, pass: bool [n]; and {"read", "kept", "dropped": by filter}.
+    ) -> tuple[npt.NDArray[np.bool_], _data.FilterCounts]:
+        """Which of uint8 [n, 32], taken as one chunk, pass: bool [n]; and how many were read, kept and dropped.
         `carried` is what `piece_counts` remembers from chunk to chunk, changed in place; to begin with, an empty
         list. `spare`: the free bytes of their format, uint8 [n, bytes], for filters that use them."""
-        values = self.as_dict()
-        kept, counts, mask = _data.filter_records(records, values, seed)
+        options = self.compiled()
+        kept, counts, mask = _data.filter_records(records, options, seed)
         if self.extra:
             passed = AllOf(self.extra)(kept, None if spare is None else spare[mask])
-            _count(counts, "user_filter", len(kept) - int(passed.sum()))
+            counts.drop_by_user(len(kept) - int(passed.sum()))
             mask[mask] = passed
             kept = kept[passed]
-        if values["piece_counts"]:
-            _, after, passed = _data.filter_piece_counts(kept, values, seed, carried or [])
-            _count(counts, "piece_counts", len(kept) - int(passed.sum()))
+        if options.piece_counts:
+            _, after, passed = _data.filter_piece_counts(kept, options, seed, carried or [])
+            counts.drop_by_piece_counts(len(kept) - int(passed.sum()))
             mask[mask] = passed
             if carried is not None:
                 carried[:] = after
@@ -168,13 +172,7 @@ class Filters(_Compiled):
 
     def apply(
         self, records: npt.NDArray[np.uint8], seed: int = 0, carried: list[float] | None = None
-    ) -> tuple[npt.NDArray[np.uint8], dict[str, Any]]:
+    ) -> tuple[npt.NDArray[np.uint8], _data.FilterCounts]:
         """The records that pass, and the counts of `mask`."""
         mask, counts = self.mask(records, seed, carried)
         return records[mask], counts
-
-
-def _count(counts: dict[str, Any], name: str, dropped: int) -> None:
-    if dropped:
-        counts["dropped"][name] = dropped
-        counts["kept"] -= dropped

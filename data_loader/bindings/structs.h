@@ -1,0 +1,55 @@
+// Structs of the library as classes of Python. Fields are listed once, with def_readwrite or def_property; the
+// constructor takes them as keyword arguments.
+#pragma once
+
+#include <pybind11/stl.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "bindings/bindings.h"
+
+// A value in a message: its type where it is long.
+inline std::string shown(const py::handle& value) {
+    std::string text = py::repr(value);
+    if (text.size() > 80) text = py::str(py::type::handle_of(value).attr("__name__"));
+    return text;
+}
+
+// The type that a property can be set to, of what pybind11 writes of its setter: "(arg0: Class, arg1: type) -> None".
+inline std::string type_of_setter(const py::object& property) {
+    py::str text = property.attr("fset").attr("__doc__");
+    for (const auto& [from, to] : {std::pair{"typing.SupportsInt | typing.SupportsIndex", "int"},
+                                   std::pair{"typing.SupportsFloat | typing.SupportsIndex", "float"},
+                                   std::pair{"collections.abc.Sequence", "Sequence"}}) {
+        text = text.attr("replace")(from, to);
+    }
+    const std::string signature = text;
+    const auto end = signature.rfind(") -> "), begin = signature.rfind(": ", end);
+    if (end == std::string::npos || begin == std::string::npos) return "another type";
+    return signature.substr(begin + 2, end - begin - 2);
+}
+
+// Sets fields of an object. Errors name the field, and the type that it has.
+inline void set_fields(const py::object& object, const py::kwargs& fields) {
+    const py::handle type = py::type::handle_of(object);
+    for (const auto& [name, value] : fields) {
+        if (PyObject_SetAttr(object.ptr(), name.ptr(), value.ptr()) == 0) continue;
+        const py::error_already_set error;
+        const std::string field = py::str("{}.{}").format(type.attr("__name__"), name);
+        if (!py::hasattr(type, name)) throw py::type_error(field + ": there is no such field");
+        if (!error.matches(PyExc_TypeError)) throw error;
+        throw py::type_error(field + " is " + shown(value) + ", expected " + type_of_setter(type.attr(name)));
+    }
+}
+
+// A class with a constructor that takes fields; those that are not given have the defaults of the struct.
+template <class T>
+py::class_<T> bind_struct(py::module_& m, const char* name) {
+    return py::class_<T>(m, name).def(py::init([](const py::kwargs& fields) {
+        auto made = std::make_unique<T>();
+        set_fields(py::cast(made.get(), py::return_value_policy::reference), fields);
+        return made;
+    }));
+}
