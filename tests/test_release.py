@@ -82,6 +82,27 @@ def test_the_conda_recipe_requires_what_the_package_requires(project_root: Path)
     assert {word.replace(" ", "") for word in recipe["requirements"]["run"]} == wanted
 
 
+def test_the_conda_recipe_builds_and_installs_what_the_package_does(project_root: Path) -> None:
+    """Versions, files and commands; the recipe itself is only rendered (tools/check_packaging.sh)."""
+    project = tomllib.loads((project_root / "pyproject.toml").read_text(encoding="utf-8"))
+    recipe = yaml.safe_load((project_root / "packaging" / "conda" / "recipe.yaml").read_text(encoding="utf-8"))
+    torch = next(word for word in project["project"]["dependencies"] if word.startswith("torch"))
+    host = {word.replace(" ", "") for word in recipe["requirements"]["host"]}
+    assert {*project["build-system"]["requires"], f"py{torch}"} <= host
+    assert {"python", "pip", "pybind11", "ninja"} <= host | set(recipe["requirements"]["build"])
+    assert recipe["build"]["python"]["entry_points"] == [
+        f"{name} = {function}" for name, function in project["project"]["scripts"].items()
+    ]
+    about = recipe["about"]
+    assert about["license"] == project["project"]["license"]
+    assert [about["license_file"]] == project["project"]["license-files"]
+    source = project_root / "packaging" / "conda" / recipe["source"]["path"]
+    assert all((source / name).is_file() for name in ("setup.py", about["license_file"]))
+    for module in recipe["tests"][0]["python"]["imports"]:
+        assert importlib.util.find_spec(module), module
+    assert {line.split()[0] for line in recipe["tests"][1]["script"]} == project["project"]["scripts"].keys()
+
+
 def test_every_requirement_has_hashes_and_no_index_is_named(project_root: Path) -> None:
     folder = project_root / "requirements"
     locked = {path.stem: path.read_text(encoding="utf-8") for path in folder.glob("*.txt") if path.stem != "torch"}
