@@ -9,8 +9,6 @@ from __future__ import annotations
 import functools
 import logging
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -157,45 +155,20 @@ class PerspectiveTransformer(nn.Module):
         """The operator that `outputs_with` calls, None where it is not fused."""
         if parameters.leaf is not None:  # the optimiser's copy
             self._bring_up_to_date(batch)
-        return description.call(*self._inputs(batch, bucket, parameters))
+        return description.call(self._rows(batch, bucket, parameters), parameters)
 
     def outputs_with(
         self, batch: Batch, bucket: Tensor | None, parameters: Parameters, description: Description
     ) -> tuple[Tensor, Tensor | None]:
         """`forward` with other weights, in any unit."""
-        return description.outputs(*self._inputs(batch, bucket, parameters))
+        return description.outputs(self._rows(batch, bucket, parameters), parameters)
 
-    def _inputs(self, batch: Batch, bucket: Tensor | None, parameters: Parameters) -> tuple[Rows, Parameters]:
+    def _rows(self, batch: Batch, bucket: Tensor | None, parameters: Parameters) -> Rows:
         weight, buckets = parameters.weight, (self.bucket_size, self.num_bucketed)
         plans = (plan for plan in batch.plans if isinstance(plan, PerspectivePlan))
         plan = next((plan for plan in plans if plan.is_for(weight.shape[0], *buckets, weight.dtype)), None)
         bucket = None if parameters.psqt is None else bucket
-        rows = Rows(batch.white, batch.black, batch.black_to_move, bucket, plan)
-        return rows, parameters._replace(psqt_apart=self._psqt_apart)
-
-    # ---- the PSQT output apart from the activated vector ----
-
-    _psqt_apart = False
-
-    @contextmanager
-    def psqt_apart(self, batch: Batch) -> Iterator[bool]:
-        """Within the block, training on CUDA does not compute the PSQT output: the second result of `forward` has no
-        values, but its gradient counts. `psqt_of` then computes the values. Gives whether this is so for `batch`."""
-        fused = perspectives.is_fused(self._weight_in_use(), self.bucket_size, self.num_bucketed)
-        self._psqt_apart = self.psqt is not None and batch.white.is_cuda and fused
-        try:
-            yield self._psqt_apart
-        finally:
-            self._psqt_apart = False
-
-    def psqt_of(self, batch: Batch, bucket: Tensor, begin: int, end: int, call: FusedCall | None = None) -> Tensor:
-        """The PSQT output of positions begin … end − 1, fp32, without a gradient; where `psqt_apart` gives True.
-        `call`: that of the whole batch, if there is one already."""
-        if call is None:
-            parameters = Parameters(self._weight_in_use(), self.bias, self.psqt)  # it reads no row of the weight
-            call = self.call_with(batch, bucket, parameters, self.description)
-        assert call is not None
-        return perspectives.psqt_output(call, begin, end)
+        return Rows(batch.white, batch.black, batch.black_to_move, bucket, plan)
 
     # ---- a 16-bit copy of the weight, which an optimiser keeps up to date ----
 

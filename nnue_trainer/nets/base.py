@@ -43,7 +43,7 @@ from nnue_trainer.nets.integer_forward import tdiv as tdiv
 from nnue_trainer.nets.meaning import NetMeaning
 from nnue_trainer.nets.rounded_forward import QatConfig, RoundedForward
 from nnue_trainer.nnue_file.layout import FileLayout, Piece, own_layout
-from nnue_trainer.ops.perspectives import FusedCall
+from nnue_trainer.ops.perspectives import FusedCall, run_fused
 from nnue_trainer.registry import Registry
 from nnue_trainer.schema import section, to_data, validate
 
@@ -487,12 +487,18 @@ class StackedModel(NnueModel):
             return self.rounded.layers_for(self, bucket, order, loss_is_known=loss_is_known)
         return self.stacks.call(self.linears(), bucket, order)
 
-    def first_of(self, batch: Batch, bucket: Tensor) -> tuple[FusedCall | None, Callable[[], FirstOutputs]]:
+    def first_of(
+        self, batch: Batch, bucket: Tensor, *, psqt_apart: bool = False
+    ) -> tuple[FusedCall | None, Callable[[], FirstOutputs]]:
         """The operator that computes the first layer as `forward` does, None where there is none, and a function that
-        computes it."""
+        computes it. `psqt_apart`: see `FusedCall`."""
         if self.rounded is not None:
-            return self.rounded.first_of(self, batch, bucket)
-        return self.first_call(batch, bucket), lambda: self.first_outputs(batch)
+            return self.rounded.first_of(self, batch, bucket, psqt_apart=psqt_apart)
+        call = self.first_call(batch, bucket)
+        if call is None:
+            return None, lambda: self.first_outputs(batch)
+        fused = call._replace(psqt_apart=psqt_apart)
+        return fused, lambda: FirstOutputs(*run_fused(fused), bucket)
 
     def stacks_in_use(self) -> LayerStacks | None:
         """The layers that the operators may compute: those of the engine's integers while `forward` is to round."""

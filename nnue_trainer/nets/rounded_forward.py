@@ -195,11 +195,12 @@ class RoundedForward:
         return _RoundedCall(self.stacks, self._steps(model), bucket, order, forward=self, operators=operators)
 
     def first_of(
-        self, model: NnueModel, batch: Batch, bucket: Tensor
+        self, model: NnueModel, batch: Batch, bucket: Tensor, *, psqt_apart: bool
     ) -> tuple[FusedCall | None, Callable[[], FirstOutputs]]:
         """`StackedModel.first_of` of this forward pass."""
         weights = self._integers(model)
-        call = self._first_call(model, batch, bucket, weights)
+        found = self._first_call(model, batch, bucket, weights)
+        call = None if found is None else found._replace(psqt_apart=psqt_apart)
         return call, lambda: self._first_outputs(call, model, batch, bucket, weights)
 
     def _layers(self, model: NnueModel, batch: Batch, bucket: Tensor) -> LayerCall:

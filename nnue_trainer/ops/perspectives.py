@@ -330,9 +330,11 @@ class FusedCall(NamedTuple):
     output_dtype: torch.dtype
     rounds_down: bool
     leaf: Tensor | None = None
-    """as in `Parameters`, like the fields after it"""
+    """as in `Parameters`, like the next field"""
     sparse_grad: bool = False
     psqt_apart: bool = False
+    """on CUDA, if a gradient is needed, the PSQT output has no values, but its gradient goes to `psqt` as usual.
+    `psqt_output` computes the values, of any positions."""
 
     @property
     def arguments(self) -> tuple[Any, ...]:
@@ -342,6 +344,11 @@ class FusedCall(NamedTuple):
     def trained(self) -> Tensor:
         """What takes the gradient of the weight."""
         return self.weight if self.leaf is None else self.leaf
+
+    @property
+    def leaves_psqt(self) -> bool:
+        """Whether `psqt_apart` applies."""
+        return self.psqt_apart and self.psqt is not None and self.weight.is_cuda
 
     @property
     def kernels(self) -> str:
@@ -364,9 +371,6 @@ class Parameters(NamedTuple):
     """takes the gradient of `weight` in its place, and in its own dtype; None: `weight` does"""
     sparse_grad: bool = False
     """see `perspective_transformer`"""
-    psqt_apart: bool = False
-    """where the fused operator runs on CUDA and a gradient is needed, the PSQT output has no values, but its gradient
-    goes to `psqt` as usual. `psqt_output` computes the values, of any positions."""
 
 
 class Rows(NamedTuple):
@@ -394,7 +398,7 @@ class Description(NamedTuple):
 
     def call(self, rows: Rows, parameters: Parameters) -> FusedCall | None:
         """The operator that computes it; None where it is not fused. Checks all arguments."""
-        weight, bias, psqt, leaf, sparse_grad, psqt_apart = parameters
+        weight, bias, psqt, leaf, sparse_grad = parameters
         num_features, num_outputs = weight.shape
         num_bucketed = num_features if self.num_bucketed is None else self.num_bucketed
         _check_arguments(weight, self.activation, self.bound, num_bucketed, psqt, rows.psqt_bucket)
@@ -418,7 +422,7 @@ class Description(NamedTuple):
         numbers = number_of(self.activation), self.bound, self.scale, output_dtype
         return FusedCall(
             batch, plan.layout, weight, bias.float(), psqt, *numbers, self.rounds_down and weight.is_cuda, leaf,
-            sparse_grad, psqt_apart,
+            sparse_grad,
         )  # fmt: skip
 
     def outputs(
@@ -580,7 +584,7 @@ def run_fused(call: FusedCall) -> tuple[Tensor, Tensor | None]:
         p.requires_grad for p in (call.trained, call.bias, call.psqt) if p is not None
     )
     on_cpu, forward = call.weight.device.type == "cpu", torch.ops.nnue._perspective_transformer_forward
-    sparse, apart = call.sparse_grad and on_cpu, call.psqt_apart and call.psqt is not None and not on_cpu
+    sparse, apart = call.sparse_grad and on_cpu, call.leaves_psqt
     if not saves or not (sparse or apart or call.leaf is not None):
         out, psqt_out, _ = forward(*call.arguments, saves)
         return out, None if call.psqt is None else psqt_out

@@ -31,6 +31,7 @@ from nnue_trainer.errors import UserError
 from nnue_trainer.losses.base import Loss, mean
 from nnue_trainer.modules.layer_stacks import FirstOutputs, LayerStacks, StackOrder, Targets, give_gradients
 from nnue_trainer.nets.base import NnueModel, StackedModel
+from nnue_trainer.ops import perspectives
 from nnue_trainer.optim import Optimizer
 from nnue_trainer.optim.parts import Moments, Norm, Part
 from nnue_trainer.parallel.ranks import Ranks
@@ -196,7 +197,6 @@ class ShardedColumns(Unsharded):
         assert first is not None
         groups = 2 if first.activation == "pairwise" else 1
         cuts = cut(first.weight.shape[1] // groups, ranks.size)
-        self._transformer = first
         linear = model.linears()[0]
         names = {id(parameter): name for name, parameter in model.named_parameters()}
         # The activated vector is the two perspectives, one after the other, and a pairwise product multiplies the same
@@ -250,15 +250,15 @@ class ShardedColumns(Unsharded):
         model, ranks, positions = self._stacked, self.ranks, len(batch)
         stacks, bucket, loss = self._stacks(), model.buckets_of(batch), step.loss_kind
         layers = model.layers_for(bucket, stacks.order_of(batch), loss_is_known=loss.kernel() is not None)
-        with self._autocast(batch, step.autocast()), self._transformer.psqt_apart(batch) as apart:
-            call, outputs = model.first_of(batch, bucket)
+        with self._autocast(batch, step.autocast()):
+            call, outputs = model.first_of(batch, bucket, psqt_apart=True)
             first = layers.first(call if stacks.may_be_fused(batch.white.device) else None, outputs)
         mine, share = slice(self._begin, self._end), self._end - self._begin
         lam = lambda_values(step, batch, mine)
         with ranks.reduce_scatter(self._padded(first.sums.detach(), ranks.size * self._most)) as own_sums:
             psqt = None if first.inputs is None or first.inputs.psqt is None else first.inputs.psqt.detach()[mine]
-            if apart or (first.inputs is None and self._transformer.psqt is not None):
-                psqt = self._transformer.psqt_of(batch, bucket, self._begin, self._end, call)
+            if call is not None and call.psqt is not None and (call.leaves_psqt or first.inputs is None):
+                psqt = perspectives.psqt_output(call, self._begin, self._end)
         with self._autocast(batch, step.autocast()):
             order = stacks.order_of(batch, of_share=True)
             targets = Targets(batch.score[mine], batch.result[mine], lam, loss.kernel(), model.score_scale)
