@@ -231,9 +231,9 @@ CHANGES: list[tuple[dict[str, Any], str]] = [
     ({"first": FirstLayer("bias", ("lw",), "crelu", 255)}, "lw: int16 [1, 16], expected int8 or int16 [768, 8]"),
     ({"first": FirstLayer("bias", ("w",), "crelu", 255, psqt=("w",))}, "w: int16 [768, 8], expected int32 [768, 1]"),
     (
-        {"first": FirstLayer("bias", ("w",), "relu", 255)},
+        {"first": FirstLayer("bias", ("w",), "relu", 255)},  # type: ignore[arg-type]
         "activation is 'relu', expected one of crelu, screlu, pairwise",
-    ),  # type: ignore[arg-type]
+    ),
 ]
 
 
