@@ -50,7 +50,7 @@ __device__ inline void finish_weight(const Finish& a, int block) {
     if (first_tile[0] < first_tile[1]) {
         const Division division{static_cast<int64_t>(tiles) * a.slabs, a.workers};
         const int64_t base = static_cast<int64_t>(slab) * tiles;
-        const int first = division.worker_of(base + first_tile[0]), last = division.worker_of(base + first_tile[1] - 1);
+        const int first = division.first_worker(base + first_tile[0]), last = division.last_worker(base + first_tile[1]);
         const float* from =
             a.segments + (segment_of(first, slab, stack, stacks) * a.padded_outputs + output) * kSlab + column % kSlab;
 #pragma unroll 4
@@ -73,8 +73,8 @@ __device__ inline void finish_bias(const Finish& a, int block) {
     float sum = 0.0f;
     for (int side = 0; side < 2; ++side) {
         const int input = side * half + item % half, slab = input / kSlab;
-        const int first = division.worker_of(static_cast<int64_t>(slab) * tiles),
-                  last = division.worker_of(static_cast<int64_t>(slab + 1) * tiles - 1);
+        const int first = division.first_worker(static_cast<int64_t>(slab) * tiles),
+                  last = division.last_worker(static_cast<int64_t>(slab + 1) * tiles);
         const float* from =
             a.bias_segments + (static_cast<int64_t>(first + slab) * 2 + of_half) * kSlab + input % kSlab;
 #pragma unroll 8

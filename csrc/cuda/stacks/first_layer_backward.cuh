@@ -6,9 +6,10 @@
 // gradients.
 //
 // A *unit* is a tile of 64 positions × a *slab* of 256 inputs. Units are listed slab by slab, and in each slab tile by
-// tile. Each thread block is a *worker* and takes an equal stretch of this list. A warp takes 32 inputs of the slab.
-// Its sums of the weight's gradient stay in registers until the stack or the slab changes. Then they are written as a
-// *segment*, and finish.cuh adds up the segments in order.
+// tile. Each thread block is a *worker* and takes an equal stretch of this list, which begins and ends with a *step*,
+// 16 positions of a unit: with whole units, 1,088 of them among 264 workers, a few would have a quarter more to do. A
+// warp takes 32 inputs of the slab. Its sums of the weight's gradient stay in registers until the stack or the slab
+// changes. Then they are written as a *segment*, and finish.cuh adds up the segments in order.
 #pragma once
 
 #include "tile.cuh"
@@ -17,16 +18,20 @@ namespace nnue::cuda::stacks {
 
 constexpr int kSlab = 32 * kWarps;
 constexpr int kUnitsAhead = 8;  // units whose stacks and positions are loaded together
+constexpr int kSteps = kTile / 16;
 
-// How workers divide the units: worker w takes units begin(w) … begin(w + 1) − 1. There are never more workers than
-// units, so each has at least one.
+// How workers divide the steps of all units: worker w takes steps begin(w) … begin(w + 1) − 1. There are never more
+// workers than units, so each has at least one unit's.
 struct Division {
-    int64_t units;
+    int64_t steps;
     int workers;
-    __device__ Division(int64_t units_, int most_workers)
-        : units(units_), workers(static_cast<int>(min(units_, static_cast<int64_t>(most_workers)))) {}
-    __device__ int64_t begin(int worker) const { return units * worker / workers; }
-    __device__ int worker_of(int64_t unit) const { return static_cast<int>(((unit + 1) * workers - 1) / units); }
+    __device__ Division(int64_t units, int most_workers)
+        : steps(units * kSteps), workers(static_cast<int>(min(units, static_cast<int64_t>(most_workers)))) {}
+    __device__ int64_t begin(int worker) const { return steps * worker / workers; }
+    __device__ int worker_of_step(int64_t step) const { return static_cast<int>(((step + 1) * workers - 1) / steps); }
+    // The workers that have steps of units first … last − 1.
+    __device__ int first_worker(int64_t first) const { return worker_of_step(first * kSteps); }
+    __device__ int last_worker(int64_t last) const { return worker_of_step(last * kSteps - 1); }
 };
 // The number of a segment: it grows in the order of the units, and some numbers are unused.
 __device__ inline int64_t segment_of(int worker, int slab, int stack, int stacks) {
@@ -171,8 +176,10 @@ __global__ void __launch_bounds__(kThreads, kWorkers<Source, KO>)
     const Division division{static_cast<int64_t>(tiles) * a.slabs, static_cast<int>(gridDim.x)};
     const float2 factors = source.begin(a, of_source);
     if (static_cast<int>(blockIdx.x) >= division.workers) return;
-    const int64_t begin = division.begin(blockIdx.x);
-    const int units = static_cast<int>(division.begin(blockIdx.x + 1) - begin);
+    const int64_t begin = division.begin(blockIdx.x) / kSteps;
+    // The first step of a unit, and how many steps are left from the beginning of the unit on.
+    int first = static_cast<int>(division.begin(blockIdx.x) % kSteps);
+    int steps_left = static_cast<int>(division.begin(blockIdx.x + 1) - begin * kSteps);
 
     // Each warp makes one of the eight operands of the next unit: that of product `kind` for 16 positions. Its rows and
     // its depth are positions and outputs for product 0, and the other way round for product 1.
@@ -278,33 +285,41 @@ __global__ void __launch_bounds__(kThreads, kWorkers<Source, KO>)
     };
 
     int slab = static_cast<int>(begin / tiles), tile = static_cast<int>(begin - static_cast<int64_t>(slab) * tiles);
-    load_units(tile, units);
+    load_units(tile, divide_up(steps_left, kSteps));
     __syncthreads();
     load_sums(0);
     store_operands(0);
     int stack = memory.stacks[0], column = slab * kSlab + warp * 32;
     begin_segment(stack, column);
-    for (int step = 0; step + 1 < kStages; ++step) copy_inputs(0, step, column);
+    for (int i = first; i + 1 < first + kStages; ++i) {
+        if (i < kSteps)
+            copy_inputs(0, i, column);
+        else if (steps_left > kSteps)
+            copy_inputs(1, i - kSteps, tile + 1 == tiles ? column + kSlab : column);
+        else
+            ptx::copy_async_commit(), stage = stage + 1 == kStages ? 0 : stage + 1;
+    }
     __syncthreads();
-    for (int unit = 0; unit < units; ++unit) {
+    for (int unit = 0; steps_left > 0; ++unit, steps_left -= kSteps, first = 0) {
         const int place = unit % kUnitsAhead, buffer = unit % 2;
-        const bool more = unit + 1 < units;
+        const bool more = steps_left > kSteps;
+        const int last = min(steps_left, kSteps);
         int next_tile = tile + 1, next_slab = slab;
         if (next_tile == tiles) next_tile = 0, ++next_slab;
         const int next_stack = more ? memory.stacks[place + 1] : -1, next_column = next_slab * kSlab + warp * 32;
         if (more) load_sums(place + 1);
         if (column < a.inputs) {
 #pragma unroll 1
-            for (int step = 0; step < 4; ++step) {
+            for (int step = first; step < last; ++step) {
                 // The oldest copies are in the stage after the one that is filled next. After the barrier every lane
                 // sees all of them, and no lane still reads the stage that is filled next.
                 ptx::copy_async_wait<kStages - 2>();
                 __syncwarp();
                 const int oldest = stage + 1 == kStages ? 0 : stage + 1, next_step = step + kStages - 1;
-                if (next_step < 4)
+                if (next_step < last)
                     copy_inputs(place, next_step, column);
                 else if (more)
-                    copy_inputs(place + 1, next_step - 4, next_column);
+                    copy_inputs(place + 1, next_step - kSteps, next_column);
                 else
                     ptx::copy_async_commit(), stage = oldest;  // an empty group keeps the count for copy_async_wait
                 typename Source::Four x[4];
@@ -380,11 +395,12 @@ __global__ void __launch_bounds__(kThreads, kWorkers<Source, KO>)
         if (more) store_operands(1 - buffer);
         __syncthreads();
         if (more && place + 1 == kUnitsAhead) {
-            load_units(next_tile, units - unit - 1);
+            load_units(next_tile, divide_up(steps_left, kSteps) - 1);
             __syncthreads();
         }
         tile = next_tile, slab = next_slab, stack = next_stack, column = next_column;
     }
+    ptx::copy_async_wait<0>();
 }
 
 }  // namespace nnue::cuda::stacks
