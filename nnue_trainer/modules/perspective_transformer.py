@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import logging
 import math
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,13 @@ if TYPE_CHECKING:
 Activation = Literal["crelu", "screlu", "pairwise"]
 
 _log = logging.getLogger(__name__)
+
+
+class Marks(NamedTuple):
+    """A plan of `Batch.plans`: uint8 [F], 1 for the rows that the batch with these index rows of White's has."""
+
+    data: Tensor
+    white: Tensor
 
 
 @functools.cache
@@ -109,6 +116,12 @@ class PerspectiveTransformer(nn.Module):
         """Length of the activated vector."""
         width = self.weight.shape[1]
         return width if self.activation == "pairwise" else 2 * width
+
+    def marks(self, batch: Batch) -> Marks | None:
+        """The rows of the weight that the batch has, for `batch.plans`; None if all are updated in every step."""
+        if self._late is None or not batch.white.is_cuda:
+            return None
+        return Marks(self._late.marks(batch.white, batch.black), batch.white)
 
     def plan(self, batch: Batch, weight_dtype: torch.dtype | None = None) -> PerspectivePlan | None:
         """The part of the forward pass that depends on nothing but the batch, for `batch.plans`; None if there is no
@@ -225,7 +238,8 @@ class PerspectiveTransformer(nn.Module):
         if self._late is None:
             return False
         if torch.is_grad_enabled():
-            return self._late.catch_up(batch.white, batch.black)
+            plans = (plan.data for plan in batch.plans if isinstance(plan, Marks) and plan.white is batch.white)
+            return self._late.catch_up(batch.white, batch.black, next(plans, None))
         self._late.settle()
         return False
 

@@ -355,9 +355,15 @@ class NnueModel(nn.Module, ABC):
 
     def prepare(self, batch: Batch) -> Batch:
         """The batch with all that the forward pass needs and that depends on the batch alone: on CUDA the plans of the
-        feature transformers. Training does this for the next batch while the step of this one runs."""
+        feature transformers, and which of their rows it has. Training does this for the next batch while the step of
+        this one runs."""
         dtype = None if self.rounded is None else self.rounded.weight_dtype(self)
-        plans = [module.plan(batch, dtype) for module in self.modules() if isinstance(module, PerspectiveTransformer)]
+        plans = (
+            plan
+            for module in self.modules()
+            if isinstance(module, PerspectiveTransformer)
+            for plan in (module.plan(batch, dtype), module.marks(batch))
+        )
         return replace(batch, plans=tuple(plan for plan in plans if plan is not None))
 
     def loss(self, batch: Batch, loss: Loss, lam: Tensor) -> Tensor | None:

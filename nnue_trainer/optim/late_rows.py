@@ -69,17 +69,26 @@ class LateRows:
         self._all_marked = False
 
     @torch.no_grad()
-    def catch_up(self, white: Tensor, black: Tensor) -> bool:
+    def catch_up(self, white: Tensor, black: Tensor, marks: Tensor | None = None) -> bool:
         """Brings the rows that the index rows int32 [B, K] name up to date. Until the next step these, and those of
-        other calls before it, are all the rows that may get a gradient. Returns whether the gradient may be sparse: a
-        row that it leaves out waits."""
-        fused_operators.namespace._optimizer_mark_rows(white, black, self._marked)
+        other calls before it, are all the rows that may get a gradient. `marks`: what `marks` has given for the index
+        rows. Returns whether the gradient may be sparse: a row that it leaves out waits."""
+        if marks is None:
+            fused_operators.namespace._optimizer_mark_rows(white, black, self._marked)
+        else:
+            self._marked |= marks
         self._any_marked = True
         if self._too_many < 1 and int(self._marked.sum(dtype=torch.int64)) > self._too_many * len(self._marked):
             self.settle(gradient=True)
         if not self._all_marked:
             self._replay(self._marked)
         return self._takes_sparse and not self._all_marked
+
+    def marks(self, white: Tensor, black: Tensor) -> Tensor:
+        """The rows that these index rows name, uint8 [F], ahead of `catch_up`."""
+        found = torch.zeros_like(self._marked)
+        fused_operators.namespace._optimizer_mark_rows(white, black, found)
+        return found
 
     @torch.no_grad()
     def settle(self, *, gradient: bool = False) -> None:

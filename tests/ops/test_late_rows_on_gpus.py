@@ -91,7 +91,8 @@ def run(optimizer: FusedOptimizer, steps: range, *, loss: float = 1.0, settled: 
         indices = index_rows(g)
         on_device = indices.to(device)
         for late in optimizer.late_rows.values():
-            assert not late.catch_up(on_device[:3], on_device[3:])
+            marks = late.marks(on_device[:3], on_device[3:]) if t % 3 else None  # made ahead, or not
+            assert not late.catch_up(on_device[:3], on_device[3:], marks)
             if t in settled:
                 late.settle(gradient=t % 2 == 0)
         set_gradients(optimizer, indices, t)
