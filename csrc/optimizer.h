@@ -261,14 +261,14 @@ NNUE_HOST_DEVICE Common<T> common(const Factors& f, const double* numbers, doubl
 
 // On CUDA sqrtf and the division of floats branch where a number is zero or tiny, as all moments of a feature are that
 // no position has had for long: with them the update of HalfKAv2_hm-1024 took 240 us on an H200, and 190 without. These
-// do not branch there, and have the same bits, except for roots below 2^-100 (exact to 1e-5) and quotients of
-// numbers below 2^-100 (to a bit).
+// never branch, so that several elements are computed side by side, and have the same bits, except for roots below
+// 2^-63 (which are still below) and quotients of numbers below 2^-100 or by numbers below 2^-126 or above 2^126.
 NNUE_HOST_DEVICE float root_of(float x) {
 #ifdef __CUDA_ARCH__
     float inverse;
-    asm("rsqrt.approx.f32 %0, %1;" : "=f"(inverse) : "f"(x));
+    asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(x));
     const float near = x * inverse, root = fmaf(fmaf(-near, near, x), 0.5f * inverse, near);
-    return x > 0 && x <= std::numeric_limits<float>::max() ? root : x;
+    return x >= std::numeric_limits<float>::min() && x <= std::numeric_limits<float>::max() ? root : x;
 #else
     return sqrtf(x);
 #endif
@@ -279,12 +279,15 @@ NNUE_HOST_DEVICE double root_of(double x) {
 NNUE_HOST_DEVICE float quotient_of(float a, float b) {
 #ifdef __CUDA_ARCH__
     float guess;
-    asm("rcp.approx.f32 %0, %1;" : "=f"(guess) : "f"(b));
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(guess) : "f"(b));
     const float inverse = fmaf(fmaf(-b, guess, 1.0f), guess, guess), near = a * inverse,
                 found = fmaf(fmaf(-near, b, a), inverse, near);
-    if (found == found) return found;  // else there is an infinite number, or b is tiny
-#endif
+    // Not a number if there is an infinite one, or b is tiny; then 1 / b may be infinite, too.
+    constexpr float kMost = std::numeric_limits<float>::max();
+    return found == found ? found : a * (guess > kMost ? kMost : guess);
+#else
     return a / b;
+#endif
 }
 NNUE_HOST_DEVICE double quotient_of(double a, double b) {
     return a / b;
@@ -449,8 +452,10 @@ struct Summand {
     int64_t rows, columns;
     bool shares;
     Float type;
-    const uint8_t* marked;  // without virtual rows: which of its rows are not zeros; null: any
-    int64_t row;            // columns of such a row
+    int64_t row;            // columns of a row of the gradient
+    bool by_rows;           // on CUDA: whether rows are added up one by one. Marks do not decide that, so that sums
+                            // have the same order with and without them
+    const uint8_t* marked;  // which rows of the gradient are not zeros; null: any
 };
 
 // ---- checks ---------------------------------------------------------------------------------------------------------
@@ -561,6 +566,8 @@ inline int64_t rows_of(const char* op, const std::string& argument, const Tensor
     return rows / shared;
 }
 
+constexpr int64_t kLeastRow = 32;  // columns of rows that are added up one by one, see Summand
+
 // What the norm is taken of. Makes gradients contiguous where they lie, `kept` keeps the copies alive.
 inline std::vector<Summand> summands(const Tensors& gradients, const std::vector<int64_t>& shared_rows,
                                      const Tensors& marked, const Tensor& numbers, Device device, Tensors& kept) {
@@ -576,15 +583,16 @@ inline std::vector<Summand> summands(const Tensors& gradients, const std::vector
         kept.push_back(torch::stable::contiguous(gradients[i]));
         const int64_t elements = kept.back().numel();
         if (elements == 0) continue;
-        Summand summand{kept.back().const_data_ptr(), rows, elements / rows, shares, type, nullptr, elements};
+        const int64_t row = elements / (gradients[i].dim() == 0 ? 1 : gradients[i].size(0));
+        Summand summand{kept.back().const_data_ptr(), rows, elements / rows, shares, type, row,
+                        shares || row >= kLeastRow, nullptr};
         if (!marked.empty() && marked[i].numel() != 0) {
             const std::string marks = at("rows", i);
             check_device(kBegin, marks.c_str(), marked[i], device, numbers, "numbers");
             check_dtype(kBegin, marks.c_str(), marked[i], {ScalarType::Byte});
             check_contiguous(kBegin, marks, marked[i]);
             check_shape(kBegin, marks.c_str(), marked[i], {gradients[i].dim() == 0 ? 1 : gradients[i].size(0)}, "[F]");
-            summand.row = elements / marked[i].size(0);
-            if (!shares) summand.marked = const_data<uint8_t>(marked[i]);
+            summand.marked = const_data<uint8_t>(marked[i]);
         }
         found.push_back(summand);
     }

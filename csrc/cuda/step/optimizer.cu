@@ -64,13 +64,14 @@ void begin_op(Tensors gradients, std::vector<int64_t> shared_rows, const Tensor&
     std::vector<PlacedSummand> placed;
     std::vector<unsigned> blocks;
     for (const Summand& summand : from) {
-        const int64_t width = 16 / bytes_of(summand.type);
-        const bool wide = is_aligned(summand.gradient, 16) && summand.columns % width == 0 &&
-                          (summand.marked == nullptr || summand.row % width == 0);
-        const int64_t turn =
-            kBeginThreads * (wide ? width : 1) * (summand.shares ? 1 : kBeginTurns * begin_rounds(summand));
+        int64_t width = 16 / bytes_of(summand.type);
+        const int64_t in_turn = summand.by_rows ? summand.row : summand.columns;
+        const bool wide = is_aligned(summand.gradient, 16) && in_turn % width == 0;
+        if (!wide) width = 1;
+        const int64_t all = summand.by_rows ? groups_of(summand) * pieces_of(summand, width) * kWarp
+                                            : divide_up(summand.columns, kBeginTurns * width);
         placed.push_back({summand, wide, 0});
-        blocks.push_back(static_cast<unsigned>(divide_up(summand.columns, turn)));
+        blocks.push_back(static_cast<unsigned>(divide_up(all, int64_t(kBeginThreads))));
         a.blocks += blocks.back();
     }
     if (placed.empty()) a.blocks = 1;
@@ -194,6 +195,14 @@ struct LateCall {
         row.columns = l.columns;
         wide = is_wide_part(row, weight.element_size(), 16 / weight.element_size()) && is_aligned(l.changes, 16);
     }
+
+    // What is the same in every step.
+    template <class T>
+    Common<T> fixed() const {
+        const double no_numbers[kNumbers] = {};
+        const Part& part = arguments.part;
+        return common<T>(arguments.factors, no_numbers, part.rate, part.decay, part.low, part.high);
+    }
 };
 
 void update_rows_op(const Tensor& weight, const Tensor& gradient, Tensors moments, const Tensor& rows,
@@ -210,7 +219,7 @@ void update_rows_op(const Tensor& weight, const Tensor& gradient, Tensors moment
         const int64_t grid = shares ? a.virtual_rows * pieces : divide_up(a.rows, int64_t(kLateRows));
         if (grid > INT32_MAX) fail(kUpdateRows, "weight", text(weight.numel()) + " elements", "fewer than 2^36");
         launch("_optimizer_update_rows", shares ? update_sharing_rows<R, T, k16, V> : update_rows<R, T, k16, V>,
-               static_cast<unsigned>(grid), kLateThreads, 0, current_stream(weight), a);
+               static_cast<unsigned>(grid), kLateThreads, 0, current_stream(weight), a, call.fixed<T>());
     });
 }
 
@@ -222,17 +231,15 @@ void catch_up_op(const Tensor& weight, Tensors moments, const std::optional<Tens
     const torch::stable::accelerator::DeviceGuard guard(weight.get_device_index());
     const cudaStream_t stream = current_stream(weight);
     const int64_t num_rows = call.arguments.rows;
-    // How many rows are listed, and the list.
-    const Tensor memory = torch::stable::new_empty(late_tensors[0], {1 + num_rows});
-    int* const count = reinterpret_cast<int*>(memory.mutable_data_ptr());
-    LateRow* const list = reinterpret_cast<LateRow*>(mutable_data<int64_t>(memory) + 1);
-    check_cuda(cudaMemsetAsync(count, 0, sizeof(int), stream), "memset");
+    const Tensor memory = torch::stable::new_empty(late_tensors[0], {num_rows});
+    LateRow* const list = reinterpret_cast<LateRow*>(memory.mutable_data_ptr());
     launch("_optimizer_catch_up", list_late, static_cast<unsigned>(divide_up(num_rows, kListThreads)), kListThreads, 0,
-           stream, call.arguments, list, count);
+           stream, call.arguments, list);
     const unsigned grid = static_cast<unsigned>(kCatchUpBlocks * multiprocessors(current_device()));
     with_kernel_types(h.rule, weight, false, call.wide, [&]<class R, class T, bool, int V>() {
-        launch("_optimizer_catch_up", call.arguments.part.shares ? catch_up<R, T, V, true> : catch_up<R, T, V, false>,
-               grid, kLateThreads, 0, stream, call.arguments, list, count);
+        const auto kernel = call.arguments.part.shares ? catch_up<R, T, V, true> : catch_up<R, T, V, false>;
+        launch_behind(true, "_optimizer_catch_up", kernel, grid, kLateThreads, 0, stream, call.arguments,
+                      call.fixed<T>(), list);
     });
 }
 

@@ -34,19 +34,23 @@ struct UpdateArguments {
 };
 
 constexpr int kBeginThreads = 256;
-// How many times 16 bytes a thread of `begin` reads at a time, in a part without virtual rows, and how often it does so
-// in a large part: the sum over a thread block takes as long as reading 4 KB.
-constexpr int kBeginTurns = 4, kMostRounds = 8;
-constexpr int64_t kLargePart = int64_t(1) << 24;
-__host__ __device__ inline int64_t begin_rounds(const Summand& summand) {
-    return summand.columns >= kLargePart ? kMostRounds : 1;
-}
+// How many times V elements a thread of `begin` reads at a time.
+constexpr int kBeginTurns = 4;
 
 struct PlacedSummand {
     Summand summand;
     bool wide;
     unsigned first_block;
 };
+
+// Of a summand by rows: how many pieces a row has, of V columns for each lane; a warp takes a piece of all rows that
+// share a virtual row, or of as many rows as it has lanes.
+__host__ __device__ inline int64_t pieces_of(const Summand& summand, int64_t width) {
+    return divide_up(summand.row, kWarp * width);
+}
+__host__ __device__ inline int64_t groups_of(const Summand& summand) {
+    return summand.shares ? summand.columns / summand.row : divide_up(summand.columns / summand.row, int64_t(kWarp));
+}
 
 struct BeginArguments {
     PlacedSummand summands[kMostParts];
@@ -77,54 +81,73 @@ __device__ inline int64_t quotient(int64_t a, int64_t b) {
     return (a | b) >> 32 == 0 ? int64_t(unsigned(a) / unsigned(b)) : a / b;
 }
 
-template <class T>
-__device__ inline double sum_of_squares(const PlacedSummand& placed, int64_t block) {
-    const Summand& summand = placed.summand;
-    const T* const from = static_cast<const T*>(summand.gradient);
-    const int64_t columns = summand.columns, rows = summand.rows;
-    const bool shares = summand.shares, wide = placed.wide;
-    using S = sum_t<T>;
+template <int V, class T>
+__device__ inline double sum_over_elements(const Summand& from, int64_t block) {
     double total = 0;
-    const auto add = [&](auto width) {
-        constexpr int V = decltype(width)::value;
-        constexpr int64_t kTurn = int64_t(kBeginThreads) * V;
-        if (!shares) {
-            const int64_t rounds = begin_rounds(summand);
-            for (int64_t round = 0; round < rounds; ++round) {
-                S x[kBeginTurns][V] = {};
-                for (int turn = 0; turn < kBeginTurns; ++turn) {
-                    const int64_t column =
-                        ((block * rounds + round) * kBeginTurns + turn) * kTurn + int64_t(threadIdx.x) * V;
-                    if (column >= columns) continue;
-                    if (summand.marked != nullptr && summand.marked[quotient(column, summand.row)] == 0) continue;
-                    load_sums<V>(from + column, x[turn]);
-                }
-                for (int turn = 0; turn < kBeginTurns; ++turn) {
-                    for (int i = 0; i < V; ++i) total += double(x[turn][i]) * double(x[turn][i]);
-                }
-            }
-            return;
-        }
-        const int64_t column = block * kTurn + int64_t(threadIdx.x) * V;
-        if (column >= columns) return;
-        S sums[V] = {};
-#pragma unroll 4
-        for (int64_t row = 0; row < rows; ++row) {
-            S x[V];
-            load_sums<V>(from + row * columns + column, x);
-            for (int i = 0; i < V; ++i) {
-                total += double(x[i]) * double(x[i]);
-                sums[i] += x[i];
-            }
-        }
-        for (int i = 0; i < V; ++i) total += double(sums[i]) * double(sums[i]);
-    };
-    if (wide) {
-        add(std::integral_constant<int, kWide<T>>());
-    } else {
-        add(std::integral_constant<int, 1>());
+    sum_t<T> x[kBeginTurns][V] = {};
+#pragma unroll
+    for (int turn = 0; turn < kBeginTurns; ++turn) {
+        const int64_t column = ((block * kBeginTurns + turn) * kBeginThreads + threadIdx.x) * V;
+        if (column < from.columns) load_sums<V>(static_cast<const T*>(from.gradient) + column, x[turn]);
+    }
+#pragma unroll
+    for (int turn = 0; turn < kBeginTurns; ++turn) {
+#pragma unroll
+        for (int i = 0; i < V; ++i) total += double(x[turn][i]) * double(x[turn][i]);
     }
     return total;
+}
+
+// The same by rows, so that a warp reads the marks of 32 rows at once and then the marked ones alone.
+template <int V, class T>
+__device__ inline double sum_over_rows(const Summand& from, int64_t block) {
+    const int lane = threadIdx.x % kWarp;
+    const int64_t warp = block * (kBeginThreads / kWarp) + threadIdx.x / kWarp, pieces = pieces_of(from, V);
+    const int64_t group = quotient(warp, pieces), column = ((warp - group * pieces) * kWarp + lane) * V;
+    if (group >= groups_of(from)) return 0;
+    const int64_t all_rows = quotient(from.columns, from.row), stride = from.shares ? all_rows : 1;
+    const int64_t first = from.shares ? group : group * kWarp;
+    const int64_t rows = from.shares ? from.rows : min(int64_t(kWarp), all_rows - first);
+    double total = 0;
+    sum_t<T> sums[V] = {};
+    for (int64_t begin = 0; begin < rows; begin += kWarp) {
+        const int64_t mine = first + (begin + lane) * stride;
+        unsigned left = __ballot_sync(kAllLanes,
+                                      begin + lane < rows && (from.marked == nullptr || from.marked[mine] != 0));
+        while (left != 0) {
+            sum_t<T> x[kBeginTurns][V] = {};
+#pragma unroll
+            for (int turn = 0; turn < kBeginTurns; ++turn) {
+                const int64_t row = first + (begin + __ffs(left) - 1) * stride;
+                if (left != 0 && column < from.row)
+                    load_sums<V>(static_cast<const T*>(from.gradient) + row * from.row + column, x[turn]);
+                left &= left - 1;
+            }
+#pragma unroll
+            for (int turn = 0; turn < kBeginTurns; ++turn) {
+#pragma unroll
+                for (int i = 0; i < V; ++i) {
+                    total += double(x[turn][i]) * double(x[turn][i]);
+                    sums[i] += x[turn][i];
+                }
+            }
+        }
+    }
+    if (from.shares) {
+#pragma unroll
+        for (int i = 0; i < V; ++i) total += double(sums[i]) * double(sums[i]);
+    }
+    return total;
+}
+
+template <class T>
+__device__ inline double sum_of_squares(const PlacedSummand& placed, int64_t block) {
+    const auto add = [&](auto width) {
+        constexpr int V = decltype(width)::value;
+        return placed.summand.by_rows ? sum_over_rows<V, T>(placed.summand, block)
+                                      : sum_over_elements<V, T>(placed.summand, block);
+    };
+    return placed.wide ? add(std::integral_constant<int, kWide<T>>()) : add(std::integral_constant<int, 1>());
 }
 
 // The sum over all threads, in thread 0.
@@ -391,6 +414,23 @@ __device__ inline int late_pieces(int64_t columns) {
     return static_cast<int>(divide_up(columns, int64_t(kWarp) * V));
 }
 
+// What all elements of a part have in common in a step. `fixed`: what is the same in every step, as an argument of the
+// kernel, from where products take it. (If it were converted from double here, then so often that it takes as long as
+// the roots do, to save registers.)
+template <class T>
+__device__ inline Common<T> in_step(const Common<T>& fixed, const double* numbers, const Part& part) {
+    Common<T> c = fixed;
+    c.gradient = static_cast<T>(numbers[kGradient]);
+    c.decay = static_cast<T>(numbers[kDecay] * part.rate * part.decay);
+    c.scale = static_cast<T>(numbers[kScale] * part.rate);
+    c.root = static_cast<T>(numbers[kRoot]);
+    c.eps = static_cast<T>(numbers[kEps]);
+    c.lookahead = static_cast<T>(numbers[kLookahead]);
+    c.mix = static_cast<T>(numbers[kMix]);
+    c.pull = static_cast<T>(numbers[kPull]);
+    return c;
+}
+
 // Keeps the numbers of a step.
 __device__ inline void keep_numbers(const LateArguments& a, int64_t step) {
     if (blockIdx.x == 0 && threadIdx.x < kNumbers) {
@@ -400,7 +440,7 @@ __device__ inline void keep_numbers(const LateArguments& a, int64_t step) {
 
 // The step that `begin` has counted, for the marked rows.
 template <class R, class T, bool k16, int V>
-__global__ void __launch_bounds__(kLateThreads) update_rows(const LateArguments a) {
+__global__ void __launch_bounds__(kLateThreads) update_rows(const LateArguments a, const Common<T> fixed) {
     constexpr int kAtOnce = 2;
     __shared__ int64_t rows[kLateRows];
     __shared__ int count;
@@ -419,7 +459,7 @@ __global__ void __launch_bounds__(kLateThreads) update_rows(const LateArguments 
         if (threadIdx.x == 0) count = __popc(all);
     }
     __syncthreads();
-    const Common<T> c = common<T>(a.factors, a.numbers, a.part.rate, a.part.decay, a.part.low, a.part.high);
+    const Common<T> c = in_step(fixed, a.numbers, a.part);
     const int turn = R::kAverages == 2 ? optimizer::turn_of(a.numbers) : 0;
     const int lane = threadIdx.x % kWarp, pieces = late_pieces<V>(a.columns);
     const T nothing[V] = {};
@@ -448,7 +488,7 @@ __global__ void __launch_bounds__(kLateThreads) update_rows(const LateArguments 
 // where a row that is not marked adds zeros.
 // long: list, sums and update of a virtual row share their places in registers.
 template <class R, class T, bool k16, int V>
-__global__ void __launch_bounds__(kLateThreads) update_sharing_rows(const LateArguments a) {
+__global__ void __launch_bounds__(kLateThreads) update_sharing_rows(const LateArguments a, const Common<T> fixed) {
     constexpr int kColumns = kWarp * V, kAtOnce = 2, kSumsAtOnce = 4;
     static_assert(kLateThreads >= kColumns);
     __shared__ T sums[kLateWarps][kColumns];
@@ -538,7 +578,7 @@ __global__ void __launch_bounds__(kLateThreads) update_sharing_rows(const LateAr
         count_all();
         load_items(warp);
     }
-    const Common<T> c = common<T>(a.factors, a.numbers, part.rate, part.decay, part.low, part.high);
+    const Common<T> c = in_step(fixed, a.numbers, part);
     bool good = true;
     if (makes) {
         T total = 0;
@@ -572,10 +612,20 @@ __global__ void __launch_bounds__(kLateThreads) update_sharing_rows(const LateAr
 
 constexpr int kListThreads = 512;
 
+// How many rows are listed, how many tickets have been taken for their pieces, and how many thread blocks are done. All
+// are 0 between calls: they lie where the first step of the history has numbers that are not used.
+struct LateCounts {
+    int rows, tickets, done, unused;
+};
+static_assert(kLastKept < kNumbers - 2 && kTicket == kNumbers - 1 && sizeof(LateCounts) == 2 * sizeof(double));
+__device__ inline LateCounts& counts_of(const LateArguments& a) {
+    return *reinterpret_cast<LateCounts*>(a.history + kNumbers - 2);
+}
+
 // Lists the rows that have missed steps: the marked ones, and those that have missed as many as the window has. Counts
 // their steps as made. The order of the list is another one each time; nothing depends on it. Rows that share a virtual
 // row are close to each other, so that they find its changes in L2.
-__global__ void __launch_bounds__(kListThreads) list_late(const LateArguments a, LateRow* list, int* count) {
+__global__ void __launch_bounds__(kListThreads) list_late(const LateArguments a, LateRow* list) {
     __shared__ int mine, begin;
     if (threadIdx.x == 0) mine = 0;
     __syncthreads();
@@ -590,7 +640,7 @@ __global__ void __launch_bounds__(kListThreads) list_late(const LateArguments a,
         a.made[row] = step;
     }
     __syncthreads();
-    if (threadIdx.x == 0 && mine > 0) begin = atomicAdd(count, mine);
+    if (threadIdx.x == 0 && mine > 0) begin = atomicAdd(&counts_of(a).rows, mine);
     __syncthreads();
     if (listed) list[begin + place] = {static_cast<int>(row), static_cast<int>(missed)};
 }
@@ -620,24 +670,23 @@ struct alignas(16) StepNumbers {
 };
 
 // The steps that the listed rows have missed, whose gradients were zeros. The grid is as large as the device can hold.
-// kShares: whether there are virtual rows.
+// Some rows have missed one step and others as many as the window has, and kernels of other streams keep some thread
+// blocks waiting. So a warp takes its next piece of a row by ticket. kShares: whether there are virtual rows.
 // long: the next row is loaded while this one catches up, in the same registers.
 template <class R, class T, int V, bool kShares>
 __global__ void __launch_bounds__(kLateThreads, sizeof(T) == 4 ? kCatchUpBlocks : 1)
-    catch_up(const LateArguments a, const LateRow* list, const int* count) {
+    catch_up(const LateArguments a, const Common<T> fixed, const LateRow* list) {
     __shared__ StepNumbers<T> steps[kMostWindow];     // of the window, the last one at its end
     __shared__ const T* shared_changes[kMostWindow];  // of these steps
+    ptx::wait_for_kernels_before();
+    LateCounts& counts = counts_of(a);
     const int64_t step = *a.step;
     const int window = static_cast<int>(min(a.window, step)), lane = threadIdx.x % kWarp;
-    const int pieces = late_pieces<V>(a.columns), items = *count * pieces;
-    int item = blockIdx.x * kLateWarps + threadIdx.x / kWarp;
-    if (int(blockIdx.x) * kLateWarps >= items) return;
-    const auto common_of = [&](const double* numbers) {
-        return common<T>(a.factors, numbers, a.part.rate, a.part.decay, a.part.low, a.part.high);
-    };
+    const int pieces = late_pieces<V>(a.columns), items = counts.rows * pieces;
+    int item = blockIdx.x * kLateWarps + threadIdx.x / kWarp, ticket = 0;
     if (int(threadIdx.x) < window) {
         const double* const numbers = a.history + (step - window + threadIdx.x) % a.window * kNumbers;
-        const Common<T> c = common_of(numbers);
+        const Common<T> c = in_step(fixed, numbers, a.part);
         steps[threadIdx.x] = {c.decay,     c.scale, c.root, c.eps,
                               c.lookahead, c.mix,   c.pull, R::kAverages == 2 ? optimizer::turn_of(numbers) : 0};
         if constexpr (kShares) {
@@ -645,7 +694,7 @@ __global__ void __launch_bounds__(kLateThreads, sizeof(T) == 4 ? kCatchUpBlocks 
             shared_changes[threadIdx.x] = static_cast<const T*>(a.changes) + place * a.virtual_rows * a.columns;
         }
     }
-    Common<T> c = common_of(a.history);
+    Common<T> c = fixed;
     // So that the compiler drops all products with a gradient of zero.
     c.gradient = 1, c.most = std::numeric_limits<T>::infinity(), c.take1 = c.take2 = 0;
     __syncthreads();
@@ -661,20 +710,26 @@ __global__ void __launch_bounds__(kLateThreads, sizeof(T) == 4 ? kCatchUpBlocks 
         Item it;
         const int64_t column = (number % pieces * int64_t(kWarp) + lane) * V;
         it.exists = number < items && column < a.columns;
-        const LateRow row = number < items ? list[number / pieces] : LateRow{0, 1};
+        const LateRow row = number < items ? list[number / pieces] : LateRow{0, 0};
         it.at = it.exists ? row.row * a.columns + column : 0;
         it.first = window - row.missed;
-        it.turn = steps[it.first].turn;
+        it.turn = it.first < window ? steps[it.first].turn : 0;  // without any step there are no numbers either
         it.state.load_from(a.part, it.turn, it.at);
         if constexpr (kShares) {
             it.shared_at = it.exists ? row.row % int(a.virtual_rows) * int(a.columns) + int(column) : 0;
         }
         return it;
     };
+    const auto take_ticket = [&] {
+        if (lane == 0) ticket = atomicAdd(&counts.tickets, 1);
+    };
     Item next = load_item(item);
-    for (; item < items; item += gridDim.x * kLateWarps) {
+    take_ticket();
+    while (item < items) {
         Item now = next;
-        next = load_item(item + gridDim.x * kLateWarps);
+        item = gridDim.x * kLateWarps + __shfl_sync(kAllLanes, ticket, 0);
+        next = load_item(item);
+        take_ticket();
         if (!now.exists) continue;
         Pack<T, V> next_change{};  // of its virtual row
         if constexpr (kShares) next_change = load<V>(shared_changes[now.first] + now.shared_at);
@@ -727,6 +782,8 @@ __global__ void __launch_bounds__(kLateThreads, sizeof(T) == 4 ? kCatchUpBlocks 
         if constexpr (R::kAverages == 2) store_pack(a.part.averages[1 - now.turn], now.at, state.other);
         state.store(a.part, now.turn, now.at);
     }
+    __syncthreads();
+    if (threadIdx.x == 0 && atomicAdd(&counts.done, 1) == int(gridDim.x) - 1) counts = {};
 }
 
 constexpr int kMarkThreads = 1024, kMarkRows = 4;
