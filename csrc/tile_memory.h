@@ -40,7 +40,7 @@ struct Tile : TilePositions {
     bool is_last;        // this thread block is the last one that reports its totals
 };
 
-constexpr size_t kDeclaredBytes = sizeof(Tile) + 64;  // what tile_kernel and rest_kernel have declared themselves
+constexpr size_t kDeclaredBytes = sizeof(Tile) + 64;  // what rest_kernel has declared itself
 
 constexpr int round4(int n) {
     return (n + 3) / 4 * 4;
@@ -62,7 +62,6 @@ struct Places {
 
 struct TileLayout {
     Places at[kMostHidden + 1];
-    int shares;  // of first_layer_sums; the memory after is written when they have been read
     int floats;
 };
 
@@ -86,13 +85,11 @@ inline TileLayout tile_layout(const Layers& layers) {
         at.output_weight = layer.output_offset < 0 ? -1 : take(at.width);
     }
     t.at[0].sums = take(round4(layers.at[0].outputs) * kPitch);
-    t.shares = place;
     for (int l = 0; l < last; ++l) {
         if (l > 0) t.at[l].sums = take(round4(layers.at[l].outputs) * kPitch);
         t.at[l].values = take((t.at[l].width + 1) * kPitch);
     }
-    t.floats =
-        std::max({place, t.shares + share_floats(layers.at[0].outputs), 4 * kTileThreads});  // the last for add_totals
+    t.floats = std::max(place, 4 * kTileThreads);  // the latter for add_totals
     return t;
 }
 

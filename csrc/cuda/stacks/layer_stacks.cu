@@ -43,7 +43,7 @@ struct SharedMemory {
     int together;
 };
 
-// Whether there are more tiles than the thread blocks of tile_kernel or first_layer_forward that all multiprocessors
+// Whether there are more tiles than the thread blocks of first_layer_forward that all multiprocessors
 // hold at once. Then kernels start early: they take the places that the last wave of the kernel before leaves free.
 // With one wave they would only keep the kernels of other streams from these places.
 bool in_waves(const Order& o, const Tensor& tensor) {
@@ -91,11 +91,6 @@ void dispatch_rounding(ScalarType dtype, bool rounds, const Body& body) {
         }
         body.template operator()<T, false>();
     });
-}
-
-// Of tile_kernel, or of rest_kernel with its own `together`.
-SharedMemory shared_memory(const TileLayout& places, int together = kFirstTogether) {
-    return {sizeof(float) * places.floats, kDeclaredBytes, together};
 }
 
 void check_fits(const char* op, const Layers& layers) {
@@ -186,20 +181,9 @@ Tensor first_sums(const Tensor& x, const Tensor& weight, const Layers& layers, c
 void run_rest(const Tensor& sums, TileArguments& a) {
     a.sums = const_data<float>(sums);
     const auto kernel = a.layers.integers.rounds ? rest_kernel<true> : rest_kernel<false>;
-    launch_tiles(in_waves(a.of_order, sums), "rest_kernel", kernel, a.of_order.most_tiles(),
-                 shared_memory(a.places, kRestsTogether), current_stream(sums), a);
-}
-
-// All of a tile. With tiles in waves, two kernels are faster than one: layer 0 waits for memory, the rest for its own
-// threads, and the latter needs half of the registers, so that twice as many thread blocks fit.
-void run_tiles(const Tensor& x, const Tensor& weight, const Tensor& order, TileArguments& a) {
-    if (in_waves(a.of_order, x)) return run_rest(first_sums(x, weight, a.layers, order, a.of_order), a);
-    dispatch_rounding(x.scalar_type(), a.layers.integers.rounds, [&]<class T, bool kRounds>() {
-        dispatch_outputs(a.layers.at[0].outputs, [&]<int NT>() {
-            launch_tiles(false, "tile_kernel", tile_kernel<T, NT, kRounds>, a.of_order.most_tiles(),
-                         shared_memory(a.places), current_stream(x), const_data<T>(x), a);
-        });
-    });
+    const SharedMemory shared{sizeof(float) * a.places.floats, kDeclaredBytes, kRestsTogether};
+    launch_tiles(in_waves(a.of_order, sums), "rest_kernel", kernel, a.of_order.most_tiles(), shared,
+                 current_stream(sums), a);
 }
 
 void run_one_output(const Tensor& x, const TileArguments& a, cudaStream_t stream) {
@@ -351,10 +335,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> loss_op(const Tensor& x_in, const Ten
     a.grad_output = mutable_data<float>(grad_output);
     if (in_one_pass)
         run_one_output(x, a, current_stream(x));
-    else if (is_sums)
-        run_rest(x, a);
     else
-        run_tiles(x, call.parameters[0], order, a);
+        run_rest(is_sums ? x : first_sums(x, call.parameters[0], layers, order, o), a);
     return {totals, grad_sums, grad_output, partials};
 }
 

@@ -1,6 +1,6 @@
-// What a thread block does for a tile of 64 positions of one stack: layer 0, unless its sums are given, the other
-// layers, the loss, and the backward down to the gradients of these sums. The values of a tile are in shared memory. A
-// *channel* there is one value of all 64 positions.
+// What a thread block does for a tile of 64 positions of one stack, from the sums of layer 0 on: the other layers, the
+// loss, and the backward down to the gradients of these sums. The values of a tile are in shared memory. A *channel*
+// there is one value of all 64 positions.
 #pragma once
 
 #include <algorithm>
@@ -479,15 +479,6 @@ __device__ inline void rest_of_tile(const TileArguments& a, Tile& tile, const Ta
     }
 }
 
-// Stores a channel of layer 0's y. Without hidden layers it is the net's output.
-template <bool kRounds>
-__device__ __forceinline__ void store_first(const TileArguments& a, int channel, const float (&y)[2], float* memory) {
-    if (a.layers.count > 1)
-        store_activated<kRounds>(a.layers.at[0], a.places.at[0], channel, y, memory);
-    else
-        store_pair(memory + a.places.at[0].sums, channel, y[0], y[1]);
-}
-
 __device__ inline void finish_tile(const TileArguments& a, const Tile& tile, float* memory) {
     if (!a.makes_loss()) return;
     __syncthreads();
@@ -501,56 +492,9 @@ __device__ inline void finish_without_tile(const TileArguments& a, Tile& tile, f
     finish_tile(a, tile, memory);
 }
 
-// Thread blocks of rest_kernel per multiprocessor. It has no products on tensor cores and mostly waits for its own
+// Thread blocks per multiprocessor. There are no products on tensor cores; a thread block mostly waits for its own
 // threads.
 constexpr int kRestsTogether = 4;
-
-// Layer 0 of a tile, then the rest of the tile.
-template <class T, int NT, bool kRounds>
-__global__ void __launch_bounds__(kThreads, kFirstTogether) tile_kernel(const T* x, const TileArguments a) {
-    extern __shared__ __align__(16) float memory[];
-    __shared__ Tile tile;
-    if (!load_tile(a.order, a.of_order, tile)) {
-        finish_without_tile(a, tile, memory);
-        return;
-    }
-    const Layer& first = a.layers.at[0];
-    const Places& at = a.places.at[0];
-    copy_parameters(a, tile.stack, memory);
-    const Target target = load_target(a, tile);
-    float* const shares = memory + a.places.shares;
-    const float* const weight = a.weights[0] + static_cast<int64_t>(tile.stack) * first.outputs * first.inputs;
-    first_layer_sums<T, NT>(x, weight, first.inputs, first.outputs, tile.positions, shares);
-    ptx::copy_async_wait_all();
-    __syncthreads();
-    // A warp takes every eighth output, a lane two positions. The activated values overlap `shares`, so they are stored
-    // only when all threads have read their shares.
-    const int warp = threadIdx.x / kWarp;
-    constexpr int kOutputs = NT;  // outputs per warp
-    float y[kOutputs][2];
-#pragma unroll
-    for (int k = 0; k < kOutputs; ++k) {
-        const int o = warp + k * kWarps;
-        y[k][0] = y[k][1] = 0.0f;
-        for (int q = 0; q < kShares; ++q) {
-            const Pack<float, 2> v = load_pair(shares + q * NT * 8 * kPitch, o);
-            y[k][0] += v.at[0];
-            y[k][1] += v.at[1];
-        }
-    }
-    __syncthreads();
-#pragma unroll
-    for (int k = 0; k < kOutputs; ++k) {
-        const int o = warp + k * kWarps;
-        if (o >= round4(first.outputs)) continue;
-        for (int i = 0; i < 2; ++i) y[k][i] = divided<kRounds>(a, y[k][i]) + memory[at.bias + o];
-        store_first<kRounds>(a, o, y[k], memory);
-    }
-    if (a.layers.count > 1) store_ones(at, memory);
-    __syncthreads();
-    rest_of_tile<kRounds>(a, tile, target, memory);
-    finish_tile(a, tile, memory);
-}
 
 // The rest of a tile, from sums of layer 0 that are given.
 template <bool kRounds>
@@ -573,7 +517,10 @@ __global__ void __launch_bounds__(kThreads, kRestsTogether) rest_kernel(const Ti
         for (int i = 0; i < 2 && o < outputs; ++i)
             y[i] = divided<kRounds>(a, a.sums[static_cast<int64_t>(tile.positions[2 * lane + i]) * outputs + o]) +
                    memory[a.places.at[0].bias + o];
-        store_first<kRounds>(a, o, y, memory);
+        if (a.layers.count > 1)
+            store_activated<kRounds>(a.layers.at[0], a.places.at[0], o, y, memory);
+        else  // it is the net's output
+            store_pair(memory + a.places.at[0].sums, o, y[0], y[1]);
     }
     if (a.layers.count > 1) store_ones(a.places.at[0], memory);
     __syncthreads();
