@@ -584,8 +584,8 @@ inline std::vector<Summand> summands(const Tensors& gradients, const std::vector
         const int64_t elements = kept.back().numel();
         if (elements == 0) continue;
         const int64_t row = elements / (gradients[i].dim() == 0 ? 1 : gradients[i].size(0));
-        Summand summand{kept.back().const_data_ptr(), rows, elements / rows, shares, type, row,
-                        shares || row >= kLeastRow, nullptr};
+        Summand summand{kept.back().const_data_ptr(), rows,   elements / rows, shares, type, row,
+                        shares || row >= kLeastRow,   nullptr};
         if (!marked.empty() && marked[i].numel() != 0) {
             const std::string marks = at("rows", i);
             check_device(kBegin, marks.c_str(), marked[i], device, numbers, "numbers");

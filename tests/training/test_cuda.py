@@ -249,7 +249,7 @@ def test_no_step_updates_rows_that_no_batch_has(tmp_path, project_root, monkeypa
     run = from_records(tmp_path, project_root / "samples" / "val.binpack", *settings)
     run.advance()
     assert (run.model.rounded is not None) == (rounds == "true")
-    assert instance(FusedRule, run.optimizer.rule).late_rows
+    assert instance(FusedRule, run.optimizer.rule).fused.late_rows
     settled = []
     monkeypatch.setattr(LateRows, "settle", lambda rows, *, gradient=False: settled.append(gradient))
     for _ in range(3):

@@ -136,7 +136,8 @@ class Unread(LateRows):
 @pytest.mark.parametrize("net", NETS, ids=lambda net: net["kind"])
 def test_layers_that_round_do_not_read_the_weight(net: dict[str, object]) -> None:
     """In quantisation-aware training on a GPU, that would update all rows in each step."""
-    model = instance(StackedModel, nets.build(net))
+    model = nets.build(net)
+    assert isinstance(model, StackedModel)
     model.set_rounding(True)
     transformer = instance(PerspectiveTransformer, model.feature_transformer)
     transformer.update_late(Unread())

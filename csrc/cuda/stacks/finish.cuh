@@ -50,7 +50,8 @@ __device__ inline void finish_weight(const Finish& a, int block) {
     if (first_tile[0] < first_tile[1]) {
         const Division division{static_cast<int64_t>(tiles) * a.slabs, a.workers};
         const int64_t base = static_cast<int64_t>(slab) * tiles;
-        const int first = division.first_worker(base + first_tile[0]), last = division.last_worker(base + first_tile[1]);
+        const int first = division.first_worker(base + first_tile[0]),
+                  last = division.last_worker(base + first_tile[1]);
         const float* from =
             a.segments + (segment_of(first, slab, stack, stacks) * a.padded_outputs + output) * kSlab + column % kSlab;
 #pragma unroll 4

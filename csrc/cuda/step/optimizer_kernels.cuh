@@ -112,8 +112,8 @@ __device__ inline double sum_over_rows(const Summand& from, int64_t block) {
     sum_t<T> sums[V] = {};
     for (int64_t begin = 0; begin < rows; begin += kWarp) {
         const int64_t mine = first + (begin + lane) * stride;
-        unsigned left = __ballot_sync(kAllLanes,
-                                      begin + lane < rows && (from.marked == nullptr || from.marked[mine] != 0));
+        unsigned left =
+            __ballot_sync(kAllLanes, begin + lane < rows && (from.marked == nullptr || from.marked[mine] != 0));
         while (left != 0) {
             sum_t<T> x[kBeginTurns][V] = {};
 #pragma unroll
