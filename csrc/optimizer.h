@@ -35,8 +35,7 @@
 //   loss         float32 or float64, one element
 //   lr           float32 or float64, one element: the learning rate
 //   max_norm     gradients are scaled down to this norm; infinity: they are not
-//   rows         for each gradient, uint8 [F]: where it is 0 the row of the gradient is zeros, and need not be looked
-//   at;
+//   rows         for each gradient, uint8 [F]: where it is 0 the row of the gradient is zeros, and may be left out;
 //                no elements: any row may be other than zeros; an empty list: any row of all
 //
 // _optimizer_update moves the weights of all parts.
@@ -70,7 +69,8 @@
 //   late     what is kept of a part, three tensors:
 //              made     int64 [F]: the steps that each row has made
 //              changes  the weight's dtype [K, V, ...]: how far each virtual row moved; no elements without any
-//              history  float64 [K, kNumbers]: the numbers of the steps in the window
+//              history  float64 [K, kNumbers]: the numbers of the steps in the window (zeros at first; on CUDA the
+//                       last two numbers of its first row are the kernels' own, 0 between calls)
 //            and on CUDA, if the part has one, its copy, which is written along with the rows
 //
 // _optimizer_mark_rows sets `rows` to 1 where one of the index rows int32 [B, I] has the feature, and leaves the
@@ -262,7 +262,8 @@ NNUE_HOST_DEVICE Common<T> common(const Factors& f, const double* numbers, doubl
 // On CUDA sqrtf and the division of floats branch where a number is zero or tiny, as all moments of a feature are that
 // no position has had for long: with them the update of HalfKAv2_hm-1024 took 240 us on an H200, and 190 without. These
 // never branch, so that several elements are computed side by side, and have the same bits, except for roots below
-// 2^-63 (which are still below) and quotients of numbers below 2^-100 or by numbers below 2^-126 or above 2^126.
+// 2^-50 (to a bit; roots below 2^-63 only stay below it) and quotients of numbers below 2^-100 or by numbers below
+// 2^-126 or above 2^126.
 NNUE_HOST_DEVICE float root_of(float x) {
 #ifdef __CUDA_ARCH__
     float inverse;
@@ -453,8 +454,8 @@ struct Summand {
     bool shares;
     Float type;
     int64_t row;            // columns of a row of the gradient
-    bool by_rows;           // on CUDA: whether rows are added up one by one. Marks do not decide that, so that sums
-                            // have the same order with and without them
+    bool by_rows;           // on CUDA: whether rows are added up one by one. It does not depend on marks, so that
+                            // sums have the same order with and without them
     const uint8_t* marked;  // which rows of the gradient are not zeros; null: any
 };
 
@@ -566,7 +567,7 @@ inline int64_t rows_of(const char* op, const std::string& argument, const Tensor
     return rows / shared;
 }
 
-constexpr int64_t kLeastRow = 32;  // columns of rows that are added up one by one, see Summand
+constexpr int64_t kLeastRow = 32;  // the fewest columns for Summand::by_rows without virtual rows
 
 // What the norm is taken of. Makes gradients contiguous where they lie, `kept` keeps the copies alive.
 inline std::vector<Summand> summands(const Tensors& gradients, const std::vector<int64_t>& shared_rows,

@@ -23,6 +23,7 @@ namespace nnue::cuda {
 
 inline void check_cuda(cudaError_t error, const char* what) {
     if (error == cudaSuccess) return;
+    (void)cudaGetLastError();  // clears it, or torch's next check would report it again
     throw std::runtime_error(std::string("nnue: ") + what + ": CUDA error " + cudaGetErrorName(error) + ": " +
                              cudaGetErrorString(error));
 }
@@ -49,8 +50,8 @@ inline int multiprocessors(int device) {
 }
 
 // The compute capability, times ten, that this kernel's code for the current device was compiled for; 0 if the library
-// has none for it. The same for all kernels outside hopper/, so one query per device is enough, usually before any
-// capture of a CUDA graph.
+// has none for it. The same for all kernels that run on a device (hopper/ is built along with 9.0), so one query per
+// device is enough, usually before any capture of a CUDA graph.
 inline int code_version(const void* kernel) {
     static std::array<std::atomic<int>, 64> known{};
     const int device = current_device();

@@ -138,12 +138,11 @@ std::tuple<Tensor, Tensor, Tensor> backward_op(const Tensor& grad_output_in, con
         using T = std::remove_pointer_t<decltype(type)>;
         const Gradients<T> gradients{rows_of<T>(indices, values, sizes), grad_output, const_data<T>(grad_output),
                                      sizes.num_outputs, stream};
-        // Lists are at least twice as fast as atomics on the H200: benchmarks/results/.
         if (needs.weight)
             grad_weight = deterministic.value_or(true) ? gradients.of_weight() : gradients.of_weight_by_atomics();
         if (needs.values) grad_values = gradients.of_values(*weight_in, *values);
     });
-    // In a fixed order as well. With a dtype, since autocast would select another one.
+    // Torch's sum has a fixed order, too. The dtype is given because autocast would choose another one.
     if (needs.bias)
         grad_bias = torch::stable::sum(grad_output, std::vector<int64_t>{0}, false, grad_output.scalar_type());
     if (check) check->finish();

@@ -10,14 +10,15 @@
 
 #include "bindings/bindings.h"
 
-// A value in a message: its type where it is long.
+// A value for an error message; only its type if it is long.
 inline std::string shown(const py::handle& value) {
     std::string text = py::repr(value);
     if (text.size() > 80) text = py::str(py::type::handle_of(value).attr("__name__"));
     return text;
 }
 
-// The type that a property can be set to, of what pybind11 writes of its setter: "(arg0: Class, arg1: type) -> None".
+// The type of a property, parsed from the signature that pybind11 gives its setter: "(arg0: Class, arg1: type) ->
+// None".
 inline std::string type_of_setter(const py::object& property) {
     py::str text = property.attr("fset").attr("__doc__");
     for (const auto& [from, to] : {std::pair{"typing.SupportsInt | typing.SupportsIndex", "int"},
@@ -31,7 +32,7 @@ inline std::string type_of_setter(const py::object& property) {
     return signature.substr(begin + 2, end - begin - 2);
 }
 
-// Sets fields of an object. Errors name the field, and the type that it has.
+// Sets fields of an object. TypeError: there is no such field, or the value has another type; the message names both.
 inline void set_fields(const py::object& object, const py::kwargs& fields) {
     const py::handle type = py::type::handle_of(object);
     for (const auto& [name, value] : fields) {
@@ -40,7 +41,8 @@ inline void set_fields(const py::object& object, const py::kwargs& fields) {
         const std::string field = py::str("{}.{}").format(type.attr("__name__"), name);
         if (!py::hasattr(type, name)) throw py::type_error(field + ": there is no such field");
         if (!error.matches(PyExc_TypeError)) throw error;
-        throw py::type_error(field + " is " + shown(value) + ", expected " + type_of_setter(type.attr(name)));
+        const char* const range = PyLong_Check(value.ptr()) ? " in its range" : "";
+        throw py::type_error(field + " is " + shown(value) + ", expected " + type_of_setter(type.attr(name)) + range);
     }
 }
 

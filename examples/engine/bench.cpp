@@ -1,8 +1,9 @@
 // bench NET < FENS: evaluations per second of CPU time, moves of games: each FEN that is one move behind the last is an
 // update, any other a refresh. For nets of 768 inputs with SCReLU, king buckets or not, and without layers behind the
 // first, the same is also computed by the inference that engines write by hand for such nets: features are known from
-// the move, rows of a move are added and removed in one loop, kings that change the bucket start from a cache. The two
-// take turns, and medians are printed, so that other work on the machine slows down both.
+// the move, rows of a move are added and removed in one loop, kings that change the bucket start from a cache. nnue.h
+// (given the boards, and given the pieces that a move changes) and this inference take turns, and medians are printed,
+// so that other work on the machine slows down all of them.
 #include <algorithm>
 #include <array>
 #include <cstdio>
@@ -33,7 +34,7 @@ bool is_one_move(const nnue::Board& a, const nnue::Board& b) {
     return a.black_to_move != b.black_to_move && added && removed && added <= 2 && removed <= 2;
 }
 
-constexpr int kTurns = 9;
+constexpr int kTurns = 9;  // of each measurement; odd, for the median
 
 template <class Work>
 double per_second(std::size_t n, Work work) {

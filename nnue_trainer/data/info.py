@@ -44,7 +44,7 @@ class FileInfo:
     statistics: _data.Statistics = field(default_factory=_data.Statistics)
 
     def as_dict(self) -> dict[str, Any]:
-        """As plain data."""
+        """All fields as plain data for JSON; `statistics` by the names of its properties."""
         names = [name for name, kind in vars(_data.Statistics).items() if isinstance(kind, property)]
         return vars(self) | {"statistics": {name: getattr(self.statistics, name) for name in names}}
 

@@ -45,7 +45,9 @@ def quantize(tensor: NetTensor, values: np.ndarray, where: str) -> np.ndarray:
             index[0] += tensor.first_row
             count = _count_wrong(tensor, flat)
             advice = (
-                f"; model.{tensor.limit_option} in the recipe can set a larger limit" if tensor.limit_option else ""
+                f"; model.{tensor.limit_option} in the recipe can set a larger limit"
+                if tensor.limit_option and np.isfinite(flat[first])
+                else ""
             )
             raise UserError(
                 f"{where}: {tensor.source_parameter}{index} is {float(flat[first]):.6g}, limit "

@@ -109,7 +109,7 @@ def _compiled(quantized: QuantizedNet) -> _data.Evaluator | None:
 
 
 def compiled_forward(forward: IntegerForward, feature_set: str, tensors: Mapping[str, np.ndarray]) -> _data.Forward:
-    """`forward` for the evaluator in C++, whose structs have the same fields, with tensors in the places of names."""
+    """`forward` for the evaluator in C++, whose structs have the same fields, with tensors instead of their names."""
 
     def named(name: str) -> _data.IntegerTensor:
         return _data.IntegerTensor(name, np.ascontiguousarray(tensors[name]))

@@ -26,8 +26,17 @@ Activation = Literal["crelu", "screlu", "pairwise"]
 _log = logging.getLogger(__name__)
 
 
+class _Positions(NamedTuple):
+    """The fields of a `Batch` that a feature transformer reads."""
+
+    white: Tensor
+    black: Tensor
+    black_to_move: Tensor
+    plans: tuple[Any, ...]
+
+
 class Marks(NamedTuple):
-    """A plan of `Batch.plans`: uint8 [F], 1 for the rows that the batch with these index rows of White's has."""
+    """A plan of `Batch.plans`: uint8 [F], 1 for each row of the weight that the batch has. `white`: its index rows."""
 
     data: Tensor
     white: Tensor
@@ -137,16 +146,34 @@ class PerspectiveTransformer(nn.Module):
         constants = (weight.shape[0], self.bucket_size, self.num_bucketed)
         return perspectives.perspective_plan(*rows, *constants, weight_dtype or weight.dtype)
 
-    def forward(self, batch: Batch, bucket: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+    def forward(
+        self,
+        white: Tensor,
+        black: Tensor,
+        black_to_move: Tensor,
+        bucket: Tensor | None = None,
+        *,
+        plans: tuple[Any, ...] = (),
+    ) -> tuple[Tensor, Tensor | None]:
         """Activated vector fp32 [B, num_outputs]; with PSQT also half the difference of both sides, fp32 [B].
 
-        `bucket` int64 [B] is the PSQT bucket of each position, not used without PSQT; ValueError if it is missing.
+        `white` and `black` int32 [B, K] are the active features of each perspective, as in `Batch`; `black_to_move`
+        uint8 [B] is 1 where Black is to move. `bucket` int64 [B] is the PSQT bucket of each position, not used without
+        PSQT; ValueError if it is missing. `plans`: what `plan` gives for these very tensors.
         """
         if self.psqt is not None and bucket is None:
             raise ValueError(
                 "PerspectiveTransformer: bucket: found None, expected int64 [B], as the layer has PSQT columns"
             )
-        return self.outputs_with(batch, bucket, self._parameters_for(batch), self.description)
+        given = _Positions(white, black, black_to_move, plans)
+        return self.outputs_with(given, bucket, self._parameters_for(given), self.description)
+
+    def of_batch(self, batch: Batch, bucket: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        """`forward` for a batch, with what has been prepared for it."""
+        found: tuple[Tensor, Tensor | None] = self(
+            batch.white, batch.black, batch.black_to_move, bucket, plans=batch.plans
+        )
+        return found
 
     @property
     def description(self) -> Description:
@@ -171,12 +198,12 @@ class PerspectiveTransformer(nn.Module):
         return description.call(self._rows(batch, bucket, parameters), parameters)
 
     def outputs_with(
-        self, batch: Batch, bucket: Tensor | None, parameters: Parameters, description: Description
+        self, batch: Batch | _Positions, bucket: Tensor | None, parameters: Parameters, description: Description
     ) -> tuple[Tensor, Tensor | None]:
         """`forward` with other weights, in any unit."""
         return description.outputs(self._rows(batch, bucket, parameters), parameters)
 
-    def _rows(self, batch: Batch, bucket: Tensor | None, parameters: Parameters) -> Rows:
+    def _rows(self, batch: Batch | _Positions, bucket: Tensor | None, parameters: Parameters) -> Rows:
         weight, buckets = parameters.weight, (self.bucket_size, self.num_bucketed)
         plans = (plan for plan in batch.plans if isinstance(plan, PerspectivePlan))
         plan = next((plan for plan in plans if plan.is_for(weight.shape[0], *buckets, weight.dtype)), None)
@@ -228,18 +255,19 @@ class PerspectiveTransformer(nn.Module):
         """Weight, bias and PSQT columns as a forward pass reads them now; rows of the weight need not be up to date."""
         return self._weight_in_use(), self.bias, self.psqt
 
-    def _parameters_for(self, batch: Batch) -> Parameters:
+    def _parameters_for(self, batch: Batch | _Positions) -> Parameters:
         """What the forward pass reads."""
         sparse = self._bring_up_to_date(batch)
         return Parameters(self._weight_in_use(), self.bias, self.psqt, None, sparse)
 
-    def _bring_up_to_date(self, batch: Batch) -> bool:
+    def _bring_up_to_date(self, batch: Batch | _Positions) -> bool:
         """The rows that a forward pass reads. Returns whether their gradient is to be sparse."""
         if self._late is None:
             return False
         if torch.is_grad_enabled():
-            plans = (plan.data for plan in batch.plans if isinstance(plan, Marks) and plan.white is batch.white)
-            return self._late.catch_up(batch.white, batch.black, next(plans, None))
+            rows, plans = len(self._weight_in_use()), (plan for plan in batch.plans if isinstance(plan, Marks))
+            marks = (plan.data for plan in plans if plan.white is batch.white and len(plan.data) == rows)
+            return self._late.catch_up(batch.white, batch.black, next(marks, None))
         self._late.settle()
         return False
 

@@ -467,8 +467,9 @@ class Layered(Net):
             if reach > INT32_MAX and not unclipped:
                 raise ValueError(f"{what}: sums may reach {reach}, expected at most {INT32_MAX}; lower scale or clip")
             largest = step.largest
-            if number < len(self.layers) and largest > INT16_MAX + (step.activation == "none"):
-                raise ValueError(f"{what}: activations may reach {largest}, expected at most {INT16_MAX}; raise shift")
+            allowed = INT16_MAX + (step.activation == "none")
+            if number < len(self.layers) and largest > allowed:
+                raise ValueError(f"{what}: activations may reach {largest}, expected at most {allowed}; raise shift")
             if number < len(self.layers) and self.layers[number].to_output:
                 kept = max(kept, largest)
         return self
@@ -780,7 +781,7 @@ class LayeredModel(StackedModel):
 
     def first_outputs(self, batch: Batch) -> FirstOutputs:
         bucket = self.buckets_of(batch)
-        x, psqt = self.feature_transformer(batch, bucket)
+        x, psqt = self.feature_transformer.of_batch(batch, bucket)
         return FirstOutputs(one_side(x, batch, self.layered.perspectives), psqt, bucket)
 
     def first_call(self, batch: Batch, bucket: Tensor) -> FusedCall | None:

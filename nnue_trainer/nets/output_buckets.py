@@ -50,9 +50,8 @@ class OutputBuckets:
         if self.weights and self.rule != "weights":
             raise ValueError(f"weights: found {len(self.weights)} with rule: {self.rule}, expected rule: weights")
         if bool(self.squares) != (self.rule == "squares"):
-            raise ValueError(
-                f"squares: found {len(self.squares)} pieces with rule: {self.rule}; only rule: squares has them"
-            )
+            wanted = "rule: squares" if self.squares else "64 numbers for at least one piece"
+            raise ValueError(f"squares: found {len(self.squares)} pieces with rule: {self.rule}, expected {wanted}")
         for piece, numbers in self.squares.items():
             if len(numbers) != 64:
                 raise ValueError(f"squares.{piece}: found {len(numbers)} numbers, expected 64")

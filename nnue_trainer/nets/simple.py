@@ -90,7 +90,7 @@ class SimpleModel(StackedModel):
         return torch.zeros_like(batch.piece_count, dtype=torch.int64)
 
     def first_outputs(self, batch: Batch) -> FirstOutputs:
-        x, _ = self.feature_transformer(batch)
+        x, _ = self.feature_transformer.of_batch(batch)
         return FirstOutputs(x, None, self.buckets_of(batch))
 
     def first_call(self, batch: Batch, bucket: Tensor) -> FusedCall | None:

@@ -71,7 +71,7 @@ class StockfishModel(StackedModel):
 
     def first_outputs(self, batch: Batch) -> FirstOutputs:
         bucket = self.buckets_of(batch)
-        x, psqt = self.feature_transformer(batch, bucket)
+        x, psqt = self.feature_transformer.of_batch(batch, bucket)
         return FirstOutputs(x, psqt, bucket)
 
     def first_call(self, batch: Batch, bucket: Tensor) -> FusedCall | None:

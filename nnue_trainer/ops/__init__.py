@@ -277,8 +277,7 @@ def feature_transformer_forward(
         bias: [N], dtype of `weight`.
         values: float32 [B, K] (float64 with a float64 weight); 1 where absent.
         deterministic: True: the backward gives equal bits for equal inputs. False: the classic kernel with atomics on
-            CUDA. None: True under `torch.use_deterministic_algorithms`, else the fastest kernel. The forward always
-            gives equal bits, and so does the CPU.
+            CUDA. None: as True. The forward always gives equal bits, and so does the CPU.
 
     Returns:
         [B, N] in the dtype of `weight`.

@@ -161,7 +161,7 @@ class Kept(NamedTuple):
     def gradients(
         self, grad: Tensor | None, grad_psqt: Tensor | None, batch: list[Tensor], saved: Tensor, *, sparse: bool = False
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Of weight, bias and psqt. `grad`: None: of zeros. `sparse`: that of the weight is a sparse tensor."""
+        """The gradients of weight, bias and psqt. `grad` None counts as zeros. `sparse`: the weight's is sparse."""
         kept = self.without_psqt() if grad_psqt is None else self
         if grad is None:
             width = self.sizes[1] if self.activation == _PAIRWISE else 2 * self.sizes[1]
@@ -330,7 +330,7 @@ class FusedCall(NamedTuple):
     output_dtype: torch.dtype
     rounds_down: bool
     leaf: Tensor | None = None
-    """as in `Parameters`, like the next field"""
+    """see `Parameters`"""
     sparse_grad: bool = False
     psqt_apart: bool = False
     """on CUDA, if a gradient is needed, the PSQT output has no values, but its gradient goes to `psqt` as usual.
@@ -338,7 +338,8 @@ class FusedCall(NamedTuple):
 
     @property
     def arguments(self) -> tuple[Any, ...]:
-        return self[:10]
+        """Those of `_perspective_transformer_forward` without `save`: the fields up to `rounds_down`."""
+        return self[: FusedCall._fields.index("leaf")]
 
     @property
     def trained(self) -> Tensor:

@@ -41,7 +41,7 @@ class Work:
     covered: frozenset[str] = frozenset()
     """Parameters whose gradients a guard need not check: `NnueModel.covered_gradients`."""
     late: frozenset[str] = frozenset()
-    """Parameters whose rows a fused rule may update when they are needed: `FusedOptimizer.late_rows` then has one."""
+    """Parameters whose rows a fused rule may update when they are needed: see `FusedOptimizer.late_rows`."""
     settings: Mapping[str, Settings] = field(default_factory=dict)
     """Settings from groups of the recipe, by name; a virtual row has those of its parameter."""
     matrices: frozenset[str] = frozenset()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import InitVar, dataclass, field, replace
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from nnue_trainer.optim import fused_operators
 from nnue_trainer.optim.late_rows import HostLateRows, LateRows
-from nnue_trainer.optim.parts import LARGEST_COPY, Moments, Norm, Numbers, Part, write_copy
+from nnue_trainer.optim.parts import LARGEST_COPY, Moments, NormOf, Numbers, Part, write_copy
 from nnue_trainer.optim.update_rule import UpdateRule
 
 
@@ -33,9 +33,8 @@ class FusedOptimizer:
     flag: InitVar[Tensor | None] = None
     late: InitVar[Iterable[str]] = ()
     """names of parameters whose rows are updated when they are needed, on a GPU those that it pays for: see LateRows"""
-    norm_of: Callable[[Sequence[tuple[Part, Moments, Tensor]], Norm], Tensor] | None = None
-    """Numbers whose norm is that of the gradients of these parts, virtual rows included, where this process has not all
-    of them; None: it has. The second argument is `_norm`."""
+    norm_of: NormOf | None = None
+    """None: this process has all gradients."""
     pairs: list[tuple[Part, Moments]] = field(init=False)
     step_count: Tensor = field(init=False)
     failed: Tensor = field(init=False)

@@ -71,8 +71,8 @@ class LateRows:
     @torch.no_grad()
     def catch_up(self, white: Tensor, black: Tensor, marks: Tensor | None = None) -> bool:
         """Brings the rows that the index rows int32 [B, K] name up to date. Until the next step these, and those of
-        other calls before it, are all the rows that may get a gradient. `marks`: what `marks` has given for the index
-        rows. Returns whether the gradient may be sparse: a row that it leaves out waits."""
+        other calls before it, are all the rows that may get a gradient. `marks`: the result of the method `marks` for
+        these index rows. Returns whether the gradient may be sparse: a row that it leaves out waits."""
         if marks is None:
             fused_operators.namespace._optimizer_mark_rows(white, black, self._marked)
         else:

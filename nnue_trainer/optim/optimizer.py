@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 
@@ -21,7 +21,7 @@ from nnue_trainer.optim.clip import Clip
 from nnue_trainer.optim.fused import FusedRule
 from nnue_trainer.optim.groups import Settings
 from nnue_trainer.optim.guard import Guard
-from nnue_trainer.optim.parts import LARGEST_COPY, Moments, Norm, Part
+from nnue_trainer.optim.parts import LARGEST_COPY, NormOf
 from nnue_trainer.optim.rehearsal import rehearse
 from nnue_trainer.optim.virtual_rows import SharedRows
 
@@ -220,7 +220,7 @@ class Optimizer:
         own = {name: self._copies.get(name, tensor) for name, tensor in self.rule.work.parameters.items()}
         return [tensor.grad for tensor in own.values() if tensor.grad is not None]
 
-    def take_norm(self, norm_of: Callable[[Sequence[tuple[Part, Moments, Tensor]], Norm], Tensor]) -> None:
+    def take_norm(self, norm_of: NormOf) -> None:
         """`FusedOptimizer.norm_of`; nothing for a rule that clips to no norm. UserError for `stable_decay`, which needs
         all gradients in one process."""
         if isinstance(self.rule, FusedRule):

@@ -134,6 +134,8 @@ class Moments:
 
 Norm = Callable[[Sequence[tuple[Part, Moments, Tensor]]], Tensor]
 """The norm of the gradients of some parts, those of virtual rows included."""
+NormOf = Callable[[Sequence[tuple[Part, Moments, Tensor]], Norm], Tensor]
+"""Numbers whose norm is the norm of all gradients of all processes, from the parts of this process and a `Norm`."""
 
 
 def write_copy(copy: Tensor, weight: Tensor, steps: float) -> None:

@@ -398,5 +398,8 @@ def _numbers() -> tuple[int, int, int, int]:
     numbers = tuple(int(os.environ[name]) for name in _VARIABLES[:4])
     if not 0 <= numbers[0] < numbers[1] or not 0 <= numbers[2] < numbers[3] <= numbers[1]:
         found = ", ".join(f"{name}={value}" for name, value in zip(_VARIABLES, numbers, strict=False))
-        raise UserError(f"train: found {found}, expected each rank below its world size; start with torchrun")
+        raise UserError(
+            f"train: found {found}, expected each rank below its size, and a local size of at most the world size; "
+            "start with torchrun"
+        )
     return numbers[0], numbers[1], numbers[2], numbers[3]

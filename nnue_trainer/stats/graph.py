@@ -149,17 +149,17 @@ class Graph:
 
     @property
     def nodes(self) -> int:
-        """Their number, n."""
+        """The number of nodes, n."""
         return len(self.offsets) - 1
 
     @property
     def edges(self) -> int:
-        """Their number, in both directions if the graph is undirected."""
+        """The number of edges; an undirected graph has each in both directions."""
         return len(self.targets)
 
     @property
     def device(self) -> torch.device:
-        """Of all arrays."""
+        """The device of all arrays."""
         return self.offsets.device
 
     def to(self, device: torch.device | str) -> Graph:

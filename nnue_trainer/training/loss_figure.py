@@ -38,7 +38,7 @@ def _sections(recipe: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def changed(saved: Checkpoint, state: TrainerState, now: Mapping[str, Any]) -> list[str]:
-    """What defines a validation loss and is not `now` as it was in a checkpoint, by the recipe's keys. Checkpoints of
+    """The keys whose values in the figure of a checkpoint differ from those in `now`. Checkpoints of
     earlier releases have only their recipe for that."""
     then = state.figure
     if then is None:

@@ -121,6 +121,7 @@ def test_long_files_are_counted_in_larger_blocks(sample):
     assert (whole.blocks == parts.blocks).all()
     assert (whole.calibration == parts.calibration).all()
     assert (whole.distinct, whole.duplicate_share) == (parts.distinct, parts.duplicate_share)
+    assert whole.duplicates_exact == parts.duplicates_exact
     first = profiled(records[:512]).blocks
     for name in ("sum_score", "sum_ply", "scored", "repeated"):
         assert whole.blocks[name][0] == first[name].sum()

@@ -31,6 +31,7 @@ def test_the_stub_has_what_the_module_has(project_root: Path) -> None:
     [
         (_data.PipelineOptions, {"windw": 1}, "PipelineOptions.windw: there is no such field"),
         (_data.PipelineOptions, {"window": "x"}, "PipelineOptions.window is 'x', expected int"),
+        (_data.PipelineOptions, {"window": -1}, "PipelineOptions.window is -1, expected int in its range"),
         (_data.PipelineOptions, {"filters": {}}, "PipelineOptions.filters is {}, expected .*FilterOptions"),
         (_data.FilterOptions, {"max_score": "x"}, "FilterOptions.max_score is 'x', expected float"),
         (_data.ForwardLayer, {"inputs": [0] * 99 + ["x"]}, r"ForwardLayer.inputs is list, expected Sequence\[int\]"),

@@ -464,8 +464,12 @@ def attack_pipeline(path: Path, seed: int) -> None:
         }
         if rng.random() < 0.2:
             fields[rng.choice(list(fields))] = wild(rng)
-        files = [data] * rng.choice([0, 1, 2])
+        files: Any = [data] * rng.choice([0, 1, 2])
         user_filter: Any = rng.choice([None, lambda records: np.ones(len(records), bool), lambda records: 1 / 0])
+        if rng.random() < 0.05:
+            files = rng.choice([wild(rng), [wild(rng)], [None]])
+        if rng.random() < 0.05:
+            user_filter = wild(rng)
         arrays = [memory(fields["features"], batch) for _ in range(rng.randrange(4))]
         start: Any = [(0, 0, 0, 0, [])] if rng.random() < 0.8 else [(*tuple(wild(rng) for _ in range(4)), [])]
         return _data.Pipeline(_data.PipelineOptions(**fields), files, arrays, start, user_filter)

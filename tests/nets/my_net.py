@@ -56,7 +56,7 @@ class MyModel(NnueModel):
         self.output = StackedLinear(BUCKETS, 2 * net.hidden, 1)
 
     def forward(self, batch) -> torch.Tensor:
-        x, _ = self.feature_transformer(batch)
+        x, _ = self.feature_transformer.of_batch(batch)
         return self.output(x, batch.bucket).squeeze(1)
 
     def factorised(self):

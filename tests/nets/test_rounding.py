@@ -320,6 +320,7 @@ def test_parameters_with_tangents_take_no_operators(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(capabilities, "machine_of", lambda device: capabilities.gpu(90))
     with fwAD.dual_level(), monkeypatch.context() as patch:
         assert forward._takes_operators(model, batch.white)
-        first = next(model.parameters()).detach()
-        patch.setattr(model, "parameters", lambda: iter([fwAD.make_dual(first, torch.ones_like(first))]))
+        own = {name: parameter.detach() for name, parameter in model.named_parameters()}
+        dual = {name: fwAD.make_dual(parameter, torch.ones_like(parameter)) for name, parameter in own.items()}
+        patch.setattr(model, "get_parameter", dual.__getitem__)
         assert not forward._takes_operators(model, batch.white)

@@ -56,13 +56,13 @@ def test_float_model_with_activations_rounded_down_is_the_integer_arithmetic(net
 
     monkeypatch.setattr(StackLayer, "activate", lambda self, y: rounded_down(activate(self, y)))
     layer = instance(PerspectiveTransformer, model.feature_transformer)
-    transformer = layer.forward
+    transformer = layer.of_batch
 
     def transformed(batch: data.Batch, bucket: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         x, psqt = transformer(batch, bucket)
         return rounded_down(x), psqt
 
-    monkeypatch.setattr(layer, "forward", transformed)
+    monkeypatch.setattr(layer, "of_batch", transformed)
     with torch.no_grad():
         floating = model(data.expand(data.records_from_fens(FENS), model.feature_set)).numpy() * model.score_scale
     integer = evaluate(net, batch_of(net, FENS)).score

@@ -562,15 +562,14 @@ def test_a_parametrized_weight() -> None:
             return 2 * weight
 
     pair = make_pair(9, 5, 30, 16)
-    rest = dict.fromkeys(("counts", "score", "result", "piece_count", "material"), torch.zeros(9))
-    batch = batch_from(rest | {"white": pair.white, "black": pair.black, "black_to_move": pair.black_to_move})
+    rows = (pair.white, pair.black, pair.black_to_move)
     layer, doubled = (PerspectiveTransformer(30, 16, "pairwise") for _ in range(2))
     doubled.load_state_dict({name: value.clone() for name, value in layer.state_dict().items()})
     torch.nn.utils.parametrize.register_parametrization(doubled, "weight", Doubled())
     with torch.no_grad():
         layer.weight.mul_(2)
-    assert torch.equal(doubled(batch)[0], layer(batch)[0])
-    doubled(batch)[0].sum().backward()
+    assert torch.equal(doubled(*rows)[0], layer(*rows)[0])
+    doubled(*rows)[0].sum().backward()
     assert doubled.get_parameter("parametrizations.weight.original").grad is not None
 
 
@@ -589,7 +588,7 @@ class Net(nn.Module):
             self.transformer.bias.add_(0.3)
 
     def forward(self, batch: Batch, bucket: Tensor) -> Tensor:
-        activated, psqt = self.transformer(batch, bucket)
+        activated, psqt = self.transformer.of_batch(batch, bucket)
         assert psqt is not None
         out: Tensor = self.layer(activated).squeeze(1) + psqt
         return out

@@ -52,7 +52,7 @@ def test_penalties_see_the_first_layer_of_the_step(activation: str, aware: bool)
     with model.rounding(aware), penalties.watching():
         model(batch)
     found = penalties.of(batch)
-    x, _ = model.feature_transformer(batch)
+    x, _ = model.feature_transformer.of_batch(batch)
     expected = 0.5 * x.mean() + 0.1 * sum(p.square().sum() for n, p in model.named_parameters() if n[:7] == "layers.")
     torch.testing.assert_close(found, expected)
     weight = model.feature_transformer.weight
@@ -92,7 +92,7 @@ def test_penalties_train_resume_and_leave_the_validation_loss(data: Path, tmp_pa
     mean = {}
     for name, tensors in ends.items():
         model.load_state_dict(tensors)
-        mean[name] = model.feature_transformer(batch)[0].mean().item()
+        mean[name] = model.feature_transformer.of_batch(batch)[0].mean().item()
     assert mean["activations"] < 0.8 * mean["none"]
     size = {name: tensors["feature_transformer.weight"].abs().sum() for name, tensors in ends.items()}
     assert size["weights"] < 0.95 * size["none"]

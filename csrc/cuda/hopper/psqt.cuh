@@ -3,7 +3,7 @@
 // Every entry adds the gradient of its position to one of F · P sums with an atomic. The sums are 64-bit integers, in
 // multiples of a power of two that is taken from the largest gradient of the batch, so the order of the additions does
 // not matter. Rows may have duplicates, or features of several king buckets. A gradient is rounded to 2^-b of the
-// largest, where b is at most 45 (43 from kManyTiles tiles on) and such that the sum of 2 B K gradients fits in 63 bits
+// largest, where b is at most 45 and such that the sum of 2 B K gradients fits in 63 bits
 // (41 for B = 16,384, K = 32). That is finer than sums in fp32 would be.
 #pragma once
 

@@ -6,8 +6,8 @@
 // gradients.
 //
 // A *unit* is a tile of 64 positions × a *slab* of 256 inputs. Units are listed slab by slab, and in each slab tile by
-// tile. Each thread block is a *worker* and takes an equal stretch of this list, which begins and ends with a *step*,
-// 16 positions of a unit: with whole units, 1,088 of them among 264 workers, a few would have a quarter more to do. A
+// tile. Each thread block is a *worker* and takes an equal stretch of this list, in *steps* of 16 positions. Whole
+// units would not be equal enough: with 1,088 units for 264 workers, a few workers would have 5 and the others 4. A
 // warp takes 32 inputs of the slab. Its sums of the weight's gradient stay in registers until the stack or the slab
 // changes. Then they are written as a *segment*, and finish.cuh adds up the segments in order.
 #pragma once
@@ -21,7 +21,7 @@ constexpr int kUnitsAhead = 8;  // units whose stacks and positions are loaded t
 constexpr int kSteps = kTile / 16;
 
 // How workers divide the steps of all units: worker w takes steps begin(w) … begin(w + 1) − 1. There are never more
-// workers than units, so each has at least one unit's.
+// workers than units, so each has at least kSteps steps.
 struct Division {
     int64_t steps;
     int workers;

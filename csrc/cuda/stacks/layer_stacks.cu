@@ -43,8 +43,8 @@ struct SharedMemory {
     int together;
 };
 
-// Whether there are more tiles than the thread blocks of first_layer_forward that all multiprocessors
-// hold at once. Then kernels start early: they take the places that the last wave of the kernel before leaves free.
+// Whether there are more tiles than thread blocks of first_layer_forward that all multiprocessors hold at once. Then
+// kernels start early: they take the places that the last wave of the kernel before leaves free.
 // With one wave they would only keep the kernels of other streams from these places.
 bool in_waves(const Order& o, const Tensor& tensor) {
     return o.most_tiles() > int64_t{kFirstTogether} * multiprocessors(tensor.get_device_index());

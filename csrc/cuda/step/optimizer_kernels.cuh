@@ -43,8 +43,8 @@ struct PlacedSummand {
     unsigned first_block;
 };
 
-// Of a summand by rows: how many pieces a row has, of V columns for each lane; a warp takes a piece of all rows that
-// share a virtual row, or of as many rows as it has lanes.
+// For a summand by rows. A row has pieces of `width` columns per lane. A warp takes one piece of a group of rows: of
+// all rows that share a virtual row or, without virtual rows, of 32 neighbouring rows.
 __host__ __device__ inline int64_t pieces_of(const Summand& summand, int64_t width) {
     return divide_up(summand.row, kWarp * width);
 }
@@ -81,6 +81,7 @@ __device__ inline int64_t quotient(int64_t a, int64_t b) {
     return (a | b) >> 32 == 0 ? int64_t(unsigned(a) / unsigned(b)) : a / b;
 }
 
+// A thread's share of the sum of squares. It reads all elements: rows that are not marked are zeros.
 template <int V, class T>
 __device__ inline double sum_over_elements(const Summand& from, int64_t block) {
     double total = 0;
@@ -414,9 +415,9 @@ __device__ inline int late_pieces(int64_t columns) {
     return static_cast<int>(divide_up(columns, int64_t(kWarp) * V));
 }
 
-// What all elements of a part have in common in a step. `fixed`: what is the same in every step, as an argument of the
-// kernel, from where products take it. (If it were converted from double here, then so often that it takes as long as
-// the roots do, to save registers.)
+// What all elements of a part have in common in a step. `fixed`, what every step shares, is an argument of the kernel,
+// which instructions read directly. If it were converted from double here, the compiler would repeat the conversions
+// for each element to save registers, and they would take as long as the roots.
 template <class T>
 __device__ inline Common<T> in_step(const Common<T>& fixed, const double* numbers, const Part& part) {
     Common<T> c = fixed;
@@ -433,7 +434,7 @@ __device__ inline Common<T> in_step(const Common<T>& fixed, const double* number
 
 // Keeps the numbers of a step.
 __device__ inline void keep_numbers(const LateArguments& a, int64_t step) {
-    if (blockIdx.x == 0 && threadIdx.x < kNumbers) {
+    if (blockIdx.x == 0 && threadIdx.x <= kLastKept) {  // what comes after is LateCounts in the first row
         a.history[(step - 1) % a.window * kNumbers + threadIdx.x] = a.numbers[threadIdx.x];
     }
 }
@@ -613,11 +614,11 @@ __global__ void __launch_bounds__(kLateThreads) update_sharing_rows(const LateAr
 constexpr int kListThreads = 512;
 
 // How many rows are listed, how many tickets have been taken for their pieces, and how many thread blocks are done. All
-// are 0 between calls: they lie where the first step of the history has numbers that are not used.
+// are 0 between calls. They are in the first row of the history, in two numbers that no step uses.
 struct LateCounts {
     int rows, tickets, done, unused;
 };
-static_assert(kLastKept < kNumbers - 2 && kTicket == kNumbers - 1 && sizeof(LateCounts) == 2 * sizeof(double));
+static_assert(kLastKept < kNumbers - 2 && sizeof(LateCounts) == 2 * sizeof(double));
 __device__ inline LateCounts& counts_of(const LateArguments& a) {
     return *reinterpret_cast<LateCounts*>(a.history + kNumbers - 2);
 }
