@@ -41,7 +41,11 @@ ALLOWED = [
     Allowed(r"stacks::first_layer_forward<\w+, [24]\b", 96, _TWO_BLOCKS),
     Allowed(r"stacks::first_layer_backward<.*InputRows<(__half|__nv_bfloat16)>, 2>", 96, _TWO_BLOCKS),
     Allowed(r"stacks::first_layer_backward<.*SavedRows<1, \w+>, 2>", 176, _TWO_BLOCKS),
-    Allowed(r"stacks::first_layer_backward<.*SavedRows<\d, \w+>, 1>", 48, "two thread blocks leave 128 registers"),
+    Allowed(
+        r"stacks::first_layer_backward<.*(SavedRows<\d, \w+>|InputRows<float>), 1>",
+        48,
+        "two thread blocks leave 128 registers",
+    ),
     Allowed(r"stacks::one_output_kernel<", 96, "forward and backward of a position in 128 registers"),
     Allowed(r"stacks::rest_kernel<", 24, "many thread blocks per multiprocessor leave 64 registers; on 12.0 only"),
     Allowed(r"one_hot_product::(forward|weight_gradient)_kernel<", 48, "values used between tiles"),

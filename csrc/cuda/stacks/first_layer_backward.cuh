@@ -166,6 +166,7 @@ __global__ void __launch_bounds__(kThreads, kWorkers<Source, KO>)
     using Number = typename Source::Number;
     constexpr int P = Source::Type::kParts, W = Source::Type::kFactorParts, R = Source::kRows,
                   kStages = Memory::kStages;
+    static_assert(kStages <= kSteps + 1, "copies run ahead of the first step by less than a unit");
     extern __shared__ __align__(16) char bytes[];
     ptx::wait_for_kernels_before();
     ptx::let_next_kernel_start();
@@ -294,10 +295,8 @@ __global__ void __launch_bounds__(kThreads, kWorkers<Source, KO>)
     for (int i = first; i + 1 < first + kStages; ++i) {
         if (i < kSteps)
             copy_inputs(0, i, column);
-        else if (steps_left > kSteps)
+        else  // a worker that begins within a unit also has steps of the next one
             copy_inputs(1, i - kSteps, tile + 1 == tiles ? column + kSlab : column);
-        else
-            ptx::copy_async_commit(), stage = stage + 1 == kStages ? 0 : stage + 1;
     }
     __syncthreads();
     for (int unit = 0; steps_left > 0; ++unit, steps_left -= kSteps, first = 0) {
