@@ -78,7 +78,7 @@ inline std::string text_of(const at::Tensor& bytes) {
 }
 
 [[noreturn]] inline void no_second_derivative(const char* backward) {
-    TORCH_CHECK(false, backward, ": it has no derivative of its own (double backward); found create_graph=True");
+    TORCH_CHECK(false, backward, ": it has no derivative of its own (double backward); use create_graph=False");
 }
 
 using MaybeTensor = std::optional<at::Tensor>;
