@@ -74,7 +74,7 @@ class TwoLayersModel(NnueModel):
     def forward(self, batch: Batch) -> Tensor:
         if self.rounded is not None:  # quantisation-aware training, and `nnue check`
             return self.rounded(self, batch)
-        x, _ = self.first(batch)  # fp32 [B, 2 · hidden], side to move first
+        x, _ = self.first.of_batch(batch)  # fp32 [B, 2 · hidden], side to move first
         y: Tensor = self.output(self.second(x).clamp(0, 1))
         return y.squeeze(1)
 

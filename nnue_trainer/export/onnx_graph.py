@@ -124,7 +124,7 @@ class _Transformer(nn.Module):
         self.description = layer.description
         self.weight, self.bias, self.psqt = layer.weight, layer.bias, layer.psqt
 
-    def forward(self, batch: Batch, bucket: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+    def of_batch(self, batch: Batch, bucket: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         described = self.description
         return reference.perspective_transformer(
             (batch.white, batch.black, batch.black_to_move), self.weight, self.bias, described.activation,
