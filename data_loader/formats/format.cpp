@@ -85,7 +85,7 @@ const DataFormat& detect_format(const Head& head, const std::string& path) {
     if (sound.size() == 1) return *sound[0];
     if (sound.empty()) throw FormatError(path + ": in no known format (" + failures + ")");
     throw FormatError(path + ": could be " + sound[0]->name + " or " + sound[1]->name +
-                      ", so the format must be named");
+                      ": convert it with `nnue data convert --from FORMAT`");
 }
 
 void Losses::operator+=(const Losses& other) {

@@ -26,6 +26,7 @@ namespace nnue::portable {
 constexpr int kGatherThreads = 1024;
 constexpr int kGatherWarps = kGatherThreads / cuda::kWarp;
 constexpr int kSlabLanes = 16;
+static_assert(2 * kSlabLanes == cuda::kWarp, "the halves of a warp sum different entries of the same slab");
 constexpr int kEntriesAhead = 4;  // of each half of a warp
 
 template <class T>
