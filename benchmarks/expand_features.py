@@ -5,7 +5,7 @@
 "operator" expands records that are already on the device into the rows of both perspectives, in memory that is already
 allocated. There are so many different batches that no cache holds them all. "file to rows" is the whole way, as in
 training (`DeviceBatches`): the loader reads the file into page-locked memory, and the records are copied and expanded
-on a stream of their own. For this the file is first rewritten as a shuffled binpack (chains of one position), and read
+on a separate stream. For this the file is first rewritten as a shuffled binpack (chains of one position), and read
 through --copies links to it, so that there are enough positions; it is in the page cache then. Prints a table and
 writes JSON into benchmarks/results/.
 """

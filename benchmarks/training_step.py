@@ -70,7 +70,7 @@ class Preloaded:
 
 
 def copies(loader: BatchSource, device: torch.device, features: str, count: int = PRELOADED) -> list[Batch]:
-    """Copies of the first `count` batches of a loader, on the device. Each counts as a buffer of its own."""
+    """Copies of the first `count` batches of a loader, on the device. Each counts as a separate buffer."""
     batches = DeviceBatches(loader, device, features)
     taken = []
     for number in range(count):

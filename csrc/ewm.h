@@ -1,7 +1,7 @@
 // Exponentially weighted moments along the last dimension: the contract of the operator, its state, and the checks that
 // hold on every device.
 //
-//   x           [..., n] float32 or float64. NaN and infinity are no observations, as in pandas.
+//   x           [..., n] float32 or float64. NaN and infinity do not count as observations, as in pandas.
 //   statistic   mean, var or std
 // alpha       0 < alpha <= 1: every element multiplies the weights of all earlier ones by 1 - alpha (with ignore_na:
 // every observation does)

@@ -103,7 +103,7 @@ struct Walks {
 
     NNUE_HOST_DEVICE int64_t cut(int64_t offset) const { return offset < 0 ? 0 : offset > edges ? edges : offset; }
 
-    // The edge to follow from a node. Where there is none: -1 - n for the node n to go to.
+    // The edge to follow from a node. If there is none: -1 - n for the node n to go to.
     NNUE_HOST_DEVICE int64_t edge(int64_t node, uint32_t bits) const {
         const int64_t begin = cut(offsets[node]), end = cut(offsets[node + 1]);
         const auto part = [&](int64_t size) {

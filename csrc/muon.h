@@ -1,13 +1,13 @@
 // The step of Muon for matrices: the contract of its operator and its checks. It exists on CUDA only; for a CPU, and
 // for matrices with two long sides, nnue_trainer/optim/muon.py makes the same step with torch's operators.
 //
-// _optimizer_update_matrices makes the step that _optimizer_begin has counted (optimizer.h), each matrix for itself.
+// _optimizer_update_matrices makes the step that _optimizer_begin has counted (optimizer.h), each matrix separately.
 //
 //   weights    [..., rows, columns] contiguous, float32 or float64, the same for all; the shorter side of a matrix has
 //              at most kMostSide elements
 //   gradients  of the same shape and dtype
 //   momenta    two for each weight: its own, and that of its virtual rows [V, ..., rows, columns], V a divisor of the
-//              weight's first size; no elements where there are none. Both are brought up to date
+//              weight's first size; no elements if there are none. Both are brought up to date
 //   lr         float32 or float64, one element: the learning rate
 //   state      as in optimizer.h
 //   settings   four numbers for each weight: the factor of the learning rate, the decoupled weight decay, and the

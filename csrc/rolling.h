@@ -1,14 +1,13 @@
 // Statistics of sliding windows along the last dimension: the contract of the operators, the statistics as monoids, and
 // the checks that hold on every device.
 //
-//   x           [..., n] float32 or float64. NaN and infinity are no observations, as in pandas.
-//   y like x, for cov and corr, else absent. A pair counts if both are observations.
-//   first, length   the window of output i is the part of [i + first, i + first + length) that lies in [0, n).
-//   min_periods with fewer observations in its window an output is NaN.
-//   ddof        of var, std and cov: the divisor is count - ddof.
-//   output      the shape and dtype of x. Everything is computed in double. skew, kurt and corr are NaN where the
-//   powers
-//               of the deviations leave the range of double: kurt below deviations of about 1e-76 and above 1e76.
+//   x           [..., n] float32 or float64. NaN and infinity do not count as observations, as in pandas.
+//   y           like x, for cov and corr; otherwise absent. A pair counts if both are observations.
+//   first, length  the window of output i is the part of [i + first, i + first + length) that lies in [0, n).
+//   min_periods    an output whose window has fewer observations is NaN.
+//   ddof        for var, std and cov: the divisor is count - ddof.
+//   output      the shape and dtype of x. Everything is computed in double. skew, kurt and corr are NaN if powers
+//               of the deviations exceed the range of double: kurt for deviations below about 1e-76 or above 1e76.
 //
 // A statistic is a monoid: a state of a few doubles, an identity, a way to add an observation, and a way to merge the
 // states of two neighbouring ranges. NaN does not change a state. Nothing is ever subtracted from a state, so nothing
@@ -20,8 +19,8 @@
 // For all windows that begin in one tile, suffixes and prefixes are running states, and the whole tiles in between are
 // the same. The states of whole tiles are merged by doubling, so the time hardly depends on the length of the window.
 //
-// Means are counted from a pivot, which is an observation: so an offset that all observations of a window have in
-// common costs no digits.
+// Means are relative to a pivot, which is one of the observations, so an offset that all observations of a window have
+// in common costs no precision.
 //
 // Where all elements are observations, states need no count: each monoid has the same operations on a state without its
 // first number. kWeighted: such a merge needs the counts of both ranges (Weights). kSpreads: an element that is not
@@ -55,7 +54,7 @@ struct State {
     F at[N];
 };
 
-// What a merge of two ranges needs of their counts a and b.
+// The weights for merging two ranges, from their counts a and b.
 struct alignas(16) Weights {
     double share, product;  // b / (a + b) and a · b / (a + b); 0 without observations
 
@@ -154,8 +153,8 @@ NNUE_HOST_DEVICE F between_means(F pivot_a, F mean_a, F pivot_b, F mean_b) {
 }
 
 // count, mean, the sums of the 2nd to kOrder-th power of x - mean, and the pivot; the formulas of Chan and Pébay. The
-// mean is counted from the pivot, which is one of the observations, so that an offset which they have in common costs
-// no digits.
+// mean is relative to the pivot, which is one of the observations, so an offset that they have in common costs no
+// precision.
 template <int kOrder>
 struct Moments {
     static constexpr int kNumbers = kOrder + 2, kPivot = kOrder + 1;
@@ -186,7 +185,7 @@ struct Moments {
         const F na = a.at[0], nb = b.at[0], n = na + nb;
         State<F, kNumbers> s;
         s.at[kPivot] = na > F{} ? a.at[kPivot] : b.at[kPivot];
-        // Of no observations the pivot is 0, whose difference must not be squared.
+        // Without observations the pivot is 0, and the difference from it must not be squared.
         const F pivot_b = nb > F{} ? b.at[kPivot] : s.at[kPivot];
         const F d = between_means(s.at[kPivot], a.at[1], pivot_b, b.at[1]);
         const F inverse = divide(F{} + 1.0, at_least_one(n)), step = d * (nb * inverse), t = step * na * d;
@@ -229,7 +228,7 @@ struct Moments {
         s.at[0] = a.at[0] + d * w.share;
         s.at[1] = a.at[1] + b.at[1] + d * w.product * d;
         if constexpr (kOrder >= 3) {
-            // How far the means of a and b are from that of both.
+            // The distances of the means of a and b from the mean of both.
             const double of_a = d * w.share, of_b = d - of_a, t = d * w.product * d;
             s.at[2] = a.at[2] + b.at[2] + t * (of_b - of_a) + 3.0 * (of_b * b.at[1] - of_a * a.at[1]);
             if constexpr (kOrder >= 4) {

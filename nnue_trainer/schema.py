@@ -104,8 +104,8 @@ def validate(kind: type[T], data: Any, origin: Callable[[tuple[str, ...]], str],
     With `may_import` a `kind: path/to/file.py:Class` in it may import that file: for recipes that a user hands over,
     never for what a file claims about itself.
 
-    Types are strict: "1" is no number and 1.5 no integer. Whole numbers are within 64 bits and others are such that
-    float32 holds them, so no other code has to check that. Raises UserError with one line that names the origin (that
+    Types are strict: "1" is not a number, 1.5 is not an integer. Whole numbers fit 64 bits, and others float32, so no
+    other code has to check that. Raises UserError with one line that names the origin (that
     of the key's path), the key, what was found and what was expected.
     """
     _check_plain(data, origin)

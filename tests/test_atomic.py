@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all."""
+"""Files that are complete or absent."""
 
 from __future__ import annotations
 
@@ -238,7 +238,7 @@ def test_files_of_other_programs_are_not_taken_for_dead_writers(tmp_path):
 
 
 def test_of_many_writers_one_wins_as_a_whole(tmp_path):
-    """Eight threads write the same file over and over, each a content of its own, while others clean up."""
+    """Eight threads write the same file over and over, each with different content, while others clean up."""
     path = tmp_path / "a"
     stop = time.monotonic() + 1.5
     failures: list[BaseException] = []

@@ -145,7 +145,7 @@ def test_a_training_that_ran_out_of_time_goes_on(way: Path, monkeypatch: pytest.
     calls = Calls(way, monkeypatch)
     calls.left = "step 5 of 10"
     assert calls.run() == (0, ["data", "train"])
-    assert "step 5 of 10; the same command goes on" in calls.lines[-1]
+    assert "step 5 of 10; run the same command" in calls.lines[-1]
     calls.left = ""
     assert calls.run()[1][:2] == ["train", "export"]
 
@@ -160,7 +160,7 @@ def test_what_changed_is_not_replaced_unasked(way: Path, monkeypatch: pytest.Mon
     assert calls.run("train") == (0, ["train", "export", "permute", "verify", "match"])
     assert "--overwrite" in calls.commands[0]
     assert "--resume" not in calls.commands[0]
-    # More games are no new match: the command goes on from its journal.
+    # More games are no new match: the command continues from its journal.
     way.write_text(yaml.safe_dump(WAY | {"match": WAY["match"] | {"options": "--pairs 9"}}))  # type: ignore[operator]
     assert calls.run() == (0, ["match"])
     assert calls.commands[0][-2:] == ["--pairs", "9"]

@@ -27,7 +27,7 @@ BATCH, ACTIVE, FEATURES, WIDTH = 64, 32, 768, 96
 
 
 def results() -> dict[str, torch.Tensor]:
-    """Tensors by name, from inputs that depend on nothing but Philox."""
+    """Tensors by name, from inputs that depend only on Philox."""
     numbers = random.Philox(seed=7)
 
     def uniform(*shape: int) -> torch.Tensor:

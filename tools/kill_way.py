@@ -84,7 +84,7 @@ def way(engine: str, verify: bool, short: bool) -> dict[str, object]:
 
 
 class Way:
-    """`nnue run` in a folder, in a session of its own."""
+    """`nnue run` in a folder, in a separate session."""
 
     def __init__(self, folder: Path) -> None:
         environment = dict(os.environ, OMP_NUM_THREADS="1")
@@ -138,7 +138,7 @@ def whole(folder: Path) -> dict[str, float]:
 
 
 def killed_once(folder: Path, step: str, after: float, how: str) -> str:
-    """Goes on with the way, and kills it `after` seconds of a step; the step that was killed, "" for none."""
+    """Continues with the way, and kills it `after` seconds of a step; the step that was killed, "" for none."""
     run = Way(folder)
     while run.process.poll() is None and (run.step != step or time.monotonic() < run.began + after):
         run.read(0.02 if run.step != step else min(0.02, run.began + after - time.monotonic()))

@@ -83,7 +83,7 @@ int fewest_lines(int n) {
 // The largest number of pairs of squares a knight's move apart, among n squares, for each n up to 32.
 std::array<int, 33> most_knight_pairs() {
     constexpr int kMost = 32, kCounts = kMost + 1;
-    // pairs[(rank before, rank) · kCounts + squares]: the most pairs so far, −1 where there is no such set.
+    // pairs[(rank before, rank) · kCounts + squares]: the most pairs so far, −1 if there is no such set.
     std::vector<signed char> pairs(65536 * kCounts, -1), next(pairs.size());
     pairs[0] = 0;
     for (int rank = 0; rank < 8; ++rank) {

@@ -2,7 +2,7 @@
 
     python benchmarks/feature_transformer/compare.py --data FILE.binpack old=PATH/_ops_cuda.so new=PATH/_ops_cuda.so
 
-The builds run one after the other, each in a process of its own, on the same positions. For each build it prints the
+The builds run one after the other, each in a separate process, on the same positions. For each build it prints the
 errors of output and gradients against float64, whether five more runs give the same bits, the median times with a cold
 L2 cache (run.py's timer), and with --profile the time of each kernel. Measure a change of a kernel with this before it
 is merged; run.py measures the figures that are kept.
@@ -108,7 +108,7 @@ class Case:
 
 
 def measure(name: str, library: str, args: argparse.Namespace) -> None:
-    """Checks and times one build. It must run in a process of its own, because a process can load only one library."""
+    """Checks and times one build. It must run in a separate process, because a process can load only one library."""
     from nnue_trainer.base import _library
 
     _library.CUDA_LIBRARY = Path(library)

@@ -260,7 +260,7 @@ __device__ inline int expand_single(const uint4 (&record)[2], const uint8_t (&sq
     const int slot = listed ? before : count + lane - before;
     int32_t* const rows[2] = {white, black};
     for (int perspective = 0; perspective < 2; ++perspective) {
-        const int king = head.king[perspective] & 63;  // any value where there is no position
+        const int king = head.king[perspective] & 63;  // any value if there is no position
         int state = 0;
         if constexpr (States) state = state_offset(tables, perspective, code, lane < head.count);
         const int index = tables.offset[perspective][king] + state + tables.plane[perspective][code] +

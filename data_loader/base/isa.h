@@ -1,6 +1,6 @@
 // Instruction sets: the levels that code is compiled for, which of them this CPU has, and which one is used.
 //
-// Hot loops are compiled for several levels: in the data library each level is a translation unit of its own
+// Hot loops are compiled for several levels: in the data library each level is a separate translation unit
 // (pipeline/kernels*.cpp), the CPU operators have all levels in one (csrc/cpu/for_each_isa.h). Both choose here.
 #pragma once
 

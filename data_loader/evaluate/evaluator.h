@@ -51,7 +51,7 @@ class Evaluator {
     ~Evaluator();
     Evaluator(Evaluator&&) noexcept;
 
-    // Records that are not sound, and indices that are no features, are a FormatError naming the position.
+    // Records that are not sound, and indices that are not features, are a FormatError naming the position.
     void evaluate(std::span<const Record> records, const Evaluations& out, const EvaluateOptions& options = {}) const;
     void evaluate(const IndexRows& rows, const Evaluations& out, const EvaluateOptions& options = {}) const;
 

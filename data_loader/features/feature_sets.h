@@ -494,7 +494,7 @@ inline int expand_rows(const FeatureSet& set, const std::uint8_t* record, const 
 }
 
 // One perspective's row of a piece-square set in which every piece has a feature: no branch, and vectors. The two rows
-// do not overlap, and a function of its own for each makes this visible to the compiler.
+// do not overlap, and a separate function for each makes this visible to the compiler.
 template <class Set>
 inline void write_whole_row(Set set, const Pieces& p, int perspective, std::int32_t* __restrict row) {
     const int orientation = set.orientation(perspective, p.king[perspective]);

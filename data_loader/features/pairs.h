@@ -103,7 +103,7 @@ struct CodePlanes {
     NNUE_HOST_DEVICE Bitboard of(int code) const {
         return of_type(code >> 1) & (black() ^ (Bitboard{0} - (~code & 1)));
     }
-    // The code of the piece on a square; kNoPiece where there is none.
+    // The code of the piece on a square; kNoPiece if there is none.
     NNUE_HOST_DEVICE int code_at(int square) const {
         int code = 0;
         for (int k = 0; k < 4; ++k) code |= static_cast<int>(bits[k] >> square & 1) << k;

@@ -30,7 +30,7 @@ inline namespace NNUE_ISA {
 
 struct RecordScan {
     int count;         // occupied squares, at most 64
-    int king_rank[2];  // by colour: how many pieces stand on lower squares; only where there is no fault
+    int king_rank[2];  // by colour: how many pieces stand on lower squares; only if there is no fault
     bool black_to_move;
     RecordFault fault;
 };

@@ -17,7 +17,7 @@ namespace nnue::data {
 inline constexpr std::size_t kBinpackHeader = 8, kBinpackStem = 34;  // bytes; the stem with its number of plies
 
 // The payload size that the header of a chunk claims. Throws FormatError, to be put after "chunk N", if fewer than
-// kBinpackHeader bytes are left or they are no header.
+// kBinpackHeader bytes are left or they are not a header.
 std::uint32_t binpack_payload_size(std::span<const std::uint8_t> header);
 
 struct BinpackChunk {
@@ -70,7 +70,7 @@ class BinpackWriter {
     std::uint64_t positions() const { return positions_; }
     std::uint64_t chains() const { return chains_; }
 
-    // Off: every position becomes a chain of its own, as in shuffled files (stride 34 bytes).
+    // Off: every position becomes a separate chain, as in shuffled files (stride 34 bytes).
     bool join_chains = true;
 
   private:

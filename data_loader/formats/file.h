@@ -38,7 +38,7 @@ class InputFile {
     std::uint64_t size_ = 0;
 };
 
-// An open file to write to. That it appears whole or not at all is up to who opened it (nnue_trainer/files/atomic.py).
+// An open file to write to. That it is complete or absent is up to who opened it (nnue_trainer/files/atomic.py).
 class OutputFile {
   public:
     // `path` is for messages; `fd` stays the caller's. Throws FormatError if the descriptor cannot be duplicated.

@@ -35,7 +35,7 @@ class LineReader : public StreamReader {
     }
 
   protected:
-    // The next line; false at the end. A line that is too long is an error in every case: this is no text.
+    // The next line; false at the end. A line that is too long is an error in every case: this is not text.
     bool next_line(std::string_view& line) {
         stream_.advance(pending_);
         pending_ = 0;

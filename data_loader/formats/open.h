@@ -1,4 +1,4 @@
-// Data files by their paths: readers, and writers whose files appear whole or not at all.
+// Data files by their paths: readers, and writers whose files are complete or absent.
 #pragma once
 
 #include <memory>

@@ -37,7 +37,7 @@ class PositionReader {
     // Of a binpack so far.
     virtual std::uint64_t chunks() const { return 0; }
     virtual ChainCounts chains() const { return {}; }
-    // What a reader had to decide or leave out that is no error, in words; as far as it has come.
+    // What a reader had to decide or leave out that is not an error, in words; as far as it has come.
     virtual std::vector<std::string> notes() const { return {}; }
     // With OnBad::kSkip, how much was left out: positions, or with binpack the rests of chunks.
     std::uint64_t skipped() const { return skipped_; }

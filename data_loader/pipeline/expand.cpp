@@ -11,7 +11,7 @@ namespace {
 
 std::string fen_of(const Record& record) {
     Entry entry;
-    return unpack(record, entry) ? "a record that is no position" : format_fen(entry.position);
+    return unpack(record, entry) ? "a record that is not a position" : format_fen(entry.position);
 }
 
 }  // namespace

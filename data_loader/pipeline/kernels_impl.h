@@ -64,7 +64,7 @@ inline void gather(const Record* records, const std::uint32_t* order, std::size_
     }
 }
 
-// A lane q = lane + word goes on as its halves exchanged plus their product. Words whose halves differ in one place
+// A lane q = lane + word continues as its halves exchanged plus their product. Words whose halves differ in one place
 // give different lanes, and lanes that differ stay so except for one chance in 2^64.
 inline void digest(DigestLanes& lanes, const std::uint8_t* bytes, std::size_t blocks) {
     constexpr std::size_t kBytes = sizeof(DigestLanes);

@@ -175,7 +175,7 @@ class Pipeline {
         Sketch* sketch = nullptr;  // of the batch, if unique positions are counted
     };
 
-    // A stream of chunks, from the place where decoding goes on to the windows that are filled.
+    // A stream of chunks, from the place where decoding continues to the windows that are filled.
     struct Shard {
         std::size_t number = 0;  // among the shards of all processes
         StreamPosition decode_at;

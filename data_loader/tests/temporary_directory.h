@@ -38,7 +38,7 @@ inline void write_bytes(const std::string& path, const std::vector<char>& bytes)
     std::ofstream(path, std::ios::binary).write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
 }
 
-// A new empty file, open for writing as long as this lives; writers take a descriptor of their own of it.
+// A new empty file, open for writing as long as this lives; writers take a separate descriptor of it.
 class NewFile {
   public:
     explicit NewFile(const std::string& path) : file_(system::create(path)) { EXPECT_TRUE(file_) << path; }

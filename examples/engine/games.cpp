@@ -73,7 +73,7 @@ nnue::Delta delta_of(const nnue::Board& board, const Move& move) {
     return delta;
 }
 
-// The accumulators of an engine with a board of its own.
+// The accumulators of an engine with its own board.
 template <class N>
 class OwnBoard {
   public:

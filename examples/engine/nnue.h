@@ -9,7 +9,7 @@
 //     network.update(before, old, after, accumulator);   // after a move
 //     network.evaluate(accumulator, board);              // engine units, for the side to move
 //
-// An engine with a board of its own passes `Material` and `Delta` instead of boards.
+// An engine with its own board passes `Material` and `Delta` instead of boards.
 //
 // The arithmetic is that of `nnue eval`, integer by integer (nnue_trainer/nets/integer_forward.py). AVX2, AVX-512,
 // VNNI, NEON and its dot products are used where the compiler may; define NNUE_PLAIN to do without. Define
@@ -81,7 +81,7 @@ struct Board {
     }
 };
 
-// What the bucket of a perspective depends on, for engines with a board of their own: the kings' squares and the number
+// What the bucket of a perspective depends on, for engines with their own board: the kings' squares and the number
 // of pieces of each code, 2 · type + colour.
 struct Material {
     std::uint8_t king[2] = {0, 0};
@@ -1028,7 +1028,7 @@ class Network {
                            Net::kBucketOf[Net::kBucketsBy == Buckets::kByQueens ? 16 * pieces + queens : pieces]);
     }
 
-    // ---- for engines with a board of their own, and nets whose features are pieces on squares
+    // ---- for engines with their own board, and nets whose features are pieces on squares
     //
     // pieces(visit) calls visit(code, square) for each piece on the board, kings among them.
 

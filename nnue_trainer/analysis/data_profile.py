@@ -18,7 +18,7 @@ deviation of single positions. Blocks are joined until there are at most 128, wi
 **Duplicates** are positions whose board occurred before in the file. They are flagged above 5 % of all positions, and
 where a block is above 10 %, has more than twice the share of the file, and is five standard errors above it.
 
-Proven wins and losses (a magnitude above 30,000: mates and tablebases) are counted apart and are no scores here.
+Proven wins and losses (a magnitude above 30,000: mates and tablebases) are counted apart and are not scores here.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ def weight_map(part: FeaturePart, weight: torch.Tensor) -> WeightMap:
     for bucket in range(buckets):
         begin = part.first_feature + bucket * part.bucket_size
         sizes[bucket] = weight[begin : begin + part.bucket_size].abs().mean(1, dtype=torch.float64).numpy()
-    # Bucket sizes that are no multiple of 64 begin with an unused slot.
+    # Bucket sizes that are not a multiple of 64 begin with an unused slot.
     boards = sizes[:, part.bucket_size % SQUARES :].reshape(buckets, -1, SQUARES)
     states = state_names(part)
     return WeightMap(part.name, boards, plane_names(part), king_buckets(part, len(states)), states)

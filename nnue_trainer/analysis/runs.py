@@ -54,7 +54,7 @@ class Records:
 
 @dataclass
 class Run:
-    """A run. `recipe` has all defaults filled in where this program can read it, and is {} where there is none; `saved`
+    """A run. `recipe` has all defaults filled in where this program can read it, and is {} if there is none; `saved`
     is its last checkpoint without tensors, `best` the path of the checkpoint to inspect."""
 
     path: Path

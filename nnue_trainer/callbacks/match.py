@@ -178,7 +178,7 @@ class Match(Callback):
         return difference, error, passed, games
 
     def _last_passed(self, trainer: Trainer, folder: Path) -> tuple[Path, float] | None:
-        """The net that passed last, and its Elo. The list is a file, since it goes on from stage to stage; what a
+        """The net that passed last, and its Elo. The list is a file, since it continues from stage to stage; what a
         resumed run will play again does not count."""
         for entry in reversed(_passed_nets(folder)):
             path = folder / entry["net"]

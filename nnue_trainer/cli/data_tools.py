@@ -43,7 +43,7 @@ Extra = Annotated[
 Temporary = Annotated[
     Path | None, typer.Option(metavar="FOLDER", help="Folder for temporary files. Default: the folder of OUT.")
 ]
-Output = Annotated[Path, typer.Argument(metavar="OUT", help="File to write; it appears whole or not at all.")]
+Output = Annotated[Path, typer.Argument(metavar="OUT", help="File to write; it is complete or absent.")]
 Seed = Annotated[int, typer.Option(min=0, max=2**64 - 1, help="Seed; the same seed and inputs give the same file.")]
 SkipBad = Annotated[
     bool,
@@ -102,7 +102,7 @@ def convert(
     to: To = None,
     source: Annotated[
         str | None,
-        typer.Option("--from", metavar="FORMAT", help="Format of IN, where its content does not show it."),
+        typer.Option("--from", metavar="FORMAT", help="Format of IN. Default: detected from the content."),
     ] = None,
     score_scale: Annotated[
         float, typer.Option(help="Factor for scores, such as 0.48 for internal units to centipawns of 208.")

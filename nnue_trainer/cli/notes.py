@@ -1,4 +1,4 @@
-"""Notes of commands: lines on standard error that are no errors."""
+"""Notes of commands: lines on standard error that are not errors."""
 
 from __future__ import annotations
 

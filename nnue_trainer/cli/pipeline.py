@@ -1,6 +1,6 @@
 """The whole way as one file: data → train → export → permute → verify → match, each step skipped if it is done.
 
-A step is a command of `nnue`, run in a process of its own. `steps.json` in the folder has what is done: for each step a
+A step is a command of `nnue`, run in a separate process. `steps.json` in the folder has what is done: for each step a
 key, the digest of the key before and of the step. So a step whose settings or predecessors changed is not taken for
 done; it is an error that names it, since its old result would be replaced, until the user requests that (`redo`). The
 file also lists the steps that were begun and the results that the user gave up, so a kill loses no such decision.
@@ -247,7 +247,7 @@ def _check(way: Way, path: Path, folder: Path) -> None:
 
 def _decide(step: Step, key: str, progress: Progress) -> Decision:
     """What to do with a step: "done": nothing; "make": it has no result; "replace": its result is to be replaced;
-    "continue": the command goes on from its result; "refuse": the result has other settings and was not given
+    "continue": the command continues from its result; "refuse": the result has other settings and was not given
     up."""
     there, done = step.there(), progress.done.get(step.name)
     if done == key and (there or step.result is None):
@@ -299,14 +299,14 @@ def _run_steps(
         _write(folder / DONE, progress)
         status = call(command)
         if status:
-            say(f"{head}: ended with exit status {status}; the same command goes on from here")
+            say(f"{head}: ended with exit status {status}; run the same command to continue")
             return status
         if step.result is not None and not step.result.exists():
             raise UserError(f"{path}: step {step.name} did not make {step.result}")
         progress.replaced.pop(step.name, None)
         if step.result is not None and (remaining := step.remaining(step.result)):
             _write(folder / DONE, progress)
-            say(f"{head}: {remaining}; the same command goes on from here")
+            say(f"{head}: {remaining}; run the same command to continue")
             return 0
         progress.begun.pop(step.name, None)
         progress.done[step.name] = key

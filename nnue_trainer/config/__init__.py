@@ -337,7 +337,7 @@ def stage_recipes(recipe: Recipe, origin: str = "recipe", *, may_import: bool = 
             if number == 0 and value != default:
                 raise UserError(
                     f"{where}: {key}: found {value}, expected {default}, as no stage comes before the first one; "
-                    "training.initial_weights begins from the weights of a file, --resume goes on with a run"
+                    "training.initial_weights begins from the weights of a file, --resume continues a run"
                 )
         if number and stage.carry == "optimizer" and merged.optimizer.kind != found[-1].optimizer.kind:
             raise UserError(
@@ -376,7 +376,7 @@ def _without(data: dict[str, Any], key: str) -> dict[str, Any]:
 
 
 def only_stage(recipe: Recipe, name: str) -> Recipe:
-    """The recipe of one stage, as a run of its own. UserError where there is none of this name."""
+    """The recipe of one stage, as a separate run. UserError if there is none of this name."""
     for stage, its in zip(recipe.stages, stage_recipes(recipe), strict=False):
         if stage.name == name:
             return its

@@ -1,6 +1,6 @@
 """Stages of a recipe: what each changes of the rest of the recipe, as plain data.
 
-`config` reads the result as a recipe of its own; `training.stages` gives the steps of each stage.
+`config` reads the result as a separate recipe; `training.stages` gives the steps of each stage.
 """
 
 from __future__ import annotations

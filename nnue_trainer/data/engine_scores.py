@@ -2,7 +2,7 @@
 
 Work goes by units of 64 positions, each by one engine that forgets everything before it. So the scores are a function
 of (engine, limit, positions), for any number of engines, as long as an engine searches on one thread. Units that are
-done are kept in a journal beside the output (`nnue_trainer/data/journal.py`), so an interrupted run goes on where it
+done are kept in a journal beside the output (`nnue_trainer/data/journal.py`), so an interrupted run continues where it
 stopped.
 """
 
@@ -76,7 +76,7 @@ def rescore_by_engine(
     note: Callable[[str], None] | None = None,
 ) -> Report:
     """All positions of `inputs`, or of a part of them, with the score that the engine gives them, side to move's view.
-    Positions in which the game is over keep the score that they have. The output appears whole or not at all; after an
+    Positions in which the game is over keep the score that they have. The output is complete or absent; after an
     interruption the same call continues. `progress` takes positions done and positions in all."""
     format = format_for(output, to)
     check_no_pipe(inputs, "rescore --engine")

@@ -159,7 +159,7 @@ def piece_square_set(
         kings: the bucket of the own king for each of 64 squares, a1 first. Where the board is mirrored, 32 numbers are
             enough: rank by rank, for the four files on which the king can stand. Empty: one bucket.
         mirror: "a-d" or "e-h": files are swapped where that brings the own king to these files.
-        planes: 12; 11: both kings share the last plane; 10: kings are no features.
+        planes: 12; 11: both kings share the last plane; 10: kings are not features.
         order: "grouped": own pawn … own king, enemy pawn … enemy king (Chess768 and its kin); "interleaved": own pawn,
             enemy pawn, own knight, … (HalfKAv2_hm and its kin); "enemy-first" and "interleaved-enemy-first": the same
             with own and enemy exchanged.

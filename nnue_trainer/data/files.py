@@ -181,7 +181,7 @@ class PositionReader(Closing):
 
     @property
     def notes(self) -> list[str]:
-        """What the reader had to decide or leave out that is no error, in words, so far."""
+        """What the reader had to decide or leave out that is not an error, in words, so far."""
         return list(getattr(self._reader, "notes", []))
 
     def __iter__(self) -> Iterator[Records]:
@@ -327,7 +327,7 @@ def open_regular(path: StrPath) -> BinaryIO:
 
 
 class PositionWriter:
-    """Writes records to `path` in `format`; the file appears whole when the `with` block ends, or not at all.
+    """Writes records to `path` in `format`; the file appears when the `with` block ends without an error.
 
     `join_chains`: if it is off, every position of a binpack is a separate chain, 34 bytes, as in shuffled files.
     `fen`: how text and plain give castling rights: as X-FEN, or as Shredder-FEN (`HAha`).

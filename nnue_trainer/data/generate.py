@@ -3,7 +3,7 @@
 Game i is a function of (seed, i, engine, limits): each game has its own random generator for the opening, and the
 engine plays on one thread and forgets everything between games. So the file is the same for any number of engines, and
 an
-interrupted run goes on where it stopped: finished games are kept, in order, in a journal beside the output until all
+interrupted run continues where it stopped: finished games are kept, in order, in a journal beside the output until all
 are there (`nnue_trainer/data/journal.py`).
 
 A finished output is never replaced unless requested. Beside it lies `OUT.generated.json`, which describes how it was

@@ -120,7 +120,7 @@ def _king_map(axes: Axes, counts: list[int], title: str) -> None:
 
 
 def save_page(info: FileInfo, path: StrPath) -> None:
-    """One page of plots as a PNG file, which appears whole or not at all."""
+    """One page of plots as a PNG file, which is complete or absent."""
     import matplotlib
     from matplotlib.figure import Figure
     from matplotlib.ticker import NullFormatter

@@ -393,7 +393,7 @@ class _Stream(Closing, Generic[T]):
     def seen(self) -> bytes:
         """With `count_unique`, a sketch (HyperLogLog) of the positions in the batches taken so far, in which each board
         counts once: `unique_positions` estimates their number within 0.8 %, `joined_sketch` joins those of several
-        processes. It does not depend on threads, and a resumed loader goes on with it."""
+        processes. It does not depend on threads, and a resumed loader continues with it."""
         if self._running is not None and self._options.counts_unique:
             self._seen = self._running.pipeline.seen()
         return self._seen

@@ -116,7 +116,7 @@ class OpenedFile:
     place where a compressed file is corrupt or cut off. `poll` is called per MiB that is
     unpacked; what it raises ends the unpacking. `spare`: records also hold the file's spare bytes
     (`nnue_trainer.data.spare`), so that it is read into a file without a name too. UserError, one line,
-    for what is no data file.
+    for what is not a data file.
     """
 
     def __init__(
@@ -198,7 +198,7 @@ class OpenedFile:
             is_same = False
         grown = now.st_size > self._status.st_size
         if not is_same:
-            told = "was replaced or deleted; training goes on with the file that was opened"
+            told = "was replaced or deleted; training continues with the file that was opened"
         elif now.st_mtime_ns == self._status.st_mtime_ns and not grown:
             return
         elif grown:

@@ -20,7 +20,7 @@ _KINGS = "4k3/8/8/{}7/8/8/8/4K3 w - - 0 1"
 def weights_of_features(features: str, weights: tuple[int, ...]) -> npt.NDArray[np.int32]:
     """int32 [num_features]: `weights` are 10 numbers, for a pawn, knight, bishop, rook and queen of the side that a row
     belongs to, then of the other side; or 12 · 64 numbers, one for each square from a1 of these pieces and the king, as
-    the row sees the board, mirrored where the set mirrors it. Features that are no pieces have weight 0, and so do
+    the row sees the board, mirrored where the set mirrors it. Features that are not pieces have weight 0, and so do
     kings with 10 numbers. In a sum of several piece-square sets, the first one counts (`piece_part`). UserError for a
     set without planes for these pieces."""
     found = feature_set(features)

@@ -1,6 +1,6 @@
 """Makes data files from data files: convert, filter, shuffle, interleave, split. data_loader/ works on the positions.
 
-Outputs appear whole or not at all, and one that exists already is an error unless `overwrite`. `progress` takes bytes
+Outputs are complete or absent, and one that exists already is an error unless `overwrite`. `progress` takes bytes
 done and bytes in all.
 """
 
@@ -60,7 +60,7 @@ class Report:
     """What was done. `losses` counts the positions in which something did not fit into the format and was dropped or
     changed, by what it was. `cut_scores` counts scores that scaling brought beyond ±32767. `skipped` counts what
     `skip_bad` left out; `first_skipped` has the first of it per file. `notes`: what readers had to decide or leave out
-    that is no error, each with its file.
+    that is not an error, each with its file.
     """
 
     positions: int = 0

@@ -17,7 +17,7 @@ Result = TypeVar("Result")
 def in_order(
     engines: Sequence[Engine], tasks: Iterator[Task], work: Callable[[Engine, Task], Result]
 ) -> Generator[Result, None, None]:
-    """`work(engine, task)` for each of `tasks`, by whichever engine is free, each in a thread of its own. Close the
+    """`work(engine, task)` for each of `tasks`, by whichever engine is free, each in a separate thread. Close the
     generator to end early. The engines are killed at the end, however it comes. An error of a task is raised when it is
     found; UserError where the system gives no thread."""
     lock, stop = threading.Lock(), threading.Event()

@@ -288,7 +288,7 @@ class Engine(Closing):
         return None
 
     def found(self, answer: bytes) -> Found:
-        """The answer to `go …`. UserError for one without a move, or with a score that is no number."""
+        """The answer to `go …`. UserError for one without a move, or with a score that is not a number."""
         line_at = answer.rfind(b"\n") + 1
         words = answer[line_at:].split()
         move = words[1].decode(errors="replace") if len(words) > 1 else ""

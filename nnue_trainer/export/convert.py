@@ -223,7 +223,7 @@ def _origin(checkpoint: Checkpoint, net: Net, where: str) -> tuple[bytes, str]:
     try:
         return str(text).encode("latin-1"), layout
     except UnicodeEncodeError:
-        raise UserError(f"{where}: metadata state.net.description holds characters that are no bytes") from None
+        raise UserError(f"{where}: metadata state.net.description holds characters that are not bytes") from None
 
 
 def checkpoint_from_net(quantized: QuantizedNet, where: str) -> Checkpoint:
@@ -350,7 +350,7 @@ def _extremes(weight: np.ndarray, part: FeaturePart) -> tuple[np.ndarray, np.nda
     low = np.zeros(weight.shape[1], np.int64)
     for begin in range(0, part.num_features, part.bucket_size):
         bucket = weight[begin : begin + part.bucket_size]
-        # Bucket sizes that are no multiple of 64 begin with an unused slot.
+        # Bucket sizes that are not a multiple of 64 begin with an unused slot.
         planes = bucket[part.bucket_size % squares :].reshape(-1, squares, weight.shape[1])
         best = np.sort(np.maximum(planes.max(axis=0), 0), axis=0)[-part.max_active :]
         worst = np.sort(np.minimum(planes.min(axis=0), 0), axis=0)[: part.max_active]

@@ -52,7 +52,7 @@ class Evaluator:
         """Evaluates `positions`; `every_stack` False: only the stack in use, which is all that the score needs.
 
         Memory beyond the result is a few MiB for each thread. Ctrl-C ends it within a moment. UserError for a FEN or a
-        record that is no position, naming it.
+        record that is not a position, naming it.
         """
         if not isinstance(positions, Batch | np.ndarray):
             positions = records_from_fens(list(positions))

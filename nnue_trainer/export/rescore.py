@@ -30,7 +30,7 @@ def rescore(
     """All positions of `inputs`, one file after the other, each with the net's own evaluation as its score, multiplied
     by `score_scale`; positions without a score get one, too. Beyond ±`LARGEST_SCORE` scores are cut and counted.
 
-    The output appears whole or not at all. `progress` takes bytes done and bytes in all.
+    The output is complete or absent. `progress` takes bytes done and bytes in all.
     """
     check_score_scale(score_scale)
     format = format_for(output, to)

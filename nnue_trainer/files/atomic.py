@@ -1,4 +1,4 @@
-"""The one writer of files: a file appears whole under its name, or not at all.
+"""The one writer of files: a file is complete or absent.
 
 The content goes into a temporary file in the folder of the target. The temporary has a name that cannot be guessed, is
 created by this process alone (`O_EXCL | O_NOFOLLOW`), and is only ever written through its descriptor, so a link that
@@ -167,7 +167,7 @@ def link(existing: StrPath, path: StrPath) -> None:
 
 
 def remove_dead(folder: StrPath) -> None:
-    """Removes temporary files that dead writers left in a folder; nothing happens where there is no such folder."""
+    """Removes temporary files that dead writers left in a folder; nothing happens if there is no such folder."""
     with suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY | system.O_DIRECTORY)
         try:

@@ -163,7 +163,7 @@ def play_match(
 ) -> MatchResult:
     """Plays what is missing of a match and writes its files into `folder`; a part of a match only plays.
 
-    `identity` is JSON data that identifies the players, for the journal: a match goes on with the same ones only.
+    `identity` is JSON data that identifies the players, for the journal: a match continues with the same ones only.
     Another match in the folder is a UserError; with `replace_other` its files are deleted.
     `progress` gets the games that are over and all of them, `note` lines for the user."""
     if options.sprt is not None and len(players) != 2:

@@ -133,7 +133,7 @@ class PerspectiveTransformer(nn.Module):
         return Marks(self._late.marks(batch.white, batch.black), batch.white)
 
     def plan(self, batch: Batch, weight_dtype: torch.dtype | None = None) -> PerspectivePlan | None:
-        """The part of the forward pass that depends on nothing but the batch, for `batch.plans`; None if there is no
+        """The part of the forward pass that depends only on the batch, for `batch.plans`; None if there is no
         such part. `weight_dtype`: of the weight that the forward pass reads; None: of the one that `forward` reads now,
         a 16-bit copy or the weight itself."""
         weight = self._weight_in_use()

@@ -198,7 +198,7 @@ class Net(ABC):
 
     @property
     def training_only(self) -> tuple[str, ...]:
-        """What the names of parameters begin with that are trained, but are no part of the net: for a further output,
+        """What the names of parameters begin with that are trained, but are not part of the net: for a further output,
         for example. They are in checkpoints and not in net files."""
         return ()
 
@@ -496,7 +496,7 @@ class StackedModel(NnueModel):
     def first_of(
         self, batch: Batch, bucket: Tensor, *, psqt_apart: bool = False
     ) -> tuple[FusedCall | None, Callable[[], FirstOutputs]]:
-        """The operator that computes the first layer as `forward` does, None where there is none, and a function that
+        """The operator that computes the first layer as `forward` does, None if there is none, and a function that
         computes it. `psqt_apart`: see `FusedCall`."""
         if self.rounded is not None:
             return self.rounded.first_of(self, batch, bucket, psqt_apart=psqt_apart)

@@ -319,7 +319,7 @@ class RoundedForward:
         return FirstOutputs(ste_round(x, "floor") if rounds else x, difference, stack)
 
     def _first_call(self, model: NnueModel, batch: Batch, stack: Tensor, weights: Parameters) -> FusedCall | None:
-        """The operator that computes the first layer; None where there is none."""
+        """The operator that computes the first layer; None if there is none."""
         leaf, dtype, first, transformer = weights.leaf, None, self.forward.first, self._transformer(model)
         if first.sides != "both" and leaf is None:
             return None

@@ -275,7 +275,7 @@ def feature_transformer_forward(
         indices: int32 or int64 [B, K]; rows left-packed, the first −1 ends a row; duplicates add up.
         weight: [F, N], float32, float64, float16 or bfloat16. 16-bit weights are summed in float32.
         bias: [N], dtype of `weight`.
-        values: float32 [B, K] (float64 with a float64 weight); 1 where absent.
+        values: float32 [B, K] (float64 with a float64 weight); default 1.
         deterministic: True: the backward gives equal bits for equal inputs. False: the classic kernel with atomics on
             CUDA. None: as True. The forward always gives equal bits, and so does the CPU.
 

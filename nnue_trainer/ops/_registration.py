@@ -40,7 +40,7 @@ def has_tangent(tensor: Tensor) -> bool:
 
 
 def refuse_cuda(name: str) -> None:
-    """Where there is no CUDA library, registers an error for CUDA tensors that names the reason."""
+    """If there is no CUDA library, registers an error for CUDA tensors that names the reason."""
     reason = _library.load().cuda_error
 
     def refused(*_: Any, **__: Any) -> Any:

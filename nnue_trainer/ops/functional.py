@@ -19,7 +19,7 @@ def feature_transformer(
     """Sum the weight rows of each position's active features: indices [B, K], weight [F, N], bias [N] → [B, N].
 
     Indices are int32, or int64, which are converted.
-    The first −1 ends a row of `indices`; `values` [B, K] weighs the entries, 1 where absent. Dtypes, errors and the
+    The first −1 ends a row of `indices`; `values` [B, K] multiplies the entries (default 1). Dtypes, errors and the
     meaning of `deterministic` are those of `nnue_trainer.ops.feature_transformer_forward`.
     """
     return ops.feature_transformer_forward(indices, weight, bias, values, deterministic)

@@ -537,7 +537,7 @@ def perspective_transformer(
         psqt_bucket: int64 [B], 0 ≤ bucket < P: the column of each position; only together with `psqt`. Fused operators
             report any other bucket as they report an illegal index.
         values: float32 [B, K] each for white and black (float64 with a float64 weight): factors of the entries, for
-            `psqt` as well; 1 where absent. Calls with values are not fused.
+            `psqt` as well; default 1. Calls with values are not fused.
         deterministic: for the plain operator, see `ops.feature_transformer_forward`. The fused operator is always
         deterministic.
         sparse_grad: where the fused operator runs on a CPU, the gradient of `weight` is a sparse tensor with the rows

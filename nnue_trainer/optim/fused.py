@@ -154,7 +154,7 @@ def limits(work: Work, name: str, first: int, end: int) -> tuple[float, float]:
 
 
 def _late_bounds(work: Work) -> list[Part]:
-    """Bounds of some of the rows that share virtual rows: they take a pass of their own."""
+    """Bounds of some of the rows that share virtual rows: they take a separate pass."""
     found = []
     for name, ranges in work.factorised.items():
         for bound in _bounds_of(work, name):

@@ -1,9 +1,9 @@
 """Muon for the matrices of linear layers, AdamW for everything else.
 
-A step of Muon is along the momentum with all of its singular values near 1. They are made so by five steps of a
-Newton-Schulz iteration. On a GPU one operator moves all matrices (csrc/muon.h). torch's operators do it here on a CPU,
-and for matrices with two long sides. AdamW's work is one pass of the operators, which also check the gradients of the
-matrices, count the step and take the norm.
+A step of Muon follows the momentum after all of its singular values have been brought close to 1, by five steps of a
+Newton-Schulz iteration. On a GPU, one operator updates all matrices (csrc/muon.h). On a CPU, and for matrices with two
+long sides, torch's operators do so here. AdamW's part is one pass of the fused operators, which also check the
+gradients of the matrices, count the step and compute the norm.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _ITERATIONS = 5
 @OPTIMIZERS.register("muon")
 @section
 class Muon(FusedConfig):
-    """Muon for weights of linear layers that are matrices, each stack for itself; AdamW with lr, betas, eps and
+    """Muon for weights of linear layers that are matrices, each stack separately; AdamW with lr, betas, eps and
     weight_decay for all others, such as the feature transformer, biases and layers with one output."""
 
     matrix_lr: float = Field(default=1e-3, gt=0)
@@ -55,19 +55,19 @@ class Muon(FusedConfig):
 
 @dataclass(frozen=True)
 class _Matrix:
-    """A weight [..., rows, columns] and what is kept for it."""
+    """A weight [..., rows, columns], its state and its settings."""
 
     name: str
     weight: nn.Parameter
     momentum: Tensor
     virtual: Tensor
-    """momentum of the virtual rows [V, ..., rows, columns]; no elements where there are none"""
+    """momentum of the virtual rows [V, ..., rows, columns]; no elements if there are none"""
     rate: float
     decay: float
     low: float
     high: float
     choice: Choice
-    """which kernels make its step"""
+    """the kernels that compute its step"""
 
     @property
     def gradient(self) -> Tensor:
@@ -188,7 +188,7 @@ def orthogonal(matrices: Tensor) -> Tensor:
     x = x.mT if tall else x
     a, b, c = _COEFFICIENTS
     with torch.autocast(x.device.type, enabled=False):
-        for _ in range(_ITERATIONS):  # three kernels each: the layers are small, so on a GPU launches are what it costs
+        for _ in range(_ITERATIONS):  # three kernels each; the layers are small, so launches dominate on a GPU
             gram = torch.bmm(x, x.mT)
             x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     found: Tensor = (x.mT if tall else x).view(matrices.shape)

@@ -70,7 +70,7 @@ def render(page: Page) -> str:
 
 
 def save(page: Page, path: StrPath) -> None:
-    """Writes the page, which appears whole or not at all."""
+    """Writes the page, which is complete or absent."""
     text = render(page)
     with replacing(path) as output:
         output.write_text(text)

@@ -106,7 +106,7 @@ def svg(plot: Plot, identity: str) -> str:
 
 
 def save_png(plots: Sequence[Plot], path: Any, title: str, columns: int = 3) -> None:
-    """Saves all plots as one picture, which appears whole or not at all."""
+    """Saves all plots as one picture, which is complete or absent."""
     from matplotlib.figure import Figure
 
     from nnue_trainer.files.atomic import replacing

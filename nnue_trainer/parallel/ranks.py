@@ -93,7 +93,7 @@ class Ranks:
 
     def complete(self, wholes: Sequence[Tensor]) -> None:
         """Fills tensors [size · m, …], of which each rank has rows rank · m to (rank + 1) · m, with the rows of all
-        ranks, in one exchange. On a GPU it has a connection of its own, so it may run beside the other exchanges, in
+        ranks, in one exchange. On a GPU it has a separate connection, so it may run beside the other exchanges, in
         any order."""
         rows = [len(whole) // self.size for whole in wholes]
         own = [whole[self.rank * m : (self.rank + 1) * m] for whole, m in zip(wholes, rows, strict=True)]
@@ -354,7 +354,7 @@ def _meet(rank: int, size: int) -> Any:
 
 
 def _interruptible(make: Callable[[], Any]) -> Any:
-    """What `make` returns. It is called in a thread, since torch goes on waiting after a signal: Ctrl-C leaves it."""
+    """What `make` returns. It is called in a thread, since torch continues to wait after a signal: Ctrl-C leaves it."""
     made: Future[Any] = Future()
 
     def call() -> None:

@@ -357,7 +357,7 @@ def shard(ranks: Ranks, model: NnueModel, recipe: Any) -> tuple[Unsharded, str]:
 def why_not_columns(model: NnueModel, recipe: Any, ranks: Ranks) -> str | None:
     """The reason, in words, why `ShardedColumns` cannot train this model; None if it can."""
     if not isinstance(model, StackedModel) or type(model).forward is not StackedModel.forward:
-        return "the net has a forward pass of its own"
+        return "the net has its own forward pass"
     if model.num_outputs > 1:
         return "the net has several outputs"
     first = model.first_layer()

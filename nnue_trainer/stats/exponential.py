@@ -23,8 +23,8 @@ EWM = "nnue::ewm"
 class Ewm:
     """The weights of `ewm`. Every statistic is a tensor of the shape, dtype and device of `x`.
 
-    NaN and infinity are no observations. An output is NaN before there have been `min_periods` observations, and
-    before the first. Everything is computed in float64, also for float32.
+    NaN and infinity do not count as observations. An output is NaN before the first observation, and until there have
+    been `min_periods` of them. Everything is computed in float64, also for float32.
     """
 
     x: Tensor

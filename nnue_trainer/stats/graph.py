@@ -8,7 +8,7 @@
     graph.densest_subgraph(g, k=16)
 
 Three operators do the work, on CPU and CUDA: `nnue::pack_bits`, `bit_counts` and `random_walks` (csrc/graph.h). They
-count, so their results are exact, and walks depend on nothing but their seed. They have no derivative.
+count, so their results are exact, and walks depend only on their seed. They have no derivative.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Graph:
     """A directed graph in compressed rows: the edges of node v lead to targets[offsets[v] : offsets[v + 1]].
 
     offsets: int64 [n + 1]. targets: int32 [edges]. weights: float64 [edges], above 0; None: all are 1. Undirected
-    graphs have each edge in both directions. ValueError for arrays that are no graph. All are on one device.
+    graphs have each edge in both directions. ValueError for arrays that are not a graph. All are on one device.
     """
 
     offsets: Tensor

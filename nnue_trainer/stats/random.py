@@ -2,7 +2,7 @@
 
     numbers = Philox(seed=1)
     x = numbers.uniform((1000,), device="cuda")
-    y = numbers.normal((1000,))                  # goes on where x ended
+    y = numbers.normal((1000,))                  # continues where x ended
     again = Philox(1).uniform((1000,))           # the numbers of x
 
 Element i of a call is number offset + i of the stream. The table in csrc/random.h has the bits that each kind of number
@@ -50,7 +50,7 @@ class Philox:
             raise ValueError(f"random: offset: found {self.offset!r}, expected an integer, 0 or more, below 2^62")
 
     def state(self) -> tuple[int, int, int]:
-        """(seed, stream, offset): Philox(*state) goes on from here."""
+        """(seed, stream, offset): Philox(*state) continues from here."""
         return self.seed, self.stream, self.offset
 
     def _fill(self, out: Tensor, distribution: str, *numbers: float | int) -> Tensor:

@@ -30,8 +30,8 @@ Interpolation = Literal["linear", "lower", "higher", "midpoint", "nearest"]
 class Rolling:
     """The windows of `rolling`. Every statistic is a tensor of the shape, dtype and device of `x`.
 
-    NaN and infinity are no observations. An output is NaN where its window has fewer than `min_periods` of them, or
-    too few for the statistic. Sums are made in float64, also for float32.
+    NaN and infinity do not count as observations. An output is NaN if its window has fewer than `min_periods` of them,
+    or too few for the statistic. Sums are computed in float64, also for float32.
     """
 
     x: Tensor

@@ -50,7 +50,7 @@ class _Span(NamedTuple):
 class DeviceBatches:
     """Yields the batches of `source`, which must be endless, on `device`.
 
-    On CUDA the next batch is copied, expanded and prepared on a stream of its own, of high priority, while the current
+    On CUDA the next batch is copied, expanded and prepared on a separate stream, of high priority, while the current
     step runs; the copy is asynchronous only from page-locked memory. All work that uses a batch must be queued before
     the next batch is requested.
 

@@ -19,7 +19,7 @@ def _places(batch: Batch) -> list[int]:
 class GraphedStep:
     """Calls `step(batch)`: the first times directly, then by a CUDA graph.
 
-    Each buffer of batches (`Batch.buffer`) has a graph of its own, which reads the batch in place. A batch without a
+    Each buffer of batches (`Batch.buffer`) has a separate graph, which reads the batch in place. A batch without a
     buffer is copied to a fixed place, which one graph reads for all such batches.
     """
 

@@ -135,7 +135,7 @@ def _step(
 def _layers(model: NnueModel, rounds: bool) -> tuple[LayerStacks | None, str]:
     """The layers after the transformer as the operators take them, or why they do not."""
     if not isinstance(model, StackedModel) or type(model).forward is not StackedModel.forward:
-        return None, "the net has a forward pass of its own"
+        return None, "the net has its own forward pass"
     if not rounds:
         return model.stacks, ""
     with model.rounding(True):

@@ -123,7 +123,7 @@ class _AppendedFile:
         return self._file != before
 
     def _opened(self) -> tuple[int, int]:
-        """A descriptor of the file at the path, made where there is none, and its size in bytes."""
+        """A descriptor of the file at the path, made if there is none, and its size in bytes."""
         file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND | system.O_NOFOLLOW | system.O_CLOEXEC, 0o666)
         return file, os.fstat(file).st_size
 
@@ -171,7 +171,7 @@ class _AppendedFile:
         except OSError as error:
             if not self._said:
                 self._said = True
-                say(f"{self._path}: cannot be written: {error.strerror or error}; training goes on without it")
+                say(f"{self._path}: cannot be written: {error.strerror or error}; training continues without it")
 
 
 class _EventFile:

@@ -419,7 +419,7 @@ def check_resumable(recipe: Recipe, saved: Checkpoint, path: Path) -> None:
             keep = str(before).lower()
             raise UserError(
                 f"{path}: {key} was {keep}, now it is {str(after).lower()}: filters cannot change on resume, as they "
-                f"decide the order of positions; {key}={keep} goes on as before"
+                f"decide the order of positions; {key}={keep} continues as before"
             )
         if key == "training.positions_per_epoch" and _steps_per_epoch(saved.recipe) != _steps_per_epoch(
             schema.to_data(recipe)

@@ -180,7 +180,7 @@ class RunFolder:
 
     def clear(self) -> None:
         """Deletes all files that the run wrote, and folders that are empty afterwards. A folder `superseded-N` in which
-        training has been continued has a list of its own; it is a separate run and is kept. So is what lies behind a
+        training has been continued has a separate list; it is a separate run and is kept. So is what lies behind a
         symbolic link."""
         folders = set()
         for name in sorted(self._files):

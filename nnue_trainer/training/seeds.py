@@ -47,7 +47,7 @@ def train_seeds(
 ) -> list[SeedRun]:
     """Trains `recipe` once for each of its seeds, into `folder`/seed-N, and writes seeds.json with figures, mean and
     standard deviation. `resume`: None, or "auto", which continues and skips what is finished. `at_once`: how many
-    processes train at a time, each on a GPU of its own where there are any; None: one for each GPU. Ends after the seed
+    processes train at a time, each on a separate GPU where there are any; None: one for each GPU. Ends after the seed
     that a signal interrupts."""
     if resume not in (None, "auto"):
         raise UserError(f"--resume {resume}: a recipe with seeds continues with --resume auto, or seed by seed")

@@ -1,4 +1,4 @@
-"""Where each stage lies in a run: its steps, epochs and positions, and what schedules count from."""
+"""The place of each stage in a run: its steps, epochs and positions, and the step from which schedules count."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _SEEDS = 0x9E3779B97F4A7C15  # between the seeds of two stages
 
 @dataclass(frozen=True)
 class StageOfRun:
-    """One stage of a run. Steps and epochs of the trainer, of metrics and of checkpoints count through the whole run;
-    those of schedules and of λ count from the last stage that began them again."""
+    """One stage of a run. The trainer, metrics and checkpoints count steps and epochs through the whole run; schedules
+    and λ count them from the last stage that restarted them."""
 
     whole: Recipe
     """the recipe of the run"""
     recipe: Recipe
     """the recipe of the stage, with its own seed, so that no two stages read the data in the same order"""
     stage: Stage | None
-    """what the recipe has for it; None: a recipe without stages"""
+    """its entry in the recipe; None: a recipe without stages"""
     index: int
     of: int
     """stages of the run"""
@@ -42,7 +42,7 @@ class StageOfRun:
     clock: RunStep
     """the first step of the stage, as schedules count"""
     jitter_seed: int
-    """seed of λ's jitter, which goes on where schedules do"""
+    """seed of λ's jitter, which restarts where schedules do"""
 
     @classmethod
     def alone(cls, recipe: Recipe) -> StageOfRun:
@@ -72,12 +72,12 @@ class StageOfRun:
         return self.first_positions + (step - self.first_step) * self.recipe.data.batch_size
 
     def with_recipe(self, recipe: Recipe) -> StageOfRun:
-        """The same stage with what only shows when the model is there, such as the precision."""
+        """The same stage with settings that are only known once the model exists, such as the precision."""
         return dataclasses.replace(self, recipe=recipe)
 
     @property
     def to_save(self) -> Recipe:
-        """The recipe of the run as its files have it: the precision is the one that is trained in."""
+        """The recipe of the run as it is written to its files, with the precision that training uses."""
         return with_precision(self.whole, self.recipe.training.precision)
 
     @property
@@ -99,7 +99,7 @@ def stages_of(recipe: Recipe) -> list[StageOfRun]:
     begun = [i for i, stage in enumerate(stages) if i == 0 or stage is None or stage.carry == "weights"]
     seed = recipe.training.seed
     found = []
-    for i, its in enumerate(recipes):
+    for i, of_stage in enumerate(recipes):
         first = max(j for j in begun if j <= i)
         last = min([j for j in begun if j > i], default=len(recipes))
         clock = RunStep(
@@ -113,7 +113,7 @@ def stages_of(recipe: Recipe) -> list[StageOfRun]:
         found.append(
             StageOfRun(
                 whole=recipe,
-                recipe=with_seed(its, (seed + i * _SEEDS) % 2**63),
+                recipe=with_seed(of_stage, (seed + i * _SEEDS) % 2**63),
                 stage=stages[i],
                 index=i,
                 of=len(recipes),
@@ -135,7 +135,7 @@ _FEW_STEPS = 4096
 
 
 def idle_averages(stages: list[StageOfRun]) -> list[str]:
-    """A line for each average that never begins, or never moves, in its stage or in one that goes on with it."""
+    """A line for each average that never begins, or never moves, in its stage or in one that continues it."""
     found: list[str] = []
     idle: dict[str, str] = {}  # of the stages that share a clock, by kind
     for stage in stages:
@@ -160,7 +160,7 @@ def idle_averages(stages: list[StageOfRun]) -> list[str]:
 
 
 def left(last: Path) -> str:
-    """What the run of a last checkpoint has left to do, "step 3 of 9"; "" where all is done, or a callback ended it."""
+    """The rest of the run of a last checkpoint, "step 3 of 9"; "" if it is finished, or a callback ended it."""
     saved = checkpoint.load(last, ())
     state = saved.trainer_state(last)
     end = stages_of(config.parse(saved.recipe))[-1].end

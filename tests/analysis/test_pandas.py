@@ -163,7 +163,7 @@ def test_rolling_against_pandas(both: list[np.ndarray], rules: list[tuple[Any, .
 DECAYS = st.one_of(
     st.sampled_from([0.01, 0.3, 0.6, 0.99, 1]).map(lambda alpha: {"alpha": alpha}),
     st.integers(4, 29).map(lambda span: {"span": float(span)}),
-    # At com = 1 itself pandas has a rule of its own: test_pandas_gaps_at_com_1.
+    # At com = 1 itself pandas has a separate rule: test_pandas_gaps_at_com_1.
     st.integers(0, 5000).filter(lambda com: com != 1000).map(lambda com: {"com": com / 1000}),
     st.integers(100, 9100).filter(lambda half: half != 1000).map(lambda half: {"halflife": half / 1000}),
 )

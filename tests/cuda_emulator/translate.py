@@ -148,7 +148,7 @@ SOURCES = (
 
 
 def operators(text: str, library: str) -> str:
-    """A source with operators on CPU tensors, in a library of its own name."""
+    """A source with operators on CPU tensors, in a library with its own name."""
     text = text.replace("Device::cuda", "Device::cpu")
     text = re.sub(r"const torch::stable::accelerator::DeviceGuard guard\([^;]*;", "", text)
     text = text.replace("STABLE_TORCH_LIBRARY_IMPL(nnue, CUDA, m)", "STABLE_TORCH_LIBRARY_IMPL(nnue_emulated, CPU, m)")

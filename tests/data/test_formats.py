@@ -158,7 +158,7 @@ def test_positions_that_look_compressed(tmp_path: Path) -> None:
 
 
 def test_a_bomb_needs_little_memory(tmp_path: Path) -> None:
-    """1 GB of zeros in 30 KB, read by a process of its own: what ran before in this one decides where its peak is."""
+    """1 GB of zeros in 30 KB, read by a separate process: what ran before in this one decides where its peak is."""
     path = tmp_path / "x"
     with path.open("wb") as file, zstandard.ZstdCompressor().stream_writer(file) as out:
         for _ in range(1000):

@@ -75,7 +75,7 @@ end()
 
 @pytest.mark.slow
 def test_shuffle(project_root: Path, tmp_path: Path) -> None:
-    """Three million positions: 160 MiB of memory where there is no bound."""
+    """Three million positions: 160 MiB of memory if there is no bound."""
     val = project_root / "samples" / "train.binpack"
     memory = 32 * MIB
     found = peak(project_root, SHUFFLE, val, tmp_path / "out.binpack", memory)

@@ -1,4 +1,4 @@
-"""Runs in a process of its own with kill_at_call.so loaded: `python kill_driver.py SCENARIO FOLDER [STRIDE]`.
+"""Runs in a separate process with kill_at_call.so loaded: `python kill_driver.py SCENARIO FOLDER [STRIDE]`.
 
 Forks a child for every call of the scenario that changes files, lets it be killed there, and checks what is left.
 Prints the number of kills.

@@ -516,7 +516,7 @@ def attack_tools(path: Path, seed: int) -> None:
         return rng.choice([source[begin : begin + rng.randrange(2000)], source, source[:0], source[:, :31]])
 
     def open_in(name: str, make: Callable[[int], object]) -> object:
-        with (folder / name).open("wb") as file:  # the object has a descriptor of its own
+        with (folder / name).open("wb") as file:  # the object has a separate descriptor
             return make(file.fileno())
 
     makers: dict[str, Callable[[], object]] = {

@@ -47,7 +47,7 @@ atomic.os.rename = rename
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """300 positions, each a game of its own."""
+    """300 positions, each a separate game."""
     write_binpack(
         tmp_path / "in.binpack", records_from_fens([f"8/8/8/8/8/8/8/K1k5 w - - {i % 90} 1" for i in range(300)])
     )
@@ -317,7 +317,7 @@ def test_the_description_is_readable_json(fake_engine: FakeEngine, tmp_path: Pat
     assert description["file"]["size"] == (tmp_path / "o.binpack").stat().st_size
 
 
-# --- names that are no text ------------------------------------------------------------------------------------------
+# --- names that are not text ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

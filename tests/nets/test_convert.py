@@ -75,7 +75,7 @@ def test_checkpoints_imported_by_early_versions_still_export(architecture: dict,
     [
         (7, "state.net is 7, expected a mapping"),
         ({"layout": "zip"}, "state.net.layout is 'zip', expected one of leb, raw"),
-        ({"description": "\u20ac"}, "state.net.description holds characters that are no bytes"),
+        ({"description": "\u20ac"}, "state.net.description holds characters that are not bytes"),
     ],
 )
 def test_damaged_metadata_of_an_imported_net_is_one_line(origin, words: str) -> None:

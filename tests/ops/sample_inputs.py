@@ -68,7 +68,7 @@ def factors(sample: Sample) -> Tensor:
 
 
 def padded_weight(sample: Sample) -> Tensor:
-    """float64 weight, a row of zeros where there are no features at all: padding has a row to point at."""
+    """float64 weight, a row of zeros if there are no features at all: padding has a row to point at."""
     weight = sample.weight.double()
     return weight if len(weight) else weight.new_zeros(1, weight.shape[1])
 

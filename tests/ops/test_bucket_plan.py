@@ -70,7 +70,7 @@ def check_order(
     found: dict[str, NDArray[Any]], rows_at: NDArray[Any], target: NDArray[Any], length_of_row: NDArray[Any]
 ) -> None:
     """How the forward reads the rows of a tile where there are unbucketed features. `rows_at`: the row of a slot, −1
-    where there is none."""
+    if there is none."""
     slots = len(rows_at)
     length = np.where(rows_at >= 0, length_of_row[rows_at], -1)
     by_length = np.argsort(-length.reshape(-1, 64), axis=1, kind="stable") + 64 * np.arange(slots // 64)[:, None]

@@ -188,11 +188,11 @@ def test_an_expander_takes_turns_in_its_memory(device: torch.device, records: to
     assert_equals_pipeline(batches[3], parts[3], "HalfKAv2_hm")
 
 
-# ---- what is no position --------------------------------------------------------------------------------------------
+# ---- records that are not positions ---------------------------------------------------------------------------------
 
 
 def broken(records: torch.Tensor, kind: str) -> torch.Tensor:
-    """A copy whose row 77 is no position."""
+    """A copy whose row 77 is not a position."""
     records = records.clone()
     row = records[77]
     if kind == "not one king of each side":

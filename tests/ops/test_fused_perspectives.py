@@ -850,7 +850,7 @@ def test_streams(fused: torch.device, unbucketed: int, dtype: torch.dtype) -> No
 
 @pytest.mark.cuda
 def test_threads(fused: torch.device) -> None:
-    """Each on a stream of its own: what runs beside a thread's stream is not mixed up with what is beside another's."""
+    """Each on a separate stream: what runs beside a thread's stream is not mixed up with what is beside another's."""
     case = Case(3000, 32, 32, 768, 256, device=fused, unbucketed=20_000, dtype=torch.bfloat16)
     expected = case.run("pairwise")
     torch.cuda.synchronize()

@@ -56,7 +56,7 @@ def test_counts(device: torch.device) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("isa", ["baseline", "avx2", "avx512"])
 def test_counts_of_every_bit_pattern(isa: str) -> None:
-    """Long rows, in which all adders carry, and rows that are all ones; in a process of its own for each level."""
+    """Long rows, in which all adders carry, and rows that are all ones; in a separate process for each level."""
     import subprocess
     import sys
 

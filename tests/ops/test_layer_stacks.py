@@ -234,7 +234,7 @@ def test_emulated_loss(emulated: ctypes.CDLL, name: str, loss: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("name", ["sfnnv5", "sfnnv16"])
 def test_emulated_loss_in_one_kernel_or_two(emulated: ctypes.CDLL, name: str, dtype: torch.dtype) -> None:
-    """Equal bits, whether layer 0 has a kernel of its own (11 tiles for 2 · 4 thread blocks) or not (for 2 · 6)."""
+    """Equal bits, whether layer 0 has a separate kernel (11 tiles for 2 · 4 thread blocks) or not (for 2 · 6)."""
     case = make_case(NETS[name](), 203, 2, dtype)
     emulated.emulator_configure(4, 1)
     apart = check_loss(case, LOSSES["win rate"])
@@ -514,7 +514,7 @@ def test_emulated_descriptions(emulated: ctypes.CDLL, changed: dict[str, Any], m
 
 
 def test_order_is_stable(emulated: ctypes.CDLL) -> None:
-    """Each stack's positions ascend, begin with a tile of their own, and -1 fills what is left."""
+    """Each stack's positions ascend, begin with a new tile, and -1 fills what is left."""
     for positions, stacks in ((0, 3), (5, 1), (3000, 8), (2048, 64)):
         bucket = torch.randint(-1, stacks + 1, (positions,), generator=torch.Generator().manual_seed(positions))
         emulated.emulator_configure(4, 7)

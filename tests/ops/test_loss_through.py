@@ -428,7 +428,7 @@ class Meeting:
         return every
 
     def run(self, work: Callable[[Ranks], T]) -> list[T]:
-        """What `work` returns for each rank, each in a thread of its own."""
+        """What `work` returns for each rank, each in a separate thread."""
 
         def start(rank: int) -> T:
             with self.turn:
@@ -471,7 +471,7 @@ class Step(NamedTuple):
 
 
 def check_columns(model: Any, batch: Any, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the columns of the transformer are divided, its gradient goes on from the first layer as well."""
+    """Where the columns of the transformer are divided, its gradient continues from the first layer as well."""
     exact, loss, lam = copy.deepcopy(model).double(), LOSSES["win rate"], torch.tensor(0.8, device=batch.white.device)
     for forbidden in ("first_sums", "first_gradients"):
         monkeypatch.setattr(LayerCall, forbidden, None)

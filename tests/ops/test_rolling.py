@@ -134,7 +134,7 @@ def test_emulated_kernels(emulator: ctypes.CDLL, seed: int) -> None:
 
 
 def switching(seed: int, n: int, gap: float) -> Tensor:
-    """Rows without gaps but for one element of the first row, at a place of its own for each seed."""
+    """Rows without gaps but for one element of the first row, at its own place for each seed."""
     x = values(seed, 2, n, missing=0)
     x[0, int(np.random.default_rng(seed).integers(0, n))] = gap
     return x

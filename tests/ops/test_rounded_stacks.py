@@ -217,7 +217,7 @@ THROUGH = {
 def test_emulated_through_the_first_layer(
     emulated: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, name: str, copies: bool, kernels: str, records: np.ndarray
 ) -> None:
-    """As without rounding: the backward of the layers goes on to the feature transformer, whose weight may be integers
+    """As without rounding: the layers' backward continues to the feature transformer, whose weight may be integers
     of 16 bits. The loss is that of torch's operators, and so are the gradients, to what 16 bits hold of them."""
     monkeypatch.setattr(FusedCall, "kernels", property(kernels_on_a_gpu))
     model, loss = made(THROUGH[name]), LOSSES["sigmoid"]

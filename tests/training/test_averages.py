@@ -82,7 +82,7 @@ def test_swa_of_a_run_is_the_mean_of_its_epochs(data: Path, tmp_path: Path) -> N
             tensor, torch.stack([e[name].double() for e in epochs]).sum(0).float() / 3, rtol=0, atol=1e-7
         )
         assert torch.equal(found.tensors["optimizer"][f"trained/{name}"], epochs[-1][name]), (
-            "training goes on as before"
+            "training continues as before"
         )
     assert losses(tmp_path / "swa")[0] == losses(tmp_path / "plain")[0], "not begun yet"
     assert losses(tmp_path / "swa")[-1] != losses(tmp_path / "plain")[-1]

@@ -81,7 +81,7 @@ def test_checkpoints_are_those_of_the_dense_path(
     assert not torch.equal(weight_of(late[0]), weight_of(dense[0])), "no row was late"
     assert_equal_states(dense[0].state_dict(), late[0].state_dict())
     assert_equal_states(dense[1].state_dict(), late[1].state_dict())
-    # A run that goes on from here, one way from the other's state, ends with the same bits.
+    # A run that continues from here, one way from the other's state, ends with the same bits.
     again, optimizer = start(net, config, True)
     again.load_state_dict({name: t.clone() for name, t in dense[0].state_dict().items()})
     optimizer.load_state_dict({name: t.clone() for name, t in dense[1].state_dict().items()})
@@ -117,7 +117,7 @@ def test_every_reader_finds_all_rows_up_to_date(batches: tuple[dict[str, object]
     expected = weight_of(dense[0]).detach()
     assert not torch.equal(weight_of(late[0]), expected)
     assert torch.equal(READERS[reader](*late, data[7]).detach(), expected)
-    # Training goes on as if nobody had looked.
+    # Training continues as if nobody had looked.
     for model, optimizer in (dense, late):
         advance(model, optimizer, data[7:10])
     assert_equal_states(dense[0].state_dict(), late[0].state_dict())

@@ -68,7 +68,7 @@ def test_filters_cannot_change_on_resume(tmp_path, recipe):
     folder = tmp_path / "run"
     start = ("train", "--config", recipe, "--run-dir", folder, "training.epochs=1")
     nnue(*start, "data.filters.no_score=false")
-    hint = r"data\.filters\.no_score was false, now it is true: .*; data\.filters\.no_score=false goes on as before$"
+    hint = r"data\.filters\.no_score was false, now it is true: .*; data\.filters\.no_score=false continues as before$"
     go_on = ("train", "--config", recipe, "--run-dir", folder, "--resume", "auto", "training.epochs=2")
     refused(hint, *go_on, "data.filters.no_score=true")
     assert "finished" in nnue(*go_on, "data.filters.no_score=false")
@@ -361,7 +361,7 @@ def process(root: Path, *arguments: object, **environment: str) -> subprocess.Po
 
 @pytest.mark.slow
 def test_a_live_run_is_left_alone(tmp_path, recipe, project_root):
-    """Whatever is started beside it, in its folder: one line, and the run goes on to the end it would have had."""
+    """Whatever is started beside it, in its folder: one line, and the run continues to the end it would have had."""
     folder = tmp_path / "run"
     run = process(
         project_root, "--config", recipe, "--run-dir", folder, "training.epochs=100000", "logging.every_steps=100"

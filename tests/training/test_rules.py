@@ -214,7 +214,7 @@ RULES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", RULES)
 def test_a_resumed_rule_is_the_same_to_the_bit(name: str, average: bool) -> None:
     if average and name == "schedule_free":
-        pytest.skip("has a mean of its own")
+        pytest.skip("has a separate mean")
     batches, ends = inputs(24), []
     for stops in (False, True):
         net = Stacked(torch.float32)

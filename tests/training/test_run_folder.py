@@ -241,7 +241,7 @@ def test_resuming_from_an_older_checkpoint_keeps_what_came_after_it(tmp_path):
     with RunFolder(tmp_path) as folder:
         assert resumed(folder, folder.last) is None
         folder.clear()
-    with RunFolder(kept) as future:  # it was continued, so it is a run of its own
+    with RunFolder(kept) as future:  # it was continued, so it is a separate run
         assert steps(future)["last"] == 60
 
 

@@ -1,4 +1,4 @@
-"""Several seeds of a recipe: each is a run of its own, and they are compared."""
+"""Several seeds of a recipe: each is a separate run, and they are compared."""
 
 import json
 import os

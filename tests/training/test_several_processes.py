@@ -125,7 +125,7 @@ KINDS: dict[str, tuple[int, str, dict[str, dict[str, Any]]]] = {
         {"model": {"kind": "sfnnv5", "l1": 32, "quantisation": {"qat": True}}},
     ),
     "positions, a head of win, draw and loss": (
-        2, r"share of the positions \(the net has a forward pass of its own\)",
+        2, r"share of the positions \(the net has its own forward pass\)",
         {"model": {"kind": "layered", "hidden": 16, "head": "wdl", "output_buckets": {"count": 4}},
          "loss": {"kind": "wdl"}, "lambda": {"kind": "constant", "value": 0.7, "jitter": 0.2}},
     ),

@@ -93,7 +93,7 @@ def test_places_of_stages(recipe: Path) -> None:
         (8, 16, 2, 2000),
         (16, 24, 3, 3000),
     ]
-    # The second goes on counting, the third begins again.
+    # The second continues to count, the third begins again.
     assert [s.now(s.first_step).step for s in (first, second, third)] == [0, 8, 0]
     assert [s.now(s.first_step).epoch for s in (first, second, third)] == [0, 2, 0]
     assert [s.now(s.first_step).steps for s in (first, second, third)] == [16, 16, 8]

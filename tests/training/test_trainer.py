@@ -366,7 +366,7 @@ def test_lambda_is_set_ahead_for_steps_of_the_run_alone(tmp_path, monkeypatch):
 
 
 def test_what_does_not_change_is_not_written_again(tmp_path):
-    """The learning rate is a launch of its own beside a recorded step."""
+    """The learning rate is a separate launch beside a recorded step."""
     still = ["schedule={kind: exponential, gamma: 0.5}", "lambda={kind: linear, start: 0.5, end: 0.5}"]
     moving = ["schedule={kind: linear, final_lr: 1e-3}"]
     # The first rate of 12 steps, in two epochs, is there from the beginning.

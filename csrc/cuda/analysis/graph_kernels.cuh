@@ -58,7 +58,7 @@ struct CountJob {
 using WordPair = Pack<unsigned long long, 2>;
 constexpr int kPairs = kCountTile / 2;
 
-// Copies 8 words of 128 rows to shared memory, ordered by word; zeros where there are none.
+// Copies 8 words of 128 rows to shared memory, ordered by word; zeros if there are none.
 __device__ inline void load_words(const unsigned long long* from, int64_t rows, int64_t words, int64_t row,
                                   int64_t word, int64_t end, WordPair (*to)[kPairs + 1]) {
 #pragma unroll

@@ -2,11 +2,11 @@
 //
 // Level by level, starting with the highest bit of the ranks, the places are sorted stably by that bit. A table per
 // level has the bits and, for every 32 places, how many ones are before them. The k-th smallest element of a window is
-// found by going down the levels: if more than k of the remaining elements have a 0, the search goes on with those,
+// found by going down the levels: if more than k of the remaining elements have a 0, the search continues with those,
 // otherwise with the ones. So a window costs two look-ups per bit, however long it is; the value is exact, and nothing
 // depends on the order of threads. Rows lie one after the other, so a matrix may serve windows of several rows.
 //
-// If the elements of enough windows fit into shared memory, each thread block makes a matrix of its own. It sorts by
+// If the elements of enough windows fit into shared memory, each thread block makes a separate matrix. It sorts by
 // merging runs: the place of an element in the merged run is its place in its own run, plus the number of smaller
 // elements in the other run, which a binary search finds. For longer windows torch sorts millions of elements, and the
 // levels are made in device memory.

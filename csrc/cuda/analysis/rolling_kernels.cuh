@@ -232,7 +232,7 @@ __global__ void __launch_bounds__(kRollThreads, kRollBlocks) roll(const Job job)
     double *const x = states + shared.states * M::kNumbers + (shared.odd ? 1 : 0), *const y =
                                                                                        x + (M::kPair ? shared.ring : 0);
 
-    // How many lanes before and after this one a scan covers. Without cuts, an incomplete chunk is a piece of its own.
+    // How many lanes before and after this one a scan covers. Without cuts, an incomplete chunk is a separate piece.
     const int chunks = kCut ? kWarp : max(min(tile / kMine - warp * kWarp, kWarp), 0);
     const bool odd = !kCut && count > 0 && count < kMine;
     int lanes_back = lane < chunks ? lane : 0, lanes_on = lane < chunks ? chunks - 1 - lane : 0;

@@ -498,7 +498,7 @@ static_assert(kClasses * kBucketWords == kBucketFeatures && kRanksEach * kHalf =
 
 // The element of TileShared::rank_of for a rank: from bit 20 on four times the rank, from bit 8 on four times its word
 // in a bitmap (both as byte offsets), in the low bits its bit in the word. For near lists also kListed, if the rank has
-// a place of its own, and from bit 16 on the difference between its place and rank + kPlaceOffset.
+// its own place, and from bit 16 on the difference between its place and rank + kPlaceOffset.
 constexpr int kPlaceOffset = single_place(kSummedRanks) - kSummedRanks;
 constexpr uint32_t kListed = 1 << 5;
 static_assert(single_place(4 * kFours + 3) - (4 * kFours + 3) - kPlaceOffset < 16);
@@ -533,7 +533,7 @@ struct TileShared {
     // [kClasses, kBucketWords]: how many of 32 features are of the class; then how many features come before them.
     __align__(16) uint32_t cells[kBucketFeatures];
     __align__(16) uint32_t rank_of[kBucketFeatures];
-    int row[kTileRows];  // of a slot; −1 where there is none
+    int row[kTileRows];  // of a slot; −1 if there is none
     int target[kTileRows];
     uint16_t listed[kTileRows];         // the row's flags
     __align__(16) int keys[kTileRows];  // the slots are ordered by these, which are made of length and slot

@@ -1,8 +1,8 @@
 // The backward of the first layer of the stacks, and of the feature transformer's activation, in one kernel: that of
-// ../stacks/first_layer_backward.cuh, with SavedRows as the source. The layer's inputs x are made again from what the
-// forward has saved, and the gradient of x goes on to the row gradients (row_gradients.cuh), which are written instead.
-// Only for pairwise products. It reads and writes rows in any order of slots, at least 128 bytes of each at a time (64
-// in 16 bits).
+// ../stacks/first_layer_backward.cuh, with SavedRows as the source. The layer's inputs x are recomputed from the
+// sums that the forward saved. Instead of the gradient of x, the row gradients that follow from it are written
+// (row_gradients.cuh). Only for pairwise products. It reads and writes rows in any order of slots, at least 128 bytes
+// of each at a time (64 in 16 bits).
 //
 // With two terms, row gradients are divided by a power of two. It must be known before any row gradient is, so it
 // follows from a bound for all of them, which find_largest prepares: |gradient of x| ≤ outputs · the largest

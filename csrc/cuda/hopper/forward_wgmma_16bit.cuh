@@ -1,6 +1,6 @@
 // The forward for 16-bit weights where all features lie in king buckets: a product on tensor cores, which takes only as
 // many near features as occur in some row. The far features of a tile become additional rows of its right operand: each
-// far entry has a row of its own, so the bits of one row of the left operand are a contiguous range.
+// far entry has a separate row, so the bits of one row of the left operand are a contiguous range.
 //
 // A unit of work is one bucket and one slab. Three warpgroups multiply and finish tiles in turn. One more warpgroup
 // copies near weights, in chunks of 64 features, and another one copies what each tile needs: bitmaps, targets and far
@@ -134,7 +134,7 @@ struct FarPlace {
 // What a warpgroup needs of its next tile.
 struct TileInfo {
     int tile, column;
-    int chunks;  // of near weights; 0 where there are no more tiles
+    int chunks;  // of near weights; 0 if there are no more tiles
     int far;     // far entries
     int first_chunk;
     int chunk_stage, chunk_phase;

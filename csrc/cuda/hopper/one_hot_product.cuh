@@ -223,7 +223,7 @@ __device__ __forceinline__ void expand(uint32_t (&a)[4], uint32_t low, uint32_t 
 }
 
 // sum += a bitmap word, as `expand` takes it, times the 32 rows of the right operand at this descriptor. These products
-// are a wgmma group of their own, which still runs on return; `a` holds its left operand and must not change before the
+// are a separate wgmma group, which still runs on return; `a` holds its left operand and must not change before the
 // group is done.
 template <bool kBf16>
 __device__ __forceinline__ void multiply_word(float (&sum)[64], uint32_t (&a)[2][4], uint32_t low, uint32_t high,

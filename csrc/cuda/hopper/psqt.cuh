@@ -89,7 +89,7 @@ static_assert(kPrepareGrid <= kScatterThreads && kMaxBuckets <= kScatterThreads)
 
 // A row, and what it adds to its features.
 struct ScatteredRow {
-    const int32_t* entries;  // null where there is no row
+    const int32_t* entries;  // null if there is no row
     long long amount;
     int psqt_bucket;
     bool regular;

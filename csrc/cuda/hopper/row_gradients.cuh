@@ -161,7 +161,7 @@ __global__ void __launch_bounds__(GradientShape<kTerms>::kThreads, 4) row_gradie
                 grads[pass][kPairwise ? 0 : h].unpack_to(g[h], p.grad_type);
                 sums_saved[pass][h].unpack_to(s[h], Float::kFloat16);
             }
-            for (int j = 0; j < 8; ++j) {  // all are zeros where there is no row
+            for (int j = 0; j < 8; ++j) {  // all are zeros if there is no row
                 g[0][j] *= factors[pass];
                 g[1][j] *= factors[pass];
                 differentiate<kActivation>(g[0][j], g[1][j], s[0][j], s[1][j], p.bound, limit);

@@ -417,7 +417,7 @@ struct ResidueWalk {
         for (int i = 0; i < kListAhead; ++i)
             if (32 * i < left) visit(entries.chunks[i], entries.keys[i]);
     }
-    // Calls visit(chunk, key) for 32 entries at once, with key ~0 where there is none.
+    // Calls visit(chunk, key) for 32 entries at once, with key ~0 if there is none.
     template <typename Visit>
     __device__ __forceinline__ void operator()(const Chunks& chunks, const Entries& entries, const Visit& visit) const {
         visit_all(entries, chunks.all, visit);

@@ -86,7 +86,7 @@ __device__ void first_layer_sums(const T* x, const float* weight, int inputs, in
                 }
                 if (s + 1 == KS) load_inputs(m, next);
                 for (int n = 0; n < NT; ++n) {
-                    // Tensor cores round towards zero. So a step makes a sum of its own, which is added with rounding
+                    // Tensor cores round towards zero. So a step makes a separate sum, which is added with rounding
                     // to nearest.
                     float d[4] = {0.0f, 0.0f, 0.0f, 0.0f};
                     multiply(d, left, right[n]);

@@ -2,7 +2,7 @@
 // each stack the sum of grad_sums[b]ᵀ · x[b] over its positions.
 //
 // A *source* defines where x comes from and where its gradient goes. This is the plain one, InputRows: two tensors.
-// hopper/first_layer_through.cuh has one that reads what the feature transformer has saved, and goes on to its own
+// hopper/first_layer_through.cuh has one that reads what the feature transformer has saved, and continues to its own
 // gradients.
 //
 // A *unit* is a tile of 64 positions × a *slab* of 256 inputs. Units are listed slab by slab, and in each slab tile by

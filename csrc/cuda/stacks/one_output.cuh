@@ -141,7 +141,7 @@ __global__ void __launch_bounds__(kThreads, 2) one_output_kernel(const T* x, con
         }
 #pragma unroll
         for (int p = 0; p < kTogether; ++p) {
-            const float factor = __shfl_sync(kAllLanes, gradient, p);  // 0 where there is no position
+            const float factor = __shfl_sync(kAllLanes, gradient, p);  // 0 if there is no position
 #pragma unroll
             for (int k = 0; k < kPacks; ++k) {
 #pragma unroll

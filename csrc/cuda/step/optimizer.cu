@@ -167,7 +167,7 @@ void mark_rows_op(const Tensor& white, const Tensor& black, const Tensor& rows) 
            mutable_data<uint8_t>(rows), rows.size(0));
 }
 
-// What both operators on rows of a part take. `gradient`: the weight itself where there is none.
+// What both operators on rows of a part take. `gradient`: the weight itself if there is none.
 struct LateCall {
     Tensors kept;
     LateArguments arguments{};

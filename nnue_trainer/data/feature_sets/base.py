@@ -55,7 +55,7 @@ class Features(ABC):
         (`left_packed` moves −1 to the end). A feature that stands twice counts twice.
 
         It is called for both perspectives of a number of positions, from several threads in turn. The answer must
-        depend on nothing but the position: otherwise the same recipe would not give the same training.
+        depend only on the position: otherwise the same recipe would not give the same training.
         """
 
     @property

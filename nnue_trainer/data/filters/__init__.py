@@ -136,7 +136,7 @@ class Filters(_Compiled):
     def with_extra(
         self, function: UserFilter | None = None, spare: Callable[[], int] | None = None
     ) -> UserFilter | None:
-        """The filters of `extra` and `function` as one function of records; None where there are none. `spare`: how
+        """The filters of `extra` and `function` as one function of records; None if there are none. `spare`: how
         many spare bytes the records hold (`nnue_trainer.data.spare`); None: they hold none."""
         return AllOf(self.extra, function, spare) if self.extra or function else None
 

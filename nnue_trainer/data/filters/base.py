@@ -31,7 +31,7 @@ class Filter(ABC):
         has what stands in records as arrays.
 
         It is called for one chunk of a file at a time, from several threads in turn and in any order. The answer must
-        depend on nothing but the record: otherwise the same recipe would not give the same positions.
+        depend only on the record: otherwise the same recipe would not give the same positions.
         """
 
     def keep_spare(self, records: Records, spare: Records) -> npt.NDArray[np.bool_]:

@@ -136,7 +136,7 @@ struct FeatureTransformer : torch::autograd::Function<FeatureTransformer> {
 //   indices        int32 or int64 [B, K]; the first −1 ends a row; duplicates add up
 //   weight         [F, N], float32, float64, float16 or bfloat16; 16-bit weights are summed in float32
 //   bias           [N], dtype of `weight`
-//   values         float32 [B, K] (float64 with a float64 weight); 1 where absent
+//   values         float32 [B, K] (float64 with a float64 weight); default 1
 //   deterministic  true: the backward gives equal bits for equal inputs; false: the kernel with atomics on CUDA;
 //                  absent: true under torch::globalContext().setDeterministicAlgorithms, else the fastest
 inline at::Tensor feature_transformer(const at::Tensor& indices, const at::Tensor& weight, const at::Tensor& bias,
@@ -323,7 +323,7 @@ inline int64_t feature_set_handle(const std::string& name) {
 }
 
 // Expands packed positions, uint8 [B, 32], into new tensors on their device. `check_records`: on CUDA, report a record
-// that is no position; false for records of a loader, which are valid. The CPU always checks.
+// that is not a position; false for records of a loader, which are valid. The CPU always checks.
 inline Expanded expand_features(const at::Tensor& records, int64_t feature_set, bool check_records = true) {
     auto [white, black, counts, black_to_move, score, result, piece_count, material] =
         calls::expand_features(records, feature_set, check_records);
