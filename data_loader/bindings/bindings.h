@@ -15,7 +15,7 @@
 #include "chess/types.h"
 #include "features/feature_set.h"
 #include "filters/filters.h"
-#include "pipeline/kernels.h"
+#include "pipeline/pipeline.h"
 
 namespace py = pybind11;
 using namespace nnue::data;
@@ -105,14 +105,10 @@ T* output(const py::object& object, std::size_t size, const char* name) {
                       " elements");
 }
 
-// The rows of a batch of n positions in a dictionary of the caller's arrays.
-inline BatchRows output_rows(const py::dict& arrays, std::size_t n, const FeatureSet& set) {
-    const std::size_t sizes[] = {n, n * static_cast<std::size_t>(set.max_active)};
-    return {
-#define NNUE_FIELD(name, type, row) output<type>(arrays[#name], sizes[row], #name),
-        NNUE_BATCH_FIELDS(NNUE_FIELD)
-#undef NNUE_FIELD
-    };
+// The slot of a batch of n positions in a caller's array uint8 [slot_bytes()], of any shape.
+inline Slot slot_in_array(const py::object& memory, const FeatureSet* features, std::size_t n) {
+    const std::size_t bytes = slot_bytes(features, n);
+    return slot_in({reinterpret_cast<std::byte*>(output<std::uint8_t>(memory, bytes, "memory")), bytes}, features, n);
 }
 
 // The parts of the module; `bind_x` is defined in x.cpp.

@@ -107,18 +107,18 @@ IntegerTensor tensor_of(const std::string& name, const py::array& array) {
 template <class Struct, class Choice>
 void bind_words(py::class_<Struct>& to, const char* name, Choice Struct::*field,
                 std::vector<std::pair<std::string, Choice>> words) {
+    const std::string what = py::str("{}.{}").format(to.attr("__name__"), name);
     to.def_property(
         name,
         [field, words](const Struct& s) {
             return std::ranges::find(words, s.*field, &std::pair<std::string, Choice>::second)->first;
         },
-        [name, field, words](Struct& s, const std::string& word) {
+        [what, field, words](Struct& s, const std::string& word) {
             const auto found = std::ranges::find(words, word, &std::pair<std::string, Choice>::first);
             if (found == words.end()) {
                 std::string expected;
                 for (const auto& [one, choice] : words) expected += (expected.empty() ? "" : ", ") + one;
-                throw FormatError("integer forward: " + std::string(name) + " is '" + word + "', expected one of " +
-                                  expected);
+                throw FormatError(what + " is '" + word + "', expected one of " + expected);
             }
             s.*field = found->second;
         });

@@ -80,7 +80,7 @@ Sketch sketch_of(const py::bytes& bytes) {
 // A pipeline with the Python objects that its threads use. A thread that waits for a batch shares ownership, so that
 // another one may close the loader meanwhile.
 struct Running {
-    py::list arrays;         // that the slots point into
+    py::list memory;         // arrays that the slots point into
     py::object user_filter;  // may be None
     std::unique_ptr<Pipeline> pipeline;
     std::int64_t process = nnue::system::process_id();
@@ -132,13 +132,13 @@ Running::~Running() {
     if (process != nnue::system::process_id()) {
         // A child of fork() has none of the threads, and locks that will never be released: leave all as it is.
         static_cast<void>(pipeline.release());
-        static_cast<void>(arrays.release());
+        static_cast<void>(memory.release());
         static_cast<void>(user_filter.release());
     } else if (pipeline->runs_in_worker() || (has_user_filter() && !pipeline->ends_within(0ms))) {
         // A worker cannot join itself, and a user's filter may never return. close() waits for it, this does not.
         pipeline->stop();
         const auto orphan = make_running();
-        orphan->arrays = std::move(arrays);
+        orphan->memory = std::move(memory);
         orphan->user_filter = std::move(user_filter);
         orphan->pipeline = std::move(pipeline);
         registry().orphans.push_back(orphan);
@@ -237,7 +237,7 @@ using PlaceTuple = std::tuple<std::uint64_t, std::uint64_t, std::uint64_t, std::
 
 class PipelineHandle {
   public:
-    PipelineHandle(PipelineOptions o, const std::vector<const DataFile*>& files, const py::list& arrays,
+    PipelineHandle(PipelineOptions o, const std::vector<const DataFile*>& files, const py::list& memory,
                    const std::vector<PlaceTuple>& start, const py::object& user_filter)
         : running_(make_running()) {
         free_orphans();
@@ -252,9 +252,9 @@ class PipelineHandle {
         features_ = o.features;
         local_batch_ = o.batch_size / std::max<std::size_t>(o.world_size, 1);
         std::vector<Slot> slots;
-        for (const py::handle item : arrays) {
+        for (const py::handle item : memory) {
             slots.push_back(slot_of(py::reinterpret_borrow<py::object>(item)));
-            running_->arrays.append(item);
+            running_->memory.append(item);
         }
         std::vector<StreamPosition> places;
         for (const auto& [epoch, chunk, skip, batch, numbers] : start) {
@@ -306,15 +306,15 @@ class PipelineHandle {
     }
     void restore_seen(const py::bytes& bytes) { share()->pipeline->restore_seen(sketch_of(bytes)); }
 
-    // Gives a slot back; with `arrays`, which the next batch then goes into, its memory stays with the caller.
-    void release(std::size_t slot, const py::object& arrays) {
+    // Gives a slot back; with `memory`, which the next batch then goes into, its own stays with the caller.
+    void release(std::size_t slot, const py::object& memory) {
         const std::shared_ptr<Running> running = share();
-        if (arrays.is_none()) {
+        if (memory.is_none()) {
             running->pipeline->release(slot);
         } else {
-            const Slot memory = slot_of(arrays);
-            running->pipeline->release(slot, &memory);
-            running->arrays[slot] = arrays;
+            const Slot next = slot_of(memory);
+            running->pipeline->release(slot, &next);
+            running->memory[slot] = memory;
         }
     }
 
@@ -347,16 +347,7 @@ class PipelineHandle {
         return running_;
     }
 
-    Slot slot_of(const py::object& arrays) const {
-        Slot slot;
-        if (features_) {
-            slot.rows = output_rows(arrays.cast<py::dict>(), local_batch_, *features_);
-        } else {
-            slot.records =
-                reinterpret_cast<Record*>(output<std::uint8_t>(arrays, local_batch_ * sizeof(Record), "records"));
-        }
-        return slot;
-    }
+    Slot slot_of(const py::object& memory) const { return slot_in_array(memory, features_, local_batch_); }
 
     std::shared_ptr<Running> running_;
     const FeatureSet* features_ = nullptr;
@@ -427,10 +418,10 @@ void bind_pipeline(py::module_& m) {
     py::class_<PipelineHandle>(m, "Pipeline")
         .def(py::init<PipelineOptions, const std::vector<const DataFile*>&, const py::list&,
                       const std::vector<PlaceTuple>&, const py::object&>(),
-             py::arg("options"), py::arg("files"), py::arg("arrays"), py::arg("start"),
+             py::arg("options"), py::arg("files"), py::arg("memory"), py::arg("start"),
              py::arg("user_filter") = py::none())
         .def("next", &PipelineHandle::next, py::arg("poll") = py::none())
-        .def("release", &PipelineHandle::release, py::arg("slot"), py::arg("arrays") = py::none())
+        .def("release", &PipelineHandle::release, py::arg("slot"), py::arg("memory") = py::none())
         .def("close", &PipelineHandle::close)
         .def("filter_counts", &PipelineHandle::filter_counts)
         .def("seen", &PipelineHandle::seen)

@@ -30,10 +30,10 @@ std::vector<std::string> fens_from_records(const Array<std::uint8_t>& records) {
     return fens;
 }
 
-void expand_into(const Array<std::uint8_t>& records, const std::string& set_name, const py::dict& arrays, int threads) {
+void expand_into(const Array<std::uint8_t>& records, const std::string& set_name, const py::object& memory, int threads) {
     const FeatureSet& set = feature_set(set_name);
     const std::span<const Record> in = record_span(records, "expand");
-    const BatchRows rows = output_rows(arrays, in.size(), set);
+    const BatchRows rows = slot_in_array(memory, &set, in.size()).rows;
     py::gil_scoped_release release;
     expand_records(in, set, rows, threads);
 }
@@ -128,7 +128,7 @@ void bind_records(py::module_& m) {
     m.def("records_from_fens", &records_from_fens, py::arg("fens"),
           "Records uint8 [n, 32] of n FENs, with score, result and ply 0. UserError names the FEN and what is wrong.");
     m.def("fens_from_records", &fens_from_records, py::arg("records"), "The FENs of records uint8 [n, 32].");
-    m.def("expand_into", &expand_into, py::arg("records"), py::arg("feature_set"), py::arg("arrays"),
+    m.def("expand_into", &expand_into, py::arg("records"), py::arg("feature_set"), py::arg("memory"),
           py::arg("threads"));
     m.def("describe", &describe, py::arg("records"), py::arg("shredder") = false);
     m.def("batch_layout", &batch_layout_rows);

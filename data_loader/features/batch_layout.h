@@ -69,4 +69,16 @@ inline BatchLayout batch_layout(std::size_t n, std::size_t max_active) {
     return layout;
 }
 
+// The fields of a batch of n positions at `memory`, which has the layout of batch_layout().
+inline BatchRows batch_rows(std::byte* memory, std::size_t n, std::size_t max_active) {
+    const BatchLayout layout = batch_layout(n, max_active);
+    auto field = layout.fields.begin();
+    const auto next = [&]<class T>(T*) { return reinterpret_cast<T*>(memory + (field++)->offset); };
+    BatchRows rows;
+#define NNUE_FIELD(name, type, row) rows.name = next(static_cast<type*>(nullptr));
+    NNUE_BATCH_FIELDS(NNUE_FIELD)
+#undef NNUE_FIELD
+    return rows;
+}
+
 }  // namespace nnue::data

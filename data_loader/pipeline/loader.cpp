@@ -8,31 +8,14 @@
 namespace nnue::data {
 namespace {
 
-// The fields of a batch at `memory`, in the layout of batch_layout.h.
-BatchRows rows_at(std::byte* memory, std::size_t n, std::size_t max_active) {
-    const BatchLayout layout = batch_layout(n, max_active);
-    auto field = layout.fields.begin();
-    const auto next = [&]<class T>(T*) { return reinterpret_cast<T*>(memory + (field++)->offset); };
-    BatchRows rows;
-#define NNUE_FIELD(name, type, row) rows.name = next(static_cast<type*>(nullptr));
-    NNUE_BATCH_FIELDS(NNUE_FIELD)
-#undef NNUE_FIELD
-    return rows;
-}
-
 const FeatureSet* set_of(std::string_view name) {
     return name.empty() ? nullptr : &feature_set(name);
-}
-
-std::size_t bytes_of(const FeatureSet* features, std::size_t batch_size) {
-    return features ? batch_layout(batch_size, static_cast<std::size_t>(features->max_active)).size
-                    : batch_size * sizeof(Record);
 }
 
 }  // namespace
 
 std::size_t Loader::bytes_per_batch(std::string_view feature_set, std::size_t batch_size) {
-    return bytes_of(set_of(feature_set), batch_size);
+    return slot_bytes(set_of(feature_set), batch_size);
 }
 
 Loader::Loader(LoaderOptions options) : features_(set_of(options.feature_set)), batch_size_(options.batch_size) {
@@ -59,8 +42,8 @@ Loader::Loader(LoaderOptions options) : features_(set_of(options.feature_set)), 
     p.filters = std::move(options.filters);
     p.user_filter = std::move(options.user_filter);
 
-    const std::size_t bytes = bytes_of(features_, batch_size_);
     if (options.memory.empty()) {
+        const std::size_t bytes = slot_bytes(features_, batch_size_);
         const std::size_t batches = static_cast<std::size_t>(p.threads) + std::max<std::size_t>(options.held, 1) + 1;
         for (std::size_t i = 0; i < batches; ++i) {
             allocated_.push_back(std::make_unique_for_overwrite<std::byte[]>(bytes));
@@ -68,18 +51,7 @@ Loader::Loader(LoaderOptions options) : features_(set_of(options.feature_set)), 
         }
     }
     for (const std::span<std::byte> memory : options.memory) {
-        constexpr std::uintptr_t kAlignment = 16;
-        if (memory.size() < bytes || reinterpret_cast<std::uintptr_t>(memory.data()) % kAlignment) {
-            throw FormatError("memory for a batch: " + std::to_string(memory.size()) + " bytes, expected at least " +
-                              std::to_string(bytes) + ", aligned to " + std::to_string(kAlignment));
-        }
-        Slot slot;
-        if (features_) {
-            slot.rows = rows_at(memory.data(), batch_size_, static_cast<std::size_t>(features_->max_active));
-        } else {
-            slot.records = reinterpret_cast<Record*>(memory.data());
-        }
-        slots_.push_back(slot);
+        slots_.push_back(slot_in(memory, features_, batch_size_));
     }
     pipeline_ = std::make_unique<Pipeline>(std::move(p), slots_, std::vector<StreamPosition>{options.start});
 }

@@ -23,6 +23,22 @@ thread_local const Pipeline* worker_of = nullptr;
 
 }  // namespace
 
+std::size_t slot_bytes(const FeatureSet* features, std::size_t n) {
+    if (n > std::size_t{1} << 32) throw FormatError("batch size " + std::to_string(n) + ", expected at most 2^32");
+    return features ? batch_layout(n, static_cast<std::size_t>(features->max_active)).size : n * sizeof(Record);
+}
+
+Slot slot_in(std::span<std::byte> memory, const FeatureSet* features, std::size_t n) {
+    constexpr std::uintptr_t kAlignment = 16;
+    const std::size_t bytes = slot_bytes(features, n);
+    if (memory.size() < bytes || reinterpret_cast<std::uintptr_t>(memory.data()) % kAlignment) {
+        throw FormatError("memory for a batch: " + std::to_string(memory.size()) + " bytes, expected at least " +
+                          std::to_string(bytes) + ", aligned to " + std::to_string(kAlignment));
+    }
+    if (!features) return {.records = reinterpret_cast<Record*>(memory.data())};
+    return {.rows = batch_rows(memory.data(), n, static_cast<std::size_t>(features->max_active))};
+}
+
 Pipeline::Pipeline(PipelineOptions options, std::vector<Slot> slots, const std::vector<StreamPosition>& start)
     : options_(std::move(options)), slots_(std::move(slots)) {
     if (options_.files.empty()) throw FormatError("no data files");

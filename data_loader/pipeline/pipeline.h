@@ -76,6 +76,13 @@ struct Slot {
     Record* records = nullptr;
 };
 
+// The bytes of a batch of n positions: rows of the features, in the layout of batch_layout.h, or records if there are
+// none. Throws FormatError if no memory could hold the batch.
+std::size_t slot_bytes(const FeatureSet* features, std::size_t n);
+
+// The slot of such a batch in the caller's memory. Throws FormatError if it is too small or not aligned to 16 bytes.
+Slot slot_in(std::span<std::byte> memory, const FeatureSet* features, std::size_t n);
+
 // Chunks left out because of skip_bad_chunks. Each counts once, even if it comes several times.
 struct BadChunks {
     std::uint64_t count = 0;

@@ -147,3 +147,10 @@ class Batch:
         if (whole := self.allocation()) is not None:
             return Batch._view(whole.clone(), len(self), self.white.shape[1])
         return Batch._of({name: value.clone() for name, value in self.fields().items()})
+
+
+def memory_of(batch: Batch) -> npt.NDArray[np.uint8]:
+    """The allocation of a batch on the CPU, in the layout of data_loader/features/batch_layout.h: C++ fills it."""
+    assert batch.storage is not None
+    array: npt.NDArray[np.uint8] = batch.storage.numpy()
+    return array

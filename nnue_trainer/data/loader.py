@@ -30,7 +30,7 @@ from nnue_trainer import _data
 from nnue_trainer.base.closing import Closing
 from nnue_trainer.base.foreign import leave
 from nnue_trainer.base.system import usable_cpus
-from nnue_trainer.data.batch import Batch
+from nnue_trainer.data.batch import Batch, memory_of
 from nnue_trainer.data.features import FeatureSet, feature_set
 from nnue_trainer.data.filters import Filters
 from nnue_trainer.data.filters.base import UserFilter, identity
@@ -245,7 +245,7 @@ class _Stream(Closing, Generic[T]):
     def _allocate(self) -> T: ...
 
     @abstractmethod
-    def _arrays(self, slot: T) -> Any: ...
+    def _memory(self, slot: T) -> npt.NDArray[np.uint8]: ...
 
     @abstractmethod
     def _head(self, slot: T, size: int) -> T: ...
@@ -325,7 +325,7 @@ class _Stream(Closing, Generic[T]):
             pipeline = _data.Pipeline(
                 self._options,
                 [file.native for file in files],
-                [self._arrays(slot) for slot in slots],
+                [self._memory(slot) for slot in slots],
                 self._places,
                 self._user_filter,
             )
@@ -373,7 +373,7 @@ class _Stream(Closing, Generic[T]):
                 held.append(slot)
             else:
                 slots[slot] = spare
-                pipeline.release(slot, self._arrays(spare))
+                pipeline.release(slot, self._memory(spare))
                 spare = None
             yield batch if size == self.local_batch_size else self._head(batch, size)
 
@@ -675,8 +675,8 @@ class Loader(_Stream[Batch]):
     def _allocate(self) -> Batch:
         return Batch.allocate(self.local_batch_size, self.feature_set.max_active, pin_memory=self.pin_memory)
 
-    def _arrays(self, slot: Batch) -> dict[str, npt.NDArray[np.generic]]:
-        return slot.arrays()
+    def _memory(self, slot: Batch) -> npt.NDArray[np.uint8]:
+        return memory_of(slot)
 
     def _head(self, slot: Batch, size: int) -> Batch:
         return slot.head(size)
@@ -691,8 +691,8 @@ class RecordLoader(_Stream[Tensor]):
     def _allocate(self) -> Tensor:
         return torch.empty(self.local_batch_size, 32, dtype=torch.uint8, pin_memory=self.pin_memory)
 
-    def _arrays(self, slot: Tensor) -> npt.NDArray[np.generic]:
-        array: npt.NDArray[np.generic] = slot.numpy()
+    def _memory(self, slot: Tensor) -> npt.NDArray[np.uint8]:
+        array: npt.NDArray[np.uint8] = slot.numpy()
         return array
 
     def _head(self, slot: Tensor, size: int) -> Tensor:

@@ -36,6 +36,7 @@ from nnue_trainer.data import (
     records_from_fens,
     require_same,
 )
+from nnue_trainer.data.batch import memory_of
 from nnue_trainer.data.binpack import read_binpack, write_binpack
 from nnue_trainer.data.compression import decompress
 from nnue_trainer.data.files import StrPath
@@ -475,7 +476,7 @@ def attack_pipeline(path: Path, seed: int) -> None:
         return _data.Pipeline(_data.PipelineOptions(**fields), files, arrays, start, user_filter)
 
     def memory(features: object, batch: int) -> object:
-        return Batch.allocate(batch, 32).arrays() if features else np.zeros((batch, 32), np.uint8)
+        return memory_of(Batch.allocate(batch, 32)) if features else np.zeros((batch, 32), np.uint8)
 
     def stop() -> None:
         raise ValueError

@@ -232,7 +232,7 @@ CHANGES: list[tuple[dict[str, Any], str]] = [
     ({"first": FirstLayer("bias", ("w",), "crelu", 255, psqt=("w",))}, "w: int16 [768, 8], expected int32 [768, 1]"),
     (
         {"first": FirstLayer("bias", ("w",), "relu", 255)},  # type: ignore[arg-type]
-        "activation is 'relu', expected one of crelu, screlu, pairwise",
+        "FirstLayer.activation is 'relu', expected one of crelu, screlu, pairwise",
     ),
 ]
 
