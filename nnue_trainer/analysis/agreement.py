@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 
 from nnue_trainer import data, nets
+from nnue_trainer.base.arrays import Records
 from nnue_trainer.data.batch import Batch
 from nnue_trainer.data.files import PositionReader
 from nnue_trainer.errors import UserError
@@ -20,8 +21,6 @@ from nnue_trainer.export.net import QuantizedNet
 from nnue_trainer.files import checkpoint as checkpoints
 from nnue_trainer.files.checkpoint import Checkpoint
 from nnue_trainer.nets.base import NnueModel
-
-Records = npt.NDArray[np.uint8]
 
 _STEP = 512  # positions at a time
 

@@ -32,6 +32,7 @@ import numpy.typing as npt
 
 from nnue_trainer import _data
 from nnue_trainer.analysis.smoothing import band
+from nnue_trainer.base.arrays import Floats
 from nnue_trainer.base.progress import positions as counted
 from nnue_trainer.data.calibration import Curve, fit_curve
 from nnue_trainer.data.files import PositionReader, Progress, StrPath
@@ -44,7 +45,6 @@ from nnue_trainer.pages.plots import GRID, SERIES, SOFT, Plot, scale_of
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-Floats = npt.NDArray[np.float64]
 Blocks = Mapping[str, npt.NDArray[Any]] | npt.NDArray[np.void]
 """Fields of data_loader/formats/profile.h, with a row for each block."""
 

@@ -27,6 +27,7 @@ from nnue_trainer.analysis.agreement import (
     model_of,
 )
 from nnue_trainer.analysis.planes import WeightMap, is_piece_square, weight_map
+from nnue_trainer.base.arrays import Floats
 from nnue_trainer.data.features import feature_set
 from nnue_trainer.errors import UserError
 from nnue_trainer.export import QuantizedNet, checkpoint_from_net, net_from_checkpoint, read_net
@@ -37,8 +38,6 @@ from nnue_trainer.nets.activity import ActivityMeter, FirstLayerActivity, LayerI
 from nnue_trainer.nets.base import Net, NetTensor, NnueModel
 from nnue_trainer.stats.matrix import norms, transpose
 from nnue_trainer.training.run import neuron_sample
-
-Floats = npt.NDArray[np.float64]
 
 BINS = 61
 _CHUNK = 1 << 22  # elements at a time

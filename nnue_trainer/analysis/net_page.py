@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from nnue_trainer.analysis.agreement import check_same
 from nnue_trainer.analysis.net_inspect import BINS, Inspection, TensorFacts
 from nnue_trainer.analysis.planes import PIECES, SQUARES, WeightMap
+from nnue_trainer.base.arrays import Floats
 from nnue_trainer.base.progress import size as bytes_of
 from nnue_trainer.data.features import feature_set
 from nnue_trainer.errors import UserError, shown
@@ -24,8 +24,6 @@ from nnue_trainer.pages.plots import BAD, GRID, INK, SERIES, Plot, thin
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-Floats = npt.NDArray[np.float64]
 
 
 def _plain(value: Any) -> Any:

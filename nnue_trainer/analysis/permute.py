@@ -18,6 +18,7 @@ from torch import Tensor
 
 from nnue_trainer import _data
 from nnue_trainer.analysis import neuron_order
+from nnue_trainer.base.arrays import Records
 from nnue_trainer.errors import UserError
 from nnue_trainer.export.evaluate import compiled_forward, evaluate
 from nnue_trainer.export.net import QuantizedNet
@@ -25,8 +26,6 @@ from nnue_trainer.files.checkpoint import Checkpoint
 from nnue_trainer.nets.base import Net
 from nnue_trainer.nets.integer_forward import IntegerForward, neuron_columns
 from nnue_trainer.stats import graph
-
-Records = npt.NDArray[np.uint8]
 
 _POSITIONS = 1 << 13  # at a time
 

@@ -13,11 +13,10 @@ import numpy.typing as npt
 import torch
 
 from nnue_trainer import data
+from nnue_trainer.base.arrays import Floats
 from nnue_trainer.data.feature_match import piece_square_table, settings_of
 from nnue_trainer.data.features import FeaturePart, outside_set
 from nnue_trainer.errors import UserError
-
-Floats = npt.NDArray[np.float64]
 
 SQUARES = 64
 _OWN = ("own pawn", "own knight", "own bishop", "own rook", "own queen", "own king")

@@ -16,6 +16,7 @@ import yaml
 from nnue_trainer.analysis import smoothing
 from nnue_trainer.analysis.agreement import Agreement, Positions, agreement, some_positions
 from nnue_trainer.analysis.runs import Records, Run, read_run
+from nnue_trainer.base.arrays import Floats
 from nnue_trainer.base.progress import duration, positions, size
 from nnue_trainer.errors import UserError
 from nnue_trainer.files import checkpoint as checkpoints
@@ -26,7 +27,6 @@ from nnue_trainer.training.run_folder import RunFolder
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-Floats = npt.NDArray[np.float64]
 
 POSITIONS = 512  # for float against integers
 _MOST_TENSORS = len(SERIES)

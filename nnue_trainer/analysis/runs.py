@@ -12,15 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from nnue_trainer import config, schema
+from nnue_trainer.base.arrays import Floats
 from nnue_trainer.errors import UserError
 from nnue_trainer.files import checkpoint as checkpoints
 from nnue_trainer.files.checkpoint import Checkpoint
 from nnue_trainer.training.run import checkpoint_of
-
-Floats = npt.NDArray[np.float64]
 
 _LONGEST_LINE = 1 << 20
 _OWN_KEYS = ("event", "step", "time")

@@ -6,10 +6,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from nnue_trainer.base.arrays import Floats
 from nnue_trainer.stats.exponential import ewm
 from nnue_trainer.stats.windows import rolling
-
-Floats = npt.NDArray[np.float64]
 
 
 def window_for(length: int) -> int:

@@ -6,13 +6,10 @@ import os
 from collections.abc import Callable, Iterator
 
 import numpy as np
-import numpy.typing as npt
 
 from nnue_trainer import _data
+from nnue_trainer.base.arrays import Records
 from nnue_trainer.files.atomic import replacing
-
-Records = npt.NDArray[np.uint8]
-
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 

@@ -18,8 +18,8 @@ from typing import IO
 import numpy as np
 import numpy.typing as npt
 
+from nnue_trainer.base.arrays import Records
 from nnue_trainer.data import fields
-from nnue_trainer.data.binpack import Records
 from nnue_trainer.data.files import Chess960, PositionWriter, Progress, StrPath, check_no_pipe, format_for, read_files
 from nnue_trainer.data.transform import Report, _check_new, _check_outputs
 from nnue_trainer.errors import UserError

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from nnue_trainer import _data
-from nnue_trainer.data.binpack import Records
+from nnue_trainer.base.arrays import Records
 from nnue_trainer.data.files import Block, PositionWriter, Progress, StrPath, check_no_pipe, format_for, read_files
 from nnue_trainer.data.generate import internal_score, score_scale
 from nnue_trainer.data.journal import Journal

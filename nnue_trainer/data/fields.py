@@ -7,8 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nnue_trainer import _data
-
-Records = npt.NDArray[np.uint8]
+from nnue_trainer.base.arrays import Records
 
 # Nibbles 12 to 15 are a pawn that has just moved two squares, rooks that may castle, and the black king, to move.
 PUSHED_PAWN, BLACK_KING_TO_MOVE = 12, 15

@@ -22,8 +22,8 @@ import numpy.typing as npt
 
 from nnue_trainer import _data
 from nnue_trainer.base import system
+from nnue_trainer.base.arrays import Records
 from nnue_trainer.base.closing import Closing
-from nnue_trainer.data.binpack import Records
 from nnue_trainer.data.compression import ByteReader, UntilBroken, compression_of, decompress, head_of, is_sound
 from nnue_trainer.data.formats.base import DataFormat, claiming, format_named, outside_formats
 from nnue_trainer.data.formats.built_in import BuiltIn, open_native

@@ -29,7 +29,7 @@ from typing import Any, Literal
 
 from nnue_trainer import _data
 from nnue_trainer.base import system
-from nnue_trainer.data.binpack import Records
+from nnue_trainer.base.arrays import Records
 from nnue_trainer.data.files import StrPath, format_for
 from nnue_trainer.data.formats import DataFormat
 from nnue_trainer.data.journal import Journal

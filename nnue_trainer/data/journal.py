@@ -28,7 +28,7 @@ from typing import Any, Self
 import numpy as np
 
 from nnue_trainer.base import system
-from nnue_trainer.data.binpack import Records
+from nnue_trainer.base.arrays import Records
 from nnue_trainer.errors import UserError, quoted
 
 VERSION = 2

@@ -11,7 +11,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from nnue_trainer import _data
-from nnue_trainer.data.fields import SPARE_PLACES, Records
+from nnue_trainer.base.arrays import Records
+from nnue_trainer.data.fields import SPARE_PLACES
 from nnue_trainer.data.files import Block
 from nnue_trainer.data.formats.base import BLOCK, Poll, Unpack, rewritten
 from nnue_trainer.data.formats.built_in import open_native

@@ -16,14 +16,12 @@ import numpy as np
 import numpy.typing as npt
 
 from nnue_trainer import _data
+from nnue_trainer.base.arrays import Floats, Records
 from nnue_trainer.data import fields
 from nnue_trainer.data.calibration import fit_curve
 from nnue_trainer.data.files import FORMATS_WITHOUT_SIDES
 from nnue_trainer.data.filters import Filters
 from nnue_trainer.errors import UserError
-
-Records = npt.NDArray[np.uint8]
-Floats = npt.NDArray[np.float64]
 
 RUN, MOST_RUNS = 1024, 96
 """Positions that are taken one after the other, so that games show, and the most such runs that are kept."""

@@ -14,8 +14,8 @@ from typed import present
 from nnue_trainer import _data, data
 from nnue_trainer.analysis import data_profile
 from nnue_trainer.analysis.data_profile import bin_values, drift_of, score_values
+from nnue_trainer.base.arrays import Records
 from nnue_trainer.data import PositionReader, PositionWriter, fields
-from nnue_trainer.data.binpack import Records
 from nnue_trainer.data.calibration import fit_curve
 from nnue_trainer.errors import UserError
 from nnue_trainer.pages.page import render

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 from typer.testing import CliRunner
 
+from nnue_trainer.base.arrays import Records
 from nnue_trainer.cli.main import app
 from nnue_trainer.data import PositionReader
-from nnue_trainer.data.binpack import Records
 from nnue_trainer.errors import UserError
 
 

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 from data_commands import read_all, run
 
+from nnue_trainer.base.arrays import Records
 from nnue_trainer.data import PositionWriter, fields
-from nnue_trainer.data.binpack import Records, read_binpack
+from nnue_trainer.data.binpack import read_binpack
 from nnue_trainer.data.dedup import Games, KeyTable, board_keys, dedup
 from nnue_trainer.data.engine_scores import UNIT, EngineScoring, rescore_by_engine
 from nnue_trainer.data.filters import Filters

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from nnue_trainer import _data
+from nnue_trainer.base.arrays import Records
 from nnue_trainer.data import PositionReader, PositionWriter, expand, fields, records_from_fens
-from nnue_trainer.data.binpack import Records
 from nnue_trainer.data.files import FORMATS
 from nnue_trainer.data.generate import start_position
 from nnue_trainer.data.transform import convert, shuffle

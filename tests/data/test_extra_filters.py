@@ -7,14 +7,13 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from nnue_trainer.base.arrays import Records
 from nnue_trainer.data import Filters, RecordLoader, fields
 from nnue_trainer.data.filters import FILTERS, Filter
 from nnue_trainer.data.filters.base import UserFilter, identity
 from nnue_trainer.data.filters.pieces import Pieces
 from nnue_trainer.errors import UserError
 from nnue_trainer.schema import section
-
-Records = npt.NDArray[np.uint8]
 
 
 @section

@@ -14,8 +14,9 @@ import pytest
 import zstandard
 
 from nnue_trainer import _data
+from nnue_trainer.base.arrays import Records
 from nnue_trainer.data import PositionReader, PositionWriter, records_from_fens
-from nnue_trainer.data.binpack import Records, read_binpack
+from nnue_trainer.data.binpack import read_binpack
 from nnue_trainer.data.files import FORMATS, read_files
 from nnue_trainer.data.transform import convert
 from nnue_trainer.errors import UserError

@@ -20,6 +20,7 @@ import pytest
 import torch
 import zstandard
 
+from nnue_trainer.base.arrays import Records
 from nnue_trainer.data import (
     Batch,
     Filters,
@@ -32,7 +33,7 @@ from nnue_trainer.data import (
     merge_states,
     records_from_fens,
 )
-from nnue_trainer.data.binpack import Records, read_binpack, write_binpack
+from nnue_trainer.data.binpack import read_binpack, write_binpack
 from nnue_trainer.data.files import FORMATS
 from nnue_trainer.errors import UserError
 

@@ -12,8 +12,8 @@ import pytest
 import zstandard
 
 from nnue_trainer import _data
+from nnue_trainer.base.arrays import Records
 from nnue_trainer.data import PositionReader, RecordLoader
-from nnue_trainer.data.binpack import Records
 from nnue_trainer.data.transform import convert
 from nnue_trainer.errors import UserError
 

@@ -17,9 +17,10 @@ from typer.testing import CliRunner
 from waiting import wait_for
 
 from nnue_trainer import _data
+from nnue_trainer.base.arrays import Records
 from nnue_trainer.cli.main import app
 from nnue_trainer.data import PositionReader, PositionWriter, records_from_fens
-from nnue_trainer.data.binpack import Records, read_binpack, write_binpack
+from nnue_trainer.data.binpack import read_binpack, write_binpack
 from nnue_trainer.data.files import FORMATS
 from nnue_trainer.data.info import file_info, king_bucket
 from nnue_trainer.data.transform import convert, shuffle, split

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from nnue_trainer import _data
+from nnue_trainer.base.arrays import Records
 from nnue_trainer.data import PositionReader, PositionWriter, RecordLoader, records_from_fens
-from nnue_trainer.data.binpack import Records, read_binpack
+from nnue_trainer.data.binpack import read_binpack
 from nnue_trainer.data.filters import Filters
 from nnue_trainer.data.transform import convert, filter_positions, interleave, shuffle, split
 from nnue_trainer.errors import UserError

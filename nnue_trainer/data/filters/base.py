@@ -10,13 +10,13 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from nnue_trainer.base.arrays import Records
 from nnue_trainer.base.foreign import explaining, returned
 from nnue_trainer.data.fields import separate_spare
 from nnue_trainer.errors import UserError
 from nnue_trainer.registry import Registry
 from nnue_trainer.schema import to_data
 
-Records = npt.NDArray[np.uint8]
 UserFilter = Callable[[Records], npt.NDArray[np.bool_]]
 
 

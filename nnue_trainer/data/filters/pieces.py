@@ -6,8 +6,9 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
+from nnue_trainer.base.arrays import Records
 from nnue_trainer.data import fields
-from nnue_trainer.data.filters.base import FILTERS, Filter, Records
+from nnue_trainer.data.filters.base import FILTERS, Filter
 from nnue_trainer.schema import section
 
 

@@ -4,6 +4,7 @@
 data_loader/formats, where their names and suffixes come from.
 """
 
-from nnue_trainer.data.formats.base import DATA_FORMATS, DataFormat, Records
+from nnue_trainer.base.arrays import Records
+from nnue_trainer.data.formats.base import DATA_FORMATS, DataFormat
 
 __all__ = ["DATA_FORMATS", "DataFormat", "Records"]

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nnue_trainer import _data
+from nnue_trainer.base.arrays import Records
 from nnue_trainer.base.foreign import explaining, returned
 from nnue_trainer.data.filters.base import portable_name
 from nnue_trainer.errors import UserError
@@ -25,7 +26,6 @@ from nnue_trainer.schema import to_data
 if TYPE_CHECKING:
     from nnue_trainer.data.compression import ByteReader
 
-Records = npt.NDArray[np.uint8]
 Unpack = Callable[[Callable[[BinaryIO], None]], BinaryIO]
 """Makes a file without a name, calls a function that fills it, and returns it for reading."""
 

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from nnue_trainer import _data
-from nnue_trainer.data.formats.base import DATA_FORMATS, DataFormat, Poll, Records, Unpack
+from nnue_trainer.base.arrays import Records
+from nnue_trainer.data.formats.base import DATA_FORMATS, DataFormat, Poll, Unpack
 from nnue_trainer.schema import section
 
 if TYPE_CHECKING:
