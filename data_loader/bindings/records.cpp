@@ -30,7 +30,8 @@ std::vector<std::string> fens_from_records(const Array<std::uint8_t>& records) {
     return fens;
 }
 
-void expand_into(const Array<std::uint8_t>& records, const std::string& set_name, const py::object& memory, int threads) {
+void expand_into(const Array<std::uint8_t>& records, const std::string& set_name, const py::object& memory,
+                 int threads) {
     const FeatureSet& set = feature_set(set_name);
     const std::span<const Record> in = record_span(records, "expand");
     const BatchRows rows = slot_in_array(memory, &set, in.size()).rows;
