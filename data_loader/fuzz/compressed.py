@@ -82,7 +82,7 @@ def read(kind: str, data: bytes, room: memoryview) -> bytes | None:
         message = str(error)
     assert size <= len(room)
     if message:
-        assert message.startswith((f"input: not a sound {kind} file: ", "input: zstd with a window of ")), message
+        assert message.startswith((f"input: not a valid {kind} file: ", "input: zstd with a window of ")), message
         assert "\n" not in message, message
         return None
     return bytes(room[:size])

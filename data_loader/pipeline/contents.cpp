@@ -32,7 +32,7 @@ void Contents::check(const std::string& path, std::size_t chunk, std::uint64_t d
     if (known != digest) {
         throw ContentChanged(path + ": chunk " + std::to_string(chunk) + " of " + std::to_string(digests_.size()) +
                              " has changed since it was first read" + (digest == kBad ? ", and is damaged now" : "") +
-                             ": training would go on with other positions; restore the file, or start a new run");
+                             ": continuing would train on different positions; restore the file, or start a new run");
     }
     if (is_before(place, places_[chunk])) places_[chunk] = place;
 }

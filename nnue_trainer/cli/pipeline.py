@@ -289,7 +289,7 @@ def _run_steps(
         if decision == "refuse":
             raise UserError(
                 f"{path}: step {step.name}, or one before it, has changed since its result was made; "
-                f"--redo {shlex.quote(step.name)} makes it and what follows anew"
+                f"--redo {shlex.quote(step.name)} repeats it and the steps after it"
             )
         command = [*step.command, *(step.again if decision == "replace" else step.onward)]
         say(f"{head}: nnue {shlex.join(command)}")

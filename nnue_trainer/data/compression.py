@@ -50,7 +50,7 @@ class _GzipReader:
         try:
             return _fill(self._stream, buffer)
         except (EOFError, OSError, zlib.error) as error:
-            raise UserError(f"{self._path}: not a sound gzip file: {error}") from None
+            raise UserError(f"{self._path}: not a valid gzip file: {error}") from None
 
 
 class _Bzip2Reader:
@@ -62,7 +62,7 @@ class _Bzip2Reader:
         try:
             return _fill(self._stream, buffer)
         except (EOFError, OSError) as error:
-            raise UserError(f"{self._path}: not a sound bzip2 file: {error}") from None
+            raise UserError(f"{self._path}: not a valid bzip2 file: {error}") from None
 
 
 class _ZstdReader:
@@ -86,7 +86,7 @@ class _ZstdReader:
         self._ready: deque[memoryview] = deque()
 
     def _unsound(self, why: object) -> UserError:
-        return UserError(f"{self._path}: not a sound zstd file: {why}")
+        return UserError(f"{self._path}: not a valid zstd file: {why}")
 
     def _take(self, count: int) -> bytes:
         data = self._file.read(count)
@@ -284,7 +284,7 @@ def unpack(
 
 def _no_room(path: Path, kind: str, folder: Path, error: OSError) -> UserError:
     return UserError(
-        f"{path}: {kind}-compressed, to be unpacked into {folder}: {error.strerror}; set TMPDIR to a folder with room, "
+        f"{path}: cannot be unpacked into {folder}: {error.strerror}; set TMPDIR to a folder with room, "
         f"or unpack it once: `nnue data convert {path} OUT.binpack`"
     )
 
@@ -297,7 +297,7 @@ def unnamed_file(path: Path, folder: Path | None, fill: Callable[[BinaryIO], Non
         out = cast(BinaryIO, tempfile.TemporaryFile(dir=where, buffering=0))  # noqa: SIM115
     except OSError as error:
         raise UserError(
-            f"{path}: to be read into {where}: {error.strerror}; set TMPDIR to a folder with room"
+            f"{path}: cannot be copied into {where}: {error.strerror}; set TMPDIR to a folder with room"
         ) from None
     try:
         fill(out)

@@ -229,4 +229,4 @@ def dedup(
 
 
 def _modified(path: StrPath) -> UserError:
-    return UserError(f"{path}: was modified while it was being read: the two passes found other positions")
+    return UserError(f"{path}: was modified while it was being read: the two passes found different positions")

@@ -517,8 +517,8 @@ class _Stream(Closing, Generic[T]):
             return []
         if _COUNTS not in place:
             raise UserError(
-                "loader state: without what the filter piece_counts remembers: it was saved by a release up to 0.2, "
-                "whose filter kept other positions; start a new run, or resume it with that release"
+                "loader state: has no counts of the filter piece_counts: it was saved by release 0.2 or earlier, whose "
+                "filter kept different positions; start a new run, or resume it with that release"
             )
         numbers: Any = place[_COUNTS]
         try:

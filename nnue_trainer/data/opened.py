@@ -186,7 +186,7 @@ class OpenedFile:
         now = _identity_of(self.path, self.native.fileno(), self.identity.size)
         if not now.matches(self.identity):
             raise UserError(
-                f"{self.path}: changed since it was opened: training would go on with other positions; restore the "
+                f"{self.path}: changed since it was opened: continuing would train on different positions; restore the "
                 "file, or start a new run"
             )
 

@@ -61,7 +61,7 @@ def common_width(found: dict[Path, int]) -> int:
     if len(widths) > 1:
         one, other = (next(path for path, width in found.items() if width == wanted) for wanted in widths)
         raise UserError(
-            f"{other}: {widths[1]} spare bytes for each position, but {one} has {widths[0]}: give files in formats "
-            "with as many"
+            f"{other}: {widths[1]} spare bytes for each position, but {one} has {widths[0]}: use formats with "
+            "the same number"
         )
     return widths[0] if widths else 1

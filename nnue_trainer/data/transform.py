@@ -101,8 +101,8 @@ def _check_new(outputs: Sequence[StrPath], overwrite: bool) -> None:
     missing = [output for output in outputs if output not in there]
     if there and missing and not overwrite:
         raise UserError(
-            f"{there[0]}: exists already, and {missing[0]} does not: another file, or half of what was killed while it "
-            "ended; --overwrite writes both"
+            f"{there[0]}: exists already, but {missing[0]} does not: a different file, or left by a command killed "
+            "between its two files; --overwrite replaces it"
         )
     for output in outputs:
         check_new(output, overwrite)

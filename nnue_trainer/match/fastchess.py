@@ -74,7 +74,7 @@ def play_with_fastchess(
                 words = command(program, players, options, folder)
                 status = process_groups.run(words, stdout=log, stderr=log).returncode
             if status != 0 or not (folder / GAMES).exists():
-                raise UserError(f"fastchess: exit status {status}, {folder / OUTPUT} has what it printed")
+                raise UserError(f"fastchess: exit status {status}, its output is in {folder / OUTPUT}")
             for game in games_of((folder / GAMES).read_text(encoding="utf-8", errors="replace"), names, options):
                 journal.add(game)
                 count.add(game)

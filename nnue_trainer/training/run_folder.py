@@ -151,7 +151,7 @@ class RunFolder:
                 raise UserError(f"{path}: exists and was not written by this run: move it elsewhere")
             if clear and self._is_behind_link(path):
                 raise UserError(
-                    f"{path}: lies behind a symbolic link, where nothing is deleted: delete it or move it elsewhere"
+                    f"{path}: is reached through a symbolic link and is not deleted: delete it or move it elsewhere"
                 )
 
     def will_write(self, *paths: Path) -> None:
@@ -274,7 +274,8 @@ class RunFolder:
             system.lock(lock)
         except BlockingIOError:
             raise UserError(
-                f"{self.path}: another process{_describe(lock)} trains here; wait until it ends, or use another folder"
+                f"{self.path}: another process{_describe(lock)} is training here; wait until it ends, "
+                "or use another folder"
             ) from None
         except OSError as error:
             if error.errno not in _NO_LOCKS:
@@ -295,8 +296,8 @@ class RunFolder:
                     with claim.open("rb") as file:
                         holder = _describe(file.fileno())
                     raise UserError(
-                        f"{self.path}: another process{holder} trains here; this file system has no locks, so delete "
-                        f"{claim} if that process has ended"
+                        f"{self.path}: another process{holder} is training here; this file system has no locks, so "
+                        f"delete {claim} if that process has ended"
                     ) from None
                 claim.unlink(missing_ok=True)
                 continue

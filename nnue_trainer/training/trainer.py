@@ -560,7 +560,7 @@ class Trainer:
             )
         for group in ("model", "optimizer", "rng"):
             if group not in saved.tensors:
-                raise UserError(f"{path}: without tensors of the group {group}, expected those of a training run")
+                raise UserError(f"{path}: found no tensors of the group {group}, expected those of a training run")
         load_into(self.sharding.own(saved.tensors["model"]), self.model, path)
         try:
             own = self.sharding.own(saved.tensors["optimizer"])
@@ -635,7 +635,7 @@ class Trainer:
             try:
                 set_state(states[name])
             except RuntimeError:
-                raise UserError(f"{what} is no state of torch's random generator") from None
+                raise UserError(f"{what} is not a state of torch's random generator") from None
 
     def _settle(self, store: CheckpointStore | Nowhere) -> None:
         """After a resume in the same folder, restores the state of the folder at that step. Reads the best validation

@@ -131,7 +131,7 @@ def test_corrupt_compression_is_one_line(tmp_path: Path, positions: Records, kin
     packed = gzip.compress(content) if kind == "gzip" else checked.compress(content)
     path = tmp_path / "x"
     path.write_bytes(packed[: len(packed) * 3 // 4])
-    with pytest.raises(UserError, match=f"^{path}: not a sound {kind} file: [^\n]*$"):
+    with pytest.raises(UserError, match=f"^{path}: not a valid {kind} file: [^\n]*$"):
         read(path)
     for position in (10, len(packed) // 2, len(packed) - 2):
         damaged = bytearray(packed)

@@ -328,7 +328,7 @@ def test_a_file_that_is_no_data(tmp_path: Path, files: list[Path]) -> None:
     with pytest.raises(UserError, match=r"notes\.md: lines of text, but neither '.* nor 'fen …' .plain."):
         RecordLoader([files[0], path], B).open()
     path.write_bytes(gzip.compress(files[0].read_bytes())[:-9])
-    with pytest.raises(UserError, match=r"notes\.md: not a sound gzip file: "):
+    with pytest.raises(UserError, match=r"notes\.md: not a valid gzip file: "):
         RecordLoader([files[0], path], B).open()
 
 

@@ -212,10 +212,10 @@ def test_a_compressed_file_that_ends_too_early(pack: Callable[[bytes], bytes], t
     moves = "1. e4 {%+.2f/12 0.05s} e5 {%+.2f/12 0.05s}"
     whole = pack("".join(game(moves % tuple(random.normal(0, 9, 2))) for _ in range(40_000)).encode())
     path.write_bytes(whole[: len(whole) * 3 // 4])
-    with pytest.raises(UserError, match=r"games.pgn.packed: not a sound .*; offset of the decompressed bytes: [\d,]+"):
+    with pytest.raises(UserError, match=r"games.pgn.packed: not a valid .*; offset of the decompressed bytes: [\d,]+"):
         read(path)
     with PositionReader(path, skip_bad=True) as reader:
         positions = sum(map(len, reader))
         assert 20_000 < positions < 80_000
         assert reader.skipped > 0
-        assert "not a sound" in reader.first_skipped
+        assert "not a valid" in reader.first_skipped

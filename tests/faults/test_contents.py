@@ -186,7 +186,7 @@ def test_every_format_is_compared(tmp_path: Path, suffix: str) -> None:
     with path.open("r+b") as file:
         file.write(content)
     loader.restart()
-    with pytest.raises(UserError, match=r"has changed since it was first read: training would go on with other"):
+    with pytest.raises(UserError, match=r"has changed since it was first read: continuing would train on different"):
         list(loader)
 
 

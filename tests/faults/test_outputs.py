@@ -89,7 +89,7 @@ def test_split_replaces_both_or_none(nnue: Nnue, source: Path, tmp_path: Path) -
     validation.write_bytes(b"old")
     status, _, error = nnue(*words)
     assert status == 1
-    assert f"{validation}: exists already, and {train} does not: another file, or half of what was killed" in error
+    assert f"{validation}: exists already, but {train} does not: a different file, or left by a command killed" in error
     assert validation.read_bytes() == b"old"
     assert not train.exists()
     assert nnue(*words, "--overwrite")[0] == 0
@@ -154,7 +154,7 @@ split([sys.argv[3]], sys.argv[4], sys.argv[5], share=0.3, seed=int(sys.argv[6]),
             if len(there) == 2:  # never a half of each
                 assert len(read_binpack(train)) + len(read_binpack(validation)) == 300
             elif there:
-                with pytest.raises(UserError, match="does not: another file, or half of what was killed"):
+                with pytest.raises(UserError, match="does not: a different file, or left by a command killed"):
                     split([source], train, validation, share=0.3, seed=2)
             split([source], train, validation, share=0.3, seed=2, overwrite=True)
             assert len(read_binpack(train)) + len(read_binpack(validation)) == 300

@@ -289,7 +289,7 @@ def test_what_overwrite_would_leave_in_the_way_is_refused_before_the_training(tm
     (folder / "checkpoints").symlink_to(disk)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     message = (
-        r"last\.safetensors: lies behind a symbolic link, where nothing is deleted: delete it or move it elsewhere"
+        r"last\.safetensors: is reached through a symbolic link and is not deleted: delete it or move it elsewhere"
     )
     refused(message, "train", "--config", recipe, "--run-dir", folder, "--overwrite", "training.epochs=2")
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
@@ -374,7 +374,7 @@ def test_a_live_run_is_left_alone(tmp_path, recipe, project_root):
         ["--config", recipe, "--run-dir", folder, "--overwrite"],
         ["--resume", folder],
     ):
-        message = rf"run: another process \(pid {run.pid} on host '.*'\) trains here; wait until it ends, or .* folder$"
+        message = rf"run: another process \(pid {run.pid} on host '.*'\) is training here; wait until .*, or .* folder$"
         refused(message, "train", *arguments)
     run.send_signal(signal.SIGHUP)
     _, output = run.communicate(timeout=120)

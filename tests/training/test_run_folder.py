@@ -42,7 +42,7 @@ def test_the_second_of_two_processes_is_refused_a_hundred_times(tmp_path):
                         os.read(start, 1)
                         status = 0
                 except UserError as error:
-                    status = 1 if "another process" in str(error) and "trains here" in str(error) else 2
+                    status = 1 if "another process" in str(error) and "is training here" in str(error) else 2
                     os.write(try_done, b"x")
                 os._exit(status)
             children.append(child)
@@ -67,7 +67,7 @@ def test_the_message_names_the_owner(tmp_path):
     ):
         pass
     assert str(caught.value) == (
-        f"{tmp_path}: another process (pid {os.getpid()} on host {socket.gethostname()!r}) trains here; "
+        f"{tmp_path}: another process (pid {os.getpid()} on host {socket.gethostname()!r}) is training here; "
         "wait until it ends, or use another folder"
     )
     assert names(tmp_path) == []

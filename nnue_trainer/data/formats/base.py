@@ -212,7 +212,7 @@ class _Bytes(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         if self.cancelled:
-            raise UserError("the reading was given up")
+            raise UserError("reading was cancelled")
         count = self._source.readinto(memoryview(buffer).cast("B"))
         self.count += count
         return count
