@@ -1,7 +1,7 @@
 """`import nnue_trainer` is enough for `torch.ops.nnue.NAME`, and does not import torch.
 
-torch's attribute `ops.nnue` becomes a namespace that imports the home of an operator when it is first looked up: the
-module that loads the library, and registers derivatives and fake kernels. If torch has not been imported yet, that
+torch's attribute `ops.nnue` becomes a namespace. When an operator is first looked up, it imports the module that loads
+the library and registers the operator's derivative and fake kernel. If torch has not been imported yet, that
 happens right after its import.
 """
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
-# Which module registers the operators whose names begin so; `ops` registers all others.
+# Prefixes of operator names, and the module that registers these operators; `ops` registers all others.
 HOMES = {
     "bit_counts": "stats.graph",
     "ewm": "stats.exponential",
@@ -59,7 +59,7 @@ def _install(torch: Any) -> None:
 
 
 class _AfterTorch:
-    """A finder that lets the others find torch, and installs the namespace once torch has been imported."""
+    """An import hook: the other finders find torch, and it installs the namespace after torch was imported."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None

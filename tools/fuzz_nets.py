@@ -151,7 +151,7 @@ def damage_inside(file: bytes, description: bytes, chance: random.Random) -> byt
 
 def read_and_write(file: bytes, known: Sequence[Candidate]) -> tuple[bytes, bool]:
     """The file written back, and whether it is the same: byte for byte, or where it is a zlib stream or has Huffman
-    codes, which can be written in several ways, by what it holds. UserError where it is refused."""
+    codes, which can be written in several ways, by what it holds. UserError if it is refused."""
     found, tensors = _read(file, known)
     written = writer.to_bytes(found.layout, found.header.description, tensors)
     if written == file or found.layout.compression not in ("zlib", "huffman"):

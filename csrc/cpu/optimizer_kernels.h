@@ -193,7 +193,7 @@ double squares_of_columns(const optimizer::Summand& from, int64_t begin, int64_t
     return from.shares ? total + sum_of_squares(sums, count) : total;
 }
 
-// The steps of one row whose gradients are zeros. `shared` [count] are the changes of its virtual row, or null where it
+// The steps of one row whose gradients are zeros. `shared` [count] are the changes of its virtual row, or null if it
 // has none. `first` is the row's first element in the part, `next` that of the row that will be worked on after it.
 template <class R, class T>
 void replay_row(const optimizer::Part& part, int64_t first, int64_t next, int64_t columns,

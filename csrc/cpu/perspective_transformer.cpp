@@ -68,7 +68,7 @@ template <class O>
 struct RowGradients {
     const PlacedRow* rows;
     const O* grad_output;
-    const float* saved;  // null where the activation is the identity
+    const float* saved;  // null if the activation is the identity
     float* gradients;    // [2, rows, columns]
     int64_t num_rows;
     int64_t half;

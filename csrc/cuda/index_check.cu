@@ -40,7 +40,7 @@ std::map<int, DeviceReports>& reports() {
 }
 
 // While any stream is captured in CUDA's strictest mode, no thread may allocate or wait. Relaxing the mode is safe
-// here, because nothing of this is part of the capture.
+// here, because these calls are not part of the capture.
 class RelaxedCapture {
   public:
     RelaxedCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }
@@ -69,7 +69,7 @@ Report* make_report() {
 // Throws the error in `report` if there is one, and clears it.
 void raise(Report* report, cudaStream_t stream, bool earlier) {
     if (report->finding->set == 0) return;
-    // The device has written `set` after the rest. Processors that reorder reads, as ARM does, must not read ahead.
+    // The device has written `set` after the rest. Processors that reorder reads (ARM) must not read the rest first.
     std::atomic_thread_fence(std::memory_order_acquire);
     const Finding found{report->finding->op,           report->finding->raise, report->finding->row,
                         report->finding->num_features, report->finding->value, 1};
@@ -144,8 +144,8 @@ void Check::finish() {
 
 Check::~Check() {
     if (own_ == nullptr) return;
-    // If the operator failed before finish(), the kernel may still write. The next call that takes this report must not
-    // find that.
+    // If the operator failed before finish(), the kernel may still write. The next call that takes this report must
+    // find it empty.
     if (cudaEventSynchronize(own_->done) == cudaSuccess && own_->finding->set != 0) {
         own_->finding->set = 0;
         cudaMemsetAsync(own_->claimed, 0, sizeof(unsigned), stream_);

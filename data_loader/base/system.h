@@ -63,7 +63,7 @@ Done write_at(const File& file, std::uint64_t offset, std::span<const std::uint8
 // At the position of the file, which moves on.
 Done write(const File& file, std::span<const std::uint8_t> bytes);
 
-// Starts writing to the disk and returns at once; does nothing where the system has no call for that.
+// Starts writing to the disk and returns at once; does nothing if the system has no call for that.
 void start_sync(const File& file);
 // Returns when all is on the disk; false, with errno, if it cannot be written.
 bool sync(const File& file);

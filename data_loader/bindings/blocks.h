@@ -8,7 +8,7 @@
 #include "bindings/bindings.h"
 
 // The next block of a reader, as a new array of at most `capacity` records, and their bytes in the file as uint8
-// [n, original_size]; None where that is 0. `read` fills both.
+// [n, original_size]; None if that is 0. `read` fills both.
 template <class Read>
 py::tuple read_block(std::size_t capacity, std::size_t original_size, Read&& read) {
     constexpr std::size_t kMost = std::size_t{1} << 32;

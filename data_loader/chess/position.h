@@ -30,20 +30,20 @@ inline void put(Position& p, int square, unsigned code) {
     p.types[code >> 1] |= bit(square);
 }
 
-// Type of the piece on an occupied square.
+// The type of the piece on an occupied square.
 inline PieceType type_at(const Position& p, int square) {
     const Bitboard low = p.types[kKnight] | p.types[kRook] | p.types[kKing];
     const Bitboard middle = p.types[kBishop] | p.types[kRook], high = p.types[kQueen] | p.types[kKing];
     return static_cast<PieceType>((low >> square & 1) | (middle >> square & 1) << 1 | (high >> square & 1) << 2);
 }
 
-// Code of the piece on a square; kNoPiece where it is empty.
+// The code of the piece on a square; kNoPiece if it is empty.
 inline unsigned code_at(const Position& p, int square) {
     if (!(occupied(p) & bit(square))) return kNoPiece;
     return type_at(p, square) << 1 | (p.colors[kBlack] >> square & 1);
 }
 
-// Do sliders of `by` reach `square` when `occupied` is what stands on the board?
+// Whether sliders of `by` attack `square` if the squares `occupied` are occupied.
 inline bool slider_attacks(const Position& p, int square, int by, Bitboard occupied) {
     const Bitboard queens = p.types[kQueen];
     return ((bishop_attacks(square, occupied) & (p.types[kBishop] | queens)) |
@@ -75,7 +75,7 @@ inline bool ep_square_counts(const Position& p, int square, int capturing) {
     return false;
 }
 
-// Destinations of the pawn on `square`, in the order-free sense of binpack's set D: promotions count once here.
+// Destinations of the pawn on `square`, as a set: a promotion counts once.
 inline Bitboard pawn_destinations(const Position& p, int square) {
     const int us = p.side_to_move, forward = us == kWhite ? 8 : 56;  // as a rotation: pawns never leave the board
     const Bitboard empty = ~occupied(p), fourth_rank = us == kWhite ? 0xffULL << 24 : 0xffULL << 32;
@@ -109,7 +109,7 @@ inline bool has_standard_castling(const Position& p) {
            (!black || pieces(p, kBlack, kKing) == bit(kE8));
 }
 
-// Where king and rook stand after a castling move, in Chess960 too.
+// The squares of king and rook after a castling move, in Chess960 too.
 inline int castled_king(Move move) {
     return (move.from() & 56) | (move.to() > move.from() ? 6 : 2);
 }
@@ -123,8 +123,8 @@ inline bool castling_path_free(const Position& p, Move move) {
     return !(rest & (bit(castled_king(move)) | bit(castled_rook(move))));
 }
 
-// Whether a pseudo-legal castling move has a free way, and leads neither out of check nor through it. Whether it leads
-// into check shows when it is played.
+// Whether the squares of a pseudo-legal castling move are free, and the king leaves no check and passes none. Whether
+// it ends in check is seen after playing it.
 inline bool is_castling_legal(const Position& p, Move move) {
     const auto between = [](int a, int b) {  // both ends included
         return (below(a < b ? b : a) << 1 | 1) & ~below(a < b ? a : b);
@@ -139,7 +139,7 @@ inline bool is_castling_legal(const Position& p, Move move) {
     return castled_king(move) != king || !is_attacked(p, king, p.side_to_move ^ 1);
 }
 
-// Whether the piece on `from` can make this move, its king's safety aside: the moves that binpack can index.
+// Whether the piece on `from` can make this move, regardless of its king's safety: the moves that binpack can index.
 inline bool is_pseudo_legal(const Position& p, Move move) {
     const int us = p.side_to_move, from = move.from(), to = move.to();
     if (move.is_null() || !(p.colors[us] & bit(from))) return false;
@@ -201,7 +201,7 @@ inline bool play(Position& p, Move move) {
     return true;
 }
 
-// Equal in all that decides which moves there are; the counters do not matter.
+// Whether both have the same legal moves; the counters are not compared.
 inline bool same_position(const Position& a, const Position& b) {
     return a.colors == b.colors && a.types == b.types && a.side_to_move == b.side_to_move && a.castling == b.castling &&
            a.ep_square == b.ep_square;

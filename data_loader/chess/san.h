@@ -12,7 +12,7 @@ namespace nnue::data {
 std::string format_san(const Position& position, Move move);
 
 // The legal move of `position` that `san` names: "e4", "Nbd7", "exd8=Q+", "O-O", and "e2e4" too. Signs after it ("!?",
-// "#") are ignored. Throws FormatError where no move has the name, or several have.
+// "#") are ignored. Throws FormatError if no move has the name, or several have.
 Move parse_san(const Position& position, std::string_view san);
 
 }  // namespace nnue::data

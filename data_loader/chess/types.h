@@ -30,7 +30,7 @@ inline constexpr std::uint8_t kNoPiece = 12;
 inline constexpr int kNoSquare = 64;
 inline constexpr int kMaxPieces = 32;
 inline constexpr int kMaxPawns = 16;      // of both sides together
-inline constexpr int kScoreNone = 32002;  // by convention: the engine gave no score
+inline constexpr int kScoreNone = 32002;  // by convention: no score
 
 // A right is short where its rook stands to the right of the king, in Chess960 too.
 enum CastlingRight : std::uint8_t { kWhiteShort = 1, kWhiteLong = 2, kBlackShort = 4, kBlackLong = 8 };
@@ -66,7 +66,7 @@ struct Position {
     std::array<Bitboard, 6> types;   // by piece type, both colours
     std::uint8_t side_to_move = kWhite;
     Bitboard castling = 0;               // the rooks that may still castle, at most one on each side of a king
-    std::uint8_t ep_square = kNoSquare;  // only where the en-passant rule keeps it
+    std::uint8_t ep_square = kNoSquare;  // only if the en-passant rule keeps it
     std::uint16_t rule50 = 0;
     std::uint16_t ply = 0;
 };
@@ -79,7 +79,7 @@ struct Entry {
     std::int8_t result = 0;  // −1 loss, 0 draw, 1 win
 };
 
-// What filters use of a position and its move; cheap while the board is at hand.
+// Facts about a position and its move that filters use; cheap to compute while the board exists.
 enum RecordFlag : std::uint8_t { kFlagCapture = 1, kFlagInCheck = 2 };
 
 }  // namespace nnue::data

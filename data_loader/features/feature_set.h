@@ -32,7 +32,7 @@ constexpr int kMaxCounters = 2;
 constexpr int kMaxStates = 4;
 
 // A piece-square set as numbers: a piece of code c on square s gives a perspective p, whose own king stands on k, the
-// feature offset[p][k] + state + plane[p][c] + (s ^ orientation[p][k]); none where the plane is negative. `state` is
+// feature offset[p][k] + state + plane[p][c] + (s ^ orientation[p][k]); none if the plane is negative. `state` is
 // what the counters add.
 struct PieceSquareTables {
     std::int32_t offset[2][64];

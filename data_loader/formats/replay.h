@@ -43,7 +43,7 @@ inline Move montyformat_move(const Position& p, unsigned bits) {
     return is_double == (flag == 1) ? Move::make(kNormal, from, to) : Move{};
 }
 
-// A Marlinformat record without its move: the start of a viriformat game. False where something in it may be wrong; the
+// A Marlinformat record without its move: the start of a viriformat game. False if something in it may be wrong; the
 // decoder that names it is decode_marlinformat.
 inline bool marlinformat_head(const std::uint8_t* bytes, Entry& e) {
     Bitboard all;

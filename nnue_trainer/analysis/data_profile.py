@@ -77,7 +77,7 @@ def score_values(bins: int) -> Floats:
 @dataclass(frozen=True)
 class Series:
     """One quantity along the file, by blocks. `deviation` is that of single positions in a block; `quantiles` maps q to
-    values; empty where it makes no sense."""
+    values; empty if it makes no sense."""
 
     name: str
     unit: str
@@ -109,7 +109,7 @@ class Calibration:
     plus half the draws per position, `low` and `high` two standard errors around them (each position taken as a game of
     its own, so they are too narrow where games lie whole in the file), `draws` the share of draws, `count`. `curve`
     makes points = 1 / (1 + exp(−(score − offset) / scale)) fit best (maximum likelihood), `centred` does with the
-    offset 0; None where nothing does."""
+    offset 0; None if nothing does."""
 
     name: str
     score: Floats
@@ -294,7 +294,7 @@ def _totals(blocks: npt.NDArray[np.void]) -> dict[str, dict[str, float]]:
 
 def drift_of(name: str, means: Floats, ends: Floats, deviation: float) -> Drift | None:
     """The rule at the head of this file, for the means of blocks of equal size, whose ends are at `ends`; `deviation`
-    is that of single positions. None where nothing varies."""
+    is that of single positions. None if nothing varies."""
     n = len(means)
     centred = means - means.mean()
     total = float(centred @ centred)

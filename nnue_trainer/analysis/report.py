@@ -52,7 +52,7 @@ class Verdict:
 
 
 def verdict(values: npt.ArrayLike) -> Verdict | None:
-    """None where there are fewer than 24 finite values in the last third."""
+    """None if there are fewer than 24 finite values in the last third."""
     array = np.asarray(values, np.float64)
     array = array[len(array) - len(array) // 3 :]
     array = array[np.isfinite(array)]

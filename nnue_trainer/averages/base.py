@@ -1,7 +1,7 @@
 """The contract of an average of weights, and the registry.
 
-Weights with virtual rows are stored as sums, and an average is linear, so it is one of both. It stays within the limits
-of the weights, because it lies between weights that are.
+Weights with virtual rows are stored as their sums. An average is linear, so the average of the sums is that of both
+parts. It is within the limits of the weights, because it lies between weights that are.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from nnue_trainer.schema import section
 
 @section
 class Average(ABC):
-    """How the average moves, as a function of nothing but the step, so that a resumed run needs only the average."""
+    """How the average moves: a function of the step only, so a resumed run needs only the average."""
 
     kind: ClassVar[str]
 
     @abstractmethod
     def share(self, now: RunStep) -> float:
-        """After `now.step` steps, how far the average moves towards the weights: 0: it stays; 1: it becomes them. It
-        begins as the weights of step 0."""
+        """How far the average moves towards the weights after `now.step` steps: 0: it stays; 1: it becomes them. It
+        starts as a copy of the weights of step 0."""
 
     def share_at(self, now: RunStep) -> float:
         """`share`, checked."""

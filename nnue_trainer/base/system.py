@@ -163,7 +163,7 @@ def seconds_since_boot() -> float:
 
 
 def process_start() -> float | None:
-    """When this process began, on the clock of `seconds_since_boot`; None where the system does not show it."""
+    """When this process began, on the clock of `seconds_since_boot`; None if the system does not show it."""
     if sys.platform == "linux":
         try:
             # The command's name may contain spaces; the fields after it do not. Field 22 is the start, in clock ticks.
@@ -208,7 +208,7 @@ class Events(Protocol):
         """Waits for one of these events of a registered pipe, and then for none."""
 
     def unregister(self, descriptor: int) -> None:
-        """Waits for this pipe no longer; OSError or KeyError where it is not registered."""
+        """Waits for this pipe no longer; OSError or KeyError if it is not registered."""
 
     def wait(self, seconds: float) -> list[tuple[int, int]]:
         """(descriptor, events) of the pipes with events, at most `seconds` later."""

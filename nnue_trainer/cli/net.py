@@ -191,7 +191,7 @@ def _files_beside(out: Path, net: Net, chosen: NetFormat, checkpoint: Path) -> d
 
 
 def check_other(source: Path, out: Path, mistake: str) -> None:
-    """UserError where the output would replace the file that it is made of."""
+    """UserError if the output would replace the file that it is made of."""
     if out.exists() and source.exists() and out.samefile(source):
         raise UserError(f"{out}: {mistake}")
 

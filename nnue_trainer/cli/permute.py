@@ -134,7 +134,7 @@ def permute(
 def _speed(
     before: QuantizedNet, after: QuantizedNet, engine: str | None, runs: int
 ) -> tuple[EngineSpeed | None, str | None]:
-    """How fast an engine is with both nets, or why that is not known. UserError where the user named the engine."""
+    """How fast an engine is with both nets, or why that is not known. UserError if the user named the engine."""
     from nnue_trainer.analysis.permute import engine_speed
     from nnue_trainer.engines.uci import find_engine
     from nnue_trainer.export import write_net

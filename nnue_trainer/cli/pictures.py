@@ -42,7 +42,7 @@ def check_pictures(html: Path | None, png: Path | None, overwrite: bool) -> None
 def save_pictures(
     html: Path | None, make_page: Callable[[], Page], png: Path | None, make_plots: Callable[[], list[Plot]], title: str
 ) -> None:
-    """Writes the page and the picture, whichever was requested."""
+    """Writes the page and the picture that were requested."""
     if html:
         from nnue_trainer.pages import page
 

@@ -227,7 +227,7 @@ def run_way(
 
 
 def _check(way: Way, path: Path, folder: Path) -> None:
-    """UserError for what the last steps need and would miss after hours of training."""
+    """UserError if something is missing that the last steps need, after hours of training."""
     for engine in {part.engine for part in (way.verify, way.match) if part is not None}:
         find_engine(engine)
     train = way.train

@@ -386,7 +386,7 @@ def only_stage(recipe: Recipe, name: str) -> Recipe:
 
 def with_files(recipe: Recipe) -> tuple[Recipe, list[str]]:
     """The recipe with patterns and folders of data files replaced by the files they stand for now, and lines that list
-    what each became. A resumed run thus reads the files it began with. UserError where nothing matches."""
+    what each became. A resumed run thus reads the files it began with. UserError if nothing matches."""
     notes: list[str] = []
     named = {key: getattr(recipe.data, key) for key in ("train", "weights", "validation")}
     data = recipe.data

@@ -213,7 +213,7 @@ class _Options:
         return int(value)
 
     def count(self, name: str) -> int | None:
-        """A positive number; None where the option is not given."""
+        """A positive number; None if the option is not given."""
         return self.integer(name, above=0) if name in self.left else None
 
     def flag(self, name: str) -> bool:

@@ -23,7 +23,7 @@ class Curve:
 
 def fit_curve(score: Floats, points: Floats, count: Floats, *, with_offset: bool = True) -> Curve | None:
     """The curve that most likely gives `points` of `count` positions with each `score`, by Newton's method on
-    1 / scale and −offset / scale; None where the data does not decide it."""
+    1 / scale and −offset / scale; None if the data does not decide it."""
     used = count > 0
     if not used.any() or not np.abs(score[used]).max(initial=0) > 0:
         return None

@@ -1,11 +1,10 @@
-"""Finds the features of one set in another set: where a row of weights that was trained for one set can be used in the
-other.
+"""Finds the features of one set in another set, so that rows of weights trained for one set can be used in the other.
 
 Parts of the same name are the same. Piece-square parts, whatever their buckets, planes, order and mirror, are compared
 by the feature that they give every piece on every square, for every square of the own king and in every state of the
 board that either of them distinguishes. The sets expand small positions for this, so it works for any piece-square set.
-A set from outside may have buckets by anything; only what its positions have shown is used. Versions of Full_Threats
-are compared by the names of their features. Any other part is new.
+A set from outside may have buckets of any kind; only the features that occurred in these positions are used. Versions
+of Full_Threats are compared by the names of their features. Any other part is new.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ NONE = -1
 class FeatureMatch:
     """`source` int64 [F]: for each feature of a set the same feature of another set, −1 where that set has none.
 
-    A feature that covers several of the other set's (one king bucket there may be several here) is their mean:
+    A feature that covers several features of the other set (of several king buckets, for example) is their mean:
     `averaged` holds (feature, other set's feature, share) for these, in ascending order, and `source` holds one of
     them. `notes` has a sentence for each part."""
 
@@ -40,7 +39,7 @@ class FeatureMatch:
     averaged: tuple[np.ndarray, np.ndarray, np.ndarray]
     num_sources: int
     used: int
-    """how many features of the other set are used"""
+    """the number of features of the other set that are used"""
     notes: tuple[str, ...]
 
 
@@ -112,7 +111,7 @@ def _match_parts(part: FeaturePart, other: FeaturePart) -> _Match:
         tables = _tables(part, other)
         assert tables is not None
         table, others = tables
-        # Settings in which both parts have the buckets that they have in another one add nothing.
+        # A setting in which both parts have the same buckets as in another one is redundant.
         buckets = np.concatenate([table.buckets, others.buckets], axis=3).swapaxes(0, 2)
         _, kept = np.unique(buckets.reshape(len(buckets), -1), axis=0, return_index=True)
         return _match_tables(part, other, *(one.features(sorted(kept)).reshape(-1) for one in tables))
@@ -130,7 +129,7 @@ def _match_tables(part: FeaturePart, other: FeaturePart, table: np.ndarray, othe
     pairs, counts = np.unique(np.stack([table[seen], others[seen]]), axis=1, return_counts=True)
     features, sources = pairs
     total = np.bincount(features, weights=counts, minlength=part.num_features)
-    # If a feature covers several, of which the other set lacks one, the missing one counts as 0 in the mean.
+    # If a feature covers several and the other set lacks one of them, that one counts as 0 in the mean.
     several = np.bincount(features, minlength=part.num_features)[features] > 1
     rows = np.full(part.num_features, NONE, np.int64)
     known = sources >= 0

@@ -261,7 +261,7 @@ def check_no_pipe(paths: Iterable[StrPath], what: str) -> None:
 
 class Pipe(io.RawIOBase):
     """Standard input, which can go back to its beginning as long as no more than 4 MiB were read: formats and
-    compression are recognised by a file's beginning. UserError where another reader has used it."""
+    compression are recognised by a file's beginning. UserError if another reader has used it."""
 
     _KEPT = 1 << 22
     _used = False

@@ -92,7 +92,7 @@ def _check_limits(**options: int) -> None:
 
 
 def _check_shares(batch_size: int, rank: int, world_size: int, shards: int) -> None:
-    """UserError where the processes, or the shards, cannot share a batch equally."""
+    """UserError if the processes, or the shards, cannot share a batch equally."""
     if world_size < 1 or not 0 <= rank < world_size or batch_size % world_size:
         raise UserError(
             f"loader: rank {rank} of {world_size} processes and a batch of {batch_size}: expected rank < processes "
@@ -271,7 +271,7 @@ class _Stream(Closing, Generic[T]):
 
     @property
     def spare(self) -> int:
-        """How many spare bytes the records hold (`nnue_trainer.data.spare`); opens the files. UserError where files
+        """How many spare bytes the records hold (`nnue_trainer.data.spare`); opens the files. UserError if files
         have different numbers of them."""
         return common_width({file.path: file.spare for file in self._open_files()}) if self._with_spare else 0
 
@@ -488,7 +488,7 @@ class _Stream(Closing, Generic[T]):
                 require_same(identities_from(saved, "loader state: files"), self.identities, "loader state: files")
                 continue
             if key == "filters" and (saved is None or isinstance(saved, dict)):
-                # Version 0.1 wrote None where there were none; filters and curves that came later had their defaults.
+                # Version 0.1 wrote None if there were none; filters and curves that came later had their defaults.
                 saved = Filters.none().as_dict() | (saved or {})
             if saved != value:
                 raise UserError(f"loader state: {key} was {saved!r}, now it is {value!r}")

@@ -1,4 +1,4 @@
-"""Data files as they were when they were opened: what a run trains on, whatever happens to the files meanwhile."""
+"""Data files as they were when they were opened: a run trains on these, even if the files change meanwhile."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _log = logging.getLogger(__name__)
 
 
 class Identity(NamedTuple):
-    """What distinguishes a data file from others when it is opened: its size in bytes and a digest of sixteen samples
-    of 4 KiB. What lies between the samples is compared when it is read (`Loader.contents`). The name is only for
-    messages: a file that was moved or renamed is the same file."""
+    """Identifies a data file when it is opened: its size in bytes and a digest of sixteen samples of 4 KiB. The bytes
+    between the samples are compared when they are read (`Loader.contents`). The name is only for messages: a file
+    that was moved or renamed is the same file."""
 
     name: str
     size: int
@@ -87,9 +87,9 @@ def _identity_of(path: StrPath, fd: int, size: int) -> Identity:
 
 
 def make_room_for(files: int) -> None:
-    """Lets this process have this many files open beside those that it has, as a loader keeps each of its files open.
-    UserError where the system's limit is lower."""
-    # A second one for each while it is opened, if it is compressed; the rest is for torch and the run's own files.
+    """Lets this process open this many more files, because a loader keeps all of its files open.
+    UserError if the system's limit is lower."""
+    # A compressed file needs a second one while it is opened; the rest is for torch and the run's own files.
     needed = _open_now() + files + 256
     limit = system.allow_open_files(needed)
     if limit is not None:
@@ -113,10 +113,9 @@ class OpenedFile:
     this object. A file in one of `formats` is read into such a file as well.
 
     `skip_bad`: a record or chunk that is cut off by the end of the file is left out, and so is what comes after the
-    place where a compressed file is corrupt or cut off. `poll` is called per MiB that is
-    unpacked; what it raises ends the unpacking. `spare`: records also hold the file's spare bytes
-    (`nnue_trainer.data.spare`), so that it is read into a file without a name too. UserError, one line,
-    for what is not a data file.
+    place where a compressed file is corrupt or cut off. `poll` is called for each MiB that is unpacked; if it raises,
+    unpacking ends. `spare`: records also hold the file's spare bytes (`nnue_trainer.data.spare`), so it is read into a
+    file without a name too. UserError, one line, if it is not a data file.
     """
 
     def __init__(
@@ -131,9 +130,9 @@ class OpenedFile:
     ) -> None:
         self.path = Path(path)
         self.spare = int(spare)
-        """if records are to hold spare bytes: how many"""
+        """the number of spare bytes in each record"""
         self.format_identity: dict[str, Any] | None = None
-        """what identifies the format, if it is one of `formats`"""
+        """identifies the format, if it is one of `formats`"""
         with open_regular(path) as file:
             self._status = os.fstat(file.fileno())
             self._told = False
@@ -179,7 +178,7 @@ class OpenedFile:
 
     def require_unchanged(self) -> None:
         """UserError if samples of the file's bytes are not what they were; the rest is compared as it is read. Logs
-        once that the file was written to or replaced. What was unpacked cannot be changed by others."""
+        once that the file was written to or replaced. Other programs cannot change an unpacked copy."""
         if self.compression is not None or self.format_identity is not None:
             return
         self._look_at_times()
@@ -205,8 +204,8 @@ class OpenedFile:
             told = "has grown since it was opened; the appended data is not read"
         else:
             told = (
-                "was written to since it was opened; what has been read once is compared, chunk by chunk, and what had "
-                "not is taken as it is now"
+                "was written to since it was opened; chunks that were read before are compared, and the others are "
+                "read as they are now"
             )
         if not self._told:
             self._told = True

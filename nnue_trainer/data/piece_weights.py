@@ -48,7 +48,7 @@ def piece_part(features: str) -> FeaturePart | None:
 
 
 def _king_planes(features: str, part: FeaturePart) -> tuple[int, int] | None:
-    """The planes of the own king and of the enemy's; None where they have none, or share one."""
+    """The planes of the own king and of the enemy's; None if they have none, or share one."""
     if part.bucket_size != 64 * 12:
         return None
     row = expand(records_from_fens([_KINGS.format("1")]), features).white.numpy()[0]

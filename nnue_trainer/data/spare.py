@@ -56,7 +56,7 @@ def open_chunks(
 
 
 def common_width(found: dict[Path, int]) -> int:
-    """The number of spare bytes that all files have. UserError where they differ."""
+    """The number of spare bytes that all files have. UserError if they differ."""
     widths = sorted({width for width in found.values() if width})
     if len(widths) > 1:
         one, other = (next(path for path, width in found.items() if width == wanted) for wanted in widths)

@@ -149,7 +149,7 @@ class _Judge:
         self.material = np.where(self.black, -material, material)
         self.scored = self.scores != NO_SCORE
         self.usual = self.scored & (np.abs(self.scores) <= PROVEN)
-        # False where a run ends: the next position lies elsewhere in the file.
+        # False at the end of a run: the next position is elsewhere in the file.
         self.has_next = np.ones(len(records), bool)
         self.has_next[np.cumsum([len(run) for run in runs]) - 1] = False
 

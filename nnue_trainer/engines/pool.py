@@ -19,7 +19,7 @@ def in_order(
 ) -> Generator[Result, None, None]:
     """`work(engine, task)` for each of `tasks`, by whichever engine is free, each in a separate thread. Close the
     generator to end early. The engines are killed at the end, however it comes. An error of a task is raised when it is
-    found; UserError where the system gives no thread."""
+    found; UserError if the system gives no thread."""
     lock, stop = threading.Lock(), threading.Event()
     done: queue.Queue[tuple[int, Result | BaseException]] = queue.Queue()
     numbered = enumerate(tasks)

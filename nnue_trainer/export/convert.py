@@ -168,7 +168,7 @@ def exported(quantized: QuantizedNet, checkpoint: Checkpoint) -> Exported:
 
 
 def _kept_bytes(checkpoint: Checkpoint, key: str) -> bytes:
-    """Bytes that `read_format` has kept of a file; none where a checkpoint has none."""
+    """Bytes that `read_format` has kept of a file; none if a checkpoint has none."""
     origin = checkpoint.state.get("net", {})
     text = origin.get(key, "") if isinstance(origin, dict) else ""
     try:

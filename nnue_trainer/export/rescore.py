@@ -1,4 +1,4 @@
-"""Data files whose scores are those of a net: a stronger net's knowledge for the training of another."""
+"""Data files rescored by a net, so that another net can learn from a stronger one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from nnue_trainer.export.evaluate import Evaluator
 from nnue_trainer.files.atomic import check_new
 
 LARGEST_SCORE = 32001
-"""Behind it comes the number that stands for "no score"."""
+"""The next larger number means "no score"."""
 
 
 def rescore(
@@ -27,8 +27,8 @@ def rescore(
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> Report:
-    """All positions of `inputs`, one file after the other, each with the net's own evaluation as its score, multiplied
-    by `score_scale`; positions without a score get one, too. Beyond ±`LARGEST_SCORE` scores are cut and counted.
+    """Writes all positions of `inputs`, one file after the other, each with the net's evaluation times `score_scale` as
+    its score; positions without a score get one, too. Scores are clamped to ±`LARGEST_SCORE`, with a count.
 
     The output is complete or absent. `progress` takes bytes done and bytes in all.
     """

@@ -22,7 +22,7 @@ _BLOCK = 1 << 16
 
 
 def read_text(path: StrPath, limit: int) -> str:
-    """A text file of at most `limit` bytes. UserError for what cannot be read, is larger or is not UTF-8; a device or
+    """A text file of at most `limit` bytes. UserError if it cannot be read, is larger or is not UTF-8; a device or
     a file with holes is read no further than the limit."""
     try:
         with Path(path).open("rb") as file:
@@ -86,7 +86,7 @@ def data_files(names: Sequence[str], key: str) -> list[str]:
 
 
 def became(names: Sequence[str], files: Sequence[str]) -> str | None:
-    """A line with the files that `data_files` found for `names`; None where it found just these names."""
+    """A line with the files that `data_files` found for `names`; None if it found just these names."""
     if list(names) == list(files):
         return None
     first = f"{files[0]} … {files[-1]}" if len(files) > 2 else ", ".join(files)

@@ -41,7 +41,7 @@ class Loss(ABC):
 
     @abstractmethod
     def per_position(self, net: Tensor, score: Tensor, result: Tensor, lam: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The loss of each position [B], and its weight [B]; None where all positions weigh 1.
+        """The loss of each position [B], and its weight [B]; None if all positions weigh 1.
 
         `net` [B] is the net's score in engine units, fp32 in training; `score` [B] the data's score in engine units;
         `lam` [B] is λ; both in the dtype of `net`. `result` [B] is −1, 0 or 1, of any dtype. Gradients flow only to
@@ -75,7 +75,7 @@ class Loss(ABC):
         tensor on the same device, a scalar or [B]. In every loss a position without a score (`NO_SCORE`) is trained
         only on its result: its λ is 0, and its weight is multiplied by 1 − λ, the share of the result if there were a
         score. `position_weight` [B], of any floating dtype, multiplies the weights. `spare`: for a loss that uses them.
-        UserError where such a loss gets none.
+        UserError if such a loss gets none.
         """
         has_score = score != NO_SCORE
         known = torch.where(has_score, score, 0).to(net.dtype)

@@ -182,7 +182,7 @@ class PerspectiveTransformer(nn.Module):
         return Description(self.activation, self.bound, scale, self.bucket_size, self.num_bucketed)
 
     def fused_call(self, batch: Batch, bucket: Tensor | None = None) -> FusedCall | None:
-        """The operator that `forward` calls with the same arguments, and nothing else does; None where it is not fused,
+        """The operator that `forward` calls with the same arguments, and nothing else does; None if it is not fused,
         and where hooks read the outputs or their gradients."""
         hooks = (self._forward_hooks, self._forward_pre_hooks, self._backward_hooks, self._backward_pre_hooks)
         if any(hooks):
@@ -192,7 +192,7 @@ class PerspectiveTransformer(nn.Module):
     def call_with(
         self, batch: Batch, bucket: Tensor | None, parameters: Parameters, description: Description
     ) -> FusedCall | None:
-        """The operator that `outputs_with` calls, None where it is not fused."""
+        """The operator that `outputs_with` calls, None if it is not fused."""
         if parameters.leaf is not None:  # the optimiser's copy
             self._bring_up_to_date(batch)
         return description.call(self._rows(batch, bucket, parameters), parameters)

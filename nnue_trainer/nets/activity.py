@@ -119,7 +119,7 @@ class ActivityMeter:
             self._counts = [(positive + found[0], saturated + found[1], torch.maximum(most, found[2]))]
 
     def result(self, of_all: Callable[[Tensor], Tensor] | None = None) -> FirstLayerActivity | None:
-        """None where nothing was seen, or the model has no first layer of ours. Waits for the device. `of_all` stacks
+        """None if nothing was seen, or the model has no first layer of ours. Waits for the device. `of_all` stacks
         the tensors of several processes, each of which has seen some of the batches."""
         if not self._layers or (of_all is None and not self._counts):
             return None

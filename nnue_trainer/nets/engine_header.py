@@ -296,7 +296,7 @@ def _set_in_cpp(part: FeaturePart, name_of_struct: str) -> _SetInCpp | None:
 
 
 def table_of(part: FeaturePart, program: str) -> npt.NDArray[np.int64]:
-    """The features of a set from outside as a table (`feature_table`). UserError where it is none; `program` is that of
+    """The features of a set from outside as a table (`feature_table`). UserError if it is none; `program` is that of
     examples/engine which needs it."""
     table = feature_table(part.name)
     if table is None:

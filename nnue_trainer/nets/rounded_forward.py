@@ -144,7 +144,7 @@ class RoundedForward:
         self.floats = {tensor.source_parameter for tensor in net.tensors() if tensor.is_float}
         """the parameters that are not rounded"""
         self.stacks = self._layer_stacks(module)
-        """the layers after the first as the operators of a GPU take them; None where those are not made for them"""
+        """the layers after the first as the operators of a GPU take them; None if those are not made for them"""
 
     def __call__(self, model: NnueModel, batch: Batch) -> Tensor:
         """The engine's score of each position in units of the float model, fp32 [B], side to move's view."""

@@ -26,7 +26,7 @@ def wrap(parts: Sequence[bytes]) -> list[bytes]:
 
 def sizes(head: bytes | bytearray, left: int) -> tuple[int, int]:
     """(inflated bytes, bytes of the stream) of an envelope that begins with `head`, HEAD bytes, and has `left` bytes
-    after it. ValueError for what cannot be."""
+    after it. ValueError if it cannot be."""
     inflated, stream = struct.unpack_from("<II", head, len(MAGIC))
     if stream != left:
         raise ValueError(f"zlib stream of {stream:,} bytes, but {left:,} follow")
@@ -36,7 +36,7 @@ def sizes(head: bytes | bytearray, left: int) -> tuple[int, int]:
 
 
 def inflate(stream: bytes | bytearray, size: int) -> bytes:
-    """The `size` bytes in a stream. ValueError where it is damaged, holds more or less, or ends early."""
+    """The `size` bytes in a stream. ValueError if it is damaged, holds more or less, or ends early."""
     inflater = zlib.decompressobj()
     try:
         body = inflater.decompress(stream, size + 1)

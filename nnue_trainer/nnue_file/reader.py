@@ -68,7 +68,7 @@ class NetFile:
     """A net file that is open for reading; every error names file, offset and what was being read."""
 
     def __init__(self, path: PathLike) -> None:
-        """UserError for what cannot be opened, is no regular file, or is larger than any net."""
+        """UserError if it cannot be opened, is not a regular file, or is larger than any net."""
         self.path = path
         try:
             # Without O_NONBLOCK the opening of a pipe would wait for a writer.

@@ -398,7 +398,7 @@ class Description(NamedTuple):
     """whether the fused operator on CUDA rounds its output down, as an engine with integers does; others ignore it"""
 
     def call(self, rows: Rows, parameters: Parameters) -> FusedCall | None:
-        """The operator that computes it; None where it is not fused. Checks all arguments."""
+        """The operator that computes it; None if it is not fused. Checks all arguments."""
         weight, bias, psqt, leaf, sparse_grad = parameters
         num_features, num_outputs = weight.shape
         num_bucketed = num_features if self.num_bucketed is None else self.num_bucketed

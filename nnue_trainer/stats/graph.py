@@ -213,7 +213,7 @@ class Graph:
 
     @cached_property
     def thresholds(self) -> Tensor | None:
-        """The thresholds by which `nnue::random_walks` chooses edges: int32 [edges], or None where all weights are
+        """The thresholds by which `nnue::random_walks` chooses edges: int32 [edges], or None if all weights are
         equal.
 
         They are made on the CPU, so that they are the same on every device.

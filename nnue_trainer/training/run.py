@@ -348,7 +348,7 @@ def _bad_chunks(recipe: Recipe, batches: Loader | RecordLoader, ranks: Ranks) ->
 
 def _unique(recipe: Recipe, batches: Loader | RecordLoader, ranks: Ranks) -> Callable[[], int] | None:
     """A function that estimates how many different positions the run has seen, which all processes must call
-    together; None where they are not counted."""
+    together; None if they are not counted."""
     if not recipe.logging.unique_positions:
         return None
     if recipe.data.shards == 1 or not ranks.several:

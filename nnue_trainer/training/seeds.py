@@ -108,7 +108,7 @@ def _left(folder: Path) -> str:
 
 
 def _figures(folder: Path) -> dict[str, float]:
-    """The figures of the last validation; none where there was no validation."""
+    """The figures of the last validation; none if there was no validation."""
     try:
         lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -122,7 +122,7 @@ def _at_once(
     recipe: Recipe, runs: dict[int, Path], resume: str | None, overwrite: bool, at_once: int, gpus: int
 ) -> set[int]:
     """Trains in several processes, which write what they print into seed-N.log. Returns the seeds that did not end. A
-    signal is handed on to the processes, which save and stop. UserError where one fails."""
+    signal is handed on to the processes, which save and stop. UserError if one fails."""
     waiting, running, interrupted = list(runs), dict[int, subprocess.Popen[bytes]](), set[int]()
     places: dict[int, int] = {}  # which of the places at a time a seed has, and so which GPU
     stopped = threading.Event()

@@ -163,8 +163,8 @@ def test_a_file_that_is_written_to_is_named(tmp_path: Path, caplog: pytest.LogCa
     os.utime(path, ns=(0, path.stat().st_mtime_ns + 10**9))
     list(loader)  # nothing of it was read before the change
     assert [record.message for record in caplog.records] == [
-        f"{path}: was written to since it was opened; what has been read once is compared, chunk by chunk, and what "
-        "had not is taken as it is now"
+        f"{path}: was written to since it was opened; chunks that were read before are compared, and the "
+        "others are read as they are now"
     ]
 
 

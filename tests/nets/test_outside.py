@@ -1,4 +1,4 @@
-"""A net in a file of the user's is treated as ours are: trained, resumed, exported, read, imported, evaluated."""
+"""A net in the user's own file works like a built-in one: training, resuming, export, import and evaluation."""
 
 import json
 import shutil

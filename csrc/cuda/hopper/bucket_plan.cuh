@@ -35,6 +35,7 @@ constexpr int kNearWords = kNearFeatures / 32;
 constexpr int kSectionFeatures = 384;  // the ranks of a *section*, which the weight gradient's product sums at once
 constexpr int kLastDenseClass = 16;    // features of this frequency class and of more frequent ones go into the product
 constexpr int kGatherRows = 4;         // rows of a tile that a warp of the fp32 forward takes at once
+static_assert(8 * kGatherRows == 32, "eight lanes gather a row");
 // Costs for the fp32 forward, measured: of a place, of kGatherRows rows, of a far feature.
 constexpr int kNearCost = 2, kGatherCost = 31, kFarCost = 3;
 

@@ -28,7 +28,7 @@ struct TileArguments {
     const float* lambda;
     bool lambda_by_position;
     float* tile_totals;  // [tiles, 2]
-    float* totals;       // [3]; null where no loss is computed
+    float* totals;       // [3]; null if no loss is computed
     int* counter;
     float* grad_output;                                                      // [B]
     float* grad_sums;                                                        // [B, O]

@@ -96,7 +96,7 @@ class DataFormat(ABC):
     def read(self, file: BinaryIO) -> Iterator[Records]:
         """The positions of a file in order, as arrays of records uint8 [n, 32] of any length. `file` is open at its
         beginning, decompressed, and is read forwards. `nnue_trainer.data.fields.pack` makes records of arrays. Raise a
-        UserError for what is wrong; the name of the file is put before it."""
+        UserError for an error in the data; the caller adds the name of the file."""
 
     def header(self) -> bytes:
         """What a file begins with when it is written."""
