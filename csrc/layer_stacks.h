@@ -64,14 +64,19 @@
 // elements; without partials the last; without grad_output the third. grad_x has the dtype `grad_dtype`, independent of
 // x's; none: it is not computed.
 //
-// _layer_stacks_gradients_through does the same where x is the output of _perspective_transformer_forward with pairwise
-// products, by the kernels of 9.0. Neither x nor its gradient is there: x is made again from `saved`, and its gradient
-// goes on through the transformer's activation. `batch`, `layout`, `saved`, F, `bound` and `scale` are those of that
-// operator (perspective_transformer.h); `saved` is of fp32 or bfloat16 weights. It gives (row_gradients, grad_bias,
-// grad_weight_0, grad_psqt, gradients): what _perspective_transformer_backward takes in the place of the gradient of
-// its output, and the gradient of the transformer's bias. There must be a position, N a multiple of 64, and in 16 bits
-// a bound of 1/64 to 255. If the layers round, the forward must have rounded down. There the inputs that the gradient
-// of weight_0 is made of are those of `saved`, not those of x before it was rounded.
+// _layer_stacks_gradients_through does the same where x is the output of _perspective_transformer_forward, and goes on
+// through the transformer: it gives (gradients of the transformer's weight, of its bias and of psqt, grad_weight_0,
+// gradients). The gradient of x is not made. `batch`, `saved`, `transformer`, `range` and `weight_dtype` are those of
+// _perspective_transformer_backward (perspective_transformer.h). Without grad_output it makes no gradient of psqt.
+//
+// If there is one layer, the gradient of x is the product of two factors, that of the output and the layer's weight.
+// Then there is no psqt, and `bucket` int64 [B] has the stack of each position. Where the layer rounds, `range` must
+// scale by x_scale · multiply / (psqt_scale · by · divide), too: the first factor has psqt_scale.
+//
+// If there are more layers, the kernels of 9.0 make x again from `saved`, of fp32 or bfloat16 weights; x is not read.
+// The activation must be pairwise, N a multiple of 64, in 16 bits the bound 1/64 to 255, and there must be a position.
+// If the layers round, the forward must have rounded down. There the inputs that the gradient of weight_0 is made of
+// are those of `saved`, not those of x before it was rounded.
 //
 // _layer_stacks_add_shares takes float32 [P, n + 3]: of each of P processes the n numbers of `gradients`, for its share
 // of the positions and not scaled, and after them its totals. It adds them up in the order of the processes, and gives
@@ -79,8 +84,6 @@
 //
 // If there is one layer and a position's x has at most 16 KB, _layer_stacks_loss reads x once: then
 // `partials` has more than N numbers per tile, the gradient of weight_0 among them, and x is needed for grad_x alone.
-// grad_x[b] is grad_psqt[b] · weight_0[s], where nothing rounds; _perspective_transformer_backward takes it as these
-// two factors. Where the layer rounds, grad_psqt[b] is multiplied by psqt_scale · by · divide / multiply too much.
 //
 // Exactness: products of layer 0 are made of bfloat16 parts, whose products are exact. With float32 x every factor is
 // three parts, and products of parts of at most 2^-25 of the whole are left out. With x of 16 bits, x is exact, but the

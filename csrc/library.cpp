@@ -28,18 +28,16 @@ STABLE_TORCH_LIBRARY(nnue, m) {
         "_perspective_plan(Tensor white, Tensor black, Tensor black_to_move, int num_features, int bucket_size, "
         "int num_bucketed, int weight_bytes) -> Tensor");
     m.def(
-        "_perspective_transformer_forward(Tensor[] batch, int[] layout, Tensor weight, Tensor bias, Tensor? psqt, "
-        "int activation, float bound, float scale, ScalarType output_dtype, bool rounds_down, bool save) "
-        "-> (Tensor output, Tensor psqt_output, Tensor saved)");
-    m.def("_perspective_psqt(Tensor[] batch, int[] layout, Tensor psqt, int begin, int end) -> Tensor");
+        "_perspective_transformer_forward(Tensor[] batch, Tensor weight, Tensor bias, Tensor? psqt, int[] transformer, "
+        "float[] range, ScalarType output_dtype, bool save) -> (Tensor output, Tensor psqt_output, Tensor saved)");
+    m.def("_perspective_psqt(Tensor[] batch, Tensor psqt, int[] transformer, int begin, int end) -> Tensor");
     m.def(
-        "_perspective_transformer_backward(Tensor grad_output, Tensor? grad_psqt, Tensor[] batch, int[] layout, "
-        "Tensor saved, int[] sizes, int activation, float bound, float scale, ScalarType weight_dtype, Tensor[] "
-        "factors) "
+        "_perspective_transformer_backward(Tensor grad_output, Tensor? grad_psqt, Tensor[] batch, Tensor saved, "
+        "int[] transformer, float[] range, ScalarType weight_dtype) "
         "-> (Tensor grad_weight, Tensor grad_bias, Tensor grad_psqt)");
     m.def(
-        "_perspective_transformer_backward_rows(Tensor grad_output, Tensor? grad_psqt, Tensor[] batch, int[] layout, "
-        "Tensor saved, int[] sizes, int activation, float bound, float scale, ScalarType weight_dtype) "
+        "_perspective_transformer_backward_rows(Tensor grad_output, Tensor? grad_psqt, Tensor[] batch, Tensor saved, "
+        "int[] transformer, float[] range, ScalarType weight_dtype) "
         "-> (Tensor rows, Tensor grad_rows, Tensor grad_bias, Tensor grad_psqt)");
     m.def(
         "_perspective_transformer_layout(int positions, int max_active, int num_features, int bucket_size, "
@@ -158,10 +156,10 @@ STABLE_TORCH_LIBRARY(nnue, m) {
         "grad_weight, "
         "Tensor grad_psqt, Tensor gradients)");
     m.def(
-        "_layer_stacks_gradients_through(Tensor order, Tensor[] parameters, Tensor grad_sums, Tensor? partials, "
-        "Tensor? grad_output, Tensor[] scales, int layers, Tensor[] batch, int[] layout, Tensor saved, "
-        "int num_features, float bound, float scale) -> (Tensor row_gradients, Tensor grad_bias, Tensor grad_weight, "
-        "Tensor grad_psqt, Tensor gradients)");
+        "_layer_stacks_gradients_through(Tensor? x, Tensor order, Tensor bucket, Tensor[] parameters, "
+        "Tensor? grad_sums, Tensor? partials, Tensor? grad_output, Tensor[] scales, int layers, Tensor[] batch, "
+        "Tensor saved, int[] transformer, float[] range, ScalarType weight_dtype) -> (Tensor grad_rows, "
+        "Tensor grad_bias, Tensor grad_psqt, Tensor grad_weight, Tensor gradients)");
     m.def("_layer_stacks_add_shares(Tensor shares) -> (Tensor totals, Tensor gradients)");
     m.def("_layer_stacks_describe(int inputs, int stacks, int[] hidden, float[] constants, float[] integers) -> int");
 

@@ -12,26 +12,23 @@
 //   psqt output     float32 [B]     (the sum of psqt[i, psqt_bucket[b]] over the side to move's indices - the same over
 //                                   the other side's) / 2; no elements if there is no psqt
 //
-// _perspective_plan makes the plan of a batch, which forward and backward share. What belongs together goes in and out
-// in one list:
+// _perspective_plan makes the plan of a batch, which forward and backward share. A call is described by typed fields,
+// which a net computes once:
 //
-//   batch   [white, black, plan]; with psqt also psqt_bucket
-//   layout  [bucket_size, num_bucketed, weight_bytes], as the plan was made with
-//   sizes   [F, N, P], for the backward, which keeps no weight alive; P = 0: no gradient of psqt
+//   batch         [white, black, plan]; with psqt also psqt_bucket
+//   transformer   [F, N, P, bucket_size, num_bucketed, weight_bytes, activation, rounds_down]: the sizes (P = 0: no
+//                 psqt), what the plan was made with, the activation (activation.h), and a flag
+//   range         [bound, scale]
 //
 // With `rounds_down` (CUDA only) the forward rounds its output down before it rounds it to the dtype, as an engine with
 // integers does.
 //
-// `saved` is what the forward leaves for the backward if `save` is set.
+// `saved` is what the forward leaves for the backward if `save` is set. Without grad_psqt the backward makes no
+// gradient of psqt, and returns one without elements.
 //
-// If the layer after has one output, the gradient of `output` need not be made: on CUDA the backward takes its two
-// factors. `factors` = [g, stack] has the gradient of that layer's output, float32 [B], and the stack of each position,
-// int64 [B]; grad_output then is the layer's weight, float32 [S, 1, 2 W]. The gradient of row b of `output` is g[b] ·
-// weight[stack[b], 0]; a stack that does not exist stands for the nearest one. No tensors: grad_output is the gradient.
-//
-// On CUDA the gradients of rows may be there already: _layer_stacks_gradients_through (layer_stacks.h) makes them in
-// the backward of the layer after, for the kernels of 9.0. Then grad_output is its uint8 `row_gradients`, and no
-// gradient of the bias is made here.
+// In C++ the layer after the transformer may give the backward something else than the gradient of `output`
+// (OutputGradients): the two factors of it, if that layer has one output; or the gradients of rows, which
+// _layer_stacks_gradients_through (layer_stacks.h) makes for the kernels of 9.0.
 //
 // The layouts of `plan` and `saved` are private to this version of the library and to the kernels;
 // _perspective_transformer_layout describes those of CUDA, for fake kernels and tests, in a text of uint8 [n]. A PSQT
@@ -95,22 +92,10 @@ inline Batch batch_of(const char* op, const std::vector<Tensor>& batch) {
     return {batch[0], batch[1], batch[2], batch.size() == 4 ? std::optional(batch[3]) : std::nullopt};
 }
 
-// The numbers of a list that has exactly three.
-inline const int64_t* three_of(const char* op, const char* argument, const std::vector<int64_t>& numbers,
-                               const char* what) {
-    if (numbers.size() != 3) fail(op, argument, text(numbers.size()) + " numbers", what);
-    return numbers.data();
-}
-
 // What a plan is laid out for, besides its batch.
 struct PlanLayout {
     int64_t bucket_size, num_bucketed, weight_bytes;
 };
-
-inline PlanLayout layout_of(const char* op, const std::vector<int64_t>& layout) {
-    const int64_t* given = three_of(op, "layout", layout, "bucket_size, num_bucketed and weight_bytes");
-    return {given[0], given[1], given[2]};
-}
 
 // Positions begin … end - 1 of a batch.
 struct PositionRange {
@@ -122,38 +107,24 @@ struct Range {
     bool rounds_down = false;  // the output of the forward
 };
 
-inline Range range_of(double bound, double scale, bool rounds_down = false) {
-    return {static_cast<float>(bound), static_cast<float>(scale), rounds_down};
-}
-
-// What the layer after the transformer has for each position, where the gradient of the output is given as factors.
+// What the layer after the transformer has for each position, where the gradient of the output is given as factors: the
+// gradient of that layer's output, float32 [B], and the stack of each position, int64 [B]. The gradient of row b of the
+// output is gradient[b] · weight[stack[b], 0]; a stack that does not exist stands for the nearest one.
 struct Factors {
     Tensor gradient, stack;
 };
 
-// The gradients that the backward is given.
+// The gradients that the backward is given. `output`: the gradient of the output; with `factors` the weight of the
+// layer after, float32 [S, 1, 2 W]; or row gradients of bytes. With those, no gradient of the bias is made.
 struct OutputGradients {
     Tensor output;
     std::optional<Factors> factors;
     std::optional<Tensor> psqt;
 };
 
-inline std::optional<Factors> factors_of(const std::vector<Tensor>& factors) {
-    if (factors.empty()) return std::nullopt;
-    if (factors.size() != 2)
-        fail(kBackward, "factors", text(factors.size()) + " tensors", "none, or gradient and stack");
-    return Factors{factors[0], factors[1]};
-}
-
-// What the backward takes in the place of tensors.
 struct Sizes {
     int64_t num_features, num_outputs, psqt_buckets;
 };
-
-inline Sizes sizes_of(const std::vector<int64_t>& sizes) {
-    const int64_t* given = three_of(kBackward, "sizes", sizes, "F, N and P");
-    return {given[0], given[1], given[2]};
-}
 
 // The output, the psqt output and saved; or the gradients of weight, bias and psqt.
 using Three = std::tuple<Tensor, Tensor, Tensor>;
@@ -186,6 +157,24 @@ inline Activation check_activation(const char* op, int64_t activation, int64_t n
     return static_cast<Activation>(activation);
 }
 
+// A feature transformer, as the operators take it.
+struct Transformer {
+    Sizes sizes;
+    PlanLayout layout;
+    Activation activation;
+    Range range;
+};
+
+inline Transformer transformer_of(const char* op, const std::vector<int64_t>& numbers, const std::vector<double>& range,
+                                  int64_t multiple) {
+    if (numbers.size() != 8) fail(op, "transformer", text(numbers.size()) + " numbers", "8");
+    if (range.size() != 2) fail(op, "range", text(range.size()) + " numbers", "bound and scale");
+    return {{numbers[0], numbers[1], numbers[2]},
+            {numbers[3], numbers[4], numbers[5]},
+            check_activation(op, numbers[6], numbers[1], multiple),
+            {static_cast<float>(range[0]), static_cast<float>(range[1]), numbers[7] != 0}};
+}
+
 inline int64_t output_width(Activation activation, int64_t num_outputs) {
     return activation == Activation::kPairwise ? num_outputs : 2 * num_outputs;
 }
@@ -200,12 +189,13 @@ inline void check_float(const char* op, const char* argument, const Tensor& tens
     check_dtype(op, argument, tensor, {ScalarType::Float, ScalarType::Half, ScalarType::BFloat16});
 }
 
-inline void check_parameters(const Tensor& weight, const Tensor& bias, const Tensor& white, Device device) {
+inline void check_parameters(const Tensor& weight, const Tensor& bias, const Sizes& sizes, const Tensor& white,
+                             Device device) {
     check_device(kForward, "weight", weight, device, white, "white");
-    check_shape(kForward, "weight", weight, {-1, -1}, "[F, N]");
+    check_shape(kForward, "weight", weight, {sizes.num_features, sizes.num_outputs}, "[F, N]");
     check_float(kForward, "weight", weight);
     check_device(kForward, "bias", bias, device, white, "white");
-    check_shape(kForward, "bias", bias, {weight.size(1)}, "[N]");
+    check_shape(kForward, "bias", bias, {sizes.num_outputs}, "[N]");
     check_dtype(kForward, "bias", bias, {ScalarType::Float});
 }
 

@@ -194,17 +194,16 @@ Tensor plan_op(const Tensor& white, const Tensor& black, const Tensor& black_to_
     return rows;
 }
 
-Three forward_op(std::vector<Tensor> batch, std::vector<int64_t> layout, const Tensor& weight_in, const Tensor& bias_in,
-                 const std::optional<Tensor>& psqt, int64_t activation_in, double bound_in, double scale_in,
-                 ScalarType output_dtype, bool rounds_down, bool save) {
+Three forward_op(std::vector<Tensor> batch, const Tensor& weight_in, const Tensor& bias_in,
+                 const std::optional<Tensor>& psqt, std::vector<int64_t> transformer, std::vector<double> range_in,
+                 ScalarType output_dtype, bool save) {
     const auto [white, black, plan_in, psqt_bucket] = batch_of(kForward, batch);
-    layout_of(kForward, layout);  // checked, and not used on the CPU
-    const auto [bound, scale, _] = range_of(bound_in, scale_in);
-    if (rounds_down) fail(kForward, "rounds_down", std::string("true"), "false on the CPU");
-    check_parameters(weight_in, bias_in, white, Device::cpu);
-    const int64_t num_features = weight_in.size(0), num_outputs = weight_in.size(1);
+    const Transformer of = transformer_of(kForward, transformer, range_in, capabilities::kCpuMultiple);
+    const auto [num_features, num_outputs, _] = of.sizes;
+    const Activation activation = of.activation;
+    if (of.range.rounds_down) fail(kForward, "rounds_down", std::string("true"), "false on the CPU");
+    check_parameters(weight_in, bias_in, of.sizes, white, Device::cpu);
     check_index_rows(kForward, white, black, num_features, Device::cpu);
-    const Activation activation = check_activation(kForward, activation_in, num_outputs, capabilities::kCpuMultiple);
     if (psqt) check_psqt(kForward, *psqt, psqt_bucket, white, num_features, Device::cpu);
     const Tensor weight = torch::stable::contiguous(weight_in), bias = torch::stable::contiguous(bias_in);
     const Rows rows(kForward, white, black, plan_in, num_features);
@@ -226,7 +225,7 @@ Three forward_op(std::vector<Tensor> batch, std::vector<int64_t> layout, const T
                                              rows.count(),
                                              num_outputs,
                                              width,
-                                             {activation, bound, scale}};
+                                             {activation, of.range.bound, of.range.scale}};
             parallel_ranges(rows.count(), kForwardChunk,
                             [&](int64_t begin, int64_t end) { NNUE_CALL_BEST_ISA(forward_rows, a, begin, end); });
         });
@@ -267,15 +266,15 @@ struct Gradients {
 
 // `all_rows`: the gradient of the weight has all rows, and not only those of the features in the batch.
 Gradients gradients_of(const Tensor& grad_output_in, const std::optional<Tensor>& grad_psqt_in,
-                       const std::vector<Tensor>& batch, const std::vector<int64_t>& layout, const Tensor& saved_in,
-                       const std::vector<int64_t>& sizes, int64_t activation_in, double bound_in, double scale_in,
+                       const std::vector<Tensor>& batch, const Tensor& saved_in,
+                       const std::vector<int64_t>& transformer, const std::vector<double>& range_in,
                        ScalarType weight_dtype, bool all_rows) {
     const auto [white, black, plan_in, psqt_bucket] = batch_of(kBackward, batch);
-    layout_of(kBackward, layout);  // checked, and not used on the CPU
-    const auto [num_features, num_outputs, psqt_buckets] = sizes_of(sizes);
-    const auto [bound, scale, _] = range_of(bound_in, scale_in);
+    const Transformer of = transformer_of(kBackward, transformer, range_in, capabilities::kCpuMultiple);
+    const int64_t num_features = of.sizes.num_features, num_outputs = of.sizes.num_outputs,
+                  psqt_buckets = grad_psqt_in ? of.sizes.psqt_buckets : 0;
+    const Activation activation = of.activation;
     check_index_rows(kBackward, white, black, num_features, Device::cpu);
-    const Activation activation = check_activation(kBackward, activation_in, num_outputs, capabilities::kCpuMultiple);
     const int64_t width = output_width(activation, num_outputs) / 2;
     check_device(kBackward, "grad_output", grad_output_in, Device::cpu, white, "white");
     check_shape(kBackward, "grad_output", grad_output_in, {white.size(0), 2 * width}, "[B, 2 W]");
@@ -334,7 +333,7 @@ Gradients gradients_of(const Tensor& grad_output_in, const std::optional<Tensor>
                                         width,
                                         column,
                                         columns,
-                                        {activation, bound, scale}};
+                                        {activation, of.range.bound, of.range.scale}};
                 parallel_tasks(chunks, [&](int64_t chunk) {
                     NNUE_CALL_BEST_ISA(row_gradients, g, chunk * kRowChunk,
                                        std::min((chunk + 1) * kRowChunk, rows.count()),
@@ -365,22 +364,18 @@ Gradients gradients_of(const Tensor& grad_output_in, const std::optional<Tensor>
 }
 
 Three backward_op(const Tensor& grad_output, const std::optional<Tensor>& grad_psqt, std::vector<Tensor> batch,
-                  std::vector<int64_t> layout, const Tensor& saved, std::vector<int64_t> sizes, int64_t activation,
-                  double bound, double scale, ScalarType weight_dtype, std::vector<Tensor> factors) {
-    if (!factors.empty()) fail(kBackward, "factors", text(factors.size()) + " tensors", "none on a CPU");
-    const Gradients found =
-        gradients_of(grad_output, grad_psqt, batch, layout, saved, sizes, activation, bound, scale, weight_dtype, true);
+                  const Tensor& saved, std::vector<int64_t> transformer, std::vector<double> range,
+                  ScalarType weight_dtype) {
+    const Gradients found = gradients_of(grad_output, grad_psqt, batch, saved, transformer, range, weight_dtype, true);
     return {found.weight, found.bias, found.psqt};
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> backward_rows_op(const Tensor& grad_output,
                                                             const std::optional<Tensor>& grad_psqt,
-                                                            std::vector<Tensor> batch, std::vector<int64_t> layout,
-                                                            const Tensor& saved, std::vector<int64_t> sizes,
-                                                            int64_t activation, double bound, double scale,
+                                                            std::vector<Tensor> batch, const Tensor& saved,
+                                                            std::vector<int64_t> transformer, std::vector<double> range,
                                                             ScalarType weight_dtype) {
-    const Gradients found = gradients_of(grad_output, grad_psqt, batch, layout, saved, sizes, activation, bound, scale,
-                                         weight_dtype, false);
+    const Gradients found = gradients_of(grad_output, grad_psqt, batch, saved, transformer, range, weight_dtype, false);
     Tensor rows = torch::stable::new_empty(grad_output, {static_cast<int64_t>(found.rows.size())}, ScalarType::Long);
     std::copy(found.rows.begin(), found.rows.end(), mutable_data<int64_t>(rows));
     return {rows, found.weight, found.bias, found.psqt};

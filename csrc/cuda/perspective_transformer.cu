@@ -90,92 +90,102 @@ Tensor plan_op(const Tensor& white_in, const Tensor& black_in, const Tensor& bla
     return plan;
 }
 
-Three forward_op(std::vector<Tensor> batch_in, std::vector<int64_t> layout_in, const Tensor& weight_in,
-                 const Tensor& bias_in, const std::optional<Tensor>& psqt, int64_t activation, double bound,
-                 double scale, ScalarType output_dtype, bool rounds_down, bool save) {
-    const auto [white_in, black_in, plan, psqt_bucket] = batch_of(kForward, batch_in);
-    const PlanLayout layout = layout_of(kForward, layout_in);
-    const Range range = range_of(bound, scale, rounds_down);
-    check_parameters(weight_in, bias_in, white_in, Device::cuda);
-    const int64_t num_features = weight_in.size(0), num_outputs = weight_in.size(1);
-    check_plan_arguments(kForward, white_in, black_in, num_features, layout);
-    check_device(kForward, "plan", plan, Device::cuda, white_in, "white");
-    if (psqt) check_psqt(kForward, *psqt, psqt_bucket, white_in, num_features, Device::cuda);
-    const torch::stable::accelerator::DeviceGuard guard(weight_in.get_device_index());
-    const Tensor weight = aligned(weight_in), bias = aligned(bias_in);
-    const Batch batch{torch::stable::contiguous(white_in), torch::stable::contiguous(black_in), plan, psqt_bucket};
-    const ScalarType out_dtype = check_float_dtype(kForward, "output_dtype", output_dtype);
-    const Activation kind = check_activation(kForward, activation, num_outputs, kMultiple);
-    if constexpr (kBuiltFor90) {
-        if (!is_portable(layout)) {
-            return bucketed::forward(batch, layout, weight, bias, psqt, kind, range, out_dtype, save);
-        }
-    }
-    return portable::forward(batch, weight, bias, psqt, kind, range, out_dtype, save);
+Batch contiguous_batch(const Batch& batch) {
+    return {torch::stable::contiguous(batch.white), torch::stable::contiguous(batch.black), batch.plan,
+            batch.psqt_bucket};
 }
 
-Three backward_op(const Tensor& grad_output_in, const std::optional<Tensor>& grad_psqt, std::vector<Tensor> batch_in,
-                  std::vector<int64_t> layout_in, const Tensor& saved_in, std::vector<int64_t> sizes_in,
-                  int64_t activation, double bound, double scale, ScalarType weight_dtype,
-                  std::vector<Tensor> factors_in) {
-    const auto [white_in, black_in, plan, psqt_bucket] = batch_of(kBackward, batch_in);
-    const PlanLayout layout = layout_of(kBackward, layout_in);
-    const Sizes sizes = sizes_of(sizes_in);
-    const Range range = range_of(bound, scale);
-    check_plan_arguments(kBackward, white_in, black_in, sizes.num_features, layout);
-    const Activation kind = check_activation(kBackward, activation, sizes.num_outputs, kMultiple);
+Three forward_op(std::vector<Tensor> batch_in, const Tensor& weight_in, const Tensor& bias_in,
+                 const std::optional<Tensor>& psqt, std::vector<int64_t> transformer, std::vector<double> range,
+                 ScalarType output_dtype, bool save) {
+    const Batch given = batch_of(kForward, batch_in);
+    const Transformer of = transformer_of(kForward, transformer, range, kMultiple);
+    check_parameters(weight_in, bias_in, of.sizes, given.white, Device::cuda);
+    check_plan_arguments(kForward, given.white, given.black, of.sizes.num_features, of.layout);
+    check_device(kForward, "plan", given.plan, Device::cuda, given.white, "white");
+    if (psqt) check_psqt(kForward, *psqt, given.psqt_bucket, given.white, of.sizes.num_features, Device::cuda);
+    const torch::stable::accelerator::DeviceGuard guard(weight_in.get_device_index());
+    const Tensor weight = aligned(weight_in), bias = aligned(bias_in);
+    const Batch batch = contiguous_batch(given);
+    const ScalarType out_dtype = check_float_dtype(kForward, "output_dtype", output_dtype);
+    if constexpr (kBuiltFor90) {
+        if (!is_portable(of.layout)) {
+            return bucketed::forward(batch, of.layout, weight, bias, psqt, of.activation, of.range, out_dtype, save);
+        }
+    }
+    return portable::forward(batch, weight, bias, psqt, of.activation, of.range, out_dtype, save);
+}
+
+}  // namespace
+
+Three backward(const OutputGradients& given, const Batch& batch_in, const Transformer& of, const Tensor& saved_in,
+               ScalarType weight_dtype) {
+    const Tensor& white_in = batch_in.white;
+    check_plan_arguments(kBackward, white_in, batch_in.black, of.sizes.num_features, of.layout);
     for (const auto& [name, tensor] :
-         {std::pair{"grad_output", &grad_output_in}, {"plan", &plan}, {"saved", &saved_in}}) {
+         {std::pair{"grad_output", &given.output}, {"plan", &batch_in.plan}, {"saved", &saved_in}}) {
         check_device(kBackward, name, *tensor, Device::cuda, white_in, "white");
     }
     const ScalarType dtype = check_float_dtype(kBackward, "weight_dtype", weight_dtype);
-    if (sizes.psqt_buckets != 0) check_grad_psqt(grad_psqt, psqt_bucket, white_in, sizes.psqt_buckets, Device::cuda);
+    Sizes sizes = of.sizes;
+    if (!given.psqt) sizes.psqt_buckets = 0;
+    if (sizes.psqt_buckets != 0)
+        check_grad_psqt(given.psqt, batch_in.psqt_bucket, white_in, sizes.psqt_buckets, Device::cuda);
     const torch::stable::accelerator::DeviceGuard guard(white_in.get_device_index());
-    const int64_t positions = white_in.size(0), width = output_width(kind, sizes.num_outputs);
-    std::optional<Factors> factors = factors_of(factors_in);
+    const int64_t positions = white_in.size(0), width = output_width(of.activation, sizes.num_outputs);
+    std::optional<Factors> factors = given.factors;
     // Row gradients, which only the kernels of 9.0 have.
-    const bool rows_are_made = grad_output_in.scalar_type() == ScalarType::Byte && !is_portable(layout) && !factors;
+    const bool rows_are_made = given.output.scalar_type() == ScalarType::Byte && !is_portable(of.layout) && !factors;
     if (factors) {
-        check_shape(kBackward, "grad_output", grad_output_in, {-1, 1, width}, "[S, 1, 2 W]");
-        if (grad_output_in.size(0) < 1) fail(kBackward, "grad_output", "no stack", "at least one");
-        check_device(kBackward, "factors[0]", factors->gradient, Device::cuda, white_in, "white");
-        check_shape(kBackward, "factors[0]", factors->gradient, {positions}, "[B]");
-        check_dtype(kBackward, "factors[0]", factors->gradient, {ScalarType::Float});
-        check_device(kBackward, "factors[1]", factors->stack, Device::cuda, white_in, "white");
-        check_shape(kBackward, "factors[1]", factors->stack, {positions}, "[B]");
-        check_dtype(kBackward, "factors[1]", factors->stack, {ScalarType::Long});
+        check_shape(kBackward, "grad_output", given.output, {-1, 1, width}, "[S, 1, 2 W]");
+        if (given.output.size(0) < 1) fail(kBackward, "grad_output", "no stack", "at least one");
+        check_device(kBackward, "gradient", factors->gradient, Device::cuda, white_in, "white");
+        check_shape(kBackward, "gradient", factors->gradient, {positions}, "[B]");
+        check_dtype(kBackward, "gradient", factors->gradient, {ScalarType::Float});
+        check_device(kBackward, "stack", factors->stack, Device::cuda, white_in, "white");
+        check_shape(kBackward, "stack", factors->stack, {positions}, "[B]");
+        check_dtype(kBackward, "stack", factors->stack, {ScalarType::Long});
         factors = Factors{torch::stable::contiguous(factors->gradient), torch::stable::contiguous(factors->stack)};
     } else if (!rows_are_made) {
-        check_shape(kBackward, "grad_output", grad_output_in, {positions, width}, "[B, 2 W]");
+        check_shape(kBackward, "grad_output", given.output, {positions, width}, "[B, 2 W]");
     }
     if ((dtype == ScalarType::Float && !rows_are_made) || factors)
-        check_dtype(kBackward, "grad_output", grad_output_in, {ScalarType::Float});
-    const OutputGradients gradients{aligned(grad_output_in), factors, grad_psqt};
+        check_dtype(kBackward, "grad_output", given.output, {ScalarType::Float});
+    const OutputGradients gradients{aligned(given.output), factors, given.psqt};
     const Tensor saved = aligned(saved_in);
-    const Batch batch{torch::stable::contiguous(white_in), torch::stable::contiguous(black_in), plan, psqt_bucket};
+    const Batch batch = contiguous_batch(batch_in);
     if constexpr (kBuiltFor90) {
-        if (!is_portable(layout)) {
-            return bucketed::backward(gradients, batch, layout, saved, sizes, kind, range, dtype);
+        if (!is_portable(of.layout)) {
+            return bucketed::backward(gradients, batch, of.layout, saved, sizes, of.activation, of.range, dtype);
         }
     }
-    return portable::backward(gradients, batch, saved, sizes, kind, range, dtype);
+    return portable::backward(gradients, batch, saved, sizes, of.activation, of.range, dtype);
 }
 
-Tensor psqt_op(std::vector<Tensor> batch_in, std::vector<int64_t> layout_in, const Tensor& psqt, int64_t begin,
+namespace {
+
+Three backward_op(const Tensor& grad_output, const std::optional<Tensor>& grad_psqt, std::vector<Tensor> batch,
+                  const Tensor& saved, std::vector<int64_t> transformer, std::vector<double> range,
+                  ScalarType weight_dtype) {
+    check_float(kBackward, "grad_output", grad_output);
+    const Transformer of = transformer_of(kBackward, transformer, range, kMultiple);
+    return backward({grad_output, std::nullopt, grad_psqt}, batch_of(kBackward, batch), of, saved, weight_dtype);
+}
+
+Tensor psqt_op(std::vector<Tensor> batch_in, const Tensor& psqt, std::vector<int64_t> transformer, int64_t begin,
                int64_t end) {
-    const auto [white_in, black_in, plan, psqt_bucket] = batch_of(kPsqt, batch_in);
-    const PlanLayout layout = layout_of(kPsqt, layout_in);
-    const int64_t num_features = psqt.dim() == 2 ? psqt.size(0) : 0;
-    check_plan_arguments(kPsqt, white_in, black_in, num_features, layout);
-    check_device(kPsqt, "plan", plan, Device::cuda, white_in, "white");
-    check_psqt(kPsqt, psqt, psqt_bucket, white_in, num_features, Device::cuda);
-    if (begin < 0 || begin > end || end > white_in.size(0))
+    const Batch given = batch_of(kPsqt, batch_in);
+    const Transformer of = transformer_of(kPsqt, transformer, {1.0, 1.0}, kMultiple);
+    check_plan_arguments(kPsqt, given.white, given.black, of.sizes.num_features, of.layout);
+    check_device(kPsqt, "plan", given.plan, Device::cuda, given.white, "white");
+    check_psqt(kPsqt, psqt, given.psqt_bucket, given.white, of.sizes.num_features, Device::cuda);
+    if (begin < 0 || begin > end || end > given.white.size(0))
         fail(kPsqt, "begin", text(begin) + " and end " + text(end),
-             "0 <= begin <= end <= B = " + text(white_in.size(0)));
-    const torch::stable::accelerator::DeviceGuard guard(white_in.get_device_index());
-    const Batch batch{torch::stable::contiguous(white_in), torch::stable::contiguous(black_in), plan, psqt_bucket};
+             "0 <= begin <= end <= B = " + text(given.white.size(0)));
+    const torch::stable::accelerator::DeviceGuard guard(given.white.get_device_index());
+    const Batch batch = contiguous_batch(given);
     if constexpr (kBuiltFor90) {
-        if (!is_portable(layout)) return bucketed::psqt_output(batch, layout, psqt, {begin, end});
+        if (!is_portable(of.layout)) return bucketed::psqt_output(batch, of.layout, psqt, {begin, end});
     }
     return portable::psqt_output(batch, psqt, {begin, end});
 }

@@ -31,6 +31,11 @@ constexpr bool kBuiltFor90 = kArchitectures.find("90") != kArchitectures.npos;
 void check_plan_arguments(const char* op, const Tensor& white, const Tensor& black, int64_t num_features,
                           PlanLayout layout);
 
+// The operator's backward by the kernels that the layout selects, also from what the layer after makes instead of the
+// gradient of the output. It checks everything.
+Three backward(const OutputGradients& given, const Batch& batch, const Transformer& of, const Tensor& saved,
+               ScalarType weight_dtype);
+
 // A contiguous tensor whose address allows 16-byte loads.
 inline Tensor aligned(const Tensor& tensor) {
     Tensor out = torch::stable::contiguous(tensor);

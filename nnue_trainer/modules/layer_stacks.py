@@ -27,7 +27,7 @@ from nnue_trainer.modules.stacked_linear import StackedLinear, stacked_linear
 from nnue_trainer.modules.straight_through import cut
 from nnue_trainer.ops import _registration, capabilities, reference
 from nnue_trainer.ops.capabilities import Mode
-from nnue_trainer.ops.perspectives import FusedCall, Kept, differentiable, number_of
+from nnue_trainer.ops.perspectives import TransformerCall, differentiable, number_of
 from nnue_trainer.ops.reference import LayerActivation
 
 _ACTIVATIONS: tuple[LayerActivation, ...] = get_args(LayerActivation)
@@ -292,55 +292,47 @@ class LayerCall:
 
         return differentiable(run, first.x, first.psqt, *self.parameters)  # type: ignore[no-any-return]
 
-    def loss_through(self, transformer: FusedCall, targets: Targets) -> Tensor | None:
+    def loss_through(self, transformer: TransformerCall, targets: Targets) -> Tensor | None:
         """`loss`, where x and the PSQT part are what the feature transformer `transformer` gives. The gradient of x is
         not made. If there is one layer, which has one output, the backward of the transformer takes its two factors.
         If there are more, the backward of the first one makes the gradients of the transformer's rows."""
         if not targets.are_known or not self._goes_through(transformer):
             return None
-        forward, stacks, kept = transformer, self.of, transformer.kept()
-        by_rows, integers = bool(stacks.hidden), stacks.integers
-        if integers is not None and not by_rows:
+        forward, back, stacks, integers = transformer, transformer, self.of, self.of.integers
+        if integers is not None and not stacks.hidden:
             # What the backward takes as the gradient of the layer's sums has the factor of PSQT's.
             of_sums = integers.multiply / (integers.by * integers.divide * integers.psqt_scale)
-            kept = kept._replace(scale=kept.scale * integers.x_scale * of_sums)
-            dtype = kept.weight_dtype if kept.bound <= _WHOLE_BFLOAT16 else torch.float32
+            bound, scale = transformer.range
+            back = transformer._replace(range=[bound, scale * integers.x_scale * of_sums])
+            dtype = transformer.parameters.trained.dtype if bound <= _WHOLE_BFLOAT16 else torch.float32
             in_one_pass = stacks.kernels(self.bucket.device, dtype) == "one_pass"
-            if kept.activation == number_of("screlu") and kept.layout[0] != 0 and in_one_pass:
+            if transformer.of.activation == number_of("screlu") and transformer.kernels == "hopper" and in_one_pass:
                 # x before it is squared fits 16 bits. Both have the same sums, so the same backward.
-                forward = transformer._replace(
-                    activation=number_of("crelu"), scale=1.0, output_dtype=dtype, rounds_down=False
-                )
-                stacks = dataclasses.replace(stacks, integers=dataclasses.replace(integers, square=transformer.scale))
+                crelu = transformer.of._replace(activation=number_of("crelu"), rounds_down=0)
+                forward = transformer._replace(transformer=list(crelu), range=[bound, 1.0], output_dtype=dtype)
+                stacks = dataclasses.replace(stacks, integers=dataclasses.replace(integers, square=scale))
+        weight, has_psqt = transformer.parameters.trained, transformer.parameters.psqt is not None
 
         def run(needs: Sequence[bool]) -> Any:
-            x, psqt, rows = _operators._perspective_transformer_forward(*forward.arguments, True)
-            psqt = None if transformer.psqt is None else psqt
-            totals, grad_sums, grad_output, partials = self._loss(stacks, x, psqt, targets)
+            x, psqt, rows = _operators._perspective_transformer_forward(*forward.arguments(save=True))
+            totals, *found = self._loss(stacks, x, psqt if has_psqt else None, targets)
 
             def backward(saved: Sequence[Any], grad_loss: Tensor) -> tuple[Tensor | None, ...]:
-                x, rows, totals, grad_sums, grad_output, partials, *parameters = saved
-                scales, of = [grad_loss, totals], stacks.description
-                if by_rows:
-                    own = kept if needs[2] else kept.without_psqt()
-                    grads = (grad_sums, partials, grad_output)
-                    of_transformer, grad_first, flat = self._back_through(transformer.batch, own, rows, grads, scales)
-                    return *of_transformer, grad_first, *_cut_gradients(flat, parameters)
-                _, grad_first, grad_sum, flat = _operators._layer_stacks_gradients(
-                    x, self.order, parameters, grad_sums, partials, grad_output, scales, of, None
-                )
-                grad_weight, grad_bias, _ = _operators._perspective_transformer_backward(
-                    *kept.arguments(parameters[0], None, transformer.batch, rows), [grad_sum, self.bucket]
-                )
-                return grad_weight, grad_bias, None, grad_first, *_cut_gradients(flat, parameters)
+                x, rows, totals, grad_sums, partials, grad_output, *parameters = saved
+                grads = (grad_sums, partials, grad_output if needs[2] or not stacks.hidden else None)
+                scales = [grad_loss, totals]
+                *found, flat = self._back_through(back, x, rows, grads, scales, stacks, parameters)
+                return *found, *_cut_gradients(flat, parameters)
 
             # If one kernel did all of it, the gradient of the layer's weight is made, and x is not read again. Nor is
             # x read again where it can be made of what is saved.
-            reads_x = not by_rows and partials.shape[1] <= stacks.inputs
-            saved = (x if reads_x else None, rows, totals, grad_sums, grad_output, partials, *self.parameters)
+            grad_sums, grad_output, partials = found
+            reads_x = not stacks.hidden and partials.shape[1] <= stacks.inputs
+            saved = (x if reads_x else None, rows, totals, grad_sums, partials, grad_output, *self.parameters)
             return totals[2], saved, backward
 
-        return differentiable(run, transformer.trained, transformer.bias, transformer.psqt, *self.parameters)  # type: ignore[no-any-return]
+        bias, psqt = transformer.parameters[1:3]
+        return differentiable(run, weight, bias, psqt, *self.parameters)  # type: ignore[no-any-return]
 
     # ---- in two parts, for a net whose first layer's inputs are on several devices ----
 
@@ -385,7 +377,7 @@ class LayerCall:
         grad_x, grad_weight = torch.autograd.grad(sums, [first.x, self.parameters[0]], grad_sums * factor)
         return grad_x, grad_weight, None if grad_psqt is None else grad_psqt * factor
 
-    def first(self, transformer: FusedCall | None, outputs: Callable[[], FirstOutputs]) -> First:
+    def first(self, transformer: TransformerCall | None, outputs: Callable[[], FirstOutputs]) -> First:
         """The first of the layers. `outputs` gives its inputs, and `transformer` is the call that does so, if there is
         one: where the gradient between need not be made, the operators go through to the transformer."""
         if transformer is None or not self._goes_through(transformer, divided=True):
@@ -401,14 +393,15 @@ class LayerCall:
             return First(of_inputs, inputs, backward)
         call = transformer
         with torch.no_grad():
-            alone = call._replace(batch=call.batch[:3], psqt=None)
-            x, _, saved = _operators._perspective_transformer_forward(*alone.arguments, True)
+            x, _, saved = _operators._perspective_transformer_forward(*call.arguments(save=True, psqt=False))
             sums = _operators._layer_stacks_first(x, self.order, self.parameters[0])
 
         def through(grads: tuple[Tensor, Tensor | None], scales: tuple[Tensor, Tensor]) -> Tensor:
             of_layers = (grads[0], None, grads[1])
-            found, grad_weight, _ = self._back_through(call.batch, call.kept(), saved, of_layers, list(scales))
-            give_gradients((call.trained, call.bias, call.psqt), found)
+            *found, grad_weight, _ = self._back_through(
+                call, None, saved, of_layers, list(scales), self.of, self.parameters
+            )
+            give_gradients((call.parameters.trained, *call.parameters[1:3]), found)
             return grad_weight
 
         return First(sums, None, through)
@@ -468,21 +461,21 @@ class LayerCall:
     def _is_fused(self, x: Tensor, psqt: Tensor | None = None) -> bool:
         return self._kernels(x, psqt) in _ON_GPU
 
-    def _goes_through(self, transformer: FusedCall, *, divided: bool = False) -> bool:
+    def _goes_through(self, call: TransformerCall, *, divided: bool = False) -> bool:
         """Whether the gradient between the transformer and the layers need not be made."""
-        call, trained = transformer, transformer.trained
+        trained, of = call.parameters.trained, call.of
         found = capabilities.between(
             call.kernels,
             self._kernels(trained),  # which has the device of x, and its type or float32
             trained.dtype,
             call.output_dtype,
-            num_outputs=call.weight.shape[1],
+            num_outputs=of.num_outputs,
             hidden=len(self.of.hidden),
-            activation=call.activation,
-            bound=call.bound,
-            has_psqt=call.psqt is not None,
+            activation=of.activation,
+            bound=call.range[0],
+            has_psqt=of.psqt_buckets > 0,
             divided=divided,
-            is_needed=len(self.bucket) > 0 and (trained.requires_grad or call.bias.requires_grad),
+            is_needed=len(self.bucket) > 0 and (trained.requires_grad or call.parameters.bias.requires_grad),
         )
         return found.kernels != "whole"
 
@@ -516,24 +509,22 @@ class LayerCall:
 
     def _back_through(
         self,
-        batch: list[Tensor],
-        kept: Kept,
+        call: TransformerCall,
+        x: Tensor | None,
         saved: Tensor,
         grads: tuple[Tensor, Tensor | None, Tensor | None],
         scales: list[Tensor],
-    ) -> tuple[tuple[Tensor, Tensor, Tensor | None], Tensor, Tensor]:
+        stacks: LayerStacks,
+        parameters: Sequence[Tensor],
+    ) -> tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor]:
         """The gradients of the transformer's weight, bias and PSQT columns, of the first weight and, flat, of the other
-        parameters. `grads`: grad_sums, partials and grad_output as _layer_stacks_gradients takes them."""
-        grad_sums, partials, grad_output = grads
-        has_psqt = kept.sizes[2] > 0
-        rows, grad_bias, grad_first, grad_psqt, flat = _operators._layer_stacks_gradients_through(
-            self.order, self.parameters, grad_sums, partials, grad_output if has_psqt else None, scales,
-            self.of.description, batch, kept.layout, saved, kept.sizes[0], kept.bound, kept.scale,
+        parameters. `grads`: grad_sums, partials and grad_output as _layer_stacks_gradients_through takes them."""
+        of_weight, of_bias, of_psqt, grad_first, flat = _operators._layer_stacks_gradients_through(
+            x, self.order, self.bucket, parameters, *grads, scales, stacks.description, call.batch, saved,
+            *call.described,
         )  # fmt: skip
-        grad_weight, _, of_psqt = _operators._perspective_transformer_backward(
-            *kept.arguments(rows, grad_psqt, batch, saved), []
-        )
-        return (grad_weight, grad_bias, of_psqt if has_psqt else None), grad_first, flat
+        has_psqt = grads[2] is not None and call.of.psqt_buckets > 0
+        return of_weight, of_bias, of_psqt if has_psqt else None, grad_first, flat
 
 
 class First(NamedTuple):

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from nnue_trainer.data.batch import Batch
 from nnue_trainer.ops import perspectives
-from nnue_trainer.ops.perspectives import Description, FusedCall, Parameters, PerspectivePlan, Rows
+from nnue_trainer.ops.perspectives import Description, Parameters, PerspectivePlan, TransformerCall
 
 if TYPE_CHECKING:
     from nnue_trainer.optim.late_rows import LateRows
@@ -166,7 +166,7 @@ class PerspectiveTransformer(nn.Module):
                 "PerspectiveTransformer: bucket: found None, expected int64 [B], as the layer has PSQT columns"
             )
         given = _Positions(white, black, black_to_move, plans)
-        return self.outputs_with(given, bucket, self._parameters_for(given), self.description)
+        return self.call_with(given, bucket, self._parameters_for(given), self.description).outputs()
 
     def of_batch(self, batch: Batch, bucket: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """`forward` for a batch, with what has been prepared for it."""
@@ -181,34 +181,26 @@ class PerspectiveTransformer(nn.Module):
         scale = self.product_scale if self.activation == "pairwise" else 1.0
         return Description(self.activation, self.bound, scale, self.bucket_size, self.num_bucketed)
 
-    def fused_call(self, batch: Batch, bucket: Tensor | None = None) -> FusedCall | None:
+    def fused_call(self, batch: Batch, bucket: Tensor | None = None) -> TransformerCall | None:
         """The operator that `forward` calls with the same arguments, and nothing else does; None if it is not fused,
         and where hooks read the outputs or their gradients."""
-        hooks = (self._forward_hooks, self._forward_pre_hooks, self._backward_hooks, self._backward_pre_hooks)
-        if any(hooks):
+        if any((self._forward_hooks, self._forward_pre_hooks, self._backward_hooks, self._backward_pre_hooks)):
             return None
-        return self.call_with(batch, bucket, self._parameters_for(batch), self.description)
+        call = self.call_with(batch, bucket, self._parameters_for(batch), self.description)
+        return None if call.kernels == "torch" else call
 
     def call_with(
-        self, batch: Batch, bucket: Tensor | None, parameters: Parameters, description: Description
-    ) -> FusedCall | None:
-        """The operator that `outputs_with` calls, None if it is not fused."""
+        self, batch: Batch | _Positions, bucket: Tensor | None, parameters: Parameters, description: Description
+    ) -> TransformerCall:
+        """What `forward` calls, with other weights, in any unit."""
+        weight, psqt = parameters.weight, parameters.psqt
         if parameters.leaf is not None:  # the optimiser's copy
             self._bring_up_to_date(batch)
-        return description.call(self._rows(batch, bucket, parameters), parameters)
-
-    def outputs_with(
-        self, batch: Batch | _Positions, bucket: Tensor | None, parameters: Parameters, description: Description
-    ) -> tuple[Tensor, Tensor | None]:
-        """`forward` with other weights, in any unit."""
-        return description.outputs(self._rows(batch, bucket, parameters), parameters)
-
-    def _rows(self, batch: Batch | _Positions, bucket: Tensor | None, parameters: Parameters) -> Rows:
-        weight, buckets = parameters.weight, (self.bucket_size, self.num_bucketed)
+        buckets = (self.bucket_size, self.num_bucketed)
         plans = (plan for plan in batch.plans if isinstance(plan, PerspectivePlan))
         plan = next((plan for plan in plans if plan.is_for(weight.shape[0], *buckets, weight.dtype)), None)
-        bucket = None if parameters.psqt is None else bucket
-        return Rows(batch.white, batch.black, batch.black_to_move, bucket, plan)
+        rows = (batch.white, batch.black, batch.black_to_move)
+        return description.call(rows, parameters, None if psqt is None else bucket, plan)
 
     # ---- a 16-bit copy of the weight, which an optimiser keeps up to date ----
 

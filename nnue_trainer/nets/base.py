@@ -43,7 +43,7 @@ from nnue_trainer.nets.integer_forward import tdiv as tdiv
 from nnue_trainer.nets.meaning import NetMeaning
 from nnue_trainer.nets.rounded_forward import QatConfig, RoundedForward
 from nnue_trainer.nnue_file.layout import FileLayout, Piece, own_layout
-from nnue_trainer.ops.perspectives import FusedCall, run_fused
+from nnue_trainer.ops.perspectives import TransformerCall
 from nnue_trainer.registry import Registry
 from nnue_trainer.schema import section, to_data, validate
 
@@ -453,7 +453,7 @@ class StackedModel(NnueModel):
     def first_outputs(self, batch: Batch) -> FirstOutputs:
         """What the first layer gives the others."""
 
-    def first_call(self, batch: Batch, bucket: Tensor) -> FusedCall | None:
+    def first_call(self, batch: Batch, bucket: Tensor) -> TransformerCall | None:
         """The operator that computes x and the PSQT part of `first_outputs`, whose buckets are `bucket`; None if there
         is none. `loss` and divisions of the columns may call it instead, so only a net for which that is the same
         returns it."""
@@ -495,16 +495,16 @@ class StackedModel(NnueModel):
 
     def first_of(
         self, batch: Batch, bucket: Tensor, *, psqt_apart: bool = False
-    ) -> tuple[FusedCall | None, Callable[[], FirstOutputs]]:
+    ) -> tuple[TransformerCall | None, Callable[[], FirstOutputs]]:
         """The operator that computes the first layer as `forward` does, None if there is none, and a function that
-        computes it. `psqt_apart`: see `FusedCall`."""
+        computes it. `psqt_apart`: see `TransformerCall`."""
         if self.rounded is not None:
             return self.rounded.first_of(self, batch, bucket, psqt_apart=psqt_apart)
         call = self.first_call(batch, bucket)
         if call is None:
             return None, lambda: self.first_outputs(batch)
         fused = call._replace(psqt_apart=psqt_apart)
-        return fused, lambda: FirstOutputs(*run_fused(fused), bucket)
+        return fused, lambda: FirstOutputs(*fused.outputs(), bucket)
 
     def stacks_in_use(self) -> LayerStacks | None:
         """The layers that the operators may compute: those of the engine's integers while `forward` is to round."""

@@ -64,7 +64,7 @@ from nnue_trainer.nets.meaning import (
 )
 from nnue_trainer.nets.output_buckets import OutputBuckets
 from nnue_trainer.nets.rounded_forward import QatConfig, log_odds, one_side, stack_entries
-from nnue_trainer.ops.perspectives import FusedCall
+from nnue_trainer.ops.perspectives import TransformerCall
 from nnue_trainer.registry import MAY_IMPORT
 from nnue_trainer.schema import section
 
@@ -784,7 +784,7 @@ class LayeredModel(StackedModel):
         x, psqt = self.feature_transformer.of_batch(batch, bucket)
         return FirstOutputs(one_side(x, batch, self.layered.perspectives), psqt, bucket)
 
-    def first_call(self, batch: Batch, bucket: Tensor) -> FusedCall | None:
+    def first_call(self, batch: Batch, bucket: Tensor) -> TransformerCall | None:
         if self.layered.perspectives != "both":
             return None
         return self.feature_transformer.fused_call(batch, bucket)

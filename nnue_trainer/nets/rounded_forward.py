@@ -38,7 +38,7 @@ from nnue_trainer.modules.straight_through import (
 )
 from nnue_trainer.nets.integer_forward import INT16_MAX, INT16_MIN, IntegerLayer, Skip
 from nnue_trainer.ops import capabilities
-from nnue_trainer.ops.perspectives import Description, FusedCall, Parameters, is_fused, run_fused
+from nnue_trainer.ops.perspectives import Description, Parameters, TransformerCall, is_fused
 from nnue_trainer.ops.reference import activate_layer, choose
 from nnue_trainer.schema import old_keys, section
 
@@ -175,13 +175,10 @@ class RoundedForward:
             return None
         bucket = self._stack(batch)
         with torch.autocast(batch.white.device.type, enabled=False):
-            weights, layers = self._integers(model), self._layers(model, batch, bucket)
-            call = self._first_call(model, batch, bucket, weights)
-            if call is not None and torch.is_grad_enabled():
-                found = layers.loss_through(call, targets)
-                if found is not None:
-                    return found
-            return layers.loss(self._first_outputs(call, model, batch, bucket, weights), targets)
+            layers, call = self._layers(model, batch, bucket), self._first_call(model, batch, bucket)
+            if torch.is_grad_enabled() and (found := layers.loss_through(call, targets)) is not None:
+                return found
+            return layers.loss(self._first_outputs(call, batch, bucket), targets)
 
     # ---- in two parts, for a net whose first layer's inputs are on several devices ----
 
@@ -196,12 +193,10 @@ class RoundedForward:
 
     def first_of(
         self, model: NnueModel, batch: Batch, bucket: Tensor, *, psqt_apart: bool
-    ) -> tuple[FusedCall | None, Callable[[], FirstOutputs]]:
+    ) -> tuple[TransformerCall, Callable[[], FirstOutputs]]:
         """`StackedModel.first_of` of this forward pass."""
-        weights = self._integers(model)
-        found = self._first_call(model, batch, bucket, weights)
-        call = None if found is None else found._replace(psqt_apart=psqt_apart)
-        return call, lambda: self._first_outputs(call, model, batch, bucket, weights)
+        call = self._first_call(model, batch, bucket)._replace(psqt_apart=psqt_apart)
+        return call, lambda: self._first_outputs(call, batch, bucket)
 
     def _layers(self, model: NnueModel, batch: Batch, bucket: Tensor) -> LayerCall:
         assert self.stacks is not None
@@ -302,29 +297,21 @@ class RoundedForward:
 
     def _first_layer(self, model: NnueModel, batch: Batch) -> FirstOutputs:
         """Activations [B, N], rounded down, and the PSQT part fp32 [B], not rounded yet."""
-        stack, weights = self._stack(batch), self._integers(model)
-        return self._first_outputs(self._first_call(model, batch, stack, weights), model, batch, stack, weights)
+        stack = self._stack(batch)
+        return self._first_outputs(self._first_call(model, batch, stack), batch, stack)
 
-    def _first_outputs(
-        self, call: FusedCall | None, model: NnueModel, batch: Batch, stack: Tensor, weights: Parameters
-    ) -> FirstOutputs:
+    def _first_outputs(self, call: TransformerCall, batch: Batch, stack: Tensor) -> FirstOutputs:
         """`call`: what `_first_call` gives for the others."""
-        if call is not None:
-            x, difference = run_fused(call)
-        else:
-            transformer = self._transformer(model)
-            x, difference = transformer.outputs_with(batch, stack, weights, self._describe(transformer))
+        x, difference = call.outputs()
         x = one_side(x, batch, self.forward.first.sides)
-        rounds = self._power < 0 and (call is None or not call.rounds_down)
+        rounds = self._power < 0 and not call.of.rounds_down
         return FirstOutputs(ste_round(x, "floor") if rounds else x, difference, stack)
 
-    def _first_call(self, model: NnueModel, batch: Batch, stack: Tensor, weights: Parameters) -> FusedCall | None:
-        """The operator that computes the first layer; None if there is none."""
-        leaf, dtype, first, transformer = weights.leaf, None, self.forward.first, self._transformer(model)
-        if first.sides != "both" and leaf is None:
-            return None
-        if leaf is not None:  # the output is in 16 bits where these hold all of its integers
-            dtype = leaf.dtype if first.largest <= _WHOLE_BFLOAT16 else torch.float32
+    def _first_call(self, model: NnueModel, batch: Batch, stack: Tensor) -> TransformerCall:
+        """What computes the first layer."""
+        weights, transformer, dtype = self._integers(model), self._transformer(model), None
+        if weights.leaf is not None:  # the output is in 16 bits where these hold all of its integers
+            dtype = weights.leaf.dtype if self.forward.first.largest <= _WHOLE_BFLOAT16 else torch.float32
         described = self._describe(transformer, output_dtype=dtype, rounds_down=self._power < 0)
         return transformer.call_with(batch, stack, weights, described)
 

@@ -23,7 +23,7 @@ from nnue_trainer.nets.base import (
 from nnue_trainer.nets.integer_forward import PIECE_COUNTS, FirstLayer, IntegerForward, IntegerLayer
 from nnue_trainer.nets.meaning import OUTPUT, NetMeaning, buckets, first_activations, first_layer, stacked
 from nnue_trainer.nets.rounded_forward import QatConfig
-from nnue_trainer.ops.perspectives import FusedCall
+from nnue_trainer.ops.perspectives import TransformerCall
 from nnue_trainer.schema import section
 
 # Accumulators count QA to the unit, output weights QB. The range of 127 / 64 = 1.98 keeps an accumulator of 32 pieces
@@ -93,7 +93,7 @@ class SimpleModel(StackedModel):
         x, _ = self.feature_transformer.of_batch(batch)
         return FirstOutputs(x, None, self.buckets_of(batch))
 
-    def first_call(self, batch: Batch, bucket: Tensor) -> FusedCall | None:
+    def first_call(self, batch: Batch, bucket: Tensor) -> TransformerCall | None:
         return self.feature_transformer.fused_call(batch, bucket)
 
     def linears(self) -> Sequence[nn.Module]:

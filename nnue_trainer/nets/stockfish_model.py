@@ -15,7 +15,7 @@ from nnue_trainer.modules.layer_stacks import FirstOutputs
 from nnue_trainer.modules.stacked_linear import StackedLinear
 from nnue_trainer.nets.base import StackedModel, VirtualRows, transformer, virtual_rows
 from nnue_trainer.nets.stockfish_design import MATERIAL, SCORE_SCALE, SQUARES
-from nnue_trainer.ops.perspectives import FusedCall
+from nnue_trainer.ops.perspectives import TransformerCall
 
 if TYPE_CHECKING:
     from nnue_trainer.nets.stockfish_net import StockfishNet
@@ -74,7 +74,7 @@ class StockfishModel(StackedModel):
         x, psqt = self.feature_transformer.of_batch(batch, bucket)
         return FirstOutputs(x, psqt, bucket)
 
-    def first_call(self, batch: Batch, bucket: Tensor) -> FusedCall | None:
+    def first_call(self, batch: Batch, bucket: Tensor) -> TransformerCall | None:
         return self.feature_transformer.fused_call(batch, bucket)
 
     def linears(self) -> Sequence[nn.Module]:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 _PORTABLE, _HOPPER, _LIBRARY = 1, 2, 4  # enum Code of csrc/capabilities.h
 
 Kernels = Literal["cpu", "hopper", "portable"]
+ON_GPU: tuple[Kernels, ...] = ("hopper", "portable")
 CudaKernels = Literal["auto", "portable", "none"]
 Mode = Literal["plain", "autocast", "compiled", "onnx", "transformed"]
 _MODES: dict[str, int] = _enumerations.TABLE["kernels.mode"]

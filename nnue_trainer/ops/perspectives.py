@@ -39,7 +39,22 @@ def number_of(activation: Activation) -> int:
     return ACTIVATIONS.index(activation)
 
 
-_IDENTITY, _PAIRWISE = number_of("identity"), number_of("pairwise")
+class Transformer(NamedTuple):
+    """The fields of `transformer`, an argument of the operators (csrc/perspective_transformer.h)."""
+
+    num_features: int
+    num_outputs: int
+    psqt_buckets: int
+    bucket_size: int
+    num_bucketed: int
+    weight_bytes: int
+    activation: int
+    rounds_down: int = 0
+
+    @property
+    def width(self) -> int:
+        """of the output"""
+        return self.num_outputs if self.activation == number_of("pairwise") else 2 * self.num_outputs
 
 
 # ---- fake kernels, autograd -----------------------------------------------------------------------------------------
@@ -54,146 +69,104 @@ def _places(namespace: str, shape: tuple[int, ...]) -> dict[str, Any]:
     return found
 
 
-def _size(which: str, namespace: str, rows: Tensor, num_features: int, layout: Sequence[int]) -> int:
-    """The number of rows of `saved` ("slots"), or of bytes of a "plan" on CUDA. Their layouts are the library's. In
-    a graph for any batch size the number is known only when the graph runs."""
-    shape = (*rows.shape, num_features, *layout)
-    if all(isinstance(size, int) for size in shape):
-        places = _places(namespace, shape)
-        return int(places["slots"] if which == "slots" else places["plan"]["bytes"])
-    size: int = torch.library.get_ctx().new_dynamic_size()  # type: ignore[assignment]
-    return size
-
-
 def _fakes(namespace: str, as_on_cuda: Callable[[torch.device], bool]) -> dict[str, Callable[..., Any]]:
     """The fake kernels. `as_on_cuda`: whether a device's tensors are laid out as on CUDA."""
 
-    def plan(
-        white: Tensor, black: Tensor, black_to_move: Tensor, num_features: int, bucket_size: int, num_bucketed: int,
-        weight_bytes: int,
-    ) -> Tensor:  # fmt: skip
+    def size_on_cuda(find: Callable[[dict[str, Any]], int], rows: Tensor, *layout: int) -> int:
+        """What `find` reads in `_places`. In a graph for any batch size it is known only when the graph runs."""
+        shape = (*rows.shape, *layout)
+        if all(isinstance(size, int) for size in shape):
+            return find(_places(namespace, shape))
+        return torch.library.get_ctx().new_dynamic_size()  # type: ignore[return-value]
+
+    def plan(white: Tensor, black: Tensor, black_to_move: Tensor, num_features: int, *layout: int) -> Tensor:
         size = white.shape[0]
         if as_on_cuda(white.device):
-            size = _size("plan", namespace, white, num_features, (bucket_size, num_bucketed, weight_bytes))
+            size = size_on_cuda(lambda places: places["plan"]["bytes"], white, num_features, *layout)
         return white.new_empty((size,), dtype=torch.uint8)
 
     def forward(
-        batch: list[Tensor],
-        layout: list[int],
-        weight: Tensor,
-        bias: Tensor,
-        psqt: Tensor | None,
-        activation: int,
-        bound: float,
-        scale: float,
-        output_dtype: torch.dtype,
-        rounds_down: bool,
-        save: bool,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        white, (num_features, num_outputs) = batch[0], weight.shape
+        batch: list[Tensor], weight: Tensor, bias: Tensor, psqt: Tensor | None, transformer: list[int],
+        range: list[float], output_dtype: torch.dtype, save: bool,
+    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+        of, white, on_cuda, rows = Transformer(*transformer), batch[0], as_on_cuda(weight.device), 0
         positions = white.shape[0]
-        width = num_outputs if activation == _PAIRWISE else 2 * num_outputs
-        saved_rows, on_cuda = 0, as_on_cuda(weight.device)
-        if save and activation != _IDENTITY:
-            saved_rows = _size("slots", namespace, white, num_features, layout) if on_cuda else 2 * positions
+        if save and of.activation != number_of("identity"):
+            layout = (of.num_features, of.bucket_size, of.num_bucketed, of.weight_bytes)
+            rows = size_on_cuda(lambda places: places["slots"], white, *layout) if on_cuda else 2 * positions
         saved_dtype = torch.float16 if on_cuda and weight.dtype != torch.float32 else torch.float32
         return (
-            weight.new_empty((positions, width), dtype=output_dtype),
+            weight.new_empty((positions, of.width), dtype=output_dtype),
             weight.new_empty((0 if psqt is None else positions,), dtype=torch.float32),
-            weight.new_empty((saved_rows, num_outputs), dtype=saved_dtype),
+            weight.new_empty((rows, of.num_outputs), dtype=saved_dtype),
         )
 
     def backward(
-        grad_output: Tensor,
-        grad_psqt: Tensor | None,
-        batch: list[Tensor],
-        layout: list[int],
-        saved: Tensor,
-        sizes: list[int],
-        activation: int,
-        bound: float,
-        scale: float,
-        weight_dtype: torch.dtype,
-        factors: Sequence[Tensor],
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        num_features, num_outputs, psqt_buckets = sizes
+        grad: Tensor, grad_psqt: Tensor | None, batch: list[Tensor], saved: Tensor, transformer: list[int],
+        range: list[float], weight_dtype: torch.dtype,
+    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+        of = Transformer(*transformer)
+        has_psqt = grad_psqt is not None and of.psqt_buckets > 0
         return (
-            grad_output.new_empty((num_features, num_outputs), dtype=weight_dtype),
-            grad_output.new_empty((0 if grad_output.dtype == torch.uint8 else num_outputs,), dtype=torch.float32),
-            grad_output.new_empty((num_features, psqt_buckets) if psqt_buckets else (0,), dtype=torch.float32),
+            grad.new_empty((of.num_features, of.num_outputs), dtype=weight_dtype),
+            grad.new_empty((of.num_outputs,), dtype=torch.float32),
+            grad.new_empty((of.num_features, of.psqt_buckets) if has_psqt else (0,), dtype=torch.float32),
         )
 
-    return {PLAN: plan, FORWARD: forward, BACKWARD: backward}
+    def backward_rows(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        weight, bias, psqt = backward(*arguments)
+        rows: int = torch.library.get_ctx().new_dynamic_size()  # type: ignore[assignment]
+        return weight.new_empty(rows, dtype=torch.int64), weight.new_empty(rows, weight.shape[1]), bias, psqt
+
+    return {PLAN: plan, FORWARD: forward, BACKWARD: backward, BACKWARD_ROWS: backward_rows}
 
 
-_FAKES = _fakes("nnue", lambda device: device.type != "cpu")
+_registration.register_fakes(_fakes("nnue", lambda device: device.type != "cpu"))
+
+Described = tuple[list[int], list[float], torch.dtype]
+"""`transformer` and `range` of the operators, and the dtype of the gradient of the weight."""
 
 
-def _fake_backward_rows(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    weight, bias, psqt = _FAKES[BACKWARD](*arguments, [])
-    rows: int = torch.library.get_ctx().new_dynamic_size()  # type: ignore[assignment]
-    return weight.new_empty(rows, dtype=torch.int64), weight.new_empty(rows, weight.shape[1]), bias, psqt
-
-
-_registration.register_fakes(_FAKES | {BACKWARD_ROWS: _fake_backward_rows})
-
-
-class Kept(NamedTuple):
-    """What the backward takes of a call, besides tensors."""
-
-    layout: list[int]
-    sizes: list[int]
-    """F, N and P; P = 0: no gradient of psqt"""
-    activation: int
-    bound: float
-    scale: float
-    weight_dtype: torch.dtype
-    """of the gradient of the weight"""
-    output_dtype: torch.dtype
-
-    def without_psqt(self) -> Kept:
-        return self._replace(sizes=[*self.sizes[:2], 0])
-
-    def arguments(self, grad: Tensor, grad_psqt: Tensor | None, batch: list[Tensor], saved: Tensor) -> tuple[Any, ...]:
-        """Those of `_perspective_transformer_backward`, without its `factors`."""
-        return grad, grad_psqt if self.sizes[2] else None, batch, self.layout, saved, *self[1:-1]
-
-    def gradients(
-        self, grad: Tensor | None, grad_psqt: Tensor | None, batch: list[Tensor], saved: Tensor, *, sparse: bool = False
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """The gradients of weight, bias and psqt. `grad` None counts as zeros. `sparse`: the weight's is sparse."""
-        kept = self.without_psqt() if grad_psqt is None else self
-        if grad is None:
-            width = self.sizes[1] if self.activation == _PAIRWISE else 2 * self.sizes[1]
-            grad = saved.new_zeros(batch[0].shape[0], width, dtype=self.output_dtype)
-        # The fp32 kernels of CUDA read fp32 gradients.
-        grad = grad.float() if kept.weight_dtype == torch.float32 else grad
-        arguments = kept.arguments(grad, grad_psqt, batch, saved)
-        if sparse:
-            rows, values, grad_bias, of_psqt = torch.ops.nnue._perspective_transformer_backward_rows(*arguments)
-            size = kept.sizes[:2]
-            of_weight = torch.sparse_coo_tensor(rows[None], values, size, check_invariants=False, is_coalesced=True)
-        else:
-            of_weight, grad_bias, of_psqt = torch.ops.nnue._perspective_transformer_backward(*arguments, [])
-        return of_weight, grad_bias, of_psqt if kept.sizes[2] else None
+def _gradients(
+    described: Described, grad: Tensor | None, grad_psqt: Tensor | None, batch: list[Tensor], saved: Tensor,
+    *, sparse: bool = False,
+) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
+    """The gradients of weight, bias and psqt. `grad` None counts as zeros; `grad_psqt` None: none of psqt. `sparse`:
+    the weight's is sparse."""
+    of = Transformer(*described[0])
+    grad_psqt = grad_psqt if of.psqt_buckets else None
+    if grad is None:
+        grad = saved.new_zeros(batch[0].shape[0], of.width, dtype=torch.float32)
+    elif described[2] == torch.float32:  # the fp32 kernels of CUDA read fp32 gradients
+        grad = grad.float()
+    if sparse:
+        rows, values, grad_bias, of_psqt = torch.ops.nnue._perspective_transformer_backward_rows(
+            grad, grad_psqt, batch, saved, *described
+        )
+        of_weight = torch.sparse_coo_tensor(rows[None], values, of[:2], check_invariants=False, is_coalesced=True)
+    else:
+        of_weight, grad_bias, of_psqt = torch.ops.nnue._perspective_transformer_backward(
+            grad, grad_psqt, batch, saved, *described
+        )
+    return of_weight, grad_bias, None if grad_psqt is None else of_psqt
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    call, ctx.save = FusedCall(*inputs[:-1]), inputs[-1]
-    ctx.kept = call.kept()
-    ctx.save_for_backward(output[2], *call.batch)
+    batch, weight, _, _, transformer, range, _, ctx.save = inputs
+    ctx.described = (transformer, range, weight.dtype)
+    ctx.save_for_backward(output[2], *batch)
     ctx.mark_non_differentiable(output[2])
     ctx.set_materialize_grads(False)  # otherwise `saved` would get a gradient of zeros, as large as itself
 
 
 def _backward(ctx: Any, grad: Tensor | None, grad_psqt: Tensor | None, *_: Tensor | None) -> tuple[Any, ...]:
     if grad is None and grad_psqt is None:
-        return (None,) * 11
+        return (None,) * 8
     if not ctx.save:
         raise RuntimeError(f"{FORWARD}: save: found False; pass save=True to compute gradients")
     saved, *batch = ctx.saved_tensors
-    of_psqt = grad_psqt if ctx.needs_input_grad[4] else None
-    return None, None, *ctx.kept.gradients(grad, of_psqt, batch, saved), *(None,) * 6
+    of_psqt = grad_psqt if ctx.needs_input_grad[3] else None
+    return None, *_gradients(ctx.described, grad, of_psqt, batch, saved), *(None,) * 4
 
 
 _INSTEAD = "call nnue_trainer.ops.perspectives.perspective_transformer, which uses others there"
@@ -216,14 +189,6 @@ def is_fused(weight: Tensor, bucket_size: int | None = None, num_bucketed: int |
     return found.kernels != "torch"
 
 
-def _layout(
-    kernels: Kernels, num_features: int, bucket_size: int, num_bucketed: int, weight_dtype: torch.dtype
-) -> list[int]:
-    """What a plan is laid out for, as operators take it: on CUDA a bucket_size of 0 selects the portable kernels."""
-    buckets = [0, num_features] if kernels == "portable" else [bucket_size, num_bucketed]
-    return [*buckets, weight_dtype.itemsize]
-
-
 class PerspectivePlan(NamedTuple):
     """The plan of a batch, and what it was made for: `perspective_transformer` refuses it for anything else.
 
@@ -241,13 +206,11 @@ class PerspectivePlan(NamedTuple):
     kernels: Kernels
 
     @property
-    def _constants(self) -> tuple[int, int, int, torch.dtype]:
-        return self.num_features, self.bucket_size, self.num_bucketed, self.weight_dtype
-
-    @property
     def layout(self) -> list[int]:
-        """What the operators take with this plan."""
-        return _layout(self.kernels, *self._constants)
+        """What it is laid out for, as the operators take it: on CUDA a bucket_size of 0 selects the portable
+        kernels."""
+        buckets = [0, self.num_features] if self.kernels == "portable" else [self.bucket_size, self.num_bucketed]
+        return [*buckets, self.weight_dtype.itemsize]
 
     def irregular_rows(self, namespace: str = "nnue") -> int:
         """How many of the 2 B rows have a feature twice, or features of several king buckets. The kernels for compute
@@ -264,7 +227,16 @@ class PerspectivePlan(NamedTuple):
     ) -> bool:
         """Whether it was made with these arguments of `perspective_plan`."""
         num_bucketed = num_features if num_bucketed is None else num_bucketed
-        return self._constants == (num_features, bucket_size or 0, num_bucketed, weight_dtype)
+        return self[4:8] == (num_features, bucket_size or 0, num_bucketed, weight_dtype)
+
+    def check(self, batch: Rows, constants: tuple[Any, ...]) -> None:
+        """ValueError if it was made of other tensors, or for others than these fields from `num_features` on."""
+        for name, own, given in zip(self._fields[1:4], self[1:4], batch, strict=True):
+            if own is not given:
+                raise _wrong("plan", f"the plan of another tensor `{name}`", "that of this batch")
+        for name, made, wanted in zip(self._fields[4:8], self[4:8], constants, strict=True):
+            if made != wanted:
+                raise _wrong("plan", f"a plan for {name} = {made}", wanted)
 
 
 def perspective_plan(
@@ -297,69 +269,17 @@ def perspective_plan(
     found = capabilities.transformer(machine, weight_dtype, num_features, -1, bucket_size, num_bucketed).kernels
     kernels = cast(Kernels, "portable" if found == "torch" else found)
     constants = (num_features, bucket_size or 0, num_bucketed, weight_dtype)
-    data = torch.ops.nnue._perspective_plan(white, black, black_to_move, num_features, *_layout(kernels, *constants))
-    return PerspectivePlan(data, white, black, black_to_move, *constants, kernels)
+    empty = PerspectivePlan(white, white, black, black_to_move, *constants, kernels)
+    data = torch.ops.nnue._perspective_plan(white, black, black_to_move, num_features, *empty.layout)
+    return empty._replace(data=data)
 
 
 def _wrong(argument: str, found: object, expected: object) -> ValueError:
     return ValueError(f"perspective_transformer: {argument}: found {found}, expected {expected}")
 
 
-def _check_plan(plan: PerspectivePlan, batch: tuple[Tensor, Tensor, Tensor], constants: tuple[Any, ...]) -> None:
-    for name, own, given in zip(("white", "black", "black_to_move"), plan[1:4], batch, strict=True):
-        if own is not given:
-            raise _wrong("plan", f"the plan of another tensor `{name}`", "that of this batch")
-    names = ("num_features", "bucket_size", "num_bucketed", "weight_dtype")
-    for name, made, wanted in zip(names, plan._constants, constants, strict=True):
-        if made != wanted:
-            raise _wrong("plan", f"a plan for {name} = {made}", wanted)
-
-
-class FusedCall(NamedTuple):
-    """A call of `_perspective_transformer_forward`: its arguments but `save` in their order, and what takes the
-    gradient of its weight."""
-
-    batch: list[Tensor]
-    layout: list[int]
-    weight: Tensor
-    bias: Tensor
-    psqt: Tensor | None
-    activation: int
-    bound: float
-    scale: float
-    output_dtype: torch.dtype
-    rounds_down: bool
-    leaf: Tensor | None = None
-    """see `Parameters`"""
-    sparse_grad: bool = False
-    psqt_apart: bool = False
-    """on CUDA, if a gradient is needed, the PSQT output has no values, but its gradient goes to `psqt` as usual.
-    `psqt_output` computes the values, of any positions."""
-
-    @property
-    def arguments(self) -> tuple[Any, ...]:
-        """Those of `_perspective_transformer_forward` without `save`: the fields up to `rounds_down`."""
-        return self[: FusedCall._fields.index("leaf")]
-
-    @property
-    def trained(self) -> Tensor:
-        """What takes the gradient of the weight."""
-        return self.weight if self.leaf is None else self.leaf
-
-    @property
-    def leaves_psqt(self) -> bool:
-        """Whether `psqt_apart` applies."""
-        return self.psqt_apart and self.psqt is not None and self.weight.is_cuda
-
-    @property
-    def kernels(self) -> str:
-        """Those that the call runs, as `capabilities.transformer` names them."""
-        return "cpu" if not self.weight.is_cuda else "hopper" if self.layout[0] else "portable"
-
-    def kept(self) -> Kept:
-        """What its backward takes."""
-        sizes = [*self.weight.shape, 0 if self.psqt is None else self.psqt.shape[1]]
-        return Kept(self.layout, sizes, self.activation, self.bound, self.scale, self.trained.dtype, self.output_dtype)
+Rows = tuple[Tensor, Tensor, Tensor]
+"""white, black and black_to_move of a batch."""
 
 
 class Parameters(NamedTuple):
@@ -373,16 +293,95 @@ class Parameters(NamedTuple):
     sparse_grad: bool = False
     """see `perspective_transformer`"""
 
+    @property
+    def trained(self) -> Tensor:
+        """What takes the gradient of the weight."""
+        return self.weight if self.leaf is None else self.leaf
 
-class Rows(NamedTuple):
-    """The index rows of a batch, with their plan, and with values where features have them."""
 
-    white: Tensor
-    black: Tensor
-    black_to_move: Tensor
-    psqt_bucket: Tensor | None = None
-    plan: PerspectivePlan | None = None
+class TransformerCall(NamedTuple):
+    """The feature transformer for the positions of a batch. `Description.call` makes it."""
+
+    kernels: str
+    """cpu, portable or hopper: those of the fused operators; torch: there are none"""
+    batch: list[Tensor]
+    """white, black, the data of the plan, and with PSQT the PSQT buckets; for torch, black_to_move instead of the
+    plan"""
+    parameters: Parameters
+    transformer: list[int]
+    """the fields of a `Transformer`"""
+    range: list[float]
+    """bound and scale"""
+    output_dtype: torch.dtype
+    psqt_apart: bool = False
+    """on CUDA, if a gradient is needed, the PSQT output has no values, but its gradient goes to `psqt` as usual.
+    `psqt_output` computes the values, of any positions."""
     values: tuple[Tensor, Tensor] | None = None
+    deterministic: bool | None = None
+
+    @property
+    def of(self) -> Transformer:
+        return Transformer(*self.transformer)
+
+    @property
+    def leaves_psqt(self) -> bool:
+        """Whether `psqt_apart` applies."""
+        return self.psqt_apart and self.parameters.psqt is not None and self.kernels in capabilities.ON_GPU
+
+    @property
+    def described(self) -> Described:
+        """What the operators of its backward take."""
+        return self.transformer, self.range, self.parameters.trained.dtype
+
+    def arguments(self, *, save: bool, psqt: bool = True) -> tuple[Any, ...]:
+        """Those of `_perspective_transformer_forward`; without `psqt` it computes no PSQT output."""
+        weight, bias, columns, *_ = self.parameters
+        batch, columns = (self.batch, columns) if psqt else (self.batch[:3], None)
+        return batch, weight, bias, columns, self.transformer, self.range, self.output_dtype, save
+
+    def outputs(self) -> tuple[Tensor, Tensor | None]:
+        """The output and the PSQT output."""
+        weight, bias, psqt, leaf, sparse_grad = self.parameters
+        if self.kernels == "torch":
+            row_sums = functools.partial(ops.feature_transformer_forward, deterministic=self.deterministic)
+            (white, black, black_to_move, *bucket), (bound, scale) = self.batch, self.range
+            return reference.perspective_transformer(
+                (white, black, black_to_move), weight, bias, ACTIVATIONS[self.of.activation], bound, scale,
+                self.output_dtype, psqt=psqt, psqt_bucket=bucket[0] if bucket else None, values=self.values,
+                row_sums=row_sums,
+            )  # fmt: skip
+        trained = (self.parameters.trained, bias, psqt)
+        saves = torch.is_grad_enabled() and any(p.requires_grad for p in trained if p is not None)
+        forward = torch.ops.nnue._perspective_transformer_forward
+        sparse, apart = sparse_grad and self.kernels == "cpu", self.leaves_psqt
+        if not saves or not (sparse or apart or leaf is not None):
+            out, psqt_out, _ = forward(*self.arguments(save=saves))
+            return out, None if psqt is None else psqt_out
+
+        # The formula of the operator gives neither sparse gradients nor those of others than its arguments.
+        def run(needs: Sequence[bool]) -> Any:
+            out, psqt_out, saved = forward(*self.arguments(save=True, psqt=not apart))
+            if apart:  # without values; it takes the gradient
+                psqt_out = saved.new_empty((), dtype=torch.float32).expand(len(out))
+
+            def backward(
+                tensors: Sequence[Tensor], grad: Tensor | None, grad_psqt: Tensor | None
+            ) -> tuple[Tensor | None, ...]:
+                saved, *batch = tensors
+                of_psqt = grad_psqt if needs[2] else None
+                return _gradients(self.described, grad, of_psqt, batch, saved, sparse=sparse)
+
+            return (out, psqt_out), (saved, *self.batch), backward
+
+        out, psqt_out = differentiable(run, *trained)
+        return out, None if psqt is None else psqt_out
+
+    def psqt_output(self, begin: int, end: int) -> Tensor:
+        """The PSQT output of positions begin … end − 1 of the batch alone, on CUDA, without a gradient."""
+        assert self.parameters.psqt is not None
+        psqt = self.parameters.psqt.detach()
+        output: Tensor = torch.ops.nnue._perspective_psqt(self.batch, psqt, self.transformer, begin, end)
+        return output
 
 
 class Description(NamedTuple):
@@ -397,50 +396,41 @@ class Description(NamedTuple):
     rounds_down: bool = False
     """whether the fused operator on CUDA rounds its output down, as an engine with integers does; others ignore it"""
 
-    def call(self, rows: Rows, parameters: Parameters) -> FusedCall | None:
-        """The operator that computes it; None if it is not fused. Checks all arguments."""
-        weight, bias, psqt, leaf, sparse_grad = parameters
+    def call(
+        self, rows: Rows, parameters: Parameters, psqt_bucket: Tensor | None = None,
+        plan: PerspectivePlan | None = None, values: tuple[Tensor, Tensor] | None = None,
+        deterministic: bool | None = None,
+    ) -> TransformerCall:  # fmt: skip
+        """The call for a batch, by the kernels that the table selects. Checks all arguments."""
+        weight, bias, psqt, *_ = parameters
         num_features, num_outputs = weight.shape
         num_bucketed = num_features if self.num_bucketed is None else self.num_bucketed
-        _check_arguments(weight, self.activation, self.bound, num_bucketed, psqt, rows.psqt_bucket)
-        plan, constants = rows.plan, (num_features, self.bucket_size or 0, num_bucketed, weight.dtype)
+        _check_arguments(weight, self.activation, self.bound, num_bucketed, psqt, psqt_bucket)
         if plan is not None:
-            _check_plan(plan, rows[:3], constants)
+            plan.check(rows, (num_features, self.bucket_size or 0, num_bucketed, weight.dtype))
         machine, mode = capabilities.machine_of(weight.device), capabilities.mode_of(weight, bias, psqt)
-        sizes = (num_features, num_outputs, self.bucket_size, num_bucketed)
-        output_dtype, has_values = self.output_dtype or weight.dtype, rows.values is not None
-        found = capabilities.transformer(
-            machine, weight.dtype, *sizes, mode, output_dtype=output_dtype, has_values=has_values
+        output_dtype, sizes = self.output_dtype or weight.dtype, (num_features, num_outputs, self.bucket_size)
+        kernels = capabilities.transformer(
+            machine, weight.dtype, *sizes, num_bucketed, mode, output_dtype=output_dtype, has_values=values is not None
+        ).kernels
+        white, black, layout = rows[0], rows[1], [0, 0, 0]
+        if kernels == "torch" or plan is None:
+            white, black = ops.index_rows(white), ops.index_rows(black)
+        third = rows[2]
+        if kernels != "torch":
+            if plan is None:
+                buckets = (self.bucket_size, num_bucketed)
+                plan = perspective_plan(white, black, rows[2], num_features, *buckets, weight.dtype)
+            third, layout, kernels = plan.data, plan.layout, plan.kernels
+            parameters = parameters._replace(bias=bias.float())
+        batch = [white, black, third, *([] if psqt_bucket is None else [psqt_bucket])]
+        rounds_down = self.rounds_down and kernels in capabilities.ON_GPU
+        psqt_buckets = 0 if psqt is None else psqt.shape[1]
+        transformer = [num_features, num_outputs, psqt_buckets, *layout, number_of(self.activation), int(rounds_down)]
+        numbers = [self.bound, self.scale]
+        return TransformerCall(
+            kernels, batch, parameters, transformer, numbers, output_dtype, False, values, deterministic
         )
-        if found.kernels == "torch":
-            return None
-        if plan is None:
-            plan = perspective_plan(
-                ops.index_rows(rows.white), ops.index_rows(rows.black), rows.black_to_move, num_features,
-                self.bucket_size, num_bucketed, weight.dtype,
-            )  # fmt: skip
-        batch = [plan.white, plan.black, plan.data, *([] if rows.psqt_bucket is None else [rows.psqt_bucket])]
-        numbers = number_of(self.activation), self.bound, self.scale, output_dtype
-        return FusedCall(
-            batch, plan.layout, weight, bias.float(), psqt, *numbers, self.rounds_down and weight.is_cuda, leaf,
-            sparse_grad,
-        )  # fmt: skip
-
-    def outputs(
-        self, rows: Rows, parameters: Parameters, deterministic: bool | None = None
-    ) -> tuple[Tensor, Tensor | None]:
-        """The output and the PSQT output."""
-        call = self.call(rows, parameters)
-        if call is not None:
-            return run_fused(call)
-
-        row_sums = functools.partial(ops.feature_transformer_forward, deterministic=deterministic)
-        weight, bias, psqt, *_ = parameters
-        return reference.perspective_transformer(
-            (ops.index_rows(rows.white), ops.index_rows(rows.black), rows.black_to_move), weight, bias,
-            self.activation, self.bound, self.scale, self.output_dtype or weight.dtype, psqt=psqt,
-            psqt_bucket=rows.psqt_bucket, values=rows.values, row_sums=row_sums,
-        )  # fmt: skip
 
 
 def _check_arguments(
@@ -551,8 +541,8 @@ def perspective_transformer(
         RuntimeError, ValueError: an argument has the wrong shape, dtype or device, or an index is out of range.
     """
     described = Description(activation, bound, scale, bucket_size, num_bucketed, output_dtype)
-    rows = Rows(white, black, black_to_move, psqt_bucket, plan, values)
-    out, psqt_out = described.outputs(rows, Parameters(weight, bias, psqt, None, sparse_grad), deterministic)
+    parameters, rows = Parameters(weight, bias, psqt, None, sparse_grad), (white, black, black_to_move)
+    out, psqt_out = described.call(rows, parameters, psqt_bucket, plan, values, deterministic).outputs()
     return out if psqt_out is None else (out, psqt_out)
 
 
@@ -577,41 +567,3 @@ def differentiable(run: Callable[[Sequence[bool]], Any], *tensors: Tensor | None
     the output or outputs, tensors to be saved, and a formula: (what was saved, gradient of each output, None for one
     that is not used) → gradients of `tensors`. The formula may hold outputs only among the tensors that are saved."""
     return _Differentiable.apply(run, *tensors)  # type: ignore[no-untyped-call]
-
-
-def run_fused(call: FusedCall) -> tuple[Tensor, Tensor | None]:
-    """`Description.outputs` of a call."""
-    saves = torch.is_grad_enabled() and any(
-        p.requires_grad for p in (call.trained, call.bias, call.psqt) if p is not None
-    )
-    on_cpu, forward = call.weight.device.type == "cpu", torch.ops.nnue._perspective_transformer_forward
-    sparse, apart = call.sparse_grad and on_cpu, call.leaves_psqt
-    if not saves or not (sparse or apart or call.leaf is not None):
-        out, psqt_out, _ = forward(*call.arguments, saves)
-        return out, None if call.psqt is None else psqt_out
-
-    # The formula of the operator gives neither sparse gradients nor those of others than its arguments.
-    def run(needs: Sequence[bool]) -> Any:
-        read = call._replace(batch=call.batch[:3], psqt=None) if apart else call
-        out, psqt_out, saved = forward(*read.arguments, True)
-        if apart:  # without values; it takes the gradient
-            psqt_out = call.bias.new_empty(()).expand(len(out))
-        kept = call.kept()
-
-        def backward(
-            tensors: Sequence[Tensor], grad: Tensor | None, grad_psqt: Tensor | None
-        ) -> tuple[Tensor | None, ...]:
-            saved, *batch = tensors
-            return kept.gradients(grad, grad_psqt if needs[2] else None, batch, saved, sparse=sparse)
-
-        return (out, psqt_out), (saved, *call.batch), backward
-
-    out, psqt_out = differentiable(run, call.trained, call.bias, call.psqt)
-    return out, None if call.psqt is None else psqt_out
-
-
-def psqt_output(call: FusedCall, begin: int, end: int) -> Tensor:
-    """The PSQT output of positions begin … end − 1 alone, on CUDA, without a gradient. `call`: of the whole batch."""
-    assert call.psqt is not None
-    output: Tensor = torch.ops.nnue._perspective_psqt(call.batch, call.layout, call.psqt.detach(), begin, end)
-    return output

@@ -31,7 +31,6 @@ from nnue_trainer.errors import UserError
 from nnue_trainer.losses.base import Loss, mean
 from nnue_trainer.modules.layer_stacks import FirstOutputs, LayerStacks, StackOrder, Targets, give_gradients
 from nnue_trainer.nets.base import NnueModel, StackedModel
-from nnue_trainer.ops import perspectives
 from nnue_trainer.optim import Optimizer
 from nnue_trainer.optim.parts import Moments, Norm, Part
 from nnue_trainer.parallel.ranks import Ranks
@@ -257,8 +256,8 @@ class ShardedColumns(Unsharded):
         lam = lambda_values(step, batch, mine)
         with ranks.reduce_scatter(self._padded(first.sums.detach(), ranks.size * self._most)) as own_sums:
             psqt = None if first.inputs is None or first.inputs.psqt is None else first.inputs.psqt.detach()[mine]
-            if call is not None and call.psqt is not None and (call.leaves_psqt or first.inputs is None):
-                psqt = perspectives.psqt_output(call, self._begin, self._end)
+            if call is not None and call.of.psqt_buckets and (call.leaves_psqt or first.inputs is None):
+                psqt = call.psqt_output(self._begin, self._end)
         with self._autocast(batch, step.autocast()):
             order = stacks.order_of(batch, of_share=True)
             targets = Targets(batch.score[mine], batch.result[mine], lam, loss.kernel(), model.score_scale)

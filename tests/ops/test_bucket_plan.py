@@ -423,16 +423,16 @@ def test_a_plan_is_for_weights_of_one_size(emulator: ctypes.CDLL) -> None:
     op, layout = torch.ops.nnue_emulated, [96, features, 2]
     emulator.emulator_configure(4, 1)
     plan = op._perspective_plan(white, black, black_to_move, features, *layout)
-    weight, bias, constants = (
-        torch.zeros(features, 32),
-        torch.zeros(32),
-        (number_of("crelu"), 1.0, 1.0, torch.float32, False, False),
-    )
-    batch = [white, black, plan]
-    op._perspective_transformer_forward(batch, layout, weight.bfloat16(), bias, None, *constants)
+    weight, bias, batch = torch.zeros(features, 32), torch.zeros(32), [white, black, plan]
+
+    def forward(weight: Tensor, layout: list[int]) -> None:
+        transformer = [features, 32, 0, *layout, number_of("crelu"), 0]
+        op._perspective_transformer_forward(batch, weight, bias, None, transformer, [1.0, 1.0], torch.float32, False)
+
+    forward(weight.bfloat16(), layout)
     with pytest.raises(RuntimeError, match="layout: found weight_bytes 2, expected 4, as weight has"):
-        op._perspective_transformer_forward(batch, layout, weight, bias, None, *constants)
+        forward(weight, layout)
     with pytest.raises(RuntimeError, match="plan: found shape"):
-        op._perspective_transformer_forward(batch, [96, features, 4], weight, bias, None, *constants)
+        forward(weight, [96, features, 4])
     with pytest.raises(RuntimeError, match="weight_bytes: found 3, expected 2 or 4"):
         op._perspective_plan(white, black, black_to_move, features, 96, features, 3)

@@ -14,9 +14,9 @@ import pytest
 import torch
 from sample_inputs import DTYPES, PairSample, assert_close, make_pair, reference_pair
 from torch import Tensor
-from typed import grad_of, present
+from typed import grad_of
 
-from nnue_trainer.ops.perspectives import _fakes, number_of
+from nnue_trainer.ops.perspectives import BACKWARD, FORWARD, PLAN, _fakes, number_of
 from nnue_trainer.ops.reference import ACTIVATIONS, Activation
 
 
@@ -41,18 +41,24 @@ class Case:
     def layout(self) -> list[int]:
         return [self.bucket_size, self.num_bucketed, self.pair.weight.element_size()]
 
+    @property
+    def described(self) -> tuple[list[int], list[float]]:
+        """`transformer` and `range` of the operators."""
+        psqt_buckets = 0 if self.pair.psqt is None else self.pair.psqt.shape[1]
+        flags = [number_of(self.activation), int(self.rounds_down)]
+        return [*self.pair.weight.shape, psqt_buckets, *self.layout, *flags], [self.bound, self.scale]
+
     rounds_down: bool = False
 
     def run(self, library: str, backward: bool = True, psqt_gradient: Tensor | None = None) -> list[Tensor]:
         """[output, psqt], and with `backward` the gradients of weight, bias and psqt. `psqt_gradient` [B]: random if it
         is None."""
         namespace, pair = getattr(torch.ops, library), self.pair
-        (features, outputs), dtype = pair.weight.shape, pair.weight.dtype
-        layout, activation = self.layout, (number_of(self.activation), self.bound, self.scale)
-        plan = namespace._perspective_plan(pair.white, pair.black, pair.black_to_move, features, *layout)
+        features, described = len(pair.weight), self.described
+        plan = namespace._perspective_plan(pair.white, pair.black, pair.black_to_move, features, *self.layout)
         batch = [pair.white, pair.black, plan, *([] if pair.psqt_bucket is None else [pair.psqt_bucket])]
         out, values, saved = namespace._perspective_transformer_forward(
-            batch, layout, pair.weight, pair.bias, pair.psqt, *activation, self.output, self.rounds_down, backward
+            batch, pair.weight, pair.bias, pair.psqt, *described, self.output, backward
         )
         if not backward:
             return [out, values]
@@ -62,9 +68,8 @@ class Case:
         if psqt_gradient is not None:
             grad_psqt = psqt_gradient
         gradients = namespace._perspective_transformer_backward(
-            grad, grad_psqt, batch, layout, saved,
-            [features, outputs, 0 if pair.psqt is None else pair.psqt.shape[1]], *activation, dtype, [],
-        )  # fmt: skip
+            grad, grad_psqt, batch, saved, *described, pair.weight.dtype
+        )
         return [out, values, *gradients]
 
 
@@ -247,24 +252,22 @@ def test_psqt_apart(emulator: ctypes.CDLL, kernels: str, seed: int) -> None:
     expected = case.run("nnue_emulated")
     apart = replace(case, pair=replace(pair, psqt=None, psqt_bucket=None)).run("nnue_emulated")
     assert torch.equal(apart[0], expected[0])
-    (features, outputs), positions = pair.weight.shape, len(pair.white)
-    layout, activation = case.layout, (number_of(case.activation), case.bound, case.scale)
-    plan = namespace._perspective_plan(pair.white, pair.black, pair.black_to_move, features, *layout)
+    positions, described = len(pair.white), case.described
+    plan = namespace._perspective_plan(pair.white, pair.black, pair.black_to_move, len(pair.weight), *case.layout)
     batch = [pair.white, pair.black, plan, pair.psqt_bucket]
     for begin, end in ((0, positions), (0, 1), (positions // 3, positions // 2), (positions - 1, positions), (1, 1)):
-        found = namespace._perspective_psqt(batch, layout, pair.psqt, begin, end)
+        found = namespace._perspective_psqt(batch, pair.psqt, described[0], begin, end)
         assert torch.equal(found, expected[1][begin:end])
     with pytest.raises(RuntimeError, match=r"_perspective_psqt: begin"):
-        namespace._perspective_psqt(batch, layout, pair.psqt, 1, positions + 1)
+        namespace._perspective_psqt(batch, pair.psqt, described[0], 1, positions + 1)
     out, _, saved = namespace._perspective_transformer_forward(
-        batch[:3], layout, pair.weight, pair.bias, None, *activation, case.output, False, True
+        batch[:3], pair.weight, pair.bias, None, *described, case.output, True
     )
     g = torch.Generator().manual_seed(5)
     grad, grad_psqt = torch.randn(out.shape, generator=g).to(case.grad), torch.randn(positions, generator=g)
     gradients = namespace._perspective_transformer_backward(
-        grad, grad_psqt, batch, layout, saved, [features, outputs, present(pair.psqt).shape[1]], *activation,
-        pair.weight.dtype, [],
-    )  # fmt: skip
+        grad, grad_psqt, batch, saved, *described, pair.weight.dtype
+    )
     for mine, theirs in zip(gradients, expected[2:], strict=True):
         assert torch.equal(mine, theirs)
 
@@ -316,23 +319,19 @@ def test_weights_of_other_features_do_not_show(emulator: ctypes.CDLL, kernels: s
 def test_compiled(emulator: ctypes.CDLL, kernels: str, seed: int, dynamic: bool) -> None:
     """The sizes of plan and saved sums come from the library, or while a graph is run."""
     case = make_case(seed).with_kernels(kernels)
-    for op, fake in _fakes("nnue_emulated", lambda device: True).items():
-        torch.library.register_fake(op.replace("nnue::", "nnue_emulated::"), fake, allow_override=True)
-    pair, layout, numbers = case.pair, case.layout, (case.bound, case.scale)
-    activation, dtype = number_of(case.activation), pair.weight.dtype
+    fakes = _fakes("nnue_emulated", lambda device: True)
+    for op in (PLAN, FORWARD, BACKWARD):
+        torch.library.register_fake(op.replace("nnue::", "nnue_emulated::"), fakes[op], allow_override=True)
+    pair, described = case.pair, case.described
 
     def both_ways(white: Tensor, black: Tensor, black_to_move: Tensor, grad: Tensor) -> tuple[Tensor, ...]:
-        features, outputs = pair.weight.shape
         op = torch.ops.nnue_emulated
-        plan = op._perspective_plan(white, black, black_to_move, features, *layout)
+        plan = op._perspective_plan(white, black, black_to_move, len(pair.weight), *case.layout)
         batch = [white, black, plan]
         out, _, saved = op._perspective_transformer_forward(
-            batch, layout, pair.weight, pair.bias, None, activation, *numbers, torch.float32, False, True
+            batch, pair.weight, pair.bias, None, *described, torch.float32, True
         )
-        sizes = [features, outputs, 0]
-        gradients = op._perspective_transformer_backward(
-            grad * out, None, batch, layout, saved, sizes, activation, *numbers, dtype, []
-        )
+        gradients = op._perspective_transformer_backward(grad * out, None, batch, saved, *described, pair.weight.dtype)
         return (out, *gradients)
 
     compiled = torch.compile(both_ways, fullgraph=True, dynamic=dynamic)

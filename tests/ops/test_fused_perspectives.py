@@ -744,7 +744,8 @@ def test_opcheck(
     psqt_bucket = torch.arange(100, device=device) % psqt_buckets if psqt_buckets else None
     batch = [case.white, case.black, plan.data, *([] if psqt_bucket is None else [psqt_bucket])]
     parameters = (case.weight.requires_grad_(), case.bias.requires_grad_(), psqt)
-    constants = (perspectives.number_of(activation), 1.0, 1.0, dtype)
+    transformer = [features, 64, psqt_buckets, *plan.layout, perspectives.number_of(activation), 0]
+    described = (transformer, [1.0, 1.0], dtype)
     # On CUDA `plan` and `saved` have padding that nothing reads or writes: its bits are not comparable.
     comparable = ("test_schema", "test_autograd_registration", "test_faketensor")
     torch.library.opcheck(
@@ -754,20 +755,21 @@ def test_opcheck(
     )
     torch.library.opcheck(
         torch.ops.nnue._perspective_transformer_forward.default,
-        (batch, plan.layout, *parameters, *constants, False, True),
+        (batch, *parameters, *described, True),
         test_utils=comparable,
     )
-    out, psqt_out, saved = torch.ops.nnue._perspective_transformer_forward(
-        batch, plan.layout, *parameters, *constants, False, True
-    )
+    out, psqt_out, saved = torch.ops.nnue._perspective_transformer_forward(batch, *parameters, *described, True)
     assert psqt_out.shape == (100 if psqt_buckets else 0,)
     torch.library.opcheck(
         torch.ops.nnue._perspective_transformer_backward.default,
         (
-            torch.randn_like(out), torch.randn(100, device=device) if psqt_buckets else None, batch, plan.layout,
-            saved.detach(), [features, 64, psqt_buckets], *constants, [],
+            torch.randn_like(out),
+            torch.randn(100, device=device) if psqt_buckets else None,
+            batch,
+            saved.detach(),
+            *described,
         ),
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.cuda

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import pytest
 import torch
@@ -25,7 +25,7 @@ from nnue_trainer.losses.win_rate import WinRateLoss
 from nnue_trainer.modules import StackedLinear, layer_stacks
 from nnue_trainer.modules.layer_stacks import FirstOutputs, LayerCall, LayerStacks, StackLayer, Targets
 from nnue_trainer.ops import perspectives
-from nnue_trainer.ops.perspectives import FusedCall, number_of, perspective_transformer
+from nnue_trainer.ops.perspectives import Parameters, TransformerCall, number_of, perspective_transformer
 from nnue_trainer.parallel.ranks import Ranks
 from nnue_trainer.parallel.sharding import ShardedColumns
 
@@ -37,14 +37,8 @@ UNBUCKETED = [20, 20]  # half of the features lie in no king bucket
 LOSSES = {"sigmoid": SigmoidLoss(power=2.5), "win rate": WinRateLoss(qp_asymmetry=0.3, weight_boost=1.5)}
 
 
-def kernels_on_a_gpu(call: FusedCall) -> str:
-    return "hopper" if call.layout[0] else "portable"
-
-
-@pytest.fixture
-def emulated(emulated: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> ctypes.CDLL:
-    monkeypatch.setattr(FusedCall, "kernels", property(kernels_on_a_gpu))
-    return emulated
+def kernels_of(buckets: list[int]) -> Literal["hopper", "portable"]:
+    return "hopper" if buckets[0] else "portable"
 
 
 def make_rows(positions: int, g: torch.Generator) -> Tensor:
@@ -105,12 +99,13 @@ class Case:
     def layout(self, buckets: list[int]) -> list[int]:
         return [*buckets, self.weight.element_size()]
 
-    def call(self, plan: Tensor, buckets: list[int]) -> FusedCall:
+    def call(self, plan: Tensor, buckets: list[int]) -> TransformerCall:
         batch = [*self.rows, plan, *([] if self.psqt is None else [self.bucket])]
-        dtype = self.weight.dtype
-        layout = self.layout(buckets)
-        activation = number_of(self.activation)
-        return FusedCall(batch, layout, self.weight, self.bias, self.psqt, activation, *RANGE, dtype, False)
+        psqt_buckets = 0 if self.psqt is None else self.psqt.shape[1]
+        layout, activation = self.layout(buckets), number_of(self.activation)
+        transformer = [*self.weight.shape, psqt_buckets, *layout, activation, 0]
+        parameters = Parameters(self.weight, self.bias, self.psqt)
+        return TransformerCall(kernels_of(buckets), batch, parameters, transformer, list(RANGE), self.weight.dtype)
 
     def through(self, loss: str, namespace: str, buckets: list[int], factor: float = 1.0) -> dict[str, Tensor]:
         psqt = None if self.psqt is None else self.psqt.requires_grad_()
@@ -224,12 +219,12 @@ def test_emulated_unbucketed_features(emulated: ctypes.CDLL, dtype: torch.dtype)
 
 
 def test_emulated_operator(emulated: ctypes.CDLL) -> None:
-    """Row gradients may be used twice, and what the kernels are not made for is refused."""
+    """What the kernels are not made for is refused."""
     case, op = Case(90, 64, 2, "pairwise", torch.float32, hidden=SMOOTH), torch.ops.nnue_emulated
     emulated.emulator_configure(4, 1)
     plan = op._perspective_plan(*case.rows, case.black_to_move, FEATURES, *case.layout(HOPPER))
     call, parameters = case.call(plan, HOPPER), layer_stacks.parameters_of(case.layers)
-    x, _, saved = op._perspective_transformer_forward(*call.arguments, True)
+    x, _, saved = op._perspective_transformer_forward(*call.arguments(save=True))
     order, layers = op._stack_order(case.bucket, 2), case.stacks.description
     kernel = LOSSES["sigmoid"].kernel()
     assert kernel is not None
@@ -248,20 +243,11 @@ def test_emulated_operator(emulated: ctypes.CDLL) -> None:
         plan: Tensor = plan, saved: Tensor = saved, buckets: list[int] = HOPPER, bounds: tuple[float, float] = RANGE
     ) -> Any:
         return op._layer_stacks_gradients_through(
-            order, parameters, grad_sums, partials, None, [torch.tensor(1.0), totals], layers, [*case.rows, plan],
-            case.layout(buckets), saved, FEATURES, *bounds,
+            None, order, case.bucket, parameters, grad_sums, partials, None, [torch.tensor(1.0), totals], layers,
+            [*case.rows, plan], saved, case.call(plan, buckets).transformer, bounds, torch.float32,
         )  # fmt: skip
 
-    rows, *_ = through()
-    sizes = [FEATURES, 64, 0]
-    weights = [
-        op._perspective_transformer_backward(
-            rows, None, call.batch, call.layout, saved, sizes, number_of("pairwise"), *RANGE, torch.float32, []
-        )[0]
-        for _ in range(2)
-    ]
-    assert torch.equal(*weights)
-    assert weights[0].any()
+    assert through()[0].any()
     with pytest.raises(RuntimeError, match="parameters: found layers that the kernel does not support"):
         through(buckets=PORTABLE)
     with pytest.raises(RuntimeError, match="plan: found shape"):
@@ -270,10 +256,8 @@ def test_emulated_operator(emulated: ctypes.CDLL) -> None:
         through(saved=saved[:-1])
     with pytest.raises(RuntimeError, match=r"bound: found 300\.0+, expected 1/64 to 255"):
         through(saved=saved.half(), bounds=(300.0, 1.0))
-    with pytest.raises(RuntimeError, match="grad_output: found shape"):
-        op._perspective_transformer_backward(
-            rows[:-1], None, call.batch, call.layout, saved, sizes, number_of("pairwise"), *RANGE, torch.float32, []
-        )
+    with pytest.raises(RuntimeError, match="grad_output: found uint8, expected float32"):  # no row gradients
+        op._perspective_transformer_backward(plan, None, call.batch, saved, *call.described)
 
 
 @pytest.mark.slow
@@ -314,26 +298,31 @@ def test_emulated_bucket_outside(emulated: ctypes.CDLL, buckets: list[int]) -> N
 
 
 def test_emulated_errors(emulated: ctypes.CDLL) -> None:
-    op, rows = torch.ops.nnue_emulated, torch.zeros(5, 3, dtype=torch.int32)
-    plan = op._perspective_plan(rows, rows, torch.zeros(5, dtype=torch.uint8), 10, 0, 10, 4)
-    saved = torch.zeros(10, 16)
+    """One layer, whose gradient is given as two factors."""
+    op, case = torch.ops.nnue_emulated, Case(5, 16, 2, "crelu", torch.float32)
+    plan = op._perspective_plan(*case.rows, case.black_to_move, FEATURES, *case.layout(PORTABLE))
+    call, parameters = case.call(plan, PORTABLE), layer_stacks.parameters_of(case.layers)
+    transformer, *described = call.described
+    x, _, saved = op._perspective_transformer_forward(*call.arguments(save=True))
+    order, gradient = op._stack_order(case.bucket, 2), torch.ones(5)
 
-    def call(weight: Tensor, factors: list[Tensor]) -> None:
-        batch, constants = [rows, rows, plan], (number_of("crelu"), 1.0, 1.0, torch.float32)
-        op._perspective_transformer_backward(weight, None, batch, [0, 10, 4], saved, [10, 16, 0], *constants, factors)
+    def through(bucket: Tensor, gradient: Tensor | None = gradient, transformer: list[int] = transformer) -> None:
+        op._layer_stacks_gradients_through(
+            x, order, bucket, parameters, gradient[:, None] if gradient is not None else torch.ones(5, 1), None,
+            gradient, [], case.stacks.description, call.batch, saved, transformer, *described,
+        )  # fmt: skip
 
-    weight, gradient, stack = torch.zeros(2, 1, 32), torch.zeros(5), torch.zeros(5, dtype=torch.int64)
-    call(weight, [gradient, stack])
-    with pytest.raises(RuntimeError, match="factors: found 1 tensors, expected none, or gradient and stack"):
-        call(weight, [gradient])
-    with pytest.raises(RuntimeError, match=r"grad_output: found shape \[5, 32\], expected shape \[S, 1, 2 W\]"):
-        call(torch.zeros(5, 32), [gradient, stack])
-    with pytest.raises(RuntimeError, match="grad_output: found no stack, expected at least one"):
-        call(weight[:0], [gradient, stack])
-    with pytest.raises(RuntimeError, match=r"factors\[0\]: found shape \[4\], expected shape \[B\]"):
-        call(weight, [gradient[:4], stack])
-    with pytest.raises(RuntimeError, match=r"factors\[1\]: found int32, expected int64"):
-        call(weight, [gradient, stack.int()])
+    through(case.bucket)
+    with pytest.raises(RuntimeError, match=r"stack: found int32, expected int64"):
+        through(case.bucket.int())
+    with pytest.raises(RuntimeError, match=r"stack: found shape \[4\], expected shape \[B\]"):
+        through(case.bucket[:4])
+    with pytest.raises(RuntimeError, match=r"gradient: found shape \[0\], expected shape \[B\]"):
+        through(case.bucket, None)
+    with pytest.raises(RuntimeError, match=r"grad_output: found shape \[2, 1, 32\], expected shape \[S, 1, 2 W\]"):
+        through(case.bucket, transformer=[FEATURES, 32, *transformer[2:]])
+    with pytest.raises(RuntimeError, match="transformer: found 7 numbers, expected 8"):
+        through(case.bucket, transformer=transformer[:-1])
 
 
 def test_others_are_left_to_other_operators(emulated: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -341,7 +330,8 @@ def test_others_are_left_to_other_operators(emulated: ctypes.CDLL, monkeypatch: 
     case = Case(20, 16, 1, "crelu", torch.float32)
     call, behind = case.call(torch.zeros(0, dtype=torch.uint8), PORTABLE), case.behind
     targets = case.with_loss("sigmoid", 1.0)
-    assert behind.loss_through(call._replace(psqt=torch.zeros(FEATURES, 8)), targets) is None
+    with_psqt = [*call.transformer[:2], 8, *call.transformer[3:]]
+    assert behind.loss_through(call._replace(transformer=with_psqt), targets) is None
     others = LayerStacks(32, 1, (StackLayer(8, 8, "crelu", 1.0),))
     assert dataclasses.replace(behind, of=others).loss_through(call, targets) is None
     assert behind.loss_through(call, targets._replace(lam=targets.lam.double())) is None
@@ -368,8 +358,7 @@ def check_model(model: Any, batch: Any, monkeypatch: pytest.MonkeyPatch, dtype: 
 class EmulatedPlan(NamedTuple):
     data: Tensor
     layout: list[int]
-    white: Tensor
-    black: Tensor
+    kernels: str
 
 
 @pytest.mark.parametrize(
@@ -386,7 +375,7 @@ def test_emulated_model(
     def plan(white: Tensor, black: Tensor, black_to_move: Tensor, features: int, *_: Any) -> EmulatedPlan:
         layout = [768 if net == SFNNV5 else 0, features, 4]
         made = torch.ops.nnue_emulated._perspective_plan(white, black, black_to_move, features, *layout)
-        return EmulatedPlan(made, layout, white, black)
+        return EmulatedPlan(made, layout, kernels_of(layout))
 
     called: list[bool] = []
     whole = LayerCall.loss_through
@@ -504,17 +493,16 @@ def test_emulated_columns(emulated: ctypes.CDLL, size: int, monkeypatch: pytest.
 
     def plan(white: Tensor, black: Tensor, black_to_move: Tensor, features: int, *_: Any) -> EmulatedPlan:
         made = torch.ops.nnue_emulated._perspective_plan(white, black, black_to_move, features, 768, features, 4)
-        return EmulatedPlan(made, [768, features, 4], white, black)
+        return EmulatedPlan(made, [768, features, 4], "hopper")
 
-    def psqt(call: FusedCall, begin: int, end: int) -> Tensor:
-        assert call.psqt is not None
-        found: Tensor = torch.ops.nnue_emulated._perspective_psqt(
-            call.batch, call.layout, call.psqt.detach(), begin, end
-        )
+    def psqt(call: TransformerCall, begin: int, end: int) -> Tensor:
+        assert call.parameters.psqt is not None
+        columns = call.parameters.psqt.detach()
+        found: Tensor = torch.ops.nnue_emulated._perspective_psqt(call.batch, columns, call.transformer, begin, end)
         return found
 
     monkeypatch.setattr(perspectives, "perspective_plan", plan)
-    monkeypatch.setattr(perspectives, "psqt_output", psqt)
+    monkeypatch.setattr(TransformerCall, "psqt_output", psqt)
     check_columns(model, batch, size, monkeypatch)
 
 
@@ -529,17 +517,15 @@ def test_cuda_columns(cuda: torch.device, size: int, monkeypatch: pytest.MonkeyP
 
 def test_hooks_and_frozen_transformers_are_respected(emulated: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who looks at the outputs of the feature transformer sees them; a gradient that nobody needs is not made."""
+    case = Case(20, 16, 1, "crelu", torch.float32)
+    call = case.call(torch.zeros(0, dtype=torch.uint8), PORTABLE)
+    assert case.behind.loss_through(call, case.with_loss("sigmoid")) is None
     model, batch = make_model(SIMPLE)
     emulated.emulator_configure(4, 7)
     seen: list[int] = []
     with model.feature_transformer.register_forward_hook(lambda *_: seen.append(1)):
         check_model(model, batch, monkeypatch)
     assert seen
-    monkeypatch.undo()
-    case = Case(20, 16, 1, "crelu", torch.float32)
-    call = case.call(torch.zeros(0, dtype=torch.uint8), PORTABLE)
-    monkeypatch.setattr(FusedCall, "kernels", property(kernels_on_a_gpu))
-    assert case.behind.loss_through(call, case.with_loss("sigmoid")) is None
 
 
 @pytest.mark.cuda

@@ -230,15 +230,12 @@ def test_psqt_and_psqt_bucket_come_together() -> None:
     with pytest.raises(RuntimeError, match="psqt_bucket: found none, expected a tensor, since there is psqt"):
         torch.ops.nnue._perspective_transformer_forward(
             list(pair.arguments[:3]),
-            [768, 50, 4],
             pair.weight,
             pair.bias,
             pair.psqt,
-            number_of("identity"),
-            1.0,
-            1.0,
+            [*pair.weight.shape, 4, 768, 50, 4, number_of("identity"), 0],
+            [1.0, 1.0],
             torch.float32,
-            False,
             False,
         )
 

@@ -46,7 +46,8 @@ def test_against_float64(emulator: ctypes.CDLL, activation: Activation, dtype: t
     weight = (torch.randint(-24, 25, (FEATURES, outputs), generator=g) / 64).to(dtype)
     bias = torch.randint(-16, 65, (outputs,), generator=g) / 64
     psqt, psqt_bucket = torch.randn(FEATURES, 40, generator=g), torch.randint(0, 40, (POSITIONS,), generator=g)
-    op, constants = torch.ops.nnue_emulated, (number_of(activation), 0.75, 127 / 128)
+    op, transformer = torch.ops.nnue_emulated, [FEATURES, outputs, 40, 0, FEATURES, 4, number_of(activation), 0]
+    described = transformer, [0.75, 127 / 128]
     width = outputs if activation == "pairwise" else 2 * outputs
     grad = torch.randn(POSITIONS, width, generator=g).to(dtype)
     grad_psqt = torch.randn(POSITIONS, generator=g)
@@ -55,12 +56,9 @@ def test_against_float64(emulator: ctypes.CDLL, activation: Activation, dtype: t
         plan = op._perspective_plan(white, black, black_to_move, FEATURES, 0, FEATURES, 4)
         batch = [white, black, plan, psqt_bucket]
         out, values, saved = op._perspective_transformer_forward(
-            batch, [0, FEATURES, 4], weight, bias, psqt, *constants, torch.float32, False, True
+            batch, weight, bias, psqt, *described, torch.float32, True
         )
-        sizes = [FEATURES, outputs, 40]
-        gradients = op._perspective_transformer_backward(
-            grad, grad_psqt, batch, [0, FEATURES, 4], saved, sizes, *constants, dtype, []
-        )
+        gradients = op._perspective_transformer_backward(grad, grad_psqt, batch, saved, *described, dtype)
         return (out, values, *gradients)
 
     wide, wide_bias, wide_psqt = (t.double().requires_grad_() for t in (weight, bias, psqt))
@@ -95,15 +93,12 @@ def test_non_finite_shows_where_it_belongs(emulator: ctypes.CDLL) -> None:
     weight, bias = torch.zeros(FEATURES, 32), torch.zeros(32)
     op = torch.ops.nnue_emulated
     plan = op._perspective_plan(white, black, black_to_move, FEATURES, 0, FEATURES, 4)
-    batch, constants = [white, black, plan], (number_of("identity"), 1.0, 1.0)
-    out, _, saved = op._perspective_transformer_forward(
-        batch, [0, FEATURES, 4], weight, bias, None, *constants, torch.float32, False, True
-    )
+    described = [FEATURES, 32, 0, 0, FEATURES, 4, number_of("identity"), 0], [1.0, 1.0], torch.float32
+    batch = [white, black, plan]
+    out, _, saved = op._perspective_transformer_forward(batch, weight, bias, None, *described, True)
     grad = torch.zeros_like(out)
     grad[4, 2] = float("inf")  # the side to move's, which is White
-    gradient, *_ = op._perspective_transformer_backward(
-        grad, None, batch, [0, FEATURES, 4], saved, [FEATURES, 32, 0], *constants, torch.float32, []
-    )
+    gradient, *_ = op._perspective_transformer_backward(grad, None, batch, saved, *described)
     shows = torch.zeros(FEATURES, 32, dtype=torch.bool)
     shows[white[4][: int((white[4] == -1).int().argmax())].long(), 2] = True
     assert torch.equal(~torch.isfinite(gradient), shows)
@@ -133,9 +128,8 @@ def test_slopes_of_16_bit_weights_have_a_range(emulator: ctypes.CDLL) -> None:
     batch = [rows, rows, op._perspective_plan(rows, rows, black_to_move, FEATURES, 0, FEATURES, 4)]
 
     def forward(bound: float, save: bool) -> None:
-        op._perspective_transformer_forward(
-            batch, [0, FEATURES, 2], weight, bias, None, number_of("screlu"), bound, 1.0, torch.float32, False, save
-        )
+        transformer = [FEATURES, 32, 0, 0, FEATURES, 2, number_of("screlu"), 0]
+        op._perspective_transformer_forward(batch, weight, bias, None, transformer, [bound, 1.0], torch.float32, save)
 
     forward(65504.0, True)
     forward(1e5, False)

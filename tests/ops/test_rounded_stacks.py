@@ -28,7 +28,7 @@ from nnue_trainer.modules import layer_stacks
 from nnue_trainer.modules.layer_stacks import FirstOutputs, LayerCall, LayerStacks, Targets
 from nnue_trainer.nets import NnueModel
 from nnue_trainer.nets.rounded_forward import RoundedForward
-from nnue_trainer.ops.perspectives import FusedCall, number_of
+from nnue_trainer.ops.perspectives import TransformerCall, number_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -73,10 +73,6 @@ def records(project_root: Path) -> np.ndarray:
     options: dict[str, Any] = {"shuffle": False, "filters": Filters.none()}
     with RecordLoader([project_root / "samples" / "val.binpack"], 2000, **options) as loader:
         return next(iter(loader)).numpy().copy()
-
-
-def kernels_on_a_gpu(call: FusedCall) -> str:
-    return "hopper" if call.layout[0] else "portable"
 
 
 @pytest.fixture
@@ -219,7 +215,6 @@ def test_emulated_through_the_first_layer(
 ) -> None:
     """As without rounding: the layers' backward continues to the feature transformer, whose weight may be integers
     of 16 bits. The loss is that of torch's operators, and so are the gradients, to what 16 bits hold of them."""
-    monkeypatch.setattr(FusedCall, "kernels", property(kernels_on_a_gpu))
     model, loss = made(THROUGH[name]), LOSSES["sigmoid"]
     model.set_rounding(True)
     batch, rounded = batch_of(model, records[:150]), model.rounded
@@ -240,18 +235,15 @@ def test_emulated_through_the_first_layer(
         layout[:2] = [transformer.bucket_size or len(weight), transformer.num_bucketed or len(weight)]
     rows = (batch.white, batch.black)
     plan = torch.ops.nnue_emulated._perspective_plan(*rows, batch.black_to_move, len(weight), *layout)
-    call = FusedCall(
+    psqt_buckets = 0 if weights.psqt is None else weights.psqt.shape[1]
+    flags = [number_of(transformer.activation), int(rounded._power < 0)]
+    call = TransformerCall(
+        kernels,
         [*rows, plan, *([] if weights.psqt is None else [bucket])],
-        layout,
-        weights.weight,
-        weights.bias,
-        weights.psqt,
-        number_of(transformer.activation),
-        bounds.bound,
-        bounds.scale,
+        weights,
+        [*weights.weight.shape, psqt_buckets, *layout, *flags],
+        [bounds.bound, bounds.scale],
         torch.bfloat16 if copies and rounded.forward.first.largest <= 256 else torch.float32,
-        rounded._power < 0,
-        weights.leaf,
     )
     targets = Targets(batch.score, batch.result, torch.tensor(0.7), loss.kernel(), model.score_scale)
     found = LayerCall(rounded.stacks, rounded._parameters(model), bucket).loss_through(call, targets)

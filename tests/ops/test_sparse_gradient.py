@@ -72,12 +72,10 @@ def test_opcheck() -> None:
     plan = perspective_plan(batch[0], batch[1], batch[2], FEATURES)
     rows = [batch[0], batch[1], plan.data, torch.arange(POSITIONS) % 8]
     weight, bias, psqt = torch.randn(FEATURES, OUTPUTS), torch.randn(OUTPUTS), torch.randn(FEATURES, 8)
-    constants = (number_of("pairwise"), 1.0, 1.0, torch.float32)
-    out, _, saved = torch.ops.nnue._perspective_transformer_forward(
-        rows, [0, FEATURES, 4], weight, bias, psqt, *constants, False, True
-    )
-    sizes, gradient = [FEATURES, OUTPUTS, 8], torch.randn(POSITIONS)
-    arguments = (torch.randn_like(out), gradient, rows, [0, FEATURES, 4], saved, sizes, *constants)
+    transformer = [FEATURES, OUTPUTS, 8, 0, FEATURES, 4, number_of("pairwise"), 0]
+    described = (transformer, [1.0, 1.0], torch.float32)
+    out, _, saved = torch.ops.nnue._perspective_transformer_forward(rows, weight, bias, psqt, *described, True)
+    arguments = (torch.randn_like(out), torch.randn(POSITIONS), rows, saved, *described)
     torch.library.opcheck(
         torch.ops.nnue._perspective_transformer_backward_rows.default,
         arguments,

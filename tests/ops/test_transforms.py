@@ -280,9 +280,15 @@ def fused_call(pair: Any, weight: torch.Tensor) -> torch.Tensor:
     white, black = pair.white, pair.black
     plan = perspectives.perspective_plan(white, black, pair.black_to_move, weight.shape[0])
     return torch.ops.nnue._perspective_transformer_forward(
-        [white, black, plan.data], plan.layout, weight, pair.bias.detach().float(), None,
-        perspectives.number_of("crelu"), 1.0, 1.0, torch.float32, False, True,
-    )[0]  # fmt: skip
+        [white, black, plan.data],
+        weight,
+        pair.bias.detach().float(),
+        None,
+        [*weight.shape, 0, *plan.layout, perspectives.number_of("crelu"), 0],
+        [1.0, 1.0],
+        torch.float32,
+        True,
+    )[0]
 
 
 def test_the_fused_operator_itself_refuses(device: torch.device) -> None:

@@ -492,39 +492,52 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> gradients_op(const std::optional<Tens
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> through_op(
-    const Tensor& order, Tensors parameters, const Tensor& grad_sums, const std::optional<Tensor>& partials,
+    const std::optional<Tensor>& x, const Tensor& order, const Tensor& bucket, Tensors parameters,
+    const std::optional<Tensor>& grad_sums, const std::optional<Tensor>& partials,
     const std::optional<Tensor>& grad_output, Tensors scales, int64_t description, Tensors batch_in,
-    std::vector<int64_t> layout_in, const Tensor& saved, int64_t num_features, double bound, double scale) {
+    const Tensor& saved, std::vector<int64_t> transformer, Numbers range_in, ScalarType weight_dtype) {
     constexpr const char* op = "_layer_stacks_gradients_through";
-    using namespace perspective_transformer;
-    Batch batch = batch_of(op, batch_in);
-    const PlanLayout layout = layout_of(op, layout_in);
-    const Range range = range_of(bound, scale);
-    check_plan_arguments(op, batch.white, batch.black, num_features, layout);
-    check_floats(op, "weight_0", parameters.at(0), {-1, -1, -1}, "[S, O, I]", parameters.at(0));
+    namespace pt = perspective_transformer;
+    const pt::Batch batch = pt::batch_of(op, batch_in);
+    const pt::Transformer of = pt::transformer_of(op, transformer, range_in, pt::kMultiple);
+    if (layers_of(op, parameters, description).count == 1) {
+        const auto [_, grad_weight, factor, gradients] =
+            gradients_op(x, order, parameters, grad_sums, partials, grad_output, scales, description, std::nullopt);
+        const auto [grad_rows, grad_bias, grad_psqt] =
+            pt::backward({parameters[0], pt::Factors{factor, bucket}, std::nullopt}, batch, of, saved, weight_dtype);
+        return {grad_rows, grad_bias, grad_psqt, grad_weight, gradients};
+    }
+    pt::check_plan_arguments(op, batch.white, batch.black, of.sizes.num_features, of.layout);
     check_device(op, "white", batch.white, Device::cuda, parameters[0], "weight_0");
     check_device(op, "plan", batch.plan, Device::cuda, parameters[0], "weight_0");
     check_device(op, "saved", saved, Device::cuda, parameters[0], "weight_0");
     const torch::stable::accelerator::DeviceGuard guard(parameters[0].get_device_index());
     Gradients all(op, batch.white.size(0), true, order, parameters, partials, grad_output, scales, description);
     const Layer& first = all.layers.at[0];
-    if (!kBuiltFor90 || layout.bucket_size == 0 || first.inputs % capabilities::kRowsMultiple != 0)
-        fail(op, "parameters", "layers that the kernel does not support", "king buckets, and N a multiple of 64");
-    if (saved.scalar_type() != ScalarType::Float && !capabilities::fits_16_bits(range.bound))
-        fail(op, "bound", std::to_string(range.bound), "1/64 to 255 in 16 bits");
+    if (!pt::kBuiltFor90 || of.layout.bucket_size == 0 || of.activation != nnue::Activation::kPairwise ||
+        first.inputs % capabilities::kRowsMultiple != 0)
+        fail(op, "parameters", "layers that the kernel does not support",
+             "king buckets, pairwise products, and N a multiple of 64");
+    if (saved.scalar_type() != ScalarType::Float && !capabilities::fits_16_bits(of.range.bound))
+        fail(op, "bound", std::to_string(of.range.bound), "1/64 to 255 in 16 bits");
     if (all.of_order.positions == 0) fail(op, "white", "no positions", "at least one");
-    batch.white = torch::stable::contiguous(batch.white), batch.black = torch::stable::contiguous(batch.black);
     FirstBackward a = all.first_layer(grad_sums);
-    bucketed::Through made;
-    if constexpr (kBuiltFor90)
-        made =
-            bucketed::first_layer_backward(batch, layout, aligned(saved), num_features, range, all.layers.integers, a);
+    pt::bucketed::Through made;
+    if constexpr (pt::kBuiltFor90)
+        made = pt::bucketed::first_layer_backward(
+            {torch::stable::contiguous(batch.white), torch::stable::contiguous(batch.black), batch.plan,
+             batch.psqt_bucket},
+            of.layout, pt::aligned(saved), of.sizes.num_features, of.range, all.layers.integers, a);
     Tensor grad_bias = floats_like(parameters[0], {first.inputs});
     a.segments = mutable_data<float>(made.segments);
     if (!all.has_weight) all.add_segments(a, made.workers, made.padded_outputs);
     all.add_bias(made.bias_segments, grad_bias);
     all.finish();
-    return {made.row_gradients, grad_bias, all.grad_weight, all.grad_psqt, all.gradients};
+    std::optional<Tensor> of_psqt;
+    if (grad_output) of_psqt = all.grad_psqt;
+    const auto [grad_rows, _, grad_psqt] =
+        pt::backward({made.row_gradients, std::nullopt, of_psqt}, batch, of, saved, weight_dtype);
+    return {grad_rows, grad_bias, grad_psqt, all.grad_weight, all.gradients};
 }
 
 std::tuple<Tensor, Tensor> add_shares_op(const Tensor& shares_in) {

@@ -202,12 +202,12 @@ namespace detail {
 
 struct PerspectiveBackward : torch::autograd::Function<PerspectiveBackward> {
     static variable_list forward(AutogradContext*, const Variable& grad_output, const MaybeTensor& grad_psqt,
-                                 const variable_list& batch, const std::vector<int64_t>& layout,
-                                 const at::Tensor& saved, const std::vector<int64_t>& sizes, int64_t activation,
-                                 double bound, double scale, at::ScalarType weight_dtype) {
+                                 const variable_list& batch, const at::Tensor& saved,
+                                 const std::vector<int64_t>& transformer, const std::vector<double>& range,
+                                 at::ScalarType weight_dtype) {
         const at::AutoDispatchBelowADInplaceOrView below;
         auto [grad_weight, grad_bias, grad_of_psqt] = calls::_perspective_transformer_backward(
-            grad_output, grad_psqt, batch, layout, saved, sizes, activation, bound, scale, weight_dtype, {});
+            grad_output, grad_psqt, batch, saved, transformer, range, weight_dtype);
         return {grad_weight, grad_bias, grad_of_psqt};
     }
     static variable_list backward(AutogradContext*, const variable_list&) {
@@ -218,47 +218,35 @@ struct PerspectiveBackward : torch::autograd::Function<PerspectiveBackward> {
 struct Perspective : torch::autograd::Function<Perspective> {
     static variable_list forward(AutogradContext* context, const Variable& weight, const Variable& bias,
                                  const MaybeTensor& psqt, const variable_list& batch,
-                                 const std::vector<int64_t>& layout, int64_t activation, double bound, double scale,
+                                 const std::vector<int64_t>& transformer, const std::vector<double>& range,
                                  at::ScalarType output_dtype, bool save) {
         const at::AutoDispatchBelowADInplaceOrView below;
-        auto [output, psqt_output, saved] = calls::_perspective_transformer_forward(
-            batch, layout, weight, bias, psqt, activation, bound, scale, output_dtype, false, save);
+        auto [output, psqt_output, saved] =
+            calls::_perspective_transformer_forward(batch, weight, bias, psqt, transformer, range, output_dtype, save);
         variable_list kept = {saved};
         kept.insert(kept.end(), batch.begin(), batch.end());
         context->save_for_backward(kept);
         context->set_materialize_grads(false);
-        context->saved_data["layout"] = layout;
-        context->saved_data["sizes"] =
-            std::vector<int64_t>{weight.size(0), weight.size(1), psqt && psqt->dim() == 2 ? psqt->size(1) : 0};
-        context->saved_data["activation"] = activation;
-        context->saved_data["bound"] = bound;
-        context->saved_data["scale"] = scale;
+        context->saved_data["transformer"] = transformer;
+        context->saved_data["range"] = range;
         context->saved_data["weight_dtype"] = static_cast<int64_t>(weight.scalar_type());
         context->saved_data["output"] = output.sizes().vec();
-        context->saved_data["output_dtype"] = static_cast<int64_t>(output_dtype);
         return {output, psqt_output};
     }
     static variable_list backward(AutogradContext* context, const variable_list& grads) {
         auto& data = context->saved_data;
-        variable_list gradients(10);
+        variable_list gradients(8);
         if (!grads[0].defined() && !grads[1].defined()) return gradients;
         const variable_list kept = context->get_saved_variables();
         const auto weight_dtype = static_cast<at::ScalarType>(data["weight_dtype"].toInt());
         at::Tensor grad = grads[0];
-        if (!grad.defined()) {
-            grad = at::zeros(data["output"].toIntVector(),
-                             kept[0].options().dtype(static_cast<at::ScalarType>(data["output_dtype"].toInt())));
-        }
+        if (!grad.defined()) grad = at::zeros(data["output"].toIntVector(), kept[0].options().dtype(at::kFloat));
         if (weight_dtype == at::kFloat) grad = grad.to(at::kFloat);  // as the float32 kernels of CUDA read it
-        std::vector<int64_t> sizes = data["sizes"].toIntVector();
-        if (sizes[2] && !(grads[1].defined() && context->needs_input_grad(2))) sizes[2] = 0;
-        const variable_list made =
-            PerspectiveBackward::apply(grad, if_defined(grads[1]), variable_list(kept.begin() + 1, kept.end()),
-                                       data["layout"].toIntVector(), kept[0], sizes, data["activation"].toInt(),
-                                       data["bound"].toDouble(), data["scale"].toDouble(), weight_dtype);
-        gradients[0] = made[0];
-        gradients[1] = made[1];
-        if (sizes[2]) gradients[2] = made[2];
+        const bool needs_psqt = grads[1].defined() && context->needs_input_grad(2);
+        const variable_list made = PerspectiveBackward::apply(
+            grad, needs_psqt ? MaybeTensor(grads[1]) : std::nullopt, variable_list(kept.begin() + 1, kept.end()),
+            kept[0], data["transformer"].toIntVector(), data["range"].toDoubleVector(), weight_dtype);
+        std::copy_n(made.begin(), needs_psqt ? 3 : 2, gradients.begin());
         return gradients;
     }
 };
@@ -283,10 +271,13 @@ inline std::pair<at::Tensor, at::Tensor> perspective_transformer(const Perspecti
     if (options.psqt.defined()) batch.push_back(options.psqt_bucket);
     const bool save = at::GradMode::is_enabled() && (weight.requires_grad() || bias.requires_grad() ||
                                                      (options.psqt.defined() && options.psqt.requires_grad()));
-    const auto made =
-        detail::Perspective::apply(weight, bias.to(at::kFloat), detail::if_defined(options.psqt), batch, plan.layout,
-                                   static_cast<int64_t>(options.activation), options.bound, options.scale,
-                                   options.output_dtype.value_or(weight.scalar_type()), save);
+    const auto size = [](const at::Tensor& tensor, int64_t dim) { return tensor.dim() == 2 ? tensor.size(dim) : 0; };
+    const std::vector<int64_t> transformer = {
+        size(weight, 0), size(weight, 1), options.psqt.defined() ? size(options.psqt, 1) : 0, plan.layout[0],
+        plan.layout[1],  plan.layout[2],  static_cast<int64_t>(options.activation),           0};
+    const auto made = detail::Perspective::apply(weight, bias.to(at::kFloat), detail::if_defined(options.psqt), batch,
+                                                 transformer, std::vector<double>{options.bound, options.scale},
+                                                 options.output_dtype.value_or(weight.scalar_type()), save);
     return {made[0], options.psqt.defined() ? made[1] : at::Tensor()};
 }
 
