@@ -359,9 +359,9 @@ class BuildData(build_ext):
         self.announce(f"building the C++ libraries of {DATA_MODULE!r}", level=logging.INFO)
         # One object, not many: a linker leaves objects without references out, and nothing refers to a data format.
         archive.unlink(missing_ok=True)
-        subprocess.run(["ld", "-r", "-o", str(whole), *objects], check=True)
-        subprocess.run(["ar", "rcs", str(archive), str(whole)], check=True)
-        compiler = [*os.environ.get("CXX", "g++").split(), "-shared", "-pthread", "-o", str(shared)]
+        subprocess.run([os.environ.get("LD", "ld"), "-r", "-o", str(whole), *objects], check=True)
+        subprocess.run([os.environ.get("AR", "ar"), "rcs", str(archive), str(whole)], check=True)
+        compiler = [*os.environ.get("CXX", "c++").split(), "-shared", "-pthread", "-o", str(shared)]
         exported = f"-Wl,-soname,{shared.name},--version-script={ROOT / 'data_loader' / 'exported.map'},--strip-all"
         subprocess.run([*compiler, exported, *objects, "-ldl"], check=True)
         whole.unlink()
