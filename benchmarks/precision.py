@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from nnue_trainer import config
-from nnue_trainer.training.run import choose_device, train
+from nnue_trainer.training.device import choose_device
+from nnue_trainer.training.run import train
 from report import RESULTS, ROOT, environment, recipe_data, write
 
 PRECISIONS = ("fp32", "mixed")

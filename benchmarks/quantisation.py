@@ -30,7 +30,8 @@ from nnue_trainer.files import checkpoint as checkpoints
 from nnue_trainer.losses import mean
 from nnue_trainer.optim import Optimizer
 from nnue_trainer.training.memory import keep_freed_memory
-from nnue_trainer.training.run import HeldOut, train
+from nnue_trainer.training.recipe_data import HeldOut
+from nnue_trainer.training.run import train
 from report import RESULTS, ROOT, environment, write
 
 SAMPLES = ROOT / "samples"

@@ -38,7 +38,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from nnue_trainer import nets
 from nnue_trainer.config import Recipe
-from nnue_trainer.training.run import choose_device, set_up_torch, training_batches
+from nnue_trainer.training.device import choose_device, set_up_torch
+from nnue_trainer.training.recipe_data import training_batches
 from nnue_trainer.training.trainer import Trainer
 from optimizer import copy_rate
 from report import RESULTS, ROOT, environment, load_recipe, recipe_data, wait_as_training_does, write

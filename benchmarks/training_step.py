@@ -39,8 +39,9 @@ from nnue_trainer.optim import Optimizer
 from nnue_trainer.parallel.ranks import Ranks
 from nnue_trainer.parallel.sharding import shard
 from nnue_trainer.training.batches import BatchSource, DeviceBatches, allocations, like
+from nnue_trainer.training.device import choose_device, set_up_torch
 from nnue_trainer.training.metrics import peak_memory
-from nnue_trainer.training.run import choose_device, set_up_torch, training_batches
+from nnue_trainer.training.recipe_data import training_batches
 from nnue_trainer.training.trainer import Trainer
 from report import RESULTS, ROOT, environment, load_recipe, precision_suffix, recipe_data, wait_as_training_does, write
 

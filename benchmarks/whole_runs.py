@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from nnue_trainer.training.run import choose_device
+from nnue_trainer.training.device import choose_device
 from report import RESULTS, ROOT, environment, load_recipe, precision_suffix, recipe_data, write
 
 NETS = ("sfnnv16", "sfnnv17", "sfnnv18")

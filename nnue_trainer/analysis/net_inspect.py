@@ -37,7 +37,7 @@ from nnue_trainer.modules import PerspectiveTransformer
 from nnue_trainer.nets.activity import ActivityMeter, FirstLayerActivity, LayerInputs, LayerMeter
 from nnue_trainer.nets.base import Net, NetTensor, NnueModel
 from nnue_trainer.stats.matrix import norms, transpose
-from nnue_trainer.training.run import neuron_sample
+from nnue_trainer.training.recipe_data import neuron_sample
 
 BINS = 61
 _CHUNK = 1 << 22  # elements at a time

@@ -70,7 +70,7 @@ def explain(
 
 def _here(device: str) -> Machine:
     from nnue_trainer.ops import capabilities
-    from nnue_trainer.training.run import choose_device
+    from nnue_trainer.training.device import choose_device
 
     found = capabilities.machine_of(choose_device(device))
     if found is None:

@@ -19,6 +19,7 @@ from nnue_trainer.data import Loader
 from nnue_trainer.errors import UserError
 from nnue_trainer.files import checkpoint
 from nnue_trainer.training import run as runs
+from nnue_trainer.training.recipe_data import training_batches
 from nnue_trainer.training.trainer import Trainer
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -46,7 +47,7 @@ class Mutator:
         self.recipe = recipe
         torch.manual_seed(1)
         model = nets.build(recipe.model)
-        loader = runs.training_batches(recipe, model, torch.device("cpu"))
+        loader = training_batches(recipe, model, torch.device("cpu"))
         assert isinstance(loader, Loader)
         self.loader = loader
         self.trainer = Trainer(recipe, model, loader, None, folder / "run")

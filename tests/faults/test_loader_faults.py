@@ -475,7 +475,7 @@ def attack_pipeline(path: Path, seed: int) -> None:
         start: Any = [(0, 0, 0, 0, [])] if rng.random() < 0.8 else [(*tuple(wild(rng) for _ in range(4)), [])]
         return _data.Pipeline(_data.PipelineOptions(**fields), files, arrays, start, user_filter)
 
-    def memory(features: object, batch: int) -> object:
+    def memory(features: object, batch: int) -> npt.NDArray[np.uint8]:
         return memory_of(Batch.allocate(batch, 32)) if features else np.zeros((batch, 32), np.uint8)
 
     def stop() -> None:
@@ -579,7 +579,7 @@ def test_slots_that_are_not_held_are_refused(file: Path) -> None:
     with pytest.raises(UserError, match="must be a writable contiguous uint8 array"):
         pipeline.release(slot, np.zeros((B, 31), np.uint8))
     with pytest.raises(UserError, match="must be a writable"):
-        pipeline.release(slot, [[0] * 32] * B)
+        pipeline.release(slot, [[0] * 32] * B)  # type: ignore[arg-type]
     loader.close()
 
 

@@ -17,8 +17,8 @@ from nnue_trainer.ops.perspectives import PerspectivePlan, is_fused
 from nnue_trainer.optim.fused import FusedRule
 from nnue_trainer.optim.late_rows import LateRows
 from nnue_trainer.training.batches import DeviceBatches
+from nnue_trainer.training.device import set_up_torch
 from nnue_trainer.training.recorder import EAGER_CALLS
-from nnue_trainer.training.run import set_up_torch
 from nnue_trainer.training.trainer import Trainer
 
 pytestmark = pytest.mark.cuda

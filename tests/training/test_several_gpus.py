@@ -15,7 +15,7 @@ from small_runs import in_chunks, last, written
 from nnue_trainer import nets
 from nnue_trainer.parallel.ranks import joined
 from nnue_trainer.parallel.sharding import shard
-from nnue_trainer.training.run import choose_device, set_up_torch
+from nnue_trainer.training.device import choose_device, set_up_torch
 from nnue_trainer.training.trainer import Trainer
 
 pytestmark = [pytest.mark.cuda, pytest.mark.two_gpus]

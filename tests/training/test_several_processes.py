@@ -37,7 +37,7 @@ from nnue_trainer.parallel.ranks import Ranks, joined
 from nnue_trainer.parallel.sharding import shard
 from nnue_trainer.parallel.split import Split, cut
 from nnue_trainer.training.batches import DeviceBatches
-from nnue_trainer.training.run import training_batches
+from nnue_trainer.training.recipe_data import training_batches
 from nnue_trainer.training.trainer import Trainer
 
 LAYERED: dict[str, Any] = {

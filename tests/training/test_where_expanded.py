@@ -12,9 +12,10 @@ from nnue_trainer import nets
 from nnue_trainer.data import Loader, LoaderOptions, RecordLoader
 from nnue_trainer.files import checkpoint
 from nnue_trainer.parallel.ranks import Ranks
-from nnue_trainer.training import run
+from nnue_trainer.training import recipe_data
 from nnue_trainer.training.batches import DeviceBatches
-from nnue_trainer.training.run import HeldOut, loader_cpus, set_up_torch, training_batches
+from nnue_trainer.training.device import set_up_torch
+from nnue_trainer.training.recipe_data import HeldOut, loader_cpus, training_batches
 from nnue_trainer.training.trainer import Trainer
 
 FIELDS = ("white", "black", "counts", "black_to_move", "score", "result", "piece_count", "material")
@@ -133,7 +134,7 @@ def test_a_cuda_run_takes_records_and_a_cpu_run_rows(file: Path) -> None:
 def test_the_thread_that_launches_has_a_cpu(
     monkeypatch: pytest.MonkeyPatch, device: str, cpus: int, processes: int, expected: int
 ) -> None:
-    monkeypatch.setattr(run, "usable_cpus", lambda: cpus)
+    monkeypatch.setattr(recipe_data, "usable_cpus", lambda: cpus)
     assert loader_cpus(torch.device(device), Ranks(local_size=processes)) == expected
 
 
