@@ -11,6 +11,7 @@ from nnue_trainer import _first_look, _old_names
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from nnue_trainer import (
+        analysis,
         averages,
         callbacks,
         config,
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
         export,
         files,
         losses,
+        match,
         modules,
         nets,
         nnue_file,
@@ -45,6 +47,7 @@ __all__ = [
     "RecordLoader",
     "StackedLinear",
     "UserError",
+    "analysis",
     "averages",
     "callbacks",
     "cmake_dir",
@@ -54,6 +57,7 @@ __all__ = [
     "files",
     "include_dir",
     "losses",
+    "match",
     "modules",
     "nets",
     "nnue_file",
@@ -84,7 +88,7 @@ _HOME = {
 def __getattr__(name: str) -> object:
     if name in _old_names.MODULES:
         return _old_names.module(name)
-    if name not in __all__ and name != "analysis":  # analysis.rolling is an old name
+    if name not in __all__:
         raise AttributeError(f"module 'nnue_trainer' has no attribute {name!r}")
     module = _importlib.import_module(f"nnue_trainer.{_HOME.get(name, name)}")
     return getattr(module, name) if name in _HOME else module

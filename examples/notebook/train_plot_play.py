@@ -10,12 +10,8 @@ import sys
 from pathlib import Path
 
 from nnue_trainer import config
-from nnue_trainer.analysis import report
-from nnue_trainer.match.adjudication import Adjudication
-from nnue_trainer.match.openings import OpeningOptions
-from nnue_trainer.match.play import Limit
-from nnue_trainer.match.players import players_of
-from nnue_trainer.match.run import MatchOptions, play_match, summary
+from nnue_trainer.analysis import write_report
+from nnue_trainer.match import Adjudication, Limit, MatchOptions, OpeningOptions, play_match, players_of, summary
 from nnue_trainer.training import train
 
 HERE = Path(__file__).resolve().parent
@@ -68,7 +64,7 @@ left.set(xlabel="positions", ylabel="training loss")
 right.plot(*zip(*validation, strict=True), "o-")
 right.set(xlabel="epoch", ylabel="validation loss")
 figure.savefig(folder / "loss.png")
-print(f"{folder}/loss.png, {report.write([folder / 'run'], folder / 'report.html', overwrite=True)}")
+print(f"{folder}/loss.png, {write_report([folder / 'run'], folder / 'report.html', overwrite=True)}")
 
 # %% [markdown]
 # ## Play

@@ -4,12 +4,21 @@
 profile` show. `report`, `net_page` and `data_profile` draw plots and make an HTML page of it (`nnue_trainer/pages/`).
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nnue_trainer import _old_names, stats
 
+if TYPE_CHECKING:
+    from nnue_trainer.analysis.report import write as write_report
+
+__all__ = ["write_report"]
+
 
 def __getattr__(name: str) -> Any:
+    if name == "write_report":  # at first use, because it needs torch and matplotlib
+        from nnue_trainer.analysis import report
+
+        return report.write
     if name in ("WindowFunction", "ewm", "rolling"):
         _old_names.warn(f"analysis.{name}", f"stats.{name}")
         return getattr(stats, name)

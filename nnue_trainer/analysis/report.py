@@ -399,8 +399,8 @@ def _tell_apart(runs: Sequence[Run]) -> None:
 
 
 def write(paths: Sequence[Path], out: Path | None, overwrite: bool = False) -> Path:
-    """Builds and saves the page; returns where it is. Without `out`: report.html in the folder of the one run, or in
-    the working directory for several."""
+    """Writes the HTML page of `nnue report` about one run or several, and returns its path. Without `out`: report.html
+    in the folder of the run, or in the working directory for several."""
     target = out or (_inside(paths[0]) if len(paths) == 1 else Path("report.html"))
     check_replaceable(target, overwrite)
     save(build(paths), target)

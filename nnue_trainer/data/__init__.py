@@ -1,4 +1,4 @@
-"""Positions from files to batches: the Python face of data_loader/.
+"""Positions from files to batches: the Python interface of data_loader/.
 
 Positions are 32-byte records, uint8 [n, 32], byte for byte the stem of a binpack chain (docs/binpack.md).
 """
@@ -48,7 +48,7 @@ __all__ = [
     "require_same",
 ]
 
-# Loaded at first use, as they bring in torch, which the data tools do without.
+# Loaded at first use, because they import torch, which the data tools do not need.
 _LAZY = (
     {"Batch": "batch"}
     | dict.fromkeys(("Loader", "LoaderOptions", "RecordLoader", "merge_states"), "loader")

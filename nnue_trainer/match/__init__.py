@@ -1,1 +1,43 @@
-"""Matches between nets and engines: games, statistics, reports."""
+"""Matches between nets and engines: players, games, statistics and results, as `nnue match` uses them."""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from nnue_trainer.match import statistics
+    from nnue_trainer.match.adjudication import Adjudication
+    from nnue_trainer.match.openings import OpeningOptions
+    from nnue_trainer.match.play import Limit
+    from nnue_trainer.match.players import players_of
+    from nnue_trainer.match.run import MatchOptions, play_match, summary
+    from nnue_trainer.match.statistics import Sprt
+
+_HOME = {
+    "Adjudication": "adjudication",
+    "Limit": "play",
+    "MatchOptions": "run",
+    "OpeningOptions": "openings",
+    "Sprt": "statistics",
+    "play_match": "run",
+    "players_of": "players",
+    "summary": "run",
+}
+__all__ = [
+    "Adjudication",
+    "Limit",
+    "MatchOptions",
+    "OpeningOptions",
+    "Sprt",
+    "play_match",
+    "players_of",
+    "statistics",
+    "summary",
+]
+
+
+def __getattr__(name: str) -> Any:  # at first use: `nnue --help` needs none of them
+    if name == "statistics":
+        return importlib.import_module("nnue_trainer.match.statistics")
+    if name not in _HOME:
+        raise AttributeError(f"module 'nnue_trainer.match' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"nnue_trainer.match.{_HOME[name]}"), name)

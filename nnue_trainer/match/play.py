@@ -62,6 +62,7 @@ class Limit:
 
     @property
     def timed(self) -> bool:
+        """Whether time ends a search."""
         return self.movetime is not None or self.clock is not None
 
     def command(self, clocks: Sequence[float]) -> str:

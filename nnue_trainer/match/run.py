@@ -84,7 +84,7 @@ class Pairing:
 
 @dataclass
 class MatchResult:
-    """What a match has come to. `games` are those that count, by number."""
+    """The result of a match. `games` are those that count, by number."""
 
     players: list[str]
     pairings: list[Pairing]
@@ -352,7 +352,7 @@ def _pairing_json(result: MatchResult, pairing: Pairing) -> dict[str, Any]:
 
 
 def summary(result: MatchResult) -> list[str]:
-    """Lines on what a match has come to, for people."""
+    """The result of a match as lines of text."""
     lines = []
     for pairing in result.pairings:
         found = pairing.statistics

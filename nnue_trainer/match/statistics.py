@@ -17,6 +17,8 @@ Counts = Sequence[float]
 EloModel = Literal["normalized", "logistic"]
 MODELS: tuple[EloModel, ...] = ("normalized", "logistic")
 
+__all__ = ["Plan", "Sprt", "Statistics", "elo", "expected_score", "llr", "plan", "statistics"]
+
 NELO = 800 / math.log(10)
 """Normalised Elo of one standard deviation of a game."""
 _Z = 1.959963984540054  # of a 95 % confidence interval
@@ -28,8 +30,8 @@ _FEWEST = 1e-3  # takes the place of a count of 0 in a test
 
 @dataclass(frozen=True)
 class Statistics:
-    """What follows from the counts. None stands for what they leave undefined, and an infinite Elo for a match without
-    a point for one side. `elo_error` and `nelo_error` are half the 95 % confidence interval; `variance` is that of the
+    """The figures of a match, from its counts. None: undefined for these counts. Elo is infinite if one side has no
+    points. `elo_error` and `nelo_error` are half the 95 % confidence interval; `variance` is that of the
     points of a pair divided by 2, or of a game for three counts."""
 
     score: float
@@ -70,10 +72,12 @@ class Sprt:
 
     @property
     def lower(self) -> float:
+        """The LLR at which the test rejects elo1, or any lower one."""
         return math.log(self.beta / (1 - self.alpha))
 
     @property
     def upper(self) -> float:
+        """The LLR at which the test accepts elo1, or any higher one."""
         return math.log((1 - self.beta) / self.alpha)
 
     def llr(self, counts: Counts) -> float:
@@ -81,7 +85,7 @@ class Sprt:
         return llr(counts, self.elo0, self.elo1, self.model)
 
     def verdict(self, counts: Counts) -> Literal["accepted", "rejected"] | None:
-        """What the test decides about elo1; None while it goes on."""
+        """The decision of the test about elo1; None until there is one."""
         ratio = self.llr(counts)
         return "accepted" if ratio >= self.upper else "rejected" if ratio <= self.lower else None
 
@@ -118,6 +122,7 @@ def elo(score: float) -> float:
 
 
 def expected_score(elo: float) -> float:
+    """The expected points per game, 0 to 1, at this logistic Elo difference."""
     return 1 / (1 + 10 ** (-elo / 400))
 
 
@@ -144,15 +149,16 @@ def llr_closed_form(counts: Counts, elo0: float, elo1: float) -> float:
 
 @dataclass(frozen=True)
 class Plan:
-    """What to expect of a test: the probability that it accepts elo1, and its length in games."""
+    """The expected outcome of a test: the probability that it accepts elo1, and its length in games."""
 
     pass_probability: float
     games: float
 
 
 def plan(test: Sprt, true_elo: float, *, draw_ratio: float, rms_bias: float = 0.0) -> Plan:
-    """What to expect of `test` if the difference is `true_elo` (logistic). `draw_ratio` is the share of drawn games,
-    `rms_bias` the root mean square of the openings' own advantage in Elo. The LLR is taken as a Brownian motion."""
+    """The expected outcome of `test` if the difference is `true_elo` (logistic). `draw_ratio` is the share of drawn
+    games, `rms_bias` the root mean square of the openings' own advantage in Elo. The LLR is treated as Brownian motion.
+    ValueError if no game would be decided."""
     variance = (1 - draw_ratio) / 4 - (expected_score(rms_bias) - 0.5) ** 2  # of a game, in pairs
     if variance <= 0:
         raise ValueError(f"draw ratio {draw_ratio:g} and bias {rms_bias:g} imply that no game is decided")

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Expanded",
+    "expand",
     "expand_features",
     "expand_features_into",
     "feature_set_handle",
@@ -445,6 +446,6 @@ if "NNUE_INDEX_CHECK" in os.environ:
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("functional", "perspectives"):  # public, and they import this module
+    if name in ("expand", "functional", "perspectives"):  # public, and they import this module
         return importlib.import_module(f"nnue_trainer.ops.{name}")
     raise AttributeError(f"module 'nnue_trainer.ops' has no attribute {name!r}")

@@ -1,7 +1,7 @@
 """Turns packed positions in host memory into index rows on a device: 32 bytes per position cross the bus, not 264.
 
 On CUDA the operator `expand_features` expands them there. It works on a CPU too, with the same bits, but there the
-loader's own threads do it better (`Loader`).
+loader's own threads are faster (`Loader`).
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from nnue_trainer.data.batch import Batch
 from nnue_trainer.data.features import FeatureSet, expand, feature_set
 from nnue_trainer.data.fields import SPARE_PLACES
 
+__all__ = ["Expander"]
+
 
 class Expander:
     """Turns records, uint8 [B, 32], into a `Batch` on `device`, in memory that is allocated at the first batch (and
@@ -26,8 +28,9 @@ class Expander:
     from page-locked memory is asynchronous: the records must not change until it is done. `check_records` is that of
     `ops.expand_features`; records of a `RecordLoader` are sound, so only the rows of sets from outside need the check.
     With `records`, each batch has its records, too.
-    Sets in Python are unknown to the device's operators: their rows are made on the CPU, in the calling thread, and
-    copied. `spare`: how many spare bytes the records hold, for `Batch.spare`; set it before the first batch.
+
+    The device's operators do not support sets in Python: their rows are made on the CPU, in the calling thread, and
+    copied. `spare`: the number of spare bytes in a record, for `Batch.spare`; set it before the first batch.
     """
 
     def __init__(
