@@ -113,8 +113,8 @@ def load_plugin(path: str | Path) -> Plugin:
 
 
 def plugins() -> dict[str, str]:
-    """What a checkpoint was made with: file name → SHA-256 of every file that was loaded, and "REGISTRY:KIND" →
-    "PACKAGE VERSION" of every class of an installed package that was used."""
+    """The classes that a checkpoint was made with: file name → SHA-256 of every file that was loaded, and
+    "REGISTRY:KIND" → "PACKAGE VERSION" of every class of an installed package that was used."""
     files = {name: plugin.sha256 for name, plugin in _plugins.items()}
     return dict(sorted((files | _packages).items()))
 

@@ -267,7 +267,7 @@ def _registry_of_member(field: FieldInfo) -> Registry[Any] | None:
 
 
 def _item(field: FieldInfo) -> FieldInfo | None:
-    """What a list of sections holds; None for every other field."""
+    """The type of the sections in a list; None for every other field."""
     arguments = typing.get_args(field.annotation)
     if typing.get_origin(field.annotation) is not list:
         return None
@@ -294,7 +294,7 @@ def _description(kind: type[Any], key: str) -> str:
 
 @functools.cache
 def _docstrings(kind: type[Any]) -> dict[str, str]:
-    """What stands under the fields that a class itself declares, by name.
+    """The documentation under the fields that a class itself declares, by name.
 
     The source is read only when the text is needed. Pydantic can do it for every section while that is made, but then
     every command starts about a second later."""

@@ -75,7 +75,7 @@ _E1, _E8, _D4, _G8 = 4, 60, 27, 62
 
 
 def plane_names(part: FeaturePart) -> list[str]:
-    """What each plane of 64 squares stands for, found by expanding positions with one piece more."""
+    """The meaning of each plane of 64 squares, found by expanding positions with one piece more."""
     planes = part.bucket_size // SQUARES
     meanings: list[list[str]] = [[] for _ in range(planes)]
 
@@ -122,7 +122,7 @@ def king_buckets(part: FeaturePart, num_states: int) -> npt.NDArray[np.int64]:
 
 
 def state_names(part: FeaturePart) -> list[str]:
-    """What each state of a king bucket stands for, such as "enemy queens 0" and "enemy queens 1+"; [""] if there is
+    """The meaning of each state of a king bucket, such as "enemy queens 0" and "enemy queens 1+"; [""] if there is
     only one. The states of a set from outside are found by expanding positions."""
     if outside_set(part.name) is not None:
         return _states_seen(part)

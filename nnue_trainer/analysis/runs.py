@@ -1,4 +1,4 @@
-"""What a run folder holds about the run: read as far as there is something, with a line for whatever is missing.
+"""Reads the data about a run from its folder, as far as it exists, with a line for each missing part.
 
 A run may be unfinished, of an earlier version, of parts that are not installed here, or damaged.
 """

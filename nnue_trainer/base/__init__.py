@@ -1,1 +1,1 @@
-"""What every room may use and what depends on none of them: systems, progress, optional packages, code of users."""
+"""Helpers that every room may use and that depend on no room: systems, progress, optional packages, users' code."""

@@ -80,7 +80,7 @@ def require() -> Libraries:
 
 
 def build_info(path: Path) -> dict[str, Any] | None:
-    """What a library was built with, read from the bytes of its file without loading it; None if there is no file."""
+    """The build settings of a library, read from the bytes of its file without loading it; None if there is no file."""
     if not path.is_file():
         return None
     found = re.search(rb"@nnue-build-info@(\{.*?\})\0", path.read_bytes())

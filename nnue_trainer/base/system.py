@@ -1,4 +1,4 @@
-"""What differs between operating systems: files, locks, limits, ends of processes, signals, waiting for events.
+"""The differences between operating systems: files, locks, limits, ends of processes, signals, waiting for events.
 
 Linux is used and tested. Type checks for macOS and Windows pass, and tests run the code for Windows with fakes, but
 nothing has run there yet. `atomic.py` needs names relative to an open folder, which Windows does not have.

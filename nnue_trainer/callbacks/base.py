@@ -28,7 +28,7 @@ class Callback:
 
     @property
     def memory(self) -> dict[str, Any]:
-        """What the callback remembers, plain JSON data. It is saved in checkpoints, and there again after a resume."""
+        """The callback's state, plain JSON data. It is saved in checkpoints and restored by a resume."""
         memory: dict[str, Any] = self.__dict__.setdefault("_memory", {})
         return memory
 

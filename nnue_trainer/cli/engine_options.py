@@ -1,4 +1,4 @@
-"""What options of commands that run engines hold: UCI options and parts of a task."""
+"""Parses options of commands that run engines: UCI options and parts of a task."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What long commands share: an end by SIGTERM that cleans up as Ctrl-C does, and one that nothing can hold up."""
+"""The end of long commands: SIGTERM cleans up as Ctrl-C does, and a second signal ends the program in any case."""
 
 from __future__ import annotations
 

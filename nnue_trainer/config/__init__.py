@@ -207,7 +207,7 @@ class TrainingConfig:
 
 @section
 class LoggingConfig:
-    """What is recorded during training."""
+    """Settings of logs and records."""
 
     every_steps: int = Field(default=100, gt=0, le=2**40)
     """steps between two records of loss, speed and memory"""
@@ -252,7 +252,7 @@ def load(path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> Recipe:
 
 
 def read_yaml(path: str | os.PathLike[str]) -> Any:
-    """What a small YAML file holds, as plain data. UserError, one line, for one that is unreadable or no YAML."""
+    """The contents of a small YAML file, as plain data. UserError, one line, if it is unreadable or not YAML."""
     return _read_yaml(read_text(path, MAX_BYTES), str(path))
 
 

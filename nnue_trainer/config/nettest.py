@@ -27,7 +27,7 @@ _DEFAULTS: dict[str, Any] = {
     "optimizer-name": "rangerlite",
     "seed": 42,
 }
-"""What nnue-pytorch does without an option, where this differs from the defaults of our fields."""
+"""The defaults of nnue-pytorch that differ from those of our fields."""
 
 _KINDS = {
     ("Full_Threats+PP_3Wide+HalfKAv2_hm^", 32): "sfnnv16",
@@ -308,7 +308,7 @@ def _schedule(given: _Options, lr: float) -> dict[str, Any]:
 
 
 def _changes(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
-    """What a section changes; all of it where it is of another kind or lacks keys."""
+    """The changes of a section; all of it if it has another kind or lacks keys."""
     if before.get("kind") != now.get("kind") or before.keys() - now.keys():
         return dict(now)
     return {

@@ -320,8 +320,8 @@ _STEPS: dict[int, _Steps] = {
 
 @cache
 def threat_names(name: str) -> list[ThreatName] | None:
-    """What each feature of a version of Full_Threats is: (attacker's side, type, victim's side, type, from, to). Sides
-    are 0 own and 1 enemy, types P N B R Q K = 0 … 5; the own king is on files a–d. None for other parts."""
+    """The meaning of each feature of a version of Full_Threats: (attacker's side, type, victim's side, type, from, to).
+    Sides are 0 own and 1 enemy, types P N B R Q K = 0 … 5; the own king is on files a–d. None for other parts."""
     version = name.removeprefix("Full_Threats_")
     if name == "Full_Threats_v2":
         return _merged_threat_names()

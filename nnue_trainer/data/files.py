@@ -176,12 +176,12 @@ class PositionReader(Closing):
 
     @property
     def first_skipped(self) -> str:
-        """What was wrong with the first thing that was left out."""
+        """The error of the first position or chunk that was left out."""
         return (self._cut.error if self._cut else "") or self._reader.first_skipped
 
     @property
     def notes(self) -> list[str]:
-        """What the reader had to decide or leave out that is not an error, in words, so far."""
+        """Notes on decisions and omissions of the reader that are not errors, so far."""
         return list(getattr(self._reader, "notes", []))
 
     def __iter__(self) -> Iterator[Records]:

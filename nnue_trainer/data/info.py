@@ -1,4 +1,4 @@
-"""What is in a data file: counts, histograms, duplicates; as numbers and as a page of plots."""
+"""The contents of a data file: counts, histograms, duplicates; as numbers and as a page of plots."""
 
 from __future__ import annotations
 

@@ -204,7 +204,7 @@ class Journal:
         return zlib.crc32(payload, zlib.crc32(struct.pack("<III", *numbers), self._seed))
 
     def _other_run(self, line: bytes) -> UserError:
-        """What differs from the options of this run, or that the file is no journal."""
+        """The differences from the options of this run, or a note that the file is not a journal."""
         message = f"{self.path}: belongs to a run with other options"
         try:
             found = json.loads(line)

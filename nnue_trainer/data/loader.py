@@ -449,7 +449,7 @@ class _Stream(Closing, Generic[T]):
         self._contents = None
 
     def _fingerprint(self) -> dict[str, Any]:
-        """What the order depends on. It is computed once, as it does not change while the files are open."""
+        """Everything that the order depends on. It is computed once: it does not change while the files are open."""
         if self._order is None:
             self._order = {
                 "files": [list(file) for file in self.identities],
@@ -510,7 +510,7 @@ class _Stream(Closing, Generic[T]):
         self._read, self._seen = [], _seen_in(state)
 
     def _piece_counts(self, place: Any, *, begun: bool) -> list[float]:
-        """What piece_counts remembers at a saved place; nothing where it is off."""
+        """The counts of piece_counts at a saved place; nothing if it is off."""
         if not self._filters["piece_counts"]:
             return []
         if _COUNTS not in place and not begun:

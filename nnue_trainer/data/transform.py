@@ -57,10 +57,10 @@ def check_score_scale(scale: float) -> None:
 
 @dataclass
 class Report:
-    """What was done. `losses` counts the positions in which something did not fit into the format and was dropped or
-    changed, by what it was. `cut_scores` counts scores that scaling brought beyond ±32767. `skipped` counts what
-    `skip_bad` left out; `first_skipped` has the first of it per file. `notes`: what readers had to decide or leave out
-    that is not an error, each with its file.
+    """The result of a tool. `losses` counts, by kind, the positions that the format cannot store fully. `cut_scores`
+    counts scores that scaling brought beyond ±32767. `skipped` counts positions or chunks that `skip_bad` left out;
+    `first_skipped` has the first error of each file. `notes`: decisions and omissions of readers that are not errors,
+    each with its file.
     """
 
     positions: int = 0

@@ -58,7 +58,7 @@ class Finding:
 
 @dataclass
 class Verdict:
-    """What was found, the worst first, and the figures that it rests on."""
+    """The findings, the worst first, and the figures behind them."""
 
     positions: int
     findings: list[Finding] = field(default_factory=list)

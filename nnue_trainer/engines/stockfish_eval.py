@@ -26,7 +26,7 @@ _USED = "this bucket is used"
 
 @dataclass(frozen=True)
 class EvalOutput:
-    """What was printed for one position.
+    """The output for one position.
 
     `cells` [bucket][column] as printed, blanks removed; `used` the marked bucket, None if none is marked. `value` is
     from the line "NNUE evaluation": internal units from the side to move if `is_exact`, else pawns from white's side
@@ -97,7 +97,7 @@ class Unit:
     is_cut: bool | None = False
 
     def cells(self, value: int, counts: Counts) -> tuple[str, ...]:
-        """What a cell of the table may be for a value, blanks removed."""
+        """The possible texts of a cell of the table for a value, without blanks."""
         sign = "-" if value < 0 else "+" if value > 0 else ""
         return tuple(f"{sign}{pawns}" for pawns in dict.fromkeys(self._pawns(abs(value), counts)))
 

@@ -59,7 +59,7 @@ class EngineWithNet(Closing):
         self._engine.close()
 
     def evaluate(self, fen: str) -> EvalOutput:
-        """What it prints of a position."""
+        """Its output for a position."""
         self._engine.send(f"position fen {fen}")
         self._engine.send("eval")
         lines = self._ask()
@@ -119,7 +119,7 @@ def bench(engine: str, net: Path, command: str = "bench 16 1 13 default depth NN
 
 @dataclass(frozen=True)
 class Expected:
-    """What an engine has to print for one position. `rows` are by bucket; `score` is from the side to move."""
+    """The expected output of an engine for one position. `rows` are by bucket; `score` is from the side to move."""
 
     fen: str
     bucket: int
@@ -159,7 +159,7 @@ class Expected:
 
 
 def expected(quantized: QuantizedNet, fens: Iterable[str]) -> Iterator[Expected]:
-    """What an engine has to print for each position."""
+    """The expected output of an engine for each position."""
     positions = iter(fens)
     while chunk := list(islice(positions, _CHUNK)):
         batch = data.expand(data.records_from_fens(chunk), quantized.net.integer_feature_set)
@@ -175,8 +175,8 @@ def expected(quantized: QuantizedNet, fens: Iterable[str]) -> Iterator[Expected]
 
 @dataclass
 class Verified:
-    """What was compared: positions, of them those in check, which no engine evaluates; buckets and columns of a table;
-    whether there were exact values."""
+    """The extent of a comparison: positions; those of them in check, which no engine evaluates; buckets and columns of
+    a table; whether there were exact values."""
 
     engine: str
     positions: int = 0

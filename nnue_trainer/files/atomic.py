@@ -177,7 +177,7 @@ def remove_dead(folder: StrPath) -> None:
 
 
 def check_new(path: StrPath, overwrite: bool, data: bytes | None = None) -> None:
-    """What every command does before it works, and again before it commits: UserError if its output `path` exists,
+    """Every command calls this before its work, and again before it commits: UserError if its output `path` exists,
     unless the user gave `--overwrite`. `data`: what is to be written; a file that holds just this may stay."""
     if overwrite or not os.path.lexists(path):
         return

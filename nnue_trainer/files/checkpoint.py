@@ -49,7 +49,7 @@ _DTYPES = {
 
 @section
 class TrainerState:
-    """What a training run has in its checkpoint beside tensors. Whatever has a default is missing in checkpoints of
+    """The state of a training run beside tensors. Fields with a default are missing in checkpoints of
     earlier releases."""
 
     batches: dict[str, Any]
@@ -73,13 +73,13 @@ class TrainerState:
     stage_first_step: int = Field(default=0, ge=0, lt=_COUNT)
     """steps of the run before that stage"""
     validation_files: list[Any] | None = None
-    """what the validation files were, as the loader identifies them"""
+    """the identities of the validation files"""
     validation_contents: list[Any] | None = None
-    """what was read of them, which the loader compares with what it reads"""
+    """digests of the parts that were read, which the loader compares"""
     figure: dict[str, Any] | None = None
-    """what defines a validation loss beside the weights; only losses of the same figure can be compared"""
+    """the definition of the validation loss; only losses with the same definition can be compared"""
     callbacks: list[dict[str, Any]] = Field(default_factory=list)
-    """what callbacks remember, by kind"""
+    """the state of callbacks, by kind"""
     stopped: str = ""
     """why a callback ended the run before its last step; "" if none did"""
     bad_chunks: int = Field(default=0, ge=0, lt=_COUNT)
@@ -102,7 +102,7 @@ class TrainerState:
 
 @section
 class NetOrigin:
-    """What an imported net has beside its weights."""
+    """The data of an imported net beside its weights."""
 
     name: str
     description: str

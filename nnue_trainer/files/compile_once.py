@@ -157,7 +157,7 @@ def _private(folder: Path, kind: str) -> Path:
 
 
 def run(command: list[str], name: str, shorter: tuple[str, str]) -> str:
-    """What a compiler prints. UserError with the first of its errors, in one line; see `library_of`."""
+    """The output of a compiler. UserError with the first of its errors, in one line; see `library_of`."""
     env = {**os.environ, "LC_ALL": "C"}
     try:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", env=env, check=False)

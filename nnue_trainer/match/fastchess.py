@@ -86,7 +86,7 @@ def play_with_fastchess(
 
 
 def command(program: str, players: Sequence[Player], options: MatchOptions, folder: Path) -> list[str]:
-    """What starts fastchess."""
+    """The command that starts fastchess."""
     words, limit, rules = [program], options.limit, options.adjudication
     for player in players:
         given = [f"option.{name}={value}" for name, value in player.options.items()]

@@ -94,7 +94,7 @@ class MatchResult:
 
     @property
     def verdict(self) -> str | None:
-        """What the sequential test decided: accepted, rejected, or None."""
+        """The decision of the sequential test: accepted, rejected, or None."""
         return self.sprt.verdict(self.pairings[0].counts) if self.sprt else None
 
     @property
@@ -269,7 +269,7 @@ def _check_players(arena: Arena) -> None:
 def match_header(
     options: MatchOptions, names: Sequence[str], openings: Openings, identity: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """What decides the games. How many are played, and when a test ends, may change from call to call."""
+    """Everything that decides the games. Their number, and the end of a test, may change from call to call."""
     chosen = asdict(options.openings) | {"book": Path(options.openings.book).name if options.openings.book else None}
     limit = {key: value for key, value in asdict(options.limit).items() if value is not None}
     return {

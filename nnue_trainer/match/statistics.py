@@ -1,4 +1,4 @@
-"""What the results of a match mean: Elo, its error, and sequential tests.
+"""The statistics of a match: Elo, its error, and sequential tests.
 
 The unit is the pair of games: one opening, played with both colours. Its points are 0, ½, 1, 1½ or 2, so the results of
 a match are five counts, from the lowest to the highest ("pentanomial"). Three counts are losses, draws and wins of

@@ -1,4 +1,4 @@
-"""What a net does on real positions: dead and saturated neurons, and how far weights are from their limits.
+"""The activity of a net on real positions: dead and saturated neurons, and how far weights are from their limits.
 
 The trainer writes these figures down with every validation, and `nnue inspect` shows them per neuron. Measuring changes
 no parameter, buffer or random generator. The counts stay on the device until somebody requests them.
@@ -58,7 +58,7 @@ class FirstLayerActivity:
 
 @dataclass(frozen=True)
 class LayerInputs:
-    """What a layer after the first sees, over the positions of its stack: `zeros` and `at_top` are shares of all
+    """The inputs of a layer after the first, over the positions of its stack: `zeros` and `at_top` are shares of all
     values. A value is at the top where it equals the largest value of the layer and several others do, as they do
     after a clamp only. `dead` counts (stack, input) pairs that are zero at every position, of `inputs` pairs in stacks
     that were used."""

@@ -1,4 +1,4 @@
-"""What a net is: one small protocol that the trainer, the files, the exporter and the evaluator use.
+"""The definition of a net: one small protocol that the trainer, the files, the exporter and the evaluator use.
 
 A net is one class in one file, registered by name (`NETS`). The class is a section: its fields are the keys of a recipe
 under `model`, and what checkpoints and net files carry as the architecture. Its methods give
@@ -169,7 +169,7 @@ class Net(ABC):
         """The integers, in the order of the file."""
 
     def integer_forward(self) -> IntegerForward | None:
-        """What an engine computes with integers, as data. None for a net that defines `evaluate` and `score` in Python;
+        """The integer arithmetic of an engine, as data. None for a net that defines `evaluate` and `score` in Python;
         such a net is evaluated slowly."""
         return None
 
@@ -183,7 +183,7 @@ class Net(ABC):
         return forward
 
     def evaluate(self, tensors: Mapping[str, np.ndarray], batch: Batch) -> RawValues:
-        """What an engine computes with integers, in NumPy. `tensors` are those of `tensors()`, by name; the index rows
+        """The integer arithmetic of an engine, in NumPy. `tensors` are those of `tensors()`, by name; the index rows
         of `batch` are of `integer_feature_set`. `export.evaluate` computes the same, and faster."""
         return reference(self._described(), tensors, batch)
 
@@ -198,7 +198,7 @@ class Net(ABC):
 
     @property
     def training_only(self) -> tuple[str, ...]:
-        """What the names of parameters begin with that are trained, but are not part of the net: for a further output,
+        """Prefixes of parameters that are trained, but are not part of the net: for a further output,
         for example. They are in checkpoints and not in net files."""
         return ()
 
@@ -209,7 +209,7 @@ class Net(ABC):
 
     @property
     def name(self) -> str:
-        """What nets of this architecture are called."""
+        """The name of nets of this architecture."""
         return self.kind
 
     @property
@@ -280,8 +280,8 @@ class Net(ABC):
         return engine_rust(self, skip=skip, align=align)
 
     def meaning(self) -> NetMeaning | None:
-        """What the parameters of `model()` stand for, so that weights of other nets can start this net, and its weights
-        can start others. None: only weights of the same architecture fit."""
+        """The meaning of the parameters of `model()`, so that weights of other nets can start this net, and its
+        weights can start others. None: only weights of the same architecture fit."""
         return None
 
     @classmethod
@@ -451,7 +451,7 @@ class StackedModel(NnueModel):
 
     @abstractmethod
     def first_outputs(self, batch: Batch) -> FirstOutputs:
-        """What the first layer gives the others."""
+        """The output of the first layer."""
 
     def first_call(self, batch: Batch, bucket: Tensor) -> TransformerCall | None:
         """The operator that computes x and the PSQT part of `first_outputs`, whose buckets are `bucket`; None if there

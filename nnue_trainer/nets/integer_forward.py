@@ -1,4 +1,4 @@
-"""What a net computes with its integers, as data: stages that a program can run without knowing the net.
+"""The integer arithmetic of a net as data: stages that a program can run without code for the net.
 
 A net describes its integer forward once (`Net.integer_forward`). The evaluator in C++ (data_loader/evaluate) runs any
 such description in several threads, with AVX2 where the CPU has it. `reference` runs it here, slowly and plainly, and
@@ -204,8 +204,8 @@ def _log_sum(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 class RawValues(NamedTuple):
-    """What the integers of a net give for B positions, side to move's view, before the output scale: int64 [B, S] each
-    for all of its S stacks, or [B, 1] each where it computes only the one in use."""
+    """The outputs of the integers of a net for B positions, side to move's view, before the output scale: int64 [B, S]
+    each for all of its S stacks, or [B, 1] each if only the one in use is computed."""
 
     psqt: np.ndarray
     positional: np.ndarray

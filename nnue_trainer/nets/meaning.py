@@ -1,4 +1,4 @@
-"""What the numbers of a net's parameters stand for, so that weights of one net can start another: see
+"""The meaning of a net's parameters, so that weights of one net can start another: see
 training/warm_start.py.
 
 A parameter has axes. Along an axis lie input features, buckets of the number of pieces, or units: neurons, named by

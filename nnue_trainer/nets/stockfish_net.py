@@ -1,4 +1,4 @@
-"""What all Stockfish nets have in common: names, integers, integer forward and file, by the facts of a `Design`.
+"""The common parts of all Stockfish nets: names, integers, integer forward and file, by the facts of a `Design`.
 
 The file to the byte: docs/net-files.md. The arithmetic in words: docs/net-arithmetic.md.
 """
@@ -238,7 +238,7 @@ class StockfishNet(Net):
         return _tensors(self)
 
     def _part(self, tensor: str, name: str) -> str:
-        """What the part of a tensor that belongs to a set is called."""
+        """The name of the part of a tensor that belongs to a set."""
         return tensor if len(self.facts.sets) == 1 else f"{tensor}.{name}"
 
     def _tensors(self) -> Iterator[NetTensor]:

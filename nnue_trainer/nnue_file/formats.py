@@ -94,12 +94,12 @@ class NetFormat(ABC):
         raise UserError(f"{where}: files of format {self.kind} cannot be read back")
 
     def around(self, data: bytes, tensors: Sequence[TensorKind]) -> tuple[bytes, bytes]:
-        """What stands before and after the tensors in a file that `from_bytes` has read. It is kept at import, and is
+        """The bytes before and after the tensors of a file that `from_bytes` has read. It is kept at import, and is
         `head` and `tail` of the net that is exported again."""
         return b"", b""
 
     def listing(self, net: Exported) -> Iterable[str]:
-        """What lies where in the file, a line each: for formats whose files do not record it."""
+        """The place of each tensor in the file, one line each: for formats whose files do not record it."""
         return ()
 
     def header_wanted(self) -> bool:

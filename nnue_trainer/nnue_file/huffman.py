@@ -20,7 +20,7 @@ _MAX_CODE_BITS = 16
 
 
 class HuffmanError(ValueError):
-    """What is wrong with an array; `offset` counts from its first byte."""
+    """An error in an array; `offset` counts from its first byte."""
 
     def __init__(self, offset: int, reason: str) -> None:
         super().__init__(reason)

@@ -20,7 +20,7 @@ MAX_BYTES = 5
 
 
 class LebError(ValueError):
-    """What is wrong with a payload; `offset` counts from its first byte, `element` from its first number."""
+    """An error in a payload; `offset` counts from its first byte, `element` from its first number."""
 
     def __init__(self, offset: int, element: int, reason: str) -> None:
         super().__init__(reason)

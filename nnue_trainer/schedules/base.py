@@ -66,7 +66,7 @@ class RunStep(NamedTuple):
 
 @section
 class Timed:
-    """What every schedule has: a warm-up, and values that change only between epochs."""
+    """The fields of every schedule: a warm-up, and values that change only between epochs."""
 
     warmup_steps: int = Field(default=0, ge=0)
     """steps of the warm-up, in which the value first grows to that of the schedule"""

@@ -16,7 +16,7 @@ class Cycle(Schedule):
     final_lr: float = Field(ge=0)
     """learning rate at the end"""
     height: float = Field(ge=0)
-    """what is added at the peak"""
+    """added at the peak"""
     peak: float = Field(default=0.3, ge=0, le=1)
     """where the peak is, as a part of the cycle"""
     steps: int | None = Field(default=None, gt=0)

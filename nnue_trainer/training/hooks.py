@@ -40,7 +40,7 @@ class Hooks:
             returned(method.__self__, hook, value, value is None, "None")
 
     def state(self) -> list[dict[str, Any]]:
-        """What they remember, for a checkpoint."""
+        """Their state, for a checkpoint."""
         return [{"kind": callback.kind, "memory": dict(callback.memory)} for callback in self._callbacks]
 
     def load(self, state: Sequence[dict[str, Any]]) -> None:

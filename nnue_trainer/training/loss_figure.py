@@ -1,4 +1,4 @@
-"""What defines a validation loss, apart from the weights: loss, filters, files and λ.
+"""The definition of a validation loss, apart from the weights: loss, filters, files and λ.
 
 A figure is plain JSON data by the keys of the recipe. Every checkpoint contains it; `best` compares only losses of one.
 """

@@ -1,4 +1,4 @@
-"""What the training loop writes in one process: checkpoints, metrics and the progress line.
+"""The outputs of the training loop in one process: checkpoints, metrics and the progress line.
 
 Only the process of rank 0 writes. The others have a `Nowhere` in the place of each.
 """

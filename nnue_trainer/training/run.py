@@ -123,7 +123,7 @@ def _check_names(stages: list[StageOfRun], model: NnueModel) -> None:
 
 @dataclass(frozen=True)
 class _Begin:
-    """What a stage begins from."""
+    """The start of a stage."""
 
     checkpoint: Checkpoint | None = None
     path: Path = Path()

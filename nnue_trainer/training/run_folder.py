@@ -112,7 +112,7 @@ class RunFolder:
             self._release()
 
     def lost(self) -> str | None:
-        """What has happened to the folder since the lock was taken, in words; None if it is where it was."""
+        """A description of what happened to the folder since the lock was taken; None if it is where it was."""
         if self._depth == 0 or (_same_file(self._directory, self.path) and _same_file(self._lock, self.path / LOCK)):
             return None
         if _same_file(self._directory, self.path):
@@ -345,7 +345,7 @@ def _same_file(descriptor: int, path: Path) -> bool:
 
 
 def _holder() -> str:
-    """What this process writes into the lock file, for the messages of other processes."""
+    """The contents of the lock file, for the messages of other processes."""
     return json.dumps({"pid": os.getpid(), "host": socket.gethostname()})
 
 

@@ -31,7 +31,7 @@ _INTERRUPTED = 130  # exit status of `nnue train`
 
 @dataclass(frozen=True)
 class SeedRun:
-    """What came of one seed."""
+    """The result of one seed."""
 
     seed: int
     folder: Path

@@ -33,7 +33,7 @@ class LambdaSchedule(Timed, ABC):
     batch_jitter: float = Field(default=0.0, ge=0, le=1)
     """standard deviation of what is added to λ of all positions of a batch, and changes slowly from batch to batch"""
     batch_jitter_decay: float = Field(default=0.999, ge=0, lt=1)
-    """what is left of it from one batch to the next: b ← decay · b + batch_jitter · √(1 − decay²) · N(0, 1)"""
+    """the share that remains from one batch to the next: b ← decay · b + batch_jitter · √(1 − decay²) · N(0, 1)"""
     scale_jitter: bool = False
     """multiply all jitter by the height of the schedule's cycle or bump, which is between 0 and 1"""
 
@@ -99,7 +99,7 @@ class LambdaSchedule(Timed, ABC):
 
 @section
 class FromStart(LambdaSchedule):
-    """What schedules that fall from a start have in common."""
+    """The base of schedules that fall from a start."""
 
     start: float = Field(default=1.0, ge=0, le=1)
     """λ at the first step: 1 trains on scores only, 0 on game results only"""
@@ -107,7 +107,7 @@ class FromStart(LambdaSchedule):
 
 @section
 class Between(FromStart):
-    """What schedules from a start to an end have in common."""
+    """The base of schedules from a start to an end."""
 
     end: float = Field(default=1.0, ge=0, le=1)
     """λ at the end, and in every validation"""

@@ -15,7 +15,7 @@ class CycleLambda(Between):
     """A straight line from start to end, and on top of it a cosine up (or down) to height and back."""
 
     height: float = Field(ge=-1, le=1)
-    """what is added to λ at the peak; λ stays within 0 and 1"""
+    """added to λ at the peak; λ stays within 0 and 1"""
     peak: float = Field(default=0.3, ge=0, le=1)
     """where the peak is, as a part of the cycle"""
 

@@ -75,7 +75,7 @@ class AllOf:
 
     @property
     def identity(self) -> Any:
-        """What the order of positions depends on: the filters with their values. Files appear by name only."""
+        """The filters with their values, on which the order of positions depends. Files appear by name only."""
         own = [{"kind": portable_name(filter.kind), **to_data(filter)} for filter in self._filters]
         if self._function is None:
             return own

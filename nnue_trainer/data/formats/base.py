@@ -99,7 +99,7 @@ class DataFormat(ABC):
         UserError for an error in the data; the caller adds the name of the file."""
 
     def header(self) -> bytes:
-        """What a file begins with when it is written."""
+        """The beginning of a file to write."""
         return b""
 
     def encode(self, records: Records) -> bytes:
