@@ -168,7 +168,7 @@ STABLE_TORCH_LIBRARY(nnue, m) {
     m.def("raise_cuda_index_errors() -> ()");
 }
 
-// Whether the CUDA library was built together with this one, or why not. `nnue info` prints it where there is no CUDA
+// Whether the CUDA library was built together with this one, or why not. `nnue info` prints it if there is no CUDA
 // library.
 #ifndef NNUE_CUDA_BUILD
 #define NNUE_CUDA_BUILD unknown

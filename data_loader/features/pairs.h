@@ -24,8 +24,9 @@ struct PlainSlots {
 };
 
 // One version of Full_Threats: kVictims[attacker][victim] numbers the victims of each attacking piece type, −1 for a
-// pair that is no feature. kSlots[attacker] counts own and enemy victims together; with kPushes a pawn also "attacks" a
-// pawn on the square ahead. kMaxThreats: no record has more, whatever its pieces are. tools/threat_bound.cpp proves it.
+// pair that is not a feature. kSlots[attacker] counts own and enemy victims together; with kPushes a pawn also
+// "attacks" a pawn on the square ahead. kMaxThreats: no record has more, whatever its pieces are.
+// tools/threat_bound.cpp proves it.
 struct ThreatsV10 : PlainSlots<ThreatsV10> {
     static constexpr int kNumFeatures = 79856, kMaxThreats = 192;
     static constexpr bool kPushes = false;

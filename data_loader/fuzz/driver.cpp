@@ -1,4 +1,4 @@
-// Runs a fuzz target where there is no libFuzzer: reads the corpus, then tries mutations of it.
+// Runs a fuzz target without libFuzzer: reads the corpus, then tries mutations of it.
 //
 //   fuzz_X CORPUS_FOLDER [runs] [seed]
 //

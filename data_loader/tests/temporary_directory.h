@@ -1,4 +1,4 @@
-// A folder of its own for each test, and whole files as bytes.
+// A separate folder for each test, and whole files as bytes.
 #pragma once
 
 #include <gtest/gtest.h>

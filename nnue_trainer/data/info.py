@@ -78,8 +78,8 @@ def file_info(path: StrPath, progress: Progress | None = None) -> FileInfo:
 
 
 def different_boards(positions: int, duplicate_share: float) -> int:
-    """The number of them that goes with the share: the number that the sample gives by itself has an error of its own,
-    and the two would contradict each other."""
+    """The number of different boards that matches the share of duplicates. A separate estimate from the sample would
+    have a different error, and the two would contradict each other."""
     return round(positions * (1 - duplicate_share))
 
 

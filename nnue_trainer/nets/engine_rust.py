@@ -20,7 +20,7 @@ _BLOCKS = tuple[list[int], list[list[int]]]
 
 def _blocks_of_both_sides(slots: Sequence[int], victims: Sequence[Sequence[int]]) -> _BLOCKS:
     """How many blocks each attacker P p N n … K k has, and the block of each such victim. `slots` count the blocks of
-    P N B R Q K, own victims before the enemy's; `victims` number the own ones, -1 for a pair that is no feature."""
+    P N B R Q K, own victims before the enemy's; `victims` number the own ones, -1 for a pair that is not a feature."""
     rows = [
         [-1 if of[v // 2] < 0 else v % 2 * count // 2 + of[v // 2] for v in range(12)]
         for count, of in zip(slots, victims, strict=True)

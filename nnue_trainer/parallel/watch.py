@@ -26,7 +26,7 @@ from nnue_trainer.errors import UserError, shown
 _HELLO = struct.Struct("!QI")  # token, rank
 _SECONDS_TO_JOIN = 60.0
 _SECONDS_TO_SPEAK = 3.0  # after another rank's error, how long rank 0 has to meet the same error and report it itself
-_SECONDS_TO_SAVE = 600.0  # after an error of its own, how long rank 0 has to save, and to write a report
+_SECONDS_TO_SAVE = 600.0  # for rank 0 to save and write a report after its own error
 _SECONDS_TO_BE_STOPPED = 15.0  # beyond that, how long a rank with an error waits until rank 0 ends it
 _SECONDS_TO_PRINT = 1.0  # how long a stopped rank waits: when it has ended, torchrun ends rank 0, which may be printing
 _LONGEST = 4096  # bytes of a line
