@@ -34,7 +34,7 @@ class RunCommand(Callback):
     every: int = Field(default=1, gt=0, le=2**20)
     """events from one run of the program to the next; 1: each event"""
     must_succeed: bool = False
-    """end the run if the program fails; off: print a line and go on"""
+    """end the run if the program fails; off: print a line and continue"""
 
     @field_validator("command")
     @classmethod

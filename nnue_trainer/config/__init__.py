@@ -116,7 +116,7 @@ class ValidationSet:
     """More held-out positions, under a name: for figures, not for `best`."""
 
     name: str = Field(pattern=r"^[A-Za-z][A-Za-z0-9_-]{0,63}$")
-    """name of the set, with which its metrics begin: NAME/loss"""
+    """name of the set, and prefix of its metrics: NAME/loss"""
     files: FileList = Field(min_length=1)
     """files, folders or patterns, as in data.train"""
     positions: int = Field(default=1_000_000, gt=0, le=2**40)
@@ -182,7 +182,7 @@ class TrainingConfig:
     compile: bool = False
     """compile the model with torch.compile"""
     cuda_graph: bool | None = None
-    """replay the whole step as one CUDA graph; null: wherever the device is CUDA"""
+    """replay the whole step as one CUDA graph; null: if the device is CUDA"""
     initial_weights: str | None = None
     """checkpoint, run folder or net file whose weights to start from; everything else starts anew. From a net with
     another architecture, the parts that both have in common are taken"""

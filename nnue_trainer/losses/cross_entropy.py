@@ -14,8 +14,8 @@ from nnue_trainer.schema import section
 @LOSSES.register("cross_entropy")
 @section
 class CrossEntropyLoss(Loss):
-    """Cross-entropy between σ(net / scale) and the target, which mixes score and result, less that of a perfect net: so
-    0 is the lowest possible loss."""
+    """Cross-entropy between σ(net / scale) and the target, which mixes score and result, minus that of a perfect net,
+    so the lowest possible loss is 0."""
 
     scale: float = Field(default=400.0, gt=0)
     """engine units per unit of the sigmoid's argument"""

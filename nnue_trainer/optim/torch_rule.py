@@ -159,7 +159,7 @@ class TorchOptimizer(OptimizerConfig):
     name: str
     """of a class in torch.optim: RAdam, NAdam, SGD, Adagrad, …"""
     options: dict[str, Any] = Field(default_factory=dict)
-    """what its constructor takes beside parameters and lr, such as {betas: [0.9, 0.99], weight_decay: 0.01}"""
+    """arguments of its constructor besides parameters and lr, such as {betas: [0.9, 0.99], weight_decay: 0.01}"""
 
     @field_validator("name")
     @classmethod

@@ -16,7 +16,7 @@ class Cosine(Schedule):
     final_lr: float = Field(ge=0)
     """learning rate at the end"""
     steps: int | None = Field(default=None, gt=0)
-    """steps in which it gets there, from the first one on; null: the whole run"""
+    """steps from the first one to the end; null: the whole run"""
 
     def at(self, now: RunStep, lr: float) -> float:
         return half_cosine(lr, self.final_lr, now.share_of(self.steps))

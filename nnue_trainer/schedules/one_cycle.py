@@ -11,7 +11,7 @@ from nnue_trainer.schema import section
 @SCHEDULES.register("one_cycle")
 @section
 class OneCycle(Schedule):
-    """From start_lr up to the optimizer's lr and down to final_lr, each way half a cosine."""
+    """Half a cosine from start_lr up to the optimizer's lr, and another one down to final_lr."""
 
     start_lr: float = Field(ge=0)
     """learning rate at the first step"""

@@ -12,7 +12,7 @@ from nnue_trainer.wdl.base import LAMBDAS, Between
 @LAMBDAS.register("one_cycle")
 @section
 class OneCycleLambda(Between):
-    """From start to top and on to end, each way half a cosine."""
+    """Half a cosine from start to top, and another one from top to end."""
 
     top: float = Field(ge=0, le=1)
     """λ at the top of the cycle"""
