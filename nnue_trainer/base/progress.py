@@ -1,8 +1,7 @@
-"""Progress on standard error: one line that moves on a terminal, plain lines now and then elsewhere.
+"""Progress on standard error: one line that is updated on a terminal, otherwise a plain line from time to time.
 
-A line is made of parts. Where the terminal is too narrow for all of them, they first take their short forms, and then
-the least important ones are left out. Whatever happens to the terminal or the pipe, showing progress raises nothing:
-a closed window must not end a training.
+A line consists of parts. If the terminal is too narrow for all of them, they are shortened first, and then the least
+important ones are left out. Errors of the terminal or pipe are ignored: a closed window must not end a training.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from rich.text import Text
 
 from nnue_trainer.errors import shown
 
-# Seconds between two plain lines of a long command, where nothing else sets the interval.
+# Seconds between two plain lines of a long command, unless the command sets the interval.
 PLAIN_LINE_EVERY = 60.0
 
 _REFRESH_PER_SECOND = 5
@@ -32,7 +31,7 @@ _SHORTEST_BAR, _LONGEST_BAR = 8, 40
 
 @dataclass(frozen=True)
 class Part:
-    """One figure of a line. Parts of a low `rank` stay longest; `short` is what stands where there is little room."""
+    """One figure of a line. Parts with a low `rank` stay longest; `short` is shown if there is little room."""
 
     text: str
     rank: int
@@ -40,7 +39,7 @@ class Part:
 
 
 def fit(parts: Sequence[Part], width: int) -> list[tuple[Part, str]]:
-    """What fits into `width` columns: in their short forms if need be, and then without the least important parts."""
+    """The parts that fit into `width` columns: shortened if necessary, then without the least important ones."""
     kept, short = list(parts), False
     while True:
         texts = [part.short if short and part.short is not None else part.text for part in kept]
@@ -52,7 +51,7 @@ def fit(parts: Sequence[Part], width: int) -> list[tuple[Part, str]]:
 
 
 def render(parts: Sequence[Part], share: float | None, width: int) -> str:
-    """The line of a terminal of `width` columns. `share`: how much is done, 0 to 1; None: not known, so no bar."""
+    """The line of a terminal of `width` columns. `share`: the part done, 0 to 1; None: unknown, so no bar."""
     width -= 1  # some terminals wrap a full line
     if share is None:
         return _GAP.join(text for _, text in fit(parts, width))

@@ -26,7 +26,7 @@ OUTPUT = {"output": {"type": "f32"}}
 INPUTS = {"kings": [0, 1, 2, 2] + [1] * 4 + [2] * 24, "mirror": "a-d"}
 KINDS: dict[str, dict[str, Any]] = {
     "the output": {"quantisation": OUTPUT},
-    "the output behind whole products": {"activation": "pairwise", "quantisation": OUTPUT},
+    "the output after whole products": {"activation": "pairwise", "quantisation": OUTPUT},
     "crelu": {"activation": "crelu", "layers": [{"outputs": 16, "type": "f32", "activation": "crelu"}]},
     "screlu": {"layers": [{"outputs": 16, "type": "f32", "activation": "screlu", "clip": 3}]},
     "dual": {"layers": [{"outputs": 16, "type": "f32", "activation": "dual", "skip": "difference"}]},

@@ -1,14 +1,14 @@
-// Sums of rows of a matrix, which is what both directions of the feature transformer are: the forward adds up the
-// weights of a row's features, the backward the gradients of a feature's rows.
+// Sums of rows of a matrix, for both directions of the feature transformer: the forward adds up the weights of a row's
+// features, the backward the gradients of a feature's rows.
 //
 // A *slab* is 16 lanes' columns of the first half of the outputs and the same columns of the second half, 16 bytes per
 // lane of each; so the pairwise product is local to a thread. A warp takes one sum in one slab: one half of its lanes
 // adds up the even entries of the list, the other half the odd ones, four entries of each at a time.
 //
 // Work is items (slots or tasks) in an order in which neighbours read the same rows. Each thread block takes one
-// stretch of them, of equal work, through one slab after the other. One thread block fills a multiprocessor. So what
-// its L1 cache holds is one slab of the rows that its stretch reads, and L2 holds one slab of the whole matrix. How the
-// work is divided has no influence on any sum.
+// stretch of them, of equal work, through one slab after the other. One thread block fills a multiprocessor. So its
+// L1 cache holds one slab of the rows that its stretch reads, and L2 one slab of the whole matrix. The sums do not
+// depend on the division of the work.
 #pragma once
 
 #include <cuda_bf16.h>
