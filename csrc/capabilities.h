@@ -64,7 +64,7 @@ namespace nnue::capabilities {
     X(bound, "the bound of the activation is outside 1/64 to 255, which 16-bit products need")            \
     X(portable, "the portable kernels of the transformer take the gradient of its output")                \
     X(x_16_kb, "the inputs of a position take more than 16 KB")                                           \
-    X(few_rows, "weight and moments have fewer than 98,304 of these rows, and most are in every batch")   \
+    X(few_rows, "weight and moments have few of these rows, and most are in every batch")                 \
     X(cpu_matrices, "on a CPU the directions of matrices are computed by torch")                          \
     X(long_sides, "the matrices have more than 64 rows and more than 64 columns")
 
@@ -319,12 +319,14 @@ inline Choice<Between> between(Transformer transformer, Stacks stacks, const Bet
 // bits.
 NNUE_ENUMERATION(Update, every_row, late)
 
-// On a GPU: the number of rows that are trained alike, times that of the tensors that have them, weight and moments.
-constexpr int64_t kLeastLateRows = 98304;
+// On a GPU: the number of rows that are trained alike, times that of the tensors that have them, weight and moments. A
+// large batch has more of the rows.
+constexpr int64_t kLargeBatch = 32768, kLeastLateRows = 60000, kLeastInLargeBatch = 98304;
 
-inline Choice<Update> update(const Machine& machine, int64_t rows, int64_t tensors) {
+inline Choice<Update> update(const Machine& machine, int64_t rows, int64_t tensors, int64_t positions) {
     if (machine.is_cpu()) return {Update::late};
-    if (rows * tensors < kLeastLateRows) return {Update::every_row, Reason::few_rows};
+    if (rows * tensors < (positions > kLargeBatch ? kLeastInLargeBatch : kLeastLateRows))
+        return {Update::every_row, Reason::few_rows};
     return {Update::late};
 }
 

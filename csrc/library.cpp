@@ -61,7 +61,7 @@ STABLE_TORCH_LIBRARY(nnue, m) {
         "_gradient_between(int transformer, int stacks, ScalarType trained_dtype, ScalarType output_dtype, "
         "int num_outputs, int hidden, int activation, float bound, bool has_psqt, bool divided, bool "
         "is_needed) -> (int kernels, int reason)");
-    m.def("_row_update(int[] machine, int rows, int tensors) -> (int kernels, int reason)");
+    m.def("_row_update(int[] machine, int rows, int tensors, int positions) -> (int kernels, int reason)");
     m.def("_matrix_step(int[] machine, int rows, int columns) -> (int kernels, int reason)");
 
     // Contracts: expand_features.h.

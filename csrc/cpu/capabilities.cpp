@@ -72,8 +72,8 @@ Pair between_op(int64_t of_transformer, int64_t of_stacks, ScalarType trained_dt
                             bound, has_psqt, divided, is_needed}));
 }
 
-Pair update_op(Ints machine, int64_t rows, int64_t tensors) {
-    return pair_of(update(machine_of("_row_update", machine), rows, tensors));
+Pair update_op(Ints machine, int64_t rows, int64_t tensors, int64_t positions) {
+    return pair_of(update(machine_of("_row_update", machine), rows, tensors, positions));
 }
 
 Pair matrix_op(Ints machine, int64_t rows, int64_t columns) {

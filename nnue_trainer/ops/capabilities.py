@@ -176,15 +176,15 @@ def between(
     return _found("between", "_gradient_between", (*kernels, trained_dtype, output_dtype, *sizes))
 
 
-def update(machine: Numbers | None, rows: int, tensors: int) -> Choice:
+def update(machine: Numbers | None, rows: int, tensors: int, positions: int = 0) -> Choice:
     """Of rows of a feature transformer that are trained alike: late, or every_row in every step. `tensors`: how many
-    have these rows, the weight and its moments. For benchmarks, the environment variable NNUE_LEAST_LATE_ROWS sets the
-    least number of rows that a GPU updates late."""
+    have these rows, the weight and its moments. `positions`: of a batch, 0 if unknown. For benchmarks, the environment
+    variable NNUE_LEAST_LATE_ROWS sets the least number of rows that a GPU updates late."""
     if machine is not None and machine[0] and (least := os.environ.get("NNUE_LEAST_LATE_ROWS")):
         if not least.isdecimal():
             raise UserError(f"NNUE_LEAST_LATE_ROWS: found {quoted(least)}, expected a whole number of rows")
         return Choice("every_row" if rows < int(least) else "late", "NNUE_LEAST_LATE_ROWS")
-    return _choice("update", "_row_update", machine, "auto", (rows, tensors))
+    return _choice("update", "_row_update", machine, "auto", (rows, tensors, positions))
 
 
 def matrix_step(machine: Numbers | None, rows: int, columns: int) -> Choice:

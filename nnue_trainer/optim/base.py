@@ -42,6 +42,8 @@ class Work:
     """Parameters whose gradients a guard need not check: `NnueModel.covered_gradients`."""
     late: frozenset[str] = frozenset()
     """Parameters whose rows a fused rule may update when they are needed: see `FusedOptimizer.late_rows`."""
+    positions: int = 0
+    """of a batch; 0: unknown"""
     settings: Mapping[str, Settings] = field(default_factory=dict)
     """Settings from groups of the recipe, by name; a virtual row has those of its parameter."""
     matrices: frozenset[str] = frozenset()

@@ -65,7 +65,7 @@ class FusedRule(Rule):
         # A bound of some of the rows that share virtual rows is a pass over all of them in every step.
         self._late = _late_bounds(work)
         late = work.late - {part.name for part in self._late}
-        self.fused = FusedOptimizer(parts, rule, work.lr, max_norm, work.failed, late)
+        self.fused = FusedOptimizer(parts, rule, work.lr, max_norm, work.failed, late, work.positions)
         self.step_count = self.fused.step_count
         self._first_average = f"{rule.averages[0]}/"
 

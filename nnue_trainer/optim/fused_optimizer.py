@@ -33,6 +33,8 @@ class FusedOptimizer:
     flag: InitVar[Tensor | None] = None
     late: InitVar[Iterable[str]] = ()
     """names of parameters whose rows are updated when they are needed, on a GPU those that it pays for: see LateRows"""
+    positions: int = 0
+    """of a batch; 0: unknown"""
     norm_of: NormOf | None = None
     """None: this process has all gradients."""
     pairs: list[tuple[Part, Moments]] = field(init=False)

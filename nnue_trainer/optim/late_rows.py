@@ -52,9 +52,11 @@ class LateRows:
         own = [pair for pair in optimizer.pairs if pair[0].name == name]
         self._parameter = own[0][0].parameter
         device, rows = self._parameter.device, len(self._parameter)
-        machine = capabilities.machine_of(device)
+        machine, positions = capabilities.machine_of(device), optimizer.positions
         self.parts = [
-            (part, m) for part, m in own if capabilities.update(machine, len(m.weight), m.tensors).kernels == "late"
+            (part, m)
+            for part, m in own
+            if capabilities.update(machine, len(m.weight), m.tensors, positions).kernels == "late"
         ]
         self._made = torch.zeros(rows, dtype=torch.int64, device=device)
         self._marked = torch.zeros(rows, dtype=torch.uint8, device=device)

@@ -36,9 +36,9 @@ class Optimizer:
     last good step, and `failed()` reports it. `bounds`, `shared_rows` and `guard` are the classes of the layers.
 
     `late`: rows of feature transformers are updated when they are needed, if the rule can do so: bit for bit the same
-    training. On a GPU only ranges of many rows are updated so. Parameters that are read through their module are up to
-    date; a reference to a parameter that was taken before a step may be behind. On a CPU gradients of these parameters
-    are sparse tensors, of the batch's rows.
+    training. On a GPU only ranges of many rows are updated so, of more rows with large batches: `positions` in each, 0
+    if unknown. Parameters that are read through their module are up to date; a reference to a parameter that was taken
+    before a step may be behind. On a CPU gradients of these parameters are sparse tensors, of the batch's rows.
 
     `copies`: training reads 16-bit copies of the feature transformers' weights, if the rule can write them along with
     the weights. These stay fp32, and so do the sums and the state; a gradient has the range of fp32.
@@ -56,6 +56,7 @@ class Optimizer:
         shared_rows: type[SharedRows] = SharedRows,
         guard: type[Guard] = Guard,
         late: bool = False,
+        positions: int = 0,
         copies: bool = False,
         averages: bool = False,
     ) -> None:
@@ -98,6 +99,7 @@ class Optimizer:
             bounds=limits if "bounds" in replaces else (),
             covered=model.covered_gradients(),
             late=frozenset(transformers) if late else frozenset(),
+            positions=positions,
             copies=self._copies,
             settings=settings | {name: settings[of] for name, of in shared.owners.items() if of in settings},
             matrices=frozenset(_matrices(model)),

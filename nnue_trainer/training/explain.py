@@ -157,7 +157,7 @@ def _update(recipe: Recipe, model: NnueModel, machine: Machine, not_late: str | 
         if not any(part.parameter is weight for weight in transformers):
             continue
         rows = len(part.rows(part.parameter))
-        choice = capabilities.update(machine, rows, moments.tensors)
+        choice = capabilities.update(machine, rows, moments.tensors, recipe.data.batch_size)
         if not_late is not None:
             choice = Choice("every_row", not_late)
         yield Part(f"rows {part.first:,} to {part.first + rows - 1:,}", *choice)

@@ -168,6 +168,7 @@ class Trainer:
             model,
             recipe.optimizer,
             late=why_not_late(recipe, self.device, self.sharding, self.penalties) is None,
+            positions=recipe.data.batch_size,
             # The gradient of a penalty on weights is that of the weights themselves, in every row.
             copies=recipe.training.precision == "mixed" and not self.penalties.dense,
             averages=recipe.average is not None,

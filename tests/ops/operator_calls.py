@@ -170,7 +170,7 @@ def _kernels(_: torch.Generator) -> None:
     operators._stack_kernels(machine, *layers.numbers, torch.bfloat16, torch.float32, True, False, 0)
     operators._layer_kernels(machine, torch.float32, torch.float32, 0)
     operators._gradient_between(3, 2, torch.bfloat16, torch.bfloat16, 64, 1, 3, 1.0, False, False, True)
-    operators._row_update(machine, 60_000, 3)
+    operators._row_update(machine, 60_000, 3, 16_384)
     operators._matrix_step(machine, 16, 1024)
 
 

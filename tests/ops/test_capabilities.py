@@ -189,7 +189,11 @@ def test_between_dtypes() -> None:
 def test_update() -> None:
     check(capabilities.update(H100, 60_000, 2), "late", "")
     check(capabilities.update(H100, 24_576, 4), "late", "")  # SFNNv16 with RangerLite
-    check(capabilities.update(H100, 24_576, 3), "every_row", "98,304")  # SFNNv5 with AdamW
+    for tensors, positions in ((3, 0), (3, 32_768)):  # SFNNv5 with AdamW
+        check(capabilities.update(H100, 24_576, tensors, positions), "late", "")
+    for tensors, positions in ((3, 32_769), (2, 1)):
+        check(capabilities.update(H100, 24_576, tensors, positions), "every_row", "most are in every batch")
+    check(capabilities.update(H100, 24_576, 4, 65_536), "late", "")
     check(capabilities.update(CPU, 10, 2), "late", "")
 
 
@@ -224,7 +228,7 @@ def test_every_reason_has_a_text_of_its_own() -> None:
 
 def test_a_wrong_machine_is_an_error() -> None:
     with pytest.raises(RuntimeError, match="_row_update: machine: found 3 numbers, expected capability"):
-        torch.ops.nnue._row_update([90, 132, 7], 5, 3)
+        torch.ops.nnue._row_update([90, 132, 7], 5, 3, 16_384)
 
 
 # ---- what the operators do -------------------------------------------------------------------------------------------

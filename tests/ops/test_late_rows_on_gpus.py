@@ -20,7 +20,7 @@ SHARING, OWN = 36, 43  # rows that share virtual ones, and rows that do not: mor
 ROWS = SHARING + OWN
 
 
-def all_late(machine: Machine | None, rows: int, tensors: int) -> Choice:
+def all_late(machine: Machine | None, rows: int, tensors: int, positions: int = 0) -> Choice:
     """The choice of a GPU, for fewer rows than it pays for."""
     return Choice("late", "")
 
