@@ -25,25 +25,36 @@ _ALIGNMENT = 64  # of parameters in the result of _to_integers
 _operators: Any = torch.ops.nnue
 
 
-class _SteRound(torch.autograd.Function):
-    @staticmethod
-    def forward(x: Tensor, rule: Rule, factor: float) -> Tensor:
-        return torch.floor(x) if rule == "floor" else torch.trunc(x) if rule == "trunc" else torch.round(x)
+class _Straight(torch.autograd.Function):
+    """`value` of x, whose gradient is changed by `by` and a factor, if that is not 1."""
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Rule, float], output: Tensor) -> None:
-        ctx.factor = inputs[2]
+    def forward(
+        x: Tensor, value: Callable[[Tensor], Tensor], by: Callable[[Tensor, float], Tensor], factor: float
+    ) -> Tensor:
+        return value(x)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        (grad,) = grads
-        return grad if ctx.factor == 1.0 else grad * ctx.factor, None, None
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        _, _, ctx.by, ctx.factor = inputs
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+        return grads[0] if ctx.factor == 1.0 else ctx.by(grads[0], ctx.factor), None, None, None
+
+
+_RULES: dict[Rule, Callable[[Tensor], Tensor]] = {"floor": torch.floor, "trunc": torch.trunc, "round": torch.round}
 
 
 def ste_round(x: Tensor, rule: Rule, factor: float = 1.0) -> Tensor:
     """The straight-through estimator: `x` rounded down, toward zero, or to the nearest integer (half to even). The
     gradient is that of `factor · x`."""
-    result: Tensor = _SteRound.apply(x, rule, factor)  # type: ignore[no-untyped-call]
+    result: Tensor = _Straight.apply(x, _RULES[rule], torch.mul, factor)  # type: ignore[no-untyped-call]
+    return result
+
+
+def _with_gradient(x: Tensor, by: Callable[[Tensor, float], Tensor], factor: float) -> Tensor:
+    result: Tensor = _Straight.apply(x, lambda x: x.view_as(x), by, factor)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -152,29 +163,14 @@ def integer_linear(x: Tensor, weight: Tensor, *, wide: bool = False, factor: flo
     return result
 
 
-class _Scaled(torch.autograd.Function):
-    @staticmethod
-    def forward(x: Tensor, by: Callable[[Tensor, float], Tensor], factor: float) -> Tensor:
-        return x.view_as(x)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        _, ctx.by, ctx.factor = inputs
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        return ctx.by(grads[0], ctx.factor), None, None
-
-
 def integer_stacked_linear(x: Tensor, bucket: Tensor, weight: Tensor, bias: Tensor, *, factor: float = 1.0) -> Tensor:
     """`integer_linear` and bias of each position's own bucket alone, all fp32: x [B, in], weight [S, out, in], bias
     [S, out], bucket int64 [B] → [B, out]. Where `stacked_linear.is_fused`."""
     if factor == 1.0 or not x.requires_grad:
         return stacked_linear(x, bucket, weight, bias)
     # The gradients of outputs and of weights are far smaller than that of the inputs.
-    scaled: Callable[..., Tensor] = _Scaled.apply
-    weight, bias = (scaled(each, torch.div, factor) for each in (weight, bias))
-    return scaled(stacked_linear(x, bucket, weight, bias), torch.mul, factor)
+    weight, bias = (_with_gradient(each, torch.div, factor) for each in (weight, bias))
+    return _with_gradient(stacked_linear(x, bucket, weight, bias), torch.mul, factor)
 
 
 def _forward_fake(parameters: list[Tensor], ranges: list[int], scales: list[float], limits: list[int]) -> Tensor:
