@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-CALL = re.compile(r'launch_(?:behind|tiles)\(\s*([\w()., ]+?),\s*"\w+",\s*(\w+)')
+CALL = re.compile(r'launch_(?:behind\(\s*([\w()., ]+?),|tiles\()\s*"\w+",\s*(\w+)')
 BY_NAME = {"finish_kernel", "first_layer_backward", "first_layer_forward", "transpose"}
 BY_VARIABLE = {"kernel", "name"}  # the others; what launch_tiles passes on
 HOPPER = {"count_rows", "list_features", "list_rare", "make_tiles"}  # by `start` of bucket_plan.cuh

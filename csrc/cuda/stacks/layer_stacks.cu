@@ -43,18 +43,12 @@ struct SharedMemory {
     int together;
 };
 
-// Whether there are more tiles than thread blocks of first_layer_forward that all multiprocessors hold at once. Then
-// kernels start early: they take the places that the last wave of the kernel before leaves free.
-// With one wave they would only keep the kernels of other streams from these places.
-bool in_waves(const Order& o, const Tensor& tensor) {
-    return o.most_tiles() > int64_t{kFirstTogether} * multiprocessors(tensor.get_device_index());
-}
-
+// Kernels start early: they take the places that the last thread blocks of the kernel before leave free.
 // A multiprocessor is set to the shared memory of these thread blocks and for the rest as L1 cache. Without this
 // hint it keeps the division that the kernel before had, which may leave almost no cache.
 template <class Kernel>
-void launch_tiles(bool early, const char* name, Kernel kernel, int64_t blocks, const SharedMemory& shared,
-                  cudaStream_t stream, const auto&... arguments) {
+void launch_tiles(const char* name, Kernel kernel, int64_t blocks, const SharedMemory& shared, cudaStream_t stream,
+                  const auto&... arguments) {
     const auto set = [&](cudaFuncAttribute attribute, size_t value) {
         check_cuda(cudaFuncSetAttribute(kernel, attribute, static_cast<int>(value)), "shared memory");
     };
@@ -62,7 +56,7 @@ void launch_tiles(bool early, const char* name, Kernel kernel, int64_t blocks, c
     set(cudaFuncAttributeMaxDynamicSharedMemorySize, kMostSharedBytes - shared.declared);
     set(cudaFuncAttributePreferredSharedMemoryCarveout,
         percent_shared(shared.dynamic + shared.declared, shared.together));
-    launch_behind(early, name, kernel, static_cast<unsigned>(blocks), kThreads, shared.dynamic, stream, arguments...);
+    launch_behind(true, name, kernel, static_cast<unsigned>(blocks), kThreads, shared.dynamic, stream, arguments...);
 }
 
 // Calls `body` with NT of first_layer_sums, as a constant.
@@ -171,8 +165,8 @@ Tensor first_sums(const Tensor& x, const Tensor& weight, const Layers& layers, c
     const SharedMemory shared{sizeof(float) * share_floats(first.outputs), sizeof(TilePositions) + 64, kFirstTogether};
     dispatch_input(x.scalar_type(), [&]<class T>() {
         dispatch_outputs(first.outputs, [&]<int NT>() {
-            launch_tiles(in_waves(o, x), "first_layer_forward", first_layer_forward<T, NT>, o.most_tiles(), shared,
-                         current_stream(x), const_data<T>(x), a);
+            launch_tiles("first_layer_forward", first_layer_forward<T, NT>, o.most_tiles(), shared, current_stream(x),
+                         const_data<T>(x), a);
         });
     });
     return sums;
@@ -182,8 +176,7 @@ void run_rest(const Tensor& sums, TileArguments& a) {
     a.sums = const_data<float>(sums);
     const auto kernel = a.layers.integers.rounds ? rest_kernel<true> : rest_kernel<false>;
     const SharedMemory shared{sizeof(float) * a.places.floats, kDeclaredBytes, kRestsTogether};
-    launch_tiles(in_waves(a.of_order, sums), "rest_kernel", kernel, a.of_order.most_tiles(), shared,
-                 current_stream(sums), a);
+    launch_tiles("rest_kernel", kernel, a.of_order.most_tiles(), shared, current_stream(sums), a);
 }
 
 void run_one_output(const Tensor& x, const TileArguments& a, cudaStream_t stream) {
@@ -432,8 +425,8 @@ struct Gradients {
             f.psqt_slope = layers.integers.psqt_slope;
             f.of_psqt = static_cast<int>(divide_up(of_order.positions, kThreads));
         }
-        launch_behind(in_waves(of_order, weight_), "finish_kernel", finish_kernel,
-                      f.of_weight + f.of_bias + f.of_partials + f.of_psqt, kThreads, 0, current_stream(weight_), f);
+        launch_behind(true, "finish_kernel", finish_kernel, f.of_weight + f.of_bias + f.of_partials + f.of_psqt,
+                      kThreads, 0, current_stream(weight_), f);
     }
 
     const char* const op_;
@@ -479,9 +472,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> gradients_op(const std::optional<Tens
                 const int workers = multiprocessors(x.get_device_index()) * kTogether;
                 segments = floats_like(x, {workers + a.slabs * all.layers.stacks, KO * 16, kSlab});
                 a.segments = mutable_data<float>(*segments);
-                launch_tiles(in_waves(all.of_order, x), "first_layer_backward", first_layer_backward<Source, KO>,
-                             workers, SharedMemory{sizeof(BackwardMemory<Source, KO>), 0, kTogether}, current_stream(x),
-                             source, a);
+                launch_tiles("first_layer_backward", first_layer_backward<Source, KO>, workers,
+                             SharedMemory{sizeof(BackwardMemory<Source, KO>), 0, kTogether}, current_stream(x), source,
+                             a);
                 if (!all.has_weight) all.add_segments(a, workers, KO * 16);
             };
             first.outputs <= 16 ? run.template operator()<1>() : run.template operator()<2>();
