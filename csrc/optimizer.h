@@ -237,26 +237,36 @@ inline Factors factors(const Hyperparameters& h) {
     return {keep1, 1 - keep1, h.beta2, 1 - h.beta2, 1 + h.positive, h.positive, h.max_value};
 }
 
+// What differs from step to step.
+template <class T>
+NNUE_HOST_DEVICE void set_numbers(Common<T>& c, const double* numbers, double rate, double decay) {
+    c.gradient = static_cast<T>(numbers[kGradient]);
+    c.decay = static_cast<T>(numbers[kDecay] * rate * decay);
+    c.scale = static_cast<T>(numbers[kScale] * rate);
+    c.root = static_cast<T>(numbers[kRoot]);
+    c.eps = static_cast<T>(numbers[kEps]);
+    c.lookahead = static_cast<T>(numbers[kLookahead]);
+    c.mix = static_cast<T>(numbers[kMix]);
+    c.pull = static_cast<T>(numbers[kPull]);
+}
+
+// What is the same in every step of a part.
+template <class T>
+NNUE_HOST_DEVICE void set_factors(Common<T>& c, const Factors& f, double low, double high) {
+    c.most = static_cast<T>(f.most);
+    c.keep1 = static_cast<T>(f.keep1), c.take1 = static_cast<T>(f.take1);
+    c.keep2 = static_cast<T>(f.keep2), c.take2 = static_cast<T>(f.take2);
+    c.ahead = static_cast<T>(f.ahead), c.behind = static_cast<T>(f.behind);
+    c.low = static_cast<T>(low), c.high = static_cast<T>(high);
+}
+
 template <class T>
 NNUE_HOST_DEVICE Common<T> common(const Factors& f, const double* numbers, double rate, double decay, double low,
                                   double high) {
-    return {static_cast<T>(numbers[kGradient]),
-            static_cast<T>(f.most),
-            static_cast<T>(numbers[kDecay] * rate * decay),
-            static_cast<T>(numbers[kScale] * rate),
-            static_cast<T>(numbers[kRoot]),
-            static_cast<T>(numbers[kEps]),
-            static_cast<T>(f.keep1),
-            static_cast<T>(f.take1),
-            static_cast<T>(f.keep2),
-            static_cast<T>(f.take2),
-            static_cast<T>(f.ahead),
-            static_cast<T>(f.behind),
-            static_cast<T>(numbers[kLookahead]),
-            static_cast<T>(numbers[kMix]),
-            static_cast<T>(numbers[kPull]),
-            static_cast<T>(low),
-            static_cast<T>(high)};
+    Common<T> c;
+    set_numbers(c, numbers, rate, decay);
+    set_factors(c, f, low, high);
+    return c;
 }
 
 // On CUDA sqrtf and the division of floats branch where a number is zero or tiny, as all moments of a feature are that

@@ -199,9 +199,9 @@ struct LateCall {
     // What is the same in every step.
     template <class T>
     Common<T> fixed() const {
-        const double no_numbers[kNumbers] = {};
-        const Part& part = arguments.part;
-        return common<T>(arguments.factors, no_numbers, part.rate, part.decay, part.low, part.high);
+        Common<T> c{};
+        set_factors(c, arguments.factors, arguments.part.low, arguments.part.high);
+        return c;
     }
 };
 

@@ -421,14 +421,7 @@ __device__ inline int late_pieces(int64_t columns) {
 template <class T>
 __device__ inline Common<T> in_step(const Common<T>& fixed, const double* numbers, const Part& part) {
     Common<T> c = fixed;
-    c.gradient = static_cast<T>(numbers[kGradient]);
-    c.decay = static_cast<T>(numbers[kDecay] * part.rate * part.decay);
-    c.scale = static_cast<T>(numbers[kScale] * part.rate);
-    c.root = static_cast<T>(numbers[kRoot]);
-    c.eps = static_cast<T>(numbers[kEps]);
-    c.lookahead = static_cast<T>(numbers[kLookahead]);
-    c.mix = static_cast<T>(numbers[kMix]);
-    c.pull = static_cast<T>(numbers[kPull]);
+    set_numbers(c, numbers, part.rate, part.decay);
     return c;
 }
 
