@@ -187,8 +187,8 @@ def main() -> None:
                 step = torch_step(parts, loss, device)
                 moved = least_bytes(parts, UpdateRule(), False)
             else:
-                fused = FusedOptimizer(parts, rule, torch.tensor(1e-3, device=device), max_norm)
-                step = partial(fused.step, loss, covered=["weight"])
+                fused = FusedOptimizer(parts, rule, torch.tensor(1e-3, device=device), max_norm, covered=["weight"])
+                step = partial(fused.step, loss)
                 moved = least_bytes(parts, rule, max_norm < float("inf"))
             ms = median_ms(step, device, a.repeats)
             rate = moved / ms / 1e9

@@ -77,19 +77,16 @@ STABLE_TORCH_LIBRARY(nnue, m) {
     m.def("add_cuda_feature_set(Tensor name, Tensor library, Tensor cuda_library) -> ()");
 
     // Contracts: optimizer.h.
+    m.def("_optimizer_describe(Tensor device, int rule, float[] constants, float[] betas, float[] parts) -> int");
     m.def(
-        "_optimizer_begin(Tensor[] gradients, int[] shared_rows, Tensor loss, Tensor lr, Tensor(a!)[] state, int rule, "
-        "float[] constants, float max_norm, Tensor[] rows) -> ()");
-    m.def(
-        "_optimizer_update(Tensor(a!)[] weights, Tensor[] gradients, Tensor(b!)[] moments, Tensor(c!)[] copies, "
-        "Tensor(d!)[] state, float[] settings, int rule, float[] constants, bool follows_begin=False) -> ()");
+        "_optimizer_step(Tensor(a!)[] weights, Tensor[] gradients, Tensor(b!)[] moments, Tensor(c!)[] copies, "
+        "Tensor(d!)[] late, Tensor[] rows, Tensor(e!)[] state, Tensor loss, Tensor lr, Tensor[] also, "
+        "int[] also_shared, Tensor? norm, int optimizer) -> ()");
+    m.def("_optimizer_norm(Tensor[] gradients, int[] shared_rows, Tensor[] rows, Tensor numbers) -> Tensor");
     m.def("_optimizer_mark_rows(Tensor white, Tensor black, Tensor(a!) rows) -> ()");
     m.def(
-        "_optimizer_update_rows(Tensor(a!) weight, Tensor gradient, Tensor(b!)[] moments, Tensor rows, "
-        "Tensor(c!)[] late, Tensor(d!)[] state, float[] settings, int rule, float[] constants) -> ()");
-    m.def(
-        "_optimizer_catch_up(Tensor(a!) weight, Tensor(b!)[] moments, Tensor? rows, Tensor(c!)[] late, Tensor[] state, "
-        "float[] settings, int rule, float[] constants) -> ()");
+        "_optimizer_catch_up(Tensor(a!)[] weights, Tensor(b!)[] moments, Tensor(c!)[] copies, Tensor(d!)[] late, "
+        "Tensor[] rows, Tensor[] state, int[] parts, int optimizer) -> ()");
 
     // Contract: muon.h.
     m.def(

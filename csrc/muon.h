@@ -1,7 +1,7 @@
 // The step of Muon for matrices: the contract of its operator and its checks. It exists on CUDA only; for a CPU, and
 // for matrices with two long sides, nnue_trainer/optim/muon.py makes the same step with torch's operators.
 //
-// _optimizer_update_matrices makes the step that _optimizer_begin has counted (optimizer.h), each matrix separately.
+// _optimizer_update_matrices makes the step that _optimizer_step has counted (optimizer.h), each matrix separately.
 //
 //   weights    [..., rows, columns] contiguous, float32 or float64, the same for all; the shorter side of a matrix has
 //              at most kMostSide elements
@@ -9,7 +9,7 @@
 //   momenta    two for each weight: its own, and that of its virtual rows [V, ..., rows, columns], V a divisor of the
 //              weight's first size; no elements if there are none. Both are brought up to date
 //   lr         float32 or float64, one element: the learning rate
-//   state      as in optimizer.h
+//   state      as in optimizer.h; the numbers of its first group
 //   settings   four numbers for each weight: the factor of the learning rate, the decoupled weight decay, and the
 //              lowest and the highest value that the weight is clipped to
 //   constants  six numbers: the momentum's decay, the size that gradients are clipped to, the number of steps of the

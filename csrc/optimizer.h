@@ -1,52 +1,59 @@
 // One step of training: the contract of its operators, the rules by which weights move, and the checks that hold on
 // every device. The rules are the same lines of code on CPU and CUDA.
 //
-// What all of them take:
+// _optimizer_describe reads what an optimiser is, and gives it a number, which the others take as `optimizer`:
 //
-//   state        three tensors of one element, one element and kNumbers elements:
-//                  step     int64: updates made so far
-//                  failed   float32: 1 after a loss or gradient that was not finite, and then for good. The caller may
-//                           set it, too. Where it is 1, nothing changes: no weight, no moment, no count.
-//                  numbers  float64, zeros before the first step: results of _optimizer_begin for the other operators,
-//                           see Number; `norm` is for logs. Those from kFirstKept to kLastKept are state: the next
-//                           step depends on them
-//   rule         the number of a Rule
-//   constants    of the rule, eleven numbers: beta1, beta2, eps, positive, lookahead_every, lookahead_share (0 steps:
-//   no
-//                lookahead), corrects_bias (0 or 1), warmup, weight_power, stable_over, max_value; see Hyperparameters
-//   settings     five numbers for each part: the factor of the learning rate, the decoupled weight decay, the lowest
-//   and
-//                the highest value that the weight is clipped to, and 0, or the steps of a copy
+//   device     a tensor on the optimiser's device
+//   rule       the number of a Rule
+//   constants  of the rule, ten numbers: eps, positive, lookahead_every, lookahead_share (0 steps: no lookahead),
+//              corrects_bias (0 or 1), warmup, weight_power, stable_decay (0 or 1), max_value, max_norm; see
+//              Hyperparameters. max_norm: gradients are scaled down to this norm; infinity: they are not
+//   betas      beta1 and beta2 of each group of parts
+//   parts      eight numbers for each part: its group; 1 if the guard reads its gradient, 0 if others stand for it; 1
+//              if its rows are updated late; the factor of the learning rate, the decoupled weight decay, the lowest
+//              and the highest value that the weight is clipped to; and 0, or the steps of its copy
+//
+// A part is a weight, or consecutive rows of one: rows that are trained alike.
+//
+// What several of them take:
+//
+//   weights      for each part [F, ...] contiguous, float32 or float64, the same for all parts
 //   moments      for each part, one after the other: its averages and its squares (as many as the rule has), the
 //                averages and squares of its virtual rows, and with lookahead its slow weights. Those of the weight
 //                have its shape and dtype, those of virtual rows are [V, ...], V a divisor of F, or have no elements.
 //                The average of a schedule-free rule is z, which starts as the weight; that of its virtual rows is not
 //                used.
+//   copies       for each part float16 or bfloat16 of the weight's shape, written along with the weight; no elements
+//                where it has none. With steps they hold the nearest integers to weight · steps, in float32 for weights
+//                of it
+//   late         for each part that is updated late three tensors, see below
+//   rows         for each part that is updated late: the rows that the call is for
+//   state        three tensors; G: how many groups there are
+//                  step     int64 [G]: updates made so far, the same for all
+//                  failed   float32, one element: 1 after a loss or gradient that was not finite, and then for good.
+//                           The caller may set it, too. Where it is 1, nothing changes: no weight, no moment, no count.
+//                  numbers  float64 [G, kNumbers], zeros before the first step: those of the last step, see Number;
+//                           `norm` is for logs. Those from kFirstKept to kLastKept are state: the next step depends on
+//                           them
 //
-// A part is a weight, or consecutive rows of one: rows that are trained alike.
+// _optimizer_step decides, before anything is written, whether the step is made, and with which numbers. It counts the
+// step if it is made, and moves the weights.
 //
-// _optimizer_begin decides, before anything is written, whether the step is made, and with which numbers. It counts the
-// step if it is made.
-//
-//   gradients    P tensors, any size; float32, float64, float16 or bfloat16. The guard checks them, and the norm is
-//                computed from them.
-//   shared_rows  P numbers V: rows r and r + V of the gradient [F, N] share a virtual row, whose gradient is their sum
-//                and counts in the norm, too. 0: the gradient has no virtual rows.
+//   gradients    for each part, of the weight's shape; the weight's dtype or, for float32, float16 or bfloat16. No
+//                elements: the step leaves the part out. The guard checks them, and the norm is taken of them
 //   loss         float32 or float64, one element
 //   lr           float32 or float64, one element: the learning rate
-//   max_norm     gradients are scaled down to this norm; infinity: they are not
-//   rows         for each gradient, uint8 [F]: where it is 0 the row of the gradient is zeros, and may be left out;
-//                no elements: any row may be other than zeros; an empty list: any row of all
+//   also         other gradients for guard and norm, any size; float32, float64, float16 or bfloat16
+//   also_shared  for each of them V: rows r and r + V of the gradient [F, N] share a virtual row, whose gradient is
+//                their sum and counts in the norm, too. 0: the gradient has no virtual rows
+//   norm         numbers whose norm is to be taken for that of the parts' gradients, which several processes have
 //
-// _optimizer_update moves the weights of all parts.
+// With a norm to clip to, or stable decay, all gradients are read, also those that the guard need not check.
 //
-//   weights        for each part [F, ...] contiguous, float32 or float64, the same for all parts
-//   gradients      of the same shape; the weight's dtype or, for float32, float16 or bfloat16
-//   copies         float16 or bfloat16 of the weight's shape, written along with the weight; no elements where the part
-//                  has none; an empty list where no part has one. With steps they hold the nearest integers to
-//                  weight · steps, in float32 for weights of it
-//   follows_begin  the caller's word that _optimizer_begin was the last thing that the stream was given: on CUDA the
-//                  update may then begin to load while that runs
+// _optimizer_norm gives numbers float64 [kNumbers], of which kGo is 0 if any of its gradients is not finite, and kNorm
+// is their norm otherwise. `shared_rows` is as also_shared. `rows`: for each gradient uint8 [F], where it is 0 the row
+// of the gradient is zeros, and may be left out; no elements: any row may be other than zeros. `numbers`: a tensor of
+// float64 on their device.
 //
 // Virtual rows. Row r is trained as w[r] + v[r mod V], but only the sum is stored. The gradient of a virtual row is the
 // sum of its rows' gradients, and since every rule adds its change to a parameter, the sum moves by the change of w
@@ -54,9 +61,9 @@
 // on both parts. After a step of lookahead the weight is clipped once more: slow weights may have begun outside of the
 // range.
 //
-// In _optimizer_update an element whose gradient is not finite stays as it is, and `failed` becomes 1: this is the
-// second line of defence, for gradients that _optimizer_begin was not given because others stand for them (a feature
-// transformer's weight: every row gradient is a term of its bias gradient).
+// An element whose gradient is not finite stays as it is, and `failed` becomes 1: this is the second line of defence,
+// for gradients that the guard does not read because others stand for them (a feature transformer's weight: every row
+// gradient is a term of its bias gradient).
 //
 // Sums have a fixed order: equal inputs give equal bits, for any number of threads. CPU and CUDA differ in rounding.
 //
@@ -65,24 +72,23 @@
 // the steps are then made one after the other by the same lines of code, and give the same bits. What a row of a part
 // has missed is kept for a window of K steps; step t lies at place (t - 1) mod K.
 //
-//   rows     uint8 [F]: 1 for the rows that the step, or the call, is for; none: all
+//   rows     uint8 [F]: 1 for the rows that the call is for; no elements: all
 //   late     what is kept of a part, three tensors:
 //              made     int64 [F]: the steps that each row has made
 //              changes  the weight's dtype [K, V, ...]: how far each virtual row moved; no elements without any
 //              history  float64 [K, kNumbers]: the numbers of the steps in the window (zeros at first; on CUDA the
 //                       last two numbers of its first row are the kernels' own, 0 between calls)
-//            and on CUDA, if the part has one, its copy, which is written along with the rows
 //
 // _optimizer_mark_rows sets `rows` to 1 where one of the index rows int32 [B, I] has the feature, and leaves the
 // others. Indices outside of the range are left to the operators that use them.
 //
-// _optimizer_update_rows makes the step that _optimizer_begin has counted, for the virtual rows and for the marked
-// rows, which must have made the step before. What the others will need it keeps in `history` and `changes`; their
-// gradients are not read, and need not exist: on a CPU, `rows` may also be int64 [R], ascending numbers of
-// rows, and the gradient that of these rows [R, ...].
+// _optimizer_step moves the virtual rows and the marked rows, which must have made the step before. What the others
+// will need it keeps in `history` and `changes`; their gradients are not read, and need not exist: on a CPU, `rows` may
+// also be int64 [R], ascending numbers of rows, and the gradient that of these rows [R, ...].
 //
 // _optimizer_catch_up makes all counted steps that the marked rows have missed, none of which the window may have
-// forgotten. So it does for rows that have missed as many as the window has: the next step would be one too many.
+// forgotten. So it does for rows that have missed as many as the window has: the next step would be one too many. It
+// takes some of the parts that are updated late, whose numbers are `parts`.
 //
 // On CUDA the window has at most kMostWindow steps, and `made` is not checked: a row is left as it is if it does not
 // fit the step.
@@ -100,14 +106,15 @@
 
 #include "checks.h"
 #include "dtypes.h"
+#include "handles.h"
 #include "host_device.h"
 
 namespace nnue::optimizer {
 
-constexpr const char* kBegin = "_optimizer_begin";
-constexpr const char* kUpdate = "_optimizer_update";
+constexpr const char* kDescribe = "_optimizer_describe";
+constexpr const char* kStep = "_optimizer_step";
+constexpr const char* kNormOf = "_optimizer_norm";
 constexpr const char* kMarkRows = "_optimizer_mark_rows";
-constexpr const char* kUpdateRows = "_optimizer_update_rows";
 constexpr const char* kCatchUp = "_optimizer_catch_up";
 
 // Adam: torch.optim.AdamW. Rectified: torch.optim.RAdam with decoupled decay. PositiveNegative: AdaPNM (Xie and others,
@@ -116,7 +123,7 @@ constexpr const char* kCatchUp = "_optimizer_catch_up";
 // weight is y, where gradients are taken, its average z; the trained net is at x = (y - (1 - beta1) z) / beta1.
 enum class Rule { kAdam, kRectified, kPositiveNegative, kLion, kScheduleFree };
 constexpr int64_t kRules = 5;
-constexpr size_t kSettings = 5;  // of a part
+constexpr size_t kConstants = 10, kPartNumbers = 8;  // of a rule, of a part
 
 struct Hyperparameters {
     Rule rule;
@@ -494,55 +501,105 @@ inline void check_scalar(const char* op, const char* argument, const Tensor& ten
     if (tensor.numel() != 1) fail(op, argument, text(tensor.numel()) + " elements", "one");
 }
 
-// The three tensors of `state`.
-struct State {
-    Tensor step, failed, numbers;
+// The three tensors of `state`, for as many groups; -1: for any number of them.
+struct StepState {
+    int64_t* step;
+    float* failed;
+    double* numbers;
+    Tensor on_device;
 };
 
-inline State check_state(const char* op, const Tensors& state, Device device) {
+inline StepState check_state(const char* op, const Tensors& state, Device device, int64_t groups = -1) {
     if (state.size() != 3) fail(op, "state", text(state.size()) + " tensors", "three: step, failed and numbers");
-    const Tensor& numbers = state[2];
+    const Tensor &step = state[0], &failed = state[1], &numbers = state[2];
     check_device(op, "numbers", numbers, device, numbers, "numbers");
     check_dtype(op, "numbers", numbers, {ScalarType::Double});
-    check_shape(op, "numbers", numbers, {kNumbers}, "[K]");
+    check_shape(op, "numbers", numbers, {groups, kNumbers}, "[G, K]");
     check_contiguous(op, "numbers", numbers);
-    check_scalar(op, "step", state[0], device, numbers, {ScalarType::Long});
-    check_scalar(op, "failed", state[1], device, numbers, {ScalarType::Float});
-    return {state[0], state[1], numbers};
+    check_device(op, "step", step, device, numbers, "numbers");
+    check_dtype(op, "step", step, {ScalarType::Long});
+    check_shape(op, "step", step, {groups}, "[G]");
+    check_contiguous(op, "step", step);
+    check_scalar(op, "failed", failed, device, numbers, {ScalarType::Float});
+    return {mutable_data<int64_t>(step), mutable_data<float>(failed), mutable_data<double>(numbers), numbers};
 }
 
-inline Hyperparameters check_rule(const char* op, int64_t rule, const std::vector<double>& constants) {
+// How a part is trained.
+struct Training {
+    size_t group;
+    bool is_guarded, is_late;
+    double rate, decay, low, high, steps;
+};
+
+// What _optimizer_describe reads.
+struct Optimizer {
+    std::vector<Hyperparameters> groups;  // the rule with the betas of each; stable_over: 1 or 0
+    double max_norm;
+    std::vector<Training> parts;
+
+    const Hyperparameters& rule() const { return groups[0]; }
+    bool reads_all() const { return std::isfinite(max_norm) || rule().stable_over > 0; }
+};
+
+inline Optimizer read_optimizer(int64_t rule, const std::vector<double>& constants, const std::vector<double>& betas,
+                                const std::vector<double>& parts) {
+    constexpr const char* op = kDescribe;
     if (rule < 0 || rule >= kRules) {
         fail(op, "rule", rule, "0 (adam), 1 (rectified), 2 (positive_negative), 3 (lion) or 4 (schedule_free)");
     }
-    if (constants.size() != 11) {
+    if (constants.size() != kConstants) {
         fail(op, "constants", text(constants.size()) + " numbers",
-             "eleven: beta1, beta2, eps, positive, lookahead_every, lookahead_share, corrects_bias, warmup, "
-             "weight_power, stable_over, max_value");
+             "ten: eps, positive, lookahead_every, lookahead_share, corrects_bias, warmup, weight_power, stable_decay, "
+             "max_value, max_norm");
     }
-    const double beta1 = constants[0], beta2 = constants[1], eps = constants[2], every = constants[4];
-    if (!(beta1 >= 0 && beta1 < 1)) fail(op, "beta1", std::to_string(beta1), "0 <= beta1 < 1");
-    if (!(beta2 >= 0 && beta2 < 1)) fail(op, "beta2", std::to_string(beta2), "0 <= beta2 < 1");
+    const double eps = constants[0], every = constants[2], warmup = constants[5], max_value = constants[8];
     if (!(eps > 0)) fail(op, "eps", std::to_string(eps), "a number above 0");
     if (!(every >= 0 && every < 1e15 && every == std::floor(every))) {
         fail(op, "lookahead_every", std::to_string(every), "a whole number of steps, 0 or more");
     }
-    const double warmup = constants[7], stable_over = constants[9], max_value = constants[10];
     if (!(warmup >= 0)) fail(op, "warmup", std::to_string(warmup), "0 or more steps");
-    if (!(stable_over >= 0)) fail(op, "stable_over", std::to_string(stable_over), "0 or more elements");
     if (!(max_value > 0)) fail(op, "max_value", std::to_string(max_value), "a number above 0, or infinity");
-    return {static_cast<Rule>(rule),
-            beta1,
-            beta2,
-            eps,
-            constants[3],
-            static_cast<int64_t>(every),
-            constants[5],
-            constants[6] != 0,
-            warmup,
-            constants[8],
-            stable_over,
-            max_value};
+    Optimizer found{{}, constants[9], {}};
+    if (!(found.max_norm > 0)) fail(op, "max_norm", std::to_string(found.max_norm), "a number above 0, or infinity");
+    if (betas.empty() || betas.size() % 2 != 0)
+        fail(op, "betas", text(betas.size()) + " numbers", "two for each group");
+    for (size_t i = 0; i < betas.size(); i += 2) {
+        const double beta1 = betas[i], beta2 = betas[i + 1];
+        if (!(beta1 >= 0 && beta1 < 1)) fail(op, "beta1", std::to_string(beta1), "0 <= beta1 < 1");
+        if (!(beta2 >= 0 && beta2 < 1)) fail(op, "beta2", std::to_string(beta2), "0 <= beta2 < 1");
+        found.groups.push_back({static_cast<Rule>(rule), beta1, beta2, eps, constants[1], static_cast<int64_t>(every),
+                                constants[3], constants[4] != 0, warmup, constants[6], double(constants[7] != 0),
+                                max_value});
+    }
+    if (parts.size() % kPartNumbers != 0) fail(op, "parts", text(parts.size()) + " numbers", "eight for each part");
+    for (size_t i = 0; i < parts.size(); i += kPartNumbers) {
+        const double* const of = parts.data() + i;
+        if (!(of[0] >= 0 && of[0] < static_cast<double>(found.groups.size()))) {
+            fail(op, at("parts", i).c_str(), std::to_string(of[0]), "a group below " + text(found.groups.size()));
+        }
+        if (!(of[5] <= of[6])) {
+            fail(op, at("parts", i + 5).c_str(), "lowest weight " + std::to_string(of[5]),
+                 "at most the highest, " + std::to_string(of[6]));
+        }
+        found.parts.push_back({static_cast<size_t>(of[0]), of[1] != 0, of[2] != 0, of[3], of[4], of[5], of[6], of[7]});
+    }
+    return found;
+}
+
+inline Handles<Optimizer>& optimizers() {
+    static Handles<Optimizer> all;
+    return all;
+}
+
+inline const Optimizer& optimizer_at(const char* op, int64_t handle) {
+    return optimizers().at(op, "optimizer", handle, kDescribe);
+}
+
+inline int64_t describe_op(const Tensor& /*device*/, int64_t rule, std::vector<double> constants,
+                           std::vector<double> betas, std::vector<double> parts) {
+    std::vector<double> numbers{static_cast<double>(rule), static_cast<double>(betas.size())};
+    for (const auto* list : {&constants, &betas, &parts}) numbers.insert(numbers.end(), list->begin(), list->end());
+    return optimizers().add(read_optimizer(rule, constants, betas, parts), std::move(numbers));
 }
 
 // Calls body.operator()<R, T>() with the struct of the rule and the type of the weights.
@@ -579,33 +636,41 @@ inline int64_t rows_of(const char* op, const std::string& argument, const Tensor
 
 constexpr int64_t kLeastRow = 32;  // the fewest columns for Summand::by_rows without virtual rows
 
-// What the norm is taken of. Makes gradients contiguous where they lie, `kept` keeps the copies alive.
-inline std::vector<Summand> summands(const Tensors& gradients, const std::vector<int64_t>& shared_rows,
-                                     const Tensors& marked, const Tensor& numbers, Device device, Tensors& kept) {
-    check_length(kBegin, "shared_rows", shared_rows.size(), gradients.size());
-    if (!marked.empty()) check_length(kBegin, "rows", marked.size(), gradients.size());
+// Adds what the norm is taken of, if it has elements. Makes the gradient contiguous where it lies, `kept` keeps the
+// copy alive. `name`: of the gradient; `shared`: 0, or its number of virtual rows; `marked`: of its rows.
+inline void add_summand(const char* op, const std::string& name, const Tensor& gradient, int64_t shared,
+                        const std::optional<Tensor>& marked, const Tensor& numbers, Device device, Tensors& kept,
+                        std::vector<Summand>& found) {
+    check_device(op, name.c_str(), gradient, device, numbers, "numbers");
+    const Float type = type_of(op, name.c_str(), gradient);
+    const int64_t rows = shared != 0 ? rows_of(op, name, gradient, shared) : 1;
+    kept.push_back(torch::stable::contiguous(gradient));
+    const int64_t elements = gradient.numel(), first = gradient.dim() == 0 ? 1 : gradient.size(0);
+    if (elements == 0) return;
+    const int64_t row = elements / first;
+    Summand summand{kept.back().const_data_ptr(),    rows,   elements / rows, shared != 0, type, row,
+                    shared != 0 || row >= kLeastRow, nullptr};
+    if (marked && marked->numel() != 0) {
+        const std::string marks = "rows of " + name;
+        check_device(op, marks.c_str(), *marked, device, numbers, "numbers");
+        check_dtype(op, marks.c_str(), *marked, {ScalarType::Byte});
+        check_contiguous(op, marks, *marked);
+        check_shape(op, marks.c_str(), *marked, {first}, "[F]");
+        summand.marked = const_data<uint8_t>(*marked);
+    }
+    found.push_back(summand);
+}
+
+// What _optimizer_norm takes the norm of.
+inline std::vector<Summand> check_norm(const Tensors& gradients, const std::vector<int64_t>& shared_rows,
+                                       const Tensors& rows, const Tensor& numbers, Device device, Tensors& kept) {
+    check_device(kNormOf, "numbers", numbers, device, numbers, "numbers");
+    check_dtype(kNormOf, "numbers", numbers, {ScalarType::Double});
+    check_length(kNormOf, "shared_rows", shared_rows.size(), gradients.size());
+    check_length(kNormOf, "rows", rows.size(), gradients.size());
     std::vector<Summand> found;
     for (size_t i = 0; i < gradients.size(); ++i) {
-        const std::string name = at("gradients", i);
-        check_device(kBegin, name.c_str(), gradients[i], device, numbers, "numbers");
-        const Float type = type_of(kBegin, name.c_str(), gradients[i]);
-        const bool shares = shared_rows[i] != 0;
-        const int64_t rows = shares ? rows_of(kBegin, at("shared_rows", i), gradients[i], shared_rows[i]) : 1;
-        kept.push_back(torch::stable::contiguous(gradients[i]));
-        const int64_t elements = kept.back().numel();
-        if (elements == 0) continue;
-        const int64_t row = elements / (gradients[i].dim() == 0 ? 1 : gradients[i].size(0));
-        Summand summand{kept.back().const_data_ptr(), rows,   elements / rows, shares, type, row,
-                        shares || row >= kLeastRow,   nullptr};
-        if (!marked.empty() && marked[i].numel() != 0) {
-            const std::string marks = at("rows", i);
-            check_device(kBegin, marks.c_str(), marked[i], device, numbers, "numbers");
-            check_dtype(kBegin, marks.c_str(), marked[i], {ScalarType::Byte});
-            check_contiguous(kBegin, marks, marked[i]);
-            check_shape(kBegin, marks.c_str(), marked[i], {gradients[i].dim() == 0 ? 1 : gradients[i].size(0)}, "[F]");
-            summand.marked = const_data<uint8_t>(marked[i]);
-        }
-        found.push_back(summand);
+        add_summand(kNormOf, at("gradients", i), gradients[i], shared_rows[i], rows[i], numbers, device, kept, found);
     }
     return found;
 }
@@ -624,119 +689,110 @@ inline void* moment(const char* op, const std::string& name, const Tensor& tenso
     return tensor.mutable_data_ptr();
 }
 
-// The parts of an update, checked. Parts without elements are left out. `kept` keeps contiguous copies of gradients
-// alive.
-inline std::vector<Part> parts(const char* op, const Tensors& weights, const Tensors& gradients, const Tensors& moments,
-                               const Tensors& copies, const std::vector<double>& settings, const Hyperparameters& h,
-                               const Tensor& like, Device device, Tensors& kept) {
-    const size_t count = weights.size(), averages = averages_of(h.rule), states = averages + squares_of(h.rule);
+// The tensors of parts, as the operators take them.
+struct PartTensors {
+    const Tensors &weights, &moments, &copies;
+};
+
+// Part i, checked, but for its gradient.
+inline Part part_of(const char* op, const PartTensors& tensors, size_t i, const Training& training,
+                    const Hyperparameters& h, const Tensor& like, Device device) {
+    const size_t averages = averages_of(h.rule), states = averages + squares_of(h.rule);
     const size_t each = 2 * states + (h.lookahead_every > 0 ? 1 : 0);
+    const std::string name = at("weights", i);
+    const Tensor &weight = tensors.weights[i], &copy = tensors.copies[i];
+    const auto on_device = [&](const std::string& argument, const Tensor& tensor) {
+        check_device(op, argument.c_str(), tensor, device, like, "the rest");
+    };
+    on_device(name, weight);
+    check_dtype(op, name.c_str(), weight, {ScalarType::Float, ScalarType::Double});
+    if (weight.scalar_type() != tensors.weights[0].scalar_type()) {
+        fail(op, name.c_str(), dtype_name(weight.scalar_type()),
+             dtype_name(tensors.weights[0].scalar_type()) + " as weights[0]");
+    }
+    check_contiguous(op, name, weight);
+    Part part{};
+    part.weight = weight.mutable_data_ptr();
+    const size_t first = i * each, first_shared = first + states;
+    const auto moment_of = [&](size_t place, const Tensor& owner, const std::string& owner_name) {
+        const Tensor& found = tensors.moments[place];
+        on_device(at("moments", place), found);
+        return moment(op, at("moments", place), found, owner, owner_name);
+    };
+    for (size_t a = 0; a < states; ++a) {
+        (a < averages ? part.averages[a] : part.square) = moment_of(first + a, weight, name);
+    }
+    part.rows = 1;
+    const Tensor& shared = tensors.moments[first_shared + states - 1];
+    part.shares = shared.numel() != 0;
+    if (part.shares) {
+        const std::string shared_name = at("moments", first_shared + states - 1);
+        on_device(shared_name, shared);
+        part.rows = rows_of(op, shared_name, weight, shared.dim() == 0 ? 1 : shared.size(0));
+        if (shared.numel() * part.rows != weight.numel()) {
+            fail(op, shared_name.c_str(), "shape " + shape_text(shared.sizes()),
+                 "[V, ...] with the columns of " + name);
+        }
+        check_dtype(op, shared_name.c_str(), shared, {weight.scalar_type()});
+        for (size_t a = 0; a < states; ++a) {
+            (a < averages ? part.shared_averages[a] : part.shared_square) =
+                moment_of(first_shared + a, shared, shared_name);
+        }
+    }
+    if (h.lookahead_every > 0) part.slow = moment_of(first + each - 1, weight, name);
+    if (copy.numel() != 0) {
+        const std::string copy_name = at("copies", i);
+        on_device(copy_name, copy);
+        check_dtype(op, copy_name.c_str(), copy, {ScalarType::Half, ScalarType::BFloat16});
+        part.copy_type = type_of(op, copy_name.c_str(), copy);
+        if (copy.numel() != weight.numel()) {
+            fail(op, copy_name.c_str(), "shape " + shape_text(copy.sizes()),
+                 "shape " + shape_text(weight.sizes()) + " of " + name);
+        }
+        check_contiguous(op, copy_name, copy);
+        part.copy = copy.mutable_data_ptr();
+    }
+    part.rate = training.rate, part.decay = training.decay, part.low = training.low, part.high = training.high;
+    part.steps = training.steps;
+    part.columns = weight.numel() / part.rows;
+    return part;
+}
+
+// How many moments and copies there are for so many parts.
+inline void check_lengths(const char* op, const PartTensors& tensors, size_t count, const Hyperparameters& h) {
     const auto check_count = [&](const char* argument, size_t found, size_t for_each) {
         if (found != count * for_each) {
             fail(op, argument, text(found) + " items",
                  text(count * for_each) + ", " + text(for_each) + " for each part");
         }
     };
-    check_count("gradients", gradients.size(), 1);
-    check_count("moments", moments.size(), each);
-    if (!copies.empty()) check_count("copies", copies.size(), 1);
-    check_count("settings", settings.size(), kSettings);
-    std::vector<Part> found;
-    for (size_t i = 0; i < count; ++i) {
-        const std::string name = at("weights", i);
-        const Tensor& weight = weights[i];
-        const auto on_device = [&](const std::string& argument, const Tensor& tensor) {
-            check_device(op, argument.c_str(), tensor, device, like, "the rest");
-        };
-        on_device(name, weight);
-        check_dtype(op, name.c_str(), weight, {ScalarType::Float, ScalarType::Double});
-        if (weight.scalar_type() != weights[0].scalar_type()) {
-            fail(op, name.c_str(), dtype_name(weight.scalar_type()),
-                 dtype_name(weights[0].scalar_type()) + " as weights[0]");
-        }
-        check_contiguous(op, name, weight);
-        Part part{};
-        part.weight = weight.mutable_data_ptr();
-        const std::string gradient_name = at("gradients", i);
-        on_device(gradient_name, gradients[i]);
-        part.gradient_type = type_of(op, gradient_name.c_str(), gradients[i]);
-        const bool is_double = weight.scalar_type() == ScalarType::Double;
-        if (is_double != (part.gradient_type == Float::kFloat64)) {
-            check_dtype(op, gradient_name.c_str(), gradients[i], {weight.scalar_type()});
-        }
-        const auto sizes = gradients[i].sizes(), wanted = weight.sizes();
-        if (!std::equal(sizes.begin(), sizes.end(), wanted.begin(), wanted.end())) {
-            fail(op, gradient_name.c_str(), "shape " + shape_text(sizes),
-                 "shape " + shape_text(wanted) + " of " + name);
-        }
-        kept.push_back(torch::stable::contiguous(gradients[i]));
-        part.gradient = kept.back().const_data_ptr();
-        const size_t first = i * each, first_shared = first + states;
-        const auto moment_of = [&](size_t place, const Tensor& owner, const std::string& owner_name) {
-            on_device(at("moments", place), moments[place]);
-            return moment(op, at("moments", place), moments[place], owner, owner_name);
-        };
-        const auto place = [&](Part& of, size_t a) -> void*& { return a < averages ? of.averages[a] : of.square; };
-        const auto shared_place = [&](Part& of, size_t a) -> void*& {
-            return a < averages ? of.shared_averages[a] : of.shared_square;
-        };
-        for (size_t a = 0; a < states; ++a) place(part, a) = moment_of(first + a, weight, name);
-        part.rows = 1;
-        const Tensor& shared = moments[first_shared + states - 1];
-        part.shares = shared.numel() != 0;
-        if (part.shares) {
-            const std::string shared_name = at("moments", first_shared + states - 1);
-            on_device(shared_name, shared);
-            part.rows = rows_of(op, shared_name, weight, shared.dim() == 0 ? 1 : shared.size(0));
-            if (shared.numel() * part.rows != weight.numel()) {
-                fail(op, shared_name.c_str(), "shape " + shape_text(shared.sizes()),
-                     "[V, ...] with the columns of " + name);
-            }
-            check_dtype(op, shared_name.c_str(), shared, {weight.scalar_type()});
-            for (size_t a = 0; a < states; ++a) {
-                shared_place(part, a) = moment_of(first_shared + a, shared, shared_name);
-            }
-        }
-        if (h.lookahead_every > 0) part.slow = moment_of(first + each - 1, weight, name);
-        if (!copies.empty() && copies[i].numel() != 0) {
-            const std::string copy_name = at("copies", i);
-            on_device(copy_name, copies[i]);
-            check_dtype(op, copy_name.c_str(), copies[i], {ScalarType::Half, ScalarType::BFloat16});
-            part.copy_type = type_of(op, copy_name.c_str(), copies[i]);
-            if (copies[i].numel() != weight.numel()) {
-                fail(op, copy_name.c_str(), "shape " + shape_text(copies[i].sizes()),
-                     "shape " + shape_text(wanted) + " of " + name);
-            }
-            check_contiguous(op, copy_name, copies[i]);
-            part.copy = copies[i].mutable_data_ptr();
-        }
-        const double* const numbers = settings.data() + kSettings * i;
-        part.rate = numbers[0], part.decay = numbers[1], part.low = numbers[2], part.high = numbers[3];
-        part.steps = numbers[4];
-        if (!(part.low <= part.high)) {
-            fail(op, at("settings", kSettings * i + 2).c_str(), "lowest weight " + std::to_string(part.low),
-                 "at most the highest, " + std::to_string(part.high));
-        }
-        const int64_t elements = weight.numel();
-        if (elements == 0) continue;
-        part.columns = elements / part.rows;
-        found.push_back(part);
-    }
-    return found;
+    const size_t each = 2 * (averages_of(h.rule) + squares_of(h.rule)) + (h.lookahead_every > 0 ? 1 : 0);
+    check_count("weights", tensors.weights.size(), 1);
+    check_count("moments", tensors.moments.size(), each);
+    check_count("copies", tensors.copies.size(), 1);
 }
 
-// Everything that _optimizer_begin takes but gradients and rule, on any device.
-inline State check_begin(const Tensor& loss, const Tensor& lr, const Tensors& state, double max_norm, Device device) {
-    const State checked = check_state(kBegin, state, device);
-    check_scalar(kBegin, "loss", loss, device, checked.numbers, {ScalarType::Float, ScalarType::Double});
-    check_scalar(kBegin, "lr", lr, device, checked.numbers, {ScalarType::Float, ScalarType::Double});
-    if (!(max_norm > 0)) fail(kBegin, "max_norm", std::to_string(max_norm), "a number above 0, or infinity");
-    return checked;
+// The gradient of a part whose weight has this shape. `kept` keeps a contiguous copy alive.
+inline void set_gradient(const char* op, const std::string& name, const Tensor& gradient, const Tensor& weight,
+                         bool is_listed, Device device, Tensors& kept, Part& part) {
+    check_device(op, name.c_str(), gradient, device, weight, "its weight");
+    part.gradient_type = type_of(op, name.c_str(), gradient);
+    const bool is_double = weight.scalar_type() == ScalarType::Double;
+    if (is_double != (part.gradient_type == Float::kFloat64)) {
+        check_dtype(op, name.c_str(), gradient, {weight.scalar_type()});
+    }
+    const auto sizes = gradient.sizes(), wanted = weight.sizes();
+    const size_t first = is_listed ? 1 : 0;  // a list has some of the rows
+    if (sizes.size() != wanted.size() || !std::equal(sizes.begin() + first, sizes.end(), wanted.begin() + first)) {
+        fail(op, name.c_str(), "shape " + shape_text(sizes), "shape " + shape_text(wanted) + " of its weight");
+    }
+    kept.push_back(torch::stable::contiguous(gradient));
+    part.gradient = kept.back().const_data_ptr();
 }
 
 // ---- rows updated late ----------------------------------------------------------------------------------------------
 
-// What the two operators on rows of a part have in common.
+// A part that is updated late, as kernels see it.
 struct Late {
     Part part;
     int64_t rows, columns;  // of the weight
@@ -748,12 +804,12 @@ struct Late {
     double* history;
 };
 
-inline Late late(const char* op, const Part& part, const Tensor& weight, const std::optional<Tensor>& marked,
-                 const Tensors& kept_late, Device device) {
-    if (kept_late.size() != 3) {
-        fail(op, "late", text(kept_late.size()) + " tensors", "three: made, changes and history");
-    }
-    const Tensor &made = kept_late[0], &changes = kept_late[1], &history = kept_late[2];
+// `late` and `rows` are the operator's, `number` counts the parts that are updated late. Rows may be marks alone,
+// except where `may_list`.
+inline Late late_of(const char* op, const Part& part, const Tensor& weight, const Tensors& late, const Tensors& rows,
+                    size_t number, bool may_list, Device device) {
+    const Tensor &made = late[3 * number], &changes = late[3 * number + 1], &history = late[3 * number + 2];
+    const Tensor& marked = rows[number];
     if (weight.dim() < 1) fail(op, "weight", "no dimensions", "shape [F, ...]");
     const int64_t num_rows = weight.size(0);
     check_device(op, "made", made, device, weight, "weight");
@@ -765,18 +821,19 @@ inline Late late(const char* op, const Part& part, const Tensor& weight, const s
     check_shape(op, "history", history, {-1, kNumbers}, "[K, numbers]");
     if (history.size(0) == 0) fail(op, "history", std::string("a window of 0 steps"), "1 or more");
     check_contiguous(op, "history", history);
-    if (marked) {
-        check_device(op, "rows", *marked, device, weight, "weight");
-        check_dtype(op, "rows", *marked, {ScalarType::Byte});
-        check_shape(op, "rows", *marked, {num_rows}, "[F]");
-        check_contiguous(op, "rows", *marked);
+    const bool has_marks = !(may_list && marked.scalar_type() == ScalarType::Long) && marked.numel() != 0;
+    if (has_marks) {
+        check_device(op, "rows", marked, device, weight, "weight");
+        check_dtype(op, "rows", marked, {ScalarType::Byte});
+        check_shape(op, "rows", marked, {num_rows}, "[F]");
+        check_contiguous(op, "rows", marked);
     }
     Late found{part,
                num_rows,
                num_rows == 0 ? 0 : weight.numel() / num_rows,
                history.size(0),
                num_rows,
-               marked ? const_data<uint8_t>(*marked) : nullptr,
+               has_marks ? const_data<uint8_t>(marked) : nullptr,
                mutable_data<int64_t>(made),
                nullptr,
                mutable_data<double>(history)};
@@ -799,6 +856,126 @@ inline Late late(const char* op, const Part& part, const Tensor& weight, const s
     found.part.rows = num_rows == 0 ? 0 : num_rows / std::max<int64_t>(found.virtual_rows, 1);
     return found;
 }
+
+// ---- calls ----------------------------------------------------------------------------------------------------------
+
+// A part that is updated late, in one call.
+struct LatePart {
+    Late late;
+    Tensor weight, gradient, rows;  // gradient: of a step
+    Hyperparameters h;
+    int64_t* step;  // of its group, as numbers
+    double* numbers;
+};
+
+inline void check_late(const char* op, const Tensors& late, const Tensors& rows, size_t count) {
+    if (late.size() != 3 * count)
+        fail(op, "late", text(late.size()) + " tensors", text(3 * count) + ": made, changes and history of each part");
+    if (rows.size() != count) fail(op, "rows", text(rows.size()) + " tensors", text(count) + ", one for each part");
+}
+
+// The arguments of _optimizer_step, checked.
+struct StepCall {
+    struct Group {
+        Hyperparameters h;
+        int64_t* step;
+        double* numbers;
+        std::vector<Part> parts;  // updated now
+    };
+    StepState state;
+    const Optimizer& optimizer;
+    std::vector<Summand> read;  // by the first group; the others take its norm
+    std::vector<Group> groups;
+    std::vector<LatePart> late;
+    Tensors kept;
+
+    StepCall(const PartTensors& tensors, const Tensors& gradients, const Tensors& late_tensors, const Tensors& rows,
+             const Tensors& state_tensors, const Tensor& loss, const Tensor& lr, const Tensors& also,
+             const std::vector<int64_t>& also_shared, const std::optional<Tensor>& norm, int64_t handle, Device device)
+        : optimizer(optimizer_at(kStep, handle)) {
+        const size_t count = optimizer.parts.size();
+        state = check_state(kStep, state_tensors, device, static_cast<int64_t>(optimizer.groups.size()));
+        const Tensor& numbers = state.on_device;
+        check_scalar(kStep, "loss", loss, device, numbers, {ScalarType::Float, ScalarType::Double});
+        check_scalar(kStep, "lr", lr, device, numbers, {ScalarType::Float, ScalarType::Double});
+        check_lengths(kStep, tensors, count, optimizer.rule());
+        if (gradients.size() != count)
+            fail(kStep, "gradients", text(gradients.size()) + " items", text(count) + ", 1 for each part");
+        if (also_shared.size() != also.size())
+            fail(kStep, "also_shared", text(also_shared.size()) + " items", text(also.size()) + ", as in also");
+        const auto is_late = [](const Training& part) { return part.is_late; };
+        check_late(kStep, late_tensors, rows, std::count_if(optimizer.parts.begin(), optimizer.parts.end(), is_late));
+        for (size_t g = 0; g < optimizer.groups.size(); ++g)
+            groups.push_back({optimizer.groups[g], state.step + g, state.numbers + g * kNumbers, {}});
+        int64_t elements = 0;
+        for (size_t i = 0, number = 0; i < count; ++i) {
+            const Training& training = optimizer.parts[i];
+            const size_t late_number = training.is_late ? number++ : 0;
+            const Tensor &weight = tensors.weights[i], &gradient = gradients[i];
+            Part part = part_of(kStep, tensors, i, training, optimizer.rule(), numbers, device);
+            if (weight.numel() == 0) continue;
+            const bool is_listed =
+                training.is_late && device == Device::cpu && rows[late_number].scalar_type() == ScalarType::Long;
+            if (gradient.numel() == 0 && !is_listed) continue;
+            const std::string name = at("gradients", i);
+            set_gradient(kStep, name, gradient, weight, is_listed, device, kept, part);
+            elements += weight.numel() + (part.shares ? part.columns : 0);
+            if (!norm && (training.is_guarded || optimizer.reads_all())) {
+                const int64_t shared = part.shares && optimizer.reads_all() ? weight.size(0) / part.rows : 0;
+                const bool has_marks = training.is_late && !is_listed;
+                const Tensor contiguous = kept.back();
+                add_summand(kStep, name, contiguous, shared,
+                            has_marks ? std::optional(rows[late_number]) : std::nullopt, numbers, device, kept, read);
+            }
+            Group& group = groups[training.group];
+            if (!training.is_late) {
+                group.parts.push_back(part);
+                continue;
+            }
+            const Late found = late_of(kStep, part, weight, late_tensors, rows, late_number, is_listed, device);
+            late.push_back({found, weight, gradient, rows[late_number], group.h, group.step, group.numbers});
+        }
+        if (norm) add_summand(kStep, "norm", *norm, 0, std::nullopt, numbers, device, kept, read);
+        for (size_t i = 0; i < also.size(); ++i) {
+            add_summand(kStep, at("also", i), also[i], also_shared[i], std::nullopt, numbers, device, kept, read);
+            elements += also[i].numel();
+            if (also_shared[i] != 0) elements += also_shared[i] * (also[i].numel() / also[i].size(0));
+        }
+        for (Group& group : groups) group.h.stable_over *= static_cast<double>(elements);
+    }
+
+    // What a group's numbers are made from. Groups after the first take the norm that the first has found.
+    std::vector<Summand> summands_of(size_t group) const {
+        if (group == 0) return read;
+        return {{state.numbers + kNorm, 1, 1, false, Float::kFloat64, 1, false, nullptr}};
+    }
+};
+
+// The arguments of _optimizer_catch_up, checked.
+struct CatchUpCall {
+    StepState state;
+    std::vector<LatePart> late;
+
+    CatchUpCall(const PartTensors& tensors, const Tensors& late_tensors, const Tensors& rows,
+                const Tensors& state_tensors, const std::vector<int64_t>& numbers, int64_t handle, Device device) {
+        const Optimizer& optimizer = optimizer_at(kCatchUp, handle);
+        state = check_state(kCatchUp, state_tensors, device, static_cast<int64_t>(optimizer.groups.size()));
+        check_lengths(kCatchUp, tensors, numbers.size(), optimizer.rule());
+        check_late(kCatchUp, late_tensors, rows, numbers.size());
+        for (size_t i = 0; i < numbers.size(); ++i) {
+            const bool exists = numbers[i] >= 0 && numbers[i] < static_cast<int64_t>(optimizer.parts.size());
+            if (!exists || !optimizer.parts[numbers[i]].is_late)
+                fail(kCatchUp, at("parts", i).c_str(), numbers[i], "the number of a part that is updated late");
+            const Training& training = optimizer.parts[numbers[i]];
+            const Tensor& weight = tensors.weights[i];
+            const Part part = part_of(kCatchUp, tensors, i, training, optimizer.rule(), state.on_device, device);
+            if (weight.numel() == 0) continue;
+            const size_t g = training.group;
+            late.push_back({late_of(kCatchUp, part, weight, late_tensors, rows, i, false, device), weight, weight,
+                            rows[i], optimizer.groups[g], state.step + g, state.numbers + g * kNumbers});
+        }
+    }
+};
 
 // Checks of _optimizer_mark_rows.
 inline void check_marks(const Tensor& white, const Tensor& black, const Tensor& rows, Device device) {

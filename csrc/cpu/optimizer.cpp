@@ -68,12 +68,7 @@ double scalar(const Tensor& tensor) {
     return tensor.scalar_type() == ScalarType::Double ? *const_data<double>(tensor) : *const_data<float>(tensor);
 }
 
-void begin_op(Tensors gradients, std::vector<int64_t> shared_rows, const Tensor& loss, const Tensor& lr, Tensors state,
-              int64_t rule, std::vector<double> constants, double max_norm, Tensors rows) {
-    const Hyperparameters h = check_rule(kBegin, rule, constants);
-    const auto [step, failed, numbers] = check_begin(loss, lr, state, max_norm, Device::cpu);
-    Tensors kept;
-    const std::vector<Summand> from = summands(gradients, shared_rows, rows, numbers, Device::cpu, kept);
+double sum_of_squares(const std::vector<Summand>& from) {
     int64_t tasks = 0;
     for (const Summand& summand : from) tasks += divide_up(summand.columns, kRun);
     std::vector<double> partial(tasks);
@@ -94,15 +89,17 @@ void begin_op(Tensors gradients, std::vector<int64_t> shared_rows, const Tensor&
     });
     double total = 0;
     for (const double part : partial) total += part;
-    double* const out = mutable_data<double>(numbers);
-    float* const flag = mutable_data<float>(failed);
-    if (*flag != 0 || !is_number(scalar(loss)) || !is_number(total)) {
-        *flag = 1;
-        out[kGo] = 0;
-        return;
-    }
-    int64_t* const count = mutable_data<int64_t>(step);
-    make_numbers(h, ++*count, scalar(lr), std::sqrt(total), max_norm, out);
+    return total;
+}
+
+Tensor norm_op(Tensors gradients, std::vector<int64_t> shared_rows, Tensors rows, const Tensor& numbers) {
+    Tensors kept;
+    const double total = sum_of_squares(check_norm(gradients, shared_rows, rows, numbers, Device::cpu, kept));
+    const Tensor found = torch::stable::new_zeros(numbers, {kNumbers});
+    double* const out = mutable_data<double>(found);
+    out[kGo] = is_number(total);
+    out[kNorm] = std::sqrt(total);
+    return found;
 }
 
 template <class R, class T>
@@ -115,19 +112,6 @@ void run(const std::vector<Part>& parts, const Factors& factors, const double* n
         if (!good) bad = true;
     });
     if (bad) *failed = 1;
-}
-
-void update_op(Tensors weights, Tensors gradients, Tensors moments, Tensors copies, Tensors state,
-               std::vector<double> settings, int64_t rule, std::vector<double> constants, bool /*follows_begin*/) {
-    const Hyperparameters h = check_rule(kUpdate, rule, constants);
-    const auto [step, failed, numbers] = check_state(kUpdate, state, Device::cpu);
-    Tensors kept;
-    const std::vector<Part> found =
-        parts(kUpdate, weights, gradients, moments, copies, settings, h, numbers, Device::cpu, kept);
-    const double* const given = const_data<double>(numbers);
-    if (found.empty() || given[kGo] == 0) return;
-    float* const flag = mutable_data<float>(failed);
-    with_rule(h.rule, weights[0], [&]<class R, class T>() { run<R, T>(found, factors(h), given, flag); });
 }
 
 // ---- rows updated late ----------------------------------------------------------------------------------------------
@@ -155,20 +139,22 @@ int64_t groups_of_task(const Late& l) {
 
 // Where the gradient of each row lies, -1 for rows that make no step now: from marks, where there is a gradient for
 // every row, or from the numbers of the rows that have one.
-std::vector<int64_t> gradient_places(const Late& l, const Tensor& rows, const Tensor& gradient, int64_t step) {
+std::vector<int64_t> gradient_places(const LatePart& part, int64_t step) {
+    const Late& l = part.late;
     const int64_t num_rows = l.rows;
     std::vector<int64_t> places(num_rows, -1);
-    if (l.marked != nullptr) {
-        for (int64_t row = 0; row < num_rows; ++row) places[row] = l.marked[row] ? row : -1;
+    if (part.rows.scalar_type() != ScalarType::Long) {
+        for (int64_t row = 0; row < num_rows; ++row) {
+            if (l.marked == nullptr || l.marked[row]) places[row] = row;
+        }
     } else {
-        check_device(kUpdateRows, "rows", rows, Device::cpu, gradient, "gradient");
-        check_dtype(kUpdateRows, "rows", rows, {ScalarType::Byte, ScalarType::Long});
-        check_shape(kUpdateRows, "rows", rows, {gradient.size(0)}, "[R], the rows of gradient,");
-        check_contiguous(kUpdateRows, "rows", rows);
-        const int64_t* const numbers = const_data<int64_t>(rows);
-        for (int64_t i = 0; i < rows.size(0); ++i) {
+        check_device(kStep, "rows", part.rows, Device::cpu, part.weight, "weight");
+        check_shape(kStep, "rows", part.rows, {part.gradient.size(0)}, "[R], the rows of gradient,");
+        check_contiguous(kStep, "rows", part.rows);
+        const int64_t* const numbers = const_data<int64_t>(part.rows);
+        for (int64_t i = 0; i < part.rows.size(0); ++i) {
             if (numbers[i] < (i == 0 ? 0 : numbers[i - 1] + 1) || numbers[i] >= num_rows) {
-                fail(kUpdateRows, "rows", text(numbers[i]) + " at place " + text(i),
+                fail(kStep, "rows", text(numbers[i]) + " at place " + text(i),
                      "ascending numbers below " + text(num_rows));
             }
             places[numbers[i]] = i;
@@ -176,7 +162,7 @@ std::vector<int64_t> gradient_places(const Late& l, const Tensor& rows, const Te
     }
     for (int64_t row = 0; row < num_rows; ++row) {
         if (places[row] >= 0 && l.made[row] != step - 1) {
-            fail(kUpdateRows, "made", text(l.made[row]) + " in row " + text(row),
+            fail(kStep, "made", text(l.made[row]) + " in row " + text(row),
                  text(step - 1) + ", as this is step " + text(step));
         }
     }
@@ -207,37 +193,13 @@ void update_rows(const Late& l, const std::vector<int64_t>& places, const Factor
     if (bad) *failed = 1;
 }
 
-void update_rows_op(const Tensor& weight, const Tensor& gradient, Tensors moments, const Tensor& rows,
-                    Tensors late_tensors, Tensors state, std::vector<double> settings, int64_t rule,
-                    std::vector<double> constants) {
-    const Hyperparameters h = check_rule(kUpdateRows, rule, constants);
-    const auto [step, failed, numbers] = check_state(kUpdateRows, state, Device::cpu);
-    if (gradient.scalar_type() != weight.scalar_type()) {
-        check_dtype(kUpdateRows, "gradient", gradient, {weight.scalar_type()});
-    }
-    const bool listed = rows.scalar_type() == ScalarType::Long;
-    Tensors kept;
-    std::vector<Part> found = parts(kUpdateRows, {weight}, {listed ? weight : gradient}, moments, {}, settings, h,
-                                    numbers, Device::cpu, kept);
-    if (found.empty() || const_data<double>(numbers)[kGo] == 0) return;
-    const int64_t last = *const_data<int64_t>(step);
-    if (last < 1) fail(kUpdateRows, "step", last, "1 or more");
-    if (listed) {
-        check_device(kUpdateRows, "gradient", gradient, Device::cpu, weight, "weight");
-        if (gradient.dim() != weight.dim() ||
-            gradient.numel() != gradient.size(0) * (weight.numel() / weight.size(0))) {
-            fail(kUpdateRows, "gradient", "shape " + shape_text(gradient.sizes()),
-                 "[R, ...] with the columns of weight");
-        }
-        kept.push_back(torch::stable::contiguous(gradient));
-        found[0].gradient = kept.back().const_data_ptr();
-    }
-    const Late l =
-        late(kUpdateRows, found[0], weight, listed ? std::nullopt : std::optional(rows), late_tensors, Device::cpu);
-    const std::vector<int64_t> places = gradient_places(l, rows, gradient, last);
-    const double* const given = const_data<double>(numbers);
-    float* const flag = mutable_data<float>(failed);
-    with_rule(h.rule, weight, [&]<class R, class T>() { update_rows<R, T>(l, places, factors(h), given, last, flag); });
+void update_late(const LatePart& part, float* failed) {
+    const int64_t step = *part.step;
+    if (step < 1) fail(kStep, "step", step, "1 or more");
+    const std::vector<int64_t> places = gradient_places(part, step);
+    with_rule(part.h.rule, part.weight, [&]<class R, class T>() {
+        update_rows<R, T>(part.late, places, factors(part.h), part.numbers, step, failed);
+    });
 }
 
 template <class R, class T>
@@ -280,37 +242,63 @@ void catch_up(const Late& l, const Factors& factors, int64_t step) {
     });
 }
 
-void catch_up_op(const Tensor& weight, Tensors moments, const std::optional<Tensor>& rows, Tensors late_tensors,
-                 Tensors state, std::vector<double> settings, int64_t rule, std::vector<double> constants) {
-    const Hyperparameters h = check_rule(kCatchUp, rule, constants);
-    const auto [counted, failed, numbers] = check_state(kCatchUp, state, Device::cpu);
-    Tensors kept;
-    const std::vector<Part> found =
-        parts(kCatchUp, {weight}, {weight}, moments, {}, settings, h, weight, Device::cpu, kept);
-    if (found.empty()) return;
-    const int64_t step = *const_data<int64_t>(counted);
-    const Late l = late(kCatchUp, found[0], weight, rows, late_tensors, Device::cpu);
-    if (std::all_of(l.made, l.made + l.rows, [step](int64_t made) { return made == step; })) return;
-    for (int64_t row = 0; row < weight.size(0); ++row) {
-        const int64_t made = l.made[row];
-        if (made < 0 || made > step) {
-            fail(kCatchUp, "made", text(made) + " in row " + text(row), "0 to " + text(step) + ", the steps made");
+void catch_up_op(Tensors weights, Tensors moments, Tensors copies, Tensors late, Tensors rows, Tensors state,
+                 std::vector<int64_t> parts, int64_t optimizer) {
+    const CatchUpCall call({weights, moments, copies}, late, rows, state, parts, optimizer, Device::cpu);
+    for (const LatePart& part : call.late) {
+        const Late& l = part.late;
+        const int64_t step = *part.step;
+        if (std::all_of(l.made, l.made + l.rows, [step](int64_t made) { return made == step; })) continue;
+        for (int64_t row = 0; row < l.rows; ++row) {
+            const int64_t made = l.made[row];
+            if (made < 0 || made > step) {
+                fail(kCatchUp, "made", text(made) + " in row " + text(row), "0 to " + text(step) + ", the steps made");
+            }
+            if (step - made > l.window) {
+                fail(kCatchUp, "made", text(made) + " in row " + text(row),
+                     "at least " + text(step - l.window) + ", as the window has " + text(l.window) + " steps");
+            }
         }
-        if (step - made > l.window) {
-            fail(kCatchUp, "made", text(made) + " in row " + text(row),
-                 "at least " + text(step - l.window) + ", as the window has " + text(l.window) + " steps");
+        with_rule(part.h.rule, part.weight, [&]<class R, class T>() { catch_up<R, T>(l, factors(part.h), step); });
+    }
+}
+
+// ---- a step ---------------------------------------------------------------------------------------------------------
+
+void step_op(Tensors weights, Tensors gradients, Tensors moments, Tensors copies, Tensors late, Tensors rows,
+             Tensors state, const Tensor& loss, const Tensor& lr, Tensors also, std::vector<int64_t> also_shared,
+             const std::optional<Tensor>& norm, int64_t optimizer) {
+    const StepCall call({weights, moments, copies}, gradients, late, rows, state, loss, lr, also, also_shared, norm,
+                        optimizer, Device::cpu);
+    for (const LatePart& part : call.late) check_dtype(kStep, "gradient", part.gradient, {part.weight.scalar_type()});
+    float* const failed = call.state.failed;
+    for (size_t g = 0; g < call.groups.size(); ++g) {
+        const StepCall::Group& group = call.groups[g];
+        const double total = sum_of_squares(call.summands_of(g));
+        if (*failed != 0 || !is_number(scalar(loss)) || !is_number(total)) {
+            *failed = 1;
+            group.numbers[kGo] = 0;
+        } else {
+            make_numbers(group.h, ++*group.step, scalar(lr), std::sqrt(total), call.optimizer.max_norm, group.numbers);
         }
     }
-    with_rule(h.rule, weight, [&]<class R, class T>() { catch_up<R, T>(l, factors(h), step); });
+    for (const StepCall::Group& group : call.groups) {
+        if (group.parts.empty() || group.numbers[kGo] == 0) continue;
+        with_rule(group.h.rule, weights[0],
+                  [&]<class R, class T>() { run<R, T>(group.parts, factors(group.h), group.numbers, failed); });
+    }
+    for (const LatePart& part : call.late) {
+        if (part.numbers[kGo] != 0) update_late(part, failed);
+    }
 }
 
 }  // namespace
 }  // namespace nnue::optimizer
 
 STABLE_TORCH_LIBRARY_IMPL(nnue, CPU, m) {
-    NNUE_IMPL(m, "_optimizer_begin", &nnue::optimizer::begin_op);
-    NNUE_IMPL(m, "_optimizer_update", &nnue::optimizer::update_op);
+    NNUE_IMPL(m, "_optimizer_describe", &nnue::optimizer::describe_op);
+    NNUE_IMPL(m, "_optimizer_step", &nnue::optimizer::step_op);
+    NNUE_IMPL(m, "_optimizer_norm", &nnue::optimizer::norm_op);
     NNUE_IMPL(m, "_optimizer_mark_rows", &nnue::optimizer::mark_rows_op);
-    NNUE_IMPL(m, "_optimizer_update_rows", &nnue::optimizer::update_rows_op);
     NNUE_IMPL(m, "_optimizer_catch_up", &nnue::optimizer::catch_up_op);
 }

@@ -65,7 +65,9 @@ class FusedRule(Rule):
         # A bound of some of the rows that share virtual rows is a pass over all of them in every step.
         self._late = _late_bounds(work)
         late = work.late - {part.name for part in self._late}
-        self.fused = FusedOptimizer(parts, rule, work.lr, max_norm, work.failed, late, work.positions)
+        self.fused = FusedOptimizer(
+            parts, rule, work.lr, max_norm, work.failed, late, positions=work.positions, covered=work.covered
+        )
         self.step_count = self.fused.step_count
         self._first_average = f"{rule.averages[0]}/"
 
@@ -75,7 +77,7 @@ class FusedRule(Rule):
     def step_with(self, also: Sequence[tuple[Tensor, int]]) -> None:
         """`step`, where guard and norm also take these gradients, each with its number of virtual rows (0: none)."""
         assert self.loss is not None
-        self.fused.step(self.loss, self.work.covered, also)
+        self.fused.step(self.loss, also)
         for part in self._late:
             if part.gradient is not None:  # else it is frozen
                 self.fused.clip(part)

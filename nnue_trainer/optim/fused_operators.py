@@ -1,24 +1,23 @@
-"""The operators of a step: `nnue::_optimizer_begin` decides, `nnue::_optimizer_update` moves all weights.
+"""The operators of a step: `nnue::_optimizer_step` makes it, `nnue::_optimizer_describe` reads for what optimiser.
 
-`_optimizer_begin` reads the loss and gradients before anything is written, takes their norm, counts the step, and
-computes the numbers that the rule needs in this step. `_optimizer_update` reads gradients, weights and moments once and
-writes weights and moments once: decay, virtual rows, clip to bounds, lookahead and a 16-bit copy of the weight
-included. Learning rate, step count and the flag of failure live on the device, so a step can be captured in a CUDA
-graph. The contract is in csrc/optimizer.h; `FusedOptimizer` calls them.
+It reads the loss and gradients before anything is written, takes their norm, counts the step, and computes the numbers
+that the rule needs in this step. Then it reads gradients, weights and moments once and writes weights and moments once:
+decay, virtual rows, clip to bounds, lookahead and a 16-bit copy of the weight included. Learning rate, step count and
+the flag of failure live on the device, so a step can be captured in a CUDA graph. The contract is in csrc/optimizer.h;
+`FusedOptimizer` calls them.
 """
 
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from nnue_trainer.ops import _registration
 
 namespace = torch.ops.nnue
 """Where all calls of these operators find them; tests put the emulated ones here."""
 
-_NAMES = ("begin", "update", "update_matrices", "mark_rows", "update_rows", "catch_up")
-
-# What _optimizer_begin leaves for _optimizer_update, float64: the enum Number of csrc/optimizer.h.
+# The numbers of a step, float64: the enum Number of csrc/optimizer.h.
 NUMBERS = 16
 GRADIENT = 5
 NORM = 8
@@ -26,8 +25,15 @@ KEPT = slice(11, 14)
 """Those that are part of the state: kFirstKept to kLastKept."""
 
 
-def _nothing(*args: object, **kwargs: object) -> None:
-    """Fake kernels: the operators only write what they were given."""
+def _nothing(*args: object) -> None:
+    """For operators that only write to their arguments."""
 
 
-_registration.register_fakes({f"nnue::_optimizer_{name}": _nothing for name in _NAMES})
+def _norm(gradients: object, shared_rows: object, rows: object, numbers: Tensor) -> Tensor:
+    return numbers.new_empty(NUMBERS)
+
+
+_registration.register_fakes(
+    {f"nnue::_optimizer_{name}": _nothing for name in ("step", "update_matrices", "mark_rows", "catch_up")}
+    | {"nnue::_optimizer_norm": _norm, "nnue::_optimizer_describe": lambda *_: 0}
+)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import InitVar, dataclass, field, replace
+from dataclasses import InitVar, dataclass, field
 
 import torch
 from torch import Tensor
 
 from nnue_trainer.optim import fused_operators
 from nnue_trainer.optim.late_rows import HostLateRows, LateRows
-from nnue_trainer.optim.parts import LARGEST_COPY, Moments, NormOf, Numbers, Part, write_copy
+from nnue_trainer.optim.parts import LARGEST_COPY, Moments, NormOf, Pair, Part, given, write_copy
 from nnue_trainer.optim.update_rule import UpdateRule
 
 
@@ -35,12 +35,17 @@ class FusedOptimizer:
     """names of parameters whose rows are updated when they are needed, on a GPU those that it pays for: see LateRows"""
     positions: int = 0
     """of a batch; 0: unknown"""
+    covered: Iterable[str] = ()
+    """names of parameters whose gradients the guard need not read: each of their terms is one of another gradient, too.
+    With a norm to clip to, all gradients are read."""
     norm_of: NormOf | None = None
     """None: this process has all gradients."""
-    pairs: list[tuple[Part, Moments]] = field(init=False)
+    pairs: list[Pair] = field(init=False)
     step_count: Tensor = field(init=False)
     failed: Tensor = field(init=False)
     numbers: Tensor = field(init=False)
+    handle: int = field(init=False)
+    """of the description of all this in C++"""
     state: dict[str, Tensor] = field(init=False, default_factory=dict)
     """Moments by name: exp_avg/NAME, exp_avg_sq/NAME and the same of NAME.virtual; exp_avg_2/… is the second average
     of a rule that has two, z/NAME that of a schedule-free one, slow/NAME are the slow weights of lookahead."""
@@ -48,28 +53,35 @@ class FusedOptimizer:
     def __post_init__(self, flag: Tensor | None, late: Iterable[str]) -> None:
         device = self.lr.device
         self.failed = torch.zeros((), dtype=torch.float32, device=device) if flag is None else flag
-        betas = [part.betas or self.rule.betas for part in self.parts]
-        by_betas = {
-            each: Numbers(
-                replace(self.rule, betas=each),
-                torch.zeros((), dtype=torch.int64, device=device),
-                self.failed,
-                torch.zeros(fused_operators.NUMBERS, dtype=torch.float64, device=device),
-            )
-            for each in dict.fromkeys([self.rule.betas, *betas])
-        }
-        self._numbers = list(by_betas.values())
-        self.step_count, self.numbers = self._numbers[0].step_count, self._numbers[0].numbers
-        self._no_marks = self.numbers.new_empty(0, dtype=torch.uint8)
-        self.pairs = [
-            (part, self._make_moments(part, by_betas[own])) for part, own in zip(self.parts, betas, strict=True)
-        ]
+        self._betas = list(dict.fromkeys([self.rule.betas, *(part.betas or self.rule.betas for part in self.parts)]))
+        steps = torch.zeros(len(self._betas), dtype=torch.int64, device=device)
+        numbers = torch.zeros(len(self._betas), fused_operators.NUMBERS, dtype=torch.float64, device=device)
+        self.tensors = [steps, self.failed, numbers]  # the state of all parts, as the operators take it
+        self.step_count, self.numbers = steps[0], numbers[0]
+        self._nothing = numbers.new_empty(0)
+        self.pairs = [(part, self._make_moments(part)) for part in self.parts]
         kind = HostLateRows if device.type == "cpu" else LateRows
         made = {name: kind(self, name) for name in late}
         self.late_rows = {name: rows for name, rows in made.items() if rows.parts}
         """by name of the parameter"""
+        self._describe()
 
-    def _make_moments(self, part: Part, numbers: Numbers) -> Moments:
+    def _describe(self) -> None:
+        numbers = [
+            number
+            for part, moments in self.pairs
+            for number in (
+                self._betas.index(part.betas or self.rule.betas), part.name not in self.covered,
+                moments.late is not None, *part.settings(moments.steps),
+            )
+        ]  # fmt: skip
+        self.handle = fused_operators.namespace._optimizer_describe(
+            self.lr, self.rule.number, self.rule.constants(self.max_norm), [b for own in self._betas for b in own],
+            numbers,
+        )  # fmt: skip
+        self._given = given(self.pairs)
+
+    def _make_moments(self, part: Part) -> Moments:
         weight = part.parameter.detach()
         nothing = weight.new_empty(0)
         names = self.rule.averages + self.rule.squares
@@ -90,7 +102,6 @@ class FusedOptimizer:
 
         return Moments(
             weight=rows,
-            numbers=numbers,
             own=[of_parameter(name) for name in names],
             shared=[of_virtual(name) for name in names],
             slow=of_parameter("slow") if self.rule.lookahead_every else None,
@@ -98,78 +109,46 @@ class FusedOptimizer:
         )
 
     @torch.no_grad()
-    def step(self, loss: Tensor, covered: Iterable[str] = (), also: Sequence[tuple[Tensor, int]] = ()) -> None:
-        """One update from the gradients in place. `loss` is used only by the guard, as are all gradients but those of
-        the parameters named in `covered`, for which others stand: each of their terms is one of another gradient, too.
-        A parameter without a gradient is left out. With a norm to clip to, all gradients are read. `also`: other
-        gradients for the guard and the norm, each with its number of virtual rows (0: none).
+    def step(self, loss: Tensor, also: Sequence[tuple[Tensor, int]] = ()) -> None:
+        """One update from the gradients in place. `loss` is used only by the guard. A parameter without a gradient is
+        left out. `also`: other gradients for the guard and the norm, each with its number of virtual rows (0: none).
         """
         for late in self.late_rows.values():
             late.before_step()
-        active = [(part, moments, gradient) for part, moments in self.pairs if (gradient := part.gradient) is not None]
-        everything = math.isfinite(self.max_norm) or self.rule.stable_decay
-        left_out = set() if everything else set(covered)
-        guarded = [each for each in active if each[0].name not in left_out]
-        read = [(gradient, part.virtual_rows if everything else 0) for part, _, gradient in guarded]
-        rows = self._marks(guarded) + [self._no_marks] * len(also)
-        if everything and self.norm_of is not None:
-            read, rows = [(self.norm_of(guarded, self._norm), 0)], []
-        read += also
-        if self.rule.stable_decay:
-            elements = sum(moments.weight.numel() + moments.shared[-1].numel() for _, moments, _ in active)
-            for each in self._numbers:
-                each.constants = each.rule.constants(elements + sum(g.numel() + v * g[0].numel() for g, v in also))
-        for each in self._numbers:
-            gradients, shared_rows = [gradient for gradient, _ in read], [shared for _, shared in read]
-            fused_operators.namespace._optimizer_begin(
-                gradients, shared_rows, loss.detach(), self.lr, each.state, each.rule.number, each.constants,
-                self.max_norm, rows,
-            )  # fmt: skip
-            read, rows = [(self.numbers[fused_operators.NORM][None], 0)], []
+        gradients = [part.gradient for part in self.parts]
+        norm = None
+        if self.norm_of is not None and (math.isfinite(self.max_norm) or self.rule.stable_decay):
+            own = [(*pair, g) for pair, g in zip(self.pairs, gradients, strict=True) if g is not None]
+            norm = self.norm_of(own, self._norm)
         # Autograd must treat a graph that was made before the step as out of date.
-        torch.autograd.graph.increment_version([part.parameter for part, _, _ in active])
-        for each in self._numbers:
-            own = [found for found in active if found[1].late is None and found[1].numbers is each]
-            fused_operators.namespace._optimizer_update(
-                [moments.weight for _, moments, _ in own],
-                [gradient for _, _, gradient in own],
-                [moment for _, moments, _ in own for moment in moments.all()],
-                [moments.copy for _, moments, _ in own],
-                each.state,
-                [number for part, moments, _ in own for number in part.settings(moments.steps)],
-                each.rule.number,
-                each.constants,
-                follows_begin=len(self._numbers) == 1,  # nothing has come between the two
-            )
-        for late in self.late_rows.values():
-            late.step()
-
-    def _norm(self, guarded: Sequence[tuple[Part, Moments, Tensor]]) -> Tensor:
-        """The norm of the gradients of these parts, those of virtual rows included, float64; NaN: not finite."""
-        numbers = self._numbers[0]
-        state = [torch.zeros_like(tensor) for tensor in numbers.state]
-        gradients, shared = [gradient for *_, gradient in guarded], [part.virtual_rows for part, *_ in guarded]
-        fused_operators.namespace._optimizer_begin(
-            gradients, shared, torch.zeros_like(self.lr), self.lr, state, numbers.rule.number, numbers.constants,
-            math.inf, self._marks(guarded),
+        moved = [part.parameter for part, g in zip(self.parts, gradients, strict=True) if g is not None]
+        torch.autograd.graph.increment_version(moved)
+        weights, moments, copies, kept = self._given
+        fused_operators.namespace._optimizer_step(
+            weights, [self._nothing if g is None else g for g in gradients], moments, copies, kept,
+            [m.late.rows_of(part) for part, m in self.pairs if m.late is not None], self.tensors, loss.detach(),
+            self.lr, [g for g, _ in also], [shared for _, shared in also], norm, self.handle,
         )  # fmt: skip
-        return torch.where(state[1] == 0, state[2][fused_operators.NORM], math.nan)
+        for late in self.late_rows.values():
+            late.after_step()
 
-    def _marks(self, guarded: Sequence[tuple[Part, Moments, Tensor]]) -> list[Tensor]:
-        """Of each gradient, uint8: the rows that may be other than zeros; no elements: all."""
-        return [self._no_marks if m.late is None else m.late.marks_of(part) for part, m, _ in guarded]
+    def _norm(self, parts: Sequence[tuple[Part, Moments, Tensor]]) -> Tensor:
+        """The norm of the gradients of these parts, those of virtual rows included, float64; NaN: not finite."""
+        gradients, shared = [gradient for *_, gradient in parts], [part.virtual_rows for part, *_ in parts]
+        rows = [self._nothing if m.late is None else m.late.rows_of(part) for part, m, _ in parts]
+        found = fused_operators.namespace._optimizer_norm(gradients, shared, rows, self.numbers)
+        return torch.where(found[0] != 0, found[fused_operators.NORM], math.nan)
 
     @property
     def kept(self) -> dict[str, Tensor]:
         """Numbers that later steps depend on beside the moments, of rules that have such; views."""
         if self.rule.kind != "schedule_free" and not self.rule.stable_decay:
             return {}
-        return {f"numbers/{i}": each.numbers[fused_operators.KEPT] for i, each in enumerate(self._numbers)}
+        return {f"numbers/{i}": each[fused_operators.KEPT] for i, each in enumerate(self.tensors[2])}
 
     def set_step_count(self, count: int) -> None:
         """Goes on counting from there."""
-        for numbers in self._numbers:
-            numbers.step_count.fill_(count)
+        self.tensors[0].fill_(count)
 
     @torch.no_grad()
     def averaged(self, parameter: str) -> Tensor | None:
@@ -180,7 +159,7 @@ class FusedOptimizer:
         pairs = [(part, moments) for part, moments in self.pairs if part.name == parameter]
         found = pairs[0][0].parameter.detach().clone()
         for part, moments in pairs:
-            beta = moments.numbers.rule.betas[0]
+            beta = (part.betas or self.rule.betas)[0]
             # With beta1 = 0 gradients are taken at z, and x is not known. OptimizerConfig excludes it.
             x = torch.lerp(moments.own[0].double(), moments.weight.double(), 1 / beta)
             _, _, low, high, _ = part.settings(moments.steps)
@@ -203,6 +182,7 @@ class FusedOptimizer:
                 _, _, low, high, _ = part.settings(steps)
                 clipped += int((moments.weight.abs() > LARGEST_COPY / steps).sum().item())
                 moments.weight.clamp_(low, high)
+        self._describe()
         self.write_copies()
         return clipped
 

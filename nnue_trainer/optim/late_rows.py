@@ -10,7 +10,7 @@ from torch import Tensor
 
 from nnue_trainer.ops import capabilities
 from nnue_trainer.optim import fused_operators
-from nnue_trainer.optim.parts import Moments, Part
+from nnue_trainer.optim.parts import Pair, Part, given
 
 if TYPE_CHECKING:
     from nnue_trainer.optim.fused_optimizer import FusedOptimizer
@@ -39,7 +39,7 @@ class LateRows:
     This class is for GPUs: nothing waits for the device, and a step can be recorded.
     """
 
-    parts: list[tuple[Part, Moments]]
+    parts: list[Pair]
     """those whose rows are updated late"""
 
     _too_many = 1.0
@@ -49,24 +49,24 @@ class LateRows:
 
     def __init__(self, optimizer: FusedOptimizer, name: str, window: int = DEVICE_WINDOW) -> None:
         """`window`: of rows without virtual rows."""
-        own = [pair for pair in optimizer.pairs if pair[0].name == name]
-        self._parameter = own[0][0].parameter
+        self._optimizer = optimizer
+        self._parameter = next(part.parameter for part, _ in optimizer.pairs if part.name == name)
         device, rows = self._parameter.device, len(self._parameter)
         machine, positions = capabilities.machine_of(device), optimizer.positions
-        self.parts = [
-            (part, m)
-            for part, m in own
-            if capabilities.update(machine, len(m.weight), m.tensors, positions).kernels == "late"
-        ]
+        own = {
+            number: (part, moments)
+            for number, (part, moments) in enumerate(optimizer.pairs)
+            if part.name == name
+            and capabilities.update(machine, len(moments.weight), moments.tensors, positions).kernels == "late"
+        }
+        self.parts, self._numbers = list(own.values()), list(own)
         self._made = torch.zeros(rows, dtype=torch.int64, device=device)
         self._marked = torch.zeros(rows, dtype=torch.uint8, device=device)
-        self._kept: list[tuple[Tensor, Tensor]] = []  # changes and history of each part
         for part, moments in self.parts:
-            moments.late = self
             steps, shared = WINDOW if part.virtual_rows else window, moments.shared[-1]
             changes = shared.new_empty(steps, *shared.shape) if shared.numel() else shared
             history = torch.zeros(steps, fused_operators.NUMBERS, dtype=torch.float64, device=device)
-            self._kept.append((changes, history))
+            moments.late, moments.kept = self, [part.rows(self._made), changes, history]
         self._any_marked = False
         self._all_marked = False
 
@@ -100,7 +100,7 @@ class LateRows:
 
     def restart(self) -> None:
         """Everything has been replaced, and is up to date."""
-        self._made.copy_(self.parts[0][1].numbers.step_count.expand_as(self._made))
+        self._made.copy_(self._optimizer.step_count.expand_as(self._made))
 
     def before_step(self) -> None:
         """What has to be done while the step has not been counted."""
@@ -109,36 +109,25 @@ class LateRows:
         if self._all_marked or self.parts[0][0].whole_gradient is None:
             self.settle()
 
-    def step(self) -> None:
-        """The step that `_optimizer_begin` has allowed, or not."""
-        if self._all_marked:
-            self._marked.fill_(1)
-        for number, (part, moments) in enumerate(self.parts):
-            if (whole := part.whole_gradient) is None:
-                self.restart()  # a step without the parameter does not move it
-                break
-            rows, own = part.sparse_rows(whole) if whole.is_sparse else (part.rows(self._marked), part.rows(whole))
-            fused_operators.namespace._optimizer_update_rows(
-                moments.weight, own, moments.all(), rows, *self._how(number)
-            )
+    def rows_of(self, part: Part) -> Tensor:
+        """The rows of the part that may get a gradient in this step, as `_optimizer_step` takes them."""
+        whole = part.whole_gradient
+        if whole is not None and whole.is_sparse:
+            return part.sparse_rows(whole)[0]
+        return self._marked[:0] if self._all_marked else part.rows(self._marked)
+
+    def after_step(self) -> None:
+        """What has to be done when the step has been counted, or not."""
+        if self.parts[0][0].whole_gradient is None:
+            self.restart()  # a step without the parameter does not move it
         self._marked.zero_()
         self._any_marked = self._all_marked = False
 
-    def marks_of(self, part: Part) -> Tensor:
-        """Of the part's rows, uint8: those that may get a gradient in this step; no elements: all."""
-        return self._marked[:0] if self._all_marked else part.rows(self._marked)
-
     def _replay(self, marked: Tensor | None) -> None:
-        for number, (part, moments) in enumerate(self.parts):
-            rows = None if marked is None else part.rows(marked)
-            fused_operators.namespace._optimizer_catch_up(moments.weight, moments.all(), rows, *self._how(number))
-
-    def _how(self, number: int) -> tuple[list[Tensor], list[Tensor], list[float], int, list[float]]:
-        """late, state, settings, rule and constants of one of `parts`, as the operators take them."""
-        part, moments = self.parts[number]
-        late = [part.rows(self._made), *self._kept[number], *([moments.copy] if moments.copy.numel() else [])]
-        numbers = moments.numbers
-        return late, numbers.state, part.settings(moments.steps), numbers.rule.number, numbers.constants
+        rows = [self._marked[:0] if marked is None else part.rows(marked) for part, _ in self.parts]
+        fused_operators.namespace._optimizer_catch_up(
+            *given(self.parts), rows, self._optimizer.tensors, self._numbers, self._optimizer.handle
+        )
 
 
 class HostLateRows(LateRows):
@@ -154,8 +143,5 @@ class HostLateRows(LateRows):
             raise ValueError(f"{name}: its parts do not cover its {rows} rows")
         if any(part.copy is not None for part, _ in self.parts):
             raise ValueError(f"{name}: on a CPU, a parameter with a 16-bit copy cannot be updated late")
-        # A norm is taken over virtual rows, too, which only _optimizer_begin can sum.
+        # A norm is taken over virtual rows, too, which are sums of whole gradients.
         self._takes_sparse = not math.isfinite(optimizer.max_norm) and not optimizer.rule.stable_decay
-
-    def marks_of(self, part: Part) -> Tensor:
-        return self._marked[:0]  # a gradient may be sparse, of these rows

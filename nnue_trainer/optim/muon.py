@@ -138,7 +138,7 @@ class MuonRule(FusedRule):
             [matrix.gradient for matrix in matrices],
             [momentum for matrix in matrices for momentum in (matrix.momentum, matrix.virtual)],
             self.work.lr,
-            [self.fused.step_count, self.fused.failed, self.fused.numbers],
+            self.fused.tensors,
             [number for m in matrices for number in (m.rate, m.decay, m.low, m.high)],
             [config.momentum, config.max_value or math.inf, _ITERATIONS, *_COEFFICIENTS],
         )

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from nnue_trainer.optim.update_rule import UpdateRule
-
 if TYPE_CHECKING:
     from nnue_trainer.optim.late_rows import LateRows
 
@@ -60,7 +58,7 @@ class Part:
         return self.sparse_rows(gradient)[1] if gradient.is_sparse else self.rows(gradient)
 
     def settings(self, steps: float = 0.0) -> list[float]:
-        """As the operators take them. `steps`: of the copy."""
+        """As `_optimizer_describe` takes them. `steps`: of the copy."""
         most = LARGEST_COPY / steps if steps else math.inf
         return [self.rate, self.decay, max(self.low, -most), min(self.high, most), steps]
 
@@ -86,30 +84,10 @@ class Part:
 
 
 @dataclass
-class Numbers:
-    """A rule with the numbers of its steps, on the device. Parts with other betas have their own."""
-
-    rule: UpdateRule
-    step_count: Tensor
-    failed: Tensor
-    numbers: Tensor
-    constants: list[float] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.constants = self.rule.constants(0)
-
-    @property
-    def state(self) -> list[Tensor]:
-        """As the operators take it."""
-        return [self.step_count, self.failed, self.numbers]
-
-
-@dataclass
 class Moments:
     """The state of a part: views of the parameter's moments, and the moments of its virtual rows."""
 
     weight: Tensor
-    numbers: Numbers
     own: list[Tensor]
     """averages and squares"""
     shared: list[Tensor]
@@ -120,16 +98,24 @@ class Moments:
     """integers of the copy in 1.0; 0: it has the weight itself"""
     late: LateRows | None = None
     """who updates the rows when they are needed; None: they are updated in every step"""
+    kept: list[Tensor] = field(default_factory=list)
+    """then: steps made by each row, changes of virtual rows, and numbers of the steps in the window"""
 
     @property
     def tensors(self) -> int:
         """How many tensors have a row of the parameter: the weight and its moments."""
         return 1 + len(self.own) + (self.slow is not None)
 
-    def all(self) -> list[Tensor]:
-        """In the order of the operators."""
-        slow = [] if self.slow is None else [self.slow]
-        return [*self.own, *self.shared, *slow]
+
+Pair = tuple[Part, Moments]
+Given = tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor]]
+
+
+def given(pairs: Sequence[Pair]) -> Given:
+    """Weights, moments, copies and what is kept of late rows, as the operators take them."""
+    states = [moments for _, moments in pairs]
+    own = [t for m in states for t in (*m.own, *m.shared, *([] if m.slow is None else [m.slow]))]
+    return [m.weight for m in states], own, [m.copy for m in states], [t for m in states for t in m.kept]
 
 
 Norm = Callable[[Sequence[tuple[Part, Moments, Tensor]]], Tensor]

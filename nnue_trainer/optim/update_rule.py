@@ -44,12 +44,11 @@ class UpdateRule:
         """`kind` as the operators take it."""
         return _KINDS.index(self.kind)
 
-    def constants(self, elements: int) -> list[float]:
-        """As the operators take them. `elements`: of all parts and their virtual rows."""
+    def constants(self, max_norm: float) -> list[float]:
+        """As `_optimizer_describe` takes them. `max_norm`: gradients are scaled down to it."""
         lookahead = [self.lookahead_every, self.lookahead_share]
-        stable_over = elements if self.stable_decay else 0
-        own = [self.corrects_bias, self.warmup, self.weight_power, stable_over, self.max_value]
-        return [float(number) for number in (*self.betas, self.eps, self.positive, *lookahead, *own)]
+        own = [self.corrects_bias, self.warmup, self.weight_power, self.stable_decay, self.max_value]
+        return [float(number) for number in (self.eps, self.positive, *lookahead, *own, max_norm)]
 
     @property
     def averages(self) -> list[str]:

@@ -119,12 +119,12 @@ def _optimizers(g: torch.Generator) -> None:
     for rule, late in ((UpdateRule(), ()), (UpdateRule(), ("w",)), (lookahead, ("w",))):
         weight, bias = nn.Parameter(torch.randn(120, 5, generator=g)), nn.Parameter(torch.randn(5, generator=g))
         parts = [Part("w", weight, 0, 80, virtual_rows=8), Part("w", weight, 80, 40), Part("b", bias)]
-        optimizer = FusedOptimizer(parts, rule, torch.tensor(0.01), late=late)
+        optimizer = FusedOptimizer(parts, rule, torch.tensor(0.01), late=late, covered=["w"])
         for _step in range(20):
             for rows_ in optimizer.late_rows.values():
                 rows_.catch_up(_index_rows(g, 120), _index_rows(g, 120))
             weight.grad, bias.grad = torch.ones_like(weight), torch.ones_like(bias)
-            optimizer.step(torch.tensor(1.0), covered=["w"])
+            optimizer.step(torch.tensor(1.0))
         optimizer.settle()
 
 

@@ -11,9 +11,10 @@ import torch
 from test_optimizer import RULES
 from torch import Tensor, nn
 
+from nnue_trainer.optim import fused_operators
 from nnue_trainer.optim.fused_optimizer import FusedOptimizer
 from nnue_trainer.optim.late_rows import WINDOW, LateRows
-from nnue_trainer.optim.parts import Part
+from nnue_trainer.optim.parts import Part, given
 from nnue_trainer.optim.update_rule import UpdateRule
 
 ROWS, COLUMNS = 60, 150  # columns: two blocks of a replay and a piece
@@ -33,7 +34,10 @@ def parts_of(dtype: torch.dtype) -> list[Part]:
 
 def pair(rule: UpdateRule, dtype: torch.dtype, max_norm: float = math.inf) -> list[FusedOptimizer]:
     """The same twice: as it is, and with late rows."""
-    return [FusedOptimizer(parts_of(dtype), rule, torch.tensor(0.01), max_norm, late=late) for late in ((), ("w",))]
+    return [
+        FusedOptimizer(parts_of(dtype), rule, torch.tensor(0.01), max_norm, late=late, covered=["w"])
+        for late in ((), ("w",))
+    ]
 
 
 def index_rows(g: torch.Generator) -> Tensor:
@@ -80,7 +84,7 @@ def run(optimizer: FusedOptimizer, steps: range, loss: float = 1.0, reads: tuple
         if sparse:
             leave_out_others(optimizer, indices)
         optimizer.lr.fill_(0.02 / (1 + t % 4))
-        optimizer.step(torch.tensor(loss), covered=["w"])
+        optimizer.step(torch.tensor(loss))
 
 
 def assert_equal_bits(dense: FusedOptimizer, late: FusedOptimizer) -> None:
@@ -161,7 +165,7 @@ def test_a_gradient_that_is_not_finite_behind_the_guard() -> None:
         gradient = optimizer.parts[0].parameter.grad
         assert gradient is not None
         gradient[3, 5], gradient[40, 149] = math.inf, math.nan
-        optimizer.step(torch.tensor(1.0), covered=["w"])
+        optimizer.step(torch.tensor(1.0))
         run(optimizer, range(5, 7))
     assert dense.failed
     assert_equal_bits(dense, late)
@@ -193,7 +197,7 @@ def test_batches_of_many_rows_among_others() -> None:
             for rows in optimizer.late_rows.values():
                 rows.catch_up(every, every[:, :1])
             set_gradients(optimizer, every, 50 + t)
-            optimizer.step(torch.tensor(1.0), covered=["w"])
+            optimizer.step(torch.tensor(1.0))
     assert_equal_bits(dense, late)
 
 
@@ -245,12 +249,12 @@ def test_a_sparse_gradient_of_several_passes() -> None:
             values = weight.grad[numbers]
             values[3] = 0
             weight.grad = torch.sparse_coo_tensor(numbers[None], values, weight.shape)
-        optimizer.step(torch.tensor(1.0), covered=["w"])
+        optimizer.step(torch.tensor(1.0))
     assert_equal_bits(dense, late)
 
 
 def test_a_sparse_gradient_that_the_guard_looks_at() -> None:
-    _, late = pair(RULES["adamw"], torch.float32)
+    late = FusedOptimizer(parts_of(torch.float32), RULES["adamw"], torch.tensor(0.01), late=["w"])
     run(late, range(3))
     indices = torch.tensor([[50, 3]], dtype=torch.int32)
     late_rows(late).catch_up(indices, indices)
@@ -281,18 +285,26 @@ def test_norms_need_every_row() -> None:
 )
 def test_rows_of_a_sparse_gradient(numbers: list[int], message: str) -> None:
     _, late = pair(RULES["adamw"], torch.float32)
-    late.step_count.fill_(3)
-    late.numbers[0] = 1
-    rows = late_rows(late)
-    moments = rows.parts[1][1]
-    with pytest.raises(RuntimeError, match=f"nnue::_optimizer_update_rows: {message}"):
-        torch.ops.nnue._optimizer_update_rows(
-            moments.weight,
-            torch.zeros(len(numbers), COLUMNS),
-            moments.all(),
-            torch.tensor(numbers),
-            *rows._how(1),
-        )
+    late.step_count.fill_(2)
+    rows = [torch.zeros(36, dtype=torch.uint8), torch.tensor(numbers)]
+    gradients = [torch.zeros(0), torch.zeros(len(numbers), COLUMNS), torch.zeros(0)]
+    with pytest.raises(RuntimeError, match=f"nnue::_optimizer_step: {message}"):
+        call_with("_optimizer_step", late, gradients, rows, given(late.pairs)[3])
+
+
+def call_with(
+    operator: str, optimizer: FusedOptimizer, gradients: list[Tensor], rows: list[Tensor], kept: list[Tensor]
+) -> None:
+    """A step, or what has been missed, with other tensors than the optimiser's."""
+    call = getattr(fused_operators.namespace, operator)
+    if operator == "_optimizer_step":
+        weights, moments, copies, _ = given(optimizer.pairs)
+        more = [torch.ones_like(optimizer.lr), optimizer.lr, [], [], None, optimizer.handle]
+        call(weights, gradients, moments, copies, kept, rows, optimizer.tensors, *more)
+    else:
+        late = late_rows(optimizer)
+        weights, moments, copies, _ = given(late.parts)
+        call(weights, moments, copies, kept, rows, optimizer.tensors, late._numbers, optimizer.handle)
 
 
 def wrong_window(history: Tensor, changes: Tensor, made: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -320,25 +332,19 @@ def steps_to_come(history: Tensor, changes: Tensor, made: Tensor) -> tuple[Tenso
         (steps_to_come, r"made: found 1099511627779 in row 0, expected"),
     ],
 )
-@pytest.mark.parametrize("operator", ["_optimizer_update_rows", "_optimizer_catch_up"])
+@pytest.mark.parametrize("operator", ["_optimizer_step", "_optimizer_catch_up"])
 def test_what_is_kept_of_a_part_must_fit_it(
     operator: str, change: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]], message: str
 ) -> None:
     _, late = pair(RULES["adamw"], torch.float32)
     run(late, range(3))
     late.settle()
-    late.step_count.fill_(4)
-    late.numbers[0] = 1
-    rows = late_rows(late)
-    moments = rows.parts[0][1]
-    (made, changes, history), *how = rows._how(0)
+    made, changes, history, *others = given(late.pairs)[3]
     history, changes, made = change(history, changes, made)
-    marks = torch.ones(36, dtype=torch.uint8)
-    arguments = [moments.all(), marks, [made, changes, history], *how]
-    if operator == "_optimizer_update_rows":
-        arguments = [torch.zeros(36, COLUMNS), *arguments]
+    kept, marks = [made, changes, history, *others], [torch.ones(36, dtype=torch.uint8), torch.zeros(0)]
+    gradients = [torch.zeros(36, COLUMNS), torch.zeros(0), torch.zeros(0)]
     with pytest.raises(RuntimeError, match=f"nnue::{operator}: {message}"):
-        getattr(torch.ops.nnue, operator)(moments.weight, *arguments)
+        call_with(operator, late, gradients, marks, kept)
 
 
 def test_a_window_that_has_forgotten_is_an_error() -> None:

@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from test_late_rows import call_with
 from test_optimizer import RULES
 from torch import Tensor, nn
 
@@ -14,7 +15,7 @@ from nnue_trainer.ops.capabilities import Choice, Machine
 from nnue_trainer.optim import fused_operators, fused_optimizer
 from nnue_trainer.optim.fused_optimizer import FusedOptimizer
 from nnue_trainer.optim.late_rows import DEVICE_WINDOW, WINDOW, LateRows
-from nnue_trainer.optim.parts import Part
+from nnue_trainer.optim.parts import Part, given
 
 SHARING, OWN = 36, 43  # rows that share virtual ones, and rows that do not: more than two thread blocks
 ROWS = SHARING + OWN
@@ -56,7 +57,9 @@ def pair(
             Part("w", weight, SHARING, OWN, rate=0.5, decay=0.02, low=-0.3, high=0.5, copy=copy),
             Part("b", bias, decay=0.1),
         ]
-        made.append(FusedOptimizer(parts, RULES[name], torch.tensor(0.01, device=place), max_norm, late=late))
+        made.append(
+            FusedOptimizer(parts, RULES[name], torch.tensor(0.01, device=place), max_norm, late=late, covered=["w"])
+        )
     assert not made[0].late_rows
     return made
 
@@ -97,7 +100,7 @@ def run(optimizer: FusedOptimizer, steps: range, *, loss: float = 1.0, settled: 
                 late.settle(gradient=t % 2 == 0)
         set_gradients(optimizer, indices, t)
         optimizer.lr.fill_(0.02 / (1 + t % 4))
-        optimizer.step(torch.tensor(loss, device=device), covered=["w"])
+        optimizer.step(torch.tensor(loss, device=device))
 
 
 def assert_equal_bits(dense: FusedOptimizer, late: FusedOptimizer) -> None:
@@ -146,7 +149,9 @@ def test_many_rows_share_few_virtual_ones(place: torch.device) -> None:
         g = torch.Generator().manual_seed(1)
         weight = nn.Parameter((torch.randn(3 * 530, 40, generator=g) * 0.3).to(place))
         parts = [Part("w", weight, virtual_rows=3, decay=0.05, low=-0.4, high=0.4)]
-        made.append(FusedOptimizer(parts, RULES["adamw"], torch.tensor(0.01, device=place), late=waiting))
+        made.append(
+            FusedOptimizer(parts, RULES["adamw"], torch.tensor(0.01, device=place), late=waiting, covered=["w"])
+        )
     for t in range(2 * WINDOW):
         g = torch.Generator().manual_seed(t)
         indices = (torch.randint(0, 1060, (4, 200), generator=g) // 2 * 3).int()  # of the first virtual row
@@ -158,7 +163,7 @@ def test_many_rows_share_few_virtual_ones(place: torch.device) -> None:
             for rows in optimizer.late_rows.values():
                 rows.catch_up(indices[:2].to(place), indices[2:].to(place))
             optimizer.parts[0].parameter.grad = gradient.to(place)
-            optimizer.step(torch.tensor(1.0, device=place), covered=["w"])
+            optimizer.step(torch.tensor(1.0, device=place))
     assert_equal_bits(*made)
 
 
@@ -214,7 +219,7 @@ def test_a_gradient_that_is_not_finite_behind_the_guard(place: torch.device) -> 
         gradient = optimizer.parts[0].parameter.grad
         assert gradient is not None
         gradient[3, 7], gradient[40, 5], gradient[78, 149] = math.nan, math.inf, math.nan
-        optimizer.step(torch.tensor(1.0, device=place), covered=["w"])
+        optimizer.step(torch.tensor(1.0, device=place))
         run(optimizer, range(5, 7))
     assert dense.failed
     assert_equal_bits(dense, late)
@@ -243,7 +248,7 @@ def test_a_graph_replays_late_rows(cuda: torch.device, monkeypatch: pytest.Monke
     graph, indices, loss = torch.cuda.CUDAGraph(), index_rows(torch.Generator()).to(cuda), torch.ones((), device=cuda)
     with torch.cuda.graph(graph):
         late.late_rows["w"].catch_up(indices[:3], indices[3:])
-        late.step(loss, covered=["w"])
+        late.step(loss)
     for t in range(1, 3 * DEVICE_WINDOW):
         run(dense, range(t, t + 1))
         rows = index_rows(torch.Generator().manual_seed(7 + t))
@@ -261,26 +266,23 @@ def test_a_graph_replays_late_rows(cuda: torch.device, monkeypatch: pytest.Monke
     ("change", "message"),
     [
         (
-            lambda late: [late[0], late[1].repeat(3, 1, 1), late[2].repeat(3, 1)],
+            lambda late: [late[0], late[1].repeat(3, 1, 1), late[2].repeat(3, 1), *late[3:]],
             "history: found 48 steps, expected",
         ),
-        (lambda late: [late[0], late[1][:, 1:].contiguous(), late[2]], "changes: found shape"),
-        (lambda late: [late[0], late[1].new_empty(0), late[2]], "changes: found shape"),
-        (lambda late: late[:2], "late: found 2 tensors, expected three: made, changes and history"),
-        (lambda late: [*late, late[0], late[0]], "copies: found 2 items"),
+        (lambda late: [late[0], late[1][:, 1:].contiguous(), *late[2:]], "changes: found shape"),
+        (lambda late: [late[0], late[1].new_empty(0), *late[2:]], "changes: found shape"),
+        (lambda late: late[:5], "late: found 5 tensors, expected 6: made, changes and history of each part"),
     ],
 )
-@pytest.mark.parametrize("operator", ["_optimizer_update_rows", "_optimizer_catch_up"])
+@pytest.mark.parametrize("operator", ["_optimizer_step", "_optimizer_catch_up"])
 def test_what_cannot_be_updated_late(place: torch.device, operator: str, change, message: str) -> None:
     _, optimizer = pair(place, "adamw")
-    rows = optimizer.late_rows["w"]
-    moments = rows.parts[0][1]
-    late, *how = rows._how(0)
-    arguments = [moments.all(), torch.ones(SHARING, dtype=torch.uint8, device=place), change(late), *how]
-    if operator == "_optimizer_update_rows":
-        arguments = [moments.weight, *arguments]
+    weights, *_, kept = given(optimizer.pairs)
+    ones = torch.ones(SHARING, dtype=torch.uint8, device=place)
+    gradients = [weights[0], weights[1][:0], weights[2][:0]]
     with pytest.raises(RuntimeError, match=f"nnue::{operator}: {message}"):
-        getattr(fused_operators.namespace, operator)(moments.weight, *arguments)
+        call_with(operator, optimizer, gradients, [ones, ones[:0]], change(kept))
+    assert optimizer.step_count == 0
 
 
 def test_rows_whose_counts_do_not_fit_are_left_as_they_are(place: torch.device) -> None:

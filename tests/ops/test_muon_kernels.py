@@ -261,7 +261,7 @@ def _with(position: int, value: Any) -> Callable[[list[Any]], None]:
 )  # fmt: skip
 def test_wrong_arguments_are_one_line(emulator: ctypes.CDLL, change: Callable[[list[Any]], None], message: str) -> None:
     weight = torch.zeros(4, 2, 2)
-    state = [torch.zeros((), dtype=torch.int64), torch.zeros(()), torch.zeros(16, dtype=torch.float64)]
+    state = [torch.zeros(1, dtype=torch.int64), torch.zeros(()), torch.zeros(1, 16, dtype=torch.float64)]
     arguments: list[Any] = [
         [weight], [weight.clone()], [weight.clone(), weight[:0]], torch.zeros(()), state, [1.0, 0.0, -1.0, 1.0],
         [0.95, math.inf, 5.0, 1.0, 1.0, 1.0],

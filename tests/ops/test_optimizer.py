@@ -351,13 +351,13 @@ def test_covered_gradients_are_a_second_line_of_defence(device: torch.device, va
     rows, columns = 12, 8
     part = Part("p", parameter(rows, columns, seed=1, device=device), virtual_rows=4)
     other = Part("q", parameter(5, seed=2, device=device))
-    fused = optimizer([part, other], RULES["adamw"])
+    fused = FusedOptimizer([part, other], RULES["adamw"], torch.tensor(2.0**-5, device=device), covered=["p"])
     before = part.parameter.detach().clone()
     set_gradients([part, other], 0)
     assert part.parameter.grad is not None
     part.parameter.grad.fill_(0.5)
     part.parameter.grad[5, 3] = value
-    fused.step(loss_on(device), covered=["p"])
+    fused.step(loss_on(device))
     assert fused.failed.item() == 1
     assert fused.step_count.item() == 1
     moved = part.parameter.detach() != before
@@ -366,7 +366,7 @@ def test_covered_gradients_are_a_second_line_of_defence(device: torch.device, va
     assert all(s.isfinite().all() for s in fused.state.values())
     after = [p.detach().clone() for p in (part.parameter, other.parameter)]
     set_gradients([part, other], 1)
-    fused.step(loss_on(device), covered=["p"])
+    fused.step(loss_on(device))
     assert all(torch.equal(a, b) for a, b in zip(after, (part.parameter, other.parameter), strict=True))
 
 
@@ -433,34 +433,74 @@ def moments(**changed: torch.Tensor) -> list[torch.Tensor]:
 
 
 def state(numbers: torch.Tensor | None = None) -> list[torch.Tensor]:
-    numbers = torch.zeros(16, dtype=torch.float64) if numbers is None else numbers
-    return [torch.zeros((), dtype=torch.int64), torch.zeros(()), numbers]
+    numbers = torch.zeros(1, 16, dtype=torch.float64) if numbers is None else numbers
+    return [torch.zeros(1, dtype=torch.int64), torch.zeros(()), numbers]
 
 
 def constants(**changed: object) -> list[float]:
-    return replace(UpdateRule(), **changed).constants(0)  # type: ignore[arg-type]
+    return replace(UpdateRule(), **changed).constants(math.inf)  # type: ignore[arg-type]
 
 
-def call_update(**changed: object) -> None:
-    weight = torch.zeros(6, 4)
+def describe(**changed: object) -> int:
     arguments: dict[str, object] = {
-        "weights": [weight],
-        "gradients": [torch.zeros(6, 4)],
-        "moments": moments(),
-        "copies": [],
-        "state": state(),
-        "settings": [1.0, 0.0, -1.0, 1.0, 0.0],
+        "device": torch.zeros(()),
         "rule": 0,
         "constants": constants(),
+        "betas": [0.9, 0.999],
+        "parts": [0.0, 1.0, 0.0, 1.0, 0.0, -1.0, 1.0, 0.0],
     }
-    torch.ops.nnue._optimizer_update(*(arguments | changed).values())
+    found: int = torch.ops.nnue._optimizer_describe(*(arguments | changed).values())
+    return found
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"rule": 5}, r"rule: found 5, expected 0 \(adam\), 1 \(rectified\), 2 \(positive_negative\), 3 \(lion\)"),
+        ({"constants": [0.9]}, "constants: found 1 numbers, expected ten: eps, positive, lookahead_every"),
+        ({"constants": constants(eps=0.0)}, "eps: found 0.0+, expected a number above 0"),
+        ({"constants": constants(lookahead_every=0.5)}, "lookahead_every: found 0.50*, expected a whole number of"),
+        ({"constants": [*constants()[:-1], 0.0]}, "max_norm: found 0.0+, expected a number above 0, or infinity"),
+        ({"betas": [0.9]}, "betas: found 1 numbers, expected two for each group"),
+        ({"betas": [0.9, 0.999, 1.0, 0.999]}, "beta1: found 1.0+, expected 0 <= beta1 < 1"),
+        ({"parts": [1.0]}, "parts: found 1 numbers, expected eight for each part"),
+        ({"parts": [1.0, 1.0, 0.0, 1.0, 0.0, -1.0, 1.0, 0.0]}, r"parts\[0\]: found 1.0+, expected a group below 1"),
+        (
+            {"parts": [0.0, 1.0, 0.0, 1.0, 0.0, 2.0, 1.0, 0.0]},
+            r"parts\[5\]: found lowest weight 2.0+, expected at most the highest, 1.0+",
+        ),
+    ],
+)
+def test_wrong_descriptions_are_named(changed: dict[str, object], message: str) -> None:
+    assert describe() == describe()
+    with pytest.raises(RuntimeError, match="nnue::_optimizer_describe: " + message):
+        describe(**changed)
+
+
+def call_step(**changed: object) -> None:
+    arguments: dict[str, object] = {
+        "weights": [torch.zeros(6, 4)],
+        "gradients": [torch.zeros(6, 4)],
+        "moments": moments(),
+        "copies": [torch.zeros(0)],
+        "late": [],
+        "rows": [],
+        "state": state(),
+        "loss": torch.zeros(()),
+        "lr": torch.zeros(()),
+        "also": [],
+        "also_shared": [],
+        "norm": None,
+        "optimizer": describe(),
+    }
+    torch.ops.nnue._optimizer_step(*(arguments | changed).values())
 
 
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
         ({"gradients": []}, "gradients: found 0 items, expected 1, 1 for each part"),
-        ({"gradients": [torch.zeros(4, 6)]}, r"gradients\[0\]: found shape \[4, 6\], expected shape \[6, 4\] of weig"),
+        ({"gradients": [torch.zeros(4, 6)]}, r"gradients\[0\]: found shape \[4, 6\], expected shape \[6, 4\] of its"),
         ({"gradients": [torch.zeros(6, 4).double()]}, r"gradients\[0\]: found float64, expected float32"),
         (
             {"moments": moments(square=torch.zeros(4, 6).t())},
@@ -474,33 +514,52 @@ def call_update(**changed: object) -> None:
             {"moments": moments(shared_square=torch.zeros(4, 4))},
             r"moments\[3\]: found 4 virtual rows, expected a divisor of 6",
         ),
-        ({"rule": 5}, r"rule: found 5, expected 0 \(adam\), 1 \(rectified\), 2 \(positive_negative\), 3 \(lion\)"),
-        ({"rule": 2}, "moments: found 4 items, expected 6, 6 for each part"),
-        ({"constants": constants(lookahead_every=3)}, "moments: found 4 items, expected 5, 5 for each part"),
-        ({"settings": [1.0]}, "settings: found 1 items, expected 5, 5 for each part"),
-        (
-            {"settings": [1.0, 0.0, 2.0, 1.0, 0.0]},
-            r"settings\[2\]: found lowest weight 2.0+, expected at most the highest, 1.0+",
-        ),
-        ({"constants": [0.9]}, "constants: found 1 numbers, expected eleven: beta1, beta2, eps"),
-        ({"constants": constants(betas=(1.0, 0.999))}, "beta1: found 1.0+, expected 0 <= beta1 < 1"),
-        ({"constants": constants(lookahead_every=0.5)}, "lookahead_every: found 0.50*, expected a whole number of"),
+        ({"optimizer": -1}, "optimizer: found -1, expected a number that _optimizer_describe returned"),
+        ({"optimizer": 2**40}, "optimizer: found 1099511627776, expected a number that _optimizer_describe returned"),
         ({"copies": [torch.zeros(6, 4)]}, r"copies\[0\]: found float32, expected float16 or bfloat16"),
-        ({"state": state(torch.zeros(16))}, "numbers: found float32, expected float64"),
+        ({"copies": []}, "copies: found 0 items, expected 1, 1 for each part"),
+        ({"state": state(torch.zeros(1, 16))}, "numbers: found float32, expected float64"),
+        (
+            {"state": state(torch.zeros(2, 16).double())},
+            r"numbers: found shape \[2, 16\], expected shape \[G, K\] = \[1, 16\]",
+        ),
         ({"state": []}, "state: found 0 tensors, expected three: step, failed and numbers"),
+        ({"loss": torch.zeros(2)}, "loss: found 2 elements, expected one"),
+        ({"late": [torch.zeros(6)]}, "late: found 1 tensors, expected 0: made, changes and history of each part"),
+        ({"also": [torch.zeros(4, 2)]}, "also_shared: found 0 items, expected 1, as in also"),
+        (
+            {"also": [torch.zeros(4, 2)], "also_shared": [3]},
+            r"also\[0\]: found 3 virtual rows, expected a divisor of 4",
+        ),
     ],
 )
 def test_wrong_arguments_are_named(changed: dict[str, object], message: str) -> None:
-    call_update()
-    with pytest.raises(RuntimeError, match="nnue::_optimizer_update: " + message):
-        call_update(**changed)
+    call_step()
+    with pytest.raises(RuntimeError, match="nnue::_optimizer_step: " + message):
+        call_step(**changed)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"rule": 2}, "moments: found 4 items, expected 6, 6 for each part"),
+        ({"constants": constants(lookahead_every=3)}, "moments: found 4 items, expected 5, 5 for each part"),
+        (
+            {"parts": [0.0, 1.0, 1.0, 1.0, 0.0, -1.0, 1.0, 0.0]},
+            "late: found 0 tensors, expected 3: made, changes and history of each part",
+        ),
+    ],
+)
+def test_tensors_that_do_not_fit_the_description(changed: dict[str, object], message: str) -> None:
+    with pytest.raises(RuntimeError, match="nnue::_optimizer_step: " + message):
+        call_step(optimizer=describe(**changed))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RULES)
 def test_emulated_kernels(emulator: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """The CUDA kernels without a GPU: the reference's weights, and equal bits with another schedule."""
-    monkeypatch.setattr(torch.ops, "nnue", torch.ops.nnue_emulated)
+    monkeypatch.setattr(fused_operators, "namespace", torch.ops.nnue_emulated)
     results = []
     for schedule in (1, 2):
         emulator.emulator_configure(2 + schedule, schedule)

@@ -49,11 +49,12 @@ void run(const std::vector<Weight>& weights, Arguments a, const Tensor& numbers)
 
 void update_op(Tensors weights, Tensors gradients, Tensors momenta, const Tensor& lr, Tensors state,
                std::vector<double> settings, std::vector<double> constants) {
-    const auto [step, failed, numbers] = check_state(kUpdateMatrices, state, Device::cuda);
+    const StepState checked = check_state(kUpdateMatrices, state, Device::cuda);
+    const Tensor& numbers = checked.on_device;
     check_scalar(kUpdateMatrices, "lr", lr, Device::cuda, numbers, {ScalarType::Float, ScalarType::Double});
     Arguments a{};
     a.constants = check_constants(constants);
-    a.numbers = const_data<double>(numbers);
+    a.numbers = checked.numbers;
     a.lr = lr.const_data_ptr();
     a.lr_is_double = lr.scalar_type() == ScalarType::Double;
     Tensors kept;

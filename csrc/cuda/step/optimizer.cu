@@ -6,6 +6,7 @@
 #include <torch/csrc/stable/tensor.h>
 
 #include <algorithm>
+#include <limits>
 #include <optional>
 #include <vector>
 
@@ -43,24 +44,9 @@ void with_kernel_types(Rule rule, const Tensor& weight, bool is_16, bool wide, c
     });
 }
 
-void begin_op(Tensors gradients, std::vector<int64_t> shared_rows, const Tensor& loss, const Tensor& lr, Tensors state,
-              int64_t rule, std::vector<double> constants, double max_norm, Tensors rows) {
-    BeginArguments a{};
-    a.hyperparameters = check_rule(kBegin, rule, constants);
-    a.max_norm = max_norm;
-    const auto [step, failed, numbers] = check_begin(loss, lr, state, max_norm, Device::cuda);
-    Tensors kept;
-    const std::vector<Summand> from = summands(gradients, shared_rows, rows, numbers, Device::cuda, kept);
-    const torch::stable::accelerator::DeviceGuard guard(numbers.get_device_index());
+// Launches `begin`, for everything in `a` that is there already.
+void launch_begin(const char* op, const std::vector<Summand>& from, BeginArguments a, const Tensor& numbers) {
     const cudaStream_t stream = current_stream(numbers);
-    a.loss = loss.const_data_ptr();
-    a.loss_is_double = loss.scalar_type() == ScalarType::Double;
-    a.lr = lr.const_data_ptr();
-    a.lr_is_double = lr.scalar_type() == ScalarType::Double;
-    a.step = mutable_data<int64_t>(step);
-    a.failed = mutable_data<float>(failed);
-    a.numbers = mutable_data<double>(numbers);
-
     std::vector<PlacedSummand> placed;
     std::vector<unsigned> blocks;
     for (const Summand& summand : from) {
@@ -89,7 +75,7 @@ void begin_op(Tensors gradients, std::vector<int64_t> shared_rows, const Tensor&
         }
         a.last = next == placed.size();
         if (placed.empty()) grid = 1;
-        launch("_optimizer_begin", begin, grid, kBeginThreads, 0, stream, a);
+        launch(op, begin, grid, kBeginThreads, 0, stream, a);
         a.partial += grid;
     } while (next < placed.size());
 }
@@ -120,31 +106,42 @@ void launch_update(std::vector<Part> parts, UpdateArguments a, bool follows_begi
             grid += static_cast<unsigned>(divide_up(part.columns, columns));
         }
         const auto kernel = update<R, T, k16, V, kWarps, kRows, kStates>;
-        launch_behind(follows_begin, "_optimizer_update", kernel, grid, kWarps * kWarp, 0, stream, a);
+        launch_behind(follows_begin, kStep, kernel, grid, kWarps * kWarp, 0, stream, a);
     }
 }
 
-void update_op(Tensors weights, Tensors gradients, Tensors moments, Tensors copies, Tensors state,
-               std::vector<double> settings, int64_t rule, std::vector<double> constants, bool follows_begin) {
-    const Hyperparameters h = check_rule(kUpdate, rule, constants);
-    const auto [step, failed, numbers] = check_state(kUpdate, state, Device::cuda);
+Tensor norm_op(Tensors gradients, std::vector<int64_t> shared_rows, Tensors rows, const Tensor& numbers) {
     Tensors kept;
-    const std::vector<Part> found =
-        parts(kUpdate, weights, gradients, moments, copies, settings, h, numbers, Device::cuda, kept);
-    if (found.empty()) return;
+    const std::vector<Summand> from = check_norm(gradients, shared_rows, rows, numbers, Device::cuda, kept);
     const torch::stable::accelerator::DeviceGuard guard(numbers.get_device_index());
-    const cudaStream_t stream = current_stream(numbers);
+    // A step of no optimiser: its count, its flag, and its loss and rate of 0 follow the numbers.
+    Tensor found = torch::stable::new_zeros(numbers, {kNumbers + 3});
+    double* const out = mutable_data<double>(found);
+    BeginArguments a{};
+    a.hyperparameters.eps = a.max_norm = 1;
+    a.hyperparameters.max_value = std::numeric_limits<double>::infinity();
+    a.numbers = out;
+    a.step = reinterpret_cast<int64_t*>(out + kNumbers);
+    a.failed = reinterpret_cast<float*>(out + kNumbers + 1);
+    a.loss = a.lr = out + kNumbers + 2;
+    a.loss_is_double = a.lr_is_double = true;
+    launch_begin(kNormOf, from, a, numbers);
+    return torch::stable::narrow(found, 0, 0, kNumbers);
+}
+
+void update_parts(const StepCall::Group& group, const Tensor& weight, const StepState& state, bool follows_begin) {
+    const cudaStream_t stream = current_stream(state.on_device);
     UpdateArguments a{};
-    a.factors = factors(h);
-    a.numbers = const_data<double>(numbers);
-    a.failed = mutable_data<float>(failed);
-    const int64_t element = weights[0].element_size();
+    a.factors = factors(group.h);
+    a.numbers = group.numbers;
+    a.failed = state.failed;
+    const int64_t element = weight.element_size();
     std::vector<Part> groups[2][2];
-    for (const Part& part : found)
+    for (const Part& part : group.parts)
         groups[bytes_of(part.gradient_type) == 2][is_wide_part(part, element, 16 / element)].push_back(part);
     for (const bool is_16 : {false, true}) {
         for (const bool wide : {true, false}) {
-            with_kernel_types(h.rule, weights[0], is_16, wide, [&]<class R, class T, bool k16, int V>() {
+            with_kernel_types(group.h.rule, weight, is_16, wide, [&]<class R, class T, bool k16, int V>() {
                 launch_update<R, T, k16, V>(groups[is_16][wide], a, follows_begin, stream);
             });
         }
@@ -167,33 +164,23 @@ void mark_rows_op(const Tensor& white, const Tensor& black, const Tensor& rows) 
            mutable_data<uint8_t>(rows), rows.size(0));
 }
 
-// What both operators on rows of a part take. `gradient`: the weight itself if there is none.
-struct LateCall {
-    Tensors kept;
+// A part that is updated late, for the kernels.
+struct LateLaunch {
     LateArguments arguments{};
-    bool any = false, is_16 = false, wide = false;
+    bool is_16, wide;
 
-    LateCall(const char* op, const Tensor& weight, const Tensor& gradient, const Tensors& moments,
-             const std::optional<Tensor>& rows, const Tensors& late_tensors, const Tensors& state,
-             const std::vector<double>& settings, const Hyperparameters& h) {
-        const auto [step, failed, numbers] = check_state(op, state, Device::cuda);
-        const auto end_of_late = late_tensors.begin() + std::min<size_t>(late_tensors.size(), 3);
-        const Tensors copies(end_of_late, late_tensors.end());
-        const std::vector<Part> found =
-            parts(op, {weight}, {gradient}, moments, copies, settings, h, numbers, Device::cuda, kept);
-        if (found.empty()) return;
-        const Late l = late(op, found[0], weight, rows, {late_tensors.begin(), end_of_late}, Device::cuda);
-        if (l.rows > INT32_MAX) fail(op, "weight", text(l.rows) + " rows", "fewer than 2^31");
-        if (found[0].shares && found[0].columns > INT32_MAX)
-            fail(op, "changes", text(found[0].columns) + " elements of virtual rows", "fewer than 2^31");
+    LateLaunch(const char* op, const LatePart& part, float* failed) {
+        const Late& l = part.late;
+        if (l.rows > INT32_MAX) fail(op, "weights", text(l.rows) + " rows", "fewer than 2^31");
+        if (l.part.shares && l.virtual_rows * l.columns > INT32_MAX)
+            fail(op, "changes", text(l.virtual_rows * l.columns) + " elements of virtual rows", "fewer than 2^31");
         if (l.window > kMostWindow) fail(op, "history", text(l.window) + " steps", "at most " + text(kMostWindow));
-        any = true;
-        is_16 = bytes_of(found[0].gradient_type) == 2;
-        arguments = {l, const_data<int64_t>(step), const_data<double>(numbers), mutable_data<float>(failed),
-                     factors(h)};
-        Part row = found[0];
+        is_16 = bytes_of(l.part.gradient_type) == 2;
+        arguments = {l, part.step, part.numbers, failed, factors(part.h)};
+        Part row = l.part;
         row.columns = l.columns;
-        wide = is_wide_part(row, weight.element_size(), 16 / weight.element_size()) && is_aligned(l.changes, 16);
+        const int64_t element = part.weight.element_size();
+        wide = is_wide_part(row, element, 16 / element) && is_aligned(l.changes, 16);
     }
 
     // What is the same in every step.
@@ -205,51 +192,75 @@ struct LateCall {
     }
 };
 
-void update_rows_op(const Tensor& weight, const Tensor& gradient, Tensors moments, const Tensor& rows,
-                    Tensors late_tensors, Tensors state, std::vector<double> settings, int64_t rule,
-                    std::vector<double> constants) {
-    const Hyperparameters h = check_rule(kUpdateRows, rule, constants);
-    const LateCall call(kUpdateRows, weight, gradient, moments, rows, late_tensors, state, settings, h);
-    if (!call.any) return;
-    const torch::stable::accelerator::DeviceGuard guard(weight.get_device_index());
-    with_kernel_types(h.rule, weight, call.is_16, call.wide, [&]<class R, class T, bool k16, int V>() {
+void update_late(const LatePart& part, const LateLaunch& call) {
+    with_kernel_types(part.h.rule, part.weight, call.is_16, call.wide, [&]<class R, class T, bool k16, int V>() {
         const LateArguments& a = call.arguments;
         const bool shares = a.part.shares;
         const int64_t pieces = divide_up(a.columns, int64_t(kWarp) * V);
         const int64_t grid = shares ? a.virtual_rows * pieces : divide_up(a.rows, int64_t(kLateRows));
-        if (grid > INT32_MAX) fail(kUpdateRows, "weight", text(weight.numel()) + " elements", "fewer than 2^36");
-        launch("_optimizer_update_rows", shares ? update_sharing_rows<R, T, k16, V> : update_rows<R, T, k16, V>,
-               static_cast<unsigned>(grid), kLateThreads, 0, current_stream(weight), a, call.fixed<T>());
+        if (grid > INT32_MAX) fail(kStep, "weights", text(part.weight.numel()) + " elements", "fewer than 2^36");
+        launch(kStep, shares ? update_sharing_rows<R, T, k16, V> : update_rows<R, T, k16, V>,
+               static_cast<unsigned>(grid), kLateThreads, 0, current_stream(part.weight), a, call.fixed<T>());
     });
 }
 
-void catch_up_op(const Tensor& weight, Tensors moments, const std::optional<Tensor>& rows, Tensors late_tensors,
-                 Tensors state, std::vector<double> settings, int64_t rule, std::vector<double> constants) {
-    const Hyperparameters h = check_rule(kCatchUp, rule, constants);
-    const LateCall call(kCatchUp, weight, weight, moments, rows, late_tensors, state, settings, h);
-    if (!call.any) return;
-    const torch::stable::accelerator::DeviceGuard guard(weight.get_device_index());
-    const cudaStream_t stream = current_stream(weight);
-    const int64_t num_rows = call.arguments.rows;
-    const Tensor memory = torch::stable::new_empty(late_tensors[0], {num_rows});
-    LateRow* const list = reinterpret_cast<LateRow*>(memory.mutable_data_ptr());
-    launch("_optimizer_catch_up", list_late, static_cast<unsigned>(divide_up(num_rows, kListThreads)), kListThreads, 0,
-           stream, call.arguments, list);
-    const unsigned grid = static_cast<unsigned>(kCatchUpBlocks * multiprocessors(current_device()));
-    with_kernel_types(h.rule, weight, false, call.wide, [&]<class R, class T, bool, int V>() {
-        const auto kernel = call.arguments.part.shares ? catch_up<R, T, V, true> : catch_up<R, T, V, false>;
-        launch_behind(true, "_optimizer_catch_up", kernel, grid, kLateThreads, 0, stream, call.arguments,
-                      call.fixed<T>(), list);
-    });
+void catch_up_op(Tensors weights, Tensors moments, Tensors copies, Tensors late, Tensors rows, Tensors state,
+                 std::vector<int64_t> parts, int64_t optimizer) {
+    const CatchUpCall all({weights, moments, copies}, late, rows, state, parts, optimizer, Device::cuda);
+    const Tensor& numbers = all.state.on_device;
+    const torch::stable::accelerator::DeviceGuard guard(numbers.get_device_index());
+    const cudaStream_t stream = current_stream(numbers);
+    for (const LatePart& part : all.late) {
+        const LateLaunch call(kCatchUp, part, all.state.failed);
+        const int64_t num_rows = call.arguments.rows;
+        const Tensor memory = torch::stable::new_empty(numbers, {num_rows});
+        LateRow* const list = reinterpret_cast<LateRow*>(memory.mutable_data_ptr());
+        launch(kCatchUp, list_late, static_cast<unsigned>(divide_up(num_rows, kListThreads)), kListThreads, 0, stream,
+               call.arguments, list);
+        const unsigned grid = static_cast<unsigned>(kCatchUpBlocks * multiprocessors(current_device()));
+        with_kernel_types(part.h.rule, part.weight, false, call.wide, [&]<class R, class T, bool, int V>() {
+            const auto kernel = call.arguments.part.shares ? catch_up<R, T, V, true> : catch_up<R, T, V, false>;
+            launch_behind(true, kCatchUp, kernel, grid, kLateThreads, 0, stream, call.arguments, call.fixed<T>(), list);
+        });
+    }
+}
+
+// ---- a step ---------------------------------------------------------------------------------------------------------
+
+void step_op(Tensors weights, Tensors gradients, Tensors moments, Tensors copies, Tensors late, Tensors rows,
+             Tensors state, const Tensor& loss, const Tensor& lr, Tensors also, std::vector<int64_t> also_shared,
+             const std::optional<Tensor>& norm, int64_t optimizer) {
+    const StepCall call({weights, moments, copies}, gradients, late, rows, state, loss, lr, also, also_shared, norm,
+                        optimizer, Device::cuda);
+    const torch::stable::accelerator::DeviceGuard guard(call.state.on_device.get_device_index());
+    std::vector<LateLaunch> late_launches;  // checked before anything is launched
+    for (const LatePart& part : call.late) late_launches.emplace_back(kStep, part, call.state.failed);
+    BeginArguments a{};
+    a.max_norm = call.optimizer.max_norm;
+    a.loss = loss.const_data_ptr(), a.lr = lr.const_data_ptr();
+    a.loss_is_double = loss.scalar_type() == ScalarType::Double;
+    a.lr_is_double = lr.scalar_type() == ScalarType::Double;
+    a.failed = call.state.failed;
+    for (size_t g = 0; g < call.groups.size(); ++g) {
+        const StepCall::Group& group = call.groups[g];
+        a.hyperparameters = group.h;
+        a.step = group.step, a.numbers = group.numbers;
+        launch_begin(kStep, call.summands_of(g), a, call.state.on_device);
+    }
+    const bool follows_begin = call.groups.size() == 1;  // nothing has come between the two
+    for (const StepCall::Group& group : call.groups) {
+        if (!group.parts.empty()) update_parts(group, weights[0], call.state, follows_begin);
+    }
+    for (size_t i = 0; i < late_launches.size(); ++i) update_late(call.late[i], late_launches[i]);
 }
 
 }  // namespace
 }  // namespace nnue::cuda::optimizer_step
 
 STABLE_TORCH_LIBRARY_IMPL(nnue, CUDA, m) {
-    NNUE_IMPL(m, "_optimizer_begin", &nnue::cuda::optimizer_step::begin_op);
-    NNUE_IMPL(m, "_optimizer_update", &nnue::cuda::optimizer_step::update_op);
+    NNUE_IMPL(m, "_optimizer_describe", &nnue::optimizer::describe_op);
+    NNUE_IMPL(m, "_optimizer_step", &nnue::cuda::optimizer_step::step_op);
+    NNUE_IMPL(m, "_optimizer_norm", &nnue::cuda::optimizer_step::norm_op);
     NNUE_IMPL(m, "_optimizer_mark_rows", &nnue::cuda::optimizer_step::mark_rows_op);
-    NNUE_IMPL(m, "_optimizer_update_rows", &nnue::cuda::optimizer_step::update_rows_op);
     NNUE_IMPL(m, "_optimizer_catch_up", &nnue::cuda::optimizer_step::catch_up_op);
 }
