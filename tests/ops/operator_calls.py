@@ -119,7 +119,9 @@ def _optimizers(g: torch.Generator) -> None:
     for rule, late in ((UpdateRule(), ()), (UpdateRule(), ("w",)), (lookahead, ("w",))):
         weight, bias = nn.Parameter(torch.randn(120, 5, generator=g)), nn.Parameter(torch.randn(5, generator=g))
         parts = [Part("w", weight, 0, 80, virtual_rows=8), Part("w", weight, 80, 40), Part("b", bias)]
-        optimizer = FusedOptimizer(parts, rule, torch.tensor(0.01), late=late, covered=["w"])
+        optimizer = FusedOptimizer(parts, rule, torch.tensor(0.01), 2.0, late=late, covered=["w"])
+        if late:
+            optimizer.norm_of = lambda parts, norm: norm(parts)[None]  # as with several processes
         for _step in range(20):
             for rows_ in optimizer.late_rows.values():
                 rows_.catch_up(_index_rows(g, 120), _index_rows(g, 120))
