@@ -694,7 +694,7 @@ struct PartTensors {
     const Tensors &weights, &moments, &copies;
 };
 
-// Part i, checked, but for its gradient.
+// Part i, checked, except for its gradient.
 inline Part part_of(const char* op, const PartTensors& tensors, size_t i, const Training& training,
                     const Hyperparameters& h, const Tensor& like, Device device) {
     const size_t averages = averages_of(h.rule), states = averages + squares_of(h.rule);
@@ -758,7 +758,7 @@ inline Part part_of(const char* op, const PartTensors& tensors, size_t i, const 
     return part;
 }
 
-// How many moments and copies there are for so many parts.
+// How many moments and copies there are for this many parts.
 inline void check_lengths(const char* op, const PartTensors& tensors, size_t count, const Hyperparameters& h) {
     const auto check_count = [&](const char* argument, size_t found, size_t for_each) {
         if (found != count * for_each) {
