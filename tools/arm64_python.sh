@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Makes a folder with a Python for arm64 that runs under qemu-user, for tools/arm64.sh: Debian's Python 3.11, and torch
-# 2.10, the last whose package for arm64 is without CUDA. 200 MB of downloads; needs debootstrap (and root for it).
+# 2.10, whose package for arm64 is without CUDA. 300 MB of downloads; needs debootstrap (and root for it).
 # Arguments: the folder; the folder of pip.
 set -euo pipefail
 folder=$(realpath -m "$1")
