@@ -515,11 +515,12 @@ class StackedModel(NnueModel):
         targets = Targets(batch.score, batch.result, lam, loss.kernel(), self.score_scale)
         if targets.kernel is None or is_own or stacks is None or not stacks.may_be_fused(batch.score.device):
             return None
-        if self.rounded is not None:
-            return self.rounded.loss(self, batch, targets)
         if not batch.plans:
             batch = self.prepare(batch)  # so that nothing below makes a plan twice
-        linears, order, bucket = self.linears(), stacks.order_of(batch), self.buckets_of(batch)
+        bucket = self.buckets_of(batch)
+        if self.rounded is not None:
+            return self.rounded.loss(self, batch, bucket, targets)
+        linears, order = self.linears(), stacks.order_of(batch)
         layers, call = stacks.call(linears, bucket, order), None
         if torch.is_grad_enabled():
             call = self.first_call(batch, bucket)

@@ -169,11 +169,10 @@ class RoundedForward:
     def _logits(self, sums: list[Tensor]) -> Tensor:
         return sums[-1].double() / self.forward.divide
 
-    def loss(self, model: NnueModel, batch: Batch, targets: Targets) -> Tensor | None:
-        """As `LayerCall.loss`, of this forward pass."""
+    def loss(self, model: NnueModel, batch: Batch, bucket: Tensor, targets: Targets) -> Tensor | None:
+        """As `LayerCall.loss`, of this forward pass. `bucket`: the stack of each position, int64 [B]."""
         if not self._takes_operators(model, batch.white):
             return None
-        bucket = self._stack(batch)
         with torch.autocast(batch.white.device.type, enabled=False):
             layers, call = self._layers(model, batch, bucket), self._first_call(model, batch, bucket)
             if torch.is_grad_enabled() and (found := layers.loss_through(call, targets)) is not None:
