@@ -19,6 +19,10 @@ constexpr int kMaxPlaces = kMaxBuckets + 1;
 // kTargetParts parts times slabs, none of them cheaper than kLeastPart; both numbers are measured, with 132
 // multiprocessors. They do not depend on the GPU, so that sums have the same bits everywhere.
 constexpr int kTargetParts = 264, kLeastPart = 96;
+// Parts of one bucket cost the same. If it is the only one, and about this many products can be had, they are made all
+// at once, and there are half as many partial sums (Chess768 → 1024 at 16,384 on an H100: 315 us a step instead of
+// 336).
+constexpr int kAtOnce = 132;
 // By rounding, a bucket has at most 4/3 of its share of parts. A second section costs at least a third of the first
 // one, so both together make at most twice the bucket's share of partial sums.
 constexpr int kMaxPartials = 2 * kTargetParts;
@@ -112,6 +116,15 @@ struct Schedule {
         __syncthreads();
     }
 
+    // The number of parts of the only bucket, if their products are to be made at once; otherwise 0.
+    __device__ int parts_at_once() const {
+        const int products_of_part = sections(0) * slabs;
+        if (places > 1 || products_of_part == 0) return 0;
+        const int parts = kAtOnce / products_of_part, whole = cost(0, 0);
+        const bool fills = parts * products_of_part * 10 >= kAtOnce * 9;
+        return fills && whole >= parts * kLeastPart && cost(0, sections(0) - 1) * 10 >= whole * 9 ? parts : 0;
+    }
+
     // Called by one warp.
     __device__ void load_lists() {
         const int lane = threadIdx.x;
@@ -123,6 +136,7 @@ struct Schedule {
         __syncwarp();
         const int part_count = sums_before(part_begin, places, [&](int i) {
             const int bucket = bucket_at(i), whole = cost(bucket, 0);
+            if (const int few = parts_at_once(); few > 0) return parts_of[bucket] = few;
             return parts_of[bucket] = 2 * (long long)whole > 3 * (long long)target ? (whole + target / 2) / target : 1;
         });
         __syncwarp();
