@@ -347,7 +347,7 @@ def test_a_place_of_an_old_piece_count_filter_is_refused(project_root: Path) -> 
     next(iter(loader))
     state = json.loads(json.dumps(loader.state_dict()))
     for wrong, match in (
-        (None, "whose filter kept other positions"),
+        (None, "whose filter kept different positions"),
         ([1.0] * 35, "state of piece_counts: damaged: expected 36 numbers"),
         ([-1.0] * 36, "damaged"),
         ([1.0] * 35 + [1e300], "damaged"),
