@@ -6,7 +6,7 @@ _data      data_loader/; torch-free C++20 behind one pybind11 module
 lib/       libnnue_data.a and .so, of the objects of _data that are not about Python: docs/cpp.md
 
 Environment: FORCE_CUDA=0|1, NNUE_CUDA_ARCHS="80;86;90;100;120" (compute capabilities; csrc/cuda/hopper/ is built only
-where 90 is among them), CUDA_HOME, CXX (e.g. "ccache g++"), PYTORCH_NVCC (e.g. "ccache nvcc"), MAX_JOBS.
+where 90 is among them), CUDA_HOME, CXX (e.g. "ccache g++"), LD, AR, PYTORCH_NVCC (e.g. "ccache nvcc"), MAX_JOBS.
 NNUE_NO_EXTENSIONS=1 installs only the Python files, for `make`, which builds the native parts in place. NNUE_PARTS=data
 builds only _data and lib/, for which torch is not needed: `make` does it while it installs torch. NNUE_ISA=native
 compiles the CPU operators only for the instruction sets of this CPU, in half the time: for `make quickstart`.
@@ -359,9 +359,9 @@ class BuildData(build_ext):
         self.announce(f"building the C++ libraries of {DATA_MODULE!r}", level=logging.INFO)
         # One object, not many: a linker leaves objects without references out, and nothing refers to a data format.
         archive.unlink(missing_ok=True)
-        subprocess.run([os.environ.get("LD", "ld"), "-r", "-o", str(whole), *objects], check=True)
-        subprocess.run([os.environ.get("AR", "ar"), "rcs", str(archive), str(whole)], check=True)
-        compiler = [*os.environ.get("CXX", "c++").split(), "-shared", "-pthread", "-o", str(shared)]
+        subprocess.run([*shlex.split(os.environ.get("LD", "ld")), "-r", "-o", str(whole), *objects], check=True)
+        subprocess.run([*shlex.split(os.environ.get("AR", "ar")), "rcs", str(archive), str(whole)], check=True)
+        compiler = [*shlex.split(os.environ.get("CXX", "c++")), "-shared", "-pthread", "-o", str(shared)]
         exported = f"-Wl,-soname,{shared.name},--version-script={ROOT / 'data_loader' / 'exported.map'},--strip-all"
         subprocess.run([*compiler, exported, *objects, "-ldl"], check=True)
         whole.unlink()

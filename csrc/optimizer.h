@@ -574,7 +574,7 @@ inline Optimizer read_optimizer(int64_t rule, const std::vector<double>& constan
     if (parts.size() % kPartNumbers != 0) fail(op, "parts", text(parts.size()) + " numbers", "eight for each part");
     for (size_t i = 0; i < parts.size(); i += kPartNumbers) {
         const double* const of = parts.data() + i;
-        if (!(of[0] >= 0 && of[0] < static_cast<double>(found.groups.size()))) {
+        if (!(of[0] >= 0 && of[0] < static_cast<double>(found.groups.size()) && of[0] == std::floor(of[0]))) {
             fail(op, at("parts", i).c_str(), std::to_string(of[0]), "a group below " + text(found.groups.size()));
         }
         if (!(of[5] <= of[6])) {
@@ -582,6 +582,11 @@ inline Optimizer read_optimizer(int64_t rule, const std::vector<double>& constan
                  "at most the highest, " + std::to_string(of[6]));
         }
         found.parts.push_back({static_cast<size_t>(of[0]), of[1] != 0, of[2] != 0, of[3], of[4], of[5], of[6], of[7]});
+    }
+    // The handle is found by these numbers, and a NaN would equal every other number.
+    for (const auto& [name, list] : {std::pair{"constants", &constants}, {"parts", &parts}}) {
+        for (size_t i = 0; i < list->size(); ++i)
+            if (std::isnan((*list)[i])) fail(op, at(name, i).c_str(), std::string("nan"), "a number");
     }
     return found;
 }
@@ -939,7 +944,8 @@ struct StepCall {
         for (size_t i = 0; i < also.size(); ++i) {
             add_summand(kStep, at("also", i), also[i], also_shared[i], std::nullopt, numbers, device, kept, read);
             elements += also[i].numel();
-            if (also_shared[i] != 0) elements += also_shared[i] * (also[i].numel() / also[i].size(0));
+            if (also_shared[i] != 0 && also[i].numel() != 0)
+                elements += also[i].numel() / rows_of(kStep, at("also", i), also[i], also_shared[i]);
         }
         for (Group& group : groups) group.h.stable_over *= static_cast<double>(elements);
     }

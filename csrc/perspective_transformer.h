@@ -167,7 +167,9 @@ struct Transformer {
 
 inline Transformer transformer_of(const char* op, const std::vector<int64_t>& numbers, const std::vector<double>& range,
                                   int64_t multiple) {
-    if (numbers.size() != 8) fail(op, "transformer", text(numbers.size()) + " numbers", "8");
+    if (numbers.size() != 8)
+        fail(op, "transformer", text(numbers.size()) + " numbers",
+             "eight: F, N, P, bucket_size, num_bucketed, weight_bytes, activation, rounds_down");
     if (range.size() != 2) fail(op, "range", text(range.size()) + " numbers", "bound and scale");
     return {{numbers[0], numbers[1], numbers[2]},
             {numbers[3], numbers[4], numbers[5]},

@@ -155,7 +155,7 @@ def test_what_changed_is_not_replaced_unasked(way: Path, monkeypatch: pytest.Mon
     calls.run()
     recipe = Path("recipe.yaml")
     recipe.write_text(recipe.read_text() + "training: {epochs: 9}\n")
-    with pytest.raises(UserError, match=r"step train, or one before it, has changed .*; --redo train makes it"):
+    with pytest.raises(UserError, match=r"step train, or one before it, has changed .*; --redo train repeats it"):
         calls.run()
     assert calls.run("train") == (0, ["train", "export", "permute", "verify", "match"])
     assert "--overwrite" in calls.commands[0]

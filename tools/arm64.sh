@@ -17,6 +17,7 @@ out=$PWD/build/arm64
 compile() {  # the folder of the objects, the sources, then options
     local folder=$out/$1 sources=$2
     shift 2
+    rm -rf "$folder"
     mkdir -p "$folder"
     # shellcheck disable=SC2086 # sources are patterns
     (cd "$folder" && printf '%s\0' $sources | xargs -0 -P "$(nproc)" -I SOURCE $compiler -std=c++20 -O1 -fPIC -Wno-psabi \

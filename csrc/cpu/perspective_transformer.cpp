@@ -204,7 +204,10 @@ Three forward_op(std::vector<Tensor> batch, const Tensor& weight_in, const Tenso
     if (of.range.rounds_down) fail(kForward, "rounds_down", std::string("true"), "false on the CPU");
     check_parameters(weight_in, bias_in, of.sizes, white, Device::cpu);
     check_index_rows(kForward, white, black, num_features, Device::cpu);
-    if (psqt) check_psqt(kForward, *psqt, psqt_bucket, white, num_features, Device::cpu);
+    if (psqt) {
+        check_psqt(kForward, *psqt, psqt_bucket, white, num_features, Device::cpu);
+        check_shape(kForward, "psqt", *psqt, {of.sizes.num_features, of.sizes.psqt_buckets}, "[F, P]");
+    }
     const Tensor weight = torch::stable::contiguous(weight_in), bias = torch::stable::contiguous(bias_in);
     const Rows rows(kForward, white, black, plan_in, num_features);
     const int64_t width = output_width(activation, num_outputs) / 2;

@@ -103,7 +103,10 @@ Three forward_op(std::vector<Tensor> batch_in, const Tensor& weight_in, const Te
     check_parameters(weight_in, bias_in, of.sizes, given.white, Device::cuda);
     check_plan_arguments(kForward, given.white, given.black, of.sizes.num_features, of.layout);
     check_device(kForward, "plan", given.plan, Device::cuda, given.white, "white");
-    if (psqt) check_psqt(kForward, *psqt, given.psqt_bucket, given.white, of.sizes.num_features, Device::cuda);
+    if (psqt) {
+        check_psqt(kForward, *psqt, given.psqt_bucket, given.white, of.sizes.num_features, Device::cuda);
+        check_shape(kForward, "psqt", *psqt, {of.sizes.num_features, of.sizes.psqt_buckets}, "[F, P]");
+    }
     const torch::stable::accelerator::DeviceGuard guard(weight_in.get_device_index());
     const Tensor weight = aligned(weight_in), bias = aligned(bias_in);
     const Batch batch = contiguous_batch(given);

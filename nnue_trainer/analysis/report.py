@@ -398,7 +398,7 @@ def _tell_apart(runs: Sequence[Run]) -> None:
             run.label = str(run.path)
 
 
-def write(paths: Sequence[Path], out: Path | None, overwrite: bool = False) -> Path:
+def write(paths: Sequence[Path], out: Path | None = None, overwrite: bool = False) -> Path:
     """Writes the HTML page of `nnue report` about one run or several, and returns its path. Without `out`: report.html
     in the folder of the run, or in the working directory for several."""
     target = out or (_inside(paths[0]) if len(paths) == 1 else Path("report.html"))

@@ -41,7 +41,7 @@ class Identity(NamedTuple):
 
 
 def identity(path: StrPath) -> Identity:
-    """The identity of a file as it is now. UserError if it cannot be read or is no regular file."""
+    """The identity of a file as it is now. UserError if it cannot be read or is not a regular file."""
     with open_regular(path) as file:
         return _identity_of(path, file.fileno(), os.fstat(file.fileno()).st_size)
 

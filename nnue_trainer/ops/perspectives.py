@@ -358,6 +358,8 @@ class TransformerCall(NamedTuple):
             out, psqt_out, _ = forward(*self.arguments(save=saves))
             return out, None if psqt is None else psqt_out
 
+        described = self.described  # the formula below must not keep the weight
+
         # The formula of the operator gives neither sparse gradients nor those of others than its arguments.
         def run(needs: Sequence[bool]) -> Any:
             out, psqt_out, saved = forward(*self.arguments(save=True, psqt=not apart))
@@ -369,7 +371,7 @@ class TransformerCall(NamedTuple):
             ) -> tuple[Tensor | None, ...]:
                 saved, *batch = tensors
                 of_psqt = grad_psqt if needs[2] else None
-                return _gradients(self.described, grad, of_psqt, batch, saved, sparse=sparse)
+                return _gradients(described, grad, of_psqt, batch, saved, sparse=sparse)
 
             return (out, psqt_out), (saved, *self.batch), backward
 

@@ -1,4 +1,4 @@
-"""The operators of a step: `nnue::_optimizer_step` makes it, `nnue::_optimizer_describe` reads for what optimiser.
+"""The operators of a step: `nnue::_optimizer_step` makes it for an optimiser that `nnue::_optimizer_describe` read.
 
 It reads the loss and gradients before anything is written, takes their norm, counts the step, and computes the numbers
 that the rule needs in this step. Then it reads gradients, weights and moments once and writes weights and moments once:

@@ -321,7 +321,7 @@ def test_emulated_errors(emulated: ctypes.CDLL) -> None:
         through(case.bucket, None)
     with pytest.raises(RuntimeError, match=r"grad_output: found shape \[2, 1, 32\], expected shape \[S, 1, 2 W\]"):
         through(case.bucket, transformer=[FEATURES, 32, *transformer[2:]])
-    with pytest.raises(RuntimeError, match="transformer: found 7 numbers, expected 8"):
+    with pytest.raises(RuntimeError, match="transformer: found 7 numbers, expected eight"):
         through(case.bucket, transformer=transformer[:-1])
 
 

@@ -511,6 +511,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> through_op(
         first.inputs % capabilities::kRowsMultiple != 0)
         fail(op, "parameters", "layers that the kernel does not support",
              "king buckets, pairwise products, and N a multiple of 64");
+    if (weight_dtype != ScalarType::Float && weight_dtype != ScalarType::BFloat16)
+        fail(op, "weight_dtype", dtype_name(weight_dtype), "float32 or bfloat16");
     if (saved.scalar_type() != ScalarType::Float && !capabilities::fits_16_bits(of.range.bound))
         fail(op, "bound", std::to_string(of.range.bound), "1/64 to 255 in 16 bits");
     if (all.of_order.positions == 0) fail(op, "white", "no positions", "at least one");

@@ -45,7 +45,7 @@ void with_kernel_types(Rule rule, const Tensor& weight, bool is_16, bool wide, c
 }
 
 // Launches `begin`, for everything in `a` that is there already.
-void launch_begin(const char* op, const std::vector<Summand>& from, BeginArguments a, const Tensor& numbers) {
+void launch_begin(const std::vector<Summand>& from, BeginArguments a, const Tensor& numbers) {
     const cudaStream_t stream = current_stream(numbers);
     std::vector<PlacedSummand> placed;
     std::vector<unsigned> blocks;
@@ -75,7 +75,7 @@ void launch_begin(const char* op, const std::vector<Summand>& from, BeginArgumen
         }
         a.last = next == placed.size();
         if (placed.empty()) grid = 1;
-        launch(op, begin, grid, kBeginThreads, 0, stream, a);
+        launch("begin", begin, grid, kBeginThreads, 0, stream, a);
         a.partial += grid;
     } while (next < placed.size());
 }
@@ -106,7 +106,7 @@ void launch_update(std::vector<Part> parts, UpdateArguments a, bool follows_begi
             grid += static_cast<unsigned>(divide_up(part.columns, columns));
         }
         const auto kernel = update<R, T, k16, V, kWarps, kRows, kStates>;
-        launch_behind(follows_begin, kStep, kernel, grid, kWarps * kWarp, 0, stream, a);
+        launch_behind(follows_begin, "update", kernel, grid, kWarps * kWarp, 0, stream, a);
     }
 }
 
@@ -125,7 +125,7 @@ Tensor norm_op(Tensors gradients, std::vector<int64_t> shared_rows, Tensors rows
     a.failed = reinterpret_cast<float*>(out + kNumbers + 1);
     a.loss = a.lr = out + kNumbers + 2;
     a.loss_is_double = a.lr_is_double = true;
-    launch_begin(kNormOf, from, a, numbers);
+    launch_begin(from, a, numbers);
     return torch::stable::narrow(found, 0, 0, kNumbers);
 }
 
@@ -199,8 +199,9 @@ void update_late(const LatePart& part, const LateLaunch& call) {
         const int64_t pieces = divide_up(a.columns, int64_t(kWarp) * V);
         const int64_t grid = shares ? a.virtual_rows * pieces : divide_up(a.rows, int64_t(kLateRows));
         if (grid > INT32_MAX) fail(kStep, "weights", text(part.weight.numel()) + " elements", "fewer than 2^36");
-        launch(kStep, shares ? update_sharing_rows<R, T, k16, V> : update_rows<R, T, k16, V>,
-               static_cast<unsigned>(grid), kLateThreads, 0, current_stream(part.weight), a, call.fixed<T>());
+        launch(shares ? "update_sharing_rows" : "update_rows",
+               shares ? update_sharing_rows<R, T, k16, V> : update_rows<R, T, k16, V>, static_cast<unsigned>(grid),
+               kLateThreads, 0, current_stream(part.weight), a, call.fixed<T>());
     });
 }
 
@@ -215,12 +216,13 @@ void catch_up_op(Tensors weights, Tensors moments, Tensors copies, Tensors late,
         const int64_t num_rows = call.arguments.rows;
         const Tensor memory = torch::stable::new_empty(numbers, {num_rows});
         LateRow* const list = reinterpret_cast<LateRow*>(memory.mutable_data_ptr());
-        launch(kCatchUp, list_late, static_cast<unsigned>(divide_up(num_rows, kListThreads)), kListThreads, 0, stream,
-               call.arguments, list);
+        launch("list_late", list_late, static_cast<unsigned>(divide_up(num_rows, kListThreads)), kListThreads, 0,
+               stream, call.arguments, list);
         const unsigned grid = static_cast<unsigned>(kCatchUpBlocks * multiprocessors(current_device()));
         with_kernel_types(part.h.rule, part.weight, false, call.wide, [&]<class R, class T, bool, int V>() {
             const auto kernel = call.arguments.part.shares ? catch_up<R, T, V, true> : catch_up<R, T, V, false>;
-            launch_behind(true, kCatchUp, kernel, grid, kLateThreads, 0, stream, call.arguments, call.fixed<T>(), list);
+            launch_behind(true, "catch_up", kernel, grid, kLateThreads, 0, stream, call.arguments, call.fixed<T>(),
+                          list);
         });
     }
 }
@@ -245,7 +247,7 @@ void step_op(Tensors weights, Tensors gradients, Tensors moments, Tensors copies
         const StepCall::Group& group = call.groups[g];
         a.hyperparameters = group.h;
         a.step = group.step, a.numbers = group.numbers;
-        launch_begin(kStep, call.summands_of(g), a, call.state.on_device);
+        launch_begin(call.summands_of(g), a, call.state.on_device);
     }
     const bool follows_begin = call.groups.size() == 1;  // nothing has come between the two
     for (const StepCall::Group& group : call.groups) {
