@@ -19,7 +19,8 @@ from nnue_trainer.files.atomic import replacing
 from nnue_trainer.match.journal import MatchJournal
 from nnue_trainer.match.openings import Openings, pgn_games, san_moves
 from nnue_trainer.match.play import PlayedGame, Player
-from nnue_trainer.match.run import JOURNAL, Count, MatchOptions, MatchResult, match_header, write_files
+from nnue_trainer.match.result import MatchResult
+from nnue_trainer.match.run import JOURNAL, Count, MatchOptions, match_header, write_files
 
 BOOK, GAMES, OUTPUT, STATE = "fastchess.epd", "fastchess.pgn", "fastchess.log", "fastchess.json"
 _RESULTS = {"1-0": 1, "1/2-1/2": 0, "0-1": -1}

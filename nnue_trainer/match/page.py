@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from nnue_trainer.match.run import MatchResult, Pairing, elo_text
+from nnue_trainer.match.result import MatchResult, Pairing, elo_text
 from nnue_trainer.match.statistics import Sprt, statistics
 from nnue_trainer.pages.page import Page, Section, Table
 from nnue_trainer.pages.plots import BAD, GOOD, SERIES, SOFT, Draw, Plot, thin

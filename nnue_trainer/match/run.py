@@ -25,7 +25,8 @@ from nnue_trainer.match.journal import MatchJournal
 from nnue_trainer.match.openings import OpeningOptions, Openings
 from nnue_trainer.match.pgn import RESULTS, game_text
 from nnue_trainer.match.play import Arena, Limit, PlayedGame, Player, Task
-from nnue_trainer.match.statistics import Sprt, Statistics, statistics
+from nnue_trainer.match.result import MatchResult, Pairing, elo_text
+from nnue_trainer.match.statistics import Sprt
 
 JOURNAL = "games.journal"
 JSON, PGN, PAGE = "match.json", "games.pgn", "match.html"
@@ -60,46 +61,6 @@ class Part:
     @property
     def journal(self) -> str:
         return JOURNAL if self.of == 1 else f"part-{self.number}-of-{self.of}.journal"
-
-
-@dataclass
-class Pairing:
-    """Two players, by number, and the pairs that they have played: points of the first in half points (0 to 4), by
-    pair, None while a game is missing."""
-
-    first: int
-    second: int
-    points: list[int] = field(default_factory=list)
-    games: list[int] = field(default_factory=lambda: [0, 0, 0])
-    """lost, drawn and won by the first"""
-
-    @property
-    def counts(self) -> list[int]:
-        return [self.points.count(n) for n in range(5)]
-
-    @property
-    def statistics(self) -> Statistics | None:
-        return statistics(self.counts) if self.points else None
-
-
-@dataclass
-class MatchResult:
-    """The result of a match. `games` are those that count, by number."""
-
-    players: list[str]
-    pairings: list[Pairing]
-    games: list[PlayedGame]
-    complete: bool
-    sprt: Sprt | None = None
-
-    @property
-    def verdict(self) -> str | None:
-        """The decision of the sequential test: accepted, rejected, or None."""
-        return self.sprt.verdict(self.pairings[0].counts) if self.sprt else None
-
-    @property
-    def faults(self) -> list[PlayedGame]:
-        return [game for game in self.games if game.fault]
 
 
 class Count:
@@ -370,16 +331,6 @@ def summary(result: MatchResult) -> list[str]:
                 f"{test.elo0:g} to {test.elo1:g}: {result.verdict or 'undecided'}"
             )
     return lines
-
-
-def elo_text(found: Statistics) -> str:
-    """Elo, normalised Elo and LOS in one line; text where a number is not finite."""
-    if math.isinf(found.elo):
-        return f"Elo {'+' if found.elo > 0 else '-'}inf: all games {'won' if found.elo > 0 else 'lost'}"
-    text = f"Elo {found.elo:+.1f} ± {found.elo_error:.1f}"
-    if found.nelo is None:
-        return f"{text}, all pairs with the same result"
-    return f"{text}, nElo {found.nelo:+.1f} ± {found.nelo_error:.1f}, LOS {100 * (found.los or 0):.1f} %"
 
 
 def _finite(value: float | None) -> float | None:
