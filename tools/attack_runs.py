@@ -1,6 +1,6 @@
 """Attacks run folders and checkpoints for as long as you like: `python tools/attack_runs.py MINUTES [SEED]`.
 
-Goes on with what tests/faults/ begins: mutated checkpoints (seed after seed), a whole run that is killed at every
+Continues what tests/faults/ begins: mutated checkpoints (seed after seed), a whole run that is killed at every
 single call that changes files, and pairs of `nnue train` that are started at once in one folder. Ends at the first
 finding.
 """

@@ -21,8 +21,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "docs/*.md", "samples/*.md", "data_loader/fuzz/*.md")
 SOURCES = (
-    "nnue_trainer/*.py",
-    *(f"{room}/*.{end}" for room in ("csrc", "data_loader") for end in ("h", "cpp", "cu", "cuh")),
+    *(f"{room}/*.py" for room in ("nnue_trainer", "examples", "tools")),
+    *(f"{room}/*.{end}" for room in ("csrc", "data_loader", "examples", "tools") for end in ("h", "cpp", "cu", "cuh")),
+    ":!tools/prose.py",  # the words themselves
 )
 
 BANNED = {

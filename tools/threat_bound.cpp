@@ -9,7 +9,7 @@
 // these are. A feature is an ordered pair of pieces, the attacker and its victim. It belongs to one of two kinds:
 //   - a contact: two pieces on one rank, file or diagonal with nothing in between;
 //   - a knight pair: two pieces a knight's move apart, of which the attacker is a knight.
-// 1. `most_per_pair` shows from the tables of victims that two pieces never make two features, but for a king in
+// 1. `most_per_pair` shows from the tables of victims that two pieces never make two features, except for a king in
 //    contact with a rook or a bishop in v10 (each attacks the other).
 // 2. n pieces that occupy r ranks, c files, d diagonals and a antidiagonals have 4 n − (r + c + d + a) contacts: each
 //    occupied line has one contact fewer than pieces. `fewest_lines` finds by enumeration the smallest r + c + d + a.
@@ -184,7 +184,7 @@ int most_pawn_pairs() {
 
 using Board = std::array<int, 64>;  // piece codes, −1 for an empty square
 
-// As many of each side as promotions allow. Whether a game leads there is not looked at.
+// As many of each side as promotions allow. Whether a game leads there is not checked.
 bool legal_material(const Board& board) {
     int count[12] = {};
     for (const int code : board) {

@@ -1,5 +1,5 @@
-// bench NET < FENS: evaluations per second of CPU time, moves of games: each FEN that is one move behind the last is an
-// update, any other a refresh. For nets of 768 inputs with SCReLU, king buckets or not, and without layers behind the
+// bench NET < FENS: evaluations per second of CPU time, moves of games: each FEN that is one move after the last is an
+// update, any other a refresh. For nets of 768 inputs with SCReLU, king buckets or not, and without layers after the
 // first, the same is also computed by the inference that engines write by hand for such nets: features are known from
 // the move, rows of a move are added and removed in one loop, kings that change the bucket start from a cache. nnue.h
 // (given the boards, and given the pieces that a move changes) and this inference take turns, and medians are printed,
@@ -312,7 +312,7 @@ int main(int argc, char** argv) {
             scores[i] = network.evaluate(to, steps[i].board);
         }
     };
-    std::printf("%zu positions, %lld of them one move behind the last\n", steps.size(), moves);
+    std::printf("%zu positions, %lld of them one move after the last\n", steps.size(), moves);
     using Turns = std::array<double, kTurns>;
     Turns ours, of_moves, hands;
     const auto report = [&](const char* name, const Turns& turns) {

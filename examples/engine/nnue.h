@@ -181,7 +181,7 @@ struct PieceSquares {
         }
         return offset(perspective, board.king[perspective]) + kPerBucket * state;
     }
-    // −1 where the piece is no feature. `first` is bucket_offset of the board.
+    // −1 where the piece has no feature. `first` is bucket_offset of the board.
     static int index(int code, int square, int perspective, int king, int first) {
         const int type = code >> 1, second = (code & 1) ^ perspective ^ Kings::kEnemyFirst;
         if (Kings::kPlanes == 10 && type == kKing) return -1;
@@ -232,7 +232,7 @@ constexpr void for_each_attack(int type, int colour, int from, const std::uint8_
 }
 
 // The versions of Full_Threats. slot(attacker, victim), of codes as the perspective sees them, own pieces having even
-// ones, numbers the blocks of an attacker's features, of which it has slots(attacker); −1: the pair is no feature. With
+// ones, numbers the blocks of an attacker's features, of which it has slots(attacker); −1: the pair has none. With
 // kPushes a pawn also "attacks" a pawn on the square ahead. In most versions kVictims numbers the victims P N B R Q K
 // of an attacker of either side, and kSlots counts own and enemy victims together.
 template <class Version>
@@ -498,7 +498,7 @@ constexpr int size_of(Scalar type) {
     return type == Scalar::kI8 ? 1 : type == Scalar::kI16 ? 2 : 4;
 }
 
-// A layer behind the first: y = Σ weight · x / divide + bias. Bit k of `vectors` is set where vector k is an input: 0
+// A layer after the first: y = Σ weight · x / divide + bias. Bit k of `vectors` is set where vector k is an input: 0
 // are the first activations, k + 1 those of layer k. With is_float: y = Σ weight · x · factor + bias in fp32.
 struct Layer {
     unsigned vectors;
