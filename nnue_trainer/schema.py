@@ -261,7 +261,7 @@ def _registry(field: FieldInfo) -> Registry[Any] | None:
 
 
 def _registry_of_member(field: FieldInfo) -> Registry[Any] | None:
-    """That of a union of which one member is any class of a registry."""
+    """The registry of a union, if one member is any class of a registry."""
     members = (FieldInfo.from_annotation(member) for member in typing.get_args(field.annotation))
     return next((registry for registry in map(_registry, members) if registry is not None), None)
 

@@ -240,7 +240,7 @@ def _profile(
 
 
 def _quantiles(histogram: npt.NDArray[Any], values: Floats, blocks_joined: int = 1) -> dict[float, Floats]:
-    """Of each row; the middle of the bin in which the quantile falls."""
+    """The quantiles of each row of a histogram: the middle of the bin in which each falls."""
     cumulated = np.cumsum(histogram, axis=1, dtype=np.float64)
     total = cumulated[:, -1:]
     found = {}
@@ -311,7 +311,7 @@ def drift_of(name: str, means: Floats, ends: Floats, deviation: float) -> Drift 
 
 
 def _drifts(blocks: npt.NDArray[np.void], block_size: int) -> tuple[list[Drift], bool]:
-    """Of every quantity, and whether the file is too short for a verdict."""
+    """The drift of every quantity, and whether the file is too short for a verdict."""
     full = int((blocks["positions"] == block_size).sum())  # the last block is shorter, as a rule
     joined = max(1, -(-SMALLEST_BLOCK // block_size))
     while full // joined > MOST_BLOCKS:
@@ -519,7 +519,7 @@ def _phase_colors(profile: DataProfile) -> list[tuple[Calibration, str]]:
 
 
 def _score_limit(profile: DataProfile) -> float:
-    """Of the axis: beyond six scales nothing happens."""
+    """The limit of the axis of scores: beyond six scales the curve is flat."""
     most = float(np.abs(profile.calibrations[0].score).max(initial=1))
     curve = profile.calibrations[0].curve
     return most if curve is None else min(most, 6 * curve.scale + abs(curve.offset))

@@ -55,7 +55,7 @@ class Verdict:
 
 
 def verdict(values: npt.ArrayLike) -> Verdict | None:
-    """None if there are fewer than 24 finite values in the last third."""
+    """The verdict on the last third of a curve; None if fewer than 24 of its values are finite."""
     array = np.asarray(values, np.float64)
     array = array[len(array) - len(array) // 3 :]
     array = array[np.isfinite(array)]

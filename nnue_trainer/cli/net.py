@@ -260,7 +260,7 @@ def _exported(path: Path) -> QuantizedNet:
 
 
 def _architecture(path: Path) -> Net:
-    """Of a recipe, a checkpoint, a run or a net."""
+    """The architecture of a recipe, a checkpoint, a run or a net."""
     from nnue_trainer import config, nets
     from nnue_trainer.export import read_net
     from nnue_trainer.files import checkpoint as checkpoints

@@ -29,7 +29,7 @@ Bools = npt.NDArray[np.bool_]
 
 _PARTS = 256
 _BYTES_PER_KEY = 64
-"""Of memory while keys are sorted: the key, its number, their order and the result."""
+"""The memory of each key while keys are sorted: the key, its number, their order and the result."""
 
 
 def board_keys(records: Records) -> Keys:

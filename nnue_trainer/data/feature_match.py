@@ -186,8 +186,9 @@ def settings_of(part: FeaturePart) -> list[Setting]:
 
 @cache
 def piece_square_table(name: str, settings: tuple[Setting, ...] = ((),)) -> PieceSquareTable | None:
-    """Of the part of this name. None if it is no piece-square set: if a piece makes more than one feature, if features
-    depend on anything but the own king, or buckets on anything but the own king and the pieces that there are."""
+    """The table of the part with this name. None if it is no piece-square set: if a piece makes more than one feature,
+    if features depend on anything but the own king, or buckets on anything but the own king and the pieces that there
+    are."""
     (part,) = feature_set(name).parts
     others = [far_kings(king) for king in range(SQUARES)]
     bare = [(king, enemy) for king in range(SQUARES) for enemy in others[king]]
@@ -348,7 +349,7 @@ _MERGED_VICTIMS |= dict.fromkeys(("oQ", "eQ"), "oP oN oB oR oQ eP eN eB eR")
 
 
 def _merged_threat_names() -> list[ThreatName]:
-    """Of v2."""
+    """The names of the threats of v2."""
     names: list[ThreatName] = []
     for side, attacker in product(range(2), range(5)):
         for victim in _MERGED_VICTIMS["oe"[side] + "PNBRQ"[attacker]].split():

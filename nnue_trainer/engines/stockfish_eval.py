@@ -116,8 +116,8 @@ class Unit:
 
 
 def unit_of(engine_name: str) -> Unit:
-    """Of the release with this `id name`. UserError for one whose unit is not known; those that print an exact integer
-    need none."""
+    """The unit of the release with this `id name`. UserError for one whose unit is not known; releases that print an
+    exact integer need none."""
     match = re.fullmatch(r"Stockfish (\d+(?:\.\d+)?)(?: .*)?", engine_name)
     release = match.group(1) if match else ""
     if release not in _UNITS:

@@ -221,7 +221,7 @@ class Engine(Closing):
 
     @property
     def descriptors(self) -> tuple[int, int]:
-        """Those to watch for reading: standard output and standard error."""
+        """The descriptors to watch for reading: standard output and standard error."""
         return self._stdout, self._stderr_fd
 
     def begin(self, commands: bytes, last: bytes, command: str) -> bool:

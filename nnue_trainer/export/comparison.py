@@ -82,7 +82,7 @@ class Comparison:
 
     @property
     def trained(self) -> Difference:
-        """Of the evaluation that training computed, and the engine's."""
+        """The difference between the evaluation that training computed and the engine's."""
         return self.differences[ROUNDED if self.qat else FLOAT, INTEGER]
 
     @torch.no_grad()

@@ -500,7 +500,8 @@ class LayerCall:
         scales: list[Tensor],
         needs_x: bool,
     ) -> tuple[Tensor | None, ...]:
-        """Those of x, PSQT and the parameters. `found`: grad_sums and partials; no `grad_output`: none of PSQT."""
+        """The gradients of x, PSQT and the parameters. `found`: grad_sums and partials. Without `grad_output`, PSQT has
+        no gradient."""
         grad_x, grad_weight, grad_psqt, flat = _operators._layer_stacks_gradients(
             x, self.order, parameters, *found, grad_output, scales, self.of.description, x.dtype if needs_x else None
         )
@@ -585,7 +586,7 @@ def _totals(weighted: Tensor, weights: Tensor) -> Tensor:
 
 
 def _cut_gradients(flat: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
-    """Those of all parameters but the first, each of which begins at a multiple of 4."""
+    """The gradients of all parameters except the first, views of `flat`: each begins at a multiple of 4."""
     return cut(flat, parameters[1:], 4)
 
 

@@ -53,7 +53,7 @@ def _say_unfused(num_outputs: int, device: str) -> None:
 
 
 class _LateParameters(dict[str, "nn.Parameter | None"]):
-    """Parameters of a module whose rows are brought up to date before anybody gets hold of them."""
+    """The parameters of a module; the rows of `weight` are brought up to date before it is read."""
 
     def __init__(self, parameters: dict[str, nn.Parameter | None], late: LateRows) -> None:
         super().__init__(parameters)

@@ -119,8 +119,9 @@ class ActivityMeter:
             self._counts = [(positive + found[0], saturated + found[1], torch.maximum(most, found[2]))]
 
     def result(self, of_all: Callable[[Tensor], Tensor] | None = None) -> FirstLayerActivity | None:
-        """None if nothing was seen, or the model has no first layer of ours. Waits for the device. `of_all` stacks
-        the tensors of several processes, each of which has seen some of the batches."""
+        """The activity in all batches that were seen; None if there were none, or the model has no first layer of
+        ours. Waits for the device. `of_all` stacks the tensors of several processes, each of which has seen some of
+        the batches."""
         if not self._layers or (of_all is None and not self._counts):
             return None
         weight = self._layers[0].weight

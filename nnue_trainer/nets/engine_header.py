@@ -329,7 +329,7 @@ def _table_in_cpp(part: FeaturePart, name_of_struct: str) -> Sequence[str]:
 
 
 def _declared(name: str) -> PieceSquares:
-    """Of a set whose name is its definition."""
+    """The definition of a set, read from its name."""
     said = dict(field.split("=") for field in name.removeprefix("PieceSquare(").removesuffix(")").split(","))
     mirror = said.get("mirror", "none")
     kings = [int(bucket) for bucket in said["kings"].split(".")] if "kings" in said else [0] * 64

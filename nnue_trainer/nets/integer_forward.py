@@ -273,7 +273,7 @@ def first_activations(forward: IntegerForward, tensors: Mapping[str, np.ndarray]
 
 
 def _seen(first: FirstLayer, sides: tuple[np.ndarray, ...], batch: Batch) -> tuple[np.ndarray, ...]:
-    """Those of the accumulators of both sides, the side to move first, that the layers see."""
+    """The accumulators that the layers see, from those of both sides, the side to move first."""
     if first.sides == "mover":
         return sides[:1]
     if first.sides == "white":

@@ -51,8 +51,9 @@ Axis = Features | Buckets | Units
 
 @dataclass(frozen=True)
 class Meaning:
-    """Of one parameter. Two parameters of nets that have the same `role` are the same thing; the parameter is seen in
-    the shape of its axes. `to_output`: its values are part of the net's output as they are, such as PSQT columns."""
+    """The meaning of one parameter. Two parameters of nets that have the same `role` are the same thing; the parameter
+    is seen in the shape of its axes. `to_output`: its values are part of the net's output as they are, such as PSQT
+    columns."""
 
     role: str
     axes: tuple[Axis, ...]
@@ -61,7 +62,7 @@ class Meaning:
 
 @dataclass(frozen=True)
 class NetMeaning:
-    """Of a net: the meaning of each parameter, by name, and in words what else decides what a weight is worth."""
+    """The meaning of each parameter of a net, by name, and in words what else decides what a weight is worth."""
 
     parameters: Mapping[str, Meaning]
     facts: Mapping[str, str]
@@ -79,7 +80,7 @@ def buckets(table: Iterable[int], count: int, weights: tuple[int, ...] = ()) -> 
 
 
 def first_layer(features: str, hidden: int, activation: str, psqt: Buckets | None = None) -> dict[str, Meaning]:
-    """Of the parameters of a `PerspectiveTransformer` that is called feature_transformer."""
+    """The meaning of the parameters of a `PerspectiveTransformer` that is called feature_transformer."""
     if activation == "pairwise":
         # An output is the product of two units: a wider layer must keep the pairs together.
         units: list[Key] = [("hidden", half, unit) for half in range(2) for unit in range(hidden // 2)]

@@ -161,7 +161,7 @@ class RoundedForward:
             )
 
     def outputs(self, model: NnueModel, batch: Batch) -> Tensor:
-        """Of a net with a head of win, draw and loss: the engine's logits, fp32 [B, 3], the net's view."""
+        """The engine's logits of a net with a head of win, draw and loss, fp32 [B, 3], from the net's view."""
         with torch.autocast(batch.white.device.type, enabled=False):
             sums = self._sums_of_layers(self._steps(model), self._first_layer(model, batch))
             return self._logits(sums).float()
@@ -274,7 +274,7 @@ class RoundedForward:
         return {name: self._x_scale} if same and self._on_gpu else {}
 
     def weight_dtype(self, model: NnueModel) -> torch.dtype:
-        """Of the feature transformer's weight, as this forward pass reads it."""
+        """The dtype of the feature transformer's weight, as this forward pass reads it."""
         return torch.float32 if self._copy(model) is None else torch.float16
 
     def _transformer(self, model: NnueModel) -> PerspectiveTransformer:
@@ -321,7 +321,7 @@ class RoundedForward:
         return transformer.description._replace(bound=bound, scale=scale, **options)
 
     def _integers(self, model: NnueModel) -> Parameters:
-        """Those of the feature transformer."""
+        """The integers of the feature transformer."""
         transformer, copy = self._transformer(model), self._copy(model)
         parameters = {} if copy is not None else {"weight": transformer.weight}
         parameters |= {"bias": transformer.bias}

@@ -431,7 +431,7 @@ def _integer_forward(net: StockfishNet) -> IntegerForward:
 
 
 def default_width(kind: type[StockfishNet]) -> int:
-    """Of the version; every one has its own."""
+    """The width of the first layer that the version has; every version has its own."""
     fields: dict[str, dataclasses.Field[int]] = vars(kind)["__dataclass_fields__"]
     width = fields["l1"].default
     assert isinstance(width, int)

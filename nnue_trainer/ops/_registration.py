@@ -58,7 +58,7 @@ def register_fakes(fakes: Mapping[str, Callable[..., Any]]) -> None:
 
 
 def _operator(name: str) -> tuple[str, str, Any]:
-    """Of "namespace::name": both, and the operator."""
+    """The namespace and the name of "namespace::name", and the operator."""
     namespace, short = name.split("::")
     return namespace, short, getattr(getattr(torch.ops, namespace), short).default
 

@@ -123,8 +123,9 @@ def transformer(
     output_dtype: torch.dtype | None = None,
     has_values: bool = False,
 ) -> Choice:
-    """Of the feature transformer of both perspectives: cpu, portable, hopper, or torch's own operators. `num_outputs`
-    −1: a plan, which serves any. `output_dtype`: None: the weight's. `has_values`: the entries have factors."""
+    """The kernels of the feature transformer of both perspectives: cpu, portable, hopper, or torch's own operators.
+    `num_outputs` −1: a plan, which serves any. `output_dtype`: None: the weight's. `has_values`: the entries have
+    factors."""
     num_bucketed = num_features if num_bucketed is None else num_bucketed
     # index: a graph is compiled for these numbers.
     sizes = map(index, (num_features, num_outputs, bucket_size or 0, num_bucketed))
@@ -142,15 +143,15 @@ def stacks(
     wide_sums: bool = False,
     mode: Mode = "plain",
 ) -> Choice:
-    """Of the layers after it, whose inputs and weights have these dtypes: cpu, tiles, one_pass, or torch's own
-    operators. `is_aligned`: inputs and first weight lie at a multiple of 16 bytes. `wide_sums`: some sums are
+    """The kernels of the layers after it, whose inputs and weights have these dtypes: cpu, tiles, one_pass, or torch's
+    own operators. `is_aligned`: inputs and first weight lie at a multiple of 16 bytes. `wide_sums`: some sums are
     computed in float64."""
     call = (x_dtype, weight_dtype, is_aligned, wide_sums, _MODES[mode])
     return _choice("stacks", "_stack_kernels", machine, "auto", (*layers.numbers, *call))
 
 
 def layer(machine: Numbers | None, x_dtype: torch.dtype, weight_dtype: torch.dtype, mode: Mode = "plain") -> Choice:
-    """Of one of these layers, where they are not computed together: cpu, or torch's own operators."""
+    """The kernels of one of these layers, where they are not computed together: cpu, or torch's own operators."""
     return _choice("stacks", "_layer_kernels", machine, "auto", (x_dtype, weight_dtype, _MODES[mode]))
 
 
@@ -168,18 +169,19 @@ def between(
     divided: bool = False,
     is_needed: bool = True,
 ) -> Choice:
-    """Of the gradient between the two: rows, factors, or the whole gradient. `transformer`, `stacks`: their kernels;
-    the dtypes are those of what takes the gradient of the weight, and of the transformer's output. `divided`: each of
-    several processes has some columns of the transformer. `is_needed`: it is trained, and there are positions."""
+    """The form of the gradient between the two: rows, factors, or the whole gradient. `transformer`, `stacks`: their
+    kernels; the dtypes are those of what takes the gradient of the weight, and of the transformer's output. `divided`:
+    each of several processes has some columns of the transformer. `is_needed`: it is trained, and there are
+    positions."""
     kernels = (_enumerations.TABLE["kernels.transformer"][transformer], _enumerations.TABLE["kernels.stacks"][stacks])
     sizes = (num_outputs, hidden, activation, bound, has_psqt, divided, is_needed)
     return _found("between", "_gradient_between", (*kernels, trained_dtype, output_dtype, *sizes))
 
 
 def update(machine: Numbers | None, rows: int, tensors: int, positions: int = 0) -> Choice:
-    """Of rows of a feature transformer that are trained alike: late, or every_row in every step. `tensors`: how many
-    have these rows, the weight and its moments. `positions`: of a batch, 0 if unknown. For benchmarks, the environment
-    variable NNUE_LEAST_LATE_ROWS sets the least number of rows that a GPU updates late."""
+    """The update of rows of a feature transformer that are trained alike: late, or every_row in every step. `tensors`:
+    how many have these rows, the weight and its moments. `positions`: of a batch, 0 if unknown. For benchmarks, the
+    environment variable NNUE_LEAST_LATE_ROWS sets the least number of rows that a GPU updates late."""
     if machine is not None and machine[0] and (least := os.environ.get("NNUE_LEAST_LATE_ROWS")):
         if not least.isdecimal():
             raise UserError(f"NNUE_LEAST_LATE_ROWS: found {quoted(least)}, expected a whole number of rows")
@@ -188,7 +190,7 @@ def update(machine: Numbers | None, rows: int, tensors: int, positions: int = 0)
 
 
 def matrix_step(machine: Numbers | None, rows: int, columns: int) -> Choice:
-    """Of Muon's step of a matrix: operators, or torch."""
+    """The implementation of Muon's step of a matrix: operators, or torch."""
     return _choice("matrix_step", "_matrix_step", machine, "auto", (rows, columns))
 
 

@@ -334,7 +334,7 @@ class TransformerCall(NamedTuple):
         return self.transformer, self.range, self.parameters.trained.dtype
 
     def arguments(self, *, save: bool, psqt: bool = True) -> tuple[Any, ...]:
-        """Those of `_perspective_transformer_forward`; without `psqt` it computes no PSQT output."""
+        """The arguments of `_perspective_transformer_forward`; without `psqt` it computes no PSQT output."""
         weight, bias, columns, *_ = self.parameters
         batch, columns = (self.batch, columns) if psqt else (self.batch[:3], None)
         return batch, weight, bias, columns, self.transformer, self.range, self.output_dtype, save

@@ -44,7 +44,7 @@ def activate(accumulator: Tensor, activation: Activation, bound: float) -> Tenso
 def activate_layer(
     y: Tensor, activation: LayerActivation, largest: float, low: float = 0.0, square: float = 1.0
 ) -> Tensor:
-    """Of a layer after the first, [B, outputs] → [B, values]: see `modules.layer_stacks.StackLayer.activation`."""
+    """The activation of a layer after the first, [B, outputs] → [B, values]: `modules.layer_stacks.StackLayer`."""
     if activation == "none":
         return y.clamp(low, largest)
     if activation == "dual":

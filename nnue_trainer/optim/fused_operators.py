@@ -22,7 +22,7 @@ NUMBERS = 16
 GRADIENT = 5
 NORM = 8
 KEPT = slice(11, 14)
-"""Those that are part of the state: kFirstKept to kLastKept."""
+"""The numbers that are part of the state: kFirstKept to kLastKept."""
 
 
 def _nothing(*args: object) -> None:

@@ -218,7 +218,7 @@ class Optimizer:
                 )  # fmt: skip
 
     def gradients(self) -> list[Tensor]:
-        """Those of the step to come: of the parameters, or of their 16-bit copies where there are any."""
+        """The gradients of the next step: of the parameters, or of their 16-bit copies where there are any."""
         own = {name: self._copies.get(name, tensor) for name, tensor in self.rule.work.parameters.items()}
         return [tensor.grad for tensor in own.values() if tensor.grad is not None]
 
@@ -305,7 +305,7 @@ def _take(state: Mapping[str, Tensor], group: str) -> dict[str, Tensor]:
 
 
 def _limits(parameters: Mapping[str, nn.Parameter], settings: Mapping[str, Settings]) -> list[WeightBound]:
-    """Those that groups set."""
+    """The bounds of weights that groups set."""
     return [
         WeightBound(name, parameters[name], each.low, each.high)
         for name, each in settings.items()

@@ -51,7 +51,7 @@ class Part:
 
     @property
     def gradient(self) -> Tensor | None:
-        """Of the part's rows. Of a sparse gradient, those rows that it has."""
+        """The gradient of the part's rows; from a sparse gradient, only the rows that it has."""
         gradient = self.whole_gradient
         if gradient is None:
             return None
@@ -70,8 +70,8 @@ class Part:
         return tensor[self.first : self.first + size]
 
     def sparse_rows(self, gradient: Tensor) -> tuple[Tensor, Tensor]:
-        """Of a sparse gradient of the parameter: the numbers of its rows in the part, int64 [R] ascending, and what
-        these are [R, ...]."""
+        """The rows of a sparse gradient of the parameter that are in the part: their numbers, int64 [R] ascending, and
+        their values [R, ...]."""
         numbers, values = gradient._indices()[0], gradient._values()
         if not gradient.is_coalesced() and not bool((numbers[1:] > numbers[:-1]).all()):  # not what one backward makes
             gradient = gradient.coalesce()

@@ -50,7 +50,7 @@ def changed(saved: Checkpoint, state: TrainerState, now: Mapping[str, Any]) -> l
 
 
 def _content(file: Any) -> Any:
-    """Of what the loader identifies a file by, all but its name."""
+    """The data by which the loader identifies a file, without its name."""
     return file[1:] if isinstance(file, list) else file
 
 
