@@ -150,6 +150,24 @@ def test_the_limit_of_open_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
+def test_a_program_inherits_a_file_and_ctrl_c_ends_it(tmp_path: Path) -> None:
+    code = "import os, signal, sys; os.fstat(int(sys.argv[1])); sys.exit(signal.getsignal(2) == signal.SIG_IGN)"
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with (tmp_path / "file").open("wb") as file:
+            command = [sys.executable, "-c", code, str(file.fileno())]
+            assert system.start_with(file.fileno(), command).wait() == 0
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_a_program_inherits_no_file_on_windows(windows: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[tuple[list[str], dict[str, object]]] = []
+    monkeypatch.setattr(subprocess, "Popen", lambda command, **options: started.append((command, options)))
+    system.start_with(3, ["nnue"])
+    assert started == [(["nnue"], {})]  # Windows refuses `pass_fds` and `preexec_fn`
+
+
 @pytest.mark.parametrize("kind", [system.EpollEvents, system.PolledEvents])
 def test_events_of_pipes(kind: Callable[[], system.Events]) -> None:
     events = kind()

@@ -10,6 +10,7 @@ import errno
 import os
 import select
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -136,6 +137,17 @@ def peak_resident_set() -> int:
     else:  # noqa: RET505
         unit = 1 if sys.platform == "darwin" else 1024
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def start_with(descriptor: int, command: list[str]) -> subprocess.Popen[bytes]:
+    """Starts a program that inherits an open file, and that Ctrl-C ends even where it does not end this one. On Windows
+    it inherits none, and Ctrl-C ends it in any case."""
+    if sys.platform == "win32":
+        return subprocess.Popen(command)
+    else:  # noqa: RET505
+        return subprocess.Popen(
+            command, pass_fds=(descriptor,), preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)
+        )
 
 
 def kill_group(pid: int) -> None:

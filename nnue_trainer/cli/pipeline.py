@@ -13,7 +13,6 @@ import json
 import os
 import shlex
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -316,7 +315,8 @@ def _run_steps(
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[int]:
-    """Holds the lock on a folder. The commands inherit it, so one that outlives a killed `nnue run` keeps it."""
+    """Holds the lock on a folder. The commands inherit it, so one that outlives a killed `nnue run` keeps it, except on
+    Windows."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | system.O_NOFOLLOW | system.O_CLOEXEC, 0o666)
@@ -357,12 +357,7 @@ def _call(command: list[str], lock: int) -> int:
     """Runs a command of `nnue`; Ctrl-C reaches it as well, and it is waited for."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "nnue_trainer", *command],
-            pass_fds=(lock,),
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-        )
-        status = process.wait()
+        status = system.start_with(lock, [sys.executable, "-m", "nnue_trainer", *command]).wait()
     finally:
         signal.signal(signal.SIGINT, before)
     return status if status >= 0 else 128 - status
