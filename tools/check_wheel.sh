@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Checks the wheel in dist/: its parts, its size, no paths of this machine, and a forward pass from a separate folder.
+# Checks the wheel in dist/: its parts, its size, no paths of this machine, and training and export in a fresh
+# environment without a compiler.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 wheel=$(ls -t dist/nnue_trainer-*.whl | head -n 1)
@@ -21,9 +22,16 @@ limit=$((16 << 20))
 [ "$bytes" -le "$limit" ] || { echo "$wheel: $bytes bytes, expected at most $limit"; exit 1; }
 place=$(mktemp -d)
 trap 'rm -rf "$place"' EXIT
-.venv/bin/pip install --disable-pip-version-check --quiet --no-deps --target "$place" "$wheel"
+# Isolated: a fresh environment with this wheel, a PATH without a compiler, an empty home. Not isolated: torch and the
+# other packages that the wheel needs come from .venv, since downloading them takes minutes. Only its installed packages
+# are found: the line for this checkout, in a .pth file there, is not read.
+checkout=$PWD
+.venv/bin/python -m venv --without-pip "$place/venv"
+packages=$("$place/venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+.venv/bin/pip --python "$place/venv/bin/python" install --disable-pip-version-check --quiet --no-deps --no-index "$wheel"
+.venv/bin/python -c 'import sys, pathlib; print(*sorted({str(p) for p in map(pathlib.Path, sys.path) if p.name == "site-packages"}), sep="\n")' >"$packages/borrowed.pth"
 # Paths of the build machine would appear in users' error messages.
-for library in "$place"/nnue_trainer/*.so; do
+for library in "$packages"/nnue_trainer/*.so; do
     paths=$(strings -n 6 "$library" | grep -E '(^|[^A-Za-z0-9_.])/(home|root|work|tmp|build|opt|usr/(src|local))/' | head -n 3 || true)
     [ -z "$paths" ] || { echo "$wheel: $(basename "$library") holds paths of this machine: $paths"; exit 1; }
     ! readelf -S "$library" | grep -qE '\.(symtab|debug_info)' || { echo "$wheel: $(basename "$library") is not stripped"; exit 1; }
@@ -36,14 +44,25 @@ for library in "$place"/nnue_trainer/*.so; do
         }
     done
 done
-cd "$place"
-PYTHONPATH=$place "$OLDPWD/.venv/bin/python" - "$place" <<'PY'
+mkdir "$place/run"
+cd "$place/run"
+alone() { env -i PATH="$place/venv/bin" HOME="$place/run" LANG=C.UTF-8 "$@"; }
+alone python - "$packages" <<'PY'
+import shutil
 import sys, torch, nnue_trainer
 assert nnue_trainer.__file__.startswith(sys.argv[1]), nnue_trainer.__file__
 layer = nnue_trainer.FeatureTransformer(10, 8)
 out = layer(torch.tensor([[1, 2, -1]], dtype=torch.int32))
 expected = layer.bias + layer.weight[1] + layer.weight[2]
 assert torch.allclose(out[0], expected), (out, expected)
+for program in ("cc", "c++", "gcc", "g++", "clang", "nvcc", "make", "ninja"):
+    assert shutil.which(program) is None, f"{program} is on PATH"
 print("the installed wheel computes", tuple(out.shape))
 PY
-echo "$wheel: $(du -h "$OLDPWD/$wheel" | cut -f1), all parts present"
+alone nnue info
+alone nnue train --preset quickstart "data.train=[$checkout/samples/train.binpack]" \
+    "data.validation=[$checkout/samples/val.binpack]" data.validation_positions=2000 data.shuffle_buffer=8192 model.l1=128 \
+    training.epochs=1 training.positions_per_epoch=4096 --run-dir run
+alone nnue export run/checkpoints/best.safetensors net.nnue
+[ -s net.nnue ] || { echo "$wheel: nnue export wrote no net"; exit 1; }
+echo "$wheel: $(du -h "$checkout/$wheel" | cut -f1), all parts present"
