@@ -282,13 +282,17 @@ def test_a_killed_program_leaves_no_engine_that_hangs(code: str, fake_engine: Fa
     path, script = fake_engine("hangs", run=""), str(Path(__file__).parents[1] / "data" / "fake_engine.py")
     process = subprocess.Popen([sys.executable, "-c", code, path])
 
-    def running() -> list[int]:
-        """The wrapper and its engine."""
-        wrappers = [pid for pid in processes_of(path) if pid != process.pid]
-        return wrappers + [pid for pid in processes_of(script) if group_of(pid) in wrappers]
+    found: list[int] = []
 
-    wait_for(lambda: len(running()) == 2, process)
-    wrapper, engine = running()
+    def runs() -> bool:
+        """Whether there are the wrapper and its engine, and no copy of the wrapper that is to become the engine."""
+        wrappers = [pid for pid in processes_of(path) if pid != process.pid]
+        engines = [pid for pid in processes_of(script) if group_of(pid) in wrappers]
+        found[:] = wrappers + engines
+        return len(wrappers) == len(engines) == 1
+
+    wait_for(runs, process)
+    wrapper, engine = found
     process.kill()
     process.wait()
     wait_for(lambda: wrapper not in processes_of(path) and engine not in processes_of(script))
