@@ -300,7 +300,7 @@ class RoundedForward:
         return self._first_outputs(self._first_call(model, batch, stack), batch, stack)
 
     def _first_outputs(self, call: TransformerCall, batch: Batch, stack: Tensor) -> FirstOutputs:
-        """`call`: what `_first_call` gives for the others."""
+        """`call`: what `_first_call` gives for the same batch and stack."""
         x, difference = call.outputs()
         x = one_side(x, batch, self.forward.first.sides)
         rounds = self._power < 0 and not call.of.rounds_down

@@ -45,7 +45,7 @@ class FusedOptimizer:
     failed: Tensor = field(init=False)
     numbers: Tensor = field(init=False)
     handle: int = field(init=False)
-    """of the description of all this in C++"""
+    """the number that `_optimizer_describe` gave for this optimiser"""
     state: dict[str, Tensor] = field(init=False, default_factory=dict)
     """Moments by name: exp_avg/NAME, exp_avg_sq/NAME and the same of NAME.virtual; exp_avg_2/… is the second average
     of a rule that has two, z/NAME that of a schedule-free one, slow/NAME are the slow weights of lookahead."""

@@ -117,7 +117,7 @@ def test_every_reader_finds_all_rows_up_to_date(batches: tuple[dict[str, object]
     expected = weight_of(dense[0]).detach()
     assert not torch.equal(weight_of(late[0]), expected)
     assert torch.equal(READERS[reader](*late, data[7]).detach(), expected)
-    # Training continues as if nobody had looked.
+    # Reading the weight does not change how training continues.
     for model, optimizer in (dense, late):
         advance(model, optimizer, data[7:10])
     assert_equal_states(dense[0].state_dict(), late[0].state_dict())
