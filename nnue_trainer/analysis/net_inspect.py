@@ -31,6 +31,7 @@ from nnue_trainer.base.arrays import Floats
 from nnue_trainer.data.features import feature_set
 from nnue_trainer.errors import UserError
 from nnue_trainer.export import QuantizedNet, checkpoint_from_net, net_from_checkpoint, read_net
+from nnue_trainer.export.bounds import layer_overflows
 from nnue_trainer.files import checkpoint as checkpoints
 from nnue_trainer.files.checkpoint import Checkpoint
 from nnue_trainer.modules import PerspectiveTransformer
@@ -333,6 +334,8 @@ def _judge(found: Inspection) -> None:
                 f"an accumulator reaches {largest:,.0f} on these positions, but the engine's wrap around beyond "
                 f"{found.net.accumulator_limit:,}"
             )
+    if found.quantized is not None:
+        found.warnings += layer_overflows(found.quantized)
 
 
 def _compare(found: Inspection, one: _Opened, other: _Opened) -> None:

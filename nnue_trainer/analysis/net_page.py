@@ -17,7 +17,7 @@ from nnue_trainer.base.arrays import Floats
 from nnue_trainer.base.progress import size as bytes_of
 from nnue_trainer.data.features import feature_set
 from nnue_trainer.errors import UserError, shown
-from nnue_trainer.export.convert import accumulator_bound
+from nnue_trainer.export.bounds import accumulator_bound
 from nnue_trainer.modules import PerspectiveTransformer
 from nnue_trainer.pages.page import Page, Section, Table
 from nnue_trainer.pages.plots import BAD, GRID, INK, SERIES, Plot, thin

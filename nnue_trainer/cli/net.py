@@ -123,7 +123,7 @@ def export_command(
 ) -> None:
     """Write the net of a checkpoint. A weight outside its integer range is an error that names the tensor."""
     from nnue_trainer.export import exported, format_of, net_from_checkpoint
-    from nnue_trainer.export.convert import accumulator_bound
+    from nnue_trainer.export.bounds import overflows
     from nnue_trainer.files import checkpoint as checkpoints
     from nnue_trainer.files.atomic import replacing
     from nnue_trainer.nnue_file.formats import file_bytes
@@ -161,9 +161,8 @@ def export_command(
     for path, content in files.items():
         with replacing(path) as output:
             output.write_bytes(content)
-    bound, limit = accumulator_bound(quantized), quantized.net.accumulator_limit
-    if bound > limit:
-        note(f"{out}: accumulators may reach {bound}, but the engine's wrap around beyond {limit}")
+    for line in overflows(quantized):
+        note(f"{out}: {line}")
     print(f"{shown(out)}: {quantized.net.name}, {len(data):,} bytes, sha256 {sha256}")
     for line in chosen.listing(net):
         print(f"  {line}")

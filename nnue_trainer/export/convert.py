@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from nnue_trainer.base.foreign import explaining, returned
-from nnue_trainer.data.features import FeaturePart, feature_set
 from nnue_trainer.errors import UserError
 from nnue_trainer.export.net import QuantizedNet
 from nnue_trainer.files.checkpoint import Checkpoint
@@ -317,43 +316,3 @@ def _dequantize(tensor: NetTensor, steps: np.ndarray, where: str, out: np.ndarra
                 f"{where}: {tensor.name}{index} is {flat[at]}, too large for a 32-bit float to hold exactly"
             )
     return values
-
-
-def accumulator_bound(quantized: QuantizedNet) -> int:
-    """No position can bring an accumulator beyond this magnitude: of a king bucket at most one feature per square is
-    active, of an unbucketed part at most as many as a row has room for.
-
-    It is a bound, not a maximum: nets above `Net.accumulator_limit` may still never wrap around in a legal position.
-    """
-    net = quantized.net
-    weights = [tensor for tensor in net.tensors() if tensor.source_parameter == "feature_transformer.weight"]
-    if not weights or "feature_transformer.bias" not in quantized.tensors:
-        return 0
-    parts = {part.num_features: part for part in feature_set(net.integer_feature_set).parts}
-    highest = lowest = quantized.tensors["feature_transformer.bias"].astype(np.int64)
-    for tensor in weights:
-        high, low = _extremes(quantized.tensors[tensor.name], parts[tensor.shape[0]])
-        highest, lowest = highest + high, lowest + low
-    return int(max(highest.max(), -lowest.min()))
-
-
-def _extremes(weight: np.ndarray, part: FeaturePart) -> tuple[np.ndarray, np.ndarray]:
-    """The largest and the smallest sum of active rows, int64 [N] each."""
-    if not part.bucket_size:
-        most = part.max_active
-        return (
-            np.maximum(weight.max(axis=0), 0).astype(np.int64) * most,
-            np.minimum(weight.min(axis=0), 0).astype(np.int64) * most,
-        )
-    squares = 64
-    high = np.zeros(weight.shape[1], np.int64)
-    low = np.zeros(weight.shape[1], np.int64)
-    for begin in range(0, part.num_features, part.bucket_size):
-        bucket = weight[begin : begin + part.bucket_size]
-        # Bucket sizes that are not a multiple of 64 begin with an unused slot.
-        planes = bucket[part.bucket_size % squares :].reshape(-1, squares, weight.shape[1])
-        best = np.sort(np.maximum(planes.max(axis=0), 0), axis=0)[-part.max_active :]
-        worst = np.sort(np.minimum(planes.min(axis=0), 0), axis=0)[: part.max_active]
-        high = np.maximum(high, best.sum(axis=0, dtype=np.int64))
-        low = np.minimum(low, worst.sum(axis=0, dtype=np.int64))
-    return high, low

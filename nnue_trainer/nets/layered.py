@@ -74,8 +74,6 @@ from nnue_trainer.schema import section
 # product of an activation at scale 255 and a weight at scale 64.
 LARGEST_WEIGHT = 127 / 64
 
-# A clip further above 1.0 is none.
-_LARGEST_CLIP = 8
 # No clip of floats.
 _MOST_FLOAT = 1e38
 
@@ -253,8 +251,7 @@ class Layered(Net):
                 weights_of_features(self.feature_set, self.output_buckets.piece_weights)
             except UserError as error:
                 raise ValueError(f"output_buckets: {error}") from None
-        kept = 0
-        for number, (step, tensor) in enumerate(zip(plan.steps, self._weights(), strict=True)):
+        for number, step in enumerate(plan.steps):
             what = f"layers.{number}" if number < len(self.layers) else "quantisation.output"
             if step.is_float:
                 break
@@ -262,19 +259,10 @@ class Layered(Net):
                 raise ValueError(
                     f"{what}: 1.0 of its outputs is less than one integer step; raise scale or lower shift"
                 )
-            if number == len(self.layers):
-                largest = max(largest, kept)
-            reach = step.inputs * largest * tensor.limit // step.divide
-            # Without a clip only the weights of a trained net bound the sums; engines let them wrap around.
-            unclipped = number == 0 and plan.first_clip > _LARGEST_CLIP * first.scale
-            if reach > INT32_MAX and not unclipped:
-                raise ValueError(f"{what}: sums may reach {reach}, expected at most {INT32_MAX}; lower scale or clip")
             largest = step.largest
             allowed = INT16_MAX + (step.activation == "none")
             if number < len(self.layers) and largest > allowed:
                 raise ValueError(f"{what}: activations may reach {largest}, expected at most {allowed}; raise shift")
-            if number < len(self.layers) and self.layers[number].to_output:
-                kept = max(kept, largest)
         return self
 
     def _check_floats(self) -> None:
@@ -417,10 +405,6 @@ class Layered(Net):
             for index, name in enumerate(short)
         ]
         return [f"{tensor}.{name}" for name in numbered]
-
-    def _weights(self) -> list[NetTensor]:
-        """The weights of the layers and of the output layer, in this order."""
-        return [tensor for tensor in self._layer_tensors() if tensor.name.endswith("weight")]
 
     def tensors(self) -> Sequence[NetTensor]:
         parts, first = find_feature_set(self.feature_set).parts, self.quantisation.first

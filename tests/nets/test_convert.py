@@ -12,10 +12,8 @@ from nnue_trainer import data, nets
 from nnue_trainer.errors import UserError
 from nnue_trainer.export import checkpoint_from_net, evaluate, net_from_checkpoint, read_net, to_bytes, write_net
 from nnue_trainer.export.check_positions import CHECK_POSITIONS
-from nnue_trainer.export.convert import accumulator_bound
 from nnue_trainer.export.golden import golden_net
 from nnue_trainer.files import checkpoint
-from nnue_trainer.nets.base import accumulate
 from nnue_trainer.nets.stockfish import SfnnV5
 from nnue_trainer.nets.stockfish_net import king_plane_rows
 
@@ -216,16 +214,3 @@ def test_a_bias_beyond_32_bit_floats_is_not_imported() -> None:
     net.tensors["fc0.bias"][6, 3] = 2**31 - 1
     with pytest.raises(UserError, match=r"n: fc0.bias\[6, 3\] is 2147483647, too large"):
         checkpoint_from_net(net, "n")
-
-
-def test_accumulator_bound_bounds_every_position() -> None:
-    net = golden_net("small128")
-    weight = net.tensors["feature_transformer.weight"]
-    us, them = accumulate(batch_of(net, list(CHECK_POSITIONS)), net.tensors["feature_transformer.bias"], [(0, weight)])
-    seen = max(int(np.abs(side.astype(int)).max()) for side in (us, them))
-    bound = accumulator_bound(net)
-    assert seen <= bound <= 120 + 32 * 40
-    net.tensors["feature_transformer.weight"][704 * 5 : 704 * 6, 9] = 1000
-    net.tensors["feature_transformer.bias"][9] = 100
-    assert accumulator_bound(net) == 100 + 32 * 1000
-    assert accumulator_bound(net) > net.net.accumulator_limit

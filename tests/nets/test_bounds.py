@@ -1,0 +1,78 @@
+"""How far accumulators and the sums of layers can go, from the weights of a net."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from net_support import batch_of, random_checkpoint
+
+from nnue_trainer.export import QuantizedNet, evaluate, net_from_checkpoint
+from nnue_trainer.export.bounds import accumulator_bound, overflows, sum_bounds
+from nnue_trainer.export.check_positions import CHECK_POSITIONS
+from nnue_trainer.export.golden import golden_net
+from nnue_trainer.nets.base import accumulate
+
+FENS = list(CHECK_POSITIONS)
+LAYERED: dict[str, Any] = {"kind": "layered", "hidden": 16}
+
+
+def made(architecture: dict[str, Any], weight: float | None = None) -> QuantizedNet:
+    """A net with random weights, or with one value for all weights of the layers and the first layer's bias."""
+    found = random_checkpoint(architecture)
+    if weight is not None:
+        model = found.tensors["model"]
+        for name, tensor in model.items():
+            tensor.fill_(0 if name == "feature_transformer.weight" else weight if "weight" in name else 1)
+    return net_from_checkpoint(found, "test")
+
+
+def test_accumulator_bound_bounds_every_position() -> None:
+    net = golden_net("small128")
+    weight = net.tensors["feature_transformer.weight"]
+    us, them = accumulate(batch_of(net, FENS), net.tensors["feature_transformer.bias"], [(0, weight)])
+    seen = max(int(np.abs(side.astype(int)).max()) for side in (us, them))
+    bound = accumulator_bound(net)
+    assert seen <= bound <= 120 + 32 * 40
+    net.tensors["feature_transformer.weight"][704 * 5 : 704 * 6, 9] = 1000
+    net.tensors["feature_transformer.bias"][9] = 100
+    assert accumulator_bound(net) == 100 + 32 * 1000
+    assert accumulator_bound(net) > net.net.accumulator_limit
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"activation": "crelu"},
+        {"activation": "pairwise", "layers": [{"outputs": 8, "activation": "screlu"}, {"outputs": 8}]},
+        {"layers": [{"outputs": 8, "activation": "dual", "type": "i8"}, {"outputs": 4, "activation": "none"}]},
+        {"quantisation": {"first": {"clip": 32767, "limit": 1000}}},
+        {"output_buckets": {"count": 8}, "perspectives": "mover"},
+    ],
+)
+def test_no_position_exceeds_the_bound_of_the_output(change: dict[str, Any]) -> None:
+    net = made(LAYERED | change)
+    seen = np.abs(evaluate(net, FENS).positional_raw).max()
+    assert 0 < seen <= sum_bounds(net)["output.weight"]
+
+
+def test_the_bound_is_reached_where_all_inputs_are_at_their_ends() -> None:
+    net = made(LAYERED | {"layers": [{"outputs": 4}, {"outputs": 4, "activation": "none"}]}, weight=0.5)
+    found = evaluate(net, FENS[:1]).positional_raw
+    assert sum_bounds(net)["output.weight"] == found[0, 0]
+    assert list(sum_bounds(net)) == ["layers.0.weight", "layers.1.weight", "output.weight"]
+
+
+def test_a_float_layer_has_a_bound_of_its_integers_only() -> None:
+    layers = [{"outputs": 4, "type": "i8", "bias_type": "f32"}, {"outputs": 4, "type": "f32"}]
+    change = {"layers": layers, "quantisation": {"output": {"type": "f32"}}, "activation": "crelu"}
+    net = made(LAYERED | change, weight=0.5)
+    assert sum_bounds(net) == {"layers.0.weight": 32 * 255 * 32}
+
+
+def test_large_limits_are_accepted_and_what_exceeds_32_bits_is_reported_by_the_weights() -> None:
+    """A recipe states what a weight may be; whether sums can exceed 32 bits depends on what it is."""
+    wide = {"hidden": 1024, "quantisation": {"output": {"limit": 32767}}}
+    assert overflows(made(LAYERED | wide, weight=1.0)) == []
+    (line,) = overflows(made(LAYERED | wide, weight=400.0))
+    reach = 2048 * 255 * 400 * 64 + 255 * 64
+    assert line == f"sums of output.weight may reach {reach}, but the engine's wrap around beyond 2147483647"
