@@ -111,7 +111,7 @@ STABLE_TORCH_LIBRARY(nnue, m) {
         "random_fill(Tensor(a!) out, int distribution, int seed, int stream, int offset, float a=0.0, float b=1.0, "
         "int low=0, int high=0) -> ()");
 
-    // Contracts: rows.h.
+    // Contracts: matrix.h.
     m.def("transpose(Tensor x) -> Tensor");
     m.def("row_norms(Tensor x, Tensor(a!)? sums, Tensor(b!)? roots, Tensor(c!)? largest) -> ()");
 

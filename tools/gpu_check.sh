@@ -26,7 +26,7 @@ mkdir -p "$out"
 export PYTHONUNBUFFERED=1 PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH}
 
 steps=(build info tests memcheck racecheck training timeline portable_training precision transformer stacks qat_stacks
-    optimizer expand own_sets windows rows graph)
+    optimizer expand own_sets windows matrix graph)
 session=(info operator_tests optimizer_sanitized stacks transformer whole_runs qat_training)
 if [ "${DRY:-0}" = 1 ]; then
     python3() { echo "    python3 $*"; }
@@ -117,7 +117,7 @@ step_optimizer() { python3 benchmarks/optimizer.py --device cuda --out "$out"; }
 step_expand() { python3 benchmarks/expand_features.py --device cuda --data "$positions" --copies 16 --out "$out"; }
 step_own_sets() { python3 benchmarks/own_feature_sets.py --device cuda --data "$positions" --out "$out"; }
 step_windows() { python3 benchmarks/rolling.py --device cuda --out "$out"; }
-step_rows() { python3 benchmarks/rows.py --device cuda --out "$out"; }
+step_matrix() { python3 benchmarks/matrix.py --device cuda --out "$out"; }
 step_graph() { python3 benchmarks/graph.py --device cuda --out "$out"; }
 # With 1, 2, 4, … of the GPUs that are there.
 step_several() {

@@ -142,7 +142,7 @@ SOURCES = (
     "analysis/quantile.cu",
     "analysis/ewm.cu",
     "analysis/random.cu",
-    "analysis/rows.cu",
+    "analysis/matrix.cu",
     "analysis/graph.cu",
 )
 

@@ -1,4 +1,5 @@
-// Transposition of a strip of a matrix. Compiled once for every instruction set level by for_each_isa.h; see rows.cpp.
+// Transposition of a strip of a matrix. Compiled once for every instruction set level by for_each_isa.h; see
+// matrix.cpp.
 
 namespace {
 
@@ -58,20 +59,21 @@ struct Square {
     }
 };
 
-// Transposes a tile of rows::kRows rows and 64 bytes of columns; `from` has `stride` elements per row, `to` has kRows.
+// Transposes a tile of matrix::kRows rows and 64 bytes of columns; `from` has `stride` elements per row, `to` has
+// kRows.
 template <class T>
 void transpose_tile(const T* from, int64_t stride, T* __restrict__ to) {
     using S = Square<T>;
     constexpr int kSide = S::kSide, kColumns = kLineBytes / sizeof(T);
     for (int column = 0; column < kColumns; column += kSide) {
-        for (int row = 0; row < rows::kRows; row += S::kCount) {
+        for (int row = 0; row < matrix::kRows; row += S::kCount) {
             typename S::Vector v[kSide];
 #pragma GCC unroll 16
             for (int i = 0; i < kSide; ++i) v[i] = S::load(from + (row + i) * stride + column, kSide * stride);
             S::transpose(v);
 #pragma GCC unroll 16
             for (int i = 0; i < kSide; ++i) {
-                *reinterpret_cast<typename S::Vector*>(to + (column + i) * rows::kRows + row) = v[i];
+                *reinterpret_cast<typename S::Vector*>(to + (column + i) * matrix::kRows + row) = v[i];
             }
         }
     }
@@ -91,48 +93,48 @@ inline void stream_lines(const void* from, void* to, int64_t bytes) {
 
 }  // namespace
 
-// Transposes rows [row, last_row) and at most rows::kStrip bytes of columns, from `column` on, of one matrix. `stream`:
-// writes past the caches, for which each row of `to` begins at a line. The tiles are copied into a buffer first, whole
-// lines at a time: in a matrix whose width is a power of two, all elements of a column are in the same few sets of the
-// cache and drive each other out.
+// Transposes rows [row, last_row) and at most matrix::kStrip bytes of columns, from `column` on, of one matrix.
+// `stream`: writes past the caches, for which each row of `to` begins at a line. The tiles are copied into a buffer
+// first, whole lines at a time: in a matrix whose width is a power of two, all elements of a column are in the same few
+// sets of the cache and drive each other out.
 template <class T>
-void transpose_strip(const T* from, T* to, const rows::Matrices& m, int64_t row, int64_t last_row, int64_t column,
+void transpose_strip(const T* from, T* to, const matrix::Matrices& m, int64_t row, int64_t last_row, int64_t column,
                      bool stream) {
-    constexpr int64_t kColumns = kLineBytes / sizeof(T), kStripColumns = rows::kStrip / sizeof(T);
+    constexpr int64_t kColumns = kLineBytes / sizeof(T), kStripColumns = matrix::kStrip / sizeof(T);
     // A tile at an edge costs as much as a whole one, and is not worth it for so few columns or elements.
     constexpr int64_t kFewColumns = 8, kFewElements = 1024;
     const int64_t width = std::min(kStripColumns, m.columns - column);
-    if (width < kFewColumns) return rows::transpose_plainly(from, to, m, row, column, last_row - row, width);
+    if (width < kFewColumns) return matrix::transpose_plainly(from, to, m, row, column, last_row - row, width);
     // At an edge a part of both buffers has no values. It is transposed, too, and not written to the output.
-    alignas(64) T staged[rows::kRows * kStripColumns], turned[kColumns * rows::kRows];
-    for (; row < last_row; row += rows::kRows) {
-        const int64_t height = std::min<int64_t>(rows::kRows, last_row - row);
+    alignas(64) T staged[matrix::kRows * kStripColumns], turned[kColumns * matrix::kRows];
+    for (; row < last_row; row += matrix::kRows) {
+        const int64_t height = std::min<int64_t>(matrix::kRows, last_row - row);
         if (height * width < kFewElements) {
-            return rows::transpose_plainly(from, to, m, row, column, last_row - row, width);
+            return matrix::transpose_plainly(from, to, m, row, column, last_row - row, width);
         }
         for (int64_t r = 0; r < height; ++r) {
             const T* const line = from + (row + r) * m.columns + column;
             if (width == kStripColumns) {
-                __builtin_memcpy(staged + r * kStripColumns, line, rows::kStrip);
+                __builtin_memcpy(staged + r * kStripColumns, line, matrix::kStrip);
             } else {
                 __builtin_memcpy(staged + r * kStripColumns, line, width * sizeof(T));
             }
-            if (row + r + rows::kRows < last_row) {
-                const char* const next = reinterpret_cast<const char*>(line + rows::kRows * m.columns);
-                for (int64_t b = 0; b < rows::kStrip; b += kLineBytes) __builtin_prefetch(next + b, 0, 2);
+            if (row + r + matrix::kRows < last_row) {
+                const char* const next = reinterpret_cast<const char*>(line + matrix::kRows * m.columns);
+                for (int64_t b = 0; b < matrix::kStrip; b += kLineBytes) __builtin_prefetch(next + b, 0, 2);
             }
         }
         for (int64_t c = 0; c < width; c += kColumns) {
             T* const place = to + (column + c) * m.rows + row;
             transpose_tile(staged + c, kStripColumns, turned);
             for (int64_t i = 0; i < std::min(kColumns, width - c); ++i) {
-                const T* const line = turned + i * rows::kRows;
-                if (height < rows::kRows) {
+                const T* const line = turned + i * matrix::kRows;
+                if (height < matrix::kRows) {
                     __builtin_memcpy(place + i * m.rows, line, height * sizeof(T));
                 } else if (stream) {
-                    stream_lines(line, place + i * m.rows, rows::kRows * sizeof(T));
+                    stream_lines(line, place + i * m.rows, matrix::kRows * sizeof(T));
                 } else {
-                    __builtin_memcpy(place + i * m.rows, line, rows::kRows * sizeof(T));
+                    __builtin_memcpy(place + i * m.rows, line, matrix::kRows * sizeof(T));
                 }
             }
         }

@@ -1,6 +1,6 @@
 """Transposition and norms of rows against a copy, torch's `x.t().contiguous()` and `torch.linalg.vector_norm`.
 
-    python benchmarks/rows.py [--device cuda] [--shapes 4096x4096 ...] [--rounds 9] [--out FOLDER]
+    python benchmarks/matrix.py [--device cuda] [--shapes 4096x4096 ...] [--rounds 9] [--out FOLDER]
 
 Several tensors of each shape are used in turn, `--bytes` together, and all outputs of a round are kept, so that caches
 do not hold what is read or written. The calls that are compared take turns: each round times all of them, and a time is
@@ -10,7 +10,7 @@ written. With `--clock cpu` times are the least CPU times of one thread.
 A transposition is compared with `x.clone()` (`clone_share`), which needs new memory, too, and with a copy into memory
 that is already there (`copy_share`). On the CPU the two differ much, because the system has to provide and clear the
 pages. A norm writes next to nothing; its `copy_share` is its GB/s divided by those of the copy into memory that is
-already there. Writes rows-DEVICE.json.
+already there. Writes matrix-DEVICE.json.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ def main() -> None:
         for dtype in FLOATS if a.only != "transpose" else ():
             report["row_norms"].append(norms(timer, several(shape, dtype, device, size)))
             print(report["row_norms"][-1], flush=True)
-    write(a.out / f"rows-{device.type}.json", report)
+    write(a.out / f"matrix-{device.type}.json", report)
 
 
 if __name__ == "__main__":

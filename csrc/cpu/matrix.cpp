@@ -1,6 +1,6 @@
-// Operators transpose and row_norms on CPU, threads from torch's own pool; the contracts are in rows.h.
+// Operators transpose and row_norms on CPU, threads from torch's own pool; the contracts are in matrix.h.
 
-#include "../rows.h"
+#include "../matrix.h"
 
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
@@ -18,7 +18,7 @@
 #include "huge_pages.h"
 #include "vector.h"
 
-namespace nnue::rows {
+namespace nnue::matrix {
 
 constexpr int kRows = 64;    // rows of a tile: of elements of any size they fill whole lines of the output
 constexpr int kStrip = 256;  // bytes of each row in a strip
@@ -33,12 +33,12 @@ template <class T>
     }
 }
 
-}  // namespace nnue::rows
+}  // namespace nnue::matrix
 
-#define NNUE_KERNELS "rows_kernels.h"
+#define NNUE_KERNELS "matrix_kernels.h"
 #include "for_each_isa.h"
 
-namespace nnue::rows {
+namespace nnue::matrix {
 namespace {
 
 constexpr int64_t kTaskRows = 16 * kRows;
@@ -143,9 +143,9 @@ void row_norms_op(const Tensor& x_in, const std::optional<Tensor>& sums, const s
 }
 
 }  // namespace
-}  // namespace nnue::rows
+}  // namespace nnue::matrix
 
 STABLE_TORCH_LIBRARY_IMPL(nnue, CPU, m) {
-    NNUE_IMPL(m, "transpose", &nnue::rows::transpose_op);
-    NNUE_IMPL(m, "row_norms", &nnue::rows::row_norms_op);
+    NNUE_IMPL(m, "transpose", &nnue::matrix::transpose_op);
+    NNUE_IMPL(m, "row_norms", &nnue::matrix::row_norms_op);
 }

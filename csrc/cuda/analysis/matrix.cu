@@ -1,4 +1,4 @@
-// Operators transpose and row_norms on CUDA; the contracts are in rows.h.
+// Operators transpose and row_norms on CUDA; the contracts are in matrix.h.
 
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
@@ -7,13 +7,13 @@
 
 #include <bit>
 
-#include "../../rows.h"
+#include "../../matrix.h"
 #include "../common.cuh"
 
 namespace nnue::cuda::analysis {
 namespace {
 
-using rows::Matrices;
+using matrix::Matrices;
 
 // Small elements are transposed as words of four bytes. The words of kJoined rows hold a square of elements, which a
 // thread transposes in its registers.
@@ -175,12 +175,12 @@ __global__ void __launch_bounds__(kTransposeThreads<T>, kResident / kTransposeTh
 }
 
 Tensor transpose_op(const Tensor& x_in) {
-    const Matrices m = rows::check_matrices(x_in, Device::cuda);
+    const Matrices m = matrix::check_matrices(x_in, Device::cuda);
     const torch::stable::accelerator::DeviceGuard guard(x_in.get_device_index());
     const Tensor x = torch::stable::contiguous(x_in);
-    const Tensor out = torch::stable::new_empty(x, rows::transposed_shape(x));
+    const Tensor out = torch::stable::new_empty(x, matrix::transposed_shape(x));
     if (m.count == 0) return out;
-    rows::dispatch_bytes(m.bytes, [&]<class T>(T*) {
+    matrix::dispatch_bytes(m.bytes, [&]<class T>(T*) {
         const int64_t down = divide_up(m.rows, kDown<T> * kJoined<T>);
         const int64_t across = divide_up(m.columns, kAcross<T> * kJoined<T>);
         const auto run = [&](auto wide_in, auto wide_out) {
@@ -314,7 +314,7 @@ __global__ void __launch_bounds__(kWarp) join_parts(const Sums<T>* parts, int co
 
 void row_norms_op(const Tensor& x_in, const std::optional<Tensor>& sums, const std::optional<Tensor>& roots,
                   const std::optional<Tensor>& largest) {
-    const int64_t count = rows::check_norms(x_in, sums, roots, largest, Device::cuda);
+    const int64_t count = matrix::check_norms(x_in, sums, roots, largest, Device::cuda);
     if (count == 0) return;
     const torch::stable::accelerator::DeviceGuard guard(x_in.get_device_index());
     const Tensor x = torch::stable::contiguous(x_in);

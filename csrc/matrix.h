@@ -20,7 +20,7 @@
 #include "checks.h"
 #include "dtypes.h"
 
-namespace nnue::rows {
+namespace nnue::matrix {
 
 constexpr const char* kTranspose = "transpose";
 constexpr const char* kNorms = "row_norms";
@@ -90,4 +90,4 @@ inline int64_t check_norms(const Tensor& x, const std::optional<Tensor>& sums, c
     return rows;
 }
 
-}  // namespace nnue::rows
+}  // namespace nnue::matrix
