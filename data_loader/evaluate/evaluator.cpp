@@ -533,10 +533,10 @@ class Evaluator::Impl {
         std::int64_t output = s.sums.back()[0];
         for (const Skip& skip : forward_.skips) {
             const std::vector<std::int64_t>& y = s.sums[static_cast<std::size_t>(skip.layer)];
-            std::int64_t straight = y[static_cast<std::size_t>(skip.plus)];
-            if (skip.minus) straight -= y[static_cast<std::size_t>(*skip.minus)];
-            straight *= skip.multiply;
-            output += (skip.wraps ? wrap32(straight) : straight) / skip.divide;
+            std::int64_t skipped = y[static_cast<std::size_t>(skip.plus)];
+            if (skip.minus) skipped -= y[static_cast<std::size_t>(*skip.minus)];
+            skipped *= skip.multiply;
+            output += (skip.wraps ? wrap32(skipped) : skipped) / skip.divide;
         }
         return output * forward_.multiply / forward_.divide;
     }
@@ -559,9 +559,9 @@ class Evaluator::Impl {
         };
         double output = s.real_sums.back()[0];
         for (const Skip& skip : forward_.skips) {
-            double straight = y(skip.layer, skip.plus);
-            if (skip.minus) straight -= y(skip.layer, *skip.minus);
-            output += straight * static_cast<double>(skip.multiply) / static_cast<double>(skip.divide);
+            double skipped = y(skip.layer, skip.plus);
+            if (skip.minus) skipped -= y(skip.layer, *skip.minus);
+            output += skipped * static_cast<double>(skip.multiply) / static_cast<double>(skip.divide);
         }
         output = output * static_cast<double>(forward_.multiply) / static_cast<double>(forward_.divide);
         return static_cast<std::int64_t>(std::clamp(output, -kMostFloat, kMostFloat));

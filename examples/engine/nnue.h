@@ -1658,14 +1658,14 @@ class Network {
             const Skip& skip = Net::kSkips[i];
             if (skip.layer != Number) continue;
             if constexpr (kIsFloat) {
-                const double straight = static_cast<double>(y[skip.plus]) -
+                const double skipped = static_cast<double>(y[skip.plus]) -
                                         (skip.minus < 0 ? 0.0 : static_cast<double>(y[std::max(skip.minus, 0)]));
-                state.real_skip += straight * static_cast<double>(skip.multiply) / static_cast<double>(skip.divide);
+                state.real_skip += skipped * static_cast<double>(skip.multiply) / static_cast<double>(skip.divide);
             } else {
-                std::int64_t straight = std::int64_t{y[skip.plus]} - (skip.minus < 0 ? 0 : y[std::max(skip.minus, 0)]);
-                straight *= skip.multiply;
-                if (skip.wraps) straight = static_cast<std::int32_t>(straight);
-                state.skip += straight / skip.divide;
+                std::int64_t skipped = std::int64_t{y[skip.plus]} - (skip.minus < 0 ? 0 : y[std::max(skip.minus, 0)]);
+                skipped *= skip.multiply;
+                if (skip.wraps) skipped = static_cast<std::int32_t>(skipped);
+                state.skip += skipped / skip.divide;
             }
         }
         if constexpr (Number == kNumLayers - 1) {

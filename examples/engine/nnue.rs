@@ -308,11 +308,11 @@ impl Network {
             for one in net.skips.iter().filter(|one| one.layer == number) {
                 let at = |o: usize| if layer.is_float { real[o] as f64 } else { whole[o] as f64 };
                 if is_float {
-                    let straight = at(one.plus) - one.minus.map_or(0.0, at);
-                    real_skip += straight * one.multiply as f64 / one.divide as f64;
+                    let skipped = at(one.plus) - one.minus.map_or(0.0, at);
+                    real_skip += skipped * one.multiply as f64 / one.divide as f64;
                 } else {
-                    let straight = (whole[one.plus] - one.minus.map_or(0, |o| whole[o])) * one.multiply;
-                    skip += if one.wraps { straight as i32 as i64 } else { straight } / one.divide;
+                    let skipped = (whole[one.plus] - one.minus.map_or(0, |o| whole[o])) * one.multiply;
+                    skip += if one.wraps { skipped as i32 as i64 } else { skipped } / one.divide;
                 }
             }
             if number == net.layers.len() - 1 {

@@ -285,8 +285,8 @@ class LayerCall:
 
             def backward(saved: Sequence[Tensor], grad_loss: Tensor) -> tuple[Tensor | None, ...]:
                 x, totals, grad_sums, grad_output, partials, *parameters = saved
-                straight = grad_output if needs[1] else None
-                return self._gradients(x, parameters, (grad_sums, partials), straight, [grad_loss, totals], needs[0])
+                grad_psqt = grad_output if needs[1] else None
+                return self._gradients(x, parameters, (grad_sums, partials), grad_psqt, [grad_loss, totals], needs[0])
 
             return totals[2], (first.x, totals, grad_sums, grad_output, partials, *self.parameters), backward
 

@@ -386,11 +386,11 @@ def _stack(
         y = sums[skip.layer]
         if forward.is_float:
             y = y.astype(np.float64)
-        straight = (y[:, skip.plus] if skip.minus is None else y[:, skip.plus] - y[:, skip.minus]) * skip.multiply
+        skipped = (y[:, skip.plus] if skip.minus is None else y[:, skip.plus] - y[:, skip.minus]) * skip.multiply
         if forward.is_float:
-            output = output + straight / skip.divide
+            output = output + skipped / skip.divide
         else:
-            output = output + arithmetic.divide(arithmetic.wrap(straight) if skip.wraps else straight, skip.divide)
+            output = output + arithmetic.divide(arithmetic.wrap(skipped) if skip.wraps else skipped, skip.divide)
     if forward.is_float and arithmetic is INTEGERS:
         return _whole(output * forward.multiply / forward.divide)
     return arithmetic.divide(output * forward.multiply, forward.divide)

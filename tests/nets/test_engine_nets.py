@@ -265,7 +265,7 @@ def float_net(name: str) -> tuple[bytes, dict[str, Any], list[Fraction]]:
             else:
                 x += [value * value for value in clipped]
                 one = 255.0**2
-        straight = Fraction(0)
+        skipped = Fraction(0)
         for layer, outputs, size, values, biases in layers:
             scale = one * (64 if layer["type"] == "i8" else 1)
             sums = []
@@ -274,7 +274,7 @@ def float_net(name: str) -> tuple[bytes, dict[str, Any], list[Fraction]]:
                 sums.append(total / Fraction(scale) + Fraction(biases[o]))
             one = 1.0
             if layer.get("skip") == "last":
-                straight += sums.pop()
+                skipped += sums.pop()
             y = [struct.unpack("<f", struct.pack("<f", float(value)))[0] for value in sums]
             most = float(layer.get("clip", 1))
             clipped_y = [min(max(value, 0.0), most) for value in y]
@@ -285,7 +285,7 @@ def float_net(name: str) -> tuple[bytes, dict[str, Any], list[Fraction]]:
                     x = [struct.unpack("<f", struct.pack("<f", value * value))[0] for value in clipped_y]
                 case "dual":
                     x = [min(struct.unpack("<f", struct.pack("<f", value * value))[0], most) for value in y] + clipped_y
-        results.append((sums[0] + straight) * 400)
+        results.append((sums[0] + skipped) * 400)
     return file.end(), described, results
 
 

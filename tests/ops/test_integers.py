@@ -58,9 +58,9 @@ def check(parameters: list[Tensor], tables: list[list[Steps]]) -> None:
     second = torch.autograd.grad(wanted, parameters, grads)
     for number, (one, other) in enumerate(zip(first, second, strict=True)):
         assert torch.equal(one, other), number
-    straight = integer_parameters(parameters, tables, clipped=False)
-    assert all(map(torch.equal, straight, found))
-    assert all(map(torch.equal, torch.autograd.grad(straight, parameters, grads), grads))
+    unclipped = integer_parameters(parameters, tables, clipped=False)
+    assert all(map(torch.equal, unclipped, found))
+    assert all(map(torch.equal, torch.autograd.grad(unclipped, parameters, grads), grads))
 
 
 @pytest.mark.parametrize("repeats", [1, 5], ids=["", "many"])

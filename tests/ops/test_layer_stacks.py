@@ -120,7 +120,7 @@ def make_case(
             size = 2.0 / parameter.shape[-1] ** 0.5 if parameter.dim() == 3 else 0.5
             parameter.data = (torch.rand(parameter.shape, generator=g) * 2 - 1) * size
     x = torch.rand((positions, stacks.inputs), generator=g).to(dtype).requires_grad_()
-    straight = torch.randn(positions, generator=g).requires_grad_() if psqt else None
+    psqt_part = torch.randn(positions, generator=g).requires_grad_() if psqt else None
     bucket = (torch.rand(positions, generator=g) ** 2 * stacks.stacks).long()
     score = torch.randint(-2000, 2000, (positions,), generator=g)
     score[torch.rand(positions, generator=g) < 0.2] = NO_SCORE
@@ -128,7 +128,7 @@ def make_case(
     score[torch.rand(positions, generator=g) < 0.1] = -31760
     result = torch.randint(-1, 2, (positions,), generator=g)
     return Case(
-        stacks, linears, FirstOutputs(x, straight, bucket), score.short(), result.to(torch.int8), torch.tensor(0.7)
+        stacks, linears, FirstOutputs(x, psqt_part, bucket), score.short(), result.to(torch.int8), torch.tensor(0.7)
     )
 
 

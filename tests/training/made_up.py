@@ -108,7 +108,7 @@ def names(path) -> list[str]:
     return sorted(str(file.relative_to(path)) for file in path.rglob("*") if file.is_file())
 
 
-def run_of(folder: RunFolder, epochs: int, *, keep_last: int = 9, best: int | None = None) -> None:
+def write_run(folder: RunFolder, epochs: int, *, keep_last: int = 9, best: int | None = None) -> None:
     """Writes a run of `epochs` with 10 steps each into the folder; `best` is the epoch with the lowest loss."""
     folder.will_write(folder.recipe, folder.metrics)
     folder.recipe.write_text("recipe")

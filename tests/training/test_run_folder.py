@@ -10,7 +10,7 @@ import socket
 import threading
 
 import pytest
-from made_up import content, names, run_of, steps, trainer
+from made_up import content, names, steps, trainer, write_run
 from waiting import wait_for
 
 from nnue_trainer.errors import UserError
@@ -130,7 +130,7 @@ def test_an_owner_needs_a_folder(tmp_path):
 def test_clearing_takes_what_the_run_wrote_and_nothing_else(tmp_path):
     mine = ["checkpoints/mine.safetensors", "checkpoints/epoch-0099.safetensors", "notes.txt", "tensorboard/x"]
     with RunFolder(tmp_path) as folder:
-        run_of(folder, 2, best=1)
+        write_run(folder, 2, best=1)
         for name in mine:
             (tmp_path / name).parent.mkdir(exist_ok=True)
             (tmp_path / name).write_text("mine")
@@ -145,13 +145,13 @@ def test_a_run_does_not_replace_what_it_did_not_write(tmp_path):
     with RunFolder(tmp_path) as folder:
         assert not folder.holds_run()
         with pytest.raises(UserError, match=r"last\.safetensors: exists and was not written by this run"):
-            run_of(folder, 1)
+            write_run(folder, 1)
     assert (tmp_path / "checkpoints" / "last.safetensors").read_text() == "mine"
 
 
 def test_a_run_of_an_early_version_has_no_list(tmp_path):
     with RunFolder(tmp_path) as folder:
-        run_of(folder, 2)
+        write_run(folder, 2)
     (tmp_path / "run.json").unlink()
     (tmp_path / "checkpoints" / "mine.safetensors").write_text("mine")
     with RunFolder(tmp_path) as folder:
@@ -182,7 +182,7 @@ def test_names_and_thinning(tmp_path):
         foreign = ["epoch-abc.safetensors", "epoch-0001x.safetensors", "epoch-.safetensors", "epoch-9999.safetensors"]
         for name in foreign:
             (folder.checkpoints / name).write_text("mine")
-        run_of(folder, 5, keep_last=2, best=3)
+        write_run(folder, 5, keep_last=2, best=3)
         for name in foreign:
             assert (folder.checkpoints / name).read_text() == "mine"
             (folder.checkpoints / name).unlink()
@@ -215,7 +215,7 @@ def test_it_works_without_hard_links(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "link", no_links)
     with RunFolder(tmp_path) as folder:
-        run_of(folder, 2, keep_last=1, best=1)
+        write_run(folder, 2, keep_last=1, best=1)
         assert steps(folder) == {"best": 10, "epoch-0002": 20, "last": 20}
 
 
@@ -226,7 +226,7 @@ def resumed(folder: RunFolder, path):
 
 def test_resuming_from_an_older_checkpoint_keeps_what_came_after_it(tmp_path):
     with RunFolder(tmp_path) as folder:
-        run_of(folder, 5, best=4)
+        write_run(folder, 5, best=4)
         kept = resumed(folder, folder.epoch(2))
         assert kept == tmp_path / "superseded-1"
         assert steps(folder) == {"best": 20, "epoch-0001": 10, "epoch-0002": 20, "last": 20}
@@ -247,7 +247,7 @@ def test_resuming_from_an_older_checkpoint_keeps_what_came_after_it(tmp_path):
 
 def test_a_best_that_was_thinned_out_is_not_made_up(tmp_path):
     with RunFolder(tmp_path) as folder:
-        run_of(folder, 5, keep_last=2, best=2)
+        write_run(folder, 5, keep_last=2, best=2)
         folder.best.unlink()
         resumed(folder, folder.last)
         assert steps(folder) == {"epoch-0004": 40, "epoch-0005": 50, "last": 50}
@@ -255,7 +255,7 @@ def test_a_best_that_was_thinned_out_is_not_made_up(tmp_path):
 
 def test_a_checkpoint_of_another_name_can_be_continued(tmp_path):
     with RunFolder(tmp_path) as folder:
-        run_of(folder, 3)
+        write_run(folder, 3)
         mine = folder.checkpoints / "mine.safetensors"
         folder.epoch(2).rename(mine)
         before = mine.read_bytes()
@@ -268,7 +268,7 @@ def test_a_checkpoint_of_another_name_can_be_continued(tmp_path):
 
 def test_a_damaged_later_checkpoint_is_put_aside(tmp_path):
     with RunFolder(tmp_path) as folder:
-        run_of(folder, 3)
+        write_run(folder, 3)
         for path in (folder.epoch(3), folder.last):
             path.unlink()
             path.write_bytes(b"\0" * 99)
@@ -398,7 +398,7 @@ def test_after_a_failed_write_nothing_is_written_until_its_error_is_seen(tmp_pat
 def test_best_is_mended_from_last(tmp_path):
     """A kill after `last` was written, before its links."""
     with RunFolder(tmp_path) as folder:
-        run_of(folder, 2, keep_last=9, best=1)
+        write_run(folder, 2, keep_last=9, best=1)
         checkpoint.save(folder.last, content(30, best=30))
         with CheckpointStore(folder, 9) as store:
             store.continue_from(folder.last, checkpoint.load(folder.last).trainer_state(folder.last))

@@ -123,7 +123,7 @@ def test_several_gpus_that_share_the_data_train_as_one_does(
         tensors = last(folder).tensors
         return {f"{group}/{key}": t for group in ("model", "optimizer") for key, t in tensors[group].items()}
 
-    one, straight = trained_from_file(1, "one"), trained_from_file(GPUS, "all")
+    one, whole = trained_from_file(1, "one"), trained_from_file(GPUS, "all")
     again, eager = trained_from_file(GPUS, "again"), trained_from_file(GPUS, "eager", "training.cuda_graph=false")
     trained_from_file(GPUS, "parts", "training.epochs=2")
     parts = trained_from_file(GPUS, "parts", "training.epochs=3")
@@ -131,9 +131,9 @@ def test_several_gpus_that_share_the_data_train_as_one_does(
     for size, epochs in ((GPUS, 1), (1, 2), (GPUS, 3)):
         chain = trained_from_file(size, "chain", f"training.epochs={epochs}")
     assert last(tmp_path / "one").state["batches"] == last(tmp_path / "all").state["batches"]
-    assert one.keys() == straight.keys()
+    assert one.keys() == whole.keys()
     rounds = "training.precision=mixed" in overrides or "qat: true" in overrides[0]
-    for name, tensor in straight.items():
+    for name, tensor in whole.items():
         for other in (again, eager, parts):
             assert torch.equal(tensor, other[name]), name
         if rounds and not name.startswith("model/"):

@@ -194,14 +194,14 @@ def test_four_processes_and_the_net_of_them_is_exported(tmp_path, data, recipe):
 @pytest.mark.slow
 def test_a_run_goes_on_with_another_number_of_processes(tmp_path, data):
     recipe = written(tmp_path / "mine.yaml", data, model=LAYERED)
-    straight, chain, two = tmp_path / "straight", tmp_path / "chain", tmp_path / "two"
-    nnue("train", "--config", recipe, "--run-dir", straight)
+    whole, chain, two = tmp_path / "whole", tmp_path / "chain", tmp_path / "two"
+    nnue("train", "--config", recipe, "--run-dir", whole)
     nnue("train", "--config", recipe, "--run-dir", chain, "training.epochs=1")
     said = several.train(2, tmp_path / "a", "--resume", chain, "training.epochs=2")
     assert "resumed at step 4 " in said
     said = several.train(3, tmp_path / "b", "--resume", chain, "training.epochs=3")
     assert "resumed at step 8 " in said
-    assert_same_training(straight, chain)
+    assert_same_training(whole, chain)
     # To the bit where the number stays.
     several.train(2, tmp_path / "c", "--config", recipe, "--run-dir", two)
     several.train(2, tmp_path / "d", "--config", recipe, "--run-dir", tmp_path / "parts", "training.epochs=2")
@@ -248,9 +248,9 @@ def test_a_signal_ends_all_after_the_same_step(tmp_path, recipe, ranks, number):
     assert "error" not in run.said()
     end = f"training.epochs={step // 4 + 2}"
     several.train(2, tmp_path / "b", "--resume", folder, end)
-    straight = tmp_path / "straight"
-    several.train(2, tmp_path / "c", "--config", recipe, "--run-dir", straight, end)
-    assert same_bits(folder, straight)
+    whole = tmp_path / "whole"
+    several.train(2, tmp_path / "c", "--config", recipe, "--run-dir", whole, end)
+    assert same_bits(folder, whole)
 
 
 def damaged(whole: bytes) -> bytes:
@@ -525,13 +525,13 @@ def test_processes_that_share_the_data_train_as_one_does(tmp_path, data, chunks,
 @pytest.mark.slow
 def test_a_run_that_shares_the_data_goes_on_with_another_number_of_processes(tmp_path, data, chunks):
     recipe = sharded(tmp_path / "mine.yaml", data, chunks, 4, model=LAYERED)
-    straight, chain, two = tmp_path / "straight", tmp_path / "chain", tmp_path / "two"
-    nnue("train", "--config", recipe, "--run-dir", straight)
+    whole, chain, two = tmp_path / "whole", tmp_path / "chain", tmp_path / "two"
+    nnue("train", "--config", recipe, "--run-dir", whole)
     several.train(2, tmp_path / "a", "--config", recipe, "--run-dir", chain, "training.epochs=1")
     nnue("train", "--resume", chain, "training.epochs=2")
     several.train(4, tmp_path / "b", "--resume", chain, "training.epochs=3")
-    assert_same_training(straight, chain)
-    assert last(straight).state["batches"] == last(chain).state["batches"]
+    assert_same_training(whole, chain)
+    assert last(whole).state["batches"] == last(chain).state["batches"]
     # To the bit where the number stays.
     several.train(2, tmp_path / "c", "--config", recipe, "--run-dir", two)
     several.train(2, tmp_path / "d", "--config", recipe, "--run-dir", tmp_path / "parts", "training.epochs=2")
