@@ -73,6 +73,8 @@ def windows(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, int]]:
         (os, "geteuid"),
         (os, "killpg"),
         (os, "fchmod"),
+        (os, "posix_fadvise"),
+        (os, "register_at_fork"),
     ):
         monkeypatch.delattr(module, name)
     return locked
@@ -126,6 +128,9 @@ def test_what_windows_lacks(tmp_path: Path, windows: object, monkeypatch: pytest
     assert system.stop_signals() == (signal.SIGINT, signal.SIGTERM, 21)
     with (tmp_path / "file").open("wb") as file:
         system.make_private(file.fileno())
+        system.start_writing(file.fileno())
+    system.around_fork(list, list, list)
+    assert system.function_of_c_library("madvise") is None
     assert (system.user_id(), system.peak_resident_set(), system.allow_open_files(1 << 30)) == (0, 0, None)
     with pytest.raises(UserError, match="games between engines need Linux or macOS"):
         system.events()

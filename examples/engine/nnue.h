@@ -1659,7 +1659,7 @@ class Network {
             if (skip.layer != Number) continue;
             if constexpr (kIsFloat) {
                 const double skipped = static_cast<double>(y[skip.plus]) -
-                                        (skip.minus < 0 ? 0.0 : static_cast<double>(y[std::max(skip.minus, 0)]));
+                                       (skip.minus < 0 ? 0.0 : static_cast<double>(y[std::max(skip.minus, 0)]));
                 state.real_skip += skipped * static_cast<double>(skip.multiply) / static_cast<double>(skip.divide);
             } else {
                 std::int64_t skipped = std::int64_t{y[skip.plus]} - (skip.minus < 0 ? 0 : y[std::max(skip.minus, 0)]);

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import os
 import subprocess
 import sys
 import threading
@@ -62,7 +61,7 @@ class _Watcher:
                     self._write(line)
                     return
                 self.close()
-            if sys.platform != "win32" and self._groups:
+            if system.HAS_GROUPS and self._groups:
                 self._process = subprocess.Popen(
                     [sys.executable, "-I", "-S", "-c", _WATCHER],
                     bufsize=0,
@@ -105,13 +104,9 @@ class _Watcher:
 
 _watcher = _Watcher()
 atexit.register(_watcher.close)
-if sys.platform != "win32":
-    # No fork while a watcher starts: the child would keep the pipe open, and the watcher would not see it end.
-    os.register_at_fork(
-        before=lambda: _watcher.lock.acquire(),
-        after_in_parent=lambda: _watcher.lock.release(),
-        after_in_child=_watcher.forget,
-    )
+# No fork while a watcher starts: the child would keep the pipe open, and the watcher would not see it end. Looked up at
+# each fork, since `forget` replaces the lock.
+system.around_fork(lambda: _watcher.lock.acquire(), lambda: _watcher.lock.release(), _watcher.forget)
 
 
 def start(

@@ -6,6 +6,7 @@ nothing has run there yet. `atomic.py` needs names relative to an open folder, w
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import select
@@ -14,8 +15,9 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from nnue_trainer.errors import UserError
 
@@ -107,6 +109,13 @@ def do_not_block(descriptor: int) -> None:
         os.set_blocking(descriptor, False)
 
 
+def start_writing(descriptor: int) -> None:
+    """Starts to put on disk what has been written to a file, so that a later sync has less to wait for; only on Linux.
+    OSError for a descriptor without a file."""
+    if sys.platform == "linux":
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+
+
 def user_id() -> int:
     """The owner of what this process creates, as in `os.stat_result.st_uid`, which is 0 on Windows."""
     if sys.platform == "win32":
@@ -125,6 +134,14 @@ def allow_open_files(needed: int) -> int | None:
             return hard
         resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
     return None
+
+
+# --- memory -----------------------------------------------------------------------------------------------------------
+
+
+def function_of_c_library(name: str) -> Any:
+    """A function of the C library; None if the library has none of this name, or on a system other than Linux."""
+    return getattr(ctypes.CDLL(None), name, None) if sys.platform == "linux" else None
 
 
 # --- processes --------------------------------------------------------------------------------------------------------
@@ -156,6 +173,16 @@ def kill_group(pid: int) -> None:
         os.kill(pid, signal.SIGTERM)  # is TerminateProcess there
     else:
         os.killpg(pid, signal.SIGKILL)
+
+
+HAS_GROUPS = sys.platform != "win32"
+"""Whether `kill_group` also ends the processes that a process has started."""
+
+
+def around_fork(before: Callable[[], object], in_parent: Callable[[], object], in_child: Callable[[], object]) -> None:
+    """Functions that run around each fork of this process; Windows has no fork."""
+    if sys.platform != "win32":
+        os.register_at_fork(before=before, after_in_parent=in_parent, after_in_child=in_child)
 
 
 def stop_signals() -> tuple[int, ...]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +20,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from nnue_trainer import schema
+from nnue_trainer.base import system
 from nnue_trainer.errors import UserError, shown
 from nnue_trainer.files.atomic import replacing
 from nnue_trainer.schema import section
@@ -176,14 +176,8 @@ def _write_tensors(file: BinaryIO, tensors: Mapping[str, Tensor], metadata: Mapp
             data = tensor.contiguous().view(-1).view(torch.uint8).numpy().data
             for begin in range(0, len(data), _PIECE):
                 file.write(data[begin : begin + _PIECE])
-                _start_writing(file)
-
-
-def _start_writing(file: BinaryIO) -> None:
-    """Starts to put on disk what `file` has so far, so that the sync at the end has less to wait for."""
-    if sys.platform == "linux":
-        with contextlib.suppress(OSError, ValueError):  # a file in memory has no descriptor
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+                with contextlib.suppress(OSError, ValueError):  # a file in memory has no descriptor
+                    system.start_writing(file.fileno())
 
 
 def of_run(folder: Path) -> Path:

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import ctypes
-import sys
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from nnue_trainer.base import system
+
 _HUGE_PAGE = 1 << 21
 _FUTURE_PAGES, _EXISTING_PAGES = 14, 25  # MADV_HUGEPAGE and MADV_COLLAPSE of sys/mman.h
-
-
-def _from_c_library(name: str) -> Any:
-    """A function of the C library; None if the library has none of this name, or on a system other than Linux."""
-    return getattr(ctypes.CDLL(None), name, None) if sys.platform == "linux" else None
 
 
 def keep_freed_memory() -> None:
@@ -24,7 +20,7 @@ def keep_freed_memory() -> None:
     system, so every step would fault in the pages of its gradients again: for an SFNNv5 net these are 100 MB, and the
     faults took 40 % of the CPU time of a step. Has no effect with another C library."""
     m_trim_threshold, m_mmap_max = -1, -4  # constants of malloc.h
-    mallopt = _from_c_library("mallopt")
+    mallopt = system.function_of_c_library("mallopt")
     if mallopt is not None:
         mallopt(m_mmap_max, 0)
         mallopt(m_trim_threshold, 2**31 - 1)
@@ -40,7 +36,7 @@ def move_to_huge_pages(tensors: Iterable[Tensor]) -> None:
 
 
 def _advise(tensor: Tensor, *advices: int) -> None:
-    madvise = _from_c_library("madvise")
+    madvise = system.function_of_c_library("madvise")
     begin = -(-tensor.data_ptr() // _HUGE_PAGE) * _HUGE_PAGE
     end = (tensor.data_ptr() + tensor.nbytes) // _HUGE_PAGE * _HUGE_PAGE
     if madvise is not None and begin < end:

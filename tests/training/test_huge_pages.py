@@ -8,6 +8,7 @@ import sys
 import pytest
 import torch
 
+from nnue_trainer.base import system
 from nnue_trainer.training import memory
 
 
@@ -29,7 +30,7 @@ def test_only_whole_pages_inside_the_tensor_are_asked_for(monkeypatch: pytest.Mo
     def madvise(address: ctypes.c_void_p, length: ctypes.c_size_t, advice: int) -> None:
         asked.append((int(address.value or 0), int(length.value)))
 
-    monkeypatch.setattr(memory, "_from_c_library", lambda name: madvise)
+    monkeypatch.setattr(system, "function_of_c_library", lambda name: madvise)
     tensor = torch.zeros(3 << 20)
     memory.move_to_huge_pages([tensor, torch.zeros(5)])
     assert asked
@@ -40,6 +41,6 @@ def test_only_whole_pages_inside_the_tensor_are_asked_for(monkeypatch: pytest.Mo
 
 
 def test_without_the_function_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "_from_c_library", lambda name: None)
+    monkeypatch.setattr(system, "function_of_c_library", lambda name: None)
     memory.move_to_huge_pages([torch.zeros(1 << 20)])
     memory.keep_freed_memory()
