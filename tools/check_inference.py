@@ -21,7 +21,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "engine"))
 
-from engine_nets import EXTENDING, IN_HEADERS, NETS, SEES_THROUGH
+from engine_nets import IN_HEADERS, INCLUDES, NETS, SEES_THROUGH
 from inference_support import built, exported, positions, program_scores, scores
 
 from nnue_trainer import config, presets
@@ -70,7 +70,7 @@ def check(net: str, options: argparse.Namespace, folder: Path) -> bool:
         if (lacking := missing(compiler, emulator, needed)) is not None:
             print(f"{net}, {name}: left out, as this machine lacks {lacking}")
             continue
-        flags = f"{flags} -I{EXTENDING}"
+        flags = f"{flags} {INCLUDES}"
         program = built("eval", file, flags, compiler)
         begin = time.perf_counter()
         found = program_scores(program, file, fens, emulator)

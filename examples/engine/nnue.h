@@ -145,6 +145,19 @@ struct Counter {
     int codes, most;
 };
 
+// The state of a perspective, which the kCounters[] of a set count in mixed radix; kStates is the number of states.
+template <class Set, class Position>
+int state_of(const Position& board, int perspective) {
+    int state = 0;
+    if constexpr (Set::kStates > 1) {
+        for (const Counter& counter : Set::kCounters) {
+            const int count = board.count_of(static_cast<unsigned>(counter.codes), perspective);
+            state = state * (counter.most + 1) + std::min(count, counter.most);
+        }
+    }
+    return state;
+}
+
 // Kings has the whole definition: kPlanes, kInterleaved, kEnemyFirst, kMirror (0 none, 1 to files a–d, 2 to files e–h),
 // kTurn (what Black's squares are xored with: 56 turns the ranks, 63 the board), kUnused (features in front of the
 // planes of a bucket), kBuckets, kOfSquare[64], kStates, and with more than one state kCounters[].
@@ -172,14 +185,7 @@ struct PieceSquares {
     // The first feature of the bucket that the row of a perspective lies in: by king and by state.
     template <class Position>
     static int bucket_offset(const Position& board, int perspective) {
-        int state = 0;
-        if constexpr (Kings::kStates > 1) {
-            for (const Counter& counter : Kings::kCounters) {
-                const int count = board.count_of(static_cast<unsigned>(counter.codes), perspective);
-                state = state * (counter.most + 1) + std::min(count, counter.most);
-            }
-        }
-        return offset(perspective, board.king[perspective]) + kPerBucket * state;
+        return offset(perspective, board.king[perspective]) + kPerBucket * state_of<Kings>(board, perspective);
     }
     // −1 where the piece has no feature. `first` is bucket_offset of the board.
     static int index(int code, int square, int perspective, int king, int first) {
@@ -374,8 +380,8 @@ struct Threats : MirroredKeys {
     }
 };
 
-// A set whose features are a table: kIndex[own king][code][square], as the perspective sees them, −1 for none;
-// kFeatures.
+// A set whose features are a table: kIndex[own king][code][square] + kOffset[own king][state], as the perspective sees
+// them; an index of −1 is none. kFeatures, kStates, and with more than one state kCounters[].
 template <class Table>
 struct Tabled : OneKey {
     static constexpr int kFeatures = Table::kFeatures, kMaxActive = 32;
@@ -383,10 +389,11 @@ struct Tabled : OneKey {
     template <class Add>
     static void list(const Board& board, int perspective, Add add) {
         const int turned = perspective ? 56 : 0, king = board.king[perspective] ^ turned;
+        const int offset = Table::kOffset[king][state_of<Table>(board, perspective)];
         for (int square = 0; square < 64; ++square) {
             if (board.piece[square] == Board::kEmpty) continue;
-            const int feature = Table::kIndex[king][board.piece[square] ^ perspective][square ^ turned];
-            if (feature >= 0) add(feature);
+            const int index = Table::kIndex[king][board.piece[square] ^ perspective][square ^ turned];
+            if (index >= 0) add(offset + index);
         }
     }
 };

@@ -34,8 +34,9 @@ pub enum Set {
     /// an attacker has, and the block of each victim of an attacker, -1 for none
     Threats { slots: [usize; 12], blocks: [[i32; 12]; 12], pushes: bool, merged: bool },
     PawnPairs,
-    /// by square of the own king, code and square, as the perspective sees them; -1 for none
-    Table(&'static [[[i32; 64]; 12]; 64]),
+    /// the sum of `index`, by square of the own king, code and square, as the perspective sees them (-1: no feature),
+    /// and of `offsets`, states · square of the own king + state; counters as in `PieceSquares`
+    Table { index: &'static [[[i32; 64]; 12]; 64], counters: &'static [(u32, usize)], offsets: &'static [i32] },
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -458,7 +459,7 @@ impl Network {
             Set::PieceSquares { .. } => pieces(set, board, perspective, 0..64, found),
             Set::Threats { .. } => self.tables.list(set, board, perspective, found),
             Set::PawnPairs => pawn_pairs(board, perspective, found),
-            Set::Table(table) => tabled(table, board, perspective, found),
+            Set::Table { index, counters, offsets } => tabled(index, counters, offsets, board, perspective, found),
         }
     }
 }
@@ -520,14 +521,18 @@ fn key(set: &Set, board: &Board, perspective: usize) -> (usize, usize) {
     }
 }
 
-fn bucket_offset(set: &Set, board: &Board, perspective: usize) -> usize {
-    let Set::PieceSquares { planes, unused, turn, mirror, states, counters, of_square, .. } = set else { return 0 };
-    let king = king_of(board, perspective);
+fn state_of(counters: &[(u32, usize)], board: &Board, perspective: usize) -> usize {
     let mut state = 0;
-    for &(codes, most) in counters.iter() {
+    for &(codes, most) in counters {
         let counts = |&&code: &&u8| code != EMPTY && codes >> (code as usize ^ perspective) & 1 == 1;
         state = state * (most + 1) + board.iter().filter(counts).count().min(most);
     }
+    state
+}
+
+fn bucket_offset(set: &Set, board: &Board, perspective: usize) -> usize {
+    let Set::PieceSquares { planes, unused, turn, mirror, states, counters, of_square, .. } = set else { return 0 };
+    let (king, state) = (king_of(board, perspective), state_of(counters, board, perspective));
     (64 * planes + unused) * (states * of_square[king ^ orientation(*turn, *mirror, perspective, king)] + state)
 }
 
@@ -562,13 +567,21 @@ fn pawn_pairs(board: &Board, perspective: usize, found: &mut Vec<usize>) {
     }
 }
 
-fn tabled(table: &[[[i32; 64]; 12]; 64], board: &Board, perspective: usize, found: &mut Vec<usize>) {
+fn tabled(
+    index: &[[[i32; 64]; 12]; 64],
+    counters: &[(u32, usize)],
+    offsets: &[i32],
+    board: &Board,
+    perspective: usize,
+    found: &mut Vec<usize>,
+) {
     let turned = if perspective == 1 { 56 } else { 0 };
-    let of_king = &table[king_of(board, perspective) ^ turned];
+    let king = king_of(board, perspective) ^ turned;
+    let offset = offsets[offsets.len() / 64 * king + state_of(counters, board, perspective)];
     for square in (0..64).filter(|&square| board[square] != EMPTY) {
-        let feature = of_king[board[square] as usize ^ perspective][square ^ turned];
+        let feature = index[king][board[square] as usize ^ perspective][square ^ turned];
         if feature >= 0 {
-            found.push(feature as usize);
+            found.push((offset + feature) as usize);
         }
     }
 }

@@ -5,7 +5,6 @@ This works for every feature set, including those from outside, since it needs n
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,8 +13,8 @@ import torch
 
 from nnue_trainer import data
 from nnue_trainer.base.arrays import Floats
-from nnue_trainer.data.feature_match import piece_square_table, settings_of
 from nnue_trainer.data.features import FeaturePart, outside_set
+from nnue_trainer.data.probe import Counters, buckets_of_states, counters_of
 from nnue_trainer.errors import UserError
 
 SQUARES = 64
@@ -124,10 +123,13 @@ def king_buckets(part: FeaturePart, num_states: int) -> npt.NDArray[np.int64]:
 def state_names(part: FeaturePart) -> list[str]:
     """The meaning of each state of a king bucket, such as "enemy queens 0" and "enemy queens 1+"; [""] if there is
     only one. The states of a set from outside are found by expanding positions."""
-    if outside_set(part.name) is not None:
-        return _states_seen(part)
+    return _names(part.states) if outside_set(part.name) is None else _states_seen(part)
+
+
+def _names(counters: Counters) -> list[str]:
+    """The meaning of each state of the counters."""
     names = [""]
-    for pieces, most in part.states:
+    for pieces, most in counters:
         counted = " and ".join(f"{name}s" for code, name in enumerate(_BY_CODE) if pieces >> code & 1)
         digits = [f"{counted} {count}{'+' * (count == most)}" for count in range(most + 1)]
         names = [", ".join(filter(None, (name, digit))) for name in names for digit in digits]
@@ -135,22 +137,16 @@ def state_names(part: FeaturePart) -> list[str]:
 
 
 def _states_seen(part: FeaturePart) -> list[str]:
-    """A state for each bucket of a king bucket, if the buckets of a king follow one another: pieces that the board has
-    in this state. [""] if buckets depend on the king only, or in another way."""
-    settings = tuple(settings_of(part))
-    table = piece_square_table(part.name, settings)
-    if table is None:
+    """A name for each bucket of a king bucket, if the buckets of a king follow one another: the counts of pieces that
+    lead to it. [""] if buckets depend on the king only, or in another way."""
+    counters = counters_of(part.name)
+    if not counters:
         return [""]
-    seen = table.buckets[:, :, :, _BY_CODE.index("own king")]
-    total = part.num_features // part.bucket_size
+    seen, total = buckets_of_states(part, counters, 0), part.num_features // part.bucket_size
     for count in (count for count in range(2, total + 1) if total % count == 0):
         kings, states = seen // count, seen % count
-        if (kings == kings[:, :, :1]).all() and (states == states[:1, :1]).all() and states.any():
-            shown = dict(zip(reversed(states[0, 0].tolist()), reversed(settings), strict=True))
-            return [_pieces(shown[state]) if state in shown else "no position found" for state in range(count)]
+        if (kings == kings[:, :1]).all() and (states == states[:1]).all() and states.any():
+            named = list(zip(states[0].tolist(), _names(counters), strict=True))
+            meanings = (" or ".join(name for state, name in named if state == number) for number in range(count))
+            return [meaning or "no position found" for meaning in meanings]
     return [""]
-
-
-def _pieces(setting: tuple[int, ...]) -> str:
-    counts = Counter(_BY_CODE[code] for code in setting)
-    return "with " + (", ".join(f"{count} {name}{'s' * (count > 1)}" for name, count in counts.items()) or "neither")

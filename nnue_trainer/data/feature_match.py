@@ -9,22 +9,34 @@ of Full_Threats are compared by the names of their features. Any other part is n
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import combinations_with_replacement, product
 
 import numpy as np
-import numpy.typing as npt
 
-from nnue_trainer.data.features import BASIC_FEATURE_SETS, FeaturePart, expand, feature_set
-from nnue_trainer.data.fields import pack
+from nnue_trainer.data.features import FeaturePart, feature_set, outside_set
+from nnue_trainer.data.probe import (
+    ENEMY_KING,
+    NONE,
+    OWN_KING,
+    PIECES,
+    SQUARES,
+    Counters,
+    Setting,
+    buckets_of_settings,
+    counters_of,
+    far_kings,
+    random_boards,
+    rows_of_boards,
+    settings_of_states,
+)
 
-SQUARES = 64
 _PIECES = "PpNnBbRrQqKk"  # by code: 2 · type + (0 own, 1 enemy)
 _QUEENS = (8, 9)
-_OWN_KING, _ENEMY_KING = 10, 11
-NONE = -1
+_MOST_SETTINGS = 300
 
 
 @dataclass(frozen=True)
@@ -150,9 +162,6 @@ def _match_tables(part: FeaturePart, other: FeaturePart, table: np.ndarray, othe
 
 # ---- piece-square parts ----------------------------------------------------------------------------------------------
 
-Setting = tuple[int, ...]
-"""Pieces, 2 · type + (0 own, 1 enemy), on the board besides the kings and the piece of the feature."""
-
 
 @dataclass(frozen=True)
 class PieceSquareTable:
@@ -174,14 +183,22 @@ class PieceSquareTable:
 
 
 def settings_of(part: FeaturePart) -> list[Setting]:
-    """Settings in which the part is in each of its states; of a set from outside, some in which it may be."""
-    sums = [(pieces, most) for pieces, most in part.states]
-    if not sums and part.name.partition("(")[0] in (*BASIC_FEATURE_SETS, "PieceSquare"):
-        return [()]
-    codes = [code for code in range(_OWN_KING) if any(pieces >> code & 1 for pieces, _ in sums)] or list(_QUEENS)
-    most = sum(most for _, most in sums) or 3
-    found = [setting for size in range(most + 1) for setting in combinations_with_replacement(codes, size)]
-    return found if sums else found + [(code,) for code in range(_OWN_KING) if code not in _QUEENS]
+    """Settings in which the part is in each of its states; of a set from outside whose buckets depend on more than
+    counts of pieces, some in which it may be."""
+    counters: Counters | None = part.states
+    if outside_set(part.name) is not None:
+        counters = counters_of(part.name) if part.bucket_size else ()
+    if counters is None:
+        return _settings(_QUEENS, 3) + [(code,) for code in PIECES if code not in _QUEENS]
+    codes = [code for code in PIECES if any(pieces >> code & 1 for pieces, _ in counters)]
+    most = sum(most for _, most in counters)
+    few = math.comb(len(codes) + most, most) <= _MOST_SETTINGS
+    return _settings(codes, most) if few else settings_of_states(counters)
+
+
+def _settings(codes: Sequence[int], most: int) -> list[Setting]:
+    """All numbers of these pieces, together at most `most`."""
+    return [setting for size in range(most + 1) for setting in combinations_with_replacement(codes, size)]
 
 
 @cache
@@ -195,12 +212,12 @@ def piece_square_table(name: str, settings: tuple[Setting, ...] = ((),)) -> Piec
     place = {pair: number for number, pair in enumerate(bare)}
     probes = [
         (king, others[king][0] if others[king][0] != square else others[king][1], code, square)
-        for king, code, square in product(range(SQUARES), range(_OWN_KING), range(SQUARES))
+        for king, code, square in product(range(SQUARES), PIECES, range(SQUARES))
         if king != square and not (code < 2 and square // 8 in (0, 7))
     ]
     kings, _, codes, squares = np.array(probes).T
-    pieces = [[(king, _OWN_KING), (enemy, _ENEMY_KING)] for king, enemy in bare]
-    pieces += [[(king, _OWN_KING), (enemy, _ENEMY_KING), (at, code)] for king, enemy, code, at in probes]
+    pieces = [[(king, OWN_KING), (enemy, ENEMY_KING)] for king, enemy in bare]
+    pieces += [[(king, OWN_KING), (enemy, ENEMY_KING), (at, code)] for king, enemy, code, at in probes]
     base = np.array([place[king, enemy] for king, enemy, _, _ in probes])
     places = np.full((2, SQUARES, len(_PIECES), SQUARES), NONE, np.int64)
     buckets = np.zeros((2, SQUARES, len(settings), len(_PIECES)), np.int64)
@@ -218,43 +235,14 @@ def piece_square_table(name: str, settings: tuple[Setting, ...] = ((),)) -> Piec
             own = set.intersection(*found.values())
             if len(own) > 1:
                 return None
-            places[perspective, king, _OWN_KING, king] = next(iter(own), NONE)
+            places[perspective, king, OWN_KING, king] = next(iter(own), NONE)
             for enemy, features in found.items():
-                places[perspective, king, _ENEMY_KING, enemy] = next(iter(features - own), NONE)
-        buckets[perspective] = _buckets(part, settings, perspective)
+                places[perspective, king, ENEMY_KING, enemy] = next(iter(features - own), NONE)
+        each = [(*setting, *[code] * (code in PIECES)) for setting in settings for code in range(len(_PIECES))]
+        found_buckets = buckets_of_settings(part, each, perspective).reshape(buckets.shape[1:])
+        buckets[perspective] = np.maximum(found_buckets, 0)  # whatever the bucket of a row without features
     table = PieceSquareTable(buckets, places, part.bucket_size)
     return table if _holds(part, table) else None
-
-
-def rows_of_boards(
-    part: FeaturePart,
-    pieces: Sequence[Sequence[tuple[int, int]]],
-    perspective: int,
-    black_to_move: npt.NDArray[np.bool_] | None = None,
-    **numbers: npt.ArrayLike,
-) -> np.ndarray:
-    """Index rows int64 [B, K] of a perspective, for boards of (square, piece) as it sees them. White is to move unless
-    `black_to_move` bool [B] is given; `numbers` are those of `fields.pack` besides scores and results."""
-    boards = np.zeros((len(pieces), SQUARES), np.uint8)
-    for board, listed in zip(boards, pieces, strict=True):
-        for square, code in listed:
-            board[square ^ 56 if perspective else square] = 1 + (code ^ perspective)
-    black = np.zeros(len(boards), bool) if black_to_move is None else black_to_move
-    batch = expand(pack(boards, black, **{"scores": 0, "results": 0} | numbers), part.name)
-    rows: np.ndarray = (batch.black if perspective else batch.white).numpy().astype(np.int64)
-    return rows
-
-
-def _buckets(part: FeaturePart, settings: Sequence[Setting], perspective: int) -> np.ndarray:
-    """The bucket of each row: int64 [64, settings, 12]. Rows without features are in bucket 0."""
-    pieces = []
-    for king, setting, code in product(range(SQUARES), settings, range(len(_PIECES))):
-        enemy = far_kings(king)[0]
-        free = (square for square in range(8, 56) if square not in (king, enemy))
-        listed = (*setting, code) if code < _OWN_KING else setting
-        pieces.append([(king, _OWN_KING), (enemy, _ENEMY_KING), *zip(free, listed, strict=False)])
-    rows = rows_of_boards(part, pieces, perspective)
-    return np.where(rows[:, 0] >= 0, rows[:, 0] // part.bucket_size, 0).reshape(SQUARES, len(settings), len(_PIECES))
 
 
 def _holds(part: FeaturePart, table: PieceSquareTable, positions: int = 1000) -> bool:
@@ -272,31 +260,6 @@ def _holds(part: FeaturePart, table: PieceSquareTable, positions: int = 1000) ->
             if any(bucket not in table.buckets[perspective, own, :, expected[at]] for at, bucket in bucket_of.items()):
                 return False
     return True
-
-
-def random_boards(positions: int) -> list[list[tuple[int, int]]]:
-    """Boards of (square, piece) with 2 to 32 pieces; the own king comes first, then the enemy's."""
-    random = np.random.default_rng(7)
-    pieces = []
-    for number in range(positions):
-        count = 2 + number % 29
-        king, enemy = int(random.integers(SQUARES)), int(random.integers(32))
-        kings = [king, far_kings(king)[enemy]]
-        squares = (
-            kings + [square for square in random.permutation(SQUARES).tolist() if square not in kings][: count - 2]
-        )
-        codes = [_OWN_KING, _ENEMY_KING, *random.integers(2, _OWN_KING, count - 2).tolist()]
-        free = [square for square in random.permutation(np.arange(8, 56)).tolist() if square not in squares]
-        pawns = [(square, int(random.integers(2))) for square in free[: min(6, 32 - count)]]
-        pieces.append([*zip(squares, codes, strict=True), *pawns])
-    return pieces
-
-
-@cache
-def far_kings(king: int) -> list[int]:
-    """Squares of an enemy king that is not next to this one, far ones first."""
-    distance = [max(abs(king % 8 - at % 8), abs(king // 8 - at // 8)) for at in range(SQUARES)]
-    return sorted((at for at in range(SQUARES) if distance[at] > 1), key=lambda at: -distance[at])
 
 
 # ---- versions of Full_Threats ----------------------------------------------------------------------------------------

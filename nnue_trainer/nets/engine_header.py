@@ -8,11 +8,8 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
 from nnue_trainer.data.feature_sets.header import HeaderFeatures
-from nnue_trainer.data.feature_table import feature_table
+from nnue_trainer.data.feature_table import FeatureTable, feature_table
 from nnue_trainer.data.features import FeaturePart, outside_set
 from nnue_trainer.data.features import feature_set as find_feature_set
 from nnue_trainer.data.piece_weights import piece_part
@@ -274,7 +271,6 @@ def _set_in_cpp(part: FeaturePart, name_of_struct: str) -> _SetInCpp | None:
     known = piece_squares(part)
     if known is None:
         return None
-    counters = ", ".join(f"{{{pieces}, {most}}}" for pieces, most in part.states)
     order, kings = known.order, known.kings
     title = re.sub(",kings=[0-9.]+", "", name)
     lines = [
@@ -283,7 +279,7 @@ def _set_in_cpp(part: FeaturePart, name_of_struct: str) -> _SetInCpp | None:
         f"    static constexpr int kPlanes = {known.planes}, kMirror = {MIRRORS.index(known.mirror)};",
         f"    static constexpr int kTurn = {known.turn}, kUnused = {known.unused};",
         f"    static constexpr int kBuckets = {max(kings) + 1}, kStates = {part.num_states};",
-        *([f"    static constexpr {_LIBRARY}::Counter kCounters[] = {{{counters}}};"] if counters else []),
+        *_counters_in_cpp(part.states),
         f"    static constexpr bool kInterleaved = {str('interleaved' in order).lower()};",
         f"    static constexpr bool kEnemyFirst = {str('enemy-first' in order).lower()};",
         "    static constexpr int kOfSquare[64] = {",
@@ -295,37 +291,49 @@ def _set_in_cpp(part: FeaturePart, name_of_struct: str) -> _SetInCpp | None:
     return _SetInCpp(f"{_LIBRARY}::PieceSquares<{name_of_struct}>", lines)
 
 
-def table_of(part: FeaturePart, program: str) -> npt.NDArray[np.int64]:
-    """The features of a set from outside as a table (`feature_table`). UserError if it is none; `program` is that of
-    examples/engine which needs it."""
+def table_of(part: FeaturePart, program: str) -> FeatureTable:
+    """The features of a set from outside as a table. UserError if it is none; `program` is that of examples/engine
+    which needs it."""
     table = feature_table(part.name)
     if table is None:
         is_header = isinstance(outside_set(part.name), HeaderFeatures)
         remedy = "export it for nnue.h" if is_header else "write it as a C++ header (docs/own-features.md)"
         raise UserError(
-            f"feature set {quoted(part.name)}: found features that depend on more than a piece, its square and the own "
-            f"king, but {program} reads the set from a table of these three; {remedy}"
+            f"feature set {quoted(part.name)}: found features that depend on more than a piece, its square, the own "
+            f"king and counts of pieces, but {program} reads the set from a table of these; {remedy}"
         )
     return table
 
 
 def _table_in_cpp(part: FeaturePart, name_of_struct: str) -> Sequence[str]:
     """The struct for `Tabled` of examples/engine/nnue.h."""
+    table = table_of(part, "nnue.h")
     number = "std::int16_t" if part.num_features <= INT16_MAX else "std::int32_t"
+    states = table.offsets.shape[1]
     rows = [
         f"        {{{', '.join('{' + ', '.join(map(str, squares)) + '}' for squares in pieces)}}},"
-        for pieces in table_of(part, "nnue.h").tolist()
+        for pieces in table.index.tolist()
     ]
     return [
         f"// {part.name}: the feature by square of the own king, piece and square, as the perspective sees them",
         f"struct {name_of_struct} {{",
-        f"    static constexpr int kFeatures = {part.num_features};",
+        f"    static constexpr int kFeatures = {part.num_features}, kStates = {states};",
+        *_counters_in_cpp(table.counters),
         f"    static constexpr {number} kIndex[64][12][64] = {{",
         *rows,
+        "    };",
+        "    // What is added by square of the own king and state.",
+        f"    static constexpr {number} kOffset[64][{states}] = {{",
+        *[f"        {{{', '.join(map(str, row))}}}," for row in table.offsets.tolist()],
         "    };",
         "};",
         "",
     ]
+
+
+def _counters_in_cpp(counters: Sequence[tuple[int, int]]) -> list[str]:
+    listed = ", ".join(f"{{{pieces}, {most}}}" for pieces, most in counters)
+    return [f"    static constexpr {_LIBRARY}::Counter kCounters[] = {{{listed}}};"] if counters else []
 
 
 def _declared(name: str) -> PieceSquares:

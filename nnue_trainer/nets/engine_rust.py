@@ -171,6 +171,10 @@ def _buckets(forward: IntegerForward) -> tuple[str, Sequence[int]]:
     return "Pieces", forward.stacks[::MATERIALS]
 
 
+def _counters(counters: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    return [(pieces, most) for pieces, most in counters]
+
+
 def _set(part: FeaturePart) -> str | None:
     if part.name in _THREATS:
         slots, blocks = _THREATS[part.name]
@@ -179,14 +183,18 @@ def _set(part: FeaturePart) -> str | None:
     if part.name == "PP_3Wide":
         return "Set::PawnPairs"
     if outside_set(part.name) is not None:
-        return f"Set::Table(&{table_of(part, 'nnue.rs').tolist()})"
+        table = table_of(part, "nnue.rs")
+        return (
+            f"Set::Table {{ index: &{table.index.tolist()}, counters: &{_counters(table.counters)}, "
+            f"offsets: &{table.offsets.reshape(-1).tolist()} }}"
+        )
     known = piece_squares(part)
     if known is None:
         return None
-    order, counters = known.order, [tuple(one) for one in part.states]
+    order = known.order
     return (
         f"Set::PieceSquares {{ planes: {known.planes}, unused: {known.unused}, turn: {known.turn}, "
         f"mirror: {MIRRORS.index(known.mirror)}, "
         f"interleaved: {_word('interleaved' in order)}, enemy_first: {_word('enemy-first' in order)}, "
-        f"states: {part.num_states}, counters: &{counters}, of_square: {known.kings} }}"
+        f"states: {part.num_states}, counters: &{_counters(part.states)}, of_square: {known.kings} }}"
     )

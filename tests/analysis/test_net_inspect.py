@@ -140,6 +140,18 @@ class ByQueens(Features):
 
 
 @section
+class ByMinors(Features):
+    num_features = 3 * 768
+    max_active = 32
+    bucket_size = 768
+
+    def indices(self, view: View):
+        bucket = 2 - np.minimum(((view.piece == 2) | (view.piece == 4)).sum(axis=1), 2)
+        plane = view.piece // 2 + 6 * (view.piece % 2)
+        return left_packed(np.where(view.present, 768 * bucket[:, None] + 64 * plane + view.square, -1))
+
+
+@section
 class ByKings(Features):
     num_features = 4 * 768
     max_active = 32
@@ -178,8 +190,14 @@ INTERLEAVED = [f"{side} {piece}" for piece in PLAIN for side in ("own", "enemy")
     [
         (
             "sets.py:ByQueens",
-            ["with neither", "with 1 enemy queen", "with 2 enemy queens"],
+            ["enemy queens 0", "enemy queens 1", "enemy queens 2+"],
             lambda square: square // 32,
+            GROUPED,
+        ),
+        (
+            "sets.py:ByMinors",
+            ["own knights and own bishops 2+", "own knights and own bishops 1", "own knights and own bishops 0"],
+            lambda square: 0 * square,
             GROUPED,
         ),
         ("sets.py:ByKings", [""], lambda square: square // 16, GROUPED),
@@ -191,13 +209,13 @@ INTERLEAVED = [f"{side} {piece}" for piece in PLAIN for side in ("own", "enemy")
         ),
         pytest.param(
             "sets.h:ByRooks",
-            ["with neither", "with 1 own rook"],
+            ["own rooks 0", "own rooks 1+"],
             lambda square: square % 8 // 4,
             INTERLEAVED,
             marks=pytest.mark.compiler,
         ),
     ],
-    ids=["Python", "Python, kings only", "declared", "header"],
+    ids=["Python", "Python, two kinds", "Python, kings only", "declared", "header"],
 )
 def test_labels_of_sets_with_states(name, states, bucket_of, planes, tmp_path):
     """What the page calls planes, king buckets and states of sets from outside and declared ones."""
@@ -211,6 +229,8 @@ def test_labels_of_sets_with_states(name, states, bucket_of, planes, tmp_path):
     assert found.king_buckets.tolist() == [bucket_of(square) for square in range(64)]
     # A knight on d4 of the perspective whose king is on g6, in each state.
     boards = {0: "8/8/6K1/8/3N4/8/8/k7"}
+    if "ByMinors" in name:
+        boards = {1: boards[0], 0: "8/8/6K1/8/3N4/B7/8/k7"}
     if "ByQueens" in name:
         boards |= {1: "8/8/6K1/8/3N4/q7/8/k7", 2: "8/8/6K1/8/3N4/qqq5/8/k7"}
     elif "ByRooks" in name:

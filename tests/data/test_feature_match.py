@@ -9,6 +9,7 @@ from nnue_trainer.data import RecordLoader, expand, feature_set, piece_square_se
 from nnue_trainer.data.feature_match import match_features, piece_square_table, threat_names
 from nnue_trainer.registry import load_plugin
 
+OF_PHASES = "queen_buckets.py:Phases"
 OUTSIDE = "queen_buckets.py:QueenBuckets"
 KINGS = [0, 1, 2, 2] + [3] * 12 + [4] * 16
 
@@ -54,15 +55,23 @@ class RookBuckets(Features):
     def indices(self, view):
         bucket = (view.present & (view.piece == 6)).sum(1) >= 2
         return np.where(view.present, 768 * bucket[:, None] + 64 * view.piece + view.square, -1)
+
+@section
+class Phases(Features):
+    num_features, max_active, bucket_size, num_virtual = 3072, 32, 768, 768
+
+    def indices(self, view):
+        bucket = 3 - np.minimum((view.present & (view.piece // 2 == 4)).sum(1), 3)
+        return np.where(view.present, 768 * bucket[:, None] + 64 * view.piece + view.square, -1)
 """
     )
     load_plugin(str(path))
 
 
-@pytest.mark.parametrize("buckets", ["PawnBuckets", "RookBuckets"])
-def test_buckets_by_what_no_probe_shows_are_not_matched(buckets: str) -> None:
-    """A pawn on d5 or a second rook decides: no piece-square set of any other net has that."""
-    for name, other in [("HalfKAv2_hm", f"queen_buckets.py:{buckets}"), (f"queen_buckets.py:{buckets}", "HalfKAv2_hm")]:
+def test_buckets_by_what_no_count_shows_are_not_matched() -> None:
+    """A pawn on d5 decides: no piece-square set of any other net has that."""
+    outside = "queen_buckets.py:PawnBuckets"
+    for name, other in [("HalfKAv2_hm", outside), (outside, "HalfKAv2_hm")]:
         match = match_features(name, other)
         assert (match.source == -1).all()
         assert match.notes == (f"{name}: new", f"{other}: left out")
@@ -103,6 +112,8 @@ def rows(records: np.ndarray, name: str) -> list[list[int]]:
         (piece_square_set(states=["oR:1", "eR:1"]), piece_square_set(states=["eR:1"])),
         (OUTSIDE, "K32Q2"),
         ("K32Q2", OUTSIDE),
+        (piece_square_set(order="interleaved", states=["oR:2"]), "queen_buckets.py:RookBuckets"),
+        (OF_PHASES, piece_square_set(order="interleaved", states=["oQeQ:3"])),
     ],
 )
 def test_positions_have_the_very_features_that_they_had(name: str, other: str, records: np.ndarray) -> None:

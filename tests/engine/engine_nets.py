@@ -3,7 +3,10 @@
 from pathlib import Path
 from typing import Any
 
-EXTENDING = Path(__file__).parents[2] / "examples" / "extending"
+HERE = Path(__file__).parent
+EXTENDING = HERE.parents[1] / "examples" / "extending"
+INCLUDES = f"-I{EXTENDING} -I{HERE}"
+"""of the sets in headers"""
 MY_NET = EXTENDING / "my_net.py"
 KINGS = [0, 1, 2, 2] + [1] * 4 + [2] * 24
 BYTES = {"first": {"product_shift": 9, "unbucketed_type": "i8"}, "output": {"type": "i8", "bias_type": "i32"}}
@@ -141,12 +144,23 @@ NETS: dict[str, dict[str, Any]] = {
         "hidden": 32,
         "psqt": True,
     },
+    "states in Python": {
+        "kind": "layered",
+        "inputs": f"{HERE}/counting_sets.py:ByRooks + Chess768",
+        "hidden": 32,
+        "psqt": True,
+    },
     "a net of a user": {"kind": f"{MY_NET}:TwoLayers", "hidden": 32},
 }
 IN_HEADERS: dict[str, dict[str, Any]] = {
     "a set in a header": {
         "kind": "layered",
         "inputs": f"HalfKAv2_hm + {EXTENDING}/my_features.h:Neighbours",
+        "hidden": 32,
+    },
+    "counted pieces in a header": {
+        "kind": "layered",
+        "inputs": f"Chess768 + {HERE}/counting_sets.h:ByQueens",
         "hidden": 32,
     },
 }

@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from engine_nets import EXTENDING, IN_HEADERS, NETS, SEES_THROUGH
+from engine_nets import EXTENDING, IN_HEADERS, INCLUDES, NETS, SEES_THROUGH
 from inference_support import ENGINE, built, exported, nnue, positions, program_scores, scores
 
 from nnue_trainer.errors import UserError
@@ -53,7 +53,9 @@ def fens(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("Full_Threats_v2", [CHECKED]),
         ("K16Q2", [CHECKED]),
         ("a set in Python", [CHECKED]),
-        ("a set in a header", [f"{CHECKED} -I{EXTENDING}"]),
+        ("a set in a header", [f"{CHECKED} {INCLUDES}"]),
+        ("states in Python", [CHECKED]),
+        ("counted pieces in a header", [f"{CHECKED} {INCLUDES}"]),
         ("a net of a user", [VECTORS]),
     ],
 )
@@ -111,7 +113,7 @@ def test_arm_scores_as_the_evaluator_does(name: str, fens: Path, tmp_path: Path)
 
 
 GAMES = ["crelu of all boards", "layered", "queens", "floats behind bytes", "kings without mirroring"]
-GAMES += ["Full_Threats_v2", "a set in Python", *IN_HEADERS]
+GAMES += ["Full_Threats_v2", "a set in Python", "states in Python", *IN_HEADERS]
 
 
 @pytest.mark.slow
@@ -119,7 +121,7 @@ GAMES += ["Full_Threats_v2", "a set in Python", *IN_HEADERS]
 def test_updated_accumulators_equal_refreshed_ones(name: str, tmp_path: Path) -> None:
     hidden = 144 if name == "queens" else 16
     net = exported({**(NETS | IN_HEADERS)[name], "hidden": hidden}, tmp_path)
-    games = built("games", net, f"{VECTORS} -I{EXTENDING}")
+    games = built("games", net, f"{VECTORS} {INCLUDES}")
     done = subprocess.run([games, net, "50"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("50 games, "), done.stdout
@@ -189,10 +191,10 @@ fn main() {
 
 @pytest.mark.slow
 @pytest.mark.rust
-@pytest.mark.parametrize("name", sorted(NETS))
+@pytest.mark.parametrize("name", [*sorted(NETS), "counted pieces in a header"])
 def test_rust_scores_as_the_evaluator_does(name: str, fens: Path, tmp_path: Path) -> None:
     """Also, each position is an update from the one before, which equals the refresh."""
-    net = exported(NETS[name], tmp_path, "--rust")
+    net = exported((NETS | IN_HEADERS)[name], tmp_path, "--rust")
     if name == "simple":  # bytes in front of the tensors, and no padding
         (tmp_path / "raw.yaml").write_text("{kind: raw, skip: 7, align: 1}")
         nnue("export", tmp_path / "c.safetensors", net, "--format", tmp_path / "raw.yaml", "--rust", "--overwrite")
