@@ -84,8 +84,10 @@ class OwnBoard {
         only_ = single_ = stack_[0];
     }
 
-    // Whether all accumulators behind the move equal `fresh`; `before` is the accumulator before it.
-    bool play(const nnue::Delta& delta, const Accumulator& before, const Accumulator& fresh, bool black_to_move) {
+    // Whether all accumulators behind the move equal `fresh`, whose board has the score; `before` is the accumulator
+    // before it.
+    bool play(const nnue::Delta& delta, const Accumulator& before, const Accumulator& fresh, bool black_to_move,
+              int score) {
         const auto pieces = [&](auto visit) { pieces_.for_each(visit); };
         const nnue::Material was = pieces_.material();
         const bool same_root = is_same(before, only_);
@@ -120,7 +122,7 @@ class OwnBoard {
         cached_[0] = cached_[1];
         return same_root && made && unmade && is_same(stack_[0], fresh) && is_same(cached_[0], fresh) &&
                is_same(only_, fresh) && is_same(single_, fresh) &&
-               network_.evaluate(stack_[0], black_to_move, is) == network_.evaluate(fresh, black_to_move, is);
+               network_.evaluate(stack_[0], black_to_move, is, pieces) == score;
     }
 
   private:
@@ -133,7 +135,7 @@ class OwnBoard {
 // For nets whose features depend on several pieces.
 struct NoBoard {
     NoBoard(const nnue::Network<Net>&, const nnue::Board&) {}
-    bool play(const nnue::Delta&, const Accumulator&, const Accumulator&, bool) { return true; }
+    bool play(const nnue::Delta&, const Accumulator&, const Accumulator&, bool, int) { return true; }
 };
 
 using Own = std::conditional_t<Net::Inputs::kPerPiece, OwnBoard<Net>, NoBoard>;
@@ -177,9 +179,10 @@ int main(int argc, char** argv) {
             network.update(board, cached[ply % 2], after, cached[1 - ply % 2], cache);
             network.refresh(after, fresh);
             ++positions;
+            const int score = network.evaluate(fresh, after);
             bool same = is_same(updated, fresh) && is_same(cached[1 - ply % 2], fresh) &&
-                        network.evaluate(updated, after) == network.evaluate(fresh, after);
-            same &= own->play(delta_of(board, move), old, fresh, after.black_to_move);
+                        network.evaluate(updated, after) == score;
+            same &= own->play(delta_of(board, move), old, fresh, after.black_to_move, score);
             if (!same) {
                 std::fprintf(stderr, "games: error: game %d, ply %d: the update differs from the refresh\n", game, ply);
                 return 1;

@@ -554,9 +554,13 @@ struct Psqt<0> {
 
 }  // namespace detail
 
+// Perspectives that have an accumulator: a net of White's view has only one.
+template <class Net>
+constexpr int kPerspectives = Net::kSides == Sides::kWhite ? 1 : 2;
+
 template <class Net>
 struct alignas(64) Accumulator : detail::Psqt<Net::kPsqt ? Net::kBuckets : 0> {
-    alignas(64) std::int16_t values[2][Net::kHidden];
+    alignas(64) std::int16_t values[kPerspectives<Net>][Net::kHidden];
 };
 
 // Accumulators of earlier boards, one for each bucket and perspective, from which a perspective is computed when the
@@ -565,7 +569,7 @@ template <class Net>
 class Cache {
   public:
     void clear() {
-        for (int i = 0; i < 2 * kKeys; ++i) entries_[i].is_filled = false;
+        for (int i = 0; i < kPerspectives<Net> * kKeys; ++i) entries_[i].is_filled = false;
     }
 
   private:
@@ -587,7 +591,7 @@ class Cache {
 
     // The part with the most keys chooses the entry.
     static constexpr int kPart = Net::Inputs::most_keys().first, kKeys = Net::Inputs::most_keys().second;
-    std::unique_ptr<Entry[]> entries_{new Entry[2 * kKeys]};
+    std::unique_ptr<Entry[]> entries_{new Entry[kPerspectives<Net> * kKeys]};
 };
 
 // ---- vectors --------------------------------------------------------------------------------------------------------
@@ -999,12 +1003,14 @@ class Network {
 
     // Both perspectives from nothing.
     void refresh(const Board& board, Accumulator<Net>& accumulator) const {
-        for (int perspective = 0; perspective < 2; ++perspective) refresh(board, perspective, accumulator);
+        for (int perspective = 0; perspective < kPerspectives<Net>; ++perspective)
+            refresh(board, perspective, accumulator);
     }
 
     // The same from the cache, as far as it has been there.
     void refresh(const Board& board, Accumulator<Net>& accumulator, Cache<Net>& cache) const {
-        for (int perspective = 0; perspective < 2; ++perspective) refresh(board, perspective, accumulator, cache);
+        for (int perspective = 0; perspective < kPerspectives<Net>; ++perspective)
+            refresh(board, perspective, accumulator, cache);
     }
 
     // The accumulator of `after` from that of `before`, one move or several earlier. `old` may not be `accumulator`.
@@ -1030,7 +1036,7 @@ class Network {
     // side). Nets with buckets by weights of pieces need a Board or Material.
     int evaluate(const Accumulator<Net>& accumulator, bool black_to_move, int pieces, int queens = 0) const {
         static_assert(Net::kBucketsBy != Buckets::kByWeights, "pass a Board, or Material");
-        static_assert(Net::kBucketsBy != Buckets::kBySquares, "pass a Board");
+        static_assert(Net::kBucketsBy != Buckets::kBySquares, "pass a Board, or Material and the pieces");
         return evaluate_in(accumulator, black_to_move,
                            Net::kBucketOf[Net::kBucketsBy == Buckets::kByQueens ? 16 * pieces + queens : pieces]);
     }
@@ -1041,7 +1047,8 @@ class Network {
 
     template <class Pieces>
     void refresh(const Material& material, Pieces pieces, Accumulator<Net>& accumulator) const {
-        for (int perspective = 0; perspective < 2; ++perspective) refresh(material, pieces, perspective, accumulator);
+        for (int perspective = 0; perspective < kPerspectives<Net>; ++perspective)
+            refresh(material, pieces, perspective, accumulator);
     }
 
     // The same from the cache.
@@ -1056,7 +1063,7 @@ class Network {
     template <class Pieces>
     void update(const Material& before, const Accumulator<Net>& old, const Material& after, const Delta& delta,
                 Pieces pieces, Accumulator<Net>& accumulator) const {
-        for (int perspective = 0; perspective < 2; ++perspective) {
+        for (int perspective = 0; perspective < kPerspectives<Net>; ++perspective) {
             if (has_same_key(before, after, perspective)) {
                 apply_delta(after, delta, perspective, old, accumulator);
             } else {
@@ -1069,7 +1076,7 @@ class Network {
     template <class Pieces>
     void update(const Material& before, const Accumulator<Net>& old, const Material& after, const Delta& delta,
                 Pieces pieces, Accumulator<Net>& accumulator, Cache<Net>& cache) const {
-        for (int perspective = 0; perspective < 2; ++perspective) {
+        for (int perspective = 0; perspective < kPerspectives<Net>; ++perspective) {
             if (has_same_key(before, after, perspective)) {
                 apply_delta(after, delta, perspective, old, accumulator);
             } else {
@@ -1078,14 +1085,16 @@ class Network {
         }
     }
 
-    // One piece more or less in one perspective. The bucket of the perspective must be that of `material`
-    // (`needs_refresh`).
+    // One piece more or less in one perspective; nothing in one without an accumulator. The bucket of the perspective
+    // must be that of `material` (`needs_refresh`).
     void add(const Material& material, int perspective, int code, int square, Accumulator<Net>& accumulator) const {
+        if (perspective >= kPerspectives<Net>) return;
         Delta delta;
         delta.add(code, square);
         apply_delta(material, delta, perspective, accumulator, accumulator);
     }
     void remove(const Material& material, int perspective, int code, int square, Accumulator<Net>& accumulator) const {
+        if (perspective >= kPerspectives<Net>) return;
         Delta delta;
         delta.remove(code, square);
         apply_delta(material, delta, perspective, accumulator, accumulator);
@@ -1093,26 +1102,29 @@ class Network {
 
     // Whether the perspective must be computed from nothing between two boards.
     static bool needs_refresh(const Material& before, const Material& after, int perspective) {
-        return !has_same_key(before, after, perspective);
+        return perspective < kPerspectives<Net> && !has_same_key(before, after, perspective);
     }
 
     int evaluate(const Accumulator<Net>& accumulator, bool black_to_move, const Material& material) const {
         return evaluate_in(accumulator, black_to_move, bucket_of(material, black_to_move));
     }
 
-    // Probabilities by a net with a head of win, draw and loss, from the side to move's view.
+    // The same for any net: `pieces` are visited where output buckets depend on squares.
+    template <class Pieces>
+    int evaluate(const Accumulator<Net>& accumulator, bool black_to_move, const Material& material,
+                 Pieces pieces) const {
+        return evaluate_in(accumulator, black_to_move, bucket_of(material, pieces, black_to_move));
+    }
+
+    // ---- probabilities by a net with a head of win, draw and loss, from the side to move's view
+
     Wdl wdl(const Accumulator<Net>& accumulator, const Board& board) const {
-        static_assert(Net::kWdl, "the net has one output");
-        State state;
-        state.us = board.black_to_move;
-        compute(state, accumulator, bucket_of(board, board.black_to_move));
-        const double* logits = state.logits;
-        const double most = std::max({logits[0], logits[1], logits[2]});
-        Wdl found{std::exp(logits[0] - most), std::exp(logits[1] - most), std::exp(logits[2] - most)};
-        const double sum = found.loss + found.draw + found.win;
-        found = {found.loss / sum, found.draw / sum, found.win / sum};
-        if (Net::kSides == Sides::kWhite && board.black_to_move) std::swap(found.loss, found.win);
-        return found;
+        return wdl_in(accumulator, board.black_to_move, bucket_of(board, board.black_to_move));
+    }
+
+    template <class Pieces>
+    Wdl wdl(const Accumulator<Net>& accumulator, bool black_to_move, const Material& material, Pieces pieces) const {
+        return wdl_in(accumulator, black_to_move, bucket_of(material, pieces, black_to_move));
     }
 
   private:
@@ -1195,7 +1207,7 @@ class Network {
             }
             return Net::kBucketOf[std::min(sum, kLast)];
         } else if constexpr (Net::kBucketsBy == Buckets::kBySquares) {
-            static_assert(std::is_same_v<Position, Board>, "pass a Board: the bucket depends on squares");
+            static_assert(std::is_same_v<Position, Board>, "pass a Board, or the pieces");
             constexpr int kLast = static_cast<int>(sizeof Net::kBucketOf / sizeof Net::kBucketOf[0]) - 1;
             const bool east = (board.king[us] & 7) > 3;
             const bool mirrored = Net::kBucketMirror == 1 ? east : Net::kBucketMirror == 2 && !east;
@@ -1209,6 +1221,15 @@ class Network {
             return Net::kBucketOf[std::min(sum, kLast)];
         } else {
             return Net::kBucketOf[board.pieces()];
+        }
+    }
+
+    template <class Pieces>
+    static int bucket_of(const Material& material, Pieces pieces, int us) {
+        if constexpr (Net::kBucketsBy == Buckets::kBySquares) {
+            return bucket_of(board_of(material, pieces), us);
+        } else {
+            return bucket_of(material, us);
         }
     }
 
@@ -1300,7 +1321,7 @@ class Network {
     template <class Refresh>
     void update_with(const Board& before, const Accumulator<Net>& old, const Board& after,
                      Accumulator<Net>& accumulator, Refresh refresh_one) const {
-        for (int perspective = 0; perspective < 2; ++perspective) {
+        for (int perspective = 0; perspective < kPerspectives<Net>; ++perspective) {
             if (has_same_key(before, after, perspective)) {
                 change(before, old.values[perspective], old.psqt_of(perspective), after, perspective,
                        accumulator.values[perspective], accumulator.psqt_of(perspective));
@@ -1529,6 +1550,20 @@ class Network {
         } else {
             return static_cast<int>(scaled(positional));
         }
+    }
+
+    Wdl wdl_in(const Accumulator<Net>& accumulator, bool black_to_move, int bucket) const {
+        static_assert(Net::kWdl, "the net has one output");
+        State state;
+        state.us = black_to_move;
+        compute(state, accumulator, bucket);
+        const double* logits = state.logits;
+        const double most = std::max({logits[0], logits[1], logits[2]});
+        Wdl found{std::exp(logits[0] - most), std::exp(logits[1] - most), std::exp(logits[2] - most)};
+        const double sum = found.loss + found.draw + found.win;
+        found = {found.loss / sum, found.draw / sum, found.win / sum};
+        if (Net::kSides == Sides::kWhite && black_to_move) std::swap(found.loss, found.win);
+        return found;
     }
 
     // Raw value of the layers.

@@ -139,6 +139,7 @@ pub struct Net {
 /// One per ply of the search.
 #[derive(Clone, PartialEq)]
 pub struct Accumulator {
+    /// of a net of White's view the second one is empty
     pub values: [Vec<i16>; 2],
     pub psqt: [Vec<i32>; 2],
 }
@@ -258,7 +259,7 @@ impl Network {
 
     pub fn refresh(&self, board: &Board) -> Accumulator {
         let mut accumulator = self.empty();
-        for perspective in 0..2 {
+        for perspective in 0..self.perspectives() {
             self.refresh_one(board, perspective, &mut accumulator);
         }
         accumulator
@@ -267,12 +268,13 @@ impl Network {
     /// An accumulator for `update` to fill.
     pub fn empty(&self) -> Accumulator {
         let columns = if self.net.psqt { self.net.buckets } else { 0 };
-        Accumulator { values: [self.bias.clone(), self.bias.clone()], psqt: [vec![0; columns], vec![0; columns]] }
+        let second = if self.perspectives() == 2 { self.bias.clone() } else { Vec::new() };
+        Accumulator { values: [self.bias.clone(), second], psqt: [vec![0; columns], vec![0; columns]] }
     }
 
     /// The accumulator of `after` from that of `before`, one move or several earlier.
     pub fn update(&self, before: &Board, old: &Accumulator, after: &Board, accumulator: &mut Accumulator) {
-        for perspective in 0..2 {
+        for perspective in 0..self.perspectives() {
             let same = self.net.parts.iter().all(|part| key(&part.set, before, perspective) == key(&part.set, after, perspective));
             if !same {
                 self.refresh_one(after, perspective, accumulator);
@@ -348,6 +350,10 @@ impl Network {
         }
         let psqt = (accumulator.psqt[us][bucket].wrapping_sub(accumulator.psqt[us ^ 1][bucket]) / 2) as i64;
         if net.score_apart { scaled(psqt) + scaled(positional) } else { scaled(psqt + positional) }
+    }
+
+    fn perspectives(&self) -> usize {
+        if self.net.sides == Sides::White { 1 } else { 2 }
     }
 
     fn refresh_one(&self, board: &Board, perspective: usize, accumulator: &mut Accumulator) {

@@ -113,7 +113,14 @@ def test_arm_scores_as_the_evaluator_does(name: str, fens: Path, tmp_path: Path)
 
 
 GAMES = ["crelu of all boards", "layered", "queens", "floats behind bytes", "kings without mirroring"]
-GAMES += ["Full_Threats_v2", "a set in Python", "states in Python", *IN_HEADERS]
+GAMES += [
+    "buckets by kings and passed pawns",
+    "floats of White's view",
+    "Full_Threats_v2",
+    "a set in Python",
+    "states in Python",
+    *IN_HEADERS,
+]
 
 
 @pytest.mark.slow
@@ -261,12 +268,14 @@ def test_two_nets_in_one_program(fens: Path, tmp_path: Path) -> None:
 
 
 def test_probabilities_of_a_head_of_win_draw_and_loss(fens: Path, tmp_path: Path) -> None:
+    """Of a `Board`, and of an engine's own; the net has one perspective, so its accumulator is that of one."""
     net = exported(NETS["win, draw, loss in floats of White's view"], tmp_path)
     (tmp_path / "wdl.cpp").write_text(
         """
         #include <iostream>
         #include "fen.h"
         #include "net.h"
+        static_assert(sizeof(nnue::Accumulator<Net>) == 64, "24 integers of 16 bits");
         int main() {
             nnue::Network<Net> network;
             std::string error, line;
@@ -278,6 +287,17 @@ def test_probabilities_of_a_head_of_win_draw_and_loss(fens: Path, tmp_path: Path
                 network.refresh(board, accumulator);
                 const nnue::Wdl wdl = network.wdl(accumulator, board);
                 std::cout << wdl.loss << " " << wdl.draw << " " << wdl.win << "\\n";
+                nnue::Material material;
+                const auto pieces = [&](auto visit) {
+                    for (int square = 0; square < 64; ++square) {
+                        if (board.piece[square] != 15) visit(int{board.piece[square]}, square);
+                    }
+                };
+                pieces([&](int code, int) { ++material.count[code]; });
+                for (const int colour : {0, 1}) material.king[colour] = board.king[colour];
+                network.refresh(material, pieces, accumulator);
+                const nnue::Wdl same = network.wdl(accumulator, board.black_to_move, material, pieces);
+                if (same.loss != wdl.loss || same.draw != wdl.draw || same.win != wdl.win) return 2;
             }
         }
         """
