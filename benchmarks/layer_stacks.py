@@ -108,7 +108,7 @@ class Problem:
 
 
 class Rounded(Problem):
-    """The same layers with the engine's rounding. `exact` is what torch's operators compute."""
+    """The layers with the engine's rounding. `exact` is what torch's operators compute."""
 
     def __init__(self, net: dict[str, Any], positions: int, dtype: torch.dtype) -> None:
         super().__init__(net, positions, dtype)

@@ -1,4 +1,4 @@
-"""What quantisation-aware training gains in accuracy and loss, and what a step of it costs.
+"""The accuracy and loss that quantisation-aware training gains, and the cost of its step.
 
     python benchmarks/quantisation.py [--steps 300] [--only sfnnv5,simple]
 

@@ -93,7 +93,7 @@ def add_clock(parser: argparse.ArgumentParser) -> None:
 
 
 def precision_suffix(recipe: Recipe) -> str:
-    """What the precision adds to the name of a result: nothing for fp32."""
+    """The suffix of a result's name for the precision: none for fp32."""
     return "" if recipe.training.precision == "fp32" else f"-{recipe.training.precision}"
 
 

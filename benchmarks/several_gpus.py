@@ -52,7 +52,7 @@ SOURCES: tuple[Source, ...] = get_args(Source)
 
 @dataclass(frozen=True)
 class Case:
-    """What is measured at one time, by a number of processes."""
+    """One measurement, by a number of processes."""
 
     config: str
     processes: int
@@ -65,7 +65,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        """As a key of the results."""
+        """The key in the results."""
         if self.exchanges:
             return f"{self.processes}, exchanges, {self.batch}"
         between = "" if self.processes == 1 else f", {self.batch}"
@@ -213,7 +213,7 @@ def work(options: argparse.Namespace) -> None:
 def measured(
     cases: list[Case], options: argparse.Namespace, words: list[str]
 ) -> tuple[dict[Case, Any], dict[str, Any]]:
-    """What was found for each case, None for those that failed; and the machine with the type of its device. `words`
+    """The result of each case, None for those that failed; and the machine with the type of its device. `words`
     are the arguments of the processes that train."""
     results: dict[Case, Any] = {}
     machine: dict[str, Any] = {}

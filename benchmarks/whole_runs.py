@@ -26,7 +26,7 @@ NETS = ("sfnnv16", "sfnnv17", "sfnnv18")
 
 
 def fields(options: argparse.Namespace) -> list[str]:
-    """What is changed in each recipe."""
+    """The settings that are changed in each recipe."""
     return [
         f"data.validation={json.dumps([options.validation])}",
         "data.filters={}",

@@ -46,6 +46,15 @@ def test_words_are_found_in_python(prose, tmp_path):
     assert lines == [1, 2, 2, 6, 8, 9, 9]
 
 
+def test_a_docstring_names_its_subject(prose, tmp_path):
+    module = tmp_path / "module.py"
+    module.write_text('"""What it holds."""\nx = 1\n"""The same again."""\ny = """Asset"""\nz = "As it is"\n')
+    assert [hit.rpartition("module.py:")[2].partition(": a")[0] for hit in prose.hits(module)] == [
+        "1: 'What'",
+        "3: 'The same'",
+    ]
+
+
 def test_a_literal_of_more_lines_than_its_file_is_found_where_it_is(prose, tmp_path):
     module = tmp_path / "module.py"
     module.write_text('x = 1\ntext = "one\\n two\\n three\\n it says so"\n')

@@ -32,7 +32,7 @@ def page() -> str:
 
 
 def sections(name: str) -> list[str]:
-    """That of the module `name`, and those of the modules in its `__all__` that have one as well."""
+    """The section of the module `name`, and those of the modules in its `__all__` that have one as well."""
     module = importlib.import_module(name)
     inner = [member for member in module.__all__ if hasattr(getattr(module, member), "__all__")]
     own = [member for member in module.__all__ if member not in inner]

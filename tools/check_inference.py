@@ -51,7 +51,7 @@ def architecture_of(net: str, hidden: int | None, folder: Path) -> dict[str, Any
 
 
 def missing(compiler: str, emulator: str | None, needed: str) -> str | None:
-    """What this machine lacks to run a program."""
+    """The compiler, emulator or CPU feature that this machine lacks; None if it has all of them."""
     for program in (compiler, emulator):
         if program and shutil.which(program) is None:
             return program

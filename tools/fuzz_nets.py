@@ -41,7 +41,7 @@ EXTREMES = (0, 1, 0x7F, 0x80, 0xFF, 0x7FFF, 0xFFFF, 0x7FFFFFFF, 0x80000000, 0xFF
 
 
 def small(piece: Piece) -> Piece:
-    """The same piece with far fewer elements. The numbers of rows of different feature sets stay different."""
+    """The piece with far fewer elements. The numbers of rows of different feature sets stay different."""
     if piece.index is None:
         rows, *columns = piece.shape
         shape = (max(1, rows // 300), *(max(1, c // 256) for c in columns)) if columns else (max(1, rows // 128),)
@@ -229,7 +229,7 @@ def raw_cases() -> dict[str, Net]:
 
 
 def fuzz_raw(count: int, seed: int, net: Net) -> tuple[int, int]:
-    """As `fuzz`, of raw files, which have nothing but numbers: those of the wrong size are refused, and floats that are
+    """Fuzzes raw files, which have nothing but numbers: those of the wrong size are refused, and floats that are
     not finite. What is read evaluates without an error."""
     generator, chance = np.random.default_rng(seed), random.Random(seed)
     raw, tensors = parse_format({"kind": "raw"}, "fuzz_nets"), net.tensors()

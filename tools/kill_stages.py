@@ -103,7 +103,7 @@ def outcome(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
 
 
 def differences(one: Path, other: Path) -> list[str]:
-    """What is not the same in two run folders."""
+    """The differences between two run folders."""
     import torch
 
     (a, records_a), (b, records_b) = outcome(one), outcome(other)

@@ -167,7 +167,7 @@ def killed_once(folder: Path, step: str, after: float, how: str) -> str:
 
 
 def compared(one: Path, other: Path) -> list[str]:
-    """What is not the same in two folders."""
+    """The differences between two folders."""
     files = [{path.relative_to(folder) for path in folder.rglob("*") if path.is_file()} for folder in (one, other)]
     found = [f"{name} is in one of them" for name in sorted(files[0] ^ files[1])]
     both = [name for name in sorted(files[0] & files[1]) if not str(name).endswith(COMPARED_BY_CONTENT)]

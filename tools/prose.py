@@ -71,6 +71,8 @@ ON_PAGES = {
     r"\bpage of (its|their) own\b": "a separate page",
 }
 """Only on pages: comments and messages have other sentences."""
+_WEAK_OPENING = re.compile(r'\s*r?"""(What|As|The same)\b')
+"""A docstring that begins so never names its subject."""
 
 
 def _compiled(words: dict[str, str]) -> dict[re.Pattern[str], str]:
@@ -125,14 +127,17 @@ def prose_of(path: Path) -> Iterator[tuple[int, str]]:
 def hits(path: Path) -> list[str]:
     written = path.suffix == ".md" and path.name != "api.md"  # that page is made from docstrings
     where = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
-    return sorted(
-        {
-            f"{where}:{number}: '{found[0]}': {advice}"
-            for number, text in prose_of(path)
-            for pattern, advice in (_PAGE_PATTERNS if written else _PATTERNS).items()
-            if (found := pattern.search(text))
-        }
-    )
+    found = {
+        f"{where}:{number}: '{match[0]}': {advice}"
+        for number, text in prose_of(path)
+        for pattern, advice in (_PAGE_PATTERNS if written else _PATTERNS).items()
+        if (match := pattern.search(text))
+    }
+    if path.suffix == ".py":
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            if match := _WEAK_OPENING.match(line):
+                found.add(f"{where}:{number}: '{match[1]}': a docstring begins with a noun or a verb: name the thing")
+    return sorted(found)
 
 
 def main() -> int:

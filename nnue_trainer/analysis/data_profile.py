@@ -124,7 +124,7 @@ class Calibration:
 
 @dataclass
 class DataProfile:
-    """What `nnue data profile` shows. `ends` holds, for each block, the number of positions up to its end."""
+    """The figures of `nnue data profile`. `ends` holds, for each block, the number of positions up to its end."""
 
     path: str
     size: int

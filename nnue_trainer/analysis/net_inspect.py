@@ -98,7 +98,7 @@ class Difference:
 
 @dataclass
 class Inspection:
-    """What `nnue inspect` shows."""
+    """The figures of `nnue inspect`."""
 
     path: str
     net: Net

@@ -1,4 +1,4 @@
-"""What `nnue inspect` shows of an `Inspection`: text, JSON data, plots and a page."""
+"""The output of `nnue inspect` for an `Inspection`: text, JSON data, plots and a page."""
 
 from __future__ import annotations
 

@@ -104,8 +104,8 @@ def reordered(
 
 
 def permuted_checkpoint(checkpoint: Checkpoint, net: Net, order: npt.NDArray[np.int64], where: str) -> Checkpoint:
-    """The same for the weights of a checkpoint. It cannot be resumed from: the optimizer's state, which also has an
-    order of neurons, is left out."""
+    """The checkpoint with its neurons in the new order. It cannot be resumed from: the optimizer's state, which also
+    has an order of neurons, is left out."""
     columns = columns_of(net, where)
     sources = {
         tensor.source_parameter: (columns[tensor.name], tensor) for tensor in net.tensors() if tensor.name in columns

@@ -352,7 +352,7 @@ def _agreement_section(runs: Sequence[Run]) -> Section | None:
 
 
 def positions_of(run: Run) -> Positions:
-    """What the run was validated on, if it can be found from here; else positions that are built in."""
+    """The validation positions of the run, if they can be found from here; else positions that are built in."""
     return some_positions(run.field("data.validation", list) or [], POSITIONS)
 
 
@@ -415,7 +415,7 @@ def _inside(path: Path) -> Path:
 
 
 def write_for_training(run_dir: Path) -> Path:
-    """The same page in the folder of a run that has just ended, as one of its files."""
+    """Writes the page into the folder of a run that has just ended, as one of its files."""
     folder = RunFolder(run_dir)
     target = run_dir / "report.html"
     check_replaceable(target)

@@ -327,7 +327,7 @@ def net_plots(runs: Sequence[Run]) -> Iterator[Plot]:
 
 
 def net_words(runs: Sequence[Run]) -> str:
-    """What is zero from beginning to end needs no plot."""
+    """A sentence about the figures that were zero in all runs and so have no plot; "" without such figures."""
     seen = [run.validation for run in runs if "dead_neurons" in run.validation]
     if not seen:
         return ""

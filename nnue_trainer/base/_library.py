@@ -26,7 +26,7 @@ TARGET_TORCH = "2.10"
 
 @dataclass(frozen=True)
 class Libraries:
-    """What `load` found: None for a library that is loaded, else one line with the reason why it is not."""
+    """The result of `load`: None for a library that is loaded, else one line with the reason why it is not."""
 
     cpu_error: str | None
     cuda_error: str | None

@@ -17,7 +17,7 @@ EXTRA_OF = {
 
 
 def missing(package: str) -> str | None:
-    """What to install where `package`, one of `EXTRA_OF`, cannot be imported; None if it can."""
+    """The end of an error message if `package`, one of `EXTRA_OF`, cannot be imported; None if it can."""
     try:
         found = importlib.util.find_spec(package) is not None
     except ValueError:  # sys.modules holds None for it

@@ -148,7 +148,7 @@ def run(
     stderr: int | IO[bytes] | None = None,
     timeout: float | None = None,
 ) -> subprocess.CompletedProcess[bytes]:
-    """As subprocess.run; at an exception, a timeout included, whatever the program has started is killed."""
+    """subprocess.run, except that at an exception, a timeout included, all that the program has started is killed."""
     stdin = subprocess.DEVNULL if input is None else subprocess.PIPE
     process = start(command, stdin=stdin, stdout=stdout, stderr=stderr)
     try:

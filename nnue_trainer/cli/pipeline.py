@@ -141,7 +141,7 @@ class Step:
 
 @dataclass
 class Progress:
-    """What `steps.json` holds. Each field has the names of steps as keys."""
+    """The content of `steps.json`. Each field has the names of steps as keys."""
 
     done: dict[str, str] = field(default_factory=dict)
     """key of a step whose result is complete"""
@@ -245,7 +245,7 @@ def _check(way: Way, path: Path, folder: Path) -> None:
 
 
 def _decide(step: Step, key: str, progress: Progress) -> Decision:
-    """What to do with a step: "done": nothing; "make": it has no result; "replace": its result is to be replaced;
+    """The action for a step: "done": nothing; "make": it has no result; "replace": its result is to be replaced;
     "continue": the command continues from its result; "refuse": the result has other settings and was not given
     up."""
     there, done = step.there(), progress.done.get(step.name)

@@ -565,7 +565,7 @@ def _holds(data: Any, path: tuple[str, ...]) -> bool:
 
 
 def _inner(data: Any, part: str) -> Any:
-    """What a section has under a key, or a list at a number or under a name: `stages.late.training.epochs`."""
+    """The value of a section under a key, or of a list at a number or under a name: `stages.late.training.epochs`."""
     if isinstance(data, list):
         place = _place(data, part)
         return None if place is None else data[place]

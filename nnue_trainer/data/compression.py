@@ -35,7 +35,7 @@ class ByteReader(Protocol):
 
 
 def _fill(stream: gzip.GzipFile | bz2.BZ2File, buffer: memoryview) -> int:
-    """What the stream has at once: `readinto` would drop what it has already decompressed where the file is cut."""
+    """Reads the bytes that are ready: of a truncated file, `readinto` would drop those that it has decompressed."""
     found = stream.read1(len(buffer))
     buffer[: len(found)] = found
     return len(found)
@@ -169,8 +169,7 @@ def _is_skippable(head: bytes) -> bool:
 
 
 def compression_of(head: bytes) -> str | None:
-    """What a file that starts with these bytes claims to be: "gzip", "bzip2", "zstd" or None. Positions may start so by
-    chance."""
+    """The compression by a file's first bytes: "gzip", "bzip2", "zstd" or None. Positions may start so by chance."""
     if head.startswith(_GZIP):
         return "gzip"
     if head.startswith(_BZIP2) and head[4:10] == _BZIP2_BLOCK:

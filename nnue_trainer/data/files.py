@@ -171,7 +171,7 @@ class PositionReader(Closing):
 
     @property
     def skipped(self) -> int:
-        """What `skip_bad` left out so far."""
+        """The number of chunks that `skip_bad` left out so far, a truncated end included."""
         return self._reader.skipped + bool(self._cut and self._cut.error)
 
     @property
@@ -294,7 +294,7 @@ class Pipe(io.RawIOBase):
         return len(data)
 
     def read(self, size: int = -1, /) -> bytes:
-        """As many bytes as are requested, unless the input ends before."""
+        """Reads this many bytes, fewer only where the input ends."""
         parts, left = [], size if size >= 0 else 1 << 62
         while left and (part := super().read(min(left, 1 << 20))):
             parts.append(part)

@@ -118,7 +118,7 @@ class GenerateOptions:
 
 @dataclass
 class Generated:
-    """What a file holds. `already`: it had been made before, and nothing was played. `losses`: positions in which
+    """The content of a file. `already`: it had been made before, and nothing was played. `losses`: positions in which
     something was dropped or changed because the format has no room for it, by what it was."""
 
     positions: int

@@ -22,7 +22,7 @@ SCORE_BIN, PLY_BIN = 100, 8  # widths of the histograms' bins; data_loader/forma
 
 @dataclass
 class FileInfo:
-    """What `nnue data info` prints.
+    """The output of `nnue data info`.
 
     `chunks`, `chains` and `single_position_chains` are those of a binpack, else 0. `statistics`: counts, sums and
     histograms over all positions. `king_buckets`: how often each of the 32 king buckets of HalfKAv2_hm is used, by both

@@ -51,7 +51,7 @@ _PLACE_KEYS = ("epoch", "chunk", "skip", "batch")
 
 
 class BadChunks(NamedTuple):
-    """What `skip_bad_chunks` left out: the number of chunks, each counted once, and the error of the first one
+    """The chunks that `skip_bad_chunks` left out: their number, each counted once, and the error of the first one
     found."""
 
     chunks: int
@@ -385,7 +385,7 @@ class _Stream(Closing, Generic[T]):
         return self._last_filter_counts
 
     def bad_chunks(self) -> BadChunks:
-        """What `skip_bad_chunks` left out since the threads were last started, read-ahead included."""
+        """The chunks that `skip_bad_chunks` left out since the threads were last started, read-ahead included."""
         if self._running is not None:
             self._last_bad_chunks = BadChunks(*self._running.pipeline.bad_chunks())
         return self._last_bad_chunks

@@ -1,4 +1,4 @@
-"""What Stockfish prints for `eval`: how to read it, and how it writes an internal value, release by release.
+"""Stockfish's output for `eval`: how to read it, and how it writes an internal value, release by release.
 
 Releases print a table with a row per bucket and the cells material, positional and total; a net without PSQT has one
 cell per row. Cells are pawns with two decimals, in a unit that changed between releases, from the side to move. Below

@@ -67,8 +67,8 @@ def read_net(
 
 
 class Recognised(NamedTuple):
-    """What a file is. `alike`: other nets that the file may hold, if neither user nor description named one. `file` is
-    where its tensors are read: the file, or what its zlib envelope holds."""
+    """The net of a file. `alike`: other nets that the file may hold, if neither user nor description named one. `file`
+    is where its tensors are read: the file, or what its zlib envelope holds."""
 
     net: Net
     layout: FileLayout

@@ -117,7 +117,7 @@ class _Graph(nn.Module):
 
 
 class _Transformer(nn.Module):
-    """What `PerspectiveTransformer` computes, without its operators."""
+    """The function of `PerspectiveTransformer`, without its operators."""
 
     def __init__(self, layer: PerspectiveTransformer) -> None:
         super().__init__()

@@ -102,7 +102,7 @@ class Loss(ABC):
         return (weight * loss).sum(), weight.sum()
 
     def kernel(self) -> LossKernel | None:
-        """The same loss in the form that the operators support; None for a loss without one."""
+        """The loss in the form that the operators support; None for a loss without one."""
         return None
 
     def _kernel_of(self, origin: type[Loss], name: str, *constants: float) -> LossKernel | None:

@@ -23,5 +23,5 @@ class Adjudication:
     """a game of this many moves is a draw"""
 
     def native(self) -> _data.Adjudication:
-        """The same for the C++ library."""
+        """The rules in the form of the C++ library."""
         return _data.Adjudication(**asdict(self))

@@ -69,7 +69,7 @@ def _filled(words: Iterable[str]) -> str:
 
 @lru_cache(1 << 14)
 def score_text(score: str) -> str:
-    """What a comment shows of a score: "+0.23/12" for "cp23/12", "-M3/9" for "mate-3/9", nothing without one."""
+    """The text of a score in a comment: "+0.23/12" for "cp23/12", "-M3/9" for "mate-3/9", nothing without one."""
     kind = "mate" if score.startswith("mate") else "cp"
     number, _, depth = score.removeprefix(kind).partition("/")
     if not depth:

@@ -43,7 +43,7 @@ class Player:
 
 @dataclass(frozen=True)
 class Limit:
-    """What ends a search: exactly one of nodes, depth, milliseconds per move, or a clock, (seconds, increment).
+    """The limit of a search: exactly one of nodes, depth, milliseconds per move, or a clock, (seconds, increment).
 
     `timeout`: seconds after which an engine has failed to answer (beyond its time, where it has a clock or
     milliseconds); `margin`: seconds by which its time may be exceeded."""

@@ -79,7 +79,7 @@ class StackLayer:
         return reference.activate_layer(y[:, : self.activated], self.activation, self.largest, self.low, self.square)
 
     def skipped(self, y: Tensor) -> Tensor | None:
-        """What is added directly to the net's output, fp32 [B], of the outputs y [B, outputs]; None if nothing is."""
+        """The sum of outputs y [B, outputs] that is added directly to the net's output, fp32 [B]; None without one."""
         if self.plus is None:
             return None
         return y[:, self.plus] if self.minus is None else y[:, self.plus] - y[:, self.minus]
@@ -112,7 +112,7 @@ class FirstOutputs(NamedTuple):
 
 
 class Targets(NamedTuple):
-    """What a net's output is compared with, and how."""
+    """The scores and results that a net's output is compared with, and the loss."""
 
     score: Tensor
     """of the data, int16 [B]"""
@@ -133,7 +133,7 @@ class Targets(NamedTuple):
 
 
 class AfterFirst(NamedTuple):
-    """What comes after the first layer, for some positions of a batch: gradients of their Σ weight · loss."""
+    """All layers after the first, for some positions of a batch: gradients of their Σ weight · loss."""
 
     grad_sums: Tensor
     """by the sums of the first layer, fp32 [B, outputs]"""
@@ -453,7 +453,7 @@ class LayerCall:
     # ---- what they have in common ----
 
     def _kernels(self, x: Tensor, psqt: Tensor | None = None) -> str:
-        """What `capabilities.stacks` chooses for inputs such as x."""
+        """The kernels that `capabilities.stacks` selects for inputs such as x."""
         mode = capabilities.mode_of(x, *self.parameters, psqt)
         weights = next((p.dtype for p in self.parameters if p.dtype != torch.float32), torch.float32)
         return self.of.kernels(x.device, x.dtype, weights, mode=mode, read=(x, self.parameters[0]))

@@ -192,7 +192,7 @@ class PerspectiveTransformer(nn.Module):
     def call_with(
         self, batch: Batch | _Positions, bucket: Tensor | None, parameters: Parameters, description: Description
     ) -> TransformerCall:
-        """What `forward` calls, with other weights, in any unit."""
+        """The call of `forward`, with other weights, in any unit."""
         weight, psqt = parameters.weight, parameters.psqt
         if parameters.leaf is not None:  # the optimiser's copy
             self._bring_up_to_date(batch)
@@ -237,7 +237,7 @@ class PerspectiveTransformer(nn.Module):
         self._late, self._parameters = late, parameters if late is None else _LateParameters(parameters, late)
 
     def _weight_in_use(self) -> Tensor:
-        """What a forward pass reads now; its rows need not be up to date."""
+        """The weight that a forward pass reads now; its rows need not be up to date."""
         if self._copy is not None and self._steps == 0 and torch.is_grad_enabled():
             return self._copy
         weight: Any = self.weight if self._late is None else dict.__getitem__(self._parameters, "weight")
@@ -248,7 +248,7 @@ class PerspectiveTransformer(nn.Module):
         return self._weight_in_use(), self.bias, self.psqt
 
     def _parameters_for(self, batch: Batch | _Positions) -> Parameters:
-        """What the forward pass reads."""
+        """The parameters that the forward pass reads."""
         sparse = self._bring_up_to_date(batch)
         return Parameters(self._weight_in_use(), self.bias, self.psqt, None, sparse)
 

@@ -274,7 +274,7 @@ class Net(ABC):
         return engine_header(self, include, namespace, skip=skip, align=align)
 
     def rust(self, skip: int = 0, align: int = 64) -> str | None:
-        """The same as a Rust file, for examples/engine/nnue.rs."""
+        """`header` as a Rust file, for examples/engine/nnue.rs."""
         from nnue_trainer.nets.engine_rust import engine_rust
 
         return engine_rust(self, skip=skip, align=align)
@@ -344,7 +344,7 @@ class NnueModel(nn.Module, ABC):
         return 1 if self.net is None else self.net.num_outputs
 
     def outputs(self, batch: Batch) -> Tensor:
-        """What a loss that reads the net's outputs gets (`Loss.reads`): of a net with one output `forward`, otherwise
+        """The outputs that a loss gets if it reads them (`Loss.reads`): of a net with one output `forward`, otherwise
         fp32 [B, num_outputs], which `score_of` makes the output of `forward` from."""
         output: Tensor = self(batch)
         return output
@@ -444,7 +444,7 @@ class StackedModel(NnueModel):
         """The stack of each position, int64 [B]."""
 
     def buckets_of(self, batch: Batch) -> Tensor:
-        """What `buckets` gives, or gave when this batch was prepared."""
+        """The result of `buckets`, from when this batch was prepared or from now."""
         prepared = (plan.data for plan in batch.plans if isinstance(plan, _Buckets) and plan.white is batch.white)
         found = next(prepared, None)
         return self.buckets(batch) if found is None else found

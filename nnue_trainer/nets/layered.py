@@ -112,7 +112,7 @@ class _Step:
 
     @property
     def factor(self) -> float | None:
-        """As in `IntegerLayer`."""
+        """`IntegerLayer.factor`: one float unit of a sum; None for a layer in integers."""
         return None if self.quantised is None else 1 / (self.unit * self.quantised)
 
     @property
@@ -282,8 +282,8 @@ class Layered(Net):
 
     @property
     def architecture(self) -> dict[str, Any]:
-        """As for every net. Limits and states that are not stated are left out: nets without them are as they always
-        were."""
+        """`Net.architecture` without limits, states and choices that have their default: the description of a net that
+        uses none of them never changes."""
         data = super().architecture
         quantisation = data.get("quantisation", {})
         for part in (*data["layers"], *(quantisation[name] for name in ("first", "output") if name in quantisation)):

@@ -97,7 +97,7 @@ def first_layer(features: str, hidden: int, activation: str, psqt: Buckets | Non
 
 
 def first_activations(hidden: int, activation: str, perspectives: str = "both") -> list[Key]:
-    """What the first layer hands on, side to move first; `perspectives` as `FirstLayer.sides`."""
+    """The units that the first layer hands on, side to move first; `perspectives` as `FirstLayer.sides`."""
     what, count = ("product", hidden // 2) if activation == "pairwise" else ("value", hidden)
     sides = {"both": ("us", "them"), "mover": ("us",), "white": ("white",)}[perspectives]
     return [("hidden", side, what, unit) for side in sides for unit in range(count)]
@@ -111,7 +111,7 @@ def layer_outputs(layer: str, outputs: int, skipped: int) -> Units:
 
 
 def activations(units: Iterable[Key], *, squares: bool) -> list[Key]:
-    """What a layer hands on of these units: with `squares` the square of each, and then each value."""
+    """The units that a layer hands on of these: with `squares` the square of each, and then each value."""
     units = list(units)
     squared: list[Key] = [(*unit, "square") for unit in units] if squares else []
     return squared + [(*unit, "value") for unit in units]

@@ -76,7 +76,7 @@ class OutputBuckets:
 
     @property
     def piece_weights(self) -> tuple[int, ...]:
-        """As `IntegerForward.piece_weights`."""
+        """The table for `IntegerForward.piece_weights`."""
         if self.squares:
             return tuple(number for piece in "PNBRQKpnbrqk" for number in self.squares.get(piece, [0] * 64))
         return tuple(self.weights) * (2 if len(self.weights) == 5 else 1)

@@ -170,7 +170,7 @@ class RoundedForward:
         return sums[-1].double() / self.forward.divide
 
     def loss(self, model: NnueModel, batch: Batch, bucket: Tensor, targets: Targets) -> Tensor | None:
-        """As `LayerCall.loss`, of this forward pass. `bucket`: the stack of each position, int64 [B]."""
+        """`LayerCall.loss` of this forward pass. `bucket`: the stack of each position, int64 [B]."""
         if not self._takes_operators(model, batch.white):
             return None
         with torch.autocast(batch.white.device.type, enabled=False):
@@ -237,7 +237,7 @@ class RoundedForward:
         return self._product(0, x.float(), weight.float(), bucket, self._x_scale)
 
     def output_of_sums(self, parameters: Sequence[Tensor], first: FirstOutputs) -> Tensor:
-        """What `self` gives, where `first.x` is the complete `first_sums`."""
+        """The result of `self`, where `first.x` is the complete `first_sums`."""
         return self._score(first, self._sums_of_layers(parameters, first, sums_are_given=True))
 
     def _score(self, first: FirstOutputs, sums: list[Tensor]) -> Tensor:
@@ -307,7 +307,7 @@ class RoundedForward:
         return FirstOutputs(ste_round(x, "floor") if rounds else x, difference, stack)
 
     def _first_call(self, model: NnueModel, batch: Batch, stack: Tensor) -> TransformerCall:
-        """What computes the first layer."""
+        """The call that computes the first layer."""
         weights, transformer, dtype = self._integers(model), self._transformer(model), None
         if weights.leaf is not None:  # the output is in 16 bits where these hold all of its integers
             dtype = weights.leaf.dtype if self.forward.first.largest <= _WHOLE_BFLOAT16 else torch.float32

@@ -115,7 +115,7 @@ class StockfishNet(Net):
 
     @property
     def architecture(self) -> dict[str, Any]:
-        """As for every net, without sizes and stacks that are those of the version."""
+        """`Net.architecture` without sizes and stacks that are those of the version."""
         data, d = super().architecture, self._of_version
         for name, usual in (("l2", d.l2), ("l3", d.l3)):
             if data[name] in (None, usual):

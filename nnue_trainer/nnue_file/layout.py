@@ -84,12 +84,12 @@ class FileLayout:
 
     @cached_property
     def compression(self) -> Compression:
-        """What `nnue export --compression` calls it."""
+        """Its name in `nnue export --compression`."""
         codings = {item.coding for item in self.items if isinstance(item, Block)} - {"raw"}
         return "zlib" if self.zlib else next(iter(codings), "raw")
 
     def in_zlib(self) -> FileLayout:
-        """The same with its items in a zlib stream."""
+        """This layout with its items in a zlib stream."""
         return replace(self, name=f"{self.name} zlib", zlib=True)
 
     def pieces(self) -> Iterator[Piece]:

@@ -72,7 +72,7 @@ Numbers = tuple[int, int, int]
 
 
 def machine_of(device: torch.device) -> Numbers | None:
-    """What the table takes of a device, as in Machine; None for one that is neither CPU nor CUDA."""
+    """The properties of a device that the table takes, as in Machine; None for one that is neither CPU nor CUDA."""
     if device.type == "cpu":
         return 0, 0, 0
     return _gpu_of(device.index or 0) if device.type == "cuda" else None

@@ -73,7 +73,7 @@ def _fakes(namespace: str, as_on_cuda: Callable[[torch.device], bool]) -> dict[s
     """The fake kernels. `as_on_cuda`: whether a device's tensors are laid out as on CUDA."""
 
     def size_on_cuda(find: Callable[[dict[str, Any]], int], rows: Tensor, *layout: int) -> int:
-        """What `find` reads in `_places`. In a graph for any batch size it is known only when the graph runs."""
+        """The size that `find` reads in `_places`. In a graph for any batch size it is unknown until the graph runs."""
         shape = (*rows.shape, *layout)
         if all(isinstance(size, int) for size in shape):
             return find(_places(namespace, shape))
@@ -207,8 +207,7 @@ class PerspectivePlan(NamedTuple):
 
     @property
     def layout(self) -> list[int]:
-        """What it is laid out for, as the operators take it: on CUDA a bucket_size of 0 selects the portable
-        kernels."""
+        """The layout, as the operators take it: on CUDA a bucket_size of 0 selects the portable kernels."""
         buckets = [0, self.num_features] if self.kernels == "portable" else [self.bucket_size, self.num_bucketed]
         return [*buckets, self.weight_dtype.itemsize]
 
@@ -295,7 +294,7 @@ class Parameters(NamedTuple):
 
     @property
     def trained(self) -> Tensor:
-        """What takes the gradient of the weight."""
+        """The leaf that takes the gradient of the weight."""
         return self.weight if self.leaf is None else self.leaf
 
 
@@ -330,7 +329,7 @@ class TransformerCall(NamedTuple):
 
     @property
     def described(self) -> Described:
-        """What the operators of its backward take."""
+        """The arguments of the operators of its backward."""
         return self.transformer, self.range, self.parameters.trained.dtype
 
     def arguments(self, *, save: bool, psqt: bool = True) -> tuple[Any, ...]:
@@ -565,7 +564,7 @@ class _Differentiable(torch.autograd.Function):
 
 
 def differentiable(run: Callable[[Sequence[bool]], Any], *tensors: Tensor | None) -> Any:
-    """What `run` computes, with a derivative by `tensors`. It is called with which of these need a gradient, and gives
+    """The result of `run`, with a derivative by `tensors`. It is called with which of these need a gradient, and gives
     the output or outputs, tensors to be saved, and a formula: (what was saved, gradient of each output, None for one
     that is not used) → gradients of `tensors`. The formula may hold outputs only among the tensors that are saved."""
     return _Differentiable.apply(run, *tensors)  # type: ignore[no-untyped-call]

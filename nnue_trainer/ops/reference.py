@@ -110,7 +110,7 @@ def choose(every: Tensor, bucket: Tensor) -> Tensor:
 
 
 class Hidden(Protocol):
-    """What `layers` needs of a layer but the last: `modules.layer_stacks.StackLayer`."""
+    """The fields that `layers` reads of a layer but the last: `modules.layer_stacks.StackLayer`."""
 
     @property
     def output_scale(self) -> float | None: ...

@@ -20,7 +20,7 @@ from nnue_trainer.schema import section
 
 @dataclass(frozen=True)
 class Work:
-    """What a rule has to train.
+    """The tensors that a rule trains.
 
     `parameters` by name: first those of the model in its order, then the virtual rows as separate parameters, which
     `virtual` names. They start each step at zero and hold their update afterwards, so a rule must not decay them: the

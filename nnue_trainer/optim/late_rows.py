@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 WINDOW = 16
 """Steps that rows updated late may be behind. Each takes as much memory as the virtual rows do."""
 DEVICE_WINDOW = 32
-"""The same on a GPU for rows without virtual rows: kMostWindow of csrc/optimizer.h."""
+"""`WINDOW` on a GPU for rows without virtual rows: kMostWindow of csrc/optimizer.h."""
 LATE_SHARE = 0.45
 """Share of the rows in a batch above which all rows are updated in its step, which is faster then: measured in
 benchmarks/NOTEBOOK.md. It changes no bit."""
@@ -103,7 +103,7 @@ class LateRows:
         self._made.copy_(self._optimizer.step_count.expand_as(self._made))
 
     def before_step(self) -> None:
-        """What has to be done while the step has not been counted."""
+        """The work before the step is counted."""
         if not self._any_marked:  # the rows that have a gradient are unknown
             self._all_marked = True
         if self._all_marked or self.parts[0][0].whole_gradient is None:
@@ -117,7 +117,7 @@ class LateRows:
         return self._marked[:0] if self._all_marked else part.rows(self._marked)
 
     def after_step(self) -> None:
-        """What has to be done when the step has been counted, or not."""
+        """The work after the step was counted, or skipped."""
         if self.parts[0][0].whole_gradient is None:
             self.restart()  # a step without the parameter does not move it
         self._marked.zero_()
@@ -131,7 +131,7 @@ class LateRows:
 
 
 class HostLateRows(LateRows):
-    """The same on a CPU, for all rows of a parameter. The gradient may be sparse, and where most rows are in a batch
+    """Late rows on a CPU: all rows of a parameter. The gradient may be sparse, and where most rows are in a batch
     all are updated."""
 
     _too_many = LATE_SHARE

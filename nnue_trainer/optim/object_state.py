@@ -42,8 +42,8 @@ def _of_torch() -> Set[str]:
 
 
 class Captured:
-    """What `thing` holds: `node` is plain JSON data, `tensors` by name those that it refers to, not copies. Tensors in
-    the state of a parameter are named `KEY/PARAMETER`.
+    """The content of `thing`: `node` is plain JSON data, `tensors` by name those that it refers to, not copies. Tensors
+    in the state of a parameter are named `KEY/PARAMETER`.
 
     Args:
         thing: an optimiser, or any other object.
@@ -170,7 +170,7 @@ class _Restoring:
         self._made: dict[str, Any] = {}  # tensors by name, and containers by place
 
     def decode(self, node: Node, existing: Any) -> Any:
-        """What `node` stands for; `existing` is what is in its place now, and is changed where that is possible."""
+        """The object that `node` stands for; `existing` is in its place now, and is changed where that is possible."""
         if node == _KEEP or "code" in node:
             return existing
         if "value" in node:

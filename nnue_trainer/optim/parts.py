@@ -58,7 +58,7 @@ class Part:
         return self.sparse_rows(gradient)[1] if gradient.is_sparse else self.rows(gradient)
 
     def settings(self, steps: float = 0.0) -> list[float]:
-        """As `_optimizer_describe` takes them. `steps`: of the copy."""
+        """The arguments of `_optimizer_describe`. `steps`: of the copy."""
         most = LARGEST_COPY / steps if steps else math.inf
         return [self.rate, self.decay, max(self.low, -most), min(self.high, most), steps]
 

@@ -142,7 +142,7 @@ class TorchRule(Rule):
 
 
 def _group(virtual: bool, settings: Settings, parameters: list[nn.Parameter]) -> dict[str, Any]:
-    """As torch's optimisers take it."""
+    """In the form that torch's optimisers take."""
     group: dict[str, Any] = {"params": parameters}
     decay = 0.0 if virtual else settings.decay
     if decay is not None:

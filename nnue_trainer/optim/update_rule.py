@@ -45,7 +45,7 @@ class UpdateRule:
         return _KINDS.index(self.kind)
 
     def constants(self, max_norm: float) -> list[float]:
-        """As `_optimizer_describe` takes them. `max_norm`: gradients are scaled down to it."""
+        """The arguments of `_optimizer_describe`. `max_norm`: gradients are scaled down to it."""
         lookahead = [self.lookahead_every, self.lookahead_share]
         own = [self.corrects_bias, self.warmup, self.weight_power, self.stable_decay, self.max_value]
         return [float(number) for number in (self.eps, self.positive, *lookahead, *own, max_norm)]

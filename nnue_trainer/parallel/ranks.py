@@ -354,7 +354,7 @@ def _meet(rank: int, size: int) -> Any:
 
 
 def _interruptible(make: Callable[[], Any]) -> Any:
-    """What `make` returns. It is called in a thread, since torch continues to wait after a signal: Ctrl-C leaves it."""
+    """The result of `make`, called in a thread, since torch continues to wait after a signal: Ctrl-C leaves it."""
     made: Future[Any] = Future()
 
     def call() -> None:

@@ -41,7 +41,7 @@ Terms = tuple[Tensor, Tensor]
 
 
 class Step(Protocol):
-    """What a sharding uses of the trainer."""
+    """The part of the trainer that a sharding uses."""
 
     @property
     def loss_kind(self) -> Loss:
@@ -60,7 +60,7 @@ class Step(Protocol):
         """Σ weight · loss and Σ weight of a batch, with their autograd graph; `lam` is λ, a scalar or [B]."""
 
     def penalty(self, batch: Batch) -> Tensor | None:
-        """What is added to the mean loss of the batch whose `terms` were computed last; None: nothing."""
+        """The term added to the mean loss of the batch whose `terms` were computed last; None: there is none."""
 
 
 class Unsharded:
@@ -97,7 +97,7 @@ class Unsharded:
         return True
 
     def of_all(self, part: Tensor) -> Tensor:
-        """What each rank has found in the batches that it validates, [ranks, …]; one where every rank validates all."""
+        """The results of each rank in the batches that it validates, [ranks, …]; one where every rank validates all."""
         return part.unsqueeze(0)
 
     def backward(self, step: Step, batch: Batch) -> Tensor:

@@ -9,7 +9,7 @@ from nnue_trainer.schema import section
 @SCHEDULES.register("constant")
 @section
 class Constant(Schedule):
-    """The same learning rate throughout."""
+    """A constant learning rate."""
 
     def at(self, now: RunStep, lr: float) -> float:
         return lr

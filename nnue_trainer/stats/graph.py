@@ -163,7 +163,7 @@ class Graph:
         return self.offsets.device
 
     def to(self, device: torch.device | str) -> Graph:
-        """The same graph on `device`."""
+        """A copy of the graph on `device`."""
         return Graph(*(None if t is None else t.to(device) for t in (self.offsets, self.targets, self.weights)))  # type: ignore[arg-type]
 
     def multiply(self, x: Tensor) -> Tensor:

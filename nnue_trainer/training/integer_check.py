@@ -27,7 +27,7 @@ LARGEST, SHARE = 0.1, 0.005
 """The bound of the root mean square of the difference between the float model and the integer forward in real numbers:
 this many engine units, and this share of that of the outputs. All built-in nets stay below 0.001 units and 10⁻⁶."""
 ROUNDING, ROUNDING_SHARE = 5.0, 0.25
-"""The same for what rounding and overflow add to that in integers."""
+"""The bound of the difference that rounding and overflow in integers add."""
 _FILL = 0.1  # values of this size replace zeros: a PSQT or a bias of zero would hide its scale
 _OUTPUTS = 100.0  # engine units: fresh weights are enlarged until the outputs are as large as this
 _DOUBLINGS = 6

@@ -1,4 +1,4 @@
-"""What `training.precision: auto` stands for.
+"""The choice of `training.precision: auto`.
 
 No difference between the validation losses of mixed precision and fp32 was found (benchmarks/precision.py,
 docs/performance.md), so training takes mixed precision where it is faster.

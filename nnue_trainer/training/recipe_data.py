@@ -154,7 +154,7 @@ class HeldOut:
         """name, size and digest of each file when it was opened"""
 
     def contents(self) -> list[str]:
-        """What was read of the files so far (`Loader.contents`)."""
+        """The content of the files that was read so far (`Loader.contents`)."""
         return self._loader.contents()
 
     def restore(self, contents: Any, what: str) -> None:

@@ -16,8 +16,8 @@ Result = TypeVar("Result")
 
 @contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """What an earlier run in this process has left behind may include graphs. Freeing one makes a capture fail, and the
-    collector may come at any time. For one capture at a time: the first to end switches the collector on again."""
+    """Objects of an earlier run in this process may include graphs. Freeing one makes a capture fail, and the collector
+    may come at any time. For one capture at a time: the first to end switches the collector on again."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -134,8 +134,8 @@ class _Begin:
 
 
 def _border(stage: StageOfRun, following: StageOfRun, folder: RunFolder, ranks: Ranks) -> _Begin:
-    """What the stage after a finished one begins from. It is read from the file, so that a run that was killed here
-    begins from the same."""
+    """The checkpoint that the stage after a finished one begins from. It is read from the file, so that a run
+    that was killed here begins from the same."""
     assert stage.stage is not None
     assert following.stage is not None
     kept = folder.stage(stage.stage.name)
@@ -304,7 +304,7 @@ def describe(trainer: Trainer, parameters: int, begin: _Begin) -> str:
 
 
 def describe_reading(recipe: Recipe, ranks: Ranks) -> str:
-    """What each of several processes reads of the training data, in one line."""
+    """One line with the share of the training data that each of several processes reads."""
     data = recipe.data
     if data.shards > 1:
         return f"each process reads {data.shards // ranks.size} of {data.shards} shards of the training data"

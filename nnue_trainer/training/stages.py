@@ -72,7 +72,7 @@ class StageOfRun:
         return self.first_positions + (step - self.first_step) * self.recipe.data.batch_size
 
     def with_recipe(self, recipe: Recipe) -> StageOfRun:
-        """The same stage with settings that are only known once the model exists, such as the precision."""
+        """This stage with settings that are only known once the model exists, such as the precision."""
         return dataclasses.replace(self, recipe=recipe)
 
     @property

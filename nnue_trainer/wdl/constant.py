@@ -12,7 +12,7 @@ from nnue_trainer.wdl.base import LAMBDAS, LambdaSchedule
 @LAMBDAS.register("constant")
 @section
 class ConstantLambda(LambdaSchedule):
-    """The same λ throughout."""
+    """A constant λ."""
 
     value: float = Field(default=1.0, ge=0, le=1)
     """λ: 1 trains on scores only, 0 on game results only"""

@@ -27,7 +27,7 @@ def add_jitter(lam: float, std: float, normals: Tensor) -> Tensor:
 
 
 class BatchJitter:
-    """The same numbers b for a seed, by step. Although each follows from the one before, nothing has to be saved: for a
+    """The numbers b of a seed, by step. Although each follows from the one before, nothing has to be saved: for a
     step that is not the next one they are made again from the first step on, a few million in a second."""
 
     def __init__(self, seed: int, std: float, decay: float):

@@ -35,7 +35,7 @@ class Filter(ABC):
         """
 
     def keep_spare(self, records: Records, spare: Records) -> npt.NDArray[np.bool_]:
-        """The same with the bytes that are free in the format of the file, uint8 [n, bytes], none in most formats
+        """`keep` with the bytes that are free in the format of the file, uint8 [n, bytes], none in most formats
         (docs/data-formats.md), in `nnue data filter` and in training."""
         return self.keep(records)
 

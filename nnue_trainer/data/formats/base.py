@@ -116,7 +116,7 @@ class DataFormat(ABC):
 
     @property
     def identity(self) -> dict[str, Any]:
-        """As plain JSON data: two formats that differ in it may read different positions from one file."""
+        """The settings as plain JSON data: two formats that differ in it may read different positions from one file."""
         return {"kind": portable_name(self.kind), **to_data(self)}
 
     def claims(self, path: Path, head: bytes) -> bool:
