@@ -25,7 +25,7 @@
 //   threads, or on how many rounds are walked at once. A walk ends at 2^20 visits, which would be a bias if walks were
 //   that long: `restart` is 2^-14 or more, so that they are not.
 //
-//   Memory is safe for any input: offsets are cut to 0 ... edges, and a target that is no node ends its walk.
+//   Memory is safe for any input: offsets are cut to 0 ... edges, and a target that is not a node ends its walk.
 #pragma once
 
 #include <algorithm>

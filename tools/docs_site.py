@@ -1,6 +1,6 @@
 """Hooks of mkdocs: pages that lie outside of docs/, the reference from docstrings, and the navigation.
 
-A link from a page to a file of the project that is no page of the site becomes its text.
+A link from a page to a file of the project that is not a page of the site becomes its text.
 """
 
 from __future__ import annotations

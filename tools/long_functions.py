@@ -47,7 +47,7 @@ NOT_CODE = re.compile(
     r"""|^[ \t]*\#(?:\\\n|[^\n])*""",
     re.DOTALL | re.MULTILINE,
 )
-# Blocks that contain functions. `struct alignas(16) Name` has parentheses, but is no function.
+# Blocks that contain functions. `struct alignas(16) Name` has parentheses, but is not a function.
 BLOCK = re.compile(r"\b(namespace|class|struct|union|enum|extern)\b")
 PARENTHESES = r"\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)"
 ATTRIBUTE = re.compile(rf"\b(alignas|__align__|__attribute__|__launch_bounds__)\s*{PARENTHESES}")

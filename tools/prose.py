@@ -51,7 +51,7 @@ BANNED = {
     r"\ban? \w+ of (its|their) own\b": "a separate, its own",
     r"\bgoes on (from|with|where|as|to)\b": "continues",
     r"\bdepends? on nothing but\b": "depends only on",
-    r"(?<!there )\b(is|are) no (errors?|multiples?|features?|observations?)\b": "is not a, are not",
+    r"(?<!there )\b(is|are|was|were) no (?!longer\b|more\b)[a-z]+": "is not a, are not",
     r"\bbehind (the|a) (first|last|transformer|layers?|end|description)\b": "after",
     r"\b(makes?|made) (one|that) of (it|a net)\b": "makes one from, converts",
     r"\b(today|since then)\b": "guides state how it is; history belongs to a notebook",

@@ -1,7 +1,7 @@
 // Kernels of the linear layers with stacks, compiled once for every instruction set level (for_each_isa.h).
 //
-// A call works on a few positions of one stack. What does not fill a vector is padded with zeros in a buffer, so there
-// are no loops over single elements. Each element of a result is one sum, in the order of inputs, outputs or positions,
+// A call works on a few positions of one stack. What does not fill a vector is padded with zeros in a buffer, so no
+// loop runs over single elements. Each element of a result is one sum, in the order of inputs, outputs or positions,
 // cut into pieces at fixed places: its bits do not depend on the width of a vector.
 
 #include "row_sum_kernels.h"

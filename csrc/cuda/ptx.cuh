@@ -326,7 +326,7 @@ __device__ __forceinline__ uint32_t operand_offset(int k, int chunk) {
 }
 
 // d[64, 128] += a[64, 16] · b[16, 128], with `a` in registers and b given by its descriptor. With `a` in registers a
-// product takes 64 cycles for any number of columns up to 128, so narrower products are no faster.
+// product takes 64 cycles for any number of columns up to 128, so narrower products are not faster.
 template <bool kBf16>
 __device__ __forceinline__ void wgmma_k16(float (&d)[64], const uint32_t (&a)[4], uint32_t b) {
 #define NNUE_FOUR(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])

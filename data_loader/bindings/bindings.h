@@ -23,7 +23,7 @@ using namespace nnue::data;
 template <class T>
 using Array = py::array_t<T, py::array::c_style>;
 
-// A text that may quote bytes of a file. What is no UTF-8 is escaped: every text that goes to Python goes through here.
+// A text that may quote bytes of a file. Bytes that are not UTF-8 are escaped: every text for Python is made here.
 inline py::str text_of(std::string_view text) {
     return py::reinterpret_steal<py::str>(
         PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "backslashreplace"));

@@ -202,7 +202,7 @@ void bind_evaluate(py::module_& m) {
         .def("first_active", &EvaluatorHandle::first_active, py::arg("records"), py::arg("threads"),
              py::arg("isa") = "");
 
-    // In place, so an array of another type or layout is no input.
+    // In place, so an array of another type or layout is refused.
     m.def(
         "set_scores",
         [](Array<std::uint8_t>& records, const Array<std::int64_t>& scores) {

@@ -78,9 +78,9 @@ Move parse_san(const Position& p, std::string_view san) {
         type = static_cast<PieceType>(kPieces.find(rest.front()));
         rest.remove_prefix(1);
     }
-    if (rest.size() < 2) fail(p, whole, "is no move in");
+    if (rest.size() < 2) fail(p, whole, "is not a move in");
     const int file = rest[rest.size() - 2] - 'a', rank = rest.back() - '1';
-    if (file < 0 || file > 7 || rank < 0 || rank > 7) fail(p, whole, "is no move in");
+    if (file < 0 || file > 7 || rank < 0 || rank > 7) fail(p, whole, "is not a move in");
     const int to = 8 * rank + file;
     rest.remove_suffix(2);
     Bitboard origins = p.colors[us];
@@ -93,7 +93,7 @@ Move parse_san(const Position& p, std::string_view san) {
             has_rank = true;
             origins &= Bitboard{0xff} << 8 * (c - '1');
         } else if (c != 'x' && c != '-' && c != ':') {
-            fail(p, whole, "is no move in");
+            fail(p, whole, "is not a move in");
         }
     }
     // "e2e4" may be any piece's.

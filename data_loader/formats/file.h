@@ -13,7 +13,7 @@ namespace nnue::data {
 
 class InputFile {
   public:
-    // Throws FormatError naming the file if it cannot be opened or is no regular file.
+    // Throws FormatError naming the file if it cannot be opened or is not a regular file.
     explicit InputFile(std::string path);
     // A file that is open already, under a name for messages; `fd` stays the caller's. Of a file that has grown since
     // the caller looked, `size` keeps what it was then; a file that has shrunk is an error.

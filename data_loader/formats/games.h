@@ -110,7 +110,7 @@ class GameReader final : public StreamReader {
         if (!size) {
             if (bytes.size() >= kMost) {
                 throw stream_.error(start, name() + ": more than " + std::to_string(kMaxPly + 1) +
-                                               " plies without an end: this is no " + format().name);
+                                               " plies without an end, so this is not " + format().name);
             }
             bad(stream_.error(start, name() + ": the file ends inside it, " + std::to_string(bytes.size()) +
                                          " bytes after its beginning: it is truncated"));

@@ -45,7 +45,7 @@ class ViriformatWriter final : public PositionWriter {
     void write(std::span<const Record> records) override { write_originals(records, nullptr); }
     void write_originals(std::span<const Record> records, const std::uint8_t* originals) override {
         for (std::size_t i = 0; i < records.size(); ++i) {
-            // Zeros are no original. Byte 24, which has an en-passant square or 64, is never 0.
+            // Zeros are not an original position. Byte 24, which has an en-passant square or 64, is never 0.
             const std::uint8_t* original = originals ? originals + i * kOriginal : nullptr;
             add(records[i], original && original[24] ? original : nullptr);
         }

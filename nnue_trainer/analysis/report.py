@@ -357,7 +357,7 @@ def positions_of(run: Run) -> Positions:
 
 
 def build(paths: Sequence[Path]) -> Page:
-    """The page of the runs in the folders `paths`. A folder that is no run is one line of the page; UserError if none
+    """The page of the runs in the folders `paths`. A folder without a run is one line of the page; UserError if none
     is."""
     runs, failures = [], []
     for path in paths:

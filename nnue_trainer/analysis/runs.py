@@ -113,7 +113,7 @@ class Run:
 
 
 def read_run(path: Path) -> Run:
-    """UserError if `path` is no run folder at all."""
+    """UserError if `path` is not a run folder."""
     path = Path(path)
     if path.suffix == ".safetensors" and path.parent.name == "checkpoints":
         path = path.parent.parent

@@ -165,7 +165,7 @@ class Line:
         yield Text(line, no_wrap=True, overflow="crop")
 
     def plain(self) -> None:
-        """Prints the line where the output is no terminal."""
+        """Prints the line where the output is not a terminal."""
         if not self.moving:
             parts, share = self._parts()
             percent = [] if share is None else [f"{int(100 * share)}%"]

@@ -285,7 +285,7 @@ def list_presets() -> None:
 
 
 def _is_file(name: str) -> bool:
-    """Whether there is such a file; a long override is no name of a file."""
+    """Whether there is such a file; a long override cannot be the name of one."""
     try:
         return Path(name).is_file()
     except OSError:

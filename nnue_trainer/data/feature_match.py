@@ -104,7 +104,7 @@ def _comparable(part: FeaturePart, other: FeaturePart) -> bool:
 
 
 def _tables(part: FeaturePart, other: FeaturePart) -> tuple[PieceSquareTable, PieceSquareTable] | None:
-    """Both in the same settings; None if one of them is no piece-square set."""
+    """Both in the same settings; None if one of them is not a piece-square set."""
     settings = tuple(dict.fromkeys([*settings_of(part), *settings_of(other)]))
     table, others = piece_square_table(part.name, settings), piece_square_table(other.name, settings)
     return None if table is None or others is None else (table, others)
@@ -203,9 +203,9 @@ def _settings(codes: Sequence[int], most: int) -> list[Setting]:
 
 @cache
 def piece_square_table(name: str, settings: tuple[Setting, ...] = ((),)) -> PieceSquareTable | None:
-    """The table of the part with this name. None if it is no piece-square set: if a piece makes more than one feature,
-    if features depend on anything but the own king, or buckets on anything but the own king and the pieces that there
-    are."""
+    """The table of the part with this name. None if it is not a piece-square set: if a piece makes more than one
+    feature, if features depend on anything but the own king, or buckets on anything but the own king and the pieces
+    that there are."""
     (part,) = feature_set(name).parts
     others = [far_kings(king) for king in range(SQUARES)]
     bare = [(king, enemy) for king in range(SQUARES) for enemy in others[king]]

@@ -294,7 +294,7 @@ class _Stream(Closing, Generic[T]):
         return used
 
     def open(self) -> None:
-        """Opens the files and starts the threads, as iterating does. UserError for a file that is missing or is no data
+        """Opens the files and starts the threads, as iterating does. UserError for a file that is missing or not a data
         file, and where the system gives no threads."""
         self._open()
 

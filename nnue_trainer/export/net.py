@@ -149,7 +149,7 @@ def _unknown(file: NetFile, header: Header, known: Sequence[Candidate]) -> str:
         for kind in NETS.kinds().values():
             others += kind.of_other_sizes(header.version, transformer_hash)
     if not others:
-        return f"is no known architecture ({', '.join(dict.fromkeys(net.name for net, _ in known))})"
+        return f"is not a known architecture ({', '.join(dict.fromkeys(net.name for net, _ in known))})"
     fitting = [net for net in others if any(layout.file_hash == header.file_hash for layout in net.layouts())]
     names = ", ".join(net.name for net in fitting or others)
     sizes = max((net.unreadable or "" for net in fitting or others), key=len)

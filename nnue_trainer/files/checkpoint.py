@@ -201,7 +201,7 @@ def load(path: str | os.PathLike[str], groups: tuple[str, ...] | None = None) ->
         with safe_open(path, framework="pt") as handle:
             header = _header(path, handle.metadata() or {})
             tensors: dict[str, dict[str, Tensor]] = {}
-            for key in handle.keys():  # noqa: SIM118 (safe_open is no mapping)
+            for key in handle.keys():  # noqa: SIM118 (not a mapping)
                 group, _, name = key.partition("/")
                 if groups is None or group in groups:
                     tensors.setdefault(group, {})[name] = handle.get_tensor(key)

@@ -9,7 +9,7 @@ from torch import Tensor
 from nnue_trainer.losses.base import LOSSES, Loss, LossKernel, points, power
 from nnue_trainer.schema import section
 
-# A score of at least this size is no evaluation but a proven win (tablebase or mate), coded by its distance.
+# A score of at least this size is not an evaluation but a proven win (tablebase or mate), coded by its distance.
 PROVEN_WIN = 31755
 MATE = 32000
 

@@ -31,7 +31,7 @@ from nnue_trainer.match.statistics import Sprt
 JOURNAL = "games.journal"
 JSON, PGN, PAGE = "match.json", "games.pgn", "match.html"
 FORMAT_VERSION = 1
-_START_SECONDS = 10.0  # until a program that is no engine is given up, before the first game
+_START_SECONDS = 10.0  # until a program that is not an engine is given up, before the first game
 
 
 @dataclass(frozen=True)

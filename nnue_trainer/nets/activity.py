@@ -173,7 +173,7 @@ def weight_reach(model: NnueModel) -> list[Reach]:
             rows = rows if bound.rows is None else rows[: bound.rows]
             if rows.numel() == 0:
                 continue
-            # A limit is rounded to the parameter's type where it clips, and one step of it is no difference here.
+            # A limit is rounded to the parameter's type where it clips, so a distance of one step is ignored.
             low, high = bound.low * (1 - 1e-6), bound.high * (1 - 1e-6)
             step = max(1, _ROWS_BYTES // (rows[0].numel() * rows.element_size() or 1))
             least, most, count = [], [], []

@@ -29,7 +29,7 @@ def engine_header(
     `include` is the name of the inference in it, `namespace` one for what is declared.
 
     Raises:
-        UserError: a feature set in Python that is no table.
+        UserError: a feature set in Python that is not a table.
     """
     forward = net.integer_forward()
     if forward is None or not _is_known(forward):

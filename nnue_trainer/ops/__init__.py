@@ -284,7 +284,7 @@ def feature_transformer_forward(
         [B, N] in the dtype of `weight`.
 
     Raises:
-        TypeError: `indices`, `weight` or `bias` is no tensor.
+        TypeError: `indices`, `weight` or `bias` is not a tensor.
         RuntimeError: an argument has the wrong shape, dtype or device, or an index is neither −1 nor in [0, F).
     """
     for name, tensor in (("indices", indices), ("weight", weight), ("bias", bias)):

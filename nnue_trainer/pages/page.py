@@ -86,7 +86,7 @@ def check_replaceable(path: StrPath, overwrite: bool = False) -> None:
     except OSError as error:
         raise UserError(f"{path}: {error.strerror or error}") from None
     if not ours and not overwrite:
-        raise UserError(f"{path}: exists already and is no page of this program; --overwrite replaces it")
+        raise UserError(f"{path}: exists already and was not written by this program; --overwrite replaces it")
 
 
 @cache

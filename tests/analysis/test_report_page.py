@@ -192,7 +192,7 @@ def test_the_command_replaces_its_own_pages_only(trained, tmp_path, nnue):
     page.write_text("<html>mine</html>")
     status, _, err = nnue("report", folder, "--out", page)
     assert status == 1
-    assert "mine.html: exists already and is no page of this program" in err
+    assert "mine.html: exists already and was not written by this program" in err
     assert page.read_text() == "<html>mine</html>"
     assert nnue("report", folder, "--out", page, "--overwrite")[0] == 0
     check_replaceable(page)

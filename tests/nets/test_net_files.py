@@ -180,7 +180,7 @@ def test_wrong_header_fields_are_named_with_found_and_expected(tmp_path) -> None
     other = file[:4] + b"\1\0\0\0" + file[8:]
     assert "offset 4: file hash: 0x00000001 is of a net without a record, with other sizes" in refusal(path, other)
     unlike_any = other[:begin] + b"\1\0\0\0" + other[begin + 4 :]
-    assert "offset 4: file hash: 0x00000001 is no known architecture" in refusal(path, unlike_any)
+    assert "offset 4: file hash: 0x00000001 is not a known architecture" in refusal(path, unlike_any)
     assert f"offset {begin}: feature transformer hash: found 0x7F2344B9, expected 0x7F2344B8 (sfnnv3)" in refusal(
         path, file[:begin] + b"\xb9" + file[begin + 1 :]
     )

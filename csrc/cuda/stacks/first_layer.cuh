@@ -106,7 +106,7 @@ __device__ void first_layer_sums(const T* x, const float* weight, int inputs, in
     }
 }
 
-// Thread blocks per multiprocessor: three are no faster, although their registers are enough.
+// Thread blocks per multiprocessor: three are not faster, although their registers are enough.
 constexpr int kFirstTogether = 2;
 
 struct FirstForward {
