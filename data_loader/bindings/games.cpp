@@ -10,25 +10,44 @@
 #include "chess/san.h"
 
 void bind_games(py::module_& m) {
-    py::class_<Game>(m, "Game")
+    py::class_<Game>(m, "Game",
+                     "A game of chess from the position `fen` on. Moves are in UCI notation. UserError for a FEN or a "
+                     "move that is not legal.")
         .def(py::init<std::string_view, bool>(), py::arg("fen"), py::arg("chess960") = false)
-        .def_property_readonly("fen", &Game::fen)
-        .def_property_readonly("white_to_move", [](const Game& game) { return game.position().side_to_move == kWhite; })
-        .def_property_readonly("ply", [](const Game& game) { return game.position().ply; })
-        .def_property_readonly("rule50", [](const Game& game) { return game.position().rule50; })
-        .def("legal_moves",
-             [](const Game& game) {
-                 std::vector<std::string> moves;
-                 for (const Move move : game.legal_moves()) moves.push_back(game.uci(move));
-                 return moves;
-             })
-        .def("play", &Game::play)
-        .def("record", &Game::record)
-        .def("outcome", &Game::outcome)
-        .def("san_moves", &Game::san_moves)
-        .def("parse_san",
-             [](const Game& game, std::string_view san) { return game.uci(parse_san(game.position(), san)); })
-        .def("records", [](const Game& game, int result) { return copy_records(game.records(result)); });
+        .def_property_readonly("fen", &Game::fen, "The position on the board.")
+        .def_property_readonly(
+            "white_to_move", [](const Game& game) { return game.position().side_to_move == kWhite; },
+            "Whether White is to move.")
+        .def_property_readonly(
+            "ply", [](const Game& game) { return game.position().ply; },
+            "Half-moves before the position, as counted by the FEN.")
+        .def_property_readonly(
+            "rule50", [](const Game& game) { return game.position().rule50; },
+            "Half-moves since the last capture or pawn move.")
+        .def(
+            "legal_moves",
+            [](const Game& game) {
+                std::vector<std::string> moves;
+                for (const Move move : game.legal_moves()) moves.push_back(game.uci(move));
+                return moves;
+            },
+            "The legal moves of the position on the board.")
+        .def("play", &Game::play, py::arg("uci"), "Plays a move.")
+        .def("record", &Game::record, py::arg("uci"), py::arg("score"),
+             "Keeps the position with this move and its score, from the side to move's view, and plays the move.")
+        .def(
+            "outcome", &Game::outcome,
+            "\"checkmate\", \"stalemate\", \"fifty moves\", \"repetition\" (threefold) or \"material\"; \"\" while the "
+            "game continues.")
+        .def("san_moves", &Game::san_moves, "The moves that were played, in standard algebraic notation.")
+        .def(
+            "parse_san",
+            [](const Game& game, std::string_view san) { return game.uci(parse_san(game.position(), san)); },
+            py::arg("san"), "The move in UCI notation.")
+        .def(
+            "records", [](const Game& game, int result) { return copy_records(game.records(result)); },
+            py::arg("result"),
+            "The positions that `record` has kept, uint8 [n, 32]. `result` is White's: 1 win, 0 draw, -1 loss.");
 
     // Verdicts are (result, reason) or None.
     const auto verdict = [](const std::optional<Verdict>& found) -> std::optional<std::pair<int, std::string>> {

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from nnue_trainer import _data
+from nnue_trainer.data import Game
 
 if TYPE_CHECKING:
     from nnue_trainer.export import Evaluator
@@ -21,8 +21,8 @@ LOST = -30_000
 def best_move(net: Evaluator, fen: str, moves: list[str]) -> tuple[str, int]:
     """The best move and its score for the side to move."""
 
-    def after(move: str | None = None) -> _data.Game:
-        game = _data.Game(fen)
+    def after(move: str | None = None) -> Game:
+        game = Game(fen)
         for played in (*moves, *([move] if move else [])):
             game.play(played)
         return game

@@ -6,7 +6,7 @@ Positions are 32-byte records, uint8 [n, 32], byte for byte the stem of a binpac
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from nnue_trainer._data import fens_from_records, records_from_fens
+from nnue_trainer._data import Game, fens_from_records, records_from_fens
 from nnue_trainer.data import feature_sets, fields, filters, formats
 from nnue_trainer.data.files import PositionReader, PositionWriter
 from nnue_trainer.data.filters import Filters
@@ -28,6 +28,7 @@ __all__ = [
     "FeaturePart",
     "FeatureSet",
     "Filters",
+    "Game",
     "Loader",
     "LoaderOptions",
     "PositionReader",

@@ -22,7 +22,7 @@ PIECES = range(OWN_KING)
 Setting = tuple[int, ...]
 """Pieces on the board besides the kings."""
 Counters = tuple[tuple[int, int], ...]
-"""As `FeaturePart.states`: the pieces that count, as bits, and the most that is counted."""
+"""The form of `FeaturePart.states`: the pieces that count, as bits, and the most that is counted."""
 
 _MOST_OF_A_KIND, _MOST_PIECES = 8, 28
 _MOST_STATES = 256
@@ -106,8 +106,8 @@ def settings_of_states(counters: Counters) -> list[Setting]:
 
 @cache
 def counters_of(name: str) -> Counters | None:
-    """What a set from outside with king buckets counts, found by expanding positions: () if buckets depend on the own
-    king only, None if they depend on anything but the own king and counts of pieces. `name` is one part."""
+    """The pieces that a set from outside with king buckets counts, found by expanding positions: () if buckets depend
+    on the own king only, None if they depend on anything but the own king and counts of pieces. `name` is one part."""
     (part,) = feature_set(name).parts
     lengths = [(code,) * count for code in PIECES for count in range(_MOST_OF_A_KIND + 1)]
     seen = np.stack([buckets_of_settings(part, lengths, side) for side in (0, 1)])

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from nnue_trainer.match.openings import OpeningOptions
     from nnue_trainer.match.play import Limit
     from nnue_trainer.match.players import players_of
+    from nnue_trainer.match.result import MatchResult
     from nnue_trainer.match.run import MatchOptions, play_match, summary
     from nnue_trainer.match.statistics import Sprt
 
@@ -16,6 +17,7 @@ _HOME = {
     "Adjudication": "adjudication",
     "Limit": "play",
     "MatchOptions": "run",
+    "MatchResult": "result",
     "OpeningOptions": "openings",
     "Sprt": "statistics",
     "play_match": "run",
@@ -26,6 +28,7 @@ __all__ = [
     "Adjudication",
     "Limit",
     "MatchOptions",
+    "MatchResult",
     "OpeningOptions",
     "Sprt",
     "play_match",

@@ -46,6 +46,7 @@ class MatchResult:
 
     @property
     def faults(self) -> list[PlayedGame]:
+        """The games that ended because a player failed: a crash, an illegal move, no answer."""
         return [game for game in self.games if game.fault]
 
 
