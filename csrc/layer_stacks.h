@@ -95,11 +95,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <deque>
-#include <map>
-#include <mutex>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "checks.h"
@@ -268,28 +264,6 @@ inline Layers read_description(int64_t inputs, int64_t stacks, const std::vector
     last.plus = last.minus = last.output_offset = -1;
     return layers;
 }
-
-// Descriptions, each by a number. They stay for as long as the process does: there are as many as it has nets.
-class Descriptions {
-  public:
-    int64_t add(const Layers& layers, std::vector<double> numbers) {
-        const std::lock_guard<std::mutex> lock(mutex_);
-        const auto [known, is_new] = handles_.try_emplace(std::move(numbers), all_.size());
-        if (is_new) all_.push_back(layers);
-        return static_cast<int64_t>(known->second);
-    }
-    const Layers& at(const char* op, int64_t handle) {
-        const std::lock_guard<std::mutex> lock(mutex_);
-        if (handle < 0 || handle >= static_cast<int64_t>(all_.size()))
-            fail(op, "layers", handle, "a number that _layer_stacks_describe returned");
-        return all_[static_cast<size_t>(handle)];
-    }
-
-  private:
-    std::mutex mutex_;
-    std::deque<Layers> all_;  // which stay where they are
-    std::map<std::vector<double>, size_t> handles_;
-};
 
 // Checks the parameters' shapes against a description.
 inline void check_parameters(const char* op, const Tensors& parameters, const Layers& layers, Device device) {

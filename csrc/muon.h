@@ -79,10 +79,8 @@ inline std::vector<Weight> weights_of(const Tensors& weights, const Tensors& gra
                                       Tensors& kept) {
     constexpr const char* op = kUpdateMatrices;
     check_length(op, "gradients", gradients.size(), weights.size());
-    if (momenta.size() != 2 * weights.size())
-        fail(op, "momenta", text(momenta.size()) + " items", text(2 * weights.size()) + ", two for each weight");
-    if (settings.size() != kMatrixSettings * weights.size())
-        fail(op, "settings", text(settings.size()) + " items", "four for each weight");
+    check_length(op, "momenta", momenta.size(), 2 * weights.size(), "two for each weight");
+    check_length(op, "settings", settings.size(), kMatrixSettings * weights.size(), "four for each weight");
     std::vector<Weight> found;
     for (size_t i = 0; i < weights.size(); ++i) {
         const std::string name = at("weights", i), gradient_name = at("gradients", i);

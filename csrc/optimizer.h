@@ -484,10 +484,9 @@ inline std::string at(const char* list, size_t i) {
     return std::string(list) + "[" + std::to_string(i) + "]";
 }
 
-inline void check_length(const char* op, const char* argument, size_t found, size_t expected) {
-    if (found != expected) {
-        fail(op, argument, std::to_string(found) + " items", std::to_string(expected) + ", one for each part");
-    }
+inline void check_length(const char* op, const char* argument, size_t found, size_t expected,
+                         const std::string& why = "one for each part") {
+    if (found != expected) fail(op, argument, text(found) + " items", text(expected) + ", " + why);
 }
 
 inline void check_contiguous(const char* op, const std::string& argument, const Tensor& tensor) {
@@ -765,16 +764,10 @@ inline Part part_of(const char* op, const PartTensors& tensors, size_t i, const 
 
 // How many moments and copies there are for this many parts.
 inline void check_lengths(const char* op, const PartTensors& tensors, size_t count, const Hyperparameters& h) {
-    const auto check_count = [&](const char* argument, size_t found, size_t for_each) {
-        if (found != count * for_each) {
-            fail(op, argument, text(found) + " items",
-                 text(count * for_each) + ", " + text(for_each) + " for each part");
-        }
-    };
     const size_t each = 2 * (averages_of(h.rule) + squares_of(h.rule)) + (h.lookahead_every > 0 ? 1 : 0);
-    check_count("weights", tensors.weights.size(), 1);
-    check_count("moments", tensors.moments.size(), each);
-    check_count("copies", tensors.copies.size(), 1);
+    check_length(op, "weights", tensors.weights.size(), count);
+    check_length(op, "moments", tensors.moments.size(), count * each, text(each) + " for each part");
+    check_length(op, "copies", tensors.copies.size(), count);
 }
 
 // The gradient of a part whose weight has this shape. `kept` keeps a contiguous copy alive.
@@ -815,23 +808,24 @@ inline Late late_of(const char* op, const Part& part, const Tensor& weight, cons
                     size_t number, bool may_list, Device device) {
     const Tensor &made = late[3 * number], &changes = late[3 * number + 1], &history = late[3 * number + 2];
     const Tensor& marked = rows[number];
-    if (weight.dim() < 1) fail(op, "weight", "no dimensions", "shape [F, ...]");
+    const std::string made_name = at("made", number), changes_name = at("changes", number),
+                      history_name = at("history", number), rows_name = at("rows", number);
+    if (weight.dim() < 1) fail(op, rows_name.c_str(), "a weight without dimensions", "shape [F, ...]");
     const int64_t num_rows = weight.size(0);
-    check_device(op, "made", made, device, weight, "weight");
-    check_dtype(op, "made", made, {ScalarType::Long});
-    check_shape(op, "made", made, {num_rows}, "[F]");
-    check_contiguous(op, "made", made);
-    check_device(op, "history", history, device, weight, "weight");
-    check_dtype(op, "history", history, {ScalarType::Double});
-    check_shape(op, "history", history, {-1, kNumbers}, "[K, numbers]");
-    if (history.size(0) == 0) fail(op, "history", std::string("a window of 0 steps"), "1 or more");
-    check_contiguous(op, "history", history);
+    const auto check = [&](const std::string& name, const Tensor& tensor, ScalarType dtype) {
+        check_device(op, name.c_str(), tensor, device, weight, "its weight");
+        check_dtype(op, name.c_str(), tensor, {dtype});
+        check_contiguous(op, name, tensor);
+    };
+    check(made_name, made, ScalarType::Long);
+    check_shape(op, made_name.c_str(), made, {num_rows}, "[F]");
+    check(history_name, history, ScalarType::Double);
+    check_shape(op, history_name.c_str(), history, {-1, kNumbers}, "[K, numbers]");
+    if (history.size(0) == 0) fail(op, history_name.c_str(), std::string("a window of 0 steps"), "1 or more");
     const bool has_marks = !(may_list && marked.scalar_type() == ScalarType::Long) && marked.numel() != 0;
     if (has_marks) {
-        check_device(op, "rows", marked, device, weight, "weight");
-        check_dtype(op, "rows", marked, {ScalarType::Byte});
-        check_shape(op, "rows", marked, {num_rows}, "[F]");
-        check_contiguous(op, "rows", marked);
+        check(rows_name, marked, ScalarType::Byte);
+        check_shape(op, rows_name.c_str(), marked, {num_rows}, "[F]");
     }
     Late found{part,
                num_rows,
@@ -842,22 +836,21 @@ inline Late late_of(const char* op, const Part& part, const Tensor& weight, cons
                mutable_data<int64_t>(made),
                nullptr,
                mutable_data<double>(history)};
+    const auto wrong_changes = [&](const char* expected) {
+        fail(op, changes_name.c_str(), "shape " + shape_text(changes.sizes()), expected);
+    };
     if (changes.numel() != 0) {
-        check_device(op, "changes", changes, device, weight, "weight");
-        check_dtype(op, "changes", changes, {weight.scalar_type()});
-        check_contiguous(op, "changes", changes);
+        check(changes_name, changes, weight.scalar_type());
         found.virtual_rows = changes.dim() < 2 ? 0 : changes.size(1);
         if (found.virtual_rows < 1 || num_rows % found.virtual_rows != 0 ||
-            changes.numel() != found.window * found.virtual_rows * found.columns) {
-            fail(op, "changes", "shape " + shape_text(changes.sizes()), "[K, V, ...] with the columns of weight");
-        }
+            changes.numel() != found.window * found.virtual_rows * found.columns)
+            wrong_changes("[K, V, ...] with the columns of weight");
         found.changes = changes.mutable_data_ptr();
     }
     const int64_t elements = part.shares ? part.columns : 0;
-    if ((found.changes == nullptr ? 0 : found.virtual_rows * found.columns) != elements) {
-        fail(op, "changes", "shape " + shape_text(changes.sizes()),
-             elements == 0 ? "no elements, as there are no virtual rows" : "[K, V, ...] as the moments of V rows");
-    }
+    if ((found.changes == nullptr ? 0 : found.virtual_rows * found.columns) != elements)
+        wrong_changes(elements == 0 ? "no elements, as there are no virtual rows"
+                                    : "[K, V, ...] as the moments of V rows");
     found.part.rows = num_rows == 0 ? 0 : num_rows / std::max<int64_t>(found.virtual_rows, 1);
     return found;
 }
@@ -868,15 +861,15 @@ inline Late late_of(const char* op, const Part& part, const Tensor& weight, cons
 struct LatePart {
     Late late;
     Tensor weight, gradient, rows;  // gradient: of a step
+    size_t number;                  // among `late` and `rows` of the operator
     Hyperparameters h;
     int64_t* step;  // of its group, as numbers
     double* numbers;
 };
 
 inline void check_late(const char* op, const Tensors& late, const Tensors& rows, size_t count) {
-    if (late.size() != 3 * count)
-        fail(op, "late", text(late.size()) + " tensors", text(3 * count) + ": made, changes and history of each part");
-    if (rows.size() != count) fail(op, "rows", text(rows.size()) + " tensors", text(count) + ", one for each part");
+    check_length(op, "late", late.size(), 3 * count, "made, changes and history of each part");
+    check_length(op, "rows", rows.size(), count);
 }
 
 // The arguments of _optimizer_step, checked.
@@ -904,10 +897,8 @@ struct StepCall {
         check_scalar(kStep, "loss", loss, device, numbers, {ScalarType::Float, ScalarType::Double});
         check_scalar(kStep, "lr", lr, device, numbers, {ScalarType::Float, ScalarType::Double});
         check_lengths(kStep, tensors, count, optimizer.rule());
-        if (gradients.size() != count)
-            fail(kStep, "gradients", text(gradients.size()) + " items", text(count) + ", 1 for each part");
-        if (also_shared.size() != also.size())
-            fail(kStep, "also_shared", text(also_shared.size()) + " items", text(also.size()) + ", as in also");
+        check_length(kStep, "gradients", gradients.size(), count);
+        check_length(kStep, "also_shared", also_shared.size(), also.size(), "as in also");
         const auto is_late = [](const Training& part) { return part.is_late; };
         check_late(kStep, late_tensors, rows, std::count_if(optimizer.parts.begin(), optimizer.parts.end(), is_late));
         for (size_t g = 0; g < optimizer.groups.size(); ++g)
@@ -938,7 +929,8 @@ struct StepCall {
                 continue;
             }
             const Late found = late_of(kStep, part, weight, late_tensors, rows, late_number, is_listed, device);
-            late.push_back({found, weight, gradient, rows[late_number], group.h, group.step, group.numbers});
+            late.push_back(
+                {found, weight, gradient, rows[late_number], late_number, group.h, group.step, group.numbers});
         }
         if (norm) add_summand(kStep, "norm", *norm, 0, std::nullopt, numbers, device, kept, read);
         for (size_t i = 0; i < also.size(); ++i) {
@@ -978,7 +970,7 @@ struct CatchUpCall {
             if (weight.numel() == 0) continue;
             const size_t g = training.group;
             late.push_back({late_of(kCatchUp, part, weight, late_tensors, rows, i, false, device), weight, weight,
-                            rows[i], optimizer.groups[g], state.step + g, state.numbers + g * kNumbers});
+                            rows[i], i, optimizer.groups[g], state.step + g, state.numbers + g * kNumbers});
         }
     }
 };

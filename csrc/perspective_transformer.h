@@ -114,9 +114,11 @@ struct Factors {
     Tensor gradient, stack;
 };
 
-// The gradients that the backward is given. `output`: the gradient of the output; with `factors` the weight of the
-// layer after, float32 [S, 1, 2 W]; or row gradients of bytes. With those, no gradient of the bias is made.
+// The gradients that the backward is given. `op`: the operator that was called, for errors. `output`: the gradient of
+// the output; with `factors` the weight of the layer after, float32 [S, 1, 2 W]; or row gradients of bytes. With those,
+// no gradient of the bias is made.
 struct OutputGradients {
+    const char* op;
     Tensor output;
     std::optional<Factors> factors;
     std::optional<Tensor> psqt;
@@ -217,14 +219,15 @@ inline void check_psqt(const char* op, const Tensor& psqt, const std::optional<T
     check_psqt_bucket(op, psqt_bucket, white, device);
 }
 
-inline void check_grad_psqt(const std::optional<Tensor>& grad_psqt, const std::optional<Tensor>& psqt_bucket,
-                            const Tensor& white, int64_t psqt_buckets, Device device) {
-    if (psqt_buckets < 0 || psqt_buckets > INT32_MAX) fail(kBackward, "psqt_buckets", psqt_buckets, "P >= 0");
-    if (!grad_psqt) fail(kBackward, "grad_psqt", std::string("none"), "a tensor, since psqt_buckets is not 0");
-    check_device(kBackward, "grad_psqt", *grad_psqt, device, white, "white");
-    check_shape(kBackward, "grad_psqt", *grad_psqt, {white.size(0)}, "[B]");
-    check_dtype(kBackward, "grad_psqt", *grad_psqt, {ScalarType::Float});
-    check_psqt_bucket(kBackward, psqt_bucket, white, device);
+inline void check_grad_psqt(const char* op, const std::optional<Tensor>& grad_psqt,
+                            const std::optional<Tensor>& psqt_bucket, const Tensor& white, int64_t psqt_buckets,
+                            Device device) {
+    if (psqt_buckets < 0 || psqt_buckets > INT32_MAX) fail(op, "psqt_buckets", psqt_buckets, "P >= 0");
+    if (!grad_psqt) fail(op, "grad_psqt", std::string("none"), "a tensor, since psqt_buckets is not 0");
+    check_device(op, "grad_psqt", *grad_psqt, device, white, "white");
+    check_shape(op, "grad_psqt", *grad_psqt, {white.size(0)}, "[B]");
+    check_dtype(op, "grad_psqt", *grad_psqt, {ScalarType::Float});
+    check_psqt_bucket(op, psqt_bucket, white, device);
 }
 
 // The error for a PSQT bucket outside the contract, with the same words on every device.

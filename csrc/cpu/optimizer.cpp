@@ -137,24 +137,26 @@ int64_t groups_of_task(const Late& l) {
     return std::clamp<int64_t>(l.virtual_rows / 128, 1, 32);
 }
 
-// Where the gradient of each row lies, -1 for rows that make no step now: from marks, where there is a gradient for
-// every row, or from the numbers of the rows that have one.
+// Where the gradient of each row lies, -1 for rows that do not make this step: from marks, where there is a gradient
+// for every row, or from the numbers of the rows that have one.
 std::vector<int64_t> gradient_places(const LatePart& part, int64_t step) {
     const Late& l = part.late;
     const int64_t num_rows = l.rows;
+    const std::string made = at("made", part.number), rows = at("rows", part.number);
+    if (step < 1) fail(kStep, "step", step - 1, "0 or more");
     std::vector<int64_t> places(num_rows, -1);
     if (part.rows.scalar_type() != ScalarType::Long) {
         for (int64_t row = 0; row < num_rows; ++row) {
             if (l.marked == nullptr || l.marked[row]) places[row] = row;
         }
     } else {
-        check_device(kStep, "rows", part.rows, Device::cpu, part.weight, "weight");
-        check_shape(kStep, "rows", part.rows, {part.gradient.size(0)}, "[R], the rows of gradient,");
-        check_contiguous(kStep, "rows", part.rows);
+        check_device(kStep, rows.c_str(), part.rows, Device::cpu, part.weight, "its weight");
+        check_shape(kStep, rows.c_str(), part.rows, {part.gradient.size(0)}, "[R], the rows of gradient,");
+        check_contiguous(kStep, rows, part.rows);
         const int64_t* const numbers = const_data<int64_t>(part.rows);
         for (int64_t i = 0; i < part.rows.size(0); ++i) {
             if (numbers[i] < (i == 0 ? 0 : numbers[i - 1] + 1) || numbers[i] >= num_rows) {
-                fail(kStep, "rows", text(numbers[i]) + " at place " + text(i),
+                fail(kStep, rows.c_str(), text(numbers[i]) + " at place " + text(i),
                      "ascending numbers below " + text(num_rows));
             }
             places[numbers[i]] = i;
@@ -162,7 +164,7 @@ std::vector<int64_t> gradient_places(const LatePart& part, int64_t step) {
     }
     for (int64_t row = 0; row < num_rows; ++row) {
         if (places[row] >= 0 && l.made[row] != step - 1) {
-            fail(kStep, "made", text(l.made[row]) + " in row " + text(row),
+            fail(kStep, made.c_str(), text(l.made[row]) + " in row " + text(row),
                  text(step - 1) + ", as this is step " + text(step));
         }
     }
@@ -193,12 +195,9 @@ void update_rows(const Late& l, const std::vector<int64_t>& places, const Factor
     if (bad) *failed = 1;
 }
 
-void update_late(const LatePart& part, float* failed) {
-    const int64_t step = *part.step;
-    if (step < 1) fail(kStep, "step", step, "1 or more");
-    const std::vector<int64_t> places = gradient_places(part, step);
+void update_late(const LatePart& part, const std::vector<int64_t>& places, float* failed) {
     with_rule(part.h.rule, part.weight, [&]<class R, class T>() {
-        update_rows<R, T>(part.late, places, factors(part.h), part.numbers, step, failed);
+        update_rows<R, T>(part.late, places, factors(part.h), part.numbers, *part.step, failed);
     });
 }
 
@@ -248,14 +247,16 @@ void catch_up_op(Tensors weights, Tensors moments, Tensors copies, Tensors late,
     for (const LatePart& part : call.late) {
         const Late& l = part.late;
         const int64_t step = *part.step;
+        const std::string name = at("made", part.number);
         if (std::all_of(l.made, l.made + l.rows, [step](int64_t made) { return made == step; })) continue;
         for (int64_t row = 0; row < l.rows; ++row) {
             const int64_t made = l.made[row];
             if (made < 0 || made > step) {
-                fail(kCatchUp, "made", text(made) + " in row " + text(row), "0 to " + text(step) + ", the steps made");
+                fail(kCatchUp, name.c_str(), text(made) + " in row " + text(row),
+                     "0 to " + text(step) + ", the steps made");
             }
             if (step - made > l.window) {
-                fail(kCatchUp, "made", text(made) + " in row " + text(row),
+                fail(kCatchUp, name.c_str(), text(made) + " in row " + text(row),
                      "at least " + text(step - l.window) + ", as the window has " + text(l.window) + " steps");
             }
         }
@@ -270,7 +271,11 @@ void step_op(Tensors weights, Tensors gradients, Tensors moments, Tensors copies
              const std::optional<Tensor>& norm, int64_t optimizer) {
     const StepCall call({weights, moments, copies}, gradients, late, rows, state, loss, lr, also, also_shared, norm,
                         optimizer, Device::cpu);
-    for (const LatePart& part : call.late) check_dtype(kStep, "gradient", part.gradient, {part.weight.scalar_type()});
+    std::vector<std::vector<int64_t>> places;  // of each part that is updated late; checked before anything changes
+    for (const LatePart& part : call.late) {
+        check_dtype(kStep, "gradient", part.gradient, {part.weight.scalar_type()});
+        places.push_back(gradient_places(part, *part.step + 1));
+    }
     float* const failed = call.state.failed;
     for (size_t g = 0; g < call.groups.size(); ++g) {
         const StepCall::Group& group = call.groups[g];
@@ -287,8 +292,8 @@ void step_op(Tensors weights, Tensors gradients, Tensors moments, Tensors copies
         with_rule(group.h.rule, weights[0],
                   [&]<class R, class T>() { run<R, T>(group.parts, factors(group.h), group.numbers, failed); });
     }
-    for (const LatePart& part : call.late) {
-        if (part.numbers[kGo] != 0) update_late(part, failed);
+    for (size_t i = 0; i < call.late.size(); ++i) {
+        if (call.late[i].numbers[kGo] != 0) update_late(call.late[i], places[i], failed);
     }
 }
 

@@ -288,7 +288,7 @@ Gradients gradients_of(const Tensor& grad_output_in, const std::optional<Tensor>
         check_shape(kBackward, "saved", saved_in, {2 * white.size(0), num_outputs}, "what the forward saved,");
         check_dtype(kBackward, "saved", saved_in, {ScalarType::Float});
     }
-    if (psqt_buckets != 0) check_grad_psqt(grad_psqt_in, psqt_bucket, white, psqt_buckets, Device::cpu);
+    if (psqt_buckets != 0) check_grad_psqt(kBackward, grad_psqt_in, psqt_bucket, white, psqt_buckets, Device::cpu);
     const Rows rows(kBackward, white, black, plan_in, num_features);
     const Tensor grad_output = torch::stable::contiguous(grad_output_in), saved = torch::stable::contiguous(saved_in);
 

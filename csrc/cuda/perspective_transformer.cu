@@ -123,38 +123,40 @@ Three forward_op(std::vector<Tensor> batch_in, const Tensor& weight_in, const Te
 
 Three backward(const OutputGradients& given, const Batch& batch_in, const Transformer& of, const Tensor& saved_in,
                ScalarType weight_dtype) {
+    const char* const op = given.op;
+    const char* const output_name = given.factors ? "weight_0" : "grad_output";
     const Tensor& white_in = batch_in.white;
-    check_plan_arguments(kBackward, white_in, batch_in.black, of.sizes.num_features, of.layout);
+    check_plan_arguments(op, white_in, batch_in.black, of.sizes.num_features, of.layout);
     for (const auto& [name, tensor] :
-         {std::pair{"grad_output", &given.output}, {"plan", &batch_in.plan}, {"saved", &saved_in}}) {
-        check_device(kBackward, name, *tensor, Device::cuda, white_in, "white");
+         {std::pair{output_name, &given.output}, {"plan", &batch_in.plan}, {"saved", &saved_in}}) {
+        check_device(op, name, *tensor, Device::cuda, white_in, "white");
     }
-    const ScalarType dtype = check_float_dtype(kBackward, "weight_dtype", weight_dtype);
+    const ScalarType dtype = check_float_dtype(op, "weight_dtype", weight_dtype);
     Sizes sizes = of.sizes;
     if (!given.psqt) sizes.psqt_buckets = 0;
     if (sizes.psqt_buckets != 0)
-        check_grad_psqt(given.psqt, batch_in.psqt_bucket, white_in, sizes.psqt_buckets, Device::cuda);
+        check_grad_psqt(op, given.psqt, batch_in.psqt_bucket, white_in, sizes.psqt_buckets, Device::cuda);
     const torch::stable::accelerator::DeviceGuard guard(white_in.get_device_index());
     const int64_t positions = white_in.size(0), width = output_width(of.activation, sizes.num_outputs);
     std::optional<Factors> factors = given.factors;
     // Row gradients, which only the kernels of 9.0 have.
     const bool rows_are_made = given.output.scalar_type() == ScalarType::Byte && !is_portable(of.layout) && !factors;
     if (factors) {
-        check_shape(kBackward, "grad_output", given.output, {-1, 1, width}, "[S, 1, 2 W]");
-        if (given.output.size(0) < 1) fail(kBackward, "grad_output", "no stack", "at least one");
-        check_device(kBackward, "gradient", factors->gradient, Device::cuda, white_in, "white");
-        check_shape(kBackward, "gradient", factors->gradient, {positions}, "[B]");
-        check_dtype(kBackward, "gradient", factors->gradient, {ScalarType::Float});
-        check_device(kBackward, "stack", factors->stack, Device::cuda, white_in, "white");
-        check_shape(kBackward, "stack", factors->stack, {positions}, "[B]");
-        check_dtype(kBackward, "stack", factors->stack, {ScalarType::Long});
+        check_shape(op, output_name, given.output, {-1, 1, width}, "[S, 1, 2 W]");
+        if (given.output.size(0) < 1) fail(op, output_name, "no stack", "at least one");
+        check_device(op, "grad_output", factors->gradient, Device::cuda, white_in, "white");
+        check_shape(op, "grad_output", factors->gradient, {positions}, "[B]");
+        check_dtype(op, "grad_output", factors->gradient, {ScalarType::Float});
+        check_device(op, "bucket", factors->stack, Device::cuda, white_in, "white");
+        check_shape(op, "bucket", factors->stack, {positions}, "[B]");
+        check_dtype(op, "bucket", factors->stack, {ScalarType::Long});
         factors = Factors{torch::stable::contiguous(factors->gradient), torch::stable::contiguous(factors->stack)};
     } else if (!rows_are_made) {
-        check_shape(kBackward, "grad_output", given.output, {positions, width}, "[B, 2 W]");
+        check_shape(op, "grad_output", given.output, {positions, width}, "[B, 2 W]");
     }
     if ((dtype == ScalarType::Float && !rows_are_made) || factors)
-        check_dtype(kBackward, "grad_output", given.output, {ScalarType::Float});
-    const OutputGradients gradients{aligned(given.output), factors, given.psqt};
+        check_dtype(op, output_name, given.output, {ScalarType::Float});
+    const OutputGradients gradients{op, aligned(given.output), factors, given.psqt};
     const Tensor saved = aligned(saved_in);
     const Batch batch = contiguous_batch(batch_in);
     if constexpr (kBuiltFor90) {
@@ -172,7 +174,8 @@ Three backward_op(const Tensor& grad_output, const std::optional<Tensor>& grad_p
                   ScalarType weight_dtype) {
     check_float(kBackward, "grad_output", grad_output);
     const Transformer of = transformer_of(kBackward, transformer, range, kMultiple);
-    return backward({grad_output, std::nullopt, grad_psqt}, batch_of(kBackward, batch), of, saved, weight_dtype);
+    return backward({kBackward, grad_output, std::nullopt, grad_psqt}, batch_of(kBackward, batch), of, saved,
+                    weight_dtype);
 }
 
 Tensor psqt_op(std::vector<Tensor> batch_in, const Tensor& psqt, std::vector<int64_t> transformer, int64_t begin,

@@ -277,10 +277,10 @@ def test_norms_need_every_row() -> None:
 @pytest.mark.parametrize(
     ("numbers", "message"),
     [
-        ([3, 2], r"rows: found 2 at place 1, expected ascending numbers below 24"),
-        ([24], r"rows: found 24 at place 0, expected ascending numbers below 24"),
-        ([-1], r"rows: found -1 at place 0, expected ascending numbers below 24"),
-        ([0], r"made: found 0 in row 0, expected 2, as this is step 3"),
+        ([3, 2], r"rows\[1\]: found 2 at place 1, expected ascending numbers below 24"),
+        ([24], r"rows\[1\]: found 24 at place 0, expected ascending numbers below 24"),
+        ([-1], r"rows\[1\]: found -1 at place 0, expected ascending numbers below 24"),
+        ([0], r"made\[1\]: found 0 in row 0, expected 2, as this is step 3"),
     ],
 )
 def test_rows_of_a_sparse_gradient(numbers: list[int], message: str) -> None:
@@ -290,6 +290,7 @@ def test_rows_of_a_sparse_gradient(numbers: list[int], message: str) -> None:
     gradients = [torch.zeros(0), torch.zeros(len(numbers), COLUMNS), torch.zeros(0)]
     with pytest.raises(RuntimeError, match=f"nnue::_optimizer_step: {message}"):
         call_with("_optimizer_step", late, gradients, rows, given(late.pairs)[3])
+    assert late.step_count == 2, "the step was counted before the error"
 
 
 def call_with(
@@ -326,10 +327,10 @@ def steps_to_come(history: Tensor, changes: Tensor, made: Tensor) -> tuple[Tenso
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (wrong_window, "history: found a window of 0 steps, expected 1 or more"),
-        (other_virtual_rows, r"changes: found shape \[16, 36, 150\], expected \[K, V, ...\] as the moments of V rows"),
-        (no_changes, r"changes: found shape \[0, 12, 150\], expected \[K, V, ...\] as the moments of V rows"),
-        (steps_to_come, r"made: found 1099511627779 in row 0, expected"),
+        (wrong_window, r"history\[0\]: found a window of 0 steps, expected 1 or more"),
+        (other_virtual_rows, r"changes\[0\]: found shape \[16, 36, 150\], expected \[K, V, ...\] as the moments of V rows"),
+        (no_changes, r"changes\[0\]: found shape \[0, 12, 150\], expected \[K, V, ...\] as the moments of V rows"),
+        (steps_to_come, r"made\[0\]: found 1099511627779 in row 0, expected"),
     ],
 )
 @pytest.mark.parametrize("operator", ["_optimizer_step", "_optimizer_catch_up"])
@@ -352,7 +353,7 @@ def test_a_window_that_has_forgotten_is_an_error() -> None:
     run(late, range(3))
     late.step_count.fill_(40)
     with pytest.raises(
-        RuntimeError, match=r"nnue::_optimizer_catch_up: made: found . in row \d+, expected at least 24"
+        RuntimeError, match=r"nnue::_optimizer_catch_up: made\[\d\]: found . in row \d+, expected at least 24"
     ):
         late.settle()
 

@@ -313,13 +313,13 @@ def test_emulated_errors(emulated: ctypes.CDLL) -> None:
         )  # fmt: skip
 
     through(case.bucket)
-    with pytest.raises(RuntimeError, match=r"stack: found int32, expected int64"):
+    with pytest.raises(RuntimeError, match=r"_through: bucket: found int32, expected int64"):
         through(case.bucket.int())
-    with pytest.raises(RuntimeError, match=r"stack: found shape \[4\], expected shape \[B\]"):
+    with pytest.raises(RuntimeError, match=r"_through: bucket: found shape \[4\], expected shape \[B\]"):
         through(case.bucket[:4])
-    with pytest.raises(RuntimeError, match=r"gradient: found shape \[0\], expected shape \[B\]"):
+    with pytest.raises(RuntimeError, match=r"_through: grad_output: found shape \[0\], expected shape \[B\]"):
         through(case.bucket, None)
-    with pytest.raises(RuntimeError, match=r"grad_output: found shape \[2, 1, 32\], expected shape \[S, 1, 2 W\]"):
+    with pytest.raises(RuntimeError, match=r"_through: weight_0: found shape \[2, 1, 32\], expected shape \[S, 1, 2 W\]"):
         through(case.bucket, transformer=[FEATURES, 32, *transformer[2:]])
     with pytest.raises(RuntimeError, match="transformer: found 7 numbers, expected eight"):
         through(case.bucket, transformer=transformer[:-1])

@@ -254,7 +254,7 @@ def _with(position: int, value: Any) -> Callable[[list[Any]], None]:
         (_with(3, torch.zeros(2)), "lr: found 2 elements, expected one"),
         (_with(4, []), "state: found 0 tensors"),
         (_with(5, [1.0, 0.0, 1.0, -1.0]), "lowest weight 1.000000, expected at most the highest"),
-        (_with(5, [1.0]), "settings: found 1 items, expected four for each weight"),
+        (_with(5, [1.0]), "settings: found 1 items, expected 4, four for each weight"),
         (_with(6, [1.0, 1.0, 5.0, 1.0, 1.0, 1.0]), "momentum: found 1.000000, expected 0 <= momentum < 1"),
         (_with(6, []), "constants: found 0 numbers, expected six"),
     ],

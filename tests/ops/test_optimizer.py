@@ -499,7 +499,7 @@ def call_step(**changed: object) -> None:
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"gradients": []}, "gradients: found 0 items, expected 1, 1 for each part"),
+        ({"gradients": []}, "gradients: found 0 items, expected 1, one for each part"),
         ({"gradients": [torch.zeros(4, 6)]}, r"gradients\[0\]: found shape \[4, 6\], expected shape \[6, 4\] of its"),
         ({"gradients": [torch.zeros(6, 4).double()]}, r"gradients\[0\]: found float64, expected float32"),
         (
@@ -517,7 +517,7 @@ def call_step(**changed: object) -> None:
         ({"optimizer": -1}, "optimizer: found -1, expected a number that _optimizer_describe returned"),
         ({"optimizer": 2**40}, "optimizer: found 1099511627776, expected a number that _optimizer_describe returned"),
         ({"copies": [torch.zeros(6, 4)]}, r"copies\[0\]: found float32, expected float16 or bfloat16"),
-        ({"copies": []}, "copies: found 0 items, expected 1, 1 for each part"),
+        ({"copies": []}, "copies: found 0 items, expected 1, one for each part"),
         ({"state": state(torch.zeros(1, 16))}, "numbers: found float32, expected float64"),
         (
             {"state": state(torch.zeros(2, 16).double())},
@@ -525,7 +525,7 @@ def call_step(**changed: object) -> None:
         ),
         ({"state": []}, "state: found 0 tensors, expected three: step, failed and numbers"),
         ({"loss": torch.zeros(2)}, "loss: found 2 elements, expected one"),
-        ({"late": [torch.zeros(6)]}, "late: found 1 tensors, expected 0: made, changes and history of each part"),
+        ({"late": [torch.zeros(6)]}, "late: found 1 items, expected 0, made, changes and history of each part"),
         ({"also": [torch.zeros(4, 2)]}, "also_shared: found 0 items, expected 1, as in also"),
         (
             {"also": [torch.zeros(4, 2)], "also_shared": [3]},
@@ -546,7 +546,7 @@ def test_wrong_arguments_are_named(changed: dict[str, object], message: str) -> 
         ({"constants": constants(lookahead_every=3)}, "moments: found 4 items, expected 5, 5 for each part"),
         (
             {"parts": [0.0, 1.0, 1.0, 1.0, 0.0, -1.0, 1.0, 0.0]},
-            "late: found 0 tensors, expected 3: made, changes and history of each part",
+            "late: found 0 items, expected 3, made, changes and history of each part",
         ),
     ],
 )

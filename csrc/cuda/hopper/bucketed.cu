@@ -276,7 +276,7 @@ Three backward(const OutputGradients& gradients, const Batch& batch, PlanLayout 
     BackwardProblem p{};
     p.activation = activation;
     p.in = index_rows(white, black, num_features, layout);
-    const Plan open = open_plan(kBackward, plan, p.in);
+    const Plan open = open_plan(gradients.op, plan, p.in);
     p.plan = open.buckets;
     p.unbucketed = open.lists;
     p.num_outputs = static_cast<int>(num_outputs);
@@ -284,10 +284,10 @@ Three backward(const OutputGradients& gradients, const Batch& batch, PlanLayout 
     p.scale = range.scale;
     // Bytes are row gradients, made by first_layer_backward.
     const bool makes_rows = grad_output.scalar_type() != ScalarType::Byte;
-    if (makes_rows) p.grad_type = float_type(kBackward, "grad_output", grad_output.scalar_type());
-    p.weight_type = float_type(kBackward, "weight_dtype", dtype);
+    if (makes_rows) p.grad_type = float_type(gradients.op, "grad_output", grad_output.scalar_type());
+    p.weight_type = float_type(gradients.op, "weight_dtype", dtype);
     if (p.activation != Activation::kIdentity)
-        check_saved(kBackward, saved, p.in, num_outputs,
+        check_saved(gradients.op, saved, p.in, num_outputs,
                     dtype == ScalarType::Float ? ScalarType::Float : ScalarType::Half);
     Tensor grad_weight = torch::stable::new_empty(grad_output, {num_features, num_outputs}, dtype);
     Tensor grad_bias = torch::stable::new_empty(grad_output, {makes_rows ? num_outputs : 0}, ScalarType::Float);
@@ -304,7 +304,7 @@ Three backward(const OutputGradients& gradients, const Batch& batch, PlanLayout 
     }
     p.grad_out = output_gradient(gradients);
     p.saved = saved.const_data_ptr();
-    if (!makes_rows) open_row_gradients(kBackward, grad_output, p);
+    if (!makes_rows) open_row_gradients(gradients.op, grad_output, p);
     const auto carve = [&](Carver& carver) {
         if (makes_rows) one_hot_product::carve_row_gradients(carver, p);
         one_hot_product::carve_scratch(carver, p);

@@ -136,11 +136,11 @@ Three backward(const OutputGradients& gradients, const Batch& batch, const Tenso
     const cudaStream_t stream = current_stream(grad_output);
     const auto [num_features, num_outputs, psqt_buckets] = sizes;
     const IndexRows in = index_rows(batch.white, batch.black, num_features);
-    const Plan plan = open_plan(kBackward, batch.plan, in);
+    const Plan plan = open_plan(gradients.op, batch.plan, in);
     const bool has_slopes = activation != Activation::kIdentity, is_float = weight_dtype == ScalarType::Float;
     if (has_slopes) {
-        check_shape(kBackward, "saved", saved, {in.rows(), num_outputs}, "what the forward saved");
-        check_dtype(kBackward, "saved", saved, {slope_dtype(weight_dtype)});
+        check_shape(gradients.op, "saved", saved, {in.rows(), num_outputs}, "what the forward saved");
+        check_dtype(gradients.op, "saved", saved, {slope_dtype(weight_dtype)});
     }
     using Shape = std::vector<int64_t>;
     const Shape of_weight{num_features, num_outputs}, of_bias{num_outputs},
@@ -185,8 +185,8 @@ Three backward(const OutputGradients& gradients, const Batch& batch, const Tenso
         {launch_backward<__nv_bfloat16, float>, launch_backward<__nv_bfloat16, __half>,
          launch_backward<__nv_bfloat16, __nv_bfloat16>},
     };
-    const Float weight_type = float_type(kBackward, "weight_dtype", weight_dtype),
-                grad_type = float_type(kBackward, "grad_output", grad_output.scalar_type());
+    const Float weight_type = float_type(gradients.op, "weight_dtype", weight_dtype),
+                grad_type = float_type(gradients.op, "grad_output", grad_output.scalar_type());
     kRuns[static_cast<int>(weight_type)][static_cast<int>(grad_type)](
         p, multiprocessors(grad_output.get_device_index()), stream);
     return {grad_weight, grad_bias, grad_of_psqt};

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "../../capabilities.h"
+#include "../../handles.h"
 #include "../hopper/bucketed.cuh"
 #include "../perspective_transformer.cuh"
 #include "finish.cuh"
@@ -93,14 +94,14 @@ void check_fits(const char* op, const Layers& layers) {
              "N a multiple of 16, at most 32 outputs of layer 0, and layers that fit 99 KB together");
 }
 
-Descriptions& descriptions() {
-    static Descriptions all;
+Handles<Layers>& descriptions() {
+    static Handles<Layers> all;
     return all;
 }
 
 // The layers of a description, with the parameters checked against it, if the kernels support them.
 const Layers& layers_of(const char* op, const Tensors& parameters, int64_t description) {
-    const Layers& layers = descriptions().at(op, description);
+    const Layers& layers = descriptions().at(op, "layers", description, "_layer_stacks_describe");
     check_parameters(op, parameters, layers, Device::cuda);
     check_fits(op, layers);
     return layers;
@@ -442,12 +443,12 @@ struct Gradients {
     Finish finish_{};
 };
 
-std::tuple<Tensor, Tensor, Tensor, Tensor> gradients_op(const std::optional<Tensor>& x_in, const Tensor& order,
-                                                        Tensors parameters, const std::optional<Tensor>& grad_sums,
+std::tuple<Tensor, Tensor, Tensor, Tensor> gradients_of(const char* op, const std::optional<Tensor>& x_in,
+                                                        const Tensor& order, const Tensors& parameters,
+                                                        const std::optional<Tensor>& grad_sums,
                                                         const std::optional<Tensor>& partials,
-                                                        const std::optional<Tensor>& grad_output, Tensors scales,
+                                                        const std::optional<Tensor>& grad_output, const Tensors& scales,
                                                         int64_t description, std::optional<ScalarType> grad_dtype) {
-    constexpr const char* op = "_layer_stacks_gradients";
     if (!x_in && !grad_output) fail(op, "x", "neither x nor grad_output", "one of them");
     check_floats(op, "weight_0", parameters.at(0), {-1, -1, -1}, "[S, O, I]", parameters.at(0));
     const torch::stable::accelerator::DeviceGuard guard(parameters[0].get_device_index());
@@ -484,6 +485,15 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> gradients_op(const std::optional<Tens
     return {grad_x, all.grad_weight, all.grad_psqt, all.gradients};
 }
 
+std::tuple<Tensor, Tensor, Tensor, Tensor> gradients_op(const std::optional<Tensor>& x, const Tensor& order,
+                                                        Tensors parameters, const std::optional<Tensor>& grad_sums,
+                                                        const std::optional<Tensor>& partials,
+                                                        const std::optional<Tensor>& grad_output, Tensors scales,
+                                                        int64_t description, std::optional<ScalarType> grad_dtype) {
+    return gradients_of("_layer_stacks_gradients", x, order, parameters, grad_sums, partials, grad_output, scales,
+                        description, grad_dtype);
+}
+
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> through_op(
     const std::optional<Tensor>& x, const Tensor& order, const Tensor& bucket, Tensors parameters,
     const std::optional<Tensor>& grad_sums, const std::optional<Tensor>& partials,
@@ -495,9 +505,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> through_op(
     const pt::Transformer of = pt::transformer_of(op, transformer, range_in, pt::kMultiple);
     if (layers_of(op, parameters, description).count == 1) {
         const auto [_, grad_weight, factor, gradients] =
-            gradients_op(x, order, parameters, grad_sums, partials, grad_output, scales, description, std::nullopt);
-        const auto [grad_rows, grad_bias, grad_psqt] =
-            pt::backward({parameters[0], pt::Factors{factor, bucket}, std::nullopt}, batch, of, saved, weight_dtype);
+            gradients_of(op, x, order, parameters, grad_sums, partials, grad_output, scales, description, std::nullopt);
+        const auto [grad_rows, grad_bias, grad_psqt] = pt::backward(
+            {op, parameters[0], pt::Factors{factor, bucket}, std::nullopt}, batch, of, saved, weight_dtype);
         return {grad_rows, grad_bias, grad_psqt, grad_weight, gradients};
     }
     pt::check_plan_arguments(op, batch.white, batch.black, of.sizes.num_features, of.layout);
@@ -531,7 +541,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> through_op(
     std::optional<Tensor> of_psqt;
     if (grad_output) of_psqt = all.grad_psqt;
     const auto [grad_rows, _, grad_psqt] =
-        pt::backward({made.row_gradients, std::nullopt, of_psqt}, batch, of, saved, weight_dtype);
+        pt::backward({op, made.row_gradients, std::nullopt, of_psqt}, batch, of, saved, weight_dtype);
     return {grad_rows, grad_bias, grad_psqt, all.grad_weight, all.gradients};
 }
 

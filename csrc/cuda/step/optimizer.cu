@@ -173,8 +173,10 @@ struct LateLaunch {
         const Late& l = part.late;
         if (l.rows > INT32_MAX) fail(op, "weights", text(l.rows) + " rows", "fewer than 2^31");
         if (l.part.shares && l.virtual_rows * l.columns > INT32_MAX)
-            fail(op, "changes", text(l.virtual_rows * l.columns) + " elements of virtual rows", "fewer than 2^31");
-        if (l.window > kMostWindow) fail(op, "history", text(l.window) + " steps", "at most " + text(kMostWindow));
+            fail(op, at("changes", part.number).c_str(), text(l.virtual_rows * l.columns) + " elements of virtual rows",
+                 "fewer than 2^31");
+        if (l.window > kMostWindow)
+            fail(op, at("history", part.number).c_str(), text(l.window) + " steps", "at most " + text(kMostWindow));
         is_16 = bytes_of(l.part.gradient_type) == 2;
         arguments = {l, part.step, part.numbers, failed, factors(part.h)};
         Part row = l.part;
