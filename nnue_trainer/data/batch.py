@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Hashable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +22,22 @@ def _layout(batch_size: int, max_active: int) -> tuple[dict[str, tuple[int, torc
     in data_loader/features/batch_layout.h."""
     fields, size = _data.batch_layout(batch_size, max_active)
     return {name: (offset, getattr(torch, dtype), shape) for name, dtype, offset, shape in fields}, size
+
+
+class Plan(NamedTuple):
+    """A part of the work on a batch that a model has done ahead: a plan of `Batch.plans`."""
+
+    key: Hashable
+    """what it is, and everything beside the index rows that it was made for"""
+    data: Tensor
+    white: Tensor
+    """white's index rows"""
+
+
+def plan_of(batch: Any, key: Hashable) -> Any:
+    """The plan with this key that was made from the very index rows of `batch`, a `Batch` or anything else with `white`
+    and `plans`; None if there is none."""
+    return next((plan for plan in batch.plans if plan.white is batch.white and plan.key == key), None)
 
 
 @dataclass(frozen=True)
@@ -39,8 +56,8 @@ class Batch:
 
     `storage`, where there is one, is the uint8 allocation that all fields are views of; `to` and `clone` then make a
     single copy. Where batches take turns in a few buffers, `buffer` is the number of the one that holds this batch.
-    `plans` are what a model has prepared from these very tensors (`NnueModel.prepare`). Copies and parts of a batch
-    have neither.
+    `plans` are what a model has prepared from these very tensors (`NnueModel.prepare`): each is a `Plan`, or has its
+    fields. Copies and parts of a batch have neither.
     """
 
     white: Tensor

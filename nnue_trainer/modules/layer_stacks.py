@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from nnue_trainer.data.batch import Batch
+from nnue_trainer.data.batch import Batch, Plan, plan_of
 from nnue_trainer.losses.base import Loss, LossKernel, mean
 from nnue_trainer.modules.stacked_linear import StackedLinear, stacked_linear
 from nnue_trainer.modules.straight_through import cut
@@ -31,7 +31,7 @@ from nnue_trainer.ops.perspectives import TransformerCall, differentiable, numbe
 from nnue_trainer.ops.reference import LayerActivation
 
 _ACTIVATIONS: tuple[LayerActivation, ...] = get_args(LayerActivation)
-_ON_GPU = ("tiles", "one_pass")  # kernels that compute all layers together
+_TOGETHER = ("tiles", "one_pass")  # kernels that compute all layers together
 _WHOLE_BFLOAT16 = 256  # up to which bfloat16 holds every integer
 _operators: Any = torch.ops.nnue
 
@@ -145,21 +145,6 @@ class AfterFirst(NamedTuple):
     """Σ weight · loss, Σ weight (`Loss.terms`) and their quotient, fp32 [3]"""
 
 
-class StackOrder(NamedTuple):
-    """Positions of a batch ordered by stack: a plan of `Batch.plans`. `data` is int32, private to the operators."""
-
-    data: Tensor
-    white: Tensor
-    """white's rows of the batch that it was made from"""
-    stacks: int
-    of_share: bool = False
-    """it has this process's share of the positions, not all of them"""
-
-    def is_for(self, white: Tensor, stacks: int, of_share: bool = False) -> bool:
-        """Whether it was made of these index rows, for this number of stacks and for these positions."""
-        return white is self.white and (stacks, of_share) == (self.stacks, self.of_share)
-
-
 @dataclass(frozen=True)
 class LayerStacks:
     """The layers of a net: the `hidden` ones, then one with a single output. There are `stacks` sets of weights, and
@@ -185,7 +170,7 @@ class LayerStacks:
     def may_be_fused(self, device: torch.device, **call: Any) -> bool:
         """Whether there are operators for these layers on this device, for a call with these options of
         `kernels`. It is needed before there are tensors."""
-        return self.kernels(device, **call) in _ON_GPU
+        return self.kernels(device, **call) in _TOGETHER
 
     def kernels(
         self, device: torch.device, *dtypes: torch.dtype, mode: Mode = "plain", wide_sums: bool = False,
@@ -201,10 +186,15 @@ class LayerStacks:
         ).kernels
 
     def order_of(self, batch: Batch, *, of_share: bool = False) -> Tensor | None:
-        """The order that was prepared for this batch, or for this process's share of it, as the operator `_stack_order`
-        makes it, int32 [n]; None if there is none."""
-        orders = (plan for plan in batch.plans if isinstance(plan, StackOrder))
-        return next((order.data for order in orders if order.is_for(batch.white, self.stacks, of_share)), None)
+        """The order that was prepared for this batch, or for this process's share of it (`plan`); None if there is
+        none."""
+        found = plan_of(batch, ("order", self, of_share))
+        return None if found is None else found.data
+
+    def plan(self, batch: Batch, bucket: Tensor, *, of_share: bool = False) -> Plan:
+        """The `order` of these buckets, for `Batch.plans`. `of_share`: they are those of this process's share of the
+        positions."""
+        return Plan(("order", self, of_share), self.order(bucket), batch.white)
 
     def order(self, bucket: Tensor) -> Tensor:
         """Positions ordered by stack, for the operators on CUDA. It depends on int64 [B] `bucket` alone."""
@@ -459,7 +449,7 @@ class LayerCall:
         return self.of.kernels(x.device, x.dtype, weights, mode=mode, read=(x, self.parameters[0]))
 
     def _is_fused(self, x: Tensor, psqt: Tensor | None = None) -> bool:
-        return self._kernels(x, psqt) in _ON_GPU
+        return self._kernels(x, psqt) in _TOGETHER
 
     def _goes_through(self, call: TransformerCall, *, divided: bool = False) -> bool:
         """Whether the gradient between the transformer and the layers need not be made."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from nnue_trainer.data.batch import Batch
+from nnue_trainer.data.batch import Batch, Plan, plan_of
 from nnue_trainer.ops import perspectives
 from nnue_trainer.ops.perspectives import Description, Parameters, PerspectivePlan, TransformerCall
 
@@ -33,13 +33,6 @@ class _Positions(NamedTuple):
     black: Tensor
     black_to_move: Tensor
     plans: tuple[Any, ...]
-
-
-class Marks(NamedTuple):
-    """A plan of `Batch.plans`: uint8 [F], 1 for each row of the weight that the batch has. `white`: its index rows."""
-
-    data: Tensor
-    white: Tensor
 
 
 @functools.cache
@@ -126,11 +119,13 @@ class PerspectiveTransformer(nn.Module):
         width = self.weight.shape[1]
         return width if self.activation == "pairwise" else 2 * width
 
-    def marks(self, batch: Batch) -> Marks | None:
-        """The rows of the weight that the batch has, for `batch.plans`; None if all are updated in every step."""
+    def marks(self, batch: Batch) -> Plan | None:
+        """The rows of the weight that the batch has, for `batch.plans`: uint8 [F], 1 for each of them. None if all are
+        updated in every step."""
         if self._late is None or not batch.white.is_cuda:
             return None
-        return Marks(self._late.marks(batch.white, batch.black), batch.white)
+        found = self._late.marks(batch.white, batch.black)
+        return Plan(("marks", len(found)), found, batch.white)
 
     def plan(self, batch: Batch, weight_dtype: torch.dtype | None = None) -> PerspectivePlan | None:
         """The part of the forward pass that depends only on the batch, for `batch.plans`; None if there is no
@@ -196,9 +191,7 @@ class PerspectiveTransformer(nn.Module):
         weight, psqt = parameters.weight, parameters.psqt
         if parameters.leaf is not None:  # the optimiser's copy
             self._bring_up_to_date(batch)
-        buckets = (self.bucket_size, self.num_bucketed)
-        plans = (plan for plan in batch.plans if isinstance(plan, PerspectivePlan))
-        plan = next((plan for plan in plans if plan.is_for(weight.shape[0], *buckets, weight.dtype)), None)
+        plan = plan_of(batch, perspectives.plan_key(weight.shape[0], self.bucket_size, self.num_bucketed, weight.dtype))
         rows = (batch.white, batch.black, batch.black_to_move)
         return description.call(rows, parameters, None if psqt is None else bucket, plan)
 
@@ -257,9 +250,8 @@ class PerspectiveTransformer(nn.Module):
         if self._late is None:
             return False
         if torch.is_grad_enabled():
-            rows, plans = len(self._weight_in_use()), (plan for plan in batch.plans if isinstance(plan, Marks))
-            marks = (plan.data for plan in plans if plan.white is batch.white and len(plan.data) == rows)
-            return self._late.catch_up(batch.white, batch.black, next(marks, None))
+            marks = plan_of(batch, ("marks", len(self._weight_in_use())))
+            return self._late.catch_up(batch.white, batch.black, None if marks is None else marks.data)
         self._late.settle()
         return False
 

@@ -28,13 +28,13 @@ import torch
 from torch import Tensor, nn
 
 from nnue_trainer.base.foreign import returned
-from nnue_trainer.data.batch import Batch
+from nnue_trainer.data.batch import Batch, Plan, plan_of
 from nnue_trainer.data.features import FeatureSet
 from nnue_trainer.data.features import feature_set as find_feature_set
 from nnue_trainer.data.piece_weights import weights_of_features
 from nnue_trainer.errors import UserError
 from nnue_trainer.losses.base import Loss, mean
-from nnue_trainer.modules.layer_stacks import FirstOutputs, LayerCall, LayerStacks, StackOrder, Targets
+from nnue_trainer.modules.layer_stacks import FirstOutputs, LayerCall, LayerStacks, Targets
 from nnue_trainer.modules.perspective_transformer import Activation, PerspectiveTransformer
 from nnue_trainer.modules.straight_through import Steps
 from nnue_trainer.nets.integer_forward import IntegerForward, RawValues, reference, wrap32
@@ -427,13 +427,6 @@ class NnueModel(nn.Module, ABC):
         return {}
 
 
-class _Buckets(NamedTuple):
-    """A plan of `Batch.plans`: what `StackedModel.buckets` gives for the batch with these index rows of White's."""
-
-    data: Tensor
-    white: Tensor
-
-
 class StackedModel(NnueModel):
     """A net of a first layer and of layers after it, with one set of weights per stack."""
 
@@ -444,10 +437,16 @@ class StackedModel(NnueModel):
         """The stack of each position, int64 [B]."""
 
     def buckets_of(self, batch: Batch) -> Tensor:
-        """The result of `buckets`, from when this batch was prepared or from now."""
-        prepared = (plan.data for plan in batch.plans if isinstance(plan, _Buckets) and plan.white is batch.white)
-        found = next(prepared, None)
-        return self.buckets(batch) if found is None else found
+        """The stack of each position, int64 [B], as the net's outputs are computed now: from `buckets`, or from the
+        engine's table while `forward` is to round. Not computed again for a batch that was prepared."""
+        found = plan_of(batch, self._buckets_key)
+        if found is not None:
+            return found.data  # type: ignore[no-any-return]
+        return self.buckets(batch) if self.rounded is None else self.rounded.buckets(batch)
+
+    @property
+    def _buckets_key(self) -> tuple[str, bool]:
+        return "buckets", self.rounded is not None
 
     @abstractmethod
     def first_outputs(self, batch: Batch) -> FirstOutputs:
@@ -481,9 +480,9 @@ class StackedModel(NnueModel):
         batch, stacks = super().prepare(batch), self.stacks_in_use()
         if stacks is None or not stacks.may_be_fused(batch.white.device):
             return batch
-        buckets = self.buckets(batch)
-        order = StackOrder(stacks.order(buckets), batch.white, stacks.stacks)
-        return replace(batch, plans=(*batch.plans, _Buckets(buckets, batch.white), order))
+        buckets = self.buckets_of(batch)
+        plans = Plan(self._buckets_key, buckets, batch.white), stacks.plan(batch, buckets)
+        return replace(batch, plans=(*batch.plans, *plans))
 
     def layers_for(self, bucket: Tensor, order: Tensor | None, *, loss_is_known: bool = True) -> LayerCall:
         """The layers after the first as `forward` computes them, for positions with these stacks, in two parts

@@ -286,7 +286,7 @@ class RoundedForward:
         """The integers of the feature transformer's weight that the optimiser keeps, and what takes their gradient."""
         return self._transformer(model).integer_copy(self._x_scale)
 
-    def _stack(self, batch: Batch) -> Tensor:
+    def buckets(self, batch: Batch) -> Tensor:
         """The stack of each position, int64 [B]."""
         if self.stack_table.device != batch.white.device:
             self.stack_table = self.stack_table.to(batch.white.device)
@@ -296,7 +296,7 @@ class RoundedForward:
 
     def _first_layer(self, model: NnueModel, batch: Batch) -> FirstOutputs:
         """Activations [B, N], rounded down, and the PSQT part fp32 [B], not rounded yet."""
-        stack = self._stack(batch)
+        stack = self.buckets(batch)
         return self._first_outputs(self._first_call(model, batch, stack), batch, stack)
 
     def _first_outputs(self, call: TransformerCall, batch: Batch, stack: Tensor) -> FirstOutputs:

@@ -221,21 +221,29 @@ class PerspectivePlan(NamedTuple):
         begin, size = _places(namespace, sizes)["plan"]["pieces"]["row_slot"]
         return int((self.data[begin : begin + size].view(torch.int32) < 0).sum().item())
 
-    def is_for(
-        self, num_features: int, bucket_size: int | None, num_bucketed: int | None, weight_dtype: torch.dtype
-    ) -> bool:
-        """Whether it was made with these arguments of `perspective_plan`."""
-        num_bucketed = num_features if num_bucketed is None else num_bucketed
-        return self[4:8] == (num_features, bucket_size or 0, num_bucketed, weight_dtype)
+    @property
+    def key(self) -> PlanKey:
+        """The fields from `num_features` on, which it was made for: see `plan_key`."""
+        return self[4:8]
 
-    def check(self, batch: Rows, constants: tuple[Any, ...]) -> None:
-        """ValueError if it was made of other tensors, or for others than these fields from `num_features` on."""
+    def check(self, batch: Rows, key: PlanKey) -> None:
+        """ValueError if it was made of other tensors, or has another key."""
         for name, own, given in zip(self._fields[1:4], self[1:4], batch, strict=True):
             if own is not given:
                 raise _wrong("plan", f"the plan of another tensor `{name}`", "that of this batch")
-        for name, made, wanted in zip(self._fields[4:8], self[4:8], constants, strict=True):
+        for name, made, wanted in zip(self._fields[4:8], self.key, key, strict=True):
             if made != wanted:
                 raise _wrong("plan", f"a plan for {name} = {made}", wanted)
+
+
+PlanKey = tuple[int, int, int, torch.dtype]
+
+
+def plan_key(
+    num_features: int, bucket_size: int | None, num_bucketed: int | None, weight_dtype: torch.dtype
+) -> PlanKey:
+    """`PerspectivePlan.key` of a plan that is made with these arguments of `perspective_plan`."""
+    return num_features, bucket_size or 0, num_features if num_bucketed is None else num_bucketed, weight_dtype
 
 
 def perspective_plan(
@@ -263,12 +271,11 @@ def perspective_plan(
     Returns:
         The plan. It keeps these tensors alive, and they must not be changed while it is in use.
     """
-    num_bucketed = num_features if num_bucketed is None else num_bucketed
     machine = capabilities.machine_of(white.device)
     found = capabilities.transformer(machine, weight_dtype, num_features, -1, bucket_size, num_bucketed).kernels
     kernels = cast(Kernels, "portable" if found == "torch" else found)
-    constants = (num_features, bucket_size or 0, num_bucketed, weight_dtype)
-    empty = PerspectivePlan(white, white, black, black_to_move, *constants, kernels)
+    key = plan_key(num_features, bucket_size, num_bucketed, weight_dtype)
+    empty = PerspectivePlan(white, white, black, black_to_move, *key, kernels)
     data = torch.ops.nnue._perspective_plan(white, black, black_to_move, num_features, *empty.layout)
     return empty._replace(data=data)
 
@@ -408,7 +415,7 @@ class Description(NamedTuple):
         num_bucketed = num_features if self.num_bucketed is None else self.num_bucketed
         _check_arguments(weight, self.activation, self.bound, num_bucketed, psqt, psqt_bucket)
         if plan is not None:
-            plan.check(rows, (num_features, self.bucket_size or 0, num_bucketed, weight.dtype))
+            plan.check(rows, plan_key(num_features, self.bucket_size, num_bucketed, weight.dtype))
         machine, mode = capabilities.machine_of(weight.device), capabilities.mode_of(weight, bias, psqt)
         output_dtype, sizes = self.output_dtype or weight.dtype, (num_features, num_outputs, self.bucket_size)
         kernels = capabilities.transformer(

@@ -29,7 +29,7 @@ from torch.nn import functional as F
 from nnue_trainer.data.batch import Batch
 from nnue_trainer.errors import UserError
 from nnue_trainer.losses.base import Loss, mean
-from nnue_trainer.modules.layer_stacks import FirstOutputs, LayerStacks, StackOrder, Targets, give_gradients
+from nnue_trainer.modules.layer_stacks import FirstOutputs, LayerStacks, Targets, give_gradients
 from nnue_trainer.nets.base import NnueModel, StackedModel
 from nnue_trainer.optim import Optimizer
 from nnue_trainer.optim.parts import Moments, Norm, Part
@@ -225,8 +225,7 @@ class ShardedColumns(Unsharded):
         if stacks is None or not stacks.may_be_fused(batch.white.device):
             return batch
         bucket = self._stacked.buckets_of(batch)[self._begin : self._end]
-        order = StackOrder(stacks.order(bucket), batch.white, stacks.stacks, of_share=True)
-        return replace(batch, plans=(*batch.plans, order))
+        return replace(batch, plans=(*batch.plans, stacks.plan(batch, bucket, of_share=True)))
 
     def forward(self, batch: Batch) -> Tensor:
         model, stacks, bucket = self._stacked, self._stacks(), self._stacked.buckets_of(batch)

@@ -328,7 +328,10 @@ def steps_to_come(history: Tensor, changes: Tensor, made: Tensor) -> tuple[Tenso
     ("change", "message"),
     [
         (wrong_window, r"history\[0\]: found a window of 0 steps, expected 1 or more"),
-        (other_virtual_rows, r"changes\[0\]: found shape \[16, 36, 150\], expected \[K, V, ...\] as the moments of V rows"),
+        (
+            other_virtual_rows,
+            r"changes\[0\]: found shape \[16, 36, 150\], expected \[K, V, ...\] as the moments of V rows",
+        ),
         (no_changes, r"changes\[0\]: found shape \[0, 12, 150\], expected \[K, V, ...\] as the moments of V rows"),
         (steps_to_come, r"made\[0\]: found 1099511627779 in row 0, expected"),
     ],

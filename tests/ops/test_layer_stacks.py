@@ -22,7 +22,7 @@ from nnue_trainer import nets
 from nnue_trainer.losses import NO_SCORE, Loss, SigmoidLoss, mean
 from nnue_trainer.losses.win_rate import WinRateLoss
 from nnue_trainer.modules import StackedLinear, layer_stacks
-from nnue_trainer.modules.layer_stacks import FirstOutputs, LayerCall, LayerStacks, StackLayer, StackOrder, Targets
+from nnue_trainer.modules.layer_stacks import FirstOutputs, LayerCall, LayerStacks, StackLayer, Targets
 
 DEEP = LayerStacks(
     48,
@@ -424,7 +424,7 @@ def test_emulated_loss_of_models(emulated: ctypes.CDLL, monkeypatch: pytest.Monk
     emulated.emulator_configure(4, 7)
     found = model.loss(batch, loss, lam)
     assert found is not None
-    ahead = StackOrder(model.stacks.order(model.buckets(batch)), batch.white, model.stacks.stacks)
+    ahead = model.stacks.plan(batch, model.buckets(batch))
     prepared = dataclasses.replace(batch, plans=(ahead,))
     assert torch.equal(model(prepared), model(batch))  # a plan of another kind is nothing to the first layer
     assert model.stacks.order_of(prepared) is ahead.data

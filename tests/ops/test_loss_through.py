@@ -319,7 +319,9 @@ def test_emulated_errors(emulated: ctypes.CDLL) -> None:
         through(case.bucket[:4])
     with pytest.raises(RuntimeError, match=r"_through: grad_output: found shape \[0\], expected shape \[B\]"):
         through(case.bucket, None)
-    with pytest.raises(RuntimeError, match=r"_through: weight_0: found shape \[2, 1, 32\], expected shape \[S, 1, 2 W\]"):
+    with pytest.raises(
+        RuntimeError, match=r"_through: weight_0: found shape \[2, 1, 32\], expected shape \[S, 1, 2 W\]"
+    ):
         through(case.bucket, transformer=[FEATURES, 32, *transformer[2:]])
     with pytest.raises(RuntimeError, match="transformer: found 7 numbers, expected eight"):
         through(case.bucket, transformer=transformer[:-1])
@@ -328,8 +330,11 @@ def test_emulated_errors(emulated: ctypes.CDLL) -> None:
 def test_others_are_left_to_other_operators(emulated: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
     """A layer behind the first, PSQT columns, targets of other types, a CPU."""
     case = Case(20, 16, 1, "crelu", torch.float32)
-    call, behind = case.call(torch.zeros(0, dtype=torch.uint8), PORTABLE), case.behind
+    case.weight.requires_grad_()
+    plan = torch.ops.nnue_emulated._perspective_plan(*case.rows, case.black_to_move, FEATURES, *case.layout(PORTABLE))
+    call, behind = case.call(plan, PORTABLE), case.behind
     targets = case.with_loss("sigmoid", 1.0)
+    assert behind.loss_through(call, targets) is not None
     with_psqt = [*call.transformer[:2], 8, *call.transformer[3:]]
     assert behind.loss_through(call._replace(transformer=with_psqt), targets) is None
     others = LayerStacks(32, 1, (StackLayer(8, 8, "crelu", 1.0),))

@@ -229,7 +229,7 @@ def test_emulated_through_the_first_layer(
         transformer.train_with(leaf.requires_grad_(), rounded._x_scale)  # type: ignore[union-attr]
     assert rounded is not None
     assert rounded.stacks is not None
-    bucket, weights, bounds = rounded._stack(batch), rounded._integers(model), rounded._describe(transformer)
+    bucket, weights, bounds = rounded.buckets(batch), rounded._integers(model), rounded._describe(transformer)
     layout = [0, len(weight), 2 if copies else 4]
     if kernels == "hopper":
         layout[:2] = [transformer.bucket_size or len(weight), transformer.num_bucketed or len(weight)]
@@ -372,6 +372,24 @@ def test_evaluation_is_exact_and_takes_torch(emulated: ctypes.CDLL, records: np.
         assert sums_are_exact(model) == exact
         with torch.no_grad():
             assert model.rounded._takes_operators(model, torch.empty(0)) == exact
+
+
+def test_the_engine_chooses_the_stacks(
+    emulated: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, records: np.ndarray
+) -> None:
+    """A net from outside may have other stacks in floats. With rounding, training and validation use the engine's."""
+    model, loss = made(NETS["sfnnv5"]), LOSSES["win rate"]
+    batch = batch_of(model, records[:333])
+    model.set_rounding(True)
+    rounded = model.prepare(batch)
+    output, expected = model(batch), losses(model, rounded, loss)[0]
+    monkeypatch.setattr(type(model), "buckets", lambda _, batch: torch.zeros(len(batch), dtype=torch.long))
+    for each in (batch, model.prepare(batch)):
+        assert torch.equal(model(each), output)
+        assert torch.equal(losses(model, each, loss)[0], expected)
+    model.set_rounding(False)
+    for each in (batch, rounded, model.prepare(batch)):
+        assert not model.buckets_of(each).any()
 
 
 def test_the_cpu_takes_torch() -> None:
