@@ -1,6 +1,9 @@
 """The answers of Stockfish to `eval`, of every form that is known, and what is not one."""
 
+import re
+
 import pytest
+from stockfish_texts import evaluation, nets_of
 
 from nnue_trainer.engines.stockfish_eval import Counts, parse_eval, unit_of
 from nnue_trainer.engines.uci import Engine, find_engine
@@ -9,21 +12,6 @@ from nnue_trainer.errors import UserError
 FEN = "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1"
 IN_CHECK = "rnb1kbnr/pppp1ppp/8/4p3/5PPq/8/PPPPP2P/RNBQKBNR w KQkq - 1 3"
 START = Counts(pawns=16, knights=4, bishops=4, rooks=4, queens=2)
-
-CLASSIC = """info string NNUE evaluation using /nets/a b.nnue enabled
-
- NNUE network contributions (White to move)
-+------------+------------+------------+------------+
-|   Bucket   |  Material  | Positional |   Total    |
-|            |   (PSQT)   |  (Layers)  |            |
-+------------+------------+------------+------------+
-|  0         |     0.00   |  -  0.17   |  -  0.17   |
-|  1         |  +  0.03   |  + 12.30   |  + 12.33   | <-- this bucket is used
-+------------+------------+------------+------------+
-
-NNUE evaluation        +12.33 (white side)
-Final evaluation       +0.33 (white side) [with scaled NNUE, hybrid, ...]
-""".splitlines()
 
 WITHOUT_PSQT = """ NNUE network contributions (Normalized, White to move)
 +------------+------------+
@@ -38,33 +26,12 @@ Final evaluation       +0.33 (white side)
 """.splitlines()
 
 
-def test_three_columns_and_pawns() -> None:
-    found = parse_eval(CLASSIC)
-    assert found.cells == [["0.00", "-0.17", "-0.17"], ["+0.03", "+12.30", "+12.33"]]
-    assert (found.used, found.value, found.is_exact, found.in_check) == (1, "+12.33", False, False)
-
-
 def test_one_column_and_the_exact_integer() -> None:
     found = parse_eval(WITHOUT_PSQT)
     assert found.cells == [["-0.17"], ["+12.30"]]
     assert (found.used, found.value, found.is_exact, found.in_check) == (1, "4321", True, False)
 
 
-THREE_COLUMNS = """
-+------------+------------+------------+------------+
-|   Bucket   |  Material  | Positional |   Total    |
-|            |   (PSQT)   |  (Layers)  |            |
-+------------+------------+------------+------------+
-|  0         |  +  0.10   |  -  0.19   |  -  0.09   | <-- this bucket is used
-+------------+------------+------------+------------+
-"""
-ONE_COLUMN = """
-+------------+------------+
-|   Bucket   | Evaluation |
-+------------+------------+
-|  0         |  -  0.09   | <-- this bucket is used
-+------------+------------+
-"""
 # 32 stacks, as SFNNv18 has them: a row for each, or for the one in use only by a build that prints no table.
 MANY_BUCKETS = "\n".join(
     [
@@ -75,42 +42,63 @@ MANY_BUCKETS = "\n".join(
         "+------------+------------+",
     ]
 )
-EXACT = "NNUE evaluation        -34 (side to move, internal units)"
-WHITE = "NNUE evaluation        -0.09 (white side)"
-FINAL = "Final evaluation       -0.11 (white side) [with scaled NNUE, ...]"
-
-# What releases and development builds print for a position: the lines, the columns of the table, the value that counts.
-# 15.1 and 17.1 were looked at; the others are put together from what is known of them (12 and 13 have no table).
-TEXTS: dict[str, tuple[list[str], int, str, bool]] = {
-    **{
-        release: (
-            ["NNUE evaluation:      -0.09 (white side)", "Final evaluation:     -0.11 (white side)"],
-            0,
-            "-0.09",
-            False,
-        )
-        for release in ("12", "13")
-    },
-    **{
-        release: ([*THREE_COLUMNS.splitlines(), WHITE, FINAL], 3, "-0.09", False)
-        for release in ("14", "14.1", "15", "15.1", "16", "16.1", "17", "17.1", "18")
-    },
-    "19": ([*THREE_COLUMNS.splitlines(), EXACT, FINAL], 3, "-34", True),
-    "dev, exact alone": ([*ONE_COLUMN.splitlines(), EXACT, FINAL], 1, "-34", True),
-    "dev, exact, then pawns": ([*ONE_COLUMN.splitlines(), EXACT, WHITE, FINAL], 1, "-34", True),
-    "dev, pawns, then exact": ([*THREE_COLUMNS.splitlines(), WHITE, EXACT, FINAL], 3, "-34", True),
-    "dev, v18, exact": ([*MANY_BUCKETS.splitlines(), EXACT, FINAL], 1, "-34", True),
-    "dev, v18, pawns, then exact": ([*MANY_BUCKETS.splitlines(), WHITE, EXACT, FINAL], 1, "-34", True),
-    "dev, no table": ([EXACT, WHITE], 0, "-34", True),
+THREE = [["+0.10", "-0.19", "-0.09"], ["0.00", "+12.30", "+12.30"]]
+ONE = [["-0.09"], ["+12.30"]]
+# Release or build → cells of the table, exact value.
+TEXTS: dict[str, tuple[list[list[str]], int | None]] = {
+    **{release: ([], None) for release in ("12", "13")},
+    **dict.fromkeys(("14", "14.1", "15", "15.1", "16", "16.1", "17", "17.1", "18"), (THREE, None)),
+    **dict.fromkeys(("19", "dev-20260420-de7b0cd7", "dev-20260601-5eeca739"), (THREE, -34)),
+    **dict.fromkeys(("dev-20261001-a17c0ce2", "dev-20261020-effdc3fd"), (ONE, 34)),
 }
 
 
+@pytest.mark.parametrize("black_to_move", [False, True])
 @pytest.mark.parametrize("release", TEXTS)
-def test_what_releases_print(release: str) -> None:
-    lines, columns, value, is_exact = TEXTS[release]
+def test_what_releases_print(release: str, *, black_to_move: bool) -> None:
+    cells, exact = TEXTS[release]
+    known = {"cells": cells, "used": 1, "white": "-0.09", "exact": exact, "check": False}
+    lines = [*nets_of(release, "/nets/a b.nnue"), *evaluation(release, known, black_to_move=black_to_move)]
     found = parse_eval(lines)
-    assert (len(found.cells[0]) if found.cells else 0) == columns
-    assert (found.value, found.is_exact, found.in_check) == (value, is_exact, False)
+    assert (found.cells, found.used) == (cells, 1 if cells else None)
+    assert (found.value, found.is_exact) == ("-0.09" if exact is None else f"{exact:+}", exact is not None)
+    assert not found.in_check
+    assert parse_eval([*nets_of(release, "n"), *evaluation(release, {"check": True})]).in_check
+
+
+EXACT = "NNUE evaluation        -34 (side to move, internal units)"
+WHITE = "NNUE evaluation        -0.09 (white side)"
+
+
+@pytest.mark.parametrize("lines", [[EXACT], [EXACT, WHITE], [WHITE, EXACT]])
+def test_the_exact_value_counts_in_any_order(lines: list[str]) -> None:
+    found = parse_eval([*MANY_BUCKETS.splitlines(), *lines])
+    assert (found.value, found.is_exact, len(found.cells[0])) == ("-34", True, 1)
+
+
+@pytest.mark.engine
+def test_the_text_of_the_release_that_is_here() -> None:
+    """The lines of 15.1, its numbers aside, are those of the text; the text leaves out some terms and ranks."""
+    fen = "rnbqkbnr/pppppppp/8/8/4P3/8/PPPP1PPP/RNBQKBNR b KQkq - 0 1"
+    with Engine(find_engine(), timeout=60.0) as engine:
+        if not engine.name.startswith("Stockfish 15.1"):
+            pytest.skip(f"{engine.name} is not 15.1")
+        engine.send(f"position fen {fen}")
+        engine.send("eval")
+        printed = engine.ask("isready", "readyok")
+    found = parse_eval(printed)
+    assert found.value is not None
+    known = {"cells": found.cells, "used": found.used, "white": found.value, "exact": None, "check": False}
+    text = evaluation("15.1", known, black_to_move=True)
+    shapes, below = [], []
+    for lines in (text, printed[:-1]):  # the last line is readyok
+        stripped = [line.strip() for line in lines if line.strip()]
+        shapes.append([re.sub(r"[+-]?[0-9]+\.[0-9]+", "N", line) for line in stripped])
+        begin = stripped.index("NNUE network contributions (Black to move)")
+        other = re.compile("(Classical|Final)( evaluation +)[+-][0-9.]+")
+        below.append([other.sub(r"\1\2", line) for line in stripped[begin:]])
+    assert below[0] == below[1]
+    assert [line for line in shapes[0] if line not in shapes[1]] == []
 
 
 def test_a_table_of_32_buckets() -> None:

@@ -3,7 +3,8 @@
 Releases print a table with a row per bucket and the cells material, positional and total; a net without PSQT has one
 cell per row. Cells are pawns with two decimals, in a unit that changed between releases, from the side to move. Below
 stands "NNUE evaluation": pawns from white's side, and, from April 2026 on, the exact integer of the used bucket from
-the side to move, with or without the pawns in a second such line. In check nothing is evaluated.
+the side to move, with or without the pawns in a second such line. Builds of that spring print both of their nets, each
+line beginning with "(Big net)" or "(Small net)"; the small net is ignored. In check nothing is evaluated.
 
 Checked against binaries: 15.1 and 17.1. The others follow what is known of them.
 """
@@ -20,6 +21,7 @@ from nnue_trainer.errors import UserError, quoted
 _ROW = re.compile(r"^\|\s*([0-9]{1,2})\s*\|(.*)$")
 _CELL = re.compile(r"[+-]?[0-9]{1,6}\.[0-9]{2}")
 _VALUE = re.compile(r"^NNUE evaluation:?\s+([+-]?[0-9]{1,9}(?:\.[0-9]{2})?) \(([^)]*)\)$")
+_BIG, _SMALL = "(Big net) ", "(Small net) "
 _IN_CHECK = "none (in check)"
 _USED = "this bucket is used"
 
@@ -43,10 +45,14 @@ class EvalOutput:
 def parse_eval(lines: Sequence[str]) -> EvalOutput:
     """Reads the answer to `eval`. UserError, quoting the line, for a table or value that is not as expected."""
     cells: list[list[str]] = []
-    used, value, is_exact = None, None, False
-    for line in lines:
-        if _IN_CHECK in line:
+    used, value, is_exact, is_small = None, None, False, False
+    for text in lines:
+        if _IN_CHECK in text:
             return EvalOutput(in_check=True)
+        is_small = text.startswith(_SMALL) or (is_small and text.startswith(("|", "+")))
+        if is_small:
+            continue
+        line = text.removeprefix(_BIG)
         if row := _ROW.match(line):
             *columns, rest = row.group(2).split("|")
             found = [column.replace(" ", "") for column in columns]

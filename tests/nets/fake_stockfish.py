@@ -1,27 +1,23 @@
-"""A UCI engine that prints what a release of Stockfish prints for `eval`, from a file of raw values, for tests.
+"""A UCI engine that prints what a release of Stockfish prints for `eval`, from a file of values, for tests.
 
-argv: the release's `id name`, a JSON file {FEN: {"cells": [[…] per bucket], "used": N, "value": "…", "check": bool}},
-and perhaps a way to go wrong.
+argv: the release's `id name`, a JSON file {FEN: `found` of `stockfish_texts`}, and perhaps a way to go wrong.
 """
 
 import json
 import sys
+from pathlib import Path
 
-NAME, VALUES = sys.argv[1], json.loads(open(sys.argv[2], encoding="utf-8").read())  # noqa: PTH123, SIM115
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from stockfish_texts import evaluation, nets_of
+
+NAME, VALUES = sys.argv[1], json.loads(Path(sys.argv[2]).read_text(encoding="utf-8"))
 MODE = sys.argv[3] if len(sys.argv) > 3 else ""
+RELEASE = NAME.split()[1]
 
 
 def say(text: str) -> None:
     print(text, flush=True)
-
-
-def table(columns: list[str], rows: list[list[str]], used: int) -> None:
-    rule = "+------------" * (1 + len(columns)) + "+"
-    say("\n".join([rule, "".join(f"| {name:^10} " for name in ["Bucket", *columns]) + "|", rule]))
-    for bucket, row in enumerate(rows):
-        cells = "".join(f"|  {text[0] if text[0] in '+-' else ' '} {text.lstrip('+-'):>5}   " for text in row)
-        say(f"|  {bucket}         {cells}|" + (" <-- this bucket is used" if bucket == used else ""))
-    say(rule)
 
 
 net, position = "", ""
@@ -39,22 +35,9 @@ for line in sys.stdin:
         if MODE == "refuses":
             say("info string ERROR: The network file x was not loaded successfully.")
             sys.exit(1)
+        say("\n".join(nets_of(RELEASE, "other.nnue" if MODE == "other net" else net)))
         found = VALUES[position]
-        detail = (
-            " enabled" if NAME.startswith(("Stockfish 15", "Stockfish 16")) else " (133MiB, (22528, 3072, 15, 32, 1))"
-        )
-        say(f"info string NNUE evaluation using {'other.nnue' if MODE == 'other net' else net}{detail}\n")
-        if NAME.startswith(("Stockfish 16.1", "Stockfish 17", "Stockfish 18")):  # they have a second, small net
-            say("info string NNUE evaluation using nn-37f18f62d772.nnue (6MiB, (22528, 128, 15, 32, 1))")
-        if found["check"]:
-            say("Final evaluation: none (in check)")
-            continue
-        if MODE == "silent":
-            continue
-        if not found["cells"]:  # 12 and 13 have no table
-            say(f"\nNNUE evaluation:      {found['value']}\nFinal evaluation:     +0.25 (white side)\n")
-            continue
-        say(" NNUE network contributions (White to move)")
-        rows = found["cells"][:-1] if MODE == "fewer buckets" else found["cells"]
-        table(["Material", "Positional", "Total"] if len(rows[0]) == 3 else ["Evaluation"], rows, found["used"])
-        say(f"\nNNUE evaluation        {found['value']}\nFinal evaluation       +0.25 (white side) [...]\n")
+        if MODE == "fewer buckets":
+            found["cells"].pop()
+        if MODE != "silent" or found["check"]:
+            say("\n".join(evaluation(RELEASE, found, black_to_move=position.split()[1] == "b")))
