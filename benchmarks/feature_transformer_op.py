@@ -1,11 +1,12 @@
 """The feature transformer's operators against F.embedding_bag, forward and backward, in one run on one machine.
 
-    python benchmarks/feature_transformer_op.py --data FILE.binpack
+    python benchmarks/feature_transformer_op.py --data FILE.binpack [--features HalfKAv2_hm K32Q2]
 
 It makes two comparisons. The plain operator, for one perspective, is compared with one embedding_bag.
 `perspective_transformer`, for both perspectives with the pairwise activation, is compared with two embedding_bags and
 torch's functions ("pair"; for GPUs feature_transformer/run.py has more). The batch is the first shuffled batch of the
-file (HalfKAv2_hm), or random rows with similar statistics if no file is given.
+file, of each of the feature sets with king buckets, or random rows with similar statistics if no file is given. Times
+per active feature compare sets.
 
 embedding_bag gets the input that suits it best: packed int32 indices without padding, and offsets made in advance. Ours
 reads the padded rows. In the first comparison only ours adds a bias and computes its gradient. All backward passes go
@@ -27,18 +28,20 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from nnue_trainer import ops
+from nnue_trainer.data import feature_set
 from nnue_trainer.ops.perspectives import perspective_transformer
 from report import RESULTS, environment, write
 
-FEATURES, BUCKET = 24_576, 768  # HalfKAv2_hm, 12 planes
+HALF_KA = "HalfKAv2_hm"
+BUCKET = 768  # features of a king bucket
 
 
-def real_rows(path: str, batch: int) -> tuple[Tensor, Tensor, Tensor]:
+def real_rows(path: str, features: str, batch: int) -> tuple[Tensor, Tensor, Tensor]:
     """White's index rows, black's index rows, and `black_to_move`."""
     from nnue_trainer.data import Loader
 
     # The loader shuffles, because neighbouring positions in a file are from one game.
-    loader = Loader(path, "HalfKAv2_hm", batch, seed=1, repeat=True, threads=1)
+    loader = Loader(path, features, batch, seed=1, repeat=True, threads=1)
     found = next(iter(loader))
     rows = found.white.clone(), found.black.clone(), found.black_to_move.clone()
     loader.close()
@@ -121,19 +124,28 @@ def packed(rows: Tensor) -> tuple[Tensor, Tensor]:
 class Table:
     """Times and peak memory of steps, each compared with embedding_bag's step of the same direction."""
 
-    def __init__(self, outputs: int, dtype: torch.dtype, batch: int, device: torch.device, seconds: float) -> None:
+    def __init__(
+        self, features: str, outputs: int, dtype: torch.dtype, batch: int, device: torch.device, seconds: float
+    ) -> None:
         self.dtype, self.device, self.seconds = str(dtype).removeprefix("torch."), device, seconds
-        self.result: dict[str, object] = {"outputs": outputs, "dtype": self.dtype, "batch": batch}
+        self.result: dict[str, object] = {"features": features, "outputs": outputs, "dtype": self.dtype, "batch": batch}
 
-    def add(self, steps: dict[str, Callable[[], object]]) -> None:
+    def add(self, steps: dict[str, Callable[[], object]], active: int) -> None:
+        """`active`: active features of all rows that a step reads."""
         times = median_ms(steps, self.device, self.seconds)
         for name, step in steps.items():
             direction = "forward" if "forward" in name else "backward"
             base = next(times[n] for n in times if "embedding_bag" in n and direction in n)
             peak = peak_bytes(step, self.device)
-            self.result[name] = {"ms": round(times[name], 4), "ratio": round(base / times[name], 2), "peak_bytes": peak}
-            print(f"{self.dtype:>9} N {self.result['outputs']:5d}  {name:30s} {times[name]:9.3f} ms  "
-                  f"{base / times[name]:6.2f}x  peak {peak / 2**20:7.1f} MiB")  # fmt: skip
+            each, ratio = times[name] * 1e9 / active, base / times[name]
+            self.result[name] = {
+                "ms": round(times[name], 4),
+                "ratio": round(ratio, 2),
+                "ps_per_active": round(each, 1),
+                "peak_bytes": peak,
+            }
+            print(f"{self.dtype:>9} N {self.result['outputs']:5d}  {name:30s} {times[name]:9.3f} ms  {ratio:6.2f}x  "
+                  f"{each:8.1f} ps per active feature  peak {peak / 2**20:7.1f} MiB")  # fmt: skip
 
 
 def assert_close(expected: Tensor, found: Tensor) -> None:
@@ -160,7 +172,7 @@ def measure_plain(table: Table, rows: Tensor, weight: Tensor, bias: Tensor, grad
         steps["nnue backward, atomics"] = lambda: torch.autograd.grad(
             atomic_out, (weight, bias), grad, retain_graph=True
         )
-    table.add(steps)
+    table.add(steps, int((rows != -1).sum()))
     if table.device.type == "cuda":
         before = ops.set_index_check("async")
         for mode in ("sync", "async", "off"):
@@ -196,19 +208,27 @@ def measure_pair(table: Table, rows: tuple[Tensor, Tensor, Tensor], weight: Tens
                 bag_out, (weight, bias), grad, retain_graph=True
             ),
             "nnue pair backward": lambda: torch.autograd.grad(out, (weight, bias), grad, retain_graph=True),
-        }
+        },
+        int((white != -1).sum() + (black != -1).sum()),
     )
 
 
 def measure(
-    rows: tuple[Tensor, Tensor, Tensor], outputs: int, dtype: torch.dtype, device: torch.device, seconds: float
+    features: str,
+    rows: tuple[Tensor, Tensor, Tensor],
+    outputs: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    seconds: float,
 ) -> dict[str, object]:
     g = torch.Generator().manual_seed(2)
-    weight = (torch.randn(FEATURES, outputs, generator=g) / 10).to(device, dtype).requires_grad_()
+    weight = (
+        (torch.randn(feature_set(features).num_features, outputs, generator=g) / 10).to(device, dtype).requires_grad_()
+    )
     bias = (torch.rand(outputs, generator=g) / 2).to(device, dtype).requires_grad_()
     white, black, black_to_move = (t.to(device) for t in rows)
     grad = torch.randn(len(white), outputs, generator=g).to(device, dtype)
-    table = Table(outputs, dtype, len(white), device, seconds)
+    table = Table(features, outputs, dtype, len(white), device, seconds)
     measure_plain(table, white, weight, bias, grad)
     measure_pair(table, (white, black, black_to_move), weight, bias, grad)
     return table.result
@@ -217,6 +237,7 @@ def measure(
 def main() -> None:
     parser = argparse.ArgumentParser(description="The feature transformer's operators against F.embedding_bag")
     parser.add_argument("--data", help="a binpack file; random rows without one")
+    parser.add_argument("--features", nargs="+", default=[HALF_KA], help="feature sets with 768 features per bucket")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--batch", type=int, default=16_384)
     parser.add_argument("--outputs", type=int, nargs="+", default=[1024])
@@ -227,20 +248,28 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     device = torch.device(args.device)
-    rows = random_rows(args.batch) if args.data is None else real_rows(args.data, args.batch)
-    active = (rows[0] != -1).sum(1).float().mean().item()
+    if any(feature_set(name).parts[0].bucket_size != BUCKET or "+" in name for name in args.features):
+        parser.error(f"--features: expected sets with {BUCKET} features per king bucket")
+    if args.data is None and args.features != [HALF_KA]:
+        parser.error(f"--features: random rows are those of {HALF_KA}; pass --data")
     report: dict[str, object] = {
         "benchmark": "feature_transformer_op",
         **environment(device),
         "positions": "random, statistics of HalfKAv2_hm" if args.data is None else Path(args.data).name,
-        "mean_active": round(active, 2),
     }
-    print(f"{report['device']}, torch {torch.__version__}, {report['positions']}, {active:.1f} active features")
-    report["results"] = [
-        measure(rows, outputs, getattr(torch, dtype), device, args.seconds)
-        for outputs in args.outputs
-        for dtype in args.dtype
-    ]
+    print(f"{report['device']}, torch {torch.__version__}, {report['positions']}")
+    results = []
+    for name in args.features:
+        rows = random_rows(args.batch) if args.data is None else real_rows(args.data, name, args.batch)
+        active = (rows[0] != -1).sum(1).float().mean().item()
+        print(f"{name}: {active:.1f} active features")
+        results += [
+            measure(name, rows, outputs, getattr(torch, dtype), device, args.seconds)
+            | {"mean_active": round(active, 2)}
+            for outputs in args.outputs
+            for dtype in args.dtype
+        ]
+    report["results"] = results
     write(args.out / f"feature_transformer_op-{device.type}.json", report)
 
 
