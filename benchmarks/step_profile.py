@@ -61,7 +61,8 @@ class Phases:
         self.now = "rest"
         recipe: Any = trainer.recipe
         terms, step = recipe.loss.terms, trainer.optimizer.step
-        trainer.forward = self._marked("forward", trainer.forward)
+        loss = trainer.step_loss
+        loss.forward = self._marked("forward", loss.forward)
         # Where operators compute the forward pass and the loss together, both count as "forward".
         trainer.model.loss = self._marked("forward", trainer.model.loss)  # type: ignore[method-assign]
         object.__setattr__(recipe.loss, "terms", self._marked("loss", terms))

@@ -27,7 +27,8 @@ from nnue_trainer.parallel.ranks import Ranks
 from nnue_trainer.parallel.sharding import Unsharded, shard, why_not_columns
 from nnue_trainer.penalties.base import Penalties
 from nnue_trainer.training.precision import settled
-from nnue_trainer.training.trainer import why_loss_apart, why_not_late
+from nnue_trainer.training.step_loss import why_loss_apart
+from nnue_trainer.training.trainer import why_not_late
 
 
 class Part(NamedTuple):

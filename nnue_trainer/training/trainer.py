@@ -9,7 +9,6 @@ so a resumed run is bit-identical to one that was never stopped.
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 import json
 import math
@@ -21,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from nnue_trainer import config, registry, schema
 from nnue_trainer.base import foreign
@@ -30,8 +28,7 @@ from nnue_trainer.data.batch import Batch
 from nnue_trainer.data.loader import merge_states
 from nnue_trainer.errors import UserError
 from nnue_trainer.files.atomic import replacing
-from nnue_trainer.files.checkpoint import Checkpoint, TrainerState, check_like, load_into
-from nnue_trainer.losses import Loss, mean
+from nnue_trainer.files.checkpoint import Checkpoint, TrainerState, load_into
 from nnue_trainer.nets.activity import ActivityMeter, reach_figures
 from nnue_trainer.nets.base import NnueModel
 from nnue_trainer.ops.perspectives import PerspectivePlan
@@ -40,11 +37,10 @@ from nnue_trainer.parallel.ranks import Ranks
 from nnue_trainer.parallel.sharding import Unsharded
 from nnue_trainer.penalties.base import Penalties
 from nnue_trainer.schedules import RunStep
-from nnue_trainer.training import loss_figure, timeline
+from nnue_trainer.training import loss_figure, resuming, timeline
 from nnue_trainer.training.batches import BatchSource, DeviceBatches
 from nnue_trainer.training.checkpoints import CheckpointStore
 from nnue_trainer.training.cuda_graph import GraphedStep
-from nnue_trainer.training.figures import Figures, in_order
 from nnue_trainer.training.hooks import Hooks
 from nnue_trainer.training.memory import move_to_huge_pages
 from nnue_trainer.training.metrics import environment, peak_memory
@@ -52,8 +48,10 @@ from nnue_trainer.training.outputs import Nowhere, RunOutputs, Window
 from nnue_trainer.training.precision import settled
 from nnue_trainer.training.run_folder import RunFolder
 from nnue_trainer.training.stages import StageOfRun
+from nnue_trainer.training.step_loss import StepLoss
 from nnue_trainer.training.stopping import Stopped, Stopping
 from nnue_trainer.training.terminal import say
+from nnue_trainer.training.validator import Validator
 
 _TIME_IS_UP = "training.max_time"
 
@@ -94,18 +92,6 @@ def why_not_late(recipe: Recipe, device: torch.device, sharding: Unsharded, pena
     if penalties.dense:
         return "training.penalties: a penalty on weights moves every row"
     return "each process has rows of its own positions" if sharding.name == "positions" else None
-
-
-def why_loss_apart(recipe: Recipe, penalties: Penalties, sharding: Unsharded) -> str | None:
-    """Why the loss is computed from the net's output and not together with it (`NnueModel.loss`), in words; None: they
-    are computed together."""
-    if sharding.name == "positions":
-        return "processes that share the positions of a batch compute it apart"
-    if recipe.training.compile:
-        return "training.compile: torch.compile uses torch's operators"
-    if recipe.position_weight is not None:
-        return "position_weight: positions have weights"
-    return "training.penalties: there are penalties" if penalties else None
 
 
 class Trainer:
@@ -177,8 +163,7 @@ class Trainer:
         if self.device.type == "cpu":
             with torch.no_grad():
                 move_to_huge_pages([*model.parameters(), *self.optimizer.state_dict().values()])
-        forward = model if model.num_outputs == 1 else model.outputs
-        self.forward: Callable[[Batch], Tensor] = torch.compile(forward) if recipe.training.compile else forward
+        self.step_loss = StepLoss(recipe, self.stage, model, self.penalties, self.sharding)
         wanted, possible = recipe.training.cuda_graph, self.optimizer.capturable
         if wanted and not possible:
             raise UserError(
@@ -193,7 +178,7 @@ class Trainer:
             model.feature_set,
             prepare,
             self.sharding,
-            on_fetch=self._set_lambda_ahead,
+            on_fetch=self.step_loss.set_lambda_ahead,
             records=recipe.position_weight is not None and recipe.position_weight.reads_records,
             record=self._graphed,
         )
@@ -215,15 +200,12 @@ class Trainer:
         self._epoch_end_pending = False
         self._resumed: tuple[Path, TrainerState] | None = None
         self._updating = False  # whether the current step has begun to change the weights
-        # λ as the loss gets it, by the buffer of the batch, because the next step's is set while this one runs: fp32, a
-        # scalar for the step, or with jitter [batch_size], one for each position.
-        self._lambda_values: dict[int | None, Tensor] = {}
-        self._steps_ahead = self.step  # the number of the step whose λ is set next
         self._plans: tuple[Any, ...] = ()  # of the last batch
         self._said_irregular = False
         self._loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
         self._loss_from = self.step  # the step after which the sum begins
         self._stop = Stopping()
+        self._validator = Validator(recipe, self.step_loss, self.sharding, self._stop)
         self.stopped = ""  # why a callback or training.max_time ends the run
         self._hooks = Hooks(recipe.training.callbacks, active=self.ranks.writes)
         self._run: RunOutputs | None = None
@@ -325,7 +307,8 @@ class Trainer:
         otherwise the first validation would wait for its kernels to be loaded."""
         if self.device.type == "cuda" and self.validation is not None and self.step < self.steps:
             held_out = self.validation
-            self._validate_on(lambda: itertools.islice(held_out(), self.ranks.size), ActivityMeter(self.model))
+            lam, meter = self._validation_lambda(), ActivityMeter(self.model)
+            self._validator.of(lambda: itertools.islice(held_out(), self.ranks.size), lam, meter)
 
     def _loop(self, run: RunOutputs) -> None:
         if self._epoch_end_pending:
@@ -361,7 +344,7 @@ class Trainer:
         timeline.mark("first batch")
         self._plans = batch.plans
         if batch.buffer is None:
-            self._set_lambda(batch, self.step)
+            self.step_loss.set_lambda(batch, self.step)
         self.train_step(batch)
         self.step += 1
         if self.recipe.average is not None:
@@ -371,34 +354,9 @@ class Trainer:
             self.optimizer.average_begun = self.recipe.average.begun(now)
         self.batches.finish()
 
-    def lambda_at(self, step: int) -> float:
-        """λ of a step, before its jitter."""
-        return self.recipe.lambda_.of(self._now(step))
-
     def _now(self, step: int) -> RunStep:
         """A step as schedules see it."""
         return self.stage.now(step)
-
-    def lambda_values(self, batch: Batch) -> Tensor:
-        """λ of the step with this batch on the device: fp32, a scalar or one for each position of the whole batch."""
-        if batch.buffer not in self._lambda_values:
-            size = (self.recipe.data.batch_size,) if self.recipe.lambda_.jitter > 0 else ()
-            self._lambda_values[batch.buffer] = torch.zeros(size, device=self.device)
-        return self._lambda_values[batch.buffer]
-
-    def _set_lambda(self, batch: Batch, step: int) -> None:
-        lambdas, now = self.lambda_values(batch), self._now(step)
-        lam = self.recipe.lambda_.of_batch(now, self.stage.jitter_seed, lambdas.numel(), self.device)
-        if isinstance(lam, float):
-            lambdas.fill_(lam)
-        else:
-            lambdas.copy_(lam)
-
-    def _set_lambda_ahead(self, batch: Batch) -> None:
-        """For each batch that is fetched. One more is fetched than there are steps."""
-        if batch.buffer is not None:
-            self._set_lambda(batch, min(self._steps_ahead, self.steps - 1))
-        self._steps_ahead += 1
 
     def _recorded_step(self) -> Callable[[Batch], None]:
         """The function of one step: a new `GraphedStep` if steps are to be recorded, otherwise `_train_step`."""
@@ -432,63 +390,24 @@ class Trainer:
             return self._validate()
 
     def _validate(self) -> float | None:
-        loss = None
+        loss, lam = None, self._validation_lambda()
         if self.validation is not None:
             meter = ActivityMeter(self.model)
-            loss, self.fixed_figures = self._validate_on(self.validation, meter)
+            loss, self.fixed_figures = self._validator.of(self.validation, lam, meter)
             self.net_figures = self.sharding.figures(meter.figures(self.sharding.of_all) | reach_figures(self.model))
             if loss is None:
                 raise UserError(f"{', '.join(self.recipe.data.validation)}: no positions to validate on")
         for name, held_out in self.more_validation.items():
-            of_set, figures = self._validate_on(held_out)
+            of_set, figures = self._validator.of(held_out, lam)
             if of_set is None:
                 raise UserError(f"validation.sets.{name}: no positions to validate on")
             self.fixed_figures |= {f"{name}/{key}": value for key, value in ({"loss": of_set} | figures).items()}
         return loss
 
-    def _validate_on(
-        self, held_out: Callable[[], Iterable[Batch]], meter: ActivityMeter | None = None
-    ) -> tuple[float | None, dict[str, float]]:
-        """The loss over all positions, None if there are none, and the fixed figures."""
-        loss_kind = self.recipe.validation.loss or self.recipe.loss
-        lam = self._validation_lambda()
-        none = torch.zeros(2, dtype=torch.float64, device=self.device)
-        sums: list[Tensor] = []  # of each batch: Σ weight · loss and Σ weight
-        figures = Figures(self.device, self.recipe.validation.scale)
-        with self._stop.interruptible(self.ranks.several):
-            batches = iter(held_out())
-        with torch.no_grad(), self.model.rounding(self.recipe.model.qat_config.qat):
-            while True:
-                # Not for each batch: ranks that compute different ones would wait for each other.
-                turn = len(sums) % self.ranks.size == 0
-                if self.ranks.several and turn and self.ranks.agree(self._stop.is_set(), False)[0]:
-                    raise Stopped
-                with self._stop.interruptible(self.ranks.several):
-                    batch = next(batches, None)
-                if batch is None:
-                    break
-                if not self.sharding.validates(len(sums)):
-                    sums.append(none)
-                    figures.skip()
-                    continue
-                batch = batch.to(self.device, non_blocking=False)
-                score, outputs = self._evaluated(self.sharding.forward, batch)
-                net = outputs if loss_kind.reads else score
-                sums.append(
-                    torch.stack(loss_kind.terms(net, batch.score, batch.result, lam, None, batch.spare)).double()
-                )
-                figures.add(score, batch.score, batch.result)
-                if meter is not None:
-                    meter.add(batch)
-        if not sums:
-            return None, {}
-        (loss, weight), _ = in_order(sums, self.sharding.of_all)
-        return (float(loss / weight) if weight else None), figures.result(self.sharding.of_all)
-
     def _validation_lambda(self) -> float:
         wanted = self.recipe.validation.lambda_
         if wanted == "follow":
-            return self.lambda_at(max(self.step - 1, self.stage.first_step))
+            return self.step_loss.lambda_at(max(self.step - 1, self.stage.first_step))
         if wanted != "end":
             return float(wanted)
         end = self._now(self.steps)
@@ -499,16 +418,13 @@ class Trainer:
         `optimizer.with_net()`, because the model in a checkpoint is the net. `epoch`: the
         epoch that has just ended, from 1; None in the middle of an epoch. If several processes train together, all must
         call this at the same step; only the checkpoint of rank 0 is complete."""
-        rng = {"cpu": torch.get_rng_state()}
-        if self.device.type == "cuda":
-            rng["cuda"] = torch.cuda.get_rng_state(self.device)
         return Checkpoint(
             architecture=self.model.architecture,
             recipe=schema.to_data(self.stage.to_save),
             tensors={
                 "model": self.sharding.whole(self.model.state_dict()),
                 "optimizer": self.sharding.whole(self.optimizer.state_dict()),
-                "rng": rng,
+                "rng": resuming.generators(self.device),
             },
             state={  # a TrainerState
                 "step": self.step,
@@ -548,20 +464,8 @@ class Trainer:
         same architecture, optimiser, data and number of steps per epoch, or, if `path` is in the run folder, the same
         validation files."""
         state = saved.trainer_state(path)
-        if saved.architecture != self.model.architecture:
-            raise UserError(
-                f"{path}: architecture is {saved.architecture!r:.200}, the recipe's is {self.model.architecture!r:.200}"
-            )
         in_place = path.resolve().parent == self.folder.checkpoints.resolve()
-        if in_place and state.validation_files is not None and not loss_figure.same_files(state, self.validation_files):
-            then, now = loss_figure.names(state.validation_files), loss_figure.names(self.validation_files)
-            raise UserError(
-                f"{path}: the validation files are not those of this run ({then} then, {now} now, by size and "
-                "content), so losses would not compare; resume into another folder with --run-dir"
-            )
-        for group in ("model", "optimizer", "rng"):
-            if group not in saved.tensors:
-                raise UserError(f"{path}: found no tensors of the group {group}, expected those of a training run")
+        resuming.check_same_net(self, saved, state, path, in_place=in_place)
         load_into(self.sharding.own(saved.tensors["model"]), self.model, path)
         try:
             own = self.sharding.own(saved.tensors["optimizer"])
@@ -574,30 +478,11 @@ class Trainer:
             raise UserError(f"{path}: {error}") from None
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
             raise UserError(f"{path}: metadata state: batches: not a state of the stream of data") from None
-        if state.steps_per_epoch not in (None, self.steps_per_epoch):
-            raise UserError(
-                f"{path}: an epoch was {state.steps_per_epoch:,} steps, now it is {self.steps_per_epoch:,}: "
-                "training.positions_per_epoch and data.batch_size cannot change on resume, as the learning rate "
-                "follows the epochs; to change them start a new run with training.initial_weights"
-            )
-        if state.stage_first_step != self.stage.first_step:
-            raise UserError(
-                f"{path}: {self.stage.label}began after step {state.stage_first_step:,}, now it would begin after step "
-                f"{self.stage.first_step:,}: epochs and batch sizes of the stages before it cannot change on resume"
-            )
-        self._load_generators(saved.tensors["rng"], path)
-        if state.processes != self.ranks.size:
-            say(
-                f"{path}: resuming in {self.ranks.size} processes, it was {state.processes}: sums are rounded "
-                "differently, so results will not be bit-identical to one run"
-            )
-        if state.device == self.device.type == "cpu" and state.cpu_threads not in (None, torch.get_num_threads()):
-            say(
-                f"{path}: resuming on {torch.get_num_threads()} CPU threads, it was {state.cpu_threads}: sums are "
-                "rounded differently, so results will not be bit-identical to one run "
-                f"(OMP_NUM_THREADS={state.cpu_threads} keeps them)"
-            )
-        self.step = self._saved_step = self._steps_ahead = state.step
+        resuming.check_same_steps(self, state, path)
+        resuming.load_generators(saved.tensors["rng"], self.device, path)
+        resuming.say_what_rounds_differently(self, state, path)
+        self.step = self._saved_step = state.step
+        self.step_loss.continue_from(self.step)
         self._bad_before = state.bad_chunks
         self._hooks.load(state.callbacks)
         self._loss_sum.fill_(state.window_loss)
@@ -620,23 +505,6 @@ class Trainer:
         except ValueError as error:
             raise UserError(f"{path}: optimizer {error}") from None
         self._first_update = self.step - self.optimizer.good_steps()
-
-    def _load_generators(self, states: Mapping[str, Tensor], path: Path) -> None:
-        generators: dict[str, tuple[Tensor, Callable[[Tensor], object]]] = {
-            "cpu": (torch.get_rng_state(), torch.set_rng_state)
-        }
-        if self.device.type == "cuda" and "cuda" in states:  # missing if the checkpoint was written on a CPU
-            restore = functools.partial(torch.cuda.set_rng_state, device=self.device)
-            generators["cuda"] = (torch.cuda.get_rng_state(self.device), restore)
-        for name, (own, set_state) in generators.items():
-            what = f"{path}: tensor rng/{name}"
-            if name not in states:
-                raise UserError(f"{what} is missing")
-            check_like(states[name], own, what)
-            try:
-                set_state(states[name])
-            except RuntimeError:
-                raise UserError(f"{what} is not a state of torch's random generator") from None
 
     def _settle(self, store: CheckpointStore | Nowhere) -> None:
         """After a resume in the same folder, restores the state of the folder at that step. Reads the best validation
@@ -666,63 +534,11 @@ class Trainer:
             self.best_validation_loss, self.best_step = of_best.validation_loss, of_best.step
 
     def _train_step(self, batch: Batch) -> None:
-        loss = self.sharding.backward(self, batch)
+        loss = self.sharding.backward(self.step_loss, batch)
         self._updating = True
         self.optimizer.step(loss)
         self._updating = False
         self._loss_sum += loss
-
-    @property
-    def loss_kind(self) -> Loss:
-        """The loss of the recipe."""
-        return self.recipe.loss
-
-    def loss(self, batch: Batch) -> Tensor:
-        """The mean loss of a whole batch, an fp32 scalar with its autograd graph."""
-        loss = None
-        if why_loss_apart(self.recipe, self.penalties, self.sharding) is None:
-            with self.autocast():
-                loss = self.model.loss(batch, self.recipe.loss, self.lambda_values(batch))
-        if loss is None:
-            loss = mean(*self.terms(batch, self.lambda_values(batch)))
-            if (penalty := self.penalty(batch)) is not None:
-                loss = loss + penalty
-        return loss
-
-    def terms(self, batch: Batch, lam: Tensor) -> tuple[Tensor, Tensor]:
-        """Σ weight · loss and Σ weight of a batch, fp32 scalars with their autograd graph: `Loss.terms`. `lam`: λ,
-        fp32, a scalar or [B]."""
-        with self.penalties.watching():
-            return self._terms(self.forward, batch, lam)
-
-    def penalty(self, batch: Batch) -> Tensor | None:
-        """The sum of the recipe's penalties, an fp32 scalar with its graph, for the batch whose `terms` were computed
-        last; None if there are none."""
-        if not self.penalties:
-            return None
-        with self.autocast():
-            return self.penalties.of(batch)
-
-    def autocast(self) -> torch.autocast:
-        """The context in which the net is computed: bfloat16 where the precision is mixed."""
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.recipe.training.precision == "mixed")
-
-    def _terms(self, forward: Callable[[Batch], Tensor], batch: Batch, lam: Tensor | float) -> tuple[Tensor, Tensor]:
-        (score, outputs), weigher, loss = self._evaluated(forward, batch), self.recipe.position_weight, self.recipe.loss
-        weight = None if weigher is None else weigher.checked(batch)
-        return loss.terms(outputs if loss.reads else score, batch.score, batch.result, lam, weight, batch.spare)
-
-    def _evaluated(self, forward: Callable[[Batch], Tensor], batch: Batch) -> tuple[Tensor, Tensor]:
-        """The net's scores in engine units, fp32 [B], and its outputs, fp32 [B, n] where it has n > 1."""
-        count = self.model.num_outputs
-        with self.autocast():
-            outputs = forward(batch)
-        shape = (*batch.score.shape, count) if count > 1 else batch.score.shape
-        fits = isinstance(outputs, Tensor) and outputs.shape == shape
-        foreign.returned(self.model, "outputs" if count > 1 else "forward", outputs, fits, f"a tensor {list(shape)}")
-        outputs = outputs.float()
-        score = outputs if count == 1 else self.model.score_of(outputs)
-        return score * self.model.score_scale, outputs
 
     def learning_rate(self) -> float:
         """The learning rate of the next step."""
@@ -742,7 +558,7 @@ class Trainer:
             "positions": self.stage.positions_at(self.step),
             "loss": loss,
             "lr": self.optimizer.lr.item(),
-            "lambda": self.lambda_at(self.step - 1),
+            "lambda": self.step_loss.lambda_at(self.step - 1),
             "positions_per_second": round(steps * self.recipe.data.batch_size / seconds, 1),
             "run_positions_per_second": round(of_run, 1),
             "peak_memory_bytes": peak_memory(self.device),

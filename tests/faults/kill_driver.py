@@ -16,7 +16,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1] / "training"))
 
 import torch
-from made_up import content, names, run_of, steps, trainer
+from made_up import content, names, steps, trainer, write_run
 
 from nnue_trainer.files import checkpoint
 from nnue_trainer.training.checkpoints import CheckpointStore
@@ -42,7 +42,7 @@ def assert_listed(folder: RunFolder) -> None:
 
 def before_save(path: Path) -> None:
     with RunFolder(path) as folder:
-        run_of(folder, 2, keep_last=1, best=1)
+        write_run(folder, 2, keep_last=1, best=1)
         assert steps(folder) == {"best": 10, "epoch-0002": 20, "last": 20}
 
 
@@ -70,7 +70,7 @@ def after_save(path: Path) -> None:
 
 def before_rewind(path: Path) -> None:
     with RunFolder(path) as folder:
-        run_of(folder, 4, best=4)
+        write_run(folder, 4, best=4)
 
 
 def rewind(path: Path) -> None:

@@ -12,12 +12,14 @@ import pytest
 import torch
 from made_up import BATCH, MadeUpSource, made_up_batch, trainer
 from typed import grad_of, instance, present
+from waiting import wait_for
 
 from nnue_trainer.errors import UserError
 from nnue_trainer.files import checkpoint
 from nnue_trainer.modules import PerspectiveTransformer
 from nnue_trainer.schedules import RunStep
-from nnue_trainer.training.trainer import Trainer
+from nnue_trainer.training.checkpoints import CheckpointStore
+from nnue_trainer.training.stages import StageOfRun
 
 
 def assert_same(first, second):
@@ -357,11 +359,11 @@ def test_lambda_is_set_ahead_for_steps_of_the_run_alone(tmp_path, monkeypatch):
         asked.append(step)
         return RunStep(step, 10, 4)
 
-    monkeypatch.setattr(Trainer, "_now", now)
+    monkeypatch.setattr(StageOfRun, "now", now)
     batch = replace(made_up_batch(0), buffer=0)
-    run._set_lambda_ahead(replace(batch, buffer=None))
+    run.step_loss.set_lambda_ahead(replace(batch, buffer=None))
     for _ in range(run.steps):
-        run._set_lambda_ahead(batch)
+        run.step_loss.set_lambda_ahead(batch)
     assert asked == [*range(1, run.steps), run.steps - 1]
 
 
@@ -376,7 +378,7 @@ def test_what_does_not_change_is_not_written_again(tmp_path):
             before = run.optimizer.lr._version
             run.advance()
             written += run.optimizer.lr._version > before
-            numbers = [run.optimizer.lr, *run._lambda_values.values()]
+            numbers = [run.optimizer.lr, *run.step_loss._lambdas.values()]
             rate, lam = run.recipe.schedule.lr_at(step, 10, 4, 1e-2), run.recipe.lambda_.lambda_at(step, 10, 4)
             assert [number.item() for number in numbers] == pytest.approx([rate, lam])
         assert written == writes
@@ -511,7 +513,15 @@ def test_an_error_of_an_earlier_write_does_not_hide_the_best(tmp_path, monkeypat
             raise UserError(f"{path}: cannot be written: No space left on device")
         save(path, content)
 
+    validate = run.validate
+
+    def after_the_write():
+        store = instance(CheckpointStore, present(run._run).store)
+        wait_for(lambda: all(write.done() for write in store._writes))
+        return validate()
+
     monkeypatch.setattr(checkpoint, "save", no_room)
+    monkeypatch.setattr(run, "validate", after_the_write)
     with pytest.raises(UserError, match="No space left"):
         run.train()
     saved = checkpoint.load(tmp_path / "parts" / "checkpoints" / "last.safetensors")
