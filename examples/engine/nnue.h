@@ -1134,13 +1134,14 @@ class Network {
     static constexpr int kPerSide = Net::kActivation == Activation::kPairwise ? Net::kHidden / 2 : Net::kHidden;
     static constexpr int kFirstInputs = kSides * kPerSide;
     static constexpr bool kIsFloat = Net::kLayers[kNumLayers - 1].is_float;
-    // The first activations are products of two numbers, which stay apart.
-    static constexpr bool kWholeProducts = Net::kActivation != Activation::kCrelu && Net::kProductShift == 0;
 
     static constexpr std::int64_t first_largest() {
         const std::int64_t clip = Net::kClip;
         return Net::kActivation == Activation::kCrelu ? clip : clip * clip >> Net::kProductShift;
     }
+    // The first activations are products of two numbers which stay apart, since they may exceed 15 bits.
+    static constexpr bool kWholeProducts =
+        Net::kActivation != Activation::kCrelu && (Net::kProductShift == 0 || first_largest() > 32767);
     // Whether vector `number` (0 the first activations) has bytes of 0 … 127; where its readers have bytes as weights.
     static constexpr bool is_bytes(int number) {
         for (int k = 0; k < kNumLayers; ++k) {
@@ -1300,7 +1301,8 @@ class Network {
     // Whether every product of a clipped accumulator and a weight of the layer fits 16 bits.
     template <int Number>
     bool products_fit() const {
-        if constexpr (!kWholeProducts || layer(Number).vectors != 1 || layer(Number).weights == Scalar::kF32) {
+        if constexpr (!kWholeProducts || Net::kProductShift > 0 || layer(Number).vectors != 1 ||
+                      layer(Number).weights == Scalar::kF32) {
             return false;
         } else {
             const auto* weight = at<WeightOf<Number>>(layer_weight_[Number]);
@@ -1535,7 +1537,8 @@ class Network {
 
     // A single output of squares: nothing is stored on the way.
     static constexpr bool kOnlySquares = kWholeProducts && Net::kActivation == Activation::kScrelu && kNumLayers == 1 &&
-                                         Net::kAccumulatorShift == 0 && Net::kLayers[0].weights != Scalar::kF32;
+                                         Net::kProductShift == 0 && Net::kAccumulatorShift == 0 &&
+                                         Net::kLayers[0].weights != Scalar::kF32;
 
     int evaluate_in(const Accumulator<Net>& accumulator, bool black_to_move, int bucket) const {
         State state;
@@ -1604,9 +1607,11 @@ class Network {
         const auto* weight = at<WeightOf<Number>>(layer_weight_[Number]) + row * kLayer.columns;
         constexpr bool kReal = kLayer.weights == Scalar::kF32 || reads_floats(Number);
         if constexpr (kLayer.vectors == 1 && kWholeProducts) {
+            const auto product = [&](int i) {
+                return std::int64_t{state.left[i]} * state.right[i] >> Net::kProductShift;
+            };
             if constexpr (kReal) {
-                return detail::dot_real(weight, kLayer.inputs,
-                                        [&](int i) { return std::int64_t{state.left[i]} * state.right[i]; });
+                return detail::dot_real(weight, kLayer.inputs, product);
             } else if constexpr (kOnlySquares) {
                 std::int64_t total = 0;
                 for (int side = 0; side < kSides; ++side, weight += kPerSide) {
@@ -1623,9 +1628,7 @@ class Network {
             } else {
                 if (products_fit_[Number]) return detail::dot_products(state.left, state.right, weight, kLayer.inputs);
                 std::int64_t total = 0;
-                for (int i = 0; i < kLayer.inputs; ++i) {
-                    total += std::int64_t{weight[i]} * state.left[i] * state.right[i];
-                }
+                for (int i = 0; i < kLayer.inputs; ++i) total += weight[i] * product(i);
                 return total;
             }
         } else if constexpr (kReal) {

@@ -67,12 +67,10 @@ def engine_header(
 
 def _is_known(forward: IntegerForward) -> bool:
     """Whether the inference can hold the first activations: 15 bits, or products of two accumulators that stay apart
-    and are the only inputs of those layers that read them."""
+    and are the only inputs of those layers that read them, as the evaluator also requires."""
     first = forward.first
-    if first.activation == "crelu":
+    if first.activation == "crelu" or (first.product_shift and first.largest <= INT16_MAX):
         return True
-    if first.product_shift:
-        return first.largest <= INT16_MAX
     return all(layer.inputs == (0,) or 0 not in layer.inputs for layer in forward.layers)
 
 

@@ -150,6 +150,7 @@ NETS: dict[str, dict[str, Any]] = {
         "hidden": 32,
         "psqt": True,
     },
+    "activations beyond 16 bits": {"kind": f"{HERE}/wide_net.py:Wide"},
     "a net of a user": {"kind": f"{MY_NET}:TwoLayers", "hidden": 32},
 }
 IN_HEADERS: dict[str, dict[str, Any]] = {

@@ -55,6 +55,7 @@ def fens(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("a set in Python", [CHECKED]),
         ("a set in a header", [f"{CHECKED} {INCLUDES}"]),
         ("states in Python", [CHECKED]),
+        ("activations beyond 16 bits", [CHECKED, PLAIN]),
         ("counted pieces in a header", [f"{CHECKED} {INCLUDES}"]),
         ("a net of a user", [VECTORS]),
     ],
