@@ -328,8 +328,8 @@ class LayerCall:
 
     def first_sums(self, x: Tensor) -> Tensor:
         """weight · x of the first of the layers, without its bias: fp32 [B, outputs]. x may be some of the inputs, and
-        the weight the columns for them; then `inputs` counts these. `first_gradients` is its backward: the operator has
-        no gradient, as on CUDA that would need Σ weight of the whole batch."""
+        the weight the columns for them; then `inputs` counts these. The operator has no gradient, as on CUDA that would
+        need Σ weight of the whole batch: see `first`."""
         if self._is_fused(x):
             return _operators._layer_stacks_first(x.detach(), self.order, self.parameters[0].detach())  # type: ignore[no-any-return]
         return self._first_sums(x)
@@ -350,37 +350,28 @@ class LayerCall:
 
         return self.of._in_torch(first, linear).squeeze(1)
 
-    def first_gradients(
-        self, sums: Tensor, first: FirstOutputs, grads: tuple[Tensor, Tensor | None], scales: tuple[Tensor, Tensor]
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """The gradients by x, by the weight and by the PSQT part, where `sums` is `first_sums` of `first`. `grads` are
-        `AfterFirst.grad_sums` and `.grad_psqt` of the whole batch, and `scales` a factor for all of them, a scalar, and
-        the `totals` of the whole batch, whose Σ weight they are divided by."""
-        grad_sums, grad_psqt = grads
-        if self._is_fused(first.x, first.psqt):
-            grad_x, grad_weight, scaled_psqt, _ = _operators._layer_stacks_gradients(
-                first.x, self.order, self.parameters, grad_sums, None, grad_psqt, list(scales), self.of.description,
-                first.x.dtype,
-            )  # fmt: skip
-            return grad_x, grad_weight, None if grad_psqt is None else scaled_psqt
-        factor = mean(scales[0], scales[1][1])
-        grad_x, grad_weight = torch.autograd.grad(sums, [first.x, self.parameters[0]], grad_sums * factor)
-        return grad_x, grad_weight, None if grad_psqt is None else grad_psqt * factor
-
     def first(self, transformer: TransformerCall | None, outputs: Callable[[], FirstOutputs]) -> First:
         """The first of the layers. `outputs` gives its inputs, and `transformer` is the call that does so, if there is
         one: where the gradient between need not be made, the operators go through to the transformer."""
         if transformer is None or not self._goes_through(transformer, divided=True):
             inputs = outputs()
-            of_inputs = self.first_sums(inputs.x)
+            x, sums = inputs.x, self.first_sums(inputs.x)
 
             def backward(grads: tuple[Tensor, Tensor | None], scales: tuple[Tensor, Tensor]) -> Tensor:
-                grad_x, grad_weight, grad_psqt = self.first_gradients(of_inputs, inputs, grads, scales)
-                tensors = [inputs.x] if inputs.psqt is None else [inputs.x, inputs.psqt]
-                torch.autograd.backward(tensors, [grad_x] if grad_psqt is None else [grad_x, grad_psqt])
-                return grad_weight
+                grad_sums, grad_psqt = grads
+                if self._is_fused(x, inputs.psqt):
+                    grad_x, grad_weight, of_psqt, _ = _operators._layer_stacks_gradients(
+                        x, self.order, self.parameters, grad_sums, None, grad_psqt, list(scales), self.of.description,
+                        x.dtype,
+                    )  # fmt: skip
+                else:
+                    factor = mean(scales[0], scales[1][1])
+                    grad_x, grad_weight = torch.autograd.grad(sums, [x, self.parameters[0]], grad_sums * factor)
+                    of_psqt = None if grad_psqt is None else grad_psqt * factor
+                give_gradients([x, inputs.psqt], [grad_x, None if grad_psqt is None else of_psqt])
+                return grad_weight  # type: ignore[no-any-return]
 
-            return First(of_inputs, inputs, backward)
+            return First(sums, inputs, backward)
         call = transformer
         with torch.no_grad():
             x, _, saved = _operators._perspective_transformer_forward(*call.arguments(save=True, psqt=False))
@@ -526,8 +517,9 @@ class First(NamedTuple):
     inputs: FirstOutputs | None
     """None: the operators went through to the transformer, and have not computed the PSQT part"""
     backward: Callable[[tuple[Tensor, Tensor | None], tuple[Tensor, Tensor]], Tensor]
-    """(grads, scales), as `LayerCall.first_gradients` takes them → the gradient of the weight. Those of the
-    transformer's parameters become their `grad`."""
+    """(grads, scales) → the gradient of the weight. The others go on to what the inputs were computed from. `grads` are
+    `AfterFirst.grad_sums` and `.grad_psqt` of the whole batch, `scales` a factor for all of them, a scalar, and the
+    `totals` of the whole batch, whose Σ weight they are divided by."""
 
 
 @functools.lru_cache(maxsize=256)

@@ -64,22 +64,24 @@ class FusedOptimizer:
         made = {name: kind(self, name) for name in late}
         self.late_rows = {name: rows for name, rows in made.items() if rows.parts}
         """by name of the parameter"""
-        self._describe()
+        self.handle, self._given = self._described(), given(self.pairs)
 
-    def _describe(self) -> None:
+    def _described(self, name: str = "", steps: float = 0.0) -> int:
+        """The number of this optimiser if the copies of the parameter `name` have this many `steps`."""
         numbers = [
             number
             for part, moments in self.pairs
             for number in (
                 self._betas.index(part.betas or self.rule.betas), part.name not in self.covered,
-                moments.late is not None, *part.settings(moments.steps),
+                moments.late is not None,
+                *part.settings(steps if part.name == name and part.copy is not None else moments.steps),
             )
         ]  # fmt: skip
-        self.handle = fused_operators.namespace._optimizer_describe(
+        handle: int = fused_operators.namespace._optimizer_describe(
             self.lr, self.rule.number, self.rule.constants(self.max_norm), [b for own in self._betas for b in own],
             numbers,
         )  # fmt: skip
-        self._given = given(self.pairs)
+        return handle
 
     def _make_moments(self, part: Part) -> Moments:
         weight = part.parameter.detach()
@@ -171,6 +173,7 @@ class FusedOptimizer:
         """From now on the copies of the parameter hold its integers, `steps` of them in 1.0, as float16: other bits in
         the memory of a bfloat16 copy. Its weights are clipped to ±LARGEST_COPY of them, which float16 holds exactly. 0:
         they hold the weight again. Writes the copies, and returns how many weights it has clipped."""
+        handle = self._described(name, steps)  # an error leaves everything as it is
         self.settle()  # the steps until now have other bounds
         clipped = 0
         for part, moments in self.pairs:
@@ -182,7 +185,7 @@ class FusedOptimizer:
                 _, _, low, high, _ = part.settings(steps)
                 clipped += int((moments.weight.abs() > LARGEST_COPY / steps).sum().item())
                 moments.weight.clamp_(low, high)
-        self._describe()
+        self.handle, self._given = handle, given(self.pairs)
         self.write_copies()
         return clipped
 

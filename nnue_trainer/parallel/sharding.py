@@ -131,27 +131,32 @@ class Unsharded:
         return figures
 
 
-def lambda_values(step: Step, batch: Batch, positions: slice) -> Tensor:
-    """λ of some positions of the whole batch: a scalar, or one value for each of them."""
-    lam = step.lambda_values(batch)
-    return lam if lam.dim() == 0 else lam[positions]
-
-
-class ShardedPositions(Unsharded):
-    """Data parallel: each rank has the whole net and a share of the positions of each batch."""
-
-    name = "positions"
+class _Shared(Unsharded):
+    """Each rank has a share of the positions of each batch."""
 
     def __init__(self, ranks: Ranks, model: NnueModel, batch_size: int):
         super().__init__(ranks, model)
         self._batch_size = batch_size
         self._begin, self._end = share(batch_size, ranks)
-        self._optimizer: Optimizer | None = None
+
+    def _of_share(self, each: Any) -> Any:
+        """The share of what the whole batch has, one for each position."""
+        return each.part(self._begin, self._end) if isinstance(each, Batch) else each[self._begin : self._end]
+
+    def _lambda(self, step: Step, batch: Batch) -> Tensor:
+        """λ of the share: a scalar, or one value for each position."""
+        lam = step.lambda_values(batch)
+        return lam if lam.dim() == 0 else self._of_share(lam)
+
+
+class ShardedPositions(_Shared):
+    """Data parallel: each rank has the whole net and a share of the positions of each batch."""
+
+    name = "positions"
+    _optimizer: Optimizer | None = None
 
     def wanted(self, fresh: Any) -> Any:
-        if len(fresh) == self._end - self._begin:
-            return fresh  # the loader has read this share alone
-        return fresh.part(self._begin, self._end) if isinstance(fresh, Batch) else fresh[self._begin : self._end]
+        return fresh if len(fresh) == self._end - self._begin else self._of_share(fresh)  # or the loader read it alone
 
     def validates(self, number: int) -> bool:
         return number % self.ranks.size == self.ranks.rank
@@ -161,8 +166,7 @@ class ShardedPositions(Unsharded):
 
     def backward(self, step: Step, batch: Batch) -> Tensor:
         assert self._optimizer is not None
-        lam = lambda_values(step, batch, slice(self._begin, self._end))
-        weighted, weights = step.terms(batch, lam)
+        weighted, weights = step.terms(batch, self._lambda(step, batch))
         if (penalty := step.penalty(batch)) is not None:
             # It counts by positions, whatever these weigh; below, everything is divided by all weights.
             whole = self.ranks.all_reduce(weights.detach().float().clone())  # which is overwritten
@@ -180,17 +184,15 @@ class ShardedPositions(Unsharded):
         self._optimizer = optimizer
 
 
-class ShardedColumns(Unsharded):
+class ShardedColumns(_Shared):
     """Column parallel: each rank has some columns of the feature transformer and computes them for the whole batch. The
     constructor changes the whole model that it gets: it keeps only this rank's columns."""
 
     name = "columns"
+    model: StackedModel
 
     def __init__(self, ranks: Ranks, model: StackedModel, batch_size: int):
-        super().__init__(ranks, model)
-        self._stacked = model
-        self._batch_size = batch_size
-        self._begin, self._end = share(batch_size, ranks)
+        super().__init__(ranks, model, batch_size)
         self._most = -(-batch_size // ranks.size)  # the largest share of positions that a rank has
         first = model.first_layer()
         assert first is not None
@@ -221,14 +223,14 @@ class ShardedColumns(Unsharded):
 
     def prepare(self, batch: Batch) -> Batch:
         batch = self.model.prepare(batch)
-        stacks = self._stacked.stacks_in_use()
+        stacks = self.model.stacks_in_use()
         if stacks is None or not stacks.may_be_fused(batch.white.device):
             return batch
-        bucket = self._stacked.buckets_of(batch)[self._begin : self._end]
+        bucket = self._of_share(self.model.buckets_of(batch))
         return replace(batch, plans=(*batch.plans, stacks.plan(batch, bucket, of_share=True)))
 
     def forward(self, batch: Batch) -> Tensor:
-        model, stacks, bucket = self._stacked, self._stacks(), self._stacked.buckets_of(batch)
+        model, stacks, bucket = self.model, self._stacks(), self.model.buckets_of(batch)
         with self._autocast(batch, nullcontext()):
             _, outputs = model.first_of(batch, bucket)
             first, layers = outputs(), model.layers_for(bucket, stacks.order_of(batch))
@@ -236,7 +238,7 @@ class ShardedColumns(Unsharded):
             return layers.from_sums(FirstOutputs(sums, first.psqt, bucket))
 
     def _stacks(self) -> LayerStacks:
-        stacks = self._stacked.stacks_in_use()
+        stacks = self.model.stacks_in_use()
         assert stacks is not None  # see why_not_columns
         return stacks
 
@@ -245,23 +247,22 @@ class ShardedColumns(Unsharded):
         return usual if self.model.rounded is None else torch.autocast(batch.white.device.type, enabled=False)
 
     def backward(self, step: Step, batch: Batch) -> Tensor:
-        model, ranks, positions = self._stacked, self.ranks, len(batch)
+        model, ranks, positions = self.model, self.ranks, len(batch)
         stacks, bucket, loss = self._stacks(), model.buckets_of(batch), step.loss_kind
         layers = model.layers_for(bucket, stacks.order_of(batch), loss_is_known=loss.kernel() is not None)
         with self._autocast(batch, step.autocast()):
             call, outputs = model.first_of(batch, bucket, psqt_apart=True)
             first = layers.first(call if stacks.may_be_fused(batch.white.device) else None, outputs)
-        mine, share = slice(self._begin, self._end), self._end - self._begin
-        lam = lambda_values(step, batch, mine)
+        own, lam = self._of_share, self._lambda(step, batch)
         with ranks.reduce_scatter(self._padded(first.sums.detach(), ranks.size * self._most)) as own_sums:
-            psqt = None if first.inputs is None or first.inputs.psqt is None else first.inputs.psqt.detach()[mine]
+            psqt = None if first.inputs is None or first.inputs.psqt is None else own(first.inputs.psqt.detach())
             if call is not None and call.of.psqt_buckets and (call.leaves_psqt or first.inputs is None):
                 psqt = call.psqt_output(self._begin, self._end)
         with self._autocast(batch, step.autocast()):
             order = stacks.order_of(batch, of_share=True)
-            targets = Targets(batch.score[mine], batch.result[mine], lam, loss.kernel(), model.score_scale)
-            own = FirstOutputs(own_sums[:share], psqt, bucket[mine])
-            rest = replace(layers, bucket=own.bucket, prepared=order).after_first(own, targets, loss)
+            targets = Targets(own(batch.score), own(batch.result), lam, loss.kernel(), model.score_scale)
+            mine = FirstOutputs(own_sums[: self._end - self._begin], psqt, own(bucket))
+            rest = replace(layers, bucket=mine.bucket, prepared=order).after_first(mine, targets, loss)
         # One exchange sends everything that the other ranks need about these positions. The gradients by the
         # sums and by PSQT come one after the other, since each rank has other positions; those by the parameters are
         # added up.

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from nnue_trainer.optim import fused_operators
 from nnue_trainer.optim.fused_optimizer import FusedOptimizer
 from nnue_trainer.optim.late_rows import WINDOW, LateRows
-from nnue_trainer.optim.parts import Part, given
+from nnue_trainer.optim.parts import LARGEST_COPY, Part, given
 from nnue_trainer.optim.update_rule import UpdateRule
 
 ROWS, COLUMNS = 60, 150  # columns: two blocks of a replay and a piece
@@ -359,6 +359,19 @@ def test_a_window_that_has_forgotten_is_an_error() -> None:
         RuntimeError, match=r"nnue::_optimizer_catch_up: made\[\d\]: found . in row \d+, expected at least 24"
     ):
         late.settle()
+
+
+def test_bounds_that_a_copy_cannot_hold_change_nothing() -> None:
+    weight = torch.full((4, 6), 0.7)
+    part = Part("w", weight, low=0.6, high=0.8, copy=weight.bfloat16())
+    optimizer = FusedOptimizer([part], RULES["adamw"], torch.tensor(0.01))
+    (_, moments), handle = optimizer.pairs[0], optimizer.handle
+    with pytest.raises(
+        RuntimeError, match=r"parts\[5\]: found lowest weight 0.6\d*, expected at most the highest, 0.5"
+    ):
+        optimizer.copy_in_steps("w", LARGEST_COPY / 0.5)
+    assert torch.equal(weight, torch.full((4, 6), 0.7)), "weights were clamped before the error"
+    assert (optimizer.handle, moments.steps, moments.copy.dtype) == (handle, 0.0, torch.bfloat16)
 
 
 def test_parts_must_be_all_rows() -> None:

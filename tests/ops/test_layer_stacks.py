@@ -362,8 +362,9 @@ def check_divided(case: Case, tolerance: float) -> None:
             {**case.linears[0].state_dict(), "weight": case.linears[0].get_parameter("weight")[:, :, slab]}
         )
         narrow = dataclasses.replace(stacks, inputs=own.shape[1])
-        parts.append((slab, own, first, narrow.call([first, *case.linears[1:]], bucket).first_sums(own)))
-    sums = sum((part[3].detach() for part in parts), torch.zeros((), device=x.device))
+        inputs = FirstOutputs(own, psqt, bucket)
+        parts.append((slab, own, narrow.call([first, *case.linears[1:]], bucket).first(None, lambda of=inputs: of)))  # type: ignore[misc]
+    sums = sum((part[2].sums.detach() for part in parts), torch.zeros((), device=x.device))
     with torch.no_grad():
         output = case.behind.from_sums(FirstOutputs(sums, psqt, bucket))
     assert_close(output, expected_net, tolerance, "output")
@@ -385,18 +386,14 @@ def check_divided(case: Case, tolerance: float) -> None:
         assert_close(gradient, expected[name], 8 * tolerance, f"gradient of {name}")
     grad_sums = torch.cat([rest.grad_sums for rest in rests])
     grad_psqt = torch.cat([rest.grad_psqt for rest in rests if rest.grad_psqt is not None])
-    for slab, own, first, part in parts:
-        narrow = dataclasses.replace(stacks, inputs=own.shape[1])
-        grad_x, grad_weight, found = narrow.call([first, *case.linears[1:]], bucket).first_gradients(
-            part,
-            FirstOutputs(own, psqt, bucket),
-            (grad_sums, grad_psqt),
-            (torch.ones((), device=x.device), totals),
-        )
-        assert found is not None
-        assert_close(grad_x, expected["x"][:, slab], 8 * tolerance, "gradient of x")
+    for slab, own, part in parts:
+        grad_weight = part.backward((grad_sums, grad_psqt), (torch.ones((), device=x.device), totals))
+        assert own.grad is not None
+        assert psqt.grad is not None
+        assert_close(own.grad, expected["x"][:, slab], 8 * tolerance, "gradient of x")
         assert_close(grad_weight, expected["0.weight"][:, :, slab], 8 * tolerance, "gradient of weight 0")
-        assert_close(found, expected["psqt"], 8 * tolerance, "gradient of psqt")
+        assert_close(psqt.grad, expected["psqt"], 8 * tolerance, "gradient of psqt")
+        psqt.grad = None
 
 
 @pytest.mark.parametrize(
