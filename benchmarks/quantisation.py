@@ -123,7 +123,7 @@ def step_times(preset: str, batch_size: int, turns: int) -> dict[str, float]:
         started = time.process_time()
         output = model(batch) * model.score_scale
         step_loss = mean(*chosen.loss.terms(output, batch.score, batch.result, 1.0))
-        step_loss.backward()  # type: ignore[no-untyped-call]
+        step_loss.backward()
         optimizer.step(step_loss)
         if turn >= 4:
             times[rounding].append(1e3 * (time.process_time() - started))

@@ -63,14 +63,14 @@ def naive_mean(x: Tensor, window: int, at_a_time: int = 1 << 27) -> Tensor:
 
 def pandas_call(series: Any, name: str, window: int) -> Callable[[], object]:
     if name.startswith("ewm_"):
-        return getattr(series.ewm(span=window), name.removeprefix("ewm_"))  # type: ignore[no-any-return]
-    return getattr(series.rolling(window), name)  # type: ignore[no-any-return]
+        return getattr(series.ewm(span=window), name.removeprefix("ewm_"))
+    return getattr(series.rolling(window), name)
 
 
 def our_call(x: Tensor, name: str, window: int) -> Callable[[], object]:
     if name.startswith("ewm_"):
-        return getattr(stats.ewm(x, span=window), name.removeprefix("ewm_"))  # type: ignore[no-any-return]
-    return getattr(stats.rolling(x, window), name)  # type: ignore[no-any-return]
+        return getattr(stats.ewm(x, span=window), name.removeprefix("ewm_"))
+    return getattr(stats.rolling(x, window), name)
 
 
 def plot(path: Path, curves: dict[str, dict[int, float]], copy_ns: float, device: str) -> None:

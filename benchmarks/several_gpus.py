@@ -158,7 +158,7 @@ class Worker:
         ranks, positions = self._ranks, recipe.data.batch_size
         model = nets.build(recipe.model)
         assert isinstance(model, StackedModel)
-        outputs = model.linears()[0].bias.shape[-1]  # type: ignore[union-attr, index]
+        outputs = model.linears()[0].bias.shape[-1]  # type: ignore[index]
         sums = torch.ones(positions, outputs, device=device)  # type: ignore[arg-type]
         part = torch.ones(positions // ranks.size * (sums.shape[1] + 1) + 10_000, device=device)
         whole = torch.zeros(sum(parameter.numel() for parameter in model.parameters()), device=device)

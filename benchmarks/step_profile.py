@@ -86,11 +86,11 @@ class Phases:
         object.__delattr__(self._replaced, "terms")
 
 
-class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Counter(TorchDispatchMode):
     """Adds up the CPU time and the bytes of a step by phase and operator."""
 
     def __init__(self, phases: Phases) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._phases = phases
         self.bytes: dict[Row, int] = defaultdict(int)
         self.cpu: dict[Row, float] = defaultdict(float)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import secrets
 import signal
 import stat
 import subprocess
@@ -117,7 +118,7 @@ def test_temporary_names_cannot_be_guessed_and_links_are_not_followed(tmp_path, 
     victim = tmp_path / "victim"
     victim.write_text("precious")
     (tmp_path / ".nnue-0000000000000000.tmp").symlink_to(victim)
-    monkeypatch.setattr(atomic.secrets, "token_hex", lambda _: "0" * 16)
+    monkeypatch.setattr(secrets, "token_hex", lambda _: "0" * 16)
     with pytest.raises(UserError, match="a: cannot be written: File exists"), replacing(tmp_path / "a"):
         pass
     assert victim.read_text() == "precious"
@@ -298,7 +299,7 @@ def test_a_copy_serves_where_there_are_no_hard_links(tmp_path, monkeypatch):
     def refuse(*_: object, **__: object) -> None:
         raise PermissionError(errno.EPERM, "Operation not permitted")
 
-    monkeypatch.setattr(atomic.os, "link", refuse)
+    monkeypatch.setattr(os, "link", refuse)
     (tmp_path / "a").write_text("a")
     atomic.link(tmp_path / "a", tmp_path / "b")
     assert (tmp_path / "b").read_text() == "a"

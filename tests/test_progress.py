@@ -11,12 +11,12 @@ import struct
 import subprocess
 import sys
 import termios
+import time
 from fcntl import ioctl
 
 import pytest
 from rich.cells import cell_len
 
-from nnue_trainer.base import progress
 from nnue_trainer.base.progress import (
     Part,
     TrainingProgress,
@@ -88,7 +88,7 @@ def test_numbers_are_short():
 def clock(monkeypatch):
     """One second for every look at it."""
     seconds = itertools.count(100)
-    monkeypatch.setattr(progress.time, "monotonic", lambda: float(next(seconds)))
+    monkeypatch.setattr(time, "monotonic", lambda: float(next(seconds)))
 
 
 def plain_lines(capsys):
@@ -115,7 +115,7 @@ def test_elsewhere_there_is_a_line_for_each_record_and_none_twice(capsys, clock)
 
 def test_pauses_do_not_count_for_the_speed_but_for_the_end(capsys, monkeypatch):
     now = 0.0
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
+    monkeypatch.setattr(time, "monotonic", lambda: now)
     shown = TrainingProgress(steps=101, steps_per_epoch=10, batch_size=100, step=0)
     shown.update(1)
     now = 10.0

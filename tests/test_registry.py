@@ -1,5 +1,6 @@
 """Open registries: classes by name, by file and from installed packages, and no import on a file's word."""
 
+import importlib
 import importlib.metadata
 import sys
 from pathlib import Path
@@ -62,8 +63,7 @@ def shapes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     (tmp_path / "square.py").write_text(OUTSIDE)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
-    import made_up_shapes
-
+    made_up_shapes = importlib.import_module("made_up_shapes")
     yield made_up_shapes
     registry._registries.remove(made_up_shapes.SHAPES)
     for name in [name for name in sys.modules if name.startswith("made_up_shapes") or name == "square"]:

@@ -80,7 +80,7 @@ def check(net: str, options: argparse.Namespace, folder: Path) -> bool:
         print(f"{net}, {name}: {differ} of {len(found)} scores differ{speed}", flush=True)
         agree &= differ == 0
         if options.games:
-            command = [*([emulator] if emulator else []), built("games", file, flags, compiler), file]
+            command = [*([emulator] if emulator else []), str(built("games", file, flags, compiler)), str(file)]
             games = subprocess.run([*command, str(options.games)], capture_output=True, text=True, check=False)
             print(f"{net}, {name}: {(games.stdout or games.stderr).strip()}", flush=True)
             agree &= games.returncode == 0

@@ -178,7 +178,7 @@ def remember_architectures() -> None:
     def parse_once(data: Mapping[str, Any], where: str) -> Net:
         return _parsed(json.dumps(data), where)
 
-    export_net.parse = parse_once
+    export_net.parse = parse_once  # type: ignore[attr-defined]
 
 
 def alike(known: Sequence[Candidate], layout: FileLayout) -> list[Candidate]:

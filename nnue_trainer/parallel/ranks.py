@@ -39,9 +39,9 @@ _VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_AD
 _default_group: Callable[[], dist.ProcessGroup] = dist.distributed_c10d._get_default_group
 # torch 2.13 has a new name for this function, and warns about the old name.
 _reduce_scatter: Callable[..., Any] = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-_TCPStore: Any = dist.TCPStore  # type: ignore[attr-defined]
-_PrefixStore: Any = dist.PrefixStore  # type: ignore[attr-defined]
-_AllgatherOptions: Any = dist.distributed_c10d.AllgatherOptions  # type: ignore[attr-defined]
+_TCPStore: Any = dist.TCPStore
+_PrefixStore: Any = dist.PrefixStore
+_AllgatherOptions: Any = dist.distributed_c10d.AllgatherOptions
 
 
 class Ranks:

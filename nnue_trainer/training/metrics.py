@@ -179,8 +179,8 @@ class _EventFile:
     run would then fail at a later record, or wait for ever when it closes the writer."""
 
     def __init__(self, folder: RunFolder, step: int):
-        from tensorboard.compat.proto import event_pb2  # type: ignore[import-untyped]
-        from tensorboard.summary.writer.record_writer import RecordWriter  # type: ignore[import-untyped]
+        from tensorboard.compat.proto import event_pb2
+        from tensorboard.summary.writer.record_writer import RecordWriter
         from torch.utils.tensorboard.summary import scalar
 
         self._event, self._writer = event_pb2, RecordWriter

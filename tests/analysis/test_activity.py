@@ -126,7 +126,7 @@ def test_a_validation_writes_the_figures_down(trained):
 
 
 def test_looking_changes_no_bit_of_the_training(tmp_path, trained, project_root, monkeypatch):
-    monkeypatch.setattr(trainer_module.ActivityMeter, "add", lambda self, batch: None)
+    monkeypatch.setattr(ActivityMeter, "add", lambda self, batch: None)
     monkeypatch.setattr(trainer_module, "reach_figures", lambda model: {})
     train(recipe(project_root), tmp_path / "run")
     files = [folder / "checkpoints" / "last.safetensors" for folder in (trained(), tmp_path / "run")]

@@ -18,9 +18,10 @@ from sample_inputs import make_sample
 
 from nnue_trainer import data, ops
 from nnue_trainer.ops import perspectives
+from nnue_trainer.ops.reference import Activation
 
 pytestmark = pytest.mark.compiler
-ACTIVATIONS: list[perspectives.Activation] = ["identity", "crelu", "screlu", "pairwise"]
+ACTIVATIONS: list[Activation] = ["identity", "crelu", "screlu", "pairwise"]
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
@@ -96,7 +97,7 @@ def pair(device: torch.device, outputs: int = 32) -> tuple[list[Tensor], list[Te
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("psqt", [False, True])
 def test_both_perspectives(
-    cpp: Any, device: torch.device, activation: perspectives.Activation, dtype: torch.dtype, psqt: bool
+    cpp: Any, device: torch.device, activation: Activation, dtype: torch.dtype, psqt: bool
 ) -> None:
     rows, (weight, bias, columns) = pair(device)
     bucket = torch.arange(len(rows[0]), device=device) % 8

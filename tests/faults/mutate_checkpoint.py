@@ -24,7 +24,7 @@ from nnue_trainer.training.trainer import Trainer
 
 ROOT = Path(__file__).resolve().parents[2]
 
-RECIPE = {
+RECIPE: dict[str, Any] = {
     "model": {"kind": "simple", "hidden": 8},
     "data": {"train": [str(ROOT / "samples" / "val.binpack")], "batch_size": 32, "shuffle_buffer": 64, "threads": 1},
     "loss": {"kind": "sigmoid"},

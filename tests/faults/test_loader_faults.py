@@ -942,10 +942,10 @@ def test_poll_ends_a_wait(tmp_path: Path, file: Path) -> None:
 
 
 def test_compressed_files_are_unpacked_once(tmp_path: Path, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from nnue_trainer.data import opened
+    from nnue_trainer.data import compression, opened
 
     unpacked = []
-    original = opened.unpack
+    original = compression.unpack
 
     def unpack(*arguments: Any, **options: Any) -> object:
         unpacked.append(arguments[0])

@@ -19,7 +19,6 @@ from nnue_trainer.data.binpack import read_binpack, write_binpack
 from nnue_trainer.data.generate import GenerateOptions, generate
 from nnue_trainer.data.transform import split
 from nnue_trainer.errors import UserError
-from nnue_trainer.files import atomic
 
 FakeEngine = Callable[..., str]
 Nnue = Callable[..., Done]
@@ -109,7 +108,7 @@ def test_a_split_that_fails_while_it_ends_leaves_neither_file(
             raise OSError(5, "Input/output error")
         real(*arguments, **more)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(atomic.os, "rename", rename)
+    monkeypatch.setattr(os, "rename", rename)
     with pytest.raises(UserError, match=r"v\.binpack: cannot be written: Input/output error"):
         split([source], train, validation, share=0.3)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.binpack"]

@@ -16,7 +16,7 @@ from nnue_trainer.data import Batch, Filters, Loader, RecordLoader
 from nnue_trainer.errors import UserError
 from nnue_trainer.export import evaluate, net_from_checkpoint, to_bytes
 from nnue_trainer.files.checkpoint import Checkpoint
-from nnue_trainer.modules import PerspectiveTransformer
+from nnue_trainer.modules import PerspectiveTransformer, stacked_linear
 from nnue_trainer.modules.straight_through import (
     Rule,
     Steps,
@@ -202,7 +202,7 @@ def test_a_cpu_computes_the_own_stack_alone(name: str, records: np.ndarray, monk
             monkeypatch.setattr(rounded_forward, "integer_linear", None)  # not called
         else:
             monkeypatch.undo()
-            monkeypatch.setattr(rounded_forward.stacked_linear, "is_fused", lambda x, weight: False)
+            monkeypatch.setattr(stacked_linear, "is_fused", lambda x, weight: False)
         model.zero_grad()
         output = model(batch)
         (output * torch.linspace(0.2, 1, len(output))).sum().backward()

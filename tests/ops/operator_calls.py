@@ -15,11 +15,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 from nnue_trainer import ops, stats
+from nnue_trainer.base import _library
 from nnue_trainer.data import RecordLoader
 from nnue_trainer.modules.layer_stacks import Integers, LayerStacks, StackLayer
 from nnue_trainer.modules.stacked_linear import StackedLinear
 from nnue_trainer.modules.straight_through import Steps, integer_parameters
 from nnue_trainer.ops import functional, perspectives
+from nnue_trainer.ops.reference import Activation
 from nnue_trainer.optim.fused_optimizer import FusedOptimizer
 from nnue_trainer.optim.parts import Part
 from nnue_trainer.optim.update_rule import UpdateRule
@@ -73,7 +75,7 @@ class _Recorder(TorchDispatchMode):
 
 def operators_of_the_cpu() -> list[str]:
     """The names of all operators that a CPU build has kernels of."""
-    ops._library.require()
+    _library.require()
     names = (name.partition("::")[2] for name in torch._C._dispatch_get_all_op_names() if name.startswith("nnue::"))
 
     def has_kernel(name: str) -> bool:
@@ -97,7 +99,7 @@ def _feature_transformers(g: torch.Generator) -> None:
     functional.feature_transformer(white, weight, bias).sum().backward()
     side, bucket = torch.tensor([0, 1] * 3, dtype=torch.uint8), torch.arange(6) % 3
     psqt = torch.randn(24, 3, generator=g, requires_grad=True)
-    ways: dict[perspectives.Activation, bool] = {"pairwise": True, "screlu": False, "identity": False}
+    ways: dict[Activation, bool] = {"pairwise": True, "screlu": False, "identity": False}
     for activation, sparse in ways.items():
         out, sums = perspectives.perspective_transformer(
             white, black, side, weight, bias, activation=activation, psqt=psqt, psqt_bucket=bucket, sparse_grad=sparse

@@ -16,12 +16,12 @@ from typed import grad_of
 from nnue_trainer import ops
 from nnue_trainer.ops import perspectives, reference
 from nnue_trainer.ops.perspectives import (
-    Activation,
     is_fused,
     perspective_plan,
     perspective_transformer,
     set_cuda_kernels,
 )
+from nnue_trainer.ops.reference import Activation
 
 ACTIVATIONS: list[Activation] = ["identity", "crelu", "screlu", "pairwise"]
 

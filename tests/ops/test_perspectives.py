@@ -20,13 +20,13 @@ from nnue_trainer import ops
 from nnue_trainer.data.batch import Batch
 from nnue_trainer.modules.perspective_transformer import PerspectiveTransformer
 from nnue_trainer.ops.perspectives import (
-    Activation,
     is_fused,
     number_of,
     perspective_plan,
     perspective_transformer,
     set_cuda_kernels,
 )
+from nnue_trainer.ops.reference import Activation
 
 ACTIVATIONS: list[Activation] = ["identity", "crelu", "screlu", "pairwise"]
 

@@ -389,7 +389,8 @@ def test_the_engine_chooses_the_stacks(
         assert torch.equal(losses(model, each, loss)[0], expected)
     model.set_rounding(False)
     for each in (batch, rounded, model.prepare(batch)):
-        assert not model.buckets_of(each).any()
+        buckets: Any = model.buckets_of
+        assert not buckets(each).any()
 
 
 def test_the_cpu_takes_torch() -> None:

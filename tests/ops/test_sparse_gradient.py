@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from nnue_trainer.ops import perspectives
 from nnue_trainer.ops.perspectives import number_of, perspective_plan, perspective_transformer
+from nnue_trainer.ops.reference import Activation
 
 FEATURES, POSITIONS, OUTPUTS = 300, 70, 48
 
@@ -21,7 +21,7 @@ def batch_of(positions: int = POSITIONS) -> list[Tensor]:
 
 
 def gradients(
-    batch: list[Tensor], dtype: torch.dtype, activation: perspectives.Activation, sparse_grad: bool, times: int = 1
+    batch: list[Tensor], dtype: torch.dtype, activation: Activation, sparse_grad: bool, times: int = 1
 ) -> list[Tensor]:
     g = torch.Generator().manual_seed(5)
     weight = (torch.randn(FEATURES, OUTPUTS, generator=g) / 4).to(dtype).requires_grad_()
@@ -50,7 +50,7 @@ def gradients(
 @pytest.mark.parametrize("activation", ["identity", "crelu", "screlu", "pairwise"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("positions", [POSITIONS, 0])
-def test_equal_bits(positions: int, dtype: torch.dtype, activation: perspectives.Activation) -> None:
+def test_equal_bits(positions: int, dtype: torch.dtype, activation: Activation) -> None:
     batch = batch_of(positions)
     dense = gradients(batch, dtype, activation, sparse_grad=False)
     sparse = gradients(batch, dtype, activation, sparse_grad=True)

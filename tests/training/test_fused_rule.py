@@ -11,6 +11,7 @@ from torch import nn
 
 from nnue_trainer import nets
 from nnue_trainer.ops import perspectives
+from nnue_trainer.ops.reference import Activation
 from nnue_trainer.optim import AdamW, Optimizer
 from nnue_trainer.optim.base import OptimizerConfig
 from nnue_trainer.optim.fused import FusedRule
@@ -64,9 +65,7 @@ def test_rows_that_are_trained_alike_are_one_part() -> None:
 
 @pytest.mark.parametrize("activation", ["crelu", "screlu", "pairwise"])
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_what_is_wrong_with_the_weights_gradient_shows_in_the_biass(
-    activation: perspectives.Activation, value: float
-) -> None:
+def test_what_is_wrong_with_the_weights_gradient_shows_in_the_biass(activation: Activation, value: float) -> None:
     """Why the guard need not look at the former."""
     g = torch.Generator().manual_seed(1)
     rows = torch.randint(0, 40, (30, 6), generator=g, dtype=torch.int32)

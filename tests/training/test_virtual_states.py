@@ -1,13 +1,16 @@
 """Virtual rows over states and king buckets of sets from outside: the same training as that of a declared set."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from typed import instance
 
 from nnue_trainer import nets
 from nnue_trainer.data import RecordLoader, expand, feature_set, piece_square_set
 from nnue_trainer.data.feature_match import match_features
+from nnue_trainer.modules import PerspectiveTransformer
 from nnue_trainer.nets.base import VirtualRows
 from nnue_trainer.optim import AdamW, Optimizer
 
@@ -51,7 +54,7 @@ class Both(ByKing):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("cls", "virtual"), [("ByKing", "kings"), ("ByState", "states"), ("Both", "both")])
-def test_virtual_rows_of_a_set_from_outside(cls: str, virtual: str, project_root: Path, tmp_path: Path) -> None:
+def test_virtual_rows_of_a_set_from_outside(cls: str, virtual: Any, project_root: Path, tmp_path: Path) -> None:
     (tmp_path / "sets.py").write_text(SETS)
     outside = feature_set(f"{tmp_path}/sets.py:{cls}", may_import=True).name
     declared = piece_square_set([0] * 32 + [1] * 32, order="interleaved", states=["eQ:2"], virtual=virtual)
@@ -63,8 +66,9 @@ def test_virtual_rows_of_a_set_from_outside(cls: str, virtual: str, project_root
     for name, weight in ((declared, shared), (outside, shared[source])):
         torch.manual_seed(1)
         model = nets.build({"kind": "layered", "inputs": name, "hidden": 16})
+        transformer = instance(PerspectiveTransformer, model.feature_transformer)
         with torch.no_grad():
-            model.feature_transformer.weight.copy_(weight)
+            transformer.weight.copy_(weight)
         rows = model.factorised()["feature_transformer.weight"]
         optimizer = Optimizer(model, AdamW(lr=0.01))
         for number in range(3):
@@ -72,7 +76,7 @@ def test_virtual_rows_of_a_set_from_outside(cls: str, virtual: str, project_root
             loss = model(batch).square().mean()
             loss.backward()
             optimizer.step(loss)
-        found.append((rows, model.feature_transformer.weight.detach()))
+        found.append((rows, transformer.weight.detach()))
     (_, expected), (rows, weight) = found
     feature = feature_set(outside).parts[0]
     assert rows == [VirtualRows(0, 6 * 768, feature.num_virtual)]
