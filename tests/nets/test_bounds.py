@@ -1,15 +1,19 @@
 """How far accumulators and the sums of layers can go, from the weights of a net."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from command import nnue
 from net_support import batch_of, random_checkpoint
 
 from nnue_trainer.export import QuantizedNet, evaluate, net_from_checkpoint
 from nnue_trainer.export.bounds import accumulator_bound, overflows, sum_bounds
 from nnue_trainer.export.check_positions import CHECK_POSITIONS
 from nnue_trainer.export.golden import golden_net
+from nnue_trainer.files import checkpoint
+from nnue_trainer.files.checkpoint import Checkpoint
 from nnue_trainer.nets.base import accumulate
 
 FENS = list(CHECK_POSITIONS)
@@ -18,12 +22,15 @@ LAYERED: dict[str, Any] = {"kind": "layered", "hidden": 16}
 
 def made(architecture: dict[str, Any], weight: float | None = None) -> QuantizedNet:
     """A net with random weights, or with one value for all weights of the layers and the first layer's bias."""
-    found = random_checkpoint(architecture)
-    if weight is not None:
-        model = found.tensors["model"]
-        for name, tensor in model.items():
-            tensor.fill_(0 if name == "feature_transformer.weight" else weight if "weight" in name else 1)
+    found = random_checkpoint(architecture) if weight is None else with_weights(architecture, weight)
     return net_from_checkpoint(found, "test")
+
+
+def with_weights(architecture: dict[str, Any], weight: float) -> Checkpoint:
+    found = random_checkpoint(architecture)
+    for name, tensor in found.tensors["model"].items():
+        tensor.fill_(0 if name == "feature_transformer.weight" else weight if "weight" in name else 1)
+    return found
 
 
 def test_accumulator_bound_bounds_every_position() -> None:
@@ -76,3 +83,12 @@ def test_large_limits_are_accepted_and_what_exceeds_32_bits_is_reported_by_the_w
     (line,) = overflows(made(LAYERED | wide, weight=400.0))
     reach = 2048 * 255 * 400 * 64 + 255 * 64
     assert line == f"sums of output.weight may reach {reach}, but the engine's wrap around beyond 2147483647"
+
+
+def test_export_import_and_inspect_report_it(tmp_path: Path) -> None:
+    wide = {"hidden": 1024, "quantisation": {"output": {"limit": 32767}}}
+    start, net, again = tmp_path / "c.safetensors", tmp_path / "n.nnue", tmp_path / "again.safetensors"
+    checkpoint.save(start, with_weights(LAYERED | wide, 400.0))
+    for arguments in (("export", start, net), ("import", net, again), ("inspect", net)):
+        words = "sums of output.weight may reach 13369360320, but the engine's wrap around beyond 2147483647"
+        assert words in nnue(*arguments), arguments
