@@ -156,12 +156,7 @@ class PerspectiveTransformer(nn.Module):
         uint8 [B] is 1 where Black is to move. `bucket` int64 [B] is the PSQT bucket of each position, not used without
         PSQT; ValueError if it is missing. `plans`: what `plan` gives for these very tensors.
         """
-        if self.psqt is not None and bucket is None:
-            raise ValueError(
-                "PerspectiveTransformer: bucket: found None, expected int64 [B], as the layer has PSQT columns"
-            )
-        given = _Positions(white, black, black_to_move, plans)
-        return self.call_with(given, bucket, self._parameters_for(given), self.description).outputs()
+        return self.call_with(_Positions(white, black, black_to_move, plans), bucket).outputs()
 
     def of_batch(self, batch: Batch, bucket: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """`forward` for a batch, with what has been prepared for it."""
@@ -181,16 +176,23 @@ class PerspectiveTransformer(nn.Module):
         and where hooks read the outputs or their gradients."""
         if any((self._forward_hooks, self._forward_pre_hooks, self._backward_hooks, self._backward_pre_hooks)):
             return None
-        call = self.call_with(batch, bucket, self._parameters_for(batch), self.description)
+        call = self.call_with(batch, bucket)
         return None if call.kernels == "torch" else call
 
     def call_with(
-        self, batch: Batch | _Positions, bucket: Tensor | None, parameters: Parameters, description: Description
+        self,
+        batch: Batch | _Positions,
+        bucket: Tensor | None,
+        parameters: Parameters | None = None,
+        description: Description | None = None,
     ) -> TransformerCall:
-        """The call of `forward`, with other weights, in any unit."""
-        weight, psqt = parameters.weight, parameters.psqt
-        if parameters.leaf is not None:  # the optimiser's copy
+        """The call of `forward`. `parameters`, `description`: with other weights than its own, in another unit."""
+        if parameters is None:
+            sparse = self._bring_up_to_date(batch)
+            parameters = Parameters(*self.parameters_in_use(), sparse_grad=sparse)
+        elif parameters.leaf is not None:  # the optimiser's copy
             self._bring_up_to_date(batch)
+        weight, psqt, description = parameters.weight, parameters.psqt, description or self.description
         plan = plan_of(batch, perspectives.plan_key(weight.shape[0], self.bucket_size, self.num_bucketed, weight.dtype))
         rows = (batch.white, batch.black, batch.black_to_move)
         return description.call(rows, parameters, None if psqt is None else bucket, plan)
@@ -236,14 +238,9 @@ class PerspectiveTransformer(nn.Module):
         weight: Any = self.weight if self._late is None else dict.__getitem__(self._parameters, "weight")
         return weight  # type: ignore[no-any-return]
 
-    def parameters_in_use(self) -> tuple[Tensor | None, ...]:
+    def parameters_in_use(self) -> tuple[Tensor, Tensor, Tensor | None]:
         """Weight, bias and PSQT columns as a forward pass reads them now; rows of the weight need not be up to date."""
         return self._weight_in_use(), self.bias, self.psqt
-
-    def _parameters_for(self, batch: Batch | _Positions) -> Parameters:
-        """The parameters that the forward pass reads."""
-        sparse = self._bring_up_to_date(batch)
-        return Parameters(self._weight_in_use(), self.bias, self.psqt, None, sparse)
 
     def _bring_up_to_date(self, batch: Batch | _Positions) -> bool:
         """The rows that a forward pass reads. Returns whether their gradient is to be sparse."""

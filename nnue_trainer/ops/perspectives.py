@@ -413,7 +413,7 @@ class Description(NamedTuple):
         weight, bias, psqt, *_ = parameters
         num_features, num_outputs = weight.shape
         num_bucketed = num_features if self.num_bucketed is None else self.num_bucketed
-        _check_arguments(weight, self.activation, self.bound, num_bucketed, psqt, psqt_bucket)
+        self._check(weight, num_bucketed, psqt, psqt_bucket)
         if plan is not None:
             plan.check(rows, plan_key(num_features, self.bucket_size, num_bucketed, weight.dtype))
         machine, mode = capabilities.machine_of(weight.device), capabilities.mode_of(weight, bias, psqt)
@@ -440,27 +440,19 @@ class Description(NamedTuple):
             kernels, batch, parameters, transformer, numbers, output_dtype, False, values, deterministic
         )
 
-
-def _check_arguments(
-    weight: Tensor,
-    activation: Activation,
-    bound: float,
-    num_bucketed: int,
-    psqt: Tensor | None,
-    psqt_bucket: Tensor | None,
-) -> None:
-    num_features, num_outputs = weight.shape
-    if activation not in ACTIVATIONS:
-        raise _wrong("activation", repr(activation), f"one of {', '.join(ACTIVATIONS)}")
-    if activation == "pairwise" and num_outputs % 2:
-        raise _wrong("weight", f"N = {num_outputs}", "an even N for pairwise")
-    if not bound > 0:
-        raise _wrong("bound", bound, "a positive number")
-    if (psqt is None) != (psqt_bucket is None):
-        found, missing = ("psqt", "psqt_bucket") if psqt_bucket is None else ("psqt_bucket", "psqt")
-        raise _wrong(missing, "none", f"a tensor, since there is {found}")
-    if not 0 <= num_bucketed <= num_features:
-        raise _wrong("num_bucketed", num_bucketed, f"0 to F = {num_features}")
+    def _check(self, weight: Tensor, num_bucketed: int, psqt: Tensor | None, psqt_bucket: Tensor | None) -> None:
+        num_features, num_outputs = weight.shape
+        if self.activation not in ACTIVATIONS:
+            raise _wrong("activation", repr(self.activation), f"one of {', '.join(ACTIVATIONS)}")
+        if self.activation == "pairwise" and num_outputs % 2:
+            raise _wrong("weight", f"N = {num_outputs}", "an even N for pairwise")
+        if not self.bound > 0:
+            raise _wrong("bound", self.bound, "a positive number")
+        if (psqt is None) != (psqt_bucket is None):
+            found, missing = ("psqt", "psqt_bucket") if psqt_bucket is None else ("psqt_bucket", "psqt")
+            raise _wrong(missing, "none", f"a tensor, since there is {found}")
+        if not 0 <= num_bucketed <= num_features:
+            raise _wrong("num_bucketed", num_bucketed, f"0 to F = {num_features}")
 
 
 class _Options(TypedDict, total=False):

@@ -9,8 +9,8 @@
 - `ShardedPositions`: each rank has the whole net and computes its share of the positions; the gradients are added up.
   This is for nets and optimisers that `ShardedColumns` does not support.
 
-The loader of a rank yields whole batches or, with shards, this rank's share of each; `wanted` and `joined_by` define
-how they are used. The order of positions is the same for every number of ranks. Every sum over ranks has a fixed order,
+The loader of a rank yields whole batches or, with shards, this rank's share of each; `share_of` defines how
+they are used. The order of positions is the same for every number of ranks. Every sum over ranks has a fixed order,
 so runs with the same number of ranks give the same bits.
 """
 
@@ -20,7 +20,7 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -63,6 +63,24 @@ class Step(Protocol):
         """The term added to the mean loss of the batch whose `terms` were computed last; None: there is none."""
 
 
+class Share(NamedTuple):
+    """Positions that a rank copies to its device, and where they are in the batch of `Unsharded.backward`."""
+
+    positions: Any
+    """a batch, or packed records"""
+    ranks: Ranks | None = None
+    """those that copy the others; each has as many, one rank's after the other's. None: there are no others"""
+
+    @property
+    def begin(self) -> int:
+        return 0 if self.ranks is None else self.ranks.rank * len(self.positions)
+
+    @property
+    def of(self) -> int:
+        """Positions of the whole batch."""
+        return len(self.positions) * (1 if self.ranks is None else self.ranks.size)
+
+
 class Unsharded:
     """A single process trains the whole net. The other shardings override these methods."""
 
@@ -72,15 +90,10 @@ class Unsharded:
         self.ranks, self.model = ranks, model
         self._ones: Tensor | None = None
 
-    def wanted(self, fresh: Any) -> Any:
+    def share_of(self, fresh: Any) -> Share:
         """The positions that this rank copies to its device. `fresh`: what the loader yields, a batch or its packed
         records: the whole of it, or this rank's share."""
-        return fresh
-
-    def joined_by(self, wanted: Any) -> Ranks | None:
-        """The ranks whose `wanted` positions, one rank's after the other's, are the batch of `backward`; None if this
-        rank's alone are."""
-        return None
+        return Share(fresh)
 
     def prepare(self, batch: Batch) -> Batch:
         """Computes ahead what the forward pass needs and what depends on the batch alone: `NnueModel.prepare`."""
@@ -102,8 +115,8 @@ class Unsharded:
 
     def backward(self, step: Step, batch: Batch) -> Tensor:
         """Computes the gradients of this rank's parameters, and returns the mean loss of the whole batch, a scalar
-        without a graph. `batch` is what `wanted` and `joined_by` make of a batch, after `prepare`. All ranks must call
-        it together."""
+        without a graph. `batch` is made from the positions of `share_of`, and by `prepare`. All ranks must call it
+        together."""
         loss = step.loss(batch)
         loss.backward(self._one(loss))  # type: ignore[no-untyped-call]
         return loss.detach()
@@ -155,8 +168,9 @@ class ShardedPositions(_Shared):
     name = "positions"
     _optimizer: Optimizer | None = None
 
-    def wanted(self, fresh: Any) -> Any:
-        return fresh if len(fresh) == self._end - self._begin else self._of_share(fresh)  # or the loader read it alone
+    def share_of(self, fresh: Any) -> Share:
+        is_own = len(fresh) == self._end - self._begin  # the loader has read this share alone
+        return Share(fresh if is_own else self._of_share(fresh))
 
     def validates(self, number: int) -> bool:
         return number % self.ranks.size == self.ranks.rank
@@ -218,8 +232,8 @@ class ShardedColumns(_Shared):
             linear.in_features = linear.weight.shape[1]
         model.stacks = replace(model.stacks, inputs=first.num_outputs)
 
-    def joined_by(self, wanted: Any) -> Ranks | None:
-        return None if len(wanted) == self._batch_size else self.ranks
+    def share_of(self, fresh: Any) -> Share:
+        return Share(fresh, None if len(fresh) == self._batch_size else self.ranks)
 
     def prepare(self, batch: Batch) -> Batch:
         batch = self.model.prepare(batch)
@@ -290,7 +304,7 @@ class ShardedColumns(_Shared):
     def whole(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         found = dict(tensors)
         for name, tensor in tensors.items():
-            if (split := self._split_of(name)) is not None and split.is_part(tensor, self.ranks.rank):
+            if (split := self._split_of(name)) is not None and split.is_of(tensor, self.ranks.rank):
                 parts = self.ranks.gather(split.padded(tensor.detach(), self.ranks.rank))
                 # Each tensor is moved to the host immediately, so that the device never holds all of them.
                 found[name] = tensor if parts is None else split.join([part.cpu() for part in parts])

@@ -36,14 +36,11 @@ class Split:
     groups: int
     cuts: tuple[int, ...]
 
-    def is_of(self, tensor: Tensor) -> bool:
-        """Whether `tensor` has the shape of a whole tensor. The optimiser's state also has scalars under the name of a
-        parameter, which are not split."""
-        return tensor.dim() > self.dim and tensor.shape[self.dim] == self.groups * self.cuts[-1]
-
-    def is_part(self, tensor: Tensor, rank: int) -> bool:
-        """Whether `tensor` has the shape of this rank's part."""
-        return tensor.dim() > self.dim and tensor.shape[self.dim] == self.groups * self.width(rank)
+    def is_of(self, tensor: Tensor, rank: int | None = None) -> bool:
+        """Whether `tensor` has the shape of a whole tensor, or of this rank's part. The optimiser's state also has
+        scalars under the name of a parameter, which are not split."""
+        columns = self.cuts[-1] if rank is None else self.width(rank)
+        return tensor.dim() > self.dim and tensor.shape[self.dim] == self.groups * columns
 
     def width(self, rank: int) -> int:
         """How many columns of each group a rank owns."""

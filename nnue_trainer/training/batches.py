@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -14,8 +14,7 @@ from nnue_trainer import ops
 from nnue_trainer.data.batch import Batch
 from nnue_trainer.data.features import FeatureSet
 from nnue_trainer.ops.expand import Expander
-from nnue_trainer.parallel.ranks import Ranks
-from nnue_trainer.parallel.sharding import Unsharded
+from nnue_trainer.parallel.sharding import Share
 from nnue_trainer.training.recorder import Recorder
 
 _BUFFERS = 4  # device buffers for expanded batches: the host may queue _BUFFERS - 1 steps that the device has not done
@@ -37,16 +36,6 @@ class BatchSource(Protocol):
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
-class _Span(NamedTuple):
-    """Where the positions that this process copies are in the batch of the step."""
-
-    begin: int
-    of: int
-    """positions of the whole batch"""
-    ranks: Ranks | None
-    """the processes that have the others; None: there are no others"""
-
-
 class DeviceBatches:
     """Yields the batches of `source`, which must be endless, on `device`.
 
@@ -61,8 +50,8 @@ class DeviceBatches:
             batch if `source` yields records and this is None.
         prepare: a function that is applied to each batch on CUDA, such as `NnueModel.prepare`; the plans of a buffer
             keep their memory.
-        sharding: decides which positions of `source` are copied, and which processes then join theirs; None:
-            all of them, and none.
+        share_of: decides which positions of `source` are copied, and which processes then join theirs:
+            `Unsharded.share_of`. By default all of them, and none.
         on_fetch: a function that is called once for each batch, in their order, on the stream that copies it. For a
             batch in a buffer it may write what only the steps with this buffer read.
         records: keep the records of each batch, if `source` yields records.
@@ -76,7 +65,7 @@ class DeviceBatches:
         device: torch.device,
         features: str | FeatureSet | None = None,
         prepare: Callable[[Batch], Batch] | None = None,
-        sharding: Unsharded | None = None,
+        share_of: Callable[[Any], Share] = Share,
         *,
         on_fetch: Callable[[Batch], None] | None = None,
         records: bool = False,
@@ -96,7 +85,7 @@ class DeviceBatches:
         if features is not None:
             self._expander = Expander(features, self._device, buffers=_BUFFERS, records=records)
         self._prepare = prepare
-        self._sharding = sharding
+        self._share_of = share_of
         self._on_fetch = on_fetch
         self._recorder: Recorder[Batch] | None = None
         if record and self._stream is not None and self._expander is not None and self._expander.launches_only:
@@ -119,7 +108,7 @@ class DeviceBatches:
             if self._expander is not None:
                 self._expander.spare = getattr(self._source, "spare", 0)
         if self._stream is None:
-            return self._announced(self._made(self._wanted(next(self._iterator))))
+            return self._announced(self._made(self._share_of(next(self._iterator))))
         batch = self._ahead or self._fetch(self._iterator, self._stream)
         compute = torch.cuda.current_stream(self._device)
         self._done.append(compute.record_event())
@@ -174,15 +163,15 @@ class DeviceBatches:
             self._stream.wait_stream(torch.cuda.current_stream(self._device))
 
     def _fetch(self, iterator: Iterator[Batch | Tensor], stream: torch.cuda.Stream) -> Batch:
-        fresh = self._wanted(next(iterator))
+        share = self._share_of(next(iterator))
         compute = torch.cuda.current_stream(self._device)
         with torch.cuda.stream(stream):
-            records = isinstance(fresh, Tensor)
-            if records and self._expander is not None and self._expander.grows(self._span(fresh).of):
+            records = isinstance(share.positions, Tensor)
+            if records and self._expander is not None and self._expander.grows(share.of):
                 stream.wait_stream(compute)  # queued steps still read the buffers that it gives up
             if len(self._done) == self._done.maxlen:
                 stream.wait_event(self._done[0])  # the last step that reads the buffer of this batch
-            batch = self._announced(self._made(fresh))
+            batch = self._announced(self._made(share))
             self._fetched = stream.record_event()
             return batch
 
@@ -191,18 +180,18 @@ class DeviceBatches:
             self._on_fetch(batch)
         return batch
 
-    def _made(self, fresh: Batch | Tensor) -> Batch:
+    def _made(self, share: Share) -> Batch:
         """A batch on the device; on CUDA with all that is prepared of it."""
-        span, expander = self._span(fresh), self._expander
+        fresh, expander = share.positions, self._expander
         if isinstance(fresh, Batch):
-            return self._kept(self._prepared(self._joined(fresh, span)))
+            return self._kept(self._prepared(self._joined(fresh, share)))
         if expander is None:
             raise TypeError("DeviceBatches: the source gives packed records, so `features` must name a feature set")
-        records, batch = expander.load(fresh, span.begin, span.of)
+        records, batch = expander.load(fresh, share.begin, share.of)
 
         def expanded() -> Batch:
-            if span.ranks is not None:
-                span.ranks.complete([records])
+            if share.ranks is not None:
+                share.ranks.complete([records])
             return self._prepared(expander.expand(records, batch))
 
         # Records that are on the device already are not copied to where a graph reads them.
@@ -213,25 +202,15 @@ class DeviceBatches:
         made = self._recorder(key, expanded)
         return made if settled else self._kept(made)
 
-    def _wanted(self, fresh: Batch | Tensor) -> Batch | Tensor:
-        """The positions that this process copies."""
-        return fresh if self._sharding is None else self._sharding.wanted(fresh)
-
-    def _span(self, wanted: Batch | Tensor) -> _Span:
-        ranks = None if self._sharding is None else self._sharding.joined_by(wanted)
-        if ranks is None:
-            return _Span(0, len(wanted), None)
-        return _Span(ranks.rank * len(wanted), ranks.size * len(wanted), ranks)
-
-    def _joined(self, fresh: Batch, span: _Span) -> Batch:
+    def _joined(self, fresh: Batch, share: Share) -> Batch:
         """The whole batch, on the device."""
-        if span.ranks is None:
+        if share.ranks is None:
             return fresh if self._device.type == "cpu" else fresh.to(self._device, non_blocking=True)
-        whole = Batch.allocate(span.of, fresh.white.shape[1], device=self._device)
-        part = whole.part(span.begin, span.begin + len(fresh))
+        whole = Batch.allocate(share.of, fresh.white.shape[1], device=self._device)
+        part = whole.part(share.begin, share.begin + len(fresh))
         for own, read in zip(part.fields().values(), fresh.fields().values(), strict=True):
             own.copy_(read, non_blocking=True)
-        span.ranks.complete(list(whole.fields().values()))
+        share.ranks.complete(list(whole.fields().values()))
         return whole
 
     def _prepared(self, batch: Batch) -> Batch:
@@ -251,9 +230,8 @@ class DeviceBatches:
         if batch.buffer is None or self._stream is None:
             return batch
         kept = self._plans.get(batch.buffer, ())
-        if [(id(plan.white), plan.data.shape) for plan in kept] != [
-            (id(plan.white), plan.data.shape) for plan in batch.plans
-        ]:
+        before, now = ([(id(plan.white), plan.data.shape) for plan in plans] for plans in (kept, batch.plans))
+        if before != now:
             self._plans[batch.buffer] = batch.plans
             return batch
         # `copy_` gives the tensor that it writes to.

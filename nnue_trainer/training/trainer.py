@@ -177,7 +177,7 @@ class Trainer:
             self.device,
             model.feature_set,
             prepare,
-            self.sharding,
+            self.sharding.share_of,
             on_fetch=self.step_loss.set_lambda_ahead,
             records=recipe.position_weight is not None and recipe.position_weight.reads_records,
             record=self._graphed,

@@ -554,7 +554,7 @@ def _read(folder: Path, recipe: Path) -> None:
         packed = RecordLoader(chosen.data.train, 240, **options)
         found: dict[str, torch.Tensor] = {}
         for name, source in (("rows", rows), ("records", packed)):
-            batches = DeviceBatches(source, cpu, model.feature_set, None, sharding)
+            batches = DeviceBatches(source, cpu, model.feature_set, None, sharding.share_of)
             for number in range(8):
                 batch = next(batches)
                 found |= {f"{name}/{number}/{key}": value.clone() for key, value in batch.fields().items()}
@@ -752,7 +752,7 @@ def test_parts_of_a_tensor_make_the_whole(size, shape, dim, groups):
     split = Split(dim, groups, cut(20 // groups, size))
     parts = [split.take(whole, rank) for rank in range(size)]
     assert sum(part.numel() for part in parts) == whole.numel()
-    assert all(split.is_part(part, rank) for rank, part in enumerate(parts))
+    assert all(split.is_of(part, rank) for rank, part in enumerate(parts))
     assert split.is_of(whole)
     padded = [split.padded(part, rank) for rank, part in enumerate(parts)]
     assert len({part.shape for part in padded}) == 1
