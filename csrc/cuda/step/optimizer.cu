@@ -167,9 +167,11 @@ void mark_rows_op(const Tensor& white, const Tensor& black, const Tensor& rows) 
 // A part that is updated late, for the kernels.
 struct LateLaunch {
     LateArguments arguments{};
+    Rule rule;
+    Tensor weight;
     bool is_16, wide;
 
-    LateLaunch(const char* op, const LatePart& part, float* failed) {
+    LateLaunch(const char* op, const LatePart& part, float* failed) : rule(part.h.rule), weight(part.weight) {
         const Late& l = part.late;
         if (l.rows > INT32_MAX) fail(op, "weights", text(l.rows) + " rows", "fewer than 2^31");
         if (l.part.shares && l.virtual_rows * l.columns > INT32_MAX)
@@ -185,6 +187,12 @@ struct LateLaunch {
         wide = is_wide_part(row, element, 16 / element) && is_aligned(l.changes, 16);
     }
 
+    bool shares() const { return arguments.part.shares; }
+    // Whether one launch can make the steps of both.
+    bool fits(const LateLaunch& other) const {
+        return shares() != other.shares() && is_16 == other.is_16 && wide == other.wide;
+    }
+
     // What is the same in every step.
     template <class T>
     Common<T> fixed() const {
@@ -194,16 +202,22 @@ struct LateLaunch {
     }
 };
 
-void update_late(const LatePart& part, const LateLaunch& call) {
-    with_kernel_types(part.h.rule, part.weight, call.is_16, call.wide, [&]<class R, class T, bool k16, int V>() {
-        const LateArguments& a = call.arguments;
-        const bool shares = a.part.shares;
-        const int64_t pieces = divide_up(a.columns, int64_t(kWarp) * V);
-        const int64_t grid = shares ? a.virtual_rows * pieces : divide_up(a.rows, int64_t(kLateRows));
-        if (grid > INT32_MAX) fail(kStep, "weights", text(part.weight.numel()) + " elements", "fewer than 2^36");
-        launch(shares ? "update_sharing_rows" : "update_rows",
-               shares ? update_sharing_rows<R, T, k16, V> : update_rows<R, T, k16, V>, static_cast<unsigned>(grid),
-               kLateThreads, 0, current_stream(part.weight), a, call.fixed<T>());
+// The step of one part or, in one launch, of two, of which one has virtual rows. `second` may be null.
+void update_late(const LateLaunch& first, const LateLaunch* second) {
+    const LateLaunch *const sharing = first.shares() ? &first : second, *const own = first.shares() ? second : &first;
+    const Tensor& weight = first.weight;
+    with_kernel_types(first.rule, weight, first.is_16, first.wide, [&]<class R, class T, bool k16, int V>() {
+        int64_t sharing_blocks = 0, own_blocks = 0;
+        if (sharing != nullptr)
+            sharing_blocks =
+                sharing->arguments.virtual_rows * divide_up(sharing->arguments.columns, int64_t(kWarp) * V);
+        if (own != nullptr) own_blocks = divide_up(own->arguments.rows, int64_t(kLateRows));
+        const int64_t grid = sharing_blocks + own_blocks;
+        if (grid > INT32_MAX) fail(kStep, "weights", text(weight.numel()) + " elements", "fewer than 2^36");
+        const LateLaunch &one = sharing != nullptr ? *sharing : first, &other = own != nullptr ? *own : first;
+        launch("update_late_rows", update_late_rows<R, T, k16, V>, static_cast<unsigned>(grid), kLateThreads, 0,
+               current_stream(weight), one.arguments, one.fixed<T>(), static_cast<unsigned>(sharing_blocks),
+               other.arguments, other.fixed<T>());
     });
 }
 
@@ -213,18 +227,22 @@ void catch_up_op(Tensors weights, Tensors moments, Tensors copies, Tensors late,
     const Tensor& numbers = all.state.on_device;
     const torch::stable::accelerator::DeviceGuard guard(numbers.get_device_index());
     const cudaStream_t stream = current_stream(numbers);
+    Tensors lists;
+    std::vector<LateLaunch> calls;
     for (const LatePart& part : all.late) {
-        const LateLaunch call(kCatchUp, part, all.state.failed);
-        const int64_t num_rows = call.arguments.rows;
-        const Tensor memory = torch::stable::new_empty(numbers, {num_rows});
-        LateRow* const list = reinterpret_cast<LateRow*>(memory.mutable_data_ptr());
-        launch("list_late", list_late, static_cast<unsigned>(divide_up(num_rows, kListThreads)), kListThreads, 0,
-               stream, call.arguments, list);
-        const unsigned grid = static_cast<unsigned>(kCatchUpBlocks * multiprocessors(current_device()));
-        with_kernel_types(part.h.rule, part.weight, false, call.wide, [&]<class R, class T, bool, int V>() {
-            const auto kernel = call.arguments.part.shares ? catch_up<R, T, V, true> : catch_up<R, T, V, false>;
+        const LateArguments& a = calls.emplace_back(kCatchUp, part, all.state.failed).arguments;
+        lists.push_back(torch::stable::new_empty(numbers, {a.rows}));
+        launch("list_late", list_late, static_cast<unsigned>(divide_up(a.rows, int64_t(kListThreads))), kListThreads, 0,
+               stream, a, reinterpret_cast<LateRow*>(lists.back().mutable_data_ptr()));
+    }
+    const unsigned grid = static_cast<unsigned>(kCatchUpBlocks * multiprocessors(current_device()));
+    for (size_t i = 0; i < calls.size(); ++i) {
+        const LateLaunch& call = calls[i];
+        const auto* const list = static_cast<const LateRow*>(lists[i].const_data_ptr());
+        with_kernel_types(call.rule, call.weight, false, call.wide, [&]<class R, class T, bool, int V>() {
+            const auto kernel = call.shares() ? catch_up<R, T, V, true> : catch_up<R, T, V, false>;
             launch_behind(true, "catch_up", kernel, grid, kLateThreads, 0, stream, call.arguments, call.fixed<T>(),
-                          list);
+                          list, i == 0, i + 1 == calls.size());
         });
     }
 }
@@ -255,7 +273,11 @@ void step_op(Tensors weights, Tensors gradients, Tensors moments, Tensors copies
     for (const StepCall::Group& group : call.groups) {
         if (!group.parts.empty()) update_parts(group, weights[0], call.state, follows_begin);
     }
-    for (size_t i = 0; i < late_launches.size(); ++i) update_late(call.late[i], late_launches[i]);
+    for (size_t i = 0; i < late_launches.size(); ++i) {
+        const LateLaunch& first = late_launches[i];
+        const bool two = i + 1 < late_launches.size() && first.fits(late_launches[i + 1]);
+        update_late(first, two ? &late_launches[++i] : nullptr);
+    }
 }
 
 }  // namespace

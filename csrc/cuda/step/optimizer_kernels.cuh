@@ -298,8 +298,8 @@ __global__ void __launch_bounds__(kWarps* kWarp) update(const UpdateArguments a)
     ptx::let_next_kernel_start();
     constexpr int kColumns = kWarp * V, kRowsAtOnce = kWarps * kRows;
     static_assert(kWarps * kWarp >= kColumns && kRows % kStates == 0);
-    __shared__ T sums[kWarps][kColumns];
-    __shared__ T changes[kColumns];
+    __align__(16) __shared__ T sums[kWarps][kColumns];
+    __align__(16) __shared__ T changes[kColumns];
 
     const PlacedPart& placed = a.parts[item_of(a.parts, a.count, blockIdx.x)];
     const Part& part = placed.part;
@@ -426,23 +426,23 @@ __device__ inline Common<T> in_step(const Common<T>& fixed, const double* number
 }
 
 // Keeps the numbers of a step.
-__device__ inline void keep_numbers(const LateArguments& a, int64_t step) {
-    if (blockIdx.x == 0 && threadIdx.x <= kLastKept) {  // what comes after is LateCounts in the first row
+__device__ inline void keep_numbers(const LateArguments& a, unsigned block, int64_t step) {
+    if (block == 0 && threadIdx.x <= kLastKept) {  // what comes after is LateCounts in the first row
         a.history[(step - 1) % a.window * kNumbers + threadIdx.x] = a.numbers[threadIdx.x];
     }
 }
 
 // The step that `begin` has counted, for the marked rows.
 template <class R, class T, bool k16, int V>
-__global__ void __launch_bounds__(kLateThreads) update_rows(const LateArguments a, const Common<T> fixed) {
+__device__ __forceinline__ void update_rows(const LateArguments& a, const Common<T>& fixed, unsigned block) {
     constexpr int kAtOnce = 2;
     __shared__ int64_t rows[kLateRows];
     __shared__ int count;
     const int64_t step = *a.step;
     if (a.numbers[kGo] == 0 || step < 1) return;
-    keep_numbers(a, step);
+    keep_numbers(a, block, step);
     if (threadIdx.x < kWarp) {
-        const int64_t row = int64_t(blockIdx.x) * kLateRows + threadIdx.x;
+        const int64_t row = int64_t(block) * kLateRows + threadIdx.x;
         const bool moves = threadIdx.x < kLateRows && row < a.rows && (a.marked == nullptr || a.marked[row] != 0) &&
                            a.made[row] == step - 1;
         const unsigned all = __ballot_sync(kAllLanes, moves);
@@ -482,20 +482,20 @@ __global__ void __launch_bounds__(kLateThreads) update_rows(const LateArguments 
 // where a row that is not marked adds zeros.
 // long: list, sums and update of a virtual row share their places in registers.
 template <class R, class T, bool k16, int V>
-__global__ void __launch_bounds__(kLateThreads) update_sharing_rows(const LateArguments a, const Common<T> fixed) {
+__device__ __forceinline__ void update_sharing_rows(const LateArguments& a, const Common<T>& fixed, unsigned block) {
     constexpr int kColumns = kWarp * V, kAtOnce = 2, kSumsAtOnce = 4;
     static_assert(kLateThreads >= kColumns);
-    __shared__ T sums[kLateWarps][kColumns];
-    __shared__ T changes[kColumns];
+    __align__(16) __shared__ T sums[kLateWarps][kColumns];
+    __align__(16) __shared__ T changes[kColumns];
     __shared__ int64_t listed[kLateThreads];  // the first element of each row
     __shared__ int counts[kLateWarps];
     const int64_t step = *a.step;
     if (a.numbers[kGo] == 0 || step < 1) return;
-    keep_numbers(a, step);
+    keep_numbers(a, block, step);
     const Part& part = a.part;
     const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
     const unsigned pieces = late_pieces<V>(a.columns);
-    const int64_t group = blockIdx.x / pieces, begin = int64_t(blockIdx.x % pieces) * kColumns;
+    const int64_t group = block / pieces, begin = int64_t(block % pieces) * kColumns;
     const int64_t column = begin + lane * V;
     const bool exists = column < a.columns;
     const int turn = R::kAverages == 2 ? optimizer::turn_of(a.numbers) : 0;
@@ -529,28 +529,6 @@ __global__ void __launch_bounds__(kLateThreads) update_sharing_rows(const LateAr
         return mine;
     };
 
-    T sum[V] = {};
-    for (int64_t first = 0; first < part.rows; first += kLateThreads) {
-        if (first > 0) __syncthreads();
-        unsigned left = list(first);
-        while (left != 0) {
-            Gradients<T, k16, V> gradients[kSumsAtOnce];
-            bool has[kSumsAtOnce];
-            for (int j = 0; j < kSumsAtOnce; ++j) {
-                has[j] = left != 0 && exists;
-                const int64_t at = has[j] ? row_of(first, __ffs(left) - 1) * a.columns + column : 0;
-                gradients[j].load_from(part, at);
-                left &= left - 1;
-            }
-            for (int j = 0; j < kSumsAtOnce; ++j) {
-                if (!has[j]) continue;
-                for (int i = 0; i < V; ++i) sum[i] += gradients[j].value(i, part.gradient_type);
-            }
-        }
-    }
-    store_sums<V>(&sums[warp][lane * V], sum);
-    __syncthreads();
-
     Gradients<T, k16, V> gradients[kAtOnce];
     State<R, T, V> states[kAtOnce];
     int64_t at[kAtOnce];  // -1: there is nothing
@@ -568,10 +546,32 @@ __global__ void __launch_bounds__(kLateThreads) update_sharing_rows(const LateAr
         for (int w = 0; w < kLateWarps; ++w) count += counts[w];
     };
     const bool all_listed = part.rows <= kLateThreads;
-    if (all_listed) {  // before the virtual row has its change
-        count_all();
-        load_items(warp);
+    T sum[V] = {};
+    for (int64_t first = 0; first < part.rows; first += kLateThreads) {
+        if (first > 0) __syncthreads();
+        unsigned left = list(first);
+        if (all_listed) {  // these are on their way while gradients are added up
+            __syncthreads();
+            count_all();
+            load_items(warp);
+        }
+        while (left != 0) {
+            Gradients<T, k16, V> summands[kSumsAtOnce];
+            bool has[kSumsAtOnce];
+            for (int j = 0; j < kSumsAtOnce; ++j) {
+                has[j] = left != 0 && exists;
+                const int64_t from = has[j] ? row_of(first, __ffs(left) - 1) * a.columns + column : 0;
+                summands[j].load_from(part, from);
+                left &= left - 1;
+            }
+            for (int j = 0; j < kSumsAtOnce; ++j) {
+                if (!has[j]) continue;
+                for (int i = 0; i < V; ++i) sum[i] += summands[j].value(i, part.gradient_type);
+            }
+        }
     }
+    store_sums<V>(&sums[warp][lane * V], sum);
+    __syncthreads();
     const Common<T> c = in_step(fixed, a.numbers, part);
     bool good = true;
     if (makes) {
@@ -602,6 +602,22 @@ __global__ void __launch_bounds__(kLateThreads) update_sharing_rows(const LateAr
         }
     }
     if (!good) *a.failed = 1;
+}
+
+constexpr int kLateBlocks = 3;  // per multiprocessor
+
+// Both, for a part of each kind. Their thread blocks take turns in the grid, so that a multiprocessor has some of each:
+// those of rows that share virtual rows wait for sums of gradients, and the others use the memory meanwhile.
+template <class R, class T, bool k16, int V>
+__global__ void __launch_bounds__(kLateThreads, sizeof(T) == 4 ? kLateBlocks : 1)
+    update_late_rows(const LateArguments sharing, const Common<T> of_sharing, unsigned sharing_blocks,
+                     const LateArguments own, const Common<T> of_own) {
+    const uint64_t before = blockIdx.x * uint64_t(sharing_blocks) / gridDim.x;
+    if ((blockIdx.x + 1) * uint64_t(sharing_blocks) / gridDim.x != before) {
+        update_sharing_rows<R, T, k16, V>(sharing, of_sharing, static_cast<unsigned>(before));
+    } else {
+        update_rows<R, T, k16, V>(own, of_own, static_cast<unsigned>(blockIdx.x - before));
+    }
 }
 
 constexpr int kListThreads = 512;
@@ -669,10 +685,12 @@ struct alignas(16) StepNumbers {
 // long: the next row is loaded while this one catches up, in the same registers.
 template <class R, class T, int V, bool kShares>
 __global__ void __launch_bounds__(kLateThreads, sizeof(T) == 4 ? kCatchUpBlocks : 1)
-    catch_up(const LateArguments a, const Common<T> fixed, const LateRow* list) {
+    catch_up(const LateArguments a, const Common<T> fixed, const LateRow* list, bool first, bool last) {
     __shared__ StepNumbers<T> steps[kMostWindow];     // of the window, the last one at its end
     __shared__ const T* shared_changes[kMostWindow];  // of these steps
-    ptx::wait_for_kernels_before();
+    // All lists are made before the first of these kernels, and none of the others begins before that one has waited.
+    if (first) ptx::wait_for_kernels_before();
+    if (!last) ptx::let_next_kernel_start();
     LateCounts& counts = counts_of(a);
     const int64_t step = *a.step;
     const int window = static_cast<int>(min(a.window, step)), lane = threadIdx.x % kWarp;
@@ -778,6 +796,8 @@ __global__ void __launch_bounds__(kLateThreads, sizeof(T) == 4 ? kCatchUpBlocks 
     }
     __syncthreads();
     if (threadIdx.x == 0 && atomicAdd(&counts.done, 1) == int(gridDim.x) - 1) counts = {};
+    // Later kernels wait only for the last of these, so each waits for the one before it.
+    if (!first) ptx::wait_for_kernels_before();
 }
 
 constexpr int kMarkThreads = 1024, kMarkRows = 4;
