@@ -67,7 +67,8 @@
 // _layer_stacks_gradients_through does the same where x is the output of _perspective_transformer_forward, and goes on
 // through the transformer: it gives (gradients of the transformer's weight, of its bias and of psqt, grad_weight_0,
 // gradients). The gradient of x is not made. `batch`, `saved`, `transformer`, `range` and `weight_dtype` are those of
-// _perspective_transformer_backward (perspective_transformer.h). Without grad_output it makes no gradient of psqt.
+// _perspective_transformer_backward (perspective_transformer.h). Without grad_output it makes no gradient of psqt. With
+// `leaves_unused` it need not write rows of the gradient of the weight whose feature no position has.
 //
 // If there is one layer, the gradient of x is the product of two factors, that of the output and the layer's weight.
 // Then there is no psqt, and `bucket` int64 [B] has the stack of each position. Where the layer rounds, `range` must

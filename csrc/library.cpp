@@ -155,8 +155,8 @@ STABLE_TORCH_LIBRARY(nnue, m) {
     m.def(
         "_layer_stacks_gradients_through(Tensor? x, Tensor order, Tensor bucket, Tensor[] parameters, "
         "Tensor? grad_sums, Tensor? partials, Tensor? grad_output, Tensor[] scales, int layers, Tensor[] batch, "
-        "Tensor saved, int[] transformer, float[] range, ScalarType weight_dtype) -> (Tensor grad_rows, "
-        "Tensor grad_bias, Tensor grad_psqt, Tensor grad_weight, Tensor gradients)");
+        "Tensor saved, int[] transformer, float[] range, ScalarType weight_dtype, bool leaves_unused=False) "
+        "-> (Tensor grad_rows, Tensor grad_bias, Tensor grad_psqt, Tensor grad_weight, Tensor gradients)");
     m.def("_layer_stacks_add_shares(Tensor shares) -> (Tensor totals, Tensor gradients)");
     m.def("_layer_stacks_describe(int inputs, int stacks, int[] hidden, float[] constants, float[] integers) -> int");
 

@@ -116,12 +116,14 @@ struct Factors {
 
 // The gradients that the backward is given. `op`: the operator that was called, for errors. `output`: the gradient of
 // the output; with `factors` the weight of the layer after, float32 [S, 1, 2 W]; or row gradients of bytes. With those,
-// no gradient of the bias is made.
+// no gradient of the bias is made. `leaves_unused`: the kernels need not write rows of the gradient of the weight whose
+// feature no position has.
 struct OutputGradients {
     const char* op;
     Tensor output;
     std::optional<Factors> factors;
     std::optional<Tensor> psqt;
+    bool leaves_unused = false;
 };
 
 struct Sizes {

@@ -156,7 +156,7 @@ Three backward(const OutputGradients& given, const Batch& batch_in, const Transf
     }
     if ((dtype == ScalarType::Float && !rows_are_made) || factors)
         check_dtype(op, output_name, given.output, {ScalarType::Float});
-    const OutputGradients gradients{op, aligned(given.output), factors, given.psqt};
+    const OutputGradients gradients{op, aligned(given.output), factors, given.psqt, given.leaves_unused};
     const Tensor saved = aligned(saved_in);
     const Batch batch = contiguous_batch(batch_in);
     if constexpr (kBuiltFor90) {

@@ -501,9 +501,10 @@ class LayerCall:
     ) -> tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor]:
         """The gradients of the transformer's weight, bias and PSQT columns, of the first weight and, flat, of the other
         parameters. `grads`: grad_sums, partials and grad_output as _layer_stacks_gradients_through takes them."""
+        leaves_unused = call.leaves_unused is not None and call.leaves_unused()
         of_weight, of_bias, of_psqt, grad_first, flat = _operators._layer_stacks_gradients_through(
             x, self.order, self.bucket, parameters, *grads, scales, stacks.description, call.batch, saved,
-            *call.described,
+            *call.described, leaves_unused,
         )  # fmt: skip
         has_psqt = grads[2] is not None and call.of.psqt_buckets > 0
         return of_weight, of_bias, of_psqt if has_psqt else None, grad_first, flat

@@ -195,7 +195,8 @@ class PerspectiveTransformer(nn.Module):
         weight, psqt, description = parameters.weight, parameters.psqt, description or self.description
         plan = plan_of(batch, perspectives.plan_key(weight.shape[0], self.bucket_size, self.num_bucketed, weight.dtype))
         rows = (batch.white, batch.black, batch.black_to_move)
-        return description.call(rows, parameters, None if psqt is None else bucket, plan)
+        call = description.call(rows, parameters, None if psqt is None else bucket, plan)
+        return call if self._late is None else call._replace(leaves_unused=self._late.leaves_unused)
 
     # ---- a 16-bit copy of the weight, which an optimiser keeps up to date ----
 

@@ -324,6 +324,9 @@ class TransformerCall(NamedTuple):
     `psqt_output` computes the values, of any positions."""
     values: tuple[Tensor, Tensor] | None = None
     deterministic: bool | None = None
+    leaves_unused: Callable[[], bool] | None = None
+    """whether the backward may leave the gradient's rows of features that the batch lacks unwritten; called when it
+    computes the gradient. None: it may not"""
 
     @property
     def of(self) -> Transformer:

@@ -19,6 +19,8 @@ WINDOW = 16
 """Steps that rows updated late may be behind. Each takes as much memory as the virtual rows do."""
 DEVICE_WINDOW = 32
 """`WINDOW` on a GPU for rows without virtual rows: kMostWindow of csrc/optimizer.h."""
+LEAST_ROW = 32
+"""With fewer elements per row the norm reads all rows, not only marked ones: kLeastRow of csrc/optimizer.h."""
 LATE_SHARE = 0.45
 """Share of the rows in a batch above which all rows are updated in its step, which is faster then: measured in
 benchmarks/NOTEBOOK.md. It changes no bit."""
@@ -69,6 +71,24 @@ class LateRows:
             moments.late, moments.kept = self, [part.rows(self._made), changes, history]
         self._any_marked = False
         self._all_marked = False
+        self._batches = 0  # calls of `catch_up` for the next step
+        all_late = sum(len(moments.weight) for _, moments in self.parts) == rows
+        self._reads_marked = all_late and self._parameter[0].numel() >= LEAST_ROW
+        self.step_reads_alone = False
+        """whether only the next step reads the gradient"""
+
+    def leaves_unused(self) -> bool:
+        """Whether the gradient's rows of features that the batch lacks may stay unwritten: nothing reads them if all
+        rows are updated late, and only the step reads the gradient, which is that of one batch."""
+        watched = self._parameter._backward_hooks or self._parameter._post_accumulate_grad_hooks
+        of_one_batch = self._batches == 1 and not self._all_marked
+        return (
+            self._reads_marked
+            and self.step_reads_alone
+            and of_one_batch
+            and not watched
+            and not torch.is_anomaly_enabled()
+        )
 
     @torch.no_grad()
     def catch_up(self, white: Tensor, black: Tensor, marks: Tensor | None = None) -> bool:
@@ -80,6 +100,7 @@ class LateRows:
         else:
             self._marked |= marks
         self._any_marked = True
+        self._batches += 1
         if self._too_many < 1 and int(self._marked.sum(dtype=torch.int64)) > self._too_many * len(self._marked):
             self.settle(gradient=True)
         if not self._all_marked:
@@ -122,6 +143,7 @@ class LateRows:
             self.restart()  # a step without the parameter does not move it
         self._marked.zero_()
         self._any_marked = self._all_marked = False
+        self._batches = 0
 
     def _replay(self, marked: Tensor | None) -> None:
         rows = [self._marked[:0] if marked is None else part.rows(marked) for part, _ in self.parts]

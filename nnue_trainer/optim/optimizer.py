@@ -147,6 +147,23 @@ class Optimizer:
         self.rule.loss = None
         if self.rule.step_count is None:
             self._good_steps += self._failed == 0
+        self._free_gradients()
+
+    @contextmanager
+    def sole_reader(self) -> Iterator[None]:
+        """Within the block, call one backward pass, whose gradients only the next `step` reads: those of rows that are
+        updated late are incomplete. Frees the gradients that are there."""
+        self._free_gradients()
+        late = list(self.rule.fused.late_rows.values()) if isinstance(self.rule, FusedRule) else []
+        for rows in late:
+            rows.step_reads_alone = True
+        try:
+            yield
+        finally:
+            for rows in late:
+                rows.step_reads_alone = False
+
+    def _free_gradients(self) -> None:
         for tensor in (*self.rule.work.parameters.values(), *self._copies.values()):
             tensor.grad = None
 

@@ -534,7 +534,8 @@ class Trainer:
             self.best_validation_loss, self.best_step = of_best.validation_loss, of_best.step
 
     def _train_step(self, batch: Batch) -> None:
-        loss = self.sharding.backward(self.step_loss, batch)
+        with self.optimizer.sole_reader():
+            loss = self.sharding.backward(self.step_loss, batch)
         self._updating = True
         self.optimizer.step(loss)
         self._updating = False

@@ -75,10 +75,11 @@ def index_rows(g: torch.Generator) -> Tensor:
 
 
 def set_gradients(optimizer: FusedOptimizer, indices: Tensor, t: int) -> None:
-    """In place, so that a recorded step reads them."""
+    """In place, so that a recorded step reads them. NaN in rows that a backward pass may leave unwritten."""
     weight, bias, copy = optimizer.parts[0].parameter, optimizer.parts[2].parameter, optimizer.parts[0].copy
     leaf, g = weight if copy is None else copy, torch.Generator().manual_seed(100 + t)
-    found = torch.zeros(weight.shape, dtype=leaf.dtype)
+    unwritten = any(late.leaves_unused() for late in optimizer.late_rows.values())
+    found = torch.full(weight.shape, math.nan if unwritten else 0.0, dtype=leaf.dtype)
     for feature in sorted({int(i) for i in indices.flatten() if i >= 0}):
         found[feature] = torch.randn(found.shape[1], generator=g).to(leaf.dtype)
     for tensor, gradient in ((leaf, found), (bias, torch.randn(bias.shape, generator=g, dtype=bias.dtype))):
@@ -98,6 +99,8 @@ def run(optimizer: FusedOptimizer, steps: range, *, loss: float = 1.0, settled: 
             assert not late.catch_up(on_device[:3], on_device[3:], marks)
             if t in settled:
                 late.settle(gradient=t % 2 == 0)
+            late.step_reads_alone = t % 4 != 3
+            assert late.leaves_unused() == (t % 4 != 3 and not (t in settled and t % 2 == 0))
         set_gradients(optimizer, indices, t)
         optimizer.lr.fill_(0.02 / (1 + t % 4))
         optimizer.step(torch.tensor(loss, device=device))
@@ -237,6 +240,49 @@ def test_steps_without_a_word_and_without_the_parameter(place: torch.device) -> 
         optimizer.parts[0].parameter.grad = gradient
         run(optimizer, range(9, 12))
     assert_equal_bits(dense, late)
+
+
+def test_when_rows_of_the_gradient_may_stay_unwritten(place: torch.device) -> None:
+    _, optimizer = pair(place, "adamw")
+    rows, parameter = optimizer.late_rows["w"], optimizer.parts[0].parameter
+    white, black = index_rows(torch.Generator()).to(place).chunk(2)
+
+    def of_a_batch() -> bool:
+        rows.after_step()
+        rows.catch_up(white, black)
+        return rows.leaves_unused()
+
+    assert not of_a_batch()  # others may read the gradient
+    rows.step_reads_alone = True
+    assert of_a_batch()
+    rows.catch_up(white, black)
+    assert not rows.leaves_unused(), "the gradient of two batches"
+    assert of_a_batch()
+    rows.settle(gradient=True)
+    assert not rows.leaves_unused(), "every row may have a gradient"
+    for register in (parameter.register_hook, parameter.register_post_accumulate_grad_hook):
+        handle = register(lambda _: None)
+        assert not of_a_batch(), "a hook reads the gradient"
+        handle.remove()
+        assert of_a_batch()
+    with pytest.warns(UserWarning, match="Anomaly Detection"), torch.autograd.detect_anomaly():
+        assert not of_a_batch()
+    _, narrow = pair(place, "adamw", columns=31)
+    rows = narrow.late_rows["w"]
+    rows.step_reads_alone = True
+    assert not of_a_batch(), "the norm reads all rows"
+
+
+def test_a_parameter_of_which_some_rows_are_late(place: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others are updated in every step, from all of their gradient."""
+    monkeypatch.setattr(
+        capabilities, "update", lambda machine, rows, *_: Choice("late" if rows == OWN else "every_row", "")
+    )
+    _, optimizer = pair(place, "adamw")
+    rows = optimizer.late_rows["w"]
+    rows.step_reads_alone = True
+    rows.catch_up(*index_rows(torch.Generator()).to(place).chunk(2))
+    assert not rows.leaves_unused()
 
 
 @pytest.mark.cuda

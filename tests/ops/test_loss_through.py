@@ -107,12 +107,16 @@ class Case:
         parameters = Parameters(self.weight, self.bias, self.psqt)
         return TransformerCall(kernels_of(buckets), batch, parameters, transformer, list(RANGE), self.weight.dtype)
 
-    def through(self, loss: str, namespace: str, buckets: list[int], factor: float = 1.0) -> dict[str, Tensor]:
+    def through(
+        self, loss: str, namespace: str, buckets: list[int], factor: float = 1.0,
+        leaves_unused: Callable[[], bool] | None = None,
+    ) -> dict[str, Tensor]:  # fmt: skip
         psqt = None if self.psqt is None else self.psqt.requires_grad_()
         leaves = leaves_of(self.weight.requires_grad_(), self.bias.requires_grad_(), psqt, self.layers)
         operators = getattr(torch.ops, namespace)
         plan = operators._perspective_plan(*self.rows, self.black_to_move, FEATURES, *self.layout(buckets))
-        found = self.behind.loss_through(self.call(plan, buckets), self.with_loss(loss))
+        call = self.call(plan, buckets)._replace(leaves_unused=leaves_unused)
+        found = self.behind.loss_through(call, self.with_loss(loss))
         assert found is not None
         return gradients(found, leaves, factor)
 
@@ -258,6 +262,60 @@ def test_emulated_operator(emulated: ctypes.CDLL) -> None:
         through(saved=saved.half(), bounds=(300.0, 1.0))
     with pytest.raises(RuntimeError, match="grad_output: found uint8, expected float32"):  # no row gradients
         op._perspective_transformer_backward(plan, None, call.batch, saved, *call.described)
+
+
+@contextmanager
+def memory_of_nan() -> Iterator[None]:
+    """Within the block, new tensors hold NaN until they are written."""
+    before = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)  # noqa: B010 (the type lacks it)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+        setattr(torch.utils.deterministic, "fill_uninitialized_memory", before)  # noqa: B010
+
+
+UNUSED = pytest.mark.parametrize(
+    ("buckets", "hidden", "activation"),
+    [([600, 1200], (), "crelu"), ([600, 1200], SMOOTH, "pairwise"), ([20, 20], SMOOTH, "pairwise")],
+    ids=["one layer", "layers", "unbucketed"],
+)
+
+
+def check_unused(
+    namespace: str, device: str, dtype: torch.dtype, buckets: list[int], hidden: tuple[StackLayer, ...], activation: str
+) -> None:
+    """With `leaves_unused` no other rows of the gradient of the weight are left unwritten than those whose feature no
+    position has, and none if there are irregular rows."""
+    case = Case(5, 128, 2, activation, dtype, device, hidden)
+    for irregular in (False, True):
+        if irregular:
+            case.rows[0][3, :3] = torch.tensor([1, 700, -1], dtype=torch.int32)
+        used = torch.zeros(FEATURES, dtype=torch.bool, device=device)
+        for rows in case.rows:
+            used[rows[rows >= 0].long()] = True
+        with memory_of_nan():
+            expected = case.through("sigmoid", namespace, buckets)
+            found = case.through("sigmoid", namespace, buckets, leaves_unused=lambda: True)
+        unwritten = found["weight"].isnan().all(1)
+        assert not expected["weight"][~used].any()
+        assert unwritten.any() == (not irregular or buckets[0] < 600)
+        assert not (unwritten & used).any()
+        found["weight"] = torch.where(unwritten[:, None], 0, found["weight"])
+        assert_equal(found, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@UNUSED
+def test_emulated_unused_features(
+    emulated: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, buckets: list[int], hidden: tuple[StackLayer, ...],
+    activation: str, dtype: torch.dtype,
+) -> None:  # fmt: skip
+    monkeypatch.setitem(globals(), "FEATURES", 1200)
+    emulated.emulator_configure(4, 3)
+    check_unused("nnue_emulated", "cpu", dtype, buckets, hidden, activation)
 
 
 @pytest.mark.slow
@@ -545,6 +603,19 @@ def test_cuda(cuda: torch.device, buckets: list[int], activation: str, dtype: to
     case.check(found, "win rate")
     for name, value in case.through("win rate", "nnue", buckets).items():
         assert torch.equal(value, found[name]), f"{name}: other bits in the second run"
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@UNUSED
+def test_cuda_unused_features(
+    cuda: torch.device, monkeypatch: pytest.MonkeyPatch, buckets: list[int], hidden: tuple[StackLayer, ...],
+    activation: str, dtype: torch.dtype,
+) -> None:  # fmt: skip
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("those kernels need compute capability 9.0")
+    monkeypatch.setitem(globals(), "FEATURES", 1200)
+    check_unused("nnue", "cuda", dtype, buckets, hidden, activation)
 
 
 @pytest.mark.cuda

@@ -11,11 +11,12 @@ from nnue_trainer import nets
 from nnue_trainer.data import RecordLoader
 from nnue_trainer.data.batch import Batch
 from nnue_trainer.files import checkpoint
-from nnue_trainer.modules import PerspectiveTransformer
+from nnue_trainer.modules import PerspectiveTransformer, layer_stacks
 from nnue_trainer.ops import capabilities, perspectives
 from nnue_trainer.ops.perspectives import PerspectivePlan, is_fused
 from nnue_trainer.optim.fused import FusedRule
 from nnue_trainer.optim.late_rows import LateRows
+from nnue_trainer.training import trainer as trainer_module
 from nnue_trainer.training.batches import DeviceBatches
 from nnue_trainer.training.device import set_up_torch
 from nnue_trainer.training.recorder import EAGER_CALLS
@@ -255,6 +256,75 @@ def test_no_step_updates_rows_that_no_batch_has(tmp_path, project_root, monkeypa
     for _ in range(3):
         run.advance()
     assert settled == []
+
+
+class RowsOfEveryKind(PinnedSource):
+    """Batches with rows in one king bucket each, with rows that break that rule, and without any feature, in turn."""
+
+    def __next__(self) -> Batch:
+        batch, kind = super().__next__(), self.index % 3
+        if kind == 0:
+            batch.white.copy_(torch.where(batch.white < 0, -1, torch.arange(batch.white.shape[1]) * 7 + self.index))
+            batch.black.copy_(torch.where(batch.black < 0, -1, batch.white + 350))
+        if kind == 2:
+            batch.white.fill_(-1)
+            batch.black.fill_(-1)
+        return batch
+
+
+@pytest.mark.filterwarnings("ignore:.*deterministic")
+@pytest.mark.parametrize("graph", ["false", "true"], ids=["eager", "graph"])
+@pytest.mark.parametrize("precision", ["fp32", "mixed"])
+@pytest.mark.parametrize("kind", ["sfnnv5", "sfnnv16"])
+def test_no_step_reads_gradients_of_features_that_no_position_has(
+    tmp_path, project_root, monkeypatch, kind, precision, graph
+):
+    """They are not written, so they would be NaN here. Gradients that the user takes are complete."""
+
+    def source():
+        if kind == "sfnnv5":
+            return RowsOfEveryKind()
+        records = project_root / "samples" / "val.binpack"
+        return RecordLoader(records, 32, pin_memory=True, seed=3, repeat=True, shuffle_buffer=2_000)
+
+    monkeypatch.setenv("NNUE_LEAST_LATE_ROWS", "1000")
+    unwritten = []
+    back_through = layer_stacks.LayerCall._back_through
+
+    def spy(*arguments):
+        found = back_through(*arguments)
+        if not torch.cuda.is_current_stream_capturing():
+            unwritten.append(bool(found[0].isnan().any()))
+        return found
+
+    monkeypatch.setattr(layer_stacks.LayerCall, "_back_through", spy)
+    settings = (f"training.precision={precision}", f"training.cuda_graph={graph}")
+    chosen = recipe(
+        "training.device=cuda", f"model={{kind: {kind}, l1: 64}}", "optimizer={max_norm: 0.5, lr: 0.01}", *settings
+    )
+    device = torch.device("cuda")
+    set_up_torch(chosen, device)
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)  # with NaN
+    try:
+        for late in (True, False):
+            torch.manual_seed(1)
+            model = nets.build(chosen.model).to(device)
+            with monkeypatch.context() as patched:
+                if not late:
+                    patched.setattr(trainer_module, "why_not_late", lambda *_: "for comparison")
+                run = Trainer(chosen, model, source(), None, tmp_path / str(late))
+            assert bool(instance(FusedRule, run.optimizer.rule).fused.late_rows) == late
+            run.train()
+            assert not run.optimizer.failed()
+            assert any(unwritten) == late
+            unwritten.clear()
+            run.step_loss.loss(made_up_batch(1).to(device)).backward()
+            assert not any(gradient.isnan().any() for gradient in run.optimizer.gradients())
+            unwritten.clear()
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert_same(tmp_path / "True", tmp_path / "False")
 
 
 def test_a_graph_per_buffer_changes_no_bit(tmp_path, project_root):

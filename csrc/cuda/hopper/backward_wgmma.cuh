@@ -548,7 +548,8 @@ __global__ void __launch_bounds__(BackwardShape<kTerms>::kThreads, 1) weight_gra
         if (p.grad_bias != nullptr)
             for (int columns = number; columns * kBiasColumns < p.num_outputs; columns += count)
                 sum_bias(p, columns, lane);
-        clear_unused(p, number, count, lane);
+        // Irregular rows are added to what is there.
+        if (!p.leaves_unused || *p.plan.irregular != 0) clear_unused(p, number, count, lane);
     } else if (warp == Shape::kWarps) {  // ---- copies
         give_registers<24>();
         fence_global_for_copies();

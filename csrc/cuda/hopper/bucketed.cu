@@ -274,6 +274,7 @@ Three backward(const OutputGradients& gradients, const Batch& batch, PlanLayout 
     const auto [num_features, num_outputs, psqt_buckets] = sizes;
     const cudaStream_t stream = current_stream(grad_output);
     BackwardProblem p{};
+    p.leaves_unused = gradients.leaves_unused;
     p.activation = activation;
     p.in = index_rows(white, black, num_features, layout);
     const Plan open = open_plan(gradients.op, plan, p.in);

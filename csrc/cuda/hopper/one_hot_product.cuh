@@ -50,7 +50,8 @@ struct BackwardProblem {
     UnbucketedLists unbucketed;
     OutputGradient grad_out;
     const void* saved;
-    void* grad_weight;   // [num_features, num_outputs]; all of it is written
+    void* grad_weight;   // [num_features, num_outputs]
+    bool leaves_unused;  // whether rows of features that the batch lacks need not be written
     float* grad_bias;    // [num_outputs]; null if it was made with the row gradients
     void* grad_rows;     // [slabs, tiles, 16 KB]: see GradientShape
     int32_t* exponents;  // [slabs, tiles], for fp32 weights

@@ -498,7 +498,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> through_op(
     const std::optional<Tensor>& x, const Tensor& order, const Tensor& bucket, Tensors parameters,
     const std::optional<Tensor>& grad_sums, const std::optional<Tensor>& partials,
     const std::optional<Tensor>& grad_output, Tensors scales, int64_t description, Tensors batch_in,
-    const Tensor& saved, std::vector<int64_t> transformer, Numbers range_in, ScalarType weight_dtype) {
+    const Tensor& saved, std::vector<int64_t> transformer, Numbers range_in, ScalarType weight_dtype,
+    bool leaves_unused) {
     constexpr const char* op = "_layer_stacks_gradients_through";
     namespace pt = perspective_transformer;
     const pt::Batch batch = pt::batch_of(op, batch_in);
@@ -506,8 +507,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> through_op(
     if (layers_of(op, parameters, description).count == 1) {
         const auto [_, grad_weight, factor, gradients] =
             gradients_of(op, x, order, parameters, grad_sums, partials, grad_output, scales, description, std::nullopt);
-        const auto [grad_rows, grad_bias, grad_psqt] = pt::backward(
-            {op, parameters[0], pt::Factors{factor, bucket}, std::nullopt}, batch, of, saved, weight_dtype);
+        const auto [grad_rows, grad_bias, grad_psqt] =
+            pt::backward({op, parameters[0], pt::Factors{factor, bucket}, std::nullopt, leaves_unused}, batch, of,
+                         saved, weight_dtype);
         return {grad_rows, grad_bias, grad_psqt, grad_weight, gradients};
     }
     pt::check_plan_arguments(op, batch.white, batch.black, of.sizes.num_features, of.layout);
@@ -541,7 +543,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> through_op(
     std::optional<Tensor> of_psqt;
     if (grad_output) of_psqt = all.grad_psqt;
     const auto [grad_rows, _, grad_psqt] =
-        pt::backward({op, made.row_gradients, std::nullopt, of_psqt}, batch, of, saved, weight_dtype);
+        pt::backward({op, made.row_gradients, std::nullopt, of_psqt, leaves_unused}, batch, of, saved, weight_dtype);
     return {grad_rows, grad_bias, grad_psqt, all.grad_weight, all.gradients};
 }
 
