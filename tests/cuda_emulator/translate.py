@@ -79,8 +79,7 @@ def without_assembly(text: str) -> str:
 # Limits between two ways to do the same, by file (and folder, where two have the name), for cases of a few tiles to go
 # both ways.
 SMALL_LIMITS = {
-    "backward_schedule.cuh": {"kFewOperands": "24"},
-    "backward_wgmma.cuh": {"kShareTiles": "6"},
+    "backward_wgmma.cuh": {"kShareTiles": "6", "kFewLists": "64"},
     "first_layer_backward.cuh": {"kUnitsAhead": "2"},
     "unbucketed_lists.cuh": {"kLongList": "8", "kShortList": "3"},
     "unbucketed_backward_mma.cuh": {"kTurnsTogether": "2"},

@@ -906,6 +906,24 @@ def test_real_rows(fused: torch.device) -> None:
 
 
 @pytest.mark.cuda
+@pytest.mark.parametrize("bucket_size", [320, 448, 512, 576, 768])
+@pytest.mark.parametrize("buckets", [1, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_sections_and_parts(fused: torch.device, dtype: torch.dtype, buckets: int, bucket_size: int) -> None:
+    """All features of a bucket go into the product of the backward: in one section, two equal ones, or two others."""
+    check(Case(6000, 24, buckets, bucket_size, 528, dtype=dtype, device=fused, scale=0.05), "pairwise")
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("outputs", [16, 272])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_few_long_lists(fused: torch.device, dtype: torch.dtype, outputs: int) -> None:
+    """One bucket, whose rare features have lists of more than 32 rows."""
+    rows = (make_skewed_rows(8192, 1, 768), make_skewed_rows(8192, 1, 768, 1))
+    check(Case(buckets=1, bucket_size=768, rows=rows, outputs=outputs, dtype=dtype, device=fused, scale=0.05), "screlu")
+
+
+@pytest.mark.cuda
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_million_positions(fused: torch.device, dtype: torch.dtype) -> None:
     check(Case(1_000_000, 8, 3, 16, 16, dtype=dtype, device=fused), "pairwise")

@@ -20,17 +20,12 @@ constexpr int kMaxPlaces = kMaxBuckets + 1;
 // multiprocessors. They do not depend on the GPU, so that sums have the same bits everywhere.
 constexpr int kTargetParts = 264, kLeastPart = 96;
 // Parts of one bucket cost the same. If it is the only one, and about this many products can be had, they are made all
-// at once, and there are half as many partial sums (Chess768 → 1024 at 16,384 on an H100: 315 us a step instead of
-// 336).
+// at once, with fewer partial sums.
 constexpr int kAtOnce = 132;
 // By rounding, a bucket has at most 4/3 of its share of parts. A second section costs at least a third of the first
 // one, so both together make at most twice the bucket's share of partial sums.
 constexpr int kMaxPartials = 2 * kTargetParts;
 constexpr int kMaxParts = kMaxPlaces + kTargetParts * 4 / 3;
-
-// With up to this many operands of 16 KB, twice what the L2 cache holds, the tasks of one slab follow one another. This
-// makes the whole backward 1 % faster; with many operands it would make it up to 6 % slower (measured).
-constexpr int kFewOperands = 6144;
 
 inline int max_partials(int max_tiles, int slabs) {
     // Dense unbucketed features add as many tiles again.
@@ -49,17 +44,18 @@ struct GradientSync {
 };
 
 struct Task {
-    int slab, bucket, section;
-    int first, last;  // tiles first … last − 1
-    int partial;      // the first partial sum of the bucket's parts; −1 if there is only one part
-    int part, parts;  // number of the part, out of how many; 0 parts: there are no more tasks
-    int reference;    // the largest exponent of the task's tiles
+    int slab, bucket;
+    int first_rank, feature_tiles;  // its features; a feature tile is 64 ranks
+    int first, last;                // tiles first … last − 1
+    int partial;                    // the first partial sum of the bucket's parts; −1 if there is only one part
+    int part, parts;                // number of the part, out of how many; 0 parts: there are no more tasks
+    int reference;                  // the largest exponent of the task's tiles
 };
 
 // A section of a bucket that has several parts.
 struct MergeUnit {
     int begin;  // where its ranks begin among those of all units
-    int bucket, section, partial, parts;
+    int bucket, first_rank, partial, parts;
 };
 constexpr int kMaxMergeUnits = kMaxSections * kMaxPlaces;
 
@@ -67,7 +63,6 @@ struct Schedule {
     int num_buckets, places, slabs, tiles;
     int unbucketed_dense;  // number of ranks
     int parts, products;   // per slab
-    bool slab_by_slab;     // the order of tasks; if false, all slabs of one product follow one another
     int tile_begin[kMaxBuckets + 1];
     int dense[kMaxPlaces];                                          // by bucket
     int parts_of[kMaxPlaces];                                       // by bucket
@@ -80,16 +75,21 @@ struct Schedule {
     __device__ int tiles_of(int bucket) const {
         return (is_unbucketed(bucket) ? tiles : tile_begin[bucket + 1]) - first_tile(bucket);
     }
+    // A bucket with up to 512 ranks has two sections of half of them, whose products cost the same. With more ranks two
+    // halves could cost more than this, because an odd number of feature tiles costs as much as the next even one.
+    __device__ int section_features(int bucket) const {
+        return dense[bucket] > kSectionFeatures && dense[bucket] <= 512 ? 256 : kSectionFeatures;
+    }
+    __device__ int first_rank(int bucket, int section) const { return section * section_features(bucket); }
     __device__ int feature_tiles(int bucket, int section) const {
-        return max(0, min(dense[bucket] - section * kSectionFeatures, kSectionFeatures)) / 64;
+        return max(0, min(dense[bucket] - first_rank(bucket, section), section_features(bucket))) / 64;
     }
     __device__ int sections(int bucket) const {
         return tiles_of(bucket) == 0 ? 0 : (dense[bucket] + kSectionFeatures - 1) / kSectionFeatures;
     }
-    // With few features copying a tile takes as long as multiplying it (measured), so one feature tile costs as much as
-    // two.
+    // Two warpgroups share the feature tiles, and copying a tile takes as long as multiplying it by two of them.
     __device__ int cost(int bucket, int section) const {
-        return section < sections(bucket) ? tiles_of(bucket) * max(feature_tiles(bucket, section), 2) : 0;
+        return section < sections(bucket) ? tiles_of(bucket) * ((feature_tiles(bucket, section) + 1) / 2 * 2) : 0;
     }
     // Where the first `part` parts of the bucket end.
     __device__ int part_end(int bucket, int part) const {
@@ -105,7 +105,6 @@ struct Schedule {
         }
         if (threadIdx.x == 0) {
             num_buckets = buckets, places = buckets + (p.in.num_unbucketed > 0), slabs = slabs_;
-            slab_by_slab = (long long)slabs * p.max_tiles <= kFewOperands;
             if (places > buckets) {
                 unbucketed_dense = __ldcg(&p.unbucketed.summary->dense);
                 dense[buckets] = (unbucketed_dense + 63) / 64 * 64;
@@ -122,7 +121,7 @@ struct Schedule {
         if (places > 1 || products_of_part == 0) return 0;
         const int parts = kAtOnce / products_of_part, whole = cost(0, 0);
         const bool fills = parts * products_of_part * 10 >= kAtOnce * 9;
-        return fills && whole >= parts * kLeastPart && cost(0, sections(0) - 1) * 10 >= whole * 9 ? parts : 0;
+        return fills && whole >= parts * kLeastPart ? parts : 0;
     }
 
     // Called by one warp.
@@ -154,17 +153,19 @@ struct Schedule {
         Task t{};
         t.partial = -1;
         if (ticket >= products * slabs) return t;
-        t.slab = slab_by_slab ? ticket / products : ticket % slabs;
-        const int item = slab_by_slab ? ticket % products : ticket / slabs;
+        // All slabs of a product follow one another, so that the last products are the smallest ones.
+        t.slab = ticket % slabs;
+        const int item = ticket / slabs;
         const int part = last_begun(product_begin, parts, item), place = last_begun(part_begin, places, part);
         t.bucket = bucket_at(place);
-        t.section = item - product_begin[part];
+        const int section = item - product_begin[part];
+        t.first_rank = first_rank(t.bucket, section), t.feature_tiles = feature_tiles(t.bucket, section);
         t.parts = parts_of[t.bucket];
         // The last tiles of the bucket come first, because their row gradients are the most recent.
         t.part = t.parts - 1 - (part - part_begin[place]);
         t.first = part_end(t.bucket, t.part);
         t.last = part_end(t.bucket, t.part + 1);
-        if (t.parts > 1) t.partial = partial_begin[place] + t.section * t.parts;
+        if (t.parts > 1) t.partial = partial_begin[place] + section * t.parts;
         return t;
     }
 
@@ -181,7 +182,7 @@ struct Schedule {
                       ranks_until = bucket_plan::inclusive_sum(ranks, lane);
             for (int section = 0; section < here; ++section)
                 units[count + units_until - here + section] = {
-                    begin + ranks_until - ranks + section * kSectionFeatures, bucket, section,
+                    begin + ranks_until - ranks + first_rank(bucket, section), bucket, first_rank(bucket, section),
                     partial_begin[base + lane] + section * parts_of[bucket], parts_of[bucket]};
             count += __shfl_sync(~0u, units_until, 31), begin += __shfl_sync(~0u, ranks_until, 31);
         }

@@ -41,8 +41,8 @@ __device__ __forceinline__ void add_piece(float (&sum)[8], const Piece& piece) {
 
 // Called by all lanes. Neighbouring lanes hold neighbouring pieces.
 template <int kTerms>
-__device__ __forceinline__ void store_piece(const BackwardProblem& p, float (&sum)[8], int feature, int slab,
-                                            int piece) {
+__device__ __forceinline__ void store_piece(const BackwardProblem& p, float (&sum)[8], int feature, int slab, int piece,
+                                            bool stores) {
     using Shape = GradientShape<kTerms>;
     if constexpr (kTerms == 2) {
 #pragma unroll
@@ -50,7 +50,7 @@ __device__ __forceinline__ void store_piece(const BackwardProblem& p, float (&su
             sum[i] = sum[i] + kLowScale * __shfl_xor_sync(~0u, sum[i], 8);  // correct where piece < 8
     }
     const int half = p.num_outputs / 2, column = Shape::column(slab, piece);
-    if (column >= half || (kTerms == 2 && piece >= 8)) return;
+    if (!stores || column >= half || (kTerms == 2 && piece >= 8)) return;
     const size_t at = size_t(feature) * p.num_outputs + Shape::half(piece) * half + column;
     if constexpr (kTerms == 2) {
         float4* target = reinterpret_cast<float4*>(static_cast<float*>(p.grad_weight) + at);
@@ -63,19 +63,22 @@ __device__ __forceinline__ void store_piece(const BackwardProblem& p, float (&su
     }
 }
 
-// Adds kRows rows, whose slots are held by lanes first, first + 1, …. Each lane has pieces `base` and `base` + 32 of
-// each row. All loads come first, and none of them is conditional, because the code would wait for a conditional load
-// at once. (To read zeros from a fixed address for absent rows is slower still: all of these loads meet at one place,
-// and 400 us became 1,060.)
-template <int kTerms, int kRows>
-__device__ __forceinline__ void add_rows(float (&sum)[2][8], const BackwardProblem& p, int slot, int first, int base) {
+// Adds rows `first`, first + 1, … of a list, kRows · kSplit of them; lanes 0, 1, … hold the slots of the list's `count`
+// rows. If kSplit is 1, each lane has pieces `base` and base + 32 of every row. If it is 2, half of the warp has a
+// piece of every second row, and rows after the last one are left out. All loads come first, and none of them is
+// conditional, because the code would wait for a conditional load at once. (To read zeros from a fixed address for
+// absent rows is slower still: all of these loads meet at one place, and 400 us became 1,060.)
+template <int kTerms, int kSplit, int kRows>
+__device__ __forceinline__ void add_rows(float (&sum)[2 / kSplit][8], const BackwardProblem& p, int slot, int first,
+                                         int count, int base) {
     const int last_slab = GradientShape<kTerms>::slabs(p.num_outputs) - 1;
-    Piece pieces[kRows][2];
+    const int row = first + (kSplit == 2 ? threadIdx.x % 32 / 16 : 0);
+    Piece pieces[kRows][2 / kSplit];
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-        const int at = __shfl_sync(~0u, slot, first + r);
+        const int at = __shfl_sync(~0u, slot, kSplit == 2 ? min(row + 2 * r, count - 1) : row + r);
 #pragma unroll
-        for (int c = 0; c < 2; ++c) {
+        for (int c = 0; c < 2 / kSplit; ++c) {
             const int q = base + c * 32;
             pieces[r][c] = load_piece<kTerms>(p, at, min(q / 16, last_slab), q % 16);
         }
@@ -84,53 +87,68 @@ __device__ __forceinline__ void add_rows(float (&sum)[2][8], const BackwardProbl
 #pragma unroll
     for (int r = 0; r < kRows; ++r)
 #pragma unroll
-        for (int c = 0; c < 2; ++c) add_piece<kTerms>(sum[c], pieces[r][c]);
+        for (int c = 0; c < 2 / kSplit; ++c)
+            if (kSplit == 1 || row + 2 * r < count) add_piece<kTerms>(sum[c], pieces[r][c]);
 }
 
-// For one warp: sums a list of slots, 64 pieces of a row from `base` on, with up to eight rows in flight, and stores
-// the sum as the weight gradient of a feature. `slot` is the element of the list with the lane's number.
-template <int kTerms>
+// For one warp: sums a list of slots, and stores the sum as the weight gradient of a feature. It takes 64 pieces of a
+// row with up to eight rows in flight, or 16 pieces, a slab, with up to 32 rows in flight: then a long list is done
+// sooner, and there are more warps with work. `slot` is the element of the list with the lane's number.
+template <int kTerms, int kSplit>
 __device__ __forceinline__ void sum_list(const BackwardProblem& p, int feature, const int* slots, int count, int slot,
-                                         int base) {
-    const int lane = threadIdx.x % 32;
-    float sum[2][8] = {};
-    base += lane;
+                                         int group) {
+    constexpr int kMost = 8 * kSplit;  // rows in flight of a lane
+    const int lane = threadIdx.x % 32, base = kSplit == 1 ? group * 64 + lane : group * 16 + lane % 16;
+    float sum[2 / kSplit][8] = {};
     for (int begin = 0; begin < count; begin += 32) {
         if (begin > 0) slot = begin + lane < count ? __ldcg(slots + begin + lane) : -1;
         const int here = min(count - begin, 32);
         int first = 0;
-        for (; first + 8 <= here; first += 8) add_rows<kTerms, 8>(sum, p, slot, first, base);
-        if (here - first >= 4) add_rows<kTerms, 4>(sum, p, slot, first, base), first += 4;
-        if (here - first == 3) add_rows<kTerms, 3>(sum, p, slot, first, base);
-        if (here - first == 2) add_rows<kTerms, 2>(sum, p, slot, first, base);
-        if (here - first == 1) add_rows<kTerms, 1>(sum, p, slot, first, base);
+        const auto left = [&] { return (here - first + kSplit - 1) / kSplit; };
+        const auto add = [&](auto rows) {
+            add_rows<kTerms, kSplit, rows>(sum, p, slot, first, here, base);
+            first += rows * kSplit;
+        };
+        while (left() >= kMost) add(std::integral_constant<int, kMost>());
+        if (kSplit == 2 && left() >= 8) add(std::integral_constant<int, 8>());
+        if (left() >= 4) add(std::integral_constant<int, 4>());
+        if (left() == 3) add(std::integral_constant<int, 3>());
+        if (left() == 2) add(std::integral_constant<int, 2>());
+        if (left() == 1) add(std::integral_constant<int, 1>());
     }
 #pragma unroll
-    for (int c = 0; c < 2; ++c) {
+    for (int c = 0; c < 2 / kSplit; ++c) {
+        if constexpr (kSplit == 2) {
+#pragma unroll
+            for (int i = 0; i < 8; ++i) sum[c][i] += __shfl_xor_sync(~0u, sum[c][i], 16);
+        }
         const int q = base + c * 32;
-        store_piece<kTerms>(p, sum[c], feature, q / 16, q % 16);
+        store_piece<kTerms>(p, sum[c], feature, q / 16, q % 16, kSplit == 1 || lane < 16);
     }
 }
 
-// The numbers of a warp's work items. Neighbouring numbers go to different thread blocks. The first item of a warp has
-// the warp's own number. Without a ticket the others follow at a distance of the number of warps. With a ticket a warp
-// takes the next free number, and requests it ahead of time.
+// The numbers of a warp's work items. Neighbouring numbers go to different thread blocks. Without a ticket the first
+// warp has number 0, the others follow, and each warp's numbers are the number of warps apart; if there were items
+// `before` these, the warp that would have the next of them is the first one. With a ticket a warp begins with its own
+// number, takes the next free one, and requests it ahead of time.
 class Numbers {
   public:
     // The shuffle shows ptxas that all lanes have the same value; without it, registers are spilled.
-    __device__ __forceinline__ explicit Numbers(unsigned* ticket)
-        : ticket_(ticket), now_(__shfl_sync(~0u, threadIdx.x / 32 * gridDim.x + blockIdx.x, 0)) {
+    __device__ __forceinline__ explicit Numbers(unsigned* ticket, unsigned before = 0) : ticket_(ticket) {
+        const unsigned own = threadIdx.x / 32 * gridDim.x + blockIdx.x,
+                       first = ticket == nullptr ? before % warps() : 0;
+        now_ = __shfl_sync(~0u, own >= first ? own - first : own + warps() - first, 0);
         take();
     }
     __device__ __forceinline__ unsigned now() const { return now_; }
     __device__ __forceinline__ unsigned next() {
-        const unsigned warps = gridDim.x * (blockDim.x / 32);
-        now_ = ticket_ == nullptr ? now_ + warps : __shfl_sync(~0u, taken_, 0) + warps;
+        now_ = ticket_ == nullptr ? now_ + warps() : __shfl_sync(~0u, taken_, 0) + warps();
         take();
         return now_;
     }
 
   private:
+    __device__ __forceinline__ static unsigned warps() { return gridDim.x * (blockDim.x / 32); }
     __device__ __forceinline__ void take() {
         taken_ = ticket_ != nullptr && threadIdx.x % 32 == 0 ? atomicAdd(ticket_, 1u) : 0u;
     }
@@ -197,11 +215,10 @@ __device__ __forceinline__ void merge(const BackwardProblem& p, const MergeUnit&
     const int in_slab = lane % kLanes * 4, in_half = slab * Shape::kSlab + in_slab % Shape::kSlab;
     const int column = in_slab / Shape::kSlab * (p.num_outputs / 2) + in_half;
     first_rank += lane / kLanes;
-    const int in_section = unit.section * kSectionFeatures;
     int entries[kTogether];
 #pragma unroll
     for (int i = 0; i < kTogether; ++i)
-        entries[i] = __ldg(rank_entry(p, unit.bucket, in_section + first_rank + i * kRows));
+        entries[i] = __ldg(rank_entry(p, unit.bucket, unit.first_rank + first_rank + i * kRows));
     if (lane == 0) counter_wait(p.sync->parts_done + unit.partial * slabs + slab, unit.parts);
     __syncwarp();
     const size_t stride = size_t(slabs) * Shape::kPartialFloats / 4;
@@ -223,7 +240,7 @@ __device__ __forceinline__ void merge(const BackwardProblem& p, const MergeUnit&
 #pragma unroll
     for (int i = 0; i < kTogether; ++i) {
         const int feature =
-            feature_of(p, unbucketed_dense, unit.bucket, in_section + first_rank + i * kRows, entries[i]);
+            feature_of(p, unbucketed_dense, unit.bucket, unit.first_rank + first_rank + i * kRows, entries[i]);
         if (feature < 0 || in_half >= p.num_outputs / 2) continue;
         const size_t at = size_t(feature) * p.num_outputs + column;
         if constexpr (kTerms == 2)
@@ -242,10 +259,12 @@ constexpr int kFinishThreads = 128, kFinishBlocks = 4;  // per multiprocessor
 // that are ready early took more, they would slow down the products. With more tiles the lists are long and tickets are
 // faster (measured).
 constexpr int kShareTiles = 1024;
+// So few lists, times slabs, are summed by a warp per slab, since they are long and there are warps enough.
+constexpr int kFewLists = 4096;
 
 template <int kTerms>
 __global__ void __launch_bounds__(kFinishThreads, kFinishBlocks) finish_kernel(BackwardProblem p) {
-    const int groups = (GradientShape<kTerms>::slabs(p.num_outputs) + 3) / 4;  // of 64 pieces, per row
+    const int slabs = GradientShape<kTerms>::slabs(p.num_outputs);
     __shared__ MergeUnit units[kMaxMergeUnits + 1];
     // The products are not done at this point. But the flag means that the row gradients, the lists and the merge units
     // are there.
@@ -253,24 +272,28 @@ __global__ void __launch_bounds__(kFinishThreads, kFinishBlocks) finish_kernel(B
     __syncthreads();
     const bool by_ticket = p.in.num_unbucketed > 0 || p.max_tiles > kShareTiles;
     const int num_units = __ldcg(&p.sync->merge_units), count = __ldcg(p.plan.num_rare);
-    const int unit_words = (num_units + 1) * int(sizeof(MergeUnit) / 4), thread = threadIdx.x;
-    const auto unit_word = [&](int i) { return __ldcg(reinterpret_cast<const int*>(p.merges) + i); };
-    // Loaded now and used after the lists; by then the other warps have usually arrived at the barrier there, too.
-    const int own_word = thread < unit_words ? unit_word(thread) : 0;
-    for_each_list(
-        p.plan.rare_slots, by_ticket ? p.sync->finish_tickets : nullptr, (long long)count * groups,
-        [&](long long number) { return p.plan.rare[count - 1 - int(number / groups)]; },
-        [&](const Item& item) {
-            const SlotList& list = item.list;
-            sum_list<kTerms>(p, list.feature, p.plan.rare_slots + list.begin, list.count, item.slot,
-                             int(item.number % groups) * 64);
-        });
-    Numbers numbers(by_ticket ? p.sync->finish_tickets + 1 : nullptr);
-    for (int i = thread; i < unit_words; i += kFinishThreads)
-        reinterpret_cast<int*>(units)[i] = i == thread ? own_word : unit_word(i);
+    const int unit_words = (num_units + 1) * int(sizeof(MergeUnit) / 4);
+    for (int i = threadIdx.x; i < unit_words; i += kFinishThreads)
+        reinterpret_cast<int*>(units)[i] = __ldcg(reinterpret_cast<const int*>(p.merges) + i);
     __syncthreads();
-    const int slabs = GradientShape<kTerms>::slabs(p.num_outputs),
-              unbucketed_dense = p.in.num_unbucketed > 0 ? p.unbucketed.summary->dense : 0;
+    long long lists = 0;
+    const auto sum_lists = [&](auto split) {
+        const int groups = split == 1 ? (slabs + 3) / 4 : slabs;
+        lists = (long long)count * groups;
+        for_each_list(
+            p.plan.rare_slots, by_ticket ? p.sync->finish_tickets : nullptr, lists,
+            [&](long long number) { return p.plan.rare[count - 1 - int(number / groups)]; },
+            [&](const Item& item) {
+                sum_list<kTerms, split>(p, item.list.feature, p.plan.rare_slots + item.list.begin, item.list.count,
+                                        item.slot, int(item.number % groups));
+            });
+    };
+    if ((long long)count * slabs <= kFewLists)
+        sum_lists(std::integral_constant<int, 2>());
+    else
+        sum_lists(std::integral_constant<int, 1>());
+    Numbers numbers(by_ticket ? p.sync->finish_tickets + 1 : nullptr, unsigned(lists));
+    const int unbucketed_dense = p.in.num_unbucketed > 0 ? p.unbucketed.summary->dense : 0;
     const unsigned merges = units[num_units].begin / kMergeRanks<kTerms> * slabs;
     int unit = 0;
     for (unsigned item = numbers.now(); item < merges; item = numbers.next()) {
@@ -413,15 +436,14 @@ __device__ __forceinline__ void multiply_part(const BackwardProblem& p, const Sc
     for (int m = 0; m < Shape::kFeatureTiles; ++m)
 #pragma unroll
         for (float& x : acc[m]) x = 0;
-    const int my_tiles = (schedule.feature_tiles(task.bucket, task.section) + 1 - warp / 4) / 2;
+    const int my_tiles = (task.feature_tiles + 1 - warp / 4) / 2;
     const uint32_t my_features = shared + Shape::kFeatures + warp * (Shape::kFeatureTiles * 64);
     // The rank, within the task, of the warp's row r of feature tile m.
     const auto rank_of = [&](int m, int r) { return (m * 2 + warp / 4) * 64 + warp % 4 * 16 + r; };
     __syncwarp();
     if (task.partial < 0) {  // copy the features, which are needed at the end
         for (int i = lane; i < my_tiles * 16; i += 32)
-            copy_async_4(my_features + i * 4,
-                         rank_entry(p, task.bucket, task.section * kSectionFeatures + rank_of(i / 16, i % 16)));
+            copy_async_4(my_features + i * 4, rank_entry(p, task.bucket, task.first_rank + rank_of(i / 16, i % 16)));
     }
     copy_async_commit();
     multiply<kTerms>(acc, my_tiles, task.last - task.first, shared, copied);
@@ -457,7 +479,7 @@ __device__ __forceinline__ void multiply_part(const BackwardProblem& p, const Sc
     const int in_row = lane % 16 / 8 * half + column;
     copy_async_wait<0>();
     __syncwarp();
-    const int bucket = task.bucket, first_rank = task.section * kSectionFeatures;
+    const int bucket = task.bucket, first_rank = task.first_rank;
     for (int i = lane; i < my_tiles * 16; i += 32) {
         const uint32_t at = my_features + i * 4;
         store_shared_4(at, feature_of(p, schedule.unbucketed_dense, bucket, first_rank + rank_of(i / 16, i % 16),
@@ -581,8 +603,8 @@ __global__ void __launch_bounds__(BackwardShape<kTerms>::kThreads, 1) weight_gra
             const char* source = static_cast<const char*>(p.grad_rows) +
                                  (size_t(task.slab) * p.max_tiles + task.first) * Shape::kOperandBytes;
             const uint2* bits = (unbucketed ? p.unbucketed.dense_bits : p.plan.feature_bits) +
-                                size_t(task.first) * kBucketFeatures + task.section * kSectionFeatures;
-            const uint32_t bit_bytes = schedule.feature_tiles(task.bucket, task.section) * 64 * sizeof(uint2);
+                                size_t(task.first) * kBucketFeatures + task.first_rank;
+            const uint32_t bit_bytes = task.feature_tiles * 64 * sizeof(uint2);
             const int count = task.last - task.first, reference = task.reference;
             exponents += task.first;
             int exponent = 0;
