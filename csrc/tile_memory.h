@@ -26,13 +26,13 @@ constexpr int share_floats(int outputs) {
     return kShares * output_blocks(outputs) * 8 * kPitch;
 }
 
-// What a thread block needs of its tile.
+// The positions of a tile, in shared memory.
 struct TilePositions {
     int positions[kTile];  // slots without a position repeat the first one
     int count, stack;
 };
 
-// What all threads of a thread block need of its tile.
+// All data of a tile that its thread block shares.
 struct Tile : TilePositions {
     float gradient[kTile];
     float quarter[4][kTile];

@@ -41,7 +41,7 @@ def python_functions(text: str) -> Iterator[Function]:
             yield Function(node.name, above, node.lineno, node.end_lineno or node.lineno)
 
 
-# What may contain braces that are not code: comments, literals, lines of the preprocessor.
+# Text with braces that are not code: comments, literals, lines of the preprocessor.
 NOT_CODE = re.compile(
     r"""//(?:\\\n|[^\n])*|/\*.*?\*/|R"([^\s()\\]*)\(.*?\)\1"|"(?:\\.|[^"\\\n])*"|(?<![0-9A-Za-z_])'(?:\\.|[^'\\\n])+'"""
     r"""|^[ \t]*\#(?:\\\n|[^\n])*""",

@@ -261,7 +261,7 @@ Tensor psqt_backward(const Rows& rows, const FeatureLists<float>& lists, const T
     return grad_psqt;
 }
 
-// What both backward operators return.
+// The results of both backward operators.
 struct Gradients {
     std::vector<int64_t> rows;  // of the gradient of the weight, ascending
     Tensor weight, bias, psqt;

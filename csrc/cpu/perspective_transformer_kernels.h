@@ -31,7 +31,7 @@ template <class T>
 template <class F>
 constexpr int64_t kWidth = sizeof(F) / sizeof(float);
 
-// What a row contributes to its columns j and j + half, for accumulators a and b.
+// The part of a row in its columns j and j + half, for accumulators a and b.
 template <class F, class O>
 [[gnu::always_inline]] inline void store_activated(const ActivationArguments& a, O* out, int64_t half, F first,
                                                    F second) {

@@ -1,5 +1,5 @@
-// What differs between operating systems: every call that is neither in C++'s library nor in torch. system.cpp has the
-// calls of Linux and other POSIX systems; a port to another system replaces that file.
+// The differences between operating systems: every call that is neither in C++'s library nor in torch. system.cpp has
+// the calls of Linux and other POSIX systems; a port to another system replaces that file.
 //
 // Functions that fail leave the reason in errno, and their callers word the message.
 #pragma once
@@ -42,7 +42,7 @@ File create(const std::string& path);
 File create_beside(const std::string& path, std::string& made);
 // A file without a name in this folder, to read and write; its space is free again when it is closed.
 File create_nameless(const std::string& folder);
-// The same open file once more; `descriptor` stays the caller's.
+// A second descriptor of the open file; `descriptor` stays the caller's.
 File duplicate(int descriptor);
 
 // None if this is not a regular file.

@@ -1,4 +1,4 @@
-// What the parts of the Python module share: arrays of records in and out.
+// Common code of the parts of the Python module: arrays of records in and out.
 #pragma once
 
 #include <pybind11/numpy.h>

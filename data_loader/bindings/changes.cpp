@@ -16,7 +16,7 @@ std::span<Record> writable_records(Array<std::uint8_t>& array, const char* what)
     return {const_cast<Record*>(all.data()), all.size()};
 }
 
-// What a format in Python has read, held to what compiled readers accept, in place: sound records move to the
+// Checks positions from a format in Python by the rules of compiled readers, in place: sound records move to the
 // front, and en-passant squares that the en-passant rule does not keep are dropped. Returns (how many are sound,
 // number of the first that is not, what is wrong with it).
 py::tuple import_records(Array<std::uint8_t>& array) {

@@ -137,7 +137,7 @@ py::dict losses_dict(const Losses& losses) {
     return d;
 }
 
-// What each format is and can hold.
+// The properties of each format.
 void bind_format_lists(py::module_& m) {
     // (name, suffix, one line of documentation) of each format that is written, and of each that is only read.
     const auto rows = [](bool written) {

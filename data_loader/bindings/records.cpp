@@ -67,7 +67,7 @@ void add_python_feature_set(const std::string& name, const std::tuple<int, int, 
         });
 }
 
-// What `nnue data` prints of each record: FEN of its position, before the move; UCI move, score, ply, result.
+// The columns of `nnue data` for each record: FEN of its position, before the move; UCI move, score, ply, result.
 py::list describe(const Array<std::uint8_t>& records, bool shredder) {
     const CastlingStyle style = shredder ? CastlingStyle::kShredder : CastlingStyle::kXFen;
     py::list list;

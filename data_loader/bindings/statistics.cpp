@@ -10,7 +10,7 @@
 
 namespace {
 
-// What is counted, as properties of Python: each field is listed once.
+// The counts as properties of Python: each field is listed once.
 template <class Field>
 void bind_counts(py::class_<Exclusive<Statistics>>& statistics, const char* name, Field Statistics::*field) {
     statistics.def_property_readonly(name, [field](Exclusive<Statistics>& s) { return (*s.use()).*field; });

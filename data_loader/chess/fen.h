@@ -9,7 +9,7 @@
 
 namespace nnue::data {
 
-// What is wrong with a text or file; one line, for the user.
+// The error of a text or file; one line, for the user.
 class FormatError : public std::runtime_error {
   public:
     using std::runtime_error::runtime_error;

@@ -34,7 +34,7 @@ class Game {
     // "" while the game goes on, else "checkmate", "stalemate", "fifty moves", "repetition" (threefold) or "material".
     std::string outcome() const;
 
-    // What was recorded; `result` is white's: 1 win, 0 draw, −1 loss.
+    // The recorded positions; `result` is white's: 1 win, 0 draw, −1 loss.
     std::vector<Record> records(int result) const;
 
     // The moves that were played, in standard algebraic notation.

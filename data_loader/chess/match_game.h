@@ -64,7 +64,7 @@ class MatchGame {
     // The UCI command for this position: FEN of the start and all moves.
     const std::string& position_command() const { return command_; }
 
-    // What was played after the opening, and for each move "cp23/12", "mate-3/9" (score, depth) or "-".
+    // The moves after the opening, and for each of them "cp23/12", "mate-3/9" (score, depth) or "-".
     const std::vector<std::string>& moves() const { return moves_; }
     const std::vector<std::string>& scores() const { return scores_; }
 

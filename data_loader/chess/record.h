@@ -5,7 +5,7 @@
 
 namespace nnue::data {
 
-// What stands after the board of a record: `bits` bits from `shift` on of the big-endian u16 at `byte`.
+// A field after the board of a record: `bits` bits from `shift` on of the big-endian u16 at `byte`.
 inline constexpr int kMoveByte = 24, kScoreByte = 26, kPlyByte = 28, kResultByte = 28, kRule50Byte = 30;
 inline constexpr int kPlyBits = 14;
 
@@ -133,7 +133,7 @@ inline Record pack(const Entry& e) {
     return r;
 }
 
-// What is wrong with the rooks that may castle, or nullptr.
+// The error of the rooks that may castle, or nullptr.
 inline const char* castling_fault(const Position& p) {
     for (const int color : {kWhite, kBlack}) {
         const Bitboard rooks = p.castling & p.colors[color];
@@ -149,7 +149,7 @@ inline const char* castling_fault(const Position& p) {
     return nullptr;
 }
 
-// What is wrong with a record, or nullptr. After this every other function may trust it: kings are there, castling
+// The error of a record, or nullptr. After this every other function may trust it: kings are there, castling
 // rooks and pushed pawns are where they must be, no nibble is left over.
 inline const char* unpack(const Record& r, Entry& e) {
     const Bitboard all = record_occupancy(r.bytes.data());

@@ -71,7 +71,7 @@ struct Position {
     std::uint16_t ply = 0;
 };
 
-// What the move was, what the engine thought and how the game ended, all for the side to move.
+// The move, the engine's score and the end of the game, all from the side to move's view.
 struct Entry {
     Position position;
     Move move;

@@ -1,4 +1,4 @@
-// What a net computes with its integers, as data. The words, stage by stage, are those of
+// The arithmetic of a net in integers, as data. The words, stage by stage, are those of
 // nnue_trainer/nets/integer_forward.py, which is also the reference. No net has a name here.
 #pragma once
 

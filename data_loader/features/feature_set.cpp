@@ -90,8 +90,8 @@ std::vector<int> parse_kings(std::string_view name, std::string_view text) {
     return kings;
 }
 
-// What a set counts: "eQ:1", "eR:1.eQ:1", "eReQ:3". Pieces are o or e (own, enemy) and a letter. The states are numbers
-// of mixed radix, the first counter's digit being the highest; a state is `bucket_size` features.
+// The pieces that a set counts: "eQ:1", "eR:1.eQ:1", "eReQ:3". Pieces are o or e (own, enemy) and a letter. The states
+// are numbers of mixed radix, the first counter's digit being the highest; a state is `bucket_size` features.
 int parse_states(std::string_view name, std::string_view text, int bucket_size, PieceSquareTables& tables) {
     constexpr std::string_view kLetters = "PNBRQ";
     const std::vector<std::string_view> words = split(text, '.');

@@ -1,4 +1,4 @@
-// What a feature set is, for callers without the type at compile time. The name of a set describes all of it.
+// A description of feature sets, for callers without the type at compile time. The name of a set describes all of it.
 //
 // A set is one part or the sum of several, "A+B+C": their indices follow one another, and so do their entries in a row.
 // A part is one of the built-in sets (feature_sets.h, general_sets.h), a set from outside (appended.h), or a
@@ -107,7 +107,7 @@ const FeatureSet& feature_set(std::string_view name);
 // for all later calls. Throws FormatError for impossible sizes.
 void add_feature_set(const std::string& name, const SetDescription& is, AppendFeatures append);
 
-// The same for a shared library that was made of a header (CompiledSet). Throws FormatError if it is none.
+// The set of a shared library that was made of a header (CompiledSet). Throws FormatError for any other.
 void add_compiled_feature_set(const std::string& name, const std::string& library);
 
 // The address of a symbol in a shared library, which stays loaded. Throws FormatError if there is none; `what` is the

@@ -505,7 +505,7 @@ inline void write_whole_row(Set set, const Pieces& p, int perspective, std::int3
     }
 }
 
-// The same for a set of one part, whose type the caller has looked up once for a whole batch.
+// Expands a set of one part, whose type the caller has looked up once for a whole batch.
 template <class Set>
 inline int expand_rows(Set set, int max_active, const std::uint8_t* record, const Pieces& p, std::int32_t* white,
                        std::int32_t* black) {

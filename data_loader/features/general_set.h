@@ -103,7 +103,7 @@ NNUE_HOST_DEVICE inline int general_index(const CodePlanes& board, int perspecti
     return index < 0 ? -1 : offset + index;
 }
 
-// What is wrong with an index; `bucket` is that of the other features of the row, −1 before the first.
+// The error of an index; `bucket` is that of the other features of the row, −1 before the first.
 template <class Set>
 NNUE_HOST_DEVICE inline SetFault fault_of_index(int index, int& bucket) {
     if (index >= Set::kNumFeatures) return SetFault::kRange;

@@ -11,7 +11,7 @@
 
 namespace nnue::data {
 
-// What the versions have in common. slot(attacker, victim), of codes as the perspective sees them, numbers the blocks
+// The common part of all versions. slot(attacker, victim), of codes as the perspective sees them, numbers the blocks
 // of an attacker's features, of which it has slots(attacker); −1: no feature.
 template <class Version>
 struct PlainSlots {

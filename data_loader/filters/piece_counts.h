@@ -24,11 +24,11 @@ struct PieceCountWeights {
     double sum = 0;
 };
 
-// What the filter remembers: how often each count came, with a half-life, and how strongly it thins.
+// The state of the filter: how often each count came, with a half-life, and how strongly it thins.
 class PieceCountState {
   public:
     PieceCountState() = default;
-    // What numbers() gave. FormatError for anything else.
+    // Restores the result of numbers(). FormatError for anything else.
     explicit PieceCountState(std::span<const double> numbers);
 
     std::vector<double> numbers() const;

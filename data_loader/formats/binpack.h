@@ -45,7 +45,7 @@ class BinpackFile {
                        ChainCounts* counts = nullptr, std::vector<std::uint8_t>* flags = nullptr,
                        std::uint64_t* digest = nullptr) const;
 
-    // What is wrong with the end of the file, if it was left out; else empty.
+    // The error of the file's end, if it was left out; else empty.
     const std::string& torn_end() const { return torn_end_; }
     const InputFile& file() const { return file_; }
 

@@ -1,4 +1,4 @@
-// What the codecs of several formats have in common: little-endian numbers, what makes a position sound, messages.
+// The common part of the codecs of several formats: little-endian numbers, what makes a position sound, messages.
 //
 // Every decoder throws FormatError with the reason, what was found and what was expected; it accepts exactly what makes
 // a sound record, with a move that is pseudo-legal or none. En-passant squares that the en-passant rule of binpack does
@@ -55,7 +55,7 @@ void set_ep_square(Position& p, int square);
 // The ply of a full-move number. Some programs count from 0, so 0 means 1.
 std::uint16_t ply_of(unsigned full_move, int side_to_move);
 
-// The same score for the other side.
+// The score from the other side's view.
 std::int16_t negated(std::int16_t score);
 std::int16_t white_view(const Entry& e, Losses& losses);
 

@@ -22,7 +22,7 @@ class PositionReader;  // reader.h
 class PositionWriter;  // writer.h
 class PositionFile;    // position_file.h
 
-// What to do about an error in a file.
+// The reaction to an error in a file.
 enum class OnBad {
     kError,  // the first thing that is wrong ends the reading
     kSkip,   // it is left out and counted

@@ -127,7 +127,7 @@ bool encode_block(std::span<const Int> values, std::vector<std::uint8_t>& out) {
     return true;
 }
 
-// What the next bits of the payload are: the value, and how many bits it takes.
+// The next symbol of the payload: the value, and its number of bits.
 struct Code {
     std::int32_t value;
     std::int32_t length;

@@ -18,7 +18,7 @@ namespace nnue::data {
 constexpr std::string_view kHuffmanMagic = "COMPRESSED_HUFFMAN";
 constexpr int kMaxCodeLength = 16;
 
-// What is wrong, if `reason` is not empty, at byte `offset`, where element `element` was expected.
+// The error, if `reason` is not empty, at byte `offset`, where element `element` was expected.
 struct HuffmanProgress {
     std::size_t offset;
     std::size_t element;

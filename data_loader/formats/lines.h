@@ -63,7 +63,7 @@ class LineReader : public StreamReader {
         return true;
     }
 
-    // What was found of the marks of other systems, for notes().
+    // The marks of other systems that were found, for notes().
     std::vector<std::string> marks() const {
         std::vector<std::string> found;
         if (has_mark_) found.emplace_back("a byte-order mark");

@@ -86,7 +86,7 @@ class PlainReader final : public LineReader {
                 break;
             }
             const bool begins = begins_position(line);
-            // What is left of the last position is still this range's.
+            // The rest of the last position still belongs to this range.
             if ((ended_ = begins && is_past_range())) {
                 if (parser_.inside()) bad(error("a second 'fen' in one position"));
                 break;

@@ -21,7 +21,7 @@ class PositionFile {
     virtual std::size_t num_chunks() const = 0;
     const std::string& path() const { return file().path(); }
 
-    // What is wrong with the end of the file, if it was left out (OnBad::kSkip); else empty.
+    // The error of the file's end, if it was left out (OnBad::kSkip); else empty.
     virtual const std::string& torn_end() const = 0;
 
     // Decodes a whole chunk into `records`, and the flags of its positions if requested. `bytes` is scratch. `digest`,

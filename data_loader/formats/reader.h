@@ -25,7 +25,7 @@ class PositionReader {
     // found and what was expected; the reader cannot be used after that.
     virtual std::size_t read(std::span<Record> out) = 0;
 
-    // The same with the bytes of each position, format().original_size of them.
+    // `read` with the bytes of each position, format().original_size of them.
     virtual std::size_t read_originals(std::span<Record> out, std::uint8_t* originals) {
         static_cast<void>(originals);
         return read(out);
@@ -37,7 +37,7 @@ class PositionReader {
     // Of a binpack so far.
     virtual std::uint64_t chunks() const { return 0; }
     virtual ChainCounts chains() const { return {}; }
-    // What a reader had to decide or leave out that is not an error, in words; as far as it has come.
+    // Decisions and omissions of the reader so far that are not errors, in words.
     virtual std::vector<std::string> notes() const { return {}; }
     // With OnBad::kSkip, how much was left out: positions, or with binpack the rests of chunks.
     std::uint64_t skipped() const { return skipped_; }

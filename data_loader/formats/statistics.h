@@ -1,4 +1,4 @@
-// What is in a set of positions: the counts and histograms of `nnue data info`.
+// Counts and histograms of a set of positions, for `nnue data info`.
 #pragma once
 
 #include <array>

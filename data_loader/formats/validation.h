@@ -1,4 +1,4 @@
-// What a reader accepts but no game of chess can contain: the checks of `nnue data validate`.
+// The checks of `nnue data validate`: positions that readers accept but that no game of chess can contain.
 #pragma once
 
 #include <array>

@@ -18,7 +18,7 @@ class PositionWriter {
     // Throws FormatError for a record that is not sound or a file that cannot be written.
     virtual void write(std::span<const Record> records) = 0;
 
-    // The same for records that come from a file of this format, with the bytes that they had there
+    // `write` for records that come from a file of this format, with the bytes that they had there
     // (DataFormat::original_size for each; all zero where a record has none). A record that is unchanged gets these
     // bytes back, and one that was changed the spare ones among them.
     virtual void write_originals(std::span<const Record> records, const std::uint8_t* originals) {

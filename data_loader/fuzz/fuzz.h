@@ -1,4 +1,4 @@
-// What the fuzz targets share. Each target is one LLVMFuzzerTestOneInput; libFuzzer (clang) or driver.cpp calls it.
+// Code of all fuzz targets. Each target is one LLVMFuzzerTestOneInput; libFuzzer (clang) or driver.cpp calls it.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// What the chunks of a file held when they were first decoded. Every later decoding is compared with it, in this
+// The content of a file's chunks when they were first decoded. Every later decoding is compared with it, in this
 // process and, through a checkpoint, in those that continue the run, so that a file that changes is never trained on
 // unnoticed.
 #pragma once

@@ -36,7 +36,7 @@ namespace nnue::data {
 
 struct PipelineOptions {
     std::vector<std::shared_ptr<const PositionFile>> files;  // in any format
-    // What the chunks of each file held so far; empty: nothing is compared.
+    // The content of each file's chunks so far; empty: nothing is compared.
     std::vector<std::shared_ptr<Contents>> contents;
     const FeatureSet* features = nullptr;  // none: batches are packed records
     std::size_t batch_size = 16384;        // of all processes together
@@ -66,7 +66,7 @@ struct StreamPosition {
     std::uint64_t chunk = 0;  // of the epoch's order, where the window starts
     std::uint64_t skip = 0;   // positions of that chunk that belong to the window before
     std::uint64_t batch = 0;  // of the window
-    // What the filter piece_counts remembers before that chunk; none: the filter is off, or it is the beginning.
+    // The state of the filter piece_counts before that chunk; none: the filter is off, or it is the beginning.
     std::shared_ptr<const PieceCountState> piece_counts = nullptr;
 };
 
@@ -89,7 +89,7 @@ struct BadChunks {
     std::string first;  // what was wrong with the one that was found first
 };
 
-// What next() throws once the pipeline has been stopped.
+// Thrown by next() once the pipeline has been stopped.
 struct Stopped : std::exception {
     const char* what() const noexcept override { return "the pipeline was stopped"; }
 };
@@ -168,7 +168,7 @@ class Pipeline {
         bool last_of_epoch = false;
         StreamPosition start, end;
     };
-    // What a worker fills of a batch: that many positions of a window, from its entry `first` of the permutation on.
+    // A worker's share of a batch: that many positions of a window, from its entry `first` of the permutation on.
     struct Part {
         Window* window;
         std::size_t first, size;

@@ -1,4 +1,4 @@
-// What programs in C++ use of the data library beside the pipeline itself: files by their paths, batches, texts.
+// The parts of the data library for C++ programs beside the pipeline: files by their paths, batches, texts.
 #include <gtest/gtest.h>
 
 #include <cstring>

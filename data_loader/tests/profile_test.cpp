@@ -1,4 +1,4 @@
-// What a file's profile counts, and how blocks are joined when there are too many.
+// The counts of a file's profile, and how blocks are joined when there are too many.
 #include "formats/profile.h"
 
 #include <gtest/gtest.h>

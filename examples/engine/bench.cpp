@@ -84,7 +84,7 @@ struct ByHandNet {
         output_bias = output + std::size_t{N::kBuckets} * 2 * kHidden;
     }
 
-    // What a move changes, as an engine's make_move has it.
+    // The changes of a move, as in an engine's make_move.
     struct Delta {
         int added[2], removed[2], num_added = 0, num_removed = 0;
         bool refreshes = false;

@@ -61,7 +61,7 @@ struct Bitboards {
     }
 };
 
-// What a move changes, as make_move of an engine finds it.
+// The changes of a move, as an engine's make_move finds them.
 nnue::Delta delta_of(const nnue::Board& board, const Move& move) {
     const int us = board.black_to_move;
     nnue::Delta delta;

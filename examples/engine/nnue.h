@@ -81,7 +81,7 @@ struct Board {
     }
 };
 
-// What the bucket of a perspective depends on, for engines with their own board: the kings' squares and the number
+// The data that select a perspective's bucket, for engines with their own board: the kings' squares and the number
 // of pieces of each code, 2 · type + colour.
 struct Material {
     std::uint8_t king[2] = {0, 0};
@@ -101,7 +101,7 @@ struct Material {
     }
 };
 
-// What a move changes: at most two pieces appear (castling) and two disappear.
+// The changes of a move: at most two pieces appear (castling) and two disappear.
 struct Delta {
     struct Piece {
         std::uint8_t code, square;
@@ -1162,7 +1162,7 @@ class Network {
     template <int Number>
     using VectorOf =
         std::conditional_t<has_floats(Number), float, std::conditional_t<is_bytes(Number), std::uint8_t, std::int16_t>>;
-    // What layer `Number` reads, where that is not vector 0 alone.
+    // The inputs of layer `Number`, if that is not only vector 0.
     static constexpr bool reads_bytes(int number) {
         for (int k = 0; k <= number; ++k) {
             if ((layer(number).vectors >> k & 1) && (has_floats(k) || !is_bytes(k))) return false;

@@ -142,7 +142,7 @@ struct Net : torch::nn::Module {
         return every.gather(1, bucket.unsqueeze(1)).squeeze(1);
     }
 
-    // What the integers of the exported net can hold.
+    // The limits of the exported net's integers.
     void clip() {
         const torch::NoGradGuard no_grad;
         for (Tensor& tensor : {std::ref(weight), std::ref(bias)}) tensor.clamp_(-506.0 / 255, 506.0 / 255);

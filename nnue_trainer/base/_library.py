@@ -41,7 +41,7 @@ def _load(path: Path) -> str | None:
     return None
 
 
-# What the CPU library records about the CUDA library of the same build: NNUE_CUDA_BUILD in setup.py.
+# The CPU library's record of the CUDA library of the same build: NNUE_CUDA_BUILD in setup.py.
 _WHY_NO_CUDA = {
     "forced_off": "FORCE_CUDA=0 was set when this package was built",
     "no_nvcc": "nvcc was not found when this package was built; see FORCE_CUDA",

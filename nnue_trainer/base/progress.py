@@ -151,7 +151,7 @@ class Line:
                 console=self.console,
                 refresh_per_second=_REFRESH_PER_SECOND,
                 transient=transient,
-                # What others print to standard error appears above the line.
+                # Text that others print to standard error appears above the line.
                 redirect_stdout=False,
                 redirect_stderr=True,
             )

@@ -233,7 +233,7 @@ def usable_cpus() -> int:
 
 # --- waiting for events -----------------------------------------------------------------------------------------------
 
-# What may happen to a pipe; the numbers are those of poll and of epoll.
+# The events of a pipe; the numbers are those of poll and of epoll.
 READABLE, WRITABLE, ENDED = 1, 4, 16
 
 

@@ -171,7 +171,7 @@ def _train(
     try:
         summary = run(chosen, folder, resume=resume, overwrite=overwrite)
     except UserError:
-        # What ended the run may have come after hours: they are on the page, too.
+        # The run may have ended after hours: they are on the page, too.
         if with_report and (folder / "metrics.jsonl").exists() and not _is_busy(folder):
             _write_report(folder, say)
         raise

@@ -46,7 +46,10 @@ def _say_unfused(num_outputs: int, device: str) -> None:
 
 
 class _LateParameters(dict[str, "nn.Parameter | None"]):
-    """The parameters of a module; the rows of `weight` are brought up to date before it is read."""
+    """The parameters of a module; the rows of `weight` are brought up to date before it is read.
+
+    A dictionary, because `parameters()` and `state_dict()` of an outer module read `_parameters` of each inner one, and
+    torch has no hook there. A property `weight` would leave them rows that are behind."""
 
     def __init__(self, parameters: dict[str, nn.Parameter | None], late: LateRows) -> None:
         super().__init__(parameters)

@@ -20,7 +20,7 @@ OUTPUT_STEPS = 16  # of an engine unit in PSQT columns and in the output of the 
 # Engine units; planes of a piece-square set alternate own, enemy. Kings count nothing.
 MATERIAL = (126, 781, 825, 1276, 2538)
 
-# What engines hash of a feature set, and the set that is trained for it: there both kings have planes of their own.
+# The feature set that engines hash, and the one that is trained for it: there both kings have planes of their own.
 FEATURE_HASH = {
     "HalfKP": 0x5D69D5B8,
     "HalfKAv2": 0x5F234CB8,

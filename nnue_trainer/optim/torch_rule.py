@@ -21,7 +21,7 @@ from nnue_trainer.schema import section
 
 Make = Callable[[list[dict[str, Any]]], torch.optim.Optimizer]
 
-# What a recipe does not set, since the trainer does.
+# Options that a recipe does not set, since the trainer does.
 _OURS = ("self", "params", "lr", "foreach", "fused", "capturable", "differentiable", "maximize")
 # They need gradients of another kind, or call the model several times in a step.
 _UNFIT = ("LBFGS", "Optimizer", "SparseAdam")

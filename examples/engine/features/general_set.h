@@ -1,4 +1,4 @@
-// What the header of a feature set of your own includes, for engines: the board that its functions get, and no more.
+// Included by the header of your own feature set, for engines: only the board that its functions get.
 // The trainer compiles the same header with data_loader/features/general_set.h, which has the contract.
 #pragma once
 

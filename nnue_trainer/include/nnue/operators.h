@@ -147,7 +147,7 @@ inline at::Tensor feature_transformer(const at::Tensor& indices, const at::Tenso
 
 namespace detail {
 
-// What the table of kernels takes of a GPU: capability, multiprocessors, code.
+// The properties of a GPU for the table of kernels: capability, multiprocessors, code.
 inline std::tuple<int64_t, int64_t, int64_t> gpu_of(int64_t device) {
     static std::mutex mutex;
     static std::map<int64_t, std::tuple<int64_t, int64_t, int64_t>> known;
@@ -158,7 +158,7 @@ inline std::tuple<int64_t, int64_t, int64_t> gpu_of(int64_t device) {
 
 }  // namespace detail
 
-// What the rows of a batch are prepared to, once for all calls on it (csrc/perspective_transformer.h). It keeps them
+// The plan of a batch's rows, made once for all calls on it (csrc/perspective_transformer.h). It keeps them
 // alive, and they must not be changed while it is in use.
 struct PerspectivePlan {
     at::Tensor white, black, data;
