@@ -204,10 +204,9 @@ class LayerStacks:
     def outputs(self, first: FirstOutputs, linears: Sequence[nn.Module]) -> Tensor:
         """The outputs of the last layer in torch's operators, fp32 [B, n], for a last layer of any number of outputs.
         What goes directly to the output is added to each of them."""
-        return self._in_torch(first, lambda number, x: _apply(linears[number], x, first.bucket))
-
-    def _in_torch(self, first: FirstOutputs, linear: Callable[[int, Tensor], Tensor]) -> Tensor:
-        return reference.layers(self.hidden, first.x, linear, [] if first.psqt is None else [first.psqt])
+        return reference.layers(
+            self.hidden, first.x, lambda number, x: _apply(linears[number], x, first.bucket), first.psqt
+        )
 
     @functools.cached_property
     def numbers(self) -> tuple[int, int, tuple[int, ...], tuple[float, ...], tuple[float, ...]]:
@@ -348,7 +347,7 @@ class LayerCall:
                 return x + reference.choose(bias.unsqueeze(0), first.bucket)
             return stacked_linear(x, first.bucket, weight, bias)
 
-        return self.of._in_torch(first, linear).squeeze(1)
+        return reference.layers(self.of.hidden, first.x, linear, first.psqt).squeeze(1)
 
     def first(self, transformer: TransformerCall | None, outputs: Callable[[], FirstOutputs]) -> First:
         """The first of the layers. `outputs` gives its inputs, and `transformer` is the call that does so, if there is

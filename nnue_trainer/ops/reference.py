@@ -6,7 +6,7 @@ on devices without kernels. Tests compare the kernels with it. `perspectives` an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, Protocol, get_args
 
 import torch
@@ -119,12 +119,12 @@ class Hidden(Protocol):
 
 
 def layers(
-    hidden: Sequence[Hidden], x: Tensor, linear: Callable[[int, Tensor], Tensor], skips: Iterable[Tensor] = ()
+    hidden: Sequence[Hidden], x: Tensor, linear: Callable[[int, Tensor], Tensor], psqt: Tensor | None = None
 ) -> Tensor:
     """The outputs of the last layer, [B, n], of x [B, I] (csrc/layer_stacks.h). `linear(number, x)` computes one of the
-    layers, of which all but the last are `hidden`; `skips`, [B] each, are added to each output."""
+    layers, of which all but the last are `hidden`; `psqt` [B] is added to each output."""
     kept: list[Tensor] = []
-    added = list(skips)
+    added = [] if psqt is None else [psqt]
     for number, layer in enumerate(hidden):
         y = linear(number, x)
         if (skipped := layer.skipped(y)) is not None:
