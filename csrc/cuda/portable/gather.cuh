@@ -28,6 +28,7 @@ constexpr int kGatherWarps = kGatherThreads / cuda::kWarp;
 constexpr int kSlabLanes = 16;
 static_assert(2 * kSlabLanes == cuda::kWarp, "the halves of a warp sum different entries of the same slab");
 constexpr int kEntriesAhead = 4;  // of each half of a warp
+static_assert(kEntriesAhead <= 8 && cuda::kWarp % (2 * kEntriesAhead) == 0, "a warp reads 32 entries in whole turns");
 
 template <class T>
 constexpr int kColumns = cuda::kWide<T>;  // of a lane, in either half
