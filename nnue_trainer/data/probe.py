@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from nnue_trainer.data.features import FeaturePart, expand, feature_set
 from nnue_trainer.data.fields import pack
+from nnue_trainer.errors import UserError
 
 SQUARES = 64
 NONE = -1
@@ -107,8 +108,16 @@ def settings_of_states(counters: Counters) -> list[Setting]:
 @cache
 def counters_of(name: str) -> Counters | None:
     """The pieces that a set from outside with king buckets counts, found by expanding positions: () if buckets depend
-    on the own king only, None if they depend on anything but the own king and counts of pieces. `name` is one part."""
+    on the own king only, None if they depend on anything but the own king and counts of pieces, or if the set refuses
+    the positions, which may be no legal ones. `name` is one part."""
     (part,) = feature_set(name).parts
+    try:
+        return _counters(part)
+    except UserError:
+        return None
+
+
+def _counters(part: FeaturePart) -> Counters | None:
     lengths = [(code,) * count for code in PIECES for count in range(_MOST_OF_A_KIND + 1)]
     seen = np.stack([buckets_of_settings(part, lengths, side) for side in (0, 1)])
     series = seen.reshape(2, SQUARES, len(PIECES), _MOST_OF_A_KIND + 1)

@@ -7,6 +7,7 @@ import pytest
 
 from nnue_trainer.data import RecordLoader, expand, feature_set, piece_square_set
 from nnue_trainer.data.feature_match import match_features, piece_square_table, threat_names
+from nnue_trainer.data.probe import counters_of
 from nnue_trainer.registry import load_plugin
 
 OF_PHASES = "queen_buckets.py:Phases"
@@ -57,6 +58,15 @@ class RookBuckets(Features):
         return np.where(view.present, 768 * bucket[:, None] + 64 * view.piece + view.square, -1)
 
 @section
+class FewRooks(Features):
+    num_features, max_active, bucket_size, num_virtual = 128, 4, 128, 0
+
+    def indices(self, view):
+        rooks = view.present & (view.piece // 2 == 3)
+        found = -np.sort(-np.where(rooks, 64 * (view.piece % 2) + view.square, -1), axis=1)
+        return found[:, : rooks.sum(1).max(initial=4)]
+
+@section
 class Phases(Features):
     num_features, max_active, bucket_size, num_virtual = 3072, 32, 768, 768
 
@@ -75,6 +85,12 @@ def test_buckets_by_what_no_count_shows_are_not_matched() -> None:
         match = match_features(name, other)
         assert (match.source == -1).all()
         assert match.notes == (f"{name}: new", f"{other}: left out")
+
+
+def test_a_set_that_refuses_positions_has_no_known_states() -> None:
+    """More rooks than it has room for: no error of a warm start or of the inspector."""
+    assert counters_of("queen_buckets.py:FewRooks") is None
+    assert counters_of("queen_buckets.py:Phases") == ((3 << 8, 3),)
 
 
 def test_rows_of_states_that_a_set_does_not_distinguish_are_means() -> None:
