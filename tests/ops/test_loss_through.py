@@ -26,6 +26,8 @@ from nnue_trainer.modules import StackedLinear, layer_stacks
 from nnue_trainer.modules.layer_stacks import FirstOutputs, LayerCall, LayerStacks, StackLayer, Targets
 from nnue_trainer.ops import perspectives
 from nnue_trainer.ops.perspectives import Parameters, TransformerCall, number_of, perspective_transformer
+from nnue_trainer.optim import AdamW, Optimizer, fused_operators, fused_optimizer
+from nnue_trainer.optim.late_rows import LateRows
 from nnue_trainer.parallel.ranks import Ranks
 from nnue_trainer.parallel.sharding import ShardedColumns
 
@@ -458,6 +460,39 @@ def test_emulated_model(
     # Without an operator for the transformer, it is torch that computes in float32.
     check_model(model, batch, monkeypatch, torch.float64 if goes_through else torch.float32)
     assert any(called) == goes_through
+
+
+def test_emulated_training_leaves_rows_unwritten(emulated: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the optimiser alone reads the gradient, rows of features that the batch lacks hold what the memory held."""
+
+    def plan(white: Tensor, black: Tensor, black_to_move: Tensor, features: int, *_: Any) -> EmulatedPlan:
+        made = torch.ops.nnue_emulated._perspective_plan(white, black, black_to_move, features, 768, features, 4)
+        return EmulatedPlan(made, [768, features, 4], "hopper")
+
+    monkeypatch.setattr(perspectives, "perspective_plan", plan)
+    monkeypatch.setattr(fused_optimizer, "HostLateRows", LateRows)
+    monkeypatch.setattr(fused_operators, "namespace", torch.ops.nnue_emulated)
+    emulated.emulator_configure(4, 7)
+    states = []
+    for late in (True, False):
+        model, batch = make_model(SFNNV5)
+        optimizer = Optimizer(model, AdamW(max_norm=0.1), late=late)
+        unused = torch.ones(len(model.feature_transformer.weight), dtype=torch.bool)
+        for rows in (batch.white, batch.black):
+            unused[rows[rows >= 0].long()] = False
+        for step in range(3):
+            with memory_of_nan(), optimizer.sole_reader():
+                loss = model.loss(batch, LOSSES["win rate"], torch.tensor(0.8))
+                loss.backward()
+            gradient = optimizer.rule.work.parameters["feature_transformer.weight"].grad
+            assert gradient is not None
+            # In the first step any row may have a gradient, since the weight has been read.
+            assert gradient[unused].isnan().any() == (late and step > 0)
+            assert not gradient[~unused].isnan().any()
+            optimizer.step(loss)
+        assert not optimizer.failed()
+        states.append(model.state_dict() | optimizer.state_dict())
+    assert_equal(states[0], states[1])
 
 
 class Meeting:
