@@ -69,11 +69,10 @@ class LateRows:
             changes = shared.new_empty(steps, *shared.shape) if shared.numel() else shared
             history = torch.zeros(steps, fused_operators.NUMBERS, dtype=torch.float64, device=device)
             moments.late, moments.kept = self, [part.rows(self._made), changes, history]
-        self._any_marked = False
         self._all_marked = False
         self._batches = 0  # calls of `catch_up` for the next step
-        all_late = sum(len(moments.weight) for _, moments in self.parts) == rows
-        self._reads_marked = all_late and self._parameter[0].numel() >= LEAST_ROW
+        self._has_all = sum(len(moments.weight) for _, moments in self.parts) == rows
+        self._reads_marked = self._has_all and self._parameter[0].numel() >= LEAST_ROW
         self.step_reads_alone = False
         """whether only the next step reads the gradient"""
 
@@ -99,7 +98,6 @@ class LateRows:
             fused_operators.namespace._optimizer_mark_rows(white, black, self._marked)
         else:
             self._marked |= marks
-        self._any_marked = True
         self._batches += 1
         if self._too_many < 1 and int(self._marked.sum(dtype=torch.int64)) > self._too_many * len(self._marked):
             self.settle(gradient=True)
@@ -125,7 +123,7 @@ class LateRows:
 
     def before_step(self) -> None:
         """The work before the step is counted."""
-        if not self._any_marked:  # the rows that have a gradient are unknown
+        if self._batches == 0:  # the rows that have a gradient are unknown
             self._all_marked = True
         if self._all_marked or self.parts[0][0].whole_gradient is None:
             self.settle()
@@ -142,8 +140,7 @@ class LateRows:
         if self.parts[0][0].whole_gradient is None:
             self.restart()  # a step without the parameter does not move it
         self._marked.zero_()
-        self._any_marked = self._all_marked = False
-        self._batches = 0
+        self._all_marked, self._batches = False, 0
 
     def _replay(self, marked: Tensor | None) -> None:
         rows = [self._marked[:0] if marked is None else part.rows(marked) for part, _ in self.parts]
@@ -160,9 +157,8 @@ class HostLateRows(LateRows):
 
     def __init__(self, optimizer: FusedOptimizer, name: str) -> None:
         super().__init__(optimizer, name, WINDOW)
-        rows = len(self._parameter)
-        if sum(len(moments.weight) for _, moments in self.parts) != rows:
-            raise ValueError(f"{name}: its parts do not cover its {rows} rows")
+        if not self._has_all:
+            raise ValueError(f"{name}: its parts do not cover its {len(self._parameter)} rows")
         if any(part.copy is not None for part, _ in self.parts):
             raise ValueError(f"{name}: on a CPU, a parameter with a 16-bit copy cannot be updated late")
         # A norm is taken over virtual rows, too, which are sums of whole gradients.
