@@ -186,14 +186,14 @@ class LayerStacks:
         ).kernels
 
     def order_of(self, batch: Batch, *, of_share: bool = False) -> Tensor | None:
-        """The order that was prepared for this batch, or for this process's share of it (`plan`); None if there is
-        none."""
+        """The order that was prepared for this batch, or for this process's share of it (`plan`): int32 [n], as `order`
+        returns it. None if the batch has no such plan."""
         found = plan_of(batch, ("order", self, of_share))
         return None if found is None else found.data
 
     def plan(self, batch: Batch, bucket: Tensor, *, of_share: bool = False) -> Plan:
-        """The `order` of these buckets, for `Batch.plans`. `of_share`: they are those of this process's share of the
-        positions."""
+        """The `order` of these buckets, int64 [B], for `Batch.plans`. `of_share`: the buckets are those of this
+        process's share of the positions."""
         return Plan(("order", self, of_share), self.order(bucket), batch.white)
 
     def order(self, bucket: Tensor) -> Tensor:
