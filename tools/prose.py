@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "docs/*.md", "samples/*.md", "data_loader/fuzz/*.md")
+PAGES = ("*.md", "docs/*.md", "samples/*.md", "data_loader/fuzz/*.md", "tests/vectors/*.md")
 SOURCES = (
     *(f"{room}/*.py" for room in ("nnue_trainer", "examples", "tools")),
     *(f"{room}/*.{end}" for room in ("csrc", "data_loader", "examples", "tools") for end in ("h", "cpp", "cu", "cuh")),

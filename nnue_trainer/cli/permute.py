@@ -158,7 +158,7 @@ def _speed(
 
 def _text(net: Path, found: Permuted, speed: EngineSpeed | None, why_not: str | None) -> str:
     before, after = found.before, found.after
-    measured = f"on {found.held_out:,} positions that the order was not made from"
+    measured = f"on {found.held_out:,} held-out positions"
     lines = [
         f"{shown(net)}: {found.net.net.name}, {len(found.order):,} activations of each side in blocks of four, by "
         f"{found.method}",
