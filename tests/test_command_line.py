@@ -434,9 +434,27 @@ def test_a_user_error_of_the_library_is_the_message_as_it_is() -> None:
 
 
 def test_help_imports_nothing_slow():
-    code = "import sys, nnue_trainer.cli.main; print([n for n in ('torch', 'numpy', 'pydantic') if n in sys.modules])"
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert run.stdout.strip() == "[]"
+    code = """
+import atexit, sys
+from nnue_trainer.cli.main import main
+atexit.register(lambda: print([n for n in ("torch", "numpy", "pydantic", "rich") if n in sys.modules]))
+main()
+"""
+    run = subprocess.run([sys.executable, "-c", code, "--help"], capture_output=True, text=True, check=True)
+    assert run.stdout.startswith("Usage: nnue ")
+    assert run.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize("words", [[], ["data"]])
+def test_the_help_of_a_group_has_whole_sentences_about_its_commands(words: list[str]) -> None:
+    group = instance(TyperGroup, typer.main.get_command(cli.app))
+    for word in words:
+        group = instance(TyperGroup, group.commands[word])
+    help_text = " ".join(nnue(*words, "--help").stdout.split())
+    assert "data" in group.commands or "head" in group.commands
+    for name, command in group.commands.items():
+        paragraph = present(command.help).split("\n\n")[0]
+        assert f" {name} {' '.join(paragraph.split())}" in help_text
 
 
 @pytest.mark.slow

@@ -11,14 +11,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TextIO, cast
-
-from rich.cells import cell_len
-from rich.console import Console, ConsoleOptions, RenderResult
-from rich.live import Live
-from rich.text import Text
+from typing import TYPE_CHECKING, Any, Protocol, TextIO, cast
 
 from nnue_trainer.errors import shown
+
+# rich is imported when the first line is drawn: most commands, and all help texts, start without it.
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderResult
+    from rich.live import Live
 
 # Seconds between two plain lines of a long command, unless the command sets the interval.
 PLAIN_LINE_EVERY = 60.0
@@ -40,6 +40,8 @@ class Part:
 
 def fit(parts: Sequence[Part], width: int) -> list[tuple[Part, str]]:
     """The parts that fit into `width` columns: shortened if necessary, then without the least important ones."""
+    from rich.cells import cell_len
+
     kept, short = list(parts), False
     while True:
         texts = [part.short if short and part.short is not None else part.text for part in kept]
@@ -52,6 +54,8 @@ def fit(parts: Sequence[Part], width: int) -> list[tuple[Part, str]]:
 
 def render(parts: Sequence[Part], share: float | None, width: int) -> str:
     """The line of a terminal of `width` columns. `share`: the part done, 0 to 1; None: unknown, so no bar."""
+    from rich.cells import cell_len
+
     width -= 1  # some terminals wrap a full line
     if share is None:
         return _GAP.join(text for _, text in fit(parts, width))
@@ -140,6 +144,9 @@ class Line:
     new call of `parts()`, so that the clock goes on; elsewhere `plain` prints it."""
 
     def __init__(self, parts: Callable[[], tuple[Sequence[Part], float | None]], *, transient: bool):
+        from rich.console import Console
+        from rich.live import Live
+
         self._parts = parts
         self._out = Unfailing(sys.stderr)
         self.console = Console(file=cast(TextIO, self._out), highlight=False, emoji=False)
@@ -158,6 +165,8 @@ class Line:
             self._live.start()
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        from rich.text import Text
+
         parts, share = self._parts()
         line = render(parts, share, options.max_width)
         if options.ascii_only:
@@ -173,6 +182,8 @@ class Line:
 
     def say(self, text: str) -> None:
         """Prints a separate line above the progress."""
+        from rich.text import Text
+
         self.console.print(Text(shown(text)), soft_wrap=True)
         self._out.flush()
 

@@ -15,6 +15,7 @@ from nnue_trainer.base.progress import progress_bar
 from nnue_trainer.cli import plugins
 from nnue_trainer.cli.data_tools import Extra, To, chosen_filters, losses, with_filters
 from nnue_trainer.cli.engine_options import uci_options
+from nnue_trainer.cli.group import Group
 from nnue_trainer.cli.notes import note
 from nnue_trainer.cli.outputs import Overwrite
 from nnue_trainer.cli.pictures import Png, check_pictures
@@ -26,7 +27,7 @@ from nnue_trainer.errors import shown
 if TYPE_CHECKING:
     from nnue_trainer.data.info import FileInfo
 
-app = typer.Typer(no_args_is_help=True, help="Inspect, check and make training data.")
+app = typer.Typer(cls=Group, no_args_is_help=True, help="Inspect, check and make training data.")
 
 PipedFile = Annotated[
     Path, typer.Argument(metavar="FILE", help="Data file in any format, plain or compressed; -: standard input.")

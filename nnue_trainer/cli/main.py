@@ -26,6 +26,7 @@ import typer
 from nnue_trainer.base import foreign
 from nnue_trainer.base.progress import Unfailing
 from nnue_trainer.cli import info
+from nnue_trainer.cli.group import Group
 from nnue_trainer.cli.status import INTERRUPTED
 from nnue_trainer.errors import OldName, UserError, bounded, first_line, out_of_memory, shown
 from nnue_trainer.parallel import is_first
@@ -37,9 +38,11 @@ CLOSED_PIPE = 141  # 128 + SIGPIPE
 
 app = typer.Typer(
     name="nnue",
+    cls=Group,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    rich_markup_mode=None,  # help without rich, whose import takes as long as everything else
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 
 

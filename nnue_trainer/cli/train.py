@@ -43,8 +43,7 @@ def train(
         list[str] | None,
         typer.Argument(
             metavar="[RECIPE] [KEY=VALUE]...",
-            # The backslash keeps rich from reading the list as markup.
-            help="Recipe, a YAML file, and fields to override: optimizer.lr=1e-3 'data.train=\\[a.binpack, b.binpack]'",
+            help="Recipe, a YAML file, and fields to override: optimizer.lr=1e-3 'data.train=[a.binpack, b.binpack]'",
         ),
     ] = None,
     recipe: Annotated[
