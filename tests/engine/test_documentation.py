@@ -1,8 +1,10 @@
 """The programs in docs/engine*.md: they compile as printed, and score as `nnue eval` does."""
 
+import os
 import re
 import shutil
 import subprocess
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +43,8 @@ def boards(fens: Path) -> str:
     return "\n".join(lines) + "\n"
 
 
-def printed(program: Path, lines: str, cwd: Path) -> list[int]:
-    done = subprocess.run([program], cwd=cwd, input=lines, capture_output=True, text=True, check=True)
+def printed(*program: str | Path, lines: str, cwd: Path, env: dict[str, str] | None = None) -> list[int]:
+    done = subprocess.run(program, cwd=cwd, env=env, input=lines, capture_output=True, text=True, check=True)
     return [int(line) for line in done.stdout.splitlines()]
 
 
@@ -88,7 +90,7 @@ def test_rust_through_c(tmp_path: Path) -> None:
         }"""
     (tmp_path / "src" / "main.rs").write_text("mod nnue;\n" + READ.replace("START", start).replace("EACH", each))
     compiled("cargo", "build", "--offline", "--quiet", cwd=tmp_path)
-    found = printed(tmp_path / "target" / "debug" / "engine", boards(fens), tmp_path)
+    found = printed(tmp_path / "target" / "debug" / "engine", lines=boards(fens), cwd=tmp_path)
     assert found == scores(tmp_path / "net.nnue", fens)
 
 
@@ -115,7 +117,7 @@ def test_rust_alone(tmp_path: Path) -> None:
     program = blocks("engine-rust.md", "rust")[3] + READ.replace("START", "").replace("EACH", each)
     (tmp_path / "src" / "main.rs").write_text(program)
     compiled("rustc", "--edition", "2021", "-O", "src/main.rs", "-o", "engine", cwd=tmp_path)
-    assert printed(tmp_path / "engine", boards(fens), tmp_path) == scores(tmp_path / "net.nnue", fens)
+    assert printed(tmp_path / "engine", lines=boards(fens), cwd=tmp_path) == scores(tmp_path / "net.nnue", fens)
 
 
 @pytest.mark.compiler
@@ -172,7 +174,7 @@ int main() {{
 """
     (tmp_path / "main.cpp").write_text(program)
     compiled("g++", "-std=c++17", "-O1", "-Wall", f"-I{ENGINE}", "main.cpp", "-o", "engine", cwd=tmp_path)
-    assert printed(tmp_path / "engine", boards(fens), tmp_path) == scores(tmp_path / "net.nnue", fens)
+    assert printed(tmp_path / "engine", lines=boards(fens), cwd=tmp_path) == scores(tmp_path / "net.nnue", fens)
 
 
 @pytest.mark.rust
@@ -194,19 +196,45 @@ fn main() {
 """
     (tmp_path / "main.rs").write_text(program + main)
     compiled("rustc", "--edition", "2021", "-C", "opt-level=1", "main.rs", "-o", "engine", cwd=tmp_path)
-    assert printed(tmp_path / "engine", boards(fens), tmp_path) == scores(tmp_path / "net.nnue", fens)
+    assert printed(tmp_path / "engine", lines=boards(fens), cwd=tmp_path) == scores(tmp_path / "net.nnue", fens)
 
 
 @pytest.mark.skipif(shutil.which("x86_64-w64-mingw32-windres") is None, reason="needs MinGW: g++-mingw-w64-x86-64")
 def test_weights_as_a_windows_resource(tmp_path: Path) -> None:
-    """docs/engine-boards.md: compiled and linked for Windows; the weights are in the executable."""
+    """docs/engine-boards.md: compiled and linked for Windows; the weights are in the executable. Where Wine is
+    installed, it also runs: its scores are those of `nnue eval`."""
     exported(LAYERED, tmp_path)
     resource, program = (block for block in blocks("engine-boards.md") if "NNUE_NET" in block)
     (tmp_path / "net.rc").write_text(resource)
-    source = f'#define NOMINMAX\n#include "net.h"\n{program}'
-    main = "int main() { nnue::Network<Net> network; return load_embedded(network) ? 0 : 1; }\n"
-    (tmp_path / "main.cpp").write_text(source + main)
+    main = """
+#include <cstdio>
+#include <iostream>
+int main() {
+    nnue::Network<Net> network;
+    nnue::Accumulator<Net> accumulator;
+    if (!load_embedded(network)) return 1;
+    for (int code; std::cin >> code;) {
+        nnue::Board board;
+        for (int square = 0; square < 64; ++square, std::cin >> code)
+            if (code != 15) board.put(square, nnue::Type(code / 2), nnue::Colour(code % 2));
+        board.black_to_move = code;
+        network.refresh(board, accumulator);
+        std::printf("%d\\n", network.evaluate(accumulator, board));
+    }
+}
+"""
+    (tmp_path / "main.cpp").write_text(f'#define NOMINMAX\n#include "net.h"\n{program}{main}')
     compiled("x86_64-w64-mingw32-windres", "net.rc", "-O", "coff", "-o", "net.res", cwd=tmp_path)
-    gcc = ("x86_64-w64-mingw32-g++", "-std=c++17", "-O1", "-mavx2", "-Wall", "-Werror", f"-I{ENGINE}")
+    gcc = ("x86_64-w64-mingw32-g++", "-std=c++17", "-O1", "-mavx2", "-Wall", "-Werror", "-static", f"-I{ENGINE}")
     compiled(*gcc, "main.cpp", "net.res", "-o", "engine.exe", cwd=tmp_path)
     assert (tmp_path / "net.bin").read_bytes() in (tmp_path / "engine.exe").read_bytes()
+    # Debian's wine64 is not on the search path.
+    wine = shutil.which("wine64", path=f"{os.environ['PATH']}:/usr/lib/wine")
+    if wine is not None and "avx2" in Path("/proc/cpuinfo").read_text():
+        fens = positions("val.binpack", 200, tmp_path / "fens.txt")
+        # What Wine writes for a new user takes 700 MB, and its server ends some seconds later.
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as prefix:
+            settings = os.environ | {"WINEPREFIX": prefix, "WINEDEBUG": "-all", "DISPLAY": ""}
+            found = printed(wine, "engine.exe", lines=boards(fens), cwd=tmp_path, env=settings)
+            subprocess.run([Path(wine).with_name("wineserver"), "-k"], env=settings, check=False)
+        assert found == scores(tmp_path / "net.nnue", fens)
