@@ -50,8 +50,8 @@ SHARED_SOURCES = ("data_loader/base/*.cpp", "data_loader/features/*.cpp")
 # The rooms of the data library.
 DATA_ROOMS = ("chess", "evaluate", "features", "filters", "formats", "pipeline")
 
-# What the package has for programs in C++, and for feature sets in a user's header, where it is installed: the root of
-# the files, their folder in the package, and which they are.
+# Files of an installed package for C++ programs and for feature sets in a header of a user: the root of the files,
+# their folder in the package, and patterns.
 FOR_CPP = (
     ("data_loader", "include", ("base/*.h", *(f"{room}/*.h" for room in DATA_ROOMS))),
     ("csrc", "include", ("activation.h", "cuda/general_set.cuh", "cuda/index_check.cuh")),

@@ -230,7 +230,7 @@ inline Integers read_integers(const char* op, const std::vector<double>& numbers
     return integers;
 }
 
-// What _layer_stacks_describe reads.
+// Reads the arguments of _layer_stacks_describe.
 inline Layers read_description(int64_t inputs, int64_t stacks, const std::vector<int64_t>& ints,
                                const std::vector<double>& constants, const std::vector<double>& integers) {
     constexpr const char* op = "_layer_stacks_describe";

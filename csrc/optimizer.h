@@ -15,7 +15,7 @@
 //
 // A part is a weight, or consecutive rows of one: rows that are trained alike.
 //
-// What several of them take:
+// Arguments of several of them:
 //
 //   weights      for each part [F, ...] contiguous, float32 or float64, the same for all parts
 //   moments      for each part, one after the other: its averages and its squares (as many as the rule has), the
@@ -223,7 +223,7 @@ NNUE_HOST_DEVICE int turn_of(const double* numbers) {
     return numbers[kTurn] == 1 ? 1 : 0;
 }
 
-// What all elements of a part have in common. T: of the weights.
+// The values that all elements of a part share. T: type of the weights.
 template <class T>
 struct Common {
     T gradient, most, decay, scale, root, eps;  // most: gradients are clipped to it
@@ -244,7 +244,7 @@ inline Factors factors(const Hyperparameters& h) {
     return {keep1, 1 - keep1, h.beta2, 1 - h.beta2, 1 + h.positive, h.positive, h.max_value};
 }
 
-// What differs from step to step.
+// Sets the values that differ from step to step.
 template <class T>
 NNUE_HOST_DEVICE void set_numbers(Common<T>& c, const double* numbers, double rate, double decay) {
     c.gradient = static_cast<T>(numbers[kGradient]);
@@ -257,7 +257,7 @@ NNUE_HOST_DEVICE void set_numbers(Common<T>& c, const double* numbers, double ra
     c.pull = static_cast<T>(numbers[kPull]);
 }
 
-// What is the same in every step of a part.
+// Sets the values that are the same in every step of a part.
 template <class T>
 NNUE_HOST_DEVICE void set_factors(Common<T>& c, const Factors& f, double low, double high) {
     c.most = static_cast<T>(f.most);
@@ -530,7 +530,7 @@ struct Training {
     double rate, decay, low, high, steps;
 };
 
-// What _optimizer_describe reads.
+// The arguments of _optimizer_describe, read.
 struct Optimizer {
     std::vector<Hyperparameters> groups;  // the rule with the betas of each; stable_over: 1 or 0
     double max_norm;
@@ -665,7 +665,7 @@ inline void add_summand(const char* op, const std::string& name, const Tensor& g
     found.push_back(summand);
 }
 
-// What _optimizer_norm takes the norm of.
+// The tensors whose norm _optimizer_norm takes.
 inline std::vector<Summand> check_norm(const Tensors& gradients, const std::vector<int64_t>& shared_rows,
                                        const Tensors& rows, const Tensor& numbers, Device device, Tensors& kept) {
     check_device(kNormOf, "numbers", numbers, device, numbers, "numbers");
@@ -942,7 +942,7 @@ struct StepCall {
         for (Group& group : groups) group.h.stable_over *= static_cast<double>(elements);
     }
 
-    // What a group's numbers are made from. Groups after the first take the norm that the first has found.
+    // The tensors of a group's norm. Groups after the first take the norm that the first has found.
     std::vector<Summand> summands_of(size_t group) const {
         if (group == 0) return read;
         return {{state.numbers + kNorm, 1, 1, false, Float::kFloat64, 1, false, nullptr}};

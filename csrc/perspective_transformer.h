@@ -92,7 +92,7 @@ inline Batch batch_of(const char* op, const std::vector<Tensor>& batch) {
     return {batch[0], batch[1], batch[2], batch.size() == 4 ? std::optional(batch[3]) : std::nullopt};
 }
 
-// What a plan is laid out for, besides its batch.
+// The sizes that determine the layout of a plan, besides its batch.
 struct PlanLayout {
     int64_t bucket_size, num_bucketed, weight_bytes;
 };
@@ -107,9 +107,9 @@ struct Range {
     bool rounds_down = false;  // the output of the forward
 };
 
-// What the layer after the transformer has for each position, where the gradient of the output is given as factors: the
-// gradient of that layer's output, float32 [B], and the stack of each position, int64 [B]. The gradient of row b of the
-// output is gradient[b] · weight[stack[b], 0]; a stack that does not exist stands for the nearest one.
+// The values that the layer after the transformer has for each position, where the gradient of the output is given as
+// factors: the gradient of that layer's output, float32 [B], and the stack of each position, int64 [B]. The gradient of
+// row b of the output is gradient[b] · weight[stack[b], 0]; a stack that does not exist stands for the nearest one.
 struct Factors {
     Tensor gradient, stack;
 };

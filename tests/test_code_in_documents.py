@@ -15,7 +15,7 @@ from nnue_trainer.cli.main import app
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-# What a block needs that is not on the page: files of the reader's, names of the paragraph, a GPU.
+# Needs of a block that the page does not meet: the reader's files, names of the paragraph, a GPU.
 NEEDS = re.compile(
     r'device="cuda"|\.cuda\(\)|data\.binpack|FILE|wandb|stockfish|"[\w/-]+\.(safetensors|nnue|bin|onnx)"'
 )

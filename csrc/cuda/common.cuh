@@ -1,4 +1,4 @@
-// What all CUDA kernels of the library share: launches with checked limits, the current stream, what a device has,
+// Shared by all CUDA kernels of the library: launches with checked limits, the current stream, properties of a device,
 // conversions to and from the type that weights are summed in, 16-byte vectors, and the loop of a warp over an index
 // row.
 #pragma once

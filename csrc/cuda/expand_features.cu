@@ -38,9 +38,9 @@ constexpr int kMaxPairs = std::max(data::PP3Wide::kMaxActive, Version::kMaxThrea
 template <>
 constexpr int kMaxPairs<void> = data::PP3Wide::kMaxActive;
 
-// What the kernel is compiled for: one piece-square set (`Single`), with or without states, a sum of several, or a sum
-// with sets of pairs. `Version` is the version of Full_Threats, of which a sum has at most one, or void. Everything
-// else about the set is known at run time.
+// The cases that the kernel is compiled for: one piece-square set (`Single`), with or without states, a sum of several,
+// or a sum with sets of pairs. `Version` is the version of Full_Threats, of which a sum has at most one, or void.
+// Everything else about the set is known at run time.
 template <class V, bool Pairs, bool Single = false, bool States = false>
 struct Shape {
     using Version = V;
@@ -68,13 +68,13 @@ struct DeviceSet {
     data::PieceSquareTables tables[kMaxTables];
 };
 
-// What the lanes of the pieces need of their position.
+// The part of a position that the lanes of its pieces read.
 struct Head {
     uint8_t king[2];
     uint8_t count;  // 0 if it has no rows
 };
 
-// What pairs of pieces are made from, for the position that a warp is working on.
+// The position that a warp is working on, in the form from which pairs of pieces are made.
 template <int MaxPairs>
 struct PairStage {
     data::Bitboard victims[6];
@@ -156,7 +156,7 @@ struct Position {
     int code, square;  // of the piece; lanes from `count` on have none
 };
 
-// What the pieces on the board add to a perspective's features. Called by a whole warp, one lane per piece.
+// Offset of a perspective's features by the pieces on the board. Called by a whole warp, one lane per piece.
 __device__ inline int state_offset(const data::PieceSquareTables& tables, int perspective, int code, bool is_piece) {
     int offset = 0;
     for (int k = 0; k < data::kMaxCounters; ++k) {

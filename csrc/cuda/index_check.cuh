@@ -17,8 +17,8 @@
 
 namespace nnue::cuda {
 
-// What a kernel has found, and the function that turns it into an error message. The pointers are the host's; kernels
-// only pass them on.
+// The first error that a kernel has found, and the function that turns it into an error message. The pointers are the
+// host's; kernels only pass them on.
 struct Finding {
     const char* op;
     void (*raise)(const Finding&);  // throws

@@ -209,7 +209,7 @@ Tensor layout_op(int64_t positions, int64_t max_active, int64_t num_features, in
     }
 }
 
-// What capabilities.h takes of a GPU; capability 0 if there is none.
+// The properties of a GPU that capabilities.h takes; capability 0 if there is no GPU.
 std::tuple<int64_t, int64_t, int64_t> describe_op(int64_t device) {
     capabilities::Machine machine = machine_of(static_cast<int>(device));
     if (machine.capability >= 80 && portable::runs_on(static_cast<int>(device)))

@@ -1,4 +1,4 @@
-// What both sets of kernels of perspective_transformer.h need to check tensors and to take them apart: those for
+// Checks and unpacking of tensors for both sets of kernels of perspective_transformer.h: those for
 // compute capability 9.0 (hopper/bucketed.cu) and the portable ones (portable/portable.cu).
 #pragma once
 

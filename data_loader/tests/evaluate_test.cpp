@@ -185,7 +185,7 @@ TEST(Evaluate, EveryBuildGivesTheWrittenOutArithmetic) {
     }
 }
 
-// What the loops read and write is theirs alone, whatever the width: the sanitizers look.
+// Loops read and write only their own memory at any width; the sanitizers check it.
 TEST(Evaluate, KernelsOfAllBuildsAgreeForAnyLength) {
     std::mt19937 random(2);
     const EvaluateKernels& plain = evaluate_kernels("baseline");

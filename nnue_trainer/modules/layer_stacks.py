@@ -289,7 +289,7 @@ class LayerCall:
             return None
         forward, back, stacks, integers = transformer, transformer, self.of, self.of.integers
         if integers is not None and not stacks.hidden:
-            # What the backward takes as the gradient of the layer's sums has the factor of PSQT's.
+            # The backward takes gradients of the layer's sums with the factor of PSQT's.
             of_sums = integers.multiply / (integers.by * integers.divide * integers.psqt_scale)
             bound, scale = transformer.range
             back = transformer._replace(range=[bound, scale * integers.x_scale * of_sums])

@@ -320,7 +320,7 @@ def _table_in_cpp(part: FeaturePart, name_of_struct: str) -> Sequence[str]:
         f"    static constexpr {number} kIndex[64][12][64] = {{",
         *rows,
         "    };",
-        "    // What is added by square of the own king and state.",
+        "    // Offsets by square of the own king and state.",
         f"    static constexpr {number} kOffset[64][{states}] = {{",
         *[f"        {{{', '.join(map(str, row))}}}," for row in table.offsets.tolist()],
         "    };",

@@ -12,7 +12,7 @@ from typing import Any
 
 PHONE, DESKTOP = (360, 740), (1440, 900)
 
-# What a reader would stumble over, in the page as it is laid out.
+# Faults of a page as it is laid out, which a reader would see.
 _MEASURE = """
 const width = document.documentElement.clientWidth;
 const inScroller = element => element.closest('.scroll, pre') !== null;

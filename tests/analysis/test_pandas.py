@@ -104,7 +104,7 @@ def largest(x: np.ndarray) -> float:
     return float(finite.max()) if len(finite) else 1.0
 
 
-# What pandas' own sums, to which values are added and from which they are taken away again, may be off by.
+# Error bound of pandas' sums, to which values are added and from which they are subtracted again.
 def tolerance(name: str, x: np.ndarray, y: np.ndarray, window: int) -> float:
     a, b = largest(x), largest(y)
     return {

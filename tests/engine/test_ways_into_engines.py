@@ -14,7 +14,7 @@ pytestmark = pytest.mark.compiler
 
 BUCKETS = [0, 1, 2, 3] + [4, 4, 5, 5] + [6] * 8 + [7] * 16
 FLOATS = {"type": "f32", "activation": "crelu"}
-# What an engine has; the net, and the format of its raw file.
+# By a property of an engine: the net, and the format of its raw file.
 ENGINES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "relu without an upper clip": (
         {"hidden": 32, "activation": "crelu", "quantisation": {"first": {"scale": 64, "clip": 32767, "limit": 2000}}},

@@ -188,7 +188,7 @@ def test_floats_agree_with_the_integers(architecture: dict[str, Any]) -> None:
     score = evaluate(net, batch_of(net, FENS)).score
     spread = floats.std()
     assert spread > 10
-    # What is left is rounding: of weights, and down to whole steps in every layer.
+    # The rest is rounding: of weights, and down to whole steps in every layer.
     assert np.sqrt(np.mean((floats - score) ** 2)) < 0.06 * spread
 
 

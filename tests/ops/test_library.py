@@ -185,5 +185,5 @@ def test_each_operator_has_one_name_in_schemas_and_implementations(project_root:
     sources = [*(project_root / "csrc").rglob("*.cpp"), *(project_root / "csrc").rglob("*.cu")]
     found = [re.findall(r'NNUE_IMPL\(\s*m,\s*"(\w+)"', source.read_text()) for source in sources]
     assert {name for names in found for name in names} == declared
-    # What a step is made of is private.
+    # The operators of a training step are private.
     assert not [name for name in declared if re.match("perspective|layer_stacks|optimizer|stack|to_integers", name)]

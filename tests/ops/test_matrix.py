@@ -91,7 +91,7 @@ def test_norms(place: tuple[Any, torch.device], dtype: torch.dtype) -> None:
     """Rows of any length, from any address; one norm by itself is that of all three. A few rows are long enough for
     CUDA to split them."""
     operators, device = place
-    # What is rounded once, from a sum in double, may be rounded to the neighbour.
+    # A sum in double that is rounded once may give the neighbouring number.
     tolerance = 1e-14 if dtype == torch.float64 else torch.finfo(dtype).eps
     few = ((1,), (7,), (5, 0), (0, 5), (3, 3), (70, 2), (2, 3, 33), (9, 257), (3, 1024), (3, 1000), (2, 5000))
     for shape in (*few, (1, 70000), (3, 40001)):

@@ -81,7 +81,7 @@ def assert_same_training(one: Path, other: Path) -> None:
     for group in mine:
         assert mine[group].keys() == theirs[group].keys()
         for name, tensor in mine[group].items():
-            # What has hardly a gradient moves by its sign, so single values may be apart by a step.
+            # Weights with nearly no gradient move by its sign, so single values may differ by a step.
             difference = (tensor.double() - theirs[group][name].double()).abs()
             assert tensor.dtype == theirs[group][name].dtype
             assert difference.mean() <= 1e-5 * tensor.double().abs().mean() + 1e-12, f"{group}/{name}"

@@ -213,7 +213,7 @@ constexpr int kLoads = 4, kLoadsOfThread = 16;
 // Fewer rows than this are split, so that there is work for all multiprocessors, but not into parts of fewer bytes.
 constexpr int64_t kEnoughParts = 512, kLeastBytes = 1 << 15;
 
-// What is known of the elements that have been read.
+// Sums of the elements that have been read.
 template <class T>
 struct Sums {
     using Number = sum_t<T>;

@@ -23,7 +23,7 @@ namespace nnue::portable {
 
 constexpr int kShortestPiece = 64;
 
-// What is known of the lists before they are made. `places` is the number of entries of all lists, padding included.
+// Sizes of the lists before the lists are made. `places` is the number of entries of all lists, padding included.
 struct Limits {
     int64_t places, num_features;
 
@@ -127,7 +127,7 @@ inline PlanScratch carve_plan_scratch(Carver& carver, const IndexRows& in) {
 }
 
 constexpr int kPlanThreads = 256, kPlanWarps = kPlanThreads / cuda::kWarp;
-// What a slot or a task costs beside its entries, measured in entries. Only the division of the work depends on it.
+// Cost of a slot and of a task beside their entries, measured in entries. Only the division of the work depends on it.
 constexpr int kSlotCost = 6, kTaskCost = 4;
 
 __device__ inline const int32_t* row_pointer(const IndexRows& in, int row) {
