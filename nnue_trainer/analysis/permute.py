@@ -74,7 +74,9 @@ def forward_to_permute(net: Net, where: str) -> IntegerForward:
     net that has none."""
     forward = net.integer_forward()
     if forward is None:
-        raise UserError(f"{where}: {net.name} has its arithmetic in Python, so the place of its neurons is unknown")
+        raise UserError(
+            f"{where}: {net.name} has no integer_forward(), which shows where its neurons are (docs/own-nets.md)"
+        )
     if len(forward.layers) < 2:
         raise UserError(f"{where}: {net.name} has no layer between the first and the output, so no zeros to skip")
     return forward
@@ -226,7 +228,9 @@ def engine_speed(
             nodes.add(result.nodes)
             speeds[net].append(result.nodes_per_second)
     if len(nodes) != 1:
-        raise UserError(f"engine {engine}: searches {' and '.join(map(str, sorted(nodes)))} nodes, expected the same")
+        raise UserError(
+            f"engine {engine}: searched {' and '.join(map(str, sorted(nodes)))} nodes, expected the same number"
+        )
     values = [speeds[net] for net in (before, after)]
     medians, ranges = [float(np.median(v)) for v in values], [(min(v), max(v)) for v in values]
     return EngineSpeed(name, nodes.pop(), runs, *medians, *ranges)  # type: ignore[arg-type]

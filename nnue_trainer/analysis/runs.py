@@ -118,7 +118,9 @@ def read_run(path: Path) -> Run:
     if path.suffix == ".safetensors" and path.parent.name == "checkpoints":
         path = path.parent.parent
     if not path.is_dir():
-        raise UserError(f"{path}: {'no run folder' if path.exists() else 'no such folder'}, expected that of a run")
+        raise UserError(
+            f"{path}: {'not a folder' if path.exists() else 'no such folder'}, expected the folder of a run"
+        )
     if not any((path / name).exists() for name in ("recipe.yaml", "metrics.jsonl", "checkpoints")):
         raise UserError(f"{path}: not the folder of a run: expected recipe.yaml, metrics.jsonl or checkpoints in it")
     run = Run(path)

@@ -104,7 +104,7 @@ def leave(close: Callable[[], None], what: str) -> None:
     # Not Thread.join: until Python 3.12, one that Ctrl-C interrupts takes the thread for ended.
     threading.Thread(target=call, name=f"closing {what}", daemon=True).start()
     if not done.wait(_PATIENCE):
-        print(f"nnue: warning: {what} does not return; going on without it", file=sys.stderr, flush=True)
+        print(f"nnue: warning: {what} does not return; continuing without it", file=sys.stderr, flush=True)
 
 
 def left(done: Callable[[], bool]) -> None:

@@ -93,7 +93,7 @@ def inspect(
         if not len(records):
             raise UserError(f"{data}: no positions")
         chosen = Positions(records, f"{len(records):,} positions of {data.name}")
-    with progress_bar("looking", "tensors") as progress:
+    with progress_bar("inspecting", "tensors") as progress:
         found = net_inspect.inspect(
             net,
             chosen,
@@ -121,8 +121,10 @@ def profile(
     as_json: AsJson = False,
     overwrite: Overwrite = False,
 ) -> None:
-    """Show how data changes along a file, whether it drifts or repeats, and how scores go with results. Exit with 3 if
-    the file contradicts itself."""
+    """Show how data changes along a file, whether it drifts or repeats, and how scores predict results.
+
+    Exit with 3 if the file contradicts itself.
+    """
     from nnue_trainer.analysis import data_profile
 
     check_pictures(html, png, overwrite)

@@ -74,7 +74,7 @@ def check_command(
                 if done >= positions:
                     break
     if not done:
-        raise UserError(f"{', '.join(data)}: no positions to compare on")
+        raise UserError(f"{', '.join(data)}: no positions to compare")
     if limit is None:
         limit = LIMIT_QAT if comparison.qat else LIMIT_FLOAT
     found, trained = comparison.trained.rms, "fake-quantised" if comparison.qat else "float"

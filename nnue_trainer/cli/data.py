@@ -127,7 +127,7 @@ def head(
     plugin: Plugins = None,
     **values: float,
 ) -> None:
-    """Show the first positions that pass the filters: FEN, move, score and result (side to move's view), ply."""
+    """Show the first positions that pass the filters: FEN, move, score, ply, result (side to move's view)."""
     from nnue_trainer import _data
     from nnue_trainer.data.transform import filtered
 
@@ -194,8 +194,10 @@ def validate(
     as_json: AsJson = False,
     plugin: Plugins = None,
 ) -> None:
-    """Check every position and move of whole files against the rules of chess, and judge whether scores and results are
-    plausible. Exit with 1 if a position fails, with 3 if a file contradicts itself."""
+    """Check every position and move of files, and whether scores and results are plausible.
+
+    Exit with 1 if a position breaks the rules of chess, and with 3 if a file contradicts itself.
+    """
     from nnue_trainer import _data
     from nnue_trainer.data.files import PositionReader
     from nnue_trainer.data.verdict import Sample, judge
@@ -235,7 +237,7 @@ def generate(
     out: Annotated[
         Path, typer.Argument(metavar="OUT", help="File to write; without --to, its suffix selects the format.")
     ],
-    engine: Annotated[str, typer.Option(help="Let this UCI engine play: a path, or a name on PATH.", metavar="ENGINE")],
+    engine: Annotated[str, typer.Option(help="UCI engine that plays: a path, or a name on PATH.", metavar="ENGINE")],
     positions: Annotated[
         int, typer.Option(min=1, max=2**62, help="Number of positions; the game that reaches it is the last.")
     ],
@@ -243,22 +245,20 @@ def generate(
     depth: Annotated[int | None, typer.Option(min=1, max=1000, help="Search to this depth per move.")] = None,
     seed: Annotated[
         int,
-        typer.Option(min=0, max=2**64 - 1, help="Draw the openings with this seed; the same seed gives the same file."),
+        typer.Option(min=0, max=2**64 - 1, help="Seed for the openings; the same seed gives the same file."),
     ] = 0,
     random_plies: Annotated[
-        int, typer.Option(min=0, max=1000, help="Open every game with this many random legal moves.")
+        int, typer.Option(min=0, max=1000, help="Number of random legal moves before the engine plays.")
     ] = 8,
-    book: Annotated[
-        Path | None, typer.Option(help="Start from the positions of this file, one FEN or EPD per line.")
-    ] = None,
+    book: Annotated[Path | None, typer.Option(help="Start positions, one FEN or EPD per line.")] = None,
     concurrency: Annotated[
-        int, typer.Option("-j", "--concurrency", min=0, max=1024, help="Run this many engines; 0: one per CPU.")
+        int, typer.Option("-j", "--concurrency", min=0, max=1024, help="Engines to run; 0: one per CPU.")
     ] = 0,
     scale: Annotated[
         float | None,
         typer.Option(
             "--score-scale",
-            help="Internal units per centipawn of the engine. Default: known for Stockfish 12 to 16.1.",
+            help="Internal units per centipawn of the engine. Default: that of Stockfish 12 to 16.1.",
         ),
     ] = None,
     win_score: Annotated[int, typer.Option(min=1, max=32_000, help="Adjudicate a win at this |score| or more.")] = 2500,
@@ -274,7 +274,7 @@ def generate(
     ] = 80,
     max_ply: Annotated[int, typer.Option(min=1, max=10_000, help="End longer games as draws.")] = 400,
     opening_score: Annotated[
-        int, typer.Option(min=1, max=32_000, help="Draw an opening anew if its first |score| is beyond this.")
+        int, typer.Option(min=1, max=32_000, help="Replace an opening whose first |score| is beyond this.")
     ] = 1000,
     chess960: Annotated[
         bool, typer.Option("--chess960", help="Play Chess960; without --book, from its 960 start positions.")
@@ -285,9 +285,7 @@ def generate(
             "--dfrc", help="Play double Fischer random chess: each side starts from a different Chess960 position."
         ),
     ] = False,
-    hash_mb: Annotated[
-        int, typer.Option("--hash", min=1, max=2**25, help="Give each engine this many MB of hash.")
-    ] = 4,
+    hash_mb: Annotated[int, typer.Option("--hash", min=1, max=2**25, help="MB of hash for each engine.")] = 4,
     option: Annotated[
         list[str] | None,
         typer.Option("--option", metavar="NAME=VALUE", help="UCI option to set; may be repeated."),
@@ -298,7 +296,7 @@ def generate(
     ] = 600.0,
     overwrite: Overwrite = False,
 ) -> None:
-    """Make training data by self-play. Scores are internal units; a game is written once its result is known.
+    """Make training data by self-play of an engine, with scores in internal units.
 
     Engine, limits and seed determine the file; the number of engines does not change it. Run the same command again to
     continue after an interruption.

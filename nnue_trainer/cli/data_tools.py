@@ -83,7 +83,7 @@ def print_report(report: Report, output: Path) -> None:
     print(f"{shown(output)}: {report.positions:,} positions, {output.stat().st_size:,} bytes")
     lost = losses(report.losses)
     if report.cut_scores:
-        lost.append(f"{report.cut_scores:,} scores cut to ±32767")
+        lost.append(f"{report.cut_scores:,} scores clamped to ±32767")
     if lost:
         print(f"  not stored by the format: {', '.join(lost)}", file=sys.stderr)
     for note in report.notes:
@@ -181,7 +181,7 @@ def filter_command(
 
     filters = chosen_filters(values, extra)
     if filters == Filters.none():
-        raise UserError("no filter named: --quiet, --no-score, … (nnue data filter --help)")
+        raise UserError("filter: found no filter, expected at least one, such as --quiet (nnue data filter --help)")
     with terminable(), progress_bar("filtering") as progress:
         report, dropped = filter_positions(
             inputs,
@@ -343,10 +343,10 @@ def split(
     overwrite: Overwrite = False,
     plugin: Plugins = None,
 ) -> None:
-    """Deal the games of IN... at random to a training and a validation file; no game is in both.
+    """Distribute the games of IN... at random between a training and a validation file; no game is in both.
 
-    A game is a run of positions in which the ply rises and White's result stays the same. Both files appear at the end,
-    or neither.
+    A game is a run of positions in which the ply rises and White's result stays the same. Both files appear together at
+    the end.
     """
     plugins.load(plugin)
     from nnue_trainer.data.transform import split as run

@@ -172,7 +172,7 @@ def match(
         from nnue_trainer.match.fastchess import find, play_with_fastchess
 
         if part != "1/1":
-            raise UserError(f"--part {part}: fastchess plays whole matches, expected no part")
+            raise UserError(f"--part {part}: fastchess plays whole matches; remove --part")
         with terminable():
             result = play_with_fastchess(find(fastchess), chosen, options, folder, identity=identity, note=note)
     else:

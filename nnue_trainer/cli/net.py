@@ -238,7 +238,7 @@ def _read(
         note(f"{path}: cannot be exported again: {error}")
     else:
         if not same:
-            note(f"{path}: exported again it is another file, as its numbers are not those of the net")
+            note(f"{path}: exporting it again gives another file, because its numbers are not those of the net")
     return quantized, checkpoint
 
 
@@ -370,9 +370,9 @@ def verify_command(
     seed: Annotated[int, typer.Option(metavar="N", min=0, max=2**63 - 1, help="Seed for the random games.")] = 1,
     arch: Arch = None,
 ) -> None:
-    """Load a net into a Stockfish and compare what it prints for `eval` with ours, position by position.
+    """Load a net into Stockfish and compare its output for `eval` with ours, position by position.
 
-    Exits with 1 at the first difference.
+    Exit with 1 at the first difference.
     """
     from nnue_trainer.base.progress import progress_bar
     from nnue_trainer.engines.uci import find_engine
@@ -384,7 +384,7 @@ def verify_command(
     path = find_engine(engine)
     at_hand = list(_read_fens(fens) if fens else CHECK_POSITIONS)
     if fens and len(at_hand) < (positions or 1):
-        raise UserError(f"--positions {positions or 1}: there are {len(at_hand)} in {fens}")
+        raise UserError(f"--positions {positions or 1}: {fens} has only {len(at_hand)}")
     total = positions or len(at_hand)
     more = random_positions(seed) if total > len(at_hand) else ()
     with progress_bar(f"verifying {net.name}", "positions") as show:

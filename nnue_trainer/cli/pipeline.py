@@ -155,7 +155,7 @@ def load(path: Path) -> Way:
     """The way in a YAML file. UserError, one line, for a wrong one."""
     data = config.read_yaml(path)
     if not isinstance(data, dict):
-        raise UserError(f"{path}: expected a section for each step: train, and others")
+        raise UserError(f"{path}: expected a section for each step, at least train")
     return schema.validate(Way, data, lambda _: str(path))
 
 
@@ -301,7 +301,7 @@ def _run_steps(
             say(f"{head}: ended with exit status {status}; run the same command to continue")
             return status
         if step.result is not None and not step.result.exists():
-            raise UserError(f"{path}: step {step.name} did not make {step.result}")
+            raise UserError(f"{path}: step {step.name} did not write {step.result}")
         progress.replaced.pop(step.name, None)
         if step.result is not None and (remaining := step.remaining(step.result)):
             _write(folder / DONE, progress)
@@ -370,9 +370,9 @@ def _read(path: Path) -> Progress:
     except FileNotFoundError:
         return Progress()
     except (OSError, ValueError, TypeError) as error:
-        raise UserError(f"{path}: damaged, expected the steps that are done: {error}") from None
+        raise UserError(f"{path}: damaged, expected the list of finished steps: {error}") from None
     if not all(isinstance(part, dict) for part in vars(progress).values()):
-        raise UserError(f"{path}: damaged, expected the steps that are done")
+        raise UserError(f"{path}: damaged, expected the list of finished steps")
     return progress
 
 

@@ -70,11 +70,10 @@ def rescore(
     overwrite: Overwrite = False,
     plugin: Plugins = None,
 ) -> None:
-    """Write the positions of IN... with new scores: the evaluations of a net, as engines compute them, or the scores
-    of an engine's search.
+    """Write the positions of IN... with new scores: those of a net, or of an engine's search.
 
-    With --engine, engine, limit and input determine the file; the number of engines does not change it while each
-    searches on one thread. Run the same command again to continue after an interruption.
+    A net is evaluated with integers, as in an engine. With --engine, the file depends only on engine, limit and input,
+    if each engine searches on one thread. Run the same command again to continue after an interruption.
     """
     plugins.load(plugin)
     if (net is None) == (engine is None):
@@ -137,7 +136,7 @@ def _by_net(
     cut, report.cut_scores = report.cut_scores, 0
     print_report(report, output)
     if cut:
-        print(f"  {cut:,} scores cut to ±{LARGEST_SCORE}", file=sys.stderr)
+        print(f"  {cut:,} scores clamped to ±{LARGEST_SCORE}", file=sys.stderr)
 
 
 def register(app: typer.Typer) -> None:

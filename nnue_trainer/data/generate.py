@@ -317,7 +317,8 @@ def generate(
     openings = Openings(options)
     if options.chess960 and format.kind in _data.only_standard_castling():
         raise UserError(
-            f"{out}: {format.kind} holds no castling rights of Chess960: write viriformat, marlinformat, plain or text"
+            f"{out}: {format.kind} cannot store castling rights of Chess960; write viriformat, marlinformat, plain "
+            "or text"
         )
     uci_options = {"Hash": str(options.hash_mb)} | options.engine_options
     if options.chess960:

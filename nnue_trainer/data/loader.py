@@ -537,9 +537,9 @@ def _seen_in(state: dict[str, Any]) -> bytes:
     try:
         sketch = base64.b64decode(state["seen"], validate=True)
     except (TypeError, ValueError):
-        raise UserError("loader state: damaged: what was seen is not base64") from None
+        raise UserError("loader state: damaged: seen is not base64") from None
     if len(sketch) != len(_NOTHING_SEEN):
-        raise UserError(f"loader state: damaged: {len(sketch)} bytes of what was seen, expected {len(_NOTHING_SEEN)}")
+        raise UserError(f"loader state: damaged: seen has {len(sketch)} bytes, expected {len(_NOTHING_SEEN)}")
     return sketch
 
 

@@ -283,7 +283,7 @@ def read_format(
             integers[tensor.name] = read.integers
     if others:
         names = ", ".join(tensor.name for tensor in others)
-        note(f"{where}: {names}: not as the net quantises it, so it is rounded; an engine computes otherwise")
+        note(f"{where}: {names}: not in the net's type and scale, so rounded; an engine's evaluation differs")
     quantized = QuantizedNet(net, describe(net.name, net.architecture), integers, net.layouts()[0].name)
     checkpoint = checkpoint_from_net(quantized, where)
     for key, kept in zip(("head", "tail"), file_format.around(data, kinds), strict=True):

@@ -68,7 +68,7 @@ class EngineWithNet(Closing):
         except UserError as error:
             raise UserError(f"engine {self._path}: printed {error}, for {shown(fen)}") from None
         if not (self._uses_net or found.in_check):
-            raise UserError(f"engine {self._path}: evaluates with another net than {shown(str(self._net))}")
+            raise UserError(f"engine {self._path}: does not evaluate with {shown(str(self._net))}")
         return found
 
     def _ask(self) -> list[str]:

@@ -226,7 +226,7 @@ def _check_target(folder: int, path: Path) -> None:
         target = os.readlink(path.name, dir_fd=folder)
         raise UserError(f"{path}: is a symbolic link to {target}, expected the name of a file to write")
     if not stat.S_ISREG(mode):
-        kind = next((text for test, text in _KINDS if test(mode)), "no regular file")
+        kind = next((text for test, text in _KINDS if test(mode)), "not a regular file")
         raise UserError(f"{path}: is {kind}, expected the name of a file to write")
 
 

@@ -92,7 +92,8 @@ def library_of(
         scratch = tempfile.TemporaryDirectory(dir=folder, prefix="compiling-")
     except OSError as error:
         raise UserError(
-            f"{folder}: cannot be written: {error.strerror}; compiled {_plural(kind)} are kept there (XDG_CACHE_HOME)"
+            f"{folder}: cannot be written: {error.strerror}; set XDG_CACHE_HOME to another folder for compiled "
+            f"{_plural(kind)}"
         ) from None
     with scratch as inner:
         unit, built = Path(inner) / f"source{suffix}", Path(inner) / "built.so"

@@ -86,7 +86,10 @@ class Raw(NetFormat):
         lines = self._lines({name: tensor.integers.shape for name, tensor in known.items()}, where)
         if (self.header or self.rust) and self.tensors:
             key = "header" if self.header else "rust"
-            raise UserError(f"{where}: {key}: expected no list of tensors with it: it is for the order of the net")
+            raise UserError(
+                f"{where}: {key}: found true with a list of tensors, expected one of them: that file is only for the "
+                "net's own order"
+            )
         data = bytearray(net.head if len(net.head) == self.skip else bytes(self.skip))
         for number, line in enumerate(lines):
             data += _encoded(line, known[line.tensor], f"{where}: tensors.{number}")
@@ -231,7 +234,7 @@ def _converted(
         steps_found = f"{found:.0f}" if math.isfinite(found) else str(found)
         raise UserError(
             f"{where}: {_named(line)}{index} is {steps_found} steps, expected {limits.min} … {limits.max} of "
-            f"{line.type or dtype.name}; lower its scale or take a larger type"
+            f"{line.type or dtype.name}; lower its scale or use a larger type"
         )
     return steps
 

@@ -79,7 +79,7 @@ class NetFile:
         try:
             status = os.fstat(self._file)
             if not stat.S_ISREG(status.st_mode):
-                kind = _KINDS.get(stat.S_IFMT(status.st_mode), "no regular file")
+                kind = _KINDS.get(stat.S_IFMT(status.st_mode), "something else")
                 raise UserError(f"{path}: cannot read the net: found {kind}, expected a regular file")
             self.size = status.st_size
             if self.size > MAX_FILE_BYTES:

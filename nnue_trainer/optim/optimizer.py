@@ -229,8 +229,8 @@ class Optimizer:
             self._transformers[name].train_with(copy, own)
             if clipped:
                 _log.warning(
-                    "%s: clipped %s weights to ±%s, which training with the engine's rounding in mixed precision keeps "
-                    "weights in; training.precision: fp32 has wider bounds",
+                    "%s: clipped %s weights to ±%s, the limit of quantisation-aware training in mixed precision; "
+                    "training.precision: fp32 has a wider one",
                     name, f"{clipped:,}", f"{LARGEST_COPY / own:g}",
                 )  # fmt: skip
 

@@ -296,7 +296,7 @@ def pagerank_walks(
     if restart < _LEAST_RESTART:
         raise ValueError(
             f"pagerank_walks: restart: found {restart!r}, expected 2^-14 or more, as walks end at 2^20 visits; "
-            "`pagerank` takes any"
+            "`pagerank` accepts any above 0"
         )
     if groups < 2 or rounds < groups or rounds % groups:
         raise ValueError(f"pagerank_walks: rounds: found {rounds}, expected a multiple of groups, {groups} (2 or more)")

@@ -80,7 +80,7 @@ def norm(x: Tensor, order: float = 2, out: Tensor | None = None) -> Tensor:
     """
     orders = (1, 2, float("inf"))
     if order not in orders:
-        raise ValueError(f"rows: order: found {order!r}, expected 1, 2 or inf")
+        raise ValueError(f"norm: order: found {order!r}, expected 1, 2 or inf")
     to = torch.empty(x.shape[:-1], dtype=x.dtype, device=x.device) if out is None else out
     torch.ops.nnue.row_norms(x, *(to if order == o else None for o in orders))
     return to

@@ -80,7 +80,7 @@ class MetricsWriter:
 
 class _AppendedFile:
     """A file to which records are appended. A record that was written only in part is cut off before the next one. If
-    another program truncates, renames or deletes the file, a line reports it and the records go on from there."""
+    another program truncates, renames or deletes the file, a line reports it and the records continue from there."""
 
     def __init__(self, path: Path):
         self._path = path
@@ -102,7 +102,7 @@ class _AppendedFile:
 
     def make_again(self) -> bool:
         """Puts a copy of the file at its path, where it is not any more. Returns whether it is there now; otherwise
-        records go on in the file as it was, and the next call tries again."""
+        records continue in the file as it was, and the next call tries again."""
         before = self._file
         if before is None:
             return False
@@ -138,7 +138,7 @@ class _AppendedFile:
         if found.st_size < self._size:
             say(
                 f"{self._path}: another program truncated it from {self._size:,} bytes to {found.st_size:,}; records "
-                "go on from there"
+                "continue from there"
             )
             self._size = found.st_size
         elif found.st_size > self._size:  # the last record was written only in part
@@ -155,7 +155,7 @@ class _AppendedFile:
             return
         with self._saying():
             self._go_on_in(*self._opened())
-            say(f"{self._path}: another program renamed it; records go on in a new file")
+            say(f"{self._path}: another program renamed it; records continue in a new file")
 
     def close(self) -> None:
         if self._file is not None:

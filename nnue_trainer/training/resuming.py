@@ -24,7 +24,9 @@ def check_same_net(trainer: Trainer, saved: Checkpoint, state: TrainerState, pat
     `in_place`, in the run folder, was validated on other files."""
     if saved.architecture != trainer.model.architecture:
         raise UserError(
-            f"{path}: architecture is {saved.architecture!r:.200}, the recipe's is {trainer.model.architecture!r:.200}"
+            f"{path}: architecture is {saved.architecture!r:.200}, the recipe's is "
+            f"{trainer.model.architecture!r:.200}; "
+            "resume with the recipe of the checkpoint"
         )
     files = trainer.validation_files
     if in_place and state.validation_files is not None and not loss_figure.same_files(state, files):

@@ -81,7 +81,7 @@ def train(recipe: Recipe, run_dir: Path, *, resume: str | None = None, overwrite
         at = 0 if saved is None else saved.trainer_state(path).stage
         if at >= len(stages):
             raise UserError(
-                f"{path}: checkpoint of stage {at + 1}, the recipe has {len(stages)}; resume with its own recipe"
+                f"{path}: is of stage {at + 1}, but the recipe has {len(stages)}; resume it with its own recipe"
             )
         for stage in stages[at:]:
             _check_files(stage)

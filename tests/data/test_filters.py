@@ -456,7 +456,7 @@ def test_filter_files(project_root: Path, tmp_path: Path) -> None:
     assert one != two
     assert 0.45 < len(one) / 40 / 30_109 < 0.55
     result = CliRunner().invoke(app, ["data", "filter", str(sample), str(out)])
-    assert "no filter named" in str(result.exception)
+    assert "found no filter, expected at least one" in str(result.exception)
 
 
 def test_bad_options() -> None:

@@ -61,7 +61,9 @@ def test_chess960(engine: EngineMaker, tmp_path: Path, variant: str) -> None:
     validator = _data.Validator()
     validator.add(records)
     assert not any(count for _, count, _ in validator.problems)
-    with pytest.raises(UserError, match=r"y\.binpack: binpack holds no castling rights of Chess960: write viriformat"):
+    with pytest.raises(
+        UserError, match=r"y\.binpack: binpack cannot store castling rights of Chess960; write viriformat"
+    ):
         generate(tmp_path / "y.binpack", options(engine("chess960"), chess960=variant))
 
 

@@ -85,7 +85,7 @@ def test_a_layout_of_ones_own_is_read_back(layout: str, made: Made, tmp_path: Pa
     found, expected = scores("net.bin", "--format", "mine.yaml"), scores("net.nnue")
     assert found == expected, "floats and finer steps round to the same integers"
     output = nnue("import", "net.bin", "again.safetensors", "--format", "mine.yaml")
-    assert ("not as the net quantises it" in output) == (layout != EXACT)
+    assert ("not in the net's type and scale" in output) == (layout != EXACT)
     assert "exported again" not in output
     nnue("export", "again.safetensors", "again.bin", "--format", "mine.yaml")
     assert Path("again.bin").read_bytes() == Path("net.bin").read_bytes()

@@ -177,7 +177,7 @@ def test_verify_command(engine, tmp_path, monkeypatch, capsys) -> None:
     with pytest.raises(SystemExit) as caught:
         main()
     assert caught.value.code == 1
-    assert f"--positions 3: there are 2 in {tmp_path}/fens.txt" in capsys.readouterr().err
+    assert f"--positions 3: {tmp_path}/fens.txt has only 2" in capsys.readouterr().err
 
 
 def test_the_engine_refuses_the_net_of_another_version(engine, tmp_path) -> None:
