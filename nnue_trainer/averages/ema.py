@@ -17,7 +17,7 @@ class Ema(Average):
     decay: float | None = Field(default=None, gt=0, lt=1)
     """share of the previous average that is kept in a step; null: by half_life"""
     half_life: float = Field(default=2000, gt=0)
-    """steps after which a weight counts half as much; not used where decay is given"""
+    """steps after which a weight counts half as much; not used if decay is given"""
     every: int = Field(default=16, ge=1)
     """steps between two updates, each of which counts for all of them: one costs a pass over the weights"""
     warmup: bool = False

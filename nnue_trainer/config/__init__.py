@@ -61,7 +61,7 @@ class DataConfig:
     validation_positions: int = Field(default=1_000_000, gt=0, le=2**40)
     """how many positions of the validation files to use: the first ones that pass the filters, the same every time"""
     formats: list[Annotated[DataFormat, DATA_FORMATS]] = Field(default_factory=list)
-    """formats from outside, tried before the built-in ones"""
+    """your own formats, tried before the built-in ones"""
     filters: Filters = Field(default_factory=Filters)
     batch_size: int = Field(default=16_384, gt=0, le=2**24)
     """positions in a step"""
@@ -196,7 +196,7 @@ class TrainingConfig:
     keep_last: int = Field(default=3, gt=0, le=2**20)
     """how many of the newest checkpoints of epochs to keep; last and best are kept in any case"""
     keep_every: int = Field(default=0, ge=0, le=2**20)
-    """epochs between checkpoints that are kept permanently, in addition to the newest ones; 0: none are"""
+    """epochs between checkpoints that are kept permanently, in addition to the newest ones; 0: none"""
     max_time: float = Field(default=0, ge=0, le=2**20)
     """hours after which the run ends with a checkpoint; a resumed run has the same time again. 0: no limit"""
     penalties: list[Annotated[Penalty, PENALTIES]] = Field(default_factory=list)
@@ -454,14 +454,55 @@ def to_yaml(recipe: Recipe) -> str:
 
 
 def reference() -> str:
-    """All fields of a recipe with type, default and meaning, for people to read."""
-    lines = []
+    """All fields of a recipe with type, default and meaning, for people to read. Fields that several classes of a
+    registry share, and sections that occur in several places, are described once."""
+    lines: list[str] = []
+    described: dict[tuple[str, str, str], str] = {}  # (key, type, meaning) -> default
+    sections: dict[str, str] = {}  # "filters.min_ply" -> "data.filters.min_ply"
+    head, prefix = 0, ""  # of the class whose fields come now: its line in `lines`, and what its keys begin with
+    shared: dict[str, None] = {}
+
+    def end_of_class() -> None:
+        if shared:
+            lines[head] += f"\n    also {', '.join(shared)}: as above"
+            shared.clear()
+
     for key, kind, default, text in schema.describe(Recipe):
-        head = f"{key} {kind}" if kind.startswith("=") else f"{key}: {kind}"
-        if default:
-            head += f" [{default}]"
-        lines.append(f"{head}\n    {text}" if text else head)
+        value = f" [{default}]" if default else ""
+        inner, same = _seen_elsewhere(key, sections)
+        if same and described.get((same, kind, text)) == default:
+            line = f"{key.removesuffix(inner)}: as {same.removesuffix(inner)}"
+            if line not in lines:
+                end_of_class()
+                lines.append(line)
+                prefix = key.removesuffix(inner)
+            continue
+        if not key.startswith(prefix):
+            end_of_class()
+        if kind.startswith("="):
+            end_of_class()
+            head, prefix = len(lines), key.removesuffix("kind")
+        elif text and (key, kind, text) in described:
+            name = key.removeprefix(prefix)
+            differs = default != described[key, kind, text]
+            shared[f"{name}{value}" if differs else name.split(".")[0]] = None  # a section with all its fields
+            continue
+        described[key, kind, text] = default
+        start = f"{key} {kind}" if kind.startswith("=") else f"{key}: {kind}{value}"
+        lines.append(f"{start}\n    {text}" if text else start)
+    end_of_class()
     return "\n".join(lines)
+
+
+def _seen_elsewhere(key: str, sections: dict[str, str]) -> tuple[str, str]:
+    """For "validation.filters.min_ply": ".min_ply", and "data.filters.min_ply", the first key with this end. Empty for
+    a key that is the first one with each of its ends."""
+    parts = key.split(".")
+    for at in range(1, len(parts) - 1):
+        end = ".".join(parts[at:])
+        if "N" not in parts[at : at + 2] and (first := sections.setdefault(end, key)) != key:
+            return end.removeprefix(parts[at]), first
+    return "", ""
 
 
 class _Loader(yaml.SafeLoader):

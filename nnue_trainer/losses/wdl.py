@@ -27,9 +27,9 @@ class WdlLoss(Loss):
     scaling: float = Field(default=380.0, gt=0)
     """model of a score: width of these two sigmoids, in engine units"""
     points: float = Field(default=0.0, ge=0)
-    """a factor: (expected points of the net − those of the target)² times this is added to the cross-entropy"""
+    """factor of the squared error of the expected points, which is added to the cross-entropy"""
     cross_entropy: float = Field(default=1.0, ge=0)
-    """a factor of the cross-entropy"""
+    """factor of the cross-entropy"""
 
     def per_position(self, net: Tensor, score: Tensor, result: Tensor, lam: Tensor) -> tuple[Tensor, None]:
         target = self.target(score, result, lam)

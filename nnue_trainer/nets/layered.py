@@ -189,7 +189,7 @@ class Layered(Net):
         list[Input], BeforeValidator(lambda value: [value] if isinstance(value, str | dict) else value)
     ] = Field(default=["Chess768"], min_length=1)
     """feature sets, side by side. Each is the name of a set, a sum of names (A+B), a section that defines a
-    piece-square set with king buckets of your own, or a set from outside: a name (my_features.py:MySet) or a section
+    piece-square set with your own king buckets, or your own set: a name (my_features.py:MySet) or a section
     with a kind"""
     factorised: bool = True
     """a factoriser: all king buckets also share trained weights, which are added to the weights of each bucket; the

@@ -236,7 +236,7 @@ class SfnnV17(StockfishNet):
 @NETS.register("sfnnv18")
 @section
 class SfnnV18(StockfishNet):
-    """SFNNv17 with K32Q2 in bytes for HalfKAv2_hm, and 32 stacks by pieces and queens: by public sources of October
+    """SFNNv17 with K32Q2 in bytes for HalfKAv2_hm, and 32 stacks by pieces and queens: from public sources of October
     2026; no published net has been read."""
 
     design: ClassVar = replace(

@@ -144,8 +144,8 @@ class Nnue(NetFormat):
     suffix = ".nnue"
     compression: Literal["default", "raw", "leb128", "huffman", "zlib"] = "default"
     """default: as in the imported file, or as in the engine's published nets. raw: none; leb128: the transformer's 16-
-    and 32-bit integers take as few bytes as they need; huffman: its arrays are Huffman-coded, as a proposal for
-    Stockfish has it; zlib: everything after the description is one stream"""
+    and 32-bit integers take as few bytes as they need; huffman: its arrays are Huffman-coded, as in a proposal for
+    Stockfish; zlib: everything after the description is one stream"""
     description: str | None = None
     """text of the description in the file, up to 16 MiB. The record of the architecture follows it where only that
     identifies the net: in the container of this project, and with sizes of layers that no engine reads. null: as the

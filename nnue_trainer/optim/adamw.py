@@ -18,7 +18,7 @@ class AdamW(FusedConfig):
     lr: float = Field(default=8.75e-4, gt=0)
     """learning rate before the schedule"""
     correct_bias: bool = True
-    """divide the running means by what they lack, as they start at zero; false: as bullet"""
+    """correct the bias of the running means, which start at zero; false: as in bullet"""
 
     def update(self) -> UpdateRule:
         return UpdateRule("adam", self.betas, self.eps, corrects_bias=self.correct_bias)

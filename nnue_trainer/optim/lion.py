@@ -14,7 +14,8 @@ from nnue_trainer.schema import section
 @OPTIMIZERS.register("lion")
 @section
 class Lion(FusedConfig):
-    """Each weight moves by ±lr. Use a learning rate 3 to 10 times lower than AdamW's, and a decay as much higher."""
+    """Each weight moves by ±lr. Use a learning rate 3 to 10 times lower than AdamW's, and a decay higher by the same
+    factor."""
 
     lr: float = Field(default=1e-4, gt=0)
     """learning rate before the schedule"""

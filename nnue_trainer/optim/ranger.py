@@ -33,7 +33,7 @@ class RangerLite(FusedConfig):
 
     stable_decay: bool = False
     """divide the weight decay by the root of the mean square gradient of all parameters, as nnue-pytorch does: a decay
-    of 1e-3 then acts far more"""
+    of 1e-3 then has a much larger effect"""
 
     def update(self) -> UpdateRule:
         return UpdateRule(

@@ -31,7 +31,8 @@ class LambdaSchedule(Timed, ABC):
     jitter_law: Literal["uniform", "normal"] = "uniform"
     """uniform: jitter is the largest distance; normal: it is the standard deviation"""
     batch_jitter: float = Field(default=0.0, ge=0, le=1)
-    """standard deviation of what is added to λ of all positions of a batch, and changes slowly from batch to batch"""
+    """standard deviation of a term that is added to λ of all positions of a batch and changes slowly from batch to
+    batch"""
     batch_jitter_decay: float = Field(default=0.999, ge=0, lt=1)
     """the share that remains from one batch to the next: b ← decay · b + batch_jitter · √(1 − decay²) · N(0, 1)"""
     scale_jitter: bool = False

@@ -222,6 +222,24 @@ def test_every_field_is_documented():
     assert "data.batch_size: int > 0, ≤ 16777216 [16384]\n    positions in a step" in reference
 
 
+def test_fields_that_several_classes_share_are_described_once():
+    lines = config.reference().splitlines()
+    assert sum(line.startswith("model.l2: ") for line in lines) == 1
+    of_v9 = lines.index("model.kind = sfnnv9")
+    assert lines[of_v9 + 2] == "    also l1 [3072], l2, l3, output_buckets, quantisation: as above"
+    assert lines[of_v9 + 3].startswith("model.kind = ")
+    assert "validation.filters: as data.filters" in lines
+
+
+def test_the_reference_names_every_field():
+    lines = config.reference().splitlines()
+    described = {line.partition(": ")[0] for line in lines if not line.startswith(" ")}
+    elsewhere = {line.partition(":")[0] + "." for line in lines if ": as " in line and not line.startswith(" ")}
+    keys = {key for key, kind, _, _ in schema.describe(config.Recipe) if not kind.startswith("=")}
+    assert {key for key in keys - described if not key.startswith(tuple(elsewhere))} == set()
+    assert elsewhere == {"validation.filters.", "validation.sets.N.filters."}
+
+
 def test_a_bomb_of_aliases_is_refused_before_it_is_unfolded(tmp_path):
     """330 bytes that stand for 10^12 words."""
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
