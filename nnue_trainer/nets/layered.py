@@ -1,13 +1,8 @@
 """The layered net: any feature sets → a first layer for both perspectives → any number of layers → 1.
 
 A recipe states the parts: feature sets (also with your own king buckets), width and activation of the first layer,
-output buckets, the layers, the head, and the quantisation of each. One plan (`_Plan`) is derived from the
-recipe. It decides the float model, the integers, their limits and the integer forward.
-
-Scales. The scale of an integer is its value for 1.0 of the float model. An accumulator has the scale
-`quantisation.first.scale`. If the inputs of a layer have the scale u and its weights the scale w, its sums have u · w.
-An engine's shifts can give the inputs of one layer slightly different scales: with `dual`, for example, 127 for the
-values and 127 · 127 / 128 for the squares. The float model then multiplies the squares by the quotient of the two.
+output buckets, the layers, the head, and the quantisation of each. One plan (layered_plan.py) is derived from
+the recipe. It decides the float model (layered_model.py), the integers, their limits and the integer forward.
 
 docs/layered-nets.md has the formulas.
 """
@@ -16,30 +11,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-import numpy as np
-import torch
 from pydantic import BeforeValidator, Field, model_validator
-from torch import Tensor, nn
 
-from nnue_trainer.data.batch import Batch
 from nnue_trainer.data.features import feature_set as find_feature_set
 from nnue_trainer.data.piece_weights import weights_of_features
 from nnue_trainer.errors import UserError
-from nnue_trainer.modules.layer_stacks import FirstOutputs, LayerStacks, StackLayer
-from nnue_trainer.modules.stacked_linear import StackedLinear
 from nnue_trainer.nets.base import (
     INT16_MAX,
     INT32_MAX,
     NETS,
     Net,
     NetTensor,
-    StackedModel,
-    VirtualRows,
-    transformer,
-    virtual_rows,
 )
 from nnue_trainer.nets.integer_forward import (
     FirstLayer,
@@ -47,6 +31,8 @@ from nnue_trainer.nets.integer_forward import (
     IntegerLayer,
     Skip,
 )
+from nnue_trainer.nets.layered_model import LayeredModel, WdlModel, WhiteModel
+from nnue_trainer.nets.layered_plan import Plan, plan_of
 from nnue_trainer.nets.layered_sections import (
     LIMITS,
     Input,
@@ -66,102 +52,14 @@ from nnue_trainer.nets.meaning import (
     stacked,
 )
 from nnue_trainer.nets.output_buckets import OutputBuckets
-from nnue_trainer.nets.rounded_forward import QatConfig, log_odds, one_side, stack_entries
-from nnue_trainer.ops.perspectives import TransformerCall
+from nnue_trainer.nets.rounded_forward import QatConfig
 from nnue_trainer.schema import section
 
 # The usual bound of 16-bit weights. With it, the sum of 32 weights at scale 255 stays within 16 bits, and so does the
 # product of an activation at scale 255 and a weight at scale 64.
 LARGEST_WEIGHT = 127 / 64
 
-# No clip of floats.
-_MOST_FLOAT = 1e38
-
 DTYPES = {"i8": "<i1", "i16": "<i2", "i32": "<i4", "f32": "<f4"}
-
-
-# ---- the plan of the integer net -------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Step:
-    """A layer of the integer net; the output layer is a step, too. It computes y = tdiv(Σ weight · x, divide) + bias,
-    and a hidden layer then shifts and activates y. A "scale" here is the integer that stands for 1.0."""
-
-    inputs: int
-    outputs: int
-    unit: float
-    """scale of the inputs x"""
-    divide: int
-    one: int
-    """scale of y"""
-    shift: int = 0
-    """bits by which y is shifted right"""
-    square_shift: int = 0
-    """further bits by which y² is shifted right, besides 2 · shift"""
-    clip: int = 0
-    """the largest integer of a clamped value"""
-    activation: str = ""
-    quantised: float | None = None
-    """of a float layer (`is_float`): scale of its weights"""
-
-    @property
-    def is_float(self) -> bool:
-        """Whether y is a float. Then all scales behind the sums are 1."""
-        return self.quantised is not None
-
-    @property
-    def factor(self) -> float | None:
-        """`IntegerLayer.factor`: one float unit of a sum; None for a layer in integers."""
-        return None if self.quantised is None else 1 / (self.unit * self.quantised)
-
-    @property
-    def weight_scale(self) -> float:
-        return self.one * self.divide / self.unit if self.quantised is None else self.quantised
-
-    @property
-    def clamped_one(self) -> float:
-        """The scale of a clamped value, clamp(y >> shift, 0, clip)."""
-        return self.one / (1 << self.shift)
-
-    @property
-    def square(self) -> float:
-        """The factor of y² in the float model that gives the engine's y² >> (2 · shift + square_shift) at the scale of
-        a clamped value."""
-        return self.clamped_one / (1 << self.square_shift)
-
-    @property
-    def activated_one(self) -> float:
-        """The scale of the activations. For `dual` it is that of the clamped values; `square` corrects the squares."""
-        return self.clamped_one * self.square if self.activation == "screlu" else self.clamped_one
-
-    @property
-    def largest(self) -> int:
-        """The largest magnitude of an activation."""
-        match self.activation:
-            case "screlu":
-                return self.clip**2 >> self.square_shift
-            case "none":
-                return INT16_MAX + 1
-        return self.clip
-
-
-@dataclass(frozen=True)
-class _Plan:
-    """All layers of the integer net."""
-
-    first_clip: int
-    """the largest integer of a clamped accumulator"""
-    first_one: float
-    """scale of the first layer's activations: the integer that stands for 1.0"""
-    first_largest: int
-    """the largest integer of the first layer's activations"""
-    layers: tuple[_Step, ...]
-    output: _Step
-
-    @property
-    def steps(self) -> tuple[_Step, ...]:
-        return (*self.layers, self.output)
 
 
 def _weight_limit(kind: str, scale: float, stated: int | None) -> int:
@@ -329,62 +227,9 @@ class Layered(Net):
     def qat_config(self) -> QatConfig:
         return self.quantisation
 
-    def plan(self) -> _Plan:
+    def plan(self) -> Plan:
         """The layers of the integer net."""
-        first = self.quantisation.first
-        clip = first.clip or first.scale
-        is_product = self.activation != "crelu"
-        unit = first.scale**2 / 2**first.product_shift if is_product else float(first.scale)
-        divide = first.scale if is_product and not first.product_shift else 1
-        largest = clip**2 >> first.product_shift if is_product else clip
-        inputs = self.num_sides * (self.hidden // 2 if self.activation == "pairwise" else self.hidden)
-        plan_first = (clip, unit, largest)
-        kept, steps = 0, []
-        for layer in self.layers:
-            if layer.is_float:
-                quantised = 1.0 if layer.type == "f32" else float(layer.scale)
-                step = _Step(
-                    inputs,
-                    layer.outputs,
-                    unit,
-                    1,
-                    1,
-                    clip=layer.clip or 1,
-                    activation=layer.activation,
-                    quantised=quantised,
-                )
-                steps.append(step)
-                inputs, unit, divide = layer.activated * (2 if layer.activation == "dual" else 1), 1.0, 1
-                if layer.to_output and layer is not self.layers[-1]:
-                    kept += inputs
-                continue
-            one = round(unit * layer.scale / divide)
-            shift = round(math.log2(layer.scale)) if layer.shift is None else layer.shift
-            clamped = one / 2**shift
-            step = _Step(
-                inputs,
-                layer.outputs,
-                unit,
-                divide,
-                one,
-                shift,
-                max(0, round(math.log2(max(clamped, 1)))),
-                min(layer.clip or math.floor(clamped), INT32_MAX >> shift),
-                layer.activation,
-            )
-            steps.append(step)
-            inputs = layer.activated * (2 if layer.activation == "dual" else 1)
-            unit, divide = step.activated_one, 1
-            if layer.to_output and layer is not self.layers[-1]:
-                kept += inputs
-        out = self.quantisation.output
-        if "f32" in (out.type, out.bias_type):
-            last = _Step(
-                inputs + kept, self.num_outputs, unit, 1, 1, quantised=1.0 if out.type == "f32" else float(out.scale)
-            )
-        else:
-            last = _Step(inputs + kept, self.num_outputs, unit, divide, round(unit * out.scale / divide))
-        return _Plan(*plan_first, tuple(steps), last)
+        return plan_of(self)
 
     @property
     def num_sides(self) -> int:
@@ -528,110 +373,3 @@ class Layered(Net):
             head=self.head,
             piece_weights=self.output_buckets.piece_weights,
         )
-
-
-class LayeredModel(StackedModel):
-    """The float model. Its parameters, all fp32, are feature_transformer.weight [F, hidden], feature_transformer.bias
-    [hidden] and, with PSQT, feature_transformer.psqt [F, stacks]; and for each of layers.N and for output, weight
-    [stacks, out, in] and bias [stacks, out]."""
-
-    stack_table: Tensor
-    feature_weights: Tensor | None
-
-    def __init__(self, net: Layered) -> None:
-        super().__init__(net)
-        self.layered, self.plan = net, net.plan()
-        layers = [
-            _stack_layer(layer, step, self.plan.output)
-            for layer, step in zip(net.layers, self.plan.layers, strict=True)
-        ]
-        self.stacks = LayerStacks(self.plan.steps[0].inputs, net.num_stacks, tuple(layers))
-        self.feature_transformer = transformer(
-            net.feature_set,
-            net.hidden,
-            net.activation,
-            bound=self.plan.first_clip / net.quantisation.first.scale,
-            psqt_buckets=net.num_stacks if net.psqt else 0,
-        )
-        self.layers = nn.ModuleList(
-            StackedLinear(net.num_stacks, step.inputs, step.outputs) for step in self.plan.layers
-        )
-        self.output = StackedLinear(net.num_stacks, self.plan.output.inputs, self.plan.output.outputs)
-        nn.init.zeros_(self.output.bias)
-        self.register_buffer("stack_table", torch.tensor(net.output_buckets.stacks), persistent=False)
-        weights = net.output_buckets.piece_weights
-        found = torch.from_numpy(np.append(weights_of_features(net.feature_set, weights), 0)) if weights else None
-        self.register_buffer("feature_weights", found, persistent=False)
-
-    def buckets(self, batch: Batch) -> Tensor:
-        return self.stack_table[stack_entries(batch, self.feature_weights, len(self.stack_table))]
-
-    def first_outputs(self, batch: Batch) -> FirstOutputs:
-        bucket = self.buckets_of(batch)
-        x, psqt = self.feature_transformer.of_batch(batch, bucket)
-        return FirstOutputs(one_side(x, batch, self.layered.perspectives), psqt, bucket)
-
-    def first_call(self, batch: Batch, bucket: Tensor) -> TransformerCall | None:
-        if self.layered.perspectives != "both":
-            return None
-        return self.feature_transformer.fused_call(batch, bucket)
-
-    def linears(self) -> Sequence[nn.Module]:
-        return *self.layers, self.output
-
-    def factorised(self) -> dict[str, list[VirtualRows]]:
-        net, shared = self.layered, {}
-        if net.factorised and (rows := virtual_rows(net.feature_set)):
-            shared = {f"feature_transformer.{name}": rows for name in (("weight", "psqt") if net.psqt else ("weight",))}
-        if net.shared and net.num_stacks > 1:
-            first = "layers.0" if net.layers else "output"
-            shared |= {f"{first}.{part}": [VirtualRows(0, net.num_stacks, 1)] for part in ("weight", "bias")}
-        return shared
-
-
-class WhiteModel(LayeredModel):
-    """The float model of a net with White's view only: its output is White's."""
-
-    def forward(self, batch: Batch) -> Tensor:
-        output = super().forward(batch)
-        if self.rounded is not None:
-            return output
-        return torch.where(batch.black_to_move != 0, -output, output)
-
-
-class WdlModel(LayeredModel):
-    """The float model of a net with a head of win, draw and loss. `output` has three outputs: the logits."""
-
-    def outputs(self, batch: Batch) -> Tensor:
-        if self.rounded is not None:
-            logits = self.rounded.outputs(self, batch)
-        else:
-            logits = self.stacks.outputs(self.first_outputs(batch), self.linears())
-        if self.layered.perspectives == "white":  # Black's loss is White's win
-            logits = torch.where(batch.black_to_move.unsqueeze(1) != 0, logits.flip(1), logits)
-        return logits
-
-    def score_of(self, outputs: Tensor) -> Tensor:
-        return log_odds(outputs)
-
-    def forward(self, batch: Batch) -> Tensor:
-        if self.rounded is not None:
-            return self.rounded(self, batch)
-        return self.score_of(self.outputs(batch).float())
-
-    def stacks_in_use(self) -> None:
-        """There are no operators for several outputs."""
-
-
-def _stack_layer(layer: Layer, step: _Step, output: _Step) -> StackLayer:
-    """The float model's description of a layer. All inputs of the output layer must have one scale, that of the last
-    layer's activations; `kept`, the output scale, converts the activations of an earlier layer to it."""
-    end, kept = layer.outputs - 1, step.activated_one / output.unit if layer.to_output else None
-    plus, minus = {"none": (None, None), "last": (end, None), "difference": (end - 1, end)}[layer.skip]
-    low, high = -(INT16_MAX + 1.0), float(INT16_MAX if step.activation == "none" else step.clip)
-    if step.is_float and step.activation == "none":
-        low, high = -_MOST_FLOAT, _MOST_FLOAT
-    return StackLayer(
-        layer.outputs, layer.activated, layer.activation, high / step.clamped_one, low / step.clamped_one, step.square,
-        plus, minus, kept,
-    )  # fmt: skip
