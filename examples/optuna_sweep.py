@@ -34,7 +34,7 @@ def objective(trial: optuna.Trial, recipe: str, folder: Path) -> float:
 
 
 def continue_stopped(study: optuna.Study) -> None:
-    """Trials that a signal, a kill or an error ended come first, and go on from their last checkpoint."""
+    """Trials that a signal, a kill or an error ended come first, and continue from their last checkpoint."""
     ended = optuna.trial.TrialState.RUNNING, optuna.trial.TrialState.FAIL
     settled = {trial.user_attrs.get("run") for trial in study.trials if trial.state not in ended}
     for trial in study.get_trials(states=ended):

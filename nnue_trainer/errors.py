@@ -7,11 +7,12 @@ from typing import NamedTuple
 
 
 class UserError(Exception):
-    """One line: names the file, offset, tensor or key, what was found and what was expected."""
+    """An error that the user can correct, in one line: the file, offset, tensor or key, what was found and what was
+    expected."""
 
 
 class OldName(FutureWarning):
-    """A name of the last version that this version still takes. `nnue` prints it as one line."""
+    """A warning about an old name that this version still accepts. `nnue` prints it as one line."""
 
     def __init__(self, old: str, new: str) -> None:
         super().__init__(f"{old} is now {new}; the old name will be removed in the next release")

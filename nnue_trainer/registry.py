@@ -165,7 +165,8 @@ def fields_of(instance: Any) -> dict[str, Any]:
 
 
 class Registry(Generic[T]):
-    """The classes of one sort. In a section, `Annotated[Base, REGISTRY]` is a field that takes any of them."""
+    """The classes for one part of a recipe, such as all losses. In a section, `Annotated[Base, REGISTRY]` is a field
+    that takes any of them."""
 
     def __init__(self, package: str, base: Callable[[], type[T]], *, what: str, default: str | None = None) -> None:
         """`package` holds the built-in classes, one module each, and is the name of the entry-point group; `base` gives

@@ -95,7 +95,7 @@ def parameters(value: object) -> str:
 def first_paragraph(value: object) -> str:
     if not (callable(value) or isinstance(value, ModuleType)):
         kind = type(value)
-        return "" if kind.__module__ == "builtins" else f"a `{kind.__name__}`"
+        return f"the constant {value!r}" if kind.__module__ == "builtins" else f"a `{kind.__name__}`"
     if isinstance(value, GenericAlias):
         return f"an alias of `{value.__origin__.__name__}`"
     doc = value.__doc__ or ""

@@ -17,7 +17,7 @@ from nnue_trainer.schema import section
 
 @section
 class Average(ABC):
-    """How the average moves: a function of the step only, so a resumed run needs only the average."""
+    """An average of the weights. Its movement depends on the step only, so a resumed run needs only the average."""
 
     kind: ClassVar[str]
 

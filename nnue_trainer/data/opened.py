@@ -165,8 +165,8 @@ class OpenedFile:
         if self.spare:
             if format is not None:
                 raise UserError(
-                    f"{self.path}: a data format from outside has no spare bytes, which a filter, the loss or the "
-                    "weight of positions uses"
+                    f"{self.path}: a data format in Python has no spare bytes, which a filter, the loss or the weight "
+                    "of positions uses; convert the file (nnue data convert)"
                 )
             chunks, self.spare = with_spare(self.path, file.fileno(), skip_bad, into, poll)
             self.format_identity = {"spare": self.spare}

@@ -122,9 +122,11 @@ class _ImportedState:
 
 @dataclass
 class Checkpoint:
-    """`architecture` is what `nets.build` takes; `recipe` the training recipe (None for an imported net);
-    `state` JSON data: that of a `TrainerState`, or of an imported net; `tensors` by group: `tensors["model"]` is a
-    state dict."""
+    """The content of a checkpoint file.
+
+    `architecture` is the argument of `nets.build`, `recipe` the training recipe (None for an imported net), `state` the
+    JSON data of a `TrainerState` or of an imported net. `tensors` has groups: `tensors["model"]` is a state dict.
+    """
 
     architecture: dict[str, Any]
     tensors: dict[str, dict[str, Tensor]]

@@ -9,8 +9,8 @@ from nnue_trainer import _data
 
 @dataclass(frozen=True)
 class Adjudication:
-    """The limits, those of fishtest by default. Scores are centipawns of UCI, moves are those of one side; 0 moves
-    switch a rule off."""
+    """The limits of adjudication, by default those of fishtest. Scores are centipawns of UCI, moves are those of one
+    side; 0 moves switch a rule off."""
 
     resign_score: int = 600
     resign_moves: int = 3

@@ -43,9 +43,11 @@ class Opening(NamedTuple):
 
 @dataclass(frozen=True)
 class OpeningOptions:
-    """`book`: an EPD, FEN or PGN file, also with .gz, or a data file that positions are drawn from; None makes openings
-    of `plies` random legal moves, with `chess960` from one of the 960 starts. Of the games of a PGN file the first
-    `plies` half-moves are taken. `order` is that of a book; it begins with opening number `start`, from 1."""
+    """The openings of a match.
+
+    `book` is an EPD, FEN or PGN file, also with .gz, or a data file from which positions are drawn; None: openings of
+    `plies` random legal moves, with `chess960` from one of the 960 start positions. From each game of a PGN file, the
+    first `plies` half-moves are used. `order` is that of a book, which begins at opening number `start`, from 1."""
 
     book: str | None = None
     order: Literal["random", "sequential"] = "random"

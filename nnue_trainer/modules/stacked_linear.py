@@ -14,7 +14,8 @@ BACKWARD = "nnue::_stacked_linear_backward"
 
 
 class StackedLinear(nn.Module):
-    """`weight` fp32 [num_stacks, out_features, in_features], `bias` fp32 [num_stacks, out_features].
+    """A linear layer for each stack: `weight` fp32 [num_stacks, out_features, in_features], `bias` fp32 [num_stacks,
+    out_features].
 
     All stacks start identical, as one `nn.Linear` would.
     """

@@ -63,8 +63,8 @@ def depends_on_queens(table: Sequence[int]) -> bool:
 
 @dataclass(frozen=True)
 class FirstLayer:
-    """Stages 1, 2 and 6. Tensors are named as in `Net.tensors()`; `weights` and `psqt` have one for each part of
-    `Net.integer_feature_set`, in its order."""
+    """Stages 1, 2 and 6: accumulators, their activation, and PSQT columns. Tensors are named as in `Net.tensors()`;
+    `weights` and `psqt` have one for each part of `Net.integer_feature_set`, in its order."""
 
     bias: str
     """int16 [H]"""
@@ -93,7 +93,9 @@ class FirstLayer:
 
 @dataclass(frozen=True)
 class IntegerLayer:
-    """Stage 4. Activations of an output y, with s = square_shift + 2 · shift:
+    """Stage 4: a layer after the first one.
+
+    Activations of an output y, with s = square_shift + 2 · shift:
 
     - crelu: clip(y >> shift, 0, clip)
     - screlu: clip(y, 0, clip << shift)² >> s

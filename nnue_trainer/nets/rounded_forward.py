@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 @section
 class QatConfig:
-    """Whether training computes as the engine will."""
+    """Quantisation-aware training: whether, and from when on, the forward pass rounds as the engine does."""
 
     _old_keys = old_keys(aware="qat", aware_from="qat_from")
     qat: bool = False

@@ -53,7 +53,7 @@ class Work:
 
 
 class Rule(ABC):
-    """How parameters move by their gradients.
+    """An update rule: how a step changes parameters from their gradients.
 
     A rule adds its update to the parameter, in place, and the update does not depend on the parameter's value (except
     for weight decay, which shrinks it). Then the update of a virtual row can be added to all rows that share it. A rule
@@ -109,8 +109,8 @@ class Layer(Protocol):
     """A layer around a rule."""
 
     def step(self, loss: Tensor, inner: Callable[[], None]) -> None:
-        """Called when gradients are there, with the loss (fp32 scalar). It calls `inner`, which runs the layers below,
-        once or not at all."""
+        """Called when the gradients are computed, with the loss (fp32 scalar). It calls `inner`, which runs the layers
+        below, at most once."""
         ...
 
 

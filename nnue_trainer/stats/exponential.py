@@ -61,7 +61,7 @@ def ewm(
     adjust: bool = True,
     ignore_na: bool = False,
 ) -> Ewm:
-    """Weights that fall by the factor 1 − alpha from element to element, as in pandas' `Series.ewm`.
+    """Exponentially weighted statistics, as pandas' `Series.ewm`: weights fall by the factor 1 − alpha per element.
 
     Args:
         x: [..., n], float32 or float64, on CPU or CUDA; need not be contiguous.

@@ -116,7 +116,7 @@ class Rolling:
 def rolling(
     x: Tensor, window: int, min_periods: int | None = None, center: bool = False, closed: Closed | None = None
 ) -> Rolling:
-    """Windows of `window` elements along the last dimension of x, as in pandas' `Series.rolling`.
+    """Statistics of windows of `window` elements along the last dimension of x, as pandas' `Series.rolling`.
 
     Args:
         x: [..., n], float32 or float64, on CPU or CUDA; need not be contiguous.

@@ -58,7 +58,7 @@ _TIME_IS_UP = "training.max_time"
 
 @dataclass(frozen=True)
 class Summary:
-    """How a run ended."""
+    """The end of a run: its steps, losses, and the reason."""
 
     step: int
     """steps done in the whole run"""

@@ -1,4 +1,4 @@
-"""Feature sets from outside: functions in Python over decoded positions (base.py), and C++ headers (header.py).
+"""Your own feature sets: functions in Python over decoded positions (base.py), and C++ headers (header.py).
 
 The built-in sets are compiled (data_loader/features); `nnue_trainer.data.feature_set` finds sets of both kinds by name.
 """

@@ -1,6 +1,6 @@
-"""Data formats: those of data_loader/ and those from outside, in one registry. docs/own-data.md.
+"""Data formats: the built-in ones and your own, in one registry (docs/own-data.md).
 
-`base` has the class that formats from outside derive from; the built-in ones (`built_in`) are those of
+`base` has the class that your own formats derive from; the built-in ones (`built_in`) are those of
 data_loader/formats, where their names and suffixes come from.
 """
 
