@@ -28,7 +28,8 @@ _BY_CODE = [name for pair in zip(PIECES[:6], PIECES[6:], strict=True) for name i
 class WeightMap:
     """Mean magnitude of a piece-square part's weights over all neurons, fp64 [buckets, planes, 64], in units of the
     float model; `planes` gives the piece of each plane, `king_buckets` [64] the bucket of an own king on each
-    square, −1 where none was found; `states` names the states of a king bucket, whose buckets follow one another."""
+    square, −1 where none was found; `states` names the states of a king bucket, whose buckets follow one another. If
+    buckets depend on anything else, there are no king buckets, and one state without a name."""
 
     part: str
     sizes: Floats
@@ -52,7 +53,11 @@ def weight_map(part: FeaturePart, weight: torch.Tensor) -> WeightMap:
     # Bucket sizes that are not a multiple of 64 begin with an unused slot.
     boards = sizes[:, part.bucket_size % SQUARES :].reshape(buckets, -1, SQUARES)
     states = state_names(part)
-    return WeightMap(part.name, boards, plane_names(part), king_buckets(part, len(states)), states)
+    if states == [""] and outside_set(part.name) is not None and counters_of(part.name) != ():
+        kings = np.full(SQUARES, -1, np.int64)
+    else:
+        kings = king_buckets(part, len(states))
+    return WeightMap(part.name, boards, plane_names(part), kings, states)
 
 
 def _indices(part: FeaturePart, fen_board: str) -> set[int]:

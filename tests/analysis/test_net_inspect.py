@@ -160,6 +160,18 @@ class ByKings(Features):
     def indices(self, view: View):
         plane = view.piece // 2 + 6 * (view.piece % 2)
         return left_packed(np.where(view.present, 768 * (view.king // 16)[:, None] + 64 * plane + view.square, -1))
+
+
+@section
+class ByPlace(Features):
+    num_features = 2 * 768
+    max_active = 32
+    bucket_size = 768
+
+    def indices(self, view: View):
+        plane = view.piece // 2 + 6 * (view.piece % 2)
+        bucket = (view.board[:, 28] == 0) * 1
+        return left_packed(np.where(view.present, 768 * bucket[:, None] + 64 * plane + view.square, -1))
 """
 IN_A_HEADER = """
 #include "features/general_set.h"
@@ -245,6 +257,15 @@ def test_labels_of_sets_with_states(name, states, bucket_of, planes, tmp_path):
         assert found.sizes[bucket, planes.index("own knight"), 27] == pytest.approx(
             weight[expected].abs().mean().item()
         )
+
+
+def test_a_bucket_by_the_place_of_a_piece_is_not_labelled(tmp_path):
+    """Neither the own king nor counts of pieces select its buckets."""
+    (tmp_path / "sets.py").write_text(IN_PYTHON)
+    (part,) = feature_set(f"{tmp_path}/sets.py:ByPlace", may_import=True).parts
+    found = weight_map(part, torch.randn(part.num_features, 4))
+    assert found.planes == GROUPED
+    assert (found.states, set(found.king_buckets.tolist())) == ([""], {-1})
 
 
 def test_weight_maps_are_means_of_magnitudes():
