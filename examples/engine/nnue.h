@@ -1,7 +1,7 @@
-// NNUE inference in one header, C++17, no dependency: for nets that `nnue export --format raw --header` writes.
+// NNUE inference in one header, C++17, without dependencies, for nets that `nnue export --format raw --header` writes.
 //
-// The header that lies beside a net (net.h) states what the net is: a struct `Net` of sizes, which everything here is a
-// template over. An engine does four things:
+// The header beside a net (net.h) describes it in a struct `Net`, the parameter of all templates here. An engine does
+// four things:
 //
 //     nnue::Network<Net> network;                        // once: network.load("net.bin") or network.load(data, size)
 //     nnue::Accumulator<Net> accumulator;                // one per ply of the search
@@ -11,9 +11,9 @@
 //
 // An engine with its own board passes `Material` and `Delta` instead of boards.
 //
-// The arithmetic is that of `nnue eval`, integer by integer (nnue_trainer/nets/integer_forward.py). AVX2, AVX-512,
-// VNNI, NEON and its dot products are used where the compiler may; define NNUE_PLAIN to do without. Define
-// NNUE_NAMESPACE where the name `nnue` is taken. How to put this into an engine: docs/engine.md.
+// All integers equal those of `nnue eval` (nnue_trainer/nets/integer_forward.py). The compiler's target options enable
+// AVX2, AVX-512, VNNI, NEON and its dot products; define NNUE_PLAIN to use plain loops. If the name `nnue` is taken,
+// define NNUE_NAMESPACE. How to use this in an engine: docs/engine.md.
 #pragma once
 
 #include <algorithm>
@@ -54,7 +54,7 @@ namespace NNUE_NAMESPACE {
 enum Type { kPawn, kKnight, kBishop, kRook, kQueen, kKing };
 enum Colour { kWhite, kBlack };
 
-// Squares count from a1 = 0 over b1 = 1 to h8 = 63. An engine fills this from its own board, or keeps it beside it.
+// Squares: a1 = 0, b1 = 1 … h8 = 63. An engine fills a Board from its own board, or keeps one beside it.
 struct Board {
     static constexpr std::uint8_t kEmpty = 15;
 
@@ -73,7 +73,7 @@ struct Board {
         for (const std::uint8_t code : piece) count += code != kEmpty;
         return count;
     }
-    // Pieces whose bit is set in `codes`, where own pieces of the perspective have even codes.
+    // The number of pieces whose code has a bit in `codes`; the perspective's own pieces have even codes.
     int count_of(unsigned codes, int perspective) const {
         int count = 0;
         for (const std::uint8_t code : piece) count += code != kEmpty && (codes >> (code ^ perspective) & 1);
@@ -81,7 +81,7 @@ struct Board {
     }
 };
 
-// The data that select a perspective's bucket, for engines with their own board: the kings' squares and the number
+// For engines with their own board, what selects the bucket of a perspective: the squares of the kings and the number
 // of pieces of each code, 2 · type + colour.
 struct Material {
     std::uint8_t king[2] = {0, 0};
@@ -111,7 +111,7 @@ struct Delta {
 
     void add(int code, int square) { added[num_added++] = piece(code, square); }
     void remove(int code, int square) { removed[num_removed++] = piece(code, square); }
-    // The same move taken back.
+    // The changes of unmaking this move.
     Delta reversed() const {
         Delta back;
         for (int i = 0; i < num_added; ++i) back.remove(added[i].code, added[i].square);
@@ -127,8 +127,8 @@ struct Delta {
 
 // ---- input features -------------------------------------------------------------------------------------------------
 //
-// A set has kFeatures features, of which at most kMaxActive are active. While key() of the board stays the same, a move
-// only adds and removes features; when it changes, the perspective is computed afresh.
+// A set has kFeatures features, of which at most kMaxActive are active. As long as key() of the board does not change,
+// a move only adds and removes features; if it changes, the perspective is refreshed.
 
 constexpr int bit_count(std::uint64_t bits) {
 #if defined(__GNUC__)
@@ -140,12 +140,12 @@ constexpr int bit_count(std::uint64_t bits) {
 #endif
 }
 
-// Counts pieces, up to `most`; bit c of `codes` is set where pieces of code c count, own pieces having even codes.
+// Counts pieces, up to `most`. Bit c of `codes` is set if pieces of code c count; own pieces have even codes.
 struct Counter {
     int codes, most;
 };
 
-// The state of a perspective, which the kCounters[] of a set count in mixed radix; kStates is the number of states.
+// The state of a perspective: the counts of the set's kCounters[] as a number in mixed radix, below kStates.
 template <class Set, class Position>
 int state_of(const Position& board, int perspective) {
     int state = 0;
@@ -158,9 +158,9 @@ int state_of(const Position& board, int perspective) {
     return state;
 }
 
-// Kings has the whole definition: kPlanes, kInterleaved, kEnemyFirst, kMirror (0 none, 1 to files a–d, 2 to files e–h),
-// kTurn (what Black's squares are xored with: 56 turns the ranks, 63 the board), kUnused (features in front of the
-// planes of a bucket), kBuckets, kOfSquare[64], kStates, and with more than one state kCounters[].
+// Kings defines the set: kPlanes, kInterleaved, kEnemyFirst, kMirror (0 none, 1 to files a–d, 2 to files e–h), kTurn
+// (Black's squares are xored with it: 56 flips the ranks, 63 rotates the board), kUnused (features before the planes of
+// a bucket), kBuckets, kOfSquare[64], kStates, and kCounters[] if there is more than one state.
 template <class Kings>
 struct PieceSquares {
     static constexpr bool kPerPiece = true;
@@ -175,19 +175,19 @@ struct PieceSquares {
     static int offset(int perspective, int king) {
         return kPerBucket * Kings::kStates * Kings::kOfSquare[king ^ orientation(perspective, king)];
     }
-    // The key in 0 … kKeys − 1, of which there are few: each bucket, mirrored or not.
+    // The key, 0 … kKeys − 1: the bucket, and whether the board is mirrored.
     static constexpr int kKeys = 2 * Kings::kStates * Kings::kBuckets;
     template <class Position>
     static int key(int perspective, const Position& board) {
         const bool is_mirrored = orientation(perspective, board.king[perspective]) & 7;
         return 2 * (bucket_offset(board, perspective) / kPerBucket) + is_mirrored;
     }
-    // The first feature of the bucket that the row of a perspective lies in: by king and by state.
+    // The first feature of the perspective's bucket, which the king and the state select.
     template <class Position>
     static int bucket_offset(const Position& board, int perspective) {
         return offset(perspective, board.king[perspective]) + kPerBucket * state_of<Kings>(board, perspective);
     }
-    // −1 where the piece has no feature. `first` is bucket_offset of the board.
+    // −1 if the piece has no feature. `first` is the board's bucket_offset.
     static int index(int code, int square, int perspective, int king, int first) {
         const int type = code >> 1, second = (code & 1) ^ perspective ^ Kings::kEnemyFirst;
         if (Kings::kPlanes == 10 && type == kKing) return -1;
@@ -206,12 +206,12 @@ struct PieceSquares {
     }
 };
 
-// How threats and pawn pairs see the board: the own king on files a–d.
+// For threats and pawn pairs, the board is mirrored so that the own king is on files a–d.
 inline int pair_orientation(int perspective, int king) {
     return (perspective ? 56 : 0) ^ ((king & 7) < 4 ? 0 : 7);
 }
 
-// Calls found(to) for each square that the piece attacks; on a board for sliders up to the first piece, on none all.
+// Calls found(to) for each square that the piece attacks. Sliders stop at the first piece, if a board is given.
 template <class Found>
 constexpr void for_each_attack(int type, int colour, int from, const std::uint8_t* board, Found found) {
     constexpr int kSteps[8][2] = {{1, 0}, {-1, 0}, {0, 1}, {0, -1}, {1, 1}, {1, -1}, {-1, 1}, {-1, -1}};
@@ -237,10 +237,10 @@ constexpr void for_each_attack(int type, int colour, int from, const std::uint8_
     }
 }
 
-// The versions of Full_Threats. slot(attacker, victim), of codes as the perspective sees them, own pieces having even
-// ones, numbers the blocks of an attacker's features, of which it has slots(attacker); −1: the pair has none. With
-// kPushes a pawn also "attacks" a pawn on the square ahead. In most versions kVictims numbers the victims P N B R Q K
-// of an attacker of either side, and kSlots counts own and enemy victims together.
+// The versions of Full_Threats. The features of an attacker form slots(attacker) blocks, and slot(attacker, victim) is
+// the number of a block, or −1 for a pair without features. Own pieces of the perspective have even codes. With
+// kPushes, a pawn also "attacks" a pawn on the square ahead. In most versions, kVictims numbers the victims P N B R Q K
+// of an attacker, and kSlots counts own and enemy victims.
 template <class Version>
 struct PlainSlots {
     static constexpr bool kPushes = false, kMerged = false;
@@ -268,13 +268,13 @@ struct ThreatsV12 : PlainSlots<ThreatsV12> {
     static constexpr int kVictims[6][6] = {{0, 1, -1, 2, -1, -1}, {0, 1, 2, 3, 4, -1}, {0, 1, 2, 3, -1, -1},
                                            {0, 1, 2, 3, -1, -1},  {0, 1, 2, 3, 4, -1}, {-1, -1, -1, -1, -1, -1}};
 };
-// Of two pieces of one type and of different colours, pawns aside, both squares are exchanged (kMerged): the pair lies
-// where pairs of one colour leave entries free.
+// If two pieces of one type, except pawns, have different colours, their squares are exchanged (kMerged), which places
+// the pair in entries that pairs of one colour do not use.
 struct ThreatsV2 {
     static constexpr int kFeatures = 53564;
     static constexpr bool kPushes = false, kMerged = true;
     static constexpr int kSlots[12] = {5, 6, 9, 9, 7, 7, 7, 7, 9, 9, 0, 0};
-    // Victims are own P, enemy P, own N, enemy N, … enemy Q.
+    // Columns: own P, enemy P, own N, enemy N, … enemy Q as the victim.
     static constexpr int kOfVictim[6][10] = {{0, -1, 1, 3, -1, -1, 2, 4, -1, -1}, {0, 5, 1, 1, 2, 6, 3, 7, 4, 8},
                                              {0, 4, 1, 5, 2, 2, 3, 6, -1, -1},    {0, 4, 1, 5, 2, 6, 3, 3, -1, -1},
                                              {0, 5, 1, 6, 2, 7, 3, 8, 4, 4},      {0, 3, 1, 4, -1, -1, 2, 5, -1, -1}};
@@ -295,7 +295,7 @@ struct ThreatsV16 : PlainSlots<ThreatsV16> {
                                            {0, 1, 2, 3, -1, -1},   {0, 1, 2, 3, 4, -1}, {-1, -1, -1, -1, -1, -1}};
 };
 
-// Where the indices of a piece and its squares begin, as a perspective sees them: own pieces have even codes.
+// The first index of each pair of pieces, and of each square of an attacker; own pieces have even codes.
 template <class Version>
 struct ThreatTables {
     std::uint64_t reach[12][64] = {};  // attacks on an empty board
@@ -338,7 +338,7 @@ struct OneKey {
     }
 };
 
-// One for each half of the board that the own king can be on.
+// One key for each half of the board on which the own king can be.
 struct MirroredKeys {
     static constexpr bool kPerPiece = false;
     static constexpr int kKeys = 2;
@@ -363,7 +363,7 @@ struct Threats : MirroredKeys {
             const auto threat = [&](int to, bool is_push) {
                 if (board.piece[to] == Board::kEmpty) return;
                 const int victim = board.piece[to] ^ perspective;
-                // A pawn in front of a pawn has the number of the first victim, and is all that a push is about.
+                // Only a pawn ahead is a victim of a push; it has the number of the first victim.
                 if (is_push && victim >> 1 != kPawn) return;
                 const int block = kTables.block[attacker][victim];
                 if (block < 0) return;
@@ -380,8 +380,9 @@ struct Threats : MirroredKeys {
     }
 };
 
-// A set whose features are a table: kIndex[own king][code][square] + kOffset[own king][state], as the perspective sees
-// them; an index of −1 is none. kFeatures, kStates, and with more than one state kCounters[].
+// A set as a table: a feature is kIndex[own king][code][square] + kOffset[own king][state], from the perspective's
+// view; an index of −1 is no feature. Table also has kFeatures, kStates, and kCounters[] if there is more than one
+// state.
 template <class Table>
 struct Tabled : OneKey {
     static constexpr int kFeatures = Table::kFeatures, kMaxActive = 32;
@@ -398,8 +399,8 @@ struct Tabled : OneKey {
     }
 };
 
-// A set of a C++ header, four functions as docs/own-features.md has them. Planes is the board that they get:
-// CodePlanes of features/general_set.h.
+// A set in a C++ header, with the four functions that docs/own-features.md describes. Planes is their board, CodePlanes
+// of features/general_set.h.
 template <class Set, class Planes>
 struct General : OneKey {
     static constexpr int kFeatures = Set::kNumFeatures, kMaxActive = Set::kMaxActive;
@@ -477,7 +478,7 @@ template <class... Parts>
 struct Inputs {
     static constexpr int kCount = sizeof...(Parts);
 
-    // The number of the part with the most keys, and how many.
+    // The number of the part with the most keys, and the number of its keys.
     static constexpr std::pair<int, int> most_keys() {
         constexpr int kKeys[] = {Parts::Features::kKeys...};
         int best = 0;
@@ -497,16 +498,17 @@ struct Inputs {
 // ---- what a net is --------------------------------------------------------------------------------------------------
 
 enum class Activation { kNone, kCrelu, kScrelu, kDual, kPairwise };
-enum class Sides { kBoth, kMover, kWhite };                           // perspectives that the layers see
-enum class Buckets { kByPieces, kByQueens, kByWeights, kBySquares };  // what chooses the layers
+enum class Sides { kBoth, kMover, kWhite };                           // the inputs of the layers
+enum class Buckets { kByPieces, kByQueens, kByWeights, kBySquares };  // what selects the layers
 enum class Scalar { kI8, kI16, kI32, kF32 };
 
 constexpr int size_of(Scalar type) {
     return type == Scalar::kI8 ? 1 : type == Scalar::kI16 ? 2 : 4;
 }
 
-// A layer after the first: y = Σ weight · x / divide + bias. Bit k of `vectors` is set where vector k is an input: 0
-// are the first activations, k + 1 those of layer k. With is_float: y = Σ weight · x · factor + bias in fp32.
+// A layer after the first: y = Σ weight · x / divide + bias, or with is_float: y = Σ weight · x · factor + bias in
+// fp32. Bit k of `vectors` is set if vector k is an input; vector 0 has the first activations, vector k + 1 those of
+// layer k.
 struct Layer {
     unsigned vectors;
     int inputs, columns;  // columns: of a row in the file, at least as many as inputs
@@ -519,7 +521,8 @@ struct Layer {
     double factor;
 };
 
-// (output `plus` − output `minus`) · multiply / divide of a layer goes straight to the output; minus −1: plus only.
+// Adds (output `plus` − output `minus`) · multiply / divide of a layer directly to the net's output; minus −1: only
+// plus.
 struct Skip {
     int layer, plus, minus;
     std::int64_t multiply, divide;
@@ -533,7 +536,7 @@ struct Wdl {
 
 namespace detail {
 
-// ln(E / (1 − E)) of E = win + draw / 2, the expected points by the softmax of the logits of loss, draw and win.
+// ln(E / (1 − E)), where E = win + draw / 2 by the softmax of the logits of loss, draw and win.
 inline double log_odds(const double (&logits)[3]) {
     const auto log_sum = [](double a, double b) { return std::max(a, b) + std::log1p(std::exp(-std::abs(a - b))); };
     const double half = logits[1] - 0.69314718055994531;  // ln 2
@@ -554,7 +557,7 @@ struct Psqt<0> {
 
 }  // namespace detail
 
-// Perspectives that have an accumulator: a net of White's view has only one.
+// The number of accumulators: one for a net from White's view, otherwise one for each side.
 template <class Net>
 constexpr int kPerspectives = Net::kSides == Sides::kWhite ? 1 : 2;
 
@@ -563,8 +566,8 @@ struct alignas(64) Accumulator : detail::Psqt<Net::kPsqt ? Net::kBuckets : 0> {
     alignas(64) std::int16_t values[kPerspectives<Net>][Net::kHidden];
 };
 
-// Accumulators of earlier boards, one for each bucket and perspective, from which a perspective is computed when the
-// bucket changes. One for each thread; `clear` after another net was loaded.
+// Makes refreshes cheaper: for each bucket and perspective it keeps the accumulator of an earlier board. Use one cache
+// per thread, and call `clear` after loading another net.
 template <class Net>
 class Cache {
   public:
@@ -589,7 +592,7 @@ class Cache {
         return entries_[kKeys * perspective + key];
     }
 
-    // The part with the most keys chooses the entry.
+    // The part with the most keys selects the entry.
     static constexpr int kPart = Net::Inputs::most_keys().first, kKeys = Net::Inputs::most_keys().second;
     std::unique_ptr<Entry[]> entries_{new Entry[kPerspectives<Net> * kKeys]};
 };
@@ -629,11 +632,11 @@ inline Words clamp(Words a, int most) {
 inline Ints no_ints() {
     return _mm512_setzero_si512();
 }
-// sums + a · b, neighbours added.
+// sums + a · b; products of two neighbours are added.
 inline Ints add_products(Ints sums, Words a, Words b) {
     return _mm512_add_epi32(sums, _mm512_madd_epi16(a, b));
 }
-// The same of bytes, of which a are 0 … 127, four neighbours added: two products always fit 16 bits.
+// The same for bytes, in fours. a are 0 … 127, so the sum of two products always fits 16 bits.
 inline Ints add_products_of_bytes(Ints sums, __m512i a, __m512i b) {
 #if defined(__AVX512VNNI__)
     return _mm512_dpbusd_epi32(sums, a, b);
@@ -644,7 +647,7 @@ inline Ints add_products_of_bytes(Ints sums, __m512i a, __m512i b) {
 inline Ints add_products_of_bytes(Ints sums, const std::uint8_t* a, const std::int8_t* b) {
     return add_products_of_bytes(sums, _mm512_loadu_si512(a), _mm512_loadu_si512(b));
 }
-// sums + four inputs · their weights, for kWords / 2 outputs.
+// sums + the products of four inputs with their weights, for kWords / 2 outputs.
 inline Ints add_four(Ints sums, std::uint32_t four, const std::int8_t* weight) {
     return add_products_of_bytes(sums, _mm512_set1_epi32(static_cast<int>(four)), _mm512_loadu_si512(weight));
 }
@@ -789,7 +792,7 @@ struct Changes {
 };
 
 #if defined(NNUE_VECTORS)
-// Registers · kWords numbers of `apply`, from j on.
+// `apply` for Registers · kWords numbers, from j on.
 template <int Registers, class Weight, int Most>
 inline void apply_words(const Changes<Weight, Most>& changes, const std::int16_t* from, std::int16_t* to, int j) {
     Words sums[Registers];
@@ -816,7 +819,7 @@ inline void apply(const Changes<Weight, Most>& changes, const Value* from, Value
         for (; j + kWords <= size; j += kWords) apply_words<1>(changes, from, to, j);
     }
 #endif
-    // Compilers make vectors of these loops.
+    // Compilers vectorise these loops.
     using Unsigned = std::make_unsigned_t<Value>;
     if (to != from && j < size) std::memcpy(to + j, from + j, static_cast<std::size_t>(size - j) * sizeof(Value));
     const auto change = [&](const Weight* row, auto operation) {
@@ -830,7 +833,7 @@ inline void apply(const Changes<Weight, Most>& changes, const Value* from, Value
     for (int i = 0; i < changes.num_removed; ++i) change(changes.removed[i], [](auto a, auto b) { return a - b; });
 }
 
-// Σ weight · x in 32 bits, which wraps around.
+// Σ weight · x in 32 bits, wrapping around.
 template <class Weight>
 inline std::int32_t dot(const std::int16_t* x, const Weight* weight, int size) {
     std::uint32_t sum = 0;
@@ -844,15 +847,15 @@ inline std::int32_t dot(const std::int16_t* x, const Weight* weight, int size) {
     return static_cast<std::int32_t>(sum);
 }
 
-// Σ weight · a · b, exactly, where every weight · a fits 16 bits and a, b are 0 … 256. `pair(i)` gives kWords of a and
-// b from i on, `one(i)` a single product.
+// The exact Σ weight · a · b, if every weight · a fits 16 bits and a, b are 0 … 256. `pair(i)` returns kWords of a and
+// of b from i on, `one(i)` a single a · b.
 template <class Weight, class Pair, class One>
 inline std::int64_t dot_pairs(const Weight* weight, int size, Pair pair, One one) {
     std::int64_t sum = 0;
     int i = 0;
 #if defined(NNUE_VECTORS)
     while (i + kWords <= size) {
-        // A lane grows by no more than 2^24 per step, so 64 of them fit 32 bits.
+        // A lane grows by at most 2^24 per step, so the sum of 64 steps fits 32 bits.
         Ints sums = no_ints();
         for (int end = std::min(size - kWords + 1, i + 64 * kWords); i < end; i += kWords) {
             const auto factors = pair(i);
@@ -885,7 +888,7 @@ inline std::int64_t dot_products(const std::int16_t* a, const std::int16_t* b, c
     return dot_pairs(weight, size, pair, [&](int i) { return a[i] * b[i]; });
 }
 
-// Σ weight · clamp(x, 0, clip)²: what is clamped never leaves the registers.
+// Σ weight · clamp(x, 0, clip)²; the clamped values stay in registers.
 template <class Weight>
 inline std::int64_t dot_squares(const std::int16_t* x, const Weight* weight, int size, int clip) {
     const auto pair = [&](int i) {
@@ -902,7 +905,7 @@ inline std::int64_t dot_squares(const std::int16_t* x, const Weight* weight, int
     });
 }
 
-// Σ weight · x(i) in float64, in four independent sums, which compilers make vectors of.
+// Σ weight · x(i) in float64, in four independent sums, so that compilers can vectorise it.
 template <class Weight, class Input>
 inline double dot_real(const Weight* weight, int size, Input x) {
     double parts[4] = {0, 0, 0, 0};
@@ -916,8 +919,8 @@ inline double dot_real(const Weight* weight, int size, Input x) {
     return (parts[0] + parts[1]) + (parts[2] + parts[3]);
 }
 
-// Σ weight · x of `Outputs` outputs for x of 0 … 127, most of which are 0 in blocks of four. The weights lie in blocks,
-// too: [size / 4][Outputs][4].
+// Σ weight · x for each of `Outputs` outputs, for x of 0 … 127 of which most blocks of four are 0. The weights are in
+// blocks, too: [size / 4][Outputs][4].
 template <int Outputs, int Size>
 inline void dot_sparse(const std::uint8_t* x, const std::int8_t* weight, std::int32_t* y) {
     std::uint16_t blocks[Size / 4];
@@ -951,7 +954,7 @@ inline void dot_sparse(const std::uint8_t* x, const std::int8_t* weight, std::in
     }
 }
 
-// Memory for weights, each tensor at the start of a cache line.
+// Memory for weights; each tensor begins at a cache line.
 class Memory {
   public:
     Memory() = default;
@@ -972,7 +975,7 @@ class Memory {
 template <class Net>
 class Network {
   public:
-    // The raw file. False, with the reason in `error`, if it is not there or not of this net's size.
+    // Loads a raw file. False, with the reason in `error`, if it cannot be read or does not have this net's size.
     bool load(const char* path, std::string& error) {
         const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path, "rb"), &std::fclose);
         if (!file) {
@@ -988,7 +991,7 @@ class Network {
         return false;
     }
 
-    // The same from memory, where an engine has the file built in. False for another size.
+    // The same from memory, for a file inside the executable. False if the size differs.
     bool load(const void* data, std::size_t size) {
         if (size != file_size()) return false;
         memory_ = detail::Memory(layout([](std::size_t, std::size_t, std::size_t) {}));
@@ -1001,26 +1004,27 @@ class Network {
 
     static constexpr std::size_t file_size() { return Net::kFileSize; }
 
-    // Both perspectives from nothing.
+    // Computes both perspectives from all pieces.
     void refresh(const Board& board, Accumulator<Net>& accumulator) const {
         for (int perspective = 0; perspective < kPerspectives<Net>; ++perspective)
             refresh(board, perspective, accumulator);
     }
 
-    // The same from the cache, as far as it has been there.
+    // The same, from the accumulators in the cache if they are filled.
     void refresh(const Board& board, Accumulator<Net>& accumulator, Cache<Net>& cache) const {
         for (int perspective = 0; perspective < kPerspectives<Net>; ++perspective)
             refresh(board, perspective, accumulator, cache);
     }
 
-    // The accumulator of `after` from that of `before`, one move or several earlier. `old` may not be `accumulator`.
+    // Computes the accumulator of `after` from `old`, that of `before`, one or more moves earlier. `old` must be a
+    // different object.
     void update(const Board& before, const Accumulator<Net>& old, const Board& after,
                 Accumulator<Net>& accumulator) const {
         update_with(before, old, after, accumulator,
                     [&](int perspective) { refresh(after, perspective, accumulator); });
     }
 
-    // The same with a cache for perspectives whose bucket changes.
+    // The same; perspectives whose bucket changes are refreshed from the cache.
     void update(const Board& before, const Accumulator<Net>& old, const Board& after, Accumulator<Net>& accumulator,
                 Cache<Net>& cache) const {
         update_with(before, old, after, accumulator,
@@ -1032,8 +1036,8 @@ class Network {
         return evaluate_in(accumulator, board.black_to_move, bucket_of(board, board.black_to_move));
     }
 
-    // `queens`, of nets with buckets by queens: 4 · min(3, queens of the side to move) + min(3, queens of the other
-    // side). Nets with buckets by weights of pieces need a Board or Material.
+    // The same without a board. Only nets with buckets by queens use `queens`: 4 · min(3, queens of the side to move) +
+    // min(3, queens of the other side). Nets with buckets by weights of pieces need a Board or Material.
     int evaluate(const Accumulator<Net>& accumulator, bool black_to_move, int pieces, int queens = 0) const {
         static_assert(Net::kBucketsBy != Buckets::kByWeights, "pass a Board, or Material");
         static_assert(Net::kBucketsBy != Buckets::kBySquares, "pass a Board, or Material and the pieces");
@@ -1043,7 +1047,7 @@ class Network {
 
     // ---- for engines with their own board, and nets whose features are pieces on squares
     //
-    // pieces(visit) calls visit(code, square) for each piece on the board, kings among them.
+    // pieces(visit) calls visit(code, square) for each piece on the board, including kings.
 
     template <class Pieces>
     void refresh(const Material& material, Pieces pieces, Accumulator<Net>& accumulator) const {
@@ -1057,9 +1061,9 @@ class Network {
         refresh(board_of(material, pieces), accumulator, cache);
     }
 
-    // The accumulator behind the move `delta`. `pieces` are those of the board after it, and are visited only where a
-    // perspective changes its bucket. `old` may be `accumulator`: engines that make and unmake moves on one board may
-    // keep one accumulator, and take a move back with `delta.reversed()`, with `before` and `after` exchanged.
+    // Computes the accumulator after the move `delta`. `pieces` are those of the board after the move; they are visited
+    // only if a perspective changes its bucket. `old` may be `accumulator`: engines that make and unmake moves on one
+    // board need only one accumulator, and unmake a move with `delta.reversed()` and `before` and `after` exchanged.
     template <class Pieces>
     void update(const Material& before, const Accumulator<Net>& old, const Material& after, const Delta& delta,
                 Pieces pieces, Accumulator<Net>& accumulator) const {
@@ -1085,8 +1089,8 @@ class Network {
         }
     }
 
-    // One piece more or less in one perspective; nothing in one without an accumulator. The bucket of the perspective
-    // must be that of `material` (`needs_refresh`).
+    // Adds or removes one piece in one perspective; does nothing for a perspective without an accumulator. The bucket
+    // of the perspective must be that of `material` (see `needs_refresh`).
     void add(const Material& material, int perspective, int code, int square, Accumulator<Net>& accumulator) const {
         if (perspective >= kPerspectives<Net>) return;
         Delta delta;
@@ -1100,7 +1104,7 @@ class Network {
         apply_delta(material, delta, perspective, accumulator, accumulator);
     }
 
-    // Whether the perspective must be computed from nothing between two boards.
+    // Whether the perspective must be refreshed between two boards.
     static bool needs_refresh(const Material& before, const Material& after, int perspective) {
         return perspective < kPerspectives<Net> && !has_same_key(before, after, perspective);
     }
@@ -1109,14 +1113,14 @@ class Network {
         return evaluate_in(accumulator, black_to_move, bucket_of(material, black_to_move));
     }
 
-    // The same for any net: `pieces` are visited where output buckets depend on squares.
+    // The same for any net; `pieces` are visited if output buckets depend on squares.
     template <class Pieces>
     int evaluate(const Accumulator<Net>& accumulator, bool black_to_move, const Material& material,
                  Pieces pieces) const {
         return evaluate_in(accumulator, black_to_move, bucket_of(material, pieces, black_to_move));
     }
 
-    // ---- probabilities by a net with a head of win, draw and loss, from the side to move's view
+    // ---- probabilities from the side to move's view, for a net with `head: wdl`
 
     Wdl wdl(const Accumulator<Net>& accumulator, const Board& board) const {
         return wdl_in(accumulator, board.black_to_move, bucket_of(board, board.black_to_move));
@@ -1139,10 +1143,11 @@ class Network {
         const std::int64_t clip = Net::kClip;
         return Net::kActivation == Activation::kCrelu ? clip : clip * clip >> Net::kProductShift;
     }
-    // The first activations are products of two numbers which stay apart, since they may exceed 15 bits.
+    // The first activations are products that may exceed 15 bits, so their two factors are stored instead.
     static constexpr bool kWholeProducts =
         Net::kActivation != Activation::kCrelu && (Net::kProductShift == 0 || first_largest() > 32767);
-    // Whether vector `number` (0 the first activations) has bytes of 0 … 127; where its readers have bytes as weights.
+    // Whether vector `number` is stored in bytes: its values are 0 … 127, and all layers that read it have byte
+    // weights.
     static constexpr bool is_bytes(int number) {
         for (int k = 0; k < kNumLayers; ++k) {
             if ((layer(k).vectors >> number & 1) && layer(k).weights != Scalar::kI8) return false;
@@ -1162,7 +1167,7 @@ class Network {
     template <int Number>
     using VectorOf =
         std::conditional_t<has_floats(Number), float, std::conditional_t<is_bytes(Number), std::uint8_t, std::int16_t>>;
-    // The inputs of layer `Number`, if that is not only vector 0.
+    // The type of the inputs of a layer that does not only read vector 0.
     static constexpr bool reads_bytes(int number) {
         for (int k = 0; k <= number; ++k) {
             if ((layer(number).vectors >> k & 1) && (has_floats(k) || !is_bytes(k))) return false;
@@ -1186,7 +1191,7 @@ class Network {
     using WeightOf = In<layer(Number).weights>;
     template <int Number>
     using BiasOf = In<layer(Number).biases>;
-    // A first layer of bytes skips blocks of zeros.
+    // Whether a layer skips blocks of zeros: the first one, if it multiplies bytes.
     static constexpr bool is_sparse(int number) {
         const Layer& one = layer(number);
         return number == 0 && one.vectors == 1 && is_bytes(0) && one.divide == 1 && one.inputs % 4 == 0 &&
@@ -1239,7 +1244,7 @@ class Network {
         return std::min<std::int16_t>(std::max<std::int16_t>(shifted, 0), Net::kClip);
     }
 
-    // ---- tensors: place(offset in the file, offset in memory, bytes) for each; returns the bytes of memory
+    // ---- tensors: calls place(offset in the file, offset in memory, bytes) for each; returns the size of the memory
 
     template <class Place>
     std::size_t layout(Place place) {
@@ -1278,7 +1283,7 @@ class Network {
         return reinterpret_cast<const T*>(memory_.data() + where);
     }
 
-    // Once, behind `load`: facts about the weights of each layer.
+    // Called once, by `load`: prepares facts about the weights of each layer, and the blocks of a sparse layer.
     template <int... Numbers>
     void prepare(std::integer_sequence<int, Numbers...>) {
         ((products_fit_[Numbers] = products_fit<Numbers>()), ...);
@@ -1298,7 +1303,7 @@ class Network {
         }
     }
 
-    // Whether every product of a clipped accumulator and a weight of the layer fits 16 bits.
+    // Whether all products of a clipped accumulator with a weight of the layer fit 16 bits.
     template <int Number>
     bool products_fit() const {
         if constexpr (!kWholeProducts || Net::kProductShift > 0 || layer(Number).vectors != 1 ||
@@ -1318,7 +1323,7 @@ class Network {
         }
     }
 
-    // ---- accumulators. Integers wrap around as the engine's vectors do, so sums are of unsigned numbers.
+    // ---- accumulators. Integers wrap around as in vector registers, so sums are computed in unsigned types.
 
     template <class Refresh>
     void update_with(const Board& before, const Accumulator<Net>& old, const Board& after,
@@ -1341,7 +1346,7 @@ class Network {
         return board;
     }
 
-    // rows(add) gives the features in which the accumulator of a perspective changes.
+    // list(change) calls change(code, square, is_added) for each piece that appears or disappears.
     template <class Position, class List>
     void apply_pieces(const Position& board, int perspective, const std::int16_t* from, const std::int32_t* psqt_from,
                       Accumulator<Net>& accumulator, List list) const {
@@ -1420,7 +1425,7 @@ class Network {
         entry.is_filled = true;
     }
 
-    // The rows of a part in which an accumulator changes.
+    // The rows of a part that are added to an accumulator, and those that are subtracted.
     template <class P>
     struct Rows {
         detail::Changes<typename P::Type, P::Features::kMaxActive> values;
@@ -1448,7 +1453,7 @@ class Network {
         if constexpr (Net::kPsqt) detail::apply(rows.psqt, psqt, psqt_to, Net::kBuckets);
     }
 
-    // `to` and `psqt_to` for the board `after` from `values` and `psqt` of `before`, which has the same keys.
+    // Computes `to` and `psqt_to` for `after` from `values` and `psqt` of `before`, which has the same keys.
     void change(const Board& before, const std::int16_t* values, const std::int32_t* psqt, const Board& after,
                 int perspective, std::int16_t* to, std::int32_t* psqt_to) const {
         Net::Inputs::for_each([&](auto part, int number) {
@@ -1463,7 +1468,7 @@ class Network {
         });
     }
 
-    // change(feature, is_added) for every feature in which the boards differ; the own king's key is the same.
+    // Calls change(feature, is_added) for each feature that differs between two boards with the same key.
     template <class Set, class Change>
     static void differences(const Board& before, const Board& after, int perspective, Change change) {
         if constexpr (Set::kPerPiece) {
@@ -1483,7 +1488,7 @@ class Network {
                 }
             }
         } else {
-            // Far-away pieces take part (a slider's line opens), so both lists are made and compared.
+            // A move can change features of distant pieces, such as a slider's, so both lists are made and compared.
             int list[2][Set::kMaxActive], count[2] = {0, 0};
             for (const int which : {0, 1}) {
                 Set::list(which ? after : before, perspective,
@@ -1504,9 +1509,9 @@ class Network {
         }
     }
 
-    // ---- layers, those of the position's own bucket
+    // ---- layers: only those of the position's bucket
 
-    // Bytes of the vectors before this one.
+    // The size in bytes of all vectors before this one.
     static constexpr std::size_t vectors_end(int before) {
         std::size_t end = 0;
         for (int k = 0; k < before; ++k) {
@@ -1517,13 +1522,13 @@ class Network {
 
     struct State {
         int bucket = 0;
-        std::int64_t skip = 0;  // what goes straight to the output
-        double real_skip = 0;   // the same where the output is a float
+        std::int64_t skip = 0;  // the sum of the skip connections
+        double real_skip = 0;   // the same if the output is a float
         double logits[3] = {};  // of loss, draw and win
         const Accumulator<Net>* accumulator = nullptr;
         int us = 0;
         alignas(64) std::byte vectors[vectors_end(kNumLayers)];
-        // The two factors of the first activations, where these are whole products.
+        // With kWholeProducts, the two factors of the first activations.
         alignas(64) std::int16_t left[kWholeProducts ? kFirstInputs : 1], right[kWholeProducts ? kFirstInputs : 1];
 
         template <int Number>
@@ -1532,10 +1537,10 @@ class Network {
         }
     };
 
-    // The accumulator of the side that comes first, second.
+    // The accumulator that comes first (side 0) or second.
     static int side_of(int us, int side) { return Net::kSides == Sides::kWhite ? 0 : us ^ side; }
 
-    // A single output of squares: nothing is stored on the way.
+    // Whether the net is one sum of squares, which needs no stored activations.
     static constexpr bool kOnlySquares = kWholeProducts && Net::kActivation == Activation::kScrelu && kNumLayers == 1 &&
                                          Net::kProductShift == 0 && Net::kAccumulatorShift == 0 &&
                                          Net::kLayers[0].weights != Scalar::kF32;
@@ -1642,7 +1647,7 @@ class Network {
         }
     }
 
-    // y of an output from its sum: total / divide + bias in 32 bits, which wrap around, or fp32.
+    // The y of an output from its sum: total / divide + bias, in 32 bits with wrap-around, or in fp32.
     template <int Number, class Total>
     auto finished(Total total, int bucket, int output) const {
         constexpr Layer kLayer = layer(Number);
@@ -1672,7 +1677,7 @@ class Network {
         }
     }
 
-    // Raw value of layer `Number` and those behind it.
+    // Computes layer `Number` and the following ones; returns the raw value.
     template <int Number>
     std::int64_t run(State& state) const {
         constexpr Layer kLayer = layer(Number);
@@ -1688,7 +1693,7 @@ class Network {
                 y[o] = finished<Number>(std::int64_t{sums[o]}, state.bucket, o);
             }
         } else if constexpr (kLayer.vectors == 1) {
-            // Whole products lie elsewhere.
+            // Whole products are in `left` and `right`.
             const VectorOf<0>* x = kWholeProducts ? nullptr : state.template vector<0>();
             for (int o = 0; o < kLayer.outputs; ++o) y[o] = finished<Number>(sum<Number>(state, x, o), state.bucket, o);
         } else {
