@@ -1,4 +1,4 @@
-// Converts positions between data formats, and leaves out what training usually leaves out: needs only nnue::data.
+// Converts positions between data formats and drops those that training usually drops. It needs only nnue::data.
 //
 //     convert games.binpack games.bin            keeps quiet positions with a score
 #include <nnue/data.h>

@@ -1,7 +1,7 @@
-// games NET [GAMES [SEED]]: plays random games and compares the accumulators that are updated move by move with
-// refreshed ones. It tests each way of updating: boards with and without a cache, and for nets whose features are
-// pieces on squares also the ways for engines with their own board: the pieces that a move adds and removes, with and
-// without a cache, one accumulator for make and unmake, and single pieces.
+// games NET [GAMES [SEED]]: plays random games and compares updated accumulators with refreshed ones, for each way of
+// updating: boards, with and without a cache; and for nets whose features are pieces on squares, also the ways for
+// engines with their own board: the pieces that a move adds and removes, with and without a cache, one accumulator for
+// make and unmake, and single pieces.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -84,8 +84,8 @@ class OwnBoard {
         only_ = single_ = stack_[0];
     }
 
-    // Whether all accumulators behind the move equal `fresh`, whose board has the score; `before` is the accumulator
-    // before it.
+    // Whether all accumulators after the move equal `fresh`, which has the score; `before` is the accumulator before
+    // the move.
     bool play(const nnue::Delta& delta, const Accumulator& before, const Accumulator& fresh, bool black_to_move,
               int score) {
         const auto pieces = [&](auto visit) { pieces_.for_each(visit); };
@@ -103,7 +103,7 @@ class OwnBoard {
         const bool unmade = is_same(only_, before);
         pieces_.change(delta);
         network_.update(was, only_, is, delta, pieces, only_);
-        // Piece by piece, where the bucket stays.
+        // Piece by piece, if the bucket does not change.
         bool refreshed = false;
         for (const int perspective : {0, 1}) refreshed |= network_.needs_refresh(was, is, perspective);
         if (refreshed) {
@@ -155,7 +155,7 @@ int main(int argc, char** argv) {
     }
     const int games = argc > 2 ? std::atoi(argv[2]) : 1000;
     std::mt19937_64 random(argc > 3 ? std::strtoull(argv[3], nullptr, 10) : 1);
-    // Two accumulators of a search take turns; the third is computed from nothing. The cache has two more.
+    // Two accumulators take turns, as in a search; the third is refreshed. The cache has two more.
     std::vector<Accumulator> accumulators(3), cached(2);
     nnue::Cache<Net> cache;
     long long positions = 0;

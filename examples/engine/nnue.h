@@ -381,7 +381,7 @@ struct Threats : MirroredKeys {
 };
 
 // A set as a table: a feature is kIndex[own king][code][square] + kOffset[own king][state], from the perspective's
-// view; an index of −1 is no feature. Table also has kFeatures, kStates, and kCounters[] if there is more than one
+// view; an index of −1 means no feature. Table also has kFeatures, kStates, and kCounters[] if there is more than one
 // state.
 template <class Table>
 struct Tabled : OneKey {

@@ -1,7 +1,7 @@
-//! NNUE inference in one Rust file, no dependency: for nets that `nnue export --format raw --rust` writes.
+//! NNUE inference in one Rust file, without dependencies, for nets that `nnue export --format raw --rust` writes.
 //!
-//! The file that lies beside a net (net.rs) states what the net is, a `static NET: Net`; `mod nnue; mod net;` takes both
-//! into a program. Integers are those of `nnue eval`. How to put this into an engine: docs/engine-rust.md.
+//! The file beside a net (net.rs) describes it in a `static NET: Net`; `mod nnue; mod net;` includes both in a program.
+//! All integers equal those of `nnue eval`. How to use this in an engine: docs/engine-rust.md.
 //!
 //!     let network = Network::new(&net::NET, include_bytes!("net.bin")).unwrap();
 //!     let mut root = network.refresh(&board);
@@ -10,32 +10,32 @@
 
 #![allow(dead_code)]
 
-/// a1 first: 2 · type + colour (P N B R Q K = 0 … 5, white 0), or 15 where a square is empty.
+/// a1 first: 2 · type + colour (P N B R Q K = 0 … 5, white 0), or 15 for an empty square.
 pub type Board = [u8; 64];
 const EMPTY: u8 = 15;
 
 pub enum Set {
     PieceSquares {
         planes: usize,
-        /// features in front of the planes of a bucket
+        /// features before the planes of a bucket
         unused: usize,
-        /// what Black's squares are xored with: 56 turns the ranks, 63 the board
+        /// Black's squares are xored with it: 56 flips the ranks, 63 rotates the board
         turn: usize,
         /// 0: never mirrored, 1: own king to files a–d, 2: to e–h
         mirror: usize,
         interleaved: bool,
         enemy_first: bool,
         states: usize,
-        /// (codes that count, own pieces having even codes; the most that is counted)
+        /// (bits of the codes that count, where own pieces have even codes; the largest count)
         counters: &'static [(u32, usize)],
         of_square: [usize; 64],
     },
-    /// Full_Threats, by codes as the perspective sees them, own pieces having even ones: how many blocks of features
-    /// an attacker has, and the block of each victim of an attacker, -1 for none
+    /// Full_Threats: the number of blocks of features of each attacker, and the block of each attacker and victim, -1
+    /// for none. Own pieces of the perspective have even codes.
     Threats { slots: [usize; 12], blocks: [[i32; 12]; 12], pushes: bool, merged: bool },
     PawnPairs,
-    /// the sum of `index`, by square of the own king, code and square, as the perspective sees them (-1: no feature),
-    /// and of `offsets`, states · square of the own king + state; counters as in `PieceSquares`
+    /// A feature is the sum of `index`, by square of the own king, code and square from the perspective's view (-1: no
+    /// feature), and `offsets`, by states · square of the own king + state; counters as in `PieceSquares`.
     Table { index: &'static [[[i32; 64]; 12]; 64], counters: &'static [(u32, usize)], offsets: &'static [i32] },
 }
 
@@ -71,7 +71,7 @@ pub enum BucketsBy {
     Squares,
 }
 
-/// A part of the first layer; `at`: where its weights, and its PSQT columns, begin in the file.
+/// A part of the first layer; `at`: the offsets of its weights and of its PSQT columns in the file.
 pub struct Part {
     pub set: Set,
     pub features: usize,
@@ -80,8 +80,8 @@ pub struct Part {
     pub psqt_at: usize,
 }
 
-/// y = Σ weight · x / divide + bias; bit k of `vectors`: vector k is an input, 0 the first activations, k + 1 those of
-/// layer k. With `is_float`: y = Σ weight · x · factor + bias.
+/// y = Σ weight · x / divide + bias, or with `is_float`: y = Σ weight · x · factor + bias. Bit k of `vectors` is set if
+/// vector k is an input; vector 0 has the first activations, vector k + 1 those of layer k.
 pub struct Layer {
     pub vectors: u32,
     pub columns: usize,
@@ -139,7 +139,7 @@ pub struct Net {
 /// One per ply of the search.
 #[derive(Clone, PartialEq)]
 pub struct Accumulator {
-    /// of a net of White's view the second one is empty
+    /// the second one is empty for a net from White's view
     pub values: [Vec<i16>; 2],
     pub psqt: [Vec<i32>; 2],
 }
@@ -186,7 +186,7 @@ impl Numbers {
     fn is_float(&self) -> bool {
         matches!(self, Self::F32(_))
     }
-    /// values ± row `row` of `width` numbers.
+    /// Adds row `row` of `width` numbers to `values`, or subtracts it.
     fn add_row(&self, row: usize, width: usize, adds: bool, values: &mut [i16]) {
         fn change<W: Copy + Into<i16>>(values: &mut [i16], row: &[W], adds: bool) {
             for (value, &weight) in values.iter_mut().zip(row) {
@@ -203,7 +203,7 @@ impl Numbers {
     }
 }
 
-/// Σ weight · x of integers in 64 bits.
+/// Σ weight · x of integers, in 64 bits.
 fn dot(weights: &Numbers, begin: usize, x: &[i64]) -> i64 {
     fn sum<W: Copy + Into<i64>>(weights: &[W], x: &[i64]) -> i64 {
         weights.iter().zip(x).map(|(&weight, &value)| weight.into() * value).sum()
@@ -222,7 +222,7 @@ enum Vector {
     Real(Vec<f32>),
 }
 
-/// A net with its weights. It is read only: all threads share it.
+/// A net with its weights. It is read-only, so all threads can share it.
 pub struct Network {
     net: &'static Net,
     weights: Vec<Numbers>,
@@ -233,7 +233,7 @@ pub struct Network {
 }
 
 impl Network {
-    /// `data`: the raw file. Err with the sizes if it is not of this net's size.
+    /// `data` is the raw file. Err, with both sizes, if it does not have this net's size.
     pub fn new(net: &'static Net, data: &[u8]) -> Result<Self, String> {
         if data.len() != net.file_size {
             return Err(format!("found {} bytes, expected {}", data.len(), net.file_size));
@@ -272,7 +272,7 @@ impl Network {
         Accumulator { values: [self.bias.clone(), second], psqt: [vec![0; columns], vec![0; columns]] }
     }
 
-    /// The accumulator of `after` from that of `before`, one move or several earlier.
+    /// Computes the accumulator of `after` from that of `before`, one or more moves earlier.
     pub fn update(&self, before: &Board, old: &Accumulator, after: &Board, accumulator: &mut Accumulator) {
         for perspective in 0..self.perspectives() {
             let same = self.net.parts.iter().all(|part| key(&part.set, before, perspective) == key(&part.set, after, perspective));
@@ -424,7 +424,7 @@ impl Network {
         x
     }
 
-    /// y of all outputs of a layer: integers, or floats.
+    /// The y of all outputs of a layer: integers or floats.
     fn sums(&self, number: usize, bucket: usize, vectors: &[Vector]) -> (Vec<i64>, Vec<f32>) {
         let (layer, (weights, biases)) = (&self.net.layers[number], &self.layers[number]);
         let (mut x, mut real, mut is_whole) = (Vec::new(), Vec::new(), !weights.is_float());
@@ -484,7 +484,7 @@ fn activated(layer: &Layer, y: &[i64]) -> Vec<i64> {
     }
 }
 
-/// ln(E / (1 − E)) of E = win + draw / 2, the expected points by the softmax of the three logits.
+/// ln(E / (1 − E)), where E = win + draw / 2 by the softmax of the three logits.
 fn log_odds(loss: f64, draw: f64, win: f64) -> f64 {
     let log_sum = |a: f64, b: f64| a.max(b) + (-(a - b).abs()).exp().ln_1p();
     let half = draw - std::f64::consts::LN_2;
@@ -508,15 +508,15 @@ fn king_of(board: &Board, perspective: usize) -> usize {
     board.iter().position(|&code| code as usize == 10 + perspective).expect("a king of each side on the board")
 }
 
-/// What is exclusive-ored to squares so that the perspective sees its own side below, and its king on the files of
-/// `mirror` (as in `Set`); `turn` as there.
+/// The number with which squares are xored, so that the perspective's own side is below and its king on the files of
+/// `mirror`; `mirror` and `turn` are as in `Set`.
 fn orientation(turn: usize, mirror: usize, perspective: usize, king: usize) -> usize {
     let east = king % 8 > 3;
     let mirrored = (mirror == 1 && east) || (mirror == 2 && !east);
     (if perspective == 1 { turn } else { 0 }) ^ if mirrored { 7 } else { 0 }
 }
 
-/// While it stays the same, moves only add and remove features.
+/// As long as it does not change, moves only add and remove features.
 fn key(set: &Set, board: &Board, perspective: usize) -> (usize, usize) {
     let king = king_of(board, perspective);
     match set {
@@ -592,7 +592,7 @@ fn tabled(
     }
 }
 
-/// Removes what both lists have in common; a feature may be there several times.
+/// Removes the features that both lists have; a feature may occur several times.
 fn keep_differences(was: &mut Vec<usize>, is: &mut Vec<usize>) {
     was.sort_unstable();
     is.sort_unstable();
@@ -611,7 +611,7 @@ fn keep_differences(was: &mut Vec<usize>, is: &mut Vec<usize>) {
     }
 }
 
-/// Calls found(to) for each square that the piece attacks; on a board for sliders up to the first piece, on none all.
+/// Calls found(to) for each square that the piece attacks. Sliders stop at the first piece, if a board is given.
 fn for_each_attack(kind: usize, colour: usize, from: usize, board: Option<&Board>, mut found: impl FnMut(usize)) {
     const STEPS: [(i32, i32); 8] = [(1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (1, -1), (-1, 1), (-1, -1)];
     const JUMPS: [(i32, i32); 8] = [(1, 2), (2, 1), (2, -1), (1, -2), (-1, -2), (-2, -1), (-2, 1), (-1, 2)];
@@ -640,7 +640,7 @@ fn for_each_attack(kind: usize, colour: usize, from: usize, board: Option<&Board
     }
 }
 
-/// Where the indices of a piece and its squares begin, as a perspective sees them: own pieces have even codes.
+/// The first index of each pair of pieces, and of each square of an attacker; own pieces have even codes.
 struct ThreatTables {
     reach: [[u64; 64]; 12],
     offset: [[usize; 64]; 12],
@@ -682,7 +682,7 @@ impl ThreatTables {
                     return;
                 }
                 let victim = board[to] as usize ^ perspective;
-                // A pawn in front of a pawn has the block of the first victim, and is all that a push is about.
+                // Only a pawn ahead is a victim of a push; it has the block of the first victim.
                 if is_push && victim / 2 != 0 {
                     return;
                 }

@@ -14,7 +14,7 @@ class Agreeing(Filter):
     """Drops positions that were lost with a good score, or won with a bad one."""
 
     margin: int = Field(default=300, ge=0)
-    """engine units from which on a score promises a result"""
+    """smallest |score|, in engine units, that predicts a result"""
 
     def keep(self, records: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
         scores, results = fields.scores(records), fields.results(records)

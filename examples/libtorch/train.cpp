@@ -4,7 +4,7 @@
 //     train data=train.binpack validation=val.binpack net=simple out=net.safetensors
 //
 // net=simple: Chess768 → 256 × 2 → 1. net=buckets: HalfKAv2_hm → 256 × 2 → 1 with 8 output buckets. `train --help`
-// lists the other options. The same seed gives the losses of `nnue train` for the same recipe, to rounding
+// lists the other options. The losses equal those of `nnue train` for the same recipe and seed, up to rounding
 // (tests/cpp/test_libtorch_example.py has the recipe).
 #include <c10/core/Event.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -172,7 +172,7 @@ struct Net : torch::nn::Module {
 };
 
 // Batches on the device. The loader writes records into memory of torch, page-locked for CUDA; a copy of them is queued
-// and then expanded there, so the memory of a batch is given back once its copy is done.
+// and then expanded there, so the memory of a batch is released when its copy is done.
 class Batches {
   public:
     Batches(const Options& options, data::LoaderOptions from, const Net& net, torch::Device device)

@@ -3,10 +3,9 @@
 //     nnue::load_operators();  // once, before the first call
 //     at::Tensor out = nnue::feature_transformer(indices, weight, bias);  // differentiable
 //
-// The dispatcher has the operators' forward and backward without a connection between the two, since torch's stable ABI
-// cannot register a derivative: here torch::autograd::Functions connect them, as nnue_trainer/ops/__init__.py and
-// perspectives.py do in Python, with the same results to the bit. Reverse mode, once: a backward has no derivative of
-// its own.
+// torch's stable ABI cannot register derivatives, so the dispatcher does not connect the operators' forward and
+// backward. Here torch::autograd::Functions connect them, as nnue_trainer/ops/__init__.py and perspectives.py do in
+// Python, with bit-identical results. Only first derivatives in reverse mode are supported.
 //
 // Errors are exceptions that derive from std::exception: std::runtime_error from operators and load_operators,
 // c10::Error from torch and from checks of this header. Call load_operators() first. Any thread may call these
@@ -32,8 +31,8 @@
 
 namespace nnue {
 
-// Loads the operator library, and that of CUDA where torch has CUDA and the package has the library. `folder`: that of
-// the installed package; the target nnue::operators in CMake sets the default. Throws std::runtime_error.
+// Loads the operator library, and the CUDA library if torch has CUDA and the package has the library. `folder` is the
+// folder of the installed package; the CMake target nnue::operators sets the default. Throws std::runtime_error.
 #ifdef NNUE_OPERATORS_FOLDER
 inline void load_operators(const std::filesystem::path& folder = NNUE_OPERATORS_FOLDER) {
 #else
@@ -53,7 +52,7 @@ inline void load_operators(const std::filesystem::path& folder) {
     });
 }
 
-// int64 rows as operators read them, int32: an index that does not fit becomes one that they report.
+// Converts int64 rows to int32. An index that does not fit becomes an illegal one, which the operators report.
 inline at::Tensor index_rows(const at::Tensor& indices) {
     if (indices.scalar_type() != at::kLong) return indices;
     return indices.clamp(-2, std::numeric_limits<int32_t>::max()).to(at::kInt);
@@ -65,14 +64,14 @@ using torch::autograd::AutogradContext;
 using torch::autograd::Variable;
 using torch::autograd::variable_list;
 
-// Whether the library of CUDA is loaded, which has this operator.
+// Whether the CUDA library is loaded; it has this operator.
 inline bool has_cuda_library() {
     return c10::Dispatcher::singleton()
         .findSchemaOrThrow(calls::set_cuda_index_check_name, "")
         .hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd);
 }
 
-// The text of a tensor uint8 [n], as operators give one.
+// The text in a tensor uint8 [n] that an operator returned.
 inline std::string text_of(const at::Tensor& bytes) {
     return {static_cast<const char*>(bytes.const_data_ptr()), static_cast<size_t>(bytes.numel())};
 }
@@ -87,7 +86,7 @@ inline MaybeTensor if_defined(const at::Tensor& tensor) {
     return tensor.defined() ? MaybeTensor(tensor) : std::nullopt;
 }
 
-// In both pairs what takes a gradient comes first: needs_input_grad() counts tensors, without those that are absent.
+// In both pairs, tensors with gradients come first, because needs_input_grad() does not count absent tensors.
 struct FeatureTransformerBackward : torch::autograd::Function<FeatureTransformerBackward> {
     static variable_list forward(AutogradContext*, const Variable& grad_output, const at::Tensor& indices,
                                  const MaybeTensor& values, const MaybeTensor& weight, int64_t num_features,
@@ -138,7 +137,7 @@ struct FeatureTransformer : torch::autograd::Function<FeatureTransformer> {
 //   bias           [N], dtype of `weight`
 //   values         float32 [B, K] (float64 with a float64 weight); default 1
 //   deterministic  true: the backward gives equal bits for equal inputs; false: the kernel with atomics on CUDA;
-//                  absent: true under torch::globalContext().setDeterministicAlgorithms, else the fastest
+//                  absent: as true
 inline at::Tensor feature_transformer(const at::Tensor& indices, const at::Tensor& weight, const at::Tensor& bias,
                                       const std::optional<at::Tensor>& values = std::nullopt,
                                       std::optional<bool> deterministic = std::nullopt) {
@@ -158,8 +157,8 @@ inline std::tuple<int64_t, int64_t, int64_t> gpu_of(int64_t device) {
 
 }  // namespace detail
 
-// The plan of a batch's rows, made once for all calls on it (csrc/perspective_transformer.h). It keeps them
-// alive, and they must not be changed while it is in use.
+// The plan of a batch's rows, made once for all calls on the batch (csrc/perspective_transformer.h). It keeps the rows
+// alive; do not change them while it is in use.
 struct PerspectivePlan {
     at::Tensor white, black, data;
     std::vector<int64_t> layout;
@@ -168,7 +167,7 @@ struct PerspectivePlan {
 
 // Prepares index rows int32 or int64 [B, K] and `black_to_move` uint8 or bool [B] for weights [num_features, N] of a
 // dtype. `bucket_size`: features per king bucket, 0 for sets without; `num_bucketed`: how many features lie in king
-// buckets, −1 for all (FeaturePart in nnue/data.h has both numbers). They choose the kernels on CUDA.
+// buckets, −1 for all (FeaturePart in nnue/data.h has both numbers). They select the kernels on CUDA.
 inline PerspectivePlan perspective_plan(const at::Tensor& white, const at::Tensor& black,
                                         const at::Tensor& black_to_move, int64_t num_features, int64_t bucket_size = 0,
                                         int64_t num_bucketed = -1, at::ScalarType weight_dtype = at::kFloat) {
@@ -257,7 +256,7 @@ struct Perspective : torch::autograd::Function<Perspective> {
 // pairwise, else [B, 2 N]; and with psqt, float32 [B], half the difference of both sides' sums of piece-square values,
 // else an undefined tensor. Differentiable in weight, bias and psqt; always deterministic.
 //   weight  [F, N], float32, float16 or bfloat16; sums are float32. N even on a CPU, a multiple of 16 on CUDA, which
-//           needs compute capability 8.0: elsewhere, make it of feature_transformer and torch's functions
+//           needs compute capability 8.0; otherwise combine feature_transformer with torch's functions
 //   bias    [N]
 //   plan    of perspective_plan, made for the F and the dtype of `weight`
 inline std::pair<at::Tensor, at::Tensor> perspective_transformer(const PerspectivePlan& plan, const at::Tensor& weight,
@@ -281,7 +280,7 @@ inline std::pair<at::Tensor, at::Tensor> perspective_transformer(const Perspecti
     return {made[0], options.psqt.defined() ? made[1] : at::Tensor()};
 }
 
-// Chooses when CUDA reports an illegal index or record: "sync" (the call throws; the host waits for a small kernel),
+// Selects when CUDA reports an illegal index or record: "sync" (the call throws; the host waits for a small kernel),
 // "async" (a later call throws) or "off". The CPU always checks.
 inline void set_index_check(const std::string& mode) {
     const std::string text = detail::text_of(calls::enumerations());
