@@ -96,7 +96,7 @@ double soft_ply_chance(std::span<const double> knots, int ply, double full);
 // Probability of loss, draw and win (index result + 1) for a score at a ply, both of the side to move.
 std::array<double, 3> wdl_model(int score, int ply);
 
-// The same from the material on the board, as the viriformat crate has it.
+// The same from the material on the board, as in the viriformat crate.
 std::array<double, 3> wdl_material_model(int score, const Record& record);
 
 // Material of the side to move less the other's, in internal units.

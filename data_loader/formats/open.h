@@ -10,18 +10,18 @@
 
 namespace nnue::data {
 
-// A reader of the file, in the format that its content has. Throws FormatError naming the file if it cannot be opened,
-// or is in no known format. Compressed files are for the caller to decompress: see ByteSource.
+// A reader of the file; the format is detected from the content. Throws a FormatError that names the file if it cannot
+// be opened or has no known format. Compressed files must be decompressed by the caller (ByteSource).
 std::unique_ptr<PositionReader> open_reader(const std::string& path, const ReadOptions& options = {});
 
-// The format that a file of this name is written in, by its suffix. Throws FormatError, with the suffixes there are.
+// The format of a new file, by the suffix of its name. Throws a FormatError that lists the suffixes.
 const DataFormat& format_of_suffix(std::string_view path);
 
-// Writes a file beside its place, and moves it there in finish(). Without finish(), or where that throws, there is no
-// new file, and an old one of that name stays as it was. One thread at a time.
+// Writes a temporary file, which finish() renames. Without finish(), or if it throws, there is no new file, and an
+// existing file of that name is kept. One thread at a time.
 class FileWriter {
   public:
-    // `format`: its name; empty: by the suffix of the path. Throws FormatError if it is unknown or only read, or if the
+    // `format`: its name; empty: by the suffix of the path. Throws FormatError if it is unknown or read-only, or if the
     // file cannot be created.
     explicit FileWriter(const std::string& path, std::string_view format = {}, const WriterOptions& options = {});
     ~FileWriter();

@@ -21,8 +21,8 @@ class PositionReader {
     explicit PositionReader(const DataFormat& format) : format_(format) {}
     virtual ~PositionReader() = default;
 
-    // Up to out.size() next positions, 0 only at the end. Throws FormatError naming file and offset or line, what was
-    // found and what was expected; the reader cannot be used after that.
+    // Reads up to out.size() positions; returns 0 only at the end. Throws a FormatError that names file, offset or
+    // line, what was found and what was expected; then the reader cannot be used any further.
     virtual std::size_t read(std::span<Record> out) = 0;
 
     // `read` with the bytes of each position, format().original_size of them.
@@ -32,14 +32,14 @@ class PositionReader {
     }
 
     const DataFormat& format() const { return format_; }
-    // Bytes of the (decompressed) input taken so far.
+    // Bytes of the (decompressed) input read so far.
     virtual std::uint64_t offset() const = 0;
-    // Of a binpack so far.
+    // For a binpack: chunks and chains read so far.
     virtual std::uint64_t chunks() const { return 0; }
     virtual ChainCounts chains() const { return {}; }
-    // Decisions and omissions of the reader so far that are not errors, in words.
+    // Decisions and omissions of the reader so far that are not errors, as text.
     virtual std::vector<std::string> notes() const { return {}; }
-    // With OnBad::kSkip, how much was left out: positions, or with binpack the rests of chunks.
+    // With OnBad::kSkip, the number of skipped positions, or for a binpack of rests of chunks.
     std::uint64_t skipped() const { return skipped_; }
     // The first error; empty if there was none.
     const std::string& first_skipped() const { return first_skipped_; }
@@ -63,7 +63,7 @@ class StreamReader : public PositionReader {
     std::uint64_t offset() const override { return stream_.offset(); }
 
   protected:
-    // Throws, or counts what is left out.
+    // Throws, or counts what is skipped.
     void bad(const FormatError& error) {
         if (on_bad_ == OnBad::kError) throw error;
         skip(error.what());
@@ -73,7 +73,7 @@ class StreamReader : public PositionReader {
     OnBad on_bad_;
 };
 
-// Reads a stream and finds out which format it is in.
+// A reader of a stream; the format is detected from the content.
 std::unique_ptr<PositionReader> open_reader(ByteStream stream, const ReadOptions& options = {});
 
 }  // namespace nnue::data

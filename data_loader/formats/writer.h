@@ -41,11 +41,11 @@ class PositionWriter {
 };
 
 // Multiplies every score except kScoreNone by `factor`, rounded to the nearest integer, halves away from zero. Scores
-// beyond ±32767 are cut; returns how many were.
+// beyond ±32767 are clamped; returns their number.
 std::uint64_t scale_scores(std::span<Record> records, double factor);
 
 // Negates scores, or results, of positions with white to move, with black to move, or both. Scores of kScoreNone stay;
-// −32768 becomes 32767. Returns how many were cut like that.
+// −32768 becomes 32767. Returns the number of these.
 enum class Viewed { kScores, kResults };
 std::uint64_t turn_view(std::span<Record> records, Viewed what, bool white, bool black);
 

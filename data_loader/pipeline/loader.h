@@ -25,10 +25,10 @@ struct LoaderOptions {
     std::uint64_t seed = 0;
     bool shuffle = true;                        // false: file order
     std::size_t window = std::size_t{1} << 22;  // positions that are shuffled together, 32 bytes each, twice
-    bool drop_last = true;                      // leave out an epoch's last batch if it is not full
+    bool drop_last = true;                      // drop an epoch's last batch if it is not full
     int threads = 0;                            // 0: one per CPU
-    std::vector<double> weights = {};           // for each file, how many times it comes in an epoch; empty: once
-    bool skip_bad_chunks = false;               // leave out and count damaged chunks, instead of an error
+    std::vector<double> weights = {};           // for each file, how often it is read in an epoch; empty: once
+    bool skip_bad_chunks = false;               // skip and count damaged chunks, instead of an error
     FilterOptions filters{};
     std::function<std::size_t(std::span<Record>)> user_filter{};  // PipelineOptions::user_filter
     // Memory of the caller, such as page-locked memory: at least Loader::bytes_per_batch() each, aligned to 16 bytes,
@@ -72,7 +72,7 @@ class Loader {
     Loader& operator=(const Loader&) = delete;
 
     // The next batch, or nothing at the end of an epoch: the call after that gives the first batch of the next one.
-    // Throws FormatError for damaged data after the last batch before it; and where the caller holds all of the memory.
+    // Throws FormatError at damaged data, after all batches before it, and if the caller holds all batches.
     // One thread at a time.
     std::optional<Batch> next();
 

@@ -1,4 +1,4 @@
-"""`nnue data profile`: how a data file changes along its length, and how its scores go with its results.
+"""`nnue data profile`: how a data file changes along its length, and how its scores relate to its results.
 
 One pass and bounded memory: the data library counts blocks of equal size (data_loader/formats/profile.h), and
 everything here is arithmetic on at most 1024 of them.

@@ -1,4 +1,4 @@
-"""The first layer's neurons in another order: the same net, whose zeros come in blocks that engines skip.
+"""Reorders the first layer's neurons so that their zeros form blocks, which engines skip. The net stays the same.
 
 The net's integer forward states which columns of which tensors belong to the neurons
 (`integer_forward.neuron_columns`); nothing here depends on a net.

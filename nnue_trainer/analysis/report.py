@@ -1,4 +1,4 @@
-"""`nnue report`: what one or several runs did, on one page."""
+"""`nnue report`: a page about one or several runs."""
 
 from __future__ import annotations
 

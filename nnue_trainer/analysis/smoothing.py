@@ -1,4 +1,4 @@
-"""How curves are smoothed on the pages: the one place that calls the windows."""
+"""Smooths the curves of the pages with sliding windows and exponential weights."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The one door to code that users bring: the classes of every registry, and functions that they pass.
+"""All calls of users' code go through this module: the classes of every registry, and functions that users pass.
 
-Their mistakes are named by file, line, class and method, and are never called internal errors (`explaining`). What
-their methods return is checked where it comes in (`returned`). And the program never waits for them at its end
-(`leave`). This module imports nothing heavy: where no registry was loaded there is no foreign code either.
+An error in such code is reported with file, line, class and method, and never as an internal error (`explaining`).
+Values that its methods return are checked (`returned`). At its end the program does not wait for it (`leave`). This
+module imports nothing heavy.
 """
 
 from __future__ import annotations

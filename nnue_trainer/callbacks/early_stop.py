@@ -1,4 +1,4 @@
-"""The end of a run that gets no better."""
+"""Ends a run whose validation loss no longer improves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`nnue explain` prints which kernels serve each part of a recipe's step, here or on a GPU that is not here."""
+"""`nnue explain` prints which kernels run each part of a recipe's step, on this machine or on another GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`nnue info`: what is installed here, which op libraries were built and load, which devices torch sees."""
+"""`nnue info`: installed versions, the operator libraries and whether they load, and the devices that torch finds."""
 
 from __future__ import annotations
 

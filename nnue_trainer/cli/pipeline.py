@@ -1,8 +1,8 @@
-"""The whole way as one file: data → train → export → permute → verify → match, each step skipped if it is done.
+"""All steps from data to Elo in one file: data → train → export → permute → verify → match. Finished steps are skipped.
 
-A step is a command of `nnue`, run in a separate process. `steps.json` in the folder has what is done: for each step a
-key, the digest of the key before and of the step. So a step whose settings or predecessors changed is not taken for
-done; it is an error that names it, since its old result would be replaced, until the user requests that (`redo`). The
+A step is a command of `nnue`, run in a separate process. `steps.json` in the folder lists the finished steps, each with
+a key, the digest of the previous key and of the step. So if the settings or predecessors of a finished step change, its
+key differs. That is an error that names the step, because its old result would be replaced, unless `redo` is given. The
 file also lists the steps that were begun and the results that the user gave up, so a kill loses no such decision.
 """
 

@@ -1,4 +1,4 @@
-"""`--plugin FILE`: the option that loads classes from outside.
+"""`--plugin FILE`: the option that loads users' classes.
 
 Reading a checkpoint or net never imports code. If one was made with a class from outside the package, the command line
 must name the file.

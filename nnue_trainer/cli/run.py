@@ -1,4 +1,4 @@
-"""`nnue run`: the whole way from data to Elo as one file."""
+"""`nnue run`: all steps from data to Elo in one file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The one object that travels from the pipeline to the loss."""
+"""The batch: the data that the pipeline passes to the net and to the loss."""
 
 from __future__ import annotations
 

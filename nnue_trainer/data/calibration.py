@@ -1,4 +1,4 @@
-"""Which curve of scores gives the results: the scale and the offset of a logistic curve."""
+"""Fits a logistic curve of the scores to the results: its scale and offset."""
 
 from __future__ import annotations
 

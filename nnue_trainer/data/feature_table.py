@@ -1,4 +1,4 @@
-"""Feature sets from outside as a table, for programs that cannot run them: engines in C++ and Rust."""
+"""Users' feature sets as tables, for programs that cannot run them: engines in C++ and Rust."""
 
 from __future__ import annotations
 

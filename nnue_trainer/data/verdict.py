@@ -192,7 +192,7 @@ class _Judge:
                 "doubt",
                 "side",
                 f"almost no position has {missing} to move ({side}: {max(black, 1 - black):.1%}): a filter or "
-                "converter has dropped a side; make the file anew from its source",
+                "converter has dropped a side; convert its source again",
             )
         if duplicate_share > DUPLICATES:
             self.say(
@@ -256,7 +256,7 @@ class _Judge:
                 "contradiction",
                 "result_flips",
                 f"in {turned:.0%} of the moves of decided games the winner changes: results look like one "
-                "player's view for both sides; turn black's with `nnue data convert --result-view white`",
+                "player's view for both sides; negate black's with `nnue data convert --result-view white`",
             )
         elif turned > 0.02:
             self.say("doubt", "result_flips", f"in {turned:.1%} of the moves of decided games the result changes")
@@ -340,7 +340,7 @@ class _Judge:
                     "contradiction",
                     f"{name}_mixed",
                     f"half of the large {name} have the wrong sign ({agree:.0%} go with the material): they look like "
-                    f"white's view, and who is to move is not in the file; convert its source anew with "
+                    f"white's view, and the file has no side to move; convert its source again with "
                     f"{'--score-view' if name == 'scores' else '--result-view'} white",
                 )
         if any(found.level == "contradiction" for found in self.verdict.findings):
@@ -353,8 +353,8 @@ class _Judge:
                 self.say(
                     "doubt",
                     "unrelated",
-                    f"scores and results have nothing in common (correlation {value:.2f}): scores or results of other "
-                    "positions?",
+                    f"scores and results have nothing in common (correlation {value:.2f}): they may belong to other "
+                    "positions",
                 )
 
     def proven(self) -> None:

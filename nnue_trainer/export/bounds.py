@@ -1,4 +1,4 @@
-"""How far the sums of a net can go, from the weights in its file."""
+"""Bounds of the sums of a net, computed from the weights in its file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far a checkpoint's float evaluation, the one with the engine's rounding and the engine's own are apart."""
+"""Compares three evaluations of a checkpoint: in floats, in floats with the engine's rounding, and in integers."""
 
 from __future__ import annotations
 

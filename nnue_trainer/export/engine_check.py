@@ -1,5 +1,5 @@
-"""Does a real engine compute what we compute? Gets Stockfish's evaluation of positions, and compares everything that it
-prints about the net with our values.
+"""Compares our evaluations with those of a real engine: everything that Stockfish prints about a net, for many
+positions.
 
 A cell of the table has two decimals of a pawn of some 350 units, so one cell resolves about 3.5 units: eight buckets,
 two parts and their total, on a hundred positions, leave no room for an error to hide. Releases since April 2026 also

@@ -1,4 +1,4 @@
-"""How the pieces on the board choose the stack of layers: the section `output_buckets` of layered nets and of
+"""The stack of layers as a function of the pieces on the board: the section `output_buckets` of layered nets and of
 Stockfish's."""
 
 from __future__ import annotations

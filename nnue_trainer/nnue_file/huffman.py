@@ -1,4 +1,4 @@
-"""Huffman-coded arrays, as a proposal for Stockfish's nets has them. The loops are in data_loader/formats/huffman.cpp.
+"""Huffman-coded arrays, as in a proposal for Stockfish's nets. The loops are in data_loader/formats/huffman.cpp.
 
 An array is cut into blocks. A block is 18 bytes `COMPRESSED_HUFFMAN`, i32 lo, i32 hi, u32 payload bytes, the code
 length of each value from lo to hi (u8, 0 where it does not occur), and the payload.

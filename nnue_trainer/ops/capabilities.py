@@ -1,6 +1,7 @@
-"""Which kernels serve which part of a training step: look-ups in the one table, csrc/capabilities.h.
+"""The kernels for each part of a training step: look-ups in the table of csrc/capabilities.h.
 
-A machine is data, so the table can be read for a GPU that is not here. `nnue explain` prints it for a recipe.
+A machine is described by data, so look-ups also work for a GPU that is not installed. `nnue explain` prints the
+kernels of a recipe.
 """
 
 from __future__ import annotations

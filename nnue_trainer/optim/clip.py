@@ -1,4 +1,4 @@
-"""Gradients that are too large are made smaller."""
+"""Clips gradients by their norm and by value."""
 
 from __future__ import annotations
 

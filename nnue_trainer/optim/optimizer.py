@@ -1,4 +1,4 @@
-"""The layers put together."""
+"""The optimiser: a rule with the layers around it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No schedule."""
+"""A constant learning rate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Up and down once."""
+"""One cycle of the learning rate: up, then down."""
 
 from __future__ import annotations
 

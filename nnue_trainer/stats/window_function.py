@@ -1,4 +1,4 @@
-"""Functions of your own of sliding windows: C++ for CPU and CUDA, or Python on the CPU."""
+"""Your own functions of sliding windows: C++ for CPU and CUDA, or Python on the CPU."""
 
 from __future__ import annotations
 

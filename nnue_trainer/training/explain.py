@@ -1,7 +1,7 @@
-"""The output of `nnue explain`: which kernels serve each part of a recipe's step, and why faster ones are not taken.
+"""The output of `nnue explain`: which kernels run each part of a recipe's step, and why faster ones are not used.
 
-The choices are those of the training itself: look-ups in the table of csrc/capabilities.h, for a machine that need not
-be here. The net is built without memory for its weights.
+The choices are those of the training itself: look-ups in the table of csrc/capabilities.h, for any machine. The net is
+built without memory for its weights.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Figures of a validation that mean the same in every run, whatever loss and λ it is trained with."""
+"""Validation figures that do not depend on loss and λ, so that all runs can be compared."""
 
 from __future__ import annotations
 

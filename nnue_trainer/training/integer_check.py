@@ -1,4 +1,4 @@
-"""Evaluates some positions with a net's integers before the first step, since training uses floats alone.
+"""Evaluates some positions with a net's integers before the first step, since training uses only floats.
 
 A net whose integer forward does not fit its tensors would otherwise train for days and fail at `nnue eval`.
 """

@@ -1,4 +1,4 @@
-"""The verdict on training data before a run spends hours on it."""
+"""Checks at the start of a run whether the training data is plausible."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trains a recipe with several seeds, in turn or several at a time, and compares what came of them."""
+"""Trains a recipe with several seeds, in turn or several at a time, and compares the results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No schedule."""
+"""A constant λ."""
 
 from __future__ import annotations
 

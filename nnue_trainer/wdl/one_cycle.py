@@ -1,4 +1,4 @@
-"""Up and down once."""
+"""One cycle of λ: up, then down."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Feature sets in a C++ header of the user's, `my_features.h:MySet`: compiled at their first use, once.
+"""Feature sets in users' C++ headers, `my_features.h:MySet`. They are compiled once, at their first use.
 
 The header holds a struct with four functions (data_loader/features/general_set.h states which). It is compiled with the
 compiler of this machine: for the CPU with g++ or clang++, and with nvcc when a CUDA device is to expand. Libraries are

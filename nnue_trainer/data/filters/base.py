@@ -1,4 +1,4 @@
-"""The contract of filters from outside, their registry, and how several of them are one function."""
+"""The contract of filters in Python, their registry, and several filters as one function."""
 
 from __future__ import annotations
 
