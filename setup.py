@@ -116,8 +116,9 @@ def cpu_sources() -> list[str]:
 
 
 def cuda_sources(archs: list[str]) -> list[str]:
-    """The sources of the CUDA operators for these GPUs. Those of some folders are one unit each."""
+    """The sources of the CUDA operators for these GPUs. Most of some folders are one unit each."""
     units = {name: sources(f"csrc/cuda/{name}/*.cu") for name in ("analysis", "step")}
+    units["analysis"] = [path for path in units["analysis"] if "rolling" not in path]  # as long as all the others
     left_out = [*units["analysis"], *units["step"], *([] if "90" in archs else sources(f"{HOPPER_FOLDER}*.cu"))]
     others = [path for path in sources("csrc/cuda/*.cu", "csrc/cuda/*/*.cu") if path not in left_out]
     made = [one_unit(name, [path.removeprefix("csrc/") for path in paths]) for name, paths in units.items()]

@@ -138,6 +138,7 @@ SOURCES = (
     "step/integers.cu",
     "step/muon.cu",
     "analysis/rolling.cu",
+    "analysis/rolling_moments.cu",
     "analysis/quantile.cu",
     "analysis/ewm.cu",
     "analysis/random.cu",
