@@ -474,8 +474,9 @@ def test_a_training_can_print_where_its_time_outside_of_steps_goes(tmp_path):
     _, table = run.stderr.split("since start\n")
     phases = [line.rsplit(maxsplit=2) for line in table.splitlines()]
     assert [name.strip() for name, *_ in phases] == [
-        "imports", "run folder and checkpoint", "device", "model", "model on the device", "optimizer", "data files",
-        "integer check", "first batch", "first step", "steps, validation, saves", "last write", "end",
+        "imports", "run folder and checkpoint", "device", "model", "data files", "model on the device", "optimizer",
+        "first positions", "warm-up", "integer check", "first batch", "first step", "steps, validation, saves",
+        "last write", "end",
     ]  # fmt: skip
     assert float(phases[-1][2]) == pytest.approx(sum(float(seconds) for _, seconds, _ in phases), abs=0.1)
     last = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[0])

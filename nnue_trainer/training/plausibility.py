@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -22,11 +23,15 @@ _CHUNKS = 16
 
 
 def check(
-    data: DataConfig, batches: Loader | RecordLoader, weight: PositionWeight | None = None, features: str = ""
+    data: DataConfig,
+    batches: Loader | RecordLoader,
+    weight: PositionWeight | None = None,
+    features: str = "",
+    warn: Callable[[str], None] = _log.warning,
 ) -> None:
-    """Warns in one line of each file of `batches` that is not plausible, and of weights of positions that are 0 in all
-    of them. UserError for a file that contradicts itself, if `data.implausible` is "stop". `weight`: the weight of
-    positions; `features`: the feature set of its batches."""
+    """Calls `warn` with one line for each file of `batches` that is not plausible, and for weights of positions that
+    are 0 in all of them. UserError for a file that contradicts itself, if `data.implausible` is "stop". `weight`: the
+    weight of positions; `features`: the feature set of its batches."""
     counts = weight is None or weight.uses_spare
     judges = data.implausible != "ignore"
     if counts and not judges:
@@ -47,11 +52,9 @@ def check(
         message = f"{file.path}: {verdict.word}: {found[0].text}{more}"
         if data.implausible == "stop" and verdict.contradictions:
             raise UserError(f"{message}; data.implausible=warn trains on it anyway")
-        _log.warning("%s", message)
+        warn(message)
     if files and not counts:
-        _log.warning(
-            "position_weight: 0 for all positions of a sample of data.train: nothing is trained; raise some weights"
-        )
+        warn("position_weight: 0 for all positions of a sample of data.train: nothing is trained; raise some weights")
 
 
 def _counts(weight: PositionWeight, records: npt.NDArray[np.uint8], features: str) -> bool:

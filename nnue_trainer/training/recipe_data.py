@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -17,21 +17,25 @@ from nnue_trainer.data.filters import Filters
 from nnue_trainer.errors import UserError
 from nnue_trainer.losses import Loss
 from nnue_trainer.nets.activity import spread_over
-from nnue_trainer.nets.base import NnueModel
+from nnue_trainer.nets.base import Net, NnueModel
 from nnue_trainer.ops.expand import Expander
 from nnue_trainer.parallel.ranks import Ranks
 from nnue_trainer.position_weights import PositionWeight
 
 
 def training_batches(
-    recipe: Recipe, model: NnueModel, device: torch.device, ranks: Ranks | None = None
+    recipe: Recipe,
+    model: NnueModel | Net,
+    device: torch.device,
+    ranks: Ranks | None = None,
+    poll: Callable[[], None] | None = None,
 ) -> Loader | RecordLoader:
     """The endless stream of training batches of the recipe. For a CUDA `device` it yields packed records, which are
     expanded there, and so it does where the weight of a position reads them; otherwise, or if the feature set is
     written in Python, it yields index rows. The order of positions and the state are the same in both cases.
 
     If several `ranks` train together, with `data.shards` the stream yields this rank's share of each batch. UserError
-    if they cannot share the shards equally. None: a single process."""
+    if they cannot share the shards equally. None: a single process. `poll` is that of `Loader`."""
     data, ranks = recipe.data, ranks or Ranks()
     if data.shards > 1 and data.shards % ranks.size:
         raise UserError(
@@ -54,6 +58,7 @@ def training_batches(
         "pin_memory": device.type == "cuda",
         "spare": uses_spare,
         "count_unique": recipe.logging.unique_positions,
+        "poll": poll,
     }
     if data.shards > 1:
         options |= {"shards": data.shards, "rank": ranks.rank, "world_size": ranks.size}
@@ -120,22 +125,24 @@ def neuron_sample(recipe: Recipe) -> npt.NDArray[np.uint8]:
 
 
 class HeldOut:
-    """The validation positions of the recipe, or those of one of its `validation.sets`, which each of `ranks` reads;
-    None: a single process. Each call returns an iterator over the same batches, on `device` if that is a CUDA device
-    and on the CPU otherwise; the values are the same. UserError if a file is missing or is not a data file."""
+    """The validation positions of the recipe, or of one of its `validation.sets`, which each of `ranks` reads; None: a
+    single process; `poll` is that of `Loader`. Each call returns an iterator over the same batches, on `device` if that
+    is a CUDA device and on the CPU otherwise; the values are the same. UserError if a file is missing or is not a data
+    file."""
 
     def __init__(
         self,
         recipe: Recipe,
-        model: NnueModel,
+        model: NnueModel | Net,
         device: torch.device,
         ranks: Ranks | None = None,
         which: ValidationSet | None = None,
+        poll: Callable[[], None] | None = None,
     ):
         data = recipe.data
         files, positions, options = _held_out(recipe, which)
         spare = _any_uses_spare(options["filters"], recipe.validation.loss or recipe.loss)
-        options |= {"cpus": loader_cpus(device, ranks or Ranks()), "reuse": True, "spare": spare}
+        options |= {"cpus": loader_cpus(device, ranks or Ranks()), "reuse": True, "spare": spare, "poll": poll}
         self._positions = positions
         self._kept: list[torch.Tensor] | None = None
         # All validations use one loader, so that files are opened, and compressed ones unpacked, only once.

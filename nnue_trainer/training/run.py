@@ -27,12 +27,12 @@ from nnue_trainer.files.checkpoint import Checkpoint
 from nnue_trainer.nets.base import NnueModel
 from nnue_trainer.parallel.ranks import Ranks, digest, joined
 from nnue_trainer.parallel.sharding import shard
-from nnue_trainer.training import plausibility, timeline, warm_start
+from nnue_trainer.training import timeline, warm_start
 from nnue_trainer.training.device import choose_device, set_up_torch, start_device
 from nnue_trainer.training.integer_check import start_check
 from nnue_trainer.training.precision import settled
-from nnue_trainer.training.recipe_data import HeldOut, training_batches
 from nnue_trainer.training.run_folder import MANIFEST, RunFolder
+from nnue_trainer.training.stage_data import StageData
 from nnue_trainer.training.stages import StageOfRun, idle_averages, stages_of
 from nnue_trainer.training.terminal import say
 from nnue_trainer.training.trainer import Summary, Trainer
@@ -172,28 +172,35 @@ def _train_stage(
     """Trains one stage. `begin`: what it begins from; `to_check`: stages whose patterns of parameters are checked."""
     recipe, saved, path = stage.recipe, begin.checkpoint if begin.resumed else None, begin.path
     set_up_torch(recipe, device)
-    model = nets.build(recipe.model)
-    _check_names(to_check, model)
-    recipe = settled(recipe, model, device, None if begin.checkpoint is None else _recipe_of(begin.checkpoint))
     weights: list[str] = []
-    if begin.checkpoint is not None and not begin.resumed:
-        checkpoint.load_into(begin.checkpoint.tensors["model"], model, path)
-    elif recipe.training.initial_weights and begin.checkpoint is None:
-        weights = warm_start.start_from(Path(recipe.training.initial_weights), model, say)
-    # On all cores it takes as long as the data files do to open.
-    integers_are_right = start_check(model, saved, path) if ranks.writes else None
-    # Of a resumed run all that is loaded; each machine may have a copy of the folder of its own.
-    tensors = begin.checkpoint.tensors if begin.checkpoint is not None else {"model": model.state_dict()}
-    weights_digest = digest(tensors).hex() if ranks.several else ""
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    sharding, divided = shard(ranks, model, recipe)
-    timeline.mark("model")
-    batches = training_batches(recipe, model, device, ranks)
-    validation = HeldOut(recipe, model, device, ranks) if recipe.data.validation else None
-    more = {each.name: HeldOut(recipe, model, device, ranks, each) for each in recipe.validation.sets}
+    warm = recipe.training.initial_weights if begin.checkpoint is None else None
+    beginning = not begin.resumed
+    data = None
+    if not warm and not registry.foreign_modules():  # a warm start prints lines; only this thread calls foreign code
+        data = StageData(recipe, recipe.model, device, ranks, beginning=beginning)
     try:
-        if saved is None:
-            batches.open()  # its threads read while the device starts
+        model = nets.build(recipe.model)
+        _check_names(to_check, model)
+        recipe = settled(recipe, model, device, None if begin.checkpoint is None else _recipe_of(begin.checkpoint))
+        if begin.checkpoint is not None and not begin.resumed:
+            checkpoint.load_into(begin.checkpoint.tensors["model"], model, path)
+        elif warm:
+            weights = warm_start.start_from(Path(warm), model, say)
+        # On all cores it takes as long as the data files do to open.
+        integers_are_right = start_check(model, saved, path) if ranks.writes else None
+        # Of a resumed run all that is loaded; each machine may have a copy of the folder of its own.
+        tensors = begin.checkpoint.tensors if begin.checkpoint is not None else {"model": model.state_dict()}
+        weights_digest = digest(tensors).hex() if ranks.several else ""
+        parameters = sum(parameter.numel() for parameter in model.parameters())
+        sharding, divided = shard(ranks, model, recipe)
+        timeline.mark("model")
+        if data is not None and data.features != model.feature_set:
+            data.close()
+            data = None
+        if data is None:
+            data = StageData(recipe, model, device, ranks, beginning=beginning)
+        batches, validation, more = data.opened().batches, data.validation, data.more
+        timeline.mark("data files")
         model = model.to(device)
         timeline.mark("model on the device")
         trainer = Trainer(
@@ -220,14 +227,10 @@ def _train_stage(
                 validation.restore(contents, str(path))
         elif begin.checkpoint is not None and stage.stage is not None and stage.stage.carry == "optimizer":
             trainer.carry_optimizer(begin.checkpoint, path, from_net=stage.stage.take == "average")
-        # Open all data files now: for a missing or wrong one the run must end before it writes anything.
-        trainer.batches.open()
-        for held_out in (validation, *more.values()):
-            if held_out is not None:
-                next(iter(held_out()), None)
-        if ranks.writes and not begin.resumed:
-            plausibility.check(recipe.data, batches, recipe.position_weight, model.feature_set)
-        timeline.mark("data files")
+        data.check()  # for a missing or wrong file the run must end before it writes anything
+        timeline.mark("first positions")
+        trainer.warm_up()
+        timeline.mark("warm-up")
         if integers_are_right is not None:
             integers_are_right()
         timeline.mark("integer check")
@@ -251,10 +254,8 @@ def _train_stage(
             return trainer.train()
         return _train_in(folder, trainer, keep=begin.keep, start=start, weights=weights)
     finally:
-        batches.close()
-        for held_out in (validation, *more.values()):
-            if held_out is not None:
-                held_out.close()
+        if data is not None:
+            data.close()
 
 
 def _recipe_of(saved: Checkpoint) -> dict[str, Any]:

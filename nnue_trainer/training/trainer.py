@@ -232,7 +232,6 @@ class Trainer:
                     try:
                         self._hooks.call("start", self)
                         with contextlib.suppress(Stopped), foreign.explaining():
-                            self._warm_up()
                             self._loop(run)
                         timeline.mark("steps, validation, saves")
                         if self._saved_step != self.step:
@@ -302,9 +301,9 @@ class Trainer:
         else:
             say(text)
 
-    def _warm_up(self) -> None:
-        """On a GPU, validates on a batch of each rank and drops the result, while the loader fills its first buffer:
-        otherwise the first validation would wait for its kernels to be loaded."""
+    def warm_up(self) -> None:
+        """On a GPU, validates on a batch of each rank and drops the result, while the loader fills its first buffer and
+        the net's integers are checked: otherwise the first validation would wait for its kernels to be loaded."""
         if self.device.type == "cuda" and self.validation is not None and self.step < self.steps:
             held_out = self.validation
             lam, meter = self._validation_lambda(), ActivityMeter(self.model)
