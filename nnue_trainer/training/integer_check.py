@@ -33,11 +33,14 @@ _OUTPUTS = 100.0  # engine units: fresh weights are enlarged until the outputs a
 _DOUBLINGS = 6
 
 
-def start_check(model: NnueModel, saved: Checkpoint | None = None, path: str | Path = "") -> Callable[[], None]:
+def start_check(
+    model: NnueModel, saved: Checkpoint | None = None, path: str | Path = "", *, moves: bool = False
+) -> Callable[[], None]:
     """`check_integers` in a thread, on a copy of the model, which may be moved and trained meanwhile. Returns a
-    function that waits for the end and raises what the check has found."""
+    function that waits for the end and raises what the check has found. `moves`: the model is moved to another device
+    before its tensors change, so the copy may share their memory."""
     try:
-        own = copy.deepcopy(model)
+        own = copy.deepcopy(model, _views(model) if moves and saved is None else None)
         if saved is not None:
             load_into(saved.tensors["model"], own, path)
     except Exception:
@@ -56,12 +59,22 @@ def check_integers(model: NnueModel, saved: Checkpoint | None = None, path: str 
     net = model.net
     if net is None:
         return
-    _check(model, saved, path, ())
+    zeros: list[list[str]] = [[]]
     forward = net.integer_forward()
     if forward is not None and forward.first.psqt:
         # The layers without the PSQT columns, which may be much larger.
-        of_psqt = [tensor.source_parameter for tensor in net.tensors() if tensor.name in forward.first.psqt]
-        _check(model, saved, path, of_psqt)
+        zeros.append([tensor.source_parameter for tensor in net.tensors() if tensor.name in forward.first.psqt])
+    with ThreadPoolExecutor(len(zeros), "integer-check") as threads:
+        for found in [threads.submit(_check, model, saved, path, zero) for zero in zeros]:
+            found.result()
+
+
+def _views(model: NnueModel) -> dict[int, torch.Tensor]:
+    """Tensors in the memory of those of the model, as what `copy.deepcopy` has copied already."""
+    views: dict[int, torch.Tensor] = {id(buffer): buffer.detach() for buffer in model.buffers()}
+    for parameter in model.parameters():
+        views[id(parameter)] = torch.nn.Parameter(parameter.detach(), parameter.requires_grad)
+    return views
 
 
 def _check(model: NnueModel, saved: Checkpoint | None, path: str | Path, zero: Sequence[str]) -> None:

@@ -10,8 +10,9 @@ import math
 import os
 import platform
 import socket
+import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -174,17 +175,32 @@ class _AppendedFile:
                 say(f"{self._path}: cannot be written: {error.strerror or error}; training continues without it")
 
 
+def start_imports() -> None:
+    """Imports in a thread what the records for TensorBoard need, which takes a quarter of a second. What fails here
+    fails again where it is used."""
+
+    def imports() -> None:
+        with contextlib.suppress(Exception):
+            _tensorboard()
+
+    threading.Thread(target=imports, name="import-tensorboard").start()
+
+
+def _tensorboard() -> tuple[Any, Any, Any]:
+    from tensorboard.compat.proto import event_pb2
+    from tensorboard.summary.writer.record_writer import RecordWriter
+    from torch.utils.tensorboard.summary import scalar
+
+    return event_pb2, RecordWriter, scalar
+
+
 class _EventFile:
     """A TensorBoard event file. torch's SummaryWriter is not used, because its thread ends when the disk is full: the
     run would then fail at a later record, or wait for ever when it closes the writer."""
 
     def __init__(self, folder: RunFolder, step: int):
-        from tensorboard.compat.proto import event_pb2
-        from tensorboard.summary.writer.record_writer import RecordWriter
-        from torch.utils.tensorboard.summary import scalar
-
-        self._event, self._writer = event_pb2, RecordWriter
-        self._scalar: Callable[[str, float], Any] = scalar
+        event_pb2, self._writer, self._scalar = _tensorboard()
+        self._event = event_pb2
         logs = folder.path / "tensorboard"
         path = logs / f"events.out.tfevents.{time.time_ns() // 1000:016d}.{socket.gethostname()}.{os.getpid()}"
         folder.will_write(path)

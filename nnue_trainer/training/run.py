@@ -30,6 +30,7 @@ from nnue_trainer.parallel.sharding import shard
 from nnue_trainer.training import timeline, warm_start
 from nnue_trainer.training.device import choose_device, set_up_torch, start_device
 from nnue_trainer.training.integer_check import start_check
+from nnue_trainer.training.metrics import start_imports
 from nnue_trainer.training.precision import settled
 from nnue_trainer.training.run_folder import MANIFEST, RunFolder
 from nnue_trainer.training.stage_data import StageData
@@ -178,6 +179,8 @@ def _train_stage(
     data = None
     if not warm and not registry.foreign_modules():  # a warm start prints lines; only this thread calls foreign code
         data = StageData(recipe, recipe.model, device, ranks, beginning=beginning)
+    if ranks.writes and recipe.logging.tensorboard:
+        start_imports()
     try:
         model = nets.build(recipe.model)
         _check_names(to_check, model)
@@ -186,8 +189,9 @@ def _train_stage(
             checkpoint.load_into(begin.checkpoint.tensors["model"], model, path)
         elif warm:
             weights = warm_start.start_from(Path(warm), model, say)
-        # On all cores it takes as long as the data files do to open.
-        integers_are_right = start_check(model, saved, path) if ranks.writes else None
+        # It takes as long as all that follows up to its end.
+        moves = device.type != "cpu" and not ranks.several
+        integers_are_right = start_check(model, saved, path, moves=moves) if ranks.writes else None
         # Of a resumed run all that is loaded; each machine may have a copy of the folder of its own.
         tensors = begin.checkpoint.tensors if begin.checkpoint is not None else {"model": model.state_dict()}
         weights_digest = digest(tensors).hex() if ranks.several else ""
