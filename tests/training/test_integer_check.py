@@ -12,7 +12,7 @@ from nnue_trainer.errors import UserError
 from nnue_trainer.files.checkpoint import Checkpoint
 from nnue_trainer.nets.base import NnueModel
 from nnue_trainer.nets.integer_forward import IntegerForward
-from nnue_trainer.training.integer_check import check_integers, start_check
+from nnue_trainer.training.integer_check import _views, check_integers, start_check
 
 NETS = {
     "layered": {
@@ -85,3 +85,14 @@ def test_in_a_thread_it_checks_the_weights_of_its_start(model: NnueModel, monkey
     wait = start_check(later)
     with pytest.raises(UserError, match="differ by"):
         wait()
+
+
+def test_a_model_that_moves_first_is_not_copied(model: NnueModel) -> None:
+    before = [parameter.data_ptr() for parameter in model.parameters()]
+    assert [view.data_ptr() for view in _views(model).values() if isinstance(view, torch.nn.Parameter)] == before
+    wait = start_check(model, moves=True)
+    model.double()  # to other memory, as to another device
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(math.nan)
+    wait()

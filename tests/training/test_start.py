@@ -1,0 +1,143 @@
+"""What runs at the same time before the first step of a run: what it imports, and where its errors come out."""
+
+import logging
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from made_up import recipe
+
+from nnue_trainer.config import Recipe, parse
+from nnue_trainer.errors import UserError
+from nnue_trainer.parallel.ranks import Ranks
+from nnue_trainer.schema import to_data
+from nnue_trainer.training import plausibility, run
+from nnue_trainer.training.recipe_data import HeldOut
+from nnue_trainer.training.stage_data import StageData
+
+CPU = torch.device("cpu")
+
+
+def of_files(project_root: Path, **data: object) -> Recipe:
+    samples = {"train": [str(project_root / "samples/train.binpack")], "batch_size": 64, "shuffle_buffer": 256}
+    fields = to_data(recipe())
+    fields["data"] |= samples | {"validation": [str(project_root / "samples/val.binpack")]} | data
+    fields["training"] |= {"device": "cpu", "epochs": 1, "positions_per_epoch": 128, "initial_weights": None}
+    return parse(fields)
+
+
+@pytest.mark.slow
+def test_the_first_step_imports_no_compiler(tmp_path: Path) -> None:
+    code = """
+import sys
+from nnue_trainer.cli.main import main
+from nnue_trainer.training import timeline
+
+slow = ["sympy", "torch.fx.experimental.symbolic_shapes", "torch._dynamo", "torch._inductor", "triton", "matplotlib"]
+before = timeline.mark
+def mark(phase):
+    before(phase)
+    if phase == "first step":
+        print("imported", [name for name in slow if name in sys.modules])
+timeline.mark = mark
+main()
+"""
+    words = ["train", "--preset", "quickstart", "--run-dir", str(tmp_path / "run")]
+    fields = ["model.l1=64", "training.epochs=1", "training.positions_per_epoch=4096", "training.device=cpu"]
+    ran = subprocess.run([sys.executable, "-c", code, *words, *fields], capture_output=True, text=True, check=True)
+    assert next(line for line in ran.stdout.splitlines() if line.startswith("imported")) == "imported []"
+
+
+def test_an_error_of_the_model_comes_before_one_of_the_data(project_root: Path, tmp_path: Path) -> None:
+    """As it does where one is made after the other."""
+    damaged = tmp_path / "damaged.binpack"
+    damaged.write_bytes(b"BINP\xff\xff\xff\xffx")
+    wrong = of_files(project_root, train=[str(damaged)])
+    with pytest.raises(UserError, match=r"damaged\.binpack"):
+        run.train(wrong, tmp_path / "run")
+    fields = to_data(wrong)
+    fields["optimizer"]["groups"] = [{"match": "nothing_has_this_name", "lr_factor": 0.1}]
+    with pytest.raises(UserError, match="nothing_has_this_name"):
+        run.train(parse(fields), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_warnings_of_the_data_wait_for_their_turn(
+    project_root: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("nnue_trainer"), "propagate", True)
+    done = threading.Event()
+
+    def check(*found: object) -> None:
+        warn = found[-1]
+        assert callable(warn)
+        warn("implausible")
+        done.set()
+        raise UserError("contradicts itself")
+
+    monkeypatch.setattr(plausibility, "check", check)
+    chosen = of_files(project_root)
+    data = StageData(chosen, chosen.model, CPU, Ranks(), beginning=True)
+    try:
+        assert done.wait(60)
+        assert data.opened() is data
+        assert caplog.messages == []
+        with pytest.raises(UserError, match="contradicts itself"):
+            data.check()
+        assert caplog.messages == ["implausible"]
+    finally:
+        data.close()
+
+
+def test_nothing_is_read_before_a_state_is_loaded(project_root: Path) -> None:
+    chosen = of_files(project_root)
+    data = StageData(chosen, chosen.model, CPU, Ranks(), beginning=False)
+    try:
+        assert data.opened().batches._running is None
+        data.check()
+        assert data.batches._running is not None
+    finally:
+        data.close()
+    assert data.batches._running is None
+
+
+def test_closing_ends_a_thread_that_finds_no_position(project_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Filters may drop everything, and a file may be long."""
+    waits = threading.Event()
+
+    def endless(loader: object) -> None:
+        waits.set()
+        while True:
+            time.sleep(0.01)
+            data._poll()
+
+    monkeypatch.setattr(HeldOut, "__call__", endless)
+    chosen = of_files(project_root)
+    data = StageData(chosen, chosen.model, CPU, Ranks(), beginning=True)
+    assert waits.wait(60)
+    data.close()
+    assert not any(thread.name.startswith("data-files") for thread in threading.enumerate())
+
+
+def test_a_model_of_other_features_than_its_section(project_root: Path, tmp_path: Path) -> None:
+    """The files are opened again, for the features that the model takes."""
+    chosen = of_files(project_root)
+    net = type(chosen.model)
+    made: list[str] = []
+
+    class Watched(StageData):
+        def __init__(self, recipe: Recipe, model: object, *rest: object, **options: object) -> None:
+            made.append(type(model).__name__)
+            super().__init__(recipe, model, *rest, **options)  # type: ignore[arg-type]
+            if isinstance(model, net):
+                self.features = "HalfKP" if chosen.model.feature_set != "HalfKP" else "HalfKAv2_hm"
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run, "StageData", Watched)
+        assert run.train(chosen, tmp_path / "run").positions == 128
+    assert made[0] == net.__name__
+    assert len(made) == 2
