@@ -1,7 +1,8 @@
 """What releases and development builds of Stockfish print for `eval`, whole.
 
 Of 15.1 this is the text of the binary; of the others, that of Stockfish's pull requests and issues that show it (3562,
-3579, 5190, 6743) and what is known of later builds. Only the table and the values below it depend on `found`:
+3579, 5190, 6743), and from 17 on what its source (evaluate.cpp, nnue_misc.cpp) prints. Only the table and the values
+below it depend on `found`:
 {"cells": [[…] per bucket], "used": N, "white": "+0.25", "exact": N or None, "check": bool}. Lists of terms and of piece
 values are cut short.
 """

@@ -68,9 +68,10 @@ def test_what_releases_print(release: str, *, black_to_move: bool) -> None:
 
 EXACT = "NNUE evaluation        -34 (side to move, internal units)"
 WHITE = "NNUE evaluation        -0.09 (white side)"
+PAWNS = "NNUE evaluation        -0.09 (white side, pawns)"
 
 
-@pytest.mark.parametrize("lines", [[EXACT], [EXACT, WHITE], [WHITE, EXACT]])
+@pytest.mark.parametrize("lines", [[EXACT], [EXACT, WHITE], [WHITE, EXACT], [EXACT, PAWNS]])
 def test_the_exact_value_counts_in_any_order(lines: list[str]) -> None:
     found = parse_eval([*MANY_BUCKETS.splitlines(), *lines])
     assert (found.value, found.is_exact, len(found.cells[0])) == ("-34", True, 1)

@@ -6,7 +6,7 @@ stands "NNUE evaluation": pawns from white's side, and, from April 2026 on, the 
 the side to move, with or without the pawns in a second such line. Builds of that spring print both of their nets, each
 line beginning with "(Big net)" or "(Small net)"; the small net is ignored. In check nothing is evaluated.
 
-Checked against binaries: 15.1 and 17.1. The others follow what is known of them.
+Checked against binaries: 15.1 and 17.1. The others follow the source text of Stockfish.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def parse_eval(lines: Sequence[str]) -> EvalOutput:
             printed, unit = match.groups()
             if unit == "side to move, internal units" and "." not in printed:
                 value, is_exact = printed, True
-            elif unit != "white side" or "." not in printed:
+            elif unit not in ("white side", "white side, pawns") or "." not in printed:
                 raise UserError(f"the line {quoted(line)}, expected '(white side)' or internal units")
             elif not is_exact:
                 value = printed if printed[0] in "+-" else f"+{printed}"
