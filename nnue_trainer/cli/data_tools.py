@@ -44,7 +44,9 @@ Temporary = Annotated[
     Path | None, typer.Option(metavar="FOLDER", help="Folder for temporary files. Default: the folder of OUT.")
 ]
 Output = Annotated[Path, typer.Argument(metavar="OUT", help="File to write; it is complete or absent.")]
-Seed = Annotated[int, typer.Option(min=0, max=2**64 - 1, help="Seed; the same seed and inputs give the same file.")]
+Seed = Annotated[
+    int, typer.Option(min=0, max=2**64 - 1, help="Seed; the same seed and inputs give the same file.", metavar="N")
+]
 SkipBad = Annotated[
     bool,
     typer.Option(
@@ -105,7 +107,8 @@ def convert(
         typer.Option("--from", metavar="FORMAT", help="Format of IN. Default: detected from the content."),
     ] = None,
     score_scale: Annotated[
-        float, typer.Option(help="Factor for scores, such as 0.48 for internal units to centipawns of 208.")
+        float,
+        typer.Option(help="Factor for scores, such as 0.48 for internal units to centipawns of 208.", metavar="X"),
     ] = 1.0,
     score_view: Annotated[
         View,
@@ -122,7 +125,9 @@ def convert(
     score_unit: Annotated[
         Literal["auto", "pawns", "cp"], typer.Option(help="For PGN: the unit of evaluations.")
     ] = "auto",
-    pawn: Annotated[float, typer.Option(min=0.01, max=10_000, help="For PGN: internal units per pawn.")] = 208.0,
+    pawn: Annotated[
+        float, typer.Option(min=0.01, max=10_000, help="For PGN: internal units per pawn.", metavar="X")
+    ] = 208.0,
     chess960: Chess960 = "refuse",
     fen: Annotated[
         Literal["x-fen", "shredder"],
@@ -165,7 +170,7 @@ def convert(
 def filter_command(
     inputs: Piped,
     output: Output,
-    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed for random decisions.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed for random decisions.", metavar="N")] = 0,
     extra: Extra = None,
     to: To = None,
     chess960: Chess960 = "refuse",
@@ -219,7 +224,8 @@ def with_filters(command: Callable[..., None]) -> Callable[..., None]:
         name: hint for name, hint in get_type_hints(command, include_extras=True).items() if name != "values"
     }
     for name, kind, off, _, least, most, doc in _data.filters():
-        limits: dict[str, Any] = {} if kind is bool else {"min": least, "max": most}
+        word = "N" if kind is int else "X"
+        limits: dict[str, Any] = {} if kind is bool else {"min": least, "max": most, "metavar": word}
         option = typer.Option(f"--{name.replace('_', '-')}", help=f"{doc[0].upper()}{doc[1:]}.", **limits)
         parameters[name] = values.replace(name=name, kind=inspect.Parameter.POSITIONAL_OR_KEYWORD, default=off)
         annotations[name] = Annotated[kind, option]
@@ -335,7 +341,7 @@ def split(
     inputs: Piped,
     train: Annotated[Path, typer.Option(metavar="OUT", help="File for the training positions.")],
     validation: Annotated[Path, typer.Option(metavar="OUT", help="File for the validation positions.")],
-    share: Annotated[float, typer.Option(help="Share of the games for validation.")] = 0.01,
+    share: Annotated[float, typer.Option(help="Share of the games for validation.", metavar="X")] = 0.01,
     seed: Seed = 0,
     to: To = None,
     chess960: Chess960 = "refuse",

@@ -325,7 +325,9 @@ def eval_command(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one line of JSON per position, raw values included.")
     ] = False,
-    threads: Annotated[int, typer.Option(min=0, max=256, help="Maximum number of threads; 0: one per CPU.")] = 0,
+    threads: Annotated[
+        int, typer.Option(min=0, max=256, help="Maximum number of threads; 0: one per CPU.", metavar="N")
+    ] = 0,
     arch: Arch = None,
     file_format: ReadFormat = None,
     model: OfModel = None,
