@@ -18,7 +18,7 @@ from nnue_trainer.config import load
 from nnue_trainer.files import checkpoint
 from nnue_trainer.training.run import train
 
-pytestmark = pytest.mark.compiler
+pytestmark = [pytest.mark.compiler, pytest.mark.slow]
 
 STEPS, EPOCH = 30, 10
 NETS: dict[str, dict[str, Any]] = {
@@ -37,7 +37,7 @@ def run_cpp(project_root: Path, out: Path, net: str, device: str = "cpu", *more:
     options = [f"data={samples / 'train.binpack'}", f"validation={samples / 'val.binpack'}", f"net={net}"]
     sizes = ["hidden=32", "batch=512", f"steps={STEPS}", f"epoch={EPOCH}", "window=20000", "seed=7"]
     command: list[str | Path] = [
-        with_torch() / "libtorch" / "train",
+        with_torch("train") / "libtorch" / "train",
         *options,
         *sizes,
         f"out={out}",
@@ -75,7 +75,6 @@ def run_python(project_root: Path, folder: Path, net: str, device: str = "cpu") 
     return list(zip(losses["train"], losses["validation"], strict=True))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
 @pytest.mark.parametrize("net", list(NETS))
 def test_losses_are_those_of_the_trainer(project_root: Path, tmp_path: Path, net: str, device: str) -> None:
@@ -93,7 +92,6 @@ def test_losses_are_those_of_the_trainer(project_root: Path, tmp_path: Path, net
         assert (tensor - theirs[name]).abs().mean() < 1e-5, name
 
 
-@pytest.mark.slow
 def test_a_checkpoint_is_exported_evaluated_trained_further_and_compiled(
     project_root: Path, tmp_path: Path, nnue: Any
 ) -> None:
@@ -120,7 +118,7 @@ def test_a_checkpoint_is_exported_evaluated_trained_further_and_compiled(
     # Compiled by AOTInductor, it runs in a C++ program that has loaded the operators.
     script = project_root / "examples" / "libtorch" / "export.py"
     subprocess.run([sys.executable, script, saved, tmp_path / "net.pt2"], check=True, capture_output=True)
-    program = with_torch() / "libtorch" / "run_exported"
+    program = with_torch("run_exported") / "libtorch" / "run_exported"
     other = "4k3/pp6/8/3q4/8/8/PPP5/4K2R b - - 0 1"
     run = subprocess.run([program, tmp_path / "net.pt2", FEN, other], capture_output=True, text=True, check=True)
     first, second = (float(line.split()[0]) for line in run.stdout.splitlines())
@@ -129,7 +127,7 @@ def test_a_checkpoint_is_exported_evaluated_trained_further_and_compiled(
 
 
 def test_errors_are_one_line(project_root: Path, tmp_path: Path) -> None:
-    program = with_torch() / "libtorch" / "train"
+    program = with_torch("train") / "libtorch" / "train"
     sample = project_root / "samples" / "val.binpack"
     for arguments, expected in (
         (["data=none.binpack", "validation=none.binpack"], "none.binpack"),
@@ -147,7 +145,9 @@ def test_errors_are_one_line(project_root: Path, tmp_path: Path) -> None:
 
 
 def test_help_lists_every_option() -> None:
-    run = subprocess.run([with_torch() / "libtorch" / "train", "--help"], capture_output=True, text=True, check=True)
+    run = subprocess.run(
+        [with_torch("train") / "libtorch" / "train", "--help"], capture_output=True, text=True, check=True
+    )
     assert run.stdout.startswith("usage: train data=FILE")
     assert re.search(r"^  batch +positions in a batch; default 16384$", run.stdout, re.MULTILINE)
     assert re.search(r"^  data +training file; required$", run.stdout, re.MULTILINE)

@@ -31,7 +31,7 @@ def device(request: pytest.FixtureRequest) -> torch.device:
 
 @pytest.fixture(scope="module")
 def cpp() -> Any:
-    torch.ops.load_library(str(with_torch() / "liboperators_for_tests.so"))
+    torch.ops.load_library(str(with_torch("operators_for_tests") / "liboperators_for_tests.so"))
     return torch.ops.nnue_cpp
 
 
