@@ -184,7 +184,7 @@ class Registry(Generic[T]):
         _registries.append(self)
 
     def register(self, kind: str, *, short: str = "") -> Callable[[type[C]], type[C]]:
-        """Decorator: makes a section known as `kind`. It goes above `@section`. With `short`, the name of a field, a
+        """Decorator that registers a section as `kind`. Write it above `@section`. With `short`, the name of a field, a
         recipe may also have `KIND: value` in place of `kind: KIND` and `FIELD: value`."""
         if short:
             self._short[kind] = short
@@ -201,12 +201,12 @@ class Registry(Generic[T]):
         return add
 
     def kinds(self) -> dict[str, type[T]]:
-        """All classes that are registered now, by kind: built-in ones, and those from outside that were requested."""
+        """All classes that are registered now, by kind: built-in ones, and users' classes that were requested."""
         self._import_built_in()
         return self._classes | self._outside
 
     def names(self) -> list[str]:
-        """Every name that a recipe may use, those of installed packages included."""
+        """Every name that a recipe may use, including those of installed packages."""
         return sorted({*self.kinds(), *self._entry_points()})
 
     def find(self, kind: str, *, may_import: bool = True) -> type[T]:

@@ -23,8 +23,8 @@ class Average(ABC):
 
     @abstractmethod
     def share(self, now: RunStep) -> float:
-        """How far the average moves towards the weights after `now.step` steps: 0: it stays; 1: it becomes them. It
-        starts as a copy of the weights of step 0."""
+        """The share of the way that the average moves towards the weights after `now.step` steps: 0: not at all; 1: it
+        becomes the weights. It starts as a copy of the weights of step 0."""
 
     def share_at(self, now: RunStep) -> float:
         """`share`, checked."""

@@ -48,7 +48,7 @@ class FeaturePart(NamedTuple):
 
     @property
     def num_states(self) -> int:
-        """How many buckets there are for each king bucket."""
+        """The number of buckets for each king bucket."""
         return math.prod(most + 1 for _, most in self.states)
 
     @property

@@ -171,17 +171,17 @@ class PositionReader(Closing):
 
     @property
     def skipped(self) -> int:
-        """The number of chunks that `skip_bad` left out so far, a truncated end included."""
+        """The number of chunks that `skip_bad` has skipped so far, including a truncated end."""
         return self._reader.skipped + bool(self._cut and self._cut.error)
 
     @property
     def first_skipped(self) -> str:
-        """The error of the first position or chunk that was left out."""
+        """The error of the first position or chunk that was skipped."""
         return (self._cut.error if self._cut else "") or self._reader.first_skipped
 
     @property
     def notes(self) -> list[str]:
-        """Notes on decisions and omissions of the reader that are not errors, so far."""
+        """Notes on the reader's decisions and omissions so far that are not errors."""
         return list(getattr(self._reader, "notes", []))
 
     def __iter__(self) -> Iterator[Records]:
@@ -372,8 +372,8 @@ class PositionWriter:
         self.write_block(Block(records, None, self.format))
 
     def write_block(self, block: Block) -> None:
-        """Positions of a file of the same format keep all of their bytes. Of another format's, those whose spare bytes
-        are not 0 are counted."""
+        """Writes a block. Positions from a file of the same format keep all of their bytes; for another format,
+        positions whose spare bytes are not 0 are counted."""
         assert self._writer is not None
         if self._chess960 in ("drop-rights", "skip"):
             block = self._without_chess960(block)
@@ -401,14 +401,14 @@ class PositionWriter:
             self._dropped["spare"] += int(block.spare.any(1).sum())
 
     def finish(self) -> None:
-        """Puts the whole content on disk, still without a name. `commit` gives it its name, which needs no space."""
+        """Writes the whole content to disk, still without a name. `commit` renames it, which needs no space."""
         if self._writer is not None:
             self._writer.finish()
             self._end()
             self._output.sync()
 
     def commit(self) -> None:
-        """Finishes the file and gives it its name. The end of the `with` block does so too."""
+        """Finishes the file and gives it its name, as the end of the `with` block does."""
         if not self._committed:
             self.finish()
             self._output.commit()

@@ -57,7 +57,7 @@ class Loss(ABC):
 
     @property
     def uses_spare(self) -> bool:
-        """Whether the loss reads spare bytes of data files: whether it defines `per_position_spare`."""
+        """Whether the loss reads spare bytes of data files, that is, whether it defines `per_position_spare`."""
         return type(self).per_position_spare is not Loss.per_position_spare
 
     def terms(

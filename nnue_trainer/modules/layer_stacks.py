@@ -158,7 +158,7 @@ class LayerStacks:
 
     def forward(self, first: FirstOutputs, linears: Sequence[nn.Module], order: Tensor | None = None) -> Tensor:
         """The net's output, fp32 [B]. `linears` are the layers: `StackedLinear`, or `nn.Linear` where there is one
-        stack. `order` is the result of `order()` for these buckets; if it is None, it is made here."""
+        stack. `order` is the result of `order()` for these buckets; if it is None, it is computed."""
         output = self.call(linears, first.bucket, order).output(first)
         return self.outputs(first, linears).squeeze(1) if output is None else output
 
@@ -169,7 +169,7 @@ class LayerStacks:
 
     def may_be_fused(self, device: torch.device, **call: Any) -> bool:
         """Whether there are operators for these layers on this device, for a call with these options of
-        `kernels`. It is needed before there are tensors."""
+        `kernels`. It can be called before there are tensors."""
         return self.kernels(device, **call) in _TOGETHER
 
     def kernels(
@@ -197,13 +197,13 @@ class LayerStacks:
         return Plan(("order", self, of_share), self.order(bucket), batch.white)
 
     def order(self, bucket: Tensor) -> Tensor:
-        """Positions ordered by stack, for the operators on CUDA. It depends on int64 [B] `bucket` alone."""
+        """The positions ordered by stack, for the operators on CUDA. It depends only on `bucket`, int64 [B]."""
         order: Tensor = _operators._stack_order(bucket, self.stacks)
         return order
 
     def outputs(self, first: FirstOutputs, linears: Sequence[nn.Module]) -> Tensor:
         """The outputs of the last layer in torch's operators, fp32 [B, n], for a last layer of any number of outputs.
-        What goes directly to the output is added to each of them."""
+        Skip connections are added to each of them."""
         return reference.layers(
             self.hidden, first.x, lambda number, x: _apply(linears[number], x, first.bucket), first.psqt
         )
@@ -219,7 +219,7 @@ class LayerStacks:
 
     @property
     def description(self) -> int:
-        """The layers as the operators take them: a number that stands for them in this process."""
+        """The handle of these layers in this process, an argument of the operators."""
         return _describe(_operators, self)
 
 

@@ -170,13 +170,13 @@ class PerspectiveTransformer(nn.Module):
 
     @property
     def description(self) -> Description:
-        """How outputs are computed from weights. They have the dtype of the weight that is read."""
+        """The computation of the outputs from the weights. Outputs have the dtype of the weight that is read."""
         scale = self.product_scale if self.activation == "pairwise" else 1.0
         return Description(self.activation, self.bound, scale, self.bucket_size, self.num_bucketed)
 
     def fused_call(self, batch: Batch, bucket: Tensor | None = None) -> TransformerCall | None:
-        """The operator that `forward` calls with the same arguments, and nothing else does; None if it is not fused,
-        and where hooks read the outputs or their gradients."""
+        """The operator that `forward` calls with the same arguments, if that is one fused operator; None if it is not,
+        or if hooks read the outputs or their gradients."""
         if any((self._forward_hooks, self._forward_pre_hooks, self._backward_hooks, self._backward_pre_hooks)):
             return None
         call = self.call_with(batch, bucket)
@@ -189,7 +189,8 @@ class PerspectiveTransformer(nn.Module):
         parameters: Parameters | None = None,
         description: Description | None = None,
     ) -> TransformerCall:
-        """The call of `forward`. `parameters`, `description`: with other weights than its own, in another unit."""
+        """The call that `forward` makes. `parameters` and `description` replace the module's weights, for another
+        unit."""
         if parameters is None:
             sparse = self._bring_up_to_date(batch)
             parameters = Parameters(*self.parameters_in_use(), sparse_grad=sparse)
@@ -229,7 +230,7 @@ class PerspectiveTransformer(nn.Module):
     _late: LateRows | None = None
 
     def update_late(self, late: LateRows | None) -> None:
-        """From now on `late` brings the rows up to date before the weight is read; None: nothing has to."""
+        """From now on, `late` updates rows before the weight is read; None: all rows are up to date."""
         if self._late is not None:
             self._late.settle()
         parameters = dict(self._parameters)

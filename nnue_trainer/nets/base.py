@@ -344,8 +344,8 @@ class NnueModel(nn.Module, ABC):
         return 1 if self.net is None else self.net.num_outputs
 
     def outputs(self, batch: Batch) -> Tensor:
-        """The outputs that a loss gets if it reads them (`Loss.reads`): of a net with one output `forward`, otherwise
-        fp32 [B, num_outputs], which `score_of` makes the output of `forward` from."""
+        """The outputs for a loss that reads several (`Loss.reads`): those of `forward` for a net with one output,
+        otherwise fp32 [B, num_outputs], from which `score_of` computes the output of `forward`."""
         output: Tensor = self(batch)
         return output
 
@@ -354,9 +354,9 @@ class NnueModel(nn.Module, ABC):
         return outputs[:, 0]
 
     def prepare(self, batch: Batch) -> Batch:
-        """The batch with all that the forward pass needs and that depends on the batch alone: on CUDA the plans of the
-        feature transformers, and which of their rows it has. Training does this for the next batch while the step of
-        this one runs."""
+        """The batch with everything that the forward pass needs and that depends only on the batch: on CUDA the plans
+        of the feature transformers, and which of their rows it has. Training does this for the next batch while the
+        step of this one runs."""
         dtype = None if self.rounded is None else self.rounded.weight_dtype(self)
         plans = (
             plan
@@ -372,8 +372,8 @@ class NnueModel(nn.Module, ABC):
         return None
 
     def rounded_forward(self) -> RoundedForward:
-        """The forward pass with the engine's rounding, for this model on the device that it is on. UserError for a net
-        that does not define it."""
+        """The forward pass with the engine's rounding, for this model on its current device. UserError for a net that
+        does not define it."""
         try:
             if self.net is None:
                 raise ValueError("the model belongs to no net in NETS")

@@ -70,11 +70,11 @@ class Expander:
 
     @property
     def launches_only(self) -> bool:
-        """Whether `expand` does nothing but launch kernels, so that it can be recorded in a CUDA graph."""
+        """Whether `expand` only launches kernels, so that it can be recorded in a CUDA graph."""
         return self._on_device and not self.check_records
 
     def grows(self, size: int) -> bool:
-        """Whether `load` gives up its buffers for larger ones, for a batch of `size` positions."""
+        """Whether `load` would replace its buffers by larger ones for a batch of `size` positions."""
         return size > self._size
 
     def __call__(self, records: Tensor) -> Batch:

@@ -213,8 +213,8 @@ class PerspectivePlan(NamedTuple):
 
     def irregular_rows(self, namespace: str = "nnue") -> int:
         """How many of the 2 B rows have a feature twice, or features of several king buckets. The kernels for compute
-        capability 9.0 add these row by row, which is slow where there are many; for other kernels the result is 0.
-        Waits for the device."""
+        capability 9.0 add these row by row, which is slow if there are many; for other kernels the result is 0. Waits
+        for the device."""
         if self.kernels != "hopper":
             return 0
         sizes = (*self.white.shape, self.num_features, *self.layout)
@@ -223,11 +223,11 @@ class PerspectivePlan(NamedTuple):
 
     @property
     def key(self) -> PlanKey:
-        """The fields from `num_features` on, which it was made for: see `plan_key`."""
+        """The fields from `num_features` on, for which the plan was made: see `plan_key`."""
         return self[4:8]
 
     def check(self, batch: Rows, key: PlanKey) -> None:
-        """ValueError if it was made of other tensors, or has another key."""
+        """ValueError if the plan was made from other tensors, or has another key."""
         for name, own, given in zip(self._fields[1:4], self[1:4], batch, strict=True):
             if own is not given:
                 raise _wrong("plan", f"the plan of another tensor `{name}`", "that of this batch")

@@ -91,7 +91,7 @@ class Rule(ABC):
         return dict(self._moments)
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Takes over a state. ValueError naming a tensor that is missing, unknown or of another shape."""
+        """Loads a state. ValueError naming a tensor that is missing, unknown or of another shape."""
         own = self.state_dict()
         check_state(own, state)
         for name, tensor in state.items():
@@ -101,7 +101,7 @@ class Rule(ABC):
         """The learning rate of the next step, for rules that need a Python number; `work.lr` holds it as well."""
 
     def changed(self) -> list[Tensor]:
-        """All tensors that a step changes: what the guard puts back after a step that failed."""
+        """All tensors that a step changes, which the guard restores after a failed step."""
         return [parameter.detach() for parameter in self.work.parameters.values()] + list(self.state_dict().values())
 
 
@@ -139,12 +139,12 @@ class OptimizerConfig(ABC):
     """parameters that are trained differently"""
 
     def by_value(self) -> bool:
-        """Whether each value of a weight moves by its own gradient and state alone, except for a norm that is taken of
-        all gradients: then several GPUs may each have some columns of a weight. So may a rule with virtual rows."""
+        """Whether the update of each value of a weight depends only on its own gradient and state, except for a norm
+        over all gradients. Then several GPUs can each have some columns of a weight. Virtual rows are allowed."""
         return "virtual_rows" in self.replaces
 
     def group_settings(self, names: Iterable[str], where: str = "") -> dict[str, Settings]:
-        """The settings of parameters with these names that are in a group. UserError, which begins with `where`, for
+        """The settings of those of these parameters that are in a group. UserError, which begins with `where`, for
         groups that do not fit, or that leave nothing to train."""
         names = list(names)
         settings = settings_of(self.groups, names, where)

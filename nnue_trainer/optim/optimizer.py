@@ -179,8 +179,8 @@ class Optimizer:
 
     @contextmanager
     def with_net(self) -> Iterator[None]:
-        """Within the block, parameters are those of the net: the average, or the mean of a schedule-free rule. Without
-        either they are the net in any case."""
+        """Within the block, the parameters are those of the net: the average, or the mean of a schedule-free rule.
+        Without either, they always are."""
         net = None if self._trained is not None else self._net()
         if net is None:
             yield
@@ -251,8 +251,8 @@ class Optimizer:
             self.rule.fused.norm_of = norm_of
 
     def set_lr(self, lr: float) -> None:
-        """The learning rate of the next step. Nothing is launched for one that the device has already: many schedules
-        change theirs between epochs alone."""
+        """The learning rate of the next step. Nothing is launched if the device already has this value: many schedules
+        change it only between epochs."""
         if lr != self._last_lr:
             self.lr.fill_(lr)
             self._last_lr = lr
@@ -275,8 +275,8 @@ class Optimizer:
         return all(bool(extreme.isfinite().all()) for extreme in extremes)
 
     def good_steps(self) -> int:
-        """How many updates were made, those before `load_state_dict` included. A fused rule counts those that it began:
-        one too many if it found only while it wrote that a gradient is not finite. Waits for the device."""
+        """The number of updates, including those before `load_state_dict`. A fused rule counts those that it began: one
+        too many if it found only while it wrote that a gradient is not finite. Waits for the device."""
         count = self._good_steps if self.rule.step_count is None else self.rule.step_count
         return int(count.item())
 
@@ -292,7 +292,7 @@ class Optimizer:
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Tensor], *, good_steps: int = 0, from_net: bool = False) -> None:
-        """Takes over the state of an optimiser that had made `good_steps` updates. The parameters hold its net; they
+        """Loads the state of an optimiser that had made `good_steps` updates. The parameters must hold its net; they
         become its weights, unless `from_net`: then an average begins at the net. ValueError naming a tensor that is
         missing, unknown or misshapen."""
         trained = _take(state, _TRAINED)

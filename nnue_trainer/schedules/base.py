@@ -47,16 +47,16 @@ class RunStep(NamedTuple):
 
     @property
     def epoch(self) -> int:
-        """Whole epochs that are done."""
+        """The number of complete epochs."""
         return self.first_epoch + (self.step - self.first_step) // self.steps_per_epoch
 
     @property
     def share(self) -> float:
-        """The part of the run that is done: 0 at the first step, 1 after the last one."""
+        """The fraction of the run that is complete: 0 at the first step, 1 after the last one."""
         return self.step / self.steps
 
     def share_of(self, steps: int | None) -> float:
-        """The part that is done of `steps` steps from the first one on, at most 1; None: of the run."""
+        """The fraction of the first `steps` steps that is complete, at most 1; None: of the run."""
         return min(1.0, self.step / (steps or self.steps))
 
     def at_epoch(self, epoch: int) -> RunStep:

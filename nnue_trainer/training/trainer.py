@@ -273,24 +273,24 @@ class Trainer:
             self._stop.set()
 
     def record(self, event: str, values: Mapping[str, float | int | None]) -> None:
-        """Writes a record of metrics, of the step that was done last. For callbacks during `train`."""
+        """Writes a record of metrics for the last step. For callbacks during `train`."""
         assert self._run is not None
         self._run.metrics.write(event, self.step, values)
         self._hooks.call("metrics", self, event, values)
 
     def was_recorded(self, event: str) -> bool:
-        """Whether the run was resumed at this step and has a record of such an event at it already."""
+        """Whether the run was resumed at this step and already has a record of this event."""
         assert self._run is not None
         return self._run.metrics.has(event, self.step)
 
     @property
     def epoch(self) -> int:
-        """Whole epochs of the run that are done."""
+        """The number of complete epochs of the run."""
         return self.stage.epochs_at(self.step)
 
     @property
     def at_epoch_end(self) -> bool:
-        """Whether the last step was that of an epoch, and its validation and checkpoint are done."""
+        """Whether the last step ended an epoch, and its validation and checkpoint are done."""
         ended = self.step > self.stage.first_step and self.stage.ends_epoch(self.step)
         return ended and not self._epoch_end_pending
 
@@ -495,9 +495,8 @@ class Trainer:
         self._resumed = (path, state) if in_place else None
 
     def carry_optimizer(self, before: Checkpoint, path: Path, *, from_net: bool = False) -> None:
-        """Takes over the optimiser's state of the checkpoint `before`, read from `path`, whose net the model has
-        already. `from_net`: train that, and not the weights whose average it is. UserError for a state that does not
-        fit."""
+        """Loads the optimiser's state of the checkpoint `before`, read from `path`, whose net the model already has.
+        `from_net`: train that, and not the weights whose average it is. UserError for a state that does not fit."""
         try:
             own = self.sharding.own(before.tensors["optimizer"])
             self.optimizer.load_state_dict(own, good_steps=before.trainer_state(path).step, from_net=from_net)

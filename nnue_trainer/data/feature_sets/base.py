@@ -52,7 +52,7 @@ class Features(ABC):
     @abstractmethod
     def indices(self, view: View) -> npt.NDArray[np.integer[Any]]:
         """Integers [B, K], K ≤ max_active: the features that each of B positions has for one perspective, then −1
-        (`left_packed` moves −1 to the end). A feature that stands twice counts twice.
+        (`left_packed` moves −1 to the end). A feature that occurs twice counts twice.
 
         It is called for both perspectives of a number of positions, from several threads in turn. The answer must
         depend only on the position: otherwise the same recipe would not give the same training.

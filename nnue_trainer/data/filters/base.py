@@ -27,8 +27,8 @@ class Filter(ABC):
 
     @abstractmethod
     def keep(self, records: Records) -> npt.NDArray[np.bool_]:
-        """bool [n], true where a position is kept, for `records` uint8 [n, 32], read-only. `nnue_trainer.data.fields`
-        has what stands in records as arrays.
+        """bool [n], true to keep a position, for `records` uint8 [n, 32], read-only. `nnue_trainer.data.fields` returns
+        the contents of records as arrays.
 
         It is called for one chunk of a file at a time, from several threads in turn and in any order. The answer must
         depend only on the record: otherwise the same recipe would not give the same positions.
@@ -41,7 +41,7 @@ class Filter(ABC):
 
     @property
     def uses_spare(self) -> bool:
-        """Whether the filter decides by spare bytes of data files: whether it defines `keep_spare`."""
+        """Whether the filter reads spare bytes of data files, that is, whether it defines `keep_spare`."""
         return type(self).keep_spare is not Filter.keep_spare
 
 

@@ -88,14 +88,14 @@ class DataFormat(ABC):
     """the suffix of files in the format; a file to read may have .gz, .zst or .bz2 after it"""
 
     def recognises(self, head: bytes) -> bool:
-        """Whether a file is in this format, judged by `head`: its first 64 KiB at most, decompressed. By default only a
-        file's name shows it."""
+        """Whether a file has this format, by `head`, at most its first 64 KiB, decompressed. By default, only the
+        file's name decides."""
         return False
 
     @abstractmethod
     def read(self, file: BinaryIO) -> Iterator[Records]:
         """The positions of a file in order, as arrays of records uint8 [n, 32] of any length. `file` is open at its
-        beginning, decompressed, and is read forwards. `nnue_trainer.data.fields.pack` makes records of arrays. Raise a
+        beginning and decompressed; read it forwards. `nnue_trainer.data.fields.pack` makes records from arrays. Raise a
         UserError for an error in the data; the caller adds the name of the file."""
 
     def header(self) -> bytes:
@@ -108,8 +108,8 @@ class DataFormat(ABC):
         raise NotImplementedError
 
     def losses(self, records: Records) -> dict[str, int]:
-        """The number of `records` in which something is dropped or changed because the format has no room for it, by
-        what it is: "moves", "castling", "en_passant", "rule50", "ply", "black_to_move" or "scores"."""
+        """The number of `records` that lose or change something that the format cannot store, by kind: "moves",
+        "castling", "en_passant", "rule50", "ply", "black_to_move" or "scores"."""
         return {}
 
     # ---- for the package --------------------------------------------------------------------------------------------
