@@ -67,7 +67,7 @@ step_tests() { python3 -m pytest -q ${TESTS:-tests} ${PYTEST:-} -p no:cacheprovi
 step_memcheck() { sanitize memcheck ${SANITIZED:-tests/ops} -k "$subset"; }
 # shellcheck disable=SC2086
 step_racecheck() { sanitize racecheck ${SANITIZED:-tests/ops} -k "$subset"; }
-# What a change of the kernels of a step can break.
+# Tests that a change of the kernels of a step can break.
 step_operator_tests() {
     TESTS="tests/ops tests/training/test_cuda.py tests/training/test_devices.py tests/training/test_qat.py tests/cpp" step_tests
 }

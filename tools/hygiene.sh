@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What must never be committed: build products, big files, paths of somebody's machine, pickled tensors.
+# Finds files that must never be committed: build products, big files, paths of somebody's machine, pickled tensors.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bad=0

@@ -102,7 +102,7 @@ def train(
     from nnue_trainer.cli.terminable import ended_by_second_signal
 
     threading.Thread(target=_start_driver, name="start-driver", daemon=True).start()
-    # What is imported stays to the end. The collector would search it again and again, for a quarter of the imports.
+    # Imported modules stay to the end. The collector would search them again and again, for a quarter of the imports.
     gc.disable()
     try:
         from nnue_trainer.parallel.ranks import joined

@@ -1,4 +1,5 @@
-// What the project's kernels use of CUDA, for a C++ compiler: see emulator.h. Stands in for the toolkit's header.
+// The part of CUDA that the project's kernels use, for a C++ compiler: see emulator.h. Stands in for the toolkit's
+// header.
 #pragma once
 
 #include <algorithm>

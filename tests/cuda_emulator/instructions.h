@@ -1,4 +1,4 @@
-// What the functions with inline assembly do, for translate.py, which calls these in their place; by the same names.
+// The functions with inline assembly, in C++. translate.py calls these in their place, by the same names.
 #pragma once
 
 #include <cuda_bf16.h>

@@ -232,7 +232,7 @@ int main() {
     wine = shutil.which("wine64", path=f"{os.environ['PATH']}:/usr/lib/wine")
     if wine is not None and "avx2" in Path("/proc/cpuinfo").read_text():
         fens = positions("val.binpack", 200, tmp_path / "fens.txt")
-        # What Wine writes for a new user takes 700 MB, and its server ends some seconds later.
+        # The files that Wine writes for a new user take 700 MB, and its server ends some seconds later.
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as prefix:
             settings = os.environ | {"WINEPREFIX": prefix, "WINEDEBUG": "-all", "DISPLAY": ""}
             found = printed(wine, "engine.exe", lines=boards(fens), cwd=tmp_path, env=settings)

@@ -157,7 +157,7 @@ class Numbers {
     unsigned now_, taken_;
 };
 
-// What a lane needs of a work item. The list and its first slots are loaded while the items before are processed.
+// A work item, as one lane holds it. The list and its first slots are loaded while earlier items are processed.
 struct Item {
     long long number;
     SlotList list;

@@ -131,7 +131,7 @@ struct FarPlace {
         : stage(warpgroup * kStages + int(use % kStages)), phase(use / kStages % 2) {}
 };
 
-// What a warpgroup needs of its next tile.
+// The next tile of a warpgroup.
 struct TileInfo {
     int tile, column;
     int chunks;  // of near weights; 0 if there are no more tiles

@@ -1,4 +1,4 @@
-// What the kernels of the feature transformer for king-bucketed sets share: their arguments, how sums are rounded,
+// Shared by the kernels of the feature transformer for king-bucketed sets: their arguments, how sums are rounded,
 // saved and activated, and the left operand of wgmma, which is made of bitmaps. docs/kernels.md explains the method.
 //
 // An fp32 gradient x is split into two fp16 terms, x = high + 2⁻¹¹ · low, which keeps at least 22 bits of it. Each term

@@ -93,7 +93,7 @@ __device__ __forceinline__ float row_gradient(const BackwardProblem& p, int slot
     return (high + kLowScale * low) * power_of_two(p.exponents[size_t(slab) * p.max_tiles + tile]);
 }
 
-// What the kernels of the row gradients leave for the others. p.in and p.num_outputs must be set.
+// Places the results of the row-gradient kernels, which the other kernels read. p.in and p.num_outputs must be set.
 template <int kTerms>
 void carve_row_gradients(Carver& carver, BackwardProblem& p) {
     using Shape = GradientShape<kTerms>;

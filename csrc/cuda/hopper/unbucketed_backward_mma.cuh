@@ -36,7 +36,7 @@ constexpr int kTurnsTogether = 16;
 // slots.
 constexpr unsigned kExists = 1u << 31;
 
-// What a warp stores about a turn in shared memory, as byte offsets. Entry i of a turn is entry i % 4 of list i / 4.
+// Data of a turn that a warp stores in shared memory, as byte offsets. Entry i of a turn is entry i % 4 of list i / 4.
 struct Turn {
     static constexpr int kSlots = 0;  // of entries; later the places of their row gradients, in the order of copy_rows
     static constexpr int kExponents = kSlots + kEntries * 4;  // of entries
@@ -55,7 +55,7 @@ constexpr int kWarpBytes = kStages * kTurnBytes + kTurns * Turn::kBytes;
 constexpr int kSharedBytes = kWarps * kWarpBytes + kRowBytes;
 static_assert(kTurns > kSlotsAhead && kWarpBytes % kRowBytes == 0);
 
-// What a warp sums at once: eight lists, or the quarters of two long lists; and for which slabs.
+// The lists that a warp sums at once, eight or the quarters of two long ones, and the slabs for which it does.
 struct Bundle {
     SlotList list;  // that of lane / 4; its count is 0 if there is none
     int slab, end;

@@ -193,7 +193,7 @@ struct LateLaunch {
         return shares() != other.shares() && is_16 == other.is_16 && wide == other.wide;
     }
 
-    // What is the same in every step.
+    // The values that are the same in every step.
     template <class T>
     Common<T> fixed() const {
         Common<T> c{};

@@ -415,7 +415,7 @@ __device__ inline int late_pieces(int64_t columns) {
     return static_cast<int>(divide_up(columns, int64_t(kWarp) * V));
 }
 
-// What all elements of a part have in common in a step. `fixed`, what every step shares, is an argument of the kernel,
+// The values that all elements of a part share in a step. `fixed`, shared by all steps, is an argument of the kernel,
 // which instructions read directly. If it were converted from double here, the compiler would repeat the conversions
 // for each element to save registers, and they would take as long as the roots.
 template <class T>
@@ -672,7 +672,7 @@ __device__ inline bool all_zero(const Pack<T, V>& from) {
 
 constexpr int kCatchUpBlocks = 3;  // per multiprocessor
 
-// What the steps of a part differ in.
+// The numbers of a part that differ from step to step.
 template <class T>
 struct alignas(16) StepNumbers {
     T decay, scale, root, eps, lookahead, mix, pull;
