@@ -1,4 +1,4 @@
-// FENs to records and back, with the checks that text from outside needs.
+// FENs to records and back, with the checks that untrusted text needs.
 #pragma once
 
 #include <cstddef>

@@ -314,7 +314,7 @@ FeatureSet parse(std::string_view name) {
         }
         if (!part && part_name.find(':') != part_name.npos) {
             throw FormatError("feature set " + quoted(part_name) +
-                              " comes from outside and has not been loaded: name its file with --plugin, or call "
+                              " is in a file that has not been loaded: pass the file with --plugin, or call "
                               "nnue_trainer.registry.load_plugin");
         }
         if (!part) {

@@ -34,7 +34,7 @@ void check_castling(const Position& p) {
 void check_standard_castling(const Position& p, const char* format) {
     if (has_standard_castling(p)) return;
     throw FormatError(std::string("castling rights of Chess960 in ") + format_fen(p, CastlingStyle::kShredder) +
-                      ", which " + format + " does not hold: drop them or leave such positions out (--chess960)");
+                      ", which " + format + " cannot store: drop the rights or skip such positions (--chess960)");
 }
 
 void set_ep_square(Position& p, int square) {

@@ -74,7 +74,7 @@ Pipeline::Pipeline(PipelineOptions options, std::vector<Slot> slots, const std::
         if (n > kMaxChunks - chunks_.size()) {
             throw FormatError(files_[file]->path() + ": " + std::to_string(files_[file]->file().size()) +
                               " bytes: the files have more than " + std::to_string(kMaxChunks) +
-                              " chunks of about 1 MiB, which no training data has");
+                              " chunks of about 1 MiB, the most that are supported");
         }
         for (std::size_t i = 0; i < n; ++i) {
             chunks_.push_back({static_cast<std::uint32_t>(file), static_cast<std::uint32_t>(i)});
@@ -95,7 +95,7 @@ Pipeline::Pipeline(PipelineOptions options, std::vector<Slot> slots, const std::
     }
 
     const std::size_t local = has_marks() ? 1 : options_.shards / options_.world_size;
-    if (start.size() != local) throw FormatError("a place for each shard of the process is needed");
+    if (start.size() != local) throw FormatError("start: expected a place for each shard of the process");
     max_pending_ = static_cast<std::size_t>(options_.threads) / local + 1;
     for (std::size_t i = 0; i < local; ++i) {
         Shard& shard = *shards_.emplace_back(std::make_unique<Shard>());
@@ -237,7 +237,7 @@ void Pipeline::release(std::size_t slot, const Slot* memory) {
     {
         const std::lock_guard lock(mutex_);
         if (slot >= held_slots_.size() || !held_slots_[slot]) {
-            throw FormatError("slot " + std::to_string(slot) + " is not held by the caller, who cannot release it");
+            throw FormatError("slot " + std::to_string(slot) + ": found no batch that the caller holds, expected one");
         }
         if (memory) slots_[slot] = *memory;
         held_slots_[slot] = false;
@@ -482,7 +482,7 @@ void Pipeline::start_committing(std::unique_lock<std::mutex>& lock, Shard& shard
     if (chunk.used > chunk.records.size()) {
         const ChunkRef ref = chunks_[chunk.chunk];
         throw FormatError(files_[ref.file]->path() + ": chunk " + std::to_string(ref.chunk) + " has " +
-                          std::to_string(chunk.records.size()) + " positions, but the saved place is behind position " +
+                          std::to_string(chunk.records.size()) + " positions, but the saved place is after position " +
                           std::to_string(chunk.used));
     }
     chunk.committed = true;

@@ -640,7 +640,7 @@ class Loader(_Stream[Batch]):
     positions that are mixed at a time (memory: 64 bytes each, for two buffers); chunks of about 1 MiB are drawn in
     random order before that.
     `weights`: how often the chunks of each file come in an epoch (2.5: twice, and a random half of them once more).
-    `formats`: formats from outside in which files may be (`data.formats.DataFormat`), tried before the built-in ones;
+    `formats`: your own formats that files may have (`data.formats.DataFormat`), tried before the built-in ones;
     such a file is read once, when it is opened, into an unnamed file in `temporary`.
     `skip_bad_chunks`: leave out and count chunks with an error in them instead of raising it (`bad_chunks`), also a
     last chunk that is cut off by the end of the file. `shuffle=False`: file order. `drop_last`: leave out an epoch's
