@@ -39,12 +39,12 @@ static_assert(8 * kGatherRows == 32, "eight lanes gather a row");
 // Costs for the fp32 forward, measured: of a place, of kGatherRows rows, of a far feature.
 constexpr int kNearCost = 2, kGatherCost = 31, kFarCost = 3;
 
-// What the fp32 forward keeps of a bucket in shared memory, in *places* of one slab each: a place of zeros, sums of the
-// most frequent features, and the other near features one by one. With the sums a row adds several features with one
-// read. Every four consecutive ranks of the first 32 are a *team*. Of the first kFours teams all 15 sums are kept; of
-// the other teams the 7 sums of their first three ranks, and the fourth rank alone. Sum v is that of the features whose
-// bits are set in v. The sums of team kBiasTeam include the bias, and every row starts from one of them, even if that
-// is sum 0.
+// The part of a bucket that the fp32 forward keeps in shared memory, in *places* of one slab each: a place of zeros,
+// sums of the most frequent features, and the other near features one by one. With the sums a row adds several features
+// with one read. Every four consecutive ranks of the first 32 are a *team*. Of the first kFours teams all 15 sums are
+// kept; of the other teams the 7 sums of their first three ranks, and the fourth rank alone. Sum v is that of the
+// features whose bits are set in v. The sums of team kBiasTeam include the bias, and every row starts from one of them,
+// even if that is sum 0.
 constexpr int kSummedRanks = 32, kTeams = kSummedRanks / 4, kFours = 4, kBiasTeam = kFours, kNoFeature = 0;
 __host__ __device__ constexpr int team_place(int team, int sum) {
     return team < kFours ? 15 * team + sum : 15 * kFours + 7 * (team - kFours) + 1 + sum;
@@ -72,7 +72,7 @@ struct IndexRows {
     int weight_bytes;  // of each weight that the plan is made for: 4 (fp32) or 2
 };
 
-// What the forward reads of a plan, besides slots. Where there are king buckets alone, it gathers fp32 weights by lists
+// The part of a plan that the forward reads, besides slots. With king buckets alone it gathers fp32 weights by lists
 // (RowEntry), and multiplies 16-bit weights by bitmaps. Where there are unbucketed features it reads the rows
 // themselves (RowOrder), and in 16 bits TileFeatures.
 enum class ForwardReads { kLists, kBitmaps, kRows };

@@ -46,7 +46,7 @@ IndexRows index_rows(const Tensor& white, const Tensor& black, int64_t num_featu
     return in;
 }
 
-// What _perspective_plan makes.
+// The result of _perspective_plan.
 struct Plan {
     BucketPlan buckets;
     // Where there are unbucketed features:

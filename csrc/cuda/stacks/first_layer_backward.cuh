@@ -75,7 +75,7 @@ struct InputRows {
     static constexpr int kStages = KO == 1 ? 4 : 3;
     template <int KO>
     static constexpr int kTogether = KO == 1 || sizeof(T) == 2 ? 2 : 1;  // workers per multiprocessor
-    // What a thread block has in shared memory for the source, and a thread in registers.
+    // Data for the source: of a thread block in shared memory, and of a thread in registers.
     struct Memory {};
     struct Sums {};
 

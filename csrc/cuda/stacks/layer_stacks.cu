@@ -334,8 +334,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> loss_op(const Tensor& x_in, const Ten
     return {totals, grad_sums, grad_output, partials};
 }
 
-// What _layer_stacks_gradients and _layer_stacks_gradients_through have in common: everything but the kernel of layer
-// 0.
+// Shared by _layer_stacks_gradients and _layer_stacks_gradients_through: everything but the kernel of layer 0.
 struct Gradients {
     // `reads_x`: the gradient of weight_0 is made of x or of what x is made of, unless it is among the partials
     // already.

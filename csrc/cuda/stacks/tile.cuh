@@ -1,4 +1,4 @@
-// What a thread block does for a tile of 64 positions of one stack, from the sums of layer 0 on: the other layers, the
+// The work of a thread block on a tile of 64 positions of one stack, from the sums of layer 0 on: the other layers, the
 // loss, and the backward down to the gradients of these sums. The values of a tile are in shared memory. A *channel*
 // there is one value of all 64 positions.
 #pragma once
@@ -338,7 +338,7 @@ __device__ inline void add_totals(const TileArguments& a, float* memory) {
     }
 }
 
-// What the caller gives for one position.
+// The values of one position that the caller gives.
 struct Target {
     float psqt = 0, grad = 0, lambda = 0;
     int score = 0, result = 0;
@@ -455,7 +455,7 @@ __device__ inline void rest_of_tile(const TileArguments& a, Tile& tile, const Ta
         if (l + 1 < last) weight_gradients(a, l + 1, memory, partials);
         __syncthreads();
     }
-    // What is left of the parameters: the gradients of the last layer's weight and of the biases of layer 0 and the
+    // The remaining parameters: the gradients of the last layer's weight and of the biases of layer 0 and the
     // last layer.
     const Pack<float, 2> gradient = load<2>(tile.gradient + 2 * lane), one{1.0f, 1.0f};
     for (int l = 0; l < last; ++l) {
