@@ -2,6 +2,7 @@
 
 _ops_cpu   csrc/library.cpp (every op schema) and csrc/cpu/; LibTorch stable ABI, loaded with torch.ops.load_library
 _ops_cuda  csrc/cuda/; the same ABI; built when nvcc is found (FORCE_CUDA=0/1 overrides), never gated on a visible GPU
+_ops_analysis  csrc/cuda/analysis/, which no training needs; built along with _ops_cuda
 _data      data_loader/; torch-free C++20 behind one pybind11 module
 lib/       libnnue_data.a and .so, of the objects of _data that are not about Python: docs/cpp.md
 
@@ -116,13 +117,20 @@ def cpu_sources() -> list[str]:
 
 
 def cuda_sources(archs: list[str]) -> list[str]:
-    """The sources of the CUDA operators for these GPUs. Most of some folders are one unit each."""
-    units = {name: sources(f"csrc/cuda/{name}/*.cu") for name in ("analysis", "step")}
-    units["analysis"] = [path for path in units["analysis"] if "rolling" not in path]  # as long as all the others
-    left_out = [*units["analysis"], *units["step"], *([] if "90" in archs else sources(f"{HOPPER_FOLDER}*.cu"))]
+    """The sources of the CUDA operators for these GPUs, without those for analysis. One folder is one unit."""
+    step, analysis = (sources(f"csrc/cuda/{name}/*.cu") for name in ("step", "analysis"))
+    left_out = [*analysis, *step, *([] if "90" in archs else sources(f"{HOPPER_FOLDER}*.cu"))]
     others = [path for path in sources("csrc/cuda/*.cu", "csrc/cuda/*/*.cu") if path not in left_out]
-    made = [one_unit(name, [path.removeprefix("csrc/") for path in paths]) for name, paths in units.items()]
-    return [*others, *made, *sources(*SHARED_SOURCES)]
+    made = one_unit("step", [path.removeprefix("csrc/") for path in step])
+    return [*others, made, *sources(*SHARED_SOURCES)]
+
+
+def analysis_sources() -> list[str]:
+    """The sources of the CUDA operators for analysis."""
+    every = sources("csrc/cuda/analysis/*.cu")
+    rolling = [path for path in every if "rolling" in path]  # as long as all the others
+    others = [path.removeprefix("csrc/") for path in every if path not in rolling]
+    return [*rolling, one_unit("analysis", others)]
 
 
 def last_change(source: str) -> float:
@@ -465,7 +473,15 @@ def cpu_operators(nvcc: str | None, version_folder: str) -> Extension:
     return cpu_ops
 
 
-def cuda_operators(nvcc: str, version_folder: str) -> Extension:
+def cuda_operators(nvcc: str, version_folder: str) -> list[Extension]:
+    archs = architectures(nvcc)
+    return [
+        cuda_library("_ops_cuda", cuda_sources(archs), nvcc, version_folder),
+        cuda_library("_ops_analysis", analysis_sources(), nvcc, version_folder),
+    ]
+
+
+def cuda_library(name: str, of: list[str], nvcc: str, version_folder: str) -> Extension:
     from torch.utils import cpp_extension
 
     cuda_home = toolkit_of(nvcc)
@@ -474,8 +490,8 @@ def cuda_operators(nvcc: str, version_folder: str) -> Extension:
     archs = architectures(nvcc)
     defines = ["-DUSE_CUDA", f"-DNNUE_CUDA_ARCHS={'+'.join(archs)}"]
     cuda_ops = cpp_extension.CppExtension(
-        "nnue_trainer._ops_cuda",
-        cuda_sources(archs),
+        f"nnue_trainer.{name}",
+        of,
         depends=sources("csrc/*.h", "csrc/cuda/*.cuh", "csrc/cuda/*/*.cuh", *SHARED_HEADERS),
         include_dirs=[
             *(str(ROOT / "csrc"), str(ROOT / "data_loader"), version_folder),
@@ -534,7 +550,7 @@ def native_parts() -> dict[str, object]:
     extensions = [cpu_operators(nvcc, version_folder), data_module()]
     if wants_cuda(nvcc):
         assert nvcc is not None
-        extensions.append(cuda_operators(nvcc, version_folder))
+        extensions += cuda_operators(nvcc, version_folder)
     return {"ext_modules": extensions, "cmdclass": {"build_ext": build_command(), "build_py": BuildPy}}
 
 

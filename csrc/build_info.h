@@ -21,3 +21,8 @@
         "@nnue-build-info@{" fields                                                                  \
         ", \"version\": \"" NNUE_STRINGIZE(NNUE_VERSION) "\", \"torch_headers\": \"" NNUE_STRINGIZE( \
             TORCH_VERSION_MAJOR) "." NNUE_STRINGIZE(TORCH_VERSION_MINOR) "\", \"compiler\": \"" NNUE_COMPILER "\"}"
+
+#define NNUE_CUDA_BUILD_INFO(library)                                                           \
+    NNUE_BUILD_INFO("\"library\": \"" library                                                   \
+                    "\", \"cuda\": \"" NNUE_STRINGIZE(__CUDACC_VER_MAJOR__) "." NNUE_STRINGIZE( \
+                        __CUDACC_VER_MINOR__) "\", \"architectures\": \"" NNUE_STRINGIZE(NNUE_CUDA_ARCHS) "\"")

@@ -1,15 +1,20 @@
 #!/usr/bin/env bash
-# Checks the CUDA library: kernels for each architecture, linked with libtorch, no dependency on a CUDA runtime.
+# Checks the CUDA libraries: kernels for each architecture, linked with libtorch, no dependency on a CUDA runtime.
 #
 #   tools/check_cuda_library.sh [ARCHITECTURES [LIBRARY]]    ARCHITECTURES: as in NNUE_CUDA_ARCHS, by default those that
-#                                                            setup.py builds with this machine's nvcc
+#                                                            setup.py builds with this machine's nvcc; LIBRARY: by
+#                                                            default that of the training and that for analysis
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=.venv/bin/python
 [ -x "$python" ] || python=python3
 wanted=${1:-$("$python" setup.py architectures)}
 read -ra archs <<<"$(tr ';' '\n' <<<"$wanted" | sort -n | paste -s -d ' ')"
-library=${2:-nnue_trainer/_ops_cuda.so}
+if [ $# -lt 2 ]; then
+    for library in nnue_trainer/_ops_cuda.so nnue_trainer/_ops_analysis.so; do tools/check_cuda_library.sh "$wanted" "$library"; done
+    exit
+fi
+library=$2
 fail() {
     echo "$library: $*"
     exit 1
@@ -27,7 +32,7 @@ portable=$(kernels_for "${archs[0]}" <<<"$code")
 hopper=$(kernels_for 90a <<<"$code")
 
 expected=$(printf 'sm_%s\n' "${archs[@]}")
-if [[ " ${archs[*]} " == *" 90 "* ]]; then
+if [[ " ${archs[*]} " == *" 90 "* && $library != *_ops_analysis.so ]]; then
     expected+=$'\nsm_90a'
     for family in bucket_plan one_hot_product forward_gather unbucketed_lists; do
         grep -q "$family" <<<"$hopper" || fail "no kernels of $family for sm_90a"

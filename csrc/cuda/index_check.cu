@@ -193,5 +193,4 @@ STABLE_TORCH_LIBRARY_IMPL(nnue, CompositeExplicitAutograd, m) {
     NNUE_IMPL(m, "raise_cuda_index_errors", &nnue::cuda::raise_cuda_index_errors);
 }
 
-NNUE_BUILD_INFO("\"library\": \"cuda\", \"cuda\": \"" NNUE_STRINGIZE(__CUDACC_VER_MAJOR__) "." NNUE_STRINGIZE(
-    __CUDACC_VER_MINOR__) "\", \"architectures\": \"" NNUE_STRINGIZE(NNUE_CUDA_ARCHS) "\"");
+NNUE_CUDA_BUILD_INFO("cuda");

@@ -2,7 +2,8 @@
 
 `_ops_cpu.so` holds every schema and the CPU kernels; without it there are no ops. `_ops_cuda.so` adds the CUDA kernels;
 where it is missing or cannot be loaded (a CPU build of torch, a machine without the driver) the CPU ops work, the
-reason stays in `cuda_error`, and the first CUDA tensor raises it.
+reason stays in `cuda_error`, and the first CUDA tensor raises it. `_ops_analysis.so` has the CUDA kernels of
+`nnue_trainer.stats`, whose modules load it.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from nnue_trainer.base import _unbuilt
 
 CPU_LIBRARY = Path(__file__).parents[1] / "_ops_cpu.so"
 CUDA_LIBRARY = Path(__file__).parents[1] / "_ops_cuda.so"
+ANALYSIS_LIBRARY = Path(__file__).parents[1] / "_ops_analysis.so"
 # The oldest torch whose stable ABI has everything that the libraries use; TORCH_TARGET_VERSION in setup.py.
 TARGET_TORCH = "2.10"
 
@@ -69,6 +71,16 @@ def load() -> Libraries:
     if cpu_error is not None:
         return Libraries(cpu_error, "the CPU library, which holds the operators' schemas, is not loaded")
     return Libraries(None, _load_cuda())
+
+
+@functools.cache
+def load_analysis() -> str | None:
+    """Load the library of CUDA kernels for analysis, once per process; one line with the reason if it is not loaded.
+    Never raises."""
+    reason = load().cuda_error
+    if reason is None and not ANALYSIS_LIBRARY.is_file():
+        reason = f"no {ANALYSIS_LIBRARY.name}: it is built along with {CUDA_LIBRARY.name}, but the file is not here"
+    return _load(ANALYSIS_LIBRARY) if reason is None else reason
 
 
 def require() -> Libraries:

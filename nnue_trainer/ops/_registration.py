@@ -39,9 +39,10 @@ def has_tangent(tensor: Tensor) -> bool:
     return _unpack(tensor)[1] is not None
 
 
-def refuse_cuda(name: str) -> None:
-    """If there is no CUDA library, registers an error for CUDA tensors that names the reason."""
-    reason = _library.load().cuda_error
+def refuse_cuda(name: str, analysis: bool = False) -> None:
+    """If there is no library of the operator's CUDA kernel, registers an error for CUDA tensors that names the reason.
+    `analysis`: it is in the library for analysis, which is loaded now."""
+    reason = _library.load_analysis() if analysis else _library.load().cuda_error
 
     def refused(*_: Any, **__: Any) -> Any:
         raise RuntimeError(f"nnue: found a CUDA tensor, but the CUDA operator library is not available: {reason}")
@@ -50,11 +51,11 @@ def refuse_cuda(name: str) -> None:
         torch.library.impl(name, "CUDA", refused)
 
 
-def register_fakes(fakes: Mapping[str, Callable[..., Any]]) -> None:
+def register_fakes(fakes: Mapping[str, Callable[..., Any]], analysis: bool = False) -> None:
     """Registers the fake kernels of operators "nnue::…", and calls `refuse_cuda` for each."""
     for name, fake in fakes.items():
         torch.library.register_fake(name, fake)
-        refuse_cuda(name)
+        refuse_cuda(name, analysis)
 
 
 def _operator(name: str) -> tuple[str, str, Any]:
@@ -156,8 +157,8 @@ def register_reverse_mode(
 
 
 def register_plain(name: str, fake: Callable[..., Any], *, writes: bool = False) -> None:
-    """Registers an operator that has no derivative. `writes`: it writes into tensors that it is given."""
-    register_fakes({name: fake})
+    """Registers an operator for analysis, without derivative. `writes`: it writes into tensors that it is given."""
+    register_fakes({name: fake}, analysis=True)
     if writes:
         register_vmap(name, refuse(name, "vmap", "call it once for each element"))
     else:

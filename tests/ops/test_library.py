@@ -59,6 +59,8 @@ def test_build_info() -> None:
         assert info is not None
         assert info["architectures"].split("+")[0].isdigit()
         assert int(info["cuda"].split(".")[0]) >= 12
+        analysis = _library.build_info(_library.ANALYSIS_LIBRARY)
+        assert analysis == {**info, "library": "analysis"}
     assert _library.build_info(Path(__file__).with_name("absent.so")) is None
 
 
@@ -98,6 +100,29 @@ torch.ops.nnue.feature_transformer_forward.default.redispatch(cuda, *arguments) 
     last = result.stderr.splitlines()[-1]
     assert "found a CUDA tensor, but the CUDA operator library is not available" in last
     assert "_ops_cuda.so" in last
+
+
+def test_training_does_not_load_the_library_for_analysis() -> None:
+    code = """
+from nnue_trainer.base import _library
+import nnue_trainer.training.run
+loaded = [_library.load_analysis.cache_info().currsize]
+import torch
+torch.ops.nnue.row_norms
+print([*loaded, _library.load_analysis.cache_info().currsize])
+"""
+    assert run_python(code).stdout.strip() == "[0, 1]"
+
+
+def test_why_there_is_no_library_for_analysis(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    load = _library.load_analysis.__wrapped__
+    monkeypatch.setattr(_library, "ANALYSIS_LIBRARY", tmp_path / "_ops_analysis.so")
+    monkeypatch.setattr(_library, "load", lambda: _library.Libraries(None, "no driver"))
+    assert load() == "no driver"
+    monkeypatch.setattr(_library, "load", lambda: _library.Libraries(None, None))
+    assert "no _ops_analysis.so: it is built along with _ops_cuda.so" in str(load())
+    _library.ANALYSIS_LIBRARY.write_bytes(b"not a library")
+    assert "_ops_analysis.so" in str(load())
 
 
 @pytest.mark.slow

@@ -31,7 +31,7 @@
 
 namespace nnue {
 
-// Loads the operator library, and the CUDA library if torch has CUDA and the package has the library. `folder` is the
+// Loads the operator library, and the CUDA libraries if torch has CUDA and the package has them. `folder` is the
 // folder of the installed package; the CMake target nnue::operators sets the default. Throws std::runtime_error.
 #ifdef NNUE_OPERATORS_FOLDER
 inline void load_operators(const std::filesystem::path& folder = NNUE_OPERATORS_FOLDER) {
@@ -48,7 +48,9 @@ inline void load_operators(const std::filesystem::path& folder) {
     static std::once_flag once;
     std::call_once(once, [&] {
         load(folder / "_ops_cpu.so");
-        if (at::hasCUDA() && std::filesystem::exists(folder / "_ops_cuda.so")) load(folder / "_ops_cuda.so");
+        for (const char* name : {"_ops_cuda.so", "_ops_analysis.so"}) {
+            if (at::hasCUDA() && std::filesystem::exists(folder / name)) load(folder / name);
+        }
     });
 }
 
