@@ -49,7 +49,7 @@ BANNED = {
     r"\bwhole or not at all\b": "complete or absent",
     r"\bwhere there (is|are) (no|none)\b": "if there is none",
     r"\ban? \w+ of (its|their) own\b": "a separate, its own",
-    r"\bgoes on (from|with|where|as|to)\b": "continues",
+    r"\b(go|goes|going) on (from|with|without|where|as|to|in|there)\b": "continue",
     r"\bdepends? on nothing but\b": "depends only on",
     r"(?<!there )\b(is|are|was|were) no (?!longer\b|more\b)[a-z]+": "is not a, are not",
     r"\bbehind (the|a) (first|last|transformer|layers?|end|description)\b": "after",

@@ -463,7 +463,7 @@ bool Pipeline::commit(std::unique_lock<std::mutex>& lock, Shard& shard) {
     return true;
 }
 
-// Applies piece_counts, and checks that the place to go on from is inside of the chunk.
+// Applies piece_counts, and checks that the place to continue from is inside of the chunk.
 void Pipeline::start_committing(std::unique_lock<std::mutex>& lock, Shard& shard, Pending& chunk) {
     chunk.at.piece_counts = shard.piece_counts;
     if (options_.filters.keeps_piece_counts()) {

@@ -517,7 +517,7 @@ class First(NamedTuple):
     inputs: FirstOutputs | None
     """None: the operators went through to the transformer, and have not computed the PSQT part"""
     backward: Callable[[tuple[Tensor, Tensor | None], tuple[Tensor, Tensor]], Tensor]
-    """(grads, scales) → the gradient of the weight. The others go on to what the inputs were computed from. `grads` are
+    """(grads, scales) → the gradient of the weight. The others propagate to the sources of the inputs. `grads` are
     `AfterFirst.grad_sums` and `.grad_psqt` of the whole batch, `scales` a factor for all of them, a scalar, and the
     `totals` of the whole batch, whose Σ weight they are divided by."""
 
