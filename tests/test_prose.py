@@ -55,6 +55,15 @@ def test_a_docstring_names_its_subject(prose, tmp_path):
     ]
 
 
+def test_a_comment_names_its_subject(prose, tmp_path):
+    for name, opening in (("module.py", "#"), ("file.cuh", "//")):
+        source = tmp_path / name
+        source.write_text(f"{opening} What a lane holds.\n{opening} Others hold\n{opening} what it leaves.\n")
+        assert [hit.rpartition(f"{name}:")[2].partition(": a")[0] for hit in prose.hits(source)] == [
+            f"1: '{opening} What'"
+        ]
+
+
 def test_a_literal_of_more_lines_than_its_file_is_found_where_it_is(prose, tmp_path):
     module = tmp_path / "module.py"
     module.write_text('x = 1\ntext = "one\\n two\\n three\\n it says so"\n')

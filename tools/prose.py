@@ -71,6 +71,7 @@ ON_PAGES = {
     r"\bpage of (its|their) own\b": "a separate page",
 }
 """Only on pages: comments and messages have other sentences."""
+IN_COMMENTS = {r"^(//+|#) (?-i:What)\b": "a comment begins with a noun or a verb: name the thing"}
 _WEAK_OPENING = re.compile(r'\s*r?"""(What|As|The same)\b')
 """A docstring that begins so never names its subject."""
 
@@ -79,8 +80,8 @@ def _compiled(words: dict[str, str]) -> dict[re.Pattern[str], str]:
     return {re.compile(pattern, re.IGNORECASE): advice for pattern, advice in words.items()}
 
 
-_PATTERNS = _compiled(BANNED)
-_PAGE_PATTERNS = _PATTERNS | _compiled(ON_PAGES)
+_PATTERNS = _compiled(BANNED | IN_COMMENTS)
+_PAGE_PATTERNS = _compiled(BANNED | ON_PAGES)
 
 
 def prose_of_page(path: Path) -> Iterator[tuple[int, str]]:
