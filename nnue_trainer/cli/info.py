@@ -49,6 +49,7 @@ def collect() -> dict[str, Any]:
         "cpu_threads": torch.get_num_threads(),
         "cpu_ops": {"built": _library.build_info(_library.CPU_LIBRARY), "error": libraries.cpu_error},
         "cuda_ops": {"built": _library.build_info(_library.CUDA_LIBRARY), "error": libraries.cuda_error},
+        "analysis_ops": {"built": _library.build_info(_library.ANALYSIS_LIBRARY), "error": _library.load_analysis()},
         "data": {"error": data_error},
         "cuda_devices": devices,
     }
@@ -89,6 +90,7 @@ def info_command(
         ("torch", f"{info['torch']} ({cuda}); the op libraries need {info['target_torch']} or newer"),
         ("CPU operators", _library_line(info["cpu_ops"])),
         ("CUDA operators", _library_line(info["cuda_ops"])),
+        ("CUDA analysis", _library_line(info["analysis_ops"])),
         ("data module", info["data"]["error"] or "loaded"),
         ("devices", f"cpu     {info['cpu_threads']} threads"),
         *(("", device) for device in devices),

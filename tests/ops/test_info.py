@@ -23,6 +23,7 @@ def test_json() -> None:
     assert info["cpu_ops"]["error"] is None
     assert info["cpu_ops"]["built"]["library"] == "cpu"
     assert info["cuda_ops"]["error"] == _library.load().cuda_error
+    assert info["analysis_ops"]["error"] == _library.load_analysis()
     assert len(info["cuda_devices"]) == torch.cuda.device_count()
 
 
@@ -34,6 +35,7 @@ def test_text() -> None:
     assert torch.__version__ in text["torch"]
     if (error := _library.load().cuda_error) is not None:
         assert error in text["CUDA operators"]
+        assert error in text["CUDA analysis"]
     built = _library.build_info(_library.CUDA_LIBRARY)
     for architecture in [] if built is None else built["architectures"].split("+"):
         assert f"sm_{architecture}" in text["CUDA operators"]
