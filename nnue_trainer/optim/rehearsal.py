@@ -22,7 +22,7 @@ _LARGEST = 6  # of each dimension of the small copy
 
 @torch.no_grad()
 def rehearse(config: OptimizerConfig, work: Work) -> None:
-    """UserError if a rule of `config` that is stopped and resumed does not continue like any other. A rule that does
+    """UserError if a rule of `config`, stopped and resumed, does not continue as without the stop. A rule that does
     not run on the small copy is left to the run."""
     devices = [work.lr.device] if work.lr.is_cuda else []
     with torch.random.fork_rng(devices=devices), contextlib.suppress(_NotPossible):
