@@ -154,6 +154,7 @@ enum Number : int {
     kWeightSum,    // of its steps so far
     kLargestRate,  // its largest learning rate so far
     kSquareSum,    // of all squares, where decay is stable
+    kCorrection,   // of the bias of squares
     kTicket = 15   // the CUDA kernel's own, 0 between steps
 };
 constexpr int64_t kNumbers = 16;
@@ -166,20 +167,22 @@ NNUE_HOST_DEVICE T nearest(T x) {
     return std::rint(x);
 }
 
-// The numbers of step t, counted from 1. `numbers` holds those of the step before.
-NNUE_HOST_DEVICE void make_numbers(const Hyperparameters& h, int64_t t, double lr, double norm, double max_norm,
-                                   double* numbers) {
+// The numbers of step t, counted from 1, that do not depend on its gradients. `before` holds those of the step before,
+// and may be `next`.
+NNUE_HOST_DEVICE void prepare_numbers(const Hyperparameters& h, int64_t t, double lr, const double* before,
+                                      double* next) {
     const double steps = static_cast<double>(t);
     const double power2 = pow(h.beta2, steps), correction2 = h.corrects_bias ? 1 - power2 : 1;
     double scale = lr, root = 1 / sqrt(correction2), eps = h.eps, rate = lr;
+    for (int i = kMix; i <= kSquareSum; ++i) next[i] = before[i];
     if (h.rule == Rule::kScheduleFree) {
         if (steps < h.warmup) rate = scale = lr * (steps / h.warmup);
-        const double largest = rate > numbers[kLargestRate] ? rate : numbers[kLargestRate];
+        const double largest = rate > next[kLargestRate] ? rate : next[kLargestRate];
         const double weight = pow(steps, h.weight_power) * largest * largest;
-        numbers[kLargestRate] = largest;
-        numbers[kWeightSum] += weight;
-        numbers[kMix] = weight > 0 ? weight / numbers[kWeightSum] : 0;
-        numbers[kPull] = 1 - h.beta1 * (1 - numbers[kMix]);
+        next[kLargestRate] = largest;
+        next[kWeightSum] += weight;
+        next[kMix] = weight > 0 ? weight / next[kWeightSum] : 0;
+        next[kPull] = 1 - h.beta1 * (1 - next[kMix]);
     } else if (h.rule != Rule::kLion && h.corrects_bias) {
         // Each of two averages has been brought up to date in every other step, by the square of beta1.
         const double updates = h.rule == Rule::kPositiveNegative ? steps + t % 2 : steps;
@@ -198,23 +201,28 @@ NNUE_HOST_DEVICE void make_numbers(const Hyperparameters& h, int64_t t, double l
     if (h.rule == Rule::kPositiveNegative) {
         scale /= sqrt((1 + h.positive) * (1 + h.positive) + h.positive * h.positive);
     }
+    next[kDecay] = rate;
+    next[kScale] = scale;
+    next[kRoot] = root;
+    next[kEps] = eps;
+    next[kLookahead] = h.lookahead_every > 0 && t % h.lookahead_every == 0 ? h.lookahead_share : 0;
+    next[kTurn] = static_cast<double>(t % 2);
+    next[kCorrection] = correction2;
+}
+
+// Completes the numbers that `prepare_numbers` has made, so that the step is made.
+NNUE_HOST_DEVICE void complete_numbers(const Hyperparameters& h, double norm, double max_norm, double* numbers) {
     // As torch.nn.utils.clip_grad_norm_.
     const double share = max_norm / (norm + 1e-6), gradient = share < 1 ? share : 1;
     if (h.stable_over > 0) {
         // The sum of all squares needs no pass over them: it is the running mean of squared norms.
         const double square = gradient * norm * gradient * norm;
         numbers[kSquareSum] = h.beta2 * numbers[kSquareSum] + (1 - h.beta2) * square;
-        const double mean = sqrt(numbers[kSquareSum] / (h.stable_over * correction2));
-        rate /= mean > h.eps ? mean : h.eps;
+        const double mean = sqrt(numbers[kSquareSum] / (h.stable_over * numbers[kCorrection]));
+        numbers[kDecay] /= mean > h.eps ? mean : h.eps;
     }
     numbers[kGo] = 1;
-    numbers[kDecay] = rate;
-    numbers[kScale] = scale;
-    numbers[kRoot] = root;
-    numbers[kEps] = eps;
     numbers[kGradient] = gradient;
-    numbers[kLookahead] = h.lookahead_every > 0 && t % h.lookahead_every == 0 ? h.lookahead_share : 0;
-    numbers[kTurn] = static_cast<double>(t % 2);
     numbers[kNorm] = norm;
 }
 

@@ -284,7 +284,8 @@ void step_op(Tensors weights, Tensors gradients, Tensors moments, Tensors copies
             *failed = 1;
             group.numbers[kGo] = 0;
         } else {
-            make_numbers(group.h, ++*group.step, scalar(lr), std::sqrt(total), call.optimizer.max_norm, group.numbers);
+            prepare_numbers(group.h, ++*group.step, scalar(lr), group.numbers, group.numbers);
+            complete_numbers(group.h, std::sqrt(total), call.optimizer.max_norm, group.numbers);
         }
     }
     for (const StepCall::Group& group : call.groups) {

@@ -60,21 +60,21 @@ void launch_begin(const std::vector<Summand>& from, BeginArguments a, const Tens
         blocks.push_back(static_cast<unsigned>(divide_up(all, int64_t(kBeginThreads))));
         a.blocks += blocks.back();
     }
-    if (placed.empty()) a.blocks = 1;
-    const Tensor partial = torch::stable::new_empty(numbers, {static_cast<int64_t>(a.blocks)});
-    a.partial = mutable_data<double>(partial);
+    a.blocks += 1;
+    const Tensor scratch = torch::stable::new_empty(numbers, {static_cast<int64_t>(a.blocks) + kNumbers});
+    a.partial = mutable_data<double>(scratch);
     a.all = a.partial;
+    a.next = a.partial + a.blocks;
     size_t next = 0;
     do {
-        unsigned grid = 0;
+        a.last = next + kMostParts >= placed.size();
+        unsigned grid = a.last ? 1 : 0;
         a.count = 0;
         for (; next < placed.size() && a.count < kMostParts; ++next) {
             placed[next].first_block = grid;
             grid += blocks[next];
             a.summands[a.count++] = placed[next];
         }
-        a.last = next == placed.size();
-        if (placed.empty()) grid = 1;
         launch("begin", begin, grid, kBeginThreads, 0, stream, a);
         a.partial += grid;
     } while (next < placed.size());

@@ -1,7 +1,7 @@
 // The optimizer step on CUDA: kernels that stream through memory.
 //
 // `begin` adds up the squares of the gradients that the guard checks. Its last thread block to finish decides whether
-// the step is made, and with which numbers. `update` reads every byte of gradients, weights and moments once and writes
+// the step is made, and with which numbers; the first one has prepared those that do not depend on gradients. `update` reads every byte of gradients, weights and moments once and writes
 // weights and moments once. A thread block takes 32 lanes' columns of up to kWarps * kRows rows of a part, and starts
 // all of its loads before it waits for the first one. If the rows share virtual rows, the threads add up the gradients
 // of the rows in shared memory, the first threads update the virtual elements, and all threads add the change to their
@@ -58,7 +58,8 @@ struct BeginArguments {
     double* partial;    // [thread blocks of this launch]
     const double* all;  // [thread blocks of all launches]
     unsigned blocks;    // thread blocks of all launches
-    bool last;          // whether this is the last launch
+    bool last;          // whether this is the last launch; its first thread block prepares numbers and adds nothing
+    double* next;       // [kNumbers]
     const void *loss, *lr;
     bool loss_is_double, lr_is_double;
     int64_t* step;
@@ -172,7 +173,12 @@ __device__ inline double scalar(const void* from, bool is_double) {
 __global__ void __launch_bounds__(kBeginThreads) begin(const BeginArguments a) {
     ptx::let_next_kernel_start();
     double mine = 0;
-    if (a.count > 0) {
+    if (a.last && blockIdx.x == 0) {
+        // One thread takes microseconds for powers in double precision, while the other thread blocks read gradients.
+        if (threadIdx.x == 0) {
+            prepare_numbers(a.hyperparameters, *a.step + 1, scalar(a.lr, a.lr_is_double), a.numbers, a.next);
+        }
+    } else {
         const PlacedSummand& placed = a.summands[item_of(a.summands, a.count, blockIdx.x)];
         const Summand& from = placed.summand;
         const int64_t block = blockIdx.x - placed.first_block;
@@ -207,7 +213,9 @@ __global__ void __launch_bounds__(kBeginThreads) begin(const BeginArguments a) {
         a.numbers[kGo] = 0;
         return;
     }
-    make_numbers(a.hyperparameters, *a.step += 1, scalar(a.lr, a.lr_is_double), sqrt(sum), a.max_norm, a.numbers);
+    *a.step += 1;
+    for (int i = 0; i < kTicket; ++i) a.numbers[i] = a.next[i];
+    complete_numbers(a.hyperparameters, sqrt(sum), a.max_norm, a.numbers);
 }
 
 template <class T, int V>
