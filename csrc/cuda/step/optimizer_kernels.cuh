@@ -1,12 +1,12 @@
 // The optimizer step on CUDA: kernels that stream through memory.
 //
 // `begin` adds up the squares of the gradients that the guard checks. Its last thread block to finish decides whether
-// the step is made, and with which numbers; the first one has prepared those that do not depend on gradients. `update` reads every byte of gradients, weights and moments once and writes
-// weights and moments once. A thread block takes 32 lanes' columns of up to kWarps * kRows rows of a part, and starts
-// all of its loads before it waits for the first one. If the rows share virtual rows, the threads add up the gradients
-// of the rows in shared memory, the first threads update the virtual elements, and all threads add the change to their
-// own elements. A part without virtual rows is treated in the same way, as rows that follow each other in memory, but
-// without the sum.
+// the step is made, and with which numbers; the first one has prepared those that do not depend on gradients. `update`
+// reads every byte of gradients, weights and moments once and writes weights and moments once. A thread block takes 32
+// lanes' columns of up to kWarps * kRows rows of a part, and starts all of its loads before it waits for the first one.
+// If the rows share virtual rows, the threads add up the gradients of the rows in shared memory, the first threads
+// update the virtual elements, and all threads add the change to their own elements. A part without virtual rows is
+// treated in the same way, as rows that follow each other in memory, but without the sum.
 #pragma once
 
 #include "../../optimizer.h"
@@ -34,7 +34,7 @@ struct UpdateArguments {
 };
 
 constexpr int kBeginThreads = 256;
-// How many times V elements a thread of `begin` reads at a time.
+// How many times V elements a thread of `begin` reads of a summand that is not by rows.
 constexpr int kBeginTurns = 4;
 
 struct PlacedSummand {
@@ -44,12 +44,14 @@ struct PlacedSummand {
 };
 
 // For a summand by rows. A row has pieces of `width` columns per lane. A warp takes one piece of a group of rows: of
-// all rows that share a virtual row or, without virtual rows, of 32 neighbouring rows.
+// all rows that share a virtual row or, without virtual rows, of a few neighbouring rows.
+constexpr int kNeighbours = 16;
 __host__ __device__ inline int64_t pieces_of(const Summand& summand, int64_t width) {
     return divide_up(summand.row, kWarp * width);
 }
 __host__ __device__ inline int64_t groups_of(const Summand& summand) {
-    return summand.shares ? summand.columns / summand.row : divide_up(summand.columns / summand.row, int64_t(kWarp));
+    return summand.shares ? summand.columns / summand.row
+                          : divide_up(summand.columns / summand.row, int64_t(kNeighbours));
 }
 
 struct BeginArguments {
@@ -100,16 +102,17 @@ __device__ inline double sum_over_elements(const Summand& from, int64_t block) {
     return total;
 }
 
-// The same by rows, so that a warp reads the marks of 32 rows at once and then the marked ones alone.
+// The same by rows, so that a warp reads the marks of up to 32 rows at once and then the marked ones alone.
 template <int V, class T>
 __device__ inline double sum_over_rows(const Summand& from, int64_t block) {
+    constexpr int kAtOnce = V == 8 ? 4 : 8;  // rows; with more of 8 columns the registers are too few
     const int lane = threadIdx.x % kWarp;
     const int64_t warp = block * (kBeginThreads / kWarp) + threadIdx.x / kWarp, pieces = pieces_of(from, V);
     const int64_t group = quotient(warp, pieces), column = ((warp - group * pieces) * kWarp + lane) * V;
     if (group >= groups_of(from)) return 0;
     const int64_t all_rows = quotient(from.columns, from.row), stride = from.shares ? all_rows : 1;
-    const int64_t first = from.shares ? group : group * kWarp;
-    const int64_t rows = from.shares ? from.rows : min(int64_t(kWarp), all_rows - first);
+    const int64_t first = from.shares ? group : group * kNeighbours;
+    const int64_t rows = from.shares ? from.rows : min(int64_t(kNeighbours), all_rows - first);
     double total = 0;
     sum_t<T> sums[V] = {};
     for (int64_t begin = 0; begin < rows; begin += kWarp) {
@@ -117,16 +120,16 @@ __device__ inline double sum_over_rows(const Summand& from, int64_t block) {
         unsigned left =
             __ballot_sync(kAllLanes, begin + lane < rows && (from.marked == nullptr || from.marked[mine] != 0));
         while (left != 0) {
-            sum_t<T> x[kBeginTurns][V] = {};
+            sum_t<T> x[kAtOnce][V] = {};
 #pragma unroll
-            for (int turn = 0; turn < kBeginTurns; ++turn) {
+            for (int turn = 0; turn < kAtOnce; ++turn) {
                 const int64_t row = first + (begin + __ffs(left) - 1) * stride;
                 if (left != 0 && column < from.row)
                     load_sums<V>(static_cast<const T*>(from.gradient) + row * from.row + column, x[turn]);
                 left &= left - 1;
             }
 #pragma unroll
-            for (int turn = 0; turn < kBeginTurns; ++turn) {
+            for (int turn = 0; turn < kAtOnce; ++turn) {
 #pragma unroll
                 for (int i = 0; i < V; ++i) {
                     total += double(x[turn][i]) * double(x[turn][i]);
