@@ -262,11 +262,13 @@ class _HostMemory:
 
     def __init__(self) -> None:
         self._locked: PageLocked | None = None
+        self._reserving = threading.Lock()  # an early save and the background may both reserve
 
     def reserve(self, size: int) -> None:
-        if size and (self._locked is None or len(self._locked.bytes) < size):
-            self.free()
-            self._locked = PageLocked(size)
+        with self._reserving:
+            if size and (self._locked is None or len(self._locked.bytes) < size):
+                self.free()
+                self._locked = PageLocked(size)
 
     def free(self) -> None:
         if self._locked is not None:

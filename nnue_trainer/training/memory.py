@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import weakref
 from collections.abc import Iterable
 from typing import Any
 
@@ -45,7 +46,9 @@ def _advise(tensor: Tensor, *advices: int) -> None:
 
 
 class PageLocked:
-    """Host memory `bytes`, uint8 [size], which a GPU writes without waiting for the host. Call `free` in the end.
+    """Host memory `bytes`, uint8 [size], which a GPU writes without waiting for the host. It is unlocked by `free`, or
+    with this object: memory that goes back to the system while it is locked would make later allocations on the GPU
+    fail ("resource already mapped").
 
     torch's own page-locked memory takes 0.6 seconds per GiB, in which other threads cannot use the GPU: the driver
     touches page by page. Here the pages are touched first, huge ones where the system has them, and then locked.
@@ -56,11 +59,14 @@ class PageLocked:
         _advise(self.bytes, _FUTURE_PAGES)
         self.bytes.zero_()
         runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-        self._unregister: Any = runtime.cudaHostUnregister
-        if int(runtime.cudaHostRegister(self.bytes.data_ptr(), size, 0)) != 0:
-            self._unregister = None  # the system allows no more locked memory: copies wait for the GPU
+        place = self.bytes.data_ptr()
+        self._unlock: weakref.finalize[[int], PageLocked] | None = None
+        # If the system allows no more locked memory, copies wait for the GPU.
+        if int(runtime.cudaHostRegister(place, size, 0)) == 0:
+            self._unlock = weakref.finalize(self, runtime.cudaHostUnregister, place)
+            self._unlock.atexit = False  # the driver may be gone
 
     def free(self) -> None:
-        if self._unregister is not None:
-            self._unregister(self.bytes.data_ptr())
-        self._unregister, self.bytes = None, torch.empty(0, dtype=torch.uint8)
+        if self._unlock is not None:
+            self._unlock()
+        self.bytes = torch.empty(0, dtype=torch.uint8)

@@ -1,0 +1,77 @@
+"""Page-locked memory, with a driver that only keeps books."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import threading
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from nnue_trainer.training import checkpoints
+from nnue_trainer.training.memory import PageLocked
+
+
+class Driver:
+    """Which memory is locked."""
+
+    def __init__(self):
+        self.locked = {}
+        self.wait = lambda: None
+
+    def register(self, place, size, _flags):
+        self.wait()
+        self.locked[place] = size
+        return 0
+
+    def unregister(self, place):
+        del self.locked[place]
+
+
+@pytest.fixture
+def driver(monkeypatch):
+    driver = Driver()
+    runtime = SimpleNamespace(cudaHostRegister=driver.register, cudaHostUnregister=driver.unregister)
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+    return driver
+
+
+def test_memory_is_unlocked_once(driver):
+    memory = PageLocked(10_000)
+    assert list(driver.locked.values()) == [10_000]
+    memory.free()
+    memory.free()
+    assert not driver.locked
+    assert len(memory.bytes) == 0
+
+
+def test_memory_that_nobody_frees_is_unlocked_before_the_system_has_it(driver):
+    memory = PageLocked(10_000)
+    kept = memory.bytes  # so that its address is not used again
+    del memory
+    gc.collect()
+    assert not driver.locked
+    assert len(kept) == 10_000
+
+
+def test_an_early_save_locks_the_memory_that_the_background_reserves(driver):
+    """Both locked memory, and one of them was lost while it was locked."""
+    memory = checkpoints._HostMemory()
+    both_are_here = threading.Barrier(2)
+
+    def wait():
+        with contextlib.suppress(threading.BrokenBarrierError):
+            both_are_here.wait(0.5)  # reached by two only if both lock memory
+
+    driver.wait = wait
+    threads = [threading.Thread(target=memory.reserve, args=(5_000,)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert both_are_here.broken
+    assert list(driver.locked.values()) == [5_000]
+    memory.free()
+    assert not driver.locked
