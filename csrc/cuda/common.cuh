@@ -92,13 +92,6 @@ void launch(const char* name, void (*kernel)(Parameters...), dim3 grid, dim3 blo
     launch_behind(false, name, kernel, grid, block, shared_bytes, stream, arguments...);
 }
 
-// Multiprocessors of 8.6, 8.9 and 12.0 have 100 KB of shared memory and room for 1,536 threads; the others have more.
-#if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ == 860 || __CUDA_ARCH__ == 890 || __CUDA_ARCH__ >= 1200)
-constexpr bool kSmallMultiprocessor = true;
-#else
-constexpr bool kSmallMultiprocessor = false;
-#endif
-
 constexpr int kWarp = 32;
 constexpr unsigned kAllLanes = 0xffffffffu;
 

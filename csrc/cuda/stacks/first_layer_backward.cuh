@@ -157,16 +157,10 @@ __device__ __forceinline__ int input_place(int g, int t) {
 template <class Source, int KO>
 constexpr int kWorkers = Source::template kTogether<KO>;
 
-// How many of them the shared memory of this GPU's multiprocessors holds, which decides how many registers each has.
-template <class Source, int KO>
-constexpr int kResident = kSmallMultiprocessor && 2 * (sizeof(BackwardMemory<Source, KO>) + 1024) > 100 * 1024
-                              ? 1
-                              : kWorkers<Source, KO>;
-
 // KO · 16 ≥ outputs.
 // long: its steps share operands, sums and pointers in registers, and copies run ahead of them.
 template <class Source, int KO>
-__global__ void __launch_bounds__(kThreads, kResident<Source, KO>)
+__global__ void __launch_bounds__(kThreads, kWorkers<Source, KO>)
     first_layer_backward(const Source source, const FirstBackward a) {
     using Memory = BackwardMemory<Source, KO>;
     using Number = typename Source::Number;

@@ -43,13 +43,6 @@ __device__ __forceinline__ float sum_over_lanes(float (&numbers)[kCount]) {
     return numbers[0];
 }
 
-// By what one_output_kernel divides the number of positions that it takes at a time: nvcc spills registers otherwise.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ != 800 && __CUDA_ARCH__ != 900
-constexpr int kFewerPositions = 2;
-#else
-constexpr int kFewerPositions = 1;
-#endif
-
 // kPacks · kNumbersPerRound ≥ inputs.
 // long: forward and backward of a position use the same inputs and weights in registers.
 template <class T, int kPacks, bool kRounds>
@@ -57,7 +50,7 @@ __global__ void __launch_bounds__(kThreads, 2) one_output_kernel(const T* x, con
     using In = Input<T>;
     constexpr int kNumbers = 16 / sizeof(T), kPairs = kNumbers / 2;
     // Positions. Half as many where the weights and their gradients need 64 registers.
-    constexpr int kTogether = (sizeof(T) == 2 && kPacks == kMostPacks ? 8 : 16) / kPacks / kFewerPositions;
+    constexpr int kTogether = (sizeof(T) == 2 && kPacks == kMostPacks ? 8 : 16) / kPacks;
     __shared__ double sums_of_tiles[2 * kThreads];  // for add_totals
     __shared__ Tile tile;
     __shared__ Target targets[kTile];

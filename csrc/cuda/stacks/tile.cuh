@@ -493,13 +493,12 @@ __device__ inline void finish_without_tile(const TileArguments& a, Tile& tile, f
 }
 
 // Thread blocks per multiprocessor. There are no products on tensor cores; a thread block mostly waits for its own
-// threads. Small multiprocessors have shared memory for two of SFNNv5 and for one of SFNNv16.
+// threads.
 constexpr int kRestsTogether = 4;
 
 // The rest of a tile, from sums of layer 0 that are given.
 template <bool kRounds>
-__global__ void __launch_bounds__(kThreads, kSmallMultiprocessor ? 3 : kRestsTogether)
-    rest_kernel(const TileArguments a) {
+__global__ void __launch_bounds__(kThreads, kRestsTogether) rest_kernel(const TileArguments a) {
     extern __shared__ __align__(16) float memory[];
     __shared__ Tile tile;
     ptx::wait_for_kernels_before();
