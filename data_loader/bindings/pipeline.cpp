@@ -34,11 +34,18 @@ struct DataFile {
     std::shared_ptr<const PositionFile> positions;
     std::shared_ptr<Contents> contents;
 
-    DataFile(const std::string& path, int fd, std::uint64_t size, bool skip_bad) {
+    // `poll` is called now and then in another thread than the main one, which receives no signals. What it raises ends
+    // the call.
+    DataFile(const std::string& path, int fd, std::uint64_t size, bool skip_bad,
+             const std::optional<py::function>& poll) {
         const py::gil_scoped_release release;
         OpenOptions options;
         options.on_bad = skip_bad ? OnBad::kSkip : OnBad::kError;
-        options.poll = check_signals;
+        options.poll = [&poll] {
+            check_signals();
+            const py::gil_scoped_acquire acquire;
+            if (poll) (*poll)();
+        };
         positions = open_position_file(InputFile(path, fd, size), options);
         contents = std::make_shared<Contents>(positions->num_chunks());
     }
@@ -358,8 +365,8 @@ class PipelineHandle {
 
 void bind_pipeline(py::module_& m) {
     py::class_<DataFile>(m, "DataFile")
-        .def(py::init<const std::string&, int, std::uint64_t, bool>(), py::arg("path"), py::arg("fd"), py::arg("size"),
-             py::arg("skip_bad"))
+        .def(py::init<const std::string&, int, std::uint64_t, bool, const std::optional<py::function>&>(),
+             py::arg("path"), py::arg("fd"), py::arg("size"), py::arg("skip_bad"), py::arg("poll") = py::none())
         .def_property_readonly("format", [](const DataFile& f) { return f.positions->format().name; })
         .def_property_readonly("num_chunks", [](const DataFile& f) { return f.positions->num_chunks(); })
         .def_property_readonly("size", [](const DataFile& f) { return f.positions->file().size(); })

@@ -113,9 +113,10 @@ class OpenedFile:
     this object. A file in one of `formats` is read into such a file as well.
 
     `skip_bad`: a record or chunk that is cut off by the end of the file is left out, and so is what comes after the
-    place where a compressed file is corrupt or cut off. `poll` is called for each MiB that is unpacked; if it raises,
-    unpacking ends. `spare`: records also hold the file's spare bytes (`nnue_trainer.data.spare`), so it is read into a
-    file without a name too. UserError, one line, if it is not a data file.
+    place where a compressed file is corrupt or cut off. `poll` is called for each MiB that is unpacked and for every 16
+    chunks that are listed; if it raises, opening ends. `spare`: records also hold the file's spare bytes
+    (`nnue_trainer.data.spare`), so it is read into a file without a name too. UserError, one line, if it is not a data
+    file.
     """
 
     def __init__(
@@ -172,7 +173,7 @@ class OpenedFile:
             self.format_identity = {"spare": self.spare}
             return chunks
         if format is None:
-            return _data.DataFile(str(self.path), file.fileno(), size, skip_bad)
+            return _data.DataFile(str(self.path), file.fileno(), size, skip_bad, poll)
         self.format_identity = format.identity
         return format.open_chunks(self.path, file.fileno(), size, skip_bad, into, poll)
 

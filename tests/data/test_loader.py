@@ -35,6 +35,7 @@ from nnue_trainer.data import (
 )
 from nnue_trainer.data.binpack import read_binpack, write_binpack
 from nnue_trainer.data.files import FORMATS
+from nnue_trainer.data.opened import OpenedFile
 from nnue_trainer.errors import UserError
 
 B = 512
@@ -455,6 +456,21 @@ def test_ctrl_c_while_threads_and_a_filter_of_ones_own_work(project_root: Path) 
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=20)
     assert "KeyboardInterrupt" in errors
+
+
+def test_opening_ends_when_its_poll_raises(files: list[Path], tmp_path: Path) -> None:
+    """Ctrl-C reaches the main thread only, and the trainer opens its files in another one."""
+    many = tmp_path / "many.binpack"
+    many.write_bytes(files[0].read_bytes() * 4)  # 20 chunks
+    calls = []
+
+    def poll() -> None:
+        calls.append(1)
+        raise UserError("closed")
+
+    with pytest.raises(UserError, match="closed"):
+        OpenedFile(many, poll=poll)
+    assert calls == [1]
 
 
 @pytest.mark.slow

@@ -73,7 +73,7 @@ def rewritten(
                 _log.warning("%s; left out, with %d more", reader.first_skipped, reader.skipped - 1)
 
     with unpack(fill) as unpacked:
-        return _data.DataFile(str(path), unpacked.fileno(), os.fstat(unpacked.fileno()).st_size, False)
+        return _data.DataFile(str(path), unpacked.fileno(), os.fstat(unpacked.fileno()).st_size, False, poll)
 
 
 class DataFormat(ABC):

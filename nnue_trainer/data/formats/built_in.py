@@ -33,7 +33,7 @@ class BuiltIn(DataFormat):
     def open_chunks(
         self, path: Path, fd: int, size: int, skip_bad: bool, unpack: Unpack, poll: Poll = None
     ) -> _data.DataFile:
-        return _data.DataFile(str(path), fd, size, skip_bad)
+        return _data.DataFile(str(path), fd, size, skip_bad, poll)
 
 
 def open_native(

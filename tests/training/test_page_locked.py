@@ -1,4 +1,4 @@
-"""Page-locked memory, with a driver that only keeps books."""
+"""Page-locked memory, with a driver that only records what is locked."""
 
 from __future__ import annotations
 
