@@ -2,15 +2,14 @@
 
     python benchmarks/peers.py
 
-The figures of the other trainers are in results/peers.json, with how they were measured. Ours are read from the results
-of training_step.py that the same file names. Writes docs/pictures/speed.png.
+results/peers.json has the net and the data of each bar and the figures of the other trainers. Ours are read from the
+results of training_step.py that the same file names. Writes docs/pictures/speed.png.
 """
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 from matplotlib.figure import Figure
 
@@ -19,42 +18,46 @@ RESULTS = ROOT / "benchmarks" / "results"
 TRAINERS = {"this project": "#1f6f50", "bullet": "#b08a3e", "nnue-pytorch": "#8a8f98"}
 
 
-def figures() -> list[tuple[str, dict[str, float]]]:
-    """Each net, with positions per second by the name of the trainer."""
+Bar = tuple[str, float, str]  # trainer, positions per second, what it trains on what
+
+
+def figures() -> list[tuple[str, list[Bar]]]:
+    """The bars of each group, with the title of the group."""
     peers = json.loads((RESULTS / "peers.json").read_text())
-    rows = []
+    groups = []
     for row in peers["rows"]:
         ours = json.loads((RESULTS / row["ours"]).read_text())
-        rates: dict[str, Any] = {"this project": ours["results"]["from file"]["positions_per_second"]}
-        rates |= {name: row[name] for name in TRAINERS if row.get(name) is not None}
-        rows.append((row["net"], rates))
-    return rows
+        measured = ours["results"]["from file"]["positions_per_second"]
+        bars = [
+            (name, of.get("positions_per_second", measured), f"{of['net']}; {of['data']}")
+            for name, of in row["trainers"].items()
+        ]
+        groups.append((row["title"], bars))
+    return groups
 
 
-def draw(rows: list[tuple[str, dict[str, float]]]) -> Figure:
-    figure = Figure(figsize=(8, 0.5 + 0.36 * sum(len(rates) + 1 for _, rates in rows)), layout="constrained")
+def draw(groups: list[tuple[str, list[Bar]]]) -> Figure:
+    figure = Figure(figsize=(9, 0.5 + 0.42 * sum(len(bars) + 1 for _, bars in groups)), layout="constrained")
     axes = figure.subplots()
     place, ticks = 0.0, []
-    for net, rates in rows:
-        ticks.append((place + (len(rates) - 1) / 2, net))
-        for name, colour in TRAINERS.items():
-            if name not in rates:
-                continue
-            millions = rates[name] / 1e6
-            axes.barh(place, millions, color=colour, height=0.86)
+    for title, bars in groups:
+        ticks.append((place + (len(bars) - 1) / 2, title))
+        for name, rate, what in bars:
+            millions = rate / 1e6
+            axes.barh(place, millions, color=TRAINERS[name], height=0.86)
             axes.annotate(
-                f"{millions:.3g} M/s  {name}",
+                f"{millions:.3g} M/s  {name}\n{what}",
                 (millions, place),
                 (5, 0),
                 textcoords="offset points",
                 va="center",
-                size=9,
+                size=8.5,
             )
             place += 1
         place += 0.9
-    axes.set_yticks([at for at, _ in ticks], [net for _, net in ticks])
+    axes.set_yticks([at for at, _ in ticks], [title for _, title in ticks])
     axes.invert_yaxis()
-    axes.set_xlim(0, 1.28 * max(rate for _, rates in rows for rate in rates.values()) / 1e6)
+    axes.set_xlim(0, 1.5 * max(rate for _, bars in groups for _, rate, _ in bars) / 1e6)
     axes.set_xlabel("million positions per second, whole training from disk (one H200, batch 16,384)")
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.tick_params(axis="y", length=0)
