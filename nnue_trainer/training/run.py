@@ -233,11 +233,6 @@ def _train_stage(
             trainer.carry_optimizer(begin.checkpoint, path, from_net=stage.stage.take == "average")
         data.check()  # for a missing or wrong file the run must end before it writes anything
         timeline.mark("first positions")
-        trainer.warm_up()
-        timeline.mark("warm-up")
-        if integers_are_right is not None:
-            integers_are_right()
-        timeline.mark("integer check")
         start = [describe(trainer, parameters, begin)]
         if ranks.several:
             start += [divided, describe_reading(recipe, ranks)]
@@ -254,6 +249,11 @@ def _train_stage(
                 "kind of device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
             },
         )
+        trainer.warm_up()  # with exchanges, so only between processes that have the same
+        timeline.mark("warm-up")
+        if integers_are_right is not None:
+            integers_are_right()
+        timeline.mark("integer check")
         if not ranks.writes:
             return trainer.train()
         return _train_in(folder, trainer, keep=begin.keep, start=start, weights=weights)

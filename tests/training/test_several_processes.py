@@ -29,6 +29,7 @@ from typed import present
 
 from nnue_trainer import config, nets
 from nnue_trainer.data import LoaderOptions, RecordLoader
+from nnue_trainer.errors import UserError
 from nnue_trainer.files import checkpoint
 from nnue_trainer.nets.base import StackedModel
 from nnue_trainer.parallel import ranks as ranks_module
@@ -36,6 +37,7 @@ from nnue_trainer.parallel import watch
 from nnue_trainer.parallel.ranks import Ranks, joined
 from nnue_trainer.parallel.sharding import shard
 from nnue_trainer.parallel.split import Split, cut
+from nnue_trainer.training import integer_check
 from nnue_trainer.training.batches import DeviceBatches
 from nnue_trainer.training.recipe_data import training_batches
 from nnue_trainer.training.trainer import Trainer
@@ -323,6 +325,43 @@ def test_processes_that_would_train_different_things_are_refused(tmp_path, recip
         "error: train: the processes do not have the same recipe and weights and data files"
     ]
     assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+def _without_validation_on_one(*arguments: str) -> None:
+    """`warm_up` validates on a CPU as well, with exchanges."""
+
+    def warm_up(trainer: Trainer) -> None:
+        if trainer.validation is not None:
+            trainer.validate()
+
+    setattr(Trainer, "warm_up", warm_up)  # noqa: B010 (the type forbids it)
+    several._nnue(*arguments, *(["data.validation=[]"] if os.environ["RANK"] == "1" else []))
+
+
+def test_processes_that_would_validate_differently_are_refused_before_they_validate(tmp_path, recipe):
+    arguments = ["train", "--config", str(recipe), "--run-dir", str(tmp_path / "run")]
+    run = several.Processes(2, tmp_path / "a", _without_validation_on_one, *arguments)
+    assert run.wait() == [1, 1]
+    assert re.findall(r"nnue: (error: .*)", run.said()) == [
+        "error: train: the processes do not have the same recipe and validation files"
+    ]
+
+
+def _with_wrong_integers(*arguments: str) -> None:
+    def wrong(*_: Any) -> None:
+        raise UserError("the integers are wrong")
+
+    vars(integer_check)["check_integers"] = wrong
+    several._nnue(*arguments)
+
+
+def test_wrong_integers_end_all_processes_with_one_message(tmp_path, recipe):
+    """Only the first process checks them; the others are in the first step then."""
+    arguments = ["train", "--config", str(recipe), "--run-dir", str(tmp_path / "run")]
+    run = several.Processes(2, tmp_path / "a", _with_wrong_integers, *arguments)
+    assert run.wait() == [1, 1]
+    assert re.findall(r"nnue: (error: .*)", run.said()) == ["error: the integers are wrong"]
+    assert not (tmp_path / "run").exists()
 
 
 def _missing(wrong_port: bool) -> None:
