@@ -454,23 +454,32 @@ def to_yaml(recipe: Recipe) -> str:
 
 
 def reference() -> str:
-    """All fields of a recipe with type, default and meaning, for people to read. Fields that several classes of a
-    registry share, and sections that occur in several places, are described once."""
+    """All fields of a recipe with type, default and meaning, for people to read. A field of a class is "as above" if
+    the last description of its key has the same type and meaning, and so is a whole section of equal fields. Sections
+    that occur in several places are described once."""
     lines: list[str] = []
-    described: dict[tuple[str, str, str], str] = {}  # (key, type, meaning) -> default
+    described: dict[str, tuple[str, str, str]] = {}  # key -> type, meaning and default where it was last described
+    rows: set[tuple[str, str, str, str]] = set()
     sections: dict[str, str] = {}  # "filters.min_ply" -> "data.filters.min_ply"
     head, prefix = 0, ""  # of the class whose fields come now: its line in `lines`, and what its keys begin with
-    shared: dict[str, None] = {}
+    shared: dict[str, str] = {}  # key -> its default, if that differs
 
     def end_of_class() -> None:
-        if shared:
-            lines[head] += f"\n    also {', '.join(shared)}: as above"
-            shared.clear()
+        names: dict[str, None] = {}
+        for key, differing in shared.items():
+            section = prefix + key.removeprefix(prefix).split(".")[0]
+            inside = [other for other in described if other == section or other.startswith(f"{section}.")]
+            is_whole = all(shared.get(other) == "" for other in inside)
+            names[(section if is_whole else key).removeprefix(prefix) + differing] = None
+        if names:
+            lines[head] += f"\n    also {', '.join(names)}: as above"
+        shared.clear()
 
     for key, kind, default, text in schema.describe(Recipe):
         value = f" [{default}]" if default else ""
         inner, same = _seen_elsewhere(key, sections)
-        if same and described.get((same, kind, text)) == default:
+        rows.add((key, kind, text, default))
+        if (same, kind, text, default) in rows:
             line = f"{key.removesuffix(inner)}: as {same.removesuffix(inner)}"
             if line not in lines:
                 end_of_class()
@@ -482,12 +491,11 @@ def reference() -> str:
         if kind.startswith("="):
             end_of_class()
             head, prefix = len(lines), key.removesuffix("kind")
-        elif text and (key, kind, text) in described:
-            name = key.removeprefix(prefix)
-            differs = default != described[key, kind, text]
-            shared[f"{name}{value}" if differs else name.split(".")[0]] = None  # a section with all its fields
-            continue
-        described[key, kind, text] = default
+        else:
+            if text and key in described and described[key][:2] == (kind, text):
+                shared[key] = "" if described[key][2] == default else value
+                continue
+            described[key] = (kind, text, default)
         start = f"{key} {kind}" if kind.startswith("=") else f"{key}: {kind}{value}"
         lines.append(f"{start}\n    {text}" if text else start)
     end_of_class()

@@ -226,18 +226,66 @@ def test_fields_that_several_classes_share_are_described_once():
     lines = config.reference().splitlines()
     assert sum(line.startswith("model.l2: ") for line in lines) == 1
     of_v9 = lines.index("model.kind = sfnnv9")
-    assert lines[of_v9 + 2] == "    also l1 [3072], l2, l3, output_buckets, quantisation: as above"
+    shared = "l1 [3072], l2, l3, output_buckets, quantisation.qat, quantisation.qat_from"
+    assert lines[of_v9 + 2] == f"    also {shared}: as above"
     assert lines[of_v9 + 3].startswith("model.kind = ")
     assert "validation.filters: as data.filters" in lines
 
 
-def test_the_reference_names_every_field():
-    lines = config.reference().splitlines()
-    described = {line.partition(": ")[0] for line in lines if not line.startswith(" ")}
-    elsewhere = {line.partition(":")[0] + "." for line in lines if ": as " in line and not line.startswith(" ")}
-    keys = {key for key, kind, _, _ in schema.describe(config.Recipe) if not kind.startswith("=")}
-    assert {key for key in keys - described if not key.startswith(tuple(elsewhere))} == set()
-    assert elsewhere == {"validation.filters.", "validation.sets.N.filters."}
+def described_fields(lines: list[str]) -> list[tuple[str, str, str, str]]:
+    """The fields that somebody reads in a reference, each as (class, key, type and default, meaning). "As above" is
+    taken to mean the last description of that key."""
+    above: dict[str, tuple[str, str]] = {}  # key -> type and default, meaning
+    found = []
+    classes = [""]
+
+    def add(key: str, kind: str, text: str) -> None:
+        while classes[-1] and not key.startswith(classes[-1].partition("kind = ")[0]):
+            classes.pop()
+        found.append((classes[-1], key, kind, text))
+
+    for line, following in zip(lines, [*lines[1:], ""], strict=True):
+        if line.startswith("    also "):
+            prefix = classes[-1].partition("kind = ")[0]
+            for name, default in re.findall(r"([\w.]+)(?: \[(.*?)\])?(?=, \w|: as above$)", line[len("    also ") :]):
+                section = prefix + name
+                inside = [key for key in above if key == section or key.startswith(f"{section}.")]
+                assert inside, line
+                for key in inside:
+                    kind, text = above[key]
+                    add(key, f"{kind.partition(' [')[0]} [{default}]" if default else kind, text)
+        elif line.startswith("    "):
+            continue
+        elif " = " in line and line.partition(" = ")[0].endswith(".kind"):
+            while classes[-1] and not line.startswith(classes[-1].partition("kind = ")[0]):
+                classes.pop()
+            if classes[-1].partition(" = ")[0] == line.partition(" = ")[0]:
+                classes.pop()
+            classes.append(line)
+        elif match := re.fullmatch(r"(\S+): as (\S+)", line):
+            section, source = match.groups()
+            for key in [key for key in above if key.startswith(f"{source}.")]:
+                add(section + key.removeprefix(source), *above[key])
+        else:
+            key, _, kind = line.partition(": ")
+            above[key] = (kind, following.strip() if following.startswith("    ") else "")
+            add(key, *above[key])
+    return found
+
+
+def test_the_reference_describes_every_field_of_every_class():
+    lines = []
+    for key, kind, default, text in schema.describe(config.Recipe):
+        value = f" [{default}]" if default else ""
+        lines += [f"{key} {kind}" if kind.startswith("=") else f"{key}: {kind}{value}", f"    {text}"]
+    in_several = ("validation.filters.", "validation.sets.N.filters.")  # whose classes are those of data.filters
+    found, expected = (
+        {("", *row[1:]) if row[1].startswith(in_several) else row for row in described_fields(each)}
+        for each in (config.reference().splitlines(), lines)
+    )
+    assert ("optimizer.kind = muon", "optimizer.eps") in {row[:2] for row in expected}
+    assert sorted(found - expected) == []
+    assert sorted(expected - found) == []
 
 
 def test_a_bomb_of_aliases_is_refused_before_it_is_unfolded(tmp_path):
