@@ -21,6 +21,7 @@ import importlib.util
 import json
 import pkgutil
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -70,6 +71,7 @@ class PluginMissing(UserError):
 _plugins: dict[str, Plugin] = {}  # by file name: a checkpoint is read on other machines, where folders differ
 _packages: dict[str, str] = {}  # "REGISTRY:KIND" → "PACKAGE VERSION"
 _registries: list[Registry[Any]] = []
+_importing = threading.RLock()  # one for all of them: modules of one registry may need another
 
 
 _LOADERS = {".h": "nnue_trainer.data.feature_sets.header"}
@@ -268,12 +270,13 @@ class Registry(Generic[T]):
         )
 
     def _import_built_in(self) -> None:
-        if self._searched:
-            return
-        self._searched = True  # first, because a module that is being imported may call this
-        package = importlib.import_module(self.package)
-        for module in pkgutil.iter_modules(package.__path__):
-            importlib.import_module(f"{self.package}.{module.name}")
+        with _importing:  # so another thread waits for the end of the imports
+            if self._searched:
+                return
+            self._searched = True  # first, because a module that is being imported may call this
+            package = importlib.import_module(self.package)
+            for module in pkgutil.iter_modules(package.__path__):
+                importlib.import_module(f"{self.package}.{module.name}")
 
     def _entry_points(self) -> dict[str, EntryPoint]:
         if self._offered is None:  # once: it reads a file of every package that is installed

@@ -3,6 +3,7 @@
 import importlib
 import importlib.metadata
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -86,6 +87,14 @@ def test_built_in_by_name_and_back_to_data(shapes: Any) -> None:
     recipe = schema.validate(recipe_of(shapes), {"shape": {"kind": "circle", "radius": 2}}, lambda _: "made-up.yaml")
     assert recipe.shape.radius == 2.0
     assert schema.to_data(recipe) == {"shape": {"kind": "circle", "radius": 2.0}}
+
+
+def test_another_thread_waits_until_all_modules_are_imported(shapes: Any, tmp_path: Path) -> None:
+    (tmp_path / "made_up_shapes" / "a_slow_one.py").write_text(
+        "import time\nfrom made_up_shapes import SHAPES\nSHAPES.kinds()  # a module may\ntime.sleep(0.3)\n"
+    )
+    with ThreadPoolExecutor(2) as threads:
+        assert [list(found) for found in threads.map(lambda _: shapes.SHAPES.kinds(), range(2))] == [["circle"]] * 2
 
 
 def test_class_in_a_file(shapes: Any) -> None:
