@@ -262,24 +262,24 @@ class _HostMemory:
 
     def __init__(self) -> None:
         self._locked: PageLocked | None = None
-        self._reserving = threading.Lock()  # an early save and the background may both reserve
+        self._lock = threading.RLock()  # an early save and the background may both reserve
 
     def reserve(self, size: int) -> None:
-        with self._reserving:
+        with self._lock:
             if size and (self._locked is None or len(self._locked.bytes) < size):
                 self.free()
                 self._locked = PageLocked(size)
 
     def free(self) -> None:
-        if self._locked is not None:
-            self._locked.free()
-        self._locked = None
+        with self._lock:
+            if self._locked is not None:
+                self._locked.free()
+            self._locked = None
 
     def copy(
         self, tensors: Mapping[str, Mapping[str, Tensor]]
     ) -> tuple[dict[str, dict[str, Tensor]], torch.cuda.Event | None]:
         """Copies of all tensors, by group and name, and the event after which they are complete; None: they are."""
-        self.reserve(_bytes_on_gpu(tensors))
         place, device = 0, None
 
         def copied(tensor: Tensor) -> Tensor:
@@ -291,7 +291,9 @@ class _HostMemory:
             target = self._locked.bytes[begin : begin + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
             return target.copy_(tensor.detach(), non_blocking=True)
 
-        copies = {group: {name: copied(tensor) for name, tensor in of.items()} for group, of in tensors.items()}
+        with self._lock:
+            self.reserve(_bytes_on_gpu(tensors))
+            copies = {group: {name: copied(tensor) for name, tensor in of.items()} for group, of in tensors.items()}
         return copies, None if device is None else torch.cuda.current_stream(device).record_event()
 
 

@@ -6,9 +6,11 @@ import contextlib
 import gc
 import threading
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from typed import present
 
 from nnue_trainer.training import checkpoints
 from nnue_trainer.training.memory import PageLocked
@@ -73,5 +75,29 @@ def test_an_early_save_locks_the_memory_that_the_background_reserves(driver):
         thread.join()
     assert both_are_here.broken
     assert list(driver.locked.values()) == [5_000]
+    memory.free()
+    assert not driver.locked
+
+
+def test_memory_is_not_replaced_while_a_save_copies_into_it(driver, monkeypatch):
+    memory = checkpoints._HostMemory()
+    background = threading.Thread(target=memory.reserve, args=(5_000,))
+
+    class OnGpu:
+        """A tensor of a GPU, as far as a copy of it is concerned."""
+
+        is_cuda, device, dtype, shape, nbytes = True, "cuda:0", torch.uint8, (100,), 100
+
+        def detach(self) -> torch.Tensor:
+            background.start()
+            background.join(0.5)
+            assert len(present(memory._locked).bytes) == 128  # the background waits for the copy
+            return torch.ones(100, dtype=torch.uint8)
+
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: SimpleNamespace(record_event=lambda: None))
+    tensors: Any = {"model": {"weight": OnGpu()}}
+    copies, _ = memory.copy(tensors)
+    assert copies["model"]["weight"].sum() == 100
+    background.join()
     memory.free()
     assert not driver.locked
