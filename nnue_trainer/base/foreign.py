@@ -1,8 +1,8 @@
 """All calls of users' code go through this module: the classes of every registry, and functions that users pass.
 
 An error in such code is reported with file, line, class and method, and never as an internal error (`explaining`).
-Values that its methods return are checked (`returned`). At its end the program does not wait for it (`leave`). This
-module imports nothing heavy.
+Values that its methods return are checked (`returned`). At its end the program waits at most five seconds for it
+(`leave`). This module imports nothing heavy.
 """
 
 from __future__ import annotations

@@ -176,8 +176,8 @@ class _AppendedFile:
 
 
 def start_imports() -> None:
-    """Imports in a thread what the records for TensorBoard need, which takes a quarter of a second. What fails here
-    fails again where it is used."""
+    """Imports TensorBoard's modules in a thread, which takes a quarter of a second. An error appears where they are
+    used."""
 
     def imports() -> None:
         with contextlib.suppress(Exception):
