@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from nnue_trainer import data
+from nnue_trainer import data, registry
 from nnue_trainer.base import foreign
 from nnue_trainer.errors import UserError, first_line, out_of_memory, shown
 from nnue_trainer.export import checkpoint_from_net, evaluate, net_from_checkpoint
@@ -64,13 +64,14 @@ def check_integers(model: NnueModel, saved: Checkpoint | None = None, path: str 
     if forward is not None and forward.first.psqt:
         # The layers without the PSQT columns, which may be much larger.
         zeros.append([tensor.source_parameter for tensor in net.tensors() if tensor.name in forward.first.psqt])
-    with ThreadPoolExecutor(len(zeros), "integer-check") as threads:
+    # One after the other with plugins, which need not expect two threads in one net.
+    with ThreadPoolExecutor(1 if registry.foreign_modules() else len(zeros), "integer-check") as threads:
         for found in [threads.submit(_check, model, saved, path, zero) for zero in zeros]:
             found.result()
 
 
 def _views(model: NnueModel) -> dict[int, torch.Tensor]:
-    """Tensors in the memory of those of the model, as what `copy.deepcopy` has copied already."""
+    """A memo for `copy.deepcopy`: by id, a tensor that shares the memory of each parameter and buffer."""
     views: dict[int, torch.Tensor] = {id(buffer): buffer.detach() for buffer in model.buffers()}
     for parameter in model.parameters():
         views[id(parameter)] = torch.nn.Parameter(parameter.detach(), parameter.requires_grad)

@@ -176,12 +176,13 @@ def _train_stage(
     weights: list[str] = []
     warm = recipe.training.initial_weights if begin.checkpoint is None else None
     beginning = not begin.resumed
-    data = None
-    if not warm and not registry.foreign_modules():  # a warm start prints lines; only this thread calls foreign code
-        data = StageData(recipe, recipe.model, device, ranks, beginning=beginning)
-    if ranks.writes and recipe.logging.tensorboard:
-        start_imports()
+    in_thread = not registry.foreign_modules()  # plugins need not expect several threads
+    data: StageData | None = None
     try:
+        if in_thread and not warm:  # a warm start prints lines
+            data = StageData(recipe, recipe.model, device, ranks, beginning=beginning)
+        if ranks.writes and recipe.logging.tensorboard:
+            start_imports()
         model = nets.build(recipe.model)
         _check_names(to_check, model)
         recipe = settled(recipe, model, device, None if begin.checkpoint is None else _recipe_of(begin.checkpoint))
@@ -202,7 +203,7 @@ def _train_stage(
             data.close()
             data = None
         if data is None:
-            data = StageData(recipe, model, device, ranks, beginning=beginning)
+            data = StageData(recipe, model, device, ranks, beginning=beginning, in_thread=in_thread)
         batches, validation, more = data.opened().batches, data.validation, data.more
         timeline.mark("data files")
         model = model.to(device)

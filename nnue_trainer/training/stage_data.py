@@ -24,14 +24,17 @@ _log = logging.getLogger(__name__)
 class StageData:
     """The training and validation positions of a stage.
 
-    A thread opens the files and, if the stage starts at the `beginning` of the data, continues with `check`. Errors and
-    warnings wait for `opened` and `check`, so they come where they would come without the thread.
+    A thread opens the files and, if the stage starts at the `beginning` of the data, continues with `check`. Errors
+    wait for `opened` and `check`, and warnings of implausible positions for `check`, so they come where they would come
+    without the thread. Warnings of a loader, such as that it unpacks a large file, come at once.
 
     Args:
         recipe: the recipe of the stage.
         model: the net that is trained, or its section of the recipe.
         beginning: whether the stage starts at the beginning of the data. Otherwise load a state between `opened` and
             `check`.
+        in_thread: False: there is no thread, and the caller waits for all of this. So it must be with plugins, which
+            need not expect to be called in two threads.
     """
 
     batches: Loader | RecordLoader
@@ -40,7 +43,14 @@ class StageData:
     """further sets of held-out positions, by name"""
 
     def __init__(
-        self, recipe: Recipe, model: NnueModel | Net, device: torch.device, ranks: Ranks, *, beginning: bool
+        self,
+        recipe: Recipe,
+        model: NnueModel | Net,
+        device: torch.device,
+        ranks: Ranks,
+        *,
+        beginning: bool,
+        in_thread: bool = True,
     ) -> None:
         self._recipe, self._device, self._ranks, self._beginning = recipe, device, ranks, beginning
         self.features = model.feature_set
@@ -49,14 +59,24 @@ class StageData:
         self._warnings: list[str] = []
         self._closed = False
         self._thread = ThreadPoolExecutor(1, "data-files")
-        self._opened = self._thread.submit(self._on_device, lambda: self._open(model))
+        self._opened: Future[None] | None = None
         self._checked: Future[None] | None = None
-        if beginning:
-            self._checked = self._thread.submit(self._on_device, self._check)
+        if in_thread:
+            self._opened = self._thread.submit(self._on_device, lambda: self._open(model))
+            if beginning:
+                self._checked = self._thread.submit(self._on_device, self._check)
+            return
+        try:
+            self._on_device(lambda: self._open(model))
+        except BaseException:
+            self.close()
+            raise
 
     def opened(self) -> StageData:
-        """Waits until the files are open. UserError for a file that is missing or is not a data file."""
-        self._opened.result()
+        """Waits until the files are open, and raises the error of opening: UserError for a file that is missing or not
+        a data file."""
+        if self._opened is not None:
+            self._opened.result()
         return self
 
     def check(self) -> None:
@@ -64,7 +84,7 @@ class StageData:
         raises UserError for files that cannot be read."""
         try:
             if self._checked is None:
-                self._check()
+                self._on_device(self._check)
             else:
                 self._checked.result()
         finally:
@@ -76,7 +96,7 @@ class StageData:
         self._closed = True
         self._thread.shutdown(wait=False, cancel_futures=True)
         self._close_loaders()
-        leave(self._thread.shutdown, "opening the data files")
+        leave(self._thread.shutdown, "reading the data files, or a plugin")
         self._close_loaders()
 
     def _close_loaders(self) -> None:
@@ -107,8 +127,7 @@ class StageData:
             self.batches.open()  # its threads read from now on
 
     def _check(self) -> None:
-        if self._checked is not None:
-            self._opened.result()  # what did not open is not read
+        self.opened()  # what did not open is not read
         self.batches.open()
         for held_out in (self.validation, *self.more.values()):
             if held_out is not None and not self._closed:

@@ -1,17 +1,20 @@
 """Integer forwards that are subtly wrong are refused before the first step, and when a run is resumed."""
 
+import contextlib
 import copy
 import math
+import threading
 from dataclasses import replace
 
 import pytest
 import torch
 
-from nnue_trainer import nets
+from nnue_trainer import nets, registry
 from nnue_trainer.errors import UserError
 from nnue_trainer.files.checkpoint import Checkpoint
 from nnue_trainer.nets.base import NnueModel
 from nnue_trainer.nets.integer_forward import IntegerForward
+from nnue_trainer.training import integer_check
 from nnue_trainer.training.integer_check import _views, check_integers, start_check
 
 NETS = {
@@ -87,12 +90,35 @@ def test_in_a_thread_it_checks_the_weights_of_its_start(model: NnueModel, monkey
         wait()
 
 
-def test_a_model_that_moves_first_is_not_copied(model: NnueModel) -> None:
+def test_a_model_that_moves_first_is_not_copied(model: NnueModel, monkeypatch: pytest.MonkeyPatch) -> None:
     before = [parameter.data_ptr() for parameter in model.parameters()]
     assert [view.data_ptr() for view in _views(model).values() if isinstance(view, torch.nn.Parameter)] == before
+    checked: list[NnueModel] = []
+
+    def check(copied: NnueModel) -> None:
+        checked.append(copied)
+        check_integers(copied)
+
+    monkeypatch.setattr(integer_check, "check_integers", check)
     wait = start_check(model, moves=True)
     model.double()  # to other memory, as to another device
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.fill_(math.nan)
     wait()
+    assert [parameter.data_ptr() for parameter in checked[0].parameters()] == before
+
+
+def test_a_net_of_a_plugin_is_in_one_thread_at_a_time(model: NnueModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    two = threading.Barrier(2)
+
+    def check(*_: object) -> None:
+        with contextlib.suppress(threading.BrokenBarrierError):
+            two.wait(0.5 if registry.foreign_modules() else 60)
+
+    monkeypatch.setattr(integer_check, "_check", check)
+    check_integers(model)
+    assert not two.broken
+    monkeypatch.setattr(registry, "foreign_modules", lambda: frozenset({"plugin"}))
+    check_integers(model)
+    assert two.broken

@@ -1,22 +1,25 @@
 """What runs at the same time before the first step of a run: what it imports, and where its errors come out."""
 
+import gzip
+import io
 import logging
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from made_up import recipe
 
+from nnue_trainer import registry
 from nnue_trainer.config import Recipe, parse
+from nnue_trainer.data import compression
 from nnue_trainer.errors import UserError
 from nnue_trainer.parallel.ranks import Ranks
 from nnue_trainer.schema import to_data
 from nnue_trainer.training import plausibility, run
-from nnue_trainer.training.recipe_data import HeldOut
 from nnue_trainer.training.stage_data import StageData
 
 CPU = torch.device("cpu")
@@ -105,39 +108,83 @@ def test_nothing_is_read_before_a_state_is_loaded(project_root: Path) -> None:
     assert data.batches._running is None
 
 
-def test_closing_ends_a_thread_that_finds_no_position(project_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Filters may drop everything, and a file may be long."""
-    waits = threading.Event()
+@pytest.mark.parametrize("place", ["train", "validation", "sets"])
+def test_closing_ends_a_thread_that_unpacks_a_file(
+    project_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    file = tmp_path / "endless.binpack.gz"
+    file.write_bytes(gzip.compress(b"BINP"))
+    unpacks, ended = threading.Event(), threading.Event()
+    decompress = compression.decompress
 
-    def endless(loader: object) -> None:
-        waits.set()
-        while True:
-            time.sleep(0.01)
-            data._poll()
+    class Endless(io.RawIOBase):
+        def readinto(self, block: Any) -> int:
+            unpacks.set()
+            return 0 if ended.wait(0.01) else 1
 
-    monkeypatch.setattr(HeldOut, "__call__", endless)
-    chosen = of_files(project_root)
+    def of_file(path: Path, kind: str, opened: Any) -> Any:
+        return Endless() if path == file else decompress(path, kind, opened)
+
+    monkeypatch.setattr(compression, "decompress", of_file)
+    fields = to_data(of_files(project_root, **({} if place == "sets" else {place: [str(file)]})))
+    if place == "sets":
+        fields["validation"]["sets"] = [{"name": "more", "files": [str(file)]}]
+    chosen = parse(fields)
     data = StageData(chosen, chosen.model, CPU, Ranks(), beginning=True)
-    assert waits.wait(60)
-    data.close()
-    assert not any(thread.name.startswith("data-files") for thread in threading.enumerate())
+    try:
+        assert unpacks.wait(60)
+        data.close()
+        assert not any(thread.name.startswith("data-files") for thread in threading.enumerate())
+    finally:
+        ended.set()
 
 
 def test_a_model_of_other_features_than_its_section(project_root: Path, tmp_path: Path) -> None:
     """The files are opened again, for the features that the model takes."""
     chosen = of_files(project_root)
     net = type(chosen.model)
-    made: list[str] = []
+    made: list[StageData] = []
+    closed: list[int] = []
 
     class Watched(StageData):
         def __init__(self, recipe: Recipe, model: object, *rest: object, **options: object) -> None:
-            made.append(type(model).__name__)
             super().__init__(recipe, model, *rest, **options)  # type: ignore[arg-type]
+            closed.append(sum(data._closed for data in made))
+            made.append(self)
             if isinstance(model, net):
                 self.features = "HalfKP" if chosen.model.feature_set != "HalfKP" else "HalfKAv2_hm"
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(run, "StageData", Watched)
         assert run.train(chosen, tmp_path / "run").positions == 128
-    assert made[0] == net.__name__
-    assert len(made) == 2
+    assert closed == [0, 1]  # the first one, before the second is made
+    assert [data.batches._running for data in made] == [None, None]
+
+
+def test_with_a_plugin_the_data_are_opened_and_checked_in_the_thread_of_the_run(
+    project_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[str] = []
+    for method in (StageData._open, StageData._check):
+
+        def named(self: StageData, *model: Any, method: Any = method) -> None:
+            threads.append(threading.current_thread().name)
+            method(self, *model)
+
+        monkeypatch.setattr(StageData, method.__name__, named)
+    run.train(of_files(project_root), tmp_path / "built-in")
+    assert {name.partition("_")[0] for name in threads} == {"data-files"}
+    threads.clear()
+    monkeypatch.setattr(registry, "foreign_modules", lambda: frozenset({"plugin"}))
+    run.train(of_files(project_root), tmp_path / "plugin")
+    assert threads == [threading.current_thread().name] * 2
+
+
+def test_files_that_do_not_open_in_the_thread_of_the_run(
+    project_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    damaged = tmp_path / "damaged.binpack"
+    damaged.write_bytes(b"BINP\xff\xff\xff\xffx")
+    monkeypatch.setattr(registry, "foreign_modules", lambda: frozenset({"plugin"}))
+    with pytest.raises(UserError, match=r"damaged\.binpack"):
+        run.train(of_files(project_root, validation=[str(damaged)]), tmp_path / "run")
