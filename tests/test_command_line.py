@@ -457,6 +457,12 @@ def test_the_help_of_a_group_has_whole_sentences_about_its_commands(words: list[
         assert f" {name} {' '.join(paragraph.split())}" in help_text
 
 
+@pytest.mark.parametrize("words", [["inspect"], ["train"], ["data", "shuffle"]])
+def test_the_help_of_a_command_has_no_python_types(words: list[str]) -> None:
+    arguments = nnue(*words, "--help").stdout.split("Arguments:")[1].split("Options:")[0]
+    assert "<" not in arguments
+
+
 @pytest.mark.slow
 def test_training_imports_nothing_slow():
     """These take seconds to import, and a training without torch.compile and pages needs none of them."""

@@ -1,13 +1,21 @@
-"""The help text of a command that has subcommands."""
+"""The help texts of a command that has subcommands, and of these."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from typer.core import TyperGroup
+from typer.core import TyperArgument, TyperGroup
 
 
 class Group(TyperGroup):
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """A subcommand, whose help gives its arguments without typer's Python types, such as `<list[Path]>`."""
+        command = super().get_command(ctx, cmd_name)
+        for parameter in command.params if command is not None else ():
+            if isinstance(parameter, TyperArgument):
+                parameter.__dict__["display_type_rich"] = lambda ctx: None
+        return command
+
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Lists the subcommands with the whole first paragraph of their help, which click would cut to one line."""
         commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
