@@ -276,16 +276,24 @@ def parse(data: Any, overrides: Iterable[str] = (), origin: str = "recipe", *, m
         origins |= {path[:n]: name for n in range(1, len(path)) if not _holds(data, path[:n])}
         data = _replace(data, path, value)
         origins[path] = name
-    # Keys are looked up from the innermost outwards, because the override that set the value last is the one to name.
-    recipe = schema.validate(
-        Recipe,
-        data,
-        lambda path: next((origins[path[:n]] for n in range(len(path), 0, -1) if path[:n] in origins), origin),
-        may_import=may_import,
-    )
+    recipe = schema.validate(Recipe, data, partial(_origin, origins, origin), may_import=may_import)
     if len(set(recipe.seeds)) < len(recipe.seeds):
         raise UserError(f"{origin}: seeds: found {recipe.seeds}, expected different numbers")
     stage_recipes(recipe, origin, may_import=may_import)  # for its errors
+    return recipe
+
+
+def _origin(origins: dict[tuple[str, ...], str], recipe: str, path: tuple[str, ...]) -> str:
+    """Where the value at `path` comes from. Paths are looked up from the innermost outwards, because the override that
+    set the value last is the one to name."""
+    for n in range(len(path), 0, -1):
+        section = path[: n - 1]
+        if path[:n] in origins:
+            return origins[path[:n]]
+        if section and (*section, "kind") in origins:
+            key = ".".join(section)
+            override = origins[*section, "kind"]
+            return f"{recipe}, whose other fields of {key} remain after {override} ('{key}={{kind: …}}' replaces all)"
     return recipe
 
 

@@ -43,6 +43,14 @@ def test_a_recipe_is_read_with_overrides(tmp_path):
     assert instance(Step, recipe.schedule).epochs == 3
 
 
+def test_an_override_of_a_kind_keeps_the_other_fields_and_an_error_in_them_says_so():
+    data = {**MINIMAL, "loss": {"kind": "sigmoid", "scale": 300}}
+    remain = "r.yaml, whose other fields of loss remain after override 'loss.kind=win_rate' ('loss={kind: …}' replaces all)"
+    assert message("loss.kind=win_rate", data=data).startswith(f"{remain}: loss.scale: unknown key")
+    assert message("loss.kind=win_rate", "loss.scale=2", data=data).startswith("override 'loss.scale=2': loss.scale: ")
+    config.parse(data, ["loss={kind: win_rate}"])
+
+
 def test_a_recipe_survives_being_written(tmp_path):
     recipe = config.parse(MINIMAL, ["optimizer.lr=3e-5", "schedule={kind: cosine, final_lr: 1e-9}"])
     assert config.load(write(tmp_path / "r.yaml", config.to_yaml(recipe))) == recipe
@@ -91,6 +99,11 @@ def test_a_recipe_survives_being_written(tmp_path):
         (
             "optimizer.kind=sgd",
             "optimizer.kind: found 'sgd', expected one of adamw, lion, muon, radam, ranger, ranger_lite, ",
+        ),
+        (
+            "optimizer.kind=torch",
+            "r.yaml, whose other fields of optimizer remain after override 'optimizer.kind=torch' "
+            "('optimizer={kind: …}' replaces all): optimizer.name: missing, and it has no default",
         ),
         ("optimizer.kind=3", "optimizer.kind: found 3, expected one of adamw"),
         ("optimizer={kind: torch}", "optimizer.name: missing, and it has no default"),
