@@ -95,7 +95,10 @@ Pipeline::Pipeline(PipelineOptions options, std::vector<Slot> slots, const std::
     }
 
     const std::size_t local = has_marks() ? 1 : options_.shards / options_.world_size;
-    if (start.size() != local) throw FormatError("start: expected a place for each shard of the process");
+    if (start.size() != local) {
+        throw FormatError("start: found " + std::to_string(start.size()) + " places, expected " +
+                          std::to_string(local) + ", one per shard of this process");
+    }
     max_pending_ = static_cast<std::size_t>(options_.threads) / local + 1;
     for (std::size_t i = 0; i < local; ++i) {
         Shard& shard = *shards_.emplace_back(std::make_unique<Shard>());

@@ -71,7 +71,7 @@ def _size(text: str) -> int:
     match = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,15})?)\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
     size = int(float(match[1]) * 1024 ** " KMGT".index(match[2].upper() or " ")) if match else 0
     if not 1 << 20 <= size <= 1 << 50:
-        raise UserError(f"size {text!r}, expected 1M to 1024T: a number with K, M, G or T")
+        raise UserError(f"--memory: size {text!r}, expected 1M to 1024T: a number with K, M, G or T")
     return size
 
 

@@ -234,9 +234,9 @@ def test_shuffle_into_a_folder_that_is_not_there(tmp_path: Path, val: Path) -> N
     with pytest.raises(UserError, match="nowhere: cannot create a temporary file: No such file or directory"):
         shuffle([val], tmp_path / "x.binpack", memory=1 << 20, temporary=tmp_path / "nowhere")
     assert list(tmp_path.iterdir()) == []
-    with pytest.raises(UserError, match="size '12', expected 1M to 1024T"):
+    with pytest.raises(UserError, match="--memory: size '12', expected 1M to 1024T"):
         run("shuffle", val, tmp_path / "x.binpack", "--memory", "12")
-    with pytest.raises(UserError, match=r"size '9+T', expected 1M to 1024T"):
+    with pytest.raises(UserError, match=r"--memory: size '9+T', expected 1M to 1024T"):
         run("shuffle", val, tmp_path / "x.binpack", "--memory", "999999999999T")
 
 
