@@ -126,7 +126,6 @@ struct Net : torch::nn::Module {
         bias = register_parameter("bias", bias);
         output_weight = register_parameter("output_weight", output_weight);
         output_bias = register_parameter("output_bias", output_bias);
-        torch::NoGradGuard none;
     }
 
     // Output [B]; `batch` as expand_features makes it.
