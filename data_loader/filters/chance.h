@@ -9,7 +9,7 @@
 namespace nnue::data {
 
 // True with this probability, for position `index` of the chunk with this key. `draw` distinguishes the draws of one
-// position. The filters of the first release have the numbers up to 10; every other filter has a large random number.
+// position. The oldest filters have the numbers up to 10; every other filter has a large random number.
 [[gnu::always_inline]] inline bool chance(std::uint64_t key, std::size_t index, std::uint64_t draw,
                                           double probability) {
     const std::uint64_t random = mix(key ^ mix(index * 11 + draw));

@@ -132,7 +132,7 @@ def read_run(path: Path) -> Run:
     elif not len(run.validation):
         run.notes.append("no validation yet, or no data.validation in the recipe: its loss on new data is unknown")
     elif not run.validation.named("reach/"):
-        run.notes.append("the records hold no figures of the net: they were written by an earlier release")
+        run.notes.append("the records hold no figures of the net: they were written by an earlier version")
     return run
 
 

@@ -39,7 +39,7 @@ def _sections(recipe: Mapping[str, Any]) -> dict[str, Any]:
 
 def changed(saved: Checkpoint, state: TrainerState, now: Mapping[str, Any]) -> list[str]:
     """The keys whose values in the figure of a checkpoint differ from those in `now`. Checkpoints of
-    earlier releases have only their recipe for that."""
+    earlier versions have only their recipe for that."""
     then = state.figure
     if then is None:
         try:

@@ -23,7 +23,7 @@ from nnue_trainer.files.atomic import link, remove_dead, replacing
 LOCK = ".lock"
 MANIFEST = "run.json"
 _VERSION = 1
-# The files of a run, for folders of earlier releases, which have no run.json.
+# The files of a run, for folders of earlier versions, which have no run.json.
 _USUAL_NAMES = re.compile(
     r"recipe\.yaml|metrics\.jsonl|checkpoints/(last|best|epoch-\d{4,}|stage-[A-Za-z0-9_-]+)\.safetensors|tensorboard/events\.out\.tfevents\..+"
 )

@@ -57,7 +57,7 @@ def start_from(path: Path, model: NnueModel, note: Callable[[str], None]) -> lis
     if source.architecture == model.architecture or model.net is None:
         return _all_of(tensors, model, path)
     before = nets.parse(source.architecture, str(path))
-    if before.architecture == model.architecture:  # the same, but as an earlier release wrote it
+    if before.architecture == model.architecture:  # the same, but as an earlier version wrote it
         return _all_of(tensors, model, path)
     old_model = _built(before)
     checkpoint.load_into(tensors, old_model, path)

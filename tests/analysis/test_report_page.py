@@ -131,11 +131,11 @@ def test_a_run_of_an_early_version(trained):
     old = [{key: value for key, value in line.items() if key in known} for line in lines]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in old))
     run = read_run(folder)
-    assert any("earlier release" in note for note in run.notes)
+    assert any("earlier version" in note for note in run.notes)
     text = page_of(folder)
     assert "<h3>Validation loss</h3>" in text
     assert "<h3>Dead neurons</h3>" not in text
-    assert "earlier release" in text
+    assert "earlier version" in text
 
 
 def test_a_net_that_is_not_installed_here(trained):

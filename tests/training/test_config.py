@@ -45,8 +45,8 @@ def test_a_recipe_is_read_with_overrides(tmp_path):
 
 def test_an_override_of_a_kind_keeps_the_other_fields_and_an_error_in_them_says_so():
     data = {**MINIMAL, "loss": {"kind": "sigmoid", "scale": 300}}
-    remain = "r.yaml, whose other fields of loss remain after override 'loss.kind=win_rate' ('loss={kind: …}' replaces all)"
-    assert message("loss.kind=win_rate", data=data).startswith(f"{remain}: loss.scale: unknown key")
+    remain = "whose other fields of loss remain after override 'loss.kind=win_rate' ('loss={kind: …}' replaces all)"
+    assert message("loss.kind=win_rate", data=data).startswith(f"r.yaml, {remain}: loss.scale: unknown key")
     assert message("loss.kind=win_rate", "loss.scale=2", data=data).startswith("override 'loss.scale=2': loss.scale: ")
     config.parse(data, ["loss={kind: win_rate}"])
 

@@ -311,7 +311,7 @@ def test_states_of_torchs_optimisers_are_checked_by_name():
     assert torch.equal(trained.weight, before["weight"])
 
 
-def test_states_of_earlier_releases_are_taken():
+def test_states_of_earlier_versions_are_taken():
     """They had the `state` of each parameter and whether there was a step."""
     nets = [Net(torch.float32), Net(torch.float32)]
     one, two = (Optimizer(net, torch_optimizer("NAdam")) for net in nets)
