@@ -189,14 +189,14 @@ inline Reason why_not(const TransformerRow& row, const Machine& machine, const T
 }
 
 inline Choice<Transformer> transformer(const Machine& machine, const TransformerShape& shape, Mode mode) {
-    // Of the fastest kernels that the machine could have had.
+    // Why the fastest kernels for this machine are not used.
     Reason reason = why_not(kTransformerModes, mode);
     if (reason != Reason::fastest) return {Transformer::torch, reason};
     for (const TransformerRow& row : kTransformerRows) {
         if (row.on_gpu == machine.is_cpu()) continue;
         const Reason not_this = why_not(row, machine, shape);
         if (not_this == Reason::fastest) return {row.kernels, reason};
-        // Of kernels that could run here, the reason of the fastest ones; else of the last ones.
+        // If slower kernels can run, this reason is returned with them; otherwise that of the last ones.
         reason = not_this;
     }
     return {Transformer::torch, reason};

@@ -136,7 +136,7 @@ enum Activation : int { kNone, kCrelu, kScrelu, kDual };
 
 struct Layer {
     int inputs, outputs;
-    // Of all layers but the last.
+    // For all layers but the last.
     int activated, activation, plus, minus;
     float largest, low, square;
     int values;         // that the next layer reads

@@ -538,7 +538,7 @@ struct Training {
     double rate, decay, low, high, steps;
 };
 
-// The arguments of _optimizer_describe, read.
+// The parsed arguments of _optimizer_describe.
 struct Optimizer {
     std::vector<Hyperparameters> groups;  // the rule with the betas of each; stable_over: 1 or 0
     double max_norm;

@@ -8,7 +8,7 @@ from nnue_trainer.cli.main import app
 
 
 class Done(NamedTuple):
-    """What came of a command; made by the fixture `nnue`, for tests that look at errors as users see them."""
+    """The result of a command; made by the fixture `nnue`, for tests that look at errors as users see them."""
 
     returncode: int
     stdout: str
@@ -16,7 +16,7 @@ class Done(NamedTuple):
 
 
 def nnue(*arguments: object) -> str:
-    """What the command prints, on both streams; raises what it raises."""
+    """The output of the command on both streams; raises the same exceptions."""
     result = CliRunner().invoke(app, [str(argument) for argument in arguments])
     if result.exception and not isinstance(result.exception, SystemExit):
         raise result.exception

@@ -30,7 +30,7 @@ def set_signals() -> None:
 
 
 def adopt_orphans() -> None:
-    """What a child leaves behind becomes a child of this process."""
+    """Makes this process the parent of processes whose parent, a child of this one, has ended."""
     with contextlib.suppress(OSError, AttributeError):  # Linux alone has it
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 

@@ -1,4 +1,4 @@
-"""What releases and development builds of Stockfish print for `eval`, whole.
+"""The whole output of releases and development builds of Stockfish for `eval`.
 
 Of 15.1 this is the text of the binary; of the others, that of Stockfish's pull requests and issues that show it (3562,
 3579, 5190, 6743), and from 17 on what its source (evaluate.cpp, nnue_misc.cpp) prints. Only the table and the values

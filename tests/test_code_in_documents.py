@@ -38,7 +38,7 @@ def lines_of_commands() -> Iterator[tuple[str, str]]:
 
 
 def problem(line: str) -> str | None:
-    """What the command line has that the command has not; None if all is well."""
+    """The part of the command line that the command does not have; None if there is none."""
     words = re.sub(r"\s#.*", "", line).replace("'", "").replace("…", "").split()[1:]
     command: Any = COMMANDS
     while hasattr(command, "commands") and words and not words[0].startswith("-"):

@@ -1,4 +1,4 @@
-"""What is public has docstrings that give shapes and dtypes of tensors, and the errors that it raises itself."""
+"""Public names have docstrings that give shapes and dtypes of tensors, and the errors that it raises itself."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ def raised(node: ast.AST) -> set[str]:
 
 
 def lacking(value: Any, of: type | None = None) -> list[str]:
-    """What the docstring of a class, function or method lacks. That of its class, or of the method that it replaces,
-    may have it in its place."""
+    """The parts that the docstring of a class, function or method lacks. The docstring of its class, or of the method
+    that it replaces, may have them instead."""
     doc = inspect.getdoc(value) or ""
     if inspect.isclass(value):
         return [] if doc and not doc.startswith(f"{value.__name__}(") else ["a docstring"]

@@ -76,7 +76,7 @@ def test_old_and_new_keys_merge(project_root: Path, kind: str, old: str, new: st
     recipe["model"] = {"kind": kind.replace("examples", str(project_root / "examples")), "quantisation": {old: False}}
 
     def found(overrides: list[str], **changes: Any) -> tuple[bool, bool]:
-        """Of the recipe and of its last stage."""
+        """`qat` of the recipe and of its last stage."""
         found = config.parse(recipe | changes, overrides, may_import=True)
         return found.model.qat_config.qat, config.stage_recipes(found)[-1].model.qat_config.qat
 

@@ -10,7 +10,7 @@ SAME = {"tools/clang_format.sh": "clang-format"}
 
 
 def check(command: str) -> str:
-    """What a command checks, whether it is a hook, which gets the names of files, or a step, which takes all files."""
+    """The check of a command, for hooks, which get the names of files, and for steps, which take all files."""
     words = command.strip().lstrip("@").replace("$(BIN)/", ".venv/bin/").split()
     return " ".join(SAME.get(word, word) for word in words if word not in NO_PART_OF_THE_CHECK)
 

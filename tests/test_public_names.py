@@ -1,4 +1,4 @@
-"""What `import nnue_trainer` shows, and what its modules and the documentation print."""
+"""Names that `import nnue_trainer` shows, and that its modules and the documentation print."""
 
 from __future__ import annotations
 

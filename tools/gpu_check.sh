@@ -40,7 +40,7 @@ if [ "$gpus" -ge 2 ]; then
     session+=(several_tests several)
 fi
 
-# Of every family of kernels the tests that are short: a sanitizer is a hundred times slower.
+# The short tests of each kernel family: a sanitizer is 100 times slower.
 subset="test_forward_backward or test_any_number_of_rows or test_hot_features or test_rows_outside_the_rule or illegal_index \
 or either_output or test_on_cuda or test_cuda or test_it_is_what_torch_gives or test_against_the_definition or test_quantiles \
 or test_mean or test_16_bit_gradients_and_copies or test_norms or test_transpose or test_bits or test_counts or test_psqt"

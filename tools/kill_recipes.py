@@ -144,7 +144,7 @@ def _average(rng: random.Random) -> Sections:
 
 
 def _schedule(rng: random.Random, section: str) -> Sections:
-    """Of λ or of the learning rate: the same kinds."""
+    """A schedule of λ or of the learning rate, which have the same kinds."""
     share = section == "lambda"
     first, last = ({"start": 0.9}, {"end": 0.4}) if share else ({}, {"final_lr": 1e-4})
     kinds: list[Sections] = [

@@ -118,7 +118,7 @@ template <class R, class T>
 bool update_columns(const optimizer::Part& part, const optimizer::Common<T>& c, int turn, int64_t begin, int64_t end) {
     const int64_t count = end - begin;
     const auto data = [](void* from) { return static_cast<T*>(from); };
-    // Of a tensor that the rule may not have.
+    // Null for a tensor that the rule does not have.
     const auto from = [&](void* tensor, int64_t first) { return tensor == nullptr ? nullptr : data(tensor) + first; };
     alignas(64) T sums[optimizer::kRun], changes[optimizer::kRun], buffer[optimizer::kRun];
     // A row's gradients as T.

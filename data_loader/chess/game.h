@@ -15,7 +15,7 @@ std::vector<Move> legal_moves(const Position& position);
 // Pseudo-legal, and the own king is not in check afterwards. Castling leads neither out of check nor through it.
 bool is_legal(const Position& position, Move move);
 
-// Of Chess960, castling is written "king takes own rook" (e1h1) and its rights as files of rooks; both are always read.
+// In Chess960, castling is written "king takes own rook" (e1h1) and its rights as files of rooks; both are always read.
 class Game {
   public:
     explicit Game(std::string_view fen, bool chess960 = false);

@@ -45,7 +45,7 @@ struct EvaluateOptions {
 
 class Evaluator {
   public:
-    // The tensors must outlive the evaluator. Throws FormatError if the description does not hold together, or if its
+    // The tensors must outlive the evaluator. Throws FormatError if the description is inconsistent, or if its
     // sums may not fit 64 bits.
     explicit Evaluator(Forward forward);
     ~Evaluator();

@@ -243,7 +243,7 @@ template <class Version>
 NNUE_HOST_DEVICE inline int threat_index(const ThreatTables<Version>& tables, int orientation, int perspective,
                                          int attacker, int from, int victim, int to) {
     int a = attacker ^ perspective, v = victim ^ perspective, f = from ^ orientation, t = to ^ orientation;
-    // Of two that attack each other, the one on the higher square of the perspective counts as the attacker.
+    // If two pieces attack each other, the one on the higher square of the perspective counts as the attacker.
     const bool mutual = (a ^ v) < 2 && (a >= 2 || a != v);
     if (mutual && f < t) {
         const int a0 = a, f0 = f;

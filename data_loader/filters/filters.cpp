@@ -227,7 +227,7 @@ std::span<const FilterCurveRow> filter_curves() {
 double soft_ply_chance(std::span<const double> knots, int ply, double full) {
     if (ply >= full || knots.empty()) return 1;
     if (ply <= knots[0]) return std::clamp(knots[1], 0.0, 1.0);
-    // Of the lines over this ply the first counts.
+    // If several lines cover this ply, the first one counts.
     for (std::size_t i = 0; i < knots.size(); i += 2) {
         const bool last = i + 2 == knots.size();
         const double x0 = knots[i], y0 = knots[i + 1], x1 = last ? full : knots[i + 2], y1 = last ? 1 : knots[i + 3];

@@ -76,7 +76,7 @@ struct FilterCounts {
     std::uint64_t dropped_by_user = 0;   // by filters in Python
 
     FilterCounts& operator+=(const FilterCounts& other);
-    // Of those that were kept so far:
+    // These count positions that were kept so far:
     void drop_by_piece_counts(std::uint64_t positions);
     void drop_by_user(std::uint64_t positions);
 };

@@ -9,7 +9,7 @@
 
 namespace nnue::data {
 
-// Of one number: those of nets have 32 bits at most.
+// Bytes of one number: those of nets have 32 bits at most.
 constexpr int kMaxLebBytes = 5;
 
 // Where decoding has come to. If `reason` is not empty, the number that begins at byte `offset` and would have been

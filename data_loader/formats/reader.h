@@ -39,7 +39,7 @@ class PositionReader {
     virtual ChainCounts chains() const { return {}; }
     // Decisions and omissions of the reader so far that are not errors, as text.
     virtual std::vector<std::string> notes() const { return {}; }
-    // With OnBad::kSkip, the number of skipped positions, or for a binpack of rests of chunks.
+    // Number of skipped positions; for a binpack, of chunk remainders (OnBad::kSkip).
     std::uint64_t skipped() const { return skipped_; }
     // The first error; empty if there was none.
     const std::string& first_skipped() const { return first_skipped_; }

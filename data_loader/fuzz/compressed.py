@@ -71,7 +71,7 @@ def mutate(rng: random.Random, files: list[bytes]) -> bytes:
 
 
 def read(kind: str, data: bytes, room: memoryview) -> bytes | None:
-    """What it decompresses to, None if it is not sound."""
+    """The decompressed data; None if `data` is corrupt."""
     size = 0
     message = ""
     try:

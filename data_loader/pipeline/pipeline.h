@@ -98,8 +98,8 @@ struct Output {
     bool end_of_epoch = false;  // a mark after an epoch's last batch: no slot
     std::size_t slot = 0, size = 0;
     std::vector<StreamPosition> after;  // the places after it, of each shard of this process
-    // Of each shard, the chunk after the last one that it has positions of, or may have, as they were shuffled
-    // together; empty for a mark.
+    // The chunk after the last one that each shard has positions of, or may have, as they were shuffled together;
+    // empty for a mark.
     std::vector<Contents::Place> read;
     std::uint64_t bad_chunks = 0;  // known when it was handed out
     bool ready = false;
@@ -135,7 +135,7 @@ class Pipeline {
     // Whether this thread is one of the workers, as it is in a user's filter.
     bool runs_in_worker() const;
 
-    // Of all chunks decoded so far, those ahead of the last batch included.
+    // Counts of all chunks decoded so far, including those ahead of the last batch.
     FilterCounts filter_counts();
     BadChunks bad_chunks();
     // The positions of all batches that next() has returned: of whole batches, of all processes, unless there are

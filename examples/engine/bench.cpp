@@ -1,7 +1,7 @@
-// bench NET < FENS: evaluations per second of CPU time, moves of games: each FEN that is one move after the last is an
-// update, any other a refresh. For nets of 768 inputs with SCReLU, king buckets or not, and without layers after the
-// first, the same is also computed by the inference that engines write by hand for such nets: features are known from
-// the move, rows of a move are added and removed in one loop, kings that change the bucket start from a cache. nnue.h
+// bench NET < FENS: measures evaluations per second of CPU time. A FEN one move after the previous one is an update;
+// any other is a refresh. For nets of 768 inputs with SCReLU, king buckets or not, and without layers after the first,
+// the same is also computed by the inference that engines write by hand for such nets: features are known from the
+// move, rows of a move are added and removed in one loop, kings that change the bucket start from a cache. nnue.h
 // (given the boards, and given the pieces that a move changes) and this inference take turns, and medians are printed,
 // so that other work on the machine slows down all of them.
 #include <algorithm>

@@ -1,4 +1,4 @@
-// Moves for the programs here. They are pseudo-legal, castling and promotions among them; a king is never taken.
+// Moves for the programs here. They are pseudo-legal, including castling and promotions; they never capture a king.
 #pragma once
 
 #include <cstdlib>

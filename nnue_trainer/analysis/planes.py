@@ -87,7 +87,7 @@ def plane_names(part: FeaturePart) -> list[str]:
         return (place - part.bucket_size % SQUARES) // SQUARES
 
     def places(pieces: dict[int, str]) -> set[int]:
-        """Places in a bucket, whichever it is: a piece may move the position to another one."""
+        """Places in any bucket: a piece may move the position to another one."""
         return {index % part.bucket_size for index in _indices(part, _board(pieces))}
 
     kings = {_E1: "K", _E8: "k"}

@@ -157,7 +157,7 @@ def _explain(error: BaseException) -> int:
             f"internal error: {type(error).__name__}: {first_line(message)[:300]}{where}; please report it with the "
             "command line (NNUE_TRACEBACK=1 shows the traceback)"
         )
-    # Of several processes of a run each meets a wrong command line, before they have met.
+    # Each process of a run finds a wrong command line by itself, before they are connected; only the first prints it.
     if status != WRONG_COMMAND_LINE or is_first():
         print(f"nnue: error: {shown(bounded(message))}", file=sys.stderr, flush=True)
     return status

@@ -82,7 +82,7 @@ def rescore_by_engine(
     check_no_pipe(inputs, "rescore --engine")
     _check_outputs(inputs, [output], overwrite)
     total = _count(inputs, skip_bad)
-    # Of whole units, so that parts have the scores of the whole.
+    # Parts consist of whole units, so that they have the scores of the whole.
     units_in_all = -(-total // UNIT)
     begin, end = (
         min(total, units_in_all * i // scoring.part[1] * UNIT) for i in (scoring.part[0] - 1, scoring.part[0])

@@ -41,7 +41,7 @@ class Evaluator:
     """A net, prepared for evaluation. It refers to the net's tensors, which must not change while it is in use.
 
     `threads`: at most this many at a time, 0 one per CPU. `isa`: one of `nnue_trainer._data.isas()`, None the best that
-    this CPU can run; all give the same integers. UserError for a description that does not hold together.
+    this CPU can run; all give the same integers. UserError for an inconsistent description.
     """
 
     def __init__(self, quantized: QuantizedNet, *, threads: int = 0, isa: str | None = None) -> None:

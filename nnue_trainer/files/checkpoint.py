@@ -50,7 +50,7 @@ _DTYPES = {
 @section
 class TrainerState:
     """The state of a training run beside tensors. Fields with a default are missing in checkpoints of
-    earlier releases."""
+    earlier versions."""
 
     batches: dict[str, Any]
     """state of the stream of batches, which checks it on loading"""
@@ -141,7 +141,7 @@ class Checkpoint:
 
 
 def save(path: str | os.PathLike[str], checkpoint: Checkpoint) -> None:
-    """Writes `path` atomically. Where that fails (a full disk), the old file stays as it was: UserError."""
+    """Writes `path` atomically. UserError if that fails (disk full); the old file is kept."""
     header = {
         "format_version": FORMAT_VERSION,
         "architecture": checkpoint.architecture,

@@ -149,7 +149,7 @@ class FusedOptimizer:
         return {f"numbers/{i}": each[fused_operators.KEPT] for i, each in enumerate(self.tensors[2])}
 
     def set_step_count(self, count: int) -> None:
-        """Goes on counting from there."""
+        """Sets the step count."""
         self.tensors[0].fill_(count)
 
     @torch.no_grad()

@@ -25,7 +25,7 @@ Make = Callable[[list[dict[str, Any]]], torch.optim.Optimizer]
 _OURS = ("self", "params", "lr", "foreach", "fused", "capturable", "differentiable", "maximize")
 # They need gradients of another kind, or call the model several times in a step.
 _UNFIT = ("LBFGS", "Optimizer", "SparseAdam")
-# Of torch 2.10 to 2.13 these take a learning rate that lies on the device, and no step waits for it.
+# In torch 2.10 to 2.13, these take a learning rate that lies on the device, and no step waits for it.
 _CAPTURABLE = ("Adam", "AdamW", "NAdam", "RAdam")
 # These move each value by its own gradient; the others use rows, columns or norms of a parameter.
 _BY_VALUE = ("ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD")
@@ -108,7 +108,7 @@ class TorchRule(Rule):
             raise UserError(f"optimizer: {name} cannot be saved and resumed: its {error}") from None
 
     def _load_earlier(self, state: Mapping[str, Tensor]) -> None:
-        """A state of an earlier release: the `state` of each parameter, and whether there was a step."""
+        """A state of an earlier version: the `state` of each parameter, and whether there was a step."""
         stepped = state.get("stepped")
         if stepped is None or stepped.numel() != 1:
             raise ValueError(f"tensor {TEXT} is missing")

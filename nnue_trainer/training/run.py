@@ -150,7 +150,7 @@ def _border(stage: StageOfRun, following: StageOfRun, folder: RunFolder, ranks: 
 
 
 def _joined(total: Summary | None, stage: Summary, run_steps: int) -> Summary:
-    """How a run ended of which the stages up to one are done; `total` is that of the stages before."""
+    """Summary of a run up to and including this stage; `total` is that of the stages before."""
     if total is not None:
         stage = replace(
             stage,
@@ -190,10 +190,10 @@ def _train_stage(
             checkpoint.load_into(begin.checkpoint.tensors["model"], model, path)
         elif warm:
             weights = warm_start.start_from(Path(warm), model, say)
-        # It takes as long as all that follows up to its end.
+        # The check takes as long as the rest of this function.
         moves = device.type != "cpu" and not ranks.several
         integers_are_right = start_check(model, saved, path, moves=moves) if ranks.writes else None
-        # Of a resumed run all that is loaded; each machine may have a copy of the folder of its own.
+        # A resumed run compares everything it loaded: each machine may have its own copy of the folder.
         tensors = begin.checkpoint.tensors if begin.checkpoint is not None else {"model": model.state_dict()}
         weights_digest = digest(tensors).hex() if ranks.several else ""
         parameters = sum(parameter.numel() for parameter in model.parameters())
@@ -433,8 +433,8 @@ def check_resumable(recipe: Recipe, saved: Checkpoint, path: Path) -> None:
 
 
 def _complete(recipe: dict[str, Any]) -> dict[str, Any]:
-    """A recipe with the default for each field that it lacks, since recipes of earlier releases have fewer fields. A
-    recipe that this release cannot read is returned unchanged."""
+    """A recipe with the default for each field that it lacks, since recipes of earlier versions have fewer fields. A
+    recipe that this version cannot read is returned unchanged."""
     try:
         return schema.to_data(config.parse(recipe))
     except UserError:

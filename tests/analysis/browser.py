@@ -61,7 +61,7 @@ class Browser:
         return where
 
     def screenshot(self, path: Path, *, height: int | None = None) -> None:
-        """Of the whole page, or of its first `height` pixels."""
+        """Saves a picture of the whole page, or of its first `height` pixels."""
         size = self._driver.execute_cdp_cmd("Page.getLayoutMetrics", {})["cssContentSize"]
         clip = {"x": 0, "y": 0, "width": size["width"], "height": height or size["height"], "scale": 1}
         options = {"format": "png", "captureBeyondViewport": True, "clip": clip}

@@ -1,4 +1,4 @@
-"""What the trainer writes down of a net: the figures themselves, and that taking them changes nothing."""
+"""The figures of a net that the trainer records, and that computing them changes nothing."""
 
 import json
 

@@ -230,7 +230,7 @@ INTERLEAVED = [f"{side} {piece}" for piece in PLAIN for side in ("own", "enemy")
     ids=["Python", "Python, two kinds", "Python, kings only", "declared", "header"],
 )
 def test_labels_of_sets_with_states(name, states, bucket_of, planes, tmp_path):
-    """What the page calls planes, king buckets and states of sets from outside and declared ones."""
+    """The labels of planes, king buckets and states, of sets from outside and of declared ones."""
     for file, text in (("sets.py", IN_PYTHON), ("sets.h", IN_A_HEADER)):
         (tmp_path / file).write_text(text)
     (part,) = feature_set(name if name.startswith("Piece") else f"{tmp_path}/{name}", may_import=True).parts

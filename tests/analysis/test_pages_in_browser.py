@@ -104,7 +104,7 @@ def test_a_wide_table_shows_that_it_goes_on(browser, tmp_path, dark):
 
 
 def test_a_test_of_the_test(browser, tmp_path):
-    """What is wrong is seen: a script that fails, a plot without size, a line too long, a picture from elsewhere."""
+    """Each defect is found: a script that fails, a plot without size, a line too long, a picture from elsewhere."""
     page = tmp_path / "wrong.html"
     page.write_text(
         "<!doctype html><title>w</title><meta name=viewport content='width=device-width'>"

@@ -195,7 +195,7 @@ void run_block(Kernel& kernel, unsigned number) {
     b.random.seed(unsigned(seed.fetch_add(1) * 2654435761u));
     for (auto& named : b.named) named = {};
     for (Warp& warp : b.warps) warp = {};
-    // What a kernel has not written is not 0.
+    // Memory that a kernel has not written is not 0.
     for (size_t i = 0; i < kernel.shared / 4; ++i) reinterpret_cast<uint32_t*>(dynamic_memory)[i] = 0x7fc1f00d;
     if (b.fibers.size() < b.count) b.fibers.resize(b.count, Fiber{});
     for (unsigned t = 0; t < b.count; ++t) {

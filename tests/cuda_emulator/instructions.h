@@ -1,4 +1,4 @@
-// The functions with inline assembly, in C++. translate.py calls these in their place, by the same names.
+// C++ versions of the functions with inline assembly; translate.py substitutes them by name.
 #pragma once
 
 #include <cuda_bf16.h>

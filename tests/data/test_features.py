@@ -109,7 +109,7 @@ def test_too_many_buckets_are_refused() -> None:
 
 @pytest.mark.parametrize("virtual", ["both", "kings", "states"])
 def test_virtual_rows_are_shared_by_what_the_set_says(virtual: Literal["both", "kings", "states"]) -> None:
-    """Of 2 king buckets with 4 states each: rows of a group have a virtual row in common."""
+    """Rows of a group share a virtual row, for 2 king buckets with 4 states each."""
     name = piece_square_set([0] * 32 + [1] * 32, states=["eQ:3"], virtual=virtual)
     groups: dict[tuple[int, int], set[tuple[int, int]]] = {}
     for number, part in enumerate(virtual_rows(name)):

@@ -297,7 +297,7 @@ def test_random_skip_of_the_reference() -> None:
 
 
 def test_piece_counts_remember_from_chunk_to_chunk(project_root: Path) -> None:
-    """What is kept of a stream does not depend on where it is cut, as the histogram goes on; a coin does."""
+    """The kept positions do not depend on where a stream is cut, as the histogram continues; random draws do."""
     records = read_binpack(project_root / "samples" / "train.binpack")[:30_000]
     pieces = piece_counts(records).tolist()
     filters = Filters(no_score=False, piece_counts=True)

@@ -46,7 +46,7 @@ def positions(sample: str, count: int, path: Path) -> Path:
 
 
 def scores(net: Path, fens: Path) -> list[int]:
-    """Of `nnue eval --json`."""
+    """The scores of `nnue eval --json`."""
     return [json.loads(line)["score"] for line in nnue("eval", net, "--fens", fens, "--json").splitlines()]
 
 
@@ -61,7 +61,7 @@ def built(program: str, net: Path, flags: str, compiler: str = "g++") -> Path:
 
 
 def program_scores(program: Path, net: Path, fens: Path, emulator: str | None = None) -> list[int]:
-    """What `program` prints; for a program of another machine, `emulator` runs it."""
+    """The scores that `program` prints; for a program of another machine, `emulator` runs it."""
     with fens.open() as lines:
         done = subprocess.run(
             [*([emulator] if emulator else []), program, net], stdin=lines, capture_output=True, text=True, check=True

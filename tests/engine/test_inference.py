@@ -269,7 +269,7 @@ def test_two_nets_in_one_program(fens: Path, tmp_path: Path) -> None:
 
 
 def test_probabilities_of_a_head_of_win_draw_and_loss(fens: Path, tmp_path: Path) -> None:
-    """Of a `Board`, and of an engine's own; the net has one perspective, so its accumulator is that of one."""
+    """From a `Board`, and from an engine's own accumulator, which is that of one perspective, as the net has one."""
     net = exported(NETS["win, draw, loss in floats of White's view"], tmp_path)
     (tmp_path / "wdl.cpp").write_text(
         """

@@ -182,7 +182,7 @@ def test_the_file_is_synced_before_a_game_says_so(tmp_path: Path, monkeypatch: p
 
 
 def zero_filled(journal: Path, after: int) -> None:
-    """What a power cut may leave: the length of the file is on disk, its last bytes are not."""
+    """A state that a power cut may leave: the length of the file is on disk, its last bytes are not."""
     content = journal.read_bytes()
     journal.write_bytes(content[:after] + bytes(len(content) - after + 4000))
 

@@ -55,7 +55,7 @@ def test_no_operator_keeps_memory(calls: dict[str, list[Call]]) -> None:
 @pytest.mark.skipif(not has_mallinfo(), reason="the C library does not count memory")
 @pytest.mark.parametrize("leak", [0, 24, 32, 1000])
 def test_a_leak_is_found_while_other_memory_is_freed(leak: int) -> None:
-    """What ran earlier in this process is freed, a part by each of the first calls, and hides nothing."""
+    """Each of the first calls frees memory of earlier code in this process, which must not hide a leak."""
     malloc = ctypes.CDLL(None).malloc
     malloc.restype = ctypes.c_void_p
     earlier = [bytes(2000) for _ in range(500)]

@@ -85,7 +85,7 @@ def test_damaged_metadata_of_an_imported_net_is_one_line(origin, words: str) -> 
 
 @pytest.mark.parametrize(("name", "limit"), [("sfnnv5", 30), ("small128", 60)])
 def test_imported_float_model_agrees_with_the_integers(name: str, limit: float) -> None:
-    """What is left is the rounding down of activations; a wrong scale or order would cost thousands of units."""
+    """The rest is the rounding down of activations; a wrong scale or order would cost thousands of units."""
     net = golden_net(name)
     imported = checkpoint_from_net(net, name)
     model = nets.build(imported.architecture)

@@ -158,7 +158,7 @@ def test_any_description_gives_what_the_reference_gives(
 def test_neurons_in_any_order_give_the_same(
     described: tuple[str, IntegerForward, dict[str, np.ndarray]], seed: int
 ) -> None:
-    """Of any description: what is active moves along, and nothing else changes."""
+    """For any description, the active neurons move along, and nothing else changes."""
     name, forward, tensors = described
     columns = neuron_columns(forward, {name: tensor.shape[-1] for name, tensor in tensors.items()})
     count = int(columns[forward.first.bias].max()) + 1

@@ -122,7 +122,7 @@ def test_groups_are_found(method: str) -> None:
 
 
 def planted_share(active: torch.Tensor) -> float:
-    """Of the planted fours, which are found by their correlations."""
+    """The share of planted groups of four that are active, found by their correlations."""
     close = torch.corrcoef(active.double().T).topk(4, dim=1).indices.sort(dim=1).values.unique(dim=0)
     assert len(close) == active.shape[1] // 4
     return active[:, close].any(2).double().mean().item()
@@ -138,7 +138,7 @@ def test_zero_share_by_definition() -> None:
 
 @pytest.mark.parametrize("method", neuron_order.METHODS)
 def test_two_blocks_are_the_best_two(method: str) -> None:
-    """Of 8 neurons all 35 ways are tried; exchanges of single neurons find the best of them nearly always."""
+    """All 35 ways are tried for 8 neurons; exchanges of single neurons find the best of them nearly always."""
     missed = 0
     for seed in range(20):
         numbers = Philox(seed)

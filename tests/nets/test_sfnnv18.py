@@ -1,4 +1,4 @@
-"""What is new in SFNNv18: buckets by king and queens, their weights in bytes, and stacks by pieces and queens."""
+"""New parts of SFNNv18: buckets by king and queens, their weights in bytes, and stacks by pieces and queens."""
 
 import dataclasses
 from pathlib import Path

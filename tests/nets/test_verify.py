@@ -72,7 +72,7 @@ def cubic(fen: str, a: float, b: float, c: float, d: float) -> float:
 
 
 def printed(net: QuantizedNet, release: str, fens: list[str]) -> dict[str, Any]:
-    """What an engine of this release prints, worked out apart from the code that reads it."""
+    """The output of an engine of this release, computed independently of the code that reads it."""
     _, pawn_of, is_cut, columns, is_exact = RELEASES[release]
     evaluation = evaluate(net, batch_of(net, fens))
     answers: dict[str, Any] = {IN_CHECK: {"check": True}}

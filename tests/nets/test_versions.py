@@ -42,7 +42,7 @@ def test_every_layout_is_read_and_goes_through_a_checkpoint_unchanged(net: Quant
 
 
 def test_float_model_with_activations_rounded_down_is_the_integer_arithmetic(net: QuantizedNet, monkeypatch) -> None:
-    """What is left is the rounding of sums to whole engine units; a wrong scale or order would cost far more."""
+    """The rest is the rounding of sums to whole engine units; a wrong scale or order would cost far more."""
     imported = checkpoint_from_net(net, "net")
     model = nets.build(imported.architecture)
     model.load_state_dict(imported.tensors["model"])

@@ -1,4 +1,4 @@
-"""What `perspective_plan` makes on CUDA of rows whose features come in buckets: every list, entry by entry."""
+"""The output of `perspective_plan` on CUDA for rows whose features come in buckets: every list, entry by entry."""
 
 import ctypes
 import json

@@ -180,7 +180,7 @@ def test_against_the_cpu(emulator: ctypes.CDLL, kernels: str, seed: int) -> None
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(8))
 def test_the_bits_do_not_depend_on_the_number_of_multiprocessors(emulator: ctypes.CDLL, seed: int) -> None:
-    """Of an H20, an H100 for PCIe, and an H100 or H200 for SXM; and of a few of them."""
+    """The numbers are those of an H20, an H100 for PCIe, and an H100 or H200 for SXM; 5 is a small one."""
     case = make_case(seed)
     found = []
     for multiprocessors in (78, 114, 132, 5):

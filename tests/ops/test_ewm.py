@@ -84,7 +84,7 @@ ALPHAS = (1.0, 1 - 2.0**-53, 1 - 1e-12, 1 - 1e-6, 0.9, 0.6, 0.5)
 
 @pytest.mark.parametrize("library", ["nnue", "nnue_emulated"])
 def test_large_numbers_with_small_shares(library: str, request: pytest.FixtureRequest) -> None:
-    """What an observation weighs near nothing, so does its size: the mean is that of exact fractions."""
+    """A large observation with a tiny weight counts in full: the mean is that of exact fractions."""
     if library == "nnue_emulated":
         request.getfixturevalue("emulator").emulator_configure(2, 3)
     for first in (1e16, 1e300, -1e300, 1.7e308):

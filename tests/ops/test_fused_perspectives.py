@@ -145,7 +145,7 @@ class Case:
         return out.detach(), weight.grad, bias.grad, grad
 
     def accumulators(self, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-        """Of the side to move and of the other side."""
+        """The accumulators of the side to move and of the other side."""
         white, black = (
             reference.row_sums(i.clamp(max=len(weight) - 1), weight, bias) for i in (self.white, self.black)
         )

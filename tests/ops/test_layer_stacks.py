@@ -416,7 +416,7 @@ def check_divided(case: Case, tolerance: float) -> None:
     ids=["simple", "layered"],
 )
 def test_emulated_loss_of_models(emulated: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, net: dict[str, Any]) -> None:
-    """What the trainer calls, against forward and loss apart."""
+    """The function that the trainer calls, against separate forward and loss."""
     (model, batch), loss, lam = make_model(net), WinRateLoss(), torch.tensor(0.8)
     emulated.emulator_configure(4, 7)
     found = model.loss(batch, loss, lam)

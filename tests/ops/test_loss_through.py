@@ -225,7 +225,7 @@ def test_emulated_unbucketed_features(emulated: ctypes.CDLL, dtype: torch.dtype)
 
 
 def test_emulated_operator(emulated: ctypes.CDLL) -> None:
-    """What the kernels are not made for is refused."""
+    """Cases that the kernels do not support are refused."""
     case, op = Case(90, 64, 2, "pairwise", torch.float32, hidden=SMOOTH), torch.ops.nnue_emulated
     emulated.emulator_configure(4, 1)
     plan = op._perspective_plan(*case.rows, case.black_to_move, FEATURES, *case.layout(HOPPER))
@@ -515,7 +515,7 @@ class Meeting:
         return every
 
     def run(self, work: Callable[[Ranks], T]) -> list[T]:
-        """What `work` returns for each rank, each in a separate thread."""
+        """The results of `work` for each rank, each in a separate thread."""
 
         def start(rank: int) -> T:
             with self.turn:

@@ -74,7 +74,7 @@ class Momentum:
 
 @dataclass
 class Reference:
-    """What FusedOptimizer does, with weights and virtual rows as parameters of their own."""
+    """Does the same as FusedOptimizer, with weights and virtual rows as separate parameters."""
 
     parts: list[Part]
     rule: UpdateRule
@@ -426,7 +426,7 @@ def test_autograd_notices_a_step(device: torch.device) -> None:
 
 
 def moments(**changed: torch.Tensor) -> list[torch.Tensor]:
-    """Of one part: average, square, and the same of three virtual rows."""
+    """The moments of one part: average, square, and the same of three virtual rows."""
     own = {"average": torch.zeros(6, 4), "square": torch.zeros(6, 4)}
     shared = {"shared_average": torch.zeros(3, 4), "shared_square": torch.zeros(3, 4)}
     return list((own | shared | changed).values())

@@ -36,7 +36,7 @@ def device(device_with_kernels: torch.device) -> torch.device:
     return device_with_kernels
 
 
-# Of outputs and of gradients that are rounded to the dtype.
+# For outputs and gradients, which are rounded to the dtype.
 TOLERANCE = {torch.float64: 1e-14, torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 
 
@@ -138,7 +138,7 @@ def test_float64(
 
 
 def test_samples_hit_the_ends_of_the_clip() -> None:
-    """What test_float64 assumes about ties is true of its samples."""
+    """The samples have the ties that test_float64 assumes."""
     out, _, _ = reference_pair(make_pair(200, 9, 50, 64), "identity", 1.0, 1.0)
     assert (out == 0).sum() > 100
     assert (out == 0.5).sum() > 100

@@ -1,4 +1,4 @@
-"""What `perspective_plan` makes for the portable kernels: every slot, list and task, in the emulator and on CUDA."""
+"""The output of `perspective_plan` for the portable kernels: every slot, list and task, in the emulator and on CUDA."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def test_blocks(device: torch.device) -> None:
 
 
 def some(generator: Philox, count: int, device: torch.device | str) -> list[Tensor]:
-    """Of every distribution and dtype; each starts at the generator's offset."""
+    """Samples of every distribution and dtype; each starts at the generator's offset."""
     makers = (
         lambda g: g.bits(count, torch.int32, device),
         lambda g: g.bits(count, torch.int64, device),

@@ -324,7 +324,7 @@ def test_powers_beyond_the_range_are_no_numbers(library: str, request: pytest.Fi
 
 
 def test_no_drift_behind_an_outlier(device: torch.device) -> None:
-    """What left the window leaves no trace: sums of differences would keep an error of 1e284 here."""
+    """A value that left the window leaves no trace: sums of differences would keep an error of 1e284 here."""
     x = torch.ones(5000, dtype=torch.float64)
     x[100] = 1e300
     found = stats.rolling(x.to(device), 30)

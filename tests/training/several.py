@@ -52,7 +52,7 @@ class Processes:
         return codes
 
     def said(self) -> str:
-        """What all of them printed."""
+        """The output of all processes."""
         return "".join(path.read_text() for path in self._outputs if path.exists())
 
     def signal(self, number: int, *ranks: int) -> None:

@@ -183,7 +183,7 @@ def test_a_rule_that_keeps_a_number_to_itself_is_refused_at_the_start():
 
 
 def test_a_changed_option_reaches_a_resumed_run():
-    """What no step has changed comes from the recipe, not from the checkpoint."""
+    """Options that no step has changed come from the recipe, not from the checkpoint."""
     net = Net()
     one = Optimizer(net, DecayingConfig(speed=1.0))
     train(net, one, inputs(3))

@@ -1,4 +1,4 @@
-"""What a run writes down, and that trouble with it never ends a run."""
+"""The records of a run, and that errors in writing them never end it."""
 
 import errno
 import json

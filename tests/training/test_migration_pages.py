@@ -38,7 +38,7 @@ def rows(page: str) -> list[tuple[str, str]]:
 
 
 def wrong_in(cell: str) -> list[str]:
-    """What a cell names that no recipe has."""
+    """Names in a cell that no recipe has."""
     wrong, section = [], ""
     for span in re.findall(r"`([^`]+)`", cell):
         flow = re.fullmatch(r"(?:(\w+): )?\{(kind: \w+.*)\}", span)

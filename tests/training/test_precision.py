@@ -1,4 +1,4 @@
-"""What `training.precision: auto` stands for."""
+"""The meaning of `training.precision: auto`."""
 
 import pytest
 import torch

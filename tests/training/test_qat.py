@@ -220,7 +220,7 @@ def test_sums_that_wrap_around_are_found(tmp_path, positions):
 
 
 def test_made_up_batches_reach_both_ends_of_the_clip():
-    """What the tests above train on is not linear by accident."""
+    """The batches of the tests above are not linear by accident."""
     batch = made_up_batch(0)
     assert len(np.unique(batch.counts.numpy())) > 5
     with pytest.raises(UserError):

@@ -1,4 +1,4 @@
-"""What `nnue train` does with a run folder: what may be resumed, what is replaced, and what is never touched."""
+"""`nnue train` in a run folder: files that may be resumed, that are replaced, and that are never touched."""
 
 import json
 import os
@@ -339,7 +339,7 @@ def test_out_of_gpu_memory_is_one_line(recipe):
         runs._explaining_out_of_memory(config.load(recipe)),
     ):
         raise torch.OutOfMemoryError(text)
-    # Of a launch, not of torch's allocator.
+    # An error of a launch, not of torch's allocator.
     with (
         pytest.raises(UserError, match=r"^out of GPU memory with"),
         runs._explaining_out_of_memory(config.load(recipe)),

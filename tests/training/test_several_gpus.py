@@ -50,7 +50,7 @@ def _train(folder: Path, runs: dict[str, tuple[str, ...]]) -> None:
 
 
 def trained(size: int, folder: Path, **runs: tuple[str, ...]) -> list[dict[str, torch.Tensor]]:
-    """What each of the runs, which are overrides of the recipe, has in the end."""
+    """The final tensors of each run; `runs` are overrides of the recipe."""
     run = several.Processes(size, folder, _train, folder, runs)
     assert run.wait() == [0] * size, run.said()
     states = [load_file(folder / f"{name}.safetensors") for name in runs]

@@ -263,7 +263,7 @@ IDLE_SWA = "average: swa does not begin within"
     ],
 )
 def test_averages_that_never_begin(recipe: Path, overrides: list[str], expected: list[str]) -> None:
-    """Of stages that go on with an average, one in which it begins is enough."""
+    """If several stages continue an average, it is enough that it begins in one of them."""
     found = idle_averages(stages_of(config.load(recipe, overrides)))
     assert [line[: len(start)] for line, start in zip(found, expected, strict=True)] == expected
 

@@ -1,4 +1,4 @@
-"""What runs at the same time before the first step of a run: what it imports, and where its errors come out."""
+"""Work at the same time before the first step of a run: its imports, and where its errors are raised."""
 
 import gzip
 import io

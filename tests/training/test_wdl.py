@@ -49,7 +49,7 @@ def test_wdl(schedule, values, final):
 
 
 def outputs(loss, score):
-    """What a loss reads of a net with this score: the score, or the logits of loss, draw and win."""
+    """The input of a loss from a net with this score: the score, or the logits of loss, draw and win."""
     return torch.stack([-score / 200, torch.zeros_like(score), score / 200], dim=1) if loss.reads == 3 else score
 
 

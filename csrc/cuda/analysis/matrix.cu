@@ -23,8 +23,8 @@ template <class T>
 using Word = std::conditional_t<sizeof(T) == 8, uint64_t, uint32_t>;
 
 // The words in a row of a tile, before (across) and after (down) the transposition: 128 bytes or more. Rows of bytes
-// may begin anywhere in the output, so that a run of them cuts a sector of 32 bytes at either end; longer runs cut
-// fewer.
+// may begin anywhere in the output, so that a run of them cuts a sector of 32 bytes at either end; long runs waste
+// less.
 template <class T>
 constexpr int kAcross = sizeof(T) == 2 || sizeof(T) == 4 ? 64 : 32;
 template <class T>
@@ -205,7 +205,7 @@ Tensor transpose_op(const Tensor& x_in) {
     return out;
 }
 
-// A thread block of row_norms has this many threads, which one row or several share.
+// Threads of a block of row_norms, shared by one or more rows.
 constexpr int kNormThreads = 256;
 constexpr int kNormBlocks = 4;  // thread blocks of a multiprocessor; limits the registers
 // 16-byte loads that a thread has in flight, and about how many it has in all.
@@ -213,14 +213,14 @@ constexpr int kLoads = 4, kLoadsOfThread = 16;
 // Fewer rows than this are split, so that there is work for all multiprocessors, but not into parts of fewer bytes.
 constexpr int64_t kEnoughParts = 512, kLeastBytes = 1 << 15;
 
-// Sums of the elements that have been read.
+// Sums and largest of the elements read so far.
 template <class T>
 struct Sums {
     using Number = sum_t<T>;
     using Bits = std::conditional_t<sizeof(Number) == 8, unsigned long long, unsigned>;
 
     double sum, squares;
-    Bits largest;  // of a number without its sign. Such bits have the order of the numbers, and NaN comes last.
+    Bits largest;  // without its sign. Such bits have the order of the numbers, and NaN comes last.
 
     __device__ void add(T x) {
         const Number number = to_sum(x);

@@ -24,8 +24,7 @@ struct GradientShape {
     __device__ static uint32_t offset(int h, int row, int piece) {
         return kTerms == 1 ? h * kAtomBytes + operand_offset(row, piece) : operand_offset(row, h * kHalfPieces + piece);
     }
-    // Of the sixteen pieces of a row of an operand: the first column of a piece within its half, and which half it is
-    // in.
+    // A row of an operand has sixteen pieces: the first column of a piece within its half, and which half it is in.
     __device__ static int column(int slab, int piece) { return slab * kSlab + piece % kHalfPieces * 8; }
     __device__ static int half(int piece) { return kTerms == 1 ? piece / 8 : piece % 8 / 4; }
 };

@@ -55,7 +55,7 @@ constexpr int kWarpBytes = kStages * kTurnBytes + kTurns * Turn::kBytes;
 constexpr int kSharedBytes = kWarps * kWarpBytes + kRowBytes;
 static_assert(kTurns > kSlotsAhead && kWarpBytes % kRowBytes == 0);
 
-// The lists that a warp sums at once, eight or the quarters of two long ones, and the slabs for which it does.
+// The lists that a warp sums at once, eight or the quarters of two long ones, and their slabs.
 struct Bundle {
     SlotList list;  // that of lane / 4; its count is 0 if there is none
     int slab, end;

@@ -34,7 +34,7 @@ struct UpdateArguments {
 };
 
 constexpr int kBeginThreads = 256;
-// How many times V elements a thread of `begin` reads of a summand that is not by rows.
+// Loads of V elements that a thread has in flight, for summands that are not by rows.
 constexpr int kBeginTurns = 4;
 
 struct PlacedSummand {
@@ -105,7 +105,7 @@ __device__ inline double sum_over_elements(const Summand& from, int64_t block) {
 // The same by rows, so that a warp reads the marks of up to 32 rows at once and then the marked ones alone.
 template <int V, class T>
 __device__ inline double sum_over_rows(const Summand& from, int64_t block) {
-    constexpr int kAtOnce = V == 8 ? 4 : 8;  // rows; with more of 8 columns the registers are too few
+    constexpr int kAtOnce = V == 8 ? 4 : 8;  // rows; more rows of 8 columns would not fit into registers
     const int lane = threadIdx.x % kWarp;
     const int64_t warp = block * (kBeginThreads / kWarp) + threadIdx.x / kWarp, pieces = pieces_of(from, V);
     const int64_t group = quotient(warp, pieces), column = ((warp - group * pieces) * kWarp + lane) * V;

@@ -139,7 +139,7 @@ struct FeatureTransformer : torch::autograd::Function<FeatureTransformer> {
 //   bias           [N], dtype of `weight`
 //   values         float32 [B, K] (float64 with a float64 weight); default 1
 //   deterministic  true: the backward gives equal bits for equal inputs; false: the kernel with atomics on CUDA;
-//                  absent: as true
+//                  absent: the fastest, at present the deterministic one
 inline at::Tensor feature_transformer(const at::Tensor& indices, const at::Tensor& weight, const at::Tensor& bias,
                                       const std::optional<at::Tensor>& values = std::nullopt,
                                       std::optional<bool> deterministic = std::nullopt) {
