@@ -134,6 +134,7 @@ SOURCES = (
     "hopper/bucketed.cu",  # called by the one above, as is the next
     "portable/portable.cu",
     "stacks/layer_stacks.cu",
+    "stacks/one_output.cu",
     "step/optimizer.cu",
     "step/integers.cu",
     "step/muon.cu",

@@ -69,25 +69,6 @@ void dispatch_outputs(int outputs, const Body& body) {
     body.template operator()<4>();
 }
 
-// Calls `body` with the type of x.
-template <class Body>
-void dispatch_input(ScalarType dtype, const Body& body) {
-    if (dtype == ScalarType::Float) return body.template operator()<float>();
-    if (dtype == ScalarType::Half) return body.template operator()<__half>();
-    return body.template operator()<__nv_bfloat16>();
-}
-
-// The same and whether the layers round, which float16 inputs never are for.
-template <class Body>
-void dispatch_rounding(ScalarType dtype, bool rounds, const Body& body) {
-    dispatch_input(dtype, [&]<class T>() {
-        if constexpr (!std::is_same_v<T, __half>) {
-            if (rounds) return body.template operator()<T, true>();
-        }
-        body.template operator()<T, false>();
-    });
-}
-
 void check_fits(const char* op, const Layers& layers) {
     if (capabilities::why_not_tiles(layers) != capabilities::Reason::fastest)
         fail(op, "parameters", "layers that the kernels do not support",
@@ -178,17 +159,6 @@ void run_rest(const Tensor& sums, TileArguments& a) {
     const auto kernel = a.layers.integers.rounds ? rest_kernel<true> : rest_kernel<false>;
     const SharedMemory shared{sizeof(float) * a.places.floats, kDeclaredBytes, kRestsTogether};
     launch_tiles("rest_kernel", kernel, a.of_order.most_tiles(), shared, current_stream(sums), a);
-}
-
-void run_one_output(const Tensor& x, const TileArguments& a, cudaStream_t stream) {
-    const unsigned tiles = static_cast<unsigned>(a.of_order.most_tiles());
-    dispatch_rounding(x.scalar_type(), a.layers.integers.rounds, [&]<class T, bool kRounds>() {
-        const int rounds = static_cast<int>(divide_up(a.layers.at[0].inputs, kNumbersPerRound<T>));
-        const auto kernel = rounds == 1   ? one_output_kernel<T, 1, kRounds>
-                            : rounds == 2 ? one_output_kernel<T, 2, kRounds>
-                                          : one_output_kernel<T, kMostPacks, kRounds>;
-        launch("one_output_kernel", kernel, tiles, kThreads, 0, stream, const_data<T>(x), a);
-    });
 }
 
 // Checks x, or the sums of layer 0 that are given in its place, and returns it contiguous.

@@ -63,6 +63,14 @@ struct Input<__nv_bfloat16> {
     }
 };
 
+// Calls `body` with the type of x.
+template <class Body>
+void dispatch_input(ScalarType dtype, const Body& body) {
+    if (dtype == ScalarType::Float) return body.template operator()<float>();
+    if (dtype == ScalarType::Half) return body.template operator()<__half>();
+    return body.template operator()<__nv_bfloat16>();
+}
+
 // d += left · right, for operands of L and R parts. Products of parts i and j with i + j ≥ max(L, R) are left out: at
 // most 2^-25 of the whole for three parts, 2^-18 for two. The smallest products are added first. d must be 0 before.
 template <int L, int R>
