@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import subprocess
 import sys
@@ -63,6 +64,20 @@ def test_the_pages_of_the_public_api(project_root: Path) -> None:
     tool = project_root / "tools" / "api_page.py"
     done = subprocess.run([sys.executable, str(tool), "--check"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_pages_of_the_public_api_leave_other_pages_alone(
+    project_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(project_root / "tools")
+    monkeypatch.setattr(sys, "argv", ["api_page.py"])
+    tool = importlib.import_module("api_page")
+    monkeypatch.setattr(tool, "DOCS", tmp_path)
+    (tmp_path / "api-by-hand.md").write_text("by hand")
+    assert tool.main() == 0
+    assert {page.name for page in tmp_path.iterdir()} == {"api.md", "api-by-hand.md", *tool.SUBJECTS}
+    assert (tmp_path / "api-by-hand.md").read_text() == "by hand"
 
 
 def test_classes_to_derive_from_are_public(project_root: Path) -> None:

@@ -115,14 +115,12 @@ def main() -> int:
     if missing := re.findall(rf"`(\w+)[^`]*`: {re.escape(MISSING)}", "\n".join(written.values())):
         print("without a docstring: " + ", ".join(missing))
         return 1
-    old = {page.name: page.read_text(encoding="utf-8") for page in DOCS.glob("api*.md")}
+    old = {name: (DOCS / name).read_text(encoding="utf-8") for name in written if (DOCS / name).exists()}
     if arguments.check:
-        stale = sorted(name for name in old.keys() | written.keys() if old.get(name) != written.get(name))
+        stale = sorted(name for name, text in written.items() if old.get(name) != text)
         if stale:
             print(f"out of date: {', '.join(stale)}: run tools/api_page.py")
         return min(len(stale), 1)
-    for name in old.keys() - written.keys():
-        (DOCS / name).unlink()
     for name, text in written.items():
         (DOCS / name).write_text(text, encoding="utf-8")
     return 0
