@@ -361,8 +361,9 @@ def _map_plots(found: Inspection) -> Iterator[Plot]:
             axes.tick_params(length=0)
             axes.figure.colorbar(image, ax=axes, shrink=0.9).outline.set_visible(False)
 
-        by_king = "king bucket" if (each.king_buckets >= 0).any() else "bucket"
-        if by_king == "king bucket":
+        has_kings = bool((each.king_buckets >= 0).any())
+        bucket = "king bucket" if has_kings else "bucket"
+        if has_kings:
             yield Plot(
                 f"Size of weights by king: {each.part}",
                 kings,
@@ -372,20 +373,20 @@ def _map_plots(found: Inspection) -> Iterator[Plot]:
             )
 
         def table(
-            axes: Axes, each: WeightMap = each, order: Sequence[int] = tuple(order), by_king: str = by_king
+            axes: Axes, each: WeightMap = each, order: Sequence[int] = tuple(order), bucket: str = bucket
         ) -> None:
             image = axes.imshow(each.sizes.mean(2)[:, list(order)].T, cmap="viridis", aspect="auto")
             axes.set_yticks(range(len(order)), [_short(each.planes[i]) for i in order])
             axes.tick_params(length=0, labelsize=6.5)
             states = len(each.states)
-            axes.set_xlabel(by_king if states == 1 else f"{by_king}, state")
+            axes.set_xlabel(bucket if states == 1 else f"{bucket}, state")
             ticks = range(0, len(each.sizes), max(1, len(each.sizes) // 8))
             axes.set_xticks(ticks, [str(i) if states == 1 else f"{i // states}, {i % states}" for i in ticks])
             axes.figure.colorbar(image, ax=axes, shrink=0.9).outline.set_visible(False)
 
         states = "; ".join(f"{number}: {name}" for number, name in enumerate(each.states) if name)
         yield Plot(
-            f"Size of weights by {by_king} and piece: {each.part}",
+            f"Size of weights by {bucket} and piece: {each.part}",
             table,
             note=f"States: {states}." if states else "",
             plain=True,
