@@ -129,7 +129,8 @@ def head(
     plugin: Plugins = None,
     **values: float,
 ) -> None:
-    """Show the first positions that pass the filters: FEN, move, score, ply, result (side to move's view)."""
+    """Show the first positions that pass the filters: FEN, move, score, ply and result; score and result from the side
+    to move's view."""
     from nnue_trainer import _data
     from nnue_trainer.data.transform import filtered
 
@@ -267,7 +268,8 @@ def generate(
         float | None,
         typer.Option(
             "--score-scale",
-            help="Internal units per centipawn of the engine. Default: that of Stockfish 12 to 16.1.",
+            help="Internal units per centipawn of the engine. "
+            "Default: by the engine's name; only for Stockfish 12 to 16.1.",
             metavar="X",
         ),
     ] = None,

@@ -62,7 +62,7 @@ def rescore(
         float | None,
         typer.Option(
             help="Factor for the net's scores, such as 0.48 for centipawns of 208; with --engine, internal units per "
-            "centipawn. Default: 1, and for Stockfish 12 to 16.1 the engine's factor.",
+            "centipawn. Default: 1; with --engine, by its name, only for Stockfish 12 to 16.1.",
             metavar="X",
         ),
     ] = None,

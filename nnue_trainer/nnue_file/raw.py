@@ -87,8 +87,8 @@ class Raw(NetFormat):
         if (self.header or self.rust) and self.tensors:
             key = "header" if self.header else "rust"
             raise UserError(
-                f"{where}: {key}: found true with a list of tensors, expected one of them: that file is only for the "
-                "net's own order"
+                f"{where}: {key}: found true with a list of tensors, expected only one of the two: that file is only "
+                "for the net's own order"
             )
         data = bytearray(net.head if len(net.head) == self.skip else bytes(self.skip))
         for number, line in enumerate(lines):
