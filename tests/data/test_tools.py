@@ -77,7 +77,7 @@ def test_a_score_scale_that_leaves_nothing_of_the_scores_is_refused(tmp_path: Pa
 def test_score_scale(tmp_path: Path) -> None:
     lines = [f"{START} | {score} | 0.5\n" for score in (0, 208, -208, 3, 20_000, 32_002)]
     (tmp_path / "x.txt").write_text("".join(lines))
-    assert "1 scores cut" in run("convert", tmp_path / "x.txt", tmp_path / "y.txt", "--score-scale", 2.5)
+    assert "1 scores clamped" in run("convert", tmp_path / "x.txt", tmp_path / "y.txt", "--score-scale", 2.5)
     scores = [int(line.split("|")[1]) for line in (tmp_path / "y.txt").read_text().splitlines()]
     assert scores == [0, 520, -520, 8, 32_767, 32_002]
     for scale in (0, -1, "nan", "inf"):
