@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -461,6 +462,23 @@ def test_the_help_of_a_group_has_whole_sentences_about_its_commands(words: list[
 def test_the_help_of_a_command_has_no_python_types(words: list[str]) -> None:
     arguments = nnue(*words, "--help").stdout.split("Arguments:")[1].split("Options:")[0]
     assert "<" not in arguments
+
+
+def test_the_help_of_options_has_n_and_x_for_numbers() -> None:
+    """Not `<int range>` and the like."""
+    seen = 0
+
+    def look(command: Any, name: str, parent: Any = None) -> None:
+        nonlocal seen
+        context = command.make_context(name, [], parent=parent, resilient_parsing=True)
+        text = command.get_help(context)
+        assert re.findall(r"(?i)<?\b(?:list\[)?(?:int|integer|float)\b[^a-z.,]*(?:range)?\]?>", text) == [], name
+        seen += len(re.findall(r"(?m)^  -.* [NX](?:  |$)", text))
+        for inner in getattr(command, "commands", ()):
+            look(command.get_command(context, inner), inner, context)
+
+    look(typer.main.get_command(cli.app), "nnue")
+    assert seen > 50
 
 
 @pytest.mark.slow

@@ -62,14 +62,14 @@ def inspect(
         ),
     ] = None,
     positions: Annotated[
-        int, typer.Option(metavar="N", min=1, max=1 << 20, help="Number of positions to read from the file.")
+        int, typer.Option(min=1, max=1 << 20, help="Number of positions to read from the file.")
     ] = 4096,
     against: Annotated[
         Path | None, typer.Option("--against", metavar="OTHER", help="Compare with another net or checkpoint.")
     ] = None,
     neuron: Annotated[
         list[int] | None,
-        typer.Option("--neuron", metavar="N", help="Draw the weights of this neuron; may be repeated."),
+        typer.Option("--neuron", help="Draw the weights of this neuron; may be repeated."),
     ] = None,
     png: Png = None,
     html: Html = None,

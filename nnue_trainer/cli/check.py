@@ -33,9 +33,7 @@ def check_command(
     data: Annotated[
         list[str], typer.Option("--data", metavar="FILE", help="Data file with positions; may be repeated.")
     ],
-    positions: Annotated[
-        int, typer.Option(metavar="N", min=1, max=2**40, help="Compare the first N positions.")
-    ] = 10_000,
+    positions: Annotated[int, typer.Option(min=1, max=2**40, help="Compare the first N positions.")] = 10_000,
     limit: Annotated[
         float | None,
         typer.Option(

@@ -32,9 +32,7 @@ app = typer.Typer(cls=Group, no_args_is_help=True, help="Inspect, check and make
 PipedFile = Annotated[
     Path, typer.Argument(metavar="FILE", help="Data file in any format, plain or compressed; -: standard input.")
 ]
-FilterSeed = Annotated[
-    int, typer.Option(min=0, max=2**32 - 1, help="Seed for random decisions of filters.", metavar="N")
-]
+FilterSeed = Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed for random decisions of filters.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -122,7 +120,7 @@ def info(
 
 def head(
     file: PipedFile,
-    count: Annotated[int, typer.Option("-n", "--count", min=1, help="Number of positions to show.", metavar="N")] = 10,
+    count: Annotated[int, typer.Option("-n", "--count", min=1, help="Number of positions to show.")] = 10,
     seed: FilterSeed = 0,
     extra: Extra = None,
     as_json: AsJson = False,
@@ -243,26 +241,20 @@ def generate(
     engine: Annotated[str, typer.Option(help="UCI engine that plays: a path, or a name on PATH.", metavar="ENGINE")],
     positions: Annotated[
         int,
-        typer.Option(min=1, max=2**62, help="Number of positions; the game that reaches it is the last.", metavar="N"),
+        typer.Option(min=1, max=2**62, help="Number of positions; the game that reaches it is the last."),
     ],
-    nodes: Annotated[
-        int | None, typer.Option(min=1, max=2**63 - 1, help="Search this many nodes per move.", metavar="N")
-    ] = None,
-    depth: Annotated[
-        int | None, typer.Option(min=1, max=1000, help="Search to this depth per move.", metavar="N")
-    ] = None,
+    nodes: Annotated[int | None, typer.Option(min=1, max=2**63 - 1, help="Search this many nodes per move.")] = None,
+    depth: Annotated[int | None, typer.Option(min=1, max=1000, help="Search to this depth per move.")] = None,
     seed: Annotated[
         int,
-        typer.Option(
-            min=0, max=2**64 - 1, help="Seed for the openings; the same seed gives the same file.", metavar="N"
-        ),
+        typer.Option(min=0, max=2**64 - 1, help="Seed for the openings; the same seed gives the same file."),
     ] = 0,
     random_plies: Annotated[
-        int, typer.Option(min=0, max=1000, help="Number of random legal moves before the engine plays.", metavar="N")
+        int, typer.Option(min=0, max=1000, help="Number of random legal moves before the engine plays.")
     ] = 8,
     book: Annotated[Path | None, typer.Option(help="Start positions, one FEN or EPD per line.")] = None,
     concurrency: Annotated[
-        int, typer.Option("-j", "--concurrency", min=0, max=1024, help="Engines to run; 0: one per CPU.", metavar="N")
+        int, typer.Option("-j", "--concurrency", min=0, max=1024, help="Engines to run; 0: one per CPU.")
     ] = 0,
     scale: Annotated[
         float | None,
@@ -270,30 +262,23 @@ def generate(
             "--score-scale",
             help="Internal units per centipawn of the engine. "
             "Default: by the engine's name; only for Stockfish 12 to 16.1.",
-            metavar="X",
         ),
     ] = None,
-    win_score: Annotated[
-        int, typer.Option(min=1, max=32_000, help="Adjudicate a win at this |score| or more.", metavar="N")
-    ] = 2500,
+    win_score: Annotated[int, typer.Option(min=1, max=32_000, help="Adjudicate a win at this |score| or more.")] = 2500,
     win_plies: Annotated[
         int,
-        typer.Option(
-            min=0, max=10_000, help="Plies in a row with such a score for a win; 0: play on to mate.", metavar="N"
-        ),
+        typer.Option(min=0, max=10_000, help="Plies in a row with such a score for a win; 0: play on to mate."),
     ] = 5,
-    draw_score: Annotated[
-        int, typer.Option(min=0, max=32_000, help="Adjudicate a draw at this |score| or less.", metavar="N")
-    ] = 20,
+    draw_score: Annotated[int, typer.Option(min=0, max=32_000, help="Adjudicate a draw at this |score| or less.")] = 20,
     draw_plies: Annotated[
-        int, typer.Option(min=0, max=10_000, help="Plies in a row with such a score for a draw; 0: never.", metavar="N")
+        int, typer.Option(min=0, max=10_000, help="Plies in a row with such a score for a draw; 0: never.")
     ] = 10,
     draw_from_ply: Annotated[
-        int, typer.Option(min=0, max=10_000, help="First ply at which a draw may be adjudicated.", metavar="N")
+        int, typer.Option(min=0, max=10_000, help="First ply at which a draw may be adjudicated.")
     ] = 80,
-    max_ply: Annotated[int, typer.Option(min=1, max=10_000, help="End longer games as draws.", metavar="N")] = 400,
+    max_ply: Annotated[int, typer.Option(min=1, max=10_000, help="End longer games as draws.")] = 400,
     opening_score: Annotated[
-        int, typer.Option(min=1, max=32_000, help="Replace an opening whose first |score| is beyond this.", metavar="N")
+        int, typer.Option(min=1, max=32_000, help="Replace an opening whose first |score| is beyond this.")
     ] = 1000,
     chess960: Annotated[
         bool, typer.Option("--chess960", help="Play Chess960; without --book, from its 960 start positions.")
@@ -304,9 +289,7 @@ def generate(
             "--dfrc", help="Play double Fischer random chess: each side starts from a different Chess960 position."
         ),
     ] = False,
-    hash_mb: Annotated[
-        int, typer.Option("--hash", min=1, max=2**25, help="MB of hash for each engine.", metavar="N")
-    ] = 4,
+    hash_mb: Annotated[int, typer.Option("--hash", min=1, max=2**25, help="MB of hash for each engine.")] = 4,
     option: Annotated[
         list[str] | None,
         typer.Option("--option", metavar="NAME=VALUE", help="UCI option to set; may be repeated."),

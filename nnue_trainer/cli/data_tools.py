@@ -44,9 +44,7 @@ Temporary = Annotated[
     Path | None, typer.Option(metavar="FOLDER", help="Folder for temporary files. Default: the folder of OUT.")
 ]
 Output = Annotated[Path, typer.Argument(metavar="OUT", help="File to write; it is complete or absent.")]
-Seed = Annotated[
-    int, typer.Option(min=0, max=2**64 - 1, help="Seed; the same seed and inputs give the same file.", metavar="N")
-]
+Seed = Annotated[int, typer.Option(min=0, max=2**64 - 1, help="Seed; the same seed and inputs give the same file.")]
 SkipBad = Annotated[
     bool,
     typer.Option(
@@ -108,7 +106,7 @@ def convert(
     ] = None,
     score_scale: Annotated[
         float,
-        typer.Option(help="Factor for scores, such as 0.48 for internal units to centipawns of 208.", metavar="X"),
+        typer.Option(help="Factor for scores, such as 0.48 for internal units to centipawns of 208."),
     ] = 1.0,
     score_view: Annotated[
         View,
@@ -125,9 +123,7 @@ def convert(
     score_unit: Annotated[
         Literal["auto", "pawns", "cp"], typer.Option(help="For PGN: the unit of evaluations.")
     ] = "auto",
-    pawn: Annotated[
-        float, typer.Option(min=0.01, max=10_000, help="For PGN: internal units per pawn.", metavar="X")
-    ] = 208.0,
+    pawn: Annotated[float, typer.Option(min=0.01, max=10_000, help="For PGN: internal units per pawn.")] = 208.0,
     chess960: Chess960 = "refuse",
     fen: Annotated[
         Literal["x-fen", "shredder"],
@@ -170,7 +166,7 @@ def convert(
 def filter_command(
     inputs: Piped,
     output: Output,
-    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed for random decisions.", metavar="N")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed for random decisions.")] = 0,
     extra: Extra = None,
     to: To = None,
     chess960: Chess960 = "refuse",
@@ -286,7 +282,6 @@ def interleave(
         typer.Option(
             min=0,
             max=1000,
-            metavar="X",
             help="Weight of a file, given once for each of IN: 2 uses it twice, 0.5 only its first half. Default: 1.",
         ),
     ] = None,
@@ -341,7 +336,7 @@ def split(
     inputs: Piped,
     train: Annotated[Path, typer.Option(metavar="OUT", help="File for the training positions.")],
     validation: Annotated[Path, typer.Option(metavar="OUT", help="File for the validation positions.")],
-    share: Annotated[float, typer.Option(help="Share of the games for validation.", metavar="X")] = 0.01,
+    share: Annotated[float, typer.Option(help="Share of the games for validation.")] = 0.01,
     seed: Seed = 0,
     to: To = None,
     chess960: Chess960 = "refuse",

@@ -44,7 +44,7 @@ def explain(
             show_default=False,
         ),
     ] = None,
-    ranks: Annotated[int, typer.Option(min=1, help="Number of processes, each on a separate device.", metavar="N")] = 1,
+    ranks: Annotated[int, typer.Option(min=1, help="Number of processes, each on a separate device.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     plugin: Plugins = None,
 ) -> None:

@@ -6,14 +6,20 @@ from typing import Any
 
 from typer.core import TyperArgument, TyperGroup
 
+_NUMBERS = {"int": "N", "list[int]": "N", "float": "X", "list[float]": "X"}
+
 
 class Group(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """A subcommand, whose help gives its arguments without typer's Python types, such as `<list[Path]>`."""
+        """A subcommand, whose help has no Python types of typer's, such as `<list[Path]>` and `<int range>`: none for
+        arguments, N for integers of options and X for other numbers."""
         command = super().get_command(ctx, cmd_name)
         for parameter in command.params if command is not None else ():
             if isinstance(parameter, TyperArgument):
                 parameter.__dict__["display_type_rich"] = lambda ctx: None
+            elif parameter.metavar is None:
+                bare_type = getattr(parameter, "bare_type", str)  # early versions of typer do not have it
+                parameter.metavar = _NUMBERS.get(bare_type())
         return command
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:

@@ -44,14 +44,12 @@ def match(
     ] = None,
     pairs: Annotated[
         int,
-        typer.Option(
-            min=1, max=10_000_000, help="Pairs of games for each two players; with --sprt, at most.", metavar="N"
-        ),
+        typer.Option(min=1, max=10_000_000, help="Pairs of games for each two players; with --sprt, at most."),
     ] = 500,
     nodes: Annotated[
-        int | None, typer.Option(min=1, max=2**62, help="Search this many nodes per move. Default: 10000.", metavar="N")
+        int | None, typer.Option(min=1, max=2**62, help="Search this many nodes per move. Default: 10000.")
     ] = None,
-    depth: Annotated[int | None, typer.Option(min=1, max=1000, help="Search to this depth.", metavar="N")] = None,
+    depth: Annotated[int | None, typer.Option(min=1, max=1000, help="Search to this depth.")] = None,
     movetime: Annotated[
         int | None, typer.Option(metavar="MS", min=1, max=10**9, help="Search for this many milliseconds.")
     ] = None,
@@ -66,11 +64,9 @@ def match(
         ),
     ] = None,
     order: Annotated[str, typer.Option(metavar="random|sequential", help="Order of the opening book.")] = "random",
-    start: Annotated[int, typer.Option(min=1, help="Number of the first opening in that order.", metavar="N")] = 1,
-    plies: Annotated[
-        int, typer.Option(min=0, max=1000, help="Half-moves of a PGN or random opening.", metavar="N")
-    ] = 8,
-    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed for the openings.", metavar="N")] = 0,
+    start: Annotated[int, typer.Option(min=1, help="Number of the first opening in that order.")] = 1,
+    plies: Annotated[int, typer.Option(min=0, max=1000, help="Half-moves of a PGN or random opening.")] = 8,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed for the openings.")] = 0,
     concurrency: Annotated[
         int,
         typer.Option(
@@ -79,46 +75,37 @@ def match(
             min=0,
             max=256,
             help="Games at a time; 0: one per CPU with a time limit, otherwise four.",
-            metavar="N",
         ),
     ] = 0,
     sprt: Annotated[
         str | None,
         typer.Option(metavar="ELO0,ELO1", help="Stop when a sequential test decides between these two Elo values."),
     ] = None,
-    alpha: Annotated[float, typer.Option(help="Probability that the test accepts a net of ELO0.", metavar="X")] = 0.05,
-    beta: Annotated[float, typer.Option(help="Probability that the test rejects a net of ELO1.", metavar="X")] = 0.05,
+    alpha: Annotated[float, typer.Option(help="Probability that the test accepts a net of ELO0.")] = 0.05,
+    beta: Annotated[float, typer.Option(help="Probability that the test rejects a net of ELO1.")] = 0.05,
     model: Annotated[
         str, typer.Option("--elo-model", metavar="normalized|logistic", help="Elo model of the test.")
     ] = "normalized",
     resign_score: Annotated[
         int,
-        typer.Option(
-            min=1, help="Adjudicate a loss when a side's own score is this many centipawns below 0.", metavar="N"
-        ),
+        typer.Option(min=1, help="Adjudicate a loss when a side's own score is this many centipawns below 0."),
     ] = 600,
-    resign_moves: Annotated[
-        int, typer.Option(min=0, help="Consecutive moves with such a score; 0: never.", metavar="N")
-    ] = 3,
+    resign_moves: Annotated[int, typer.Option(min=0, help="Consecutive moves with such a score; 0: never.")] = 3,
     two_sided: Annotated[
         bool, typer.Option("--resign-two-sided", help="Adjudicate a loss only if both sides agree.")
     ] = False,
     draw_score: Annotated[
-        int, typer.Option(min=0, help="Adjudicate a draw at this |score| in centipawns or less.", metavar="N")
+        int, typer.Option(min=0, help="Adjudicate a draw at this |score| in centipawns or less.")
     ] = 20,
     draw_moves: Annotated[
-        int, typer.Option(min=0, help="Consecutive moves of both sides with such scores; 0: never.", metavar="N")
+        int, typer.Option(min=0, help="Consecutive moves of both sides with such scores; 0: never.")
     ] = 8,
     draw_from: Annotated[
-        int, typer.Option("--draw-from-move", min=0, help="First move at which a draw may be adjudicated.", metavar="N")
+        int, typer.Option("--draw-from-move", min=0, help="First move at which a draw may be adjudicated.")
     ] = 34,
-    max_moves: Annotated[
-        int, typer.Option(min=0, help="End games of this many moves as draws; 0: never.", metavar="N")
-    ] = 0,
+    max_moves: Annotated[int, typer.Option(min=0, help="End games of this many moves as draws; 0: never.")] = 0,
     chess960: Annotated[bool, typer.Option("--chess960", help="Play Chess960.")] = False,
-    hash_mb: Annotated[
-        int, typer.Option("--hash", min=1, max=2**25, help="MB of hash for each engine.", metavar="N")
-    ] = 16,
+    hash_mb: Annotated[int, typer.Option("--hash", min=1, max=2**25, help="MB of hash for each engine.")] = 16,
     option: Annotated[
         list[str] | None,
         typer.Option("--option", metavar="NAME=VALUE", help="UCI option to set in all engines; may be repeated."),

@@ -319,15 +319,11 @@ def eval_command(
     fen: Fen = None,
     fens: Fens = None,
     data: Annotated[Path | None, typer.Option("--data", metavar="FILE", help="Data file in any format.")] = None,
-    positions: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Number of positions to evaluate. Default: all.")
-    ] = None,
+    positions: Annotated[int | None, typer.Option(min=1, help="Number of positions to evaluate. Default: all.")] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one line of JSON per position, raw values included.")
     ] = False,
-    threads: Annotated[
-        int, typer.Option(min=0, max=256, help="Maximum number of threads; 0: one per CPU.", metavar="N")
-    ] = 0,
+    threads: Annotated[int, typer.Option(min=0, max=256, help="Maximum number of threads; 0: one per CPU.")] = 0,
     arch: Arch = None,
     file_format: ReadFormat = None,
     model: OfModel = None,
@@ -363,13 +359,12 @@ def verify_command(
     positions: Annotated[
         int | None,
         typer.Option(
-            metavar="N",
             min=1,
             max=10**9,
             help="Number of positions: the first of the file, or else built-in ones followed by random games.",
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(metavar="N", min=0, max=2**63 - 1, help="Seed for the random games.")] = 1,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed for the random games.")] = 1,
     arch: Arch = None,
 ) -> None:
     """Load a net into Stockfish and compare its output for `eval` with ours, position by position.

@@ -45,7 +45,7 @@ def permute(
     ] = METHODS[0],
     positions: Annotated[
         int,
-        typer.Option(metavar="N", min=5, max=1 << 22, help="Number of positions; a fifth of them measure the result."),
+        typer.Option(min=5, max=1 << 22, help="Number of positions; a fifth of them measure the result."),
     ] = 1 << 16,
     engine: Annotated[
         str | None,
@@ -54,12 +54,8 @@ def permute(
             help="Stockfish whose speed is measured with both nets; none: skip this. Default: stockfish, if found.",
         ),
     ] = None,
-    runs: Annotated[
-        int, typer.Option(metavar="N", min=1, max=99, help="Number of runs of the engine with each net.")
-    ] = 3,
-    seed: Annotated[
-        int, typer.Option(metavar="N", min=0, max=2**63 - 1, help="Seed of the random walks and directions.")
-    ] = 1,
+    runs: Annotated[int, typer.Option(min=1, max=99, help="Number of runs of the engine with each net.")] = 3,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of the random walks and directions.")] = 1,
     png: Annotated[Path | None, png_option("Write a picture of which neurons are active together.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     arch: Annotated[

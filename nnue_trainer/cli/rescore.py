@@ -31,14 +31,14 @@ def rescore(
         str | None, typer.Option(metavar="ENGINE", help="UCI engine to score with: a path, or a name on PATH.")
     ] = None,
     nodes: Annotated[
-        int | None, typer.Option(min=1, max=2**63 - 1, help="Nodes that the engine searches per position.", metavar="N")
+        int | None, typer.Option(min=1, max=2**63 - 1, help="Nodes that the engine searches per position.")
     ] = None,
     depth: Annotated[
         int | None,
-        typer.Option(min=1, max=1000, help="Depth to which the engine searches, instead of --nodes.", metavar="N"),
+        typer.Option(min=1, max=1000, help="Depth to which the engine searches, instead of --nodes."),
     ] = None,
     concurrency: Annotated[
-        int, typer.Option("-j", "--concurrency", min=0, max=1024, help="Engines to run; 0: one per CPU.", metavar="N")
+        int, typer.Option("-j", "--concurrency", min=0, max=1024, help="Engines to run; 0: one per CPU.")
     ] = 0,
     part: Annotated[
         str | None,
@@ -47,9 +47,7 @@ def rescore(
             help="With --engine: score only part I of N equal parts. Default: all positions.",
         ),
     ] = None,
-    hash_mb: Annotated[
-        int, typer.Option("--hash", min=1, max=2**25, help="MB of hash for each engine.", metavar="N")
-    ] = 4,
+    hash_mb: Annotated[int, typer.Option("--hash", min=1, max=2**25, help="MB of hash for each engine.")] = 4,
     option: Annotated[
         list[str] | None,
         typer.Option("--option", metavar="NAME=VALUE", help="UCI option to set; may be repeated."),
@@ -62,13 +60,10 @@ def rescore(
         float | None,
         typer.Option(
             help="Factor for the net's scores, such as 0.48 for centipawns of 208; with --engine, internal units per "
-            "centipawn. Default: 1; with --engine, by its name, only for Stockfish 12 to 16.1.",
-            metavar="X",
+            "centipawn. Default: 1; with --engine, by its name, only for Stockfish 12 to 16.1."
         ),
     ] = None,
-    threads: Annotated[
-        int, typer.Option(min=0, max=256, help="Maximum number of threads; 0: one per CPU.", metavar="N")
-    ] = 0,
+    threads: Annotated[int, typer.Option(min=0, max=256, help="Maximum number of threads; 0: one per CPU.")] = 0,
     arch: Annotated[
         str | None, typer.Option(metavar="NAME", help="Architecture of a net whose file does not record it.")
     ] = None,

@@ -81,7 +81,6 @@ def train(
         typer.Option(
             min=1,
             help="Number of the recipe's seeds to train at the same time. Default: one per GPU.",
-            metavar="N",
             show_default=False,
         ),
     ] = None,
