@@ -5,8 +5,9 @@ A net whose integer forward does not fit its tensors would otherwise train for d
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -60,10 +61,11 @@ def check_integers(model: NnueModel, saved: Checkpoint | None = None, path: str 
     if net is None:
         return
     zeros: list[list[str]] = [[]]
-    forward = net.integer_forward()
-    if forward is not None and forward.first.psqt:
-        # The layers without the PSQT columns, which may be much larger.
-        zeros.append([tensor.source_parameter for tensor in net.tensors() if tensor.name in forward.first.psqt])
+    with contextlib.suppress(NotImplementedError), _explaining(net.name):
+        forward = net.integer_forward()
+        if forward is not None and forward.first.psqt:
+            # The layers without the PSQT columns, which may be much larger.
+            zeros.append([tensor.source_parameter for tensor in net.tensors() if tensor.name in forward.first.psqt])
     # One after the other with plugins, which need not expect two threads in one net.
     with ThreadPoolExecutor(1 if registry.foreign_modules() else len(zeros), "integer-check") as threads:
         for found in [threads.submit(_check, model, saved, path, zero) for zero in zeros]:
@@ -83,27 +85,38 @@ def _check(model: NnueModel, saved: Checkpoint | None, path: str | Path, zero: S
     net = model.net
     assert net is not None
     try:
-        floats, reals, integers = _evaluated(model, saved, path, zero)
+        with _explaining(net.name):
+            floats, reals, integers = _evaluated(model, saved, path, zero)
     except NotImplementedError:
         return
+    size = _rms(floats)
+    for values, expected, units, share, what in (
+        (reals, floats, LARGEST, SHARE, "without rounding, integers and floats"),
+        (integers, reals, ROUNDING, ROUNDING_SHARE, "integers with and without rounding"),
+    ):
+        if not _rms(values - expected) <= units + share * size:
+            raise UserError(
+                f"{net.name}: {what} with the same weights differ by {_rms(values - expected):.2f} engine units rms on "
+                f"{len(floats)} positions, expected at most {units + share * size:.2f} ({units:g} + {share:.1%} of the "
+                f"outputs' rms, {size:.1f}): check scales, shifts and layers of its integer forward"
+            )
+
+
+@contextlib.contextmanager
+def _explaining(name: str) -> Iterator[None]:
+    """Turns an error of the net called `name` into a UserError, but not NotImplementedError, of a net without integer
+    arithmetic."""
+    try:
+        yield
+    except NotImplementedError:
+        raise
     except UserError as error:
-        raise UserError(f"{net.name}: cannot be evaluated in integers: {error}") from None
+        raise UserError(f"{name}: cannot be evaluated in integers: {error}") from None
     except Exception as error:
         if out_of_memory(error):
             raise
         why = foreign.blame(error) or f"{type(error).__name__}: {shown(first_line(error))[:300]}"
-        raise UserError(f"{net.name}: cannot be evaluated in integers: {why}") from error
-    size = _rms(floats)
-    for found, expected, units, share, what in (
-        (reals, floats, LARGEST, SHARE, "without rounding, integers and floats"),
-        (integers, reals, ROUNDING, ROUNDING_SHARE, "integers with and without rounding"),
-    ):
-        if not _rms(found - expected) <= units + share * size:
-            raise UserError(
-                f"{net.name}: {what} with the same weights differ by {_rms(found - expected):.2f} engine units rms on "
-                f"{len(floats)} positions, expected at most {units + share * size:.2f} ({units:g} + {share:.1%} of the "
-                f"outputs' rms, {size:.1f}): check scales, shifts and layers of its integer forward"
-            )
+        raise UserError(f"{name}: cannot be evaluated in integers: {why}") from error
 
 
 def _rms(values: np.ndarray) -> float:
