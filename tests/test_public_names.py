@@ -80,12 +80,39 @@ def test_pages_of_the_public_api_leave_other_pages_alone(
     assert (tmp_path / "api-by-hand.md").read_text() == "by hand"
 
 
+@pytest.mark.parametrize(
+    ("page", "name", "texts"),
+    [
+        (
+            "api-loader",
+            "Loader",
+            ["features: str | FeatureSet", "shuffle: bool = True,", "- `state_dict() -> dict[str, "],
+        ),
+        ("api-loader", "LoaderOptions", ["| `shuffle_buffer` | `int` | `4194304` | positions that are mixed"]),
+        ("api-loader", "RecordLoader", ["- and, as for [`Loader`](api-loader.md#loader): `epoch`"]),
+        ("api-data", "Game", ["class Game(fen: str, chess960: bool = False)", "- `outcome() -> str`: "]),
+        ("api-data", "Filters", ["| `max_score` | `int ≥ 0, ≤ 32767` | `0` |"]),
+        ("api-modules", "FeatureTransformer", ["dtype: torch.dtype | None = None", "- `ValueError`: a size"]),
+        ("api-nets", "NnueModel", ["- `weight_bounds() -> Iterator[WeightBound]`: "]),
+        ("api-optim", "Optimizer", ["- `step(loss: Tensor) -> None`: ", "- `capturable: bool`: "]),
+        ("api-optim", "AdamW", ["| `max_norm` | `float | None > 0` | `None` |", "- and those of [`OptimizerConfig`]"]),
+        ("api-losses", "Loss", ["- `terms(net: Tensor, score: Tensor, result: Tensor, lam: Tensor | float, "]),
+        ("api-match", "Sprt", ["| `model` | `Literal['normalized', 'logistic']` |"]),
+        ("api-operators", "expand_features", ["**Args**", "- `records`: uint8 [B, 32]", "- `RuntimeError`: "]),
+    ],
+)
+def test_an_entry_has_types_options_and_methods(project_root: Path, page: str, name: str, texts: list[str]) -> None:
+    text = (project_root / "docs" / f"{page}.md").read_text(encoding="utf-8").replace("\\|", "|")
+    (entry,) = re.findall(rf"(?ms)^### {name}$(.*?)(?=^##|\Z)", text)
+    assert [part for part in texts if part not in entry] == []
+
+
 def test_classes_to_derive_from_are_public(project_root: Path) -> None:
-    """Each base class of the table of parts has a line on the pages of the public API."""
+    """Each base class of the table of parts has an entry on the pages of the public API."""
     docs = project_root / "docs"
     bases = re.findall(r"^\| [^|]+ \| `(nnue_trainer\.[\w.]+)\.(\w+)` \|", (docs / "extending.md").read_text(), re.M)
     text = "\n".join(page.read_text(encoding="utf-8") for page in docs.glob("api*.md"))
-    sections = dict(re.findall(r"(?ms)^## (\S+)$(.*?)(?=^## |^# |\Z)", text))
+    sections = re.findall(r"(?ms)^## (\S+)$(.*?)(?=^## |^# |\Z)", text)
     assert len(bases) > 10
     for module, name in bases:
-        assert f"\n- `{name}(" in sections.get(module, ""), f"{module}.{name}"
+        assert any(f"\n### {name}\n" in entries for room, entries in sections if room == module), f"{module}.{name}"

@@ -83,7 +83,8 @@ class Batch:
         pin_memory: bool = False,
         device: torch.device | str | None = None,
     ) -> Batch:
-        """An uninitialised batch in one allocation, page-locked if requested, or on `device`."""
+        """An uninitialised batch in one allocation, page-locked if requested, or on `device`: `batch_size` is B, and
+        `max_active` the length of the index rows."""
         _, size = _layout(batch_size, max_active)
         storage = torch.empty(size, dtype=torch.uint8, pin_memory=pin_memory, device=device)
         return cls._view(storage, batch_size, max_active)

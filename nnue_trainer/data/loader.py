@@ -106,31 +106,65 @@ def _check_shares(batch_size: int, rank: int, world_size: int, shards: int) -> N
 
 
 class LoaderOptions(TypedDict, total=False):
-    """The keyword arguments of `Loader`, which describes them, and of `RecordLoader`."""
+    """The keyword arguments of `Loader` and `RecordLoader`."""
 
     seed: int
+    """seed of the order and of all that is drawn at random"""
     epoch: int
+    """the epoch to begin with; each has another order"""
     repeat: bool
+    """epoch after epoch, without end"""
     shuffle: bool
+    """False: file order"""
     shuffle_buffer: int
+    """positions that are mixed at a time (memory: 64 bytes each, for two buffers); chunks of about 1 MiB are drawn
+    in random order before that"""
     threads: int
+    """threads that read, at most what the machine and the files can use; 0: as many as `cpus`"""
     cpus: int
+    """CPUs to use; 0: all that the process may use"""
     drop_last: bool
+    """leave out an epoch's last batch if it is not full"""
     weights: Sequence[float] | None
+    """how often the chunks of each file come in an epoch (2.5: twice, and a random half of them once more); None:
+    once. UserError unless there is one for each file, and `shuffle`"""
     skip_bad_chunks: bool
+    """leave out and count chunks with an error in them instead of raising it (`bad_chunks`), also a last chunk that
+    is cut off by the end of the file"""
     filters: Filters | None
+    """the positions that are left out; None: those without a score"""
     user_filter: UserFilter | None
+    """a function of records uint8 [n, 32] to bool [n], true where they are kept, called after the other filters
+    except piece_counts, for a chunk at a time (it must depend only on the records)"""
     pin_memory: bool
+    """page-locked batches, for copies to a CUDA device"""
     reuse: bool
+    """batches take turns in memory that is allocated once, which saves time; a batch must be copied (`Batch.clone`)
+    to be kept for longer than `hold`"""
     hold: int
+    """with `reuse`: how many of the newest batches are valid"""
     rank: int
+    """the number of this process among `world_size`, from 0"""
     world_size: int
+    """processes that share every batch equally; UserError if `batch_size` is not a multiple of it"""
     shards: int
+    """1: every process decodes everything. More, a multiple of the processes that divides `batch_size`: every batch
+    has an equal part from each shard, a process decodes only its own shards, and the order is the same for every
+    number of processes. Shards reach the ends of their epochs at different times, so they need `repeat`, `shuffle`
+    and `drop_last`"""
     formats: Sequence[DataFormat]
+    """your own formats that files may have (`data.formats.DataFormat`), tried before the built-in ones; such a file
+    is read once, when it is opened, into an unnamed file in `temporary`"""
     temporary: str | os.PathLike[str] | None
+    """the folder for unpacked files, which have no name; None: the system's for temporary files"""
     poll: Callable[[], None] | None
+    """a function that is called every tenth of a second while a batch is waited for, and per MiB while a file is
+    unpacked; what it raises ends the wait"""
     count_unique: bool
+    """count different positions (`seen`)"""
     spare: bool
+    """records also hold the spare bytes of their files, `Loader.spare` of them (`nnue_trainer.data.spare`), as they
+    do for a filter that uses them; index rows do not"""
 
 
 @dataclass
@@ -633,30 +667,18 @@ def _merge_contents(contents: Sequence[list[str]]) -> list[str]:
 class Loader(_Stream[Batch]):
     """Iterates over `Batch`es of index rows, each in new memory.
 
-    `files`: one or several data files in any format, mixed in proportion to their size. They are opened once, at the
-    first use, and what is appended later is not read; compressed ones are unpacked then, into an unnamed file in the
-    folder `temporary` (None: the system's for temporary files). `batch_size` counts
-    the positions of all `world_size` processes together; each gets an equal part of every batch. `shuffle_buffer`:
-    positions that are mixed at a time (memory: 64 bytes each, for two buffers); chunks of about 1 MiB are drawn in
-    random order before that.
-    `weights`: how often the chunks of each file come in an epoch (2.5: twice, and a random half of them once more).
-    `formats`: your own formats that files may have (`data.formats.DataFormat`), tried before the built-in ones;
-    such a file is read once, when it is opened, into an unnamed file in `temporary`.
-    `skip_bad_chunks`: leave out and count chunks with an error in them instead of raising it (`bad_chunks`), also a
-    last chunk that is cut off by the end of the file. `shuffle=False`: file order. `drop_last`: leave out an epoch's
-    last batch if it is not full. `threads`: how many read, at most what the machine and the files can use; 0: as many
-    as `cpus`, by default one for each CPU that the process may use. `filters`: which positions are left out; None:
-    those without a score. `user_filter`: a function of records uint8 [n, 32] to bool [n], true where they are kept,
-    called after the other filters but piece_counts, for a chunk at a time (it must depend on the records alone).
-    `shards`: 1, every process decodes everything; more, a multiple of the processes: every batch has an equal part from
-    each shard, a process decodes its own shards only, and the order is the same for every number of processes. Shards
-    come to their epochs' ends at different times, so they are for endless streams (`repeat`). `pin_memory`: page-locked
-    batches, for copies to a CUDA device. `reuse`: batches take turns in memory that is allocated once, which saves
-    time. The newest `hold` of them are valid, so a batch must be copied (`Batch.clone`) to be kept for longer.
-    `repeat`: epoch after epoch, without end. `poll`: a function that is called every tenth of a second while a batch is
-    waited for, and per MiB while a file is unpacked; what it raises ends the wait. `count_unique`: count different
-    positions (`seen`). `spare`: records also hold the spare bytes of their files, `Loader.spare` of them
-    (`nnue_trainer.data.spare`), as they do for a filter that uses them; index rows do not.
+    Its order is a function of files, seed, epoch, filters and sizes, and does not depend on threads or timing.
+
+    Args:
+        files: one or several data files in any format, mixed in proportion to their size. They are opened once, at the
+            first use, and what is appended later is not read; compressed ones are unpacked then, into an unnamed file.
+        features: a feature set, or the name of one (`nnue_trainer.data.feature_set`).
+        batch_size: B, the positions of all `world_size` processes together; each gets an equal part of every batch.
+        options: `LoaderOptions`.
+
+    Raises:
+        UserError: an option is out of range, or options do not fit each other. When the files are opened: a file is
+            missing, has no known format or has changed. While iterating: a damaged chunk, with file and offset.
     """
 
     def __init__(
@@ -683,7 +705,7 @@ class Loader(_Stream[Batch]):
 
 
 class RecordLoader(_Stream[Tensor]):
-    """Iterates over batches of packed positions, uint8 [B, 32]; options, memory and order are those of `Loader`."""
+    """Iterates over batches of packed positions, uint8 [B, 32]; options, memory, order and errors: see `Loader`."""
 
     def _features_name(self) -> str | None:
         return None

@@ -226,7 +226,8 @@ def _origin(checkpoint: Checkpoint, net: Net, where: str) -> tuple[bytes, str]:
 
 
 def checkpoint_from_net(quantized: QuantizedNet, where: str) -> Checkpoint:
-    """A checkpoint that exports to exactly the file of `quantized`: it also keeps what floats cannot hold."""
+    """A checkpoint that exports to exactly the file of `quantized`: it also keeps what floats cannot hold. `where`
+    names the net in errors. The tensors of its group `model` are fp32, of the shapes of the parameters."""
     net = quantized.net
     model = {name: torch.zeros(shape) for name, shape in parameter_shapes(net).items()}
     kept: dict[str, Tensor] = {}

@@ -97,7 +97,17 @@ class Evaluator:
 def evaluate(
     quantized: QuantizedNet, positions: Positions, *, every_stack: bool = True, threads: int = 0
 ) -> Evaluation:
-    """Evaluates `positions` with a net, like `Evaluator`, which is for repeated evaluations."""
+    """Evaluates `positions` with a net, like `Evaluator`, which is for repeated evaluations.
+
+    Args:
+        quantized: the net, such as `read_net` returns.
+        positions: FENs, records uint8 [B, 32], or a `Batch` whose index rows are of `Net.integer_feature_set`.
+        every_stack: False: only the stack in use, which is all that the score needs.
+        threads: at most this many at a time; 0: one per CPU.
+
+    Raises:
+        UserError: a FEN or a record is not a position; the message names it.
+    """
     return Evaluator(quantized, threads=threads).evaluate(positions, every_stack=every_stack)
 
 

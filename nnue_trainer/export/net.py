@@ -202,11 +202,11 @@ def _fitting(
 
 
 def to_bytes(net: QuantizedNet) -> bytes:
-    """The bytes of the file of `net`."""
+    """The bytes of the file of `net`, as `write_net` writes them and `read_net` reads them."""
     return writer.to_bytes(net.file_layout, net.description, net.tensors)
 
 
 def write_net(net: QuantizedNet, path: PathLike) -> None:
-    """Writes `path` atomically."""
+    """Writes the file of `net` to `path` atomically. UserError where that fails: the old file stays as it was."""
     with replacing(path) as output:
         output.write_bytes(to_bytes(net))

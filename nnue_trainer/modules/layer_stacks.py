@@ -148,7 +148,10 @@ class AfterFirst(NamedTuple):
 @dataclass(frozen=True)
 class LayerStacks:
     """The layers of a net: the `hidden` ones, then one with a single output. There are `stacks` sets of weights, and
-    the first layer takes `inputs` numbers."""
+    the first layer takes `inputs` numbers: [B, inputs] → fp32 [B].
+
+    `linears`, in the methods, have the weights: fp32 [stacks, outputs, inputs] and [stacks, outputs] for each layer.
+    """
 
     inputs: int
     stacks: int

@@ -44,7 +44,11 @@ class Optimizer:
     the weights. These stay fp32, and so do the sums and the state; a gradient has the range of fp32.
 
     `averages`: keep an average of the weights. Then the net, which `with_net` puts in their place, is the average. It
-    is another one than the weights for a schedule-free rule, too. UserError for `averages` with such a rule.
+    is another one than the weights for a schedule-free rule, too.
+
+    Raises:
+        UserError: `averages` with a schedule-free rule, groups that do not fit the model's parameters, or a rule that
+            does not fit them.
     """
 
     def __init__(
