@@ -29,6 +29,12 @@ inline py::str text_of(std::string_view text) {
         PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "backslashreplace"));
 }
 
+// Lets Python's signal handlers run, which happens in the main thread only; throws what they raise.
+inline void check_signals() {
+    const py::gil_scoped_acquire acquire;
+    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+}
+
 // The n records of a uint8 [n, 32] array.
 inline const Record* records_of(const Array<std::uint8_t>& array, const char* what) {
     if (array.ndim() != 2 || array.shape(1) != 32) {

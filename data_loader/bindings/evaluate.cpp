@@ -56,10 +56,7 @@ class EvaluatorHandle {
     static EvaluateOptions options_of(int threads, const std::string& isa) {
         EvaluateOptions options;
         options.threads = threads;
-        options.poll = [] {
-            py::gil_scoped_acquire acquire;
-            if (PyErr_CheckSignals() != 0) throw py::error_already_set();
-        };
+        options.poll = check_signals;
         if (!isa.empty()) {
             for (const Kernels* kernels : all_kernels()) {
                 if (isa == kernels->isa) options.kernels = kernels;

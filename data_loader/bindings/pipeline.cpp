@@ -22,19 +22,13 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// Lets Python's signal handlers run, which happens in the main thread only; throws what they raise.
-void check_signals() {
-    const py::gil_scoped_acquire acquire;
-    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
-}
-
 // --- data files ------------------------------------------------------------------------------------------------------
 
 struct DataFile {
     std::shared_ptr<const PositionFile> positions;
     std::shared_ptr<Contents> contents;
 
-    // `poll` is called now and then in another thread than the main one, which receives no signals. What it raises ends
+    // `poll` is called beside the check of signals, which does nothing outside of the main thread; what it raises ends
     // the call.
     DataFile(const std::string& path, int fd, std::uint64_t size, bool skip_bad,
              const std::optional<py::function>& poll) {
@@ -292,7 +286,7 @@ class PipelineHandle {
             }
             --running->waiting;
             if (output) break;
-            if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+            check_signals();
             if (!poll.is_none()) poll();
         }
         std::vector<PlaceTuple> places;

@@ -26,10 +26,7 @@ void bind_shuffle(py::module_& m) {
     py::class_<Shuffle>(m, "ExternalShuffle")
         .def(py::init([](std::uint64_t seed, std::size_t memory, const std::string& folder, std::size_t original_size) {
                  auto shuffle = std::make_unique<Shuffle>(seed, memory, folder, original_size);
-                 shuffle->use()->poll = [] {
-                     py::gil_scoped_acquire acquire;
-                     if (PyErr_CheckSignals() != 0) throw py::error_already_set();
-                 };
+                 shuffle->use()->poll = check_signals;
                  return shuffle;
              }),
              py::arg("seed"), py::arg("memory"), py::arg("folder"), py::arg("original_size") = 0)

@@ -317,13 +317,18 @@ def _of_its_own(*arguments: str) -> None:
     several._nnue(*arguments, f"training.seed={os.environ['RANK']}")
 
 
-def test_processes_that_would_train_different_things_are_refused(tmp_path, recipe):
+def _refused(tmp_path, recipe, process, difference):
+    """Both processes end with one line that names the difference."""
     arguments = ["train", "--config", str(recipe), "--run-dir", str(tmp_path / "run")]
-    run = several.Processes(2, tmp_path / "a", _of_its_own, *arguments)
+    run = several.Processes(2, tmp_path / "a", process, *arguments)
     assert run.wait() == [1, 1]
     assert re.findall(r"nnue: (error: .*)", run.said()) == [
-        "error: train: the processes do not have the same recipe and weights and data files"
+        f"error: train: the processes do not have the same {difference}"
     ]
+
+
+def test_processes_that_would_train_different_things_are_refused(tmp_path, recipe):
+    _refused(tmp_path, recipe, _of_its_own, "recipe and weights and data files")
     assert not (tmp_path / "run" / "checkpoints").exists()
 
 
@@ -339,12 +344,7 @@ def _without_validation_on_one(*arguments: str) -> None:
 
 
 def test_processes_that_would_validate_differently_are_refused_before_they_validate(tmp_path, recipe):
-    arguments = ["train", "--config", str(recipe), "--run-dir", str(tmp_path / "run")]
-    run = several.Processes(2, tmp_path / "a", _without_validation_on_one, *arguments)
-    assert run.wait() == [1, 1]
-    assert re.findall(r"nnue: (error: .*)", run.said()) == [
-        "error: train: the processes do not have the same recipe and validation files"
-    ]
+    _refused(tmp_path, recipe, _without_validation_on_one, "recipe and validation files")
 
 
 def _with_wrong_integers(*arguments: str) -> None:
