@@ -1,21 +1,32 @@
-"""The example that trains, plots and plays runs as it stands."""
+"""The notebook from data to Elo runs as it stands."""
 
 import json
 import runpy
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("file", ["", "mine.plain"], ids=["sample", "own data"])
 def test_the_notebook_runs(
-    project_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    file: str,
+    project_root: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    if file:
+        convert = [sys.executable, "-m", "nnue_trainer", "data", "convert"]
+        subprocess.run([*convert, project_root / "samples" / "val.binpack", file], check=True)
+        monkeypatch.setenv("DATA", file)
     for name, value in {"EPOCHS": "2", "PAIRS": "1", "POSITIONS": "2048", "MOVES": "3"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("PYTHONPATH", str(project_root))
-    runpy.run_path(str(project_root / "examples" / "notebook" / "train_plot_play.py"), run_name="__main__")
+    runpy.run_path(str(project_root / "examples" / "notebook" / "data_to_elo.py"), run_name="__main__")
     printed = capsys.readouterr().out
     assert "validation loss" in printed
     folder = tmp_path / "notebook"

@@ -1,11 +1,16 @@
 # %% [markdown]
-# # Train, plot, play
-# Trains a small net on the bundled sample, plots its losses, and lets it play against the net of its first epoch.
-# Jupyter and most editors run this file cell by cell (`# %%`); `python train_plot_play.py` runs all of it in a minute.
+# # From data to Elo
+# Splits a file of positions, trains a small net on it, plots its losses, and measures its Elo against the net of its
+# first epoch. Jupyter and most editors run this file cell by cell (`# %%`); `python data_to_elo.py` runs all of it in a
+# minute.
+#
+# `DATA` is your file, in any format that `nnue data` reads (binpack, bulletformat, viriformat, plain, PGN, …); by
+# default, the sample of this project.
 
 # %%
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -14,13 +19,23 @@ from nnue_trainer.analysis import write_report
 from nnue_trainer.match import Adjudication, Limit, MatchOptions, OpeningOptions, play_match, players_of, summary
 from nnue_trainer.training import train
 
-HERE = Path(__file__).resolve().parent
-SAMPLES = HERE.parents[1] / "samples"
+HERE = Path(globals().get("__file__", "data_to_elo.py")).resolve().parent  # Jupyter works in this folder
+DATA = Path(os.environ.get("DATA", HERE.parents[1] / "samples" / "train.binpack"))
 EPOCHS = int(os.environ.get("EPOCHS", 8))
 POSITIONS = int(os.environ.get("POSITIONS", 100_000))  # per epoch
 PAIRS = int(os.environ.get("PAIRS", 20))
 MOVES = int(os.environ.get("MOVES", 0))  # longer games are draws; 0: no limit
 folder = Path("notebook")
+
+# %% [markdown]
+# ## Data
+# Validation positions come from other games than training positions: `nnue data split` distributes whole games.
+
+# %%
+folder.mkdir(exist_ok=True)
+train_file, validation_file = folder / "train.binpack", folder / "validation.binpack"
+outputs: list[str | Path] = ["--train", train_file, "--validation", validation_file, "--share", "0.1", "--overwrite"]
+subprocess.run([sys.executable, "-m", "nnue_trainer", "data", "split", DATA, *outputs], check=True)
 
 # %% [markdown]
 # ## Train
@@ -31,8 +46,8 @@ recipe = config.parse(
     {
         "model": {"kind": "simple", "hidden": 64},
         "data": {
-            "train": [str(SAMPLES / "train.binpack")],
-            "validation": [str(SAMPLES / "val.binpack")],
+            "train": [str(train_file)],
+            "validation": [str(validation_file)],
             "validation_positions": 10_000,
             "batch_size": 1024,
             "shuffle_buffer": 100_000,
@@ -67,7 +82,7 @@ figure.savefig(folder / "loss.png")
 print(f"{folder}/loss.png, {write_report([folder / 'run'], folder / 'report.html', overwrite=True)}")
 
 # %% [markdown]
-# ## Play
+# ## Elo
 # The last net plays against the net of the first epoch, both in a small engine that looks one move ahead.
 
 # %%
