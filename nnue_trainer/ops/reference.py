@@ -7,11 +7,14 @@ on devices without kernels. Tests compare the kernels with it. `perspectives` an
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Literal, Protocol, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+if TYPE_CHECKING:
+    from nnue_trainer.modules.layer_stacks import StackLayer
 
 Activation = Literal["identity", "crelu", "screlu", "pairwise"]
 ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
@@ -109,17 +112,8 @@ def choose(every: Tensor, bucket: Tensor) -> Tensor:
     return torch.where(mask.unsqueeze(2), every, 0.0).sum(1)
 
 
-class Hidden(Protocol):
-    """The fields that `layers` reads of a layer but the last: `modules.layer_stacks.StackLayer`."""
-
-    @property
-    def output_scale(self) -> float | None: ...
-    def activate(self, y: Tensor) -> Tensor: ...
-    def skipped(self, y: Tensor) -> Tensor | None: ...
-
-
 def layers(
-    hidden: Sequence[Hidden], x: Tensor, linear: Callable[[int, Tensor], Tensor], psqt: Tensor | None = None
+    hidden: Sequence[StackLayer], x: Tensor, linear: Callable[[int, Tensor], Tensor], psqt: Tensor | None = None
 ) -> Tensor:
     """The outputs of the last layer, [B, n], of x [B, I] (csrc/layer_stacks.h). `linear(number, x)` computes one of the
     layers, of which all but the last are `hidden`; `psqt` [B] is added to each output."""

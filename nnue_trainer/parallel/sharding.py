@@ -20,7 +20,7 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +28,7 @@ from torch.nn import functional as F
 
 from nnue_trainer.data.batch import Batch
 from nnue_trainer.errors import UserError
-from nnue_trainer.losses.base import Loss, mean
+from nnue_trainer.losses.base import mean
 from nnue_trainer.modules.layer_stacks import FirstOutputs, LayerStacks, Targets, give_gradients
 from nnue_trainer.nets.base import NnueModel, StackedModel
 from nnue_trainer.optim import Optimizer
@@ -36,31 +36,8 @@ from nnue_trainer.optim.parts import Moments, Norm, Part
 from nnue_trainer.parallel.ranks import Ranks
 from nnue_trainer.parallel.split import Split, cut
 
-Terms = tuple[Tensor, Tensor]
-"""Σ weight · loss and Σ weight, as `Loss.terms` gives them."""
-
-
-class Step(Protocol):
-    """The part of the trainer that a sharding uses."""
-
-    @property
-    def loss_kind(self) -> Loss:
-        """The loss function of the recipe."""
-
-    def lambda_values(self, batch: Batch) -> Tensor:
-        """λ of the step with this batch, fp32: a scalar, or [B] with one value for each position of the whole batch."""
-
-    def autocast(self) -> AbstractContextManager[Any]:
-        """The autocast context of the recipe's precision."""
-
-    def loss(self, batch: Batch) -> Tensor:
-        """The mean loss of a whole batch, a scalar with its autograd graph."""
-
-    def terms(self, batch: Batch, lam: Tensor) -> Terms:
-        """Σ weight · loss and Σ weight of a batch, with their autograd graph; `lam` is λ, a scalar or [B]."""
-
-    def penalty(self, batch: Batch) -> Tensor | None:
-        """The term added to the mean loss of the batch whose `terms` were computed last; None: there is none."""
+if TYPE_CHECKING:
+    from nnue_trainer.training.step_loss import StepLoss
 
 
 class Share(NamedTuple):
@@ -113,7 +90,7 @@ class Unsharded:
         """The results of each rank in the batches that it validates, [ranks, …]; one where every rank validates all."""
         return part.unsqueeze(0)
 
-    def backward(self, step: Step, batch: Batch) -> Tensor:
+    def backward(self, step: StepLoss, batch: Batch) -> Tensor:
         """Computes the gradients of this rank's parameters, and returns the mean loss of the whole batch, a scalar
         without a graph. `batch` is made from the positions of `share_of`, and by `prepare`. All ranks must call it
         together."""
@@ -157,7 +134,7 @@ class _Shared(Unsharded):
         """The share of what the whole batch has, one for each position."""
         return each.part(self._begin, self._end) if isinstance(each, Batch) else each[self._begin : self._end]
 
-    def _lambda(self, step: Step, batch: Batch) -> Tensor:
+    def _lambda(self, step: StepLoss, batch: Batch) -> Tensor:
         """λ of the share: a scalar, or one value for each position."""
         lam = step.lambda_values(batch)
         return lam if lam.dim() == 0 else self._of_share(lam)
@@ -179,7 +156,7 @@ class ShardedPositions(_Shared):
     def of_all(self, part: Tensor) -> Tensor:
         return self.ranks.all_gather(part)
 
-    def backward(self, step: Step, batch: Batch) -> Tensor:
+    def backward(self, step: StepLoss, batch: Batch) -> Tensor:
         assert self._optimizer is not None
         weighted, weights = step.terms(batch, self._lambda(step, batch))
         if (penalty := step.penalty(batch)) is not None:
@@ -261,7 +238,7 @@ class ShardedColumns(_Shared):
         """The context of the forward pass: the usual one, but integers stay what they are."""
         return usual if self.model.rounded is None else torch.autocast(batch.white.device.type, enabled=False)
 
-    def backward(self, step: Step, batch: Batch) -> Tensor:
+    def backward(self, step: StepLoss, batch: Batch) -> Tensor:
         model, ranks, positions = self.model, self.ranks, len(batch)
         stacks, bucket, loss = self._stacks(), model.buckets_of(batch), step.loss_kind
         layers = model.layers_for(bucket, stacks.order_of(batch), loss_is_known=loss.kernel() is not None)

@@ -30,7 +30,7 @@ def why_loss_apart(recipe: Recipe, penalties: Penalties, sharding: Unsharded) ->
 
 
 class StepLoss:
-    """The loss of each step of a stage: `parallel.sharding.Step`."""
+    """The loss of each step of a stage."""
 
     def __init__(
         self, recipe: Recipe, stage: StageOfRun, model: NnueModel, penalties: Penalties, sharding: Unsharded
