@@ -1,4 +1,4 @@
-"""Builds the native parts of the package: two op libraries and the data module.
+"""Builds the native parts of the package: three operator libraries and the data module.
 
 _ops_cpu   csrc/library.cpp (every op schema) and csrc/cpu/; LibTorch stable ABI, loaded with torch.ops.load_library
 _ops_cuda  csrc/cuda/; the same ABI; built when nvcc is found (FORCE_CUDA=0/1 overrides), never gated on a visible GPU

@@ -1,4 +1,4 @@
-"""The source distribution has all that a build needs."""
+"""The source distribution has all that `make build` and `make quickstart` need."""
 
 import os
 import subprocess
@@ -17,8 +17,11 @@ def test_it_has_every_source(tmp_path, project_root):
     rooms = ("csrc/", "data_loader/", "nnue_trainer/")
     wanted = {name for name in files if name.startswith(rooms) and not name.startswith("data_loader/fuzz/")}
     tree = tmp_path / "tree"
+    (tree / "configs").parent.mkdir()
+    (tree / "configs").symlink_to("nnue_trainer/presets")
     for name in files:
-        if name in wanted or "/" not in name or name.startswith(("examples/", "samples/", "tools/")):
+        copied = ("examples/", "samples/", "tools/", "requirements/", "tests/test_")
+        if name in wanted or "/" not in name or name.startswith(copied):
             (tree / name).parent.mkdir(parents=True, exist_ok=True)
             os.link(project_root / name, tree / name)
     command = [sys.executable, "setup.py", "--quiet", "sdist", "--dist-dir", str(tmp_path)]
@@ -26,6 +29,9 @@ def test_it_has_every_source(tmp_path, project_root):
     (archive,) = tmp_path.glob("*.tar.gz")
     with tarfile.open(archive) as opened:
         held = {name.partition("/")[2] for name in opened.getnames()}
+    wanted |= {"Makefile", "REUSE.toml", "train.py", "configs/quickstart.yaml", "samples/train.binpack"}
+    wanted |= {name for name in files if name.startswith("requirements/")}
     assert wanted - held == set()
+    assert not [name for name in held if name.startswith("tests/")]
     assert not any(name.endswith((".so", ".o", ".nnue")) for name in held)
     assert archive.stat().st_size < 8 << 20
