@@ -41,6 +41,9 @@ licences=$(git grep -nI 'SPDX-License-Identifier:' -- . ':!tools/hygiene.sh' | g
 [ -z "$licences" ] || complain "a licence other than MIT:
 $licences"
 grep -q '^path = "\*\*"' REUSE.toml && grep -q '^SPDX-License-Identifier = "MIT"' REUSE.toml || complain "REUSE.toml does not cover every file"
+for file in examples/engine/nnue.{h,rs}; do
+    grep -q "^// SPDX-License-Identifier: MIT" "$file" || complain "$file has no licence, and users copy it"
+done
 # REUSE-IgnoreEnd
 [ "$bad" -eq 0 ] && echo "hygiene: clean"
 exit "$bad"

@@ -1,3 +1,6 @@
+// SPDX-FileCopyrightText: 2026 The nnue-trainer developers
+// SPDX-License-Identifier: MIT
+//
 // NNUE inference in one header, C++17, without dependencies, for nets that `nnue export --format raw --header` writes.
 //
 // The header beside a net (net.h) describes it in a struct `Net`, the parameter of all templates here. An engine does

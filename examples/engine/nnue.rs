@@ -1,3 +1,6 @@
+// SPDX-FileCopyrightText: 2026 The nnue-trainer developers
+// SPDX-License-Identifier: MIT
+
 //! NNUE inference in one Rust file, without dependencies, for nets that `nnue export --format raw --rust` writes.
 //!
 //! The file beside a net (net.rs) describes it in a `static NET: Net`; `mod nnue; mod net;` includes both in a program.
