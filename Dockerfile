@@ -1,5 +1,5 @@
 # The trainer on CUDA: docker build -t nnue-trainer . ; docker run --gpus all -v "$PWD:/data" nnue-trainer train --preset sfnnv5 …
-# The compilers stay in the first stage. torch's wheel brings the CUDA libraries, so the second is Debian with Python.
+# The compilers stay in the first stage. torch's wheel brings the CUDA libraries, so the second is Ubuntu with Python.
 FROM nvidia/cuda:13.0.1-devel-ubuntu24.04 AS build
 # hadolint ignore=DL3008
 RUN apt-get update && apt-get install -y --no-install-recommends g++ make python3-dev python3-venv && rm -rf /var/lib/apt/lists/*
