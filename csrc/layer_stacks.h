@@ -1,13 +1,13 @@
-// The layers after the feature transformer, with a set of weights per stack, and the loss after them: the contract of
-// the operators _stack_order and layer_stacks_*, the checks, and what a position's loss is. There are kernels for CUDA
-// alone; nnue_trainer/modules/layer_stacks.py has the same in torch's operators, and chooses between them.
+// The contract of the operators _stack_order and _layer_stacks_*: the layers after the feature transformer, with a set
+// of weights per stack, and the loss after them. Also their checks, and the loss of a position. The kernels are for
+// CUDA only; nnue_trainer/modules/layer_stacks.py does the same with torch's operators, and selects one of the two.
 //
-// A position b has inputs x[b] and a stack s. Layer 0 sees x, layer l the activations of layer l - 1:
+// A position b has inputs x[b] and a stack s. Layer 0 reads x, layer l reads the activations of layer l - 1:
 //
 //   y_l = weight_l[s] · v_l + bias_l[s],   v_0 = x,   v_(l + 1) = activation_l(the first `activated` of y_l)
 //
 // The last layer has one output. It reads v of the layer before, after those v of earlier layers that have `to_output`,
-// each multiplied by its `output_scale`. What it gives, the skip connections y_l[plus] - y_l[minus] of all layers and
+// each multiplied by its `output_scale`. Its result, the skip connections y_l[plus] - y_l[minus] of all layers and
 // psqt[b] add up to output[b].
 //
 //   order        int32, from _stack_order: positions by stack. Its contents are private (Order)
@@ -36,13 +36,13 @@
 //   layers = trunc((last y + skips) · multiply / by)
 //   output = trunc((trunc(psqt) + layers) · score_multiply / score_divide) / unit
 //
-// With `apart` the two parts of the output are multiplied, divided and rounded each by itself. `step` and `square` are
+// With `apart` the two parts of the output are multiplied, divided and rounded separately. `step` and `square` are
 // powers of two. grad_x is also multiplied by `x_scale`, and grad_psqt by `psqt_scale`. x is float32 or
-// bfloat16. If `square` is not 0, layer 0 sees floor(square · x²) in the place of x; only _layer_stacks_loss with one
-// layer can do that, and the gradient of its x is not made. _layer_stacks_first does not round.
+// bfloat16. If `square` is not 0, layer 0 reads floor(square · x²) instead of x; only _layer_stacks_loss with one layer
+// supports this, and it does not compute the gradient of x. _layer_stacks_first does not round.
 //
-// _stack_order(bucket int64 [B], S) orders positions; a bucket outside 0 … S - 1 is clamped (who
-// computes it reports it). It depends on the batch alone, so it may be made ahead of time.
+// _stack_order(bucket int64 [B], S) orders positions; a bucket outside 0 … S - 1 is clamped
+// (the code that computes it reports it). It depends only on the batch, so it can be computed ahead of time.
 //
 // _layer_stacks_first(x, order, weight_0) gives sums = weight_0 · x, float32 [B, O]. x is float32, float16 or bfloat16
 // [B, N], N a multiple of 16.
@@ -50,7 +50,7 @@
 // _layer_stacks_forward gives (output float32 [B], sums). With `is_sums` x is these sums, and layer 0 is left out.
 //
 // _layer_stacks_backward(grad_output, sums, …) gives (grad_sums float32 [B, O], partials): `partials` has the gradients
-// of all parameters but weight_0, tile by tile. What else it has is private.
+// of all parameters but weight_0, tile by tile. Its other contents are private.
 //
 // _layer_stacks_loss does all of this for a loss that it supports, 1 (sigmoid) or 2 (win_rate): it gives (totals,
 // grad_sums, grad_output, partials). `targets` are score int16 [B], result int8 [B] and λ float32, a scalar or [B];
@@ -83,8 +83,8 @@
 // of the positions and not scaled, and after them its totals. It adds them up in the order of the processes, and gives
 // (totals of all, gradients divided by totals[1]).
 //
-// If there is one layer and a position's x has at most 16 KB, _layer_stacks_loss reads x once: then
-// `partials` has more than N numbers per tile, the gradient of weight_0 among them, and x is needed for grad_x alone.
+// If there is one layer and a position's x has at most 16 KB, _layer_stacks_loss reads x once: then `partials` has more
+// than N numbers per tile, among them the gradient of weight_0, and x is needed only for grad_x.
 //
 // Exactness: products of layer 0 are made of bfloat16 parts, whose products are exact. With float32 x every factor is
 // three parts, and products of parts of at most 2^-25 of the whole are left out. With x of 16 bits, x is exact, but the
@@ -140,7 +140,7 @@ struct Layer {
     int activated, activation, plus, minus;
     float largest, low, square;
     int values;         // that the next layer reads
-    int output_offset;  // of these among the inputs of the last layer, -1 where it does not see them
+    int output_offset;  // of these among the inputs of the last layer, -1 if it does not read them
     float output_scale;
     // With rounding.
     float step;

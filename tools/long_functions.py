@@ -117,7 +117,7 @@ def cpp_functions(text: str) -> Iterator[Function]:
 
 
 def reason(lines: list[str], above: int) -> bool:
-    """Is there a line `long: ...` in the comment that ends directly above the line `above`?"""
+    """Whether the comment that ends directly above the line `above` has a line `long: ...`."""
     place = above - 2
     while place >= 0 and (found := re.match(r"\s*(#|//) ?(.*)", lines[place])):
         if found[2].startswith("long: "):

@@ -1,10 +1,10 @@
-"""A net against itself with a few of its weights zeroed: how the sequential test of `nnue match` ends.
+"""Plays a net against a copy of it with a few zeroed weights, and checks the verdict of the test of `nnue match`.
 
     python tools/sprt_of_zeroed.py [--engine stockfish] [--share 0.001] [match options]
 
 Takes the engine's own net (`export_net`), zeroes this share of every parameter at random, and plays the two nets with
-the match options, by default `--nodes 300 --sprt 0,100 --pairs 400`. The zeroed net is weaker, so the test rejects it.
-Exit status 0 if it does.
+the match options, by default `--nodes 300 --sprt 0,100 --pairs 400`. The zeroed net is weaker, so the test must reject
+it. The exit status is 0 if it does.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def main() -> None:
             count += int(chosen.sum())
         checkpoint.save(folder / "zeroed.safetensors", saved)
         nnue("export", folder / "zeroed.safetensors", zeroed)
-        print(f"{count:,} weights are zero now")
+        print(f"{count:,} weights were set to zero")
         nnue("match", zeroed, whole, "--engine", known.engine, "-o", folder / "match", *OPTIONS, *options)
         found = json.loads((folder / "match" / "match.json").read_text())["pairings"][0]
     print(f"pairs {found['pairs']}, LLR {found['sprt']['llr']:.2f}, verdict {found['sprt']['verdict']}")

@@ -127,7 +127,7 @@ template <int64_t ahead, class T, class Out, class RowOf, class ValueOf>
 template <class T, class Out>
 void weight_gradient_slab(const WeightGradientArguments<T, Out>& a, int64_t column, int64_t columns, int64_t begin,
                           int64_t end) {
-    // Neighbouring features have rows in common. To sum one tile of columns for all features keeps that part of the
+    // Neighbouring features have rows in common. Summing one tile of columns for all features keeps that part of the
     // rows in the cache.
     constexpr int64_t kWide = kTile * kLanes<sum_t<T>>;
     for (int64_t c = 0; c < columns; c += kWide) {

@@ -25,7 +25,7 @@ TEST(Profile, BinsCoverEveryScoreInOrder) {
     EXPECT_LT(Profile::magnitude_bin(0x3fff), Profile::kPlyBins);
 }
 
-TEST(Profile, IsTheSameHoweverTheRecordsCome) {
+TEST(Profile, DoesNotDependOnHowRecordsAreDivided) {
     const std::vector<Record> records = testing::random_games(3, 400, 60);
     Profile whole, parts;
     whole.add(records);
@@ -41,7 +41,7 @@ TEST(Profile, IsTheSameHoweverTheRecordsCome) {
     EXPECT_EQ(whole.calibration(), parts.calibration());
 }
 
-TEST(Profile, JoinsNeighboursWhereThereAreTooMany) {
+TEST(Profile, JoinsNeighbouringBlocksIfThereAreTooMany) {
     const std::vector<Record> some = testing::random_games(4, 40, 60);
     std::vector<Record> records;
     while (records.size() < Profile::kMaxBlocks * Profile::kFirstBlockSize + 1) {
@@ -66,7 +66,7 @@ TEST(Profile, JoinsNeighboursWhereThereAreTooMany) {
     EXPECT_EQ(plies, expected);
 }
 
-TEST(Profile, RefusesWhatCannotBe) {
+TEST(Profile, RefusesInvalidRecords) {
     std::vector<Record> records = testing::random_games(5, 1, 10);
     records[4].bytes[28] |= 0xc0;
     Profile profile;

@@ -1,4 +1,4 @@
-"""`nnue check`: what rounding to integers costs a net, on real positions."""
+"""`nnue check`: the effect of rounding to integers on the evaluation of real positions."""
 
 from __future__ import annotations
 

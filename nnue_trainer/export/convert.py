@@ -73,7 +73,7 @@ def _count_wrong(tensor: NetTensor, flat: np.ndarray) -> int:
 
 
 def _steps(tensor: NetTensor, values: np.ndarray) -> np.ndarray:
-    """fp32 values in whole steps, in the very precision that quantisation-aware training rounds in."""
+    """fp32 values in whole steps, in the precision in which quantisation-aware training rounds."""
     precision: Any = np.float64 if tensor.steps.wide else np.float32
     with np.errstate(over="ignore"):  # infinity does not fit, and is refused
         return np.asarray(np.rint(values.astype(precision) * precision(tensor.scale)))
@@ -116,7 +116,7 @@ def net_from_checkpoint(checkpoint: Checkpoint, where: str, *, any_l1: bool = Fa
         if tensor.source is not None:
             integers = integers[tensor.source]
         if tensor.columns is not None and tensor.columns != tensor.shape[-1]:
-            # Rows are padded to whole vectors; what a foreign net had in there was kept at import.
+            # Rows are padded to whole vectors; an imported net keeps the padding of its file.
             padding = np.zeros((*tensor.shape[:-1], tensor.shape[-1] - tensor.columns), tensor.dtype)
             if tensor.name in kept:
                 padding = _kept_padding(kept[tensor.name], padding, tensor.name, where)
@@ -134,7 +134,7 @@ def _source_rows(tensor: NetTensor, model: Mapping[str, Tensor]) -> np.ndarray:
 
 
 def exported(quantized: QuantizedNet, checkpoint: Checkpoint) -> Exported:
-    """The net of `checkpoint` for a file format; `quantized` is what `net_from_checkpoint` made of it."""
+    """The net of `checkpoint` for a file format; `quantized` is the result of `net_from_checkpoint`."""
     model = checkpoint.tensors["model"]
 
     def values_of(tensor: NetTensor) -> Callable[[], np.ndarray]:
@@ -207,7 +207,7 @@ def _kept_padding(found: Tensor, expected: np.ndarray, name: str, where: str) ->
 
 
 def _origin(checkpoint: Checkpoint, net: Net, where: str) -> tuple[bytes, str]:
-    """Description and layout of the file that a checkpoint was imported from, else those of a net of ours."""
+    """Description and layout of the file that a checkpoint was imported from, or else those of a new net."""
     layouts = [layout.name for layout in net.layouts()]
     origin = checkpoint.state.get("net", {})
     if not isinstance(origin, dict):
@@ -298,7 +298,7 @@ def read_format(
 
 
 def _dequantize(tensor: NetTensor, steps: np.ndarray, where: str, out: np.ndarray | None = None) -> np.ndarray:
-    """The floats that `steps` stand for, fp32, in `out` if it is given."""
+    """The values of the integers `steps`, fp32, in `out` if it is given."""
     values = np.empty(steps.shape, np.float32) if out is None else out
     if tensor.is_float:
         values[...] = _finite(tensor, steps, where)
@@ -308,7 +308,7 @@ def _dequantize(tensor: NetTensor, steps: np.ndarray, where: str, out: np.ndarra
         part = slice(begin, begin + _CHUNK)
         result[part] = flat[part] / tensor.scale
         if steps.itemsize < 4:
-            continue  # 24 bits hold 16
+            continue  # the 24 bits of a float's fraction hold every 16-bit integer
         lost = np.rint(result[part].astype(np.float64) * tensor.scale) != flat[part]
         if lost.any():
             at = begin + int(lost.argmax())

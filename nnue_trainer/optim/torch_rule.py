@@ -1,4 +1,4 @@
-"""Any optimiser that is a torch.optim.Optimizer as a rule: torch's own by name, and what others have written."""
+"""Any optimiser that is a torch.optim.Optimizer as a rule: torch's by name, and those of other packages."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Make = Callable[[list[dict[str, Any]]], torch.optim.Optimizer]
 
 # Options that a recipe does not set, since the trainer does.
 _OURS = ("self", "params", "lr", "foreach", "fused", "capturable", "differentiable", "maximize")
-# They need gradients of another kind, or call the model several times in a step.
+# These need gradients of another kind, or call the model several times in a step.
 _UNFIT = ("LBFGS", "Optimizer", "SparseAdam")
 # In torch 2.10 to 2.13, these take a learning rate that lies on the device, and no step waits for it.
 _CAPTURABLE = ("Adam", "AdamW", "NAdam", "RAdam")
@@ -34,8 +34,8 @@ _BY_VALUE = ("ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", 
 class TorchRule(Rule):
     """A rule made of a torch.optim.Optimizer.
 
-    Its state is all that the optimiser holds, less what its constructor made (`optim.object_state`): tensors of its
-    `state` as `KEY/PARAMETER`, other tensors by where they are, and everything else as JSON in `rule.json`.
+    Its state is everything that the optimiser holds except what its constructor made (`optim.object_state`): tensors
+    of its `state` as `KEY/PARAMETER`, other tensors by where they are, and everything else as JSON in `rule.json`.
     """
 
     capturable = False
@@ -43,7 +43,7 @@ class TorchRule(Rule):
     def __init__(self, work: Work, make: Make, *, capturable: bool = False) -> None:
         """`make` builds the optimiser from parameter groups; groups of virtual rows have `weight_decay: 0`. With
         `capturable` it was made with `lr=work.lr`, keeps numbers on the device and never waits for it; else its
-        learning rate is set from the host before each step. UserError if it holds what a file cannot."""
+        learning rate is set from the host before each step. UserError if it holds a value that a file cannot store."""
         super().__init__(work)
         self.capturable = capturable
         groups: dict[tuple[bool, Settings], list[nn.Parameter]] = {(False, Settings()): []}
@@ -70,8 +70,8 @@ class TorchRule(Rule):
             self._widen_counts()
 
     def _widen_counts(self) -> None:
-        """Makes counts of steps on the host float64: torch's are float32, which ends at 2²⁴. Counts on the device stay:
-        the rules that have them compute the same from a million steps on."""
+        """Makes counts of steps on the host float64: torch's are float32, which cannot count beyond 2²⁴. Counts on
+        the device stay float32: the rules that have them compute the same values after a million steps."""
         for state in self.optimizer.state.values():
             step = state.get("step") if isinstance(state, dict) else None
             if isinstance(step, Tensor) and step.dtype == torch.float32 and step.dim() == 0 and step.is_cpu:
@@ -130,7 +130,7 @@ class TorchRule(Rule):
 
     @torch.no_grad()
     def _make_state(self, stepped: set[str]) -> None:
-        """Has the optimiser make the state of the parameters named, by a step whose effect on weights is undone."""
+        """Makes the optimiser create the state of these parameters: it takes a step, which is undone for weights."""
         before = {name: self.work.parameters[name].clone() for name in stepped & self.work.parameters.keys()}
         for name in before:
             parameter = self.work.parameters[name]
@@ -142,7 +142,7 @@ class TorchRule(Rule):
 
 
 def _group(virtual: bool, settings: Settings, parameters: list[nn.Parameter]) -> dict[str, Any]:
-    """In the form that torch's optimisers take."""
+    """A parameter group in the form that torch's optimisers take."""
     group: dict[str, Any] = {"params": parameters}
     decay = 0.0 if virtual else settings.decay
     if decay is not None:
@@ -157,7 +157,7 @@ class TorchOptimizer(OptimizerConfig):
 
     heeds_settings: ClassVar[bool] = True
     name: str
-    """of a class in torch.optim: RAdam, NAdam, SGD, Adagrad, …"""
+    """name of a class in torch.optim: RAdam, NAdam, SGD, Adagrad, …"""
     options: dict[str, Any] = Field(default_factory=dict)
     """arguments of its constructor besides parameters and lr, such as {betas: [0.9, 0.99], weight_decay: 0.01}"""
 
@@ -183,7 +183,7 @@ class TorchOptimizer(OptimizerConfig):
         parameter.grad = torch.ones(2, 2)
         try:
             make([parameter], lr=1e-3, **_tuples(self.options)).step()
-        except Exception as error:  # whatever torch makes of a wrong value
+        except Exception as error:  # any error that torch raises for a wrong value
             raise ValueError(f"options: {self.name} refuses {self.options}: {' '.join(str(error).split())}") from None
         return self
 
@@ -210,5 +210,5 @@ def _classes() -> dict[str, Any]:
 
 
 def _tuples(options: dict[str, Any]) -> dict[str, Any]:
-    """YAML has lists where torch has tuples."""
+    """The options with tuples instead of lists: torch expects tuples, and YAML has only lists."""
     return {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}

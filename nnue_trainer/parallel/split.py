@@ -17,7 +17,7 @@ _NEEDED = 16
 
 def cut(columns: int, size: int) -> tuple[int, ...]:
     """Divides `columns` among `size` ranks. Returns size + 1 numbers: rank r owns the columns from the r-th to the
-    next. All ranks wait for the one that has most columns, so the shares are as equal as multiples of 16 allow, or just
+    next. All ranks wait for the one that has the most columns, so the shares are as equal as multiples of 16 allow, or
     as equal as possible if there are too few columns for that. ValueError if a rank would have none."""
     if columns < size:
         raise ValueError(f"found {columns} columns, expected at least one for each of {size} processes")
@@ -43,7 +43,7 @@ class Split:
         return tensor.dim() > self.dim and tensor.shape[self.dim] == self.groups * columns
 
     def width(self, rank: int) -> int:
-        """How many columns of each group a rank owns."""
+        """The number of columns that a rank owns in each group."""
         return self.cuts[rank + 1] - self.cuts[rank]
 
     @property
