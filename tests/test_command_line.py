@@ -465,7 +465,7 @@ def test_the_help_of_a_command_has_no_python_types(words: list[str]) -> None:
 
 
 def test_the_help_of_options_has_n_and_x_for_numbers() -> None:
-    """Not `<int range>` and the like."""
+    """Not `<int range>` and the like; ranges in words."""
     seen = 0
 
     def look(command: Any, name: str, parent: Any = None) -> None:
@@ -473,12 +473,17 @@ def test_the_help_of_options_has_n_and_x_for_numbers() -> None:
         context = command.make_context(name, [], parent=parent, resilient_parsing=True)
         text = command.get_help(context)
         assert re.findall(r"(?i)<?\b(?:list\[)?(?:int|integer|float)\b[^a-z.,]*(?:range)?\]?>", text) == [], name
+        assert not re.search(r"\bx ?[<>]=?|\bNone\b", text), name
         seen += len(re.findall(r"(?m)^  -.* [NX](?:  |$)", text))
         for inner in getattr(command, "commands", ()):
             look(command.get_command(context, inner), inner, context)
 
     look(typer.main.get_command(cli.app), "nnue")
     assert seen > 50
+    text = " ".join(nnue("match", "--help").stdout.split())
+    assert "[1 to 1000]" in text
+    assert "[default: 20; at least 0]" in text
+    assert "9223372036854775807" not in text
 
 
 @pytest.mark.slow

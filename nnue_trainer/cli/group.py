@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from typer.core import TyperArgument, TyperGroup
@@ -9,12 +10,23 @@ from typer.core import TyperArgument, TyperGroup
 _NUMBERS = {"int": "N", "list[int]": "N", "float": "X", "list[float]": "X"}
 
 
+_UNLIMITED = 10**9  # limits from here on only prevent overflows, and the help does not show them
+
+
+def _range(low: float | None, high: float | None) -> str | None:
+    if high is not None and high < _UNLIMITED:
+        return f"{low} to {high}"
+    return None if low is None else f"at least {low}"
+
+
 class Group(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """A subcommand, whose help has no Python types of typer's, such as `<list[Path]>` and `<int range>`: none for
-        arguments, N for integers of options and X for other numbers."""
+        arguments, N for integers of options and X for other numbers. Ranges are in words instead of `0<=x<=9`."""
         command = super().get_command(ctx, cmd_name)
         for parameter in command.params if command is not None else ():
+            low, high = getattr(parameter, "min", None), getattr(parameter, "max", None)
+            parameter.__dict__["_get_number_range_help_str"] = partial(_range, low, high)
             if isinstance(parameter, TyperArgument):
                 parameter.__dict__["display_type_rich"] = lambda ctx: None
             elif parameter.metavar is None:
