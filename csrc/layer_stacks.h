@@ -58,21 +58,22 @@
 // weight · loss, Σ weight, and their quotient (0 where Σ weight is 0); gradients are those of the first total. `order`
 // holds a counter that is 0 again afterwards, so two such calls with one order may not run at the same time.
 //
-// _layer_stacks_gradients takes what the two above give, and gives (grad_x, grad_weight_0, grad_psqt, gradients), all
-// multiplied by scales[0] (float32 scalar), if it is given, and divided by scales[1][1], if it is: totals, so Σ weight.
-// `gradients` is flat: bias_0, weight_1, bias_1, … each from a multiple of 4 on. Without x the first two have no
-// elements; without partials the last; without grad_output the third. grad_x has the dtype `grad_dtype`, independent of
-// x's; none: it is not computed.
+// _layer_stacks_gradients takes what the two above give, and gives (grad_x, grad_bias, grad_psqt, grad_weight_0,
+// gradients), all multiplied by scales[0] (float32 scalar), if it is given, and divided by scales[1][1], if it is:
+// totals, so Σ weight. `gradients` is flat: bias_0, weight_1, bias_1, … each from a multiple of 4 on. Without x grad_x
+// and grad_weight_0 have no elements; without partials `gradients`; without grad_output grad_psqt. grad_x has the dtype
+// `grad_dtype`, independent of x's; none: it is not computed. grad_bias has no elements.
 //
-// _layer_stacks_gradients_through does the same where x is the output of _perspective_transformer_forward, and goes on
-// through the transformer: it gives (gradients of the transformer's weight, of its bias and of psqt, grad_weight_0,
-// gradients). The gradient of x is not made. `batch`, `saved`, `transformer`, `range` and `weight_dtype` are those of
-// _perspective_transformer_backward (perspective_transformer.h). Without grad_output it makes no gradient of psqt. With
-// `leaves_unused` it need not write rows of the gradient of the weight whose feature no position has.
+// If `through` is not empty, x is the output of _perspective_transformer_forward, and the operator goes on through it:
+// grad_x, grad_bias and grad_psqt are the gradients of its weight, bias and PSQT columns, and that of x is not made.
+// `through` has `saved`, the stack of each position, `bucket` int64 [B], and then the `batch` of
+// _perspective_transformer_backward, whose `transformer`, `range` and `weight_dtype` are given as well, the last as
+// `grad_dtype` (perspective_transformer.h). With `leaves_unused` it need not write rows of the gradient of the weight
+// whose feature no position has.
 //
 // If there is one layer, the gradient of x is the product of two factors, that of the output and the layer's weight.
-// Then there is no psqt, and `bucket` int64 [B] has the stack of each position. Where the layer rounds, `range` must
-// scale by x_scale · multiply / (psqt_scale · by · divide), too: the first factor has psqt_scale.
+// Then there is no psqt. Where the layer rounds, `range` must scale by x_scale · multiply / (psqt_scale · by · divide),
+// too: the first factor has psqt_scale.
 //
 // If there are more layers, the kernels of 9.0 make x again from `saved`, of fp32 or bfloat16 weights; x is not read.
 // The activation must be pairwise, N a multiple of 64, in 16 bits the bound 1/64 to 255, and there must be a position.

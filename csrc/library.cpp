@@ -149,14 +149,9 @@ STABLE_TORCH_LIBRARY(nnue, m) {
         "Tensor grad_output, Tensor partials)");
     m.def(
         "_layer_stacks_gradients(Tensor? x, Tensor order, Tensor[] parameters, Tensor? grad_sums, Tensor? partials, "
-        "Tensor? grad_output, Tensor[] scales, int layers, ScalarType? grad_dtype) -> (Tensor grad_x, Tensor "
-        "grad_weight, "
-        "Tensor grad_psqt, Tensor gradients)");
-    m.def(
-        "_layer_stacks_gradients_through(Tensor? x, Tensor order, Tensor bucket, Tensor[] parameters, "
-        "Tensor? grad_sums, Tensor? partials, Tensor? grad_output, Tensor[] scales, int layers, Tensor[] batch, "
-        "Tensor saved, int[] transformer, float[] range, ScalarType weight_dtype, bool leaves_unused=False) "
-        "-> (Tensor grad_rows, Tensor grad_bias, Tensor grad_psqt, Tensor grad_weight, Tensor gradients)");
+        "Tensor? grad_output, Tensor[] scales, int layers, ScalarType? grad_dtype, Tensor[] through, "
+        "int[] transformer=[], float[] range=[], bool leaves_unused=False) -> (Tensor grad_x, Tensor grad_bias, "
+        "Tensor grad_psqt, Tensor grad_weight, Tensor gradients)");
     m.def("_layer_stacks_add_shares(Tensor shares) -> (Tensor totals, Tensor gradients)");
     m.def("_layer_stacks_describe(int inputs, int stacks, int[] hidden, float[] constants, float[] integers) -> int");
 

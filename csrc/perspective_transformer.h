@@ -28,7 +28,7 @@
 //
 // In C++ the layer after the transformer may give the backward something else than the gradient of `output`
 // (OutputGradients): the two factors of it, if that layer has one output; or the gradients of rows, which
-// _layer_stacks_gradients_through (layer_stacks.h) makes for the kernels of 9.0.
+// _layer_stacks_gradients (layer_stacks.h) makes for the kernels of 9.0.
 //
 // The layouts of `plan` and `saved` are private to this version of the library and to the kernels;
 // _perspective_transformer_layout describes those of CUDA, for fake kernels and tests, in a text of uint8 [n]. A PSQT

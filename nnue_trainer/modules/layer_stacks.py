@@ -229,7 +229,7 @@ class LayerStacks:
 @dataclass(frozen=True)
 class LayerCall:
     """Layers with their parameters, for some positions: what the operators compute of them. Where these cannot compute
-    it, `output`, `loss` and `loss_through` give None, and the others use torch's operators."""
+    it, `output` and `loss` give None, and the others use torch's operators."""
 
     of: LayerStacks
     parameters: Sequence[Tensor]
@@ -258,73 +258,66 @@ class LayerCall:
                 found = _operators._layer_stacks_backward(
                     grad_output, sums, self.order, parameters, self.of.description
                 )
-                # Without integers, PSQT has the gradient of the output.
-                rounds = self.of.integers is not None and needs[1]
-                gradients = self._gradients(x, parameters, found, grad_output if rounds else None, [], needs[0])
-                return gradients if rounds or not needs[1] else (gradients[0], grad_output, *gradients[2:])
+                grads = (*found, grad_output if needs[1] else None)
+                *found, flat = self._gradients(x, parameters, grads, [], x.dtype if needs[0] else None)
+                return *found, *_cut_gradients(flat, parameters)
 
             return output, (first.x, sums, *self.parameters), backward
 
         return differentiable(run, first.x, first.psqt, *self.parameters)  # type: ignore[no-any-return]
 
-    def loss(self, first: FirstOutputs, targets: Targets) -> Tensor | None:
-        """`losses.mean` of a loss that the operators compute, a scalar."""
-        if not targets.are_known or not self._is_fused(first.x, first.psqt):
+    def loss(self, first: FirstOutputs | TransformerCall, targets: Targets) -> Tensor | None:
+        """`losses.mean` of a loss that the operators compute, a scalar. `first`: the inputs, or the call that computes
+        them. Then their gradient is not made: if there is one layer, which has one output, the backward of the
+        transformer takes its two factors; if there are more, the backward of the first one makes the gradients of the
+        transformer's rows."""
+        sources: tuple[Tensor | None, ...]
+        if isinstance(first, TransformerCall):
+            is_fused, sources = self._goes_through(first), first.parameters.leaves
+        else:
+            is_fused, sources = self._is_fused(first.x, first.psqt), first[:2]
+        if not (is_fused and targets.are_known):
             return None
+        forward, back, stacks = self._through(first) if isinstance(first, TransformerCall) else (None, None, self.of)
+        of_psqt = len(sources) - 1
 
         def run(needs: Sequence[bool]) -> Any:
-            totals, grad_sums, grad_output, partials = self._loss(self.of, first.x, first.psqt, targets)
-
-            def backward(saved: Sequence[Tensor], grad_loss: Tensor) -> tuple[Tensor | None, ...]:
-                x, totals, grad_sums, grad_output, partials, *parameters = saved
-                grad_psqt = grad_output if needs[1] else None
-                return self._gradients(x, parameters, (grad_sums, partials), grad_psqt, [grad_loss, totals], needs[0])
-
-            return totals[2], (first.x, totals, grad_sums, grad_output, partials, *self.parameters), backward
-
-        return differentiable(run, first.x, first.psqt, *self.parameters)  # type: ignore[no-any-return]
-
-    def loss_through(self, transformer: TransformerCall, targets: Targets) -> Tensor | None:
-        """`loss`, where x and the PSQT part are what the feature transformer `transformer` gives. The gradient of x is
-        not made. If there is one layer, which has one output, the backward of the transformer takes its two factors.
-        If there are more, the backward of the first one makes the gradients of the transformer's rows."""
-        if not targets.are_known or not self._goes_through(transformer):
-            return None
-        forward, back, stacks, integers = transformer, transformer, self.of, self.of.integers
-        if integers is not None and not stacks.hidden:
-            # The backward takes gradients of the layer's sums with the factor of PSQT's.
-            of_sums = integers.multiply / (integers.by * integers.divide * integers.psqt_scale)
-            bound, scale = transformer.range
-            back = transformer._replace(range=[bound, scale * integers.x_scale * of_sums])
-            dtype = transformer.parameters.trained.dtype if bound <= _WHOLE_BFLOAT16 else torch.float32
-            in_one_pass = stacks.kernels(self.bucket.device, dtype) == "one_pass"
-            if transformer.of.activation == number_of("screlu") and transformer.kernels == "hopper" and in_one_pass:
-                # x before it is squared fits 16 bits. Both have the same sums, so the same backward.
-                crelu = transformer.of._replace(activation=number_of("crelu"), rounds_down=0)
-                forward = transformer._replace(transformer=list(crelu), range=[bound, 1.0], output_dtype=dtype)
-                stacks = dataclasses.replace(stacks, integers=dataclasses.replace(integers, square=scale))
-        weight, has_psqt = transformer.parameters.trained, transformer.parameters.psqt is not None
-
-        def run(needs: Sequence[bool]) -> Any:
-            x, psqt, rows = _operators._perspective_transformer_forward(*forward.arguments(save=True))
-            totals, *found = self._loss(stacks, x, psqt if has_psqt else None, targets)
+            x, psqt, rows = (*sources, None) if forward is None else _forward(forward)
+            totals, grad_sums, grad_output, partials = self._loss(stacks, x, psqt, targets)
 
             def backward(saved: Sequence[Any], grad_loss: Tensor) -> tuple[Tensor | None, ...]:
-                x, rows, totals, grad_sums, partials, grad_output, *parameters = saved
-                grads = (grad_sums, partials, grad_output if needs[2] or not stacks.hidden else None)
-                scales = [grad_loss, totals]
-                *found, flat = self._back_through(back, x, rows, grads, scales, stacks, parameters)
+                x, rows, totals, grad_sums, grad_output, partials, *parameters = saved
+                is_needed = needs[of_psqt] or (back is not None and not stacks.hidden)
+                grads = (grad_sums, partials, grad_output if is_needed else None)
+                to = x.dtype if back is None and needs[0] else None
+                *found, flat = self._gradients(x, parameters, grads, [grad_loss, totals], to, back, rows, stacks)
                 return *found, *_cut_gradients(flat, parameters)
 
             # If one kernel did all of it, the gradient of the layer's weight is made, and x is not read again. Nor is
             # x read again where it can be made of what is saved.
-            grad_sums, grad_output, partials = found
-            reads_x = not stacks.hidden and partials.shape[1] <= stacks.inputs
-            saved = (x if reads_x else None, rows, totals, grad_sums, partials, grad_output, *self.parameters)
+            reads_x = back is None or (not stacks.hidden and partials.shape[1] <= stacks.inputs)
+            saved = (x if reads_x else None, rows, totals, grad_sums, grad_output, partials, *self.parameters)
             return totals[2], saved, backward
 
-        bias, psqt = transformer.parameters[1:3]
-        return differentiable(run, weight, bias, psqt, *self.parameters)  # type: ignore[no-any-return]
+        return differentiable(run, *sources, *self.parameters)  # type: ignore[no-any-return]
+
+    def _through(self, call: TransformerCall) -> tuple[TransformerCall, TransformerCall, LayerStacks]:
+        """The calls whose forward and backward compute the loss through these layers, and the layers after them."""
+        stacks, integers = self.of, self.of.integers
+        if integers is None or stacks.hidden:
+            return call, call, stacks
+        # The backward takes gradients of the layer's sums with the factor of PSQT's.
+        of_sums = integers.multiply / (integers.by * integers.divide * integers.psqt_scale)
+        bound, scale = call.range
+        back = call._replace(range=[bound, scale * integers.x_scale * of_sums])
+        dtype = call.parameters.trained.dtype if bound <= _WHOLE_BFLOAT16 else torch.float32
+        in_one_pass = stacks.kernels(self.bucket.device, dtype) == "one_pass"
+        if not (call.of.activation == number_of("screlu") and call.kernels == "hopper" and in_one_pass):
+            return call, back, stacks
+        # x before it is squared fits 16 bits. Both have the same sums, so the same backward.
+        crelu = call.of._replace(activation=number_of("crelu"), rounds_down=0)
+        forward = call._replace(transformer=list(crelu), range=[bound, 1.0], output_dtype=dtype)
+        return forward, back, dataclasses.replace(stacks, integers=dataclasses.replace(integers, square=scale))
 
     # ---- in two parts, for a net whose first layer's inputs are on several devices ----
 
@@ -355,39 +348,32 @@ class LayerCall:
     def first(self, transformer: TransformerCall | None, outputs: Callable[[], FirstOutputs]) -> First:
         """The first of the layers. `outputs` gives its inputs, and `transformer` is the call that does so, if there is
         one: where the gradient between need not be made, the operators go through to the transformer."""
-        if transformer is None or not self._goes_through(transformer, divided=True):
+        call = transformer if transformer is not None and self._goes_through(transformer, divided=True) else None
+        inputs: FirstOutputs | None
+        x: Tensor | None
+        sources: tuple[Tensor | None, ...]
+        if call is None:
             inputs = outputs()
-            x, sums = inputs.x, self.first_sums(inputs.x)
+            x, sources, rows = inputs.x, inputs[:2], None
+            sums = self.first_sums(x)
+        else:
+            inputs, x, sources = None, None, call.parameters.leaves
+            with torch.no_grad():
+                output, _, rows = _forward(call, psqt=False)
+                sums = _operators._layer_stacks_first(output, self.order, self.parameters[0])
 
-            def backward(grads: tuple[Tensor, Tensor | None], scales: tuple[Tensor, Tensor]) -> Tensor:
-                grad_sums, grad_psqt = grads
-                if self._is_fused(x, inputs.psqt):
-                    grad_x, grad_weight, of_psqt, _ = _operators._layer_stacks_gradients(
-                        x, self.order, self.parameters, grad_sums, None, grad_psqt, list(scales), self.of.description,
-                        x.dtype,
-                    )  # fmt: skip
-                else:
-                    factor = mean(scales[0], scales[1][1])
-                    grad_x, grad_weight = torch.autograd.grad(sums, [x, self.parameters[0]], grad_sums * factor)
-                    of_psqt = None if grad_psqt is None else grad_psqt * factor
-                give_gradients([x, inputs.psqt], [grad_x, None if grad_psqt is None else of_psqt])
-                return grad_weight  # type: ignore[no-any-return]
+        def backward(grads: tuple[Tensor, Tensor | None], scales: tuple[Tensor, Tensor]) -> Tensor:
+            if x is None or self._is_fused(x, sources[1]):
+                to, given = None if x is None else x.dtype, (grads[0], None, grads[1])
+                *found, grad_weight, _ = self._gradients(x, self.parameters, given, list(scales), to, call, rows)
+            else:
+                factor = mean(scales[0], scales[1][1])
+                grad_x, grad_weight = torch.autograd.grad(sums, [x, self.parameters[0]], grads[0] * factor)
+                found = [grad_x, None if grads[1] is None else grads[1] * factor]
+            give_gradients(sources, found)
+            return grad_weight  # type: ignore[no-any-return]
 
-            return First(sums, inputs, backward)
-        call = transformer
-        with torch.no_grad():
-            x, _, saved = _operators._perspective_transformer_forward(*call.arguments(save=True, psqt=False))
-            sums = _operators._layer_stacks_first(x, self.order, self.parameters[0])
-
-        def through(grads: tuple[Tensor, Tensor | None], scales: tuple[Tensor, Tensor]) -> Tensor:
-            of_layers = (grads[0], None, grads[1])
-            *found, grad_weight, _ = self._back_through(
-                call, None, saved, of_layers, list(scales), self.of, self.parameters
-            )
-            give_gradients((call.parameters.trained, *call.parameters[1:3]), found)
-            return grad_weight
-
-        return First(sums, None, through)
+        return First(sums, inputs, backward)
 
     def from_sums(self, first: FirstOutputs) -> Tensor:
         """The net's output, where `first.x` is the complete `first_sums`."""
@@ -402,9 +388,7 @@ class LayerCall:
         """The rest of the net, the loss of it and all gradients, where `first.x` is the complete `first_sums`."""
         if targets.are_known and self._is_fused(first.x, first.psqt):
             totals, grad_sums, grad_output, partials = self._loss(self.of, first.x, first.psqt, targets, is_sums=True)
-            _, _, _, flat = _operators._layer_stacks_gradients(
-                None, self.order, self.parameters, None, partials, grad_output, [], self.of.description, None
-            )
+            *_, flat = self._gradients(None, self.parameters, (None, partials, grad_output), [])
             return AfterFirst(grad_sums, None if first.psqt is None else grad_output, flat, totals)
         with torch.enable_grad():
             sums = first.x.detach().requires_grad_()
@@ -476,40 +460,30 @@ class LayerCall:
 
     def _gradients(
         self,
-        x: Tensor,
-        parameters: Sequence[Tensor],
-        found: tuple[Tensor, Tensor],
-        grad_output: Tensor | None,
-        scales: list[Tensor],
-        needs_x: bool,
-    ) -> tuple[Tensor | None, ...]:
-        """The gradients of x, PSQT and the parameters. `found`: grad_sums and partials. Without `grad_output`, PSQT has
-        no gradient."""
-        grad_x, grad_weight, grad_psqt, flat = _operators._layer_stacks_gradients(
-            x, self.order, parameters, *found, grad_output, scales, self.of.description, x.dtype if needs_x else None
-        )
-        of_psqt = None if grad_output is None else grad_psqt
-        return grad_x if needs_x else None, of_psqt, grad_weight, *_cut_gradients(flat, parameters)
-
-    def _back_through(
-        self,
-        call: TransformerCall,
         x: Tensor | None,
-        saved: Tensor,
-        grads: tuple[Tensor, Tensor | None, Tensor | None],
-        scales: list[Tensor],
-        stacks: LayerStacks,
         parameters: Sequence[Tensor],
-    ) -> tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor]:
-        """The gradients of the transformer's weight, bias and PSQT columns, of the first weight and, flat, of the other
-        parameters. `grads`: grad_sums, partials and grad_output as _layer_stacks_gradients_through takes them."""
-        leaves_unused = call.leaves_unused is not None and call.leaves_unused()
-        of_weight, of_bias, of_psqt, grad_first, flat = _operators._layer_stacks_gradients_through(
-            x, self.order, self.bucket, parameters, *grads, scales, stacks.description, call.batch, saved,
-            *call.described, leaves_unused,
-        )  # fmt: skip
-        has_psqt = grads[2] is not None and call.of.psqt_buckets > 0
-        return of_weight, of_bias, of_psqt if has_psqt else None, grad_first, flat
+        grads: tuple[Tensor | None, Tensor | None, Tensor | None],
+        scales: list[Tensor],
+        to: torch.dtype | None = None,
+        call: TransformerCall | None = None,
+        rows: Tensor | None = None,
+        stacks: LayerStacks | None = None,
+    ) -> tuple[Any, ...]:
+        """The gradients of x, in the dtype `to` (None: not computed), and of PSQT; or with `call`, whose forward saved
+        `rows`, those of its weight, bias and PSQT columns. Then those of the first weight and, flat, of the other
+        parameters. `grads`: grad_sums, partials and grad_output as _layer_stacks_gradients takes them; without the last
+        PSQT has no gradient."""
+        through: tuple[Any, ...] = ([],)
+        if call is not None:
+            leaves_unused = call.leaves_unused is not None and call.leaves_unused()
+            transformer, range, to = call.described
+            through = [rows, self.bucket, *call.batch], transformer, range, leaves_unused
+        of_x, of_bias, of_psqt, of_weight, flat = _operators._layer_stacks_gradients(
+            x, self.order, parameters, *grads, scales, (stacks or self.of).description, to, *through
+        )
+        of_psqt = None if grads[2] is None or (call is not None and not call.of.psqt_buckets) else of_psqt
+        sources = (None if to is None else of_x, of_psqt) if call is None else (of_x, of_bias, of_psqt)
+        return *sources, of_weight, flat
 
 
 class First(NamedTuple):
@@ -528,6 +502,12 @@ class First(NamedTuple):
 @functools.lru_cache(maxsize=256)
 def _describe(operators: Any, of: LayerStacks) -> int:
     return int(operators._layer_stacks_describe(*of.numbers))
+
+
+def _forward(call: TransformerCall, *, psqt: bool = True) -> tuple[Tensor, Tensor | None, Tensor]:
+    """The output, the PSQT output, None if there is none, and what the backward needs."""
+    x, psqt_output, saved = _operators._perspective_transformer_forward(*call.arguments(save=True, psqt=psqt))
+    return x, None if call.parameters.psqt is None else psqt_output, saved
 
 
 def parameters_of(linears: Sequence[nn.Module]) -> list[Tensor]:

@@ -523,7 +523,7 @@ class StackedModel(NnueModel):
         layers, call = stacks.call(linears, bucket, order), None
         if torch.is_grad_enabled():
             call = self.first_call(batch, bucket)
-        if call is not None and (fused := layers.loss_through(call, targets)) is not None:
+        if call is not None and (fused := layers.loss(call, targets)) is not None:
             return fused
         first = self.first_outputs(batch)
         if (fused := layers.loss(first, targets)) is not None:

@@ -175,7 +175,7 @@ class RoundedForward:
             return None
         with torch.autocast(batch.white.device.type, enabled=False):
             layers, call = self._layers(model, batch, bucket), self._first_call(model, batch, bucket)
-            if torch.is_grad_enabled() and (found := layers.loss_through(call, targets)) is not None:
+            if torch.is_grad_enabled() and (found := layers.loss(call, targets)) is not None:
                 return found
             return layers.loss(self._first_outputs(call, batch, bucket), targets)
 

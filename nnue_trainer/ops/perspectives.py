@@ -304,6 +304,11 @@ class Parameters(NamedTuple):
         """The leaf that takes the gradient of the weight."""
         return self.weight if self.leaf is None else self.leaf
 
+    @property
+    def leaves(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        """What takes the gradients of weight, bias and PSQT columns."""
+        return self.trained, self.bias, self.psqt
+
 
 class TransformerCall(NamedTuple):
     """The feature transformer for the positions of a batch. `Description.call` makes it."""

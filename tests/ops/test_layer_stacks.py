@@ -323,14 +323,14 @@ def test_emulated_in_parts(emulated: ctypes.CDLL) -> None:
     grad_sums, partials = op._layer_stacks_backward(grad, sums, order, [weight, *others], of)
     for s in slabs:
         part, own = [weight[:, :, s].contiguous(), *others], dataclasses.replace(stacks, inputs=s.stop - s.start)
-        grad_x, grad_weight, _, flat = op._layer_stacks_gradients(
-            x[:, s].contiguous(), order, part, grad_sums, None, None, [], own.description, torch.float32
+        grad_x, _, _, grad_weight, flat = op._layer_stacks_gradients(
+            x[:, s].contiguous(), order, part, grad_sums, None, None, [], own.description, torch.float32, []
         )
         assert flat.numel() == 0
         assert_close(grad_x, whole["x"][:, s], 3e-7, "gradient of x")
         assert_close(grad_weight, whole["0.weight"][:, :, s], 3e-7, "gradient of weight 0")
-    empty, _, _, flat = op._layer_stacks_gradients(
-        None, order, [weight, *others], None, partials, grad, [], of, torch.float32
+    empty, *_, flat = op._layer_stacks_gradients(
+        None, order, [weight, *others], None, partials, grad, [], of, torch.float32, []
     )
     assert empty.numel() == 0
     assert_close(flat[: others[0].numel()].view_as(others[0]), whole["0.bias"], 3e-7, "gradient of bias 0")
@@ -469,7 +469,7 @@ def test_emulated_layers_beyond_the_kernels(emulated: ctypes.CDLL, inputs: int, 
         "_layer_stacks_forward": (x, order, parameters, None, of),
         "_layer_stacks_backward": (ones, sums, order, parameters, of),
         "_layer_stacks_loss": (x, order, parameters, None, targets, of, 1, [600.0, 1.0, 1.0]),
-        "_layer_stacks_gradients": (x, order, parameters, sums, None, None, [], of, None),
+        "_layer_stacks_gradients": (x, order, parameters, sums, None, None, [], of, None, []),
     }
     for name, arguments in calls.items():
         with pytest.raises(RuntimeError, match=rf"{name}: parameters: found layers that the kernels do not support"):

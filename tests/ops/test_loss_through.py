@@ -118,7 +118,7 @@ class Case:
         operators = getattr(torch.ops, namespace)
         plan = operators._perspective_plan(*self.rows, self.black_to_move, FEATURES, *self.layout(buckets))
         call = self.call(plan, buckets)._replace(leaves_unused=leaves_unused)
-        found = self.behind.loss_through(call, self.with_loss(loss))
+        found = self.behind.loss(call, self.with_loss(loss))
         assert found is not None
         return gradients(found, leaves, factor)
 
@@ -248,9 +248,9 @@ def test_emulated_operator(emulated: ctypes.CDLL) -> None:
     def through(
         plan: Tensor = plan, saved: Tensor = saved, buckets: list[int] = HOPPER, bounds: tuple[float, float] = RANGE
     ) -> Any:
-        return op._layer_stacks_gradients_through(
-            None, order, case.bucket, parameters, grad_sums, partials, None, [torch.tensor(1.0), totals], layers,
-            [*case.rows, plan], saved, case.call(plan, buckets).transformer, bounds, torch.float32,
+        return op._layer_stacks_gradients(
+            None, order, parameters, grad_sums, partials, None, [torch.tensor(1.0), totals], layers, torch.float32,
+            [saved, case.bucket, *case.rows, plan], case.call(plan, buckets).transformer, bounds,
         )  # fmt: skip
 
     assert through()[0].any()
@@ -362,25 +362,25 @@ def test_emulated_errors(emulated: ctypes.CDLL) -> None:
     op, case = torch.ops.nnue_emulated, Case(5, 16, 2, "crelu", torch.float32)
     plan = op._perspective_plan(*case.rows, case.black_to_move, FEATURES, *case.layout(PORTABLE))
     call, parameters = case.call(plan, PORTABLE), layer_stacks.parameters_of(case.layers)
-    transformer, *described = call.described
+    transformer, bounds, dtype = call.described
     x, _, saved = op._perspective_transformer_forward(*call.arguments(save=True))
     order, gradient = op._stack_order(case.bucket, 2), torch.ones(5)
 
     def through(bucket: Tensor, gradient: Tensor | None = gradient, transformer: list[int] = transformer) -> None:
-        op._layer_stacks_gradients_through(
-            x, order, bucket, parameters, gradient[:, None] if gradient is not None else torch.ones(5, 1), None,
-            gradient, [], case.stacks.description, call.batch, saved, transformer, *described,
+        op._layer_stacks_gradients(
+            x, order, parameters, gradient[:, None] if gradient is not None else torch.ones(5, 1), None, gradient, [],
+            case.stacks.description, dtype, [saved, bucket, *call.batch], transformer, bounds,
         )  # fmt: skip
 
     through(case.bucket)
-    with pytest.raises(RuntimeError, match=r"_through: bucket: found int32, expected int64"):
+    with pytest.raises(RuntimeError, match=r"_gradients: bucket: found int32, expected int64"):
         through(case.bucket.int())
-    with pytest.raises(RuntimeError, match=r"_through: bucket: found shape \[4\], expected shape \[B\]"):
+    with pytest.raises(RuntimeError, match=r"_gradients: bucket: found shape \[4\], expected shape \[B\]"):
         through(case.bucket[:4])
-    with pytest.raises(RuntimeError, match=r"_through: grad_output: found shape \[0\], expected shape \[B\]"):
+    with pytest.raises(RuntimeError, match=r"_gradients: grad_output: found shape \[0\], expected shape \[B\]"):
         through(case.bucket, None)
     with pytest.raises(
-        RuntimeError, match=r"_through: weight_0: found shape \[2, 1, 32\], expected shape \[S, 1, 2 W\]"
+        RuntimeError, match=r"_gradients: weight_0: found shape \[2, 1, 32\], expected shape \[S, 1, 2 W\]"
     ):
         through(case.bucket, transformer=[FEATURES, 32, *transformer[2:]])
     with pytest.raises(RuntimeError, match="transformer: found 7 numbers, expected eight"):
@@ -394,15 +394,15 @@ def test_others_are_left_to_other_operators(emulated: ctypes.CDLL, monkeypatch: 
     plan = torch.ops.nnue_emulated._perspective_plan(*case.rows, case.black_to_move, FEATURES, *case.layout(PORTABLE))
     call, behind = case.call(plan, PORTABLE), case.behind
     targets = case.with_loss("sigmoid", 1.0)
-    assert behind.loss_through(call, targets) is not None
+    assert behind.loss(call, targets) is not None
     with_psqt = [*call.transformer[:2], 8, *call.transformer[3:]]
-    assert behind.loss_through(call._replace(transformer=with_psqt), targets) is None
+    assert behind.loss(call._replace(transformer=with_psqt), targets) is None
     others = LayerStacks(32, 1, (StackLayer(8, 8, "crelu", 1.0),))
-    assert dataclasses.replace(behind, of=others).loss_through(call, targets) is None
-    assert behind.loss_through(call, targets._replace(lam=targets.lam.double())) is None
-    assert behind.loss_through(call, targets._replace(kernel=None)) is None
+    assert dataclasses.replace(behind, of=others).loss(call, targets) is None
+    assert behind.loss(call, targets._replace(lam=targets.lam.double())) is None
+    assert behind.loss(call, targets._replace(kernel=None)) is None
     monkeypatch.undo()
-    assert behind.loss_through(call, targets) is None
+    assert behind.loss(call, targets) is None
 
 
 SIMPLE = {"kind": "simple", "hidden": 48}
@@ -443,14 +443,14 @@ def test_emulated_model(
         return EmulatedPlan(made, layout, kernels_of(layout))
 
     called: list[bool] = []
-    whole = LayerCall.loss_through
+    whole = LayerCall.loss
 
-    def through(*arguments: Any) -> Tensor | None:
-        found: Tensor | None = whole(*arguments)
-        called.append(found is not None)
+    def through(layers: LayerCall, first: Any, targets: Targets) -> Tensor | None:
+        found = whole(layers, first, targets)
+        called.append(found is not None and isinstance(first, TransformerCall))
         return found
 
-    monkeypatch.setattr(LayerCall, "loss_through", through)
+    monkeypatch.setattr(LayerCall, "loss", through)
     if goes_through:
         with monkeypatch.context() as patched:
             patched.setattr(perspectives, "perspective_plan", plan)
@@ -616,7 +616,7 @@ def test_hooks_and_frozen_transformers_are_respected(emulated: ctypes.CDLL, monk
     """Who looks at the outputs of the feature transformer sees them; a gradient that nobody needs is not made."""
     case = Case(20, 16, 1, "crelu", torch.float32)
     call = case.call(torch.zeros(0, dtype=torch.uint8), PORTABLE)
-    assert case.behind.loss_through(call, case.with_loss("sigmoid")) is None
+    assert case.behind.loss(call, case.with_loss("sigmoid")) is None
     model, batch = make_model(SIMPLE)
     emulated.emulator_configure(4, 7)
     seen: list[int] = []

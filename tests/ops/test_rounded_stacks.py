@@ -246,7 +246,7 @@ def test_emulated_through_the_first_layer(
         torch.bfloat16 if copies and rounded.forward.first.largest <= 256 else torch.float32,
     )
     targets = Targets(batch.score, batch.result, torch.tensor(0.7), loss.kernel(), model.score_scale)
-    found = LayerCall(rounded.stacks, rounded._parameters(model), bucket).loss_through(call, targets)
+    found = LayerCall(rounded.stacks, rounded._parameters(model), bucket).loss(call, targets)
     if kernels == "portable" and rounded.stacks.hidden:
         assert found is None  # these kernels do not go through several layers
         return

@@ -289,15 +289,15 @@ def test_no_step_reads_gradients_of_features_that_no_position_has(
 
     monkeypatch.setenv("NNUE_LEAST_LATE_ROWS", "1000")
     unwritten = []
-    back_through = layer_stacks.LayerCall._back_through
+    gradients = layer_stacks.LayerCall._gradients
 
     def spy(*arguments):
-        found = back_through(*arguments)
+        found = gradients(*arguments)
         if not torch.cuda.is_current_stream_capturing():
             unwritten.append(bool(found[0].isnan().any()))
         return found
 
-    monkeypatch.setattr(layer_stacks.LayerCall, "_back_through", spy)
+    monkeypatch.setattr(layer_stacks.LayerCall, "_gradients", spy)
     settings = (f"training.precision={precision}", f"training.cuda_graph={graph}")
     chosen = recipe(
         "training.device=cuda", f"model={{kind: {kind}, l1: 64}}", "optimizer={max_norm: 0.5, lr: 0.01}", *settings

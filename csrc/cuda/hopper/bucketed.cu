@@ -131,7 +131,7 @@ void run_backward(const BackwardProblem& p, bool makes_rows, int workers, cudaSt
           stream, p);
 }
 
-constexpr const char* kMadeByStacks = "what _layer_stacks_gradients_through makes for these sizes";
+constexpr const char* kMadeByStacks = "what _layer_stacks_gradients makes for these sizes";
 
 void open_row_gradients(const char* op, const Tensor& rows, BackwardProblem& p) {
     const auto carve = [&](Carver& carver, const IndexRows&) {
@@ -320,7 +320,7 @@ Three backward(const OutputGradients& gradients, const Batch& batch, PlanLayout 
 
 Through first_layer_backward(const Batch& batch, PlanLayout layout, const Tensor& saved, int64_t num_features,
                              Range range, const layer_stacks::Integers& integers, cuda::stacks::FirstBackward a) {
-    constexpr const char* op = "_layer_stacks_gradients_through";
+    constexpr const char* op = "_layer_stacks_gradients";
     const auto& [white, black, plan, psqt_bucket] = batch;
     BackwardProblem p{};
     p.in = index_rows(white, black, num_features, layout);

@@ -304,14 +304,16 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> loss_op(const Tensor& x_in, const Ten
     return {totals, grad_sums, grad_output, partials};
 }
 
-// Shared by _layer_stacks_gradients and _layer_stacks_gradients_through: everything but the kernel of layer 0.
+// _layer_stacks_gradients without the kernel of layer 0.
 struct Gradients {
+    static constexpr const char* op = "_layer_stacks_gradients";
+
     // `reads_x`: the gradient of weight_0 is made of x or of what x is made of, unless it is among the partials
     // already.
-    Gradients(const char* op, int64_t positions, bool reads_x, const Tensor& order, const Tensors& parameters,
+    Gradients(int64_t positions, bool reads_x, const Tensor& order, const Tensors& parameters,
               const std::optional<Tensor>& partials, const std::optional<Tensor>& grad_output, const Tensors& scales,
               int64_t description)
-        : op_(op), layers(layers_of(op, parameters, description)), layout_(layers) {
+        : layers(layers_of(op, parameters, description)), layout_(layers) {
         const Tensor& like = parameters[0];
         of_order = check_order(op, order, positions, layers.stacks, like);
         if (scales.size() > 2)
@@ -344,8 +346,8 @@ struct Gradients {
     // The problem of the kernel of layer 0, except for its segments.
     FirstBackward first_layer(const std::optional<Tensor>& grad_sums) {
         const Layer& first = layers.at[0];
-        if (!grad_sums) fail(op_, "grad_sums", "none", "a tensor, since there is x");
-        check_floats(op_, "grad_sums", *grad_sums, {of_order.positions, first.outputs}, "[B, O]", weight_);
+        if (!grad_sums) fail(op, "grad_sums", "none", "a tensor, since there is x");
+        check_floats(op, "grad_sums", *grad_sums, {of_order.positions, first.outputs}, "[B, O]", weight_);
         grad_sums_ = torch::stable::contiguous(*grad_sums);
         FirstBackward a{};
         a.order = finish_.order;
@@ -399,7 +401,6 @@ struct Gradients {
                       kThreads, 0, current_stream(weight_), f);
     }
 
-    const char* const op_;
     const Layers& layers;
     Order of_order;
     bool has_weight;  // whether one_output_kernel has made the gradient of weight_0, too
@@ -412,16 +413,18 @@ struct Gradients {
     Finish finish_{};
 };
 
-std::tuple<Tensor, Tensor, Tensor, Tensor> gradients_of(const char* op, const std::optional<Tensor>& x_in,
-                                                        const Tensor& order, const Tensors& parameters,
-                                                        const std::optional<Tensor>& grad_sums,
-                                                        const std::optional<Tensor>& partials,
-                                                        const std::optional<Tensor>& grad_output, const Tensors& scales,
-                                                        int64_t description, std::optional<ScalarType> grad_dtype) {
+// grad_x, grad_bias, grad_psqt, grad_weight, gradients
+using AllGradients = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
+
+AllGradients gradients_of(const std::optional<Tensor>& x_in, const Tensor& order, const Tensors& parameters,
+                          const std::optional<Tensor>& grad_sums, const std::optional<Tensor>& partials,
+                          const std::optional<Tensor>& grad_output, const Tensors& scales, int64_t description,
+                          std::optional<ScalarType> grad_dtype) {
+    constexpr const char* op = Gradients::op;
     if (!x_in && !grad_output) fail(op, "x", "neither x nor grad_output", "one of them");
     check_floats(op, "weight_0", parameters.at(0), {-1, -1, -1}, "[S, O, I]", parameters.at(0));
     const torch::stable::accelerator::DeviceGuard guard(parameters[0].get_device_index());
-    Gradients all(op, x_in ? x_in->size(0) : grad_output->size(0), x_in.has_value(), order, parameters, partials,
+    Gradients all(x_in ? x_in->size(0) : grad_output->size(0), x_in.has_value(), order, parameters, partials,
                   grad_output, scales, description);
     const bool needs_x_grad = grad_dtype.has_value();
     const ScalarType to = grad_dtype.value_or(ScalarType::Float);
@@ -451,31 +454,27 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> gradients_of(const char* op, const st
         });
     }
     all.finish();
-    return {grad_x, all.grad_weight, all.grad_psqt, all.gradients};
+    return {grad_x, floats_like(grad_x, {0}), all.grad_psqt, all.grad_weight, all.gradients};
 }
 
-std::tuple<Tensor, Tensor, Tensor, Tensor> gradients_op(const std::optional<Tensor>& x, const Tensor& order,
-                                                        Tensors parameters, const std::optional<Tensor>& grad_sums,
-                                                        const std::optional<Tensor>& partials,
-                                                        const std::optional<Tensor>& grad_output, Tensors scales,
-                                                        int64_t description, std::optional<ScalarType> grad_dtype) {
-    return gradients_of("_layer_stacks_gradients", x, order, parameters, grad_sums, partials, grad_output, scales,
-                        description, grad_dtype);
-}
-
-std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> through_op(
-    const std::optional<Tensor>& x, const Tensor& order, const Tensor& bucket, Tensors parameters,
-    const std::optional<Tensor>& grad_sums, const std::optional<Tensor>& partials,
-    const std::optional<Tensor>& grad_output, Tensors scales, int64_t description, Tensors batch_in,
-    const Tensor& saved, std::vector<int64_t> transformer, Numbers range_in, ScalarType weight_dtype,
-    bool leaves_unused) {
-    constexpr const char* op = "_layer_stacks_gradients_through";
+AllGradients gradients_op(const std::optional<Tensor>& x, const Tensor& order, Tensors parameters,
+                          const std::optional<Tensor>& grad_sums, const std::optional<Tensor>& partials,
+                          const std::optional<Tensor>& grad_output, Tensors scales, int64_t description,
+                          std::optional<ScalarType> grad_dtype, Tensors through, std::vector<int64_t> transformer,
+                          Numbers range_in, bool leaves_unused) {
+    if (through.empty())
+        return gradients_of(x, order, parameters, grad_sums, partials, grad_output, scales, description, grad_dtype);
+    constexpr const char* op = Gradients::op;
     namespace pt = perspective_transformer;
-    const pt::Batch batch = pt::batch_of(op, batch_in);
+    if (through.size() < 2 || !grad_dtype)
+        fail(op, "through", text(through.size()) + " tensors", "saved, bucket and a batch, and a grad_dtype");
+    const Tensor saved = through[0], bucket = through[1];
+    const ScalarType weight_dtype = *grad_dtype;
+    const pt::Batch batch = pt::batch_of(op, {through.begin() + 2, through.end()});
     const pt::Transformer of = pt::transformer_of(op, transformer, range_in, pt::kMultiple);
     if (layers_of(op, parameters, description).count == 1) {
-        const auto [_, grad_weight, factor, gradients] =
-            gradients_of(op, x, order, parameters, grad_sums, partials, grad_output, scales, description, std::nullopt);
+        const auto [_, no_bias, factor, grad_weight, gradients] =
+            gradients_of(x, order, parameters, grad_sums, partials, grad_output, scales, description, std::nullopt);
         const auto [grad_rows, grad_bias, grad_psqt] =
             pt::backward({op, parameters[0], pt::Factors{factor, bucket}, std::nullopt, leaves_unused}, batch, of,
                          saved, weight_dtype);
@@ -486,14 +485,14 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> through_op(
     check_device(op, "plan", batch.plan, Device::cuda, parameters[0], "weight_0");
     check_device(op, "saved", saved, Device::cuda, parameters[0], "weight_0");
     const torch::stable::accelerator::DeviceGuard guard(parameters[0].get_device_index());
-    Gradients all(op, batch.white.size(0), true, order, parameters, partials, grad_output, scales, description);
+    Gradients all(batch.white.size(0), true, order, parameters, partials, grad_output, scales, description);
     const Layer& first = all.layers.at[0];
     if (!pt::kBuiltFor90 || of.layout.bucket_size == 0 || of.activation != nnue::Activation::kPairwise ||
         first.inputs % capabilities::kRowsMultiple != 0)
         fail(op, "parameters", "layers that the kernel does not support",
              "king buckets, pairwise products, and N a multiple of 64");
     if (weight_dtype != ScalarType::Float && weight_dtype != ScalarType::BFloat16)
-        fail(op, "weight_dtype", dtype_name(weight_dtype), "float32 or bfloat16");
+        fail(op, "grad_dtype", dtype_name(weight_dtype), "float32 or bfloat16");
     if (saved.scalar_type() != ScalarType::Float && !capabilities::fits_16_bits(of.range.bound))
         fail(op, "bound", std::to_string(of.range.bound), "1/64 to 255 in 16 bits");
     if (all.of_order.positions == 0) fail(op, "white", "no positions", "at least one");
@@ -550,7 +549,6 @@ STABLE_TORCH_LIBRARY_IMPL(nnue, CUDA, m) {
     NNUE_IMPL(m, "_layer_stacks_backward", &nnue::cuda::stacks::backward_op);
     NNUE_IMPL(m, "_layer_stacks_loss", &nnue::cuda::stacks::loss_op);
     NNUE_IMPL(m, "_layer_stacks_gradients", &nnue::cuda::stacks::gradients_op);
-    NNUE_IMPL(m, "_layer_stacks_gradients_through", &nnue::cuda::stacks::through_op);
     NNUE_IMPL(m, "_layer_stacks_add_shares", &nnue::cuda::stacks::add_shares_op);
 }
 
