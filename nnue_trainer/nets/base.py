@@ -70,6 +70,10 @@ class WeightBound(NamedTuple):
             return self.first_row + self.rows
         return len(self.parameter) if self.parameter.dim() else 1
 
+    def is_of_some(self, shared: VirtualRows) -> bool:
+        """Whether it is for some of these rows of its parameter, but not for all."""
+        return 0 < min(self.end, shared.end) - max(self.first_row, shared.first) < shared.rows
+
 
 class VirtualRows(NamedTuple):
     """A range of rows of a parameter that shares virtual rows: row `first + r`, r < `rows`, belongs to virtual row

@@ -306,7 +306,7 @@ class Parameters(NamedTuple):
 
     @property
     def leaves(self) -> tuple[Tensor, Tensor, Tensor | None]:
-        """What takes the gradients of weight, bias and PSQT columns."""
+        """The leaves that take the gradients of weight, bias and PSQT columns."""
         return self.trained, self.bias, self.psqt
 
 

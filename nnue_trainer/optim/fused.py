@@ -62,11 +62,8 @@ class FusedRule(Rule):
         """`decay` is for all weights; `max_norm` as in FusedOptimizer."""
         super().__init__(work)
         parts = [part for name in work.parameters for part in _parts(work, name, decay)]
-        # A bound of some of the rows that share virtual rows is a pass over all of them in every step.
-        self._late = _late_bounds(work)
-        late = work.late - {part.name for part in self._late}
         self.fused = FusedOptimizer(
-            parts, rule, work.lr, max_norm, work.failed, late, positions=work.positions, covered=work.covered
+            parts, rule, work.lr, max_norm, work.failed, work.late, positions=work.positions, covered=work.covered
         )
         self.step_count = self.fused.step_count
         self._first_average = f"{rule.averages[0]}/"
@@ -78,9 +75,6 @@ class FusedRule(Rule):
         """`step`, where guard and norm also take these gradients, each with its number of virtual rows (0: none)."""
         assert self.loss is not None
         self.fused.step(self.loss, also)
-        for part in self._late:
-            if part.gradient is not None:  # else it is frozen
-                self.fused.clip(part)
 
     def choices(self) -> dict[str, Choice]:
         """By parameter, the kernels that move it, for parameters that the common operators do not move."""
@@ -153,16 +147,3 @@ def limits(work: Work, name: str, first: int, end: int) -> tuple[float, float]:
     """The tightest limits that hold for all of the rows [first, end)."""
     whole = [bound for bound in _bounds_of(work, name) if bound.first_row <= first and end <= bound.end]
     return max((b.low for b in whole), default=-math.inf), min((b.high for b in whole), default=math.inf)
-
-
-def _late_bounds(work: Work) -> list[Part]:
-    """Bounds of some of the rows that share virtual rows: they take a separate pass."""
-    found = []
-    for name, ranges in work.factorised.items():
-        for bound in _bounds_of(work, name):
-            for shared in ranges:
-                first, end = max(shared.first, bound.first_row), min(shared.end, bound.end)
-                if 0 < end - first < shared.rows:
-                    part = Part(name, bound.parameter, first, end - first, low=bound.low, high=bound.high)
-                    found.append(replace(part, copy=work.copies.get(name)))
-    return found

@@ -196,16 +196,6 @@ class FusedOptimizer:
             if part.copy is not None:
                 write_copy(moments.copy, moments.weight, moments.steps)
 
-    @torch.no_grad()
-    def clip(self, part: Part) -> None:
-        """Clips the weights of some rows of a parameter to the bounds of `part`, which is none of `parts`."""
-        rows = part.rows(part.parameter.detach()).clamp_(part.low, part.high)
-        if part.copy is None:
-            return
-        steps = next(moments.steps for own, moments in self.pairs if own.name == part.name)
-        copy = part.rows(part.copy.detach())
-        write_copy(copy.view(torch.float16) if steps else copy, rows, steps)
-
     def settle(self) -> None:
         """Brings all rows that are updated late up to date."""
         for late in self.late_rows.values():

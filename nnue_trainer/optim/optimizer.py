@@ -92,7 +92,15 @@ class Optimizer:
             name: parameters[name].detach().to(torch.bfloat16).requires_grad_()
             for name in (transformers if copies and "virtual_rows" in replaces else ())
         }
-        outer = bounds(() if "bounds" in replaces else limits)
+        # A fused rule clips rows that share virtual rows all alike. A bound of some of them takes a separate pass.
+        apart = [
+            bound
+            for name, ranges in factorised.items()
+            for bound in limits
+            if bound.parameter is parameters[name] and any(bound.is_of_some(rows) for rows in ranges)
+        ]
+        self._clips_apart = bool(apart)
+        outer = bounds(apart if "bounds" in replaces else limits)
         shared = shared_rows(parameters, {} if "virtual_rows" in replaces else factorised, outer)
         work = Work(
             parameters=parameters | shared.parameters,
@@ -102,7 +110,7 @@ class Optimizer:
             factorised=factorised if "virtual_rows" in replaces else {},
             bounds=limits if "bounds" in replaces else (),
             covered=model.covered_gradients(),
-            late=frozenset(transformers) if late else frozenset(),
+            late=frozenset(transformers) - {bound.name for bound in apart} if late else frozenset(),
             positions=positions,
             copies=self._copies,
             settings=settings | {name: settings[of] for name, of in shared.owners.items() if of in settings},
@@ -148,6 +156,8 @@ class Optimizer:
         for layer in self._layers:
             act = partial(layer.step, loss, act)
         act()
+        if self._clips_apart and isinstance(self.rule, FusedRule):
+            self.rule.fused.write_copies()
         self.rule.loss = None
         if self.rule.step_count is None:
             self._good_steps += self._failed == 0

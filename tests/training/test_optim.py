@@ -14,6 +14,7 @@ from nnue_trainer.modules import PerspectiveTransformer
 from nnue_trainer.nets.base import NnueModel, VirtualRows, WeightBound
 from nnue_trainer.optim import AdamW, Optimizer, OptimizerConfig, Rule, TorchRule, Work, torch_rule
 from nnue_trainer.optim.bounds import Bounds
+from nnue_trainer.optim.fused import FusedRule
 from nnue_trainer.optim.guard import Guard
 from nnue_trainer.optim.parts import LARGEST_COPY
 from nnue_trainer.optim.torch_rule import TorchOptimizer
@@ -530,6 +531,30 @@ def test_copies_of_integers_have_bounds() -> None:
         own.step(torch.tensor(1.0))
     assert model.first.weight.max() == LARGEST_COPY / 1000
     assert copy.detach().view(torch.float16).max() == LARGEST_COPY
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["copies", "late"])
+def test_a_bound_of_some_of_the_rows_that_share_virtual_rows(late: bool) -> None:
+    """It takes a pass over them in every step, so none of the rows is updated late, and the copy is written again."""
+
+    class Bounded(PlainTransformer):
+        def factorised(self) -> dict[str, list[VirtualRows]]:
+            return {"first.weight": [VirtualRows(0, 4, 2)]}
+
+        def weight_bounds(self) -> Iterator[WeightBound]:
+            yield WeightBound("first.weight", self.first.weight, -0.125, 0.125, 0, 3)
+
+    model = Bounded()
+    own = Optimizer(model, AdamW(lr=0.5), late=late, copies=not late)
+    weight = model.first.weight
+    assert weight is own.rule.work.parameters["first.weight"]
+    assert not instance(FusedRule, own.rule).fused.late_rows
+    trained = weight if late else own._copies["first.weight"]
+    trained.grad = torch.full_like(trained, -1.0)
+    own.step(torch.tensor(1.0))
+    assert weight[:3].max() == 0.125
+    assert weight[3:].max() > 0.125
+    assert late or torch.equal(trained, weight.bfloat16())
 
 
 class PlainTransformer(NnueModel):
