@@ -21,7 +21,7 @@ import numpy.typing as npt
 from nnue_trainer.base.arrays import Records
 from nnue_trainer.data import fields
 from nnue_trainer.data.files import Chess960, PositionWriter, Progress, StrPath, check_no_pipe, format_for, read_files
-from nnue_trainer.data.transform import Report, _check_new, _check_outputs
+from nnue_trainer.data.transform import Report, check_all_new, check_outputs
 from nnue_trainer.errors import UserError
 
 Keys = npt.NDArray[np.uint64]
@@ -189,7 +189,7 @@ def dedup(
     """
     format = format_for(output, to)
     check_no_pipe(inputs, "dedup")
-    _check_outputs(inputs, [output], overwrite)
+    check_outputs(inputs, [output], overwrite)
     folder = Path(temporary) if temporary is not None else Path(output).absolute().parent
     table, cutter, sums = KeyTable(memory, folder), Games(), {"open": 0}
     report = Report()
@@ -221,7 +221,7 @@ def dedup(
                 report.add_reader(reader)
             if at != positions:
                 raise _modified(inputs[0])
-            _check_new([output], overwrite)
+            check_all_new([output], overwrite)
         report.add_writer(writer)
     finally:
         table.close()

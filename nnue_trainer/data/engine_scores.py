@@ -23,7 +23,7 @@ from nnue_trainer.data.files import Block, PositionWriter, Progress, StrPath, ch
 from nnue_trainer.data.generate import internal_score, score_scale
 from nnue_trainer.data.journal import Journal
 from nnue_trainer.data.opened import identities
-from nnue_trainer.data.transform import Report, _check_outputs
+from nnue_trainer.data.transform import Report, check_outputs
 from nnue_trainer.engines.pool import in_order
 from nnue_trainer.engines.uci import Engine
 from nnue_trainer.errors import UserError
@@ -80,7 +80,7 @@ def rescore_by_engine(
     interruption the same call continues. `progress` takes positions done and positions in all."""
     format = format_for(output, to)
     check_no_pipe(inputs, "rescore --engine")
-    _check_outputs(inputs, [output], overwrite)
+    check_outputs(inputs, [output], overwrite)
     total = _count(inputs, skip_bad)
     # Parts consist of whole units, so that they have the scores of the whole.
     units_in_all = -(-total // UNIT)

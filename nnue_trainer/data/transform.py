@@ -81,7 +81,7 @@ class Report:
         self.losses.update({what: count for what, count in writer.losses.items() if count})
 
 
-def _check_outputs(inputs: Sequence[StrPath], outputs: Sequence[StrPath], overwrite: bool) -> None:
+def check_outputs(inputs: Sequence[StrPath], outputs: Sequence[StrPath], overwrite: bool) -> None:
     """Before the work: UserError if an output is an input, is named twice, or exists and may not be replaced."""
     if not inputs:
         raise UserError("no input files")
@@ -91,11 +91,12 @@ def _check_outputs(inputs: Sequence[StrPath], outputs: Sequence[StrPath], overwr
             raise UserError(f"{output}: is a folder, expected the name of a file to write")
         for other in [*inputs, *outputs[:i]]:
             if path == Path(other) or (path.exists() and Path(other).exists() and path.samefile(other)):
-                raise UserError(f"{output}: this output is given twice")
-    _check_new(outputs, overwrite)
+                twice = f"is also the {'input' if other in inputs else 'output'} {other}"
+                raise UserError(f"{output}: the output {twice}; name another file")
+    check_all_new(outputs, overwrite)
 
 
-def _check_new(outputs: Sequence[StrPath], overwrite: bool) -> None:
+def check_all_new(outputs: Sequence[StrPath], overwrite: bool) -> None:
     """Also after the work: another program may have written an output in the meantime."""
     there = [output for output in outputs if os.path.lexists(output)]
     missing = [output for output in outputs if output not in there]
@@ -134,7 +135,7 @@ def convert(
     """
     check_score_scale(score_scale)
     format = format_for(output, to)
-    _check_outputs(inputs, [output], overwrite)
+    check_outputs(inputs, [output], overwrite)
     report = Report()
     turns = [(False, score_view, _turned(score_view)), (True, result_view, _turned(result_view))]
     changed = score_scale != 1 or any(any(turn) for _, _, turn in turns)
@@ -166,7 +167,7 @@ def convert(
                     report.cut_scores += _data.scale_scores(block.records, score_scale)
                 writer.write_block(block)
             report.add_reader(reader)
-        _check_new([output], overwrite)
+        check_all_new([output], overwrite)
     report.add_writer(writer)
     return report
 
@@ -184,7 +185,7 @@ def _copy(
                     report.positions += len(records)
                     if progress:
                         progress(sum(sizes[:i]) + reader.done, sum(sizes))
-        _check_new([output], overwrite)
+        check_all_new([output], overwrite)
     return report
 
 
@@ -203,7 +204,7 @@ def filter_positions(
     """Writes the positions of `inputs` that pass, and counts how many each filter dropped. The arrays in which files
     are read take the place of the chunks in docs/data.md: each has the next seed for its decisions."""
     format = format_for(output, to)
-    _check_outputs(inputs, [output], overwrite)
+    check_outputs(inputs, [output], overwrite)
     report, dropped = Report(), Counter[str]()
     with PositionWriter(output, format, chess960=chess960) as writer:
         for block, counts in filtered(
@@ -211,7 +212,7 @@ def filter_positions(
         ):
             writer.write_block(block)
             dropped.update(counts.dropped)
-        _check_new([output], overwrite)
+        check_all_new([output], overwrite)
     report.add_writer(writer)
     return report, dropped
 
@@ -258,7 +259,7 @@ def shuffle(
     `temporary` (None: the output's), 40 bytes each. `write_progress` takes positions written and positions in all.
     """
     format = format_for(output, to)
-    _check_outputs(inputs, [output], overwrite)
+    check_outputs(inputs, [output], overwrite)
     folder = Path(temporary) if temporary is not None else Path(output).absolute().parent
     kept = original_size(format.kind)
     buffer = _data.ExternalShuffle(seed, memory, os.fsencode(folder), kept)
@@ -276,7 +277,7 @@ def shuffle(
             writer.write_block(block)
             if write_progress:
                 write_progress(writer.positions, buffer.positions)
-        _check_new([output], overwrite)
+        check_all_new([output], overwrite)
     report.add_writer(writer)
     return report
 
@@ -297,7 +298,7 @@ def interleave(
     how often each file comes, one number for each; none: once. 2.5 is all chunks twice and the first half once more.
     """
     check_no_pipe(inputs, "interleave")
-    _check_outputs(inputs, [output], overwrite)
+    check_outputs(inputs, [output], overwrite)
     if weights and (len(weights) != len(inputs) or not any(weights)):
         raise UserError(
             f"weights: {len(weights)} numbers for {len(inputs)} files, expected one for each, and one that is not 0"
@@ -319,7 +320,7 @@ def interleave(
             done += step
             if progress:
                 progress(done, interleaver.size)
-        _check_new([output], overwrite)
+        check_all_new([output], overwrite)
     return interleaver.chunks, done
 
 
@@ -370,7 +371,7 @@ def split(
     """
     if not 0 < share < 1:
         raise UserError(f"validation share {share}, expected a number between 0 and 1")
-    _check_outputs(inputs, [train, validation], overwrite)
+    check_outputs(inputs, [train, validation], overwrite)
     splitter = _data.GameSplitter(seed, share)
     reports = Report(), Report()
     with ExitStack() as stack:
@@ -385,7 +386,7 @@ def split(
                 writers[0].write_block(block.where(~held_out))
                 writers[1].write_block(block.where(held_out))
             reports[0].add_reader(reader)
-        _check_new([train, validation], overwrite)
+        check_all_new([train, validation], overwrite)
         _commit_pair(*writers)
     for report, writer in zip(reports, writers, strict=True):
         report.add_writer(writer)

@@ -8,7 +8,7 @@ import numpy as np
 
 from nnue_trainer import _data
 from nnue_trainer.data.files import PositionWriter, Progress, StrPath, format_for, read_files
-from nnue_trainer.data.transform import Report, _check_outputs, check_score_scale
+from nnue_trainer.data.transform import Report, check_outputs, check_score_scale
 from nnue_trainer.export.evaluate import Evaluator
 from nnue_trainer.files.atomic import check_new
 
@@ -30,11 +30,11 @@ def rescore(
     """Writes all positions of `inputs`, one file after the other, each with the net's evaluation times `score_scale` as
     its score; positions without a score get one, too. Scores are clamped to ±`LARGEST_SCORE`, with a count.
 
-    The output is complete or absent. `progress` takes bytes done and bytes in all.
+    The output is complete or absent. `progress` takes the bytes done and their total.
     """
     check_score_scale(score_scale)
     format = format_for(output, to)
-    _check_outputs(inputs, [output], overwrite)
+    check_outputs(inputs, [output], overwrite)
     report = Report()
     with PositionWriter(output, format) as writer:
         for reader, blocks in read_files(inputs, skip_bad=skip_bad, progress=progress):
