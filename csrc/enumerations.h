@@ -1,9 +1,9 @@
 // Choices among words, such as a statistic, are integers in the operators' schemas: torch's stable ABI leaks the string
-// of every str argument (torch 2.10 to 2.13), and of every str in a result. Here is the one table of each choice.
-// Python reads it from the operator `enumerations` and translates words to integers
+// of every str argument (torch 2.10 to 2.13), and of every str in a result. This file has the one table of each
+// choice. Python reads it from the operator `enumerations` and translates words to integers
 // (nnue_trainer/ops/_enumerations.py).
 //
-// Where an operator needs a text of the user's, such as the path of a library, it takes the bytes as uint8 [n].
+// An operator that needs a text from the user, such as the path of a library, takes its bytes as uint8 [n].
 #pragma once
 
 #include <algorithm>

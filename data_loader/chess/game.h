@@ -12,7 +12,7 @@ namespace nnue::data {
 // Legal moves, ordered by origin, destination, promotion.
 std::vector<Move> legal_moves(const Position& position);
 
-// Pseudo-legal, and the own king is not in check afterwards. Castling leads neither out of check nor through it.
+// Whether a pseudo-legal move leaves the own king out of check. Castling must not lead out of check or through it.
 bool is_legal(const Position& position, Move move);
 
 // In Chess960, castling is written "king takes own rook" (e1h1) and its rights as files of rooks; both are always read.

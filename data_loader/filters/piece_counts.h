@@ -1,7 +1,7 @@
 // The piece-count filter: thins positions so that their piece counts follow a desired distribution.
 //
-// It is apart from the other filters because it remembers what came before, for the whole run. It therefore works on
-// one chunk after the other, in their order, where the others work on many chunks at once.
+// It is separate from the other filters because its result depends on all positions before, over the whole run. So it
+// works on one chunk after the other, in their order, while the others work on many chunks at once.
 #pragma once
 
 #include <array>
@@ -42,11 +42,11 @@ class PieceCountState {
     std::array<double, kNumPieceCounts> observed_{};
     double total_ = 0;  // the sum of observed_
     double alpha_ = 1;
-    std::uint64_t seen_ = 0;  // positions; once past 20,000 they count as 10,000 fewer, to the same effect
+    std::uint64_t seen_ = 0;  // positions; above 20,000 it is reduced by 10,000, which changes no result
 };
 
-// Moves what is kept to the front of `records` and returns how many that is. `key` belongs to their chunk;
-// `kept`, unless null, gets 1 or 0 for each.
+// Moves the kept records to the front of `records` and returns their number. `key` belongs to their chunk;
+// `kept`, unless null, gets 1 for each kept record and 0 for the others.
 std::size_t filter_piece_counts(std::span<const double> curve, std::uint64_t key, std::span<Record> records,
                                 PieceCountState& state, std::uint8_t* kept = nullptr);
 

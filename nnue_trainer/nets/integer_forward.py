@@ -1,8 +1,8 @@
 """The integer arithmetic of a net as data: stages that a program can run without code for the net.
 
 A net describes its integer forward once (`Net.integer_forward`). The evaluator in C++ (data_loader/evaluate) runs any
-such description in several threads, with AVX2 where the CPU has it. `reference` runs it here, slowly and plainly, and
-defines what the words mean. Both give the same integers. Neither of them depends on the name of a net.
+such description in several threads, with AVX2 where the CPU has it. `reference` runs it here, in plain NumPy, and
+defines the meaning of each field. Both give the same integers. Neither of them depends on the name of a net.
 
 The stages, for one position. `tdiv` divides toward zero, `>>` rounds down, and int16 and int32 wrap around.
 
@@ -20,7 +20,7 @@ The stages, for one position. `tdiv` divides toward zero, `>>` rounds down, and 
    With `head` "wdl" the last layer has three outputs, and output / divide are the logits of loss, draw and win:
    positional is the whole part of `log_odds` of them, float64, times multiply.
 6. psqt = tdiv(side to move − other side, 2) of the sums of the PSQT columns, int32.
-7. score = tdiv((psqt + positional) · score_multiply, score_divide), together or each part by itself.
+7. score = tdiv((psqt + positional) · score_multiply, score_divide), together or for each part separately.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ MOST_FLOAT = 2.0**30
 def stack_table(by_pieces: Sequence[int], of_queens: Callable[[int, int, int], int] | None = None) -> tuple[int, ...]:
     """The stack for each number of pieces and each `Batch.material`, in this order: 33 · 16 numbers.
 
-    `by_pieces` is for 0 … 32 pieces; `of_queens(stack, own, other)` makes another stack of one, for the numbers of
-    queens of the side to move and of the other side, 3 standing for 3 and more."""
+    `by_pieces` is for 0 … 32 pieces; `of_queens(stack, own, other)` returns the stack that replaces one, for the
+    numbers of queens of the side to move and of the other side; 3 means 3 or more."""
     choose = of_queens or (lambda stack, own, other: stack)
     return tuple(choose(stack, *divmod(material, 4)) for stack in by_pieces for material in range(MATERIALS))
 
 
 def by_queens(stack: int, own: int, other: int) -> int:
-    """Four stacks for each one: by which sides have queens."""
+    """Four stacks for each one, by which sides have queens."""
     return 4 * stack + 2 * (own > 0) + (other > 0)
 
 
@@ -157,14 +157,14 @@ class IntegerForward:
     score_multiply: int = 1
     score_divide: int = 1
     score_apart: bool = False
-    """PSQT and layers are scaled each by itself"""
+    """PSQT and layers are scaled separately"""
     head: Literal["value", "wdl"] = "value"
     """value: the last layer has one output; wdl: three, for loss, draw and win, and there are neither skip connections
     nor PSQT columns"""
     piece_weights: tuple[int, ...] = ()
     """10 numbers, for a pawn, knight, bishop, rook and queen of the side to move, then of the other side; or 12 · 64,
-    for these pieces and the king on each square from a1, as the side to move sees it, mirrored where the feature set
-    mirrors the board. Their sum over the board chooses the stack. Empty: numbers of pieces and queens do"""
+    for these pieces and the king on each square from a1, from the side to move's view, mirrored where the feature set
+    mirrors the board. Their sum over the board chooses the stack. Empty: the numbers of pieces and queens choose it"""
 
     def __post_init__(self) -> None:
         if len(self.stacks) == PIECE_COUNTS and not self.piece_weights:
@@ -219,7 +219,7 @@ def tdiv(a: np.ndarray, b: int) -> np.ndarray:
 
 
 def wrap32(values: np.ndarray) -> np.ndarray:
-    """int64 values as 32-bit integers hold them."""
+    """int64 values, wrapped around to 32 bits."""
     wrapped: np.ndarray = np.asarray(values, np.int64).astype(np.int32).astype(np.int64)
     return wrapped
 
@@ -269,13 +269,13 @@ def side_by_side(tensors: Mapping[str, np.ndarray], names: tuple[str, ...]) -> l
 def first_activations(forward: IntegerForward, tensors: Mapping[str, np.ndarray], batch: Batch) -> np.ndarray:
     """Stages 1 and 2: vector 0, int64 [B, N], side to move first."""
     first = forward.first
-    sides = _seen(first, accumulate(batch, tensors[first.bias], side_by_side(tensors, first.weights)), batch)
+    sides = _read_sides(first, accumulate(batch, tensors[first.bias], side_by_side(tensors, first.weights)), batch)
     shifted = [side << np.int16(first.accumulator_shift) for side in sides]
     return _first_activated(first, [np.clip(side, 0, first.clip).astype(np.int64) for side in shifted], INTEGERS)
 
 
-def _seen(first: FirstLayer, sides: tuple[np.ndarray, ...], batch: Batch) -> tuple[np.ndarray, ...]:
-    """The accumulators that the layers see, from those of both sides, the side to move first."""
+def _read_sides(first: FirstLayer, sides: tuple[np.ndarray, ...], batch: Batch) -> tuple[np.ndarray, ...]:
+    """The accumulators that the layers read, from those of both sides, the side to move first."""
     if first.sides == "mover":
         return sides[:1]
     if first.sides == "white":
@@ -306,7 +306,7 @@ def neuron_columns(forward: IntegerForward, columns: Mapping[str, int]) -> dict[
     such columns, the neuron of every column, int64 [columns], −1 where a column belongs to no neuron. `columns` gives
     the number of columns per tensor.
 
-    Neurons are counted as the layers see them, per side: a neuron of a pairwise net is a product, and it has two
+    Neurons are counted as the layers read them, per side: a neuron of a pairwise net is a product, and it has two
     columns in the first layer. Neurons that follow one another have columns that follow one another.
     """
     first = forward.first
@@ -342,11 +342,11 @@ def unrounded(
     forward: IntegerForward, tensors: Mapping[str, np.ndarray], batch: Batch, stack: np.ndarray
 ) -> np.ndarray:
     """The score of stages 1 to 7 computed in real numbers, where nothing is rounded and nothing wraps around: float64
-    [B], of each position's own `stack`, int64 [B]. A float model with the same weights gives the same, if the scales,
-    shifts and layers of the description are right."""
+    [B], of each position's own `stack`, int64 [B]. A float model with the same weights gives the same
+    scores if the scales, shifts and layers of the description are right."""
     first = forward.first
     bias = tensors[first.bias].astype(np.float64)
-    sides = _seen(first, accumulate(batch, bias, side_by_side(tensors, first.weights)), batch)
+    sides = _read_sides(first, accumulate(batch, bias, side_by_side(tensors, first.weights)), batch)
     x = _first_activated(first, [np.clip(side * 2.0**first.accumulator_shift, 0, first.clip) for side in sides], REALS)
     positional, psqt = np.empty(len(batch)), np.zeros(len(batch))
     for number in np.unique(stack):

@@ -38,11 +38,11 @@ class Step:
     """the largest integer of a clamped value"""
     activation: str = ""
     quantised: float | None = None
-    """of a float layer (`is_float`): scale of its weights"""
+    """scale of the weights of a float layer (`is_float`); None: a layer in integers"""
 
     @property
     def is_float(self) -> bool:
-        """Whether y is a float. Then all scales behind the sums are 1."""
+        """Whether y is a float. Then all scales after the sums are 1."""
         return self.quantised is not None
 
     @property

@@ -1,4 +1,4 @@
-"""The layout of a net file as data: hashes that must be found, and tensors, raw or coded, one after another."""
+"""The layout of a net file as data: the required words, and tensors, raw or compressed, in order."""
 
 from __future__ import annotations
 

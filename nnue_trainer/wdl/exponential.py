@@ -17,7 +17,7 @@ class ExponentialLambda(FromStart):
     gamma: float = Field(default=0.992, gt=0, le=1)
     """factor after every epoch"""
     epochs: int | None = Field(default=None, gt=0)
-    """epochs after which the value stays constant; null: none"""
+    """epochs after which the value stays constant; null: never"""
 
     def at(self, now: RunStep) -> float:
         return self.start * self.gamma ** min(now.epoch, self.epochs or now.epoch)
