@@ -101,7 +101,7 @@ def one_unit(name: str, paths: list[str]) -> str:
 
 
 def one_room(room: str) -> str:
-    """All sources of a room of data_loader/. Its CMakeLists.txt, for the C++ tests, compiles each by itself."""
+    """All sources of a room of data_loader/. Its CMakeLists.txt, for the C++ tests, compiles each file separately."""
     return one_unit(room, [f"{room}/{path.name}" for path in sorted((ROOT / "data_loader" / room).glob("*.cpp"))])
 
 

@@ -131,7 +131,7 @@ def as_option(key: str) -> str:
 
 
 def _place(origin: Callable[[tuple[str, ...]], str], path: tuple[str, ...]) -> str:
-    """The origin and the key; the origin alone where it is the option for the key."""
+    """The origin and the key; only the origin if it is the option for the key."""
     key = ".".join(_cut(part) for part in path) or "(top level)"
     where = origin(path)
     return where if where == as_option(key) else f"{where}: {key}"

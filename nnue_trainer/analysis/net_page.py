@@ -481,7 +481,7 @@ def page(found: Inspection, neurons: Sequence[int] = ()) -> Page:
     tables = []
     if found.layers:
         rows = [[row[0], *row[2:]] for row in _layer_rows(found)]
-        tables = [Table(["what a layer sees", "zeros", "at the top", "dead"], rows)]
+        tables = [Table(["inputs of a layer", "zeros", "at the top", "dead"], rows)]
     sections.append(Section("Neurons", tables=tables, plots=neurons_seen))
     maps = [*_map_plots(found), *_single_neurons(found, neurons)]
     if maps:

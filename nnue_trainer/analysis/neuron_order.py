@@ -129,8 +129,8 @@ def _greedy(bits: Tensor, seed: int) -> Tensor:
 
 
 def _pagerank(bits: Tensor, seed: int) -> Tensor:
-    """By the graph of co-activations alone: neurons in the order of their PageRank, which are active with many others,
-    each begin a block with the three that are left and have most in common with its neurons, pair by pair."""
+    """Uses only the graph of co-activations. In the order of PageRank, each neuron begins a block; the three
+    remaining neurons that have most in common with the block join it."""
     counts = graph.bit_counts(bits)
     rank = graph.pagerank_walks(graph.Graph.from_counts(counts), _WALKS, seed=seed).rank
     shared, sizes = counts.double(), counts.diagonal().double()

@@ -76,8 +76,8 @@ class Match(Callback):
         self._catch_up(trainer)
 
     def _catch_up(self, trainer: Trainer) -> None:
-        """In a resumed run: remembers the match at its first step, or plays it if the run was killed before its end.
-        The checkpoint is older than the match, since it has the net that plays."""
+        """In a resumed run: notes that the match was played, or plays it if the run was killed before its end. The
+        checkpoint is older than the match, since it has the net that plays."""
         if trainer.step == trainer.stage.first_step:
             return
         if trainer.was_recorded("match"):

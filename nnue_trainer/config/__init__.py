@@ -43,7 +43,7 @@ MAX_NODES = 10_000
 """Largest number of keys and values in a recipe; an alias counts as everything that it stands for."""
 
 FileList = Annotated[list[str], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)]
-"""The type of a field that lists files: one name alone is a list of one."""
+"""The type of a field that lists files: a single name is a list of one."""
 
 
 @section
@@ -609,7 +609,7 @@ def _read_yaml(text: str, origin: str) -> Any:
 
 
 def _read_value(text: str, origin: str) -> Any:
-    """The value of an override. A pattern of file names such as *.binpack is text, though YAML sees an alias in it."""
+    """The value of an override. A pattern of file names such as *.binpack is text, although YAML has aliases."""
     return text if re.match(r"\*\S", text) else _read_yaml(text, origin)
 
 

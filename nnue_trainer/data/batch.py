@@ -28,7 +28,7 @@ class Plan(NamedTuple):
     """A part of the work on a batch that a model has done ahead: a plan of `Batch.plans`."""
 
     key: Hashable
-    """what it is, and everything beside the index rows that it was made for"""
+    """its kind, and everything except the index rows that it was made for"""
     data: Tensor
     white: Tensor
     """white's index rows"""

@@ -45,7 +45,7 @@ _NOTHING_SEEN: bytes = bytes(1 << 14)  # Sketch::kRegisters
 _UNSHUFFLED_WINDOW = 8  # batches
 _log = logging.getLogger(__name__)
 
-_Place = tuple[int, int, int, int, list[float]]  # the last: what the filter piece_counts remembers, or nothing
+_Place = tuple[int, int, int, int, list[float]]  # the last: the state of the filter piece_counts, or nothing
 _Read = tuple[int, int, int]
 _PLACE_KEYS = ("epoch", "chunk", "skip", "batch")
 

@@ -129,7 +129,7 @@ def _counters(part: FeaturePart) -> Counters | None:
     for code in filter(most.__getitem__, PIECES):
         alike = series[:, :, code].tobytes()
         groups[alike] = groups.get(alike, 0) | 1 << code
-    # Pieces that act alike by themselves may count together, or each by itself.
+    # Pieces with the same effect may be counted together or separately.
     for one_by_one in (False, True):
         counters = tuple(
             (pieces, most[(pieces & -pieces).bit_length() - 1])

@@ -367,7 +367,7 @@ class Engine(Closing):
             time.sleep(0.005)
         status, by_signal = end
         words = f" (signal {status})" if by_signal else f" (exit status {status})"
-        for _ in range(64):  # what it has printed there is in the pipe already
+        for _ in range(64):  # the pipe already holds everything that it printed
             self._exchange(0)
         said = self._stderr.decode(errors="replace").strip().splitlines()
         return words + (f": {shown(said[-1])}" if said else "")

@@ -37,7 +37,7 @@ _COLUMNS = ("material", "positional", "total")
 class EngineWithNet(Closing):
     """A process of an engine that has loaded one net. Use it as a context.
 
-    It is started for this net alone: an engine that failed to load a file may keep part of it in memory. UserError
+    It is started only for this net: an engine that failed to load a file may keep part of it in memory. UserError
     names the engine and the reason why it does not take the net.
     """
 

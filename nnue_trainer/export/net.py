@@ -175,7 +175,7 @@ def _fitting(
     file: NetFile, header: Header, candidates: Sequence[Candidate]
 ) -> list[tuple[Net, FileLayout, list[Place]]]:
     """The candidates whose shape matches the whole file. Several architectures share version and hashes, so the header
-    alone never decides the name of a file. LayoutError of the closest candidate if none matches."""
+    is not enough to decide the name of a file. LayoutError of the closest candidate if none matches."""
     fitting, failures = [], []
     for net, layout in candidates:
         try:

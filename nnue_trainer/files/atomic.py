@@ -1,7 +1,7 @@
 """The one writer of files: a file is complete or absent.
 
 The content goes into a temporary file in the folder of the target. The temporary has a name that cannot be guessed, is
-created by this process alone (`O_EXCL | O_NOFOLLOW`), and is only ever written through its descriptor, so a link that
+created only by this process (`O_EXCL | O_NOFOLLOW`), and is only ever written through its descriptor, so a link that
 somebody plants is never followed. At the end it is synced and renamed. Two writers of one output have a temporary each,
 and the last rename wins as a whole.
 

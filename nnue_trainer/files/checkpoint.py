@@ -1,7 +1,7 @@
 """Checkpoints: one safetensors file with architecture, recipe and everything that resuming needs.
 
 Tensors are named `model/…`, `optimizer/…` and so on; everything that is not a tensor is JSON in the file's metadata,
-under the key `nnue`. `files.atomic` writes the file, so a reader never sees half of one; nothing is pickled.
+under the key `nnue`. `files.atomic` writes the file, so a reader never finds half of one; nothing is pickled.
 """
 
 from __future__ import annotations

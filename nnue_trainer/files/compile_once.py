@@ -79,9 +79,9 @@ def library_of(
 
     Args:
         name: its name in messages; errors of the compiler use `error_name` if that is given.
-        kind: its folder in the cache, and what it is, such as "window-functions".
+        kind: its folder in the cache and its kind in messages, such as "window-functions".
         suffix: of the source, ".cpp" or ".cu".
-        target: what it is compiled for, in messages.
+        target: the GPU or processor that it is compiled for, in messages.
         prefix: of the library's name.
         made_of: given the source as a file, further files whose text matters.
         shorter: (path, text): errors of the compiler show the text instead of the path.

@@ -103,7 +103,7 @@ class PlayedGame:
 
 
 class _Seat:
-    """One engine at one table, and what it does there."""
+    """One engine at one table, and its games there."""
 
     def __init__(self, table: _Table, player: int, engine: Engine) -> None:
         self.table, self.player, self.engine = table, player, engine

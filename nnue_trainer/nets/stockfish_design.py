@@ -81,9 +81,9 @@ class Design:
     skip: int = 1
     """outputs of fc0 that go straight to the result: one is added, of two the second is subtracted from the first"""
     squared: bool = True
-    """fc1 sees the squares of its inputs as well"""
+    """fc1 also reads the squares of its inputs"""
     dual: bool = False
-    """as `squared`, and also the outputs of fc1; skip outputs take part, and fc2 sees the inputs of fc1 too"""
+    """as `squared`, and also the outputs of fc1; skip outputs take part, and fc2 also reads the inputs of fc1"""
     shared_fc0: bool = False
     """fc0 is trained with a part that all stacks share"""
     output_scale: int | None = None
@@ -130,7 +130,7 @@ class Design:
 
     @property
     def hidden(self) -> int:
-        """Outputs of fc0 that fc1 sees."""
+        """The number of outputs of fc0 that fc1 reads."""
         return self.l2 if self.dual else self.l2 - self.skip
 
     def layers(self, l1: int) -> tuple[tuple[int, int], ...]:

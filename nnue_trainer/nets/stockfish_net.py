@@ -74,8 +74,8 @@ class StockfishNet(Net):
     l3: Outputs = None
     """outputs of the second layer after the transformer; null: the version's size, the only one that Stockfish reads"""
     output_buckets: OutputBuckets | None = None
-    """the stacks of layers, and the PSQT columns, by pieces and queens; null: those of the version, which alone
-    Stockfish reads"""
+    """the stacks of layers, and the PSQT columns, by pieces and queens; null: those of the version, the only
+    ones that Stockfish reads"""
     quantisation: QatConfig = Field(default_factory=QatConfig)
 
     @model_validator(mode="after")
@@ -370,7 +370,7 @@ class StockfishNet(Net):
             h ^= zlib.crc32(bytes(d.stack_table))
         for name in d.layouts:
             features = 0
-            # Nets with threats were hashed by their first set alone at the beginning.
+            # Nets with threats were at first hashed only by their first set.
             for feature_set in d.sets[:1] if name.endswith("first hash") else d.sets:
                 features = (features << 1 & 0xFFFFFFFF | features >> 31) ^ FEATURE_HASH[feature_set]
             transformer_hash = features ^ 2 * self.l1

@@ -147,8 +147,8 @@ class NetFile:
         return Header(version, file_hash, bytes(self.take(12, length, "description")), 12 + length)
 
     def body(self, header: Header) -> NetFile | None:
-        """The file with what its zlib envelope holds in the place of the envelope; None if it has none. UserError for
-        a damaged one."""
+        """The file with the content of its zlib envelope instead of the envelope; None if it has no envelope.
+        UserError for a damaged one."""
         at = header.end
         if self.size - at < envelope.HEAD or self.take(at, len(envelope.MAGIC), "body") != envelope.MAGIC:
             return None

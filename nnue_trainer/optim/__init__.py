@@ -6,8 +6,8 @@
     guard          a step with a loss or gradient that is not finite changes nothing
     rule           AdamW, any optimiser of torch, or your own
 
-Each layer wraps those below it and can be replaced alone. `base` has the contracts and the registry; each built-in rule
-has its own file; `Optimizer` puts the layers together.
+Each layer wraps those below it and can be replaced separately. `base` has the contracts and the registry; each
+built-in rule has its own file; `Optimizer` puts the layers together.
 """
 
 from nnue_trainer.optim.adamw import AdamW

@@ -61,7 +61,7 @@ class Rule(ABC):
     """
 
     heeds_failed: ClassVar[bool] = False
-    """whether the rule itself changes nothing while `work.failed` is 1; else the guard sees to it"""
+    """whether the rule itself changes nothing while `work.failed` is 1; otherwise the guard skips or undoes the step"""
     capturable: bool = True
     """whether a step can be recorded in a CUDA graph and replayed: it calls the same kernels on the same tensors every
     time, and no number of Python's changes from step to step"""

@@ -1,8 +1,8 @@
 """A step with a loss or gradient that is not finite changes nothing in this process, and neither does any later one.
 
 The test runs on the device and nothing waits for it, except for rules that keep something in host memory: the host
-reads when it writes a record. By then weights are still those of the last good step. Of several processes that have
-different columns one may fail alone; then the others go on until that record, where the run ends.
+reads when it writes a record. By then weights are still those of the last good step. If several processes have
+different columns, only one of them may fail; the others continue until that record, where the run ends.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Everything in a Python object that may decide what it does next, as tensors and JSON.
+"""Everything in a Python object that may affect its next steps, as tensors and JSON.
 
-Optimisers that others have written keep what they need anywhere: in `state`, in `param_groups`, in attributes, in an
-optimiser that they wrap. `capture` walks all of it. What still is as the constructor made it is left out, so that a
-changed recipe reaches a resumed run; the rest is restored in place, so that objects which share a list still do.
+Optimisers of other packages keep their state anywhere: in `state`, in `param_groups`, in attributes, in an
+optimiser that they wrap. `capture` walks all of it. Values that the constructor made and that did not change are left
+out, so that a changed recipe takes effect in a resumed run; the rest is restored in place, so that objects which share
+a list still do.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _CODE = (
 
 @functools.cache
 def _of_torch() -> Set[str]:
-    """The names of what torch keeps in every optimiser for itself. The first optimiser of torch in a process imports
+    """The names of the attributes that torch adds to every optimiser. The first optimiser of torch in a process imports
     torch._dynamo, which takes seconds, so it is not made when this module is imported."""
     return vars(torch.optim.SGD([torch.zeros(1)], lr=1.0)).keys() - {"state", "param_groups"}
 

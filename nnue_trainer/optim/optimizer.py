@@ -87,7 +87,7 @@ class Optimizer:
         ours = (bounds, shared_rows, guard) == (Bounds, SharedRows, Guard)
         replaces = config.replaces if ours else frozenset()
         late = late and "virtual_rows" in replaces
-        # bfloat16: a gradient has the dtype of what it is the gradient of, and in float16 most would be zero.
+        # bfloat16: a gradient has the dtype of its tensor, and in float16 most gradients would be zero.
         self._copies = {
             name: parameters[name].detach().to(torch.bfloat16).requires_grad_()
             for name in (transformers if copies and "virtual_rows" in replaces else ())

@@ -30,7 +30,7 @@ def choose_device(name: str, ranks: Ranks | None = None) -> torch.device:
         device, wanted = torch.device("cuda", ranks.local_rank), f" for {ranks.local_size} processes"
     if device.type == "cuda" and not (available and (device.index or 0) < torch.cuda.device_count()):
         found = f"{torch.cuda.device_count()} CUDA devices" if available else "no CUDA device"
-        raise UserError(f"training.device: found {name!r}, but torch {torch.__version__} sees {found}{wanted}")
+        raise UserError(f"training.device: found {name!r}, but torch {torch.__version__} finds {found}{wanted}")
     if several:
         torch.cuda.set_device(device)  # NCCL, and code that names no device, use the current device
     return device

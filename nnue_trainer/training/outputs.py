@@ -1,6 +1,6 @@
 """The outputs of the training loop in one process: checkpoints, metrics and the progress line.
 
-Only the process of rank 0 writes. The others have a `Nowhere` in the place of each.
+Only the process of rank 0 writes. The others have a `Nowhere` instead of each.
 """
 
 from __future__ import annotations

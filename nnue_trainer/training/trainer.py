@@ -674,7 +674,7 @@ class Trainer:
     def _rescue(self, store: CheckpointStore | Nowhere, first_step: int) -> None:
         """After an error, saves the steps done since the last save. It does not if the error came while the weights
         were being updated."""
-        # A write in the background may have failed after `_saved_step` was set. Only rank 0 sees that.
+        # A write in the background may have failed after `_saved_step` was set. Only rank 0 notices that.
         saved_step = self._saved_step if self.ranks.several else store.written_step
         if self.step in (first_step, saved_step) or self._updating:
             return

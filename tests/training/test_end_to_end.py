@@ -168,7 +168,7 @@ def test_weights_of_another_run_are_a_start(tmp_path, data):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["training.device=cuda:7"], r"training\.device: found 'cuda:7', but torch .* sees"),
+        (["training.device=cuda:7"], r"training\.device: found 'cuda:7', but torch .* finds"),
         (["data.train=[none.binpack]"], r"none\.binpack"),
         (["data.validation=[none.binpack]"], r"none\.binpack"),
         (["--resume", "none"], r"none/checkpoints/last\.safetensors: no such checkpoint"),

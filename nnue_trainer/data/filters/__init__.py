@@ -153,8 +153,8 @@ class Filters(_Compiled):
         spare: npt.NDArray[np.uint8] | None = None,
     ) -> tuple[npt.NDArray[np.bool_], _data.FilterCounts]:
         """Which of uint8 [n, 32], taken as one chunk, pass: bool [n]; and how many were read, kept and dropped.
-        `carried` is what `piece_counts` remembers from chunk to chunk, changed in place; to begin with, an empty
-        list. `spare`: the free bytes of their format, uint8 [n, bytes], for filters that use them."""
+        `carried` is the state of `piece_counts` between chunks, changed in place; an empty list at the
+        beginning. `spare`: the free bytes of their format, uint8 [n, bytes], for filters that use them."""
         options = self.compiled()
         kept, counts, mask = _data.filter_records(records, options, seed)
         if self.extra:
