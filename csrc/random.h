@@ -14,8 +14,8 @@
 //   integers      int64, int32      4                             low <= value < high, without bias: see bounded
 //   bernoulli     bool, uint8, float32, float64   2               1 with probability a (to 2^-53), else 0
 //
-// An element uses as many words of a quadruple as the table shows, and no element spans two quadruples, so its number
-// alone determines where its words are. CPU and CUDA give equal bits, except for normal numbers, whose logarithm and
+// An element uses as many words of a quadruple as the table shows, and no element spans two quadruples, so its
+// number determines where its words are. CPU and CUDA give equal bits, except for normal numbers, whose logarithm and
 // cosine may differ in the last place. A uniform number may be b if a + (b - a) u is rounded up to it.
 #pragma once
 

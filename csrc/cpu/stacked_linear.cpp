@@ -1,4 +1,4 @@
-// Linear layers with stacks on CPU. Positions are visited stack by stack, and each is computed for its own stack alone.
+// Linear layers with stacks on CPU. Positions are visited stack by stack, and each is computed only for its own stack.
 // The threads are those of torch's own pool, so torch.set_num_threads holds.
 
 #include "../stacked_linear.h"

@@ -1,4 +1,4 @@
-// Speed of the hot loops on one thread, each alone: decoding a binpack, expanding records, gathering them in random
+// Speed of each hot loop on one thread: decoding a binpack, expanding records, gathering them in random
 // order.
 //
 //   data_bench FILE [feature set] [seconds per loop]

@@ -167,7 +167,7 @@ void bind_format_lists(py::module_& m) {
         for (const LossRow& row : loss_rows()) words[row.name] = row.words;
         return words;
     });
-    // Which formats hold the castling rights of standard chess alone.
+    // The formats that hold only the castling rights of standard chess.
     m.def("only_standard_castling", [] {
         py::list names;
         for (const DataFormat* format : formats()) {

@@ -233,7 +233,7 @@ auto call_in_python(const py::object& filter) {
     };
 }
 
-// The last: what piece_counts remembers, or nothing.
+// The last: the state of piece_counts, or nothing.
 using PlaceTuple = std::tuple<std::uint64_t, std::uint64_t, std::uint64_t, std::uint64_t, std::vector<double>>;
 
 class PipelineHandle {

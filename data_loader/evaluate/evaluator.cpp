@@ -795,7 +795,7 @@ const Kernels& kernels_of(const EvaluateOptions& options) {
     return options.kernels ? *options.kernels : kernels();
 }
 
-// Calls body(index rows, begin, end, scratch) for chunks of records; the rows are those of the chunk alone.
+// Calls body(index rows, begin, end, scratch) for chunks of records; the rows are only those of the chunk.
 template <class Impl, class Body>
 void of_records(std::span<const Record> records, const Impl& impl, const EvaluateOptions& options, Body&& body) {
     const Kernels& expanding = kernels_of(options);

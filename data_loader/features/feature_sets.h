@@ -454,8 +454,8 @@ inline int write_piece_squares(Set set, const Pieces& p, RowEnds rows) {
     return count;
 }
 
-// Writes what `set` adds to the rows of a sound record; returns how many entries that is. `board` is used by sets of
-// pairs alone.
+// Writes the entries that `set` adds to the rows of a sound record, and returns their number. `board` is used only by
+// sets of pairs.
 template <class Set>
 inline int write_part(Set set, const CodePlanes& board, const Pieces& p, RowEnds rows) {
     if constexpr (Set::kKind == SetKind::kThreats) {

@@ -23,7 +23,7 @@
 //   piece-square set gives the square of the piece itself, a set of pairs gives the squares of the other pieces. The
 //   code is 2·type + colour with types P N B R Q K = 0 … 5. White and black see the same features, so this function
 //   does not depend on the perspective.
-// - index(piece, from, partner, to): the number of such a feature as one perspective sees it, less the offset.
+// - index(piece, from, partner, to): the number of such a feature from the view of one perspective, less the offset.
 //   Pieces are 2·type + (1 for the enemy); squares are xored with the orientation. `partner` is the piece on `to`,
 //   or 12 where `to` is empty. A negative number means no feature for this perspective.
 //

@@ -32,8 +32,8 @@ struct Candidate {
 // ---- the filters -----------------------------------------------------------------------------------------------
 //
 // A filter is made anew for each chunk. drops() is called, in the order of the list, until one filter drops the
-// position; `value` is what the user has set. observe(), where there is one, sees every position after that, dropped or
-// not. A filter that takes the curves of the user has them as a third argument.
+// position; `value` is the user's setting. observe(), if there is one, is then called for every position, dropped or
+// not. A filter that needs the user's curves gets them as a third argument.
 
 constexpr FilterRow flag_row(const char* name, bool preset, const char* doc) {
     return {name, FilterType::kBool, 0, preset ? 1.0 : 0.0, 0, 1, doc, false, true, false};

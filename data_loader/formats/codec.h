@@ -45,7 +45,7 @@ void check_range(const char* what, int found, int low, int high);
 // One king of each side, pawns where pawns can be: what every other function relies on.
 void check_board(const Position& p);
 void check_castling(const Position& p);
-// For formats that hold the rights of standard chess alone.
+// For formats that hold only the rights of standard chess.
 void check_standard_castling(const Position& p, const char* format);
 void check_move(const Position& p, Move move);
 

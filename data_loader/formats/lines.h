@@ -105,7 +105,7 @@ class LineReader : public StreamReader {
     bool has_mark_ = false, has_crlf_ = false;
 };
 
-// A format with a position on each line: empty lines are skipped, and a line that is wrong is left out alone.
+// A format with a position on each line: empty lines are skipped, and of a wrong one only this line is left out.
 class PositionLineReader : public LineReader {
   public:
     using LineReader::LineReader;

@@ -33,8 +33,8 @@ class Contents {
     void check(const std::string& path, std::size_t chunk, std::uint64_t digest, Place place);
 
     // The digests of all chunks before these places, one for each shard, and of those that were kept earlier; kUnknown
-    // for the others; nothing if that is all chunks. What threads have read ahead is left out, so the result depends on
-    // the places alone.
+    // for the others; nothing if that is all chunks. What threads have read ahead is left out, so the result depends
+    // only on the places.
     std::vector<std::uint64_t> keep(std::span<const Place> until);
 
     // Continues with digests that another process kept: those of all chunks, or nothing.

@@ -79,7 +79,7 @@ Pipeline::Pipeline(PipelineOptions options, std::vector<Slot> slots, const std::
         for (std::size_t i = 0; i < n; ++i) {
             chunks_.push_back({static_cast<std::uint32_t>(file), static_cast<std::uint32_t>(i)});
         }
-        // Every process sees this. Where each has its own chunks, and so its own count, one of them counts it.
+        // Every process reaches this. If each has its own chunks, and so its own count, one of them counts it.
         const std::string& torn = files_[file]->torn_end();
         const bool counts = options_.shards == 1 || options_.rank == 0;
         if (!torn.empty() && counts && bad_chunks_.count++ == 0) bad_chunks_.first = torn;

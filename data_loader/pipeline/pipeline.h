@@ -3,8 +3,8 @@
 // The chunks of all files are put in a random order for each epoch. Workers decode them; decoded chunks are appended,
 // in that order, to a window of a fixed number of positions; a full window is permuted at random and cut into batches,
 // which workers write into memory of the caller, while the next window fills. So the order is a function of (seed,
-// epoch, files, filters, window, batch size), and a place in it is four numbers, and what the filter piece_counts
-// remembers there: that filter works on the chunks as they are appended. Resuming decodes one window again.
+// epoch, files, filters, window, batch size), and a place in it is four numbers and the state of the filter
+// piece_counts there: that filter works on the chunks as they are appended. Resuming decodes one window again.
 //
 // With canonical shards every batch has an equal part from each shard. A shard is a separate stream over every n-th
 // chunk of the epoch's order, where n is the number of shards, with its own part of the window. A process then decodes
@@ -138,8 +138,8 @@ class Pipeline {
     // Counts of all chunks decoded so far, including those ahead of the last batch.
     FilterCounts filter_counts();
     BadChunks bad_chunks();
-    // The positions of all batches that next() has returned: of whole batches, of all processes, unless there are
-    // shards, of which each process sees its own.
+    // The positions of all batches that next() has returned: of whole batches of all processes, or, with shards, of
+    // those of this process.
     Sketch seen();
     void restore_seen(const Sketch& sketch);
 
