@@ -105,7 +105,7 @@ def _comparable(part: FeaturePart, other: FeaturePart) -> bool:
 
 def _tables(part: FeaturePart, other: FeaturePart) -> tuple[PieceSquareTable, PieceSquareTable] | None:
     """Both in the same settings; None if one of them is not a piece-square set."""
-    settings = tuple(dict.fromkeys([*settings_of(part), *settings_of(other)]))
+    settings = tuple(dict.fromkeys([*settings_of(part), *settings_of(other), *_settings_of_both(part, other)]))
     table, others = piece_square_table(part.name, settings), piece_square_table(other.name, settings)
     return None if table is None or others is None else (table, others)
 
@@ -182,12 +182,27 @@ class PieceSquareTable:
         return np.where(places < 0, NONE, found)
 
 
+def _counters(part: FeaturePart) -> Counters | None:
+    """The pieces that its buckets count; None for a set from outside whose buckets depend on more than counts."""
+    if outside_set(part.name) is None:
+        return part.states
+    return counters_of(part.name) if part.bucket_size else ()
+
+
+def _settings_of_both(part: FeaturePart, other: FeaturePart) -> list[Setting]:
+    """Settings in which the parts are in each pair of their states, if there are not too many."""
+    counters, others = _counters(part), _counters(other)
+    if not counters or not others or counters == others:
+        return []
+    pairs = product(settings_of_states(counters), settings_of_states(others))
+    settings = list(dict.fromkeys(tuple(sorted(one + two)) for one, two in pairs))
+    return settings if len(settings) <= _MOST_SETTINGS else []
+
+
 def settings_of(part: FeaturePart) -> list[Setting]:
     """Settings in which the part is in each of its states; of a set from outside whose buckets depend on more than
     counts of pieces, some in which it may be."""
-    counters: Counters | None = part.states
-    if outside_set(part.name) is not None:
-        counters = counters_of(part.name) if part.bucket_size else ()
+    counters = _counters(part)
     if counters is None:
         return _settings(_QUEENS, 3) + [(code,) for code in PIECES if code not in _QUEENS]
     codes = [code for code in PIECES if any(pieces >> code & 1 for pieces, _ in counters)]

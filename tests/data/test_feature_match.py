@@ -105,6 +105,17 @@ def test_rows_of_states_that_a_set_does_not_distinguish_are_means() -> None:
     assert queen not in rows
 
 
+def test_states_of_two_sets_are_matched_in_pairs() -> None:
+    """A row for boards with an enemy queen is the mean over all numbers of pawns, not of that without pawns."""
+    match = match_features(piece_square_set(states=["eQ:1"]), piece_square_set(states=["oP:3"]))
+    rows, sources, shares = match.averaged
+    rook = 64 * 3 + 8
+    for queens in range(2):
+        here = rows == 768 * queens + rook
+        assert sources[here].tolist() == [768 * pawns + rook for pawns in range(4)]
+        np.testing.assert_allclose(shares[here], 4 * [0.25])
+
+
 def rows(records: np.ndarray, name: str) -> list[list[int]]:
     """Features of each position and perspective, sorted."""
     batch = expand(records, name)
