@@ -3,7 +3,7 @@
     python benchmarks/expand_features.py --data FILE.binpack [--threads 16] [--copies 20]
 
 "operator" expands records that are already on the device into the rows of both perspectives, in memory that is already
-allocated. There are so many different batches that no cache holds them all. "file to rows" is the whole way, as in
+allocated. There are more different batches than any cache holds. "file to rows" is the whole way, as in
 training (`DeviceBatches`): the loader reads the file into page-locked memory, and the records are copied and expanded
 on a separate stream. For this the file is first rewritten as a shuffled binpack (chains of one position), and read
 through --copies links to it, so that there are enough positions; it is in the page cache then. Prints a table and

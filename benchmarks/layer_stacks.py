@@ -1,4 +1,4 @@
-"""The layers behind the first layer and the loss, forward and backward: the fused operators against torch's operators.
+"""The layers after the first one and the loss, forward and backward: the fused operators against torch's operators.
 
     python benchmarks/layer_stacks.py [--out FOLDER] [--quick] [--qat]
 

@@ -4,7 +4,7 @@ eight.
     python benchmarks/loader_processes.py --data FILE.binpack [--processes 1,2,4,8]
 
 It reports the process's CPU seconds per million positions of the whole batches, and the share of these positions that
-the process decodes. CPU time depends little on other work on the machine. The file is listed so many times that the
+the process decodes. CPU time depends little on other work on the machine. The file is listed often enough that the
 files have about 20 million positions, but at least eight times. Writes benchmarks/results/loader-processes.json.
 """
 

@@ -135,7 +135,7 @@ def look(options: argparse.Namespace, ranks: Ranks) -> None:
     recipe = load_recipe(options.config, options.data, options.overrides)
     device = choose_device(recipe.training.device, ranks)
     if device.type != "cuda":
-        raise SystemExit(f"found device {device}, expected a CUDA device: step_profile.py looks at CPUs, too")
+        raise SystemExit(f"found device {device}, expected a CUDA device: step_profile.py also measures CPUs")
     set_up_torch(recipe, device)
     machine = environment(device)
     with tempfile.TemporaryDirectory() as folder:

@@ -8,7 +8,7 @@ from nnue_trainer.cli.main import app
 
 
 class Done(NamedTuple):
-    """The result of a command; made by the fixture `nnue`, for tests that look at errors as users see them."""
+    """The result of a command; made by the fixture `nnue`, for tests of errors as users see them."""
 
     returncode: int
     stdout: str

@@ -1,7 +1,7 @@
 """Requirements of some tests beside the project, by marker: a GPU, a chess engine, positions that are not ours to give.
 
 A test whose tool is missing is skipped, with the reason. With NNUE_REQUIRE_ALL=1 it fails instead. On a machine without
-a GPU, leave the GPU tests out by name then: `pytest -m "not cuda"`. Tests marked `shared` only look at more positions
+a GPU, leave the GPU tests out by name then: `pytest -m "not cuda"`. Tests marked `shared` only use more positions
 than the project carries, so they are skipped even then."""
 
 import functools

@@ -1,4 +1,4 @@
-"""The cache of compiled libraries: nobody else can put one there, and half of one is compiled again."""
+"""The cache of compiled libraries: no other user can put one there, and an incomplete one is compiled again."""
 
 from __future__ import annotations
 

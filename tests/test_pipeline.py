@@ -160,7 +160,7 @@ def test_what_changed_is_not_replaced_unasked(way: Path, monkeypatch: pytest.Mon
     assert calls.run("train") == (0, ["train", "export", "permute", "verify", "match"])
     assert "--overwrite" in calls.commands[0]
     assert "--resume" not in calls.commands[0]
-    # More games are no new match: the command continues from its journal.
+    # More games do not make a new match: the command continues from its journal.
     way.write_text(yaml.safe_dump(WAY | {"match": WAY["match"] | {"options": "--pairs 9"}}))  # type: ignore[operator]
     assert calls.run() == (0, ["match"])
     assert calls.commands[0][-2:] == ["--pairs", "9"]

@@ -1,4 +1,4 @@
-"""The tests themselves end what they start, and work whoever starts them."""
+"""The tests end every process that they start, and work under any parent process."""
 
 import os
 import signal

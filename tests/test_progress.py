@@ -86,7 +86,7 @@ def test_numbers_are_short():
 
 @pytest.fixture
 def clock(monkeypatch):
-    """One second for every look at it."""
+    """A clock that advances one second at each reading."""
     seconds = itertools.count(100)
     monkeypatch.setattr(time, "monotonic", lambda: float(next(seconds)))
 
@@ -182,7 +182,7 @@ for step in range(1, 41):
     if step % 10 == 0:
         shown.update(step, loss="0.012345", val="0.012340")
     time.sleep(0.02)
-shown.say("epoch 1: validation loss 0.5")
+shown.say("epoch 1: validation loss 0.5")  # prose: allow
 shown.close()
 with progress_bar("reading") as show:
     for done in range(40):

@@ -20,10 +20,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ("*.md", "docs/*.md", "samples/*.md", "data_loader/fuzz/*.md", "tests/vectors/*.md")
+ROOMS = ("csrc", "data_loader", "examples", "tools", "tests", "benchmarks")  # in C++
 SOURCES = (
-    *(f"{room}/*.py" for room in ("nnue_trainer", "examples", "tools")),
-    *(f"{room}/*.{end}" for room in ("csrc", "data_loader", "examples", "tools") for end in ("h", "cpp", "cu", "cuh")),
+    *(f"{room}/*.py" for room in ("nnue_trainer", "examples", "tools", "tests", "benchmarks")),
+    *(f"{room}/*.{end}" for room in ROOMS for end in ("h", "cpp", "cu", "cuh")),
     ":!tools/prose.py",  # the words themselves
+    ":!tests/test_prose.py",
 )
 
 BANNED = {

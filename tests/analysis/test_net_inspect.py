@@ -26,7 +26,7 @@ from nnue_trainer.pages.page import render
 from nnue_trainer.registry import load_plugin
 
 SIZES = {"simple": {"hidden": 16}, "layered": {"hidden": 16}}
-# Those whose files are small enough to look at each; the rest of the family shares their code.
+# Those whose files are small enough to test each; the rest of the family shares their code.
 KINDS = ["simple", "layered", "sfnnv1", "sfnnv2", "sfnnv5", "small128", "sfnnv10", "sfnnv17"]
 PIECES = ["pawn", "knight", "bishop", "rook", "queen"]
 

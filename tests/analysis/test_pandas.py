@@ -81,7 +81,7 @@ def test_ewm_in_pandas_documentation() -> None:
         assert found[2].item() == pytest.approx((w * 3 + new * 5) / (w + new), rel=1e-15)
 
 
-# An example is a row or two, looked at by several rules: to draw a row costs more than a pandas call.
+# An example is a row or two, checked by several rules: drawing a row costs more than a pandas call.
 THOUSANDTHS = st.integers(-3000, 3000).map(lambda i: i / 1000)
 NUMBERS = THOUSANDTHS | st.integers(-3, 3).map(float) | st.just(nan) | st.sampled_from([nan, inf, -inf])
 

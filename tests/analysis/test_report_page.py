@@ -232,7 +232,7 @@ def test_training_writes_the_page_when_it_is_interrupted(tmp_path, project_root,
     status, _, _ = nnue("train", path, "--run-dir", run, "--report")
     assert status == 130
     assert "stopped or still running, 44%" in (run / "report.html").read_text()
-    # A page of the command beside it is no obstacle for the run that goes on.
+    # A page that the command wrote beside it does not stop the run when it continues.
     monkeypatch.setattr(Trainer, "advance", advance)
     (run / "report.html").unlink()
     assert nnue("report", run)[0] == 0

@@ -69,7 +69,7 @@ const uint64_t* exchange(uint64_t value);
 void block_barrier();
 int block_count(bool predicate);
 int multiprocessors();
-// Runs after all that was launched before, and is done when this returns, but for what launch_early starts.
+// Runs after all that was launched before, and is done when this returns, except for what launch_early starts.
 void synchronize();
 void launch(dim3 grid, dim3 block, size_t shared, bool early, const std::function<void()>& body);
 // Dynamic shared memory of the thread block.

@@ -1,4 +1,4 @@
-// A multiprocessor on the CPU, just enough of one to run the project's kernels where there is no GPU.
+// A multiprocessor on the CPU, just enough of one to run the project's kernels without a GPU.
 //
 // A thread block is a thread of the operating system; its threads are fibers that are switched where they wait for each
 // other, in random order; asynchronous copies arrive at random times. Several thread blocks, and a kernel and its

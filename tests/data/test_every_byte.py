@@ -31,7 +31,7 @@ def marked(request: pytest.FixtureRequest, tmp_path: Path, project_root: Path) -
     rows = np.fromfile(path, np.uint8).reshape(-1, SIZES[name])
     rows[:, SPARE[name]] = np.random.default_rng(1).integers(1, 256, rows[:, SPARE[name]].shape)
     if name == "bin":
-        rows[::7, 31] = 0x80  # behind the last bit that is used
+        rows[::7, 31] = 0x80  # after the last bit that is used
     if name == "marlinformat":
         rows[rows[:, 26] == 1, 26] = 0  # "not recorded": read as 1
     rows.tofile(path)

@@ -315,7 +315,7 @@ def test_piece_counts_remember_from_chunk_to_chunk(project_root: Path) -> None:
 
 @pytest.mark.parametrize("shards", [1, 2])
 def test_piece_counts_resume_and_do_not_depend_on_threads(project_root: Path, shards: int) -> None:
-    """The same batches for every number of threads, over several passes, and from every saved place on."""
+    """Batches are equal for every number of threads, over several passes, and from every saved place on."""
     paths = [project_root / "samples" / "val.binpack"] * 5
     filters = Filters(piece_counts=True, piece_counts_curve=[-0.2, 0.45, 1, 0.95, 0.75])
     options: dict[str, Any] = {"shuffle_buffer": 4096, "filters": filters, "repeat": True, "shards": shards}
@@ -360,7 +360,7 @@ def test_a_place_of_an_old_piece_count_filter_is_refused(project_root: Path) -> 
             damaged["places"]["0"]["piece_counts"] = wrong
         with pytest.raises(UserError, match=match):
             loader.load_state_dict(damaged)
-    # A state from before there were curves, with the filter off, is one of today.
+    # A state of a version without curves, with the filter off, can be restored.
     off = RecordLoader(path, 512, shuffle_buffer=4096)
     next(iter(off))
     old = json.loads(json.dumps(off.state_dict()))

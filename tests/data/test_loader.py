@@ -372,7 +372,7 @@ def test_shards_give_one_order_for_any_number_of_processes(files: list[Path]) ->
     # Each shard brings its own part of a pass, and all of them everything.
     seen = flat(whole[:7])
     assert len(set(seen)) == len(seen)
-    assert len(set(flat(whole))) > 4900  # but for what drop_last leaves out
+    assert len(set(flat(whole))) > 4900  # all except those that drop_last leaves out
 
 
 def test_shards_decode_their_own_chunks_only(files: list[Path]) -> None:

@@ -39,7 +39,7 @@ def exported(architecture: dict[str, Any], folder: Path, *options: str) -> Path:
 
 
 def positions(sample: str, count: int, path: Path) -> Path:
-    """A file with so many FENs of samples/`sample`, after a comment and an empty line."""
+    """A file with this many FENs of samples/`sample`, after a comment and an empty line."""
     records = next(iter(RecordLoader([str(ROOT / "samples" / sample)], count, seed=3))).numpy()
     path.write_text("# positions\n\n" + "\n".join(fens_from_records(records)) + "\n")
     return path

@@ -328,7 +328,7 @@ def test_mistakes_are_one_line(tmp_path: Path) -> None:
         assert done.returncode == 2
         return done.stderr
 
-    assert "say which net: make eval NET=net.bin" in make()
+    assert "pass the net: make eval NET=net.bin" in make()
     assert "nowhere.bin: no such file" in make("NET=nowhere.bin")
     (tmp_path / "other.bin").write_bytes(b"")
     assert f"{tmp_path}/other.h: no such file; `nnue export" in make("NET=other.bin")

@@ -1,4 +1,4 @@
-"""The walk "A data format" of docs/own-data.md: converted to and from, looked at, trained on, interrupted, resumed."""
+"""The walk "A data format" of docs/own-data.md: converted to and from, printed, trained on, interrupted, resumed."""
 
 import gzip
 import json

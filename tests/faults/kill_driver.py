@@ -85,7 +85,7 @@ def after_rewind(path: Path) -> None:
     with RunFolder(path) as folder:
         last = checkpoint.load(folder.last).state["step"]
         assert last in (20, 40)
-        continue_from(folder, folder.last)  # whichever it is, the run can go on from it
+        continue_from(folder, folder.last)  # whichever it is, the run can continue from it
         if last == 40:
             assert steps(folder)["best"] == 40
             continue_from(folder, folder.epoch(2))  # the command once more

@@ -43,7 +43,7 @@ _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 
 
 class GuardedMemory:
-    """Memory with a page before and behind it that nobody may touch; freed by `close`."""
+    """Memory between two pages that must not be touched; freed by `close`."""
 
     def __init__(self) -> None:
         self._mapped: list[tuple[int, int]] = []

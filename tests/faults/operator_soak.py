@@ -1,4 +1,4 @@
-"""The memory that operators keep: `python tests/faults/operator_soak.py CALLS` makes so many calls of each.
+"""The memory that operators keep: `python tests/faults/operator_soak.py CALLS` makes this many calls of each.
 
 Used by tests/faults/test_operators.py; tools/soak_operators.py makes 100,000 calls of each and steps of training."""
 

@@ -1,4 +1,4 @@
-"""Net files under attack: what tools/fuzz_nets.py does for hours, for a few seconds; and files that are no files."""
+"""Damaged net files: tools/fuzz_nets.py for a few seconds instead of hours; and pipes, folders and the like."""
 
 import importlib.util
 import os

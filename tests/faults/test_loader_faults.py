@@ -648,7 +648,7 @@ def test_a_byte_order_mark_is_no_part_of_the_text(tmp_path: Path, suffix: str) -
     assert sum(len(batch) for batch in RecordLoader(path, 100, shuffle=False, drop_last=False)) == 3000
 
 
-# --- text that is no UTF-8 ------------------------------------------------------------------------------------------
+# --- text that is not UTF-8 -----------------------------------------------------------------------------------------
 
 
 def test_bytes_that_are_no_utf8_are_left_out_like_others(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

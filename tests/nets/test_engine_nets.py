@@ -239,7 +239,7 @@ FLOATS: dict[str, dict[str, Any]] = {
 
 
 def float_net(name: str) -> tuple[bytes, dict[str, Any], list[Fraction]]:
-    """The file, its description, and the exact outputs for FENS in engine units, but for activations of fp32."""
+    """The file, its description, and the exact outputs for FENS in engine units, except for activations of fp32."""
     described: dict[str, Any] = {"hidden": H, **FLOATS[name]}
     file = File()
     weight, bias = file.put("h", 768 * H, 60), file.put("h", H, 60)

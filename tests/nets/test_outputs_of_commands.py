@@ -67,7 +67,7 @@ WRITTEN: dict[str, tuple[str, str]] = {
     "data split train": ("data split in.bin --train {} --validation other.bin", "out.bin"),
     "data split validation": ("data split in.bin --train other.bin --validation {}", "out.bin"),
 }
-"""A command line for each output, with the name that it writes. `--header` is a flag and writes a file all the same."""
+"""A command line for each output, with the name that it writes. `--header` is a flag, but also writes a file."""
 
 
 def commands(group: typer.Typer, prefix: str = "") -> Iterator[tuple[str, dict[str, Any]]]:

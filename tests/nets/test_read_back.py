@@ -74,7 +74,7 @@ def without_record(path: Path) -> None:
     ],
 )
 def test_a_file_without_a_record_is_read_by_its_name(architecture: dict[str, Any], words: str, tmp_path: Path) -> None:
-    """As early versions wrote it where a description was given."""
+    """A file as early versions wrote it with a given description."""
     checkpoint.save(tmp_path / "c.safetensors", within_limits(architecture))
     out = tmp_path / "net.nnue"
     nnue("export", tmp_path / "c.safetensors", out, "--any-l1")

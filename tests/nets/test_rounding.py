@@ -231,7 +231,7 @@ def test_autocast_changes_nothing(name: str, records: np.ndarray) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["sfnnv16", "layered deep"])
 def test_it_compiles(name: str, records: np.ndarray) -> None:
-    """The same function before and after the rounding begins, as a run has it."""
+    """One compiled function serves before and after the rounding begins, as in a run."""
     model, _ = made(NETS[name])
     batch = expanded(records[:64], model.feature_set)
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)

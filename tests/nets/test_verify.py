@@ -124,7 +124,7 @@ def test_every_release_that_prints_its_evaluation(release: str, stockfish: Calla
     result = verify(stockfish(release, answers), tmp_path / "n.nnue", net, [*FENS, IN_CHECK])
     assert (result.engine, result.positions, result.in_check) == (release, len(FENS) + 1, 1)
     assert result.exact == is_exact
-    # The unit of a build that is no release is unknown; there the exact value decides.
+    # The unit of a build between releases is unknown; there the exact value decides.
     assert (result.buckets, result.columns) == ((0, 0) if "dev" in release or not columns else (8, columns))
 
     wrong = FENS[7]

@@ -128,7 +128,7 @@ class PairSample:
         return [t for field in fields(self) if (t := getattr(self, field.name)) is not None]
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "PairSample":
-        """The same with every tensor changed by a function."""
+        """A copy with every tensor changed by a function."""
         found = {field.name: getattr(self, field.name) for field in fields(self)}
         changed: dict[str, Any] = {name: None if t is None else change(t) for name, t in found.items()}
         return PairSample(**changed)

@@ -1,4 +1,4 @@
-"""The table of kernels: its rows, and that the operators do what it says."""
+"""The table of kernels: its rows, and that the operators act by it."""
 
 from __future__ import annotations
 

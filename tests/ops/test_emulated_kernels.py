@@ -129,7 +129,7 @@ def make_case(seed: int) -> Case:
             if picks and r.random() < breaks_rule:
                 picks[-1] = picks[0] if r.random() < 0.5 else int(r.integers(0, features))
             found[i, : len(picks)] = picks
-            if len(picks) + 1 < width:  # what is behind the end does not count
+            if len(picks) + 1 < width:  # entries after the end do not count
                 found[i, len(picks) + 1 :] = r.integers(-3, features + 5, width - len(picks) - 1)
         return torch.from_numpy(found)
 

@@ -33,7 +33,7 @@ def parts_of(dtype: torch.dtype) -> list[Part]:
 
 
 def pair(rule: UpdateRule, dtype: torch.dtype, max_norm: float = math.inf) -> list[FusedOptimizer]:
-    """The same twice: as it is, and with late rows."""
+    """Two equal trainings, without and with late rows."""
     return [
         FusedOptimizer(parts_of(dtype), rule, torch.tensor(0.01), max_norm, late=late, covered=["w"])
         for late in ((), ("w",))

@@ -45,7 +45,7 @@ def pair(
     max_norm: float = math.inf,
     copied: bool = False,
 ) -> list[FusedOptimizer]:
-    """The same twice: with all rows updated in every step, and with late rows."""
+    """Two equal trainings: with all rows updated in every step, and with late rows."""
     made = []
     for late in ((), ("w",)):
         g = torch.Generator().manual_seed(1)

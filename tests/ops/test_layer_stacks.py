@@ -1,4 +1,4 @@
-"""Layers behind the first and the loss as operators, against the same in torch's operators and float64.
+"""Layers after the first and the loss as operators, compared with torch's operators and float64.
 
 On a GPU, and without one in the emulator of tests/cuda_emulator.
 """

@@ -388,7 +388,7 @@ def test_emulated_errors(emulated: ctypes.CDLL) -> None:
 
 
 def test_others_are_left_to_other_operators(emulated: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A layer behind the first, PSQT columns, targets of other types, a CPU."""
+    """A layer after the first, PSQT columns, targets of other types, a CPU."""
     case = Case(20, 16, 1, "crelu", torch.float32)
     case.weight.requires_grad_()
     plan = torch.ops.nnue_emulated._perspective_plan(*case.rows, case.black_to_move, FEATURES, *case.layout(PORTABLE))
@@ -509,7 +509,7 @@ class Meeting:
         try:
             self._all_here.wait()
             every = list(self._brought)
-            self._all_here.wait()  # nobody brings the next one before all have taken these
+            self._all_here.wait()  # no thread brings the next one before all have taken these
         finally:
             self.turn.acquire()
         return every
@@ -613,7 +613,7 @@ def test_cuda_columns(cuda: torch.device, size: int, monkeypatch: pytest.MonkeyP
 
 
 def test_hooks_and_frozen_transformers_are_respected(emulated: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who looks at the outputs of the feature transformer sees them; a gradient that nobody needs is not made."""
+    """Hooks on the feature transformer get its outputs; a gradient that is not needed is not made."""
     case = Case(20, 16, 1, "crelu", torch.float32)
     call = case.call(torch.zeros(0, dtype=torch.uint8), PORTABLE)
     assert case.behind.loss(call, case.with_loss("sigmoid")) is None

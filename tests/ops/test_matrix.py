@@ -41,7 +41,7 @@ def test_transpose(place: tuple[Any, torch.device], dtype: torch.dtype) -> None:
 
 
 def behind_a_number(x: torch.Tensor) -> torch.Tensor:
-    """The same numbers, from an address that is a multiple of the element's size only."""
+    """A copy that begins at an address that is a multiple of the element's size only."""
     return torch.cat([x.new_ones(1), x.flatten()])[1:].view(x.shape)
 
 

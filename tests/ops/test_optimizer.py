@@ -347,7 +347,7 @@ def test_a_non_finite_step_changes_nothing(
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_covered_gradients_are_a_second_line_of_defence(device: torch.device, value: float) -> None:
-    """The guard does not look at a covered gradient; its non-finite elements, and they alone, stay as they are."""
+    """The guard does not read a covered gradient; only its non-finite elements stay as they are."""
     rows, columns = 12, 8
     part = Part("p", parameter(rows, columns, seed=1, device=device), virtual_rows=4)
     other = Part("q", parameter(5, seed=2, device=device))

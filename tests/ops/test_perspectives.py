@@ -189,7 +189,7 @@ def test_either_output_alone(device: torch.device, bucket_size: int | None) -> N
 
 
 def test_psqt_gradient_of_every_size(device: torch.device) -> None:
-    """Beside a gradient of 1 one of 1e-6 keeps fp32's precision; all of them tiny or huge are no trouble either."""
+    """A gradient of 1e-6 beside one of 1 keeps fp32's precision; so do gradients that are all tiny or all huge."""
     pair = make_pair(3000, 20, 200, 16, psqt_buckets=8, device=device)
     g = torch.Generator().manual_seed(2)
     grad = (torch.randn(3000, generator=g) * 10 ** (-6 * torch.rand(3000, generator=g))).to(device)

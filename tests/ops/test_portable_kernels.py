@@ -26,7 +26,7 @@ def make_rows(seed: int) -> Tensor:
     rows[3] = 5
     lengths = torch.arange(POSITIONS) % (ACTIVE + 1)
     columns = torch.arange(ACTIVE)[None]
-    rows[columns > lengths[:, None]] = FEATURES + 9  # behind the end
+    rows[columns > lengths[:, None]] = FEATURES + 9  # after the end
     return torch.where(columns == lengths[:, None], -1, rows).int()
 
 

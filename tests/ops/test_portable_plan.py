@@ -30,7 +30,7 @@ CASES = {
 
 
 def make_rows(positions: int, max_active: int, features: int, seed: int) -> Tensor:
-    """Rows of every length, in which few features are frequent; some twice, and rubbish behind the end of a row."""
+    """Rows of every length, in which few features are frequent; some twice, and rubbish after the end of a row."""
     r = np.random.default_rng(seed)
     rows = (r.random((positions, max_active)) ** 3 * features).astype(np.int32)
     lengths = r.integers(0, max_active + 1, positions)

@@ -134,7 +134,7 @@ def test_emulated_kernels(emulator: ctypes.CDLL, seed: int) -> None:
 
 
 def switching(seed: int, n: int, gap: float) -> Tensor:
-    """Rows without gaps but for one element of the first row, at its own place for each seed."""
+    """Rows without gaps, except for one element of the first row, at another place for each seed."""
     x = values(seed, 2, n, missing=0)
     x[0, int(np.random.default_rng(seed).integers(0, n))] = gap
     return x
@@ -162,7 +162,7 @@ def test_emulated_turns_with_and_without_gaps(emulator: ctypes.CDLL, length: int
 @pytest.mark.parametrize("length", [*LENGTHS, 6144, 7000])
 @pytest.mark.parametrize("gap", [0.0, math.nan, math.inf, -math.inf, 1e200])
 def test_turns_with_and_without_gaps(cuda: torch.device, length: int, gap: float) -> None:
-    """The same on a GPU, where a row has many thread blocks; and the same bits each time."""
+    """A GPU, where a row has many thread blocks, gives the CPU's results, and the same bits each time."""
     x, y = switching(length, 200_001, gap), values(length + 1, 2, 200_001, missing=0)
     for dtype in (torch.float64, torch.float32):
         for name in STATISTICS:
@@ -174,7 +174,7 @@ def test_turns_with_and_without_gaps(cuda: torch.device, length: int, gap: float
 
 
 def assert_same_or_huge(found: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
-    """The same, but for what is not finite because of an overflow: that may be infinite or NaN."""
+    """Checks equality, except for values that overflow: these may be infinite or NaN."""
     finite = expected.isfinite()
     assert torch.equal(found.cpu().isfinite(), finite)
     zero = torch.zeros((), dtype=dtype)

@@ -42,8 +42,8 @@ def preset(name: str) -> dict[str, Any]:
     return model | ({"l1": 96} if "l1" in model or model["kind"].startswith("sfnn") else {"hidden": 64})
 
 
-# Every kind of layer and of skip connection, inputs of the output from several layers, shifts that are no log2 of a
-# scale, and products that are kept whole.
+# Every kind of layer and of skip connection, inputs of the output from several layers, shifts that are not the log2
+# of a scale, and products that are kept whole.
 DEEP: dict[str, Any] = {
     "kind": "layered",
     "inputs": ["Chess768"],
@@ -112,7 +112,7 @@ def outputs(model: NnueModel, batch: Batch) -> Found:
 
 
 def losses(model: NnueModel, batch: Batch, loss: Loss) -> Found:
-    """As the trainer computes it; by the operators, if they support it."""
+    """The loss as the trainer computes it; by the operators, if they support it."""
     model.zero_grad()
     lam = torch.tensor(0.7, device=batch.score.device)
     found = model.loss(batch, loss, lam)
@@ -192,7 +192,7 @@ def test_emulated(emulated: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, name: 
 def test_emulated_in_one_kernel(
     emulated: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, name: str, records: np.ndarray
 ) -> None:
-    """So few tiles for so many multiprocessors that layer 0 has no kernel of its own."""
+    """Fewer tiles than multiprocessors, so layer 0 has no separate kernel."""
     emulated.emulator_configure(8, 7)
     check_net(monkeypatch, name, records[:333], torch.device("cpu"))
 
@@ -213,8 +213,8 @@ THROUGH = {
 def test_emulated_through_the_first_layer(
     emulated: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, name: str, copies: bool, kernels: str, records: np.ndarray
 ) -> None:
-    """As without rounding: the layers' backward continues to the feature transformer, whose weight may be integers
-    of 16 bits. The loss is that of torch's operators, and so are the gradients, to what 16 bits hold of them."""
+    """The layers' backward continues, as without rounding, to the feature transformer, whose weight may be integers
+    of 16 bits. The loss is that of torch's operators, and so are the gradients, within the precision of 16 bits."""
     model, loss = made(THROUGH[name]), LOSSES["sigmoid"]
     model.set_rounding(True)
     batch, rounded = batch_of(model, records[:150]), model.rounded

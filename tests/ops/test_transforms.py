@@ -220,7 +220,7 @@ def test_perspectives_in_forward_mode(device: torch.device, activation: Any, dty
     pair = make_pair(7, 5, 30, 16, psqt_buckets=4, device=device)
     rows = (pair.white, pair.black, pair.black_to_move)
     at = tuple(t.detach().double() for t in (pair.weight, pair.bias, present(pair.psqt)))
-    # Off the corners of the clip, where a difference quotient is no derivative.
+    # Away from the corners of the clip, where a difference quotient is not the derivative.
     at = tuple((t + 0.01 * d).to(dtype) for t, d in zip(at, like(at, seed=1), strict=True))
     along = like(at)
 

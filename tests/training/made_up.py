@@ -1,4 +1,4 @@
-"""A small net and a stream of made-up batches, to train in a blink; and run folders that nobody has trained."""
+"""A small net and a stream of made-up batches, to train in a blink; and folders of runs that were not trained."""
 
 from collections.abc import Iterator
 from pathlib import Path

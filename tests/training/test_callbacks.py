@@ -27,7 +27,7 @@ from nnue_trainer.schema import section
 
 @section
 class Listener(Callback):
-    """Writes down what it hears."""
+    """Records its calls."""
 
     log: str
     """file"""

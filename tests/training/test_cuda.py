@@ -26,7 +26,7 @@ pytestmark = pytest.mark.cuda
 
 
 class PinnedSource(MadeUpSource):
-    """As the loader has it: page-locked memory in one allocation, two of them used in turn."""
+    """Memory as the loader has it: page-locked memory in one allocation, two of them used in turn."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -31,7 +31,7 @@ class FakeStream:
 
 
 class FakeCuda:
-    """As much of `torch.cuda` as a graphed step uses, with two devices of which 0 is current."""
+    """The part of `torch.cuda` that a graphed step uses, with two devices of which 0 is current."""
 
     def __init__(self, *, share: bool = True) -> None:
         self.share = share

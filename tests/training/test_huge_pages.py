@@ -23,7 +23,7 @@ def test_moving_keeps_addresses_and_values() -> None:
         assert torch.equal(tensor, values)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux")
+@pytest.mark.skipif(sys.platform != "linux", reason="madvise is a call of Linux")
 def test_only_whole_pages_inside_the_tensor_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[int, int]] = []
 

@@ -77,7 +77,7 @@ def test_a_wrong_one_is_refused(model: NnueModel, monkeypatch: pytest.MonkeyPatc
 
 
 def test_in_a_thread_it_checks_the_weights_of_its_start(model: NnueModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Training may change the model meanwhile; whoever waits gets the result of the check."""
+    """Training may change the model meanwhile; the caller that waits gets the result of the check."""
     wrong, later = wrongs(forward_of(model))["clip"], copy.deepcopy(model)
     wait = start_check(model)
     with torch.no_grad():

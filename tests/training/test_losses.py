@@ -133,7 +133,7 @@ def test_proven_wins_nearer_to_mate_score_higher():
 @pytest.mark.parametrize("loss", [WinRateLoss(), WinRateLoss(weight_boost=1.5), SigmoidLoss()])
 @pytest.mark.parametrize("lam", [0.0, 0.25, 1.0])
 def test_a_position_without_a_score_is_trained_on_its_result_alone(loss, lam):
-    """32002 is no score, and not a win of +9,536: the position counts as much as its result does beside a score."""
+    """32002 means "no score", not a win: the position has the weight that its result has beside a score."""
     nets = torch.tensor([10.0, -300.0, 77.0], dtype=torch.float64, requires_grad=True)
     scores, results = torch.tensor([40, 32002, -5], dtype=torch.int16), torch.tensor([1, -1, 0], dtype=torch.int8)
     got = torch.stack(loss.terms(nets, scores, results, lam))

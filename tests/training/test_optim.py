@@ -333,9 +333,9 @@ def test_an_optimiser_that_does_not_fit_the_net_is_one_line():
 
 
 class Counting(torch.optim.Optimizer):
-    """As people write them: the count of steps is a number, and one parameter may have state that others lack."""
+    """An optimiser of a user: the count of steps is a number, and one parameter may have state that others lack."""
 
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]  # as people write them
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
             for parameter in group["params"]:
                 state = self.state[parameter]
@@ -465,7 +465,7 @@ def test_a_layer_is_replaced_without_the_others():
 
 
 def test_a_rule_may_take_the_work_of_the_layers_upon_itself():
-    """As a fused operator does: it gets their settings, and they do nothing."""
+    """A rule like a fused operator: it gets the settings of the layers, and they do nothing."""
     seen: list[Work] = []
 
     class Fused(Rule):

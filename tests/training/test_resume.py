@@ -59,7 +59,7 @@ def test_an_epoch_cannot_change_on_resume(tmp_path, recipe):
     )
     refused(message, "train", "--resume", folder, "training.positions_per_epoch=4000")
     assert contents(folder) == before
-    output = nnue("train", "--resume", folder, "training.positions_per_epoch=999")  # 4 steps all the same
+    output = nnue("train", "--resume", folder, "training.positions_per_epoch=999")  # also 4 steps
     assert "finished step 16 of 16" in output
 
 
@@ -390,7 +390,7 @@ def test_a_live_run_is_left_alone(tmp_path, recipe, project_root):
 
 
 def test_a_damaged_chunk_ends_a_run_with_a_checkpoint(tmp_path, recipe, data):
-    """And the run can go on without the chunk."""
+    """The run can continue without the chunk."""
     whole = (data / "train.binpack").read_bytes()
     files = [tmp_path / f"part-{number:02}.binpack" for number in range(12)]  # of one chunk each
     for path in files:

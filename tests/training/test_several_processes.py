@@ -143,7 +143,7 @@ KINDS: dict[str, tuple[int, str, dict[str, dict[str, Any]]]] = {
         {"training": {"penalties": [{"kind": "activations", "factor": 0.5}, {"kind": "weights", "factor": 1e-4}]},
          "loss": {"kind": "win_rate", "weight_boost": 2.0}},
     ),
-    "positions, uneven shares, a rule that looks at norms": (
+    "positions, uneven shares, a rule that uses norms": (
         3, r"share of the positions \(the optimizer 'torch' may use more than one value",
         {"model": {"kind": "layered", "hidden": 16},
          "optimizer": {"kind": "torch", "name": "Adafactor", "lr": 0.005}},
@@ -365,7 +365,7 @@ def test_wrong_integers_end_all_processes_with_one_message(tmp_path, recipe):
 
 
 def _missing(wrong_port: bool) -> None:
-    """Rank 1 does not come, or looks for rank 0 at a port where nobody listens."""
+    """Rank 1 is missing, or connects to a port that no process listens on."""
     ranks_module._SECONDS_TO_SAY, ranks_module._SECONDS_TO_JOIN = 0.5, 3.0
     if os.environ["RANK"] == "1":
         if not wrong_port:
@@ -501,7 +501,7 @@ Path(__file__).with_name("left-" + os.environ["RANK"]).write_text(json.dumps(lef
 @pytest.mark.slow
 def test_no_thread_of_a_connection_outlives_the_run(tmp_path, recipe):
     """One that does may take the interpreter's lock while Python ends, and then it aborts the process of a complete
-    run. Each process has an interpreter of its own here, as under torchrun: what is imported when matters."""
+    run. Each process has a separate interpreter here, as under torchrun: what is imported when matters."""
     script = tmp_path / "train_and_look_around.py"
     script.write_text(AND_LOOK_AROUND)
     output = subprocess.check_output(

@@ -255,7 +255,7 @@ def test_a_mean_is_a_mean_and_the_table_counts(tmp_path: Path) -> None:
     lines = start_from(saved(before, tmp_path / "two.safetensors"), after, print)
     old, new = before.state_dict()["feature_transformer.weight"], after.state_dict()["feature_transformer.weight"]
     queen = 64 * 4 + 27
-    low = 31 / 63  # own kings below, but for the queen's own square
+    low = 31 / 63  # own kings below, except for the queen's own square
     torch.testing.assert_close(new[queen], low * old[queen] + (1 - low) * old[768 + queen], rtol=0, atol=1e-6)
     row = next(line.split() for line in lines if line.startswith("  feature_transformer.weight"))
     header = next(line.split() for line in lines if line.startswith("  tensor"))

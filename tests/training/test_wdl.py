@@ -86,7 +86,7 @@ def test_jitter_is_even_around_the_schedule_and_known_by_seed_step_and_position(
 
 @pytest.mark.parametrize("kind", sorted(LOSSES.kinds()))
 def test_losses_take_a_lambda_for_each_position(kind):
-    """As the sum of losses of single positions, each with its own λ; one has no score."""
+    """The loss equals the sum of the losses of single positions, each with its own λ; one has no score."""
     loss = LOSSES.parse({"kind": kind}, may_import=False)
     generator = torch.Generator().manual_seed(1)
     net, score = (torch.randn(50, generator=generator) * 500 for _ in range(2))
