@@ -29,7 +29,8 @@ STABLE_TORCH_LIBRARY(nnue, m) {
         "int num_bucketed, int weight_bytes) -> Tensor");
     m.def(
         "_perspective_transformer_forward(Tensor[] batch, Tensor weight, Tensor bias, Tensor? psqt, int[] transformer, "
-        "float[] range, ScalarType output_dtype, bool save) -> (Tensor output, Tensor psqt_output, Tensor saved)");
+        "float[] range, ScalarType output_dtype, bool save, Tensor? leaf=None, bool sparse_grad=False, "
+        "bool psqt_apart=False) -> (Tensor output, Tensor psqt_output, Tensor saved)");
     m.def("_perspective_psqt(Tensor[] batch, Tensor psqt, int[] transformer, int begin, int end) -> Tensor");
     m.def(
         "_perspective_transformer_backward(Tensor grad_output, Tensor? grad_psqt, Tensor[] batch, Tensor saved, "

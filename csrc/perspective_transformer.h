@@ -52,9 +52,13 @@
 //
 // The CPU takes any even N and ignores what the plan was made for.
 //
-// _perspective_psqt (CUDA only) gives the psqt output alone, of positions begin … end - 1. The forward then gets no
-// psqt, and the backward makes the gradient of psqt nevertheless, from that of the psqt output of all positions. So
-// several processes that share a batch need not each compute the psqt output of all of it.
+// The derivative of the forward, which Python registers, gives the gradient of the weight to `leaf`, if there is one,
+// in its dtype; with `sparse_grad` (CPU only) that is a sparse tensor. The kernels use neither.
+//
+// _perspective_psqt (CUDA only) gives the psqt output alone, of positions begin … end - 1. With `psqt_apart` (CUDA
+// only) the forward leaves the psqt output unwritten, and the backward makes the gradient of psqt nevertheless, from
+// that of the psqt output of all positions. So several processes that share a batch need not each compute the psqt
+// output of all of it.
 //
 // _perspective_transformer_backward_rows (CPU only) leaves out the rows of the gradient of the weight that are zeros
 // because no position of the batch has the feature: `grad_rows` [R, N] are the others, and `rows` int64 [R], ascending,

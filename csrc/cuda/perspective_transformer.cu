@@ -97,7 +97,8 @@ Batch contiguous_batch(const Batch& batch) {
 
 Three forward_op(std::vector<Tensor> batch_in, const Tensor& weight_in, const Tensor& bias_in,
                  const std::optional<Tensor>& psqt, std::vector<int64_t> transformer, std::vector<double> range,
-                 ScalarType output_dtype, bool save) {
+                 ScalarType output_dtype, bool save, const std::optional<Tensor>& /*leaf*/, bool /*sparse_grad*/,
+                 bool psqt_apart) {
     const Batch given = batch_of(kForward, batch_in);
     const Transformer of = transformer_of(kForward, transformer, range, kMultiple);
     check_parameters(weight_in, bias_in, of.sizes, given.white, Device::cuda);
@@ -111,12 +112,18 @@ Three forward_op(std::vector<Tensor> batch_in, const Tensor& weight_in, const Te
     const Tensor weight = aligned(weight_in), bias = aligned(bias_in);
     const Batch batch = contiguous_batch(given);
     const ScalarType out_dtype = check_float_dtype(kForward, "output_dtype", output_dtype);
-    if constexpr (kBuiltFor90) {
-        if (!is_portable(of.layout)) {
-            return bucketed::forward(batch, of.layout, weight, bias, psqt, of.activation, of.range, out_dtype, save);
+    const std::optional<Tensor> columns = psqt_apart ? std::nullopt : psqt;
+    const auto run = [&] {
+        if constexpr (kBuiltFor90) {
+            if (!is_portable(of.layout))
+                return bucketed::forward(batch, of.layout, weight, bias, columns, of.activation, of.range, out_dtype,
+                                         save);
         }
-    }
-    return portable::forward(batch, weight, bias, psqt, of.activation, of.range, out_dtype, save);
+        return portable::forward(batch, weight, bias, columns, of.activation, of.range, out_dtype, save);
+    };
+    auto [output, psqt_output, saved] = run();
+    if (psqt && psqt_apart) psqt_output = torch::stable::new_empty(bias, {given.white.size(0)}, ScalarType::Float);
+    return {output, psqt_output, saved};
 }
 
 }  // namespace

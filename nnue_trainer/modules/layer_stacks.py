@@ -27,7 +27,7 @@ from nnue_trainer.modules.stacked_linear import StackedLinear, stacked_linear
 from nnue_trainer.modules.straight_through import cut
 from nnue_trainer.ops import _registration, capabilities, reference
 from nnue_trainer.ops.capabilities import Mode
-from nnue_trainer.ops.perspectives import TransformerCall, differentiable, number_of
+from nnue_trainer.ops.perspectives import TransformerCall, number_of
 from nnue_trainer.ops.reference import LayerActivation
 
 _ACTIVATIONS: tuple[LayerActivation, ...] = get_args(LayerActivation)
@@ -264,7 +264,7 @@ class LayerCall:
 
             return output, (first.x, sums, *self.parameters), backward
 
-        return differentiable(run, first.x, first.psqt, *self.parameters)  # type: ignore[no-any-return]
+        return _differentiable(run, first.x, first.psqt, *self.parameters)  # type: ignore[no-any-return]
 
     def loss(self, first: FirstOutputs | TransformerCall, targets: Targets) -> Tensor | None:
         """`losses.mean` of a loss that the operators compute, a scalar. `first`: the inputs, or the call that computes
@@ -299,7 +299,7 @@ class LayerCall:
             saved = (x if reads_x else None, rows, totals, grad_sums, grad_output, partials, *self.parameters)
             return totals[2], saved, backward
 
-        return differentiable(run, *sources, *self.parameters)  # type: ignore[no-any-return]
+        return _differentiable(run, *sources, *self.parameters)  # type: ignore[no-any-return]
 
     def _through(self, call: TransformerCall) -> tuple[TransformerCall, TransformerCall, LayerStacks]:
         """The calls whose forward and backward compute the loss through these layers, and the layers after them."""
@@ -359,7 +359,7 @@ class LayerCall:
         else:
             inputs, x, sources = None, None, call.parameters.leaves
             with torch.no_grad():
-                output, _, rows = _forward(call, psqt=False)
+                output, _, rows = _forward(call)
                 sums = _operators._layer_stacks_first(output, self.order, self.parameters[0])
 
         def backward(grads: tuple[Tensor, Tensor | None], scales: tuple[Tensor, Tensor]) -> Tensor:
@@ -486,6 +486,29 @@ class LayerCall:
         return *sources, of_weight, flat
 
 
+class _Differentiable(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, run: Callable[[Sequence[bool]], Any], *tensors: Tensor | None) -> Any:
+        output, saved, ctx.formula = run(ctx.needs_input_grad[1:])
+        ctx.save_for_backward(*saved)
+        ctx.set_materialize_grads(False)
+        return output
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        if all(grad is None for grad in grads):
+            return (None,) * len(ctx.needs_input_grad)
+        return None, *ctx.formula(ctx.saved_tensors, *grads)
+
+
+def _differentiable(run: Callable[[Sequence[bool]], Any], *tensors: Tensor | None) -> Any:
+    """The result of `run`, with a derivative by `tensors`. It is called with which of these need a gradient, and gives
+    the output or outputs, tensors to be saved, and a formula: (what was saved, gradient of each output, None for one
+    that is not used) → gradients of `tensors`. The formula may hold outputs only among the tensors that are saved."""
+    return _Differentiable.apply(run, *tensors)  # type: ignore[no-untyped-call]
+
+
 class First(NamedTuple):
     """The first of the layers after its forward, where its inputs are on several devices."""
 
@@ -504,9 +527,9 @@ def _describe(operators: Any, of: LayerStacks) -> int:
     return int(operators._layer_stacks_describe(*of.numbers))
 
 
-def _forward(call: TransformerCall, *, psqt: bool = True) -> tuple[Tensor, Tensor | None, Tensor]:
+def _forward(call: TransformerCall) -> tuple[Tensor, Tensor | None, Tensor]:
     """The output, the PSQT output, None if there is none, and what the backward needs."""
-    x, psqt_output, saved = _operators._perspective_transformer_forward(*call.arguments(save=True, psqt=psqt))
+    x, psqt_output, saved = _operators._perspective_transformer_forward(*call.arguments(save=True))
     return x, None if call.parameters.psqt is None else psqt_output, saved
 
 

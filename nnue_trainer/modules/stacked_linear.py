@@ -78,4 +78,4 @@ def _backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
 
 _INSTEAD = "use nnue_trainer.modules.StackedLinear, which calls others there"
 _registration.register_fakes({FORWARD: _forward_fake, BACKWARD: _backward_fake})
-_registration.register_reverse_mode(FORWARD, BACKWARD, _backward, setup_context=_setup_context, instead=_INSTEAD)
+_registration.register_reverse_mode(FORWARD, [BACKWARD], _backward, setup_context=_setup_context, instead=_INSTEAD)

@@ -7,7 +7,7 @@ formula for a transform raises an error that names what to call instead.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -141,16 +141,16 @@ def register_autograd(
 
 def register_reverse_mode(
     forward: str,
-    backward: str,
+    backward: Sequence[str],
     formula: Callable[..., Any],
     *,
     setup_context: Callable[[Any, tuple[Any, ...], Any], None],
     instead: str,
 ) -> None:
-    """Registers a pair of operators that has reverse mode and nothing else: `formula`, the backward of `forward`, calls
-    the operator `backward`. Everything else raises an error, which contains `instead`: what to do."""
-
-    for name, derivative, setup in ((forward, formula, setup_context), (backward, no_double_backward(backward), None)):
+    """Registers operators that have reverse mode and nothing else: `formula`, the backward of `forward`, calls the
+    operators `backward`. Everything else raises an error, which contains `instead`: what to do."""
+    refused = ((name, no_double_backward(name), None) for name in backward)
+    for name, derivative, setup in ((forward, formula, setup_context), *refused):
         forward_mode = refuse(name, "forward mode", instead)
         register_autograd(name, derivative, setup_context=setup, forward_mode=forward_mode)
         register_vmap(name, refuse(name, "vmap", instead))

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple, TypedDict, Unpack, cast, overload
 
 import torch
@@ -87,7 +87,7 @@ def _fakes(namespace: str, as_on_cuda: Callable[[torch.device], bool]) -> dict[s
 
     def forward(
         batch: list[Tensor], weight: Tensor, bias: Tensor, psqt: Tensor | None, transformer: list[int],
-        range: list[float], output_dtype: torch.dtype, save: bool,
+        range: list[float], output_dtype: torch.dtype, save: bool, *_: Any,
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
         of, white, on_cuda, rows = Transformer(*transformer), batch[0], as_on_cuda(weight.device), 0
         positions = white.shape[0]
@@ -123,37 +123,10 @@ def _fakes(namespace: str, as_on_cuda: Callable[[torch.device], bool]) -> dict[s
 
 _registration.register_fakes(_fakes("nnue", lambda device: device.type != "cpu"))
 
-Described = tuple[list[int], list[float], torch.dtype]
-"""`transformer` and `range` of the operators, and the dtype of the gradient of the weight."""
-
-
-def _gradients(
-    described: Described, grad: Tensor | None, grad_psqt: Tensor | None, batch: list[Tensor], saved: Tensor,
-    *, sparse: bool = False,
-) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
-    """The gradients of weight, bias and psqt. `grad` None counts as zeros; `grad_psqt` None: none of psqt. `sparse`:
-    the weight's is sparse."""
-    of = Transformer(*described[0])
-    grad_psqt = grad_psqt if of.psqt_buckets else None
-    if grad is None:
-        grad = saved.new_zeros(batch[0].shape[0], of.width, dtype=torch.float32)
-    elif described[2] == torch.float32:  # the fp32 kernels of CUDA read fp32 gradients
-        grad = grad.float()
-    if sparse:
-        rows, values, grad_bias, of_psqt = torch.ops.nnue._perspective_transformer_backward_rows(
-            grad, grad_psqt, batch, saved, *described
-        )
-        of_weight = torch.sparse_coo_tensor(rows[None], values, of[:2], check_invariants=False, is_coalesced=True)
-    else:
-        of_weight, grad_bias, of_psqt = torch.ops.nnue._perspective_transformer_backward(
-            grad, grad_psqt, batch, saved, *described
-        )
-    return of_weight, grad_bias, None if grad_psqt is None else of_psqt
-
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    batch, weight, _, _, transformer, range, _, ctx.save = inputs
-    ctx.described = (transformer, range, weight.dtype)
+    batch, weight, _, _, transformer, range, _, ctx.save, leaf, ctx.sparse, _ = inputs
+    ctx.described = (transformer, range, (weight if leaf is None else leaf).dtype)
     ctx.save_for_backward(output[2], *batch)
     ctx.mark_non_differentiable(output[2])
     ctx.set_materialize_grads(False)  # otherwise `saved` would get a gradient of zeros, as large as itself
@@ -161,16 +134,32 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tens
 
 def _backward(ctx: Any, grad: Tensor | None, grad_psqt: Tensor | None, *_: Tensor | None) -> tuple[Any, ...]:
     if grad is None and grad_psqt is None:
-        return (None,) * 8
+        return (None,) * 11
     if not ctx.save:
         raise RuntimeError(f"{FORWARD}: save: found False; pass save=True to compute gradients")
     saved, *batch = ctx.saved_tensors
-    of_psqt = grad_psqt if ctx.needs_input_grad[3] else None
-    return None, *_gradients(ctx.described, grad, of_psqt, batch, saved), *(None,) * 4
+    transformer, _, weight_dtype = ctx.described
+    grad_psqt = grad_psqt if ctx.needs_input_grad[3] else None
+    if grad is None:
+        grad = saved.new_zeros(batch[0].shape[0], Transformer(*transformer).width, dtype=torch.float32)
+    elif weight_dtype == torch.float32:  # the fp32 kernels of CUDA read fp32 gradients
+        grad = grad.float()
+    arguments = grad, grad_psqt, batch, saved, *ctx.described
+    if ctx.sparse:
+        rows, values, of_bias, of_psqt = torch.ops.nnue._perspective_transformer_backward_rows(*arguments)
+        sizes = transformer[:2]
+        of_weight = torch.sparse_coo_tensor(rows[None], values, sizes, check_invariants=False, is_coalesced=True)
+    else:
+        of_weight, of_bias, of_psqt = torch.ops.nnue._perspective_transformer_backward(*arguments)
+    weight_and_leaf = (None, of_weight) if ctx.needs_input_grad[8] else (of_weight, None)
+    of_psqt = None if grad_psqt is None else of_psqt
+    return None, weight_and_leaf[0], of_bias, of_psqt, *(None,) * 4, weight_and_leaf[1], None, None
 
 
 _INSTEAD = "call nnue_trainer.ops.perspectives.perspective_transformer, which uses others there"
-_registration.register_reverse_mode(FORWARD, BACKWARD, _backward, setup_context=_setup_context, instead=_INSTEAD)
+_registration.register_reverse_mode(
+    FORWARD, (BACKWARD, BACKWARD_ROWS), _backward, setup_context=_setup_context, instead=_INSTEAD
+)
 _registration.register_vmap(PLAN, _registration.refuse(PLAN, "vmap", _INSTEAD))
 
 
@@ -343,19 +332,20 @@ class TransformerCall(NamedTuple):
         return self.psqt_apart and self.parameters.psqt is not None and self.kernels in capabilities.ON_GPU
 
     @property
-    def described(self) -> Described:
-        """The arguments of the operators of its backward."""
+    def described(self) -> tuple[list[int], list[float], torch.dtype]:
+        """The arguments of the operators of its backward: the dtype is that of the gradient of the weight."""
         return self.transformer, self.range, self.parameters.trained.dtype
 
-    def arguments(self, *, save: bool, psqt: bool = True) -> tuple[Any, ...]:
-        """The arguments of `_perspective_transformer_forward`; without `psqt` it computes no PSQT output."""
-        weight, bias, columns, *_ = self.parameters
-        batch, columns = (self.batch, columns) if psqt else (self.batch[:3], None)
-        return batch, weight, bias, columns, self.transformer, self.range, self.output_dtype, save
+    def arguments(self, *, save: bool) -> tuple[Any, ...]:
+        """The arguments of `_perspective_transformer_forward`."""
+        weight, bias, psqt, leaf, sparse_grad = self.parameters
+        described = self.transformer, self.range, self.output_dtype, save
+        sparse, apart = sparse_grad and self.kernels == "cpu", save and self.leaves_psqt
+        return self.batch, weight, bias, psqt, *described, leaf, sparse, apart
 
     def outputs(self) -> tuple[Tensor, Tensor | None]:
         """The output and the PSQT output."""
-        weight, bias, psqt, leaf, sparse_grad = self.parameters
+        weight, bias, psqt, *_ = self.parameters
         if self.kernels == "torch":
             row_sums = functools.partial(ops.feature_transformer_forward, deterministic=self.deterministic)
             (white, black, black_to_move, *bucket), (bound, scale) = self.batch, self.range
@@ -364,32 +354,8 @@ class TransformerCall(NamedTuple):
                 self.output_dtype, psqt=psqt, psqt_bucket=bucket[0] if bucket else None, values=self.values,
                 row_sums=row_sums,
             )  # fmt: skip
-        trained = (self.parameters.trained, bias, psqt)
-        saves = torch.is_grad_enabled() and any(p.requires_grad for p in trained if p is not None)
-        forward = torch.ops.nnue._perspective_transformer_forward
-        sparse, apart = sparse_grad and self.kernels == "cpu", self.leaves_psqt
-        if not saves or not (sparse or apart or leaf is not None):
-            out, psqt_out, _ = forward(*self.arguments(save=saves))
-            return out, None if psqt is None else psqt_out
-
-        described = self.described  # the formula below must not keep the weight
-
-        # The formula of the operator gives neither sparse gradients nor those of others than its arguments.
-        def run(needs: Sequence[bool]) -> Any:
-            out, psqt_out, saved = forward(*self.arguments(save=True, psqt=not apart))
-            if apart:  # without values; it takes the gradient
-                psqt_out = saved.new_empty((), dtype=torch.float32).expand(len(out))
-
-            def backward(
-                tensors: Sequence[Tensor], grad: Tensor | None, grad_psqt: Tensor | None
-            ) -> tuple[Tensor | None, ...]:
-                saved, *batch = tensors
-                of_psqt = grad_psqt if needs[2] else None
-                return _gradients(described, grad, of_psqt, batch, saved, sparse=sparse)
-
-            return (out, psqt_out), (saved, *self.batch), backward
-
-        out, psqt_out = differentiable(run, *trained)
+        saves = torch.is_grad_enabled() and any(p is not None and p.requires_grad for p in self.parameters.leaves)
+        out, psqt_out, _ = torch.ops.nnue._perspective_transformer_forward(*self.arguments(save=saves))
         return out, None if psqt is None else psqt_out
 
     def psqt_output(self, begin: int, end: int) -> Tensor:
@@ -552,26 +518,3 @@ def perspective_transformer(
     parameters, rows = Parameters(weight, bias, psqt, None, sparse_grad), (white, black, black_to_move)
     out, psqt_out = described.call(rows, parameters, psqt_bucket, plan, values, deterministic).outputs()
     return out if psqt_out is None else (out, psqt_out)
-
-
-class _Differentiable(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, run: Callable[[Sequence[bool]], Any], *tensors: Tensor | None) -> Any:
-        output, saved, ctx.formula = run(ctx.needs_input_grad[1:])
-        ctx.save_for_backward(*saved)
-        ctx.set_materialize_grads(False)
-        return output
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        if all(grad is None for grad in grads):
-            return (None,) * len(ctx.needs_input_grad)
-        return None, *ctx.formula(ctx.saved_tensors, *grads)
-
-
-def differentiable(run: Callable[[Sequence[bool]], Any], *tensors: Tensor | None) -> Any:
-    """The result of `run`, with a derivative by `tensors`. It is called with which of these need a gradient, and gives
-    the output or outputs, tensors to be saved, and a formula: (what was saved, gradient of each output, None for one
-    that is not used) → gradients of `tensors`. The formula may hold outputs only among the tensors that are saved."""
-    return _Differentiable.apply(run, *tensors)  # type: ignore[no-untyped-call]

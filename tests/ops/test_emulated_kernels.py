@@ -241,7 +241,7 @@ def test_small_psqt_gradients_beside_large_ones(emulator: ctypes.CDLL, kernels: 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(0, 48, 5))
 def test_psqt_apart(emulator: ctypes.CDLL, kernels: str, seed: int) -> None:
-    """The forward without psqt, the psqt output of any positions, and the backward of both: all of the same bits."""
+    """The forward without values of psqt, those of any positions, and the backward of both: all of the same bits."""
     case = make_case(seed).with_kernels(kernels)
     pair, namespace = case.pair, torch.ops.nnue_emulated
     if pair.psqt is None or pair.psqt_bucket is None:
@@ -260,9 +260,11 @@ def test_psqt_apart(emulator: ctypes.CDLL, kernels: str, seed: int) -> None:
         assert torch.equal(found, expected[1][begin:end])
     with pytest.raises(RuntimeError, match=r"_perspective_psqt: begin"):
         namespace._perspective_psqt(batch, pair.psqt, described[0], 1, positions + 1)
-    out, _, saved = namespace._perspective_transformer_forward(
-        batch[:3], pair.weight, pair.bias, None, *described, case.output, True
+    out, without_values, saved = namespace._perspective_transformer_forward(
+        batch, pair.weight, pair.bias, pair.psqt, *described, case.output, True, None, False, True
     )
+    assert torch.equal(out, expected[0])
+    assert without_values.shape == expected[1].shape
     g = torch.Generator().manual_seed(5)
     grad, grad_psqt = torch.randn(out.shape, generator=g).to(case.grad), torch.randn(positions, generator=g)
     gradients = namespace._perspective_transformer_backward(
