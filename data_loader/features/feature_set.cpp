@@ -7,6 +7,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 
 #include "base/system.h"
 #include "chess/fen.h"
@@ -138,12 +139,14 @@ FeaturePart declared_part(std::string_view name) {
                                                         {"kings", {}},    {"states", {}},       {"virtual", "both"}};
     if (name.back() != ')') refuse(name, "expected a ')' at its end");
     const std::string_view inside = name.substr(kDeclaredName.size() + 1, name.size() - kDeclaredName.size() - 2);
+    std::set<std::string_view> given;
     for (const std::string_view field : split(inside, ',')) {
         const std::size_t equals = field.find('=');
         const auto known = fields.find(field.substr(0, equals));
         if (equals == field.npos || known == fields.end()) {
             refuse(name, "has " + quoted(field) + ", expected planes=, order=, mirror=, kings=, states= or virtual=");
         }
+        if (!given.insert(known->first).second) refuse(name, "has " + std::string(known->first) + "= twice");
         known->second = field.substr(equals + 1);
     }
     const auto choose = [&](const char* key, std::initializer_list<std::string_view> choices) {

@@ -102,6 +102,11 @@ def test_wrong_states_are_refused(states: list[str], message: str) -> None:
         piece_square_set(states=states)
 
 
+def test_a_field_that_is_given_twice_is_refused() -> None:
+    with pytest.raises(UserError, match="has states= twice"):
+        feature_set("PieceSquare(states=eQ:1,planes=11,states=oQ:1)")
+
+
 def test_too_many_buckets_are_refused() -> None:
     with pytest.raises(UserError, match="kings and states give 256 buckets, expected at most 255"):
         piece_square_set(range(64), states=["eQ:3"])
