@@ -54,7 +54,7 @@ def test_only_changes_are_built(build: Callable[..., int], tmp_path: Path) -> No
 def test_another_nvcc_builds_again(
     build: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str
 ) -> None:
-    """Also one that is not on PATH: setup.py finds it."""
+    """This includes an nvcc that is not on PATH: setup.py finds it."""
     monkeypatch.delenv("CUDA_HOME", raising=False)
     nvcc = tmp_path / "cuda" / "bin" / "nvcc"
     nvcc.parent.mkdir(parents=True)

@@ -48,7 +48,7 @@ class NoShape:
     pass
 @section
 class Unfinished(Shape):
-    """Has no area yet."""
+    """A shape that does not define its area."""
     @abstractmethod
     def area(self) -> float: ...
 '''

@@ -226,7 +226,7 @@ struct Known {
     std::mutex mutex;
     std::map<std::string, std::unique_ptr<const FeatureSet>, std::less<>> sets;  // those that have been used
     std::map<std::string, Appendable, std::less<>> appendable;
-    std::vector<std::unique_ptr<const FeatureSet>> replaced;  // somebody may still use them
+    std::vector<std::unique_ptr<const FeatureSet>> replaced;  // callers may still use them
 };
 
 Known& known() {

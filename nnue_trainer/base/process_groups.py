@@ -57,7 +57,7 @@ class _Watcher:
     def _send(self, line: str) -> None:
         with contextlib.suppress(OSError):
             if self._process is not None:
-                with contextlib.suppress(BrokenPipeError):  # somebody has killed the watcher: start another
+                with contextlib.suppress(BrokenPipeError):  # the watcher was killed: start another
                     self._write(line)
                     return
                 self.close()

@@ -347,7 +347,7 @@ def _inputs(step: Step) -> str:
 
 
 def _remaining(last: Path) -> str:
-    """Why a training that ended well is not complete; "" if it is."""
+    """The reason why a training that ended well is not complete; "" if it is."""
     from nnue_trainer.training.stages import left
 
     return left(last)

@@ -97,7 +97,7 @@ def check_outputs(inputs: Sequence[StrPath], outputs: Sequence[StrPath], overwri
 
 
 def check_all_new(outputs: Sequence[StrPath], overwrite: bool) -> None:
-    """Also after the work: another program may have written an output in the meantime."""
+    """Called before and after the work: another program may have written an output in the meantime."""
     there = [output for output in outputs if os.path.lexists(output)]
     missing = [output for output in outputs if output not in there]
     if there and missing and not overwrite:

@@ -44,7 +44,7 @@ class EngineEnded(UserError):
 
     @property
     def reason(self) -> str:
-        """Why Stockfish ended, in its words; "" if it printed none."""
+        """The reason that Stockfish printed for its end; "" if it printed none."""
         reasons = (line.removeprefix(_REFUSAL) for line in self.lines if line.startswith(_REFUSAL))
         return shown(next(reasons, ""))
 

@@ -141,8 +141,8 @@ def _named(arch: str) -> list[Net]:
 
 
 def _unknown(file: NetFile, header: Header, known: Sequence[Candidate]) -> str:
-    """Why a file hash is not known: it is of another net, or of one with other sizes, which `--arch` can state, or of
-    one with other stacks, which only `--model` can."""
+    """The reason why a file hash is unknown: it is of another net, or of one with other sizes, which `--arch` can
+    state, or of one with other stacks, which only `--model` can."""
     body, others = file.body(header) or file, list[Net]()
     if body.size >= header.end + 4:
         transformer_hash = body.u32(header.end, "feature transformer hash")

@@ -1,8 +1,8 @@
 """The one writer of files: a file is complete or absent.
 
 The content goes into a temporary file in the folder of the target. The temporary has a name that cannot be guessed, is
-created only by this process (`O_EXCL | O_NOFOLLOW`), and is only ever written through its descriptor, so a link that
-somebody plants is never followed. At the end it is synced and renamed. Two writers of one output have a temporary each,
+created only by this process (`O_EXCL | O_NOFOLLOW`), and is only ever written through its descriptor, so a
+planted link is never followed. At the end it is synced and renamed. Two writers of one output have a temporary each,
 and the last rename wins as a whole.
 
 While it is written, the temporary is locked (`flock`). The kernel drops the lock with the process, however that ends,

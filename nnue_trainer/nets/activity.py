@@ -1,7 +1,7 @@
 """The activity of a net on real positions: dead and saturated neurons, and how far weights are from their limits.
 
 The trainer writes these figures down with every validation, and `nnue inspect` shows them per neuron. Measuring changes
-no parameter, buffer or random generator. The counts stay on the device until somebody requests them.
+no parameter, buffer or random generator. The counts stay on the device until they are requested.
 """
 
 from __future__ import annotations

@@ -83,8 +83,8 @@ class Summary:
 
 
 def why_not_late(recipe: Recipe, device: torch.device, sharding: Unsharded, penalties: Penalties) -> str | None:
-    """Why rows of feature transformers cannot be updated late, in words; None if they can. Each forward pass must read
-    nothing but the rows of its batch."""
+    """The reason why rows of feature transformers cannot be updated late, in words; None if they can. Each forward pass
+    must read nothing but the rows of its batch."""
     if recipe.training.compile:
         return "training.compile: compiled code reads the whole weight"
     if recipe.training.precision == "mixed" and device.type == "cpu":
@@ -649,7 +649,7 @@ class Trainer:
         raise UserError(f"{self.folder.path}: {what}; training stopped, nothing was overwritten, {good}")
 
     def _look_after_folder(self, run: RunOutputs) -> None:
-        """Makes the run folder again if somebody has moved or deleted it: with the recipe, the records of this process
+        """Makes the run folder again if it was moved or deleted: with the recipe, the records of this process
         and soon a checkpoint. UserError if it cannot be made."""
         found = self.folder.lost()
         if found is None:

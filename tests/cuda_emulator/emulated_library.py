@@ -36,7 +36,7 @@ FLAGS = [
 
 
 def why_not() -> str | None:
-    """Why kernels cannot be emulated here."""
+    """The reason why kernels cannot be emulated here."""
     if sys.platform != "linux" or platform.machine() != "x86_64":
         return "kernels are emulated on x86-64 Linux only"
     if ninja() is None:

@@ -201,7 +201,7 @@ fn main() {
 @pytest.mark.rust
 @pytest.mark.parametrize("name", [*sorted(NETS), "counted pieces in a header"])
 def test_rust_scores_as_the_evaluator_does(name: str, fens: Path, tmp_path: Path) -> None:
-    """Also, each position is an update from the one before, which equals the refresh."""
+    """Each position is also an update from the one before, which equals the refresh."""
     net = exported((NETS | IN_HEADERS)[name], tmp_path, "--rust")
     if name == "simple":  # bytes in front of the tensors, and no padding
         (tmp_path / "raw.yaml").write_text("{kind: raw, skip: 7, align: 1}")

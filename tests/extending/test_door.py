@@ -248,7 +248,7 @@ def test_code_that_hangs_does_not_hold_up_the_end(folder, place, signals):
 
 
 def _heeds_interrupts() -> None:
-    """Also where the tests ignore Ctrl-C, as under nohup."""
+    """Works even if the tests ignore Ctrl-C, as under nohup."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 

@@ -130,7 +130,7 @@ def test_a_journal_without_a_game_does_not_stand_in_the_way(tmp_path: Path) -> N
 def test_a_signal_right_behind_a_game_loses_no_game(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: int
 ) -> None:
-    """Also the first one, which was not counted yet: its journal was taken for an empty one and deleted."""
+    """Not even the first one: before it is counted, its journal must not be deleted as an empty one."""
     path, played = tmp_path / "j", games(before + 1)
     write_all = Journal._write
 

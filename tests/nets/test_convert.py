@@ -34,7 +34,7 @@ def test_merging_king_planes_changes_no_position() -> None:
 
 
 def test_no_two_merged_rows_come_from_one() -> None:
-    """So import can put each row back where it came from."""
+    """Import can therefore put each row back where it came from."""
     assert np.unique(KING_ROWS).size == 22528
 
 

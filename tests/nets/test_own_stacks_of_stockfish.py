@@ -78,7 +78,7 @@ def test_training_file_and_evaluator_agree_on_them(kind: str, tmp_path: Path) ->
 
 
 def test_a_file_with_own_stacks_is_not_read_as_that_of_a_version(tmp_path: Path) -> None:
-    """Also with as many stacks as the version has, where nothing but the hashes differs."""
+    """This includes the version's own number of stacks, where only the hashes differ."""
     hashes = set()
     for rule in ("stockfish", "bullet", "queens"):
         made = within_limits({"kind": "sfnnv16", "output_buckets": {"count": 8, "rule": rule}, "l1": 32})

@@ -105,7 +105,7 @@ def test_training_sums_squares_in_fp32(name: str, records: np.ndarray) -> None:
 
 @pytest.mark.parametrize("name", NETS)
 def test_without_its_rounding_it_is_the_float_model(name: str, records: np.ndarray, monkeypatch) -> None:
-    """So units, scales and clips agree, in the forward pass and in every gradient."""
+    """Units, scales and clips agree, in the forward pass and in every gradient."""
 
     def smooth(x: torch.Tensor, rule: str, factor: float = 1.0) -> torch.Tensor:
         return x if factor == 1.0 else x.detach() + factor * (x - x.detach())
@@ -141,7 +141,7 @@ def test_without_its_rounding_it_is_the_float_model(name: str, records: np.ndarr
 
 
 def test_export_rounds_the_same_weights() -> None:
-    """Also those whose product with the scale is on the other side of one half in float64."""
+    """This includes values whose product with the scale is on the other side of one half in float64."""
     model, checkpoint = made({"kind": "simple", "hidden": 64})
     tensor = present(model.net).tensors()[0]
     assert tensor.name == "feature_transformer.weight"

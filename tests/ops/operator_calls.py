@@ -184,7 +184,7 @@ WORK: list[Callable[[torch.Generator], None]] = [
 
 
 def recorded_calls() -> dict[str, list[Call]]:
-    """By operator, a few calls that differ; the last ones, as an optimiser has the most to do then."""
+    """A few different calls of each operator: the last ones, when an optimiser has the most to do."""
     recorder = _Recorder()
     with recorder:
         for work in WORK:

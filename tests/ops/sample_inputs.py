@@ -42,7 +42,7 @@ def make_sample(
     device: torch.device | str = "cpu",
     seed: int = 0,
 ) -> Sample:
-    """Rows of every length from 0 to K, duplicates, and rubbish behind the −1 that ends a row."""
+    """Rows of every length from 0 to K, duplicates, and rubbish after the −1 that ends a row."""
     g = torch.Generator().manual_seed(seed)
     indices = torch.randint(0, max(features, 1), (rows, max_active), generator=g, dtype=torch.int32)
     lengths = torch.randint(0, max_active + 1, (rows,), generator=g)

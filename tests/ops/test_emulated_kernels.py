@@ -159,7 +159,7 @@ def kernels(request: pytest.FixtureRequest) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(48))
 def test_against_the_cpu(emulator: ctypes.CDLL, kernels: str, seed: int) -> None:
-    """And equal bits with other schedules and another number of thread blocks at a time."""
+    """Bits are equal with other schedules and another number of thread blocks at a time."""
     case = make_case(seed).with_kernels(kernels)
     expected = case.run("nnue")
     emulator.emulator_configure(4, seed)

@@ -263,7 +263,7 @@ def no_positions(count: int) -> torch.Tensor:
 @pytest.mark.cuda
 @pytest.mark.parametrize("name", SETS)
 def test_cuda_unchecked_rows_are_empty(cuda: torch.device, records: torch.Tensor, name: str) -> None:
-    """Also: a kernel writes nothing beyond its rows, whatever it is given."""
+    """A kernel writes nothing beyond its rows, for any input."""
     noise = no_positions(500)
     mixed = records.clone()
     mixed[3:1003:2] = noise

@@ -32,7 +32,7 @@ def device(device_with_kernels: torch.device) -> torch.device:
 
 
 def make_rows(positions: int, max_active: int, buckets: int, bucket_size: int, seed: int = 0) -> Tensor:
-    """Rows of every length from 0 to K, features distinct and of one bucket, rubbish behind the −1 that ends a row."""
+    """Rows of every length from 0 to K, features distinct and of one bucket, rubbish after the −1 that ends a row."""
     g = torch.Generator().manual_seed(seed)
     if positions == 0 or max_active == 0:
         return torch.zeros(positions, max_active, dtype=torch.int32)

@@ -25,7 +25,7 @@ def flags(positions: int, neurons: int, seed: int = 1) -> Tensor:
 
 
 def rows_of_bits(active: Tensor) -> Tensor:
-    """By definition, in Python's integers."""
+    """The counts by their definition, in Python's integers."""
     words = -(-len(active) // 64)
     out = torch.zeros(active.shape[1], words, dtype=torch.int64)
     for position, neuron in active.nonzero().tolist():
@@ -249,7 +249,7 @@ EDGES = [(0, 0), (0, 1), (1, 2), (2, 2), (1, 2), (3, 0)]  # two lead to their ow
 
 @pytest.mark.parametrize("undirected", [False, True])
 def test_no_weights_are_weights_of_1(device: torch.device, undirected: bool) -> None:
-    """Also for edges that come twice, and for those that lead to their own node, which count once."""
+    """This includes repeated edges, and edges to their own node, which count once."""
     sources, targets = torch.tensor(EDGES, device=device).T
     plain = Graph.from_edges(4, sources, targets, undirected=undirected)
     ones = Graph.from_edges(4, sources, targets, torch.ones(len(EDGES), device=device), undirected=undirected)

@@ -172,7 +172,7 @@ def test_a_gradient_that_is_not_finite_behind_the_guard() -> None:
 
 
 def test_a_reader_may_give_every_row_a_gradient() -> None:
-    """Who reads the whole weight while gradients are recorded may put it into the loss, all of it."""
+    """Code that reads the whole weight while gradients are recorded may put all of it into the loss."""
     dense, late = pair(RULES["ranger"], torch.float32)
     for optimizer in (dense, late):
         run(optimizer, range(4))

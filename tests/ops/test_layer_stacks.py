@@ -209,7 +209,7 @@ def same_bits(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=["fp32", "fp16", "bf16"])
 @pytest.mark.parametrize("name", NETS)
 def test_emulated_output(emulated: ctypes.CDLL, name: str, dtype: torch.dtype) -> None:
-    """And equal bits with other schedules."""
+    """Bits are equal with other schedules."""
     case = make_case(NETS[name](), 331, 1, dtype, psqt=name != "sfnnv1")
     if name == "sfnnv1":
         case.first = case.first._replace(psqt=None)

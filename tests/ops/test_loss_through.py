@@ -165,7 +165,7 @@ def gradients(loss: Tensor, leaves: dict[str, Tensor], factor: float = 1.0) -> d
 @pytest.mark.parametrize("stacks", [1, 3])
 @pytest.mark.parametrize("buckets", [HOPPER, PORTABLE], ids=["hopper", "portable"])
 def test_emulated(emulated: ctypes.CDLL, buckets: list[int], activation: str, dtype: torch.dtype, stacks: int) -> None:
-    """And equal bits with other schedules."""
+    """Bits are equal with other schedules."""
     case, loss = Case(151, 144, stacks, activation, dtype), "win rate" if stacks == 1 else "sigmoid"
     emulated.emulator_configure(4, 1)
     found = case.through(loss, "nnue_emulated", buckets)

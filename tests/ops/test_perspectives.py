@@ -512,7 +512,7 @@ def test_cuda_graph_follows_its_inputs(cuda: torch.device) -> None:
 
 @pytest.mark.cuda
 def test_streams_give_equal_bits(cuda: torch.device) -> None:
-    """Also the integer atomics of the PSQT gradient: the same for any schedule."""
+    """Results do not depend on the schedule; nor do the integer atomics of the PSQT gradient."""
     pair = make_pair(4000, 32, 700, 256, psqt_buckets=8, device=cuda)
     pair = pair.map(lambda t: t + torch.rand_like(t) if t.is_floating_point() else t)
     expected = run(pair, bucket_size=700)

@@ -163,7 +163,7 @@ def test_normal(dtype: torch.dtype) -> None:
 
 
 def test_integers() -> None:
-    """Also of a range near 2^64 that is not a power of two, where a modulo would prefer the lower third."""
+    """This includes a range near 2^64 that is not a power of two, where a modulo would prefer the lower third."""
     x = Philox(6).integers(-3, 4, N)
     assert set(x.unique().tolist()) == set(range(-3, 4))
     assert abs(chi_square(x + 3, 7)) < 4

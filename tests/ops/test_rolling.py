@@ -366,7 +366,7 @@ def test_shapes(device: torch.device) -> None:
 
 
 def samples(device: torch.device) -> list[tuple[torch._ops.OpOverload, tuple[object, ...]]]:
-    """Without NaN in the outputs, which opcheck would take for differences."""
+    """The outputs have no NaN, which opcheck would report as differences."""
     x, y = values(1, 3, 40).to(device), values(2, 3, 40).to(device)
     return [
         (torch.ops.nnue.rolling.default, (x, None, code("sum"), -4, 5, 0)),

@@ -363,7 +363,7 @@ def test_layers_that_see_others_are_left_to_torch() -> None:
 
 
 def test_evaluation_is_exact_and_takes_torch(emulated: ctypes.CDLL, records: np.ndarray) -> None:
-    """Without gradients, sums of 16-bit squares are added in float64, which the operators do not do."""
+    """A pass without gradients adds 16-bit squares in float64, which the operators do not do."""
     for name, exact in (("preset simple", False), ("sfnnv5", True)):
         model = made(NETS[name])
         model.set_rounding(True)

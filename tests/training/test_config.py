@@ -246,7 +246,7 @@ def test_fields_that_several_classes_share_are_described_once():
 
 
 def described_fields(lines: list[str]) -> list[tuple[str, str, str, str]]:
-    """The fields that somebody reads in a reference, each as (class, key, type and default, meaning). "As above" is
+    """The fields that a reference shows, each as (class, key, type and default, meaning). "As above" is
     taken to mean the last description of that key."""
     above: dict[str, tuple[str, str]] = {}  # key -> type and default, meaning
     found = []

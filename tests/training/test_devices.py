@@ -146,7 +146,7 @@ def test_nothing_is_collected_during_a_capture(monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_a_graphed_step_is_recorded_once_per_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And again where a buffer is other memory than before. Batches of no buffer have one recording together."""
+    """A step is recorded again if a buffer has other memory than before. Batches without a buffer share a recording."""
     fake = FakeCuda()
     monkeypatch.setattr(torch, "cuda", fake)
     read: list[int] = []

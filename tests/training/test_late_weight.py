@@ -63,7 +63,7 @@ def assert_equal_states(one: dict[str, Tensor], other: dict[str, Tensor]) -> Non
 
 
 def weight_of(model: NnueModel) -> Tensor:
-    """Without asking anybody."""
+    """The weight as it is in memory: its rows are not brought up to date."""
     return present(dict.__getitem__(instance(nn.Module, model.feature_transformer)._parameters, "weight"))
 
 

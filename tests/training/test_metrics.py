@@ -120,7 +120,7 @@ def test_a_file_that_is_deleted_or_renamed_goes_on(folder, capsys, deleted):
 @pytest.mark.parametrize("deleted", [True, False])
 @pytest.mark.parametrize("failing", ["open", "copy"])
 def test_a_file_that_cannot_be_made_again_at_once_loses_no_record(folder, capsys, monkeypatch, deleted, failing):
-    """And nothing is written to the descriptor of another file, such as a checkpoint that was opened meanwhile."""
+    """Nothing is written to the descriptor of another file, such as a checkpoint that was opened meanwhile."""
     writer = metrics.MetricsWriter(folder, step=0, tensorboard=False)
     writer.write("train", 1, {"loss": 0.5})
     moved = folder.metrics.rename(folder.path / "metrics.jsonl.1")

@@ -65,7 +65,7 @@ def test_a_resumed_run_is_bit_identical(tmp_path, model, epoch):
 
 
 def test_validation_rounds_from_the_start(tmp_path):
-    """So the losses of all epochs compare, and `best` is the best net of an engine."""
+    """The losses of all epochs are comparable, and `best` is the best net of an engine."""
     late, floating = trainer(tmp_path / "late", LATE), trainer(tmp_path / "float", FLOAT)
     assert late.model.rounded is None
     loss = late.validate()

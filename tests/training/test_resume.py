@@ -160,7 +160,7 @@ def test_until_a_new_best_the_last_checkpoint_is_the_runs(tmp_path, recipe):
 
 
 def test_metrics_after_a_stop_are_those_of_a_run_never_stopped(tmp_path, recipe, monkeypatch):
-    """Also where the stop is between two records, and for all that a record counts."""
+    """This includes a stop between two records, and all counts of a record."""
     whole, folder = tmp_path / "whole", tmp_path / "run"
     options = ("logging.every_steps=3", "training.epochs=3")
     nnue("train", "--config", recipe, "--run-dir", whole, *options)

@@ -282,7 +282,7 @@ SMALL_SCALE = {
 
 
 def test_weights_beyond_the_limits_are_counted_and_named(tmp_path: Path) -> None:
-    """Also those of a net of the same architecture, which the first step would clip."""
+    """This includes weights of a net of the same architecture, which the first step would clip."""
     before, after = made(SMALL_SCALE), nets.build(SMALL_SCALE)
     generator = torch.Generator().manual_seed(3)
     weight = before.get_parameter("feature_transformer.weight")
