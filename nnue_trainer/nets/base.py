@@ -242,8 +242,8 @@ class Net(ABC):
 
     @property
     def unreadable(self) -> str | None:
-        """The reason why no engine reads this net, in words that follow "architecture."; None if an engine reads it. Such a
-        net is exported only on request."""
+        """The reason why no engine reads this net, in words that follow "architecture."; None if an engine reads it.
+        Such a net is exported only on request."""
         return None
 
     @classmethod

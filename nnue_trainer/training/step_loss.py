@@ -18,8 +18,8 @@ from nnue_trainer.training.stages import StageOfRun
 
 
 def why_loss_apart(recipe: Recipe, penalties: Penalties, sharding: Unsharded) -> str | None:
-    """The reason why the loss is computed from the net's output and not together with it (`NnueModel.loss`), in words; None:
-    they are computed together."""
+    """The reason why the loss is computed from the net's output and not together with it (`NnueModel.loss`), in words;
+    None: they are computed together."""
     if sharding.name == "positions":
         return "processes that share the positions of a batch compute it apart"
     if recipe.training.compile:
