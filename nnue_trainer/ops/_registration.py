@@ -156,10 +156,14 @@ def register_reverse_mode(
         register_vmap(name, refuse(name, "vmap", instead))
 
 
-def register_plain(name: str, fake: Callable[..., Any], *, writes: bool = False) -> None:
-    """Registers an operator for analysis, without derivative. `writes`: it writes into tensors that it is given."""
+def writes_only(*_: object, **__: object) -> None:
+    """The fake kernel of an operator that only writes into tensors that it is given."""
+
+
+def register_plain(name: str, fake: Callable[..., Any] = writes_only) -> None:
+    """Registers an operator for analysis, without derivative."""
     register_fakes({name: fake}, analysis=True)
-    if writes:
+    if fake is writes_only:
         register_vmap(name, refuse(name, "vmap", "call it once for each element"))
     else:
         gradient, tangent = (

@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from nnue_trainer.ops import _registration
+from nnue_trainer.ops._registration import register_fakes, writes_only
 
 namespace = torch.ops.nnue
 """Where all calls of these operators find them; tests put the emulated ones here."""
@@ -25,15 +25,11 @@ KEPT = slice(11, 14)
 """The numbers that are part of the state: kFirstKept to kLastKept."""
 
 
-def _nothing(*args: object) -> None:
-    """For operators that only write to their arguments."""
-
-
 def _norm(gradients: object, shared_rows: object, rows: object, numbers: Tensor) -> Tensor:
     return numbers.new_empty(NUMBERS)
 
 
-_registration.register_fakes(
-    {f"nnue::_optimizer_{name}": _nothing for name in ("step", "update_matrices", "mark_rows", "catch_up")}
+register_fakes(
+    {f"nnue::_optimizer_{name}": writes_only for name in ("step", "update_matrices", "mark_rows", "catch_up")}
     | {"nnue::_optimizer_norm": _norm, "nnue::_optimizer_describe": lambda *_: 0}
 )

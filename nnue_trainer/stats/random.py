@@ -111,8 +111,4 @@ def _empty(size: Size, dtype: torch.dtype, device: torch.device | str) -> Tensor
     return torch.empty(size if isinstance(size, Sequence) else (size,), dtype=dtype, device=device)
 
 
-def _nothing(*args: object, **kwargs: object) -> None:
-    """Fake kernel: the operator only writes what it was given."""
-
-
-_registration.register_plain(FILL, _nothing, writes=True)
+_registration.register_plain(FILL)
