@@ -511,7 +511,8 @@ def cuda_library(name: str, of: list[str], nvcc: str, version_folder: str) -> Ex
                 # For profilers. It makes machine code three times larger, and compression three times slower.
                 *(["-lineinfo"] if os.environ.get("NNUE_LINEINFO") == "1" else []),
                 "-Xcompiler=-fvisibility=hidden",
-                f"-Xcompiler=-g0,-ffile-prefix-map={ROOT}/=",
+                # Headers of CUB name their file in a message.
+                f"-Xcompiler=-g0,-ffile-prefix-map={ROOT}/=,-ffile-prefix-map={cuda_home}/=",
                 # Both take -D; -W is the host compiler's.
                 *(flag if flag.startswith("-D") else f"-Xcompiler={flag}" for flag in OPS_FLAGS),
                 *defines,

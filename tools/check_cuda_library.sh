@@ -44,7 +44,7 @@ found=$(architectures_of <<<"$code")
 for arch in "${archs[@]}"; do
     [ "$(kernels_for "$arch" <<<"$code")" = "$portable" ] || fail "not the same kernels for sm_$arch and sm_${archs[0]}"
 done
-if grep -E 'bucket_plan|one_hot_product' <<<"$portable"; then fail "these kernels belong in code for sm_90a alone"; fi
+if grep -E 'bucket_plan|one_hot_product' <<<"$portable"; then fail "these kernels belong only in code for sm_90a"; fi
 both=$(comm -12 <(sort -u <<<"$hopper") <(sort -u <<<"$portable"))
 [ -z "$both" ] || fail "the same kernels for sm_90a and for every GPU: $both"
 # The lowest one from 90 on, or of all (architecture_flags in setup.py).
@@ -63,7 +63,11 @@ PATH=$(dirname "$cuobjdump"):$PATH python3 tools/check_spills.py "$library"
 
 # The architectures that the library reports.
 named=$(IFS=+ && echo "${archs[*]}")
-grep -qaF "\"architectures\": \"$named\"" "$library" || fail "does not say that it was built for $named"
+grep -qaF "\"architectures\": \"$named\"" "$library" || fail "does not report that it was built for $named"
+
+# Users would see them in messages; check_wheel.sh refuses them too, but CI's wheel has no CUDA library.
+paths=$(strings -n 6 "$library" | grep -E '(^|[^A-Za-z0-9_.])/(home|root|work|tmp|build|opt|usr/(src|local))/' | head -n 3 || true)
+[ -z "$paths" ] || fail "holds paths of this machine: $paths"
 
 needed=$(readelf -d "$library" | grep NEEDED)
 grep -q 'libtorch.so' <<<"$needed" || fail "does not need libtorch.so, so it would load nowhere"
@@ -72,4 +76,4 @@ if grep -q libtorch_python <<<"$needed"; then fail "needs libtorch_python"; fi
 missing=$(nm -DC --undefined-only "$library" | grep 'nnue::' || true)
 [ -z "$missing" ] || fail "would not load, stale objects? $missing"
 echo "$library: $(wc -l <<<"$portable") kernels for ${archs[*]/#/sm_} and in PTX for sm_$newest," \
-    "$(grep -c . <<<"$hopper" || true) for sm_90a alone; free of the CUDA runtime's and Python's version"
+    "$(grep -c . <<<"$hopper" || true) only for sm_90a; free of the CUDA runtime's and Python's version"
