@@ -236,7 +236,7 @@ def compiler_problem() -> str | None:
     return None
 
 
-def wants_cuda(nvcc: str | None) -> bool:
+def builds_cuda(nvcc: str | None) -> bool:
     forced = os.environ.get("FORCE_CUDA", "")
     if forced not in ("", "0", "1"):
         raise SystemExit(f"FORCE_CUDA is {forced!r}, expected 0 or 1")
@@ -247,7 +247,7 @@ def wants_cuda(nvcc: str | None) -> bool:
 
 def cuda_build(nvcc: str | None) -> str:
     """Whether the CUDA library is built, or why not, for `nnue info`; the words are in base/_library.py."""
-    if wants_cuda(nvcc):
+    if builds_cuda(nvcc):
         return "built"
     return "no_nvcc" if os.environ.get("FORCE_CUDA", "") == "" else "forced_off"
 
@@ -549,7 +549,7 @@ def native_parts() -> dict[str, object]:
     nvcc = find_nvcc()
     version_folder = write_version_header()
     extensions = [cpu_operators(nvcc, version_folder), data_module()]
-    if wants_cuda(nvcc):
+    if builds_cuda(nvcc):
         assert nvcc is not None
         extensions += cuda_operators(nvcc, version_folder)
     return {"ext_modules": extensions, "cmdclass": {"build_ext": build_command(), "build_py": BuildPy}}

@@ -367,7 +367,7 @@ def build(paths: Sequence[Path]) -> Page:
             failures.append(str(error))
     if not runs:
         raise UserError(failures[0] if failures else "report: no runs")
-    _tell_apart(runs)
+    _label_equal_names(runs)
     page = Page(", ".join(run.name for run in runs) if len(runs) < 4 else f"{len(runs)} runs")
     page.subtitle = time.strftime("NNUE training, as of %Y-%m-%d %H:%M UTC", time.gmtime())
     page.sections.append(_overview(runs, failures))
@@ -391,7 +391,7 @@ def build(paths: Sequence[Path]) -> Page:
     return page
 
 
-def _tell_apart(runs: Sequence[Run]) -> None:
+def _label_equal_names(runs: Sequence[Run]) -> None:
     names = [run.name for run in runs]
     for run in runs:
         if names.count(run.path.name) > 1:

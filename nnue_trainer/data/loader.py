@@ -58,7 +58,7 @@ class BadChunks(NamedTuple):
     first: str
 
 
-def say_left_out(first: str) -> None:
+def warn_of_left_out_chunks(first: str) -> None:
     """Logs the error of the first chunk that `skip_bad_chunks` has left out."""
     _log.warning("%s: this chunk is skipped, as are further damaged chunks", first)
 
@@ -395,7 +395,7 @@ class _Stream(Closing, Generic[T]):
             self._read = read or self._read
             if bad_chunks and not self._told_of_bad_chunks:
                 self._told_of_bad_chunks = True
-                say_left_out(self.bad_chunks().first)
+                warn_of_left_out_chunks(self.bad_chunks().first)
             if slot < 0:
                 for file in self._opened:
                     file.require_unchanged()

@@ -182,7 +182,7 @@ class OpenedFile:
         once that the file was written to or replaced. Other programs cannot change an unpacked copy."""
         if self.compression is not None or self.format_identity is not None:
             return
-        self._look_at_times()
+        self._check_status()
         now = _identity_of(self.path, self.native.fileno(), self.identity.size)
         if not now.matches(self.identity):
             raise UserError(
@@ -190,7 +190,7 @@ class OpenedFile:
                 "file, or start a new run"
             )
 
-    def _look_at_times(self) -> None:
+    def _check_status(self) -> None:
         now = os.fstat(self.native.fileno())
         try:
             is_same = os.path.samestat(self.path.stat(), now)

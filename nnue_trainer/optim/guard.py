@@ -27,10 +27,10 @@ class Guard:
 
     def step(self, loss: Tensor, inner: Callable[[], None]) -> None:
         """Runs `inner`; nothing changes where `loss`, an fp32 scalar, or a watched gradient is not finite."""
-        self._look(loss)
+        self._check(loss)
         if self._rule.heeds_failed:
             inner()
-        elif self.asks_first():
+        elif self.reads_result():
             if not self.failed.item():
                 inner()
         else:
@@ -38,14 +38,14 @@ class Guard:
             inner()
             self._put_back()
 
-    def asks_first(self) -> bool:
+    def reads_result(self) -> bool:
         """Whether the host reads the test's result, which is free on the CPU. On another device it would wait; there
         the step is made in any case, and undone on the device if it failed. That takes a copy of all that it changes.
         Only a rule that keeps something in host memory, as torch's Adafactor does its count of steps, is checked
         there as well."""
         return self.failed.device.type == "cpu" or any(tensor.device.type == "cpu" for tensor in self._rule.changed())
 
-    def _look(self, loss: Tensor) -> None:
+    def _check(self, loss: Tensor) -> None:
         # A sum is finite only if all of its terms are.
         sums = [_rows(p.grad, rows).sum() for p, rows in self._watched if p.grad is not None]
         finite = torch.stack([loss.detach().float(), *(total.float() for total in sums)]).isfinite().all()

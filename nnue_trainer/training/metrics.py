@@ -95,7 +95,7 @@ class _AppendedFile:
         with self._saying():
             if self._file is None:
                 return
-            self._look_after_others(self._file)
+            self._check_truncation(self._file)
             written = os.write(self._file, record)  # perhaps another file than before
             if written < len(record):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -134,7 +134,7 @@ class _AppendedFile:
             os.close(self._file)
         self._file, self._size = file, size
 
-    def _look_after_others(self, file: int) -> None:
+    def _check_truncation(self, file: int) -> None:
         found = os.fstat(file)
         if found.st_size < self._size:
             say(

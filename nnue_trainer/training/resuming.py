@@ -56,8 +56,8 @@ def check_same_steps(trainer: Trainer, state: TrainerState, path: Path) -> None:
         )
 
 
-def say_what_rounds_differently(trainer: Trainer, state: TrainerState, path: Path) -> None:
-    """Prints why the results will not be bit-identical to those of one run, if that is so."""
+def print_rounding_differences(trainer: Trainer, state: TrainerState, path: Path) -> None:
+    """Prints the reason if results will not be bit-identical to those of one run."""
     if state.processes != trainer.ranks.size:
         say(
             f"{path}: resuming in {trainer.ranks.size} processes, it was {state.processes}: sums are rounded "

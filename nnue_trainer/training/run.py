@@ -19,7 +19,7 @@ from nnue_trainer import config, nets, registry, schema
 from nnue_trainer.base import foreign
 from nnue_trainer.config import Recipe
 from nnue_trainer.data import Loader, RecordLoader
-from nnue_trainer.data.loader import joined_sketch, say_left_out, unique_positions
+from nnue_trainer.data.loader import joined_sketch, unique_positions, warn_of_left_out_chunks
 from nnue_trainer.errors import UserError, out_of_memory, shown
 from nnue_trainer.files import checkpoint
 from nnue_trainer.files.atomic import replacing
@@ -336,7 +336,7 @@ def _bad_chunks(recipe: Recipe, batches: Loader | RecordLoader, ranks: Ranks) ->
         if sum(counts) and not told:
             told = True
             if not counts[0]:
-                say_left_out(next(first for first in firsts if first))
+                warn_of_left_out_chunks(next(first for first in firsts if first))
         return sum(counts)
 
     return together

@@ -201,7 +201,7 @@ class Trainer:
         self._resumed: tuple[Path, TrainerState] | None = None
         self._updating = False  # whether the current step has begun to change the weights
         self._plans: tuple[Any, ...] = ()  # of the last batch
-        self._said_irregular = False
+        self._warned_of_irregular_rows = False
         self._loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
         self._loss_from = self.step  # the step after which the sum begins
         self._stop = Stopping()
@@ -479,7 +479,7 @@ class Trainer:
             raise UserError(f"{path}: metadata state: batches: not a state of the stream of data") from None
         resuming.check_same_steps(self, state, path)
         resuming.load_generators(saved.tensors["rng"], self.device, path)
-        resuming.say_what_rounds_differently(self, state, path)
+        resuming.print_rounding_differences(self, state, path)
         self.step = self._saved_step = state.step
         self.step_loss.continue_from(self.step)
         self._bad_before = state.bad_chunks
@@ -545,7 +545,7 @@ class Trainer:
 
     def _log(self, run: RunOutputs) -> None:
         self._check_finite(run.store)
-        self._look_after_folder(run)
+        self._restore_folder(run)
         steps, seconds = run.window.restart(self.step)  # of this process
         run.step_seconds += seconds
         of_run = (self.step - run.first_step) * self.recipe.data.batch_size / (time.monotonic() - run.began)
@@ -569,15 +569,15 @@ class Trainer:
         if self.unique is not None:
             values["unique_positions"] = self.unique()
         self.record("train", values)
-        self._say_irregular(run)
+        self._warn_of_irregular_rows(run)
         run.progress.update(self.step, loss=f"{loss:.6f}")
 
-    def _say_irregular(self, run: RunOutputs) -> None:
+    def _warn_of_irregular_rows(self, run: RunOutputs) -> None:
         """Reports once that a feature set keeps the kernels for compute capability 9.0 from their speed."""
-        plans = () if self._said_irregular else self._plans
+        plans = () if self._warned_of_irregular_rows else self._plans
         for plan in (each for each in plans if isinstance(each, PerspectivePlan)):
             if found := plan.irregular_rows():
-                self._said_irregular = True
+                self._warned_of_irregular_rows = True
                 rows = 2 * len(plan.white)
                 run.progress.say(
                     f"{found:,} of {rows:,} rows of a batch have a feature twice, or features of several king buckets: "
@@ -622,7 +622,7 @@ class Trainer:
 
     def _save(self, run: RunOutputs, *, epoch: int | None, is_best: bool = False, final: bool = False) -> None:
         self._check_finite(run.store)
-        self._look_after_folder(run)
+        self._restore_folder(run)
         with self.optimizer.with_net():
             saved = run.store.save(self.checkpoint(epoch), epoch=epoch, is_best=is_best, final=final)
         if self.ranks.same(saved):
@@ -648,7 +648,7 @@ class Trainer:
         good = f"{last} is the last good checkpoint" if last.exists() else "no checkpoint was written yet"
         raise UserError(f"{self.folder.path}: {what}; training stopped, nothing was overwritten, {good}")
 
-    def _look_after_folder(self, run: RunOutputs) -> None:
+    def _restore_folder(self, run: RunOutputs) -> None:
         """Makes the run folder again if it was moved or deleted: with the recipe, the records of this process
         and soon a checkpoint. UserError if it cannot be made."""
         found = self.folder.lost()

@@ -193,7 +193,7 @@ def test_the_learning_rate_follows_the_tensor():
 class Undoes(Guard):
     """The guard of devices that the host does not wait for, on the CPU."""
 
-    def asks_first(self) -> bool:
+    def reads_result(self) -> bool:
         return False
 
 
