@@ -101,8 +101,7 @@ __global__ void __launch_bounds__(kGatherThreads) sum_kernel(Backward p) {
     constexpr int V = kColumns<Row>;
     const int lane = threadIdx.x % cuda::kWarp, half_warp = lane / kSlabLanes, half = p.num_outputs / 2;
     for_each_item(p.plan.task_cost, p.max_tasks, slabs_of<Row>(p.num_outputs), [&](int item, int slab) {
-        const Task task = p.plan.tasks[item];
-        const int target = task.partial < 0 ? task.feature : ~task.partial;  // one register fewer
+        const Task& task = p.plan.tasks[item];  // read where it is used, because registers are scarce
         const int own_column = (slab * kSlabLanes + lane % kSlabLanes) * V;
         const bool active = own_column < half;
         const int column = active ? own_column : 0;
@@ -113,10 +112,11 @@ __global__ void __launch_bounds__(kGatherThreads) sum_kernel(Backward p) {
         float own[V];
         for (int i = 0; i < V; ++i) own[i] = half_warp == 0 ? sum[0][i] : sum[1][i];
         const int own_half = half_warp * half + column;
-        if (target >= 0) {
-            write_columns<V>(static_cast<Weight*>(p.grad_weight) + size_t(target) * p.num_outputs + own_half, own);
+        if (task.partial < 0) {
+            write_columns<V>(static_cast<Weight*>(p.grad_weight) + size_t(task.feature) * p.num_outputs + own_half,
+                             own);
         } else {
-            write_columns<V>(p.partials + size_t(~target) * p.num_outputs + own_half, own);
+            write_columns<V>(p.partials + size_t(task.partial) * p.num_outputs + own_half, own);
         }
     });
 }

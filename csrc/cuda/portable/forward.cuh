@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(kGatherThreads) forward_kernel(Forward p) {
     constexpr int V = kColumns<Weight>;
     const int lane = threadIdx.x % cuda::kWarp, half_warp = lane / kSlabLanes, half = p.num_outputs / 2;
     for_each_item(p.plan.slot_cost, 2 * p.in.positions, slabs_of<Weight>(p.num_outputs), [&](int item, int slab) {
-        const Slot slot = p.plan.slots[item];
+        const Slot& slot = p.plan.slots[item];  // read where it is used, because registers are scarce
         const int own_column = (slab * kSlabLanes + lane % kSlabLanes) * V;
         const bool active = own_column < half;
         const int column = active ? own_column : 0;

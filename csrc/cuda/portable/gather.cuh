@@ -104,22 +104,20 @@ __device__ __forceinline__ void gather(const T* __restrict__ source, int num_row
     const int lane = threadIdx.x % cuda::kWarp, half_warp = lane / kSlabLanes;
     const char* const first = reinterpret_cast<const char*>(source + column);
     const unsigned row_bytes = num_outputs * sizeof(T), half_bytes = row_bytes / 2;
-    for (int base = 0; base < count; base += cuda::kWarp) {
-        const int here = min(count - base, cuda::kWarp);
-        const int mine = lane < here ? list[base + lane] : -1;
-        const bool legal = static_cast<unsigned>(mine) < static_cast<unsigned>(num_rows);
-        const unsigned rows = __ballot_sync(cuda::kAllLanes, legal);
-        for (int e = 0; e < here; e += kTogether) {
+    // In this form the kernels fit into 64 registers on every GPU (tools/check_spills.py).
+    for (; count > 0; list += cuda::kWarp) {
+        int mine = lane < count ? __ldg(list + lane) : -1;
+        if (mine >= num_rows) mine = -1;
+#pragma unroll 1
+        for (int e = 0; e < cuda::kWarp && count > 0; e += kTogether, count -= kTogether) {
             uint4 read[kEntriesAhead][2];
-            const bool all = (rows >> e & ((1u << kTogether) - 1)) == (1u << kTogether) - 1;
             for (int i = 0; i < kEntriesAhead; ++i) {
-                const int entry = e + 2 * i + half_warp, row = __shfl_sync(cuda::kAllLanes, mine, entry);
+                const int row = __shfl_sync(cuda::kAllLanes, mine, e + 2 * i + half_warp);
                 const char* const from = first + uint64_t(static_cast<unsigned>(row)) * row_bytes;
-                if (all || (rows >> entry & 1) != 0) {
+                read[i][0] = read[i][1] = uint4{0, 0, 0, 0};
+                if (row >= 0) {
                     read[i][0] = __ldg(reinterpret_cast<const uint4*>(from));
                     read[i][1] = __ldg(reinterpret_cast<const uint4*>(from + half_bytes));
-                } else {
-                    read[i][0] = read[i][1] = uint4{0, 0, 0, 0};
                 }
             }
             for (int i = 0; i < kEntriesAhead; ++i) {
