@@ -106,7 +106,7 @@ def _candidates(
     """The nets and layouts that the header allows, and whether user or description named the net."""
     if isinstance(arch, Net):
         own = [(arch, layout) for layout in arch.layouts()]
-        return _of_header(own, header) or own[:1], True
+        return _of_header(own, header) or own, True
     if arch is not None:
         named = [candidate for candidate in known if candidate[0].name == arch]
         if not named:
@@ -117,12 +117,12 @@ def _candidates(
                 f"unknown architecture {arch!r:.80}, expected one of {names}, or such a name with other sizes of "
                 "layers, as sfnnv5-l1-512-l2-24"
             )
-        return _of_header(named, header) or named[:1], True
+        return _of_header(named, header) or named, True
     architecture = described(header.description, str(file.path))
     if architecture is not None:
         net = parse(architecture, f"{file.path}: description")
         own = [(net, layout) for layout in net.layouts()]
-        return _of_header(own, header) or own[:1], True
+        return _of_header(own, header) or own, True
     if header.version == OWN_VERSION:
         raise file.error(
             12,

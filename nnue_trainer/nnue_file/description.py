@@ -31,8 +31,8 @@ def described(description: bytes, where: str) -> dict[str, Any] | None:
     if start < 0:
         return None
     try:
-        architecture = json.loads(description[start:])["architecture"]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        architecture = json.loads(description[start:]).get("architecture")
+    except (ValueError, AttributeError, RecursionError) as error:
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"{where}: description: damaged architecture record ({reason})") from None
     if not isinstance(architecture, Mapping):

@@ -138,6 +138,10 @@ def test_damaged_streams_are_refused_in_one_line(net: QuantizedNet, tmp_path: Pa
         (stream(len(body), len(packed) + 3, packed + b"abc"), "3 bytes after the end of the zlib stream"),
         (stream(len(body), len(packed), packed[:100] + b"\xff" * 9 + packed[109:]), "damaged zlib stream|holds"),
         (head + b"".join(envelope.wrap([body + b"\0"])), "of the inflated file: end of net: 1 bytes more"),
+        (
+            head[:4] + bytes(4) + head[8:] + b"".join(envelope.wrap([body])),
+            "offset 4 .*: file hash: found 0x0+, expected",
+        ),
         (head + b"".join(envelope.wrap([body[:-1]])), "of the inflated file: stack 31 fc2.weight: file ends after"),
     ):
         (tmp_path / "damaged.nnue").write_bytes(file)

@@ -279,15 +279,15 @@ def test_bad_simple_nets_are_refused(simple_file: bytes, tmp_path) -> None:
 def test_a_description_that_is_no_json_is_refused(tmp_path) -> None:
     for record in (
         b'{"nnue_trainer":' + b"[" * 100000,
-        b'{"nnue_trainer":"1"}',
         b'{"nnue_trainer":"\xff',
         b'{"nnue_trainer":1',
     ):
         header = struct.pack("<III", 0x7AF32F20, 0x1C102EF2, len(record)) + record
         assert "description: damaged architecture record" in refusal(tmp_path / "bad.nnue", header)
-    record = b'{"nnue_trainer":"1","net":"sfnnv5","architecture":7}'
-    header = struct.pack("<III", 0x7AF32F20, 0x1C102EF2, len(record)) + record
-    assert "description: architecture is 7, expected a mapping" in refusal(tmp_path / "bad.nnue", header)
+    for rest, found in ((b"", "null"), (b',"net":"sfnnv5","architecture":7', "7")):
+        record = b'{"nnue_trainer":"1"' + rest + b"}"
+        header = struct.pack("<III", 0x7AF32F20, 0x1C102EF2, len(record)) + record
+        assert f"description: architecture is {found}, expected a mapping" in refusal(tmp_path / "bad.nnue", header)
 
 
 @pytest.mark.parametrize("kind", ["sfnnv5", "simple"])
