@@ -68,3 +68,16 @@ def test_every_page_is_reachable(project_root: Path) -> None:
         for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8"))
     }
     assert sorted(page.name for page in project_root.glob("docs/*.md") if page.name not in linked) == []
+
+
+def test_guides_leave_dates_of_measurements_to_the_notebook(project_root: Path) -> None:
+    """Dates are those of Stockfish's versions, and of the one table of rates."""
+    measured = re.compile(r"\d{4}-\d\d-\d\d|\bEPYC\b|\b(January|November|December) \d{4}\b")
+    version = re.compile(r"\| (master since|builds from) |^\| date, commit \|")
+    found = [
+        f"{page.name}:{number}: {line}"
+        for page in sorted((project_root / "docs").glob("*.md"))
+        for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1)
+        if measured.search(line) and not version.search(line)
+    ]
+    assert not found, "\n".join(found)
