@@ -175,7 +175,7 @@ def test_reference_lists_every_class(shapes: Any) -> None:
         ("shape.radius", "float > 0", "1.0", "that distance"),
         ("shape.kind", "= square.py:Square", "", "Four equal sides."),
         ("shape.side", "int", "required", "their length"),
-        ("shape.kind", "= square.py:Unfinished", "", "Has no area yet."),
+        ("shape.kind", "= square.py:Unfinished", "", "A shape that does not define its area."),
     ]
 
 
