@@ -18,23 +18,25 @@ constexpr int kNumbersPerRound = kThreads * 16 / static_cast<int>(sizeof(T));
 
 static_assert(kMostPacks * kThreads * 16 == capabilities::kOnePass);
 
-// Sums each of the numbers over the lanes of a warp. Lane l gets the sum of numbers[l · kCount / 32].
-template <int kCount>
-__device__ __forceinline__ float sum_over_lanes(float (&numbers)[kCount]) {
-    const int lane = threadIdx.x % kWarp;
-    int by = kWarp / 2;
+// Sums each of the numbers over the lanes of a warp. Lane l gets the sum of numbers[l · kCount / 32]. It calls itself
+// for half as many numbers and lanes: in a loop, their indices would not be constants for every GPU, and the numbers
+// would be in local memory.
+template <int kCount, int kBy = kWarp / 2, int kAll>
+__device__ __forceinline__ float sum_over_lanes(float (&numbers)[kAll]) {
+    if constexpr (kBy == 0) {
+        return numbers[0];
+    } else if constexpr (kCount == 1) {
+        numbers[0] += __shfl_xor_sync(kAllLanes, numbers[0], kBy);
+        return sum_over_lanes<1, kBy / 2>(numbers);
+    } else {
+        const bool upper = (threadIdx.x & kBy) != 0;
 #pragma unroll
-    for (int n = kCount / 2; n > 0; n /= 2, by /= 2) {
-        const bool upper = (lane & by) != 0;
-#pragma unroll
-        for (int i = 0; i < n; ++i) {
-            const float kept = upper ? numbers[i + n] : numbers[i], given = upper ? numbers[i] : numbers[i + n];
-            numbers[i] = kept + __shfl_xor_sync(kAllLanes, given, by);
+        for (int i = 0; i < kCount / 2; ++i) {
+            const float low = numbers[i], high = numbers[i + kCount / 2];
+            numbers[i] = (upper ? high : low) + __shfl_xor_sync(kAllLanes, upper ? low : high, kBy);
         }
+        return sum_over_lanes<kCount / 2, kBy / 2>(numbers);
     }
-#pragma unroll
-    for (; by > 0; by /= 2) numbers[0] += __shfl_xor_sync(kAllLanes, numbers[0], by);
-    return numbers[0];
 }
 
 // kPacks · kNumbersPerRound ≥ inputs.
@@ -106,7 +108,7 @@ __global__ void __launch_bounds__(kThreads, 2) one_output_kernel(const T* x, con
                 }
             }
         }
-        const float total = sum_over_lanes(share);
+        const float total = sum_over_lanes<kTogether>(share);
         if (lane % (kWarp / kTogether) == 0) shares[buffer][lane / (kWarp / kTogether)][warp] = total;
         // One barrier is enough: this buffer is written again two turns later, after the next barrier, and by then all
         // warps have read it.
@@ -159,7 +161,7 @@ __global__ void __launch_bounds__(kThreads, 2) one_output_kernel(const T* x, con
     }
     if (warp == 0) {
         float of_tile[4] = {weighted, weight, grad_bias, 0.0f};
-        const float total = sum_over_lanes(of_tile);  // of_tile[n] in lanes 8 n to 8 n + 7
+        const float total = sum_over_lanes<4>(of_tile);  // of_tile[n] in lanes 8 n to 8 n + 7
         weighted = __shfl_sync(kAllLanes, total, 0), weight = __shfl_sync(kAllLanes, total, kWarp / 4);
         grad_bias = __shfl_sync(kAllLanes, total, kWarp / 2);
         if (lane == 0) {
