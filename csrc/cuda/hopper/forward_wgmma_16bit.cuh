@@ -24,20 +24,22 @@ struct ForwardShape {
     static constexpr int kSlab = 64;
     static constexpr int kWarpgroups = 3;  // that multiply; one more copies weights, one copies what tiles need
     static constexpr int kConsumers = 128 * kWarpgroups, kThreads = kConsumers + 256;
-    // The launch gives 96 registers to each thread.
-    static constexpr int kConsumerRegisters = 120, kProducerRegisters = 56;
+    // The launch gives 96 registers to each thread. Those that copy hand over some of theirs.
+    static constexpr int kConsumerRegisters = 128, kNearRegisters = 40, kTileRegisters = 56;
+    static_assert(kConsumers * kConsumerRegisters + 128 * (kNearRegisters + kTileRegisters) <= kThreads * 96);
     static constexpr int kChunk = 64, kAtomBytes = kChunk * 128, kChunkBytes = 2 * kAtomBytes;
     static constexpr int kMaxChunks = kNearFeatures / kChunk, kStages = 8;
     static constexpr int kFarChunk = 64, kFarAtomBytes = kFarChunk * 128, kFarBytes = 2 * kFarAtomBytes;
     static constexpr int kFarStages = 1;  // per warpgroup, a power of two
     // The layout of a tile's stage: bitmaps, targets, where the far entries of its rows begin, TileInfo.
-    static constexpr int kTileStages = 2 * kWarpgroups;
+    static constexpr int kTileStages = 2;  // per warpgroup, a power of two
     static constexpr int kRowBits = kNearWords * 4, kTargets = kTileRows * kRowBits, kBegins = kTargets + kTileRows * 4,
                          kInfo = kBegins + (kTileRows + 4) * 4, kTileBytes = kInfo + 48;
     static constexpr int kTurnBytes = 16 * 128, kTurn = kStages * kChunkBytes,
                          kFar = kTurn + kConsumers / 32 * kTurnBytes,
-                         kTile = kFar + kWarpgroups * kFarStages * kFarBytes, kBias = kTile + kTileStages * kTileBytes,
-                         kSharedBytes = kBias + kWarpgroups * 512 + 1024;
+                         kTile = kFar + kWarpgroups * kFarStages * kFarBytes,
+                         kBias = kTile + kWarpgroups * kTileStages * kTileBytes, kBiasBytes = 512 + 16,
+                         kSharedBytes = kBias + kWarpgroups * kBiasBytes + 1024;
     static_assert(kTileBytes % 16 == 0);
 };
 
@@ -109,36 +111,27 @@ struct ForwardPieces {
     }
 };
 
-// A place in a ring of stages. When the stage holds what was copied to it, phase `phase` of its barrier "full" is
-// complete.
+// The place in a ring of stages that is used the `use`-th time, counted from 0. When the stage holds what was copied to
+// it, phase `phase` of its barrier "full" is complete. Counters take fewer registers than places that advance.
 template <int kStages>
 struct RingPlace {
-    int stage = 0;
-    uint32_t phase = 0;
-    __device__ void advance(int by = 1) {
-        stage += by;
-        if (stage >= kStages) stage -= kStages, phase ^= 1;
-    }
-};
-
-// The place of a warpgroup's far chunk number `use`. Each warpgroup has places of its own, because it does not follow
-// the chunks of the others: waiting for the parity of a barrier works only while no warpgroup is two phases ahead.
-template <int kStages>
-struct FarPlace {
     int stage;
     uint32_t phase;
-    __device__ FarPlace(int warpgroup, unsigned use)
-        : stage(warpgroup * kStages + int(use % kStages)), phase(use / kStages % 2) {}
+    __device__ explicit RingPlace(unsigned use) : stage(int(use % kStages)), phase(use / kStages % 2) {
+        static_assert((kStages & (kStages - 1)) == 0);
+    }
+    // Each warpgroup has its own ring of tiles and of far chunks, because it does not follow those of the others:
+    // waiting for the parity of a barrier works only while no warpgroup is two phases ahead.
+    __device__ RingPlace(int warpgroup, unsigned use) : RingPlace(use) { stage += warpgroup * kStages; }
 };
 
 // The next tile of a warpgroup.
 struct TileInfo {
     int tile, column;
-    int chunks;  // of near weights; 0 if there are no more tiles
-    int far;     // far entries
-    int first_chunk;
-    int chunk_stage, chunk_phase;
-    int last;  // whether this is the warpgroup's last tile of the piece
+    int chunks;       // of near weights; 0 if there are no more tiles
+    int far;          // far entries
+    int first_chunk;  // counted through all units of the worker
+    int last;         // whether this is the warpgroup's last tile of the piece
 };
 
 // A mask of bits begin … end − 1 of a word; both may lie outside the word.
@@ -191,6 +184,8 @@ __device__ __forceinline__ void finish_tile(const ForwardProblem& p, float (&acc
 #pragma unroll
     for (int k = 0; k < 4; ++k) wanted |= unsigned(targets[k] >= 0 && my_column < half) << k;
     if (p.saved != nullptr) {
+        // Read anew for each tile: a number made of it would be kept, and spilled.
+        const float bound = __uint_as_float(bucket_plan::keep(__float_as_uint(p.bound)));
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             char* const saved = static_cast<char*>(p.saved) + (h * half + my_column) * 2;  // saved_at(0, h, my_column)
@@ -198,7 +193,7 @@ __device__ __forceinline__ void finish_tile(const ForwardProblem& p, float (&acc
                 turn, wanted,
                 [&](int j, int r) {
                     const int i = 32 * h + 4 * j + 2 * r;
-                    return encode(acc[i], acc[i + 1], p.bound);
+                    return encode(acc[i], acc[i + 1], bound);
                 },
                 [&](int k) { return row_of(saved, slot + 4 * k, p.num_outputs * 2); });
         }
@@ -255,12 +250,12 @@ __global__ void __launch_bounds__(ForwardShape<Weight>::kThreads, 1) forward_ker
     constexpr uint32_t kOne = Shape::kBf16 ? kOneBf16 : kOneFp16;
     extern __shared__ char shared_raw[];
     __shared__ ForwardUnits units;
-    __shared__ uint64_t barriers[2 * (Shape::kStages + kWarpgroups * Shape::kFarStages + Shape::kTileStages)];
+    __shared__ uint64_t barriers[2 * (Shape::kStages + kWarpgroups * (Shape::kFarStages + Shape::kTileStages))];
     const uint32_t shared = (shared_address(shared_raw) + 1023) & ~1023u;
     const uint32_t full = shared_address(barriers), empty = full + 8 * Shape::kStages;
     const uint32_t far_full = empty + 8 * Shape::kStages, far_empty = far_full + 8 * kWarpgroups * Shape::kFarStages;
     const uint32_t tile_full = far_empty + 8 * kWarpgroups * Shape::kFarStages,
-                   tile_empty = tile_full + 8 * Shape::kTileStages;
+                   tile_empty = tile_full + 8 * kWarpgroups * Shape::kTileStages;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, half = p.num_outputs / 2;
     if (threadIdx.x == 0) {
         for (int s = 0; s < Shape::kStages; ++s) {
@@ -271,11 +266,12 @@ __global__ void __launch_bounds__(ForwardShape<Weight>::kThreads, 1) forward_ker
             barrier_init(far_full + 8 * s, 64);
             barrier_init(far_empty + 8 * s, kArrivals);
         }
-        for (int s = 0; s < Shape::kTileStages; ++s) {
+        for (int s = 0; s < kWarpgroups * Shape::kTileStages; ++s) {
             barrier_init(tile_full + 8 * s, 65);  // 64 threads, and one more arrival for TileInfo
             barrier_init(tile_empty + 8 * s, kArrivals);
         }
     }
+    if (threadIdx.x < kWarpgroups) store_shared_4(shared + Shape::kBias + threadIdx.x * Shape::kBiasBytes + 512, ~0u);
     // Products also multiply rows of far chunks that have no entry, by 0. So these rows must be finite.
     for (int i = threadIdx.x * 16; i < kWarpgroups * Shape::kFarStages * Shape::kFarBytes; i += Shape::kThreads * 16)
         store_shared_16(shared + Shape::kFar + i, 0, 0, 0, 0);
@@ -289,7 +285,7 @@ __global__ void __launch_bounds__(ForwardShape<Weight>::kThreads, 1) forward_ker
     const Weight* weights = static_cast<const Weight*>(p.weight) + (sixteenth < 8 ? 0 : half) + sixteenth % 8 * 8;
 
     if (warp >= Shape::kConsumers / 32 + 4) {
-        give_registers<Shape::kProducerRegisters>();
+        give_registers<Shape::kTileRegisters>();
         const int thread = threadIdx.x % 64;
         ForwardPieces piece(units, p.in.num_buckets, slabs);
         const auto count_of = [&](int tile) {
@@ -298,17 +294,21 @@ __global__ void __launch_bounds__(ForwardShape<Weight>::kThreads, 1) forward_ker
         bool more = piece.next();
         int next_tile = piece.lo;
         if (warp % 4 < 2) {  // ---- bitmaps, targets and TileInfo
-            RingPlace<Shape::kStages> chunk_place;
-            RingPlace<Shape::kTileStages> tile_place;
-            int first_chunk = 0, counts = 0, counts_from = INT_MIN / 2;  // each lane has the count of one of 32 tiles
+            int warpgroup = 0, first_chunk = 0;
+            unsigned use = 0;  // of the warpgroup's places
+            const auto advance = [&] {
+                if (++warpgroup == kWarpgroups) warpgroup = 0, ++use;
+            };
+            int counts = 0, counts_from = INT_MIN / 2;  // each lane has the count of one of 32 tiles
             while (more) {
                 const int tile = next_tile;
                 if (unsigned(tile - counts_from) >= 32u) {
                     counts_from = tile;
                     counts = count_of(min(tile + lane, piece.hi - 1));
                 }
-                const uint32_t to = shared + Shape::kTile + tile_place.stage * Shape::kTileBytes;
-                barrier_wait(tile_empty + 8 * tile_place.stage, tile_place.phase ^ 1);
+                const RingPlace<Shape::kTileStages> place(warpgroup, use);
+                const uint32_t to = shared + Shape::kTile + place.stage * Shape::kTileBytes;
+                barrier_wait(tile_empty + 8 * place.stage, place.phase ^ 1);
                 const char* bits = reinterpret_cast<const char*>(p.plan.near_bits) + size_t(tile) * Shape::kTargets;
 #pragma unroll
                 for (int i = 0; i < 3; ++i)
@@ -319,33 +319,32 @@ __global__ void __launch_bounds__(ForwardShape<Weight>::kThreads, 1) forward_ker
                 const int32_t* begins = p.plan.far_begin + size_t(tile) * (kTileRows + 1) + thread;
                 copy_async_4(to + Shape::kBegins + thread * 4, begins);
                 if (thread == 0) copy_async_4(to + Shape::kBegins + kTileRows * 4, begins + kTileRows);
-                barrier_arrive_copied(tile_full + 8 * tile_place.stage);
+                barrier_arrive_copied(tile_full + 8 * place.stage);
                 const int count = __shfl_sync(~0u, counts, tile - counts_from);
                 if (thread == 0) {
                     store_shared_16(to + Shape::kInfo, tile, piece.slab * kSlab, piece.chunks, count);
-                    store_shared_16(to + Shape::kInfo + 16, first_chunk, chunk_place.stage, chunk_place.phase,
-                                    tile + kWarpgroups >= piece.hi);
-                    barrier_arrive(tile_full + 8 * tile_place.stage);
+                    store_shared_16(to + Shape::kInfo + 16, first_chunk, tile + kWarpgroups >= piece.hi, 0, 0);
+                    barrier_arrive(tile_full + 8 * place.stage);
                 }
-                tile_place.advance();
+                advance();
                 if (++next_tile == piece.hi) {
                     first_chunk += piece.chunks;
-                    chunk_place.advance(piece.chunks);
                     more = piece.next();
                     next_tile = piece.lo;
                     counts_from = INT_MIN / 2;
                 }
             }
             for (int i = 0; i < kWarpgroups; ++i) {  // no more tiles
-                barrier_wait(tile_empty + 8 * tile_place.stage, tile_place.phase ^ 1);
-                const uint32_t to = shared + Shape::kTile + tile_place.stage * Shape::kTileBytes;
+                const RingPlace<Shape::kTileStages> place(warpgroup, use);
+                barrier_wait(tile_empty + 8 * place.stage, place.phase ^ 1);
+                const uint32_t to = shared + Shape::kTile + place.stage * Shape::kTileBytes;
                 if (thread == 0) {
                     store_shared_16(to + Shape::kInfo, 0, 0, 0, 0);
                     store_shared_16(to + Shape::kInfo + 16, first_chunk, 0, 0, 0);
-                    barrier_arrive(tile_full + 8 * tile_place.stage);
+                    barrier_arrive(tile_full + 8 * place.stage);
                 }
-                barrier_arrive(tile_full + 8 * tile_place.stage);
-                tile_place.advance();
+                barrier_arrive(tile_full + 8 * place.stage);
+                advance();
             }
         } else {  // ---- far weights: each warp copies every other pair of entries of a chunk
             int warpgroup = 0;
@@ -377,16 +376,23 @@ __global__ void __launch_bounds__(ForwardShape<Weight>::kThreads, 1) forward_ker
                 for (int base = 0; base < count; base += Shape::kFarChunk) {
                     if (base > 0) feature = __ldg(far + size_t(tile) * kTileRows * p.plan.pitch + base);
                     const int rest = count - base, mine_of_rest = exists ? rest - own : 0;
-                    const FarPlace<Shape::kFarStages> place(warpgroup, uses >> 8 * warpgroup);
+                    const RingPlace<Shape::kFarStages> place(warpgroup, uses >> 8 * warpgroup);
                     barrier_wait(far_empty + 8 * place.stage, place.phase ^ 1);
                     const uint32_t to = swizzled + place.stage * Shape::kFarBytes;
 #pragma unroll
-                    for (int j = 0; j < 16; ++j) {  // index_of_bit of a sum without carries is the sum of both values
-                        const int k = (4 * j & 32) + index_of_bit(4 * j & 31);
-                        if (4 * j >= rest) break;
-                        const unsigned which = __shfl_sync(~0u, feature, 2 * j + lane / 16);
-                        if (mine_of_rest > 4 * j)
-                            copy_async_16((to + k * 128) ^ (k % 8 << 4), from + size_t(which) * row_bytes, true);
+                    for (int first = 0; first < 16; first += 4) {  // at a time, so that their shuffles overlap
+                        if (4 * first >= rest) break;
+                        unsigned which[4];
+#pragma unroll
+                        for (int i = 0; i < 4; ++i) which[i] = __shfl_sync(~0u, feature, 2 * (first + i) + lane / 16);
+#pragma unroll
+                        for (int i = 0; i < 4; ++i) {
+                            // index_of_bit of a sum without carries is the sum of both values. After the last entry
+                            // zeros are stored.
+                            const int j = first + i, k = (4 * j & 32) + index_of_bit(4 * j & 31);
+                            copy_async_16((to + k * 128) ^ (k % 8 << 4), row_of(from, which[i], row_bytes),
+                                          mine_of_rest > 4 * j);
+                        }
                     }
                     barrier_arrive_copied(far_full + 8 * place.stage);
                     uses = (uses & ~(255u << 8 * warpgroup)) | ((uses >> 8 * warpgroup) + 1 & 255u) << 8 * warpgroup;
@@ -396,10 +402,10 @@ __global__ void __launch_bounds__(ForwardShape<Weight>::kThreads, 1) forward_ker
         }
         copy_async_wait_all();
     } else if (warp >= Shape::kConsumers / 32) {  // ---- near weights
-        give_registers<Shape::kProducerRegisters>();
+        give_registers<Shape::kNearRegisters>();
         const int producer = warp % 4;  // copies 16 features of each chunk
         ForwardPieces piece(units, p.in.num_buckets, slabs);
-        RingPlace<Shape::kStages> place;
+        unsigned chunk = 0;
         // Element i: a feature of chunk 2 i in lanes 0 … 15, and of chunk 2 i + 1 in the others.
         int next_features[Shape::kMaxChunks / 2] = {}, of_bucket = -1;
         const auto look_ahead = [&] {
@@ -428,6 +434,7 @@ __global__ void __launch_bounds__(ForwardShape<Weight>::kThreads, 1) forward_ker
 #pragma unroll
             for (int c = 0; c < Shape::kMaxChunks; ++c) {
                 if (c == chunks) break;
+                const RingPlace<Shape::kStages> place(chunk++);
                 barrier_wait(empty + 8 * place.stage, place.phase ^ 1);
                 const uint32_t to = shared + place.stage * Shape::kChunkBytes + swizzled;
 #pragma unroll
@@ -438,46 +445,41 @@ __global__ void __launch_bounds__(ForwardShape<Weight>::kThreads, 1) forward_ker
                                   from + size_t(unsigned(max(feature, 0))) * row_bytes, valid);
                 }
                 barrier_arrive_copied(full + 8 * place.stage);
-                place.advance();
             }
         }
         copy_async_wait_all();
     } else {  // ---- products
         take_registers<Shape::kConsumerRegisters>();
-        // These are kept in registers instead of being computed again at each use.
-        const int row_offset = bucket_plan::keep(warp % 4 * 16 + lane / 4), t = lane % 4,
-                  shift = bucket_plan::keep(4 * t);
-        const int stored_row = bucket_plan::keep(warp % 4 * 16 + lane / 8);
-        const uint32_t turn = shared + Shape::kTurn + warp * Shape::kTurnBytes;
-        RingPlace<Shape::kTileStages> tile_place;
-        tile_place.advance(warp / 4);
-        RingPlace<Shape::kStages> release_place;
-        const uint32_t bias = shared + Shape::kBias + warp / 4 * 512;  // for the warpgroup's slab
-        int bias_column = -1;
+        const int t = lane % 4, shift = bucket_plan::keep(4 * t);
+        // The thread's number in the warpgroup, at each use. What is computed from it and kept would be spilled, and
+        // local memory is slow here, as next to no L1 cache is left.
+        const auto own_thread = [] { return int(bucket_plan::keep(threadIdx.x % 128)); };
+        const uint32_t bias = shared + Shape::kBias + warp / 4 * Shape::kBiasBytes;  // for the warpgroup's slab
         unsigned far_uses = 0;
         int released = 0, ready = 0;  // in chunks, counted through all units of the worker
         const auto release_until = [&](int chunk) {
             for (; released < chunk; ++released) {
-                barrier_wait(full + 8 * release_place.stage, release_place.phase);
-                barrier_arrive(empty + 8 * release_place.stage);
-                release_place.advance();
+                const RingPlace<Shape::kStages> place(released);
+                barrier_wait(full + 8 * place.stage, place.phase);
+                barrier_arrive(empty + 8 * place.stage);
             }
         };
-        while (true) {
+        for (unsigned number = 0;; ++number) {  // of the warpgroup's tiles
+            const RingPlace<Shape::kTileStages> tile_place(warp / 4, number);
             barrier_wait(tile_full + 8 * tile_place.stage, tile_place.phase);
             const uint32_t rows = shared + Shape::kTile + tile_place.stage * Shape::kTileBytes;
-            const uint4 first = load_shared_16<true>(rows + Shape::kInfo),
-                        second = load_shared_16<true>(rows + Shape::kInfo + 16);
+            const uint4 first = load_shared_16<true>(rows + Shape::kInfo);
+            const uint2 second = load_shared_8(rows + Shape::kInfo + 16);
             const int tile = int(first.x), column = int(first.y), chunks = __shfl_sync(~0u, int(first.z), 0),
                       far = __shfl_sync(~0u, int(first.w), 0);
             const int first_chunk = __shfl_sync(~0u, int(second.x), 0);
             release_until(first_chunk);  // skips units in which this warpgroup has no tile
             if (chunks == 0) break;
             float acc[64];
-            if (column != bias_column) {
-                bias_column = column;
+            if (int(load_shared_4(bias + 512)) != column) {  // the first column of the bias that is there
                 const int thread = threadIdx.x % 128, c = column + thread % kSlab;
                 warpgroup_barrier(warp / 4);
+                if (thread == 0) store_shared_4(bias + 512, column);
                 store_shared_4(bias + thread * 4,
                                c < half ? __float_as_uint(p.bias[c + (thread < kSlab ? 0 : half)]) : 0);
                 warpgroup_barrier(warp / 4);
@@ -489,6 +491,7 @@ __global__ void __launch_bounds__(ForwardShape<Weight>::kThreads, 1) forward_ker
                 acc[4 * j + 1] = acc[4 * j + 3] = __uint_as_float(b.y);
             }
             fence_registers(acc);
+            const int row_offset = own_thread() / 32 * 16 + lane / 4;  // of the lane's first sums
             const uint32_t row_bits = rows + row_offset * Shape::kRowBits;
             uint32_t a[2][2][4];
             if (far > 0) {
@@ -497,7 +500,7 @@ __global__ void __launch_bounds__(ForwardShape<Weight>::kThreads, 1) forward_ker
                           begin_high = int(load_shared_4(begins + 32)), end_high = int(load_shared_4(begins + 36));
 #pragma unroll 1
                 for (int base = 0; base < far; base += Shape::kFarChunk) {
-                    const FarPlace<Shape::kFarStages> place(warp / 4, far_uses++);
+                    const RingPlace<Shape::kFarStages> place(warp / 4, far_uses++);
                     barrier_wait(far_full + 8 * place.stage, place.phase);
                     fence_shared_for_wgmma();
                     const uint32_t operand =
@@ -515,12 +518,12 @@ __global__ void __launch_bounds__(ForwardShape<Weight>::kThreads, 1) forward_ker
                     }
                 }
             }
-            RingPlace<Shape::kStages> place{int(second.y), second.z};
 #pragma unroll
             for (int c = 0; c < Shape::kMaxChunks; ++c) {
                 if (c == chunks) break;
                 const uint2 low = load_shared_8(row_bits + c * 8),
                             high = load_shared_8(row_bits + 8 * Shape::kRowBits + c * 8);
+                const RingPlace<Shape::kStages> place(first_chunk + c);
                 if (first_chunk + c >= ready) {
                     barrier_wait(full + 8 * place.stage, place.phase);
                     fence_shared_for_wgmma();
@@ -528,25 +531,25 @@ __global__ void __launch_bounds__(ForwardShape<Weight>::kThreads, 1) forward_ker
                 }
                 const uint32_t operand =
                     operand_descriptor(shared + place.stage * Shape::kChunkBytes, Shape::kAtomBytes);
-                place.advance();
 #pragma unroll
                 for (int s = 0; s < 2; ++s) {
                     wgmma_wait<1>();
                     if (c == 0 && s == 1 && far > 0)  // the far products are done
-                        barrier_arrive(far_empty + 8 * FarPlace<Shape::kFarStages>(warp / 4, far_uses - 1).stage);
+                        barrier_arrive(far_empty + 8 * RingPlace<Shape::kFarStages>(warp / 4, far_uses - 1).stage);
                     const uint32_t word_low = (s ? low.y : low.x) >> shift, word_high = (s ? high.y : high.x) >> shift;
                     multiply_word<Shape::kBf16>(acc, a[s], word_low, word_high, kOne, operand + s * 256);
                 }
             }
+            const int thread = own_thread(), stored_row = thread / 32 * 16 + thread % 32 / 8;  // of its first piece
             int targets[4];
 #pragma unroll
             for (int k = 0; k < 4; ++k)
                 targets[k] = int(load_shared_4(rows + Shape::kTargets + stored_row * 4 + k * 16));
             barrier_arrive(tile_empty + 8 * tile_place.stage);
-            tile_place.advance(kWarpgroups);
             wgmma_wait<0>();
             fence_registers(acc);
-            if (second.w != 0) release_until(first_chunk + chunks);
+            if (second.y != 0) release_until(first_chunk + chunks);
+            const uint32_t turn = shared + Shape::kTurn + (warp / 4 * 4 + thread / 32) * Shape::kTurnBytes;
             finish_tile<Shape>(p, acc, turn, tile * kTileRows + stored_row, column, targets);
         }
     }

@@ -58,8 +58,8 @@ __global__ void __launch_bounds__(Shape<Weight>::kThreads, Shape<Weight>::kBlock
     let_next_kernel_start();
     const int tiles = __ldg(p.plan.tile_begin + p.in.num_buckets), most = TileFeatures::most(p.in),
               chunks = __shfl_sync(~0u, __ldg(p.tile_features.chunks + tile), 0);
-    RingPlace<S::kStages> place;
-    if (warp >= 4) {  // ---- weights: each warp copies sixteen features of a chunk, each half warp eight of them
+    unsigned use = 0;  // of the ring's places
+    if (warp >= 4) {   // ---- weights: each warp copies sixteen features of a chunk, each half warp eight of them
         const int thread = threadIdx.x - 128, producer = warp - 4, sixteenth = lane % 16;
         const int32_t* const features = p.tile_features.features + size_t(tile) * most;
         const auto copy_features = [&](int i) { copy_async_16(shared + S::kFeatures + i * 4, features + i, true); };
@@ -93,6 +93,7 @@ __global__ void __launch_bounds__(Shape<Weight>::kThreads, Shape<Weight>::kBlock
                 const uint4 low = load_shared_16<true>(which), high = load_shared_16<true>(which + 16);
                 const unsigned eight[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
                 which += S::kChunk * 4;
+                const RingPlace<S::kStages> place(use++);
                 barrier_wait(empty + 8 * place.stage, place.phase ^ 1);
                 const uint32_t to = swizzled + place.stage * S::kChunkBytes;
                 if (lane < 8) copy_async_16(to_bits + place.stage * S::kBitsBytes, own_bits, true);
@@ -101,7 +102,6 @@ __global__ void __launch_bounds__(Shape<Weight>::kThreads, Shape<Weight>::kBlock
                 for (int j = 0; j < 8; ++j)
                     copy_async_16((to + j * 128) ^ (j << 4), row_of(from, eight[j], row_bytes), exists);
                 barrier_arrive_copied(full + 8 * place.stage);
-                place.advance();
             }
             from += S::kSlab * sizeof(Weight);
         }
@@ -136,6 +136,7 @@ __global__ void __launch_bounds__(Shape<Weight>::kThreads, Shape<Weight>::kBlock
             uint32_t before = 0;  // the stage of the chunk before
 #pragma unroll 1
             for (int c = 0; c < chunks; ++c) {
+                const RingPlace<S::kStages> place(use++);
                 barrier_wait(full + 8 * place.stage, place.phase);
                 fence_shared_for_wgmma();
                 const uint2 low = load_shared_8(bits + place.stage * S::kBitsBytes),
@@ -149,7 +150,6 @@ __global__ void __launch_bounds__(Shape<Weight>::kThreads, Shape<Weight>::kBlock
                     multiply_word<S::kBf16>(acc, a[s], word_low, word_high, kOne, operand + s * 256);
                 }
                 before = place.stage;
-                place.advance();
             }
             wgmma_wait<0>();
             fence_registers(acc);
