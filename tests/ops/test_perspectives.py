@@ -4,7 +4,6 @@ What is special to the kernels of one device is in test_fused_perspectives.py.
 """
 
 import os
-import socket
 from operator import methodcaller
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from ports import free_port
 from sample_inputs import PairSample, assert_close, make_pair, reference_pair
 from torch import Tensor, nn
 from typed import batch_from, grad_of, present
@@ -626,10 +626,7 @@ def train_in_parallel(rank: int, backend: str, port: int, folder: str) -> None:
 @pytest.mark.parametrize("backend", ["gloo", pytest.param("nccl", marks=[pytest.mark.cuda, pytest.mark.two_gpus])])
 def test_distributed_data_parallel(backend: str, tmp_path: Path) -> None:
     """Two processes with half the batch each have the gradients of the whole batch, and equal ones."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    torch.multiprocessing.spawn(train_in_parallel, (backend, port, str(tmp_path)), nprocs=2)
+    torch.multiprocessing.spawn(train_in_parallel, (backend, free_port(), str(tmp_path)), nprocs=2)
     net = Net(80)
     loss_of(net, make_pair(120, 9, 80, 32, psqt_buckets=4), 0, 120).backward()
     found = [torch.load(tmp_path / str(rank), weights_only=True) for rank in range(2)]

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import socket
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from ports import free_port
 
 SECONDS = 60.0  # more than any of these runs takes on a busy machine
 _LATER = (
@@ -30,8 +31,7 @@ class Processes:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["nnue_trainer.cli.main", "nnue_trainer.training.run", *_LATER])
         folder.mkdir(parents=True, exist_ok=True)
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
+        port = free_port()
         self._outputs = [folder / f"said-{rank}.txt" for rank in range(size)]
         self.processes = [
             context.Process(target=_work, args=(rank, size, port, output, function, arguments), daemon=True)

@@ -22,6 +22,7 @@ import torch
 from command import nnue
 from made_up import MadeUpSource, made_up_batch
 from made_up import recipe as made_up_recipe
+from ports import free_port
 from safetensors.torch import load_file, save_file
 from small_runs import in_chunks, last, split_sample, written
 from torch import Tensor
@@ -370,9 +371,7 @@ def _missing(wrong_port: bool) -> None:
     if os.environ["RANK"] == "1":
         if not wrong_port:
             return
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            os.environ["MASTER_PORT"] = str(free.getsockname()[1])
+        os.environ["MASTER_PORT"] = str(free_port())
     several._nnue("train", "recipe.yaml", "--run-dir", "run")
 
 
