@@ -322,9 +322,16 @@ def test_whatever_happens_is_one_line(
     run_here: Run, monkeypatch: pytest.MonkeyPatch, error: str, status: int, expected: str
 ) -> None:
     monkeypatch.setattr(cli, "app", failing(error))
+    monkeypatch.setattr(cli, "is_old", lambda: False)
     run = run_here()
     assert run.returncode == status
     assert expected in (error_of(run, status) if expected else run.stderr)
+
+
+def test_an_internal_error_of_an_old_build_names_the_remedy(run_here: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "app", failing("raise TypeError('takes 8 arguments')"))
+    monkeypatch.setattr(cli, "is_old", lambda: True)
+    assert "the native parts are older than their sources: run make build; if it stays, please" in run_here().stderr
 
 
 def test_the_traceback_is_there_for_those_who_ask(run_here: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """Errors of a package that lacks something: an extra, its compiled parts, a folder to load them from, its samples."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -106,3 +107,18 @@ def test_imports_without_compiled_parts_say_what_to_do(tmp_path: Path, zipped: b
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd="/")
     expected = "compiled code cannot be loaded from the archive" if zipped else f"_data is missing in {path}"
     assert expected in done.stderr.splitlines()[-1], done.stderr
+
+
+@pytest.mark.parametrize(
+    ("source", "is_old"), [("csrc/a.cu", True), ("data_loader/formats/a.h", True), ("data_loader/tests/a.cpp", False)]
+)
+def test_compiled_parts_are_old_if_their_sources_are_newer(tmp_path: Path, source: str, is_old: bool) -> None:
+    package, changed = tmp_path / "nnue_trainer", tmp_path / source
+    for path in (package / "_ops_cpu.so", changed):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    for seconds, expected in ((-10, False), (10, is_old)):
+        os.utime(changed, (changed.stat().st_atime, (package / "_ops_cpu.so").stat().st_mtime + seconds))
+        assert _unbuilt.is_old(package) == expected
+    (package / "_ops_cpu.so").unlink()
+    assert not _unbuilt.is_old(package)

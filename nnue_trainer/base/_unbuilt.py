@@ -1,4 +1,4 @@
-"""Why a compiled part of the package is missing, and what to do about it."""
+"""Why a compiled part of the package is missing or old, and what to do about it."""
 
 from __future__ import annotations
 
@@ -22,3 +22,16 @@ def reason(name: str, folder: Path = _FOLDER) -> str:
         version = ".".join(map(str, sys.version_info[:2]))
         return f"{name} was built for another Python ({', '.join(others)}): install the package for {version}"
     return f"{name} is missing in {folder}: install nnue-trainer anew with {install}"
+
+
+def is_old(folder: Path = _FOLDER) -> bool:
+    """Whether the package lies in a checkout with C++ or CUDA sources that are newer than all compiled parts."""
+    sources = [
+        path.stat().st_mtime
+        for room in ("csrc", "data_loader")
+        for path in (folder.parent / room).rglob("*")
+        if path.suffix in (".h", ".cpp", ".cu", ".cuh")
+        and path.relative_to(folder.parent / room).parts[0] not in ("bench", "fuzz", "tests")
+    ]
+    built = [path.stat().st_mtime for path in folder.glob("*.so")]
+    return bool(sources and built) and max(sources) > max(built)

@@ -24,6 +24,7 @@ from typing import Annotated, Any, cast
 import typer
 
 from nnue_trainer.base import foreign
+from nnue_trainer.base._unbuilt import is_old
 from nnue_trainer.base.progress import Unfailing
 from nnue_trainer.cli import info
 from nnue_trainer.cli.group import Group
@@ -154,8 +155,9 @@ def _explain(error: BaseException) -> int:
         status = INTERNAL_ERROR
         where = next((f" at {_place(frame)}" for frame in reversed(traceback.extract_tb(error.__traceback__))), "")
         message = (
-            f"internal error: {type(error).__name__}: {first_line(message)[:300]}{where}; please report it with the "
-            "command line (NNUE_TRACEBACK=1 shows the traceback)"
+            f"internal error: {type(error).__name__}: {first_line(message)[:300]}{where}; "
+            + ("the native parts are older than their sources: run make build; if it stays, " if is_old() else "")
+            + "please report it with the command line (NNUE_TRACEBACK=1 shows the traceback)"
         )
     # Each process of a run finds a wrong command line by itself, before they are connected; only the first prints it.
     if status != WRONG_COMMAND_LINE or is_first():
