@@ -2,11 +2,11 @@
 
     python benchmarks/loader_waits.py --data FILE.binpack [--every 2500] [--threads 2,4] [--batch-size 32768]
 
-A caller takes a batch of packed records at regular intervals, as a GPU does whose step takes this long. Measures how
+A caller takes a batch of packed records at regular intervals, as a GPU does in training. The benchmark measures how
 long it then waits. A loader may be fast enough on average (`loader.py`) and still make the caller wait: while its
-threads are all busy with something else, no batches are made. Prints quantiles of the waits for each number of threads,
-and writes JSON into benchmarks/results/. Choose a pace that the machine can keep; the first figure, positions per
-second, reports whether it did.
+threads are all busy with something else, no batches are made. Prints quantiles of the waits for each number of
+threads, and writes JSON into benchmarks/results/. Choose a pace that the machine can keep; the first figure,
+positions per second, reports whether it did.
 """
 
 from __future__ import annotations

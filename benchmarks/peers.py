@@ -1,4 +1,4 @@
-"""Draws the README's chart: positions per second of whole trainings, this project beside nnue-pytorch and bullet.
+"""Draws the README's chart: positions per second of training steps, this project beside nnue-pytorch and bullet.
 
     python benchmarks/peers.py
 
@@ -58,7 +58,7 @@ def draw(groups: list[tuple[str, list[Bar]]]) -> Figure:
     axes.set_yticks([at for at, _ in ticks], [title for _, title in ticks])
     axes.invert_yaxis()
     axes.set_xlim(0, 1.5 * max(rate for _, bars in groups for _, rate, _ in bars) / 1e6)
-    axes.set_xlabel("million positions per second, whole training from disk (one H200, batch 16,384)")
+    axes.set_xlabel("million positions per second, training steps, data from disk (one H200, batch 16,384)")
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.tick_params(axis="y", length=0)
     return figure

@@ -7,7 +7,7 @@ LOWEST, HIGHEST = 20_000, 32_000  # below the ports that Linux gives to outgoing
 
 
 def free_port() -> int:
-    """A port that no process uses. Another one may take a port of outgoing connections before the test does."""
+    """A port that no process uses, outside the range of outgoing connections, from which one could take it."""
     for _ in range(100):
         port = LOWEST + secrets.randbelow(HIGHEST - LOWEST)
         try:

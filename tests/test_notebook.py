@@ -10,9 +10,10 @@ import pytest
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("file", ["", "mine.plain"], ids=["sample", "own data"])
-def test_the_notebook_runs(
+@pytest.mark.parametrize(("file", "positions"), [("", "300,093"), ("mine.plain", "30,109")], ids=["sample", "own data"])
+def test_the_notebook_runs_on_the_sample_and_on_own_data(
     file: str,
+    positions: str,
     project_root: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -35,4 +36,7 @@ def test_the_notebook_runs(
     match = json.loads((folder / "match/match.json").read_text())
     assert match["complete"]
     assert not [game for game in match["games"] if "fault" in game]
+    count = [sys.executable, "-m", "nnue_trainer", "data", "count", "train.binpack", "validation.binpack"]
+    counted = subprocess.run(count, cwd=folder, check=True, capture_output=True, text=True).stdout
+    assert counted.endswith(f"all: {positions} positions\n")
     assert "last vs epoch-0001: 2 games" in printed

@@ -1,4 +1,4 @@
-"""The rooms of the package, and which may import which: what is higher in the list may import what is lower."""
+"""The rooms of the package, and which may import which: a room may import the rooms listed before it."""
 
 from __future__ import annotations
 

@@ -4,8 +4,8 @@
 # first epoch. Jupyter and most editors run this file cell by cell (`# %%`); `python data_to_elo.py` runs all of it in a
 # minute.
 #
-# `DATA` is your file, in any format that `nnue data` reads (binpack, bulletformat, viriformat, plain, PGN, …); by
-# default, the sample of this project.
+# Set the environment variable `DATA` to your file, or edit it below: any format that `nnue data` reads (binpack,
+# bulletformat, viriformat, plain, PGN, …). Default: the sample of this project.
 
 # %%
 import json

@@ -70,8 +70,8 @@ class WeightBound(NamedTuple):
             return self.first_row + self.rows
         return len(self.parameter) if self.parameter.dim() else 1
 
-    def is_of_some(self, shared: VirtualRows) -> bool:
-        """Whether it is for some of these rows of its parameter, but not for all."""
+    def covers_only_some_of(self, shared: VirtualRows) -> bool:
+        """Whether the bound covers some, but not all, of these rows."""
         return 0 < min(self.end, shared.end) - max(self.first_row, shared.first) < shared.rows
 
 

@@ -97,7 +97,7 @@ class Optimizer:
             bound
             for name, ranges in factorised.items()
             for bound in limits
-            if bound.parameter is parameters[name] and any(bound.is_of_some(rows) for rows in ranges)
+            if bound.parameter is parameters[name] and any(bound.covers_only_some_of(rows) for rows in ranges)
         ]
         self._clips_apart = bool(apart)
         outer = bounds(apart if "bounds" in replaces else limits)

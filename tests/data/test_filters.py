@@ -296,7 +296,7 @@ def test_random_skip_of_the_reference() -> None:
         assert share(random_skip=skip) == pytest.approx(keep, abs=0.01)
 
 
-def test_piece_counts_remember_from_chunk_to_chunk(project_root: Path) -> None:
+def test_piece_counts_keep_their_state_between_chunks(project_root: Path) -> None:
     """The kept positions do not depend on where a stream is cut, as the histogram continues; random draws do."""
     records = read_binpack(project_root / "samples" / "train.binpack")[:30_000]
     pieces = piece_counts(records).tolist()

@@ -17,8 +17,8 @@ NEAR = 384
 DENSE = 640  # unbucketed features in a product at the most
 LONG, SHORT = 8, 3  # lists, as tests/cuda_emulator/translate.py has their limits
 MOST_OF_TILE = {"nnue": 3072, "nnue_emulated": 512}  # features, as tests/cuda_emulator/translate.py has the limit
-# The fp32 forward adds up teams of four ranks, from the fifth team on of three: those are read with one place, which
-# has the sum of the row's features among them. Lists do not contain the features of the fifth team.
+# The fp32 forward adds up teams of four ranks, from the fifth team on of three: each of those takes one entry,
+# the sum of the row's features in the team. Lists do not contain the features of the fifth team.
 TEAMS, FOURS, BIAS_TEAM = 8, 4, 4
 # Bit p of a word stands for number INDEX_OF_BIT[p] of 32.
 INDEX_OF_BIT = np.array([(p >> 4 & 1) | (p >> 2 & 3) << 1 | (p >> 1 & 1) << 4 | (p & 1) << 3 for p in range(32)])

@@ -1,4 +1,4 @@
-"""The table of kernels: its rows, and that the operators act by it."""
+"""The table of kernels: its rows, and that the operators follow it."""
 
 from __future__ import annotations
 

@@ -240,8 +240,8 @@ def test_small_psqt_gradients_beside_large_ones(emulator: ctypes.CDLL, kernels: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(0, 48, 5))
-def test_psqt_apart(emulator: ctypes.CDLL, kernels: str, seed: int) -> None:
-    """The forward without values of psqt, those of any positions, and the backward of both: all of the same bits."""
+def test_psqt_apart_gives_equal_bits(emulator: ctypes.CDLL, kernels: str, seed: int) -> None:
+    """The forward with psqt_apart, _perspective_psqt for any range, and the backward give the bits of the whole one."""
     case = make_case(seed).with_kernels(kernels)
     pair, namespace = case.pair, torch.ops.nnue_emulated
     if pair.psqt is None or pair.psqt_bucket is None:
@@ -264,7 +264,7 @@ def test_psqt_apart(emulator: ctypes.CDLL, kernels: str, seed: int) -> None:
         batch, pair.weight, pair.bias, pair.psqt, *described, case.output, True, None, False, True
     )
     assert torch.equal(out, expected[0])
-    assert without_values.shape == expected[1].shape
+    assert without_values.shape == expected[1].shape  # its values are undefined
     g = torch.Generator().manual_seed(5)
     grad, grad_psqt = torch.randn(out.shape, generator=g).to(case.grad), torch.randn(positions, generator=g)
     gradients = namespace._perspective_transformer_backward(

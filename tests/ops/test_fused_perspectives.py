@@ -690,7 +690,7 @@ def test_illegal_index(device: torch.device) -> None:
 @pytest.mark.parametrize("outputs", [15, 24, 64], ids=lambda n: f"N {n}")
 @pytest.mark.parametrize("bucket_size", [None, 96])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
-def test_is_fused_says_the_truth(
+def test_is_fused_matches_the_kernels(
     device: torch.device, dtype: torch.dtype, bucket_size: int | None, outputs: int
 ) -> None:
     called: list[object] = []

@@ -466,7 +466,7 @@ def test_rows_of_different_lengths(four: Path, records: np.ndarray) -> None:
 
 @pytest.mark.slow
 @pytest.mark.compiler
-def test_the_operator_knows_headers(four: Path, records: np.ndarray, device: torch.device) -> None:
+def test_the_operator_expands_sets_of_headers(four: Path, records: np.ndarray, device: torch.device) -> None:
     here = torch.from_numpy(records).to(device)
     for terms_of_sum in (["OwnOnly"], ["Chess768", "OwnOnly"], ["Pawns", "HalfKAv2_hm", "OwnOnly", "PP_3Wide"]):
         known_terms = [

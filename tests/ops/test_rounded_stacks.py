@@ -189,10 +189,9 @@ def test_emulated(emulated: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, name: 
 
 
 @pytest.mark.parametrize("name", ["sfnnv5", "whole products"])
-def test_emulated_in_one_kernel(
+def test_emulated_with_more_multiprocessors(
     emulated: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, name: str, records: np.ndarray
 ) -> None:
-    """Fewer tiles than multiprocessors, so layer 0 has no separate kernel."""
     emulated.emulator_configure(8, 7)
     check_net(monkeypatch, name, records[:333], torch.device("cpu"))
 

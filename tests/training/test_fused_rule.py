@@ -65,8 +65,8 @@ def test_rows_that_are_trained_alike_are_one_part() -> None:
 
 @pytest.mark.parametrize("activation", ["crelu", "screlu", "pairwise"])
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_what_is_wrong_with_the_weights_gradient_shows_in_the_biass(activation: Activation, value: float) -> None:
-    """The reason why the guard need not read the former."""
+def test_a_wrong_weight_gradient_makes_the_bias_gradient_wrong(activation: Activation, value: float) -> None:
+    """So the guard reads only the gradient of the bias."""
     g = torch.Generator().manual_seed(1)
     rows = torch.randint(0, 40, (30, 6), generator=g, dtype=torch.int32)
     black_to_move = torch.zeros(30, dtype=torch.uint8)

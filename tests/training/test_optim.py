@@ -534,8 +534,8 @@ def test_copies_of_integers_have_bounds() -> None:
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["copies", "late"])
-def test_a_bound_of_some_of_the_rows_that_share_virtual_rows(late: bool) -> None:
-    """It takes a pass over them in every step, so none of the rows is updated late, and the copy is written again."""
+def test_no_row_is_late_if_a_bound_is_for_some_that_share_virtual_rows(late: bool) -> None:
+    """Such a bound is applied to these rows in every step, so no row is late, and the copy is rewritten."""
 
     class Bounded(PlainTransformer):
         def factorised(self) -> dict[str, list[VirtualRows]]:

@@ -56,7 +56,7 @@ main()
 
 
 def test_an_error_of_the_model_comes_before_one_of_the_data(project_root: Path, tmp_path: Path) -> None:
-    """The result when one is made after the other."""
+    """The order of errors is the same as if one were made after the other."""
     damaged = tmp_path / "damaged.binpack"
     damaged.write_bytes(b"BINP\xff\xff\xff\xffx")
     wrong = of_files(project_root, train=[str(damaged)])

@@ -233,7 +233,8 @@ __device__ __forceinline__ int group_sum(int x) {
     return x;
 }
 
-// Keeps x in a register: the compiler must not compute it again at each use.
+// Hides how x was computed from the compiler, which then neither computes it again at each use nor, for an x that is
+// read anew in a loop, keeps it and what follows from it from one iteration to the next.
 template <typename T>
 __device__ __forceinline__ T keep(T x) {
     asm volatile("" : "+r"(x));
