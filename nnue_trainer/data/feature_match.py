@@ -32,6 +32,7 @@ from nnue_trainer.data.probe import (
     random_boards,
     rows_of_boards,
     settings_of_states,
+    state_of,
 )
 
 _PIECES = "PpNnBbRrQqKk"  # by code: 2 · type + (0 own, 1 enemy)
@@ -190,13 +191,23 @@ def _counters(part: FeaturePart) -> Counters | None:
 
 
 def _settings_of_both(part: FeaturePart, other: FeaturePart) -> list[Setting]:
-    """Settings in which the parts are in each pair of their states, if there are not too many."""
+    """A setting for each pair of states that both parts can be in together, if there are not too many."""
     counters, others = _counters(part), _counters(other)
-    if not counters or not others or counters == others:
+    if not counters or not others:
         return []
-    pairs = product(settings_of_states(counters), settings_of_states(others))
-    settings = list(dict.fromkeys(tuple(sorted(one + two)) for one, two in pairs))
-    return settings if len(settings) <= _MOST_SETTINGS else []
+    # One piece more may change both states at once, and the new states depend only on the old ones and on the piece.
+    settings: list[Setting] = [()]
+    seen = {(0, 0)}
+    for setting in settings:
+        for code in PIECES:
+            larger = (*setting, code)
+            pair = (state_of(counters, larger), state_of(others, larger))
+            if pair not in seen:
+                seen.add(pair)
+                settings.append(larger)
+        if len(settings) > _MOST_SETTINGS:
+            return []
+    return settings
 
 
 def settings_of(part: FeaturePart) -> list[Setting]:

@@ -116,6 +116,26 @@ def test_states_of_two_sets_are_matched_in_pairs() -> None:
         np.testing.assert_allclose(shares[here], 4 * [0.25])
 
 
+def test_pairs_of_states_whose_counters_overlap_are_all_found() -> None:
+    """With an enemy queen and an own pawn, the first set is in state 1 and the second in its state (0, 1)."""
+    any_queen, own_pieces = piece_square_set(states=["oQeQ:1"]), piece_square_set(states=["oQ:1", "oP:1"])
+    rook = 64 * 3 + 8
+    for name, other, expected in (
+        (own_pieces, any_queen, {0: [0, 1], 1: [0, 1], 2: [1], 3: [1]}),  # 2 · (own queen) + (own pawn)
+        (any_queen, own_pieces, {0: [0, 1], 1: [0, 1, 2, 3]}),
+    ):
+        match = match_features(name, other)
+        rows, sources, shares = match.averaged
+        for state, states in expected.items():
+            here = rows == 768 * state + rook
+            if len(states) == 1:
+                assert not here.any()
+                assert match.source[768 * state + rook] == 768 * states[0] + rook
+            else:
+                assert sources[here].tolist() == [768 * one + rook for one in states]
+                np.testing.assert_allclose(shares[here], 1 / len(states))
+
+
 def rows(records: np.ndarray, name: str) -> list[list[int]]:
     """Features of each position and perspective, sorted."""
     batch = expand(records, name)
