@@ -146,7 +146,9 @@ FeaturePart declared_part(std::string_view name) {
         if (equals == field.npos || known == fields.end()) {
             refuse(name, "has " + quoted(field) + ", expected planes=, order=, mirror=, kings=, states= or virtual=");
         }
-        if (!given.insert(known->first).second) refuse(name, "has " + std::string(known->first) + "= twice");
+        if (!given.insert(known->first).second) {
+            refuse(name, "has " + std::string(known->first) + "= twice; expected each field once");
+        }
         known->second = field.substr(equals + 1);
     }
     const auto choose = [&](const char* key, std::initializer_list<std::string_view> choices) {

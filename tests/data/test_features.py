@@ -103,7 +103,7 @@ def test_wrong_states_are_refused(states: list[str], message: str) -> None:
 
 
 def test_a_field_that_is_given_twice_is_refused() -> None:
-    with pytest.raises(UserError, match="has states= twice"):
+    with pytest.raises(UserError, match="has states= twice; expected each field once"):
         feature_set("PieceSquare(states=eQ:1,planes=11,states=oQ:1)")
 
 
