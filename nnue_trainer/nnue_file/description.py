@@ -32,7 +32,7 @@ def described(description: bytes, where: str) -> dict[str, Any] | None:
         return None
     try:
         architecture = json.loads(description[start:]).get("architecture")
-    except (ValueError, AttributeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"{where}: description: damaged architecture record ({reason})") from None
     if not isinstance(architecture, Mapping):
