@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 import torch
@@ -21,6 +21,7 @@ from typer.core import TyperCommand, TyperGroup
 import nnue_trainer
 from nnue_trainer import presets
 from nnue_trainer.cli import main as cli
+from nnue_trainer.cli.group import Group
 from nnue_trainer.cli.train import report
 from nnue_trainer.errors import UserError, quoted, shown
 from nnue_trainer.training.trainer import Summary
@@ -491,6 +492,30 @@ def test_the_help_of_options_has_n_and_x_for_numbers() -> None:
     assert "[1 to 1000]" in text
     assert "[default: 20; at least 0]" in text
     assert "9223372036854775807" not in text
+
+
+def test_the_help_shows_ranges_with_one_end_and_none_for_counts() -> None:
+    app = typer.Typer(cls=Group, rich_markup_mode=None)
+
+    @app.command("walk")
+    def walk(
+        most: Annotated[int, typer.Option(max=9)] = 1,
+        least: Annotated[int, typer.Option(min=2)] = 2,
+        loud: Annotated[int, typer.Option("--loud", count=True)] = 0,
+        louder: Annotated[int, typer.Option("--louder", count=True, max=3)] = 0,
+    ) -> None: ...
+
+    @app.command("run")
+    def run() -> None: ...
+
+    group: Any = typer.main.get_command(app)
+    context = group.make_context("app", [], resilient_parsing=True)
+    command = group.get_command(context, "walk")
+    text = command.get_help(command.make_context("walk", [], parent=context, resilient_parsing=True))
+    ranges = {
+        option: re.findall("at .*(?=])|[0-9]+ to [0-9]+", line) for option, line in re.findall("--(\\w+)(.*)", text)
+    }
+    assert ranges == {"most": ["at most 9"], "least": ["at least 2"], "loud": [], "louder": ["at most 3"], "help": []}
 
 
 @pytest.mark.slow

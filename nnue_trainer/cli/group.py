@@ -15,7 +15,7 @@ _UNLIMITED = 10**9  # limits from here on only prevent overflows, and the help d
 
 def _range(low: float | None, high: float | None) -> str | None:
     if high is not None and high < _UNLIMITED:
-        return f"{low} to {high}"
+        return f"at most {high}" if low is None else f"{low} to {high}"
     return None if low is None else f"at least {low}"
 
 
@@ -26,6 +26,8 @@ class Group(TyperGroup):
         command = super().get_command(ctx, cmd_name)
         for parameter in command.params if command is not None else ():
             low, high = getattr(parameter, "min", None), getattr(parameter, "max", None)
+            if getattr(parameter, "count", False) and low == 0:
+                low = None  # typer's own, for an option that is counted
             parameter.__dict__["_get_number_range_help_str"] = partial(_range, low, high)
             if isinstance(parameter, TyperArgument):
                 parameter.__dict__["display_type_rich"] = lambda ctx: None
