@@ -1,7 +1,7 @@
 """All layers after the first, with one set of weights per stack, described once as data.
 
 A net describes its layers as data (`LayerStacks`). The description determines the forward pass in torch's operators, on
-every device and in every mode, and on a GPU the operators `layer_stacks_*` (csrc/layer_stacks.h,
+every device and in every mode, and on a GPU the operators `_layer_stacks_*` (csrc/layer_stacks.h,
 docs/layer-stack-kernels.md), which order the positions by stack, compute only each position's own stack, and include
 the built-in losses. `LayerCall` chooses; no net mentions a kernel.
 
@@ -54,8 +54,8 @@ class StackLayer:
     minus: int | None = None
     """the index of the output that is subtracted from it"""
     output_scale: float | None = None
-    """a factor: the last layer also sees these activations, multiplied by it, in front of those of later layers. None:
-    it does not, unless this is the layer just before it"""
+    """a factor: these activations, multiplied by it, are also inputs of the last layer, before those of later layers.
+    None: they are not, unless this is the layer just before it"""
     step: float = 1.0
     """with integers: activations are multiplied by it, a power of two, before they are rounded down. Squares are
     multiplied by `square`"""
