@@ -23,6 +23,7 @@ static_assert(kMostPacks * kThreads * 16 == capabilities::kOnePass);
 // would be in local memory.
 template <int kCount, int kBy = kWarp / 2, int kAll>
 __device__ __forceinline__ float sum_over_lanes(float (&numbers)[kAll]) {
+    static_assert((kCount & (kCount - 1)) == 0 && kCount <= (kBy == 0 ? 1 : 2 * kBy));
     if constexpr (kBy == 0) {
         return numbers[0];
     } else if constexpr (kCount == 1) {
