@@ -366,10 +366,16 @@ def test_emulated_errors(emulated: ctypes.CDLL) -> None:
     x, _, saved = op._perspective_transformer_forward(*call.arguments(save=True))
     order, gradient = op._stack_order(case.bucket, 2), torch.ones(5)
 
-    def through(bucket: Tensor, gradient: Tensor | None = gradient, transformer: list[int] = transformer) -> None:
+    def through(
+        bucket: Tensor,
+        gradient: Tensor | None = gradient,
+        transformer: list[int] = transformer,
+        dtype: torch.dtype | None = dtype,
+        batch: list[Tensor] = call.batch,
+    ) -> None:
         op._layer_stacks_gradients(
             x, order, parameters, gradient[:, None] if gradient is not None else torch.ones(5, 1), None, gradient, [],
-            case.stacks.description, dtype, [saved, bucket, *call.batch], transformer, bounds,
+            case.stacks.description, dtype, [saved, bucket, *batch], transformer, bounds,
         )  # fmt: skip
 
     through(case.bucket)
@@ -385,6 +391,19 @@ def test_emulated_errors(emulated: ctypes.CDLL) -> None:
         through(case.bucket, transformer=[FEATURES, 32, *transformer[2:]])
     with pytest.raises(RuntimeError, match="transformer: found 7 numbers, expected eight"):
         through(case.bucket, transformer=transformer[:-1])
+    with pytest.raises(
+        RuntimeError, match="_gradients: grad_dtype: found none, expected the dtype of the transformer's"
+    ):
+        through(case.bucket, dtype=None)
+    with pytest.raises(
+        RuntimeError, match="_gradients: grad_dtype: found float64, expected float32, float16 or bfloat16"
+    ):
+        through(case.bucket, dtype=torch.float64)
+    with pytest.raises(
+        RuntimeError,
+        match="_gradients: through: found 4 tensors, expected saved, bucket, white, black, plan and perhaps",
+    ):
+        through(case.bucket, batch=call.batch[:2])
 
 
 def test_others_are_left_to_other_operators(emulated: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:

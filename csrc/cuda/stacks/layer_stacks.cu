@@ -1,4 +1,4 @@
-// The operators _stack_order and layer_stacks_* on CUDA. Their contracts are in ../../layer_stacks.h;
+// The operators _stack_order and _layer_stacks_* on CUDA. Their contracts are in ../../layer_stacks.h;
 // docs/layer-stack-kernels.md describes the kernels.
 
 #include <torch/csrc/stable/accelerator.h>
@@ -466,10 +466,12 @@ AllGradients gradients_op(const std::optional<Tensor>& x, const Tensor& order, T
         return gradients_of(x, order, parameters, grad_sums, partials, grad_output, scales, description, grad_dtype);
     constexpr const char* op = Gradients::op;
     namespace pt = perspective_transformer;
-    if (through.size() < 2 || !grad_dtype)
-        fail(op, "through", text(through.size()) + " tensors", "saved, bucket and a batch, and a grad_dtype");
+    if (through.size() != 5 && through.size() != 6)
+        fail(op, "through", text(through.size()) + " tensors",
+             "saved, bucket, white, black, plan and perhaps psqt_bucket");
+    if (!grad_dtype) fail(op, "grad_dtype", "none", "the dtype of the transformer's weight");
     const Tensor saved = through[0], bucket = through[1];
-    const ScalarType weight_dtype = *grad_dtype;
+    const ScalarType weight_dtype = pt::check_float_dtype(op, "grad_dtype", *grad_dtype);
     const pt::Batch batch = pt::batch_of(op, {through.begin() + 2, through.end()});
     const pt::Transformer of = pt::transformer_of(op, transformer, range_in, pt::kMultiple);
     if (layers_of(op, parameters, description).count == 1) {
