@@ -94,13 +94,14 @@ class Optimizer:
         }
         # A fused rule clips rows that share virtual rows all alike. A bound of some of them takes a separate pass.
         apart = [
-            bound
+            (name, bound)
             for name, ranges in factorised.items()
             for bound in limits
             if bound.parameter is parameters[name] and any(bound.covers_only_some_of(rows) for rows in ranges)
         ]
+        clipped_apart = {name for name, _ in apart}  # a bound may have another name than its parameter
         self._clips_apart = bool(apart)
-        outer = bounds(apart if "bounds" in replaces else limits)
+        outer = bounds([bound for _, bound in apart] if "bounds" in replaces else limits)
         shared = shared_rows(parameters, {} if "virtual_rows" in replaces else factorised, outer)
         work = Work(
             parameters=parameters | shared.parameters,
@@ -110,7 +111,7 @@ class Optimizer:
             factorised=factorised if "virtual_rows" in replaces else {},
             bounds=limits if "bounds" in replaces else (),
             covered=model.covered_gradients(),
-            late=frozenset(transformers) - {bound.name for bound in apart} if late else frozenset(),
+            late=frozenset(transformers) - clipped_apart if late else frozenset(),
             positions=positions,
             copies=self._copies,
             settings=settings | {name: settings[of] for name, of in shared.owners.items() if of in settings},

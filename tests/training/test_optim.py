@@ -533,16 +533,18 @@ def test_copies_of_integers_have_bounds() -> None:
     assert copy.detach().view(torch.float16).max() == LARGEST_COPY
 
 
+@pytest.mark.parametrize("name", ["first.weight", "a bound"])
 @pytest.mark.parametrize("late", [False, True], ids=["copies", "late"])
-def test_no_row_is_late_if_a_bound_is_for_some_that_share_virtual_rows(late: bool) -> None:
-    """Such a bound is applied to these rows in every step, so no row is late, and the copy is rewritten."""
+def test_no_row_is_late_if_a_bound_is_for_some_that_share_virtual_rows(late: bool, name: str) -> None:
+    """Such a bound is applied to these rows in every step, so no row is late, and the copy is rewritten. The name of
+    the bound need not be that of the parameter."""
 
     class Bounded(PlainTransformer):
         def factorised(self) -> dict[str, list[VirtualRows]]:
             return {"first.weight": [VirtualRows(0, 4, 2)]}
 
         def weight_bounds(self) -> Iterator[WeightBound]:
-            yield WeightBound("first.weight", self.first.weight, -0.125, 0.125, 0, 3)
+            yield WeightBound(name, self.first.weight, -0.125, 0.125, 0, 3)
 
     model = Bounded()
     own = Optimizer(model, AdamW(lr=0.5), late=late, copies=not late)
