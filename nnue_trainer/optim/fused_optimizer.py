@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import InitVar, dataclass, field
 
 import torch
@@ -190,10 +190,11 @@ class FusedOptimizer:
         return clipped
 
     @torch.no_grad()
-    def write_copies(self) -> None:
-        """Makes the copies anew, of weights that something else than a step has changed."""
+    def write_copies(self, names: Container[str] | None = None) -> None:
+        """Makes the copies anew, of weights that something else than a step has changed: those of these parameters, or
+        of all."""
         for part, moments in self.pairs:
-            if part.copy is not None:
+            if part.copy is not None and (names is None or part.name in names):
                 write_copy(moments.copy, moments.weight, moments.steps)
 
     def settle(self) -> None:

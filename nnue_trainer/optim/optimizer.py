@@ -99,8 +99,7 @@ class Optimizer:
             for bound in limits
             if bound.parameter is parameters[name] and any(bound.covers_only_some_of(rows) for rows in ranges)
         ]
-        clipped_apart = {name for name, _ in apart}  # a bound may have another name than its parameter
-        self._clips_apart = bool(apart)
+        self._clipped_apart = {name for name, _ in apart}  # a bound may have another name than its parameter
         outer = bounds([bound for _, bound in apart] if "bounds" in replaces else limits)
         shared = shared_rows(parameters, {} if "virtual_rows" in replaces else factorised, outer)
         work = Work(
@@ -111,7 +110,7 @@ class Optimizer:
             factorised=factorised if "virtual_rows" in replaces else {},
             bounds=limits if "bounds" in replaces else (),
             covered=model.covered_gradients(),
-            late=frozenset(transformers) - clipped_apart if late else frozenset(),
+            late=frozenset(transformers) - self._clipped_apart if late else frozenset(),
             positions=positions,
             copies=self._copies,
             settings=settings | {name: settings[of] for name, of in shared.owners.items() if of in settings},
@@ -157,8 +156,8 @@ class Optimizer:
         for layer in self._layers:
             act = partial(layer.step, loss, act)
         act()
-        if self._clips_apart and isinstance(self.rule, FusedRule):
-            self.rule.fused.write_copies()
+        if self._clipped_apart and isinstance(self.rule, FusedRule):
+            self.rule.fused.write_copies(self._clipped_apart)
         self.rule.loss = None
         if self.rule.step_count is None:
             self._good_steps += self._failed == 0

@@ -559,6 +559,29 @@ def test_no_row_is_late_if_a_bound_is_for_some_that_share_virtual_rows(late: boo
     assert late or torch.equal(trained, weight.bfloat16())
 
 
+def test_a_bound_of_some_rows_leaves_copies_of_other_parameters() -> None:
+    class Bounded(PlainTransformer):
+        def __init__(self) -> None:
+            super().__init__()
+            self.second = PerspectiveTransformer(5, 16, "crelu")
+
+        def factorised(self) -> dict[str, list[VirtualRows]]:
+            return {"first.weight": [VirtualRows(0, 4, 2)]}
+
+        def weight_bounds(self) -> Iterator[WeightBound]:
+            yield WeightBound("first.weight", self.first.weight, -0.125, 0.125, 0, 3)
+
+    model = Bounded()
+    own = Optimizer(model, AdamW(lr=0.5), copies=True)
+    first, second = (own._copies[f"{name}.weight"] for name in ("first", "second"))
+    with torch.no_grad():
+        second.fill_(7.0)  # a step does not write it, as it has no gradient
+    first.grad = torch.full_like(first, -1.0)
+    own.step(torch.tensor(1.0))
+    assert torch.equal(first, model.first.weight.bfloat16())
+    assert (second == 7.0).all()
+
+
 class PlainTransformer(NnueModel):
     """A feature transformer without bounds."""
 
