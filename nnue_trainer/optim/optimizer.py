@@ -92,7 +92,7 @@ class Optimizer:
             name: parameters[name].detach().to(torch.bfloat16).requires_grad_()
             for name in (transformers if copies and "virtual_rows" in replaces else ())
         }
-        # A fused rule clips rows that share virtual rows all alike. A bound of some of them takes a separate pass.
+        # A FusedRule clips rows that share virtual rows all alike. A bound of some of them takes a separate pass.
         apart = [
             (name, bound)
             for name, ranges in factorised.items()
@@ -100,7 +100,7 @@ class Optimizer:
             if bound.parameter is parameters[name] and any(bound.covers_only_some_of(rows) for rows in ranges)
         ]
         self._clipped_apart = {name for name, _ in apart}  # a bound may have another name than its parameter
-        outer = bounds([bound for _, bound in apart] if "bounds" in replaces else limits)
+        outer = bounds(() if "bounds" in replaces else limits)
         shared = shared_rows(parameters, {} if "virtual_rows" in replaces else factorised, outer)
         work = Work(
             parameters=parameters | shared.parameters,
@@ -123,6 +123,8 @@ class Optimizer:
         if isinstance(self.rule, FusedRule):
             for name, late_rows in self.rule.fused.late_rows.items():
                 transformers[name].update_late(late_rows)
+            if "bounds" in replaces:
+                outer = bounds(bound for _, bound in apart)
         for name, copy in self._copies.items():
             transformers[name].train_with(copy)
         self._transformers, self._clips = transformers, config.clip_weights

@@ -464,8 +464,10 @@ def test_a_layer_is_replaced_without_the_others():
     assert torch.equal(net.weight, plain.weight * 0.5)
 
 
-def test_a_rule_may_take_the_work_of_the_layers_upon_itself():
-    """A rule like a fused operator: it gets the settings of the layers, and they do nothing."""
+@pytest.mark.parametrize("rows", [None, ROWS - 1], ids=["all rows", "some rows"])
+def test_a_rule_may_take_the_work_of_the_layers_upon_itself(rows: int | None) -> None:
+    """A rule like a fused operator: it gets the settings of the layers, and they do nothing, not even for a bound of
+    some of the rows that share virtual rows."""
     seen: list[Work] = []
 
     class Fused(Rule):
@@ -483,7 +485,11 @@ def test_a_rule_may_take_the_work_of_the_layers_upon_itself():
             seen.append(work)
             return Fused(work)
 
-    net = Net(limit=0.5)
+    class Bounded(Net):
+        def weight_bounds(self) -> Iterator[WeightBound]:
+            yield WeightBound("weight", self.weight, -self.limit, self.limit, 0, rows)
+
+    net = Bounded(limit=0.5)
     optimizer = Optimizer(net, FusedConfig())
     train(net, optimizer, inputs(1))
     assert (net.weight == 7.0).all()
