@@ -32,7 +32,10 @@ SUBJECTS: dict[str, tuple[str, dict[str, str]]] = {
         {"data": "Batch expand identities identity Loader LoaderOptions merge_states RecordLoader require_same"},
     ),
     "api-data.md": ("Positions, files and feature sets", {"data": ""}),
-    "api-own-data.md": ("Your own data parts", {"data.feature_sets": "", "data.filters": "", "data.formats": ""}),
+    "api-own-data.md": (
+        "Your own data parts",
+        {"data.feature_sets": "", "data.fields": "", "data.filters": "", "data.formats": ""},
+    ),
     "api-operators.md": ("Operators", {"ops": "", "ops.functional": ""}),
     "api-perspectives.md": ("Operators for both perspectives", {"ops.perspectives": "", "ops.expand": ""}),
     "api-statistics.md": ("Statistics", {"stats": "", "stats.matrix": "", "stats.random": ""}),

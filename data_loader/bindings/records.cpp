@@ -126,8 +126,10 @@ void bind_records(py::module_& m) {
     m.def("describe_feature_set", &describe_feature_set);
     m.def("add_python_feature_set", &add_python_feature_set, py::arg("name"), py::arg("sizes"), py::arg("append"));
     m.def("add_compiled_feature_set", &add_compiled_feature_set, py::arg("name"), py::arg("library"));
-    m.def("records_from_fens", &records_from_fens, py::arg("fens"),
-          "Records uint8 [n, 32] of n FENs, with score, result and ply 0. UserError names the FEN and what is wrong.");
+    m.def(
+        "records_from_fens", &records_from_fens, py::arg("fens"),
+        "Records uint8 [n, 32] of n FENs, with score and result 0 and no move. The ply is 2 · (move number − 1), plus "
+        "1 if black is to move. UserError names the FEN and what is wrong.");
     m.def("fens_from_records", &fens_from_records, py::arg("records"), "The FENs of records uint8 [n, 32].");
     m.def("expand_into", &expand_into, py::arg("records"), py::arg("feature_set"), py::arg("memory"),
           py::arg("threads"));

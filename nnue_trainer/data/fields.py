@@ -9,6 +9,20 @@ import numpy.typing as npt
 from nnue_trainer import _data
 from nnue_trainer.base.arrays import Records
 
+__all__ = [
+    "black_to_move",
+    "boards",
+    "castling_rights",
+    "ep_squares",
+    "moves",
+    "pack",
+    "piece_counts",
+    "plies",
+    "results",
+    "rule50s",
+    "scores",
+]
+
 # Nibbles 12 to 15 are a pawn that has just moved two squares, rooks that may castle, and the black king, to move.
 PUSHED_PAWN, BLACK_KING_TO_MOVE = 12, 15
 CODES = np.array([*range(12), 0, 6, 7, 11], np.uint8)
@@ -73,7 +87,7 @@ def piece_counts(records: Records) -> npt.NDArray[np.int32]:
 
 
 def black_to_move(records: Records) -> npt.NDArray[np.bool_]:
-    """bool [n]."""
+    """bool [n]: whether black is to move."""
     nibbles = records[:, 8:24]
     black: npt.NDArray[np.bool_] = ((nibbles & 15 == BLACK_KING_TO_MOVE) | (nibbles >> 4 == BLACK_KING_TO_MOVE)).any(
         axis=1
@@ -150,9 +164,9 @@ def pack(
     ep_squares: npt.ArrayLike = 64,
 ) -> Records:
     """Records uint8 [n, 32] made from arrays [n], or single numbers, such as the functions above return; `boards` is
-    uint8 [n, 64]. It is the readers of records who check that positions are sound. A position that does not fit into a
-    record (more than 32 pieces, a castling right without its rook, an en-passant square without its pawn, a number that
-    is too large) becomes an empty board, which is not sound.
+    uint8 [n, 64]. Positions are not checked here, but when the records are read. A position that does not fit into a
+    record (more than 32 pieces, a castling right without its rook, which stands on the a- or h-file, an en-passant
+    square without its pawn, a number that is too large) becomes a record of zeros, which is invalid.
     """
     count = len(boards)
     squares = np.array(boards, np.uint8).reshape(count, 64)
