@@ -114,7 +114,7 @@ cpp-test: $(VENV)/.dev  ## run the C++ tests of the data pipeline
 	$(call say,C++ tests)
 	@tools/cpp_tests.sh $(BIN)
 
-python-test: $(VENV)/.dev build  ## run the Python tests but the slow ones; PYTEST= runs all
+python-test: $(VENV)/.dev build  ## run the Python tests but the slow ones; PYTEST='' runs also those
 	$(call say,Python tests)
 	$(BIN)/python -m pytest $(PYTEST)
 

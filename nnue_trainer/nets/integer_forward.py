@@ -63,8 +63,9 @@ def depends_on_queens(table: Sequence[int]) -> bool:
 
 @dataclass(frozen=True)
 class FirstLayer:
-    """Stages 1, 2 and 6: accumulators, their activation, and PSQT columns. Tensors are named as in `Net.tensors()`;
-    `weights` and `psqt` have one for each part of `Net.integer_feature_set`, in its order."""
+    """Stages 1, 2 and 6 (docs/nets.md, "Evaluating"): accumulators, their activation, and PSQT columns. Tensors are
+    named as in `Net.tensors()`; `weights` and `psqt` have one for each part of `Net.integer_feature_set`, in its order.
+    """
 
     bias: str
     """int16 [H]"""
@@ -72,8 +73,11 @@ class FirstLayer:
     """int8 or int16 [features, H] each"""
     activation: Literal["crelu", "screlu", "pairwise"]
     clip: int
+    """accumulators are clipped to 0 … clip"""
     product_shift: int = 0
+    """screlu, pairwise: squares and products are shifted right by it"""
     accumulator_shift: int = 0
+    """accumulators are shifted left by it before they are clipped, and wrap around at 16 bits"""
     psqt: tuple[str, ...] = ()
     """int32 [features, stacks] each"""
     sides: Literal["both", "mover", "white"] = "both"
@@ -93,7 +97,7 @@ class FirstLayer:
 
 @dataclass(frozen=True)
 class IntegerLayer:
-    """Stage 4: a layer after the first one.
+    """Stage 4 (docs/nets.md, "Evaluating"): a layer after the first one.
 
     Activations of an output y, with s = square_shift + 2 · shift:
 
