@@ -453,7 +453,7 @@ __global__ void __launch_bounds__(ForwardShape<Weight>::kThreads, 1) forward_ker
         const int t = lane % 4, shift = bucket_plan::keep(4 * t);
         // The thread's number in the warpgroup, at each use. What is computed from it and kept would be spilled, and
         // local memory is slow here, as next to no L1 cache is left.
-        const auto own_thread = [] { return int(bucket_plan::keep(threadIdx.x % 128)); };
+        const auto own_thread = [] { return int(thread_number() % 128); };
         const uint32_t bias = shared + Shape::kBias + warp / 4 * Shape::kBiasBytes;  // for the warpgroup's slab
         unsigned far_uses = 0;
         int released = 0, ready = 0;  // in chunks, counted through all units of the worker
