@@ -49,7 +49,7 @@ def test_memory_is_unlocked_once(driver):
     assert len(memory.bytes) == 0
 
 
-def test_memory_that_nobody_frees_is_unlocked_before_it_is_reused(driver):
+def test_dropped_memory_is_unlocked_before_it_is_reused(driver):
     memory = PageLocked(10_000)
     kept = memory.bytes  # so that its address is not used again
     del memory
