@@ -10,6 +10,7 @@
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/headeronly/util/shim_utils.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstdint>
@@ -134,17 +135,24 @@ __device__ inline Pack<T, V> load(const T* from) {
     return *reinterpret_cast<const Pack<T, V>*>(from);
 }
 
+// V elements, at most 16 bytes with one instruction.
 template <int V, class T>
-__device__ inline void load_sums(const T* from, sum_t<T> (&to)[V]) {
-    const Pack<T, V> pack = load<V>(from);
-    for (int i = 0; i < V; ++i) to[i] = to_sum(pack.at[i]);
+__device__ __forceinline__ void load_sums(const T* from, sum_t<T> (&to)[V]) {
+    constexpr int kStep = std::min(V, kWide<T>);
+    for (int k = 0; k < V; k += kStep) {
+        const Pack<T, kStep> pack = load<kStep>(from + k);
+        for (int i = 0; i < kStep; ++i) to[k + i] = to_sum(pack.at[i]);
+    }
 }
 
 template <int V, class T>
-__device__ inline void store_sums(T* to, const sum_t<T> (&from)[V]) {
-    Pack<T, V> pack;
-    for (int i = 0; i < V; ++i) pack.at[i] = from_sum<T>(from[i]);
-    *reinterpret_cast<Pack<T, V>*>(to) = pack;
+__device__ __forceinline__ void store_sums(T* to, const sum_t<T> (&from)[V]) {
+    constexpr int kStep = std::min(V, kWide<T>);
+    for (int k = 0; k < V; k += kStep) {
+        Pack<T, kStep> pack;
+        for (int i = 0; i < kStep; ++i) pack.at[i] = from_sum<T>(from[k + i]);
+        *reinterpret_cast<Pack<T, kStep>*>(to + k) = pack;
+    }
 }
 
 // Whether rows of `columns` elements of `bytes` each can be read 16 bytes at a time from all of these addresses.

@@ -66,22 +66,22 @@ __global__ void __launch_bounds__(kPartThreads) row_gradient_kernel(Backward p, 
             const float scale = p.slope_scale * factor;
             const size_t row = size_t(slot) * p.num_outputs + column;
             float gradient[2][V];
-            read_columns<V>(grad + column, gradient[0]);
+            load_sums<V>(grad + column, gradient[0]);
             if (pairwise) {
                 for (int i = 0; i < V; ++i) gradient[1][i] = gradient[0][i];
             } else {
-                read_columns<V>(grad + column + half, gradient[1]);
+                load_sums<V>(grad + column + half, gradient[1]);
             }
             for (int h = 0; h < 2; ++h) {
                 float slope[V];
                 if (p.slopes != nullptr)
-                    read_columns<V>(static_cast<const slope_t<Weight>*>(p.slopes) + row + h * half, slope);
+                    load_sums<V>(static_cast<const slope_t<Weight>*>(p.slopes) + row + h * half, slope);
                 for (int i = 0; i < V; ++i) {
                     gradient[h][i] *= scale;
                     if (p.slopes != nullptr) gradient[h][i] *= slope[i];
                     bias[h][i] += gradient[h][i];
                 }
-                write_columns<V>(static_cast<row_gradient_t<Weight>*>(p.row_gradients) + row + h * half, gradient[h]);
+                store_sums<V>(static_cast<row_gradient_t<Weight>*>(p.row_gradients) + row + h * half, gradient[h]);
             }
         }
     }
@@ -113,10 +113,9 @@ __global__ void __launch_bounds__(kGatherThreads) sum_kernel(Backward p) {
         for (int i = 0; i < V; ++i) own[i] = half_warp == 0 ? sum[0][i] : sum[1][i];
         const int own_half = half_warp * half + column;
         if (task.partial < 0) {
-            write_columns<V>(static_cast<Weight*>(p.grad_weight) + size_t(task.feature) * p.num_outputs + own_half,
-                             own);
+            store_sums<V>(static_cast<Weight*>(p.grad_weight) + size_t(task.feature) * p.num_outputs + own_half, own);
         } else {
-            write_columns<V>(p.partials + size_t(task.partial) * p.num_outputs + own_half, own);
+            store_sums<V>(p.partials + size_t(task.partial) * p.num_outputs + own_half, own);
         }
     });
 }
@@ -151,10 +150,9 @@ __global__ void __launch_bounds__(kCombineWarps* cuda::kWarp) combine_kernel(Bac
             for (int k = 0; k < V; ++k)
                 for (int w = 1; w < kCombineWarps; ++w) sum[k] += shared[w][k][lane];
             if (is_bias) {
-                if (p.grad_bias != nullptr) write_columns<V>(p.grad_bias + column, sum);
+                if (p.grad_bias != nullptr) store_sums<V>(p.grad_bias + column, sum);
             } else {
-                write_columns<V>(static_cast<Weight*>(p.grad_weight) + size_t(list.feature) * p.num_outputs + column,
-                                 sum);
+                store_sums<V>(static_cast<Weight*>(p.grad_weight) + size_t(list.feature) * p.num_outputs + column, sum);
             }
         }
         __syncthreads();

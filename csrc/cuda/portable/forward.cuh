@@ -59,8 +59,8 @@ __global__ void __launch_bounds__(kGatherThreads) forward_kernel(Forward p) {
         if (!active) return;
         // Each half of the warp finishes one half of the outputs.
         float value[V], slope[V], bias[2][V];
-        read_columns<V>(p.bias + column, bias[0]);
-        read_columns<V>(p.bias + half + column, bias[1]);
+        load_sums<V>(p.bias + column, bias[0]);
+        load_sums<V>(p.bias + half + column, bias[1]);
         const int own_half = half_warp * half + column;
 #pragma unroll
         for (int i = 0; i < V; ++i) {
@@ -75,12 +75,12 @@ __global__ void __launch_bounds__(kGatherThreads) forward_kernel(Forward p) {
             slope[i] = is_inside(own, p.bound) ? factor : 0.0f;
         }
         if (p.slopes != nullptr) {
-            write_columns<V>(static_cast<slope_t<Weight>*>(p.slopes) + size_t(item) * p.num_outputs + own_half, slope);
+            store_sums<V>(static_cast<slope_t<Weight>*>(p.slopes) + size_t(item) * p.num_outputs + own_half, slope);
         }
         if (p.activation != Activation::kPairwise) {
-            write_columns<V>(p.out, size_t(slot.target) * p.num_outputs + own_half, value, p.out_type);
+            store_sums<V>(p.out, size_t(slot.target) * p.num_outputs + own_half, value, p.out_type);
         } else if (half_warp == 0) {
-            write_columns<V>(p.out, size_t(slot.target) * half + column, value, p.out_type);
+            store_sums<V>(p.out, size_t(slot.target) * half + column, value, p.out_type);
         }
     });
 }

@@ -23,6 +23,8 @@
 
 namespace nnue::portable {
 
+using cuda::load_sums, cuda::store_sums;
+
 constexpr int kGatherThreads = 1024;
 constexpr int kGatherWarps = kGatherThreads / cuda::kWarp;
 constexpr int kSlabLanes = 16;
@@ -130,32 +132,12 @@ __device__ __forceinline__ void gather(const T* __restrict__ source, int num_row
         for (int i = 0; i < kColumns<T>; ++i) sum[h][i] += __shfl_xor_sync(cuda::kAllLanes, sum[h][i], kSlabLanes);
 }
 
-// ---- columns of a lane, of any of the three types; at most 16 bytes at a time
-
-template <int V, class T>
-__device__ __forceinline__ void read_columns(const T* from, float (&to)[V]) {
-    constexpr int kStep = V < cuda::kWide<T> ? V : cuda::kWide<T>;
-    for (int k = 0; k < V; k += kStep) {
-        const auto pack = cuda::load<kStep>(from + k);
-        for (int i = 0; i < kStep; ++i) to[k + i] = cuda::to_sum(pack.at[i]);
-    }
-}
-
-template <int V, class T>
-__device__ __forceinline__ void write_columns(T* to, const float (&from)[V]) {
-    constexpr int kStep = V < cuda::kWide<T> ? V : cuda::kWide<T>;
-    for (int k = 0; k < V; k += kStep) {
-        cuda::Pack<T, kStep> pack;
-        for (int i = 0; i < kStep; ++i) pack.at[i] = cuda::from_sum<T>(from[k + i]);
-        *reinterpret_cast<cuda::Pack<T, kStep>*>(to + k) = pack;
-    }
-}
-
+// V columns of a lane, of any of the three types.
 template <int V>
-__device__ __forceinline__ void write_columns(void* to, size_t at, const float (&from)[V], Float type) {
-    if (type == Float::kFloat32) write_columns<V>(static_cast<float*>(to) + at, from);
-    if (type == Float::kFloat16) write_columns<V>(static_cast<__half*>(to) + at, from);
-    if (type == Float::kBFloat16) write_columns<V>(static_cast<__nv_bfloat16*>(to) + at, from);
+__device__ __forceinline__ void store_sums(void* to, size_t at, const float (&from)[V], Float type) {
+    if (type == Float::kFloat32) store_sums<V>(static_cast<float*>(to) + at, from);
+    if (type == Float::kFloat16) store_sums<V>(static_cast<__half*>(to) + at, from);
+    if (type == Float::kBFloat16) store_sums<V>(static_cast<__nv_bfloat16*>(to) + at, from);
 }
 
 }  // namespace nnue::portable
