@@ -71,7 +71,7 @@ struct DeviceSet {
 // The part of a position that the lanes of its pieces read.
 struct Head {
     uint8_t king[2];
-    uint8_t count;  // 0 if it has no rows
+    uint8_t count;  // 0 if it has no rows; then kings are 0, too
 };
 
 // The position that a warp is working on, in the form from which pairs of pieces are made.
@@ -127,7 +127,7 @@ __device__ void expand_head(const uint4 (&record)[2], const uint8_t (&squares)[k
     const uint64_t second = uint64_t{record[1].y} << 32 | record[1].x;
     const int result = data::record_result(bytes);
     const data::RecordScan scan = data::scan_record(occupied(record), first, second, result);
-    head.count = 0;
+    head = {};
     if (scan.fault == data::RecordFault::kNone) {
         head.count = static_cast<uint8_t>(scan.count);
         for (int perspective = 0; perspective < 2; ++perspective) {
@@ -143,9 +143,11 @@ __device__ void expand_head(const uint4 (&record)[2], const uint8_t (&squares)[k
     out.material[row] = static_cast<uint8_t>(data::material_of(first, second, scan.black_to_move));
 }
 
-__device__ inline int piece_code(const uint8_t* record, int piece, uint8_t square) {
-    const uint8_t nibble = record[8 + piece / 2] >> (piece % 2 * 4) & 15;
-    return data::plain_code(nibble, square);
+// The code of this lane's piece; 0 in lanes without one.
+__device__ inline int piece_code(const uint4 (&record)[2], Head head, int lane, uint8_t square) {
+    const uint8_t nibble = reinterpret_cast<const uint8_t*>(&record[0])[8 + lane / 2] >> (lane % 2 * 4) & 15;
+    const int code = data::plain_code(nibble, square);
+    return lane < head.count ? code : 0;
 }
 
 // A position as the lanes of its warp see it, and the piece of this lane.
@@ -153,7 +155,7 @@ struct Position {
     data::CodePlanes board;  // for pairs
     int king[2];
     int lane, count;
-    int code, square;  // of the piece; lanes from `count` on have none
+    int code, square;  // of the piece; lanes from `count` on have none, and code 0
 };
 
 // Offset of a perspective's features by the pieces on the board. Called by a whole warp, one lane per piece.
@@ -167,24 +169,27 @@ __device__ inline int state_offset(const data::PieceSquareTables& tables, int pe
     return offset;
 }
 
-// Writes the features of a piece-square part to the rows, from entry `count` on. Called by a whole warp, one lane per
-// piece. Returns the number of entries afterwards.
-__device__ inline int write_piece_squares(const data::PieceSquareTables& tables, int first_feature, const Position& p,
-                                          int count, int32_t* white, int32_t* black) {
-    const int code = p.lane < p.count ? p.code : 0;  // after the last piece there is no valid code
-    const bool listed = p.lane < p.count && tables.plane[0][code] >= 0;
+// Writes the features of a piece-square part to the rows, from entry `count` on. If the part is the whole set, it also
+// fills the rows, which have at most 32 entries then, with −1; without a branch, so that the compiler can interleave
+// several positions. Called by a whole warp, one lane per piece. Returns the number of entries afterwards.
+template <class Shape>
+__device__ inline int write_piece_squares(const data::PieceSquareTables& tables, int first_feature, int max_active,
+                                          const Position& p, int count, int32_t* white, int32_t* black) {
+    const bool is_piece = p.lane < p.count, listed = is_piece && tables.plane[0][p.code] >= 0;
     const unsigned all = __ballot_sync(kAllLanes, listed);
-    const int slot = count + __popc(all & ((1u << p.lane) - 1));
+    const int before = __popc(all & ((1u << p.lane) - 1)), end = count + __popc(all);
+    const int slot = listed ? count + before : end + p.lane - before;
     int32_t* const rows[2] = {white, black};
-    const bool has_states = tables.counters[0].most > 0;  // the same in all lanes
+    // The same in all lanes.
+    const bool has_states = Shape::kSingle ? Shape::kStates : tables.counters[0].most > 0;
     for (int perspective = 0; perspective < 2; ++perspective) {
         const int king = p.king[perspective];
-        const int state = has_states ? state_offset(tables, perspective, code, p.lane < p.count) : 0;
-        const int index = first_feature + tables.offset[perspective][king] + state + tables.plane[perspective][code] +
+        const int state = has_states ? state_offset(tables, perspective, p.code, is_piece) : 0;
+        const int index = first_feature + tables.offset[perspective][king] + state + tables.plane[perspective][p.code] +
                           (p.square ^ tables.orientation[perspective][king]);
-        if (listed) rows[perspective][slot] = index;
+        if (Shape::kSingle ? slot < max_active : listed) rows[perspective][slot] = listed ? index : -1;
     }
-    return count + __popc(all);
+    return end;
 }
 
 // ---- sets of pairs --------------------------------------------------------------------------------------------------
@@ -244,47 +249,19 @@ __device__ int write_pairs(const DeviceSet::Part& part, const Position& p, Pairs
     return count + pairs;
 }
 
-// Called by a whole warp: expands both rows of a position in a set that is one piece-square part, whose rows have at
-// most 32 entries. There is no branch, so that the compiler can interleave several positions. Returns how many entries
-// the rows have.
-template <bool States>
-__device__ inline int expand_single(const uint4 (&record)[2], const uint8_t (&squares)[kWarp], Head head, int lane,
-                                    int max_active, const data::PieceSquareTables& tables, int32_t* white,
-                                    int32_t* black) {
-    const int square = squares[lane] & 63;  // any value in lanes without a piece
-    const int code = lane < head.count ? piece_code(reinterpret_cast<const uint8_t*>(&record[0]), lane, square) : 0;
-    const bool listed = lane < head.count && tables.plane[0][code] >= 0;
-    const unsigned all = __ballot_sync(kAllLanes, listed);
-    const int count = __popc(all), before = __popc(all & ((1u << lane) - 1));
-    // Lanes without a feature write −1 after the features.
-    const int slot = listed ? before : count + lane - before;
-    int32_t* const rows[2] = {white, black};
-    for (int perspective = 0; perspective < 2; ++perspective) {
-        const int king = head.king[perspective] & 63;  // any value if there is no position
-        int state = 0;
-        if constexpr (States) state = state_offset(tables, perspective, code, lane < head.count);
-        const int index = tables.offset[perspective][king] + state + tables.plane[perspective][code] +
-                          (square ^ tables.orientation[perspective][king]);
-        if (slot < max_active) rows[perspective][slot] = listed ? index : -1;
-    }
-    return count;
-}
-
 // Called by a whole warp: expands both rows of a position. Returns how many entries they have.
 template <class Shape, class Tables>
 __device__ int expand_rows(const uint4 (&record)[2], const uint8_t (&squares)[kWarp], Head head, int lane,
                            const DeviceSet& set, const data::PieceSquareTables* piece_squares, Stage<Shape>& warp_stage,
                            const Tables& tables, int32_t* white, int32_t* black) {
-    if constexpr (Shape::kSingle) {
-        return expand_single<Shape::kStates>(record, squares, head, lane, set.max_active, piece_squares[0], white,
-                                             black);
-    }
     int count = 0;
-    if (head.count > 0) {
-        const auto* bytes = reinterpret_cast<const uint8_t*>(&record[0]);
+    if (Shape::kSingle || head.count > 0) {
         const uint8_t square = squares[lane];  // any value in lanes without a piece
-        const int code = piece_code(bytes, lane, square);
+        const int code = piece_code(record, head, lane, square);
         Position p{{}, {head.king[0], head.king[1]}, lane, head.count, code, square};
+        if constexpr (Shape::kSingle) {
+            return write_piece_squares<Shape>(piece_squares[0], 0, set.max_active, p, 0, white, black);
+        }
         if constexpr (Shape::kPairs) {
             auto& stage = warp_stage.pairs;
             if (lane < head.count) stage.codes[square] = static_cast<uint8_t>(code);
@@ -301,7 +278,8 @@ __device__ int expand_rows(const uint4 (&record)[2], const uint8_t (&squares)[kW
         for (int i = 0; i < set.num_parts; ++i) {
             const DeviceSet::Part& part = set.parts[i];
             if (part.kind == data::SetKind::kPieceSquare) {
-                count = write_piece_squares(piece_squares[part.tables], part.first_feature, p, count, white, black);
+                count = write_piece_squares<Shape>(piece_squares[part.tables], part.first_feature, set.max_active, p,
+                                                   count, white, black);
             } else if constexpr (Shape::kPairs) {
                 if (part.kind == data::SetKind::kPawnPairs) {
                     count = write_pairs<void>(part, p, warp_stage.pairs, tables, count, white, black);
