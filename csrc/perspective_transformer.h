@@ -149,10 +149,16 @@ inline void check_index_rows(const char* op, const Tensor& white, const Tensor& 
     if (white.size(0) > (int64_t(1) << 28)) fail(op, "white", "B = " + text(white.size(0)), "B <= 2^28");
 }
 
+// A tensor with one number for each position.
+inline void check_by_position(const char* op, const char* argument, const Tensor& tensor,
+                              std::initializer_list<ScalarType> dtypes, const Tensor& white, Device device) {
+    check_device(op, argument, tensor, device, white, "white");
+    check_shape(op, argument, tensor, {white.size(0)}, "[B]");
+    check_dtype(op, argument, tensor, dtypes);
+}
+
 inline void check_black_to_move(const Tensor& black_to_move, const Tensor& white, Device device) {
-    check_device(kPlan, "black_to_move", black_to_move, device, white, "white");
-    check_shape(kPlan, "black_to_move", black_to_move, {white.size(0)}, "[B]");
-    check_dtype(kPlan, "black_to_move", black_to_move, {ScalarType::Byte, ScalarType::Bool});
+    check_by_position(kPlan, "black_to_move", black_to_move, {ScalarType::Byte, ScalarType::Bool}, white, device);
 }
 
 // `multiple`: N must be a multiple of this on the device.
@@ -212,9 +218,7 @@ inline void check_parameters(const Tensor& weight, const Tensor& bias, const Siz
 inline void check_psqt_bucket(const char* op, const std::optional<Tensor>& psqt_bucket, const Tensor& white,
                               Device device) {
     if (!psqt_bucket) fail(op, "psqt_bucket", std::string("none"), "a tensor, since there is psqt");
-    check_device(op, "psqt_bucket", *psqt_bucket, device, white, "white");
-    check_shape(op, "psqt_bucket", *psqt_bucket, {white.size(0)}, "[B]");
-    check_dtype(op, "psqt_bucket", *psqt_bucket, {ScalarType::Long});
+    check_by_position(op, "psqt_bucket", *psqt_bucket, {ScalarType::Long}, white, device);
 }
 
 inline void check_psqt(const char* op, const Tensor& psqt, const std::optional<Tensor>& psqt_bucket,
@@ -230,9 +234,7 @@ inline void check_grad_psqt(const char* op, const std::optional<Tensor>& grad_ps
                             Device device) {
     if (psqt_buckets < 0 || psqt_buckets > INT32_MAX) fail(op, "psqt_buckets", psqt_buckets, "P >= 0");
     if (!grad_psqt) fail(op, "grad_psqt", std::string("none"), "a tensor, since psqt_buckets is not 0");
-    check_device(op, "grad_psqt", *grad_psqt, device, white, "white");
-    check_shape(op, "grad_psqt", *grad_psqt, {white.size(0)}, "[B]");
-    check_dtype(op, "grad_psqt", *grad_psqt, {ScalarType::Float});
+    check_by_position(op, "grad_psqt", *grad_psqt, {ScalarType::Float}, white, device);
     check_psqt_bucket(op, psqt_bucket, white, device);
 }
 

@@ -39,15 +39,22 @@ capabilities::Machine machine_of(int device) {
     return {10 * major + minor, multiprocessors, code, kPortableCode | kHopperCode};
 }
 
-// Whether bucket_size selects the portable kernels.
-bool is_portable(PlanLayout layout) {
-    return layout.bucket_size == 0;
-}
-
 // Fails because the kernels that bucket_size selects are not in this library.
 [[noreturn]] void refuse(const char* op, PlanLayout layout, const std::string& where = "") {
     fail(op, "bucket_size", text(layout.bucket_size) + where + ", with a library for " NNUE_STRINGIZE(NNUE_CUDA_ARCHS),
          "0, which stands for the kernels of every GPU");
+}
+
+// The kernels that bucket_size selects.
+const Kernels& kernels_of(const char* op, PlanLayout layout) {
+    if (layout.bucket_size == 0) return portable::kKernels;
+    if constexpr (kBuiltFor90) {
+        static constexpr Kernels kBucketed{bucketed::check_sizes, bucketed::plan,     bucketed::forward,
+                                           bucketed::psqt_output, bucketed::backward, bucketed::layout_text};
+        return kBucketed;
+    } else {
+        refuse(op, layout);
+    }
 }
 
 }  // namespace
@@ -55,8 +62,9 @@ bool is_portable(PlanLayout layout) {
 void check_plan_arguments(const char* op, const Tensor& white, const Tensor& black, int64_t num_features,
                           PlanLayout layout) {
     check_index_rows(op, white, black, num_features, Device::cuda);
-    if (is_portable(layout)) return portable::check_sizes(op, white);
-    if constexpr (kBuiltFor90) bucketed::check_sizes(op, white, num_features, layout);
+    const bool is_portable = layout.bucket_size == 0;
+    if (is_portable || kBuiltFor90) kernels_of(op, layout).check_sizes(op, white, num_features, layout);
+    if (is_portable) return;
     const capabilities::Machine machine = machine_of(white.get_device_index());
     if (!capabilities::has_hopper(machine)) {
         const int64_t capability = machine.capability;
@@ -79,12 +87,7 @@ Tensor plan_op(const Tensor& white_in, const Tensor& black_in, const Tensor& bla
     const int64_t positions = white.size(0), max_active = white.size(1);
     IndexCheck white_check(kPlan, const_data<int32_t>(white), positions, max_active, num_features, device, stream);
     IndexCheck black_check(kPlan, const_data<int32_t>(black), positions, max_active, num_features, device, stream);
-    Tensor plan;
-    if (is_portable(layout)) {
-        plan = portable::plan(white, black, black_to_move, num_features);
-    } else if constexpr (kBuiltFor90) {
-        plan = bucketed::plan(white, black, black_to_move, num_features, layout);
-    }
+    const Tensor plan = kernels_of(kPlan, layout).plan(white, black, black_to_move, num_features, layout);
     white_check.finish();
     black_check.finish();
     return plan;
@@ -113,15 +116,9 @@ Three forward_op(std::vector<Tensor> batch_in, const Tensor& weight_in, const Te
     const Batch batch = contiguous_batch(given);
     const ScalarType out_dtype = check_float_dtype(kForward, "output_dtype", output_dtype);
     const std::optional<Tensor> columns = psqt_apart ? std::nullopt : psqt;
-    const auto run = [&] {
-        if constexpr (kBuiltFor90) {
-            if (!is_portable(of.layout))
-                return bucketed::forward(batch, of.layout, weight, bias, columns, of.activation, of.range, out_dtype,
-                                         save);
-        }
-        return portable::forward(batch, weight, bias, columns, of.activation, of.range, out_dtype, save);
-    };
-    auto [output, psqt_output, saved] = run();
+    auto [output, psqt_output, saved] =
+        kernels_of(kForward, of.layout)
+            .forward(batch, of.layout, weight, bias, columns, of.activation, of.range, out_dtype, save);
     if (psqt && psqt_apart) psqt_output = torch::stable::new_empty(bias, {given.white.size(0)}, ScalarType::Float);
     return {output, psqt_output, saved};
 }
@@ -147,16 +144,12 @@ Three backward(const OutputGradients& given, const Batch& batch_in, const Transf
     const int64_t positions = white_in.size(0), width = output_width(of.activation, sizes.num_outputs);
     std::optional<Factors> factors = given.factors;
     // Row gradients, which only the kernels of 9.0 have.
-    const bool rows_are_made = given.output.scalar_type() == ScalarType::Byte && !is_portable(of.layout) && !factors;
+    const bool rows_are_made = given.output.scalar_type() == ScalarType::Byte && of.layout.bucket_size != 0 && !factors;
     if (factors) {
         check_shape(op, output_name, given.output, {-1, 1, width}, "[S, 1, 2 W]");
         if (given.output.size(0) < 1) fail(op, output_name, "no stack", "at least one");
-        check_device(op, "grad_output", factors->gradient, Device::cuda, white_in, "white");
-        check_shape(op, "grad_output", factors->gradient, {positions}, "[B]");
-        check_dtype(op, "grad_output", factors->gradient, {ScalarType::Float});
-        check_device(op, "bucket", factors->stack, Device::cuda, white_in, "white");
-        check_shape(op, "bucket", factors->stack, {positions}, "[B]");
-        check_dtype(op, "bucket", factors->stack, {ScalarType::Long});
+        check_by_position(op, "grad_output", factors->gradient, {ScalarType::Float}, white_in, Device::cuda);
+        check_by_position(op, "bucket", factors->stack, {ScalarType::Long}, white_in, Device::cuda);
         factors = Factors{torch::stable::contiguous(factors->gradient), torch::stable::contiguous(factors->stack)};
     } else if (!rows_are_made) {
         check_shape(op, "grad_output", given.output, {positions, width}, "[B, 2 W]");
@@ -166,12 +159,8 @@ Three backward(const OutputGradients& given, const Batch& batch_in, const Transf
     const OutputGradients gradients{op, aligned(given.output), factors, given.psqt, given.leaves_unused};
     const Tensor saved = aligned(saved_in);
     const Batch batch = contiguous_batch(batch_in);
-    if constexpr (kBuiltFor90) {
-        if (!is_portable(of.layout)) {
-            return bucketed::backward(gradients, batch, of.layout, saved, sizes, of.activation, of.range, dtype);
-        }
-    }
-    return portable::backward(gradients, batch, saved, sizes, of.activation, of.range, dtype);
+    return kernels_of(op, of.layout)
+        .backward(gradients, batch, of.layout, saved, sizes, of.activation, of.range, dtype);
 }
 
 namespace {
@@ -197,10 +186,7 @@ Tensor psqt_op(std::vector<Tensor> batch_in, const Tensor& psqt, std::vector<int
              "0 <= begin <= end <= B = " + text(given.white.size(0)));
     const torch::stable::accelerator::DeviceGuard guard(given.white.get_device_index());
     const Batch batch = contiguous_batch(given);
-    if constexpr (kBuiltFor90) {
-        if (!is_portable(of.layout)) return bucketed::psqt_output(batch, of.layout, psqt, {begin, end});
-    }
-    return portable::psqt_output(batch, psqt, {begin, end});
+    return kernels_of(kPsqt, of.layout).psqt_output(batch, of.layout, psqt, {begin, end});
 }
 
 // Where the pieces of a plan lie, and how many rows `saved` has, as JSON: {"slots": rows of saved, "plan": {"bytes": …,
@@ -208,12 +194,8 @@ Tensor psqt_op(std::vector<Tensor> batch_in, const Tensor& psqt, std::vector<int
 Tensor layout_op(int64_t positions, int64_t max_active, int64_t num_features, int64_t bucket_size, int64_t num_bucketed,
                  int64_t weight_bytes) {
     const PlanLayout layout{bucket_size, num_bucketed, weight_bytes};
-    if (is_portable(layout)) return text_tensor(portable::layout_text(positions, max_active, num_features));
-    if constexpr (kBuiltFor90) {
-        return text_tensor(bucketed::layout_text(positions, max_active, num_features, layout));
-    } else {
-        refuse("_perspective_transformer_layout", layout);
-    }
+    const Kernels& kernels = kernels_of("_perspective_transformer_layout", layout);
+    return text_tensor(kernels.layout_text(positions, max_active, num_features, layout));
 }
 
 // The properties of a GPU that capabilities.h takes; capability 0 if there is no GPU.

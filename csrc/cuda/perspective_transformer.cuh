@@ -6,6 +6,7 @@
 #include <torch/csrc/stable/tensor.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -26,6 +27,23 @@ constexpr int64_t kMultiple = capabilities::kGpuMultiple;  // of N
 // Whether this library has the kernels for 9.0.
 constexpr std::string_view kArchitectures = NNUE_STRINGIZE(NNUE_CUDA_ARCHS);
 constexpr bool kBuiltFor90 = kArchitectures.find("90") != kArchitectures.npos;
+
+// One set of kernels, as functions on tensors that perspective_transformer.cu has checked as far as both sets need it.
+// Index rows and black_to_move are contiguous.
+struct Kernels {
+    // Throws if the kernels are not made for these sizes.
+    void (*check_sizes)(const char* op, const Tensor& white, int64_t num_features, PlanLayout layout);
+    Tensor (*plan)(const Tensor& white, const Tensor& black, const Tensor& black_to_move, int64_t num_features,
+                   PlanLayout layout);
+    Three (*forward)(const Batch& batch, PlanLayout layout, const Tensor& weight, const Tensor& bias,
+                     const std::optional<Tensor>& psqt, Activation activation, Range range, ScalarType output_dtype,
+                     bool save);
+    // The psqt output alone. The batch has a psqt_bucket.
+    Tensor (*psqt_output)(const Batch& batch, PlanLayout layout, const Tensor& psqt, PositionRange wanted);
+    Three (*backward)(const OutputGradients& gradients, const Batch& batch, PlanLayout layout, const Tensor& saved,
+                      Sizes sizes, Activation activation, Range range, ScalarType weight_dtype);
+    std::string (*layout_text)(int64_t positions, int64_t max_active, int64_t num_features, PlanLayout layout);
+};
 
 // Checks what the kernels require beyond the contract of every device.
 void check_plan_arguments(const char* op, const Tensor& white, const Tensor& black, int64_t num_features,

@@ -67,15 +67,14 @@ ScalarType slope_dtype(ScalarType weight) {
     return weight == ScalarType::Float ? ScalarType::Float : ScalarType::Half;
 }
 
-}  // namespace
-
-void check_sizes(const char* op, const Tensor& white) {
+void check_sizes(const char* op, const Tensor& white, int64_t /*num_features*/, PlanLayout /*layout*/) {
     if (2 * white.size(0) * std::max<int64_t>(white.size(1), 1) >= int64_t(1) << 31) {
         fail(op, "white", shape_text(white.sizes()), "2 B K < 2^31");
     }
 }
 
-Tensor plan(const Tensor& white, const Tensor& black, const Tensor& black_to_move, int64_t num_features) {
+Tensor plan(const Tensor& white, const Tensor& black, const Tensor& black_to_move, int64_t num_features,
+            PlanLayout /*layout*/) {
     IndexRows in = index_rows(white, black, num_features);
     in.black_to_move = const_data<uint8_t>(black_to_move);
     Tensor memory = memory_for(carve_plan, in, white);
@@ -86,8 +85,9 @@ Tensor plan(const Tensor& white, const Tensor& black, const Tensor& black_to_mov
     return memory;
 }
 
-Three forward(const Batch& batch, const Tensor& weight, const Tensor& bias, const std::optional<Tensor>& psqt,
-              Activation activation, Range range, ScalarType output_dtype, bool save) {
+Three forward(const Batch& batch, PlanLayout /*layout*/, const Tensor& weight, const Tensor& bias,
+              const std::optional<Tensor>& psqt, Activation activation, Range range, ScalarType output_dtype,
+              bool save) {
     const cudaStream_t stream = current_stream(weight);
     const int64_t num_outputs = weight.size(1);
     const IndexRows in = index_rows(batch.white, batch.black, weight.size(0));
@@ -123,15 +123,15 @@ Three forward(const Batch& batch, const Tensor& weight, const Tensor& bias, cons
     return {out, psqt_out, slopes};
 }
 
-Tensor psqt_output(const Batch& batch, const Tensor& psqt, PositionRange wanted) {
+Tensor psqt_output(const Batch& batch, PlanLayout /*layout*/, const Tensor& psqt, PositionRange wanted) {
     const IndexRows in = index_rows(batch.white, batch.black, psqt.size(0));
     const BlackFirst black_first{open_plan(kPsqt, batch.plan, in).black_first};
     return psqt_forward(kPsqt, in, in.num_features, black_first, psqt, *batch.psqt_bucket, wanted,
                         current_stream(psqt));
 }
 
-Three backward(const OutputGradients& gradients, const Batch& batch, const Tensor& saved, Sizes sizes,
-               Activation activation, Range range, ScalarType weight_dtype) {
+Three backward(const OutputGradients& gradients, const Batch& batch, PlanLayout /*layout*/, const Tensor& saved,
+               Sizes sizes, Activation activation, Range range, ScalarType weight_dtype) {
     const Tensor& grad_output = gradients.output;
     const cudaStream_t stream = current_stream(grad_output);
     const auto [num_features, num_outputs, psqt_buckets] = sizes;
@@ -192,10 +192,14 @@ Three backward(const OutputGradients& gradients, const Batch& batch, const Tenso
     return {grad_weight, grad_bias, grad_of_psqt};
 }
 
-std::string layout_text(int64_t positions, int64_t max_active, int64_t num_features) {
+std::string layout_text(int64_t positions, int64_t max_active, int64_t num_features, PlanLayout /*layout*/) {
     const IndexRows in = sizes_of_rows(positions, max_active, num_features);
     return "{\"slots\": " + std::to_string(in.rows()) + ", \"plan\": " + described(carve_plan, in) + "}";
 }
+
+}  // namespace
+
+const Kernels kKernels{check_sizes, plan, forward, psqt_output, backward, layout_text};
 
 bool runs_on(int device) {
     const torch::stable::accelerator::DeviceGuard guard(device);
