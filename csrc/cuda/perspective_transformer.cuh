@@ -112,16 +112,12 @@ Tensor psqt_forward(const char* op, const Rows& in, int num_features, const Blac
         op, psqt.get_device_index(), stream,
         [](const cuda::Finding& found) { fail_psqt_bucket(found.op, found.row, found.value, found.num_features); },
         psqt.size(1));
-    const psqt::Positions positions{in.white,
-                                    in.black,
-                                    const_data<int64_t>(psqt_bucket),
-                                    static_cast<int>(wanted.begin),
-                                    static_cast<int>(wanted.end - wanted.begin),
-                                    in.max_active,
-                                    num_features,
-                                    static_cast<int>(psqt.size(1))};
-    psqt::launch_forward(positions, black_first, const_data<float>(psqt), mutable_data<float>(out), check.sink(),
-                         stream);
+    psqt::Positions of{{in.white, in.black}, const_data<int64_t>(psqt_bucket)};
+    of.first = static_cast<int>(wanted.begin), of.positions = static_cast<int>(wanted.end - wanted.begin);
+    of.max_active = in.max_active, of.num_features = num_features, of.psqt_buckets = static_cast<int>(psqt.size(1));
+    cuda::launch("psqt forward", psqt::forward_kernel<BlackFirst>,
+                 cuda::thread_blocks_for(of.positions, psqt::kThreads / cuda::kWarp), psqt::kThreads, 0, stream, of,
+                 black_first, const_data<float>(psqt), mutable_data<float>(out), check.sink());
     check.finish();
     return out;
 }

@@ -17,35 +17,16 @@ using cuda::kWarp;
 constexpr int kThreads = 256;
 
 struct Positions {
-    const int32_t* white;  // [B, max_active]
-    const int32_t* black;
+    const int32_t* rows[2];      // of White and Black, [B, max_active]
     const int64_t* psqt_bucket;  // [B]
     int first;                   // the first of the positions whose output is needed
     int positions;               // how many of them
     int max_active, num_features, psqt_buckets;
 };
 
-// Entries `base` + lane of both sides' rows; −1 where a row has none.
-struct Entries {
-    int32_t white, black;
-};
-__device__ __forceinline__ Entries load_entries(const Positions& p, int64_t row, int base, int lane) {
-    if (base + lane >= p.max_active) return {-1, -1};
-    return {p.white[row + base + lane], p.black[row + base + lane]};
-}
-
 // Whether no lane up to this one has a −1. `ends`: the lanes that have one.
 __device__ __forceinline__ bool is_before_end(unsigned ends, int lane) {
     return (ends & ((2u << lane) - 1)) == 0;
-}
-
-// Whether this lane's entry counts: its index is legal, and neither this lane nor a lower one has a −1. Sets `ended` if
-// the row has one.
-__device__ __forceinline__ bool counts(const Positions& p, int32_t index, int lane, bool& ended) {
-    const unsigned ends = __ballot_sync(cuda::kAllLanes, index == -1);
-    const bool is_before = !ended && is_before_end(ends, lane);
-    ended = ended || ends != 0;
-    return is_before && static_cast<unsigned>(index) < static_cast<unsigned>(p.num_features);
 }
 
 // `black_first(position)` is true if Black is to move.
@@ -58,7 +39,12 @@ __global__ void __launch_bounds__(kThreads)
     const int position = p.first + place;
     // A warp mostly waits for memory, so independent loads are issued together.
     const int64_t psqt_bucket = p.psqt_bucket[position], row = int64_t(position) * p.max_active;
-    Entries now = load_entries(p, row, 0, lane);
+    const auto load_entries = [&](int base, int32_t(&to)[2]) {
+        for (int side = 0; side < 2; ++side)
+            to[side] = base + lane < p.max_active ? p.rows[side][row + base + lane] : -1;
+    };
+    int32_t now[2], next[2];
+    load_entries(0, now);
     const float half = black_first(position) ? -0.5f : 0.5f;
     if (psqt_bucket < 0 || psqt_bucket >= p.psqt_buckets) {
         if (lane == 0) {
@@ -69,27 +55,25 @@ __global__ void __launch_bounds__(kThreads)
         return;
     }
     const float* column = psqt + psqt_bucket;
-    const auto value = [&](int32_t index) { return column[int64_t(index) * p.psqt_buckets]; };
-    float white = 0, black = 0;
-    bool white_ended = false, black_ended = false;
-    for (int base = 0; base < p.max_active && !(white_ended && black_ended); base += kWarp) {
-        const Entries next = load_entries(p, row, base + kWarp, lane);
-        if (counts(p, now.white, lane, white_ended)) white += value(now.white);
-        if (counts(p, now.black, lane, black_ended)) black += value(now.black);
-        now = next;
+    float sums[2] = {};
+    bool ended[2] = {};
+    for (int base = 0; base < p.max_active && !(ended[0] && ended[1]); base += kWarp) {
+        load_entries(base + kWarp, next);
+        for (int side = 0; side < 2; ++side) {
+            const int32_t index = now[side];
+            const unsigned ends = __ballot_sync(cuda::kAllLanes, index == -1);
+            const bool counts = !ended[side] && is_before_end(ends, lane);
+            if (counts && static_cast<unsigned>(index) < static_cast<unsigned>(p.num_features))
+                sums[side] += column[int64_t(index) * p.psqt_buckets];
+            ended[side] = ended[side] || ends != 0;
+            now[side] = next[side];
+        }
     }
-    float difference = white - black;
+    float difference = sums[0] - sums[1];
     for (int offset = kWarp / 2; offset > 0; offset /= 2) {
         difference += __shfl_xor_sync(cuda::kAllLanes, difference, offset);
     }
     if (lane == 0) out[place] = half * difference;
-}
-
-template <class BlackFirst>
-void launch_forward(const Positions& p, const BlackFirst& black_first, const float* psqt, float* out,
-                    const FindingSink& sink, cudaStream_t stream) {
-    cuda::launch("psqt forward", forward_kernel<BlackFirst>, cuda::thread_blocks_for(p.positions, kThreads / kWarp),
-                 kThreads, 0, stream, p, black_first, psqt, out, sink);
 }
 
 }  // namespace nnue::psqt
