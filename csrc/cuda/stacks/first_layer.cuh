@@ -25,6 +25,14 @@ __device__ inline bool load_tile(const int* order, const Order& of_order, TilePo
     return true;
 }
 
+// Hides how a pointer was computed from the compiler, which then adds an offset to it in one instruction. It would add
+// the offset to each term of the pointer.
+template <class Pointer>
+__device__ __forceinline__ Pointer keep(Pointer pointer) {
+    asm volatile("" : "+l"(pointer));
+    return pointer;
+}
+
 // Writes the sums of each share of the inputs to shares[share][output][position]; the caller adds the shares up.
 // `positions` are the 64 of the tile, in shared memory; all of them must exist. NT · 8 ≥ outputs.
 template <class T, int NT>
@@ -37,64 +45,54 @@ __device__ void first_layer_sums(const T* x, const float* weight, int inputs, in
     const T* rows[MT][2];
     for (int m = 0; m < MT; ++m) {
         for (int h = 0; h < 2; ++h)
-            rows[m][h] = x + static_cast<int64_t>(positions[first + m * 16 + h * 8 + row]) * inputs + mine;
+            rows[m][h] = keep(x + static_cast<int64_t>(positions[first + m * 16 + h * 8 + row]) * inputs + mine);
     }
-    const float* weights[NT];
-    for (int n = 0; n < NT; ++n)
-        weights[n] = weight + static_cast<int64_t>(min(n * 8 + row, outputs - 1)) * inputs + mine;
+    int column = share * kColumns;  // of what is loaded next
+    const int columns = inputs - mine;
+    const float* weights = keep(weight + static_cast<int64_t>(row) * inputs + mine) + column;
 
     float sums[MT][NT][4] = {};
     uint4 raw[MT][2];
     float4 raw_weights[NT];  // of one step
-    const auto load_weights = [&](int column, int step) {
-        for (int n = 0; n < NT; ++n) {
-            raw_weights[n] = column + mine < inputs && n * 8 + row < outputs
-                                 ? __ldg(reinterpret_cast<const float4*>(weights[n] + column) + step)
-                                 : float4{0.0f, 0.0f, 0.0f, 0.0f};
-        }
+    const auto load_weights = [&](int n, int step) {
+        const float* const from = weights + static_cast<int64_t>(inputs) * (n * 8);
+        raw_weights[n] = column < columns && n * 8 + row < outputs ? __ldg(reinterpret_cast<const float4*>(from) + step)
+                                                                   : float4{0.0f, 0.0f, 0.0f, 0.0f};
     };
-    const auto load_inputs = [&](int m, int column) {
-        for (int h = 0; h < 2; ++h) {
-            raw[m][h] = ptx::load_once_16(rows[m][h] + column, column + mine < inputs);
-        }
+    const auto load_inputs = [&](int m) {
+        for (int h = 0; h < 2; ++h) raw[m][h] = ptx::load_once_16(rows[m][h] + column, column < columns);
     };
-    int column = share * kColumns;
-    for (int m = 0; m < MT; ++m) load_inputs(m, column);
-    load_weights(column, 0);
+    for (int m = 0; m < MT; ++m) load_inputs(m);
+    for (int n = 0; n < NT; ++n) load_weights(n, 0);
     while (column < inputs) {
-        const int next = column + kShares * kColumns;
 #pragma unroll
         for (int s = 0; s < KS; ++s) {
-            uint32_t right[NT][W][2];
-            for (int n = 0; n < NT; ++n) {
-                uint32_t low[W], high[W];
-                split(raw_weights[n].x, raw_weights[n].y, low);
-                split(raw_weights[n].z, raw_weights[n].w, high);
-                for (int p = 0; p < W; ++p) right[n][p][0] = low[p], right[n][p][1] = high[p];
-            }
-            if (s + 1 < KS)
-                load_weights(column, s + 1);
-            else
-                load_weights(next, 0);
+            if (s + 1 == KS) column += kShares * kColumns, weights = keep(weights + kShares * kColumns);
+            uint32_t left[MT][P][4];
             for (int m = 0; m < MT; ++m) {
-                uint32_t left[P][4];
                 for (int i = 0; i < 4; ++i) {  // i % 2: row `row` or `row` + 8; i / 2: half of the depth
                     const float2 v = In::pair(raw[m][i % 2], s * 2 + i / 2);
                     uint32_t parts[P];
                     split(v.x, v.y, parts);
-                    for (int p = 0; p < P; ++p) left[p][i] = parts[p];
+                    for (int p = 0; p < P; ++p) left[m][p][i] = parts[p];
                 }
-                if (s + 1 == KS) load_inputs(m, next);
-                for (int n = 0; n < NT; ++n) {
+                if (s + 1 == KS) load_inputs(m);
+            }
+            for (int n = 0; n < NT; ++n) {
+                uint32_t right[W][2], low[W], high[W];
+                split(raw_weights[n].x, raw_weights[n].y, low);
+                split(raw_weights[n].z, raw_weights[n].w, high);
+                for (int p = 0; p < W; ++p) right[p][0] = low[p], right[p][1] = high[p];
+                for (int m = 0; m < MT; ++m) {
                     // Tensor cores round towards zero. So a step makes a separate sum, which is added with rounding
                     // to nearest.
                     float d[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-                    multiply(d, left, right[n]);
+                    multiply(d, left[m], right);
                     for (int i = 0; i < 4; ++i) sums[m][n][i] += d[i];
                 }
+                load_weights(n, (s + 1) % KS);
             }
         }
-        column = next;
     }
     for (int m = 0; m < MT; ++m) {
         for (int n = 0; n < NT; ++n) {
