@@ -102,6 +102,15 @@ inline unsigned thread_blocks_for(int64_t items, int64_t per_thread_block) {
     return static_cast<unsigned>(std::min<int64_t>(divide_up(items, per_thread_block), INT32_MAX));
 }
 
+// Of items that share a launch, the one that this thread block works for. `first_block` is a member of Item, the number
+// of its first thread block.
+template <class Item, class Number>
+__device__ inline const Item& item_of_block(const Item* items, int count, Number Item::*first_block) {
+    int i = 0;
+    while (i + 1 < count && blockIdx.x >= items[i + 1].*first_block) ++i;
+    return items[i];
+}
+
 template <class T>
 __device__ inline sum_t<T> to_sum(T x) {
     if constexpr (std::is_same_v<T, __half>)

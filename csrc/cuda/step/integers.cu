@@ -21,9 +21,13 @@ constexpr int kThreads = 256, kEach = 16;  // elements per thread, all of which 
 constexpr int64_t kPiece = kThreads * kEach;
 constexpr int kMostRanges = 32;  // per launch
 
+struct PlacedRange {
+    Range range;
+    int64_t first_block;
+};
+
 struct Ranges {
-    Range at[kMostRanges];
-    int64_t first_block[kMostRanges + 1];
+    PlacedRange at[kMostRanges];
     int count;
 };
 
@@ -46,10 +50,8 @@ __device__ __forceinline__ void convert_piece(const Range& range, int64_t begin)
 }
 
 __global__ void __launch_bounds__(kThreads) to_integers(const Ranges ranges) {
-    int r = 0;
-    while (r + 1 < ranges.count && blockIdx.x >= ranges.first_block[r + 1]) ++r;
-    const Range& range = ranges.at[r];
-    const int64_t begin = (blockIdx.x - ranges.first_block[r]) * kPiece + threadIdx.x;
+    const auto& [range, first_block] = item_of_block(ranges.at, ranges.count, &PlacedRange::first_block);
+    const int64_t begin = (blockIdx.x - first_block) * kPiece + threadIdx.x;
     range.wide ? convert_piece<double>(range, begin) : convert_piece<float>(range, begin);
 }
 
@@ -63,9 +65,8 @@ Tensor run(const char* op, Problem& problem) {
         ranges.count = static_cast<int>(std::min<size_t>(problem.ranges.size() - first, kMostRanges));
         int64_t blocks = 0;
         for (int r = 0; r < ranges.count; ++r) {
-            ranges.at[r] = problem.ranges[first + r];
-            ranges.first_block[r] = blocks;
-            blocks += divide_up(ranges.at[r].count, kPiece);
+            ranges.at[r] = {problem.ranges[first + r], blocks};
+            blocks += divide_up(problem.ranges[first + r].count, kPiece);
         }
         if (blocks > 0)
             launch(op, to_integers, static_cast<unsigned>(blocks), kThreads, 0, current_stream(like), ranges);

@@ -51,13 +51,6 @@ struct Arguments {
     double* sums;                // of each piece, by tile
 };
 
-// The weight that a thread block works for.
-__device__ inline const PlacedWeight& weight_of(const Arguments& a, unsigned PlacedWeight::*first_block) {
-    int i = 0;
-    while (i + 1 < a.count && blockIdx.x >= a.weights[i + 1].*first_block) ++i;
-    return a.weights[i];
-}
-
 // Where element (i, place) of a matrix lies, i along its shorter side.
 __device__ inline int element(const Weight& of, int i, int place) {
     return of.tall ? place * of.side + i : i * of.length + place;
@@ -100,7 +93,7 @@ __global__ void __launch_bounds__(kGramThreads) gram(const Arguments a) {
     alignas(16) __shared__ double x[kColumns * kMostRow];
     static_assert(kGramThreads * 4 <= kColumns * kMostRow);
 
-    const PlacedWeight& placed = weight_of(a, &PlacedWeight::gram_block);
+    const PlacedWeight& placed = item_of_block(a.weights, a.count, &PlacedWeight::gram_block);
     const Weight& of = placed.of;
     const int block = static_cast<int>(blockIdx.x - placed.gram_block);
     const int matrix = block / placed.pieces, first = block % placed.pieces * kColumns;
@@ -210,7 +203,7 @@ __global__ void __launch_bounds__(kIterateThreads) iterate(const Arguments a) {
     ptx::let_next_kernel_start();  // not before: `move` reads what `gram` has written
     if (a.numbers[kGo] == 0) return;
     extern __shared__ __align__(16) double matrices[];
-    const PlacedWeight& placed = weight_of(a, &PlacedWeight::iterate_block);
+    const PlacedWeight& placed = item_of_block(a.weights, a.count, &PlacedWeight::iterate_block);
     const int matrix = static_cast<int>(blockIdx.x - placed.iterate_block), side = placed.of.side;
     const CommutingMatrices tiled{2 * tiles_along(side), tiles_of(side)};
     double *const A = matrices, *const P = A + tiled.row * tiled.row, *const Q = P + tiled.row * tiled.row;
@@ -280,7 +273,7 @@ template <class T>
 __global__ void __launch_bounds__(kMoveThreads) move(const Arguments a) {
     if (a.numbers[kGo] == 0) return;
     alignas(16) __shared__ T factors[kMostSide * kMostSide];
-    const PlacedWeight& placed = weight_of(a, &PlacedWeight::move_block);
+    const PlacedWeight& placed = item_of_block(a.weights, a.count, &PlacedWeight::move_block);
     const Weight& of = placed.of;
     const int block = static_cast<int>(blockIdx.x - placed.move_block), side = of.side;
     const int matrix = block / placed.pieces, column = block % placed.pieces * kColumns + threadIdx.x % kColumns;

@@ -50,10 +50,9 @@ void launch_begin(const std::vector<Summand>& from, BeginArguments a, const Tens
     std::vector<PlacedSummand> placed;
     std::vector<unsigned> blocks;
     for (const Summand& summand : from) {
-        int64_t width = 16 / bytes_of(summand.type);
-        const int64_t in_turn = summand.by_rows ? summand.row : summand.columns;
-        const bool wide = is_aligned(summand.gradient, 16) && in_turn % width == 0;
-        if (!wide) width = 1;
+        const int64_t in_turn = summand.by_rows ? summand.row : summand.columns, bytes = bytes_of(summand.type);
+        const bool wide = is_wide(in_turn, bytes, summand.gradient);
+        const int64_t width = wide ? 16 / bytes : 1;
         const int64_t all = summand.by_rows ? groups_of(summand) * pieces_of(summand, width) * kWarp
                                             : divide_up(summand.columns, kBeginTurns * width);
         placed.push_back({summand, wide, 0});
@@ -80,16 +79,11 @@ void launch_begin(const std::vector<Summand>& from, BeginArguments a, const Tens
     } while (next < placed.size());
 }
 
-// Whether V elements can be loaded at once from every tensor of the part.
-bool is_wide_part(const Part& part, int64_t element, int64_t width) {
-    bool wide = part.columns % width == 0 && is_aligned(part.gradient, width * bytes_of(part.gradient_type)) &&
-                is_aligned(part.copy, width * 2);
-    for (const void* pointer : {static_cast<const void*>(part.weight), static_cast<const void*>(part.averages[0]),
-                                static_cast<const void*>(part.averages[1]), static_cast<const void*>(part.square),
-                                static_cast<const void*>(part.slow)}) {
-        wide = wide && is_aligned(pointer, width * element);
-    }
-    return wide;
+// Whether 16 bytes of weights can be loaded at once, and as many elements of every other tensor of the part.
+bool is_wide_part(const Part& part, int64_t element) {
+    const int64_t width = 16 / element;
+    return is_wide(part.columns, element, part.weight, part.averages[0], part.averages[1], part.square, part.slow) &&
+           is_aligned(part.gradient, width * bytes_of(part.gradient_type)) && is_aligned(part.copy, width * 2);
 }
 
 template <class R, class T, bool k16, int V>
@@ -138,7 +132,7 @@ void update_parts(const StepCall::Group& group, const Tensor& weight, const Step
     const int64_t element = weight.element_size();
     std::vector<Part> groups[2][2];
     for (const Part& part : group.parts)
-        groups[bytes_of(part.gradient_type) == 2][is_wide_part(part, element, 16 / element)].push_back(part);
+        groups[bytes_of(part.gradient_type) == 2][is_wide_part(part, element)].push_back(part);
     for (const bool is_16 : {false, true}) {
         for (const bool wide : {true, false}) {
             with_kernel_types(group.h.rule, weight, is_16, wide, [&]<class R, class T, bool k16, int V>() {
@@ -183,8 +177,7 @@ struct LateLaunch {
         arguments = {l, part.step, part.numbers, failed, factors(part.h)};
         Part row = l.part;
         row.columns = l.columns;
-        const int64_t element = part.weight.element_size();
-        wide = is_wide_part(row, element, 16 / element) && is_aligned(l.changes, 16);
+        wide = is_wide_part(row, part.weight.element_size()) && is_aligned(l.changes, 16);
     }
 
     bool shares() const { return arguments.part.shares; }

@@ -71,14 +71,6 @@ struct BeginArguments {
     double max_norm;
 };
 
-// The item that a thread block works for.
-template <class Placed>
-__device__ inline int item_of(const Placed* items, int count, unsigned block) {
-    int i = 0;
-    while (i + 1 < count && block >= items[i + 1].first_block) ++i;
-    return i;
-}
-
 // a / b without a division of 64 bits, where that is possible.
 __device__ inline int64_t quotient(int64_t a, int64_t b) {
     return (a | b) >> 32 == 0 ? int64_t(unsigned(a) / unsigned(b)) : a / b;
@@ -182,7 +174,7 @@ __global__ void __launch_bounds__(kBeginThreads) begin(const BeginArguments a) {
             prepare_numbers(a.hyperparameters, *a.step + 1, scalar(a.lr, a.lr_is_double), a.numbers, a.next);
         }
     } else {
-        const PlacedSummand& placed = a.summands[item_of(a.summands, a.count, blockIdx.x)];
+        const PlacedSummand& placed = item_of_block(a.summands, a.count, &PlacedSummand::first_block);
         const Summand& from = placed.summand;
         const int64_t block = blockIdx.x - placed.first_block;
         const auto add = [&](auto* type) {
@@ -312,7 +304,7 @@ __global__ void __launch_bounds__(kWarps* kWarp) update(const UpdateArguments a)
     __align__(16) __shared__ T sums[kWarps][kColumns];
     __align__(16) __shared__ T changes[kColumns];
 
-    const PlacedPart& placed = a.parts[item_of(a.parts, a.count, blockIdx.x)];
+    const PlacedPart& placed = item_of_block(a.parts, a.count, &PlacedPart::first_block);
     const Part& part = placed.part;
     const int64_t block = blockIdx.x - placed.first_block;
     const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
