@@ -99,12 +99,9 @@ template <class Weight>
 __global__ void __launch_bounds__(kGatherThreads) sum_kernel(Backward p) {
     using Row = row_gradient_t<Weight>;
     constexpr int V = kColumns<Row>;
-    const int lane = threadIdx.x % cuda::kWarp, half_warp = lane / kSlabLanes, half = p.num_outputs / 2;
-    for_each_item(p.plan.task_cost, p.max_tasks, slabs_of<Row>(p.num_outputs), [&](int item, int slab) {
+    const int half_warp = threadIdx.x % cuda::kWarp / kSlabLanes, half = p.num_outputs / 2;
+    for_each_item<Row>(p.plan.task_cost, p.max_tasks, p.num_outputs, [&](int item, int column, bool active) {
         const Task& task = p.plan.tasks[item];  // read where it is used, because registers are scarce
-        const int own_column = (slab * kSlabLanes + lane % kSlabLanes) * V;
-        const bool active = own_column < half;
-        const int column = active ? own_column : 0;
         float sum[2][V] = {};
         gather(static_cast<const Row*>(p.row_gradients), p.rows, p.num_outputs, column, p.plan.list + task.begin,
                task.count, sum);

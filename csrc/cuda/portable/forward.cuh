@@ -47,12 +47,9 @@ __device__ __forceinline__ bool is_inside(float x, float bound) {
 template <class Weight>
 __global__ void __launch_bounds__(kGatherThreads) forward_kernel(Forward p) {
     constexpr int V = kColumns<Weight>;
-    const int lane = threadIdx.x % cuda::kWarp, half_warp = lane / kSlabLanes, half = p.num_outputs / 2;
-    for_each_item(p.plan.slot_cost, 2 * p.in.positions, slabs_of<Weight>(p.num_outputs), [&](int item, int slab) {
+    const int half_warp = threadIdx.x % cuda::kWarp / kSlabLanes, half = p.num_outputs / 2;
+    for_each_item<Weight>(p.plan.slot_cost, 2 * p.in.positions, p.num_outputs, [&](int item, int column, bool active) {
         const Slot& slot = p.plan.slots[item];  // read where it is used, because registers are scarce
-        const int own_column = (slab * kSlabLanes + lane % kSlabLanes) * V;
-        const bool active = own_column < half;
-        const int column = active ? own_column : 0;
         float sum[2][V] = {};
         gather(static_cast<const Weight*>(p.weight), p.in.num_features, p.num_outputs, column,
                row_pointer(p.in, slot.row), slot.count, sum);

@@ -67,9 +67,10 @@ __device__ inline int first_at_least(const int64_t* __restrict__ numbers, int co
     return low;
 }
 
-// Calls visit(item, slab) for the items and slabs of this warp. `cost_before` has count + 1 numbers.
-template <class Visit>
-__device__ __forceinline__ void for_each_item(const int64_t* __restrict__ cost_before, int count, int slabs,
+// Calls visit(item, column, active) for the items of this warp in its slabs, with the columns of this lane in the first
+// half of `num_outputs`; lanes that are not active have none. `cost_before` has count + 1 numbers.
+template <class T, class Visit>
+__device__ __forceinline__ void for_each_item(const int64_t* __restrict__ cost_before, int count, int num_outputs,
                                               const Visit& visit) {
     const int64_t total = cost_before[count], stretches = gridDim.x;
     const int begin = first_at_least(cost_before, count, (total * blockIdx.x + stretches - 1) / stretches);
@@ -78,8 +79,10 @@ __device__ __forceinline__ void for_each_item(const int64_t* __restrict__ cost_b
     int item = begin + static_cast<int>(threadIdx.x) / cuda::kWarp, slab = blockIdx.y;
     for (;; item += kGatherWarps) {
         while (item >= end) item -= end - begin, slab += gridDim.y;
-        if (slab >= slabs) return;
-        visit(item, slab);
+        if (slab >= slabs_of<T>(num_outputs)) return;
+        const int column = (slab * kSlabLanes + threadIdx.x % kSlabLanes) * kColumns<T>;
+        const bool active = column < num_outputs / 2;
+        visit(item, active ? column : 0, active);
     }
 }
 
