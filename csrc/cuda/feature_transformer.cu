@@ -35,7 +35,7 @@ Tensor forward_op(const Tensor& indices_in, const std::optional<Tensor>& values_
                  bias = torch::stable::contiguous(bias_in);
     const std::optional<Tensor> values = contiguous(values_in);
     const cudaStream_t stream = current_stream(weight);
-    IndexCheck check(kForward, const_data<int32_t>(indices), sizes.rows, sizes.max_active, sizes.num_features,
+    IndexCheck check(kForward, {const_data<int32_t>(indices)}, sizes.rows, sizes.max_active, sizes.num_features,
                      weight.get_device_index(), stream);
     Tensor output = torch::stable::new_empty(weight, {sizes.rows, sizes.num_outputs});
     dispatch_weight_dtype<__half, __nv_bfloat16>(weight.scalar_type(), [&](auto* type) {
@@ -128,8 +128,8 @@ std::tuple<Tensor, Tensor, Tensor> backward_op(const Tensor& grad_output_in, con
     const cudaStream_t stream = current_stream(grad_output);
     std::optional<IndexCheck> check;
     if (check_indices) {
-        check.emplace(kBackward, const_data<int32_t>(indices), sizes.rows, sizes.max_active, sizes.num_features,
-                      grad_output.get_device_index(), stream);
+        check.emplace(kBackward, std::initializer_list{const_data<int32_t>(indices)}, sizes.rows, sizes.max_active,
+                      sizes.num_features, grad_output.get_device_index(), stream);
     }
     Tensor grad_weight = torch::stable::new_empty(grad_output, {0}),
            grad_bias = torch::stable::new_empty(grad_output, {0}),

@@ -155,8 +155,8 @@ Check::~Check() {
     reports()[device_].idle.push_back(own_);
 }
 
-IndexCheck::IndexCheck(const char* op, const int32_t* indices, int64_t rows, int64_t max_active, int64_t num_features,
-                       int device, cudaStream_t stream)
+IndexCheck::IndexCheck(const char* op, std::initializer_list<const int32_t*> indices, int64_t rows, int64_t max_active,
+                       int64_t num_features, int device, cudaStream_t stream)
     : Check(
           op, device, stream,
           [](const Finding& found) { fail_index(found.op, found.row, found.value, found.num_features); },
@@ -164,8 +164,10 @@ IndexCheck::IndexCheck(const char* op, const int32_t* indices, int64_t rows, int
     if (sink().finding == nullptr || rows == 0 || max_active == 0) return;
     constexpr int kRowsPerBlock = 8;
     const unsigned blocks = static_cast<unsigned>(std::min<int64_t>(divide_up(rows, kRowsPerBlock), 4096));
-    launch("check_rows", check_rows, blocks, dim3(kWarp, kRowsPerBlock), 0, stream, indices, rows,
-           static_cast<int>(max_active), sink());
+    for (const int32_t* of : indices) {
+        launch("check_rows", check_rows, blocks, dim3(kWarp, kRowsPerBlock), 0, stream, of, rows,
+               static_cast<int>(max_active), sink());
+    }
     mark();
 }
 

@@ -14,6 +14,7 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <initializer_list>
 
 namespace nnue::cuda {
 
@@ -79,9 +80,9 @@ class Check {
 // The check of index rows. Usage: construct it, which queues the check, queue the work, then call finish().
 class IndexCheck : public Check {
   public:
-    // The rows are [rows, max_active], on `device`.
-    IndexCheck(const char* op, const int32_t* indices, int64_t rows, int64_t max_active, int64_t num_features,
-               int device, cudaStream_t stream);
+    // Each of `indices` is [rows, max_active], on `device`.
+    IndexCheck(const char* op, std::initializer_list<const int32_t*> indices, int64_t rows, int64_t max_active,
+               int64_t num_features, int device, cudaStream_t stream);
 };
 
 }  // namespace nnue::cuda

@@ -82,14 +82,10 @@ Tensor plan_op(const Tensor& white_in, const Tensor& black_in, const Tensor& bla
     const torch::stable::accelerator::DeviceGuard guard(white_in.get_device_index());
     const Tensor white = torch::stable::contiguous(white_in), black = torch::stable::contiguous(black_in),
                  black_to_move = torch::stable::contiguous(black_to_move_in);
-    const cudaStream_t stream = current_stream(white);
-    const int device = white.get_device_index();
-    const int64_t positions = white.size(0), max_active = white.size(1);
-    IndexCheck white_check(kPlan, const_data<int32_t>(white), positions, max_active, num_features, device, stream);
-    IndexCheck black_check(kPlan, const_data<int32_t>(black), positions, max_active, num_features, device, stream);
+    IndexCheck check(kPlan, {const_data<int32_t>(white), const_data<int32_t>(black)}, white.size(0), white.size(1),
+                     num_features, white.get_device_index(), current_stream(white));
     const Tensor plan = kernels_of(kPlan, layout).plan(white, black, black_to_move, num_features, layout);
-    white_check.finish();
-    black_check.finish();
+    check.finish();
     return plan;
 }
 

@@ -8,7 +8,8 @@ Check::Check(const char*, int device, cudaStream_t stream, void (*)(const Findin
 Check::~Check() = default;
 void Check::mark() {}
 void Check::finish() {}
-IndexCheck::IndexCheck(const char* op, const int32_t*, int64_t, int64_t, int64_t, int device, cudaStream_t stream)
+IndexCheck::IndexCheck(const char* op, std::initializer_list<const int32_t*>, int64_t, int64_t, int64_t, int device,
+                       cudaStream_t stream)
     : Check(op, device, stream, nullptr) {}
 
 }  // namespace nnue::cuda
