@@ -18,25 +18,8 @@ inline int key_bits(int64_t last) {
     return bits;
 }
 
-// Bytes of CubScratch that `sort` and `sums_before` need.
-template <class Value>
-size_t sort_bytes(int64_t pairs, int64_t last_key) {
-    size_t bytes = 0;
-    cuda::check_cuda(cub::DeviceRadixSort::SortPairs(nullptr, bytes, static_cast<int32_t*>(nullptr),
-                                                     static_cast<int32_t*>(nullptr), static_cast<Value*>(nullptr),
-                                                     static_cast<Value*>(nullptr), pairs, 0, key_bits(last_key)),
-                     "radix sort");
-    return bytes;
-}
-inline size_t sums_before_bytes(int64_t count) {
-    size_t bytes = 0;
-    cuda::check_cuda(cub::DeviceScan::ExclusiveSum(nullptr, bytes, static_cast<int64_t*>(nullptr),
-                                                   static_cast<int64_t*>(nullptr), count),
-                     "scan");
-    return bytes;
-}
-
-// Scratch memory that cub, the library of the sort and the sums, works in.
+// Scratch memory that cub, the library of the sort and the sums, works in. Where it is null, the functions below only
+// return the bytes that they need.
 struct CubScratch {
     void* memory;
     size_t bytes;
@@ -44,18 +27,28 @@ struct CubScratch {
 
 // Orders pairs by their keys, which are in [0, last_key].
 template <class Value>
-void sort(CubScratch scratch, const int32_t* keys, int32_t* sorted_keys, const Value* values, Value* sorted_values,
-          int64_t pairs, int64_t last_key, cudaStream_t stream) {
-    if (pairs == 0) return;
+size_t sort(CubScratch scratch, const int32_t* keys, int32_t* sorted_keys, const Value* values, Value* sorted_values,
+            int64_t pairs, int64_t last_key, cudaStream_t stream) {
+    if (pairs == 0) return 0;
     cuda::check_cuda(cub::DeviceRadixSort::SortPairs(scratch.memory, scratch.bytes, keys, sorted_keys, values,
                                                      sorted_values, pairs, 0, key_bits(last_key), stream),
                      "radix sort");
+    return scratch.bytes;
+}
+template <class Value>
+size_t sort_bytes(int64_t pairs, int64_t last_key) {
+    return sort<Value>({}, nullptr, nullptr, nullptr, nullptr, pairs, last_key, nullptr);
 }
 
 // sums[i] = the sum of numbers[0 … i − 1].
-inline void sums_before(CubScratch scratch, const int64_t* numbers, int64_t* sums, int64_t count, cudaStream_t stream) {
+inline size_t sums_before(CubScratch scratch, const int64_t* numbers, int64_t* sums, int64_t count,
+                          cudaStream_t stream) {
     cuda::check_cuda(cub::DeviceScan::ExclusiveSum(scratch.memory, scratch.bytes, numbers, sums, count, stream),
                      "scan");
+    return scratch.bytes;
+}
+inline size_t sums_before_bytes(int64_t count) {
+    return sums_before({}, nullptr, nullptr, count, nullptr);
 }
 
 // Called by a whole warp: gives `put` each place of a row, [0, max_active), with its key, which is its feature, or
