@@ -159,8 +159,8 @@ __global__ void __launch_bounds__(kCombineWarps* cuda::kWarp) combine_kernel(Bac
 // From row gradients on.
 template <class Weight>
 void launch_sums(const Backward& p, int bias_parts, int multiprocessors, cudaStream_t stream) {
-    const Division division = divide(p.max_tasks, slabs_of<row_gradient_t<Weight>>(p.num_outputs), multiprocessors);
-    cuda::launch("portable weight gradient", sum_kernel<Weight>, division.grid(), kGatherThreads, 0, stream, p);
+    const dim3 grid = divide(p.max_tasks, slabs_of<row_gradient_t<Weight>>(p.num_outputs), multiprocessors);
+    cuda::launch("portable weight gradient", sum_kernel<Weight>, grid, kGatherThreads, 0, stream, p);
     cuda::launch("partial sums", combine_kernel<Weight>,
                  dim3(std::min(1 + p.max_long_lists, 4 * multiprocessors),
                       static_cast<unsigned>(divide_up(p.num_outputs, cuda::kWarp * kCombineColumns))),

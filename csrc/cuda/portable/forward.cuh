@@ -84,8 +84,8 @@ __global__ void __launch_bounds__(kGatherThreads) forward_kernel(Forward p) {
 
 template <class Weight>
 void launch_forward(const Forward& p, int multiprocessors, cudaStream_t stream) {
-    const Division division = divide(p.in.rows(), slabs_of<Weight>(p.num_outputs), multiprocessors);
-    cuda::launch("portable forward", forward_kernel<Weight>, division.grid(), kGatherThreads, 0, stream, p);
+    const dim3 grid = divide(p.in.rows(), slabs_of<Weight>(p.num_outputs), multiprocessors);
+    cuda::launch("portable forward", forward_kernel<Weight>, grid, kGatherThreads, 0, stream, p);
 }
 
 }  // namespace nnue::portable

@@ -41,17 +41,11 @@ __host__ __device__ constexpr int slabs_of(int num_outputs) {
     return (num_outputs / 2 + kSlab - 1) / kSlab;
 }
 
-// How the work is divided: thread block (x, y) takes stretch x of the items in slabs y, y + slab_groups, …
-struct Division {
-    int stretches, slab_groups;
-
-    dim3 grid() const { return dim3(stretches, slab_groups); }
-};
-
-inline Division divide(int64_t items, int slabs, int multiprocessors) {
+// The grid of a kernel: thread block (x, y) takes stretch x of the items in slabs y, y + gridDim.y, …
+inline dim3 divide(int64_t items, int slabs, int multiprocessors) {
     const int64_t full = divide_up(items, kGatherWarps);
     const int stretches = static_cast<int>(std::clamp<int64_t>(full, 1, multiprocessors));
-    return {stretches, std::clamp(multiprocessors / stretches, 1, slabs)};
+    return dim3(stretches, std::clamp(multiprocessors / stretches, 1, slabs));
 }
 
 // The first i in [0, count] with `numbers[i] >= wanted`, for ascending numbers; for a whole warp.
