@@ -251,17 +251,19 @@ struct State {
         if constexpr (R::kSquares) square = load_pack<T, V>(part.square, at);
     }
 
+    // One step of an element, without its slow weight. Returns whether its gradient was finite.
+    __device__ bool move_element(const Common<T>& c, int i, T gradient, T shared) {
+        const T before = R::kAverages == 2 ? other.at[i] : T(0);
+        T none = 0, &own_square = R::kSquares ? square.at[i] : none;
+        return optimizer::move<R>(c, gradient, shared, weight.at[i], average.at[i], before, own_square);
+    }
+
     // Makes one step and stores the results. Returns whether all gradients were finite.
     template <bool k16>
     __device__ bool move(const Part& part, const Common<T>& c, int turn, int64_t at,
                          const Gradients<T, k16, V>& gradients, const T (&changes)[V]) {
         bool good = true;
-        for (int i = 0; i < V; ++i) {
-            const T before = R::kAverages == 2 ? other.at[i] : T(0);
-            T none = 0, &s = R::kSquares ? square.at[i] : none;
-            good &= optimizer::move<R>(c, gradients.value(i, part.gradient_type), changes[i], weight.at[i],
-                                       average.at[i], before, s);
-        }
+        for (int i = 0; i < V; ++i) good &= move_element(c, i, gradients.value(i, part.gradient_type), changes[i]);
         if (part.slow != nullptr && c.lookahead != 0) {
             Pack<T, V> slow = load_pack<T, V>(part.slow, at);
             for (int i = 0; i < V; ++i) weight.at[i] = slow.at[i] = look_ahead(c, slow.at[i], weight.at[i]);
@@ -662,15 +664,10 @@ __global__ void __launch_bounds__(kListThreads) list_late(const LateArguments a,
 // not among these: the next step makes it 0.
 template <class T, int V>
 __device__ inline bool all_zero(const Pack<T, V>& from) {
-    bool zero = true;
-    for (int i = 0; i < V; ++i) {
-        if constexpr (sizeof(T) == 8) {
-            zero &= __double_as_longlong(from.at[i]) == 0;
-        } else {
-            zero &= __float_as_uint(from.at[i]) == 0;
-        }
-    }
-    return zero;
+    const auto* const words = reinterpret_cast<const unsigned*>(from.at);
+    unsigned bits = 0;
+    for (int i = 0; i < V * int(sizeof(T) / sizeof(unsigned)); ++i) bits |= words[i];
+    return bits == 0;
 }
 
 constexpr int kCatchUpBlocks = 3;  // per multiprocessor
@@ -780,12 +777,7 @@ __global__ void __launch_bounds__(kLateThreads, sizeof(T) == 4 ? kCatchUpBlocks 
                     if constexpr (R::kSquares) state.square.at[i] = multiply_add(c.keep2, state.square.at[i], T(0));
                 }
             } else {
-                for (int i = 0; i < V; ++i) {
-                    const T before = R::kAverages == 2 ? state.other.at[i] : T(0);
-                    T none = 0, &square = R::kSquares ? state.square.at[i] : none;
-                    const T shared = kShares ? change.at[i] : T(0);
-                    optimizer::move<R>(c, T(0), shared, state.weight.at[i], state.average.at[i], before, square);
-                }
+                for (int i = 0; i < V; ++i) state.move_element(c, i, T(0), kShares ? change.at[i] : T(0));
             }
             if (looks_ahead && c.lookahead != 0) {
                 for (int i = 0; i < V; ++i) {
