@@ -102,10 +102,17 @@ inline unsigned thread_blocks_for(int64_t items, int64_t per_thread_block) {
     return static_cast<unsigned>(std::min<int64_t>(divide_up(items, per_thread_block), INT32_MAX));
 }
 
-// Of items that share a launch, the one that this thread block works for. `first_block` is a member of Item, the number
-// of its first thread block.
-template <class Item, class Number>
-__device__ inline const Item& item_of_block(const Item* items, int count, Number Item::*first_block) {
+// One of the items that share a launch, and the number of its first thread block.
+template <class Of>
+struct Placed {
+    Of of;
+    unsigned first_block;
+};
+
+// The item that this thread block works for. An item that several kernels work on has a `first_block` for each.
+template <class Item>
+__device__ inline const Item& item_of_block(const Item* items, int count,
+                                            unsigned Item::*first_block = &Item::first_block) {
     int i = 0;
     while (i + 1 < count && blockIdx.x >= items[i + 1].*first_block) ++i;
     return items[i];

@@ -21,13 +21,8 @@ constexpr int kThreads = 256, kEach = 16;  // elements per thread, all of which 
 constexpr int64_t kPiece = kThreads * kEach;
 constexpr int kMostRanges = 32;  // per launch
 
-struct PlacedRange {
-    Range range;
-    int64_t first_block;
-};
-
 struct Ranges {
-    PlacedRange at[kMostRanges];
+    Placed<Range> at[kMostRanges];
     int count;
 };
 
@@ -50,7 +45,7 @@ __device__ __forceinline__ void convert_piece(const Range& range, int64_t begin)
 }
 
 __global__ void __launch_bounds__(kThreads) to_integers(const Ranges ranges) {
-    const auto& [range, first_block] = item_of_block(ranges.at, ranges.count, &PlacedRange::first_block);
+    const auto& [range, first_block] = item_of_block(ranges.at, ranges.count);
     const int64_t begin = (blockIdx.x - first_block) * kPiece + threadIdx.x;
     range.wide ? convert_piece<double>(range, begin) : convert_piece<float>(range, begin);
 }
@@ -63,13 +58,12 @@ Tensor run(const char* op, Problem& problem) {
     for (size_t first = 0; first < problem.ranges.size(); first += kMostRanges) {
         Ranges ranges{};
         ranges.count = static_cast<int>(std::min<size_t>(problem.ranges.size() - first, kMostRanges));
-        int64_t blocks = 0;
+        unsigned blocks = 0;
         for (int r = 0; r < ranges.count; ++r) {
             ranges.at[r] = {problem.ranges[first + r], blocks};
-            blocks += divide_up(problem.ranges[first + r].count, kPiece);
+            blocks += static_cast<unsigned>(divide_up(problem.ranges[first + r].count, kPiece));
         }
-        if (blocks > 0)
-            launch(op, to_integers, static_cast<unsigned>(blocks), kThreads, 0, current_stream(like), ranges);
+        launch(op, to_integers, blocks, kThreads, 0, current_stream(like), ranges);
     }
     return flat;
 }

@@ -20,13 +20,8 @@ using namespace nnue::optimizer;
 // The most parts per launch: all arguments of a kernel together have at most 4 KB.
 constexpr int kMostParts = 20;
 
-struct PlacedPart {
-    Part part;
-    unsigned first_block;
-};
-
 struct UpdateArguments {
-    PlacedPart parts[kMostParts];
+    Placed<Part> parts[kMostParts];
     int count;
     Factors factors;
     const double* numbers;
@@ -174,7 +169,7 @@ __global__ void __launch_bounds__(kBeginThreads) begin(const BeginArguments a) {
             prepare_numbers(a.hyperparameters, *a.step + 1, scalar(a.lr, a.lr_is_double), a.numbers, a.next);
         }
     } else {
-        const PlacedSummand& placed = item_of_block(a.summands, a.count, &PlacedSummand::first_block);
+        const PlacedSummand& placed = item_of_block(a.summands, a.count);
         const Summand& from = placed.summand;
         const int64_t block = blockIdx.x - placed.first_block;
         const auto add = [&](auto* type) {
@@ -306,8 +301,8 @@ __global__ void __launch_bounds__(kWarps* kWarp) update(const UpdateArguments a)
     __align__(16) __shared__ T sums[kWarps][kColumns];
     __align__(16) __shared__ T changes[kColumns];
 
-    const PlacedPart& placed = item_of_block(a.parts, a.count, &PlacedPart::first_block);
-    const Part& part = placed.part;
+    const Placed<Part>& placed = item_of_block(a.parts, a.count);
+    const Part& part = placed.of;
     const int64_t block = blockIdx.x - placed.first_block;
     const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
     const bool shares = part.shares;
