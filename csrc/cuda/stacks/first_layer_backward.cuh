@@ -85,23 +85,19 @@ struct InputRows {
     // Remembers position `position` at this place.
     __device__ __forceinline__ void load_position(Memory&, int, int, int) const {}
     // Where four numbers of the position's first row begin, those of inputs `column` … `column` + 3. Those of the next
-    // row are `row_stride` numbers further on. Null if there is no position.
+    // row are `row_stride` numbers further on. Not read if there is no position.
     __device__ __forceinline__ const T* numbers(const Memory&, int, int, int position, int column) const {
-        return position < 0 ? nullptr : x + static_cast<int64_t>(position) * inputs + column;
+        const uint64_t row_bytes = static_cast<unsigned>(inputs) * sizeof(T);
+        return reinterpret_cast<const T*>(reinterpret_cast<const char*>(keep(x + column)) +
+                                          static_cast<unsigned>(max(position, 0)) * row_bytes);
     }
     __device__ __forceinline__ int row_stride() const { return 0; }
     // Four inputs of a position, and the parts of input i of two positions, as words of an operand.
-    struct Four {
-        float at[4];
-    };
-    __device__ __forceinline__ Four four(const Pack<T, 4> (&rows)[1]) const {
-        Four found;
-        for (int i = 0; i < 4; ++i) found.at[i] = to_sum(rows[0].at[i]);
-        return found;
-    }
+    using Four = Pack<T, 4>;
+    __device__ __forceinline__ Four four(const Four (&rows)[1]) const { return rows[0]; }
     __device__ __forceinline__ static void split_two(const Four& a, const Four& b, int i,
                                                      uint32_t (&words)[Type::kParts]) {
-        split(a.at[i], b.at[i], words);
+        split(to_sum(a.at[i]), to_sum(b.at[i]), words);
     }
     // Takes `g`, the gradients of inputs `first` + 4 · lane_g … + 3 of `position`, the one at [place][i] in the memory.
     // The inputs themselves are still at [of_lane][at] in each row of the stage. Called by whole warps.
@@ -215,7 +211,8 @@ __global__ void __launch_bounds__(kThreads, kWorkers<Source, KO>)
     const auto load_units = [&](int first, int left) {
         const int count = min(left, kUnitsAhead + 1);
         const int* const slots = a.order + a.of_order.slots();
-        for (int i = threadIdx.x; i < count * kTile; i += kThreads) {
+        // thread_number: the places of a thread would otherwise stay in registers from unit to unit.
+        for (int i = ptx::thread_number(); i < count * kTile; i += kThreads) {
             const int tile = (first + i / kTile) % tiles;
             const int position = slots[static_cast<int64_t>(tile) * kTile + i % kTile];
             memory.positions[i / kTile][i % kTile] = position;
@@ -230,16 +227,18 @@ __global__ void __launch_bounds__(kThreads, kWorkers<Source, KO>)
     // j, and the lane has it as part of a right operand. In grad_x, which is computed as [columns, positions], columns
     // 4 n + 2 m and 4 n + 2 m + 1 are rows n and n + 8 of product m.
     //
-    // Starts to copy a warp's inputs of 16 positions. This lane copies what lane (to_g, to_t) will read.
+    // Starts to copy a warp's inputs of 16 positions. Steps from kSteps on are those of the next unit, which begins at
+    // `next_column`. This lane copies what lane (to_g, to_t) will read.
     int stage = 0;  // the one that is filled next
-    const auto copy_inputs = [&](int place, int step, int column) {
+    const auto copy_inputs = [&](int place, int step, int column, int next_column) {
+        if (step >= kSteps) step -= kSteps, ++place, column = next_column;
         const int to_g = lane % 8, to_t = lane / 8;
         const bool is_inside = column + 4 * to_g < a.inputs;
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             const int at = step * 16 + i / 2 * 8 + 2 * to_t + i % 2, position = memory.positions[place][at];
             const Number* const from = source.numbers(memory.source, place, at, position, column + 4 * to_g);
-            const bool wanted = is_inside && from != nullptr;
+            const bool wanted = is_inside && position >= 0;
             for (int r = 0; r < R; ++r) {
                 const uint32_t to = ptx::shared_address(&memory.inputs[warp][stage][r][i][input_place(to_g, to_t)]);
                 if constexpr (sizeof(Number) == 4)
@@ -285,27 +284,22 @@ __global__ void __launch_bounds__(kThreads, kWorkers<Source, KO>)
         }
     };
 
-    int slab = static_cast<int>(begin / tiles), tile = static_cast<int>(begin - static_cast<int64_t>(slab) * tiles);
+    const int first_slab = static_cast<int>(begin / tiles);
+    int tile = static_cast<int>(begin - static_cast<int64_t>(first_slab) * tiles);
+    int column = first_slab * kSlab + warp * 32;  // the warp's first one
     load_units(tile, divide_up(steps_left, kSteps));
     __syncthreads();
     load_sums(0);
     store_operands(0);
-    int stack = memory.stacks[0], column = slab * kSlab + warp * 32;
-    begin_segment(stack, column);
-    for (int i = first; i + 1 < first + kStages; ++i) {
-        if (i < kSteps)
-            copy_inputs(0, i, column);
-        else  // a worker that begins within a unit also has steps of the next one
-            copy_inputs(1, i - kSteps, tile + 1 == tiles ? column + kSlab : column);
-    }
+    begin_segment(memory.stacks[0], column);
+    for (int i = first; i + 1 < first + kStages; ++i)
+        copy_inputs(0, i, column, tile + 1 == tiles ? column + kSlab : column);
     __syncthreads();
     for (int unit = 0; steps_left > 0; ++unit, steps_left -= kSteps, first = 0) {
         const int place = unit % kUnitsAhead, buffer = unit % 2;
         const bool more = steps_left > kSteps;
         const int last = min(steps_left, kSteps);
-        int next_tile = tile + 1, next_slab = slab;
-        if (next_tile == tiles) next_tile = 0, ++next_slab;
-        const int next_stack = more ? memory.stacks[place + 1] : -1, next_column = next_slab * kSlab + warp * 32;
+        const int next_tile = tile + 1 == tiles ? 0 : tile + 1, next_column = next_tile == 0 ? column + kSlab : column;
         if (more) load_sums(place + 1);
         if (column < a.inputs) {
 #pragma unroll 1
@@ -315,10 +309,8 @@ __global__ void __launch_bounds__(kThreads, kWorkers<Source, KO>)
                 ptx::copy_async_wait<kStages - 2>();
                 __syncwarp();
                 const int oldest = stage + 1 == kStages ? 0 : stage + 1, next_step = step + kStages - 1;
-                if (next_step < last)
-                    copy_inputs(place, next_step, column);
-                else if (more)
-                    copy_inputs(place + 1, next_step - kSteps, next_column);
+                if (next_step < steps_left)
+                    copy_inputs(place, next_step, column, next_column);
                 else
                     ptx::copy_async_commit(), stage = oldest;  // an empty group keeps the count for copy_async_wait
                 typename Source::Four x[4];
@@ -384,20 +376,21 @@ __global__ void __launch_bounds__(kThreads, kWorkers<Source, KO>)
             }
         } else if (more) {  // the warp's columns are past the last input
             ptx::copy_async_wait<0>();
-            for (int step = 0; step + 1 < kStages; ++step) copy_inputs(place + 1, step, next_column);
+            for (int step = 0; step + 1 < kStages; ++step) copy_inputs(place + 1, step, next_column, next_column);
         }
-        if (next_stack != stack || next_slab != slab) {
-            end_segment(slab, stack);
+        const int stack = memory.stacks[place], next_stack = more ? memory.stacks[place + 1] : -1;
+        if (next_stack != stack || next_column != column) {
+            end_segment(column / kSlab, stack);
             if (more) begin_segment(next_stack, next_column);
         }
-        if (!more || next_slab != slab) source.end_slab(of_source, slab);
+        if (!more || next_column != column) source.end_slab(of_source, column / kSlab);
         if (more) store_operands(1 - buffer);
         __syncthreads();
         if (more && place + 1 == kUnitsAhead) {
             load_units(next_tile, divide_up(steps_left, kSteps) - 1);
             __syncthreads();
         }
-        tile = next_tile, slab = next_slab, stack = next_stack, column = next_column;
+        tile = next_tile, column = next_column;
     }
     ptx::copy_async_wait<0>();
 }
