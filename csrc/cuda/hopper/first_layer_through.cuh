@@ -111,11 +111,10 @@ struct SavedRows {
         }
         memory.slots[0][place][i] = slots[0], memory.slots[1][place][i] = slots[1];
     }
-    __device__ __forceinline__ const Number* numbers(const Memory& memory, int place, int i, int position,
+    __device__ __forceinline__ const Number* numbers(const Memory& memory, int place, int i, int /*position*/,
                                                      int column) const {
         const int half = p.num_outputs / 2, side = column >= half;
-        if (position < 0) return nullptr;
-        return row_of(static_cast<const Number*>(p.saved) + column - side * half, memory.slots[side][place][i],
+        return row_of(static_cast<const Number*>(p.saved) + column - side * half, max(memory.slots[side][place][i], 0),
                       p.num_outputs * sizeof(Number));  // as saved_at
     }
     __device__ __forceinline__ int row_stride() const { return p.num_outputs / 2; }
