@@ -38,8 +38,8 @@ CHECKED = re.compile(
 _TWO_BLOCKS = "two thread blocks per multiprocessor leave 128 registers, and 32 outputs need more"
 ALLOWED = [
     Allowed(r"stacks::first_layer_forward<__half, 4\b", 24, _TWO_BLOCKS),
-    Allowed(r"stacks::first_layer_backward<.*InputRows<(__half|__nv_bfloat16)>, 2>", 24, _TWO_BLOCKS),
-    Allowed(r"stacks::first_layer_backward<.*SavedRows<1, \w+>, 2>", 64, _TWO_BLOCKS),
+    Allowed(r"stacks::first_layer_backward<.*InputRows<__half>, 2>", 8, _TWO_BLOCKS),
+    Allowed(r"stacks::first_layer_backward<.*SavedRows<1, \w+>, 2>", 16, _TWO_BLOCKS),
     Allowed(r"stacks::one_output_kernel<", 40, "forward and backward of a position in 128 registers"),
     Allowed(r"stacks::rest_kernel<", 24, "many thread blocks per multiprocessor leave 64 registers; on 12.0 only"),
     Allowed(r"one_hot_product::(forward|weight_gradient)_kernel<", 16, "values used between tiles"),

@@ -162,6 +162,9 @@ __global__ void __launch_bounds__(kThreads, kWorkers<Source, KO>)
     using Number = typename Source::Number;
     constexpr int P = Source::Type::kParts, W = Source::Type::kFactorParts, R = Source::kRows,
                   kStages = Memory::kStages;
+    // Whether the sums of the next unit are loaded before the steps of this one. Without registers for them, they would
+    // be stored in local memory as soon as they arrive.
+    constexpr bool kSumsAhead = KO == 1 || kWorkers<Source, KO> == 1;
     static_assert(kStages <= kSteps + 1, "copies run ahead of the first step by less than a unit");
     extern __shared__ __align__(16) char bytes[];
     ptx::wait_for_kernels_before();
@@ -300,7 +303,7 @@ __global__ void __launch_bounds__(kThreads, kWorkers<Source, KO>)
         const bool more = steps_left > kSteps;
         const int last = min(steps_left, kSteps);
         const int next_tile = tile + 1 == tiles ? 0 : tile + 1, next_column = next_tile == 0 ? column + kSlab : column;
-        if (more) load_sums(place + 1);
+        if (more && kSumsAhead) load_sums(place + 1);
         if (column < a.inputs) {
 #pragma unroll 1
             for (int step = first; step < last; ++step) {
@@ -384,6 +387,7 @@ __global__ void __launch_bounds__(kThreads, kWorkers<Source, KO>)
             if (more) begin_segment(next_stack, next_column);
         }
         if (!more || next_column != column) source.end_slab(of_source, column / kSlab);
+        if (more && !kSumsAhead) load_sums(place + 1);
         if (more) store_operands(1 - buffer);
         __syncthreads();
         if (more && place + 1 == kUnitsAhead) {
