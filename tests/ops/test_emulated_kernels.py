@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -318,8 +319,11 @@ def test_weights_of_other_features_do_not_show(emulator: ctypes.CDLL, kernels: s
 @pytest.mark.slow
 @pytest.mark.parametrize("dynamic", [False, True], ids=["one size", "any size"])
 @pytest.mark.parametrize("seed", [0, 1])
-def test_compiled(emulator: ctypes.CDLL, kernels: str, seed: int, dynamic: bool) -> None:
+def test_compiled(
+    emulator: ctypes.CDLL, kernels: str, seed: int, dynamic: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """The sizes of plan and saved sums come from the library, or while a graph is run."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # graphs of other versions have other sizes
     case = make_case(seed).with_kernels(kernels)
     fakes = _fakes("nnue_emulated", lambda device: True)
     for op in (PLAN, FORWARD, BACKWARD):
