@@ -253,6 +253,19 @@ __device__ __forceinline__ void counter_wait(const unsigned* counter, unsigned v
 __device__ __forceinline__ void counter_add(unsigned* counter) {
     asm volatile("fence.acq_rel.gpu;\n\tred.relaxed.gpu.global.add.u32 [%0], 1;\n" ::"l"(counter) : "memory");
 }
+// Hides how x, of 4 or 8 bytes, was computed from the compiler. It then neither computes x again at each use nor, for
+// an x that is read anew in a loop, keeps it and what follows from it from one iteration to the next. To a pointer it
+// adds an offset in one instruction, and not to each term of the pointer.
+template <typename T>
+__device__ __forceinline__ T keep(T x) {
+    static_assert(sizeof(T) == 4 || sizeof(T) == 8);
+    if constexpr (sizeof(T) == 4)
+        asm volatile("" : "+r"(x));
+    else
+        asm volatile("" : "+l"(x));
+    return x;
+}
+
 // threadIdx.x, read here. The compiler cannot compute what depends on it ahead of time, where it would occupy
 // registers.
 __device__ __forceinline__ int thread_number() {

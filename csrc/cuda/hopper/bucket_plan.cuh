@@ -233,13 +233,7 @@ __device__ __forceinline__ int group_sum(int x) {
     return x;
 }
 
-// Hides how x was computed from the compiler, which then neither computes it again at each use nor, for an x that is
-// read anew in a loop, keeps it and what follows from it from one iteration to the next.
-template <typename T>
-__device__ __forceinline__ T keep(T x) {
-    asm volatile("" : "+r"(x));
-    return x;
-}
+using ptx::keep;
 
 // Loads from an address in shared memory, without a branch. Gives `otherwise` if the condition is false.
 __device__ __forceinline__ uint32_t load_if(bool condition, uint32_t address, uint32_t otherwise) {

@@ -25,13 +25,7 @@ __device__ inline bool load_tile(const int* order, const Order& of_order, TilePo
     return true;
 }
 
-// Hides how a pointer was computed from the compiler, which then adds an offset to it in one instruction. It would add
-// the offset to each term of the pointer.
-template <class Pointer>
-__device__ __forceinline__ Pointer keep(Pointer pointer) {
-    asm volatile("" : "+l"(pointer));
-    return pointer;
-}
+using ptx::keep;
 
 // Writes the sums of each share of the inputs to shares[share][output][position]; the caller adds the shares up.
 // `positions` are the 64 of the tile, in shared memory; all of them must exist. NT · 8 ≥ outputs.
