@@ -64,9 +64,23 @@ def _indices_are_checked_at_once() -> Iterator[None]:
     ops.set_index_check("sync")
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
+def _switches_of_torch() -> Iterator[None]:
+    """What a test sets for the whole process is put back after it."""
+    threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    fill = torch.utils.deterministic.fill_uninitialized_memory
+    yield
+    torch.set_num_threads(threads)
+    torch.set_float32_matmul_precision(precision)
+    torch.use_deterministic_algorithms(deterministic)
+    torch.utils.deterministic.fill_uninitialized_memory = fill
+
+
+@pytest.fixture(scope="module")
 def one_thread() -> Iterator[None]:
-    """torch on one thread: small nets are faster so, and sums are those of a process that is started with one."""
+    """torch on one thread, in the fixtures of a module too: small nets are faster so, and sums are those of a process
+    that is started with one."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

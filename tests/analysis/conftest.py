@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 from analysis_support import recipe
 
 from nnue_trainer.training.run import train
@@ -17,13 +16,9 @@ from nnue_trainer.training.run import train
 Train = Callable[..., Path]
 
 
-@pytest.fixture(autouse=True)
-def _restore_torch() -> Iterator[None]:
-    deterministic, threads = torch.are_deterministic_algorithms_enabled(), torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.use_deterministic_algorithms(deterministic)
-    torch.set_num_threads(threads)
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread(one_thread: None) -> None:
+    """In fixtures of modules too: `trained` keeps what the first of them trained."""
 
 
 @pytest.fixture(scope="session")

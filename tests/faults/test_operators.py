@@ -6,7 +6,6 @@ from __future__ import annotations
 import ctypes
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,11 +23,8 @@ def takes_text(operator: str) -> bool:
 
 
 @pytest.fixture(scope="module")
-def calls() -> Iterator[dict[str, list[Call]]]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield recorded_calls()
-    torch.set_num_threads(threads)
+def calls(one_thread: None) -> dict[str, list[Call]]:
+    return recorded_calls()
 
 
 def test_no_operator_takes_a_text() -> None:

@@ -212,13 +212,12 @@ def test_a_step_without_the_parameter() -> None:
 
 
 def test_equal_bits_for_any_number_of_threads() -> None:
-    threads, results = torch.get_num_threads(), []
+    results = []
     for count in (1, 2, 3):
         torch.set_num_threads(count)
         _, late = pair(RULES["ranger_lite"], torch.float32)
         run(late, range(20))
         results.append(late)
-    torch.set_num_threads(threads)
     for other in results[1:]:
         results[0].settle()
         assert_equal_bits(results[0], other)

@@ -341,12 +341,10 @@ def test_constants_have_no_spread(device: torch.device, name: str) -> None:
 
 def test_same_bits_for_any_number_of_threads() -> None:
     x = values(2, 3, 20000)
-    before = torch.get_num_threads()
     results = []
     for threads in (1, 3):
         torch.set_num_threads(threads)
         results.append([rolling(x, x, name, -2499, 2500, 1, 1.0).nan_to_num(7) for name in STATISTICS])
-    torch.set_num_threads(before)
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 

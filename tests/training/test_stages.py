@@ -56,7 +56,6 @@ def recipe(tmp_path_factory, data) -> Path:
 def whole(tmp_path_factory, recipe) -> Path:
     """The run that nothing ended."""
     folder = tmp_path_factory.mktemp("whole") / "run"
-    torch.set_num_threads(1)  # as in every test
     nnue("train", "--config", recipe, "--run-dir", folder)
     return folder
 
