@@ -1,10 +1,8 @@
 """Fixtures of every room's tests."""
 
-import hashlib
 import os
 import shlex
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -24,13 +22,6 @@ settings.register_profile("search", derandomize=False)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 
 SAMPLES = ("train", "val")
-
-# torch.compile keeps what it compiled from run to run, and does not notice that an operator's schema has changed.
-SCHEMAS = hashlib.sha256((ROOT / "csrc" / "library.cpp").read_bytes()).hexdigest()[:12]
-os.environ.setdefault(
-    "TORCHINDUCTOR_CACHE_DIR", str(Path(tempfile.gettempdir()) / f"nnue-inductor-{os.getuid()}-{SCHEMAS}")
-)
-
 
 set_signals()
 adopt_orphans()

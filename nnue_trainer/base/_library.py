@@ -70,7 +70,17 @@ def load() -> Libraries:
         cpu_error = _load(CPU_LIBRARY)
     if cpu_error is not None:
         return Libraries(cpu_error, "the CPU library, which holds the operators' schemas, is not loaded")
+    _tag_compiled_graphs()
     return Libraries(None, _load_cuda())
+
+
+def _tag_compiled_graphs() -> None:
+    """Keep torch.compile from using graphs on disk that were made with other libraries: their operators have the same
+    names, but may have other schemas, and plans of other sizes."""
+    built = [path.stat() for path in (CPU_LIBRARY, CUDA_LIBRARY) if path.is_file()]
+    tag = " ".join(f"{file.st_size}@{file.st_mtime_ns}" for file in built)
+    config = torch.compiler.config
+    config.cache_key_tag = " ".join(filter(None, [config.cache_key_tag, f"nnue_trainer {tag}"]))
 
 
 @functools.cache

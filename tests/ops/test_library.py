@@ -15,7 +15,7 @@ import torch
 import nnue_trainer
 from nnue_trainer import _data, ops
 from nnue_trainer.base import _library
-from nnue_trainer.ops import _enumerations
+from nnue_trainer.ops import _enumerations, functional
 from nnue_trainer.stats import windows
 
 
@@ -212,3 +212,28 @@ def test_each_operator_has_one_name_in_schemas_and_implementations(project_root:
     assert {name for names in found for name in names} == declared
     # The operators of a training step are private.
     assert not [name for name in declared if re.match("perspective|layer_stacks|optimizer|stack|to_integers", name)]
+
+
+@pytest.mark.slow
+@pytest.mark.compiler
+def test_graphs_of_other_libraries_are_compiled_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """torch keeps compiled graphs on disk, and their keys do not include an operator's schema."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    rows, weight, bias = torch.zeros(3, 4, dtype=torch.int32), torch.rand(8, 16), torch.rand(16)
+
+    def from_disk() -> int:
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
+        torch.compile(lambda weight: functional.feature_transformer(rows, weight, bias) + 1)(weight)
+        return int(torch._dynamo.utils.counters["aot_autograd"]["autograd_cache_hit"])
+
+    assert from_disk() == 0
+    assert from_disk() == 1
+    for library in ("CPU_LIBRARY", "CUDA_LIBRARY"):
+        other = tmp_path / library
+        other.write_bytes(b"")
+        monkeypatch.setattr(_library, library, other)
+        monkeypatch.setattr(torch.compiler.config, "cache_key_tag", "")
+        _library._tag_compiled_graphs()
+        assert from_disk() == 0
+        assert from_disk() == 1
