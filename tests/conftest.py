@@ -57,7 +57,7 @@ def _indices_are_checked_at_once() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _switches_of_torch() -> Iterator[None]:
-    """What a test sets for the whole process is put back after it."""
+    """A test puts torch's switches for the whole process back."""
     threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
     deterministic = torch.are_deterministic_algorithms_enabled()
     fill = torch.utils.deterministic.fill_uninitialized_memory
