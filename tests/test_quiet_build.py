@@ -73,3 +73,18 @@ def test_a_build_that_failed_is_tried_again(build: Callable[..., int], tmp_path:
     for _ in range(2):
         with pytest.raises(subprocess.CalledProcessError):
             build()
+
+
+@pytest.mark.parametrize("required", ["", "1"])
+def test_products_that_wait_for_each_other_are_named(
+    build: Callable[..., int], tmp_path: Path, capfd: pytest.CaptureFixture[str], required: str
+) -> None:
+    """In CI they are an error."""
+    line = "ptxas info : (C7512) Potential Performance Loss: wgmma.mma_async instructions are serialized in a kernel"
+    (tmp_path / "setup.py").write_text(f"{SETUP}\nprint({line!r})")
+    if required:
+        with pytest.raises(subprocess.CalledProcessError):
+            build(NNUE_REQUIRE_ALL=required)
+    else:
+        assert build(NNUE_REQUIRE_ALL=required) == 1
+    assert line in capfd.readouterr().out

@@ -79,6 +79,11 @@ def main() -> int:
         print(LOG.read_text(), file=sys.stderr)
         print(f"build failed; the log above is {LOG.relative_to(ROOT)}", file=sys.stderr)
         return code
+    # ptxas only warns of this, but such a kernel takes much longer.
+    if serial := [line for line in LOG.read_text().splitlines() if "(C7512)" in line]:
+        print("  slow kernels, since the compiler has too few registers for wgmma:", *serial, sep="\n  ")
+        if os.environ.get("NNUE_REQUIRE_ALL"):
+            return 1
     built = [str(path.relative_to(ROOT)) for pattern in BUILT for path in sorted(ROOT.glob(pattern))]
     LAST.write_text(json.dumps({"inputs": digest, "built": built}))
     print(f"  built in {time.monotonic() - start:.0f} s; compiler output in {LOG.relative_to(ROOT)}")
