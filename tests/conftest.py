@@ -60,12 +60,12 @@ def _switches_of_torch() -> Iterator[None]:
     """A test puts torch's switches for the whole process back."""
     threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
     deterministic = torch.are_deterministic_algorithms_enabled()
-    fill = torch.utils.deterministic.fill_uninitialized_memory
+    fill = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
     yield
     torch.set_num_threads(threads)
     torch.set_float32_matmul_precision(precision)
     torch.use_deterministic_algorithms(deterministic)
-    torch.utils.deterministic.fill_uninitialized_memory = fill
+    setattr(torch.utils.deterministic, "fill_uninitialized_memory", fill)  # noqa: B010 (the type lacks it)
 
 
 @pytest.fixture(scope="module")
