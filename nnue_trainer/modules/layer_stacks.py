@@ -264,7 +264,7 @@ class LayerCall:
 
             return output, (first.x, sums, *self.parameters), backward
 
-        return _differentiable(run, first.x, first.psqt, *self.parameters)  # type: ignore[no-any-return]
+        return _registration.differentiable(run, first.x, first.psqt, *self.parameters)  # type: ignore[no-any-return]
 
     def loss(self, first: FirstOutputs | TransformerCall, targets: Targets) -> Tensor | None:
         """`losses.mean` of a loss that the operators compute, a scalar. `first`: the inputs, or the call that computes
@@ -299,7 +299,7 @@ class LayerCall:
             saved = (x if reads_x else None, rows, totals, grad_sums, grad_output, partials, *self.parameters)
             return totals[2], saved, backward
 
-        return _differentiable(run, *sources, *self.parameters)  # type: ignore[no-any-return]
+        return _registration.differentiable(run, *sources, *self.parameters)  # type: ignore[no-any-return]
 
     def _through(self, call: TransformerCall) -> tuple[TransformerCall, TransformerCall, LayerStacks]:
         """The calls whose forward and backward compute the loss through these layers, and the layers after them."""
@@ -484,29 +484,6 @@ class LayerCall:
         of_psqt = None if grads[2] is None or (call is not None and not call.of.psqt_buckets) else of_psqt
         sources = (None if to is None else of_x, of_psqt) if call is None else (of_x, of_bias, of_psqt)
         return *sources, of_weight, flat
-
-
-class _Differentiable(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, run: Callable[[Sequence[bool]], Any], *tensors: Tensor | None) -> Any:
-        output, saved, ctx.formula = run(ctx.needs_input_grad[1:])
-        ctx.save_for_backward(*saved)
-        ctx.set_materialize_grads(False)
-        return output
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        if all(grad is None for grad in grads):
-            return (None,) * len(ctx.needs_input_grad)
-        return None, *ctx.formula(ctx.saved_tensors, *grads)
-
-
-def _differentiable(run: Callable[[Sequence[bool]], Any], *tensors: Tensor | None) -> Any:
-    """The result of `run`, with a derivative by `tensors`. It is called with which of these need a gradient, and gives
-    the output or outputs, tensors to be saved, and a formula: (what was saved, gradient of each output, None for one
-    that is not used) → gradients of `tensors`. The formula may hold outputs only among the tensors that are saved."""
-    return _Differentiable.apply(run, *tensors)  # type: ignore[no-untyped-call]
 
 
 class First(NamedTuple):

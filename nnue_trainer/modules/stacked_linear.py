@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -64,18 +64,18 @@ def _backward_fake(
     return x.new_empty((rows, x.shape[1])), weight.new_empty(weight.shape), weight.new_empty(weight.shape[:2])
 
 
-def _setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-    x, bucket, weight, _ = inputs
-    ctx.save_for_backward(x, bucket, weight)
+def _derive(
+    needs: Sequence[bool], arguments: tuple[Tensor, ...], output: Tensor
+) -> tuple[tuple[Tensor, ...], _registration.Formula]:
+    needs_x = needs[0]
 
+    def formula(saved: tuple[Tensor, ...], grad_output: Tensor) -> tuple[Tensor | None, ...]:
+        grad_x, *others = torch.ops.nnue._stacked_linear_backward(grad_output, *saved, needs_x)
+        return grad_x if needs_x else None, None, *others
 
-def _backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
-    x, bucket, weight = ctx.saved_tensors
-    needs_x = ctx.needs_input_grad[0]
-    grad_x, grad_weight, grad_bias = torch.ops.nnue._stacked_linear_backward(grad_output, x, bucket, weight, needs_x)
-    return grad_x if needs_x else None, None, grad_weight, grad_bias
+    return arguments[:3], formula
 
 
 _INSTEAD = "use nnue_trainer.modules.StackedLinear, which calls others there"
 _registration.register_fakes({FORWARD: _forward_fake, BACKWARD: _backward_fake})
-_registration.register_reverse_mode(FORWARD, [BACKWARD], _backward, setup_context=_setup_context, instead=_INSTEAD)
+_registration.register_reverse_mode(FORWARD, [BACKWARD], _derive, instead=_INSTEAD)

@@ -151,34 +151,31 @@ _registration.register_fakes(
 # ---- autograd -----------------------------------------------------------------------------------------------------
 
 
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    indices, values, weight, _, deterministic = inputs
-    needs_values_grad = ctx.needs_input_grad[1]
-    ctx.save_for_backward(indices, values, weight if needs_values_grad else None)
-    ctx.num_features = weight.shape[0]
-    ctx.deterministic = _deterministic(deterministic)
+def _derive(
+    needs: Sequence[bool], arguments: tuple[Any, ...], output: Tensor
+) -> tuple[tuple[Tensor | None, ...], _registration.Formula]:
+    indices, values, weight, _, deterministic = arguments
+    _, needs_values, needs_weight, needs_bias, _ = needs
+    num_features, deterministic = weight.shape[0], _deterministic(deterministic)
 
+    def formula(saved: tuple[Tensor | None, ...], grad_output: Tensor) -> tuple[Tensor | None, ...]:
+        grad_weight, grad_bias, grad_values = torch.ops.nnue.feature_transformer_backward(
+            grad_output,
+            *saved,
+            num_features,
+            [needs_weight, needs_bias, needs_values],
+            deterministic,
+            False,  # the forward has checked these indices, and autograd makes sure that they have not changed since
+        )
+        return (
+            None,
+            grad_values if needs_values else None,
+            grad_weight if needs_weight else None,
+            grad_bias if needs_bias else None,
+            None,
+        )
 
-def _backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
-    indices, values, weight = ctx.saved_tensors
-    needs_values, needs_weight, needs_bias = ctx.needs_input_grad[1:4]
-    grad_weight, grad_bias, grad_values = torch.ops.nnue.feature_transformer_backward(
-        grad_output,
-        indices,
-        values,
-        weight,
-        ctx.num_features,
-        [needs_weight, needs_bias, needs_values],
-        ctx.deterministic,
-        False,  # the forward has checked these indices, and autograd makes sure that they have not changed since
-    )
-    return (
-        None,
-        grad_values if needs_values else None,
-        grad_weight if needs_weight else None,
-        grad_bias if needs_bias else None,
-        None,
-    )
+    return (indices, values, weight if needs_values else None), formula
 
 
 def _forward_tangent(op: Any, primals: tuple[Any, ...], tangents: tuple[Tensor | None, ...]) -> Any:
@@ -236,8 +233,8 @@ def _forward_vmap(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -
     return out.view(info.batch_size, len(out) // info.batch_size, out.shape[1]), 0
 
 
-_registration.register_autograd(FORWARD, _backward, setup_context=_setup_context, forward_mode=_forward_tangent)
-_registration.register_autograd(BACKWARD, _registration.no_double_backward(BACKWARD), forward_mode=_backward_tangent)
+_registration.register_autograd(FORWARD, _derive, _forward_tangent)
+_registration.register_autograd(BACKWARD, _registration.no_derivative(BACKWARD), _backward_tangent)
 _registration.register_vmap(FORWARD, _forward_vmap)
 _registration.register_vmap(BACKWARD)
 _registration.register_vmap(EXPAND)

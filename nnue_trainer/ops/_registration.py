@@ -8,6 +8,7 @@ formula for a transform raises an error that names what to call instead.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -15,9 +16,16 @@ from torch import Tensor
 from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
 from torch.autograd.forward_ad import _set_fwd_grad_enabled
-from torch.autograd.function import _SingleLevelFunction
+from torch.autograd.function import once_differentiable
 
 from nnue_trainer.base import _library
+
+Formula = Callable[..., tuple[Any, ...]]
+"""(saved tensors, gradient of each output or None) → gradients of the inputs"""
+
+# (which arguments need a gradient, the arguments, output or outputs) → tensors to be saved, and the formula, which may
+# hold none itself. Outputs among the saved tensors have no gradient.
+Derive = Callable[[Sequence[bool], tuple[Any, ...], Any], tuple[Sequence[Tensor | None], Formula]]
 
 # (operator, its arguments without tangents, their tangents or None) → tangents of the outputs
 ForwardMode = Callable[[Any, tuple[Any, ...], tuple[Tensor | None, ...]], Any]
@@ -29,14 +37,23 @@ _LEVEL = 0
 _libraries: list[torch.library.Library] = []  # the registrations live as long as these objects
 
 
-def _unpack(tensor: Tensor) -> tuple[Tensor, Tensor | None]:
-    primal, tangent = forward_ad.unpack_dual(tensor, level=_LEVEL)  # type: ignore[no-untyped-call]
-    return primal, tangent
+def _split(value: Any) -> tuple[Any, Tensor | None]:
+    """A tensor without its tangent of forward mode, and the tangent; of anything else the value itself, and None."""
+    if not isinstance(value, Tensor):
+        return value, None
+    primal, tangent = forward_ad.unpack_dual(value, level=_LEVEL)  # type: ignore[no-untyped-call]
+    return (value, None) if tangent is None else (primal, tangent)
+
+
+def _join(primal: Any, tangents: Any) -> Any:
+    if isinstance(primal, Tensor):
+        return primal if tangents is None else forward_ad.make_dual(primal, tangents, level=_LEVEL)  # type: ignore[no-untyped-call]
+    return type(primal)(_join(p, t) for p, t in zip(primal, tangents, strict=True))
 
 
 def has_tangent(tensor: Tensor) -> bool:
     """Whether the tensor has a tangent of forward mode."""
-    return _unpack(tensor)[1] is not None
+    return _split(tensor)[1] is not None
 
 
 def refuse_cuda(name: str, analysis: bool = False) -> None:
@@ -58,10 +75,10 @@ def register_fakes(fakes: Mapping[str, Callable[..., Any]], analysis: bool = Fal
         refuse_cuda(name, analysis)
 
 
-def _operator(name: str) -> tuple[str, str, Any]:
-    """The namespace and the name of "namespace::name", and the operator."""
+def _operator(name: str) -> Any:
+    """The operator "namespace::name"."""
     namespace, short = name.split("::")
-    return namespace, short, getattr(getattr(torch.ops, namespace), short).default
+    return getattr(getattr(torch.ops, namespace), short).default
 
 
 def _with_defaults(op: Any, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -69,57 +86,49 @@ def _with_defaults(op: Any, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
     return (*arguments, *(p.default_value for p in op._schema.arguments[len(arguments) :]))
 
 
-def _split(value: Any) -> tuple[Any, Tensor | None]:
-    if not isinstance(value, Tensor):
-        return value, None
-    primal, tangent = _unpack(value)
-    return (value, None) if tangent is None else (primal, tangent)
+class _Derivative(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, run: Callable[[Sequence[bool]], Any], *arguments: Any) -> Any:
+        output, saved, ctx.formula = run(ctx.needs_input_grad[1:])
+        ctx.save_for_backward(*saved)
+        if isinstance(output, tuple):
+            kept = set(map(id, saved))
+            ctx.mark_non_differentiable(*[each for each in output if id(each) in kept])
+        ctx.set_materialize_grads(False)  # a saved output would get a gradient of zeros, as large as itself
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
+        if all(grad is None for grad in grads):
+            return (None,) * len(ctx.needs_input_grad)
+        return None, *ctx.formula(ctx.saved_tensors, *grads)
 
 
-def _join(primal: Any, tangents: Any) -> Any:
-    if isinstance(primal, Tensor):
-        return primal if tangents is None else forward_ad.make_dual(primal, tangents, level=_LEVEL)  # type: ignore[no-untyped-call]
-    return type(primal)(_join(p, t) for p, t in zip(primal, tangents, strict=True))
+class _DerivedOnce(_Derivative):
+    backward: Any = staticmethod(once_differentiable(_Derivative.backward))
 
 
-def register_autograd(
-    name: str,
-    backward: Callable[..., Any],
-    *,
-    setup_context: Callable[[Any, tuple[Any, ...], Any], None] | None = None,
-    forward_mode: ForwardMode,
-) -> None:
+def differentiable(run: Callable[[Sequence[bool]], Any], *arguments: Any, once: bool = True) -> Any:
+    """The result of `run`, with a derivative by `arguments`. It is called with which of these need a gradient, and
+    gives the output or outputs, tensors to be saved, and a `Formula`, as a `Derive` does. `once`: the operators of the
+    formula have no derivatives, so a second derivative is an error."""
+    # Function.apply would start again with the outermost of torch.func's transforms.
+    return super(torch.autograd.Function, _DerivedOnce if once else _Derivative).apply(run, *arguments)  # type: ignore[no-untyped-call]
+
+
+def register_autograd(name: str, derive: Derive, forward_mode: ForwardMode) -> None:
     """Registers the derivatives of the operator `name`, "nnue::…".
 
     Args:
-        backward, setup_context: as for `torch.library.register_autograd`.
+        derive: called after the operator, if a gradient is needed.
         forward_mode: called with the operator, its arguments and their tangents, at least one of which is not None;
             returns the tangent of each output, or None for an output that has none.
     """
-    namespace, short, op = _operator(name)
+    op = _operator(name)
 
     def below(keyset: Any, arguments: tuple[Any, ...]) -> Any:
         with torch._C._AutoDispatchBelowAutograd():
             return op.redispatch(keyset & torch._C._after_autograd_keyset, *arguments)
-
-    def forward(ctx: Any, *arguments_and_keyset: Any) -> Any:
-        *arguments, keyset = arguments_and_keyset
-        # A Function switches both modes off, but the outer transforms need them.
-        with torch.enable_grad(), _set_fwd_grad_enabled(True):
-            output = below(keyset, tuple(arguments))
-        if setup_context is not None:
-            setup_context(ctx, tuple(arguments), output)
-        return output
-
-    def backward_with_keyset(ctx: Any, *grads: Any) -> Any:
-        gradients = backward(ctx, *grads)
-        return (*gradients, None)
-
-    methods = {"forward": staticmethod(forward), "backward": staticmethod(backward_with_keyset)}
-    plain: Any = type(f"{short}_derivative", (torch.autograd.Function,), methods)
-    # Inside a transform of torch.func this kernel runs for one level of the transforms, as torch's own kernels do. A
-    # plain Function would start again with the outermost level.
-    single_level: Any = type(f"{short}_derivative", (_SingleLevelFunction,), methods)
 
     def kernel(keyset: Any, *arguments: Any) -> Any:
         arguments = _with_defaults(op, arguments)
@@ -129,30 +138,30 @@ def register_autograd(
             return _join(outputs, forward_mode(op, primals, tangents))
         if not (torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments)):
             return below(keyset, arguments)
-        if torch._C._are_functorch_transforms_active():
-            with enable_single_level_autograd_function():
-                return single_level.apply(*arguments, keyset)
-        return plain.apply(*arguments, keyset)
 
-    library: Any = torch.library.Library(namespace, "FRAGMENT")  # type: ignore[no-untyped-call]
-    library.impl(short, kernel, "Autograd", with_keyset=True)
+        def run(needs: Sequence[bool]) -> Any:
+            # A Function switches both modes off, but the outer transforms need them.
+            with torch.enable_grad(), _set_fwd_grad_enabled(True):
+                output = below(keyset, arguments)
+            return output, *derive(needs, arguments, output)
+
+        # Inside a transform of torch.func this kernel runs for one level of the transforms, as torch's own do.
+        in_transform = torch._C._are_functorch_transforms_active()
+        with enable_single_level_autograd_function() if in_transform else nullcontext():
+            return differentiable(run, *arguments, once=False)
+
+    library: Any = torch.library.Library(op.namespace, "FRAGMENT")  # type: ignore[no-untyped-call]
+    library.impl(op, kernel, "Autograd", with_keyset=True)
     _libraries.append(library)
 
 
-def register_reverse_mode(
-    forward: str,
-    backward: Sequence[str],
-    formula: Callable[..., Any],
-    *,
-    setup_context: Callable[[Any, tuple[Any, ...], Any], None],
-    instead: str,
-) -> None:
-    """Registers operators that have reverse mode and nothing else: `formula`, the backward of `forward`, calls the
-    operators `backward`. Everything else raises an error, which contains `instead`: what to do."""
-    refused = ((name, no_double_backward(name), None) for name in backward)
-    for name, derivative, setup in ((forward, formula, setup_context), *refused):
-        forward_mode = refuse(name, "forward mode", instead)
-        register_autograd(name, derivative, setup_context=setup, forward_mode=forward_mode)
+def register_reverse_mode(forward: str, backward: Sequence[str], derive: Derive, *, instead: str) -> None:
+    """Registers operators that have reverse mode and nothing else: `derive` gives the backward of `forward`, which
+    calls the operators `backward`. Everything else raises an error, which contains `instead`: what to do."""
+    for name in (forward, *backward):
+        register_autograd(
+            name, derive if name == forward else no_derivative(name), refuse(name, "forward mode", instead)
+        )
         register_vmap(name, refuse(name, "vmap", instead))
 
 
@@ -166,10 +175,8 @@ def register_plain(name: str, fake: Callable[..., Any] = writes_only) -> None:
     if fake is writes_only:
         register_vmap(name, refuse(name, "vmap", "call it once for each element"))
     else:
-        gradient, tangent = (
-            refuse(name, mode, "it has no derivative: detach its inputs") for mode in ("gradient", "forward mode")
-        )
-        register_autograd(name, gradient, forward_mode=tangent)
+        instead = "it has no derivative: detach its inputs"
+        register_autograd(name, no_derivative(name, instead), refuse(name, "forward mode", instead))
         register_vmap(name)
 
 
@@ -182,7 +189,7 @@ def register_vmap(name: str, rule: VmapRule | None = None) -> None:
     The rule has the form that `torch.library.register_vmap` expects, but it always gets all arguments, including those
     that equal their default.
     """
-    *_, op = _operator(name)
+    op = _operator(name)
     rule = one_by_one(name) if rule is None else rule
 
     def with_all(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[Any, Any]:
@@ -203,7 +210,7 @@ def _element(value: Any, dim: Any, number: int) -> Any:
 
 def one_by_one(name: str) -> VmapRule:
     """The vmap rule that calls the operator `name` once per element of the batch dimension."""
-    *_, op = _operator(name)
+    op = _operator(name)
 
     def rule(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[Any, Any]:
         calls = [
@@ -226,10 +233,9 @@ def refuse(name: str, transform: str, instead: str) -> Callable[..., Any]:
     return formula
 
 
-def no_double_backward(name: str) -> Callable[..., Any]:
-    """A formula that raises an error: the operator `name` is a backward, which has no derivative of its own."""
-
-    def formula(*_: Any) -> Any:
-        raise RuntimeError(f"{name}: it has no derivative of its own (double backward); use create_graph=False")
-
-    return formula
+def no_derivative(
+    name: str, instead: str = "it has no derivative of its own (double backward); use create_graph=False"
+) -> Derive:
+    """The derivative of an operator that has none: it raises an error when it is used."""
+    formula = refuse(name, "gradient", instead)
+    return lambda *_: ((), formula)

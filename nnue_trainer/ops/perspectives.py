@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypedDict, Unpack, cast, overload
 
 import torch
@@ -124,42 +124,39 @@ def _fakes(namespace: str, as_on_cuda: Callable[[torch.device], bool]) -> dict[s
 _registration.register_fakes(_fakes("nnue", lambda device: device.type != "cpu"))
 
 
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    batch, weight, _, _, transformer, range, _, ctx.save, leaf, ctx.sparse, _ = inputs
-    ctx.described = (transformer, range, (weight if leaf is None else leaf).dtype)
-    ctx.save_for_backward(output[2], *batch)
-    ctx.mark_non_differentiable(output[2])
-    ctx.set_materialize_grads(False)  # otherwise `saved` would get a gradient of zeros, as large as itself
+def _derive(
+    needs: Sequence[bool], arguments: tuple[Any, ...], outputs: tuple[Tensor, Tensor, Tensor]
+) -> tuple[tuple[Tensor, ...], _registration.Formula]:
+    batch, weight, _, _, transformer, range, _, save, leaf, is_sparse, _ = arguments
+    described = (transformer, range, (weight if leaf is None else leaf).dtype)
 
+    def formula(
+        kept: tuple[Tensor, ...], grad: Tensor | None, grad_psqt: Tensor | None, _: None
+    ) -> tuple[Tensor | None, ...]:
+        if not save:
+            raise RuntimeError(f"{FORWARD}: save: found False; pass save=True to compute gradients")
+        saved, *batch = kept
+        grad_psqt = grad_psqt if needs[3] else None
+        if grad is None:
+            grad = saved.new_zeros(batch[0].shape[0], Transformer(*transformer).width, dtype=torch.float32)
+        elif described[2] == torch.float32:  # the fp32 kernels of CUDA read fp32 gradients
+            grad = grad.float()
+        operators, given = torch.ops.nnue, (grad, grad_psqt, batch, saved, *described)
+        if is_sparse:
+            rows, values, of_bias, of_psqt = operators._perspective_transformer_backward_rows(*given)
+            sizes = transformer[:2]
+            of_weight = torch.sparse_coo_tensor(rows[None], values, sizes, check_invariants=False, is_coalesced=True)
+        else:
+            of_weight, of_bias, of_psqt = operators._perspective_transformer_backward(*given)
+        weight_and_leaf = (None, of_weight) if needs[8] else (of_weight, None)
+        of_psqt = None if grad_psqt is None else of_psqt
+        return None, weight_and_leaf[0], of_bias, of_psqt, *(None,) * 4, weight_and_leaf[1], None, None
 
-def _backward(ctx: Any, grad: Tensor | None, grad_psqt: Tensor | None, *_: Tensor | None) -> tuple[Any, ...]:
-    if grad is None and grad_psqt is None:
-        return (None,) * 11
-    if not ctx.save:
-        raise RuntimeError(f"{FORWARD}: save: found False; pass save=True to compute gradients")
-    saved, *batch = ctx.saved_tensors
-    transformer, _, weight_dtype = ctx.described
-    grad_psqt = grad_psqt if ctx.needs_input_grad[3] else None
-    if grad is None:
-        grad = saved.new_zeros(batch[0].shape[0], Transformer(*transformer).width, dtype=torch.float32)
-    elif weight_dtype == torch.float32:  # the fp32 kernels of CUDA read fp32 gradients
-        grad = grad.float()
-    arguments = grad, grad_psqt, batch, saved, *ctx.described
-    if ctx.sparse:
-        rows, values, of_bias, of_psqt = torch.ops.nnue._perspective_transformer_backward_rows(*arguments)
-        sizes = transformer[:2]
-        of_weight = torch.sparse_coo_tensor(rows[None], values, sizes, check_invariants=False, is_coalesced=True)
-    else:
-        of_weight, of_bias, of_psqt = torch.ops.nnue._perspective_transformer_backward(*arguments)
-    weight_and_leaf = (None, of_weight) if ctx.needs_input_grad[8] else (of_weight, None)
-    of_psqt = None if grad_psqt is None else of_psqt
-    return None, weight_and_leaf[0], of_bias, of_psqt, *(None,) * 4, weight_and_leaf[1], None, None
+    return (outputs[2], *batch), formula
 
 
 _INSTEAD = "call nnue_trainer.ops.perspectives.perspective_transformer, which uses others there"
-_registration.register_reverse_mode(
-    FORWARD, (BACKWARD, BACKWARD_ROWS), _backward, setup_context=_setup_context, instead=_INSTEAD
-)
+_registration.register_reverse_mode(FORWARD, (BACKWARD, BACKWARD_ROWS), _derive, instead=_INSTEAD)
 _registration.register_vmap(PLAN, _registration.refuse(PLAN, "vmap", _INSTEAD))
 
 
