@@ -282,7 +282,7 @@ class LayerCall:
         of_psqt = len(sources) - 1
 
         def run(needs: Sequence[bool]) -> Any:
-            x, psqt, rows = (*sources, None) if forward is None else _forward(forward)
+            x, psqt, rows = (*sources, None) if forward is None else forward.run(_operators, save=True)
             totals, grad_sums, grad_output, partials = self._loss(stacks, x, psqt, targets)
 
             def backward(saved: Sequence[Any], grad_loss: Tensor) -> tuple[Tensor | None, ...]:
@@ -312,11 +312,11 @@ class LayerCall:
         back = call._replace(range=[bound, scale * integers.x_scale * of_sums])
         dtype = call.parameters.trained.dtype if bound <= _WHOLE_BFLOAT16 else torch.float32
         in_one_pass = stacks.kernels(self.bucket.device, dtype) == "one_pass"
-        if not (call.of.activation == number_of("screlu") and call.kernels == "hopper" and in_one_pass):
+        if not (call.transformer.activation == number_of("screlu") and call.kernels == "hopper" and in_one_pass):
             return call, back, stacks
         # x before it is squared fits 16 bits. Both have the same sums, so the same backward.
-        crelu = call.of._replace(activation=number_of("crelu"), rounds_down=0)
-        forward = call._replace(transformer=list(crelu), range=[bound, 1.0], output_dtype=dtype)
+        crelu = call.transformer._replace(activation=number_of("crelu"), rounds_down=0)
+        forward = call._replace(transformer=crelu, range=[bound, 1.0], output_dtype=dtype)
         return forward, back, dataclasses.replace(stacks, integers=dataclasses.replace(integers, square=scale))
 
     # ---- in two parts, for a net whose first layer's inputs are on several devices ----
@@ -359,7 +359,7 @@ class LayerCall:
         else:
             inputs, x, sources = None, None, call.parameters.leaves
             with torch.no_grad():
-                output, _, rows = _forward(call)
+                output, _, rows = call.run(_operators, save=True)
                 sums = _operators._layer_stacks_first(output, self.order, self.parameters[0])
 
         def backward(grads: tuple[Tensor, Tensor | None], scales: tuple[Tensor, Tensor]) -> Tensor:
@@ -430,7 +430,7 @@ class LayerCall:
 
     def _goes_through(self, call: TransformerCall, *, divided: bool = False) -> bool:
         """Whether the gradient between the transformer and the layers need not be made."""
-        trained, of = call.parameters.trained, call.of
+        trained, of = call.parameters.trained, call.transformer
         found = capabilities.between(
             call.kernels,
             self._kernels(trained),  # which has the device of x, and its type or float32
@@ -481,7 +481,7 @@ class LayerCall:
         of_x, of_bias, of_psqt, of_weight, flat = _operators._layer_stacks_gradients(
             x, self.order, parameters, *grads, scales, (stacks or self.of).description, to, *through
         )
-        of_psqt = None if grads[2] is None or (call is not None and not call.of.psqt_buckets) else of_psqt
+        of_psqt = None if grads[2] is None or (call is not None and not call.transformer.psqt_buckets) else of_psqt
         sources = (None if to is None else of_x, of_psqt) if call is None else (of_x, of_bias, of_psqt)
         return *sources, of_weight, flat
 
@@ -502,12 +502,6 @@ class First(NamedTuple):
 @functools.lru_cache(maxsize=256)
 def _describe(operators: Any, of: LayerStacks) -> int:
     return int(operators._layer_stacks_describe(*of.numbers))
-
-
-def _forward(call: TransformerCall) -> tuple[Tensor, Tensor | None, Tensor]:
-    """The output, the PSQT output, None if there is none, and what the backward needs."""
-    x, psqt_output, saved = _operators._perspective_transformer_forward(*call.arguments(save=True))
-    return x, None if call.parameters.psqt is None else psqt_output, saved
 
 
 def parameters_of(linears: Sequence[nn.Module]) -> list[Tensor]:

@@ -303,7 +303,7 @@ class RoundedForward:
         """`call`: what `_first_call` gives for the same batch and stack."""
         x, difference = call.outputs()
         x = one_side(x, batch, self.forward.first.sides)
-        rounds = self._power < 0 and not call.of.rounds_down
+        rounds = self._power < 0 and not call.transformer.rounds_down
         return FirstOutputs(ste_round(x, "floor") if rounds else x, difference, stack)
 
     def _first_call(self, model: NnueModel, batch: Batch, stack: Tensor) -> TransformerCall:

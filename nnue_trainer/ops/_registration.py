@@ -116,13 +116,14 @@ def differentiable(run: Callable[[Sequence[bool]], Any], *arguments: Any, once: 
     return super(torch.autograd.Function, _DerivedOnce if once else _Derivative).apply(run, *arguments)  # type: ignore[no-untyped-call]
 
 
-def register_autograd(name: str, derive: Derive, forward_mode: ForwardMode) -> None:
+def register_autograd(name: str, derive: Derive, forward_mode: ForwardMode, *, once: bool = False) -> None:
     """Registers the derivatives of the operator `name`, "nnue::…".
 
     Args:
         derive: called after the operator, if a gradient is needed.
         forward_mode: called with the operator, its arguments and their tangents, at least one of which is not None;
             returns the tangent of each output, or None for an output that has none.
+        once: see `differentiable`.
     """
     op = _operator(name)
 
@@ -148,21 +149,18 @@ def register_autograd(name: str, derive: Derive, forward_mode: ForwardMode) -> N
         # Inside a transform of torch.func this kernel runs for one level of the transforms, as torch's own do.
         in_transform = torch._C._are_functorch_transforms_active()
         with enable_single_level_autograd_function() if in_transform else nullcontext():
-            return differentiable(run, *arguments, once=False)
+            return differentiable(run, *arguments, once=once)
 
     library: Any = torch.library.Library(op.namespace, "FRAGMENT")  # type: ignore[no-untyped-call]
     library.impl(op, kernel, "Autograd", with_keyset=True)
     _libraries.append(library)
 
 
-def register_reverse_mode(forward: str, backward: Sequence[str], derive: Derive, *, instead: str) -> None:
-    """Registers operators that have reverse mode and nothing else: `derive` gives the backward of `forward`, which
-    calls the operators `backward`. Everything else raises an error, which contains `instead`: what to do."""
-    for name in (forward, *backward):
-        register_autograd(
-            name, derive if name == forward else no_derivative(name), refuse(name, "forward mode", instead)
-        )
-        register_vmap(name, refuse(name, "vmap", instead))
+def register_reverse_mode(name: str, derive: Derive, *, instead: str) -> None:
+    """Registers an operator that has a first derivative in reverse mode and nothing else. Everything else raises an
+    error; for transforms it contains `instead`: what to do."""
+    register_autograd(name, derive, refuse(name, "forward mode", instead), once=True)
+    register_vmap(name, refuse(name, "vmap", instead))
 
 
 def writes_only(*_: object, **__: object) -> None:

@@ -156,7 +156,7 @@ def _derive(
 
 
 _INSTEAD = "call nnue_trainer.ops.perspectives.perspective_transformer, which uses others there"
-_registration.register_reverse_mode(FORWARD, (BACKWARD, BACKWARD_ROWS), _derive, instead=_INSTEAD)
+_registration.register_reverse_mode(FORWARD, _derive, instead=_INSTEAD)
 _registration.register_vmap(PLAN, _registration.refuse(PLAN, "vmap", _INSTEAD))
 
 
@@ -175,6 +175,23 @@ def is_fused(weight: Tensor, bucket_size: int | None = None, num_bucketed: int |
     return found.kernels != "torch"
 
 
+class PlanKey(NamedTuple):
+    """What a plan is made for besides its batch."""
+
+    num_features: int
+    bucket_size: int
+    num_bucketed: int
+    weight_dtype: torch.dtype
+
+
+def plan_key(
+    num_features: int, bucket_size: int | None, num_bucketed: int | None, weight_dtype: torch.dtype
+) -> PlanKey:
+    """The key of a plan that is made with these arguments of `perspective_plan`."""
+    num_bucketed = num_features if num_bucketed is None else num_bucketed
+    return PlanKey(num_features, bucket_size or 0, num_bucketed, weight_dtype)
+
+
 class PerspectivePlan(NamedTuple):
     """The plan of a batch, and what it was made for: `perspective_transformer` refuses it for anything else.
 
@@ -185,17 +202,14 @@ class PerspectivePlan(NamedTuple):
     white: Tensor
     black: Tensor
     black_to_move: Tensor
-    num_features: int
-    bucket_size: int
-    num_bucketed: int
-    weight_dtype: torch.dtype
+    key: PlanKey
     kernels: Kernels
 
     @property
     def layout(self) -> list[int]:
         """The layout, as the operators take it: on CUDA a bucket_size of 0 selects the portable kernels."""
-        buckets = [0, self.num_features] if self.kernels == "portable" else [self.bucket_size, self.num_bucketed]
-        return [*buckets, self.weight_dtype.itemsize]
+        num_features, *buckets, weight_dtype = self.key
+        return [*([0, num_features] if self.kernels == "portable" else buckets), weight_dtype.itemsize]
 
     def irregular_rows(self, namespace: str = "nnue") -> int:
         """How many of the 2 B rows have a feature twice, or features of several king buckets. The kernels for compute
@@ -203,33 +217,18 @@ class PerspectivePlan(NamedTuple):
         for the device."""
         if self.kernels != "hopper":
             return 0
-        sizes = (*self.white.shape, self.num_features, *self.layout)
+        sizes = (*self.white.shape, self.key.num_features, *self.layout)
         begin, size = _places(namespace, sizes)["plan"]["pieces"]["row_slot"]
         return int((self.data[begin : begin + size].view(torch.int32) < 0).sum().item())
 
-    @property
-    def key(self) -> PlanKey:
-        """The fields from `num_features` on, for which the plan was made: see `plan_key`."""
-        return self[4:8]
-
     def check(self, batch: Rows, key: PlanKey) -> None:
-        """ValueError if the plan was made from other tensors, or has another key."""
+        """ValueError if the plan was made from other tensors, or for another key."""
         for name, own, given in zip(self._fields[1:4], self[1:4], batch, strict=True):
             if own is not given:
                 raise _wrong("plan", f"the plan of another tensor `{name}`", "that of this batch")
-        for name, made, wanted in zip(self._fields[4:8], self.key, key, strict=True):
+        for name, made, wanted in zip(key._fields, self.key, key, strict=True):
             if made != wanted:
                 raise _wrong("plan", f"a plan for {name} = {made}", wanted)
-
-
-PlanKey = tuple[int, int, int, torch.dtype]
-
-
-def plan_key(
-    num_features: int, bucket_size: int | None, num_bucketed: int | None, weight_dtype: torch.dtype
-) -> PlanKey:
-    """`PerspectivePlan.key` of a plan that is made with these arguments of `perspective_plan`."""
-    return num_features, bucket_size or 0, num_features if num_bucketed is None else num_bucketed, weight_dtype
 
 
 def perspective_plan(
@@ -261,7 +260,7 @@ def perspective_plan(
     found = capabilities.transformer(machine, weight_dtype, num_features, -1, bucket_size, num_bucketed).kernels
     kernels = cast(Kernels, "portable" if found == "torch" else found)
     key = plan_key(num_features, bucket_size, num_bucketed, weight_dtype)
-    empty = PerspectivePlan(white, white, black, black_to_move, *key, kernels)
+    empty = PerspectivePlan(white, white, black, black_to_move, key, kernels)
     data = torch.ops.nnue._perspective_plan(white, black, black_to_move, num_features, *empty.layout)
     return empty._replace(data=data)
 
@@ -305,8 +304,7 @@ class TransformerCall(NamedTuple):
     """white, black, the data of the plan, and with PSQT the PSQT buckets; for torch, black_to_move instead of the
     plan"""
     parameters: Parameters
-    transformer: list[int]
-    """the fields of a `Transformer`"""
+    transformer: Transformer
     range: list[float]
     """bound and scale"""
     output_dtype: torch.dtype
@@ -320,40 +318,37 @@ class TransformerCall(NamedTuple):
     computes the gradient. None: it may not"""
 
     @property
-    def of(self) -> Transformer:
-        return Transformer(*self.transformer)
-
-    @property
     def leaves_psqt(self) -> bool:
         """Whether `psqt_apart` applies."""
         return self.psqt_apart and self.parameters.psqt is not None and self.kernels in capabilities.ON_GPU
 
     @property
-    def described(self) -> tuple[list[int], list[float], torch.dtype]:
+    def described(self) -> tuple[Transformer, list[float], torch.dtype]:
         """The arguments of the operators of its backward: the dtype is that of the gradient of the weight."""
         return self.transformer, self.range, self.parameters.trained.dtype
 
-    def arguments(self, *, save: bool) -> tuple[Any, ...]:
-        """The arguments of `_perspective_transformer_forward`."""
+    def run(self, operators: Any, *, save: bool) -> tuple[Tensor, Tensor | None, Tensor]:
+        """What the operator gives: output, PSQT output, and what the backward needs, if `save`."""
         weight, bias, psqt, leaf, sparse_grad = self.parameters
-        described = self.transformer, self.range, self.output_dtype, save
-        sparse, apart = sparse_grad and self.kernels == "cpu", save and self.leaves_psqt
-        return self.batch, weight, bias, psqt, *described, leaf, sparse, apart
+        out, psqt_out, saved = operators._perspective_transformer_forward(
+            self.batch, weight, bias, psqt, self.transformer, self.range, self.output_dtype, save, leaf,
+            sparse_grad and self.kernels == "cpu", save and self.leaves_psqt,
+        )  # fmt: skip
+        return out, None if psqt is None else psqt_out, saved
 
     def outputs(self) -> tuple[Tensor, Tensor | None]:
         """The output and the PSQT output."""
+        if self.kernels != "torch":
+            saves = any(p is not None and p.requires_grad for p in self.parameters.leaves)
+            return self.run(torch.ops.nnue, save=torch.is_grad_enabled() and saves)[:2]
         weight, bias, psqt, *_ = self.parameters
-        if self.kernels == "torch":
-            row_sums = functools.partial(ops.feature_transformer_forward, deterministic=self.deterministic)
-            (white, black, black_to_move, *bucket), (bound, scale) = self.batch, self.range
-            return reference.perspective_transformer(
-                (white, black, black_to_move), weight, bias, ACTIVATIONS[self.of.activation], bound, scale,
-                self.output_dtype, psqt=psqt, psqt_bucket=bucket[0] if bucket else None, values=self.values,
-                row_sums=row_sums,
-            )  # fmt: skip
-        saves = torch.is_grad_enabled() and any(p is not None and p.requires_grad for p in self.parameters.leaves)
-        out, psqt_out, _ = torch.ops.nnue._perspective_transformer_forward(*self.arguments(save=saves))
-        return out, None if psqt is None else psqt_out
+        row_sums = functools.partial(ops.feature_transformer_forward, deterministic=self.deterministic)
+        (white, black, black_to_move, *bucket), (bound, scale) = self.batch, self.range
+        return reference.perspective_transformer(
+            (white, black, black_to_move), weight, bias, ACTIVATIONS[self.transformer.activation], bound, scale,
+            self.output_dtype, psqt=psqt, psqt_bucket=bucket[0] if bucket else None, values=self.values,
+            row_sums=row_sums,
+        )  # fmt: skip
 
     def psqt_output(self, begin: int, end: int) -> Tensor:
         """The PSQT output of positions begin … end − 1 of the batch alone, on CUDA, without a gradient."""
@@ -380,38 +375,38 @@ class Description(NamedTuple):
         plan: PerspectivePlan | None = None, values: tuple[Tensor, Tensor] | None = None,
         deterministic: bool | None = None,
     ) -> TransformerCall:  # fmt: skip
-        """The call for a batch, by the kernels that the table selects. Checks all arguments."""
+        """The call for a batch, by the kernels that the table selects. Checks all arguments but the plan, which must be
+        that of these rows."""
         weight, bias, psqt, *_ = parameters
         num_features, num_outputs = weight.shape
-        num_bucketed = num_features if self.num_bucketed is None else self.num_bucketed
-        self._check(weight, num_bucketed, psqt, psqt_bucket)
-        if plan is not None:
-            plan.check(rows, plan_key(num_features, self.bucket_size, num_bucketed, weight.dtype))
+        self._check(weight, psqt, psqt_bucket)
+        buckets, output_dtype = (self.bucket_size, self.num_bucketed), self.output_dtype or weight.dtype
         machine, mode = capabilities.machine_of(weight.device), capabilities.mode_of(weight, bias, psqt)
-        output_dtype, sizes = self.output_dtype or weight.dtype, (num_features, num_outputs, self.bucket_size)
         kernels = capabilities.transformer(
-            machine, weight.dtype, *sizes, num_bucketed, mode, output_dtype=output_dtype, has_values=values is not None
-        ).kernels
+            machine, weight.dtype, num_features, num_outputs, *buckets, mode, output_dtype=output_dtype,
+            has_values=values is not None,
+        ).kernels  # fmt: skip
         white, black, layout = rows[0], rows[1], [0, 0, 0]
         if kernels == "torch" or plan is None:
             white, black = ops.index_rows(white), ops.index_rows(black)
         third = rows[2]
         if kernels != "torch":
             if plan is None:
-                buckets = (self.bucket_size, num_bucketed)
                 plan = perspective_plan(white, black, rows[2], num_features, *buckets, weight.dtype)
             third, layout, kernels = plan.data, plan.layout, plan.kernels
             parameters = parameters._replace(bias=bias.float())
         batch = [white, black, third, *([] if psqt_bucket is None else [psqt_bucket])]
         rounds_down = self.rounds_down and kernels in capabilities.ON_GPU
         psqt_buckets = 0 if psqt is None else psqt.shape[1]
-        transformer = [num_features, num_outputs, psqt_buckets, *layout, number_of(self.activation), int(rounds_down)]
+        transformer = Transformer(
+            num_features, num_outputs, psqt_buckets, *layout, number_of(self.activation), int(rounds_down)
+        )
         numbers = [self.bound, self.scale]
         return TransformerCall(
             kernels, batch, parameters, transformer, numbers, output_dtype, False, values, deterministic
         )
 
-    def _check(self, weight: Tensor, num_bucketed: int, psqt: Tensor | None, psqt_bucket: Tensor | None) -> None:
+    def _check(self, weight: Tensor, psqt: Tensor | None, psqt_bucket: Tensor | None) -> None:
         num_features, num_outputs = weight.shape
         if self.activation not in ACTIVATIONS:
             raise _wrong("activation", repr(self.activation), f"one of {', '.join(ACTIVATIONS)}")
@@ -422,8 +417,8 @@ class Description(NamedTuple):
         if (psqt is None) != (psqt_bucket is None):
             found, missing = ("psqt", "psqt_bucket") if psqt_bucket is None else ("psqt_bucket", "psqt")
             raise _wrong(missing, "none", f"a tensor, since there is {found}")
-        if not 0 <= num_bucketed <= num_features:
-            raise _wrong("num_bucketed", num_bucketed, f"0 to F = {num_features}")
+        if not 0 <= (self.num_bucketed or 0) <= num_features:
+            raise _wrong("num_bucketed", self.num_bucketed, f"0 to F = {num_features}")
 
 
 class _Options(TypedDict, total=False):
@@ -513,5 +508,7 @@ def perspective_transformer(
     """
     described = Description(activation, bound, scale, bucket_size, num_bucketed, output_dtype)
     parameters, rows = Parameters(weight, bias, psqt, None, sparse_grad), (white, black, black_to_move)
+    if plan is not None:
+        plan.check(rows, plan_key(weight.shape[0], bucket_size, num_bucketed, weight.dtype))
     out, psqt_out = described.call(rows, parameters, psqt_bucket, plan, values, deterministic).outputs()
     return out if psqt_out is None else (out, psqt_out)

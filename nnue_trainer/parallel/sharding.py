@@ -248,7 +248,7 @@ class ShardedColumns(_Shared):
         own, lam = self._of_share, self._lambda(step, batch)
         with ranks.reduce_scatter(self._padded(first.sums.detach(), ranks.size * self._most)) as own_sums:
             psqt = None if first.inputs is None or first.inputs.psqt is None else own(first.inputs.psqt.detach())
-            if call is not None and call.of.psqt_buckets and (call.leaves_psqt or first.inputs is None):
+            if call is not None and call.leaves_psqt:
                 psqt = call.psqt_output(self._begin, self._end)
         with self._autocast(batch, step.autocast()):
             order = stacks.order_of(batch, of_share=True)

@@ -25,7 +25,13 @@ from nnue_trainer.losses.win_rate import WinRateLoss
 from nnue_trainer.modules import StackedLinear, layer_stacks
 from nnue_trainer.modules.layer_stacks import FirstOutputs, LayerCall, LayerStacks, StackLayer, Targets
 from nnue_trainer.ops import perspectives
-from nnue_trainer.ops.perspectives import Parameters, TransformerCall, number_of, perspective_transformer
+from nnue_trainer.ops.perspectives import (
+    Parameters,
+    Transformer,
+    TransformerCall,
+    number_of,
+    perspective_transformer,
+)
 from nnue_trainer.optim import AdamW, Optimizer, fused_operators, fused_optimizer
 from nnue_trainer.optim.late_rows import LateRows
 from nnue_trainer.parallel.ranks import Ranks
@@ -105,7 +111,7 @@ class Case:
         batch = [*self.rows, plan, *([] if self.psqt is None else [self.bucket])]
         psqt_buckets = 0 if self.psqt is None else self.psqt.shape[1]
         layout, activation = self.layout(buckets), number_of(self.activation)
-        transformer = [*self.weight.shape, psqt_buckets, *layout, activation, 0]
+        transformer = Transformer(*self.weight.shape, psqt_buckets, *layout, activation)
         parameters = Parameters(self.weight, self.bias, self.psqt)
         return TransformerCall(kernels_of(buckets), batch, parameters, transformer, list(RANGE), self.weight.dtype)
 
@@ -230,7 +236,7 @@ def test_emulated_operator(emulated: ctypes.CDLL) -> None:
     emulated.emulator_configure(4, 1)
     plan = op._perspective_plan(*case.rows, case.black_to_move, FEATURES, *case.layout(HOPPER))
     call, parameters = case.call(plan, HOPPER), layer_stacks.parameters_of(case.layers)
-    x, _, saved = op._perspective_transformer_forward(*call.arguments(save=True))
+    x, _, saved = call.run(op, save=True)
     order, layers = op._stack_order(case.bucket, 2), case.stacks.description
     kernel = LOSSES["sigmoid"].kernel()
     assert kernel is not None
@@ -363,7 +369,7 @@ def test_emulated_errors(emulated: ctypes.CDLL) -> None:
     plan = op._perspective_plan(*case.rows, case.black_to_move, FEATURES, *case.layout(PORTABLE))
     call, parameters = case.call(plan, PORTABLE), layer_stacks.parameters_of(case.layers)
     transformer, bounds, dtype = call.described
-    x, _, saved = op._perspective_transformer_forward(*call.arguments(save=True))
+    x, _, saved = call.run(op, save=True)
     order, gradient = op._stack_order(case.bucket, 2), torch.ones(5)
 
     def through(
@@ -414,7 +420,7 @@ def test_others_are_left_to_other_operators(emulated: ctypes.CDLL, monkeypatch: 
     call, behind = case.call(plan, PORTABLE), case.behind
     targets = case.with_loss("sigmoid", 1.0)
     assert behind.loss(call, targets) is not None
-    with_psqt = [*call.transformer[:2], 8, *call.transformer[3:]]
+    with_psqt = call.transformer._replace(psqt_buckets=8)
     assert behind.loss(call._replace(transformer=with_psqt), targets) is None
     others = LayerStacks(32, 1, (StackLayer(8, 8, "crelu", 1.0),))
     assert dataclasses.replace(behind, of=others).loss(call, targets) is None

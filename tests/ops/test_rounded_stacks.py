@@ -28,7 +28,7 @@ from nnue_trainer.modules import layer_stacks
 from nnue_trainer.modules.layer_stacks import FirstOutputs, LayerCall, LayerStacks, Targets
 from nnue_trainer.nets import NnueModel
 from nnue_trainer.nets.rounded_forward import RoundedForward
-from nnue_trainer.ops.perspectives import TransformerCall, number_of
+from nnue_trainer.ops.perspectives import Transformer, TransformerCall, number_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -240,7 +240,7 @@ def test_emulated_through_the_first_layer(
         kernels,
         [*rows, plan, *([] if weights.psqt is None else [bucket])],
         weights,
-        [*weights.weight.shape, psqt_buckets, *layout, *flags],
+        Transformer(*weights.weight.shape, psqt_buckets, *layout, *flags),
         [bounds.bound, bounds.scale],
         torch.bfloat16 if copies and rounded.forward.first.largest <= 256 else torch.float32,
     )

@@ -223,7 +223,7 @@ def test_no_step_makes_a_plan(tmp_path, project_root, monkeypatch, precision, gr
     def train_step(run, batch):
         before = len(made)
         whole_step(run, batch)
-        in_steps.extend(plan.weight_dtype for plan in made[before:])
+        in_steps.extend(plan.key.weight_dtype for plan in made[before:])
 
     monkeypatch.setattr(capabilities, "_cuda_kernels", kernels)
     monkeypatch.setattr(perspectives, "perspective_plan", plan)
