@@ -38,7 +38,7 @@ from nnue_trainer.nets.base import NnueModel
 from nnue_trainer.optim import Optimizer
 from nnue_trainer.parallel.ranks import Ranks
 from nnue_trainer.parallel.sharding import shard
-from nnue_trainer.training.batches import BatchSource, DeviceBatches, allocations, like
+from nnue_trainer.training.batches import BatchSource, DeviceBatches
 from nnue_trainer.training.device import choose_device, set_up_torch
 from nnue_trainer.training.metrics import peak_memory
 from nnue_trainer.training.recipe_data import training_batches
@@ -60,9 +60,6 @@ class Preloaded:
         while True:
             yield from self._batches
 
-    def open(self) -> None:
-        pass
-
     def state_dict(self) -> dict[str, Any]:
         return {}
 
@@ -73,13 +70,7 @@ class Preloaded:
 def copies(loader: BatchSource, device: torch.device, features: str, count: int = PRELOADED) -> list[Batch]:
     """Copies of the first `count` batches of a loader, on the device. Each counts as a separate buffer."""
     batches = DeviceBatches(loader, device, features)
-    taken = []
-    for number in range(count):
-        batch = next(batches)
-        taken.append(replace(like(batch), buffer=number))
-        for own, theirs in zip(allocations(taken[-1]), allocations(batch), strict=True):
-            own.copy_(theirs)
-    return taken
+    return [replace(next(batches).clone(), buffer=number) for number in range(count)]
 
 
 def steady_steps(recipe: Recipe, device: torch.device, processes: int = 1) -> tuple[int, int]:

@@ -34,10 +34,9 @@ class Plan(NamedTuple):
     """white's index rows"""
 
 
-def plan_of(batch: Any, key: Hashable) -> Any:
-    """The plan with this key that was made from the very index rows of `batch`, a `Batch` or anything else with `white`
-    and `plans`; None if there is none."""
-    return next((plan for plan in batch.plans if plan.white is batch.white and plan.key == key), None)
+def plan_of(white: Tensor, plans: tuple[Any, ...], key: Hashable) -> Any:
+    """The plan with this key that was made from these very index rows of a batch; None if there is none."""
+    return next((plan for plan in plans if plan.white is white and plan.key == key), None)
 
 
 @dataclass(frozen=True)
@@ -106,6 +105,11 @@ class Batch:
         return self.white.shape[0]
 
     @property
+    def rows(self) -> tuple[Tensor, Tensor, Tensor]:
+        """white, black and black_to_move, which feature transformers read."""
+        return self.white, self.black, self.black_to_move
+
+    @property
     def bucket(self) -> Tensor:
         """int64 [B]: the output bucket of a position (layer stack, PSQT column), one of eight, which follows from its
         number of pieces as in Stockfish: (piece_count − 1) // 4."""
@@ -159,6 +163,11 @@ class Batch:
         place = self.storage.untyped_storage().data_ptr()
         inside = all(value.untyped_storage().data_ptr() == place for value in self.fields().values())
         return self.storage if inside else None
+
+    def allocations(self) -> list[Tensor]:
+        """The tensors that own the memory of the fields: the single allocation, or the fields if each has its own."""
+        whole = self.allocation()
+        return list(self.fields().values()) if whole is None else [whole]
 
     def clone(self) -> Batch:
         """A copy in new memory on the same device; not page-locked."""

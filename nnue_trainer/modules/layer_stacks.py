@@ -74,16 +74,6 @@ class StackLayer:
             [self.largest, self.low, self.square, scale, self.step, *skip],
         )
 
-    def activate(self, y: Tensor) -> Tensor:
-        """The values for the next layer, [B, values], of the outputs y, fp32 [B, outputs]."""
-        return reference.activate_layer(y[:, : self.activated], self.activation, self.largest, self.low, self.square)
-
-    def skipped(self, y: Tensor) -> Tensor | None:
-        """The sum of outputs y [B, outputs] that is added directly to the net's output, fp32 [B]; None without one."""
-        if self.plus is None:
-            return None
-        return y[:, self.plus] if self.minus is None else y[:, self.plus] - y[:, self.minus]
-
 
 @dataclass(frozen=True)
 class Integers:
@@ -191,7 +181,7 @@ class LayerStacks:
     def order_of(self, batch: Batch, *, of_share: bool = False) -> Tensor | None:
         """The order that was prepared for this batch, or for this process's share of it (`plan`): int32 [n], as `order`
         returns it. None if the batch has no such plan."""
-        found = plan_of(batch, ("order", self, of_share))
+        found = plan_of(batch.white, batch.plans, ("order", self, of_share))
         return None if found is None else found.data
 
     def plan(self, batch: Batch, bucket: Tensor, *, of_share: bool = False) -> Plan:
@@ -310,7 +300,7 @@ class LayerCall:
         of_sums = integers.multiply / (integers.by * integers.divide * integers.psqt_scale)
         bound, scale = call.range
         back = call._replace(range=[bound, scale * integers.x_scale * of_sums])
-        dtype = call.parameters.trained.dtype if bound <= _WHOLE_BFLOAT16 else torch.float32
+        dtype = call.described[2] if bound <= _WHOLE_BFLOAT16 else torch.float32
         in_one_pass = stacks.kernels(self.bucket.device, dtype) == "one_pass"
         if not (call.transformer.activation == number_of("screlu") and call.kernels == "hopper" and in_one_pass):
             return call, back, stacks
@@ -322,15 +312,7 @@ class LayerCall:
     # ---- in two parts, for a net whose first layer's inputs are on several devices ----
 
     def first_sums(self, x: Tensor) -> Tensor:
-        """weight · x of the first of the layers, without its bias: fp32 [B, outputs]. x may be some of the inputs, and
-        the weight the columns for them; then `inputs` counts these. The operator has no gradient, as on CUDA that would
-        need Σ weight of the whole batch: see `first`."""
-        if self._is_fused(x):
-            return _operators._layer_stacks_first(x.detach(), self.order, self.parameters[0].detach())  # type: ignore[no-any-return]
-        return self._first_sums(x)
-
-    def _first_sums(self, x: Tensor) -> Tensor:
-        """`first_sums` in torch's operators."""
+        """`First.sums` in torch's operators."""
         weight, bias, *_ = self.parameters
         return stacked_linear(x, self.bucket, weight, torch.zeros_like(bias)).float()
 
@@ -347,28 +329,33 @@ class LayerCall:
 
     def first(self, transformer: TransformerCall | None, outputs: Callable[[], FirstOutputs]) -> First:
         """The first of the layers. `outputs` gives its inputs, and `transformer` is the call that does so, if there is
-        one: where the gradient between need not be made, the operators go through to the transformer."""
+        one: where the gradient between need not be made, the operators go through to the transformer. The inputs may be
+        some of all, and the weight the columns for them; then `inputs` counts these."""
         call = transformer if transformer is not None and self._goes_through(transformer, divided=True) else None
-        inputs: FirstOutputs | None
-        x: Tensor | None
+        inputs = outputs() if call is None else None
         sources: tuple[Tensor | None, ...]
-        if call is None:
-            inputs = outputs()
+        if inputs is not None:
             x, sources, rows = inputs.x, inputs[:2], None
-            sums = self.first_sums(x)
         else:
-            inputs, x, sources = None, None, call.parameters.leaves
+            assert call is not None
             with torch.no_grad():
-                output, _, rows = call.run(_operators, save=True)
-                sums = _operators._layer_stacks_first(output, self.order, self.parameters[0])
+                x, _, rows = call.run(_operators, save=True)
+            sources = call.parameters.leaves
+        is_fused = call is not None or self._is_fused(x, sources[1])
+        if is_fused:  # without a gradient, which on CUDA needs Σ weight of the whole batch
+            sums = _operators._layer_stacks_first(x.detach(), self.order, self.parameters[0].detach())
+        else:
+            sums = self.first_sums(x)
+        read = x if call is None else None  # if the backward makes x again, the memory is free until then
 
         def backward(grads: tuple[Tensor, Tensor | None], scales: tuple[Tensor, Tensor]) -> Tensor:
-            if x is None or self._is_fused(x, sources[1]):
-                to, given = None if x is None else x.dtype, (grads[0], None, grads[1])
-                *found, grad_weight, _ = self._gradients(x, self.parameters, given, list(scales), to, call, rows)
+            if is_fused:
+                to, given = None if read is None else read.dtype, (grads[0], None, grads[1])
+                *found, grad_weight, _ = self._gradients(read, self.parameters, given, list(scales), to, call, rows)
             else:
                 factor = mean(scales[0], scales[1][1])
-                grad_x, grad_weight = torch.autograd.grad(sums, [x, self.parameters[0]], grads[0] * factor)
+                assert read is not None
+                grad_x, grad_weight = torch.autograd.grad(sums, [read, self.parameters[0]], grads[0] * factor)
                 found = [grad_x, None if grads[1] is None else grads[1] * factor]
             give_gradients(sources, found)
             return grad_weight  # type: ignore[no-any-return]
@@ -376,8 +363,8 @@ class LayerCall:
         return First(sums, inputs, backward)
 
     def from_sums(self, first: FirstOutputs) -> Tensor:
-        """The net's output, where `first.x` is the complete `first_sums`."""
-        if torch.is_grad_enabled() or not self._is_fused(first.x, first.psqt):
+        """The net's output, without a gradient, where `first.x` is the complete `First.sums`."""
+        if not self._is_fused(first.x, first.psqt):
             return self._output_of_sums(first)
         output, _ = _operators._layer_stacks_forward(
             first.x, self.order, self.parameters, first.psqt, self.of.description, is_sums=True
@@ -385,7 +372,7 @@ class LayerCall:
         return output  # type: ignore[no-any-return]
 
     def after_first(self, first: FirstOutputs, targets: Targets, loss: Loss) -> AfterFirst:
-        """The rest of the net, the loss of it and all gradients, where `first.x` is the complete `first_sums`."""
+        """The rest of the net, the loss of it and all gradients, where `first.x` is the complete `First.sums`."""
         if targets.are_known and self._is_fused(first.x, first.psqt):
             totals, grad_sums, grad_output, partials = self._loss(self.of, first.x, first.psqt, targets, is_sums=True)
             *_, flat = self._gradients(None, self.parameters, (None, partials, grad_output), [])
@@ -393,7 +380,7 @@ class LayerCall:
         with torch.enable_grad():
             sums = first.x.detach().requires_grad_()
             psqt = None if first.psqt is None else first.psqt.detach().requires_grad_()
-            output = self.from_sums(FirstOutputs(sums, psqt, first.bucket))
+            output = self._output_of_sums(FirstOutputs(sums, psqt, first.bucket))
             weighted, weights = loss.terms(output.float() * targets.score_scale, *targets[:3])
             inner = [sums, *self.parameters[1:], *([] if psqt is None else [psqt])]
             found = torch.autograd.grad(weighted, inner, materialize_grads=True)
@@ -412,9 +399,8 @@ class LayerCall:
             total = shares[0].clone()
             for share in shares[1:]:  # a sum over the dimension might have another order
                 total += share
-            weighted, weights = total[-3], total[-2]
-            totals = _totals(weighted, weights)
-            flat = total[:-3] * mean(torch.ones_like(weights), weights)
+            totals = _totals(total[-3], total[-2])
+            flat = total[:-3] * mean(torch.ones_like(totals[1]), totals[1])
         return totals, _cut_gradients(flat, self.parameters)
 
     # ---- what they have in common ----
@@ -430,7 +416,7 @@ class LayerCall:
 
     def _goes_through(self, call: TransformerCall, *, divided: bool = False) -> bool:
         """Whether the gradient between the transformer and the layers need not be made."""
-        trained, of = call.parameters.trained, call.transformer
+        (trained, bias, _), of = call.parameters.leaves, call.transformer
         found = capabilities.between(
             call.kernels,
             self._kernels(trained),  # which has the device of x, and its type or float32
@@ -442,7 +428,7 @@ class LayerCall:
             bound=call.range[0],
             has_psqt=of.psqt_buckets > 0,
             divided=divided,
-            is_needed=len(self.bucket) > 0 and (trained.requires_grad or call.parameters.bias.requires_grad),
+            is_needed=len(self.bucket) > 0 and (trained.requires_grad or bias.requires_grad),
         )
         return found.kernels != "whole"
 
@@ -490,7 +476,7 @@ class First(NamedTuple):
     """The first of the layers after its forward, where its inputs are on several devices."""
 
     sums: Tensor
-    """`LayerCall.first_sums`"""
+    """weight · inputs without the bias, fp32 [B, outputs]"""
     inputs: FirstOutputs | None
     """None: the operators went through to the transformer, and have not computed the PSQT part"""
     backward: Callable[[tuple[Tensor, Tensor | None], tuple[Tensor, Tensor]], Tensor]

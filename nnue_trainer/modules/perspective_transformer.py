@@ -9,14 +9,14 @@ from __future__ import annotations
 import functools
 import logging
 import math
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from nnue_trainer.data.batch import Batch, Plan, plan_of
 from nnue_trainer.ops import perspectives
-from nnue_trainer.ops.perspectives import Description, Parameters, PerspectivePlan, TransformerCall
+from nnue_trainer.ops.perspectives import Description, Parameters, PerspectivePlan, Rows, TransformerCall
 
 if TYPE_CHECKING:
     from nnue_trainer.optim.late_rows import LateRows
@@ -24,15 +24,6 @@ if TYPE_CHECKING:
 Activation = Literal["crelu", "screlu", "pairwise"]
 
 _log = logging.getLogger(__name__)
-
-
-class _Positions(NamedTuple):
-    """The fields of a `Batch` that a feature transformer reads."""
-
-    white: Tensor
-    black: Tensor
-    black_to_move: Tensor
-    plans: tuple[Any, ...]
 
 
 @functools.cache
@@ -140,9 +131,8 @@ class PerspectiveTransformer(nn.Module):
         if not perspectives.is_fused(weight, self.bucket_size, self.num_bucketed):
             _say_unfused(weight.shape[1], torch.cuda.get_device_name(weight.device))
             return None
-        rows = (batch.white, batch.black, batch.black_to_move)
         constants = (weight.shape[0], self.bucket_size, self.num_bucketed)
-        return perspectives.perspective_plan(*rows, *constants, weight_dtype or weight.dtype)
+        return perspectives.perspective_plan(*batch.rows, *constants, weight_dtype or weight.dtype)
 
     def forward(
         self,
@@ -159,13 +149,11 @@ class PerspectiveTransformer(nn.Module):
         uint8 [B] is 1 where Black is to move. `bucket` int64 [B] is the PSQT bucket of each position, not used without
         PSQT; ValueError if it is missing. `plans`: what `plan` gives for these very tensors.
         """
-        return self.call_with(_Positions(white, black, black_to_move, plans), bucket).outputs()
+        return self.call_with((white, black, black_to_move), plans, bucket).outputs()
 
     def of_batch(self, batch: Batch, bucket: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """`forward` for a batch, with what has been prepared for it."""
-        found: tuple[Tensor, Tensor | None] = self(
-            batch.white, batch.black, batch.black_to_move, bucket, plans=batch.plans
-        )
+        found: tuple[Tensor, Tensor | None] = self(*batch.rows, bucket, plans=batch.plans)
         return found
 
     @property
@@ -179,12 +167,13 @@ class PerspectiveTransformer(nn.Module):
         or if hooks read the outputs or their gradients."""
         if any((self._forward_hooks, self._forward_pre_hooks, self._backward_hooks, self._backward_pre_hooks)):
             return None
-        call = self.call_with(batch, bucket)
+        call = self.call_with(batch.rows, batch.plans, bucket)
         return None if call.kernels == "torch" else call
 
     def call_with(
         self,
-        batch: Batch | _Positions,
+        rows: Rows,
+        plans: tuple[Any, ...],
         bucket: Tensor | None,
         parameters: Parameters | None = None,
         description: Description | None = None,
@@ -192,13 +181,13 @@ class PerspectiveTransformer(nn.Module):
         """The call that `forward` makes. `parameters` and `description` replace the module's weights, for another
         unit."""
         if parameters is None:
-            sparse = self._bring_up_to_date(batch)
+            sparse = self._bring_up_to_date(rows, plans)
             parameters = Parameters(*self.parameters_in_use(), sparse_grad=sparse)
         elif parameters.leaf is not None:  # the optimiser's copy
-            self._bring_up_to_date(batch)
+            self._bring_up_to_date(rows, plans)
         weight, psqt, description = parameters.weight, parameters.psqt, description or self.description
-        plan = plan_of(batch, perspectives.plan_key(weight.shape[0], self.bucket_size, self.num_bucketed, weight.dtype))
-        rows = (batch.white, batch.black, batch.black_to_move)
+        key = perspectives.plan_key(weight.shape[0], self.bucket_size, self.num_bucketed, weight.dtype)
+        plan = plan_of(rows[0], plans, key)
         call = description.call(rows, parameters, None if psqt is None else bucket, plan)
         return call if self._late is None else call._replace(leaves_unused=self._late.leaves_unused)
 
@@ -247,13 +236,13 @@ class PerspectiveTransformer(nn.Module):
         """Weight, bias and PSQT columns as a forward pass reads them now; rows of the weight need not be up to date."""
         return self._weight_in_use(), self.bias, self.psqt
 
-    def _bring_up_to_date(self, batch: Batch | _Positions) -> bool:
+    def _bring_up_to_date(self, rows: Rows, plans: tuple[Any, ...]) -> bool:
         """The rows that a forward pass reads. Returns whether their gradient is to be sparse."""
         if self._late is None:
             return False
         if torch.is_grad_enabled():
-            marks = plan_of(batch, ("marks", len(self._weight_in_use())))
-            return self._late.catch_up(batch.white, batch.black, None if marks is None else marks.data)
+            marks = plan_of(rows[0], plans, ("marks", len(self._weight_in_use())))
+            return self._late.catch_up(*rows[:2], None if marks is None else marks.data)
         self._late.settle()
         return False
 

@@ -177,8 +177,9 @@ def _forward_fake(parameters: list[Tensor], ranges: list[int], scales: list[floa
     return parameters[0].new_empty(sum(_padded(parameter, _ALIGNMENT) for parameter in parameters))
 
 
-_FAKES: dict[str, Callable[..., Tensor]] = {
-    "_to_integers": _forward_fake,
-    "_to_integers_backward": lambda _, *arguments: _forward_fake(*arguments),
-}
-_registration.register_fakes({f"nnue::{name}": fake for name, fake in _FAKES.items()})
+_registration.register_fakes(
+    {
+        "nnue::_to_integers": _forward_fake,
+        "nnue::_to_integers_backward": lambda _, *arguments: _forward_fake(*arguments),
+    }
+)

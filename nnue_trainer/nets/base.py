@@ -443,7 +443,7 @@ class StackedModel(NnueModel):
     def buckets_of(self, batch: Batch) -> Tensor:
         """The stack of each position, int64 [B], as the net's outputs are computed now: from `buckets`, or from the
         engine's table while `forward` is to round. Not computed again for a batch that was prepared."""
-        found = plan_of(batch, self._buckets_key)
+        found = plan_of(batch.white, batch.plans, self._buckets_key)
         if found is not None:
             return found.data  # type: ignore[no-any-return]
         return self.buckets(batch) if self.rounded is None else self.rounded.buckets(batch)
@@ -490,7 +490,7 @@ class StackedModel(NnueModel):
 
     def layers_for(self, bucket: Tensor, order: Tensor | None, *, loss_is_known: bool = True) -> LayerCall:
         """The layers after the first as `forward` computes them, for positions with these stacks, in two parts
-        (`LayerCall.first_sums`). `order`: `LayerStacks.order` of them, if there is one. `loss_is_known`: operators
+        (`LayerCall.first`). `order`: `LayerStacks.order` of them, if there is one. `loss_is_known`: operators
         compute the loss. ValueError if the net cannot be computed in two parts."""
         if self.rounded is not None:
             return self.rounded.layers_for(self, bucket, order, loss_is_known=loss_is_known)

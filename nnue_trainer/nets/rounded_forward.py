@@ -312,7 +312,7 @@ class RoundedForward:
         if weights.leaf is not None:  # the output is in 16 bits where these hold all of its integers
             dtype = weights.leaf.dtype if self.forward.first.largest <= _WHOLE_BFLOAT16 else torch.float32
         described = self._describe(transformer, output_dtype=dtype, rounds_down=self._power < 0)
-        return transformer.call_with(batch, stack, weights, described)
+        return transformer.call_with(batch.rows, batch.plans, stack, weights, described)
 
     def _describe(self, transformer: PerspectiveTransformer, **options: Any) -> Description:
         """The first layer in integers; the options are others of `Description`."""
@@ -463,7 +463,7 @@ class _RoundedCall(LayerCall):
     def _kernels(self, x: Tensor, psqt: Tensor | None = None) -> str:
         return super()._kernels(x, psqt) if self.operators else "torch"
 
-    def _first_sums(self, x: Tensor) -> Tensor:
+    def first_sums(self, x: Tensor) -> Tensor:
         assert self.forward is not None
         return self.forward.first_sums(x, self.parameters[0], self.bucket)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -37,7 +38,7 @@ _LEVEL = 0
 _libraries: list[torch.library.Library] = []  # the registrations live as long as these objects
 
 
-def _split(value: Any) -> tuple[Any, Tensor | None]:
+def split_tangent(value: Any) -> tuple[Any, Tensor | None]:
     """A tensor without its tangent of forward mode, and the tangent; of anything else the value itself, and None."""
     if not isinstance(value, Tensor):
         return value, None
@@ -49,11 +50,6 @@ def _join(primal: Any, tangents: Any) -> Any:
     if isinstance(primal, Tensor):
         return primal if tangents is None else forward_ad.make_dual(primal, tangents, level=_LEVEL)  # type: ignore[no-untyped-call]
     return type(primal)(_join(p, t) for p, t in zip(primal, tangents, strict=True))
-
-
-def has_tangent(tensor: Tensor) -> bool:
-    """Whether the tensor has a tangent of forward mode."""
-    return _split(tensor)[1] is not None
 
 
 def refuse_cuda(name: str, analysis: bool = False) -> None:
@@ -133,7 +129,7 @@ def register_autograd(name: str, derive: Derive, forward_mode: ForwardMode, *, o
 
     def kernel(keyset: Any, *arguments: Any) -> Any:
         arguments = _with_defaults(op, arguments)
-        primals, tangents = zip(*map(_split, arguments), strict=True)
+        primals, tangents = zip(*map(split_tangent, arguments), strict=True)
         if any(t is not None for t in tangents):
             outputs = op(*primals)
             return _join(outputs, forward_mode(op, primals, tangents))
@@ -167,17 +163,6 @@ def writes_only(*_: object, **__: object) -> None:
     """The fake kernel of an operator that only writes into tensors that it is given."""
 
 
-def register_plain(name: str, fake: Callable[..., Any] = writes_only) -> None:
-    """Registers an operator for analysis, without derivative."""
-    register_fakes({name: fake}, analysis=True)
-    if fake is writes_only:
-        register_vmap(name, refuse(name, "vmap", "call it once for each element"))
-    else:
-        instead = "it has no derivative: detach its inputs"
-        register_autograd(name, no_derivative(name, instead), refuse(name, "forward mode", instead))
-        register_vmap(name)
-
-
 VmapRule = Callable[..., tuple[Any, Any]]  # as for `torch.library.register_vmap`
 
 
@@ -199,21 +184,15 @@ def register_vmap(name: str, rule: VmapRule | None = None) -> None:
     torch.library.register_vmap(name, with_all)
 
 
-def _element(value: Any, dim: Any, number: int) -> Any:
-    """The argument of one call: of a list each part, which has a batch dimension of its own or none."""
-    if isinstance(value, list | tuple):
-        return value if dim is None else [_element(*part, number) for part in zip(value, dim, strict=True)]
-    return value if dim is None else value.select(dim, number)
-
-
 def one_by_one(name: str) -> VmapRule:
-    """The vmap rule that calls the operator `name` once per element of the batch dimension."""
+    """The vmap rule that calls the operator `name`, which takes no list of tensors, once per element."""
     op = _operator(name)
 
     def rule(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[Any, Any]:
-        calls = [
-            op(*(_element(a, d, i) for a, d in zip(arguments, in_dims, strict=True))) for i in range(info.batch_size)
-        ]
+        def of_element(value: Any, dim: Any, number: int) -> Any:
+            return value.select(dim, number) if isinstance(value, Tensor) and dim is not None else value
+
+        calls = [op(*map(of_element, arguments, in_dims, repeat(i))) for i in range(info.batch_size)]
         if isinstance(calls[0], Tensor):
             return torch.stack(calls), 0
         stacked = tuple(torch.stack(outputs) for outputs in zip(*calls, strict=True))

@@ -105,7 +105,7 @@ def mode_of(*tensors: Tensor | None) -> Mode:
         return "onnx"
     if torch.compiler.is_compiling():  # the compiler cannot read tangents; the operators refuse them
         return "compiled"
-    if any(_registration.has_tangent(t) for t in tensors if t is not None):
+    if any(_registration.split_tangent(t)[1] is not None for t in tensors):
         return "transformed"
     first = tensors[0]
     assert first is not None

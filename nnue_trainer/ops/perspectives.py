@@ -206,10 +206,11 @@ class PerspectivePlan(NamedTuple):
     kernels: Kernels
 
     @property
-    def layout(self) -> list[int]:
+    def layout(self) -> tuple[int, int, int]:
         """The layout, as the operators take it: on CUDA a bucket_size of 0 selects the portable kernels."""
-        num_features, *buckets, weight_dtype = self.key
-        return [*([0, num_features] if self.kernels == "portable" else buckets), weight_dtype.itemsize]
+        num_features, bucket_size, num_bucketed, weight_dtype = self.key
+        buckets = (0, num_features) if self.kernels == "portable" else (bucket_size, num_bucketed)
+        return *buckets, weight_dtype.itemsize
 
     def irregular_rows(self, namespace: str = "nnue") -> int:
         """How many of the 2 B rows have a feature twice, or features of several king buckets. The kernels for compute
@@ -285,14 +286,9 @@ class Parameters(NamedTuple):
     """see `perspective_transformer`"""
 
     @property
-    def trained(self) -> Tensor:
-        """The leaf that takes the gradient of the weight."""
-        return self.weight if self.leaf is None else self.leaf
-
-    @property
     def leaves(self) -> tuple[Tensor, Tensor, Tensor | None]:
         """The leaves that take the gradients of weight, bias and PSQT columns."""
-        return self.trained, self.bias, self.psqt
+        return self.weight if self.leaf is None else self.leaf, self.bias, self.psqt
 
 
 class TransformerCall(NamedTuple):
@@ -325,7 +321,7 @@ class TransformerCall(NamedTuple):
     @property
     def described(self) -> tuple[Transformer, list[float], torch.dtype]:
         """The arguments of the operators of its backward: the dtype is that of the gradient of the weight."""
-        return self.transformer, self.range, self.parameters.trained.dtype
+        return self.transformer, self.range, self.parameters.leaves[0].dtype
 
     def run(self, operators: Any, *, save: bool) -> tuple[Tensor, Tensor | None, Tensor]:
         """What the operator gives: output, PSQT output, and what the backward needs, if `save`."""
@@ -386,7 +382,7 @@ class Description(NamedTuple):
             machine, weight.dtype, num_features, num_outputs, *buckets, mode, output_dtype=output_dtype,
             has_values=values is not None,
         ).kernels  # fmt: skip
-        white, black, layout = rows[0], rows[1], [0, 0, 0]
+        white, black, layout = rows[0], rows[1], (0, 0, 0)
         if kernels == "torch" or plan is None:
             white, black = ops.index_rows(white), ops.index_rows(black)
         third = rows[2]

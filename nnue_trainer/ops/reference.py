@@ -121,9 +121,9 @@ def layers(
     added = [] if psqt is None else [psqt]
     for number, layer in enumerate(hidden):
         y = linear(number, x)
-        if (skipped := layer.skipped(y)) is not None:
-            added.append(skipped)
-        x = layer.activate(y)
+        if layer.plus is not None:
+            added.append(y[:, layer.plus] if layer.minus is None else y[:, layer.plus] - y[:, layer.minus])
+        x = activate_layer(y[:, : layer.activated], layer.activation, layer.largest, layer.low, layer.square)
         if layer.output_scale is not None and layer is not hidden[-1]:
             kept.append(x if layer.output_scale == 1.0 else x * layer.output_scale)
     output = linear(len(hidden), torch.cat([*kept, x], dim=1) if kept else x)

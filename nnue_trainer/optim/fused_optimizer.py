@@ -148,16 +148,10 @@ class FusedOptimizer:
             return {}
         return {f"numbers/{i}": each[fused_operators.KEPT] for i, each in enumerate(self.tensors[2])}
 
-    def set_step_count(self, count: int) -> None:
-        """Sets the step count."""
-        self.tensors[0].fill_(count)
-
     @torch.no_grad()
-    def averaged(self, parameter: str) -> Tensor | None:
-        """The weights at which a schedule-free rule has its net, x, in a new tensor; None for the other rules, whose
-        parameters hold it. They are within the limits of the parts."""
-        if self.rule.kind != "schedule_free":
-            return None
+    def averaged(self, parameter: str) -> Tensor:
+        """The weights at which a schedule-free rule has its net, x, in a new tensor. They are within the limits of the
+        parts."""
         pairs = [(part, moments) for part, moments in self.pairs if part.name == parameter]
         found = pairs[0][0].parameter.detach().clone()
         for part, moments in pairs:

@@ -217,8 +217,7 @@ class Optimizer:
         if not self._schedule_free:
             return None
         assert isinstance(self.rule, FusedRule)
-        found = {name: self.rule.fused.averaged(name) for name in self._weights}
-        return {name: tensor for name, tensor in found.items() if tensor is not None}
+        return {name: self.rule.fused.averaged(name) for name in self._weights}
 
     @torch.no_grad()
     def _put(self, weights: Mapping[str, Tensor]) -> None:

@@ -20,11 +20,11 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from nnue_trainer.data.batch import Batch
 from nnue_trainer.errors import UserError
@@ -34,7 +34,7 @@ from nnue_trainer.nets.base import NnueModel, StackedModel
 from nnue_trainer.optim import Optimizer
 from nnue_trainer.optim.parts import Moments, Norm, Part
 from nnue_trainer.parallel.ranks import Ranks
-from nnue_trainer.parallel.split import Split, cut
+from nnue_trainer.parallel.split import Split, cut, padded
 
 if TYPE_CHECKING:
     from nnue_trainer.training.step_loss import StepLoss
@@ -65,7 +65,6 @@ class Unsharded:
 
     def __init__(self, ranks: Ranks, model: NnueModel):
         self.ranks, self.model = ranks, model
-        self._ones: Tensor | None = None
 
     def share_of(self, fresh: Any) -> Share:
         """The positions that this rank copies to its device. `fresh`: what the loader yields, a batch or its packed
@@ -96,14 +95,13 @@ class Unsharded:
         together."""
         loss = step.loss(batch)
         # Tensor.backward would import torch's compiler because of the gradient that it gets, which takes seconds.
-        torch.ops.aten._backward(loss, [], self._one(loss))
+        torch.ops.aten._backward(loss, [], self._one)
         return loss.detach()
 
-    def _one(self, loss: Tensor) -> Tensor:
+    @cached_property
+    def _one(self) -> Tensor:
         """The derivative of the loss by itself, which torch would fill in anew for each step."""
-        if self._ones is None:
-            self._ones = torch.ones_like(loss)
-        return self._ones
+        return torch.ones((), device=next(self.model.parameters()).device)
 
     def adopt(self, optimizer: Optimizer) -> None:
         """Must be called once with the optimiser that trains the model, before the first step."""
@@ -131,13 +129,10 @@ class _Shared(Unsharded):
         self._begin, self._end = share(batch_size, ranks)
 
     def _of_share(self, each: Any) -> Any:
-        """The share of what the whole batch has, one for each position."""
-        return each.part(self._begin, self._end) if isinstance(each, Batch) else each[self._begin : self._end]
-
-    def _lambda(self, step: StepLoss, batch: Batch) -> Tensor:
-        """λ of the share: a scalar, or one value for each position."""
-        lam = step.lambda_values(batch)
-        return lam if lam.dim() == 0 else self._of_share(lam)
+        """The share of what the whole batch has: one for each position, or a scalar for all."""
+        if isinstance(each, Batch):
+            return each.part(self._begin, self._end)
+        return each[self._begin : self._end] if each.dim() else each
 
 
 class ShardedPositions(_Shared):
@@ -158,7 +153,7 @@ class ShardedPositions(_Shared):
 
     def backward(self, step: StepLoss, batch: Batch) -> Tensor:
         assert self._optimizer is not None
-        weighted, weights = step.terms(batch, self._lambda(step, batch))
+        weighted, weights = step.terms(batch, self._of_share(step.lambda_values(batch)))
         if (penalty := step.penalty(batch)) is not None:
             # It counts by positions, whatever these weigh; below, everything is divided by all weights.
             whole = self.ranks.all_reduce(weights.detach().float().clone())  # which is overwritten
@@ -225,9 +220,10 @@ class ShardedColumns(_Shared):
         model, stacks, bucket = self.model, self._stacks(), self.model.buckets_of(batch)
         with self._autocast(batch, nullcontext()):
             _, outputs = model.first_of(batch, bucket)
-            first, layers = outputs(), model.layers_for(bucket, stacks.order_of(batch))
-            sums = self.ranks.all_reduce(layers.first_sums(first.x))
-            return layers.from_sums(FirstOutputs(sums, first.psqt, bucket))
+            layers = model.layers_for(bucket, stacks.order_of(batch))
+            first = layers.first(None, outputs)
+            assert first.inputs is not None
+            return layers.from_sums(first.inputs._replace(x=self.ranks.all_reduce(first.sums)))
 
     def _stacks(self) -> LayerStacks:
         stacks = self.model.stacks_in_use()
@@ -244,9 +240,9 @@ class ShardedColumns(_Shared):
         layers = model.layers_for(bucket, stacks.order_of(batch), loss_is_known=loss.kernel() is not None)
         with self._autocast(batch, step.autocast()):
             call, outputs = model.first_of(batch, bucket, psqt_apart=True)
-            first = layers.first(call if stacks.may_be_fused(batch.white.device) else None, outputs)
-        own, lam = self._of_share, self._lambda(step, batch)
-        with ranks.reduce_scatter(self._padded(first.sums.detach(), ranks.size * self._most)) as own_sums:
+            first = layers.first(call, outputs)
+        own, lam = self._of_share, self._of_share(step.lambda_values(batch))
+        with ranks.reduce_scatter(padded(first.sums.detach(), ranks.size * self._most)) as own_sums:
             psqt = None if first.inputs is None or first.inputs.psqt is None else own(first.inputs.psqt.detach())
             if call is not None and call.leaves_psqt:
                 psqt = call.psqt_output(self._begin, self._end)
@@ -259,12 +255,12 @@ class ShardedColumns(_Shared):
         # sums and by PSQT come one after the other, since each rank has other positions; those by the parameters are
         # added up.
         by_position = [rest.grad_sums] if rest.grad_psqt is None else [rest.grad_sums, rest.grad_psqt]
-        parts = [self._padded(part.float(), self._most) for part in by_position]
+        parts = [padded(part.float(), self._most) for part in by_position]
         *found, shares = ranks.all_gather_each([*parts, torch.cat([rest.gradients, rest.totals])])
         whole = [part.flatten(0, 1)[:positions] for part in found]
         totals, gradients = layers.add_shares(shares)
         by_first = whole[0], whole[1] if len(whole) > 1 else None
-        grad_weight = first.backward(by_first, (self._one(totals[2]), totals))
+        grad_weight = first.backward(by_first, (self._one, totals))
         give_gradients(layers.parameters, [grad_weight, *gradients])
         return totals[2]
 
@@ -283,18 +279,14 @@ class ShardedColumns(_Shared):
         found = dict(tensors)
         for name, tensor in tensors.items():
             if (split := self._split_of(name)) is not None and split.is_of(tensor, self.ranks.rank):
-                parts = self.ranks.gather(split.padded(tensor.detach(), self.ranks.rank))
+                parts = self.ranks.gather(split.padded(tensor.detach()))
                 # Each tensor is moved to the host immediately, so that the device never holds all of them.
                 found[name] = tensor if parts is None else split.join([part.cpu() for part in parts])
         return found
 
     def own(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        rank = self.ranks.rank
-        found = dict(tensors)
-        for name, tensor in tensors.items():
-            if (split := self._split_of(name)) is not None and split.is_of(tensor):
-                found[name] = split.take(tensor, rank)
-        return found
+        splits = {name: split for name in tensors if (split := self._split_of(name)) and split.is_of(tensors[name])}
+        return {**tensors, **{name: split.take(tensors[name], self.ranks.rank) for name, split in splits.items()}}
 
     def figures(self, figures: dict[str, float]) -> dict[str, float]:
         every = self.ranks.all_gather(torch.tensor(list(figures.values()), dtype=torch.float64))
@@ -314,10 +306,6 @@ class ShardedColumns(_Shared):
         """The split of a parameter `NAME`, or of the optimiser's state `KEY/NAME` or `KEY/NAME.virtual[.N]`; None if
         the tensor is not split."""
         return self.splits.get(re.sub(r"\.virtual(\.\d+)?$", "", name.rpartition("/")[2]))
-
-    def _padded(self, rows: Tensor, size: int) -> Tensor:
-        """`rows` with rows of zeros behind them, `size` rows in all."""
-        return rows if len(rows) == size else F.pad(rows, [0, 0] * (rows.dim() - 1) + [0, size - len(rows)])
 
     def _norm(self, guarded: Sequence[tuple[Part, Moments, Tensor]], norm: Norm) -> Tensor:
         """Numbers, fp32, whose norm is the norm of all gradients of all ranks, including those of virtual rows. They

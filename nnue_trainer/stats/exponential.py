@@ -14,7 +14,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from nnue_trainer.ops import _enumerations, _registration
+from nnue_trainer.ops import _enumerations
+from nnue_trainer.stats import _plain
 
 EWM = "nnue::ewm"
 
@@ -107,4 +108,4 @@ def _like_x(x: Tensor, *args: object, **kwargs: object) -> Tensor:
     return torch.empty(x.shape, dtype=x.dtype, device=x.device)
 
 
-_registration.register_plain(EWM, _like_x)
+_plain.register(EWM, _like_x)

@@ -21,7 +21,7 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor
 
-from nnue_trainer.ops import _registration
+from nnue_trainer.stats import _plain
 from nnue_trainer.stats.random import Philox, signed
 
 __all__ = [
@@ -500,6 +500,6 @@ def _visits(offsets: Tensor, *args: object, **kwargs: object) -> Tensor:
     return offsets.new_empty(offsets.shape[0] - 1)
 
 
-_registration.register_plain(PACK, _packed)
-_registration.register_plain(COUNTS, _counted)
-_registration.register_plain(WALKS, _visits)
+_plain.register(PACK, _packed)
+_plain.register(COUNTS, _counted)
+_plain.register(WALKS, _visits)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from nnue_trainer.ops import _registration
+from nnue_trainer.stats import _plain
 
 __all__ = ["norm", "norms", "permuted", "transpose"]
 
@@ -92,5 +92,5 @@ def _transposed(x: Tensor) -> Tensor:
     return torch.empty((*x.shape[:-2], x.shape[-1], x.shape[-2]), dtype=x.dtype, device=x.device)
 
 
-_registration.register_plain(TRANSPOSE, _transposed)
-_registration.register_plain(NORMS)
+_plain.register(TRANSPOSE, _transposed)
+_plain.register(NORMS)

@@ -18,7 +18,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nnue_trainer.ops import _enumerations, _registration
+from nnue_trainer.ops import _enumerations
+from nnue_trainer.stats import _plain
 
 __all__ = ["Philox"]
 
@@ -111,4 +112,4 @@ def _empty(size: Size, dtype: torch.dtype, device: torch.device | str) -> Tensor
     return torch.empty(size if isinstance(size, Sequence) else (size,), dtype=dtype, device=device)
 
 
-_registration.register_plain(FILL)
+_plain.register(FILL)

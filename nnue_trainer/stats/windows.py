@@ -16,8 +16,8 @@ from typing import Any, Literal, cast, get_args
 import torch
 from torch import Tensor
 
-from nnue_trainer.ops import _enumerations, _registration
-from nnue_trainer.stats import window_function
+from nnue_trainer.ops import _enumerations
+from nnue_trainer.stats import _plain, window_function
 
 ROLLING = "nnue::rolling"
 QUANTILE = "nnue::rolling_quantile"
@@ -169,5 +169,5 @@ def _like_x(x: Tensor, *args: object, **kwargs: object) -> Tensor:
     return torch.empty(x.shape, dtype=x.dtype, device=x.device)
 
 
-_registration.register_plain(ROLLING, _like_x)
-_registration.register_plain(QUANTILE, _like_x)
+_plain.register(ROLLING, _like_x)
+_plain.register(QUANTILE, _like_x)

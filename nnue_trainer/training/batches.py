@@ -27,8 +27,6 @@ class BatchSource(Protocol):
     batch k + 2 is requested. `state_dict` returns plain JSON data; a stream that loads it continues with the batch that
     would have come next."""
 
-    def open(self) -> None: ...
-
     def __iter__(self) -> Iterator[Batch | Tensor]: ...
 
     def state_dict(self) -> dict[str, Any]: ...
@@ -114,7 +112,7 @@ class DeviceBatches:
         self._done.append(compute.record_event())
         compute.wait_stream(self._stream)
         if batch.buffer is None:
-            for tensor in allocations_with_plans(batch):
+            for tensor in (*batch.allocations(), *(plan.data for plan in batch.plans)):
                 tensor.record_stream(compute)
         # Wait until this batch has left the host memory, which the source uses again for later batches. Its copy was
         # queued one step ago, with all that is prepared of it, and does not depend on that step, so it is usually done;
@@ -124,10 +122,6 @@ class DeviceBatches:
         self._place_ahead = self._source.state_dict()
         self._ahead = self._fetch(self._iterator, self._stream)
         return batch
-
-    def open(self) -> None:
-        """Opens the source. Its UserError names a file that is missing or is not a data file."""
-        self._source.open()
 
     @property
     def passes(self) -> Callable[[], int] | None:
@@ -237,21 +231,3 @@ class DeviceBatches:
         # `copy_` gives the tensor that it writes to.
         moved = (new._replace(data=old.data.copy_(new.data)) for old, new in zip(kept, batch.plans, strict=True))
         return replace(batch, plans=tuple(moved))
-
-
-def allocations(batch: Batch) -> list[Tensor]:
-    """The tensors that own the memory of a batch: its single allocation, or its fields if each has its own."""
-    whole = batch.allocation()
-    return list(batch.fields().values()) if whole is None else [whole]
-
-
-def allocations_with_plans(batch: Batch) -> list[Tensor]:
-    """All memory that a step reads from a batch: its own and that of its plans."""
-    return [*allocations(batch), *(plan.data for plan in batch.plans)]
-
-
-def like(batch: Batch) -> Batch:
-    """A batch of the same size in new memory on the same device, with as many allocations. Its values are undefined."""
-    if batch.allocation() is None:
-        return batch.clone()
-    return Batch.allocate(len(batch), batch.white.shape[1]).to(batch.white.device)

@@ -8,12 +8,11 @@ import torch
 
 from nnue_trainer.data.batch import Batch
 from nnue_trainer.errors import UserError
-from nnue_trainer.training.batches import allocations, allocations_with_plans, like
 from nnue_trainer.training.recorder import Recorder
 
 
 def _places(batch: Batch) -> list[int]:
-    return [tensor.data_ptr() for tensor in allocations_with_plans(batch)]
+    return [tensor.data_ptr() for tensor in (*batch.allocations(), *(plan.data for plan in batch.plans))]
 
 
 class GraphedStep:
@@ -54,8 +53,8 @@ class GraphedStep:
         read = self._read.get(batch.buffer)
         if batch.buffer is None:
             if read is None:
-                read = self._read[None] = like(batch)
-            for static, tensor in zip(allocations(read), allocations(batch), strict=True):
+                read = self._read[None] = batch.clone()
+            for static, tensor in zip(read.allocations(), batch.allocations(), strict=True):
                 static.copy_(tensor)
         elif read is not batch and (read is None or _places(read) != _places(batch)):
             self._recorder.forget(batch.buffer)

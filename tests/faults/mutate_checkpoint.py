@@ -67,7 +67,7 @@ class Mutator:
             if saved.recipe is not None:
                 config.parse(saved.recipe, (), str(self.path))
             self.trainer.resume(saved, self.path)
-            self.trainer.batches.open()
+            self.loader.open()
             self.trainer.advance()
         except UserError as error:
             return str(error)

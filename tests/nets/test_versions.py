@@ -15,10 +15,10 @@ from nnue_trainer.export.check_positions import CHECK_POSITIONS
 from nnue_trainer.export.golden import golden_net
 from nnue_trainer.files.checkpoint import Checkpoint
 from nnue_trainer.modules import PerspectiveTransformer
-from nnue_trainer.modules.layer_stacks import StackLayer
 from nnue_trainer.nets import NETS, VirtualRows
 from nnue_trainer.nets.stockfish_net import StockfishNet
 from nnue_trainer.nnue_file.description import describe
+from nnue_trainer.ops import reference
 
 KINDS = [kind for kind, net in NETS.kinds().items() if issubclass(net, StockfishNet)]
 FENS = list(CHECK_POSITIONS)
@@ -49,12 +49,12 @@ def test_float_model_with_activations_rounded_down_is_the_integer_arithmetic(net
     model = model.double()
     assert isinstance(net.net, StockfishNet)
     one = net.net.facts.one
-    activate = StackLayer.activate
+    activate = reference.activate_layer
 
     def rounded_down(x: torch.Tensor) -> torch.Tensor:
         return torch.floor(x * one + 3e-5) / one
 
-    monkeypatch.setattr(StackLayer, "activate", lambda self, y: rounded_down(activate(self, y)))
+    monkeypatch.setattr(reference, "activate_layer", lambda *layer: rounded_down(activate(*layer)))
     layer = instance(PerspectiveTransformer, model.feature_transformer)
     transformer = layer.of_batch
 

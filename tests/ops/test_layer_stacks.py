@@ -23,6 +23,7 @@ from nnue_trainer.losses import NO_SCORE, Loss, SigmoidLoss, mean
 from nnue_trainer.losses.win_rate import WinRateLoss
 from nnue_trainer.modules import StackedLinear, layer_stacks
 from nnue_trainer.modules.layer_stacks import FirstOutputs, LayerCall, LayerStacks, StackLayer, Targets
+from nnue_trainer.ops.reference import activate_layer
 
 DEEP = LayerStacks(
     48,
@@ -142,7 +143,7 @@ def without_edges(case: Case) -> Case:
         bounds += [s * (layer.largest / layer.square) ** 0.5 for s in (-1, 1)] if layer.activation == "dual" else []
         for bound in bounds:
             edge |= ((y - bound).abs() < 1e-5).any(1)
-        x = layer.activate(y)
+        x = activate_layer(y[:, : layer.activated], layer.activation, layer.largest, layer.low, layer.square)
     safe = (~edge).nonzero().flatten()
     assert len(safe) > 0.9 * len(edge)
     with torch.no_grad():

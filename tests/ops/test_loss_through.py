@@ -111,7 +111,7 @@ class Case:
         batch = [*self.rows, plan, *([] if self.psqt is None else [self.bucket])]
         psqt_buckets = 0 if self.psqt is None else self.psqt.shape[1]
         layout, activation = self.layout(buckets), number_of(self.activation)
-        transformer = Transformer(*self.weight.shape, psqt_buckets, *layout, activation)
+        transformer = Transformer._make([*self.weight.shape, psqt_buckets, *layout, activation, 0])
         parameters = Parameters(self.weight, self.bias, self.psqt)
         return TransformerCall(kernels_of(buckets), batch, parameters, transformer, list(RANGE), self.weight.dtype)
 
@@ -375,7 +375,7 @@ def test_emulated_errors(emulated: ctypes.CDLL) -> None:
     def through(
         bucket: Tensor,
         gradient: Tensor | None = gradient,
-        transformer: list[int] = transformer,
+        transformer: Sequence[int] = transformer,
         dtype: torch.dtype | None = dtype,
         batch: list[Tensor] = call.batch,
     ) -> None:
@@ -601,7 +601,7 @@ def check_columns(model: Any, batch: Any, size: int, monkeypatch: pytest.MonkeyP
         every, split = [of_rank[name] for of_rank in gradients], shardings[0].splits.get(name)
         if split is None:  # all ranks have this parameter, and must have the same gradient
             assert all(torch.equal(first, other) for other in every), name
-        whole.append(first if split is None else split.join([split.padded(part, r) for r, part in enumerate(every)]))
+        whole.append(first if split is None else split.join([split.padded(part) for part in every]))
     assert all(torch.equal(losses[0], other) for other in losses)
     monkeypatch.setattr(LayerCall, "_kernels", lambda *_: "torch")
     assert_as_apart(exact, batch, loss, lam, losses[0], whole)

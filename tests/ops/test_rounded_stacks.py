@@ -240,7 +240,7 @@ def test_emulated_through_the_first_layer(
         kernels,
         [*rows, plan, *([] if weights.psqt is None else [bucket])],
         weights,
-        Transformer(*weights.weight.shape, psqt_buckets, *layout, *flags),
+        Transformer._make([*weights.weight.shape, psqt_buckets, *layout, *flags]),
         [bounds.bound, bounds.scale],
         torch.bfloat16 if copies and rounded.forward.first.largest <= 256 else torch.float32,
     )

@@ -45,9 +45,6 @@ class MadeUpSource:
     def __init__(self) -> None:
         self.index = 0
 
-    def open(self) -> None:
-        pass
-
     def __iter__(self) -> Iterator[Batch]:
         return self
 
