@@ -197,9 +197,14 @@ class LayerStacks:
     def outputs(self, first: FirstOutputs, linears: Sequence[nn.Module]) -> Tensor:
         """The outputs of the last layer in torch's operators, fp32 [B, n], for a last layer of any number of outputs.
         Skip connections are added to each of them."""
-        return reference.layers(
-            self.hidden, first.x, lambda number, x: _apply(linears[number], x, first.bucket), first.psqt
-        )
+
+        def linear(number: int, x: Tensor) -> Tensor:
+            # Call the module, not F.linear: `nnue inspect` sees the inputs of a layer through the module's hooks.
+            module = linears[number]
+            output: Tensor = module(x, first.bucket) if isinstance(module, StackedLinear) else module(x)
+            return output
+
+        return reference.layers(self.hidden, first.x, linear, first.psqt)
 
     @functools.cached_property
     def numbers(self) -> tuple[int, int, tuple[int, ...], tuple[float, ...], tuple[float, ...]]:
@@ -490,23 +495,13 @@ def _describe(operators: Any, of: LayerStacks) -> int:
     return int(operators._layer_stacks_describe(*of.numbers))
 
 
-def parameters_of(linears: Sequence[nn.Module]) -> list[Tensor]:
+def parameters_of(linears: Sequence[Any]) -> list[Tensor]:
     """Weight [S, O, I] and bias [S, O] of each layer; an `nn.Linear` is one stack."""
     found: list[Tensor] = []
     for linear in linears:
-        weight, bias = linear.weight, linear.bias
-        assert isinstance(weight, Tensor)
-        assert isinstance(bias, Tensor)
-        found += [weight, bias] if weight.dim() == 3 else [weight.unsqueeze(0), bias.unsqueeze(0)]
+        both = [linear.weight, linear.bias]
+        found += both if linear.weight.dim() == 3 else [each.unsqueeze(0) for each in both]
     return found
-
-
-def _apply(linear: nn.Module, x: Tensor, bucket: Tensor) -> Tensor:
-    if isinstance(linear, StackedLinear):
-        return linear(x, bucket)  # type: ignore[no-any-return]
-    assert isinstance(linear, nn.Linear)
-    # Call the module, not F.linear: `nnue inspect` sees the inputs of a layer through the module's hooks.
-    return linear(x)  # type: ignore[no-any-return]
 
 
 def give_gradients(tensors: Sequence[Tensor | None], gradients: Sequence[Tensor | None]) -> None:

@@ -149,20 +149,6 @@ class FusedOptimizer:
         return {f"numbers/{i}": each[fused_operators.KEPT] for i, each in enumerate(self.tensors[2])}
 
     @torch.no_grad()
-    def averaged(self, parameter: str) -> Tensor:
-        """The weights at which a schedule-free rule has its net, x, in a new tensor. They are within the limits of the
-        parts."""
-        pairs = [(part, moments) for part, moments in self.pairs if part.name == parameter]
-        found = pairs[0][0].parameter.detach().clone()
-        for part, moments in pairs:
-            beta = (part.betas or self.rule.betas)[0]
-            # With beta1 = 0 gradients are taken at z, and x is not known. OptimizerConfig excludes it.
-            x = torch.lerp(moments.own[0].double(), moments.weight.double(), 1 / beta)
-            _, _, low, high, _ = part.settings(moments.steps)
-            part.rows(found).copy_(x).clamp_(low, high)
-        return found
-
-    @torch.no_grad()
     def copy_in_steps(self, name: str, steps: float) -> int:
         """From now on the copies of the parameter hold its integers, `steps` of them in 1.0, as float16: other bits in
         the memory of a bfloat16 copy. Its weights are clipped to ±LARGEST_COPY of them, which float16 holds exactly. 0:

@@ -23,6 +23,7 @@ from nnue_trainer.optim.groups import Settings
 from nnue_trainer.optim.guard import Guard
 from nnue_trainer.optim.parts import LARGEST_COPY, NormOf
 from nnue_trainer.optim.rehearsal import rehearse
+from nnue_trainer.optim.schedule_free import averaged
 from nnue_trainer.optim.virtual_rows import SharedRows
 
 _log = logging.getLogger(__name__)
@@ -217,7 +218,7 @@ class Optimizer:
         if not self._schedule_free:
             return None
         assert isinstance(self.rule, FusedRule)
-        return {name: self.rule.fused.averaged(name) for name in self._weights}
+        return {name: averaged(self.rule.fused, name) for name in self._weights}
 
     @torch.no_grad()
     def _put(self, weights: Mapping[str, Tensor]) -> None:

@@ -264,14 +264,6 @@ class ShardedColumns(_Shared):
         give_gradients(layers.parameters, [grad_weight, *gradients])
         return totals[2]
 
-    def share(self) -> str:
-        """How many columns of the feature transformer the ranks have, in words: "512 of 1024", or "320 to 352 of 1024"
-        if the shares differ."""
-        split = next(iter(self.splits.values()))
-        widths = sorted({split.groups * split.width(rank) for rank in range(self.ranks.size)})
-        few_to_many = " to ".join(str(width) for width in (widths[0], widths[-1])[: len(widths)])
-        return f"{few_to_many} of {split.groups * split.cuts[-1]}"
-
     def adopt(self, optimizer: Optimizer) -> None:
         optimizer.take_norm(self._norm)
 
@@ -328,7 +320,11 @@ def shard(ranks: Ranks, model: NnueModel, recipe: Any) -> tuple[Unsharded, str]:
     if reason is None:
         assert isinstance(model, StackedModel)
         columns = ShardedColumns(ranks, model, size)
-        return columns, f"{ranks.size} processes, each with {columns.share()} columns of the feature transformer"
+        split = next(iter(columns.splits.values()))
+        widths = sorted({split.groups * split.width(rank) for rank in range(ranks.size)})
+        own = " to ".join(str(width) for width in (widths[0], widths[-1])[: len(widths)])
+        of = f"{own} of {split.groups * split.cuts[-1]}"
+        return columns, f"{ranks.size} processes, each with {of} columns of the feature transformer"
     positions = ShardedPositions(ranks, model, size)
     return positions, f"{ranks.size} processes, each with the whole net and a share of the positions ({reason})"
 

@@ -35,18 +35,14 @@ class GraphedStep:
     def __call__(self, batch: Batch) -> None:
         # torch creates streams and graphs on the current device, which may be another one here.
         with torch.cuda.device(self._device):
-            self._run(batch)
+            read = self._to_read(batch) if self._recorder.settled else batch
+            self._recorder(batch.buffer, lambda: self._step(read))
 
     def forget(self) -> None:
         """Frees the graphs; the next steps record them again. NCCL cannot close its connections while a graph uses
         them."""
         self._recorder.forget()
         self._read.clear()
-
-    def _run(self, batch: Batch) -> None:
-        if self._recorder.settled:
-            batch = self._to_read(batch)
-        self._recorder(batch.buffer, lambda: self._step(batch))
 
     def _to_read(self, batch: Batch) -> Batch:
         """The batch that a graph reads, with the contents of this one."""
