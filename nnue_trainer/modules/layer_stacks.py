@@ -125,14 +125,11 @@ class Targets(NamedTuple):
 class AfterFirst(NamedTuple):
     """All layers after the first, for some positions of a batch: gradients of their Σ weight · loss."""
 
-    grad_sums: Tensor
-    """by the sums of the first layer, fp32 [B, outputs]"""
-    grad_psqt: Tensor | None
-    """by the PSQT part, fp32 [B]"""
-    gradients: Tensor
-    """by all parameters but the first weight, flat, each from a multiple of 4 on; fp32 [n]"""
-    totals: Tensor
-    """Σ weight · loss, Σ weight (`Loss.terms`) and their quotient, fp32 [3]"""
+    by_position: list[Tensor]
+    """by the sums of the first layer, fp32 [B, outputs], and if there is one by the PSQT part, fp32 [B]"""
+    share: Tensor
+    """by all parameters but the first weight, flat, each from a multiple of 4 on, and then Σ weight · loss, Σ weight
+    (`Loss.terms`) and their quotient: fp32 [n + 3]"""
 
 
 @dataclass(frozen=True)
@@ -273,46 +270,47 @@ class LayerCall:
             is_fused, sources = self._is_fused(first.x, first.psqt), first[:2]
         if not (is_fused and targets.are_known):
             return None
-        forward, back, stacks = self._through(first) if isinstance(first, TransformerCall) else (None, None, self.of)
+        forward, back, layers = self._through(first) if isinstance(first, TransformerCall) else (None, None, self)
         of_psqt = len(sources) - 1
 
         def run(needs: Sequence[bool]) -> Any:
             x, psqt, rows = (*sources, None) if forward is None else forward.run(_operators, save=True)
-            totals, grad_sums, grad_output, partials = self._loss(stacks, x, psqt, targets)
+            totals, grad_sums, grad_output, partials = layers._loss(x, psqt, targets)
 
             def backward(saved: Sequence[Any], grad_loss: Tensor) -> tuple[Tensor | None, ...]:
                 x, rows, totals, grad_sums, grad_output, partials, *parameters = saved
-                is_needed = needs[of_psqt] or (back is not None and not stacks.hidden)
+                is_needed = needs[of_psqt] or (back is not None and not layers.of.hidden)
                 grads = (grad_sums, partials, grad_output if is_needed else None)
                 to = x.dtype if back is None and needs[0] else None
-                *found, flat = self._gradients(x, parameters, grads, [grad_loss, totals], to, back, rows, stacks)
+                *found, flat = layers._gradients(x, parameters, grads, [grad_loss, totals], to, back, rows)
                 return *found, *_cut_gradients(flat, parameters)
 
             # If one kernel did all of it, the gradient of the layer's weight is made, and x is not read again. Nor is
             # x read again where it can be made of what is saved.
-            reads_x = back is None or (not stacks.hidden and partials.shape[1] <= stacks.inputs)
+            reads_x = back is None or (not layers.of.hidden and partials.shape[1] <= layers.of.inputs)
             saved = (x if reads_x else None, rows, totals, grad_sums, grad_output, partials, *self.parameters)
             return totals[2], saved, backward
 
         return _registration.differentiable(run, *sources, *self.parameters)  # type: ignore[no-any-return]
 
-    def _through(self, call: TransformerCall) -> tuple[TransformerCall, TransformerCall, LayerStacks]:
+    def _through(self, call: TransformerCall) -> tuple[TransformerCall, TransformerCall, LayerCall]:
         """The calls whose forward and backward compute the loss through these layers, and the layers after them."""
-        stacks, integers = self.of, self.of.integers
-        if integers is None or stacks.hidden:
-            return call, call, stacks
+        integers = self.of.integers
+        if integers is None or self.of.hidden:
+            return call, call, self
         # The backward takes gradients of the layer's sums with the factor of PSQT's.
         of_sums = integers.multiply / (integers.by * integers.divide * integers.psqt_scale)
         bound, scale = call.range
         back = call._replace(range=[bound, scale * integers.x_scale * of_sums])
         dtype = call.described[2] if bound <= _WHOLE_BFLOAT16 else torch.float32
-        in_one_pass = stacks.kernels(self.bucket.device, dtype) == "one_pass"
+        in_one_pass = self.of.kernels(self.bucket.device, dtype) == "one_pass"
         if not (call.transformer.activation == number_of("screlu") and call.kernels == "hopper" and in_one_pass):
-            return call, back, stacks
+            return call, back, self
         # x before it is squared fits 16 bits. Both have the same sums, so the same backward.
         crelu = call.transformer._replace(activation=number_of("crelu"), rounds_down=0)
         forward = call._replace(transformer=crelu, range=[bound, 1.0], output_dtype=dtype)
-        return forward, back, dataclasses.replace(stacks, integers=dataclasses.replace(integers, square=scale))
+        of = dataclasses.replace(self.of, integers=dataclasses.replace(integers, square=scale))
+        return forward, back, dataclasses.replace(self, of=of, prepared=self.order)
 
     # ---- in two parts, for a net whose first layer's inputs are on several devices ----
 
@@ -337,35 +335,35 @@ class LayerCall:
         one: where the gradient between need not be made, the operators go through to the transformer. The inputs may be
         some of all, and the weight the columns for them; then `inputs` counts these."""
         call = transformer if transformer is not None and self._goes_through(transformer, divided=True) else None
-        inputs = outputs() if call is None else None
         sources: tuple[Tensor | None, ...]
-        if inputs is not None:
-            x, sources, rows = inputs.x, inputs[:2], None
+        if call is None:
+            x, psqt, _ = outputs()
+            sources, rows = (x, psqt), None
         else:
-            assert call is not None
             with torch.no_grad():
                 x, _, rows = call.run(_operators, save=True)
-            sources = call.parameters.leaves
-        is_fused = call is not None or self._is_fused(x, sources[1])
+            sources, psqt = call.parameters.leaves, None
+        is_fused = call is not None or self._is_fused(x, psqt)
         if is_fused:  # without a gradient, which on CUDA needs Σ weight of the whole batch
             sums = _operators._layer_stacks_first(x.detach(), self.order, self.parameters[0].detach())
         else:
             sums = self.first_sums(x)
         read = x if call is None else None  # if the backward makes x again, the memory is free until then
 
-        def backward(grads: tuple[Tensor, Tensor | None], scales: tuple[Tensor, Tensor]) -> Tensor:
+        def backward(grads: Sequence[Tensor], scales: tuple[Tensor, Tensor]) -> Tensor:
+            grad_psqt = grads[1] if len(grads) > 1 else None
             if is_fused:
-                to, given = None if read is None else read.dtype, (grads[0], None, grads[1])
+                to, given = None if read is None else read.dtype, (grads[0], None, grad_psqt)
                 *found, grad_weight, _ = self._gradients(read, self.parameters, given, list(scales), to, call, rows)
             else:
-                factor = mean(scales[0], scales[1][1])
                 assert read is not None
+                factor = mean(scales[0], scales[1][1])
                 grad_x, grad_weight = torch.autograd.grad(sums, [read, self.parameters[0]], grads[0] * factor)
-                found = [grad_x, None if grads[1] is None else grads[1] * factor]
+                found = [grad_x, None if grad_psqt is None else grad_psqt * factor]
             give_gradients(sources, found)
             return grad_weight  # type: ignore[no-any-return]
 
-        return First(sums, inputs, backward)
+        return First(sums, psqt, backward)
 
     def from_sums(self, first: FirstOutputs) -> Tensor:
         """The net's output, without a gradient, where `first.x` is the complete `First.sums`."""
@@ -379,25 +377,26 @@ class LayerCall:
     def after_first(self, first: FirstOutputs, targets: Targets, loss: Loss) -> AfterFirst:
         """The rest of the net, the loss of it and all gradients, where `first.x` is the complete `First.sums`."""
         if targets.are_known and self._is_fused(first.x, first.psqt):
-            totals, grad_sums, grad_output, partials = self._loss(self.of, first.x, first.psqt, targets, is_sums=True)
+            totals, grad_sums, grad_output, partials = self._loss(first.x, first.psqt, targets, is_sums=True)
             *_, flat = self._gradients(None, self.parameters, (None, partials, grad_output), [])
-            return AfterFirst(grad_sums, None if first.psqt is None else grad_output, flat, totals)
+            by_position = [grad_sums] if first.psqt is None else [grad_sums, grad_output]
+            return AfterFirst(by_position, torch.cat([flat, totals]))
         with torch.enable_grad():
             sums = first.x.detach().requires_grad_()
             psqt = None if first.psqt is None else first.psqt.detach().requires_grad_()
             output = self._output_of_sums(FirstOutputs(sums, psqt, first.bucket))
             weighted, weights = loss.terms(output.float() * targets.score_scale, *targets[:3])
-            inner = [sums, *self.parameters[1:], *([] if psqt is None else [psqt])]
-            found = torch.autograd.grad(weighted, inner, materialize_grads=True)
+            positions = [sums] if psqt is None else [sums, psqt]
+            found = torch.autograd.grad(weighted, [*positions, *self.parameters[1:]], materialize_grads=True)
         totals = _totals(weighted, weights).detach().float()
         # Flat as the operators make them.
-        flat = [F.pad(each.float().flatten(), (0, -each.numel() % 4)) for each in found[1 : len(self.parameters)]]
-        return AfterFirst(found[0], None if psqt is None else found[-1], torch.cat(flat), totals)
+        flat = [F.pad(each.float().flatten(), (0, -each.numel() % 4)) for each in found[len(positions) :]]
+        return AfterFirst([*found[: len(positions)]], torch.cat([*flat, totals]))
 
     def add_shares(self, shares: Tensor) -> tuple[Tensor, list[Tensor]]:
         """The totals of several processes, and the gradients of all their positions by all parameters but the first
-        weight, divided by Σ weight. Row p of `shares`, fp32 [P, n + 3], is what process p has in `AfterFirst`: the
-        gradients, then the totals. They are added in the order of the processes."""
+        weight, divided by Σ weight. Row p of `shares`, fp32 [P, n + 3], is the `AfterFirst.share` of process p. They
+        are added in the order of the processes."""
         if self.of.may_be_fused(shares.device):
             totals, flat = _operators._layer_stacks_add_shares(shares)
         else:
@@ -438,13 +437,13 @@ class LayerCall:
         return found.kernels != "whole"
 
     def _loss(
-        self, stacks: LayerStacks, x: Tensor, psqt: Tensor | None, targets: Targets, *, is_sums: bool = False
+        self, x: Tensor, psqt: Tensor | None, targets: Targets, *, is_sums: bool = False
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """totals, grad_sums, grad_output and partials. `stacks`: the layers, in a form for the operator."""
+        """totals, grad_sums, grad_output and partials."""
         score, result, lam, kernel, score_scale = targets
         assert kernel is not None
         found: tuple[Tensor, Tensor, Tensor, Tensor] = _operators._layer_stacks_loss(
-            x, self.order, self.parameters, psqt, [score, result, lam], stacks.description, kernel.kind,
+            x, self.order, self.parameters, psqt, [score, result, lam], self.of.description, kernel.kind,
             [score_scale, *kernel.constants], is_sums=is_sums,
         )  # fmt: skip
         return found
@@ -458,7 +457,6 @@ class LayerCall:
         to: torch.dtype | None = None,
         call: TransformerCall | None = None,
         rows: Tensor | None = None,
-        stacks: LayerStacks | None = None,
     ) -> tuple[Any, ...]:
         """The gradients of x, in the dtype `to` (None: not computed), and of PSQT; or with `call`, whose forward saved
         `rows`, those of its weight, bias and PSQT columns. Then those of the first weight and, flat, of the other
@@ -470,7 +468,7 @@ class LayerCall:
             transformer, range, to = call.described
             through = [rows, self.bucket, *call.batch], transformer, range, leaves_unused
         of_x, of_bias, of_psqt, of_weight, flat = _operators._layer_stacks_gradients(
-            x, self.order, parameters, *grads, scales, (stacks or self.of).description, to, *through
+            x, self.order, parameters, *grads, scales, self.of.description, to, *through
         )
         of_psqt = None if grads[2] is None or (call is not None and not call.transformer.psqt_buckets) else of_psqt
         sources = (None if to is None else of_x, of_psqt) if call is None else (of_x, of_bias, of_psqt)
@@ -482,12 +480,12 @@ class First(NamedTuple):
 
     sums: Tensor
     """weight · inputs without the bias, fp32 [B, outputs]"""
-    inputs: FirstOutputs | None
-    """None: the operators went through to the transformer, and have not computed the PSQT part"""
-    backward: Callable[[tuple[Tensor, Tensor | None], tuple[Tensor, Tensor]], Tensor]
+    psqt: Tensor | None
+    """the PSQT part; None: there is none, or the operators went through to the transformer and have not computed it"""
+    backward: Callable[[Sequence[Tensor], tuple[Tensor, Tensor]], Tensor]
     """(grads, scales) → the gradient of the weight. The others propagate to the sources of the inputs. `grads` are
-    `AfterFirst.grad_sums` and `.grad_psqt` of the whole batch, `scales` a factor for all of them, a scalar, and the
-    `totals` of the whole batch, whose Σ weight they are divided by."""
+    `AfterFirst.by_position` of the whole batch, `scales` a factor for all of them, a scalar, and the totals of the
+    whole batch, whose Σ weight they are divided by."""
 
 
 @functools.lru_cache(maxsize=256)
@@ -521,7 +519,7 @@ def give_gradients(tensors: Sequence[Tensor | None], gradients: Sequence[Tensor 
 
 
 def _totals(weighted: Tensor, weights: Tensor) -> Tensor:
-    """`AfterFirst.totals`."""
+    """Σ weight · loss, Σ weight and their quotient."""
     return torch.stack([weighted, weights, mean(weighted, weights)])
 
 

@@ -246,11 +246,9 @@ class PerspectiveTransformer(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         """The state of a copy, which no optimiser trains."""
-        if self._late is None:
-            return self.__dict__
-        self._late.settle()
-        state = {name: value for name, value in self.__dict__.items() if name != "_late"}
-        return state | {"_parameters": dict(self._parameters)}
+        if self._late is not None:
+            self._late.settle()
+        return self.__dict__ | {"_late": None, "_parameters": dict(self._parameters)}
 
     def extra_repr(self) -> str:
         num_features, num_outputs = self.weight.shape

@@ -176,7 +176,7 @@ def is_fused(weight: Tensor, bucket_size: int | None = None, num_bucketed: int |
 
 
 class PlanKey(NamedTuple):
-    """What a plan is made for besides its batch."""
+    """The arguments of `perspective_plan` that a plan is made for, besides its batch."""
 
     num_features: int
     bucket_size: int
@@ -324,7 +324,7 @@ class TransformerCall(NamedTuple):
         return self.transformer, self.range, self.parameters.leaves[0].dtype
 
     def run(self, operators: Any, *, save: bool) -> tuple[Tensor, Tensor | None, Tensor]:
-        """What the operator gives: output, PSQT output, and what the backward needs, if `save`."""
+        """The output, the PSQT output, and if `save` what the backward needs, as the operator computes them."""
         weight, bias, psqt, leaf, sparse_grad = self.parameters
         out, psqt_out, saved = operators._perspective_transformer_forward(
             self.batch, weight, bias, psqt, self.transformer, self.range, self.output_dtype, save, leaf,

@@ -222,8 +222,7 @@ class ShardedColumns(_Shared):
             _, outputs = model.first_of(batch, bucket)
             layers = model.layers_for(bucket, stacks.order_of(batch))
             first = layers.first(None, outputs)
-            assert first.inputs is not None
-            return layers.from_sums(first.inputs._replace(x=self.ranks.all_reduce(first.sums)))
+            return layers.from_sums(FirstOutputs(self.ranks.all_reduce(first.sums), first.psqt, bucket))
 
     def _stacks(self) -> LayerStacks:
         stacks = self.model.stacks_in_use()
@@ -243,7 +242,7 @@ class ShardedColumns(_Shared):
             first = layers.first(call, outputs)
         own, lam = self._of_share, self._of_share(step.lambda_values(batch))
         with ranks.reduce_scatter(padded(first.sums.detach(), ranks.size * self._most)) as own_sums:
-            psqt = None if first.inputs is None or first.inputs.psqt is None else own(first.inputs.psqt.detach())
+            psqt = None if first.psqt is None else own(first.psqt.detach())
             if call is not None and call.leaves_psqt:
                 psqt = call.psqt_output(self._begin, self._end)
         with self._autocast(batch, step.autocast()):
@@ -254,13 +253,10 @@ class ShardedColumns(_Shared):
         # One exchange sends everything that the other ranks need about these positions. The gradients by the
         # sums and by PSQT come one after the other, since each rank has other positions; those by the parameters are
         # added up.
-        by_position = [rest.grad_sums] if rest.grad_psqt is None else [rest.grad_sums, rest.grad_psqt]
-        parts = [padded(part.float(), self._most) for part in by_position]
-        *found, shares = ranks.all_gather_each([*parts, torch.cat([rest.gradients, rest.totals])])
-        whole = [part.flatten(0, 1)[:positions] for part in found]
+        parts = [padded(part.float(), self._most) for part in rest.by_position]
+        *found, shares = ranks.all_gather_each([*parts, rest.share])
         totals, gradients = layers.add_shares(shares)
-        by_first = whole[0], whole[1] if len(whole) > 1 else None
-        grad_weight = first.backward(by_first, (self._one, totals))
+        grad_weight = first.backward([part.flatten(0, 1)[:positions] for part in found], (self._one, totals))
         give_gradients(layers.parameters, [grad_weight, *gradients])
         return totals[2]
 
@@ -350,13 +346,11 @@ def why_not_columns(model: NnueModel, recipe: Any, ranks: Ranks) -> str | None:
         return f"the optimizer {recipe.optimizer.kind!r} may use more than one value of a weight at a time"
     if first.weight.shape[1] // (2 if first.activation == "pairwise" else 1) < ranks.size:
         return "the feature transformer has too few columns"
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    divided = {names[id(first.bias)]}
-    if any(bound.name in divided and (bound.rows is not None or bound.first_row) for bound in model.weight_bounds()):
+    of_bias = [bound for bound in model.weight_bounds() if bound.parameter is first.bias]
+    if any(bound.rows is not None or bound.first_row for bound in of_bias):
         return "the columns of the feature transformer have several bounds"
-    others = {id(parameter) for linear in model.linears() for parameter in linear.parameters(recurse=False)}
-    others |= {id(parameter) for parameter in first.parameters()}
-    if names.keys() != others:
+    layers = {id(parameter) for layer in (first, *model.linears()) for parameter in layer.parameters(recurse=False)}
+    if layers != {id(parameter) for parameter in model.parameters()}:
         return "the net has parameters beside its layers"
     return None
 

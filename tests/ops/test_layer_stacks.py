@@ -377,18 +377,16 @@ def check_divided(case: Case, tolerance: float) -> None:
         )
         for s in halves
     ]
-    shares = torch.stack([torch.cat([rest.gradients, rest.totals]) for rest in rests])
-    totals, others = case.behind.add_shares(shares)
+    totals, others = case.behind.add_shares(torch.stack([rest.share for rest in rests]))
     assert_close(totals[0], weighted, 2e-6, "loss")
     assert_close(totals[1], weights, 2e-6, "weights")
     assert_close(totals[2], weighted / weights, 2e-6, "their quotient")
     names = [name for name in case.leaves if name not in ("x", "psqt", "0.weight")]
     for name, gradient in zip(names, others, strict=True):
         assert_close(gradient, expected[name], 8 * tolerance, f"gradient of {name}")
-    grad_sums = torch.cat([rest.grad_sums for rest in rests])
-    grad_psqt = torch.cat([rest.grad_psqt for rest in rests if rest.grad_psqt is not None])
+    by_position = [torch.cat(parts) for parts in zip(*(rest.by_position for rest in rests), strict=True)]
     for slab, own, part in parts:
-        grad_weight = part.backward((grad_sums, grad_psqt), (torch.ones((), device=x.device), totals))
+        grad_weight = part.backward(by_position, (torch.ones((), device=x.device), totals))
         assert own.grad is not None
         assert psqt.grad is not None
         assert_close(own.grad, expected["x"][:, slab], 8 * tolerance, "gradient of x")
