@@ -20,7 +20,7 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from functools import cached_property
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -56,6 +56,12 @@ class Share(NamedTuple):
     def of(self) -> int:
         """Positions of the whole batch."""
         return len(self.positions) * (1 if self.ranks is None else self.ranks.size)
+
+
+@cache
+def _one(device: torch.device) -> Tensor:
+    """The derivative of a loss by itself, which torch would fill in anew for each step."""
+    return torch.ones((), device=device)
 
 
 class Unsharded:
@@ -95,13 +101,8 @@ class Unsharded:
         together."""
         loss = step.loss(batch)
         # Tensor.backward would import torch's compiler because of the gradient that it gets, which takes seconds.
-        torch.ops.aten._backward(loss, [], self._one)
+        torch.ops.aten._backward(loss, [], _one(loss.device))
         return loss.detach()
-
-    @cached_property
-    def _one(self) -> Tensor:
-        """The derivative of the loss by itself, which torch would fill in anew for each step."""
-        return torch.ones((), device=next(self.model.parameters()).device)
 
     def adopt(self, optimizer: Optimizer) -> None:
         """Must be called once with the optimiser that trains the model, before the first step."""
@@ -256,7 +257,7 @@ class ShardedColumns(_Shared):
         parts = [padded(part.float(), self._most) for part in rest.by_position]
         *found, shares = ranks.all_gather_each([*parts, rest.share])
         totals, gradients = layers.add_shares(shares)
-        grad_weight = first.backward([part.flatten(0, 1)[:positions] for part in found], (self._one, totals))
+        grad_weight = first.backward([part.flatten(0, 1)[:positions] for part in found], (_one(totals.device), totals))
         give_gradients(layers.parameters, [grad_weight, *gradients])
         return totals[2]
 
