@@ -307,8 +307,6 @@ class TransformerCall(NamedTuple):
     psqt_apart: bool = False
     """on CUDA, if a gradient is needed, the PSQT output has no values, but its gradient goes to `psqt` as usual.
     `psqt_output` computes the values, of any positions."""
-    values: tuple[Tensor, Tensor] | None = None
-    deterministic: bool | None = None
     leaves_unused: Callable[[], bool] | None = None
     """whether the backward may leave the gradient's rows of features that the batch lacks unwritten; called when it
     computes the gradient. None: it may not"""
@@ -332,17 +330,19 @@ class TransformerCall(NamedTuple):
         )  # fmt: skip
         return out, None if psqt is None else psqt_out, saved
 
-    def outputs(self) -> tuple[Tensor, Tensor | None]:
-        """The output and the PSQT output."""
+    def outputs(
+        self, values: tuple[Tensor, Tensor] | None = None, deterministic: bool | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """The output and the PSQT output. The arguments are those of `perspective_transformer`, if it is not fused."""
         if self.kernels != "torch":
             saves = any(p is not None and p.requires_grad for p in self.parameters.leaves)
             return self.run(torch.ops.nnue, save=torch.is_grad_enabled() and saves)[:2]
         weight, bias, psqt, *_ = self.parameters
-        row_sums = functools.partial(ops.feature_transformer_forward, deterministic=self.deterministic)
+        row_sums = functools.partial(ops.feature_transformer_forward, deterministic=deterministic)
         (white, black, black_to_move, *bucket), (bound, scale) = self.batch, self.range
         return reference.perspective_transformer(
             (white, black, black_to_move), weight, bias, ACTIVATIONS[self.transformer.activation], bound, scale,
-            self.output_dtype, psqt=psqt, psqt_bucket=bucket[0] if bucket else None, values=self.values,
+            self.output_dtype, psqt=psqt, psqt_bucket=bucket[0] if bucket else None, values=values,
             row_sums=row_sums,
         )  # fmt: skip
 
@@ -368,8 +368,7 @@ class Description(NamedTuple):
 
     def call(
         self, rows: Rows, parameters: Parameters, psqt_bucket: Tensor | None = None,
-        plan: PerspectivePlan | None = None, values: tuple[Tensor, Tensor] | None = None,
-        deterministic: bool | None = None,
+        plan: PerspectivePlan | None = None, *, has_values: bool = False,
     ) -> TransformerCall:  # fmt: skip
         """The call for a batch, by the kernels that the table selects. Checks all arguments but the plan, which must be
         that of these rows."""
@@ -380,15 +379,12 @@ class Description(NamedTuple):
         machine, mode = capabilities.machine_of(weight.device), capabilities.mode_of(weight, bias, psqt)
         kernels = capabilities.transformer(
             machine, weight.dtype, num_features, num_outputs, *buckets, mode, output_dtype=output_dtype,
-            has_values=values is not None,
+            has_values=has_values,
         ).kernels  # fmt: skip
-        white, black, layout = rows[0], rows[1], (0, 0, 0)
-        if kernels == "torch" or plan is None:
-            white, black = ops.index_rows(white), ops.index_rows(black)
-        third = rows[2]
+        white, black, third, layout = ops.index_rows(rows[0]), ops.index_rows(rows[1]), rows[2], (0, 0, 0)
         if kernels != "torch":
             if plan is None:
-                plan = perspective_plan(white, black, rows[2], num_features, *buckets, weight.dtype)
+                plan = perspective_plan(white, black, third, num_features, *buckets, weight.dtype)
             third, layout, kernels = plan.data, plan.layout, plan.kernels
             parameters = parameters._replace(bias=bias.float())
         batch = [white, black, third, *([] if psqt_bucket is None else [psqt_bucket])]
@@ -397,10 +393,7 @@ class Description(NamedTuple):
         transformer = Transformer(
             num_features, num_outputs, psqt_buckets, *layout, number_of(self.activation), int(rounds_down)
         )
-        numbers = [self.bound, self.scale]
-        return TransformerCall(
-            kernels, batch, parameters, transformer, numbers, output_dtype, False, values, deterministic
-        )
+        return TransformerCall(kernels, batch, parameters, transformer, [self.bound, self.scale], output_dtype)
 
     def _check(self, weight: Tensor, psqt: Tensor | None, psqt_bucket: Tensor | None) -> None:
         num_features, num_outputs = weight.shape
@@ -506,5 +499,6 @@ def perspective_transformer(
     parameters, rows = Parameters(weight, bias, psqt, None, sparse_grad), (white, black, black_to_move)
     if plan is not None:
         plan.check(rows, plan_key(weight.shape[0], bucket_size, num_bucketed, weight.dtype))
-    out, psqt_out = described.call(rows, parameters, psqt_bucket, plan, values, deterministic).outputs()
+    call = described.call(rows, parameters, psqt_bucket, plan, has_values=values is not None)
+    out, psqt_out = call.outputs(values, deterministic)
     return out if psqt_out is None else (out, psqt_out)
