@@ -319,16 +319,16 @@ class LayerCall:
         weight, bias, *_ = self.parameters
         return stacked_linear(x, self.bucket, weight, torch.zeros_like(bias)).float()
 
-    def _output_of_sums(self, first: FirstOutputs) -> Tensor:
+    def _output_of_sums(self, sums: Tensor, psqt: Tensor | None) -> Tensor:
         """`from_sums` in torch's operators."""
 
         def linear(number: int, x: Tensor) -> Tensor:
             weight, bias = self.parameters[2 * number : 2 * number + 2]
             if number == 0:
-                return x + reference.choose(bias.unsqueeze(0), first.bucket)
-            return stacked_linear(x, first.bucket, weight, bias)
+                return x + reference.choose(bias.unsqueeze(0), self.bucket)
+            return stacked_linear(x, self.bucket, weight, bias)
 
-        return reference.layers(self.of.hidden, first.x, linear, first.psqt).squeeze(1)
+        return reference.layers(self.of.hidden, sums, linear, psqt).squeeze(1)
 
     def first(self, transformer: TransformerCall | None, outputs: Callable[[], FirstOutputs]) -> First:
         """The first of the layers. `outputs` gives its inputs, and `transformer` is the call that does so, if there is
@@ -365,26 +365,25 @@ class LayerCall:
 
         return First(sums, psqt, backward)
 
-    def from_sums(self, first: FirstOutputs) -> Tensor:
-        """The net's output, without a gradient, where `first.x` is the complete `First.sums`."""
-        if not self._is_fused(first.x, first.psqt):
-            return self._output_of_sums(first)
+    def from_sums(self, sums: Tensor, psqt: Tensor | None) -> Tensor:
+        """The net's output, without a gradient, from the complete `First.sums` and the PSQT part."""
+        if not self._is_fused(sums, psqt):
+            return self._output_of_sums(sums, psqt)
         output, _ = _operators._layer_stacks_forward(
-            first.x, self.order, self.parameters, first.psqt, self.of.description, is_sums=True
+            sums, self.order, self.parameters, psqt, self.of.description, is_sums=True
         )
         return output  # type: ignore[no-any-return]
 
-    def after_first(self, first: FirstOutputs, targets: Targets, loss: Loss) -> AfterFirst:
-        """The rest of the net, the loss of it and all gradients, where `first.x` is the complete `First.sums`."""
-        if targets.are_known and self._is_fused(first.x, first.psqt):
-            totals, grad_sums, grad_output, partials = self._loss(first.x, first.psqt, targets, is_sums=True)
+    def after_first(self, sums: Tensor, psqt: Tensor | None, targets: Targets, loss: Loss) -> AfterFirst:
+        """The rest of the net, the loss of it and all gradients, from the complete `First.sums` and the PSQT part."""
+        if targets.are_known and self._is_fused(sums, psqt):
+            totals, grad_sums, grad_output, partials = self._loss(sums, psqt, targets, is_sums=True)
             *_, flat = self._gradients(None, self.parameters, (None, partials, grad_output), [])
-            by_position = [grad_sums] if first.psqt is None else [grad_sums, grad_output]
+            by_position = [grad_sums] if psqt is None else [grad_sums, grad_output]
             return AfterFirst(by_position, torch.cat([flat, totals]))
         with torch.enable_grad():
-            sums = first.x.detach().requires_grad_()
-            psqt = None if first.psqt is None else first.psqt.detach().requires_grad_()
-            output = self._output_of_sums(FirstOutputs(sums, psqt, first.bucket))
+            sums, psqt = sums.detach().requires_grad_(), None if psqt is None else psqt.detach().requires_grad_()
+            output = self._output_of_sums(sums, psqt)
             weighted, weights = loss.terms(output.float() * targets.score_scale, *targets[:3])
             positions = [sums] if psqt is None else [sums, psqt]
             found = torch.autograd.grad(weighted, [*positions, *self.parameters[1:]], materialize_grads=True)

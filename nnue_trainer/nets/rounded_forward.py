@@ -467,9 +467,9 @@ class _RoundedCall(LayerCall):
         assert self.forward is not None
         return self.forward.first_sums(x, self.parameters[0], self.bucket)
 
-    def _output_of_sums(self, first: FirstOutputs) -> Tensor:
+    def _output_of_sums(self, sums: Tensor, psqt: Tensor | None) -> Tensor:
         assert self.forward is not None
-        return self.forward.output_of_sums(self.parameters, first)
+        return self.forward.output_of_sums(self.parameters, FirstOutputs(sums, psqt, self.bucket))
 
 
 def _skip_words(skip: Skip) -> dict[str, Any]:

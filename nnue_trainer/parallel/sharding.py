@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from nnue_trainer.data.batch import Batch
 from nnue_trainer.errors import UserError
 from nnue_trainer.losses.base import mean
-from nnue_trainer.modules.layer_stacks import FirstOutputs, LayerStacks, Targets, give_gradients
+from nnue_trainer.modules.layer_stacks import LayerStacks, Targets, give_gradients
 from nnue_trainer.nets.base import NnueModel, StackedModel
 from nnue_trainer.optim import Optimizer
 from nnue_trainer.optim.parts import Moments, Norm, Part
@@ -127,7 +127,7 @@ class _Shared(Unsharded):
     def __init__(self, ranks: Ranks, model: NnueModel, batch_size: int):
         super().__init__(ranks, model)
         self._batch_size = batch_size
-        self._begin, self._end = share(batch_size, ranks)
+        self._begin, self._end, self._most = share(batch_size, ranks)
 
     def _of_share(self, each: Any) -> Any:
         """The share of what the whole batch has: one for each position, or a scalar for all."""
@@ -181,7 +181,6 @@ class ShardedColumns(_Shared):
 
     def __init__(self, ranks: Ranks, model: StackedModel, batch_size: int):
         super().__init__(ranks, model, batch_size)
-        self._most = -(-batch_size // ranks.size)  # the largest share of positions that a rank has
         first = model.first_layer()
         assert first is not None
         groups = 2 if first.activation == "pairwise" else 1
@@ -223,7 +222,7 @@ class ShardedColumns(_Shared):
             _, outputs = model.first_of(batch, bucket)
             layers = model.layers_for(bucket, stacks.order_of(batch))
             first = layers.first(None, outputs)
-            return layers.from_sums(FirstOutputs(self.ranks.all_reduce(first.sums), first.psqt, bucket))
+            return layers.from_sums(self.ranks.all_reduce(first.sums), first.psqt)
 
     def _stacks(self) -> LayerStacks:
         stacks = self.model.stacks_in_use()
@@ -249,8 +248,8 @@ class ShardedColumns(_Shared):
         with self._autocast(batch, step.autocast()):
             order = stacks.order_of(batch, of_share=True)
             targets = Targets(own(batch.score), own(batch.result), lam, loss.kernel(), model.score_scale)
-            mine = FirstOutputs(own_sums[: self._end - self._begin], psqt, own(bucket))
-            rest = replace(layers, bucket=mine.bucket, prepared=order).after_first(mine, targets, loss)
+            mine = replace(layers, bucket=own(bucket), prepared=order)
+            rest = mine.after_first(own_sums[: self._end - self._begin], psqt, targets, loss)
         # One exchange sends everything that the other ranks need about these positions. The gradients by the
         # sums and by PSQT come one after the other, since each rank has other positions; those by the parameters are
         # added up.
@@ -356,11 +355,12 @@ def why_not_columns(model: NnueModel, recipe: Any, ranks: Ranks) -> str | None:
     return None
 
 
-def share(positions: int, ranks: Ranks) -> tuple[int, int]:
-    """This rank's share of the positions of a batch, as [begin, end). UserError if a rank would have none."""
+def share(positions: int, ranks: Ranks) -> tuple[int, int, int]:
+    """This rank's share of the positions of a batch, as [begin, end), and the size of the largest share. UserError if
+    a rank would have none."""
     most = -(-positions // ranks.size)
     if most * (ranks.size - 1) >= positions:
         raise UserError(
             f"data.batch_size: found {positions:,}, too few for {ranks.size} processes; raise it or use fewer"
         )
-    return min(ranks.rank * most, positions), min((ranks.rank + 1) * most, positions)
+    return min(ranks.rank * most, positions), min((ranks.rank + 1) * most, positions), most

@@ -367,11 +367,12 @@ def check_divided(case: Case, tolerance: float) -> None:
         parts.append((slab, own, narrow.call([first, *case.linears[1:]], bucket).first(None, lambda of=inputs: of)))  # type: ignore[misc]
     sums = sum((part[2].sums.detach() for part in parts), torch.zeros((), device=x.device))
     with torch.no_grad():
-        output = case.behind.from_sums(FirstOutputs(sums, psqt, bucket))
+        output = case.behind.from_sums(sums, psqt)
     assert_close(output, expected_net, tolerance, "output")
     rests = [
         stacks.call(case.linears, bucket[s]).after_first(
-            FirstOutputs(sums[s].clone(), psqt.detach()[s].clone(), bucket[s]),
+            sums[s].clone(),
+            psqt.detach()[s].clone(),
             case.targets(loss)._replace(score=case.score[s], result=case.result[s]),
             loss,
         )
