@@ -112,12 +112,8 @@ class PerspectiveTransformer(nn.Module):
         return width if self.activation == "pairwise" else 2 * width
 
     def marks(self, batch: Batch) -> Plan | None:
-        """The rows of the weight that the batch has, for `batch.plans`: uint8 [F], 1 for each of them. None if all are
-        updated in every step."""
-        if self._late is None or not batch.white.is_cuda:
-            return None
-        found = self._late.marks(batch.white, batch.black)
-        return Plan(("marks", len(found)), found, batch.white)
+        """The rows of the weight that the batch has, for `batch.plans`; None if all are updated in every step."""
+        return self._late.marks(batch.white, batch.black) if self._late is not None and batch.white.is_cuda else None
 
     def plan(self, batch: Batch, weight_dtype: torch.dtype | None = None) -> PerspectivePlan | None:
         """The part of the forward pass that depends only on the batch, for `batch.plans`; None if there is no
@@ -239,8 +235,7 @@ class PerspectiveTransformer(nn.Module):
         if self._late is None:
             return False
         if torch.is_grad_enabled():
-            marks = plan_of(rows[0], plans, ("marks", len(self._weight_in_use())))
-            return self._late.catch_up(*rows[:2], None if marks is None else marks.data)
+            return self._late.catch_up(*rows[:2], plans)
         self._late.settle()
         return False
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from nnue_trainer.data.batch import Plan, plan_of
 from nnue_trainer.ops import capabilities
 from nnue_trainer.optim import fused_operators
 from nnue_trainer.optim.parts import Pair, Part, given
@@ -63,7 +64,7 @@ class LateRows:
         }
         self.parts, self._numbers = list(own.values()), list(own)
         self._made = torch.zeros(rows, dtype=torch.int64, device=device)
-        self._marked = torch.zeros(rows, dtype=torch.uint8, device=device)
+        self._marked, self._marks_key = torch.zeros(rows, dtype=torch.uint8, device=device), ("marks", rows)
         for part, moments in self.parts:
             steps, shared = WINDOW if part.virtual_rows else window, moments.shared[-1]
             changes = shared.new_empty(steps, *shared.shape) if shared.numel() else shared
@@ -90,14 +91,15 @@ class LateRows:
         )
 
     @torch.no_grad()
-    def catch_up(self, white: Tensor, black: Tensor, marks: Tensor | None = None) -> bool:
+    def catch_up(self, white: Tensor, black: Tensor, plans: tuple[Any, ...] = ()) -> bool:
         """Brings the rows that the index rows int32 [B, K] name up to date. Until the next step these, and those of
-        other calls before it, are all the rows that may get a gradient. `marks`: the result of the method `marks` for
-        these index rows. Returns whether the gradient may be sparse: a row that it leaves out waits."""
+        other calls before it, are all the rows that may get a gradient. `plans`: of the batch, perhaps with `marks`.
+        Returns whether the gradient may be sparse: a row that it leaves out waits."""
+        marks = plan_of(white, plans, self._marks_key)
         if marks is None:
             fused_operators.namespace._optimizer_mark_rows(white, black, self._marked)
         else:
-            self._marked |= marks
+            self._marked |= marks.data
         self._batches += 1
         if self._too_many < 1 and int(self._marked.sum(dtype=torch.int64)) > self._too_many * len(self._marked):
             self.settle(gradient=True)
@@ -105,11 +107,11 @@ class LateRows:
             self._replay(self._marked)
         return self._takes_sparse and not self._all_marked
 
-    def marks(self, white: Tensor, black: Tensor) -> Tensor:
-        """The rows that these index rows name, uint8 [F], ahead of `catch_up`."""
+    def marks(self, white: Tensor, black: Tensor) -> Plan:
+        """The rows that these index rows name, ahead of `catch_up`: uint8 [F], 1 for each of them."""
         found = torch.zeros_like(self._marked)
         fused_operators.namespace._optimizer_mark_rows(white, black, found)
-        return found
+        return Plan(self._marks_key, found, white)
 
     @torch.no_grad()
     def settle(self, *, gradient: bool = False) -> None:

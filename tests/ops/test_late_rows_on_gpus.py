@@ -95,8 +95,9 @@ def run(optimizer: FusedOptimizer, steps: range, *, loss: float = 1.0, settled: 
         indices = index_rows(g)
         on_device = indices.to(device)
         for late in optimizer.late_rows.values():
-            marks = late.marks(on_device[:3], on_device[3:]) if t % 3 else None  # made ahead, or not
-            assert not late.catch_up(on_device[:3], on_device[3:], marks)
+            white, black = on_device[:3], on_device[3:]
+            plans = (late.marks(white, black),) if t % 3 else ()  # made ahead, or not
+            assert not late.catch_up(white, black, plans)
             if t in settled:
                 late.settle(gradient=t % 2 == 0)
             late.step_reads_alone = t % 4 != 3
@@ -281,7 +282,8 @@ def test_a_parameter_of_which_some_rows_are_late(place: torch.device, monkeypatc
     _, optimizer = pair(place, "adamw")
     rows = optimizer.late_rows["w"]
     rows.step_reads_alone = True
-    rows.catch_up(*index_rows(torch.Generator()).to(place).chunk(2))
+    white, black = index_rows(torch.Generator()).to(place).chunk(2)
+    rows.catch_up(white, black)
     assert not rows.leaves_unused()
 
 
