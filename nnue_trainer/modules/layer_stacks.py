@@ -152,10 +152,14 @@ class LayerStacks:
         output = self.call(linears, first.bucket, order).output(first)
         return self.outputs(first, linears).squeeze(1) if output is None else output
 
-    def call(self, linears: Sequence[nn.Module], bucket: Tensor, order: Tensor | None = None) -> LayerCall:
-        """These layers for some positions, by the project's operators or torch's. `linears`: one for each layer.
-        `bucket`: the stack of each position, int64 [B]. `order`: see `order_of`."""
-        return LayerCall(self, parameters_of(linears), bucket, order)
+    def call(self, linears: Sequence[Any], bucket: Tensor, order: Tensor | None = None) -> LayerCall:
+        """These layers for some positions, by the project's operators or torch's. `linears`: one for each layer; an
+        `nn.Linear` is one stack. `bucket`: the stack of each position, int64 [B]. `order`: see `order_of`."""
+        parameters: list[Tensor] = []
+        for linear in linears:
+            both = [linear.weight, linear.bias]
+            parameters += both if linear.weight.dim() == 3 else [each.unsqueeze(0) for each in both]
+        return LayerCall(self, parameters, bucket, order)
 
     def may_be_fused(self, device: torch.device, **call: Any) -> bool:
         """Whether there are operators for these layers on this device, for a call with these options of
@@ -490,15 +494,6 @@ class First(NamedTuple):
 @functools.lru_cache(maxsize=256)
 def _describe(operators: Any, of: LayerStacks) -> int:
     return int(operators._layer_stacks_describe(*of.numbers))
-
-
-def parameters_of(linears: Sequence[Any]) -> list[Tensor]:
-    """Weight [S, O, I] and bias [S, O] of each layer; an `nn.Linear` is one stack."""
-    found: list[Tensor] = []
-    for linear in linears:
-        both = [linear.weight, linear.bias]
-        found += both if linear.weight.dim() == 3 else [each.unsqueeze(0) for each in both]
-    return found
 
 
 def give_gradients(tensors: Sequence[Tensor | None], gradients: Sequence[Tensor | None]) -> None:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from nnue_trainer import nets
 from nnue_trainer.losses import NO_SCORE, Loss, SigmoidLoss, mean
 from nnue_trainer.losses.win_rate import WinRateLoss
-from nnue_trainer.modules import StackedLinear, layer_stacks
+from nnue_trainer.modules import StackedLinear
 from nnue_trainer.modules.layer_stacks import FirstOutputs, LayerCall, LayerStacks, StackLayer, Targets
 from nnue_trainer.ops.reference import activate_layer
 
@@ -314,7 +314,7 @@ def test_emulated_in_parts(emulated: ctypes.CDLL) -> None:
     emulated.emulator_configure(4, 7)
     whole = check_output(case)
     of, op, x = stacks.description, torch.ops.nnue_emulated, case.first.x.detach()
-    weight, *others = [p.detach() for p in layer_stacks.parameters_of(case.linears)]
+    weight, *others = [p.detach() for p in case.behind.parameters]
     order, slabs = stacks.order(case.first.bucket), [slice(0, 96), slice(96, 320)]
     sums = sum(op._layer_stacks_first(x[:, s].contiguous(), order, weight[:, :, s].contiguous()) for s in slabs)
     psqt = None if case.first.psqt is None else case.first.psqt.detach()
@@ -436,7 +436,7 @@ def test_emulated_loss_of_models(emulated: ctypes.CDLL, monkeypatch: pytest.Monk
 def test_emulated_errors(emulated: ctypes.CDLL) -> None:
     case = make_case(NETS["sfnnv3"](), 20, 1)
     of = case.stacks.description
-    order, parameters = case.stacks.order(case.first.bucket), layer_stacks.parameters_of(case.linears)
+    order, parameters = case.stacks.order(case.first.bucket), case.behind.parameters
     call = torch.ops.nnue_emulated._layer_stacks_forward
     with pytest.raises(RuntimeError, match=r"_layer_stacks_forward: x: found float64, expected float32 or float16"):
         call(case.first.x.double(), order, parameters, None, of)

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from nnue_trainer.losses import NO_SCORE, Loss, SigmoidLoss, mean
 from nnue_trainer.losses.win_rate import WinRateLoss
-from nnue_trainer.modules import StackedLinear, layer_stacks
+from nnue_trainer.modules import StackedLinear
 from nnue_trainer.modules.layer_stacks import FirstOutputs, LayerCall, LayerStacks, StackLayer, Targets
 from nnue_trainer.ops import perspectives
 from nnue_trainer.ops.perspectives import (
@@ -235,7 +235,7 @@ def test_emulated_operator(emulated: ctypes.CDLL) -> None:
     case, op = Case(90, 64, 2, "pairwise", torch.float32, hidden=SMOOTH), torch.ops.nnue_emulated
     emulated.emulator_configure(4, 1)
     plan = op._perspective_plan(*case.rows, case.black_to_move, FEATURES, *case.layout(HOPPER))
-    call, parameters = case.call(plan, HOPPER), layer_stacks.parameters_of(case.layers)
+    call, parameters = case.call(plan, HOPPER), case.behind.parameters
     x, _, saved = call.run(op, save=True)
     order, layers = op._stack_order(case.bucket, 2), case.stacks.description
     kernel = LOSSES["sigmoid"].kernel()
@@ -367,7 +367,7 @@ def test_emulated_errors(emulated: ctypes.CDLL) -> None:
     """One layer, whose gradient is given as two factors."""
     op, case = torch.ops.nnue_emulated, Case(5, 16, 2, "crelu", torch.float32)
     plan = op._perspective_plan(*case.rows, case.black_to_move, FEATURES, *case.layout(PORTABLE))
-    call, parameters = case.call(plan, PORTABLE), layer_stacks.parameters_of(case.layers)
+    call, parameters = case.call(plan, PORTABLE), case.behind.parameters
     transformer, bounds, dtype = call.described
     x, _, saved = call.run(op, save=True)
     order, gradient = op._stack_order(case.bucket, 2), torch.ones(5)
