@@ -44,8 +44,7 @@ class DeviceBatches:
     Args:
         source: batches or packed records in host memory.
         device: where the batches go.
-        features: the feature set; packed records are expanded on `device` into its index rows. TypeError at the first
-            batch if `source` yields records and this is None.
+        features: the feature set; packed records are expanded on `device` into its index rows.
         prepare: a function that is applied to each batch on CUDA, such as `NnueModel.prepare`; the plans of a buffer
             keep their memory.
         share_of: decides which positions of `source` are copied, and which processes then join theirs:
@@ -61,7 +60,7 @@ class DeviceBatches:
         self,
         source: BatchSource,
         device: torch.device,
-        features: str | FeatureSet | None = None,
+        features: str | FeatureSet,
         prepare: Callable[[Batch], Batch] | None = None,
         share_of: Callable[[Any], Share] = Share,
         *,
@@ -79,14 +78,12 @@ class DeviceBatches:
             # kernel have begun.
             self._stream = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
             self._device = self._stream.device  # has an index, so a later change of the current device does not matter
-        self._expander: Expander | None = None
-        if features is not None:
-            self._expander = Expander(features, self._device, buffers=_BUFFERS, records=records)
+        self._expander = Expander(features, self._device, buffers=_BUFFERS, records=records)
         self._prepare = prepare
         self._share_of = share_of
         self._on_fetch = on_fetch
         self._recorder: Recorder[Batch] | None = None
-        if record and self._stream is not None and self._expander is not None and self._expander.launches_only:
+        if record and self._stream is not None and self._expander.launches_only:
             # Batches of several buffers are in use at the same time, so each graph has memory of its own.
             self._recorder = Recorder(self._stream, share=False)
         self._plans: dict[int, tuple[Any, ...]] = {}  # by the number of the buffer
@@ -103,8 +100,7 @@ class DeviceBatches:
         self._place_in_hand = self._next_place()
         if self._iterator is None:
             self._iterator = iter(self._source)
-            if self._expander is not None:
-                self._expander.spare = getattr(self._source, "spare", 0)
+            self._expander.spare = getattr(self._source, "spare", 0)
         if self._stream is None:
             return self._announced(self._made(self._share_of(next(self._iterator))))
         batch = self._ahead or self._fetch(self._iterator, self._stream)
@@ -160,8 +156,7 @@ class DeviceBatches:
         share = self._share_of(next(iterator))
         compute = torch.cuda.current_stream(self._device)
         with torch.cuda.stream(stream):
-            records = isinstance(share.positions, Tensor)
-            if records and self._expander is not None and self._expander.grows(share.of):
+            if isinstance(share.positions, Tensor) and self._expander.grows(share.of):
                 stream.wait_stream(compute)  # queued steps still read the buffers that it gives up
             if len(self._done) == self._done.maxlen:
                 stream.wait_event(self._done[0])  # the last step that reads the buffer of this batch
@@ -179,8 +174,6 @@ class DeviceBatches:
         fresh, expander = share.positions, self._expander
         if isinstance(fresh, Batch):
             return self._kept(self._prepared(self._joined(fresh, share)))
-        if expander is None:
-            raise TypeError("DeviceBatches: the source gives packed records, so `features` must name a feature set")
         records, batch = expander.load(fresh, share.begin, share.of)
 
         def expanded() -> Batch:
@@ -211,7 +204,7 @@ class DeviceBatches:
         if self._prepare is None or self._stream is None:
             return batch
         before = None
-        if self._expander is not None and not self._expander.check_records:
+        if not self._expander.check_records:
             before = ops.set_index_check("off")  # the expander and the loader make valid rows of the built-in sets
         try:
             return self._prepare(batch)

@@ -69,7 +69,7 @@ def advance_without_waiting(run: Trainer, steps: int) -> None:
 
 def test_batches_come_in_order_and_the_state_is_that_of_the_next_one():
     source = PinnedSource()
-    batches = DeviceBatches(source, torch.device("cuda"))
+    batches = DeviceBatches(source, torch.device("cuda"), "Chess768")
     for index in range(20):
         batch = next(batches)
         assert batch.white.is_cuda
@@ -77,7 +77,7 @@ def test_batches_come_in_order_and_the_state_is_that_of_the_next_one():
         assert batches.state_dict() == {"index": index}  # its step may fail
         batches.finish()
         assert batches.state_dict() == {"index": index + 1}
-    again = DeviceBatches(PinnedSource(), torch.device("cuda"))
+    again = DeviceBatches(PinnedSource(), torch.device("cuda"), "Chess768")
     again.load_state_dict(batches.state_dict())
     assert torch.equal(next(again).white.cpu(), made_up_batch(20).white)
 

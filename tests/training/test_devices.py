@@ -184,7 +184,7 @@ def test_a_device_without_a_number_is_the_one_that_was_current(monkeypatch: pyte
 def test_batches_and_a_graphed_step_on_the_second_device() -> None:
     """The batch is ready only after long work on the second device; device 0 stays current."""
     device = torch.device("cuda:1")
-    batches = DeviceBatches(MadeUpSource(), device)
+    batches = DeviceBatches(MadeUpSource(), device, "Chess768")
     sums = torch.zeros((), dtype=torch.int64, device=device)
 
     def step(batch: Batch) -> None:

@@ -49,13 +49,8 @@ def test_the_same_batches(file: Path, device: str, name: str) -> None:
         assert torch.equal(next(batches).white.cpu(), white)
 
 
-def test_records_need_a_feature_set(file: Path) -> None:
-    with pytest.raises(TypeError, match="`features` must name a feature set"):
-        next(DeviceBatches(RecordLoader(file, 1_000), torch.device("cpu")))
-
-
 def test_a_place_in_one_is_a_place_in_the_other(file: Path) -> None:
-    rows = DeviceBatches(Loader(file, "HalfKAv2_hm", 1_000, **OPTIONS), torch.device("cpu"))
+    rows = DeviceBatches(Loader(file, "HalfKAv2_hm", 1_000, **OPTIONS), torch.device("cpu"), "HalfKAv2_hm")
     for _ in range(7):
         next(rows)
     rows.finish()
@@ -75,7 +70,7 @@ class CountingSource(MadeUpSource):
 
 def test_a_batch_counts_when_its_step_is_complete_and_the_source_is_asked_once_per_batch() -> None:
     source = CountingSource()
-    batches = DeviceBatches(source, torch.device("cpu"))
+    batches = DeviceBatches(source, torch.device("cpu"), "Chess768")
     for index in range(5):
         next(batches)
         assert source.asked == index + 1
