@@ -40,12 +40,6 @@ class FusedOptimizer:
     With a norm to clip to, all gradients are read."""
     norm_of: NormOf | None = None
     """None: this process has all gradients."""
-    pairs: list[Pair] = field(init=False)
-    step_count: Tensor = field(init=False)
-    failed: Tensor = field(init=False)
-    numbers: Tensor = field(init=False)
-    handle: int = field(init=False)
-    """the number that `_optimizer_describe` gave for this optimiser"""
     state: dict[str, Tensor] = field(init=False, default_factory=dict)
     """Moments by name: exp_avg/NAME, exp_avg_sq/NAME and the same of NAME.virtual; exp_avg_2/… is the second average
     of a rule that has two, z/NAME that of a schedule-free one, slow/NAME are the slow weights of lookahead."""
@@ -59,12 +53,13 @@ class FusedOptimizer:
         self.tensors = [steps, self.failed, numbers]  # the state of all parts, as the operators take it
         self.step_count, self.numbers = steps[0], numbers[0]
         self._nothing = numbers.new_empty(0)
-        self.pairs = [(part, self._make_moments(part)) for part in self.parts]
+        self.pairs: list[Pair] = [(part, self._make_moments(part)) for part in self.parts]
         kind = HostLateRows if device.type == "cpu" else LateRows
         made = {name: kind(self, name) for name in late}
         self.late_rows = {name: rows for name, rows in made.items() if rows.parts}
         """by name of the parameter"""
         self.handle, self._given = self._described(), given(self.pairs)
+        """`handle`: the number that `_optimizer_describe` gave for this optimiser"""
 
     def _described(self, name: str = "", steps: float = 0.0) -> int:
         """The number of this optimiser if the copies of the parameter `name` have this many `steps`."""
