@@ -152,13 +152,13 @@ class LayerStacks:
         output = self.call(linears, first.bucket, order).output(first)
         return self.outputs(first, linears).squeeze(1) if output is None else output
 
-    def call(self, linears: Sequence[Any], bucket: Tensor, order: Tensor | None = None) -> LayerCall:
+    def call(self, linears: Sequence[nn.Module], bucket: Tensor, order: Tensor | None = None) -> LayerCall:
         """These layers for some positions, by the project's operators or torch's. `linears`: one for each layer; an
         `nn.Linear` is one stack. `bucket`: the stack of each position, int64 [B]. `order`: see `order_of`."""
         parameters: list[Tensor] = []
         for linear in linears:
-            both = [linear.weight, linear.bias]
-            parameters += both if linear.weight.dim() == 3 else [each.unsqueeze(0) for each in both]
+            both: list[Any] = [linear.weight, linear.bias]
+            parameters += both if both[0].dim() == 3 else [each.unsqueeze(0) for each in both]
         return LayerCall(self, parameters, bucket, order)
 
     def may_be_fused(self, device: torch.device, **call: Any) -> bool:

@@ -131,8 +131,7 @@ def register_autograd(name: str, derive: Derive, forward_mode: ForwardMode, *, o
         arguments = _with_defaults(op, arguments)
         primals, tangents = zip(*map(split_tangent, arguments), strict=True)
         if any(t is not None for t in tangents):
-            outputs = op(*primals)
-            return _join(outputs, forward_mode(op, primals, tangents))
+            return _join(op(*primals), forward_mode(op, primals, tangents))
         if not (torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments)):
             return below(keyset, arguments)
 

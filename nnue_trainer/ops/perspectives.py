@@ -175,21 +175,14 @@ def is_fused(weight: Tensor, bucket_size: int | None = None, num_bucketed: int |
     return found.kernels != "torch"
 
 
-class PlanKey(NamedTuple):
-    """The arguments of `perspective_plan` that a plan is made for, besides its batch."""
-
-    num_features: int
-    bucket_size: int
-    num_bucketed: int
-    weight_dtype: torch.dtype
+PlanKey = tuple[int, int, int, torch.dtype]
 
 
 def plan_key(
     num_features: int, bucket_size: int | None, num_bucketed: int | None, weight_dtype: torch.dtype
 ) -> PlanKey:
-    """The key of a plan that is made with these arguments of `perspective_plan`."""
-    num_bucketed = num_features if num_bucketed is None else num_bucketed
-    return PlanKey(num_features, bucket_size or 0, num_bucketed, weight_dtype)
+    """`PerspectivePlan.key` of a plan that is made with these arguments of `perspective_plan`."""
+    return num_features, bucket_size or 0, num_features if num_bucketed is None else num_bucketed, weight_dtype
 
 
 class PerspectivePlan(NamedTuple):
@@ -202,15 +195,22 @@ class PerspectivePlan(NamedTuple):
     white: Tensor
     black: Tensor
     black_to_move: Tensor
-    key: PlanKey
+    num_features: int
+    bucket_size: int
+    num_bucketed: int
+    weight_dtype: torch.dtype
     kernels: Kernels
 
     @property
     def layout(self) -> tuple[int, int, int]:
         """The layout, as the operators take it: on CUDA a bucket_size of 0 selects the portable kernels."""
-        num_features, bucket_size, num_bucketed, weight_dtype = self.key
-        buckets = (0, num_features) if self.kernels == "portable" else (bucket_size, num_bucketed)
-        return *buckets, weight_dtype.itemsize
+        buckets = (0, self.num_features) if self.kernels == "portable" else (self.bucket_size, self.num_bucketed)
+        return *buckets, self.weight_dtype.itemsize
+
+    @property
+    def key(self) -> PlanKey:
+        """The fields from `num_features` on, for which the plan was made: see `plan_key`."""
+        return self[4:8]
 
     def irregular_rows(self, namespace: str = "nnue") -> int:
         """How many of the 2 B rows have a feature twice, or features of several king buckets. The kernels for compute
@@ -218,16 +218,16 @@ class PerspectivePlan(NamedTuple):
         for the device."""
         if self.kernels != "hopper":
             return 0
-        sizes = (*self.white.shape, self.key.num_features, *self.layout)
+        sizes = (*self.white.shape, self.num_features, *self.layout)
         begin, size = _places(namespace, sizes)["plan"]["pieces"]["row_slot"]
         return int((self.data[begin : begin + size].view(torch.int32) < 0).sum().item())
 
     def check(self, batch: Rows, key: PlanKey) -> None:
-        """ValueError if the plan was made from other tensors, or for another key."""
+        """ValueError if the plan was made from other tensors, or has another key."""
         for name, own, given in zip(self._fields[1:4], self[1:4], batch, strict=True):
             if own is not given:
                 raise _wrong("plan", f"the plan of another tensor `{name}`", "that of this batch")
-        for name, made, wanted in zip(key._fields, self.key, key, strict=True):
+        for name, made, wanted in zip(self._fields[4:8], self.key, key, strict=True):
             if made != wanted:
                 raise _wrong("plan", f"a plan for {name} = {made}", wanted)
 
@@ -261,7 +261,7 @@ def perspective_plan(
     found = capabilities.transformer(machine, weight_dtype, num_features, -1, bucket_size, num_bucketed).kernels
     kernels = cast(Kernels, "portable" if found == "torch" else found)
     key = plan_key(num_features, bucket_size, num_bucketed, weight_dtype)
-    empty = PerspectivePlan(white, white, black, black_to_move, key, kernels)
+    empty = PerspectivePlan(white, white, black, black_to_move, *key, kernels)
     data = torch.ops.nnue._perspective_plan(white, black, black_to_move, num_features, *empty.layout)
     return empty._replace(data=data)
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nnue_trainer.base._library import as_text
-from nnue_trainer.ops.perspectives import PerspectivePlan, number_of, perspective_plan, plan_key
+from nnue_trainer.ops.perspectives import PerspectivePlan, number_of, perspective_plan
 
 NEAR = 384
 DENSE = 640  # unbucketed features in a product at the most
@@ -208,8 +208,7 @@ def check_lists(
     target[slot] = 2 * (np.arange(2 * positions) % positions) + (is_black != np.tile(black_to_move.numpy() != 0, 2))
     np.testing.assert_array_equal(found["slot_target"][:slots], target)
     assert found["bucket_cost"][771 * buckets] == (~regular).sum()
-    key = plan_key(*sizes, dtype)
-    plan = PerspectivePlan(torch.from_numpy(memory), white, black, black_to_move, key, "hopper")
+    plan = PerspectivePlan(torch.from_numpy(memory), white, black, black_to_move, *sizes, dtype, "hopper")
     assert plan.irregular_rows(library) == (~regular).sum()
     assert plan._replace(kernels="portable").irregular_rows(library) == 0
 

@@ -223,7 +223,7 @@ def test_no_step_makes_a_plan(tmp_path, project_root, monkeypatch, precision, gr
     def train_step(run, batch):
         before = len(made)
         whole_step(run, batch)
-        in_steps.extend(plan.key.weight_dtype for plan in made[before:])
+        in_steps.extend(plan.weight_dtype for plan in made[before:])
 
     monkeypatch.setattr(capabilities, "_cuda_kernels", kernels)
     monkeypatch.setattr(perspectives, "perspective_plan", plan)
@@ -236,8 +236,8 @@ def test_no_step_makes_a_plan(tmp_path, project_root, monkeypatch, precision, gr
     assert run.model.rounded is not None
     mixed = precision == "mixed"
     assert in_steps == ([torch.float16] if mixed else [])  # the integers that the optimiser writes
-    assert made[0].key.weight_dtype == (torch.bfloat16 if mixed else torch.float32)
-    assert made[-1].key.weight_dtype == (torch.float16 if mixed else torch.float32)
+    assert made[0].weight_dtype == (torch.bfloat16 if mixed else torch.float32)
+    assert made[-1].weight_dtype == (torch.float16 if mixed else torch.float32)
 
 
 @pytest.mark.parametrize("rounds", ["false", "true"], ids=["floats", "qat"])
