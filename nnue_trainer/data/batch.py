@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -34,7 +34,7 @@ class Plan(NamedTuple):
     """white's index rows"""
 
 
-def plan_of(white: Tensor, plans: tuple[Any, ...], key: Hashable) -> Any:
+def plan_of(white: Tensor, plans: Sequence[Any], key: Hashable) -> Any:
     """The plan with this key that was made from these very index rows of a batch; None if there is none."""
     return next((plan for plan in plans if plan.white is white and plan.key == key), None)
 

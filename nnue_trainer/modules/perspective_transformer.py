@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
-from nnue_trainer.data.batch import Batch, Plan, plan_of
+from nnue_trainer.data.batch import Batch, Plan
 from nnue_trainer.ops import perspectives
 from nnue_trainer.ops.perspectives import Description, Parameters, PerspectivePlan, Rows, TransformerCall
 
@@ -179,10 +179,8 @@ class PerspectiveTransformer(nn.Module):
             parameters = Parameters(*self.parameters_in_use(), sparse_grad=sparse)
         elif parameters.leaf is not None:  # the optimiser's copy
             self._bring_up_to_date(rows, plans)
-        weight, psqt, description = parameters.weight, parameters.psqt, description or self.description
-        key = perspectives.plan_key(weight.shape[0], self.bucket_size, self.num_bucketed, weight.dtype)
-        plan = plan_of(rows[0], plans, key)
-        call = description.call(rows, parameters, None if psqt is None else bucket, plan)
+        psqt_bucket = None if parameters.psqt is None else bucket
+        call = (description or self.description).call(rows, parameters, psqt_bucket, plans)
         return call if self._late is None else call._replace(leaves_unused=self._late.leaves_unused)
 
     # ---- a 16-bit copy of the weight, which an optimiser keeps up to date ----

@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from nnue_trainer import ops
 from nnue_trainer.base._library import as_text
+from nnue_trainer.data.batch import plan_of
 from nnue_trainer.ops import _registration, capabilities, reference
 from nnue_trainer.ops.capabilities import Kernels, set_cuda_kernels
 from nnue_trainer.ops.reference import ACTIVATIONS, Activation
@@ -367,11 +368,11 @@ class Description(NamedTuple):
     """whether the fused operator on CUDA rounds its output down, as an engine with integers does; others ignore it"""
 
     def call(
-        self, rows: Rows, parameters: Parameters, psqt_bucket: Tensor | None = None,
-        plan: PerspectivePlan | None = None, *, has_values: bool = False,
+        self, rows: Rows, parameters: Parameters, psqt_bucket: Tensor | None = None, plans: Sequence[Any] = (),
+        *, has_values: bool = False,
     ) -> TransformerCall:  # fmt: skip
-        """The call for a batch, by the kernels that the table selects. Checks all arguments but the plan, which must be
-        that of these rows."""
+        """The call for a batch, by the kernels that the table selects. `plans`: of the batch, perhaps with the one that
+        is needed; otherwise that is made. Checks all other arguments."""
         weight, bias, psqt, *_ = parameters
         num_features, num_outputs = weight.shape
         self._check(weight, psqt, psqt_bucket)
@@ -383,8 +384,8 @@ class Description(NamedTuple):
         ).kernels  # fmt: skip
         white, black, third, layout = ops.index_rows(rows[0]), ops.index_rows(rows[1]), rows[2], (0, 0, 0)
         if kernels != "torch":
-            if plan is None:
-                plan = perspective_plan(white, black, third, num_features, *buckets, weight.dtype)
+            made_for = (num_features, *buckets, weight.dtype)
+            plan = plan_of(rows[0], plans, plan_key(*made_for)) or perspective_plan(white, black, third, *made_for)
             third, layout, kernels = plan.data, plan.layout, plan.kernels
             parameters = parameters._replace(bias=bias.float())
         batch = [white, black, third, *([] if psqt_bucket is None else [psqt_bucket])]
@@ -499,6 +500,7 @@ def perspective_transformer(
     parameters, rows = Parameters(weight, bias, psqt, None, sparse_grad), (white, black, black_to_move)
     if plan is not None:
         plan.check(rows, plan_key(weight.shape[0], bucket_size, num_bucketed, weight.dtype))
-    call = described.call(rows, parameters, psqt_bucket, plan, has_values=values is not None)
+    plans = () if plan is None else (plan,)
+    call = described.call(rows, parameters, psqt_bucket, plans, has_values=values is not None)
     out, psqt_out = call.outputs(values, deterministic)
     return out if psqt_out is None else (out, psqt_out)
