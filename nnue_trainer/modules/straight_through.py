@@ -173,13 +173,9 @@ def integer_stacked_linear(x: Tensor, bucket: Tensor, weight: Tensor, bias: Tens
     return _with_gradient(stacked_linear(x, bucket, weight, bias), torch.mul, factor)
 
 
-def _forward_fake(parameters: list[Tensor], ranges: list[int], scales: list[float], limits: list[int]) -> Tensor:
+def _fake(parameters: list[Tensor], ranges: list[int], scales: list[float], limits: list[int]) -> Tensor:
     return parameters[0].new_empty(sum(_padded(parameter, _ALIGNMENT) for parameter in parameters))
 
 
-_registration.register_fakes(
-    {
-        "nnue::_to_integers": _forward_fake,
-        "nnue::_to_integers_backward": lambda _, *arguments: _forward_fake(*arguments),
-    }
-)
+_registration.register_fakes({"nnue::_to_integers": _fake})
+_registration.register_fakes({"nnue::_to_integers_backward": lambda gradients, *others: _fake(*others)})
