@@ -169,6 +169,10 @@ class Batch:
         whole = self.allocation()
         return list(self.fields().values()) if whole is None else [whole]
 
+    def memory(self) -> list[Tensor]:
+        """All memory that a step reads: that of the fields and of the plans."""
+        return [*self.allocations(), *(plan.data for plan in self.plans)]
+
     def clone(self) -> Batch:
         """A copy in new memory on the same device; not page-locked."""
         if (whole := self.allocation()) is not None:

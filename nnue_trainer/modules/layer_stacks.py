@@ -386,7 +386,8 @@ class LayerCall:
             by_position = [grad_sums] if psqt is None else [grad_sums, grad_output]
             return AfterFirst(by_position, torch.cat([flat, totals]))
         with torch.enable_grad():
-            sums, psqt = sums.detach().requires_grad_(), None if psqt is None else psqt.detach().requires_grad_()
+            sums = sums.detach().requires_grad_()
+            psqt = None if psqt is None else psqt.detach().requires_grad_()
             output = self._output_of_sums(sums, psqt)
             weighted, weights = loss.terms(output.float() * targets.score_scale, *targets[:3])
             positions = [sums] if psqt is None else [sums, psqt]

@@ -78,4 +78,4 @@ def _derive(
 
 _INSTEAD = "use nnue_trainer.modules.StackedLinear, which calls others there"
 _registration.register_fakes({FORWARD: _forward_fake, BACKWARD: _backward_fake})
-_registration.register_reverse_mode(FORWARD, _derive, instead=_INSTEAD)
+_registration.register_reverse_mode(FORWARD, [BACKWARD], _derive, instead=_INSTEAD)

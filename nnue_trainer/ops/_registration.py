@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from itertools import repeat
 from typing import Any
 
 import torch
@@ -112,14 +111,13 @@ def differentiable(run: Callable[[Sequence[bool]], Any], *arguments: Any, once: 
     return super(torch.autograd.Function, _DerivedOnce if once else _Derivative).apply(run, *arguments)  # type: ignore[no-untyped-call]
 
 
-def register_autograd(name: str, derive: Derive, forward_mode: ForwardMode, *, once: bool = False) -> None:
+def register_autograd(name: str, derive: Derive, forward_mode: ForwardMode) -> None:
     """Registers the derivatives of the operator `name`, "nnue::…".
 
     Args:
         derive: called after the operator, if a gradient is needed.
         forward_mode: called with the operator, its arguments and their tangents, at least one of which is not None;
             returns the tangent of each output, or None for an output that has none.
-        once: see `differentiable`.
     """
     op = _operator(name)
 
@@ -144,18 +142,20 @@ def register_autograd(name: str, derive: Derive, forward_mode: ForwardMode, *, o
         # Inside a transform of torch.func this kernel runs for one level of the transforms, as torch's own do.
         in_transform = torch._C._are_functorch_transforms_active()
         with enable_single_level_autograd_function() if in_transform else nullcontext():
-            return differentiable(run, *arguments, once=once)
+            return differentiable(run, *arguments, once=False)
 
     library: Any = torch.library.Library(op.namespace, "FRAGMENT")  # type: ignore[no-untyped-call]
     library.impl(op, kernel, "Autograd", with_keyset=True)
     _libraries.append(library)
 
 
-def register_reverse_mode(name: str, derive: Derive, *, instead: str) -> None:
-    """Registers an operator that has a first derivative in reverse mode and nothing else. Everything else raises an
-    error; for transforms it contains `instead`: what to do."""
-    register_autograd(name, derive, refuse(name, "forward mode", instead), once=True)
-    register_vmap(name, refuse(name, "vmap", instead))
+def register_reverse_mode(forward: str, backward: Sequence[str], derive: Derive, *, instead: str) -> None:
+    """Registers operators that have reverse mode and nothing else: `derive` gives the backward of `forward`, which
+    calls the operators `backward`. Everything else raises an error, which contains `instead`: what to do."""
+    for name in (forward, *backward):
+        derivative = derive if name == forward else no_derivative(name)
+        register_autograd(name, derivative, refuse(name, "forward mode", instead))
+        register_vmap(name, refuse(name, "vmap", instead))
 
 
 def writes_only(*_: object, **__: object) -> None:
@@ -188,10 +188,11 @@ def one_by_one(name: str) -> VmapRule:
     op = _operator(name)
 
     def rule(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[Any, Any]:
-        def of_element(value: Any, dim: Any, number: int) -> Any:
-            return value.select(dim, number) if isinstance(value, Tensor) and dim is not None else value
+        def of_element(number: int) -> list[Any]:
+            pairs = zip(arguments, in_dims, strict=True)
+            return [v.select(dim, number) if isinstance(v, Tensor) and dim is not None else v for v, dim in pairs]
 
-        calls = [op(*map(of_element, arguments, in_dims, repeat(i))) for i in range(info.batch_size)]
+        calls = [op(*of_element(number)) for number in range(info.batch_size)]
         if isinstance(calls[0], Tensor):
             return torch.stack(calls), 0
         stacked = tuple(torch.stack(outputs) for outputs in zip(*calls, strict=True))

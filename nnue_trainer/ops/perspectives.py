@@ -157,7 +157,7 @@ def _derive(
 
 
 _INSTEAD = "call nnue_trainer.ops.perspectives.perspective_transformer, which uses others there"
-_registration.register_reverse_mode(FORWARD, _derive, instead=_INSTEAD)
+_registration.register_reverse_mode(FORWARD, [BACKWARD, BACKWARD_ROWS], _derive, instead=_INSTEAD)
 _registration.register_vmap(PLAN, _registration.refuse(PLAN, "vmap", _INSTEAD))
 
 
@@ -385,7 +385,11 @@ class Description(NamedTuple):
         white, black, third, layout = ops.index_rows(rows[0]), ops.index_rows(rows[1]), rows[2], (0, 0, 0)
         if kernels != "torch":
             made_for = (num_features, *buckets, weight.dtype)
-            plan = plan_of(rows[0], plans, plan_key(*made_for)) or perspective_plan(white, black, third, *made_for)
+            plan = plan_of(rows[0], plans, plan_key(*made_for))
+            if plan is None:
+                plan = perspective_plan(white, black, third, *made_for)
+            else:
+                plan.check(rows, plan.key)
             third, layout, kernels = plan.data, plan.layout, plan.kernels
             parameters = parameters._replace(bias=bias.float())
         batch = [white, black, third, *([] if psqt_bucket is None else [psqt_bucket])]

@@ -97,7 +97,7 @@ class FusedRule(Rule):
                 raise ValueError(f"tensor {name}: found {count}, expected {counts[first]}, as in {first}")
         for name, tensor in (self.fused.state | self.fused.kept).items():
             tensor.copy_(state[name])
-        self.fused.tensors[0].fill_(counts[first])
+        self.fused.tensors[0].fill_(counts[first])  # the step count of every part
         for late in self.fused.late_rows.values():
             late.restart()
 

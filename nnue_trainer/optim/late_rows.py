@@ -64,7 +64,8 @@ class LateRows:
         }
         self.parts, self._numbers = list(own.values()), list(own)
         self._made = torch.zeros(rows, dtype=torch.int64, device=device)
-        self._marked, self._marks_key = torch.zeros(rows, dtype=torch.uint8, device=device), ("marks", rows)
+        self._marked = torch.zeros(rows, dtype=torch.uint8, device=device)
+        self._marks_key = ("marks", rows)
         for part, moments in self.parts:
             steps, shared = WINDOW if part.virtual_rows else window, moments.shared[-1]
             changes = shared.new_empty(steps, *shared.shape) if shared.numel() else shared

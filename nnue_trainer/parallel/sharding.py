@@ -20,7 +20,6 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -58,12 +57,6 @@ class Share(NamedTuple):
         return len(self.positions) * (1 if self.ranks is None else self.ranks.size)
 
 
-@cache
-def _one(device: torch.device) -> Tensor:
-    """The derivative of a loss by itself, which torch would fill in anew for each step."""
-    return torch.ones((), device=device)
-
-
 class Unsharded:
     """A single process trains the whole net. The other shardings override these methods."""
 
@@ -71,6 +64,7 @@ class Unsharded:
 
     def __init__(self, ranks: Ranks, model: NnueModel):
         self.ranks, self.model = ranks, model
+        self._ones: Tensor | None = None
 
     def share_of(self, fresh: Any) -> Share:
         """The positions that this rank copies to its device. `fresh`: what the loader yields, a batch or its packed
@@ -101,8 +95,14 @@ class Unsharded:
         together."""
         loss = step.loss(batch)
         # Tensor.backward would import torch's compiler because of the gradient that it gets, which takes seconds.
-        torch.ops.aten._backward(loss, [], _one(loss.device))
+        torch.ops.aten._backward(loss, [], self._one(loss))
         return loss.detach()
+
+    def _one(self, loss: Tensor) -> Tensor:
+        """The derivative of the loss by itself, which torch would fill in anew for each step."""
+        if self._ones is None:
+            self._ones = torch.ones_like(loss)
+        return self._ones
 
     def adopt(self, optimizer: Optimizer) -> None:
         """Must be called once with the optimiser that trains the model, before the first step."""
@@ -256,7 +256,7 @@ class ShardedColumns(_Shared):
         parts = [padded(part.float(), self._most) for part in rest.by_position]
         *found, shares = ranks.all_gather_each([*parts, rest.share])
         totals, gradients = layers.add_shares(shares)
-        grad_weight = first.backward([part.flatten(0, 1)[:positions] for part in found], (_one(totals.device), totals))
+        grad_weight = first.backward([part.flatten(0, 1)[:positions] for part in found], (self._one(totals[2]), totals))
         give_gradients(layers.parameters, [grad_weight, *gradients])
         return totals[2]
 
@@ -267,14 +267,17 @@ class ShardedColumns(_Shared):
         found = dict(tensors)
         for name, tensor in tensors.items():
             if (split := self._split_of(name)) is not None and split.is_of(tensor, self.ranks.rank):
-                parts = self.ranks.gather(split.padded(tensor.detach()))
+                parts = self.ranks.gather(split.padded(tensor.detach(), self.ranks.rank))
                 # Each tensor is moved to the host immediately, so that the device never holds all of them.
                 found[name] = tensor if parts is None else split.join([part.cpu() for part in parts])
         return found
 
     def own(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        splits = {name: split for name in tensors if (split := self._split_of(name)) and split.is_of(tensors[name])}
-        return {**tensors, **{name: split.take(tensors[name], self.ranks.rank) for name, split in splits.items()}}
+        found = dict(tensors)
+        for name, tensor in tensors.items():
+            if (split := self._split_of(name)) is not None and split.is_of(tensor):
+                found[name] = split.take(tensor, self.ranks.rank)
+        return found
 
     def figures(self, figures: dict[str, float]) -> dict[str, float]:
         every = self.ranks.all_gather(torch.tensor(list(figures.values()), dtype=torch.float64))

@@ -46,32 +46,38 @@ class Split:
         """The number of columns that a rank owns in each group."""
         return self.cuts[rank + 1] - self.cuts[rank]
 
-    def columns(self, rank: int) -> Tensor:
-        """The columns that a rank owns, numbers of all groups together: int64 [groups · width]."""
-        of_group = torch.arange(self.cuts[rank], self.cuts[rank + 1])
-        return torch.cat([of_group + group * self.cuts[-1] for group in range(self.groups)])
+    @property
+    def widest(self) -> int:
+        return max(self.width(rank) for rank in range(len(self.cuts) - 1))
 
     def take(self, whole: Tensor, rank: int) -> Tensor:
         """A copy of the rank's columns, contiguous."""
-        return whole.index_select(self.dim, self.columns(rank).to(whole.device))
+        apart = self._apart(whole)
+        own = apart.narrow(self.dim + 1, self.cuts[rank], self.width(rank))
+        return own.flatten(self.dim, self.dim + 1).clone(memory_format=torch.contiguous_format)
 
-    def padded(self, part: Tensor) -> Tensor:
-        """A rank's part, padded with zeros to the size of the largest part."""
-        widest = max(self.width(rank) for rank in range(len(self.cuts) - 1))
-        return padded(part, self.groups * widest, self.dim)
+    def padded(self, part: Tensor, rank: int) -> Tensor:
+        """The rank's part, padded with zeros to the width of the widest part, because an exchange needs tensors of one
+        size."""
+        if self.width(rank) == self.widest:
+            return part
+        apart = self._apart(part)
+        behind = [0, 0] * (apart.dim() - self.dim - 2)
+        padded = F.pad(apart, [*behind, 0, self.widest - self.width(rank)])
+        return padded.flatten(self.dim, self.dim + 1)
 
     def join(self, parts: Sequence[Tensor]) -> Tensor:
         """The whole tensor from the padded parts of all ranks."""
-        shape = list(parts[0].shape)
-        shape[self.dim] = self.groups * self.cuts[-1]
-        whole = parts[0].new_empty(shape)
-        for rank, part in enumerate(parts):
-            own = part.narrow(self.dim, 0, self.groups * self.width(rank))
-            whole.index_copy_(self.dim, self.columns(rank).to(part.device), own)
-        return whole
+        apart = [self._apart(part) for part in parts]
+        own = [part.narrow(self.dim + 1, 0, self.width(rank)) for rank, part in enumerate(apart)]
+        return torch.cat(own, dim=self.dim + 1).flatten(self.dim, self.dim + 1)
+
+    def _apart(self, tensor: Tensor) -> Tensor:
+        """The tensor with a separate dimension for the groups: [..., groups, columns, ...]."""
+        shape = tensor.shape
+        return tensor.reshape(*shape[: self.dim], self.groups, -1, *shape[self.dim + 1 :])
 
 
-def padded(tensor: Tensor, size: int, dim: int = 0) -> Tensor:
-    """The tensor with zeros behind it, `size` in all along a dimension: an exchange needs tensors of one size."""
-    missing = size - tensor.shape[dim]
-    return F.pad(tensor, [0, 0] * (tensor.dim() - dim - 1) + [0, missing]) if missing else tensor
+def padded(rows: Tensor, size: int) -> Tensor:
+    """`rows` with rows of zeros behind them, `size` in all: an exchange needs tensors of one size."""
+    return rows if len(rows) == size else F.pad(rows, [0, 0] * (rows.dim() - 1) + [0, size - len(rows)])

@@ -108,7 +108,7 @@ class DeviceBatches:
         self._done.append(compute.record_event())
         compute.wait_stream(self._stream)
         if batch.buffer is None:
-            for tensor in (*batch.allocations(), *(plan.data for plan in batch.plans)):
+            for tensor in batch.memory():
                 tensor.record_stream(compute)
         # Wait until this batch has left the host memory, which the source uses again for later batches. Its copy was
         # queued one step ago, with all that is prepared of it, and does not depend on that step, so it is usually done;

@@ -12,7 +12,7 @@ from nnue_trainer.training.recorder import Recorder
 
 
 def _places(batch: Batch) -> list[int]:
-    return [tensor.data_ptr() for tensor in (*batch.allocations(), *(plan.data for plan in batch.plans))]
+    return [tensor.data_ptr() for tensor in batch.memory()]
 
 
 class GraphedStep:

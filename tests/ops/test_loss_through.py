@@ -585,7 +585,7 @@ class Step(NamedTuple):
 def check_columns(model: Any, batch: Any, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the columns of the transformer are divided, its gradient continues from the first layer as well."""
     exact, loss, lam = copy.deepcopy(model).double(), LOSSES["win rate"], torch.tensor(0.8, device=batch.white.device)
-    monkeypatch.setattr(LayerCall, "first_sums", None)
+    monkeypatch.setattr(TransformerCall, "outputs", None)
 
     def work(ranks: Ranks) -> tuple[ShardedColumns, Tensor, dict[str, Tensor | None]]:
         own = copy.deepcopy(model)
@@ -601,7 +601,9 @@ def check_columns(model: Any, batch: Any, size: int, monkeypatch: pytest.MonkeyP
         every, split = [of_rank[name] for of_rank in gradients], shardings[0].splits.get(name)
         if split is None:  # all ranks have this parameter, and must have the same gradient
             assert all(torch.equal(first, other) for other in every), name
-        whole.append(first if split is None else split.join([split.padded(part) for part in every]))
+        whole.append(
+            first if split is None else split.join([split.padded(part, rank) for rank, part in enumerate(every)])
+        )
     assert all(torch.equal(losses[0], other) for other in losses)
     monkeypatch.setattr(LayerCall, "_kernels", lambda *_: "torch")
     assert_as_apart(exact, batch, loss, lam, losses[0], whole)

@@ -79,6 +79,14 @@ def test_no_positions() -> None:
     assert not module.weight.grad.any()
 
 
+def test_a_second_derivative_is_an_error() -> None:
+    """Also of a sum, whose gradient is a constant."""
+    x, bucket, module = sample(20, 130, 16, 8)
+    (grad,) = torch.autograd.grad(module(x, bucket).sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match=r"_stacked_linear_backward: .* no derivative of its own"):
+        grad.square().sum().backward()
+
+
 def test_equal_bits_for_any_number_of_threads() -> None:
     results = []
     for count in (1, 2, 3):

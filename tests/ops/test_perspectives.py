@@ -338,6 +338,11 @@ def test_plan_of_another_batch(device: torch.device) -> None:
         other[i] = other[i].clone()  # as large as that of the plan
         with pytest.raises(ValueError, match=f"plan: found the plan of another tensor `{name}`"):
             perspective_transformer(*other, bucket_size=50, plan=plan)
+    module = PerspectiveTransformer(features, 48, "pairwise", bucket_size=50).to(device)
+    for name, changed in zip(("black", "black_to_move"), pair.rows[1:], strict=True):
+        rows = tuple(tensor.clone() if tensor is changed else tensor for tensor in pair.rows)
+        with pytest.raises(ValueError, match=f"plan: found the plan of another tensor `{name}`"):
+            module(*rows, plans=(plan,))
     with pytest.raises(ValueError, match="plan: found a plan for bucket_size = 50, expected 25"):
         perspective_transformer(*pair.arguments, bucket_size=25, plan=plan)
     with pytest.raises(ValueError, match=f"plan: found a plan for num_bucketed = {features}, expected 0"):

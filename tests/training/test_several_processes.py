@@ -792,7 +792,7 @@ def test_parts_of_a_tensor_make_the_whole(size, shape, dim, groups):
     assert sum(part.numel() for part in parts) == whole.numel()
     assert all(split.is_of(part, rank) for rank, part in enumerate(parts))
     assert split.is_of(whole)
-    padded = [split.padded(part) for part in parts]
+    padded = [split.padded(part, rank) for rank, part in enumerate(parts)]
     assert len({part.shape for part in padded}) == 1
     assert torch.equal(split.join(padded), whole)
 
