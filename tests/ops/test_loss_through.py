@@ -585,7 +585,6 @@ class Step(NamedTuple):
 def check_columns(model: Any, batch: Any, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the columns of the transformer are divided, its gradient continues from the first layer as well."""
     exact, loss, lam = copy.deepcopy(model).double(), LOSSES["win rate"], torch.tensor(0.8, device=batch.white.device)
-    monkeypatch.setattr(TransformerCall, "outputs", None)
 
     def work(ranks: Ranks) -> tuple[ShardedColumns, Tensor, dict[str, Tensor | None]]:
         own = copy.deepcopy(model)
@@ -595,7 +594,9 @@ def check_columns(model: Any, batch: Any, size: int, monkeypatch: pytest.MonkeyP
         found = sharding.backward(Step(loss, lam), prepared)  # type: ignore[arg-type]
         return sharding, found, {name: parameter.grad for name, parameter in own.named_parameters()}
 
-    shardings, losses, gradients = zip(*Meeting(size).run(work), strict=True)
+    with monkeypatch.context() as only_here:
+        only_here.setattr(TransformerCall, "outputs", None)
+        shardings, losses, gradients = zip(*Meeting(size).run(work), strict=True)
     whole = []
     for name, first in gradients[0].items():
         every, split = [of_rank[name] for of_rank in gradients], shardings[0].splits.get(name)
