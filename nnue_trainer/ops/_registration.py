@@ -210,9 +210,10 @@ def refuse(name: str, transform: str, instead: str) -> Callable[..., Any]:
     return formula
 
 
-def no_derivative(
-    name: str, instead: str = "it has no derivative of its own (double backward); use create_graph=False"
-) -> Derive:
-    """The derivative of an operator that has none: it raises an error when it is used."""
-    formula = refuse(name, "gradient", instead)
+def no_derivative(name: str) -> Derive:
+    """The derivative of a backward operator, which has none: it raises an error when it is used."""
+
+    def formula(*_: Any) -> Any:
+        raise RuntimeError(f"{name}: it has no derivative of its own (double backward); use create_graph=False")
+
     return lambda *_: ((), formula)

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 from nnue_trainer.ops._registration import (
-    no_derivative,
     refuse,
     register_autograd,
     register_fakes,
@@ -22,5 +21,6 @@ def register(name: str, fake: Callable[..., Any] = writes_only) -> None:
         register_vmap(name, refuse(name, "vmap", "call it once for each element"))
     else:
         instead = "it has no derivative: detach its inputs"
-        register_autograd(name, no_derivative(name, instead), refuse(name, "forward mode", instead))
+        no_gradient = refuse(name, "gradient", instead)
+        register_autograd(name, lambda *_: ((), no_gradient), refuse(name, "forward mode", instead))
         register_vmap(name)
