@@ -91,7 +91,7 @@ class DeviceBatches:
         # steps with all earlier batches have completed.
         self._done: deque[torch.cuda.Event] = deque(maxlen=_BUFFERS - 1)
         self._ahead: Batch | None = None  # the batch after the current one
-        self._copied: torch.cuda.Event | None = None  # completes when `_ahead` has left the host memory
+        self._fetched: torch.cuda.Event | None = None  # completes when `_ahead` is copied, expanded and prepared
         self._place_ahead: dict[str, Any] = {}  # the source's state from which it yields `_ahead`
         self._place_in_hand: dict[str, Any] | None = None  # the source's state from which it yields the current batch
 
@@ -111,10 +111,10 @@ class DeviceBatches:
             for tensor in batch.memory():
                 tensor.record_stream(compute)
         # Wait until this batch has left the host memory, which the source uses again for later batches. Its copy was
-        # queued one step ago and does not depend on that step, so it is usually done. What is prepared of the batch may
-        # still run beside that step; if the host waited for this, it might queue the next step too late.
-        if self._copied is not None:
-            self._copied.synchronize()
+        # queued one step ago, with all that is prepared of it, and does not depend on that step, so it is usually done;
+        # where processes join their shares, as soon as all of them have queued theirs.
+        if self._fetched is not None:
+            self._fetched.synchronize()
         self._place_ahead = self._source.state_dict()
         self._ahead = self._fetch(self._iterator, self._stream)
         return batch
@@ -160,7 +160,9 @@ class DeviceBatches:
                 stream.wait_stream(compute)  # queued steps still read the buffers that it gives up
             if len(self._done) == self._done.maxlen:
                 stream.wait_event(self._done[0])  # the last step that reads the buffer of this batch
-            return self._announced(self._made(share))
+            batch = self._announced(self._made(share))
+            self._fetched = stream.record_event()
+            return batch
 
     def _announced(self, batch: Batch) -> Batch:
         if self._on_fetch is not None:
@@ -173,7 +175,6 @@ class DeviceBatches:
         if isinstance(fresh, Batch):
             return self._kept(self._prepared(self._joined(fresh, share)))
         records, batch = expander.load(fresh, share.begin, share.of)
-        self._note_copy()
 
         def expanded() -> Batch:
             if share.ranks is not None:
@@ -191,21 +192,13 @@ class DeviceBatches:
     def _joined(self, fresh: Batch, share: Share) -> Batch:
         """The whole batch, on the device."""
         if share.ranks is None:
-            whole = fresh if self._device.type == "cpu" else fresh.to(self._device, non_blocking=True)
-            self._note_copy()
-            return whole
+            return fresh if self._device.type == "cpu" else fresh.to(self._device, non_blocking=True)
         whole = Batch.allocate(share.of, fresh.white.shape[1], device=self._device)
         part = whole.part(share.begin, share.begin + len(fresh))
         for own, read in zip(part.fields().values(), fresh.fields().values(), strict=True):
             own.copy_(read, non_blocking=True)
-        self._note_copy()
         share.ranks.complete(list(whole.fields().values()))
         return whole
-
-    def _note_copy(self) -> None:
-        """The copy of a batch out of host memory has just been queued."""
-        if self._stream is not None:
-            self._copied = self._stream.record_event()
 
     def _prepared(self, batch: Batch) -> Batch:
         if self._prepare is None or self._stream is None:
