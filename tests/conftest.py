@@ -57,7 +57,7 @@ def _indices_are_checked_at_once() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _switches_of_torch() -> Iterator[None]:
-    """A test puts torch's switches for the whole process back."""
+    """Torch's switches for the whole process, put back after each test."""
     threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
     deterministic = torch.are_deterministic_algorithms_enabled()
     fill = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]

@@ -79,8 +79,10 @@ class PerspectiveTransformer(nn.Module):
       screlu    a²;  2 · num_outputs values
       pairwise  a[j] · a[j + num_outputs / 2] · product_scale;  num_outputs values, num_outputs / 2 per perspective
 
-    `bucket_size` and `num_bucketed` are those of `perspectives.perspective_plan`: the size of a king bucket, of all
-    features where there is only one, and how many features lie in such buckets.
+    `bucket_size` is the number of features per king bucket, for sets in which the features of a row lie in one bucket
+    (all features, where there is only one bucket). It lets GPUs of compute capability 9.0 use their fastest kernels.
+    `num_bucketed` is the number of features in king buckets, by default all. The features after those are unbucketed:
+    a row may hold any of them (threats, pawn pairs).
     """
 
     psqt: nn.Parameter | None

@@ -1,7 +1,6 @@
 """Autograd, fake kernels, autocast, torch.compile, CUDA graphs, streams: the op as a citizen of torch."""
 
 import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,10 +13,8 @@ from nnue_trainer.ops import functional
 
 
 @pytest.fixture
-def deterministic_mode() -> Iterator[None]:
+def deterministic_mode() -> None:
     torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 def call(sample: Sample, deterministic: bool | None = None) -> torch.Tensor:
