@@ -34,7 +34,7 @@ hopper=$(kernels_for 90a <<<"$code")
 expected=$(printf 'sm_%s\n' "${archs[@]}")
 if [[ " ${archs[*]} " == *" 90 "* && $library != *_ops_analysis.so ]]; then
     expected+=$'\nsm_90a'
-    for family in bucket_plan one_hot_product forward_gather unbucketed_lists; do
+    for family in bucket_plan group_features one_hot_product forward_gather unbucketed_lists; do
         grep -q "$family" <<<"$hopper" || fail "no kernels of $family for sm_90a"
     done
 fi

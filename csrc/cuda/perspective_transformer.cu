@@ -48,13 +48,10 @@ capabilities::Machine machine_of(int device) {
 // The kernels that bucket_size selects.
 const Kernels& kernels_of(const char* op, PlanLayout layout) {
     if (layout.bucket_size == 0) return portable::kKernels;
-    if constexpr (kBuiltFor90) {
-        static constexpr Kernels kBucketed{bucketed::check_sizes, bucketed::plan,     bucketed::forward,
-                                           bucketed::psqt_output, bucketed::backward, bucketed::layout_text};
-        return kBucketed;
-    } else {
+    if constexpr (kBuiltFor90)
+        return bucketed::kKernels;
+    else
         refuse(op, layout);
-    }
 }
 
 }  // namespace

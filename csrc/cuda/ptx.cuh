@@ -185,19 +185,6 @@ __device__ __forceinline__ void store_matrices(uint32_t shared, const uint32_t (
                  : "memory");
 }
 
-// The same for matrices that are held transposed: lane i has elements 2 · (i % 4) and 2 · (i % 4) + 1 of column i / 4.
-__device__ __forceinline__ void store_matrices_transposed(uint32_t shared, const uint32_t (&v)[4]) {
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};\n" ::"r"(shared), "r"(v[0]),
-                 "r"(v[1]), "r"(v[2]), "r"(v[3])
-                 : "memory");
-}
-__device__ __forceinline__ void load_matrices_transposed(uint32_t (&v)[4], uint32_t shared) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];\n"
-                 : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3])
-                 : "r"(shared)
-                 : "memory");
-}
-
 // Stores to global memory if `wanted`, by a predicate and without a branch.
 __device__ __forceinline__ void store_global_16(void* to, uint4 v, bool wanted) {
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %5, 0;\n@p st.global.v4.u32 [%0], {%1, %2, %3, %4};\n}\n" ::"l"(to),
@@ -232,17 +219,10 @@ __device__ __forceinline__ uint4 load_once_16(const void* from, bool wanted) {
     return v;
 }
 
-// Sets a flag: thread blocks that see it set may read what this thread block has written and fenced.
-__device__ __forceinline__ void flag_set(unsigned* flag) {
-    asm volatile("st.release.gpu.global.u32 [%0], 1;\n" ::"l"(flag) : "memory");
-}
 __device__ __forceinline__ unsigned load_acquire(const unsigned* counter) {
     unsigned value;
     asm volatile("ld.acquire.gpu.global.u32 %0, [%1];\n" : "=r"(value) : "l"(counter) : "memory");
     return value;
-}
-__device__ __forceinline__ void flag_wait(const unsigned* flag) {
-    while (load_acquire(flag) == 0) continue;
 }
 // Waits until the counter has this value.
 __device__ __forceinline__ void counter_wait(const unsigned* counter, unsigned value) {

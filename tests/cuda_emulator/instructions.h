@@ -41,13 +41,6 @@ inline uint32_t clip_halves(uint32_t x, uint32_t bound) {
 inline uint32_t halves_inside(uint32_t x, uint32_t limit) {
     return of_halves(x, [&](uint16_t h) -> uint16_t { return h <= uint16_t(limit) ? 0xffff : 0; });
 }
-// Bits begin … end − 1 of a word, either of which may lie outside.
-inline uint32_t bit_range(int begin, int end) {
-    begin = std::max(begin, 0);
-    const int count = std::min(std::max(end - begin, 0), 32);
-    return begin > 31 ? 0 : uint32_t((uint64_t(1) << count) - 1) << begin;
-}
-
 inline void copy_async_16(uint32_t to, const void* from, uint32_t valid) {
     emulator::copy_async(to, from, 16, valid != 0);
 }
@@ -137,23 +130,12 @@ inline void shared_or(uint32_t to, uint32_t bits) {
 inline void shared_increment(uint32_t to) {
     ++at<uint32_t>(to);
 }
-inline int fetch_increment(uint32_t to) {
-    const int before = at<int>(to)++;
-    emulator::pause();
-    return before;
-}
 inline void shared_store_16(uint32_t to, int value) {
     at<uint16_t>(to) = uint16_t(value);
 }
 
-inline void flag_set(unsigned* flag) {
-    __atomic_store_n(flag, 1u, __ATOMIC_SEQ_CST);
-}
 inline unsigned load_acquire(const unsigned* counter) {
     return __atomic_load_n(counter, __ATOMIC_SEQ_CST);
-}
-inline void flag_wait(const unsigned* flag) {
-    emulator::wait_until([=] { return load_acquire(flag) != 0; });
 }
 inline void counter_wait(const unsigned* counter, unsigned value) {
     emulator::wait_until([=] { return load_acquire(counter) == value; });
@@ -192,25 +174,6 @@ inline void store_matrices(uint32_t to, const uint32_t (&v)[4]) {
         if (row % 16 != 0) std::abort();
         at<uint32_t>(row + lane_number() % 4 * 4) = v[m];
     }
-    emulator::exchange(0);
-}
-
-// Element i of the two of column lane / 4 of matrix m that a lane has of transposed matrices.
-inline uint16_t& transposed_element(const uint64_t* addresses, int m, int i) {
-    const uint32_t row = uint32_t(addresses[m * 8 + lane_number() % 4 * 2 + i]);
-    if (row % 16 != 0) std::abort();
-    return at<uint16_t>(row + lane_number() / 4 * 2);
-}
-inline void store_matrices_transposed(uint32_t to, const uint32_t (&v)[4]) {
-    const uint64_t* addresses = emulator::exchange(to);
-    for (int m = 0; m < 4; ++m)
-        for (int i = 0; i < 2; ++i) transposed_element(addresses, m, i) = uint16_t(v[m] >> (16 * i));
-    emulator::exchange(0);
-}
-inline void load_matrices_transposed(uint32_t (&v)[4], uint32_t from) {
-    const uint64_t* addresses = emulator::exchange(from);
-    for (int m = 0; m < 4; ++m)
-        v[m] = uint32_t(transposed_element(addresses, m, 1)) << 16 | transposed_element(addresses, m, 0);
     emulator::exchange(0);
 }
 

@@ -81,10 +81,8 @@ def without_assembly(text: str) -> str:
 SMALL_LIMITS = {
     "backward_wgmma.cuh": {"kShareTiles": "6", "kFewLists": "64"},
     "first_layer_backward.cuh": {"kUnitsAhead": "2"},
-    "unbucketed_lists.cuh": {"kLongList": "8", "kShortList": "3"},
-    "unbucketed_backward_mma.cuh": {"kTurnsTogether": "2"},
-    "tile_features.cuh": {"kMost": "512", "kWindow": "1 << 11"},
-    "unbucketed_forward_wgmma_16bit.cuh": {"kFull": "16", "kFirst": "256"},
+    "group_features.cuh": {"kMost": "512", "kWindow": "1 << 11"},
+    "forward_wgmma_16bit.cuh": {"kFewestItems": "2"},
     "gather.cuh": {"kGatherThreads": "128"},
     "portable/plan.cuh": {"kShortestPiece": "4"},
     "feature_transformer_kernels.cuh": {"kLongList": "8"},

@@ -13,20 +13,15 @@ from torch import Tensor
 from nnue_trainer.base._library import as_text
 from nnue_trainer.ops.perspectives import PerspectivePlan, number_of, perspective_plan
 
-NEAR = 384
 DENSE = 640  # unbucketed features in a product at the most
-LONG, SHORT = 8, 3  # lists, as tests/cuda_emulator/translate.py has their limits
-MOST_OF_TILE = {"nnue": 3072, "nnue_emulated": 512}  # features, as tests/cuda_emulator/translate.py has the limit
-# The fp32 forward adds up teams of four ranks, from the fifth team on of three: each of those takes one entry,
-# the sum of the row's features in the team. Lists do not contain the features of the fifth team.
-TEAMS, FOURS, BIAS_TEAM = 8, 4, 4
+MOST_OF_GROUP = {"nnue": 3072, "nnue_emulated": 512}  # features, as tests/cuda_emulator/translate.py has the limit
 # Bit p of a word stands for number INDEX_OF_BIT[p] of 32.
 INDEX_OF_BIT = np.array([(p >> 4 & 1) | (p >> 2 & 3) << 1 | (p >> 1 & 1) << 4 | (p & 1) << 3 for p in range(32)])
 
 DTYPES = {
-    **dict.fromkeys(["feature_bits", "near_bits", "chunk_rows", "dense_bits", "tile_bits"], np.uint32),
-    **dict.fromkeys(["tile_left_out"], np.uint64),
-    **dict.fromkeys(["far", "near", "listed"], np.uint16),
+    **dict.fromkeys(["feature_bits", "chunk_rows", "dense_bits", "group_bits"], np.uint32),
+    **dict.fromkeys(["left_out"], np.uint64),
+    **dict.fromkeys(["listed"], np.uint16),
     **dict.fromkeys(["sampled"], np.uint8),
 }
 
@@ -46,31 +41,13 @@ def unpack(words: NDArray[Any]) -> NDArray[np.bool_]:
     flags = np.zeros((*words.shape, 32), dtype=bool)
     for p, index in enumerate(INDEX_OF_BIT):
         flags[..., index] = words >> np.uint32(p) & np.uint32(1)
-    return flags.reshape(*words.shape[:-1], -1)
-
-
-def places_of(has: NDArray[np.bool_]) -> tuple[NDArray[np.bool_], NDArray[Any]]:
-    """Which places a row of ranks reads, and what it has of BIAS_TEAM."""
-    slots = len(has)
-    first, fourths = [np.zeros((slots, 1), dtype=bool)], []
-    for team in range(TEAMS):
-        size = 4 if team < FOURS else 3
-        sums = has[:, 4 * team : 4 * team + size] @ (1 << np.arange(size))
-        if team == BIAS_TEAM:
-            with_bias = sums
-            first.append(np.zeros((slots, 1), dtype=bool))
-            sums = np.zeros_like(sums)
-        first.append(sums[:, None] == 1 + np.arange(2**size - 1))
-        if size == 3:
-            fourths.append(has[:, 4 * team + 3 : 4 * team + 4])
-    return np.concatenate([*first, *fourths, has[:, 4 * TEAMS : NEAR]], axis=1), with_bias
+    return flags.reshape(*words.shape[:-1], 32 * words.shape[-1])
 
 
 def check_order(
     found: dict[str, NDArray[Any]], rows_at: NDArray[Any], target: NDArray[Any], length_of_row: NDArray[Any]
 ) -> None:
-    """How the forward reads the rows of a tile where there are unbucketed features. `rows_at`: the row of a slot, −1
-    if there is none."""
+    """How the forward reads the rows of a tile. `rows_at`: the row of a slot, −1 if there is none."""
     slots = len(rows_at)
     length = np.where(rows_at >= 0, length_of_row[rows_at], -1)
     by_length = np.argsort(-length.reshape(-1, 64), axis=1, kind="stable") + 64 * np.arange(slots // 64)[:, None]
@@ -82,91 +59,43 @@ def check_order(
     np.testing.assert_array_equal(ordered[there], expected)
 
 
-def check_tile_features(
-    library: str, found: dict[str, NDArray[Any]], lists: list[NDArray[Any]], rows_at: NDArray[Any], max_active: int
-) -> None:
-    """Each feature of a tile once, and which of them each row has. `lists`: the features of each row; `rows_at` as in
-    `check_order`."""
-    most, tiles = min(64 * max_active, MOST_OF_TILE[library]), len(rows_at) // 64
-    every = found["tile_features"].reshape(-1, most)
-    bits = found["tile_bits"].reshape(-1, most // 64, 64, 2)
+def check_group_features(
+    library: str, found: dict[str, NDArray[Any]], lists: list[NDArray[Any]], rows_at: NDArray[Any], max_active: int,
+    tiles: int,
+) -> None:  # fmt: skip
+    """Each feature of a group of `tiles` tiles once, and which of them each row has. `lists`: the features of each row;
+    `rows_at` as in `check_order`."""
+    rows = 64 * tiles
+    most = min(rows * max_active, MOST_OF_GROUP[library], *([2 * 768] if tiles == 2 else []))
+    groups = len(found["group_chunks"])
+    every = found["group_features"].reshape(groups, most)
+    bits = found["group_bits"].reshape(groups, most // 64, rows, 2)
     order = found["order"].reshape(-1, 64, 4)
-    for tile in range(tiles):
-        here = rows_at[64 * tile : 64 * tile + 64]
+    left_out = found["left_out"].reshape(-1, tiles)
+    for group in range(-(-len(rows_at) // rows)):
+        here = rows_at[rows * group : rows * (group + 1)]
         features = np.unique(np.concatenate([np.empty(0, np.int32), *(lists[row] for row in here[here >= 0])]))
         if len(features) > most:  # all rows are left out
-            assert found["tile_chunks"][tile] == 0
-            assert found["tile_left_out"][tile] == 2**64 - 1
+            assert found["group_chunks"][group] == 0
+            assert (left_out[group] == 2**64 - 1).all()
             continue
         chunks = -(-len(features) // 64)
-        assert found["tile_chunks"][tile] == chunks
-        np.testing.assert_array_equal(every[tile, : len(features)], features)
-        np.testing.assert_array_equal(every[tile, len(features) : 64 * chunks], features[0] if chunks else 0)
-        has = unpack(bits[tile, :chunks]).transpose(1, 0, 2).reshape(64, 64 * chunks)
-        left_out = 0
-        for number, (slot, _, _, _) in enumerate(order[tile]):
-            row = here[slot % 64]
-            of_row = lists[row] if row >= 0 else np.empty(0, np.int32)
-            twice = len(set(of_row)) < len(of_row)
-            left_out |= int(twice) << number
-            expected = np.zeros(64 * chunks, dtype=bool)
-            if not twice:
-                expected[np.searchsorted(features, of_row)] = True
-            np.testing.assert_array_equal(has[slot % 64], expected)
-        assert found["tile_left_out"][tile] == left_out
-
-
-def check_far_lists(
-    found: dict[str, NDArray[Any]],
-    has: NDArray[np.bool_],
-    features_at: NDArray[Any],
-    bucket_of_tile: NDArray[Any],
-) -> None:
-    """`has`: whether the row of a slot has the feature of a rank; `features_at`: the feature of each rank."""
-    far_begin = found["far_begin"].reshape(-1, 65)[: len(has) // 64]
-    far_counts = has[:, NEAR:].sum(1).reshape(-1, 64)
-    np.testing.assert_array_equal(far_begin[:, 0], 0)
-    np.testing.assert_array_equal(np.diff(far_begin, axis=1), far_counts)
-    pitch = len(found["far"]) // len(found["slot_target"])
-    far = found["far"].reshape(-1, 64 * pitch)
-    for tile, of_tile in enumerate(bucket_of_tile):
-        for in_tile in np.flatnonzero(far_counts[tile]):
-            listed = far[tile, far_begin[tile, in_tile] : far_begin[tile, in_tile + 1]]
-            expected = features_at[of_tile, NEAR:][has[64 * tile + in_tile, NEAR:]]
-            np.testing.assert_array_equal(np.sort(listed), np.sort(expected))
-
-
-def check_near_lists(
-    found: dict[str, NDArray[Any]], has: NDArray[np.bool_], regular_slots: NDArray[Any], target: NDArray[Any]
-) -> None:
-    """The near lists of each slot, and its entry, which counts them and the far lists."""
-    slots = len(has)
-    far_begin = found["far_begin"].reshape(-1, 65)[: slots // 64]
-    far_counts = has[:, NEAR:].sum(1)
-    pitch = len(found["far"]) // len(found["slot_target"])
-    far = found["far"].reshape(-1, 64 * pitch)
-    entries = found["entries"].reshape(-1, 4)[:slots]
-    near = found["near"].reshape(-1, pitch)[:slots]
-    usable = np.zeros(slots, dtype=bool)
-    usable[regular_slots] = True
-    places, with_bias = places_of(has)
-    length = np.where(usable, places.sum(1), -1)
-    order = np.argsort(-length.reshape(-1, 64), axis=1, kind="stable") + 64 * np.arange(slots // 64)[:, None]
-    order = order.ravel()
-    np.testing.assert_array_equal(entries[:, 1], order)
-    np.testing.assert_array_equal(entries[:, 0], np.where(usable, target, -1)[order])
-    np.testing.assert_array_equal((entries[:, 2] >= 0), usable[order])
-    some = entries[usable[order]]
-    np.testing.assert_array_equal(some[:, 2] & 511, length[some[:, 1]])
-    np.testing.assert_array_equal(some[:, 2] >> 9 & 511, far_counts[some[:, 1]])
-    np.testing.assert_array_equal(some[:, 3], far_begin[some[:, 1] // 64, some[:, 1] % 64])
-    np.testing.assert_array_equal(some[:, 2] >> 28, with_bias[some[:, 1]])
-    for entry in some[(some[:, 2] >> 9 & 511) > 0]:
-        assert entry[2] >> 18 & 1023 == far[entry[1] // 64, entry[3]]
-    for of_slot, listed in zip(order, near, strict=True):
-        end = max(length[of_slot], 0)
-        np.testing.assert_array_equal(np.sort(listed[:end]), 2 * np.flatnonzero(places[of_slot]))
-        assert (listed[end:] == 0).all()
+        assert found["group_chunks"][group] == chunks
+        np.testing.assert_array_equal(every[group, : len(features)], features)
+        np.testing.assert_array_equal(every[group, len(features) : 64 * chunks], features[0] if chunks else 0)
+        has = unpack(bits[group, :chunks]).transpose(1, 0, 2).reshape(rows, 64 * chunks)
+        for tile in range(len(here) // 64):
+            expected_left_out = 0
+            for number, (slot, _, _, _) in enumerate(order[tiles * group + tile]):
+                row = here[slot % rows]
+                of_row = lists[row] if row >= 0 else np.empty(0, np.int32)
+                twice = len(set(of_row)) < len(of_row)
+                expected_left_out |= int(twice) << number
+                expected = np.zeros(64 * chunks, dtype=bool)
+                if not twice:
+                    expected[np.searchsorted(features, of_row)] = True
+                np.testing.assert_array_equal(has[slot % rows], expected)
+            assert left_out[group, tile] == expected_left_out
 
 
 def check_lists(
@@ -178,11 +107,7 @@ def check_lists(
     buckets = max(1, -(-num_bucketed // bucket_size))
     sizes = (num_features, bucket_size, num_bucketed)
     found = open_pieces(memory, library, (positions, max_active, *sizes, dtype.itemsize))
-    reads = "rows" if num_features > num_bucketed else "lists" if dtype.itemsize == 4 else "bitmaps"
-    assert ("near" in found, "entries" in found) == (reads == "lists", reads == "lists")
-    assert ("near_bits" in found) == (reads == "bitmaps")
-    assert ("far" in found) == (reads != "rows")
-    assert ("tile_features" in found) == (reads == "rows" and dtype.itemsize == 2)
+    assert ("group_features" in found) == (dtype.itemsize == 2)
     alive = np.cumsum(rows < 0, axis=1) == 0
     inside = alive & (rows < num_bucketed)
     features = [row[has] for row, has in zip(rows, inside, strict=True)]
@@ -207,7 +132,7 @@ def check_lists(
     is_black = np.arange(2 * positions) >= positions
     target[slot] = 2 * (np.arange(2 * positions) % positions) + (is_black != np.tile(black_to_move.numpy() != 0, 2))
     np.testing.assert_array_equal(found["slot_target"][:slots], target)
-    assert found["bucket_cost"][771 * buckets] == (~regular).sum()
+    assert found["counts"][769 * buckets] == (~regular).sum()
     plan = PerspectivePlan(torch.from_numpy(memory), white, black, black_to_move, *sizes, dtype, "hopper")
     assert plan.irregular_rows(library) == (~regular).sum()
     assert plan._replace(kernels="portable").irregular_rows(library) == 0
@@ -234,21 +159,13 @@ def check_lists(
     bits = found["feature_bits"].reshape(-1, 768, 2)[: slots // 64]
     np.testing.assert_array_equal(unpack(bits).transpose(0, 2, 1).reshape(slots, 768), has)
 
-    if reads == "rows":
-        rows_at = np.full(slots, -1)
-        rows_at[slot] = np.arange(2 * positions)
-        check_order(found, rows_at, target, alive.sum(1))
-        if dtype.itemsize == 2:
-            lists = [row[has & (row < num_features)] for row, has in zip(rows, alive, strict=True)]
-            check_tile_features(library, found, lists, rows_at, max_active)
-        return
-
-    check_far_lists(found, has, features_at, np.repeat(np.arange(buckets), tiles_of))
-    if reads == "bitmaps":
-        np.testing.assert_array_equal(unpack(found["near_bits"].reshape(-1, 12)[:slots]), has[:, :NEAR])
-        return
-
-    check_near_lists(found, has, slot[regular], target)
+    rows_at = np.full(slots, -1)
+    rows_at[slot] = np.arange(2 * positions)
+    check_order(found, rows_at, target, alive.sum(1))
+    if dtype.itemsize == 2:
+        lists = [row[has & (row < num_features)] for row, has in zip(rows, alive, strict=True)]
+        tiles = 1 if num_features > num_bucketed else 2
+        check_group_features(library, found, lists, rows_at, max_active, tiles)
 
 
 def make_batch(
@@ -286,7 +203,7 @@ CASES = {
     "one bucket": (700, 20, 1, 768),
     "255 buckets": (900, 12, 255, 768, 3),
     "buckets of one feature": (200, 8, 60, 1),
-    "many far features": (150, 500, 2, 768),
+    "more features than a group has room for": (150, 700, 3, 768),
     "as many entries as features": (40, 1000, 2, 768),
     "entries that are not aligned": (300, 27, 3, 96, 7),
     "several chunks": (1500, 12, 5, 300),
@@ -350,7 +267,7 @@ def check_unbucketed_lists(
     of_row, features = np.nonzero(alive)[0], rows[alive] - num_bucketed
     slot = np.where(row_slot < 0, ~row_slot, row_slot)
     counts = np.bincount(features, minlength=unbucketed)
-    dense, first_middle, first_short, first_empty = found["summary"]
+    dense, first_empty = found["summary"]
     lists = found["by_rank"].reshape(-1, 3)
     np.testing.assert_array_equal(np.sort(lists[:, 0]), np.arange(unbucketed))
     np.testing.assert_array_equal(found["rank"][lists[:, 0]], np.arange(unbucketed))
@@ -367,15 +284,12 @@ def check_unbucketed_lists(
 
     by_rank = counts[lists[dense:, 0]]
     np.testing.assert_array_equal(lists[dense:, 2], by_rank)
-    assert first_middle == dense + (by_rank >= LONG).sum()
-    assert first_short == dense + (by_rank > SHORT).sum()
     assert first_empty == dense + (by_rank > 0).sum()
     assert (by_rank[1:] <= 17 / 16 * np.minimum.accumulate(by_rank)[:-1]).all()
     slots_of = np.split(np.sort(features.astype(np.int64) << 32 | slot[of_row]), np.cumsum(counts)[:-1])
     taken = np.zeros(len(found["slots"]), dtype=int)
     for feature, begin, count in lists[dense:first_empty]:
         np.testing.assert_array_equal(found["slots"][begin : begin + count], slots_of[feature] & 0xFFFFFFFF)
-        assert begin % 4 == 0
         taken[begin : begin + count] += 1
     assert taken.max(initial=0) <= 1
 

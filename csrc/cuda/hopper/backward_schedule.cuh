@@ -32,14 +32,13 @@ inline int max_partials(int max_tiles, int slabs) {
     return int(min((long long)kMaxPartials, 2LL * max_tiles * slabs * kMaxSections * 6 * 4 / 3 / kLeastPart + 1));
 }
 
-// How the thread blocks of the backward's kernels synchronise. The kernel of the row gradients sets all of it to zero.
+// How the thread blocks of the backward's kernels synchronise. The kernel that makes the row gradients sets all of it
+// to zero, and so does the last kernel.
 struct GradientSync {
     unsigned ticket;     // the next task
-    unsigned begun;      // not 0: the row gradients are there
-    unsigned scheduled;  // not 0: the merge units are there as well
+    unsigned scheduled;  // 1: the row gradients and the merge units are there
     int merge_units;
-    unsigned list_ticket;               // tickets (Numbers) taken for lists of unbucketed features
-    unsigned finish_tickets[2];         // the same for rare features, and for ranks to merge
+    unsigned finish_tickets[3];         // tickets (Numbers) taken for unbucketed and rare features, and ranks to merge
     unsigned parts_done[kMaxPartials];  // finished parts, at [first partial sum of a merge unit · slabs + slab]
 };
 

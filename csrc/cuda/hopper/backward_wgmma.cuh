@@ -1,6 +1,6 @@
 // The backward of the fused operators: the weight gradient. The row gradients are computed first (row_gradients.cuh).
 // Then come the products for the frequent features of each bucket (backward_schedule.cuh). The last kernel uses
-// multiprocessors as they become free: it adds up the rows of rare features and the sums of partial products.
+// multiprocessors as they become free: it adds up the rows of the other features and the sums of partial products.
 #pragma once
 
 #include "irregular_rows.cuh"
@@ -251,9 +251,9 @@ __device__ __forceinline__ void merge(const BackwardProblem& p, const MergeUnit&
     }
 }
 
-// The remaining work: rare features, and the sums of partial products. This kernel runs on multiprocessors that the
-// products leave free. A warp takes 64 pieces of the rows of a rare feature, and loads the slots of the next one
-// meanwhile. The features of the last buckets, which are the largest ones, come first.
+// The remaining work: the features that have lists, which are the unbucketed ones that are not dense and the rare ones
+// of buckets, and the sums of partial products. This kernel runs on multiprocessors that the products leave free. A
+// warp takes 64 pieces of the rows of a feature, and loads the slots of the next one meanwhile.
 constexpr int kFinishThreads = 128, kFinishBlocks = 4;  // per multiprocessor
 // Without unbucketed features and with no more tiles than this, each warp takes a fixed share of the work. If warps
 // that are ready early took more, they would slow down the products. With more tiles the lists are long and tickets are
@@ -266,9 +266,8 @@ template <int kTerms>
 __global__ void __launch_bounds__(kFinishThreads, kFinishBlocks) finish_kernel(BackwardProblem p) {
     const int slabs = GradientShape<kTerms>::slabs(p.num_outputs);
     __shared__ MergeUnit units[kMaxMergeUnits + 1];
-    // The products are not done at this point. But the flag means that the row gradients, the lists and the merge units
-    // are there.
-    if (threadIdx.x == 0) flag_wait(&p.sync->scheduled);
+    // The products are not done at this point, but the row gradients, the lists and the merge units are there.
+    if (threadIdx.x == 0) counter_wait(&p.sync->scheduled, 1);
     __syncthreads();
     const bool by_ticket = p.in.num_unbucketed > 0 || p.max_tiles > kShareTiles;
     const int num_units = __ldcg(&p.sync->merge_units), count = __ldcg(p.plan.num_rare);
@@ -276,30 +275,43 @@ __global__ void __launch_bounds__(kFinishThreads, kFinishBlocks) finish_kernel(B
     for (int i = threadIdx.x; i < unit_words; i += kFinishThreads)
         reinterpret_cast<int*>(units)[i] = __ldcg(reinterpret_cast<const int*>(p.merges) + i);
     __syncthreads();
-    long long lists = 0;
-    const auto sum_lists = [&](auto split) {
-        const int groups = split == 1 ? (slabs + 3) / 4 : slabs;
-        lists = (long long)count * groups;
-        for_each_list(
-            p.plan.rare_slots, by_ticket ? p.sync->finish_tickets : nullptr, lists,
-            [&](long long number) { return p.plan.rare[count - 1 - int(number / groups)]; },
-            [&](const Item& item) {
-                sum_list<kTerms, split>(p, item.list.feature, p.plan.rare_slots + item.list.begin, item.list.count,
-                                        item.slot, int(item.number % groups));
-            });
+    unsigned items = 0;
+    // Sums the lists list_of(0) … list_of(count − 1); few lists are shared by warps. With `by_columns`, all lists are
+    // summed for one part of the columns, then for the next: the row gradients of all columns do not fit into L2.
+    const auto sum_lists = [&](const int* slots, unsigned* ticket, int count, bool by_columns, const auto& list_of) {
+        if (count == 0) return;
+        const auto sum = [&](auto split) {
+            const int groups = split == 1 ? (slabs + 3) / 4 : slabs;
+            for_each_list(
+                slots, by_ticket ? ticket : nullptr, (long long)count * groups,
+                [&](long long number) { return list_of(int(by_columns ? number % count : number / groups)); },
+                [&](const Item& item) {
+                    sum_list<kTerms, split>(p, item.list.feature, slots + item.list.begin, item.list.count, item.slot,
+                                            int(by_columns ? item.number / count : item.number % groups));
+                });
+            items += unsigned(count) * groups;
+        };
+        if ((long long)count * slabs <= kFewLists)
+            sum(std::integral_constant<int, 2>());
+        else
+            sum(std::integral_constant<int, 1>());
     };
-    if ((long long)count * slabs <= kFewLists)
-        sum_lists(std::integral_constant<int, 2>());
-    else
-        sum_lists(std::integral_constant<int, 1>());
-    Numbers numbers(by_ticket ? p.sync->finish_tickets + 1 : nullptr, unsigned(lists));
-    const int unbucketed_dense = p.in.num_unbucketed > 0 ? p.unbucketed.summary->dense : 0;
+    const UnbucketedSummary unbucketed = p.in.num_unbucketed > 0 ? *p.unbucketed.summary : UnbucketedSummary{};
+    sum_lists(p.unbucketed.slots, p.sync->finish_tickets, unbucketed.first_empty - unbucketed.dense, true, [&](int i) {
+        SlotList list = p.unbucketed.by_rank[unbucketed.dense + i];
+        list.feature += p.in.num_bucketed;
+        return list;
+    });
+    // The rare features of the last buckets, which are the largest ones, come first.
+    sum_lists(p.plan.rare_slots, p.sync->finish_tickets + 1, count, false,
+              [&](int i) { return p.plan.rare[count - 1 - i]; });
+    Numbers numbers(by_ticket ? p.sync->finish_tickets + 2 : nullptr, items);
     const unsigned merges = units[num_units].begin / kMergeRanks<kTerms> * slabs;
     int unit = 0;
     for (unsigned item = numbers.now(); item < merges; item = numbers.next()) {
         const int rank = int(item / unsigned(slabs)) * kMergeRanks<kTerms>;
         while (units[unit + 1].begin <= rank) ++unit;
-        merge<kTerms>(p, units[unit], int(item % unsigned(slabs)), rank - units[unit].begin, unbucketed_dense);
+        merge<kTerms>(p, units[unit], int(item % unsigned(slabs)), rank - units[unit].begin, unbucketed.dense);
     }
     // Later kernels wait only for this one, so this one must wait for the kernels before it.
     wait_for_kernels_before();
@@ -546,13 +558,7 @@ __global__ void __launch_bounds__(BackwardShape<kTerms>::kThreads, 1) weight_gra
     // The schedule reads the plan alone, which was complete before any kernel of this backward went on from its wait,
     // and by now one has.
     schedule.load(p, Shape::slabs(p.num_outputs));
-    if (p.in.num_unbucketed > 0) {
-        // list_kernel has begun and is not done. Its flag means that the row gradients are.
-        if (threadIdx.x == 0) flag_wait(&p.sync->begun);
-        __syncthreads();
-    } else {
-        wait_for_kernels_before();
-    }
+    wait_for_kernels_before();
     let_next_kernel_start();
 
     if (warp > Shape::kWarps) {
@@ -564,7 +570,7 @@ __global__ void __launch_bounds__(BackwardShape<kTerms>::kThreads, 1) weight_gra
             __syncwarp();
             if (lane == 0) {
                 p.sync->merge_units = units;
-                flag_set(&p.sync->scheduled);
+                counter_add(&p.sync->scheduled);
             }
         }
         if (p.grad_bias != nullptr)
@@ -654,8 +660,7 @@ void make_row_gradients(const BackwardProblem& p, cudaStream_t stream) {
           stream, p);
 }
 
-// Launches the products and finish_kernel. With unbucketed features, list_kernel must be launched first: it sets
-// `begun`. `workers`: the number of multiprocessors.
+// Launches the products and finish_kernel. `workers`: the number of multiprocessors.
 template <int kTerms>
 void multiply_and_finish(const BackwardProblem& p, int workers, cudaStream_t stream) {
     using Shape = BackwardShape<kTerms>;

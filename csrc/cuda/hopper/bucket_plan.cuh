@@ -1,5 +1,5 @@
 // The plan of a batch: its index rows grouped by king bucket, and each bucket's features ranked by frequency. It is a
-// function of the batch alone. docs/kernels.md explains its words: row, slot, tile, rank, near, far, irregular.
+// function of the batch alone. docs/kernels.md explains its words: row, slot, tile, rank, irregular.
 //
 // `clear_counts` clears the counters. `count_rows` reads the batch in chunks of 256 rows, finds the bucket of each row,
 // counts rows and features, and lists the rows of each chunk by bucket. In `make_tiles` each thread block makes one or
@@ -30,34 +30,8 @@ void start(const char* name, void (*kernel)(Parameters...), int most, dim3 grid,
 constexpr int kBucketFeatures = 768;                // the most features that a bucket may have
 constexpr int kBucketWords = kBucketFeatures / 32;  // of the bitmap of one row
 constexpr int kTileRows = 64;                       // slots per tile
-constexpr int kNearFeatures = 384;                  // the most frequent ones of a bucket
-constexpr int kNearWords = kNearFeatures / 32;
 constexpr int kSectionFeatures = 384;  // the ranks of a *section*, which the weight gradient's product sums at once
 constexpr int kLastDenseClass = 16;    // features of this frequency class and of more frequent ones go into the product
-constexpr int kGatherRows = 4;         // rows of a tile that a warp of the fp32 forward takes at once
-static_assert(8 * kGatherRows == 32, "eight lanes gather a row");
-// Costs for the fp32 forward, measured: of a place, of kGatherRows rows, of a far feature.
-constexpr int kNearCost = 2, kGatherCost = 31, kFarCost = 3;
-
-// The part of a bucket that the fp32 forward keeps in shared memory, in *places* of one slab each: a place of zeros,
-// sums of the most frequent features, and the other near features one by one. With the sums a row adds several features
-// with one read. Every four consecutive ranks of the first 32 are a *team*. Of the first kFours teams all 15 sums are
-// kept; of the other teams the 7 sums of their first three ranks, and the fourth rank alone. Sum v is that of the
-// features whose bits are set in v. The sums of team kBiasTeam include the bias, and every row starts from one of them,
-// even if that is sum 0.
-constexpr int kSummedRanks = 32, kTeams = kSummedRanks / 4, kFours = 4, kBiasTeam = kFours, kNoFeature = 0;
-__host__ __device__ constexpr int team_place(int team, int sum) {
-    return team < kFours ? 15 * team + sum : 15 * kFours + 7 * (team - kFours) + 1 + sum;
-}
-// The place of a feature that is in no sum: the fourth rank of a team, or a rank after all teams.
-__host__ __device__ constexpr int single_place(int rank) {
-    constexpr int kFirst = team_place(kTeams, 1);
-    return rank < kSummedRanks ? kFirst + rank / 4 - kFours : kFirst + kTeams - kFours + rank - kSummedRanks;
-}
-__host__ __device__ constexpr bool is_single(int rank) {
-    return rank >= kSummedRanks || (rank >= 4 * kFours && rank % 4 == 3);
-}
-constexpr int kPlaces = single_place(kNearFeatures);
 
 struct IndexRows {
     const int32_t* white;          // [positions, max_active]
@@ -72,16 +46,6 @@ struct IndexRows {
     int weight_bytes;  // of each weight that the plan is made for: 4 (fp32) or 2
 };
 
-// The part of a plan that the forward reads, besides slots. With king buckets alone it gathers fp32 weights by lists
-// (RowEntry), and multiplies 16-bit weights by bitmaps. Where there are unbucketed features it reads the rows
-// themselves (RowOrder), and in 16 bits TileFeatures.
-enum class ForwardReads { kLists, kBitmaps, kRows };
-__host__ __device__ inline ForwardReads forward_reads(const IndexRows& in) {
-    return in.num_unbucketed > 0  ? ForwardReads::kRows
-           : in.weight_bytes == 4 ? ForwardReads::kLists
-                                  : ForwardReads::kBitmaps;
-}
-
 // A list of slots that have one feature.
 struct SlotList {
     int feature;  // counted from the first unbucketed feature, if it is one of those
@@ -95,18 +59,8 @@ __host__ __device__ inline int rare_place(int tile) {
     return kBucketFeatures * kTileRows / 256 * tile;
 }
 
-// A row as the fp32 forward reads it.
-struct alignas(16) RowEntry {
-    int target, slot;  // as in BucketPlan; target −1 stands for padding or an irregular row
-    // Bits 0…8: the length of its near list. From bit 9 on: how many far features it has; from bit 18 on: the first of
-    // them; from bit 28 on: which sum of team kBiasTeam it has. −1 for padding and irregular rows.
-    int counts;
-    int far_begin;  // where its far entries begin among those of the tile
-};
-
-// A row as the forward reads it where there are unbucketed features: its slot, where its sums go, its number in the
-// batch, and how many entries it has. The rows of a tile are in order, those with the most entries first. Padding comes
-// last, with target −1.
+// A row as the forward reads it: its slot, where its sums go, its number in the batch, and how many entries it has. The
+// rows of a tile are in order, those with the most entries first. Padding comes last, with target −1.
 struct alignas(16) RowOrder {
     int slot, target;
     int row, count;
@@ -126,17 +80,8 @@ struct BucketPlan {
     int* rare_slots;      // the slots of their lists
     int* num_rare;        // [1]: the number of these features
 
-    // For the forward, if it reads lists or bitmaps.
-    int32_t* far_begin;  // [tiles, 65]: where the far entries of each slot begin among the tile's; last, their number
-    uint16_t* far;       // [tiles, 64 · pitch]: far features slot by slot, numbered within the bucket
-    // If it reads bitmaps.
-    uint32_t* near_bits;  // [slots, 12]: bit p of word w stands for rank 32 w + index_of_bit(p)
-    // If it reads lists. The rows of a tile are in the order of the lengths of their near lists, the longest first.
-    RowEntry* entries;                // [slots]
-    uint16_t* near;                   // [slots, pitch]: twice the places of near features and sums; then kNoFeature
-    unsigned long long* bucket_cost;  // [num_buckets]: the cost of the bucket's rows in one slab; else zeros
+    RowOrder* order;  // [slots]
 
-    int pitch;                // entries that a row has room for in far and near, a multiple of 8; else 0
     int chunks;               // of kChunkRows rows
     int span_chunks;          // chunks per span; there are at most kMaxSpans spans
     uint32_t bucket_inverse;  // feature · bucket_inverse >> 32 is the bucket of a feature, exact below 2^18 features
@@ -144,7 +89,7 @@ struct BucketPlan {
     uint32_t*
         chunk_rows;   // scratch [num_buckets, chunks]: rows of the bucket; from bit 16 on, where they begin in `listed`
     int32_t* counts;  // [num_buckets, 768]: the entries of each feature, by its number in the bucket
-    int32_t* totals;  // scratch [num_buckets]: rows. bucket_cost … totals and irregular are neighbours in memory
+    int32_t* totals;  // scratch [num_buckets]: rows. counts, totals and irregular are neighbours in memory
 
     static constexpr int kChunkRows = 256, kMaxSpans = 512;
     static constexpr int kIrregularRow = 0x8000, kSecondSide = 0x4000;
@@ -153,7 +98,7 @@ struct BucketPlan {
         return (2 * positions + kTileRows - 1) / kTileRows + num_buckets;
     }
     static __host__ __device__ size_t zeroed(int num_buckets) {
-        return size_t(num_buckets) * (kBucketFeatures + 3) + 1;
+        return size_t(num_buckets) * (kBucketFeatures + 1) + 1;
     }
 };
 
@@ -174,21 +119,10 @@ inline BucketPlan carve_bucket_plan(Carver& carver, const IndexRows& in) {
     plan.rare = carver.take<SlotList>("rare", buckets * kBucketFeatures);
     plan.rare_slots = carver.take<int>("rare_slots", rare_place(int(tiles)));
     plan.num_rare = carver.take<int>("num_rare", 1);
-    const ForwardReads reads = forward_reads(in);
-    if (reads != ForwardReads::kRows) {
-        plan.pitch = (std::max(1, std::min(in.max_active, kBucketFeatures)) + 7) / 8 * 8;
-        plan.far_begin = carver.take<int32_t>("far_begin", tiles * (kTileRows + 1));
-        plan.far = carver.take<uint16_t>("far", slots * plan.pitch);
-    }
-    if (reads == ForwardReads::kBitmaps) plan.near_bits = carver.take<uint32_t>("near_bits", slots * kNearWords);
-    if (reads == ForwardReads::kLists) {
-        plan.entries = carver.take<RowEntry>("entries", slots);
-        plan.near = carver.take<uint16_t>("near", slots * plan.pitch);
-    }
+    plan.order = carver.take<RowOrder>("order", slots);
     plan.listed = carver.take<uint16_t>("listed", size_t(plan.chunks) * BucketPlan::kChunkRows);
     plan.chunk_rows = carver.take<uint32_t>("chunk_rows", buckets * plan.chunks);
-    plan.bucket_cost = carver.take<unsigned long long>("bucket_cost", (BucketPlan::zeroed(in.num_buckets) + 1) / 2);
-    plan.counts = reinterpret_cast<int32_t*>(plan.bucket_cost + buckets);
+    plan.counts = carver.take<int32_t>("counts", BucketPlan::zeroed(in.num_buckets));
     plan.totals = plan.counts + buckets * kBucketFeatures;
     plan.irregular = plan.totals + buckets;
     return plan;
@@ -207,7 +141,7 @@ __host__ __device__ constexpr int index_of_bit(int p) {
 namespace bucket_plan {
 
 constexpr int kClearThreads = 256;
-constexpr int kCountThreads = 1024, kCountWarps = kCountThreads / 32;
+constexpr int kCountThreads = 1024;
 constexpr int kListThreads = BucketPlan::kChunkRows, kListWarps = kListThreads / 32;
 constexpr int kSharedBuckets = 64;  // up to this number of buckets features are counted in shared memory
 constexpr int kTileThreads = 256, kTileWarps = kTileThreads / 32, kTileBlocks = 4;  // per multiprocessor
@@ -493,22 +427,10 @@ static_assert(kClasses * kBucketWords == kBucketFeatures && kRanksEach * kHalf =
               kHalf >= kTileRows);
 
 // The element of TileShared::rank_of for a rank: from bit 20 on four times the rank, from bit 8 on four times its word
-// in a bitmap (both as byte offsets), in the low bits its bit in the word. For near lists also kListed, if the rank has
-// its own place, and from bit 16 on the difference between its place and rank + kPlaceOffset.
-constexpr int kPlaceOffset = single_place(kSummedRanks) - kSummedRanks;
-constexpr uint32_t kListed = 1 << 5;
-static_assert(single_place(4 * kFours + 3) - (4 * kFours + 3) - kPlaceOffset < 16);
-template <bool kLists>
+// in a bitmap (both as byte offsets), in the low bits its bit in the word.
 __device__ __forceinline__ uint32_t rank_entry(int rank) {
-    const uint32_t entry = uint32_t(rank) << 22 | uint32_t(rank / 32) << 10 | uint32_t(bit_of_index(rank % 32));
-    if (!kLists || rank >= kNearFeatures || !is_single(rank)) return entry;
-    return entry | uint32_t(single_place(rank) - rank - kPlaceOffset) << 16 | kListed;
+    return uint32_t(rank) << 22 | uint32_t(rank / 32) << 10 | uint32_t(bit_of_index(rank % 32));
 }
-// The element of a near list for such an entry: twice the place.
-__device__ __forceinline__ int listed_place(uint32_t entry) {
-    return int((entry >> 21) + ((entry & 0xf0000) >> 15) + 2 * kPlaceOffset);
-}
-constexpr uint32_t kFarEntry = uint32_t(kNearFeatures) << 22;   // the least entry of a far feature
 constexpr uint32_t kNowhere = uint32_t(kBucketFeatures) << 22;  // larger than the entry of any feature
 
 // The number of spans of chunks, rounded up to a power of two; the last ones may be empty.
@@ -525,7 +447,7 @@ struct TileShared {
     uint64_t halves[2];  // barriers of the two halves of the threads
     int warp_sums[2][kHalf / 32];
     int rows;  // of the bucket
-    int rare_entries, cost;
+    int rare_entries;
     // [kClasses, kBucketWords]: how many of 32 features are of the class; then how many features come before them.
     __align__(16) uint32_t cells[kBucketFeatures];
     __align__(16) uint32_t rank_of[kBucketFeatures];
@@ -533,10 +455,7 @@ struct TileShared {
     int target[kTileRows];
     uint16_t listed[kTileRows];         // the row's flags
     __align__(16) int keys[kTileRows];  // the slots are ordered by these, which are made of length and slot
-    int far_counts[kTileRows];
-    int slot_at[kTileRows];  // the slots in that order
-    // feature_bits, and for each row its bits by rank, of which only the near ones are written out. Both have spare
-    // room, to which lanes without an entry write.
+    // feature_bits, and for each row its bits by rank. Both have spare room, to which lanes without an entry write.
     __align__(16) uint32_t bits[2][kBitsPitch];
     __align__(16) uint32_t rank_bits[kTileRows * kRowPitch];
 };
@@ -545,7 +464,7 @@ struct TileShared {
 // this. In chess an eighth of a bucket's features has nearly nine tenths of the entries, and a quarter of the features
 // has none. A second section is worth its product only if otherwise at least two entries per row would have to be
 // gathered.
-template <bool kLists, typename Wait>
+template <typename Wait>
 __device__ __forceinline__ void rank_bucket(const BucketPlan& out, TileShared& s, int bucket, int tiles, bool tells,
                                             const Wait& wait) {
     const int thread = int(threadIdx.x) - kHalf, warp = thread / 32, lane = thread % 32;
@@ -576,7 +495,7 @@ __device__ __forceinline__ void rank_bucket(const BucketPlan& out, TileShared& s
     for (int j = 0; j < kRanksEach; ++j) ranks[j] = cells[places[j] & 0xffff] + (places[j] >> 16);
     const int used = cells[(kClasses - 1) * kBucketWords];
     int dense = (cells[(kLastDenseClass + 1) * kBucketWords] + 63) / 64 * 64;
-    for (int j = 0; j < kRanksEach; ++j) s.rank_of[j * kHalf + thread] = rank_entry<kLists>(ranks[j]);
+    for (int j = 0; j < kRanksEach; ++j) s.rank_of[j * kHalf + thread] = rank_entry(ranks[j]);
     if (!tells) return;
     int rare = 0;
     for (int j = 0; j < kRanksEach; ++j) {
@@ -679,38 +598,17 @@ __device__ __forceinline__ void describe_buckets(const BucketPlan& out, int num_
     }
 }
 
-// Writes the far entries of a tile, slot by slot, from the ends of the rows of `stages`. Four lanes per slot call this;
-// gives where the entries of this lane's slot begin.
-__device__ __forceinline__ int store_far(const BucketPlan& out, const TileShared& s, const uint16_t* stages, int tile,
-                                         int slot, int in_row, int far_count) {
-    constexpr int kLanes = kTileThreads / kTileRows;
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, pitch = out.pitch;
-    const int until_first = inclusive_sum(s.far_counts[lane], lane);
-    const int until_second = __shfl_sync(~0u, until_first, 31) + inclusive_sum(s.far_counts[32 + lane], lane);
-    const int until = __shfl_sync(~0u, warp < kTileWarps / 2 ? until_first : until_second, slot % 32);
-    const int begin = until - far_count;
-    int32_t* const tile_far_begin = out.far_begin + size_t(tile) * (kTileRows + 1);
-    if (in_row == 0) tile_far_begin[slot] = begin;
-    if (threadIdx.x == kTileThreads - 1) tile_far_begin[kTileRows] = until;
-    uint16_t* const far = out.far + size_t(tile) * kTileRows * pitch + begin;
-#pragma unroll 1
-    for (int i = in_row; i < far_count; i += kLanes) far[i] = stages[(slot + 1) * pitch - 1 - i];
-    return begin;
-}
-
 // Each thread block makes one or a few tiles, with four lanes per row. One half of the threads finds the rows of the
 // tile while the other half ranks the features of the bucket. All thread blocks of a bucket repeat this ranking, which
 // is faster than exchanging it. The last thread block describes the buckets.
 // long: both halves of a thread block meet at barriers between phases that share memory.
-template <ForwardReads kReads>
-__global__ void __launch_bounds__(kTileThreads, kTileBlocks) make_tiles(IndexRows in, BucketPlan out, RowOrder* order) {
-    constexpr bool kLists = kReads == ForwardReads::kLists, kUnbucketed = kReads == ForwardReads::kRows;
+__global__ void __launch_bounds__(kTileThreads, kTileBlocks) make_tiles(IndexRows in, BucketPlan out) {
     constexpr int kLanes = kTileThreads / kTileRows, kEach = 32 / kLanes;
     __shared__ TileShared s;
-    // [kTileRows, pitch]: near lists from the front, far lists from the end, where there are such lists. Behind them,
-    // for each span of chunks, the number of the bucket's rows in front of it, and its first element of chunk_rows.
-    extern __shared__ __align__(16) uint16_t stages[];
-    const int lane = threadIdx.x % 32, pitch = out.pitch;
+    // For each span of chunks, the number of the bucket's rows in front of it. Behind these, for each span, its first
+    // element of chunk_rows.
+    extern __shared__ __align__(16) int span_begin[];
+    const int lane = threadIdx.x % 32;
     ptx::let_next_kernel_start();
     if (blockIdx.x == gridDim.x - 1) {
         ptx::wait_for_kernels_before();
@@ -721,7 +619,6 @@ __global__ void __launch_bounds__(kTileThreads, kTileBlocks) make_tiles(IndexRow
     const uint32_t nowhere = keep(kNowhere + (uint32_t(lane) << 22 | uint32_t(kBucketWords) << 10));
     const uint32_t ranks = ptx::shared_address(s.rank_of), bits = keep(ptx::shared_address(s.bits[slot / 32]));
     const uint32_t rank_bits = keep(ptx::shared_address(s.rank_bits + slot * kRowPitch));
-    const uint32_t stage = ptx::shared_address(stages + slot * pitch);
     // Calls visit(i) for this thread's share of the numbers below kCount. The loop is unrolled, so that all loads and
     // stores are in flight together.
     const auto for_share = [&]<int kCount>(std::integral_constant<int, kCount>, const auto& visit) {
@@ -734,7 +631,6 @@ __global__ void __launch_bounds__(kTileThreads, kTileBlocks) make_tiles(IndexRow
         constexpr std::integral_constant<int, kTileRows * kRowPitch / 4> kRowPieces;
         for_share(kBits, [&](int i) { reinterpret_cast<uint4*>(s.bits[0])[i] = {0, 0, 0, 0}; });
         for_share(kRowPieces, [&](int i) { reinterpret_cast<uint4*>(s.rank_bits)[i] = {0, 0, 0, 0}; });
-        if (threadIdx.x == 0) s.cost = 0;
     };
     // The threads of one half wait for each other. Named barriers would do, but compute-sanitizer takes them for
     // barriers of all threads.
@@ -766,7 +662,6 @@ __global__ void __launch_bounds__(kTileThreads, kTileBlocks) make_tiles(IndexRow
         const int first_slot = tile * kTileRows, first_feature = bucket.bucket * in.bucket_size;
         if (threadIdx.x < kHalf) {
             const int spans = spans_of(out);
-            int* const span_begin = reinterpret_cast<int*>(stages + kTileRows * pitch);
             uint32_t* const span_first = reinterpret_cast<uint32_t*>(span_begin + spans);
             const uint32_t* const chunk_rows = out.chunk_rows + size_t(bucket.bucket) * out.chunks;
             if (is_new) count_spans(out, s, chunk_rows, spans, span_begin, span_first, wait_for_half);
@@ -796,45 +691,36 @@ __global__ void __launch_bounds__(kTileThreads, kTileBlocks) make_tiles(IndexRow
                 out.slot_target[first_slot + threadIdx.x] = target;
             }
         } else if (is_new) {
-            rank_bucket<kLists>(out, s, bucket.bucket, bucket.end - bucket.first, tile == bucket.first, wait_for_half);
+            rank_bucket(out, s, bucket.bucket, bucket.end - bucket.first, tile == bucket.first, wait_for_half);
         }
         __syncthreads();
         const int row = s.row[slot];
         const bool has_row = row >= 0;
-        bool regular = has_row && (s.listed[slot] & BucketPlan::kIrregularRow) == 0;
+        bool regular = has_row && (s.listed[slot] & BucketPlan::kIrregularRow) == 0, open = has_row;
         int entries[kEach];
-        load_entries(entries, in, kUnbucketed ? has_row : regular, row, in_row * kEach);
+        load_entries(entries, in, has_row, row, in_row * kEach);
 
         const uint32_t ranks_of = keep(ranks - 4 * first_feature);
-        int near_count = 0, far_count = 0, length = 0;  // of the row
-        int feature_count = 0;                          // of this lane's entries
-        bool open = kUnbucketed ? has_row : regular;
+        int length = 0, feature_count = 0;  // of this lane's entries, of those in the row's bucket
         for (int base = 0;;) {
             const auto [reached, passed] = reach<kLanes>(entries, lane);
             bool alive = reached;
             open = passed;
             uint32_t places[kEach];
-            int have = 0, near = 0, listed = 0;
             const unsigned features = regular ? in.num_bucketed : 0;
             for (int j = 0; j < kEach; ++j) {
                 alive = alive && entries[j] >= 0;
-                if constexpr (kUnbucketed) length += alive ? 1 : 0;
+                length += alive ? 1 : 0;
                 const bool has = alive && unsigned(entries[j]) < features;
                 places[j] = load_if(has, ranks_of + 4 * entries[j], nowhere);
-                have += has ? 1 : 0;
+                feature_count += has ? 1 : 0;
             }
             for (int j = 0; j < kEach; ++j) {
                 shared_or(bits + (places[j] >> 20), slot_bit);
                 shared_or(rank_bits + __byte_perm(places[j], 0, 0x4441), 1u << (places[j] & 31));
-                near += places[j] < kFarEntry ? 1 : 0;
-                if constexpr (kLists) listed += (places[j] & kListed) != 0 ? 1 : 0;
             }
-            feature_count += have;
             base += kLanes * kEach;
             const bool goes_on = base < in.max_active && __any_sync(~0u, open);
-            have = listed | (have - near) << 16;  // listed near entries; far entries from bit 16 on
-            int until = inclusive_sum<kLanes>(have, in_row);
-            int all = __shfl_sync(~0u, until, kLanes - 1, kLanes);
             // A row that has a feature twice has fewer bits than features.
             if (!goes_on || in.max_active > kBucketFeatures) {
                 __syncwarp();
@@ -849,121 +735,34 @@ __global__ void __launch_bounds__(kTileThreads, kTileBlocks) make_tiles(IndexRow
                     if (twice) {
                         forget_row(in, s, row, base, first_feature, slot, in_row);
                         if (in_row == 0) atomicAdd(out.irregular, 1);
-                        regular = false, near_count = far_count = feature_count = all = have = until = 0;
-                        if (!kUnbucketed) open = false;
-                        for (int j = 0; j < kEach; ++j) places[j] = kNowhere;
+                        regular = false, feature_count = 0;
                     }
                     __syncwarp();
                 }
             }
-            if constexpr (kLists) {
-                uint32_t to_near = stage + 2 * (near_count + ((until - have) & 0xffff));
-                for (int j = 0; j < kEach; ++j) {
-                    const bool is_listed = (places[j] & kListed) != 0;
-                    if (is_listed) shared_store_16(to_near, listed_place(places[j]));
-                    to_near += is_listed ? 2 : 0;
-                }
-            }
-            if (!kUnbucketed && have >> 16 != 0) {
-                uint32_t to_far = stage + 2 * pitch - 2 - 2 * (far_count + ((until - have) >> 16));
-                for (int j = 0; j < kEach; ++j) {
-                    const bool is_far = places[j] >= kFarEntry && places[j] < kNowhere;
-                    if (is_far) shared_store_16(to_far, entries[j] - first_feature);
-                    to_far -= is_far ? 2 : 0;
-                }
-            }
-            near_count += all & 0xffff, far_count += all >> 16;
             if (!goes_on) break;
             load_entries(entries, in, open, row, base + in_row * kEach);
         }
-        int with_bias = 0;
-        if constexpr (kUnbucketed) {
-            length = group_sum<kLanes>(length);
-        } else if constexpr (kLists) {
-            // Each lane lists a sum of a team of four and one of a team of three. All bits of the row are set by now.
-            static_assert(kFours == kLanes && kTeams == 2 * kLanes);
-            const uint32_t word = ptx::load_shared_4(rank_bits) >> bit_of_index(4 * in_row);
-            const auto sum_of = [](uint32_t bits) {  // the bits of four consecutive ranks are bits 0, 16, 4 and 20
-                bits &= 0x00110011;
-                bits |= bits >> 15;
-                return int(bits | bits >> 2) & 15;
-            };
-            const int four = sum_of(word), three = sum_of(word >> 2) & 7;
-            const bool is_listed = three != 0 && kFours + in_row != kBiasTeam;
-            const int have = (four != 0) + is_listed;
-            with_bias = __shfl_sync(~0u, three, kBiasTeam - kFours, kLanes);
-            int until = inclusive_sum<kLanes>(have, in_row);
-            uint32_t to = stage + 2 * (near_count + until - have);
-            near_count += __shfl_sync(~0u, until, kLanes - 1, kLanes);
-            if (four != 0) shared_store_16(to, 2 * team_place(in_row, four)), to += 2;
-            if (is_listed) shared_store_16(to, 2 * team_place(kFours + in_row, three));
-        }
-        const int longest_first = kTileRows - 1 - slot;
-        const int key = kLists    ? (regular ? near_count + 1 : 0) * kTileRows + longest_first
-                        : has_row ? length * kTileRows + longest_first
-                                  : slot - kTileRows;
+        length = group_sum<kLanes>(length);
+        const int key = has_row ? length * kTileRows + kTileRows - 1 - slot : slot - kTileRows;
         if (in_row == 0) {
             s.keys[slot] = key;
-            if (!kUnbucketed) s.far_counts[slot] = far_count;
             if (has_row) out.row_slot[row] = regular ? first_slot + slot : ~(first_slot + slot);
         }
         __syncthreads();
 
-        // Far entries are stored slot by slot, near lists in the order of their lengths.
-        int far_begin = 0;
-        if constexpr (!kUnbucketed) far_begin = store_far(out, s, stages, tile, slot, in_row, far_count);
         int place = 0;
-        if constexpr (kReads != ForwardReads::kBitmaps) {
-            for (int i = 0; i < kTileRows / kLanes; i += 4) {
-                const int4 four = reinterpret_cast<const int4*>(s.keys)[(in_row * (kTileRows / kLanes) + i) / 4];
-                place += (four.x > key) + (four.y > key) + (four.z > key) + (four.w > key);
-            }
-            place = group_sum<kLanes>(place);
+        for (int i = 0; i < kTileRows / kLanes; i += 4) {
+            const int4 four = reinterpret_cast<const int4*>(s.keys)[(in_row * (kTileRows / kLanes) + i) / 4];
+            place += (four.x > key) + (four.y > key) + (four.z > key) + (four.w > key);
         }
-        if constexpr (kUnbucketed) {
-            if (in_row == 0) order[first_slot + place] = {first_slot + slot, s.target[slot], max(row, 0), length};
-        } else if constexpr (kLists) {
-            int cost = 0;
-            if (in_row == 0) {
-                s.slot_at[place] = slot;
-                const int first_far = far_count > 0 ? stages[(slot + 1) * pitch - 1] << 18 : 0;
-                out.entries[first_slot + place] = {
-                    regular ? s.target[slot] : -1, first_slot + slot,
-                    regular ? near_count | far_count << 9 | first_far | with_bias << 28 : -1, far_begin};
-                if (regular)
-                    cost = (place % kGatherRows == 0 ? kNearCost * near_count + kGatherCost : 0) + kFarCost * far_count;
-            }
-            cost = __reduce_add_sync(~0u, cost);
-            if (lane == 0) atomicAdd(&s.cost, cost);
-            __syncthreads();
-            if (threadIdx.x == 0) atomicAdd(out.bucket_cost + bucket.bucket, (unsigned long long)s.cost);
-            const int from_slot = s.slot_at[slot], near_length = (s.keys[from_slot] >> 6) - 1;
-            const uint4* from = reinterpret_cast<const uint4*>(stages + from_slot * pitch);
-            uint4* to = reinterpret_cast<uint4*>(out.near + size_t(first_slot + slot) * pitch);
-#pragma unroll 1
-            for (int i = in_row; i < pitch / 8; i += kLanes) {
-                const uint4 eight = from[i];
-                uint32_t words[4] = {eight.x, eight.y, eight.z, eight.w};
-                for (int j = 0; j < 4; ++j) {
-                    const int more = near_length - 8 * i - 2 * j;
-                    words[j] = more >= 2 ? words[j]
-                                         : kNoFeature << 16 | (more == 1 ? words[j] & 0xffff : uint32_t(kNoFeature));
-                }
-                to[i] = {words[0], words[1], words[2], words[3]};
-            }
-        }
+        place = group_sum<kLanes>(place);
+        if (in_row == 0) out.order[first_slot + place] = {first_slot + slot, s.target[slot], max(row, 0), length};
         for_share(kBitPieces, [&](int i) {
             const uint2 low = reinterpret_cast<const uint2*>(s.bits[0])[i],
                         high = reinterpret_cast<const uint2*>(s.bits[1])[i];
             reinterpret_cast<uint4*>(out.feature_bits)[size_t(tile) * kBitPieces + i] = {low.x, high.x, low.y, high.y};
         });
-        if constexpr (kReads == ForwardReads::kBitmaps) {
-            constexpr int kNearPieces = kNearWords / 4, kPieces = kRowPitch / 4;
-            for_share(std::integral_constant<int, kTileRows * kNearPieces>(), [&](int i) {
-                reinterpret_cast<uint4*>(out.near_bits)[size_t(first_slot) * kNearPieces + i] =
-                    reinterpret_cast<const uint4*>(s.rank_bits)[i / kNearPieces * kPieces + i % kNearPieces];
-            });
-        }
         if (++tile == end_tile) break;
         is_new = tile == bucket.end;
         if (is_new) bucket = find_bucket(out, in.num_buckets, tile, tiles);
@@ -972,24 +771,19 @@ __global__ void __launch_bounds__(kTileThreads, kTileBlocks) make_tiles(IndexRow
     }
 }
 
-inline void place(const IndexRows& in, const BucketPlan& out, RowOrder* order, cudaStream_t stream) {
+inline void place(const IndexRows& in, const BucketPlan& out, cudaStream_t stream) {
     constexpr int kMostCounts = kSharedBuckets * kBucketFeatures * sizeof(int);
-    constexpr int kMostStages =
-        kTileRows * kBucketFeatures * sizeof(uint16_t) + BucketPlan::kMaxSpans * 2 * sizeof(int);
+    constexpr int kMostSpans = BucketPlan::kMaxSpans * 2 * sizeof(int);
     const int multiprocessors = cuda::multiprocessors(cuda::current_device());
     cuda::check_cuda(ptx::set_shared_memory(clear_counts, 0), "clear_counts");
-    clear(out.bucket_cost, BucketPlan::zeroed(in.num_buckets) * sizeof(int32_t), stream);
+    clear(out.counts, BucketPlan::zeroed(in.num_buckets) * sizeof(int32_t), stream);
     const bool is_shared = in.num_buckets <= kSharedBuckets;
     const size_t counts = size_t(is_shared ? in.num_buckets * kBucketFeatures : 0) * sizeof(int);
     start("count_rows", is_shared ? count_rows<true> : count_rows<false>, kMostCounts,
           std::min(out.chunks, multiprocessors), kCountThreads, counts, stream, in, out);
-    const ForwardReads reads = forward_reads(in);
-    const auto make = reads == ForwardReads::kLists     ? make_tiles<ForwardReads::kLists>
-                      : reads == ForwardReads::kBitmaps ? make_tiles<ForwardReads::kBitmaps>
-                                                        : make_tiles<ForwardReads::kRows>;
-    const size_t stages = size_t(kTileRows) * out.pitch * sizeof(uint16_t) + spans_of(out) * 2 * sizeof(int);
+    const size_t spans = size_t(spans_of(out)) * 2 * sizeof(int);
     const int workers = std::min(BucketPlan::tiles(in.positions, in.num_buckets), kTileBlocks * multiprocessors);
-    start("make_tiles", make, kMostStages, workers + 1, kTileThreads, stages, stream, in, out, order);
+    start("make_tiles", make_tiles, kMostSpans, workers + 1, kTileThreads, spans, stream, in, out);
 }
 
 }  // namespace bucket_plan

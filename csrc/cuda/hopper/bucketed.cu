@@ -16,9 +16,6 @@
 #include "forward_wgmma_16bit.cuh"
 #include "psqt.cuh"
 #include "rare_features.cuh"
-#include "unbucketed_backward_mma.cuh"
-#include "unbucketed_forward_gather_fp32.cuh"
-#include "unbucketed_forward_wgmma_16bit.cuh"
 
 namespace nnue::perspective_transformer::bucketed {
 namespace {
@@ -49,17 +46,14 @@ IndexRows index_rows(const Tensor& white, const Tensor& black, int64_t num_featu
 // The result of _perspective_plan.
 struct Plan {
     BucketPlan buckets;
-    // Where there are unbucketed features:
-    RowOrder* order;
-    UnbucketedLists lists;
-    TileFeatures tile_features;  // only for 16-bit weights
+    GroupFeatures group_features;  // for 16-bit weights
+    UnbucketedLists lists;         // where there are unbucketed features
 };
 
 Plan carve_plan(Carver& carver, const IndexRows& in) {
     const BucketPlan buckets = carve_bucket_plan(carver, in);
-    RowOrder* const order = carve_row_order(carver, in);
-    const UnbucketedLists lists = carve_unbucketed_lists(carver, in);
-    return {buckets, order, lists, has_tile_features(in) ? carve_tile_features(carver, in) : TileFeatures{}};
+    const GroupFeatures group_features = carve_group_features(carver, in);
+    return {buckets, group_features, carve_unbucketed_lists(carver, in)};
 }
 
 Plan open_plan(const char* op, const Tensor& plan, const IndexRows& in) {
@@ -79,9 +73,7 @@ psqt::Problem psqt_problem(const IndexRows& in, const BucketPlan& plan, const Te
 // Allocates memory for the pieces that `carve` takes, and carves it.
 template <class Carve>
 Tensor new_pieces(const Carve& carve, const Tensor& like) {
-    Carver counter{nullptr};
-    carve(counter);
-    const Tensor memory = torch::stable::new_empty(like, {static_cast<int64_t>(counter.used)}, ScalarType::Byte);
+    const Tensor memory = memory_for([&](Carver& carver, int) { carve(carver); }, 0, like);
     Carver carver{static_cast<char*>(memory.mutable_data_ptr())};
     carve(carver);
     return memory;
@@ -106,13 +98,10 @@ Tensor psqt_backward(const IndexRows& in, const BucketPlan& plan, const Tensor& 
 
 template <class Weight>
 void run_forward(const ForwardProblem& p, int workers, cudaStream_t stream) {
-    const bool is_bucketed = p.in.num_unbucketed == 0;
-    if constexpr (sizeof(Weight) == 2) {
-        is_bucketed ? one_hot_product::forward<Weight>(p, workers, stream)
-                    : unbucketed_forward_product::forward<Weight>(p, stream);
-    } else {
-        is_bucketed ? forward_gather::forward(p, workers, stream) : unbucketed_forward_gather::forward(p, stream);
-    }
+    if constexpr (sizeof(Weight) == 2)
+        one_hot_product::forward<Weight>(p, workers, stream);
+    else
+        forward_gather::forward(p, workers, stream);
 }
 
 // `makes_rows`: the row gradients are not there yet.
@@ -125,7 +114,6 @@ void run_backward(const BackwardProblem& p, bool makes_rows, int workers, cudaSt
     } else if (makes_rows) {
         make_row_gradients<1, uint16_t>(p, stream);
     }
-    if (p.in.num_unbucketed > 0) unbucketed_gradient::run<kTerms>(p, workers, stream);
     multiply_and_finish<kTerms>(p, workers, stream);
     start("irregular_backward_kernel", irregular_backward_kernel<Weight>, -1, (p.num_outputs / 2 + 63) / 64, 64, 0,
           stream, p);
@@ -175,8 +163,6 @@ Through run_through(const BackwardProblem& p, cuda::stacks::FirstBackward a, flo
     return made;
 }
 
-}  // namespace
-
 void check_sizes(const char* op, const Tensor& white, int64_t num_features, PlanLayout layout) {
     const auto [bucket_size, num_bucketed, weight_bytes] = layout;
     if (weight_bytes != 2 && weight_bytes != 4) fail(op, "weight_bytes", weight_bytes, "2 or 4");
@@ -191,9 +177,7 @@ void check_sizes(const char* op, const Tensor& white, int64_t num_features, Plan
         fail(op, "bucket_size", text(buckets) + " buckets", "at most " + text(capabilities::kMostBuckets));
     }
     const int64_t slots = 2 * white.size(0) + 64 * (buckets + 1);
-    if (num_bucketed < num_features &&
-        (slots >= 1 << 27 ||
-         slots * std::max<int64_t>(white.size(1), 1) + 3 * (num_features - num_bucketed) >= (int64_t(1) << 32))) {
+    if (num_bucketed < num_features && (slots >= 1 << 27 || slots * white.size(1) >= (int64_t(1) << 32))) {
         fail(op, "white", shape_text(white.sizes()), "2 B < 2^27 and 2 B K < 2^32 where there are unbucketed features");
     }
     if (num_features - num_bucketed >= capabilities::kMostUnbucketed)
@@ -208,13 +192,13 @@ Tensor plan(const Tensor& white, const Tensor& black, const Tensor& black_to_mov
     if (in.positions == 0) return memory;
     const Plan open = open_plan(kPlan, memory, in);
     const cudaStream_t stream = current_stream(white);
-    bucket_plan::place(in, open.buckets, open.order, stream);
+    bucket_plan::place(in, open.buckets, stream);
+    if (has_group_features(in)) group_features::build(in, open.buckets, open.group_features, stream);
     rare_features::list(in, open.buckets, stream);
     if (in.num_unbucketed == 0) return memory;
     ListScratch lists;
     const Tensor scratch = new_pieces([&](Carver& carver) { lists = carve_list_scratch(carver, in); }, white);
-    unbucketed_lists::build(in, open.buckets, open.order, open.lists, lists, stream);
-    if (has_tile_features(in)) tile_features::build(in, open.buckets, open.order, open.tile_features, stream);
+    unbucketed_lists::build(in, open.buckets, open.lists, lists, stream);
     return memory;
 }
 
@@ -231,8 +215,7 @@ Three forward(const Batch& batch, PlanLayout layout, const Tensor& weight, const
     p.in = index_rows(white, black, num_features, layout);
     const Plan open = open_plan(kForward, plan, p.in);
     p.plan = open.buckets;
-    p.order = open.order;
-    p.tile_features = open.tile_features;
+    p.group_features = open.group_features;
     p.num_outputs = static_cast<int>(num_outputs);
     p.activation = activation;
     p.bound = range.bound;
@@ -318,6 +301,15 @@ Three backward(const OutputGradients& gradients, const Batch& batch, PlanLayout 
     return {grad_weight, grad_bias, grad_psqt};
 }
 
+std::string layout_text(int64_t positions, int64_t max_active, int64_t num_features, PlanLayout layout) {
+    const IndexRows in = sizes_of_rows(positions, max_active, num_features, layout);
+    return "{\"slots\": " + std::to_string(slots(in)) + ", \"plan\": " + described(carve_plan, in) + "}";
+}
+
+}  // namespace
+
+const Kernels kKernels{check_sizes, plan, forward, psqt_output, backward, layout_text};
+
 Through first_layer_backward(const Batch& batch, PlanLayout layout, const Tensor& saved, int64_t num_features,
                              Range range, const layer_stacks::Integers& integers, cuda::stacks::FirstBackward a) {
     constexpr const char* op = "_layer_stacks_gradients";
@@ -344,11 +336,6 @@ Through first_layer_backward(const Batch& batch, PlanLayout layout, const Tensor
     Through made = run(p, a, integers.x_scale, saved, stream);
     made.row_gradients = rows;
     return made;
-}
-
-std::string layout_text(int64_t positions, int64_t max_active, int64_t num_features, PlanLayout layout) {
-    const IndexRows in = sizes_of_rows(positions, max_active, num_features, layout);
-    return "{\"slots\": " + std::to_string(slots(in)) + ", \"plan\": " + described(carve_plan, in) + "}";
 }
 
 }  // namespace nnue::perspective_transformer::bucketed

@@ -1,384 +1,153 @@
-// The fp32 forward where all features lie in king buckets: every row adds up its features' weights from shared memory.
+// The forward for fp32 weights: every row adds up its features' weights, one slab of columns at a time. The forward for
+// 16-bit weights is in forward_wgmma_16bit.cuh.
 //
-// A *unit* is one slab of one bucket: 32 columns of each half. Four warps copy the slab of the bucket's `kNearFeatures`
-// most frequent features to shared memory, and make the sums of teams of them (`kPlaces`), while the other warps work
-// on the unit before. A quarter of a warp takes a row. Its eight lanes read 128 bytes at a time without a bank
-// conflict, and add them in the order of the row's list. Far features are read from the L2 cache, the first one while
-// the near ones are added. Which features are frequent changes only the order of the additions.
+// A slab is 128 bytes of each half of a weight row, and half a warp takes a row. The slab is the outermost loop and
+// rows come in the order of their buckets, so the slab of the weights stays in the L2 cache, and that of a bucket's
+// frequent features in L1. Rows are read as they are in the batch, so duplicates and features of other buckets need no
+// special care. The entries of a row are copied to shared memory first. Distributing them by shuffles instead would
+// take a fifth of the time of the pipeline that all loads share.
 #pragma once
 
-#include <cuda_runtime.h>
-
-#include <algorithm>
-
-#include "irregular_rows.cuh"
 #include "one_hot_product.cuh"
 
 namespace nnue::forward_gather {
 
 using namespace one_hot_product;
 
-constexpr int kSlabBytes = 256, kUnitBytes = kPlaces * kSlabBytes;
-constexpr int kUnitCost = 1276;                          // of starting a unit, in the units of kNearCost; measured
-constexpr int kSlab = kSlabBytes / 2 / 4, kColumns = 4;  // columns of each half: of a slab, of a lane
-constexpr int kProducers = 4, kConsumers = 28, kThreads = 32 * (kConsumers + kProducers);
-constexpr int kSharedBytes = 2 * kUnitBytes;
-constexpr int kBiasPlace = team_place(kBiasTeam, 0);
-static_assert(kProducers == kFours && 2 * kProducers == kTeams);
+constexpr int kPer = 4;             // columns per lane
+constexpr int kColumns = 8 * kPer;  // of each half in a slab
+constexpr int kThreads = 256, kRows = kThreads / 16;
+constexpr int kBlocksPerMultiprocessor = 6;  // thread blocks per multiprocessor
+constexpr int kAhead = 4;                    // weight rows in flight
+constexpr int kStaged = 64;                  // entries per row in shared memory at a time
 
-// The sums of one row. Each lane has 4 columns of either half.
-struct Sums {
-    float sum[2][kColumns];
-
-    __device__ explicit Sums(uint32_t first) {
-        for (int i = 0; i < 2; ++i) {
-            const uint4 piece = load_shared_16(first + i * 128);
-            sum[i][0] = __uint_as_float(piece.x), sum[i][1] = __uint_as_float(piece.y);
-            sum[i][2] = __uint_as_float(piece.z), sum[i][3] = __uint_as_float(piece.w);
-        }
+// Stores kCount neighbouring values that will not be read again soon.
+template <int kCount>
+__device__ __forceinline__ void store_values(void* base, size_t offset, const float (&v)[kCount], Float type) {
+    static_assert(kCount == 2 || kCount == 4);
+    if (type == Float::kFloat32) {
+        float* target = static_cast<float*>(base) + offset;
+        if constexpr (kCount == 2)
+            __stcs(reinterpret_cast<float2*>(target), float2{v[0], v[1]});
+        else
+            __stcs(reinterpret_cast<float4*>(target), float4{v[0], v[1], v[2], v[3]});
+        return;
     }
-    __device__ __forceinline__ void add(const uint4 (&halves)[2]) {
-        for (int i = 0; i < 2; ++i) {
-            sum[i][0] += __uint_as_float(halves[i].x), sum[i][1] += __uint_as_float(halves[i].y);
-            sum[i][2] += __uint_as_float(halves[i].z), sum[i][3] += __uint_as_float(halves[i].w);
-        }
-    }
-    // Adds what is at these addresses: 16 bytes per lane; those of the other half are 128 bytes further on.
-    template <int kCount>
-    __device__ __forceinline__ void add(const uint32_t (&from)[kCount]) {
-        uint4 pieces[2 * kCount];
-        for (int i = 0; i < 2 * kCount; ++i) pieces[i] = load_shared_16(from[i / 2] + i % 2 * 128);
-        for (int i = 0; i < kCount; ++i) add({pieces[2 * i], pieces[2 * i + 1]});
-    }
-    // Adds kWords words of a near list. A word has two entries; dp2a gives base + 128 · an entry, which is twice a
-    // place.
-    template <int kWords>
-    __device__ __forceinline__ void add_listed(const uint32_t (&words)[kWords], uint32_t base) {
-        for (const uint32_t word : words) add<2>({__dp2a_lo(word, 0x0080u, base), __dp2a_lo(word, 0x8000u, base)});
-    }
-};
-
-// For one warp: makes all sums of kCount features. Feature i is at place 1 << i from `first` on, and sum v goes to
-// place v. If kMore, `more` is added to every sum, and sum 0 is `more`. Each lane has two columns.
-template <int kCount, bool kMore = false>
-__device__ __forceinline__ void add_up(uint32_t first, float2 more = {}) {
-    const uint32_t at = first + threadIdx.x % 32 * 8;
-    float2 sums[1 << kCount], feature;
-    sums[0] = more;
-    if (kMore) store_shared_8(at, more.x, more.y);
-    for (int sum = 1; sum < 1 << kCount; ++sum) {
-        // The number of the sum of all features but the last one.
-        const int others = sum & (sum >= 8 ? 7 : sum >= 4 ? 3 : sum >= 2 ? 1 : 0);
-        static_assert(kCount <= 4);
-        if (others == 0) {
-            const uint2 words = load_shared_8(at + sum * kSlabBytes);
-            feature = {__uint_as_float(words.x), __uint_as_float(words.y)};
-        }
-        sums[sum] = feature;
-        if (others != 0 || kMore) {
-            sums[sum].x += sums[others].x, sums[sum].y += sums[others].y;
-            store_shared_8(at + sum * kSlabBytes, sums[sum].x, sums[sum].y);
-        }
-    }
-}
-
-// Where a worker's stretch of units begins or ends.
-struct Cut {
-    long long at;    // the cost of what comes before in this slab
-    int slab, tile;  // its slab; how many tiles of its unit come before
-};
-
-// Where stretch number `worker` begins; all stretches cost the same. Every thread block computes the same answer, so
-// rounding does no harm.
-__device__ __forceinline__ Cut cut_before(int worker, const int32_t* tile_begin, const long long* prefix,
-                                          int num_buckets, int slabs) {
-    const long long each = prefix[num_buckets], cost = even_begin(each * slabs, worker);
-    Cut cut;
-    cut.slab = int(double(cost) / double(each));
-    cut.at = cost - cut.slab * each;
-    if (cut.at < 0) cut.at += each, --cut.slab;
-    if (cut.at >= each) cut.at -= each, ++cut.slab;
-    const int bucket = last_begun(prefix, num_buckets, cut.at), tiles = tile_begin[bucket + 1] - tile_begin[bucket];
-    const float share = float(cut.at - prefix[bucket]) / float(prefix[bucket + 1] - prefix[bucket]);
-    cut.tile = min(int(ceilf(share * float(tiles))), tiles);
-    return cut;
-}
-
-// The stretch of units, or pieces of units, that a worker takes, with the slab as the outermost loop. It is a function
-// of the batch alone.
-struct Work {
-    const int32_t* tile_begin;  // in shared memory, like `prefix`
-    const long long* prefix;    // the cost, per slab, of the buckets before
-    int num_buckets, first_tile, last_tile;
-    long long at, left;
-    int column, bucket, lo, hi;  // the slab's first column; tiles lo … hi − 1 of the bucket
-
-    __device__ Work(const int32_t* tile_begin_, const long long* prefix_, int num_buckets_, const Cut& first,
-                    const Cut& last)
-        : tile_begin(tile_begin_),
-          prefix(prefix_),
-          num_buckets(num_buckets_),
-          first_tile(first.tile),
-          last_tile(last.tile),
-          at(first.at),
-          left(last.at - first.at + (last.slab - first.slab) * prefix_[num_buckets_]),
-          column(first.slab * kSlab) {}
-
-    __device__ bool next() {
-        while (left > 0) {
-            if (at == prefix[num_buckets]) at = 0, column += kSlab;
-            bucket = last_begun(prefix, num_buckets, at);
-            const long long to = min(prefix[bucket + 1], at + left);
-            lo = at == prefix[bucket] ? 0 : first_tile;
-            hi = to == prefix[bucket + 1] ? tile_begin[bucket + 1] - tile_begin[bucket] : last_tile;
-            left -= to - at;
-            at = to;
-            if (lo < hi) return true;
-        }
-        return false;
-    }
-    __device__ int tickets() const { return (hi - lo) * (kTileRows / kGatherRows); }
-};
-
-// Stores four values from column `column` on in row `row`, where rows have `width` columns.
-__device__ __forceinline__ void store_four(void* base, int row, int width, int column, const float (&v)[kColumns],
-                                           Float type) {
-    const size_t at = size_t(unsigned(row)) * unsigned(width) + column;
-    if (type == Float::kFloat32)
-        *reinterpret_cast<float4*>(static_cast<float*>(base) + at) = {v[0], v[1], v[2], v[3]};
+    uint16_t* target = static_cast<uint16_t*>(base) + offset;
+    if constexpr (kCount == 2)
+        __stcs(reinterpret_cast<uint32_t*>(target), pack(v[0], v[1], type));
     else
-        *reinterpret_cast<uint2*>(static_cast<uint16_t*>(base) + at) = {pack(v[0], v[1], type), pack(v[2], v[3], type)};
+        __stcs(reinterpret_cast<uint2*>(target), uint2{pack(v[0], v[1], type), pack(v[2], v[3], type)});
 }
 
-__device__ __forceinline__ void finish_row(const ForwardProblem& p, float (&first)[kColumns], float (&second)[kColumns],
-                                           int column, int slot, int target) {
-    const int half = p.num_outputs / 2;
-    if (p.saved != nullptr) {  // as saved_at(slot, 0, column, p.num_outputs), and the same for the second half
-        store_four(p.saved, slot, p.num_outputs, column, first, Float::kFloat32);
-        store_four(p.saved, slot, p.num_outputs, half + column, second, Float::kFloat32);
-    }
-    if (p.activation != Activation::kIdentity) {
-        for (int i = 0; i < kColumns; ++i) first[i] = clip(first[i], p.bound), second[i] = clip(second[i], p.bound);
-    }
-    if (p.activation == Activation::kPairwise) {
-        for (int i = 0; i < kColumns; ++i) first[i] = finished(p, first[i] * (second[i] * p.scale));
-        store_four(p.out, target, half, column, first, p.out_type);
-        return;
-    }
-    for (int i = 0; i < kColumns; ++i) {
-        first[i] = finished(p, first[i] * (p.activation == Activation::kSCReLU ? first[i] * p.scale : p.scale));
-        second[i] = finished(p, second[i] * (p.activation == Activation::kSCReLU ? second[i] * p.scale : p.scale));
-    }
-    store_four(p.out, target, p.num_outputs, column, first, p.out_type);
-    store_four(p.out, target, p.num_outputs, half + column, second, p.out_type);
+// Loads two numbers exactly here in the program, because registers are too scarce to hold them earlier.
+__device__ __forceinline__ int2 load_here(const int* from) {
+    int2 v;
+    asm volatile("ld.global.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(from) : "memory");
+    return v;
 }
 
-// Adds one to a number in shared memory and returns its old value.
-__device__ __forceinline__ int fetch_increment(uint32_t address) {
-    int before;
-    asm volatile("atom.shared.add.u32 %0, [%1], 1;" : "=r"(before) : "r"(address) : "memory");
-    return before;
-}
+// Half a warp adds up the weights of a row, with `kPer` columns per lane.
+struct RowSum {
+    const uint4* weight;  // of feature 0, at the lane's columns
+    uint32_t row_bytes, num_features;
 
-// long: the warps that copy and those that add share stages, barriers and tickets.
-__global__ void __launch_bounds__(kThreads, 1) gather_kernel(ForwardProblem p) {
-    extern __shared__ __align__(128) char shared[];
-    __shared__ uint64_t barriers[4];
-    __shared__ int next_ticket;
-    __shared__ long long prefix[kMaxBuckets + 1];
-    __shared__ int32_t tile_begin[kMaxBuckets + 1];
-    __shared__ Cut cuts[2];
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, half = p.num_outputs / 2;
-    const uint32_t full = shared_address(barriers), empty = full + 16;  // two barriers each, 8 bytes apart
-    if (threadIdx.x < 2 * kSlabBytes / 16)
-        *reinterpret_cast<uint4*>(shared + threadIdx.x / 16 * kUnitBytes + threadIdx.x % 16 * 16) = {0, 0, 0, 0};
-    if (threadIdx.x == 0) {
-        next_ticket = 0;
-        for (int i = 0; i < 2; ++i) {
-            barrier_init(full + 8 * i, 2 * kProducers * 32);  // each thread arrives for its copies and for its sums
-            barrier_init(empty + 8 * i, kConsumers * 32);
+    // Adds kAhead entries; those below 0 are absent. Usually all are present.
+    __device__ __forceinline__ void add(float (&sum)[kPer], const int* staged) const {
+        uint4 pieces[kAhead];
+        int features[kAhead], any = 0;
+        for (int i = 0; i < kAhead; i += 4) {
+            const int4 four = *reinterpret_cast<const int4*>(staged + i);
+            features[i] = four.x, features[i + 1] = four.y, features[i + 2] = four.z, features[i + 3] = four.w;
+            any |= four.x | four.y | four.z | four.w;
+        }
+        if (__all_sync(~0u, any >= 0)) {
+            for (int i = 0; i < kAhead; ++i) pieces[i] = __ldg(row_of(weight, features[i], row_bytes));
+        } else {
+            for (int i = 0; i < kAhead; ++i)
+                pieces[i] = load_global_16(row_of(weight, features[i], row_bytes), features[i] >= 0);
+        }
+        for (int i = 0; i < kAhead; ++i) {
+            sum[0] += __uint_as_float(pieces[i].x), sum[1] += __uint_as_float(pieces[i].y);
+            sum[2] += __uint_as_float(pieces[i].z), sum[3] += __uint_as_float(pieces[i].w);
         }
     }
-    wait_for_kernels_before();
-    let_next_kernel_start();
-    const int num_buckets = p.in.num_buckets;
-    const float* weights = static_cast<const float*>(p.weight);
-    const unsigned row_bytes = unsigned(p.num_outputs) * sizeof(float);
-    if (warp == 0) {
-        for (int b = lane; b <= num_buckets; b += 32) tile_begin[b] = p.plan.tile_begin[b];
-        sums_before(prefix, num_buckets, [&](int bucket) {
-            const long long cost = (long long)p.plan.bucket_cost[bucket];
-            return cost > 0 ? cost + kUnitCost : 0;
-        });
-        __syncwarp();
-        if (lane < 2)
-            cuts[lane] = cut_before(blockIdx.x + lane, tile_begin, prefix, num_buckets, (half + kSlab - 1) / kSlab);
-    }
-    __syncthreads();
-    Work work(tile_begin, prefix, num_buckets, cuts[0], cuts[1]);
-    int buffer = 0;
-    uint32_t phase = 0;
 
-    if (warp >= kConsumers) {  // copies weights: 16 lanes per feature, eight for each half
-        // Feature j of this warp has rank 16 (j / 4) + 4 producer + j % 4, so its first eight features are two teams.
-        const int producer = warp - kConsumers, sixteenth = lane % 16, upper = lane / 16;
-        int features[3], next_features[3] = {-1, -1, -1}, of_bucket = -1;  // feature 32 i + lane
-        const auto look_ahead = [&] {
-            const bool more = work.next();
-            if (more && work.bucket != of_bucket) {
-                of_bucket = work.bucket;
-                const int32_t* ranked =
-                    p.plan.ranked + of_bucket * kBucketFeatures + lane / 4 * 16 + producer * 4 + lane % 4;
-                for (int i = 0; i < 3; ++i) next_features[i] = __ldg(ranked + 128 * i);
-            }
-            return more;
-        };
-        bool more = look_ahead();
-        while (more) {
-            const int column = work.column + sixteenth % 8 * kColumns;
-            const bool exists = column < half;
-            const char* from = reinterpret_cast<const char*>(
-                weights + size_t(work.bucket) * p.in.bucket_size * p.num_outputs + column + (sixteenth < 8 ? 0 : half));
-            for (int i = 0; i < 3; ++i) features[i] = next_features[i];
-            float2 bias{};  // + 0.0f, so that no sum is −0
-            if (producer == 0) {
-                const int two = work.column + lane % 16 * 2;
-                const float* at = p.bias + (lane < 16 ? two : two + half);
-                if (two < half) bias = {__ldg(at) + 0.0f, __ldg(at + 1) + 0.0f};
-            }
-            barrier_wait(empty + 8 * buffer,
-                         phase ^ 1);  // a new barrier does not block a wait for this parity
-            const uint32_t unit = shared_address(shared) + buffer * kUnitBytes;
-            const uint32_t four = unit + team_place(producer, 0) * kSlabBytes,
-                           three = unit + team_place(kFours + producer, 0) * kSlabBytes,
-                           fourth = unit + single_place(16 + 4 * producer) * kSlabBytes,
-                           singles = bucket_plan::keep(unit + (4 * producer + upper) * kSlabBytes + sixteenth * 16);
-            const uint32_t teams[4] = {four + (kSlabBytes << upper), four + (4 * kSlabBytes << upper),
-                                       three + (kSlabBytes << upper), upper ? fourth : three + 4 * kSlabBytes};
-            for (int i = 0; i < 3; ++i) {
-                if (!__any_sync(~0u, features[i] >= 0)) break;
-                for (int batch = 0; batch < 16; batch += 8) {  // shuffles have a long latency, so eight are in flight
-                    int feature[8];
-                    for (int j = 0; j < 8; ++j) feature[j] = __shfl_sync(~0u, features[i], 2 * (batch + j) + upper);
-                    for (int j = 0; j < 8; ++j) {
-                        const int pair = batch + j;
-                        const uint32_t to =
-                            i == 0 && pair < 4
-                                ? teams[pair] + sixteenth * 16
-                                : singles + single_place(i * 128 + pair / 2 * 16 + pair % 2 * 2) * kSlabBytes;
-                        if (feature[j] >= 0 && exists) copy_async_16(to, row_of(from, feature[j], row_bytes), true);
-                        if (i == 0 && pair == 3) copy_async_commit();  // the teams
-                    }
-                }
-            }
-            barrier_arrive_copied(full + 8 * buffer);
-            copy_async_commit();
-            more = look_ahead();
-            copy_async_wait<1>();
+    // Adds all entries of a row. `staged` is room for kStaged of them in shared memory.
+    __device__ __forceinline__ void add_row(float (&sum)[kPer], const ForwardProblem& p, const RowOrder* order,
+                                            int* staged) const {
+        static_assert(kStaged % 16 == 0 && kStaged % kAhead == 0 && kAhead % 4 == 0);
+        int base = 0, most;
+#pragma unroll 1
+        do {
+            const auto [row, count] = load_here(&order->row);
+            const int32_t* const features = bucket_plan::row_pointer(p.in, row) + base;
+            most = __reduce_max_sync(~0u, count) - base;
             __syncwarp();
-            add_up<4>(four);
-            if (producer > 0)
-                add_up<3>(three);
-            else
-                add_up<3, true>(three, bias);
-            barrier_arrive(full + 8 * buffer);
-            buffer ^= 1;
-            if (buffer == 0) phase ^= 1;
-        }
-        copy_async_wait_all();
-        return;
-    }
-
-    // Warps take kGatherRows rows per ticket. `ticket` counts these through all units of this thread block.
-    const unsigned pitch = p.plan.pitch;
-    const int eighth = lane % 8;
-    const uint32_t tickets = shared_address(&next_ticket);
-    const auto take = [&] {
-        int ticket = 0;
-        if (lane == 0) ticket = fetch_increment(tickets);
-        return __shfl_sync(~0u, ticket, 0);
-    };
-    int ticket = take(), first_ticket = 0;
-    while (work.next()) {
-        const int end_ticket = first_ticket + work.tickets();
-        const int first_row = (tile_begin[work.bucket] + work.lo) * kTileRows + lane / 8 - first_ticket * kGatherRows;
-        const uint32_t base = shared_address(shared) + buffer * kUnitBytes + eighth * 16;
-        const int column = work.column + eighth * kColumns;
-        const bool exists = column < half;
-        const char* first_weight =
-            reinterpret_cast<const char*>(weights + size_t(work.bucket) * p.in.bucket_size * p.num_outputs + column);
-        uint4 rarer[2] = {};
-        const auto bring = [&](int feature) {
-            if (!exists) return;
-            const char* from = row_of(first_weight, feature, row_bytes);
-            rarer[0] = __ldg(reinterpret_cast<const uint4*>(from));
-            rarer[1] = __ldg(reinterpret_cast<const uint4*>(from + half * sizeof(float)));
-        };
-        const auto near_list = [&](int row) {
-            return reinterpret_cast<const uint4*>(p.plan.near) + unsigned(row) * (pitch / 8);
-        };
-        int next_row;
-        RowEntry next_entry;
-        uint4 next_list;
-        const auto prepare = [&] {  // for the next ticket; not used if the unit has no more
-            next_row = first_row + min(ticket, end_ticket - 1) * kGatherRows;
-            const int4 entry = __ldg(reinterpret_cast<const int4*>(p.plan.entries + next_row));
-            next_entry = {entry.x, entry.y, entry.z, entry.w};
-            next_list = __ldg(near_list(next_row));
-        };
-        prepare();
-        barrier_wait(full + 8 * buffer, phase);
-        while (ticket < end_ticket) {
-            const uint4* near = near_list(next_row);
-            const RowEntry entry = next_entry;
-            uint4 eight = next_list;
-            ticket = take();
-            prepare();
-            int longest = __shfl_sync(~0u, entry.counts, 0);  // rows come longest first
-            if (longest < 0) continue;
-            longest &= 511;
-            const uint16_t* far =
-                p.plan.far + (size_t(unsigned(entry.slot) / kTileRows * kTileRows) * pitch + unsigned(entry.far_begin));
-            const int rare = entry.counts < 0 ? 0 : entry.counts >> 9 & 511;
-            int next_far = entry.counts >> 18 & 1023;
-            if (rare > 0) bring(next_far);
-            if (rare > 1) next_far = __ldg(far + 1);
-
-            Sums sums(base + (kBiasPlace + (entry.counts >> 28 & 7)) * kSlabBytes);
-            for (int k = 8; k <= longest; k += 8) {
-                const uint4 now = eight;
-                if (k < longest) eight = __ldg(++near);
-                sums.add_listed<4>({now.x, now.y, now.z, now.w}, base);
-            }
-            if (longest & 4) {
-                sums.add_listed<2>({eight.x, eight.y}, base);
-                eight.x = eight.z, eight.y = eight.w;
-            }
-            if (longest & 2) {
-                sums.add_listed<1>({eight.x}, base);
-                eight.x = eight.y;
-            }
-            if (longest & 1) sums.add<1>({__dp2a_lo(eight.x, 0x0080u, base)});
-            for (int i = 0; i < rare; ++i) {
-                if (i > 0) {
-                    bring(next_far);
-                    if (i + 1 < rare) next_far = __ldg(far + i + 1);
-                }
-                sums.add(rarer);
+            for (int i = threadIdx.x % 16; i < kStaged; i += 16) {
+                const int feature = base + i < count ? __ldg(features + i) : -1;
+                // Features that do not exist are skipped here; the index check reports them.
+                staged[i] = uint32_t(feature) < num_features ? feature : -1;
             }
             __syncwarp();
-            if (exists && entry.target >= 0) finish_row(p, sums.sum[0], sums.sum[1], column, entry.slot, entry.target);
+            const int* const end = staged + min(most, kStaged);
+#pragma unroll 1
+            for (const int* at = staged; at < end; at += kAhead) add(sum, at);
+            base += kStaged;
+        } while (most > kStaged);
+    }
+};
+
+// The grid is (thread blocks of kRows rows, rounded up to a multiple of `workers`; slabs). Half a warp takes a row.
+template <Activation kActivation>
+__global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor) gather_kernel(ForwardProblem p, int workers) {
+    const int half = p.num_outputs / 2, lane = threadIdx.x % 16, h = lane / 8;
+    // Thread blocks `workers` apart are usually on one multiprocessor. They take neighbouring rows, whose features are
+    // in its L1 cache.
+    const int block = int(blockIdx.x) % workers * (int(gridDim.x) / workers) + int(blockIdx.x) / workers;
+    if (block * kRows >= p.plan.tile_begin[p.in.num_buckets] * kTileRows) return;
+    // The four extra elements let a warp read its two rows from different banks. More shared memory would leave too
+    // little L1 for six thread blocks.
+    __align__(16) __shared__ int staged[kRows][kStaged + 4];
+    const RowOrder* const order = p.plan.order + block * kRows + threadIdx.x / 16;
+    const int column = blockIdx.y * kColumns + lane % 8 * kPer;
+    const bool valid = column < half;
+    const size_t at = h * half + (valid ? column : 0);
+    const float4 bias = __ldg(reinterpret_cast<const float4*>(p.bias + at));
+    float sum[kPer] = {bias.x + 0.0f, bias.y + 0.0f, bias.z + 0.0f, bias.w + 0.0f};  // + 0.0f, so that no sum is −0
+    const RowSum adder{reinterpret_cast<const uint4*>(static_cast<const float*>(p.weight) + at),
+                       uint32_t(p.num_outputs * sizeof(float)), uint32_t(p.in.num_bucketed + p.in.num_unbucketed)};
+    adder.add_row(sum, p, order, staged[threadIdx.x / 16]);
+
+    const auto [slot, target] = load_here(&order->slot);
+    const bool write = target >= 0 && valid;
+    if (p.saved != nullptr && write)
+        store_values(p.saved, saved_at(slot, h, column, p.num_outputs), sum, Float::kFloat32);
+    if constexpr (kActivation != Activation::kIdentity) {
+        for (float& x : sum) x = clip(x, p.bound);
+    }
+    if constexpr (kActivation == Activation::kPairwise) {
+        // The two lanes that hold the same columns of both halves share the products.
+        float product[kPer / 2];
+        for (int i = 0; i < kPer / 2; ++i) {
+            const float other = __shfl_xor_sync(~0u, h ? sum[i] : sum[kPer / 2 + i], 8);
+            product[i] = finished(p, h ? other * (sum[kPer / 2 + i] * p.scale) : sum[i] * (other * p.scale));
         }
-        barrier_arrive(empty + 8 * buffer);
-        buffer ^= 1;
-        if (buffer == 0) phase ^= 1;
-        first_ticket = end_ticket;
+        if (write) store_values(p.out, size_t(target) * half + column + h * (kPer / 2), product, p.out_type);
+    } else {
+        for (float& x : sum) x = finished(p, x * (kActivation == Activation::kSCReLU ? x * p.scale : p.scale));
+        if (write) store_values(p.out, size_t(target) * p.num_outputs + at, sum, p.out_type);
     }
 }
 
 inline void forward(const ForwardProblem& p, int workers, cudaStream_t stream) {
-    start("gather_kernel", gather_kernel, kSharedBytes, workers, kThreads, kSharedBytes, stream, p);
-    start("irregular_forward_kernel", irregular_forward_kernel<float>, -1, kIrregularGrid, 256, 0, stream, p);
+    const auto kernel = p.activation == Activation::kIdentity ? gather_kernel<Activation::kIdentity>
+                        : p.activation == Activation::kCReLU  ? gather_kernel<Activation::kCReLU>
+                        : p.activation == Activation::kSCReLU ? gather_kernel<Activation::kSCReLU>
+                                                              : gather_kernel<Activation::kPairwise>;
+    const int blocks = BucketPlan::tiles(p.in.positions, p.in.num_buckets) * (kTileRows / kRows);
+    const dim3 grid((blocks + workers - 1) / workers * workers, (p.num_outputs / 2 + kColumns - 1) / kColumns);
+    cuda::launch("gather_kernel", kernel, grid, kThreads, 0, stream, p, workers);
 }
 
 }  // namespace nnue::forward_gather

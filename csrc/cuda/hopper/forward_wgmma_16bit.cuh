@@ -1,114 +1,42 @@
-// The forward for 16-bit weights where all features lie in king buckets: a product on tensor cores, which takes only as
-// many near features as occur in some row. The far features of a tile become additional rows of its right operand: each
-// far entry has a separate row, so the bits of one row of the left operand are a contiguous range.
+// The forward for 16-bit weights: a product on tensor cores for each group of tiles and slab.
 //
-// A unit of work is one bucket and one slab. Three warpgroups multiply and finish tiles in turn. One more warpgroup
-// copies near weights, in chunks of 64 features, and another one copies what each tile needs: bitmaps, targets and far
-// weights. Both write to rings in shared memory and run ahead into the next units.
+// A *team* takes an item: a group and one or two slabs. Some of its warps gather a slab of the weights of all features
+// of the group (group_features.cuh), in chunks of 64 features, into a ring in shared memory. For each tile of the
+// group, four others multiply and finish it. A multiprocessor has two teams that do not wait for each other, so that
+// one can multiply while the other begins or ends.
 #pragma once
-
-#include <climits>
 
 #include "irregular_rows.cuh"
 #include "one_hot_product.cuh"
 
 namespace nnue::one_hot_product {
 
-// Every thread of a warpgroup releases a stage for itself, since any of them may still be reading it.
-constexpr int kArrivals = 128;  // of one warpgroup
-
-template <typename Weight>
+// `kTiles`: the tiles of a group.
+template <typename Weight, int kTiles>
 struct ForwardShape {
     static_assert(sizeof(Weight) == 2);
     static constexpr bool kBf16 = std::is_same_v<Weight, __nv_bfloat16>;
-    static constexpr int kSlab = 64;
-    static constexpr int kWarpgroups = 3;  // that multiply; one more copies weights, one copies what tiles need
-    static constexpr int kConsumers = 128 * kWarpgroups, kThreads = kConsumers + 256;
-    // The launch gives 96 registers to each thread. Those that copy hand over some of theirs.
-    static constexpr int kConsumerRegisters = 128, kNearRegisters = 40, kTileRegisters = 56;
-    static_assert(kConsumers * kConsumerRegisters + 128 * (kNearRegisters + kTileRegisters) <= kThreads * 96);
-    static constexpr int kChunk = 64, kAtomBytes = kChunk * 128, kChunkBytes = 2 * kAtomBytes;
-    static constexpr int kMaxChunks = kNearFeatures / kChunk, kStages = 8;
-    static constexpr int kFarChunk = 64, kFarAtomBytes = kFarChunk * 128, kFarBytes = 2 * kFarAtomBytes;
-    static constexpr int kFarStages = 1;  // per warpgroup, a power of two
-    // The layout of a tile's stage: bitmaps, targets, where the far entries of its rows begin, TileInfo.
-    static constexpr int kTileStages = 2;  // per warpgroup, a power of two
-    static constexpr int kRowBits = kNearWords * 4, kTargets = kTileRows * kRowBits, kBegins = kTargets + kTileRows * 4,
-                         kInfo = kBegins + (kTileRows + 4) * 4, kTileBytes = kInfo + 48;
-    static constexpr int kTurnBytes = 16 * 128, kTurn = kStages * kChunkBytes,
-                         kFar = kTurn + kConsumers / 32 * kTurnBytes,
-                         kTile = kFar + kWarpgroups * kFarStages * kFarBytes,
-                         kBias = kTile + kWarpgroups * kTileStages * kTileBytes, kBiasBytes = 512 + 16,
-                         kSharedBytes = kBias + kWarpgroups * kBiasBytes + 1024;
-    static_assert(kTileBytes % 16 == 0);
-};
-
-// The costs of units, by which work is divided among the workers. A cost of 1 is the product of a tile and a chunk.
-struct ForwardUnits {
-    static constexpr int kTileCost = 14, kUnitCost = 8;  // of a tile besides its products, of a unit; measured
-    static constexpr int kSharing = 6;                   // of sharing a unit between two workers
-
-    int cost_begin[kMaxBuckets + 1];  // of the units of one slab
-    int tile_begin[kMaxBuckets + 1];
-    uint8_t chunks[kMaxBuckets];  // at least 1, so that no sum stays −0
-
-    __device__ int each(int bucket) const { return chunks[bucket] + kTileCost; }
-    __device__ int cost(int bucket) const {
-        const int tiles = tile_begin[bucket + 1] - tile_begin[bucket];
-        return tiles == 0 ? 0 : kUnitCost + tiles * each(bucket);
+    static constexpr int kSlab = 64;      // of either half
+    static constexpr int kMostSlabs = 2;  // of an item: the next slab's weights arrive while one is finished
+    // Two teams of two tiles share a thread block, whose threads share the registers unevenly. With 104 for products,
+    // ptxas makes each product wait for the one before (warning C7512); with 112 it does not.
+    static constexpr int kTeams = kTiles, kBlocksPerMultiprocessor = 2 / kTeams;
+    static constexpr int kCopyWarps = 4 / kTeams;  // warps of a team that copy
+    static constexpr int kConsumers = kTeams * kTiles * 128, kThreads = kConsumers + 128;
+    static constexpr int kProductRegisters = 112, kCopyRegisters = 32, kLaunchRegisters = 96;
+    static_assert(kTeams == 1 || kConsumers * kProductRegisters + 128 * kCopyRegisters == kThreads * kLaunchRegisters);
+    static constexpr int kChunk = GroupFeatures::kChunk, kAtomBytes = kChunk * 128, kChunkBytes = 2 * kAtomBytes;
+    static constexpr int kStages = 4, kRows = kTiles * kTileRows, kBitsBytes = kRows * int(sizeof(uint2)),
+                         kTurnBytes = 16 * 128, kBiasBytes = kMostSlabs * 512;
+    // The shared memory of a team.
+    static constexpr int kTurn = kStages * kChunkBytes, kBits = kTurn + 4 * kTiles * kTurnBytes,
+                         kBias = kBits + kStages * kBitsBytes, kTargets = kBias + kTiles * kBiasBytes,
+                         kFeatures = kTargets + kRows * 4;
+    // Behind these follow the features of the group, and of the next item's.
+    static constexpr int team_bytes(int most) {
+        return (kFeatures + kTeams * most * int(sizeof(int32_t)) + 1023) / 1024 * 1024;
     }
-    // How many tiles of the unit begin within its first `cost`.
-    __device__ int tiles_in(int bucket, int cost) const {
-        const int n = each(bucket), rest = cost - kUnitCost;
-        return rest <= 0 ? 0 : min(tile_begin[bucket + 1] - tile_begin[bucket], (rest + n - 1) / n);
-    }
-
-    // Called by all threads of the thread block.
-    __device__ void load(const BucketPlan& plan, int num_buckets, int chunk, int max_chunks) {
-        for (int b = threadIdx.x; b <= num_buckets; b += blockDim.x) {
-            tile_begin[b] = plan.tile_begin[b];
-            if (b < num_buckets) chunks[b] = uint8_t(min(max((plan.used[b] + chunk - 1) / chunk, 1), max_chunks));
-        }
-        __syncthreads();
-        if (threadIdx.x < 32) sums_before(cost_begin, num_buckets, [&](int bucket) { return cost(bucket); });
-        __syncthreads();
-    }
-};
-
-// Worker i of W takes an equal stretch of the units in order, with the slab as the outermost loop. A unit may be cut
-// into pieces that belong to consecutive workers.
-struct ForwardPieces {
-    const ForwardUnits& units;
-    const int num_buckets;
-    int cost, end;
-    int slab, bucket, lo, hi, chunks;  // of the piece: tiles lo … hi − 1
-
-    __device__ ForwardPieces(const ForwardUnits& units_, int num_buckets_, int slabs)
-        : units(units_), num_buckets(num_buckets_) {
-        cost = begin_of(blockIdx.x, slabs);
-        end = begin_of(blockIdx.x + 1, slabs);
-    }
-
-    __device__ int begin_of(int worker, int slabs) const {
-        const int total = units.cost_begin[num_buckets] * slabs;
-        return stretch_begin(even_begin(total, worker), total, units.cost_begin, num_buckets, ForwardUnits::kSharing);
-    }
-
-    __device__ bool next() {
-        while (cost < end) {
-            slab = cost / units.cost_begin[num_buckets];
-            const int rest = cost - slab * units.cost_begin[num_buckets];
-            bucket = last_begun(units.cost_begin, num_buckets, rest);
-            const int from = rest - units.cost_begin[bucket];
-            const int take = min(units.cost_begin[bucket + 1] - rest, end - cost);
-            lo = units.tile_begin[bucket] + units.tiles_in(bucket, from);
-            hi = units.tile_begin[bucket] + units.tiles_in(bucket, from + take);
-            chunks = units.chunks[bucket];
-            cost += take;
-            if (lo < hi) return true;
-        }
-        return false;
-    }
+    static constexpr int shared_bytes(int most) { return kTeams * team_bytes(most) + 1024; }
 };
 
 // The place in a ring of stages that is used the `use`-th time, counted from 0. When the stage holds what was copied to
@@ -120,27 +48,7 @@ struct RingPlace {
     __device__ explicit RingPlace(unsigned use) : stage(int(use % kStages)), phase(use / kStages % 2) {
         static_assert((kStages & (kStages - 1)) == 0);
     }
-    // Each warpgroup has its own ring of tiles and of far chunks, because it does not follow those of the others:
-    // waiting for the parity of a barrier works only while no warpgroup is two phases ahead.
-    __device__ RingPlace(int warpgroup, unsigned use) : RingPlace(use) { stage += warpgroup * kStages; }
 };
-
-// The next tile of a warpgroup.
-struct TileInfo {
-    int tile, column;
-    int chunks;       // of near weights; 0 if there are no more tiles
-    int far;          // far entries
-    int first_chunk;  // counted through all units of the worker
-    int last;         // whether this is the warpgroup's last tile of the piece
-};
-
-// A mask of bits begin … end − 1 of a word; both may lie outside the word.
-__device__ __forceinline__ uint32_t bit_range(int begin, int end) {
-    begin = max(begin, 0);
-    uint32_t mask;
-    asm("bmsk.clamp.b32 %0, %1, %2;" : "=r"(mask) : "r"(begin), "r"(max(end - begin, 0)));
-    return mask;
-}
 
 // The compiler does not move uses of these registers across this point.
 __device__ __forceinline__ void fence_registers(float (&v)[64]) {
@@ -174,15 +82,18 @@ __device__ __forceinline__ void store_turned(uint32_t turn, unsigned wanted, con
     }
 }
 
-// Saves, activates and stores the sums of a tile. `slot` and `targets` are those of the warp's rows lane / 8 + 4 k.
+// Saves, activates and stores the sums of a tile. `slot` is that of the warp's row lane / 8, and its target is at
+// address `targets` in shared memory; rows lane / 8 + 4 k follow. Targets are read when they are needed: they would be
+// spilled.
 template <typename Shape>
 __device__ __forceinline__ void finish_tile(const ForwardProblem& p, float (&acc)[64], uint32_t turn, int slot,
-                                            int column, const int (&targets)[4]) {
+                                            int column, uint32_t targets) {
     const int half = p.num_outputs / 2, columns = min(half - column, Shape::kSlab);
     const int my_column = column + threadIdx.x % 8 * 8;  // of those that this lane stores
+    const auto target = [&](int k) { return int(load_shared_4(targets + k * 16)); };
     unsigned wanted = 0;
 #pragma unroll
-    for (int k = 0; k < 4; ++k) wanted |= unsigned(targets[k] >= 0 && my_column < half) << k;
+    for (int k = 0; k < 4; ++k) wanted |= unsigned(target(k) >= 0 && my_column < half) << k;
     if (p.saved != nullptr) {
         // Read anew for each tile: a number made of it would be kept, and spilled.
         const float bound = __uint_as_float(bucket_plan::keep(__float_as_uint(p.bound)));
@@ -219,13 +130,13 @@ __device__ __forceinline__ void finish_tile(const ForwardProblem& p, float (&acc
 #pragma unroll
             for (int r = 0; r < 2; ++r) {
                 // Row g + 8 r is row lane' / 8 + 4 k of lane' = 8 (g % 4), with k = g / 4 + 2 r.
-                const int low = __shfl_sync(~0u, targets[2 * r], lane / 4 % 4 * 8),
-                          high = __shfl_sync(~0u, targets[2 * r + 1], lane / 4 % 4 * 8);
-                const int target = lane < 16 ? low : high;
-                float* row = static_cast<float*>(p.out) + size_t(max(target, 0)) * width + h * half + column + 2 * t;
+                const int low = __shfl_sync(~0u, target(2 * r), lane / 4 % 4 * 8),
+                          high = __shfl_sync(~0u, target(2 * r + 1), lane / 4 % 4 * 8);
+                const int of_row = lane < 16 ? low : high;
+                float* row = static_cast<float*>(p.out) + size_t(max(of_row, 0)) * width + h * half + column + 2 * t;
 #pragma unroll
                 for (int j = 0; j < 8; ++j)
-                    if (target >= 0 && 8 * j < columns)
+                    if (of_row >= 0 && 8 * j < columns)
                         *reinterpret_cast<float2*>(row + 8 * j) = {acc[32 * h + 4 * j + 2 * r],
                                                                    acc[32 * h + 4 * j + 2 * r + 1]};
             }
@@ -237,330 +148,271 @@ __device__ __forceinline__ void finish_tile(const ForwardProblem& p, float (&acc
                     const int i = 32 * h + 4 * j + 2 * r;
                     return pack(acc[i], acc[i + 1], p.out_type);
                 },
-                [&](int k) { return row_of(out, max(targets[k], 0), width * 2); });
+                [&](int k) { return row_of(out, max(target(k), 0), width * 2); });
         }
     }
 }
 
-// long: the warps that copy and those that multiply share stages and barriers, and divide the registers.
-template <typename Weight>
-__global__ void __launch_bounds__(ForwardShape<Weight>::kThreads, 1) forward_kernel(ForwardProblem p) {
-    using Shape = ForwardShape<Weight>;
-    constexpr int kSlab = Shape::kSlab, kWarpgroups = Shape::kWarpgroups;
-    constexpr uint32_t kOne = Shape::kBf16 ? kOneBf16 : kOneFp16;
+// An item has up to `slabs` slabs.
+// long: the warps that copy and those that multiply share stages and barriers.
+template <typename Weight, int kTiles>
+__global__ void __launch_bounds__(ForwardShape<Weight, kTiles>::kThreads,
+                                  ForwardShape<Weight, kTiles>::kBlocksPerMultiprocessor)
+    forward_kernel(ForwardProblem p, int slabs) {
+    using S = ForwardShape<Weight, kTiles>;
+    constexpr uint32_t kOne = S::kBf16 ? kOneBf16 : kOneFp16;
     extern __shared__ char shared_raw[];
-    __shared__ ForwardUnits units;
-    __shared__ uint64_t barriers[2 * (Shape::kStages + kWarpgroups * (Shape::kFarStages + Shape::kTileStages))];
-    const uint32_t shared = (shared_address(shared_raw) + 1023) & ~1023u;
-    const uint32_t full = shared_address(barriers), empty = full + 8 * Shape::kStages;
-    const uint32_t far_full = empty + 8 * Shape::kStages, far_empty = far_full + 8 * kWarpgroups * Shape::kFarStages;
-    const uint32_t tile_full = far_empty + 8 * kWarpgroups * Shape::kFarStages,
-                   tile_empty = tile_full + 8 * kWarpgroups * Shape::kTileStages;
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, half = p.num_outputs / 2;
-    if (threadIdx.x == 0) {
-        for (int s = 0; s < Shape::kStages; ++s) {
-            barrier_init(full + 8 * s, 128);
-            barrier_init(empty + 8 * s, kArrivals * kWarpgroups);
-        }
-        for (int s = 0; s < kWarpgroups * Shape::kFarStages; ++s) {
-            barrier_init(far_full + 8 * s, 64);
-            barrier_init(far_empty + 8 * s, kArrivals);
-        }
-        for (int s = 0; s < kWarpgroups * Shape::kTileStages; ++s) {
-            barrier_init(tile_full + 8 * s, 65);  // 64 threads, and one more arrival for TileInfo
-            barrier_init(tile_empty + 8 * s, kArrivals);
-        }
+    __shared__ uint64_t barriers[2 * S::kTeams * S::kStages];
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, half = p.num_outputs / 2, most = p.group_features.most;
+    const bool copies = warp >= S::kConsumers / 32;
+    const int in_role = copies ? warp - S::kConsumers / 32 : warp,
+              team = S::kTeams == 1 ? 0 : __shfl_sync(~0u, in_role / (copies ? S::kCopyWarps : 4 * kTiles), 0);
+    const uint32_t shared = ((shared_address(shared_raw) + 1023) & ~1023u) + team * S::team_bytes(most);
+    const uint32_t full = shared_address(barriers) + team * S::kStages * 16, empty = full + 8 * S::kStages;
+    if (threadIdx.x < S::kTeams * S::kStages) {
+        // Every thread arrives for itself, since any of them may still be reading a stage.
+        uint64_t* const stage = barriers + threadIdx.x / S::kStages * 2 * S::kStages + threadIdx.x % S::kStages;
+        barrier_init(shared_address(stage), 32 * S::kCopyWarps);
+        barrier_init(shared_address(stage + S::kStages), 128 * kTiles);
     }
-    if (threadIdx.x < kWarpgroups) store_shared_4(shared + Shape::kBias + threadIdx.x * Shape::kBiasBytes + 512, ~0u);
-    // Products also multiply rows of far chunks that have no entry, by 0. So these rows must be finite.
-    for (int i = threadIdx.x * 16; i < kWarpgroups * Shape::kFarStages * Shape::kFarBytes; i += Shape::kThreads * 16)
-        store_shared_16(shared + Shape::kFar + i, 0, 0, 0, 0);
+    __syncthreads();
     wait_for_kernels_before();
     let_next_kernel_start();
-    units.load(p.plan, p.in.num_buckets, Shape::kChunk, Shape::kMaxChunks);
-    const int slabs = (half + kSlab - 1) / kSlab;
-    const unsigned row_bytes = unsigned(p.num_outputs) * sizeof(Weight);
-    // Each lane copies 16 bytes, and sixteen lanes copy a feature: eight of them for either half.
-    const int sixteenth = lane % 16;
-    const Weight* weights = static_cast<const Weight*>(p.weight) + (sixteenth < 8 ? 0 : half) + sixteenth % 8 * 8;
-
-    if (warp >= Shape::kConsumers / 32 + 4) {
-        give_registers<Shape::kTileRegisters>();
-        const int thread = threadIdx.x % 64;
-        ForwardPieces piece(units, p.in.num_buckets, slabs);
-        const auto count_of = [&](int tile) {
-            return __ldg(p.plan.far_begin + size_t(tile) * (kTileRows + 1) + kTileRows);
+    const int tiles = __ldg(p.plan.tile_begin + p.in.num_buckets), groups = (tiles + kTiles - 1) / kTiles,
+              first_item = int(blockIdx.x) * S::kTeams + team, step = int(gridDim.x) * S::kTeams,
+              end_item = groups * ((half + slabs * S::kSlab - 1) / (slabs * S::kSlab));
+    unsigned use = 0;  // of the ring's places
+    if (copies) {
+        if constexpr (S::kTeams > 1) give_registers<S::kCopyRegisters>();
+        // Each warp copies kOfWarp neighbouring features of a chunk, and each half of it half of these.
+        constexpr int kOfWarp = S::kChunk / S::kCopyWarps, kOfHalf = kOfWarp / 2, kLanes = kOfWarp / 4;
+        const int copier = in_role % S::kCopyWarps, sixteenth = lane % 16;
+        const unsigned row_bytes = unsigned(p.num_outputs) * sizeof(Weight);
+        const int first = copier * kOfWarp + lane / 16 * kOfHalf;  // among a chunk's features
+        const uint32_t swizzled = shared + (sixteenth < 8 ? 0 : S::kAtomBytes) + operand_offset(first, sixteenth % 8);
+        // A warp also copies the numbers of the features whose weights it will copy, four in a lane, while the weights
+        // of the previous item arrive. It copies as many as groups usually have before it loads the number of chunks,
+        // which it returns.
+        const int four = copier * kOfWarp + lane % kLanes * 4;
+        const auto copy_features = [&](int group, uint32_t to) {
+            constexpr int kTogether = 32 / kLanes;  // chunks whose features a warp copies at once
+            const int32_t* const from = p.group_features.features + size_t(group) * most + four;
+            const auto copy = [&](int chunk, int end) {
+                if (chunk < end) copy_async_16(to + (chunk * S::kChunk + four) * 4, from + chunk * S::kChunk, true);
+            };
+#pragma unroll 1  // registers are scarce
+            for (int c = 0; c < 2 * kTogether; c += kTogether) copy(c + lane / kLanes, most / S::kChunk);
+            const int chunks = __shfl_sync(~0u, __ldg(p.group_features.chunks + group), 0);
+#pragma unroll 1
+            for (int c = 2 * kTogether; c < chunks; c += kTogether) copy(c + lane / kLanes, chunks);
+            copy_async_commit();
+            return chunks;
         };
-        bool more = piece.next();
-        int next_tile = piece.lo;
-        if (warp % 4 < 2) {  // ---- bitmaps, targets and TileInfo
-            int warpgroup = 0, first_chunk = 0;
-            unsigned use = 0;  // of the warpgroup's places
-            const auto advance = [&] {
-                if (++warpgroup == kWarpgroups) warpgroup = 0, ++use;
-            };
-            int counts = 0, counts_from = INT_MIN / 2;  // each lane has the count of one of 32 tiles
-            while (more) {
-                const int tile = next_tile;
-                if (unsigned(tile - counts_from) >= 32u) {
-                    counts_from = tile;
-                    counts = count_of(min(tile + lane, piece.hi - 1));
-                }
-                const RingPlace<Shape::kTileStages> place(warpgroup, use);
-                const uint32_t to = shared + Shape::kTile + place.stage * Shape::kTileBytes;
-                barrier_wait(tile_empty + 8 * place.stage, place.phase ^ 1);
-                const char* bits = reinterpret_cast<const char*>(p.plan.near_bits) + size_t(tile) * Shape::kTargets;
+        uint32_t features = shared + S::kFeatures, next_features = features + (S::kTeams - 1) * most * 4;
+        int next_chunks = first_item < end_item ? copy_features(first_item % groups, features) : 0;
+        copy_async_commit();  // an empty group in place of an earlier item's weights, for copy_async_wait<1>
+#pragma unroll 1
+        for (int item = first_item; item < end_item; item = S::kTeams == 1 ? end_item : item + step) {
+            const int group = item % groups, first_column = item / groups * slabs * S::kSlab, chunks = next_chunks;
+            copy_async_wait<1>();
+            __syncwarp();
+            if (S::kTeams > 1 && item + step < end_item)
+                next_chunks = copy_features((item + step) % groups, next_features);
+            const int end_column = min(half, first_column + slabs * S::kSlab);
+            int own_column = first_column + sixteenth % 8 * 8;
+            const char* from = reinterpret_cast<const char*>(static_cast<const Weight*>(p.weight) +
+                                                             (sixteenth < 8 ? 0 : half) + own_column);
+            constexpr int kBitLanes = 32 * kTiles / S::kCopyWarps;  // a chunk has 512 bytes of bitmaps per tile
+            const int own_bits = copier * kBitLanes + lane;
+            const char* const bits =
+                reinterpret_cast<const char*>(p.group_features.bits + size_t(group) * (most / S::kChunk) * S::kRows) +
+                own_bits * 16;
+#pragma unroll 1
+            for (int column = first_column; column < end_column; column += S::kSlab) {
+                const bool exists = own_column < half;
+                uint32_t which = features + first * 4;
+                const char* chunk_bits = bits;
+#pragma unroll 1
+                for (int c = 0; c < chunks; ++c) {
+                    const RingPlace<S::kStages> place(use++);
+                    uint4 eight[2] = {load_shared_16<true>(which), load_shared_16<true>(which + 16)};
+                    barrier_wait(empty + 8 * place.stage, place.phase ^ 1);
+                    if (kBitLanes == 32 || lane < kBitLanes)
+                        copy_async_16(shared + S::kBits + own_bits * 16 + place.stage * S::kBitsBytes, chunk_bits,
+                                      true);
+                    chunk_bits += S::kBitsBytes;
+                    const uint32_t to = swizzled + place.stage * S::kChunkBytes;
 #pragma unroll
-                for (int i = 0; i < 3; ++i)
-                    copy_async_16(to + (i * 64 + thread) * 16, bits + (i * 64 + thread) * 16, true);
-                if (thread < 16)
-                    copy_async_16(to + Shape::kTargets + thread * 16,
-                                  p.plan.slot_target + tile * kTileRows + thread * 4, true);
-                const int32_t* begins = p.plan.far_begin + size_t(tile) * (kTileRows + 1) + thread;
-                copy_async_4(to + Shape::kBegins + thread * 4, begins);
-                if (thread == 0) copy_async_4(to + Shape::kBegins + kTileRows * 4, begins + kTileRows);
-                barrier_arrive_copied(tile_full + 8 * place.stage);
-                const int count = __shfl_sync(~0u, counts, tile - counts_from);
-                if (thread == 0) {
-                    store_shared_16(to + Shape::kInfo, tile, piece.slab * kSlab, piece.chunks, count);
-                    store_shared_16(to + Shape::kInfo + 16, first_chunk, tile + kWarpgroups >= piece.hi, 0, 0);
-                    barrier_arrive(tile_full + 8 * place.stage);
-                }
-                advance();
-                if (++next_tile == piece.hi) {
-                    first_chunk += piece.chunks;
-                    more = piece.next();
-                    next_tile = piece.lo;
-                    counts_from = INT_MIN / 2;
-                }
-            }
-            for (int i = 0; i < kWarpgroups; ++i) {  // no more tiles
-                const RingPlace<Shape::kTileStages> place(warpgroup, use);
-                barrier_wait(tile_empty + 8 * place.stage, place.phase ^ 1);
-                const uint32_t to = shared + Shape::kTile + place.stage * Shape::kTileBytes;
-                if (thread == 0) {
-                    store_shared_16(to + Shape::kInfo, 0, 0, 0, 0);
-                    store_shared_16(to + Shape::kInfo + 16, first_chunk, 0, 0, 0);
-                    barrier_arrive(tile_full + 8 * place.stage);
-                }
-                barrier_arrive(tile_full + 8 * place.stage);
-                advance();
-            }
-        } else {  // ---- far weights: each warp copies every other pair of entries of a chunk
-            int warpgroup = 0;
-            unsigned uses = 0;  // how often each warpgroup's places were used, eight bits per warpgroup
-            // A half warp copies entries 4 j + own of a chunk. Each lane loads the feature of one of its warp's 32
-            // entries; shuffles hand them on.
-            const int own = warp % 2 * 2 + lane / 16, mine = lane / 2 * 4 + warp % 2 * 2 + lane % 2;
-            const uint32_t swizzled = shared + Shape::kFar + (sixteenth < 8 ? 0 : Shape::kFarAtomBytes) +
-                                      operand_offset(index_of_bit(own), sixteenth % 8);
-            const uint16_t* far = p.plan.far + mine;
-            int next_count = 0;
-            unsigned next_feature = 0;
-            const auto look_ahead = [&](int tile) {
-                next_count = count_of(tile);
-                next_feature = __ldg(far + size_t(tile) * kTileRows * p.plan.pitch);
-            };
-            if (more) look_ahead(next_tile);
-            while (more) {
-                const int tile = next_tile, count = next_count, column = piece.slab * kSlab;
-                unsigned feature = next_feature;
-                const bool exists = column + sixteenth % 8 * 8 < half;
-                const char* from = reinterpret_cast<const char*>(weights + column) +
-                                   size_t(unsigned(piece.bucket * p.in.bucket_size)) * row_bytes;
-                if (++next_tile == piece.hi) {
-                    more = piece.next();
-                    next_tile = piece.lo;
-                }
-                if (more) look_ahead(next_tile);
-                for (int base = 0; base < count; base += Shape::kFarChunk) {
-                    if (base > 0) feature = __ldg(far + size_t(tile) * kTileRows * p.plan.pitch + base);
-                    const int rest = count - base, mine_of_rest = exists ? rest - own : 0;
-                    const RingPlace<Shape::kFarStages> place(warpgroup, uses >> 8 * warpgroup);
-                    barrier_wait(far_empty + 8 * place.stage, place.phase ^ 1);
-                    const uint32_t to = swizzled + place.stage * Shape::kFarBytes;
+                    for (int j = 0; j < kOfHalf; j += 8) {
+                        if (j > 0)
+                            eight[0] = load_shared_16<true>(which + 32), eight[1] = load_shared_16<true>(which + 48);
+                        const unsigned of[8] = {eight[0].x, eight[0].y, eight[0].z, eight[0].w,
+                                                eight[1].x, eight[1].y, eight[1].z, eight[1].w};
 #pragma unroll
-                    for (int first = 0; first < 16; first += 4) {  // at a time, so that their shuffles overlap
-                        if (4 * first >= rest) break;
-                        unsigned which[4];
-#pragma unroll
-                        for (int i = 0; i < 4; ++i) which[i] = __shfl_sync(~0u, feature, 2 * (first + i) + lane / 16);
-#pragma unroll
-                        for (int i = 0; i < 4; ++i) {
-                            // index_of_bit of a sum without carries is the sum of both values. After the last entry
-                            // zeros are stored.
-                            const int j = first + i, k = (4 * j & 32) + index_of_bit(4 * j & 31);
-                            copy_async_16((to + k * 128) ^ (k % 8 << 4), row_of(from, which[i], row_bytes),
-                                          mine_of_rest > 4 * j);
-                        }
+                        for (int i = 0; i < 8; ++i)
+                            copy_async_16((to + (j + i) * 128) ^ (i << 4), row_of(from, of[i], row_bytes), exists);
                     }
-                    barrier_arrive_copied(far_full + 8 * place.stage);
-                    uses = (uses & ~(255u << 8 * warpgroup)) | ((uses >> 8 * warpgroup) + 1 & 255u) << 8 * warpgroup;
+                    barrier_arrive_copied(full + 8 * place.stage);
+                    which += S::kChunk * 4;
                 }
-                if (++warpgroup == kWarpgroups) warpgroup = 0;
+                from += S::kSlab * sizeof(Weight), own_column += S::kSlab;
             }
-        }
-        copy_async_wait_all();
-    } else if (warp >= Shape::kConsumers / 32) {  // ---- near weights
-        give_registers<Shape::kNearRegisters>();
-        const int producer = warp % 4;  // copies 16 features of each chunk
-        ForwardPieces piece(units, p.in.num_buckets, slabs);
-        unsigned chunk = 0;
-        // Element i: a feature of chunk 2 i in lanes 0 … 15, and of chunk 2 i + 1 in the others.
-        int next_features[Shape::kMaxChunks / 2] = {}, of_bucket = -1;
-        const auto look_ahead = [&] {
-            const bool more = piece.next();
-            if (more && piece.bucket != of_bucket) {
-                of_bucket = piece.bucket;
-#pragma unroll
-                for (int i = 0; i < Shape::kMaxChunks / 2; ++i)
-                    next_features[i] = __ldg(p.plan.ranked + of_bucket * kBucketFeatures +
-                                             (2 * i + lane / 16) * Shape::kChunk + producer * 16 + lane % 16);
-            }
-            return more;
-        };
-        const uint32_t swizzled =
-            (sixteenth < 8 ? 0 : Shape::kAtomBytes) + operand_offset(lane / 16, sixteenth % 8) + producer * 16 * 128;
-        bool more = look_ahead();
-        while (more) {
-            const int column = piece.slab * kSlab, chunks = piece.chunks;
-            const bool exists = column + sixteenth % 8 * 8 < half;
-            const char* from = reinterpret_cast<const char*>(weights + column) +
-                               size_t(unsigned(piece.bucket * p.in.bucket_size)) * row_bytes;
-            int features[Shape::kMaxChunks / 2];
-#pragma unroll
-            for (int i = 0; i < Shape::kMaxChunks / 2; ++i) features[i] = next_features[i];
-            more = look_ahead();
-#pragma unroll
-            for (int c = 0; c < Shape::kMaxChunks; ++c) {
-                if (c == chunks) break;
-                const RingPlace<Shape::kStages> place(chunk++);
-                barrier_wait(empty + 8 * place.stage, place.phase ^ 1);
-                const uint32_t to = shared + place.stage * Shape::kChunkBytes + swizzled;
-#pragma unroll
-                for (int j = 0; j < 8; ++j) {
-                    const int feature = __shfl_sync(~0u, features[c / 2], c % 2 * 16 + 2 * j + lane / 16);
-                    const bool valid = exists && feature >= 0;  // zeros otherwise
-                    copy_async_16((to + j * 256) ^ (2 * j % 8 << 4),
-                                  from + size_t(unsigned(max(feature, 0))) * row_bytes, valid);
-                }
-                barrier_arrive_copied(full + 8 * place.stage);
-            }
+            copy_async_commit();
+            const uint32_t used = features;
+            features = next_features, next_features = used;
         }
         copy_async_wait_all();
     } else {  // ---- products
-        take_registers<Shape::kConsumerRegisters>();
-        const int t = lane % 4, shift = bucket_plan::keep(4 * t);
-        // The thread's number in the warpgroup, at each use. What is computed from it and kept would be spilled, and
-        // local memory is slow here, as next to no L1 cache is left.
-        const auto own_thread = [] { return int(thread_number() % 128); };
-        const uint32_t bias = shared + Shape::kBias + warp / 4 * Shape::kBiasBytes;  // for the warpgroup's slab
-        unsigned far_uses = 0;
-        int released = 0, ready = 0;  // in chunks, counted through all units of the worker
-        const auto release_until = [&](int chunk) {
-            for (; released < chunk; ++released) {
-                const RingPlace<Shape::kStages> place(released);
-                barrier_wait(full + 8 * place.stage, place.phase);
-                barrier_arrive(empty + 8 * place.stage);
-            }
-        };
-        for (unsigned number = 0;; ++number) {  // of the warpgroup's tiles
-            const RingPlace<Shape::kTileStages> tile_place(warp / 4, number);
-            barrier_wait(tile_full + 8 * tile_place.stage, tile_place.phase);
-            const uint32_t rows = shared + Shape::kTile + tile_place.stage * Shape::kTileBytes;
-            const uint4 first = load_shared_16<true>(rows + Shape::kInfo);
-            const uint2 second = load_shared_8(rows + Shape::kInfo + 16);
-            const int tile = int(first.x), column = int(first.y), chunks = __shfl_sync(~0u, int(first.z), 0),
-                      far = __shfl_sync(~0u, int(first.w), 0);
-            const int first_chunk = __shfl_sync(~0u, int(second.x), 0);
-            release_until(first_chunk);  // skips units in which this warpgroup has no tile
-            if (chunks == 0) break;
-            float acc[64];
-            if (int(load_shared_4(bias + 512)) != column) {  // the first column of the bias that is there
-                const int thread = threadIdx.x % 128, c = column + thread % kSlab;
-                warpgroup_barrier(warp / 4);
-                if (thread == 0) store_shared_4(bias + 512, column);
-                store_shared_4(bias + thread * 4,
-                               c < half ? __float_as_uint(p.bias[c + (thread < kSlab ? 0 : half)]) : 0);
-                warpgroup_barrier(warp / 4);
-            }
-#pragma unroll
-            for (int j = 0; j < 16; ++j) {
-                const uint2 b = load_shared_8(bias + 32 * j + 8 * t);
-                acc[4 * j] = acc[4 * j + 2] = __uint_as_float(b.x);
-                acc[4 * j + 1] = acc[4 * j + 3] = __uint_as_float(b.y);
-            }
-            fence_registers(acc);
-            const int row_offset = own_thread() / 32 * 16 + lane / 4;  // of the lane's first sums
-            const uint32_t row_bits = rows + row_offset * Shape::kRowBits;
-            uint32_t a[2][2][4];
-            if (far > 0) {
-                const uint32_t begins = rows + Shape::kBegins + row_offset * 4;
-                const int begin_low = int(load_shared_4(begins)), end_low = int(load_shared_4(begins + 4)),
-                          begin_high = int(load_shared_4(begins + 32)), end_high = int(load_shared_4(begins + 36));
+        if constexpr (S::kTeams > 1) take_registers<S::kProductRegisters>();
+        const int warpgroup = S::kTeams == 1 ? 0 : __shfl_sync(~0u, warp / 4, 0), tile_in_group = warpgroup % kTiles;
+        const uint32_t all_bias = shared + S::kBias + tile_in_group * S::kBiasBytes,
+                       all_targets = shared + S::kTargets + tile_in_group * kTileRows * 4;
+        const int t = lane % 4, shift = 4 * t, stored_row = warp % 4 * 16 + lane / 8;
+        const uint32_t bits = shared + S::kBits + (in_role % (4 * kTiles) * 16 + lane / 4) * 8,
+                       turn = shared + S::kTurn + in_role % (4 * kTiles) * S::kTurnBytes;
 #pragma unroll 1
-                for (int base = 0; base < far; base += Shape::kFarChunk) {
-                    const RingPlace<Shape::kFarStages> place(warp / 4, far_uses++);
-                    barrier_wait(far_full + 8 * place.stage, place.phase);
-                    fence_shared_for_wgmma();
-                    const uint32_t operand =
-                        operand_descriptor(shared + Shape::kFar + place.stage * Shape::kFarBytes, Shape::kFarAtomBytes);
+        for (int item = first_item; item < end_item; item = S::kTeams == 1 ? end_item : item + step) {
+            const int group = item % groups, first_column = item / groups * slabs * S::kSlab,
+                      end_column = min(half, first_column + slabs * S::kSlab), tile = group * kTiles + tile_in_group;
+            const int chunks = __shfl_sync(~0u, __ldg(p.group_features.chunks + group), 0);
+            const int thread = thread_number() % 128;
+            if constexpr (S::kTeams > 1)
+                warpgroup_barrier(warpgroup);  // until all warps have finished the previous item
 #pragma unroll
-                    for (int s = 0; s < 2; ++s) {
-                        const int first = base + 32 * s;
-                        const uint32_t low = bit_range(begin_low - first, end_low - first) >> shift,
-                                       high = bit_range(begin_high - first, end_high - first) >> shift;
-                        multiply_word<Shape::kBf16>(acc, a[s], low, high, kOne, operand + s * 256);
-                    }
-                    if (base + Shape::kFarChunk < far) {  // near products follow the last far ones at once
-                        wgmma_wait<0>();
-                        barrier_arrive(far_empty + 8 * place.stage);
-                    }
-                }
+            for (int slab = 0; slab < S::kMostSlabs; ++slab) {  // columns of the first half, then of the second
+                const int c = first_column + slab * S::kSlab + thread % S::kSlab;
+                store_shared_4(all_bias + slab * 512 + thread * 4,  // + 0.0f, so that no sum is −0
+                               c < half ? __float_as_uint(p.bias[c + (thread < S::kSlab ? 0 : half)] + 0.0f) : 0);
             }
+            if (thread < kTileRows)  // the last group may have fewer tiles
+                store_shared_4(all_targets + thread * 4,
+                               tile < tiles ? uint32_t(__ldg(p.plan.slot_target + tile * kTileRows + thread)) : ~0u);
+            warpgroup_barrier(warpgroup);
+#pragma unroll 1
+            for (int column = first_column; column < end_column; column += S::kSlab) {
+                const uint32_t bias = all_bias + (column - first_column) * 8 + 8 * t;
+                float acc[64];
 #pragma unroll
-            for (int c = 0; c < Shape::kMaxChunks; ++c) {
-                if (c == chunks) break;
-                const uint2 low = load_shared_8(row_bits + c * 8),
-                            high = load_shared_8(row_bits + 8 * Shape::kRowBits + c * 8);
-                const RingPlace<Shape::kStages> place(first_chunk + c);
-                if (first_chunk + c >= ready) {
+                for (int j = 0; j < 16; ++j) {
+                    const uint2 b = load_shared_8(bias + 32 * j);
+                    acc[4 * j] = acc[4 * j + 2] = __uint_as_float(b.x);
+                    acc[4 * j + 1] = acc[4 * j + 3] = __uint_as_float(b.y);
+                }
+                fence_registers(acc);
+                uint32_t a[2][2][4];
+                uint32_t before = 0;  // the stage of the chunk before
+#pragma unroll 1
+                for (int c = 0; c < chunks; ++c) {
+                    const RingPlace<S::kStages> place(use++);
                     barrier_wait(full + 8 * place.stage, place.phase);
                     fence_shared_for_wgmma();
-                    ready = first_chunk + c + 1;
-                }
-                const uint32_t operand =
-                    operand_descriptor(shared + place.stage * Shape::kChunkBytes, Shape::kAtomBytes);
+                    const uint2 low = load_shared_8(bits + place.stage * S::kBitsBytes),
+                                high = load_shared_8(bits + place.stage * S::kBitsBytes + 64);
+                    const uint32_t operand = operand_descriptor(shared + place.stage * S::kChunkBytes, S::kAtomBytes);
 #pragma unroll
-                for (int s = 0; s < 2; ++s) {
-                    wgmma_wait<1>();
-                    if (c == 0 && s == 1 && far > 0)  // the far products are done
-                        barrier_arrive(far_empty + 8 * RingPlace<Shape::kFarStages>(warp / 4, far_uses - 1).stage);
-                    const uint32_t word_low = (s ? low.y : low.x) >> shift, word_high = (s ? high.y : high.x) >> shift;
-                    multiply_word<Shape::kBf16>(acc, a[s], word_low, word_high, kOne, operand + s * 256);
+                    for (int s = 0; s < 2; ++s) {
+                        wgmma_wait<1>();
+                        if (s == 1 && c > 0) barrier_arrive(empty + 8 * before);
+                        const uint32_t word_low = (s ? low.y : low.x) >> shift,
+                                       word_high = (s ? high.y : high.x) >> shift;
+                        multiply_word<S::kBf16>(acc, a[s], word_low, word_high, kOne, operand + s * 256);
+                    }
+                    before = place.stage;
                 }
+                wgmma_wait<0>();
+                fence_registers(acc);
+                if (chunks > 0) barrier_arrive(empty + 8 * before);
+                finish_tile<S>(p, acc, turn, tile * kTileRows + stored_row, column, all_targets + stored_row * 4);
             }
-            const int thread = own_thread(), stored_row = thread / 32 * 16 + thread % 32 / 8;  // of its first piece
-            int targets[4];
-#pragma unroll
-            for (int k = 0; k < 4; ++k)
-                targets[k] = int(load_shared_4(rows + Shape::kTargets + stored_row * 4 + k * 16));
-            barrier_arrive(tile_empty + 8 * tile_place.stage);
-            wgmma_wait<0>();
-            fence_registers(acc);
-            if (second.y != 0) release_until(first_chunk + chunks);
-            const uint32_t turn = shared + Shape::kTurn + (warp / 4 * 4 + thread / 32) * Shape::kTurnBytes;
-            finish_tile<Shape>(p, acc, turn, tile * kTileRows + stored_row, column, targets);
         }
     }
 }
 
+constexpr int kLeftOutGrid = 264, kLeftOutThreads = 256;
+
+// The sums of one row in plain fp32: one thread block computes, saves, activates and stores them.
 template <typename Weight>
-void forward(const ForwardProblem& p, int workers, cudaStream_t stream) {
-    using Shape = ForwardShape<Weight>;
-    start("forward_kernel", forward_kernel<Weight>, Shape::kSharedBytes, workers, Shape::kThreads, Shape::kSharedBytes,
-          stream, p);
-    start("irregular_forward_kernel", irregular_forward_kernel<Weight>, -1, kIrregularGrid, 256, 0, stream, p);
+__device__ __forceinline__ void sum_row(const ForwardProblem& p, int row, int slot, int target) {
+    const int half = p.num_outputs / 2;
+    for (int c = threadIdx.x; c < half; c += blockDim.x) {
+        float v[2] = {p.bias[c] + 0.0f, p.bias[half + c] + 0.0f};  // + 0.0f, so that no sum is −0
+        constexpr int kAhead = 8;
+        const int32_t* const entries = bucket_plan::row_pointer(p.in, row);
+        bool open = true;
+        for (int first = 0; open && first < p.in.max_active; first += kAhead) {
+            int features[kAhead];
+            float weights[kAhead][2] = {};
+            for (int i = 0; i < kAhead; ++i) features[i] = first + i < p.in.max_active ? entries[first + i] : -1;
+            for (int i = 0; i < kAhead; ++i) {
+                open = open && features[i] >= 0;
+                if (!open || features[i] >= p.in.num_bucketed + p.in.num_unbucketed) continue;
+                const Weight* weight = static_cast<const Weight*>(p.weight) + size_t(features[i]) * p.num_outputs + c;
+                weights[i][0] = cuda::to_sum(weight[0]), weights[i][1] = cuda::to_sum(weight[half]);
+            }
+            for (int i = 0; i < kAhead; ++i) v[0] += weights[i][0], v[1] += weights[i][1];
+        }
+        if (p.saved != nullptr) {
+            const uint32_t encoded = encode(v[0], v[1], p.bound);
+            for (int h = 0; h < 2; ++h) {
+                const size_t at = saved_at(slot, h, c, p.num_outputs);
+                static_cast<uint16_t*>(p.saved)[at] = uint16_t(encoded >> (16 * h));
+            }
+        }
+        if (p.activation != Activation::kIdentity) v[0] = clip(v[0], p.bound), v[1] = clip(v[1], p.bound);
+        if (p.activation == Activation::kPairwise) {
+            store(p.out, size_t(target) * half + c, finished(p, v[0] * (v[1] * p.scale)), p.out_type);
+            continue;
+        }
+        for (int h = 0; h < 2; ++h)
+            store(p.out, size_t(target) * p.num_outputs + h * half + c,
+                  finished(p, v[h] * (p.activation == Activation::kSCReLU ? v[h] * p.scale : p.scale)), p.out_type);
+    }
+}
+
+// Adds up the rows that the product leaves out, divided evenly among the thread blocks. Usually there are none.
+template <typename Weight>
+__global__ void __launch_bounds__(kLeftOutThreads) left_out_kernel(ForwardProblem p) {
+    __shared__ uint64_t left_out[kLeftOutThreads];
+    __shared__ unsigned tiles_with_any[kLeftOutThreads / 32];
+    wait_for_kernels_before();
+    const int tiles = p.plan.tile_begin[p.in.num_buckets];
+    unsigned number = 0;
+    for (int first = 0; first < tiles; first += kLeftOutThreads) {
+        const int own = first + int(threadIdx.x);
+        const uint64_t own_rows = own < tiles ? p.group_features.left_out[own] : 0;
+        left_out[threadIdx.x] = own_rows;
+        const unsigned any = __ballot_sync(~0u, own_rows != 0);
+        if (threadIdx.x % 32 == 0) tiles_with_any[threadIdx.x / 32] = any;
+        __syncthreads();
+        for (int w = 0; w < kLeftOutThreads / 32; ++w)
+            for (unsigned which = tiles_with_any[w]; which != 0; which &= which - 1) {
+                const int i = 32 * w + __ffs(int(which)) - 1;
+                for (uint64_t rows = left_out[i]; rows != 0; rows &= rows - 1) {
+                    if (number++ % gridDim.x != blockIdx.x) continue;
+                    const RowOrder row = p.plan.order[(first + i) * kTileRows + __ffsll((long long)rows) - 1];
+                    if (row.target >= 0) sum_row<Weight>(p, row.row, row.slot, row.target);
+                }
+            }
+        __syncthreads();
+    }
+}
+
+template <typename Weight, int kTiles>
+void forward(const ForwardProblem& p, int multiprocessors, cudaStream_t stream) {
+    using S = ForwardShape<Weight, kTiles>;
+    constexpr int kFewestItems = 12;  // per team, for two slabs each: with fewer, the last team would end too late
+    const int groups = p.group_features.groups(p.in), all_slabs = (p.num_outputs / 2 + S::kSlab - 1) / S::kSlab,
+              slabs = (long long)groups * all_slabs >= 2 * kFewestItems * multiprocessors ? S::kMostSlabs : 1;
+    // A team that has a thread block of its own takes one item.
+    const int grid = S::kTeams == 1 ? groups * ((all_slabs + slabs - 1) / slabs) : multiprocessors;
+    start("forward_kernel", forward_kernel<Weight, kTiles>, S::shared_bytes(GroupFeatures::most_of(kTiles)), grid,
+          S::kThreads, S::shared_bytes(p.group_features.most), stream, p, slabs);
+    start("left_out_kernel", left_out_kernel<Weight>, -1, kLeftOutGrid, kLeftOutThreads, 0, stream, p);
+}
+template <typename Weight>
+void forward(const ForwardProblem& p, int multiprocessors, cudaStream_t stream) {
+    p.group_features.tiles == 1 ? forward<Weight, 1>(p, multiprocessors, stream)
+                                : forward<Weight, 2>(p, multiprocessors, stream);
 }
 
 }  // namespace nnue::one_hot_product

@@ -1,13 +1,11 @@
-// Rows that break the rule of king-bucketed sets (bucket_plan.cuh), or have an unbucketed feature twice. The products
-// leave them out, and the kernels here add them one by one. Usually there are none.
+// Rows that break the rule of king-bucketed sets (bucket_plan.cuh), or have an unbucketed feature twice, in the
+// backward: the products leave them out, and the kernel here adds them one by one. Usually there are none.
 #pragma once
 
 #include "../common.cuh"
 #include "row_gradients.cuh"
 
 namespace nnue::one_hot_product {
-
-constexpr int kIrregularGrid = 264;
 
 __device__ __forceinline__ void store(void* base, size_t offset, float x, Float type) {
     if (type == Float::kFloat32) static_cast<float*>(base)[offset] = x;
@@ -20,59 +18,6 @@ __device__ __forceinline__ void for_each_feature(const IndexRows& in, int row, c
     const int32_t* features = bucket_plan::row_pointer(in, row);
     for (int k = 0; k < in.max_active && features[k] >= 0; ++k)
         if (features[k] < in.num_bucketed + in.num_unbucketed) visit(features[k]);
-}
-
-// The sums of one row in plain fp32: one thread block computes, saves, activates and stores them.
-template <typename Weight>
-__device__ __forceinline__ void sum_row(const ForwardProblem& p, int row, int slot, int target) {
-    const int half = p.num_outputs / 2;
-    for (int c = threadIdx.x; c < half; c += blockDim.x) {
-        float v[2] = {p.bias[c] + 0.0f, p.bias[half + c] + 0.0f};  // + 0.0f, so that no sum is −0
-        constexpr int kAhead = 8;
-        const int32_t* const entries = bucket_plan::row_pointer(p.in, row);
-        bool open = true;
-        for (int first = 0; open && first < p.in.max_active; first += kAhead) {
-            int features[kAhead];
-            float weights[kAhead][2] = {};
-            for (int i = 0; i < kAhead; ++i) features[i] = first + i < p.in.max_active ? entries[first + i] : -1;
-            for (int i = 0; i < kAhead; ++i) {
-                open = open && features[i] >= 0;
-                if (!open || features[i] >= p.in.num_bucketed + p.in.num_unbucketed) continue;
-                const Weight* weight = static_cast<const Weight*>(p.weight) + size_t(features[i]) * p.num_outputs + c;
-                weights[i][0] = cuda::to_sum(weight[0]), weights[i][1] = cuda::to_sum(weight[half]);
-            }
-            for (int i = 0; i < kAhead; ++i) v[0] += weights[i][0], v[1] += weights[i][1];
-        }
-        if (p.saved != nullptr) {
-            const uint32_t encoded = encode(v[0], v[1], p.bound);
-            for (int h = 0; h < 2; ++h) {
-                const size_t at = saved_at(slot, h, c, p.num_outputs);
-                if (sizeof(Weight) == 4)
-                    static_cast<float*>(p.saved)[at] = v[h];
-                else
-                    static_cast<uint16_t*>(p.saved)[at] = uint16_t(encoded >> (16 * h));
-            }
-        }
-        if (p.activation != Activation::kIdentity) v[0] = clip(v[0], p.bound), v[1] = clip(v[1], p.bound);
-        if (p.activation == Activation::kPairwise) {
-            store(p.out, size_t(target) * half + c, finished(p, v[0] * (v[1] * p.scale)), p.out_type);
-            continue;
-        }
-        for (int h = 0; h < 2; ++h)
-            store(p.out, size_t(target) * p.num_outputs + h * half + c,
-                  finished(p, v[h] * (p.activation == Activation::kSCReLU ? v[h] * p.scale : p.scale)), p.out_type);
-    }
-}
-
-template <typename Weight>
-__global__ void irregular_forward_kernel(ForwardProblem p) {
-    wait_for_kernels_before();
-    if (*p.plan.irregular == 0) return;
-    for (int row = blockIdx.x; row < 2 * p.in.positions; row += gridDim.x) {
-        if (p.plan.row_slot[row] >= 0) continue;
-        const int slot = ~p.plan.row_slot[row];
-        sum_row<Weight>(p, row, slot, p.plan.slot_target[slot]);
-    }
 }
 
 // Adds the irregular rows to the weight gradient that the products have written. Each thread has one column of either

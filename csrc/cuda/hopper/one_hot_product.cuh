@@ -3,9 +3,8 @@
 //
 // An fp32 gradient x is split into two fp16 terms, x = high + 2⁻¹¹ · low, which keeps at least 22 bits of it. Each term
 // has its own sums (GradientShape). A slab is `kSlab` columns of the first half of the outputs and the same columns of
-// the second half, so that the pairwise product of clipped halves is local to a thread. The thread blocks
-// (workers), one per multiprocessor of the GPU, share the work evenly. The order of every sum depends only on the
-// batch.
+// the second half, so that the pairwise product of clipped halves is local to a thread. The order of every sum
+// depends only on the batch.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -17,7 +16,7 @@
 #include "../output_gradient.cuh"
 #include "../ptx.cuh"
 #include "bucket_plan.cuh"
-#include "tile_features.cuh"
+#include "group_features.cuh"
 #include "unbucketed_lists.cuh"
 
 namespace nnue {
@@ -30,11 +29,10 @@ struct MergeUnit;
 struct ForwardProblem {
     IndexRows in;
     BucketPlan plan;
-    const RowOrder* order;       // where there are unbucketed features
-    TileFeatures tile_features;  // where there are unbucketed features and 16-bit weights
-    const void* weight;          // [num_features, num_outputs]
-    const float* bias;           // [num_outputs]
-    void* out;                   // [2 · positions, width]: width num_outputs / 2 for pairwise, else num_outputs
+    GroupFeatures group_features;  // for 16-bit weights
+    const void* weight;            // [num_features, num_outputs]
+    const float* bias;             // [num_outputs]
+    void* out;                     // [2 · positions, width]: width num_outputs / 2 for pairwise, else num_outputs
     void* saved;      // [slots, num_outputs] for the backward (fp32 sums, or fp16 as `encode` gives them), or null
     int num_outputs;  // a multiple of 16
     Activation activation;
@@ -103,24 +101,6 @@ __device__ __forceinline__ int last_begun(const T* begin, int count, T place) {
             high = middle - 1;
     }
     return low;
-}
-
-// The share of `total` that the workers before this one have: total · worker / gridDim.x, without overflow.
-template <typename T>
-__device__ __forceinline__ T even_begin(T total, unsigned worker) {
-    const unsigned workers = gridDim.x;
-    return total / workers * worker + unsigned(total % workers) * worker / workers;
-}
-
-// Where a worker's stretch of units begins. An even division of `total` would put it at `even`. It is moved to the
-// nearest edge of a unit if that is at most `sharing` away, which is the cost of sharing a unit between two workers.
-// `cost_begin` gives where each of the `num_units` units of one slab begins.
-template <typename T>
-__device__ __forceinline__ T stretch_begin(T even, T total, const int* cost_begin, int num_units, int sharing) {
-    if (even == total) return total;
-    const int rest = int(even % cost_begin[num_units]), unit = last_begun(cost_begin, num_units, rest);
-    const int before = rest - cost_begin[unit], after = cost_begin[unit + 1] - rest;
-    return min(before, after) > sharing ? even : before <= after ? even - before : even + after;
 }
 
 // Where the sum of a column of half `h` is saved.

@@ -1,5 +1,5 @@
-// The unbucketed features of a batch, as part of its plan: the order of rows for the forward, and for the backward
-// bitmaps of the dense features and lists of slots of the others.
+// The unbucketed features of a batch, as part of its plan, for the backward: bitmaps of the dense features and lists of
+// slots of the others.
 //
 // They are ranked, the most frequent first. The first ones are *dense* (at most 640): one more bucket of the product.
 // Each of the others has an ascending list of slots. Which features are dense is decided from an even sample of at
@@ -17,17 +17,11 @@
 namespace nnue {
 
 constexpr int kDenseFeatures = 640, kDenseWords = kDenseFeatures / 32;
-constexpr int kLongList = 128;  // slots; see unbucketed_backward_mma.cuh
-constexpr int kShortList = 8;
-static_assert((kLongList & (kLongList - 1)) == 0, "where a bin begins");
-static_assert(kShortList < 15 && kShortList < kLongList, "a bin for each count up to one more");
 static_assert(kDenseFeatures % 32 == 0 && kDenseFeatures <= kBucketFeatures, "dense_bits has as many as a bucket");
 
 struct UnbucketedSummary {
-    int dense;         // number of dense ranks
-    int first_middle;  // the first rank of a list with fewer than kLongList slots
-    int first_short;   // the first one with at most kShortList slots
-    int first_empty;   // the rank of the first feature that no row has
+    int dense;        // number of dense ranks
+    int first_empty;  // the rank of the first feature that no row has
 };
 
 struct UnbucketedLists {
@@ -46,7 +40,7 @@ struct UnbucketedLists {
     UnbucketedSummary* summary;  // [1]
     SlotList* by_rank;           // [num_unbucketed], by rank; of dense features only `feature` is used
     int32_t* rank;               // [num_unbucketed]
-    int32_t* slots;              // [places]: the lists
+    int32_t* slots;              // [entries]: the lists
     uint2* dense_bits;           // [tiles, 768]: as BucketPlan::feature_bits, for dense features
 
     static size_t zeroed(const IndexRows& in) {
@@ -55,9 +49,7 @@ struct UnbucketedLists {
     static __host__ __device__ int chunks(const IndexRows& in) {
         return (BucketPlan::tiles(in.positions, in.num_buckets) + kChunkTiles - 1) / kChunkTiles;
     }
-    static size_t keys_of_chunks(const IndexRows& in) { return size_t(chunks(in)) * kChunkSlots * in.max_active; }
-    // Each list begins at a multiple of four.
-    static size_t places(const IndexRows& in) { return keys_of_chunks(in) + 3 * size_t(in.num_unbucketed); }
+    static size_t entries(const IndexRows& in) { return size_t(chunks(in)) * kChunkSlots * in.max_active; }
 };
 
 // More scratch of the kernels below. It is as large as the lists, so it is not part of the plan, which lives longer.
@@ -67,12 +59,6 @@ struct ListScratch {
     uint32_t* keys;      // [chunks, kChunkSlots · max_active]: feature / kResidues, and slot within the chunk
     uint2* found;        // [num_unbucketed]: where its list begins, and its length
 };
-
-// [slots]: the slots of each tile, those with the most entries first; padding comes last, with target −1.
-inline RowOrder* carve_row_order(Carver& carver, const IndexRows& in) {
-    if (in.num_unbucketed == 0) return nullptr;
-    return carver.take<RowOrder>("order", size_t(BucketPlan::tiles(in.positions, in.num_buckets)) * kTileRows);
-}
 
 inline UnbucketedLists carve_unbucketed_lists(Carver& carver, const IndexRows& in) {
     const size_t tiles = BucketPlan::tiles(in.positions, in.num_buckets);
@@ -89,7 +75,7 @@ inline UnbucketedLists carve_unbucketed_lists(Carver& carver, const IndexRows& i
     lists.summary = carver.take<UnbucketedSummary>("summary", 1);
     lists.by_rank = carver.take<SlotList>("by_rank", in.num_unbucketed);
     lists.rank = carver.take<int32_t>("rank", in.num_unbucketed);
-    lists.slots = carver.take<int32_t>("slots", UnbucketedLists::places(in));
+    lists.slots = carver.take<int32_t>("slots", UnbucketedLists::entries(in));
     lists.dense_bits = carver.take<uint2>("dense_bits", tiles * kBucketFeatures);
     return lists;
 }
@@ -99,7 +85,7 @@ inline ListScratch carve_list_scratch(Carver& carver, const IndexRows& in) {
     scratch.dense_bit = carver.take<int16_t>("dense_bit", in.num_unbucketed);
     scratch.begins =
         carver.take<uint32_t>("begins", size_t(UnbucketedLists::chunks(in)) * (UnbucketedLists::kResidues + 1));
-    scratch.keys = carver.take<uint32_t>("keys", UnbucketedLists::keys_of_chunks(in));
+    scratch.keys = carver.take<uint32_t>("keys", UnbucketedLists::entries(in));
     scratch.found = carver.take<uint2>("found", in.num_unbucketed);
     return scratch;
 }
@@ -241,7 +227,7 @@ struct SplitShared {
 // irregular_rows.cuh adds it.
 // long: loads of the next rows are in flight while the entries of these rows are sorted.
 __global__ void __launch_bounds__(kSplitThreads, 4)
-    split_rows(IndexRows in, BucketPlan plan, const RowOrder* order, UnbucketedLists lists, ListScratch scratch) {
+    split_rows(IndexRows in, BucketPlan plan, UnbucketedLists lists, ListScratch scratch) {
     constexpr int kResidues = UnbucketedLists::kResidues, kChunkSlots = UnbucketedLists::kChunkSlots;
     __shared__ SplitShared s;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -249,7 +235,7 @@ __global__ void __launch_bounds__(kSplitThreads, 4)
     const int first_slot = first_tile * kTileRows, own_tile = first_tile + int(threadIdx.x) / kTileRows;
     RowOrder own{first_slot + int(threadIdx.x), -1, 0, 0};
     if (own_tile < BucketPlan::tiles(in.positions, in.num_buckets)) {
-        const RowOrder there = order[first_slot + threadIdx.x];
+        const RowOrder there = plan.order[first_slot + threadIdx.x];
         if (own_tile < tiles) own = there;
     }
     uint32_t* const begins = scratch.begins + size_t(blockIdx.x) * (kResidues + 1);
@@ -468,8 +454,8 @@ __global__ void __launch_bounds__(kListThreads) make_lists(IndexRows in, Unbucke
         if (features[j] < 0) continue;
         for (int w = 0; w < kListWarps; ++w) counts[j] += s.places[w][local];
     }
-    const int places[2] = {int(counts[0] + 3) / 4 * 4, int(counts[1] + 3) / 4 * 4};
-    const int before = bucket_plan::sum_before(places[0] + places[1], s.warp_sums, warp, lane, [] { __syncthreads(); });
+    const int before =
+        bucket_plan::sum_before(int(counts[0] + counts[1]), s.warp_sums, warp, lane, [] { __syncthreads(); });
     if (threadIdx.x == kListThreads - 1) s.begin = before > 0 ? atomicAdd(lists.allotted, uint32_t(before)) : 0;
     for (int j = 0; j < 2; ++j) {
         // Dense features have no entries here, and they must not be counted in bin 0.
@@ -489,7 +475,7 @@ __global__ void __launch_bounds__(kListThreads) make_lists(IndexRows in, Unbucke
             s.places[w][2 * threadIdx.x + j] = next;
             next += of_warp;
         }
-        place += places[j];
+        place += counts[j];
     }
     __syncthreads();
     walk(first_chunks, first_entries, [&](int chunk, uint32_t key) {
@@ -524,11 +510,7 @@ __global__ void __launch_bounds__(kRankThreads, 4)
     in_bin = __shfl_sync(~0u, in_bin, __ffs(int(same)) - 1) + __popc(same & ((1u << lane) - 1));
     const int first = dense + bucket_plan::sum_before(features, warp_sums, warp, lane, [] { __syncthreads(); });
     if (mine[bin] > 0) mine[bin] = first + atomicAdd(lists.ranked + bin, mine[bin]);
-    if (blockIdx.x == 0) {
-        if (bin == bin_of_count(kLongList)) lists.summary->first_middle = first + features;
-        if (bin == kShortList + 1) lists.summary->first_short = first + features;
-        if (bin == 1) lists.summary->first_empty = first + features;
-    }
+    if (blockIdx.x == 0 && bin == 1) lists.summary->first_empty = first + features;
     __syncthreads();
     if (!exists) return;
     const int rank = bit >= 0 ? bit / 32 * 32 + index_of_bit(bit % 32) : int(mine[own_bin] + in_bin);
@@ -537,16 +519,16 @@ __global__ void __launch_bounds__(kRankThreads, 4)
 }
 
 // Makes everything about unbucketed features that the backward needs, from the rest of the plan.
-inline void build(const IndexRows& in, const BucketPlan& plan, const RowOrder* order, const UnbucketedLists& lists,
-                  const ListScratch& scratch, cudaStream_t stream) {
+inline void build(const IndexRows& in, const BucketPlan& plan, const UnbucketedLists& lists, const ListScratch& scratch,
+                  cudaStream_t stream) {
     bucket_plan::clear(lists.sampled, UnbucketedLists::zeroed(in), stream);  // a piece ends at a multiple of 256 bytes
     const int rank_grid = (in.num_unbucketed + kRankThreads - 1) / kRankThreads;
     constexpr int kResidueFeatures = UnbucketedLists::kResidues * kListFeatures;
     cuda::launch("sample_rows", sample_rows, (sample_of(in).num_rows + kSampleRows - 1) / kSampleRows, kSampleThreads,
                  0, stream, in, lists);
     cuda::launch("choose_dense", choose_dense, rank_grid, kRankThreads, 0, stream, in, lists, scratch);
-    cuda::launch("split_rows", split_rows, UnbucketedLists::chunks(in), kSplitThreads, 0, stream, in, plan, order,
-                 lists, scratch);
+    cuda::launch("split_rows", split_rows, UnbucketedLists::chunks(in), kSplitThreads, 0, stream, in, plan, lists,
+                 scratch);
     const dim3 residues(UnbucketedLists::kResidues, (in.num_unbucketed + kResidueFeatures - 1) / kResidueFeatures);
     cuda::launch("make_lists", make_lists, residues, kListThreads, 0, stream, in, lists, scratch);
     cuda::launch("rank_lists", rank_lists, rank_grid, kRankThreads, 0, stream, in, lists, scratch);
