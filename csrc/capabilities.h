@@ -34,7 +34,7 @@ namespace nnue::capabilities {
     X(no_king_buckets, "the feature set has no king buckets, or its sizes do not show them")              \
     X(large_buckets, "a king bucket has more than 768 features")                                          \
     X(many_buckets, "there are more than 255 king buckets")                                               \
-    X(many_unbucketed, "2^24 or more features lie outside king buckets")                                  \
+    X(many_unbucketed, "2^20 or more features lie outside king buckets")                                  \
     X(first_outputs, "the first layer after the transformer has more than 32 outputs")                    \
     X(inputs_16, "the number of inputs of the first layer after the transformer is not a multiple of 16") \
     X(shared_memory, "the layers need more than the 99 KB of shared memory that every GPU has")           \
@@ -153,7 +153,7 @@ constexpr TransformerRow kTransformerRows[] = {
     {Transformer::cpu, false, 0, 0, kCpuMultiple, false},
 };
 
-constexpr int64_t kLargestBucket = 768, kMostBuckets = 255, kMostUnbucketed = int64_t{1} << 24;
+constexpr int64_t kLargestBucket = 768, kMostBuckets = 255, kMostUnbucketed = int64_t{1} << 20;
 
 struct TransformerShape {
     ScalarType weight_dtype;

@@ -44,7 +44,6 @@ ALLOWED = [
     Allowed(r"stacks::rest_kernel<", 24, "many thread blocks per multiprocessor leave 64 registers; on 12.0 only"),
     Allowed(r"one_hot_product::(finish|weight_gradient)_kernel<", 16, "values used between tiles or lists"),
     Allowed(r"one_hot_product::forward_kernel<\w+, 2>", 32, "of 96 registers, threads that copy keep 32"),
-    Allowed(r"group_features::list_features<1>", 8, "four thread blocks of 512 threads leave 32 registers"),
     Allowed(r"one_hot_product::row_gradient_kernel<1,", 64, "values of one row, for eight rows in flight"),
 ]
 

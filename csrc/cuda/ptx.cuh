@@ -170,10 +170,6 @@ __device__ __forceinline__ void store_shared_4(uint32_t shared, uint32_t v) {
     asm volatile("st.shared.u32 [%0], %1;" ::"r"(shared), "r"(v) : "memory");
 }
 
-__device__ __forceinline__ void store_shared_16(uint32_t shared, uint32_t x, uint32_t y, uint32_t z, uint32_t w) {
-    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(shared), "r"(x), "r"(y), "r"(z), "r"(w) : "memory");
-}
-
 __device__ __forceinline__ void store_shared_8(uint32_t shared, float x, float y) {
     asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(shared), "f"(x), "f"(y) : "memory");
 }

@@ -81,7 +81,7 @@ def without_assembly(text: str) -> str:
 SMALL_LIMITS = {
     "backward_wgmma.cuh": {"kShareTiles": "6", "kFewLists": "64"},
     "first_layer_backward.cuh": {"kUnitsAhead": "2"},
-    "group_features.cuh": {"kMost": "512", "kWindow": "1 << 11"},
+    "group_features.cuh": {"kMost": "512"},
     "forward_wgmma_16bit.cuh": {"kFewestItems": "2"},
     "gather.cuh": {"kGatherThreads": "128"},
     "portable/plan.cuh": {"kShortestPiece": "4"},

@@ -31,7 +31,7 @@ FP32, FP16, BF16, FP64 = torch.float32, torch.float16, torch.bfloat16, torch.flo
         (H100, (BF16, 24576, 1024, 769), "portable", "more than 768 features"),
         (H100, (BF16, 300 * 64, 1024, 64), "portable", "more than 255 king buckets"),
         (H100, (BF16, 300 * 64, 1024, 64, 255 * 64), "hopper", ""),
-        (H100, (BF16, 2**24 + 768, 1024, 768, 768), "portable", "2^24 or more features"),
+        (H100, (BF16, 2**20 + 768, 1024, 768, 768), "portable", "2^20 or more features"),
         (H100, (FP32, 768, 1024, None), "portable", "no king buckets"),
         (H100, (FP32, 768, 1000, 768), "torch", "not a multiple of 16"),
         (H100, (FP64, 768, 1024, 768), "torch", "dtype of the weights"),

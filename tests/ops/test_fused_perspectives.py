@@ -364,8 +364,8 @@ def test_unbucketed_counts(
 
 @pytest.mark.parametrize("unbucketed_active", [30, 90], ids=["fit", "left out"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_more_features_than_a_bitmap_has(device: torch.device, dtype: torch.dtype, unbucketed_active: int) -> None:
-    """Beyond 131,072 they are listed window by window; a tile of more than 3,072 of them is left out of the product."""
+def test_many_features(device: torch.device, dtype: torch.dtype, unbucketed_active: int) -> None:
+    """A bitmap of 17 KB; a tile of more than 3,072 of them is left out of the product."""
     case = Case(
         150, unbucketed=140_000, unbucketed_active=unbucketed_active, skew=1.0, outputs=48, dtype=dtype, device=device
     )

@@ -36,9 +36,11 @@ inline int max_partials(int max_tiles, int slabs) {
 // to zero, and so does the last kernel.
 struct GradientSync {
     unsigned ticket;     // the next task
-    unsigned scheduled;  // 1: the row gradients and the merge units are there
+    unsigned begun;      // 1: the row gradients are there
+    unsigned scheduled;  // 1: the merge units are there as well
     int merge_units;
-    unsigned finish_tickets[3];         // tickets (Numbers) taken for unbucketed and rare features, and ranks to merge
+    unsigned list_ticket;               // tickets (Numbers) taken for lists of unbucketed features
+    unsigned finish_tickets[2];         // the same for rare features, and for ranks to merge
     unsigned parts_done[kMaxPartials];  // finished parts, at [first partial sum of a merge unit · slabs + slab]
 };
 

@@ -8,36 +8,53 @@
 
 namespace nnue::one_hot_product {
 
-struct Piece {
-    uint4 values;
-    int exponent;
-};
-
-// The slot and the slab must exist.
-template <int kTerms>
-__device__ __forceinline__ Piece load_piece(const BackwardProblem& p, int slot, int slab, int piece) {
-    using Shape = GradientShape<kTerms>;
-    const int tile = slot / kTileRows;
-    const char* from =
-        operand_of<kTerms>(p, slab, tile) + piece / 8 * Shape::kAtomBytes + operand_offset(slot % kTileRows, piece % 8);
-    return {__ldcg(reinterpret_cast<const uint4*>(from)),
-            kTerms == 2 ? __ldcg(p.exponents + size_t(slab) * p.max_tiles + tile) : 0};
+// Where the pieces of a slot's row gradient are, in pieces: piece i of an atom is at this place ^ i (operand_offset).
+__device__ __forceinline__ unsigned place_of(unsigned slot) {
+    return (slot + (slot & ~(kTileRows - 1u))) * 8 + slot % 8;
 }
 
-template <int kTerms>
-__device__ __forceinline__ void add_piece(float (&sum)[8], const Piece& piece) {
-    const float scale = kTerms == 2 ? power_of_two(piece.exponent) : 1.0f;
-    const uint32_t words[4] = {piece.values.x, piece.values.y, piece.values.z, piece.values.w};
+// The pieces `base`, base + 32, … of row gradients, which one lane adds up.
+template <int kTerms, int kCount>
+struct Pieces {
+    using Shape = GradientShape<kTerms>;
+    const char* first[kCount];     // where those of all slots begin
+    const int* exponents[kCount];  // by tile
+    const unsigned swizzle, bytes = bucket_plan::keep(16u);
+
+    __device__ __forceinline__ Pieces(const BackwardProblem& p, int base) : swizzle(base % 8) {
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
-        const float2 two = unpack(words[j], kTerms == 1 ? Float::kBFloat16 : Float::kFloat16);
-        if constexpr (kTerms == 1) {
-            sum[2 * j] += two.x, sum[2 * j + 1] += two.y;
-        } else {
-            sum[2 * j] += two.x * scale, sum[2 * j + 1] += two.y * scale;
+        for (int c = 0; c < kCount; ++c) {
+            const int slab = min((base + 32 * c) / 16, Shape::slabs(p.num_outputs) - 1);
+            first[c] = operand_of<kTerms>(p, slab, 0) + base % 16 / 8 * Shape::kAtomBytes;
+            exponents[c] = p.exponents + size_t(slab) * p.max_tiles;
         }
     }
-}
+    struct OfRow {
+        uint4 values[kCount];
+        int exponent[kCount];
+    };
+    __device__ __forceinline__ OfRow load(unsigned place) const {
+        OfRow row;
+#pragma unroll
+        for (int c = 0; c < kCount; ++c) {
+            row.values[c] = __ldcg(reinterpret_cast<const uint4*>(row_of(first[c], place ^ swizzle, bytes)));
+            if (kTerms == 2) row.exponent[c] = __ldcg(exponents[c] + place / (16 * kTileRows));
+        }
+        return row;
+    }
+    __device__ __forceinline__ static void add(float (&sum)[kCount][8], const OfRow& row) {
+#pragma unroll
+        for (int c = 0; c < kCount; ++c) {
+            const float scale = kTerms == 2 ? power_of_two(row.exponent[c]) : 1.0f;
+            const uint32_t words[4] = {row.values[c].x, row.values[c].y, row.values[c].z, row.values[c].w};
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+                const float2 two = unpack(words[j], kTerms == 1 ? Float::kBFloat16 : Float::kFloat16);
+                sum[c][2 * j] += two.x * scale, sum[c][2 * j + 1] += two.y * scale;
+            }
+        }
+    }
+};
 
 // Called by all lanes. Neighbouring lanes hold neighbouring pieces.
 template <int kTerms>
@@ -63,32 +80,23 @@ __device__ __forceinline__ void store_piece(const BackwardProblem& p, float (&su
     }
 }
 
-// Adds rows `first`, first + 1, … of a list, kRows · kSplit of them; lanes 0, 1, … hold the slots of the list's `count`
-// rows. If kSplit is 1, each lane has pieces `base` and base + 32 of every row. If it is 2, half of the warp has a
-// piece of every second row, and rows after the last one are left out. All loads come first, and none of them is
-// conditional, because the code would wait for a conditional load at once. (To read zeros from a fixed address for
-// absent rows is slower still: all of these loads meet at one place, and 400 us became 1,060.)
-template <int kTerms, int kSplit, int kRows>
-__device__ __forceinline__ void add_rows(float (&sum)[2 / kSplit][8], const BackwardProblem& p, int slot, int first,
-                                         int count, int base) {
-    const int last_slab = GradientShape<kTerms>::slabs(p.num_outputs) - 1;
+// Adds rows `first`, first + 1, … of a list, kRows · kSplit of them; lanes 0, 1, … hold the places of the list's
+// `count` rows. If kSplit is 1, each lane has two pieces of every row. If it is 2, half of the warp has a piece of
+// every second row, and rows after the last one are left out. All loads come first, and none of them is conditional,
+// because the code would wait for a conditional load at once. (To read zeros from a fixed address for absent rows is
+// slower still: all of these loads meet at one place, and 400 us became 1,060.)
+template <int kSplit, int kRows, typename OwnPieces>
+__device__ __forceinline__ void add_rows(float (&sum)[2 / kSplit][8], const OwnPieces& pieces, unsigned place,
+                                         int first, int count) {
     const int row = first + (kSplit == 2 ? threadIdx.x % 32 / 16 : 0);
-    Piece pieces[kRows][2 / kSplit];
+    typename OwnPieces::OfRow rows[kRows];
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-        const int at = __shfl_sync(~0u, slot, kSplit == 2 ? min(row + 2 * r, count - 1) : row + r);
-#pragma unroll
-        for (int c = 0; c < 2 / kSplit; ++c) {
-            const int q = base + c * 32;
-            pieces[r][c] = load_piece<kTerms>(p, at, min(q / 16, last_slab), q % 16);
-        }
-    }
+    for (int r = 0; r < kRows; ++r)
+        rows[r] = pieces.load(__shfl_sync(~0u, place, kSplit == 2 ? min(row + 2 * r, count - 1) : row + r));
     __syncwarp();
 #pragma unroll
     for (int r = 0; r < kRows; ++r)
-#pragma unroll
-        for (int c = 0; c < 2 / kSplit; ++c)
-            if (kSplit == 1 || row + 2 * r < count) add_piece<kTerms>(sum[c], pieces[r][c]);
+        if (kSplit == 1 || row + 2 * r < count) pieces.add(sum, rows[r]);
 }
 
 // For one warp: sums a list of slots, and stores the sum as the weight gradient of a feature. It takes 64 pieces of a
@@ -100,13 +108,15 @@ __device__ __forceinline__ void sum_list(const BackwardProblem& p, int feature, 
     constexpr int kMost = 8 * kSplit;  // rows in flight of a lane
     const int lane = threadIdx.x % 32, base = kSplit == 1 ? group * 64 + lane : group * 16 + lane % 16;
     float sum[2 / kSplit][8] = {};
+    const Pieces<kTerms, 2 / kSplit> pieces(p, base);
     for (int begin = 0; begin < count; begin += 32) {
         if (begin > 0) slot = begin + lane < count ? __ldcg(slots + begin + lane) : -1;
+        const unsigned place = place_of(slot);
         const int here = min(count - begin, 32);
         int first = 0;
         const auto left = [&] { return (here - first + kSplit - 1) / kSplit; };
         const auto add = [&](auto rows) {
-            add_rows<kTerms, kSplit, rows>(sum, p, slot, first, here, base);
+            add_rows<kSplit, rows>(sum, pieces, place, first, here);
             first += rows * kSplit;
         };
         while (left() >= kMost) add(std::integral_constant<int, kMost>());
@@ -157,21 +167,22 @@ class Numbers {
     unsigned now_, taken_;
 };
 
-// A work item, as one lane holds it. The list and its first slots are loaded while earlier items are processed.
-struct Item {
-    long long number;
-    SlotList list;
-    int slot;  // element of the list with the lane's number; −1 if there is none
-};
-
-template <typename ListOf, typename Visit>
-__device__ __forceinline__ void for_each_list(const int* slots, unsigned* ticket, long long count,
-                                              const ListOf& list_of, const Visit& visit) {
-    const int lane = threadIdx.x % 32;
+// Sums `count` lists, of which list_of(i) gives number i. An item is a list and a part of the columns; `by_columns`:
+// all lists come for one part of the columns, then for the next. The list of an item and its first slots are loaded
+// while earlier items are summed. Returns the number of items.
+template <int kTerms, int kSplit, typename ListOf>
+__device__ __forceinline__ unsigned sum_lists(const BackwardProblem& p, const int* slots, unsigned* ticket, int count,
+                                              bool by_columns, const ListOf& list_of) {
+    const int slabs = GradientShape<kTerms>::slabs(p.num_outputs), groups = kSplit == 1 ? (slabs + 3) / 4 : slabs;
+    const unsigned items = unsigned(count) * groups, lane = threadIdx.x % 32;
+    struct Item {
+        unsigned number;
+        SlotList list;
+        int slot;  // element of the list with the lane's number; −1 if there is none
+    };
     const auto open = [&](unsigned number) {
-        Item item{};
-        item.number = number;
-        if (item.number < count) item.list = list_of(item.number);
+        Item item{number};
+        if (number < items) item.list = list_of(int(by_columns ? number % count : number / groups));
         return item;
     };
     const auto fetch = [&](Item& item) {
@@ -181,12 +192,14 @@ __device__ __forceinline__ void for_each_list(const int* slots, unsigned* ticket
     Item now = open(numbers.now());
     fetch(now);
     Item next = open(numbers.next());
-    while (now.number < count) {
+    while (now.number < items) {
         fetch(next);
         const Item after = open(numbers.next());
-        visit(now);
+        sum_list<kTerms, kSplit>(p, now.list.feature, slots + now.list.begin, now.list.count, now.slot,
+                                 int(by_columns ? now.number / count : now.number % groups));
         now = next, next = after;
     }
+    return items;
 }
 
 // The feature of a rank, as the weight gradient counts it, or −1 if there is none. `entry` comes from `ranked` or from
@@ -251,9 +264,28 @@ __device__ __forceinline__ void merge(const BackwardProblem& p, const MergeUnit&
     }
 }
 
-// The remaining work: the features that have lists, which are the unbucketed ones that are not dense and the rare ones
-// of buckets, and the sums of partial products. This kernel runs on multiprocessors that the products leave free. A
-// warp takes 64 pieces of the rows of a feature, and loads the slots of the next one meanwhile.
+// The weight gradient of unbucketed features that are not dense: a warp sums the row gradients of a list's slots, for
+// one part of the columns of all lists, then for the next, because the row gradients of all columns do not fit into L2.
+// Each thread block occupies a multiprocessor. The products run on the rest, and on all once this kernel is done: it is
+// limited by the L2 cache, the products by tensor cores.
+constexpr int kListThreads = 640;
+
+template <int kTerms>
+__global__ void __launch_bounds__(kListThreads, 1) list_kernel(BackwardProblem p) {
+    wait_for_kernels_before();
+    if (blockIdx.x == 0 && threadIdx.x == 0) counter_add(&p.sync->begun);
+    let_next_kernel_start();
+    const int dense = p.unbucketed.summary->dense, lists = p.unbucketed.summary->first_empty - dense;
+    sum_lists<kTerms, 1>(p, p.unbucketed.slots, &p.sync->list_ticket, lists, true, [&](int number) {
+        SlotList list = p.unbucketed.by_rank[dense + number];
+        list.feature += p.in.num_bucketed;
+        return list;
+    });
+}
+
+// The remaining work: rare features, and the sums of partial products. This kernel runs on multiprocessors that the
+// products leave free. A warp takes 64 pieces of the rows of a rare feature, and loads the slots of the next one
+// meanwhile. The features of the last buckets, which are the largest ones, come first.
 constexpr int kFinishThreads = 128, kFinishBlocks = 4;  // per multiprocessor
 // Without unbucketed features and with no more tiles than this, each warp takes a fixed share of the work. If warps
 // that are ready early took more, they would slow down the products. With more tiles the lists are long and tickets are
@@ -275,43 +307,21 @@ __global__ void __launch_bounds__(kFinishThreads, kFinishBlocks) finish_kernel(B
     for (int i = threadIdx.x; i < unit_words; i += kFinishThreads)
         reinterpret_cast<int*>(units)[i] = __ldcg(reinterpret_cast<const int*>(p.merges) + i);
     __syncthreads();
-    unsigned items = 0;
-    // Sums the lists list_of(0) … list_of(count − 1); few lists are shared by warps. With `by_columns`, all lists are
-    // summed for one part of the columns, then for the next: the row gradients of all columns do not fit into L2.
-    const auto sum_lists = [&](const int* slots, unsigned* ticket, int count, bool by_columns, const auto& list_of) {
-        if (count == 0) return;
-        const auto sum = [&](auto split) {
-            const int groups = split == 1 ? (slabs + 3) / 4 : slabs;
-            for_each_list(
-                slots, by_ticket ? ticket : nullptr, (long long)count * groups,
-                [&](long long number) { return list_of(int(by_columns ? number % count : number / groups)); },
-                [&](const Item& item) {
-                    sum_list<kTerms, split>(p, item.list.feature, slots + item.list.begin, item.list.count, item.slot,
-                                            int(by_columns ? item.number / count : item.number % groups));
-                });
-            items += unsigned(count) * groups;
-        };
-        if ((long long)count * slabs <= kFewLists)
-            sum(std::integral_constant<int, 2>());
-        else
-            sum(std::integral_constant<int, 1>());
+    const auto sum_rare = [&](auto split) {
+        return sum_lists<kTerms, split>(p, p.plan.rare_slots, by_ticket ? p.sync->finish_tickets : nullptr, count,
+                                        false, [&](int number) { return p.plan.rare[count - 1 - number]; });
     };
-    const UnbucketedSummary unbucketed = p.in.num_unbucketed > 0 ? *p.unbucketed.summary : UnbucketedSummary{};
-    sum_lists(p.unbucketed.slots, p.sync->finish_tickets, unbucketed.first_empty - unbucketed.dense, true, [&](int i) {
-        SlotList list = p.unbucketed.by_rank[unbucketed.dense + i];
-        list.feature += p.in.num_bucketed;
-        return list;
-    });
-    // The rare features of the last buckets, which are the largest ones, come first.
-    sum_lists(p.plan.rare_slots, p.sync->finish_tickets + 1, count, false,
-              [&](int i) { return p.plan.rare[count - 1 - i]; });
-    Numbers numbers(by_ticket ? p.sync->finish_tickets + 2 : nullptr, items);
+    const bool few = (long long)count * slabs <= kFewLists;
+    const unsigned items =
+        few ? sum_rare(std::integral_constant<int, 2>()) : sum_rare(std::integral_constant<int, 1>());
+    Numbers numbers(by_ticket ? p.sync->finish_tickets + 1 : nullptr, items);
+    const int unbucketed_dense = p.in.num_unbucketed > 0 ? p.unbucketed.summary->dense : 0;
     const unsigned merges = units[num_units].begin / kMergeRanks<kTerms> * slabs;
     int unit = 0;
     for (unsigned item = numbers.now(); item < merges; item = numbers.next()) {
         const int rank = int(item / unsigned(slabs)) * kMergeRanks<kTerms>;
         while (units[unit + 1].begin <= rank) ++unit;
-        merge<kTerms>(p, units[unit], int(item % unsigned(slabs)), rank - units[unit].begin, unbucketed.dense);
+        merge<kTerms>(p, units[unit], int(item % unsigned(slabs)), rank - units[unit].begin, unbucketed_dense);
     }
     // Later kernels wait only for this one, so this one must wait for the kernels before it.
     wait_for_kernels_before();
@@ -558,7 +568,12 @@ __global__ void __launch_bounds__(BackwardShape<kTerms>::kThreads, 1) weight_gra
     // The schedule reads the plan alone, which was complete before any kernel of this backward went on from its wait,
     // and by now one has.
     schedule.load(p, Shape::slabs(p.num_outputs));
-    wait_for_kernels_before();
+    if (p.in.num_unbucketed > 0) {  // list_kernel has begun and is not done
+        if (threadIdx.x == 0) counter_wait(&p.sync->begun, 1);
+        __syncthreads();
+    } else {
+        wait_for_kernels_before();
+    }
     let_next_kernel_start();
 
     if (warp > Shape::kWarps) {
@@ -660,7 +675,7 @@ void make_row_gradients(const BackwardProblem& p, cudaStream_t stream) {
           stream, p);
 }
 
-// Launches the products and finish_kernel. `workers`: the number of multiprocessors.
+// Launches all that follows the row gradients. `workers`: the number of multiprocessors.
 template <int kTerms>
 void multiply_and_finish(const BackwardProblem& p, int workers, cudaStream_t stream) {
     using Shape = BackwardShape<kTerms>;
@@ -668,6 +683,9 @@ void multiply_and_finish(const BackwardProblem& p, int workers, cudaStream_t str
     // for its four thread blocks, and the rest as L1 cache for its many loads. In percent:
     cuda::check_cuda(cudaFuncSetAttribute(finish_kernel<kTerms>, cudaFuncAttributePreferredSharedMemoryCarveout, 25),
                      "finish_kernel");
+    const int list_workers = std::max(workers * 2 / 3, 1);  // measured, with 132
+    if (p.in.num_unbucketed > 0)
+        start("list_kernel", list_kernel<kTerms>, -1, list_workers, kListThreads, 0, stream, p);
     start("weight_gradient_kernel", weight_gradient_kernel<kTerms>, Shape::kSharedBytes, workers, Shape::kThreads,
           Shape::kSharedBytes, stream, p);
     start("finish_kernel", finish_kernel<kTerms>, -1, kFinishBlocks * workers, kFinishThreads, 0, stream, p);

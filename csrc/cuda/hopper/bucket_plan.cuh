@@ -184,9 +184,6 @@ __device__ __forceinline__ void shared_or(uint32_t address, uint32_t bits) {
 __device__ __forceinline__ void shared_increment(uint32_t address) {
     asm volatile("red.shared.add.u32 [%0], 1;" ::"r"(address) : "memory");
 }
-__device__ __forceinline__ void shared_store_16(uint32_t address, int value) {
-    asm volatile("st.shared.u16 [%0], %1;" ::"r"(address), "h"(uint16_t(value)) : "memory");
-}
 
 // For several lanes that read one row, kEach entries each at a time: loads entries first … first + kEach − 1, and gives
 // −1 for entries that do not exist.

@@ -1,8 +1,8 @@
 // The forward for fp32 weights: every row adds up its features' weights, one slab of columns at a time. The forward for
 // 16-bit weights is in forward_wgmma_16bit.cuh.
 //
-// A slab is 128 bytes of each half of a weight row, and half a warp takes a row. The slab is the outermost loop and
-// rows come in the order of their buckets, so the slab of the weights stays in the L2 cache, and that of a bucket's
+// A slab is 128 bytes of each half of a weight row, and half a warp takes a row. Rows come in the order of their
+// buckets, for a few slabs at a time, so that these slabs of the weights stay in the L2 cache, and those of a bucket's
 // frequent features in L1. Rows are read as they are in the batch, so duplicates and features of other buckets need no
 // special care. The entries of a row are copied to shared memory first. Distributing them by shuffles instead would
 // take a fifth of the time of the pipeline that all loads share.
@@ -19,6 +19,7 @@ constexpr int kColumns = 8 * kPer;  // of each half in a slab
 constexpr int kThreads = 256, kRows = kThreads / 16;
 constexpr int kBlocksPerMultiprocessor = 6;  // thread blocks per multiprocessor
 constexpr int kAhead = 4;                    // weight rows in flight
+constexpr int kSlabs = 4;                    // of a thread block, one after the other: it reads entries once
 constexpr int kStaged = 64;                  // entries per row in shared memory at a time
 
 // Stores kCount neighbouring values that will not be read again soon.
@@ -73,9 +74,10 @@ struct RowSum {
         }
     }
 
-    // Adds all entries of a row. `staged` is room for kStaged of them in shared memory.
+    // Adds all entries of a row. `staged` is room for kStaged of them in shared memory, and has the first ones if
+    // `are_staged`.
     __device__ __forceinline__ void add_row(float (&sum)[kPer], const ForwardProblem& p, const RowOrder* order,
-                                            int* staged) const {
+                                            int* staged, bool are_staged) const {
         static_assert(kStaged % 16 == 0 && kStaged % kAhead == 0 && kAhead % 4 == 0);
         int base = 0, most;
 #pragma unroll 1
@@ -84,7 +86,7 @@ struct RowSum {
             const int32_t* const features = bucket_plan::row_pointer(p.in, row) + base;
             most = __reduce_max_sync(~0u, count) - base;
             __syncwarp();
-            for (int i = threadIdx.x % 16; i < kStaged; i += 16) {
+            for (int i = threadIdx.x % 16; i < kStaged && (!are_staged || base + most > kStaged); i += 16) {
                 const int feature = base + i < count ? __ldg(features + i) : -1;
                 // Features that do not exist are skipped here; the index check reports them.
                 staged[i] = uint32_t(feature) < num_features ? feature : -1;
@@ -98,7 +100,7 @@ struct RowSum {
     }
 };
 
-// The grid is (thread blocks of kRows rows, rounded up to a multiple of `workers`; slabs). Half a warp takes a row.
+// The grid is (thread blocks of kRows rows, rounded up to a multiple of `workers`; kSlabs slabs).
 template <Activation kActivation>
 __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor) gather_kernel(ForwardProblem p, int workers) {
     const int half = p.num_outputs / 2, lane = threadIdx.x % 16, h = lane / 8;
@@ -110,33 +112,37 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor) gather_ker
     // little L1 for six thread blocks.
     __align__(16) __shared__ int staged[kRows][kStaged + 4];
     const RowOrder* const order = p.plan.order + block * kRows + threadIdx.x / 16;
-    const int column = blockIdx.y * kColumns + lane % 8 * kPer;
-    const bool valid = column < half;
-    const size_t at = h * half + (valid ? column : 0);
-    const float4 bias = __ldg(reinterpret_cast<const float4*>(p.bias + at));
-    float sum[kPer] = {bias.x + 0.0f, bias.y + 0.0f, bias.z + 0.0f, bias.w + 0.0f};  // + 0.0f, so that no sum is −0
-    const RowSum adder{reinterpret_cast<const uint4*>(static_cast<const float*>(p.weight) + at),
-                       uint32_t(p.num_outputs * sizeof(float)), uint32_t(p.in.num_bucketed + p.in.num_unbucketed)};
-    adder.add_row(sum, p, order, staged[threadIdx.x / 16]);
+    const int first_column = blockIdx.y * kSlabs * kColumns, end_column = min(half, first_column + kSlabs * kColumns);
+#pragma unroll 1
+    for (int slab_column = first_column; slab_column < end_column; slab_column += kColumns) {
+        const int column = slab_column + lane % 8 * kPer;
+        const bool valid = column < half;
+        const size_t at = h * half + (valid ? column : 0);
+        const float4 bias = __ldg(reinterpret_cast<const float4*>(p.bias + at));
+        float sum[kPer] = {bias.x + 0.0f, bias.y + 0.0f, bias.z + 0.0f, bias.w + 0.0f};  // + 0.0f, so that no sum is −0
+        const RowSum adder{reinterpret_cast<const uint4*>(static_cast<const float*>(p.weight) + at),
+                           uint32_t(p.num_outputs * sizeof(float)), uint32_t(p.in.num_bucketed + p.in.num_unbucketed)};
+        adder.add_row(sum, p, order, staged[threadIdx.x / 16], slab_column > first_column);
 
-    const auto [slot, target] = load_here(&order->slot);
-    const bool write = target >= 0 && valid;
-    if (p.saved != nullptr && write)
-        store_values(p.saved, saved_at(slot, h, column, p.num_outputs), sum, Float::kFloat32);
-    if constexpr (kActivation != Activation::kIdentity) {
-        for (float& x : sum) x = clip(x, p.bound);
-    }
-    if constexpr (kActivation == Activation::kPairwise) {
-        // The two lanes that hold the same columns of both halves share the products.
-        float product[kPer / 2];
-        for (int i = 0; i < kPer / 2; ++i) {
-            const float other = __shfl_xor_sync(~0u, h ? sum[i] : sum[kPer / 2 + i], 8);
-            product[i] = finished(p, h ? other * (sum[kPer / 2 + i] * p.scale) : sum[i] * (other * p.scale));
+        const auto [slot, target] = load_here(&order->slot);
+        const bool write = target >= 0 && valid;
+        if (p.saved != nullptr && write)
+            store_values(p.saved, saved_at(slot, h, column, p.num_outputs), sum, Float::kFloat32);
+        if constexpr (kActivation != Activation::kIdentity) {
+            for (float& x : sum) x = clip(x, p.bound);
         }
-        if (write) store_values(p.out, size_t(target) * half + column + h * (kPer / 2), product, p.out_type);
-    } else {
-        for (float& x : sum) x = finished(p, x * (kActivation == Activation::kSCReLU ? x * p.scale : p.scale));
-        if (write) store_values(p.out, size_t(target) * p.num_outputs + at, sum, p.out_type);
+        if constexpr (kActivation == Activation::kPairwise) {
+            // The two lanes that hold the same columns of both halves share the products.
+            float product[kPer / 2];
+            for (int i = 0; i < kPer / 2; ++i) {
+                const float other = __shfl_xor_sync(~0u, h ? sum[i] : sum[kPer / 2 + i], 8);
+                product[i] = finished(p, h ? other * (sum[kPer / 2 + i] * p.scale) : sum[i] * (other * p.scale));
+            }
+            if (write) store_values(p.out, size_t(target) * half + column + h * (kPer / 2), product, p.out_type);
+        } else {
+            for (float& x : sum) x = finished(p, x * (kActivation == Activation::kSCReLU ? x * p.scale : p.scale));
+            if (write) store_values(p.out, size_t(target) * p.num_outputs + at, sum, p.out_type);
+        }
     }
 }
 
@@ -145,8 +151,8 @@ inline void forward(const ForwardProblem& p, int workers, cudaStream_t stream) {
                         : p.activation == Activation::kCReLU  ? gather_kernel<Activation::kCReLU>
                         : p.activation == Activation::kSCReLU ? gather_kernel<Activation::kSCReLU>
                                                               : gather_kernel<Activation::kPairwise>;
-    const int blocks = BucketPlan::tiles(p.in.positions, p.in.num_buckets) * (kTileRows / kRows);
-    const dim3 grid((blocks + workers - 1) / workers * workers, (p.num_outputs / 2 + kColumns - 1) / kColumns);
+    const int64_t blocks = BucketPlan::tiles(p.in.positions, p.in.num_buckets) * (kTileRows / kRows);
+    const dim3 grid(divide_up(blocks, workers) * workers, divide_up(p.num_outputs / 2, kSlabs * kColumns));
     cuda::launch("gather_kernel", kernel, grid, kThreads, 0, stream, p, workers);
 }
 

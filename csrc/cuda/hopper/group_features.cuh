@@ -51,9 +51,8 @@ inline GroupFeatures carve_group_features(Carver& carver, const IndexRows& in) {
 namespace group_features {
 
 constexpr int kThreads = 512, kWarps = kThreads / 32;
-constexpr int kEach = 8;  // entries of a row that a lane has in registers
-// The bitmap covers this many features. If there are more, they are processed window by window.
-constexpr int kWindow = 1 << 17;
+constexpr int kEach = 8;                              // entries of a row that a lane has in registers
+constexpr int kMostFeatures = (1 << 20) + 255 * 768;  // of a set: unbucketed ones, and those of king buckets
 static_assert(GroupFeatures::kMost < 1 << 16 &&
               GroupFeatures::kMost % GroupFeatures::kChunk == 0);  // before_word has 16 bits
 
@@ -62,16 +61,16 @@ struct Shape {
         pitch;  // 64-bit words of the bitmap; 32-bit words per row of bits, including one that avoids bank conflicts
     size_t bytes;
     __host__ __device__ constexpr Shape(int features, int most, int rows)
-        : words(((features < kWindow ? features : kWindow) + 127) / 128 * 2),
+        : words((features + 127) / 128 * 2),
           pitch(most / 32 + 1),
           bytes(size_t(words) * (sizeof(uint64_t) + sizeof(uint16_t)) + size_t(rows) * pitch * sizeof(uint32_t)) {}
     __host__ __device__ Shape(const IndexRows& in, const GroupFeatures& of)
         : Shape(in.num_bucketed + in.num_unbucketed, of.most, of.rows()) {}
 };
 
-// long: each window of features passes several barriers, with the counts so far in registers.
+// long: its barriers share entries and counts in registers.
 template <int kTiles>
-__global__ void __launch_bounds__(kThreads, 4) list_features(IndexRows in, BucketPlan plan, GroupFeatures out) {
+__global__ void __launch_bounds__(kThreads, 3) list_features(IndexRows in, BucketPlan plan, GroupFeatures out) {
     constexpr int kRows = kTiles * kTileRows, kLanes = kThreads / kRows;
     extern __shared__ __align__(16) uint64_t bitmap[];
     __shared__ int warp_sums[kWarps], first_feature;
@@ -79,11 +78,7 @@ __global__ void __launch_bounds__(kThreads, 4) list_features(IndexRows in, Bucke
     const Shape shape(in, out);
     uint16_t* const before_word = reinterpret_cast<uint16_t*>(bitmap + shape.words);
     uint32_t* const row_bits = reinterpret_cast<uint32_t*>(before_word + shape.words);
-    const auto clear_bitmap = [&] {
-        for (int i = threadIdx.x; i < shape.words / 2; i += kThreads)
-            reinterpret_cast<uint4*>(bitmap)[i] = {0, 0, 0, 0};
-    };
-    clear_bitmap();
+    for (int i = threadIdx.x; i < shape.words / 2; i += kThreads) reinterpret_cast<uint4*>(bitmap)[i] = {0, 0, 0, 0};
     if (threadIdx.x < kRows / 32) left_out[threadIdx.x] = 0;
     ptx::let_next_kernel_start();
     ptx::wait_for_kernels_before();
@@ -105,65 +100,51 @@ __global__ void __launch_bounds__(kThreads, 4) list_features(IndexRows in, Bucke
     }
     const auto for_each = [&](const auto& visit) {
         for (int i = 0; i < kEach; ++i)
-            if (first[i] >= 0) visit(first[i]);
+            if (first[i] >= 0) visit(first[i], 1u << i);
 #pragma unroll 1
         for (int k = in_row + kEach * kLanes; k < own.count; k += kLanes)
-            if (unsigned(row[k]) < num_features) visit(row[k]);
+            if (unsigned(row[k]) < num_features) visit(row[k], 1u << kEach);
     };
     constexpr int kChunk = GroupFeatures::kChunk;
     const int most = out.most, words = (shape.words + kThreads - 1) / kThreads, begin = int(threadIdx.x) * words,
               end = min(begin + words, shape.words);
     int32_t* const features = out.features + size_t(group) * most;
     uint32_t* const own_bits = row_bits + slot * shape.pitch;
-    int count = 0, chunks = 0, entries = 0;
-#pragma unroll 1
-    for (unsigned window = 0; window < num_features; window += kWindow) {
-        const auto for_each_here = [&](const auto& visit) {
-            for_each([&](int feature) {
-                if (unsigned(feature) - window < kWindow) visit(feature - int(window));
-            });
-        };
-        if (window > 0) {
-            __syncthreads();
-            clear_bitmap();
-        }
-        __syncthreads();
-        for_each_here([&](int bit) { atomicOr(reinterpret_cast<uint32_t*>(bitmap) + bit / 32, 1u << bit % 32); });
-        __syncthreads();
+    __syncthreads();
+    // Most features are there already, set by other rows. The entry that sets one stores it, too.
+    unsigned stores = 0;  // bit i: the lane's entry i; bit kEach: at least one of those after them
+    for_each([&](int feature, unsigned which) {
+        uint32_t* const word = reinterpret_cast<uint32_t*>(bitmap) + feature / 32;
+        const uint32_t bit = 1u << feature % 32;
+        if ((*static_cast<volatile uint32_t*>(word) & bit) == 0 && (atomicOr(word, bit) & bit) == 0) stores |= which;
+    });
+    __syncthreads();
 
-        int mine = 0;
-        for (int i = begin; i < end; ++i) mine += __popcll(bitmap[i]);
-        const int until = bucket_plan::inclusive_sum(mine, lane);
-        if (lane == 31) warp_sums[warp] = until;
-        __syncthreads();
-        int before = count + until - mine;
-        for (int w = 0; w < kWarps; ++w) {
-            before += w < warp ? warp_sums[w] : 0;
-            count += warp_sums[w];
-        }
-        bool is_first = before == 0 && mine > 0;
-        for (int i = begin; i < end; ++i) {
-            if (is_first && bitmap[i] != 0)
-                first_feature = int(window) + i * 64 + __ffsll(bitmap[i]) - 1, is_first = false;
-            before_word[i] = uint16_t(before);
-            before += __popcll(bitmap[i]);
-        }
-        if (count > most) {
-            if (threadIdx.x == 0) out.chunks[group] = 0;
-            if (threadIdx.x < kTiles) out.left_out[group * kTiles + threadIdx.x] = ~uint64_t(0);
-            return;
-        }
-        const int cleared = chunks;
-        chunks = (count + kChunk - 1) / kChunk;
-        for (int i = 2 * cleared + in_row; i < 2 * chunks; i += kLanes) own_bits[i] = 0;
-        __syncthreads();
-        for_each_here([&](int bit) {
-            const int place = before_word[bit / 64] + __popcll(bitmap[bit / 64] & ((uint64_t(1) << bit % 64) - 1));
-            atomicOr(own_bits + place / 32, 1u << bit_of_index(place % 32));
-            features[place] = int(window) + bit;
-            ++entries;
-        });
+    int mine = 0;
+    for (int i = begin; i < end; ++i) mine += __popcll(bitmap[i]);
+    int before = bucket_plan::sum_before(mine, warp_sums, warp, lane, [] { __syncthreads(); }), count = 0;
+    for (int w = 0; w < kWarps; ++w) count += warp_sums[w];
+    for (int i = begin; i < end; ++i) {
+        if (before == 0 && bitmap[i] != 0) first_feature = i * 64 + __ffsll(bitmap[i]) - 1;
+        before_word[i] = uint16_t(before);
+        before += __popcll(bitmap[i]);
     }
+    if (count > most) {
+        if (threadIdx.x == 0) out.chunks[group] = 0;
+        if (threadIdx.x < kTiles) out.left_out[group * kTiles + threadIdx.x] = ~uint64_t(0);
+        return;
+    }
+    const int chunks = (count + kChunk - 1) / kChunk;
+    for (int i = in_row; i < 2 * chunks; i += kLanes) own_bits[i] = 0;
+    __syncthreads();
+    int entries = 0;
+    for_each([&](int feature, unsigned which) {
+        const uint64_t word = bitmap[feature / 64];
+        const int place = before_word[feature / 64] + __popcll(word & ((uint64_t(1) << feature % 64) - 1));
+        atomicOr(own_bits + place / 32, 1u << bit_of_index(place % 32));
+        if (stores & which) features[place] = feature;
+        ++entries;
+    });
     __syncthreads();
     for (int i = in_row; i < 2 * chunks; i += kLanes) entries -= __popc(own_bits[i]);
     for (int d = 1; d < kLanes; d *= 2) entries += __shfl_xor_sync(~0u, entries, d);
@@ -185,8 +166,8 @@ __global__ void __launch_bounds__(kThreads, 4) list_features(IndexRows in, Bucke
 }
 
 inline void build(const IndexRows& in, const BucketPlan& plan, const GroupFeatures& out, cudaStream_t stream) {
-    constexpr size_t kMost = std::max(Shape(kWindow, GroupFeatures::most_of(1), kTileRows).bytes,
-                                      Shape(kWindow, GroupFeatures::most_of(2), 2 * kTileRows).bytes);
+    constexpr size_t kMost = std::max(Shape(kMostFeatures, GroupFeatures::most_of(1), kTileRows).bytes,
+                                      Shape(kMostFeatures, GroupFeatures::most_of(2), 2 * kTileRows).bytes);
     start("list_features", out.tiles == 1 ? list_features<1> : list_features<2>, int(kMost), out.groups(in), kThreads,
           Shape(in, out).bytes, stream, in, plan, out);
 }
