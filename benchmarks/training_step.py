@@ -10,9 +10,6 @@ The loader needs much CPU time after its first batch, because it fills the next 
 measure that and not the steady state. So the warm-up and the measurement are each as many steps as a fixed number of
 positions takes. `--steps` replaces the number of measured steps, not that of the warm-up.
 
-On a GPU the first case may be the slower one for small nets: the kernels that prepare a batch are launched one by one,
-where batches from a file are prepared by replaying a graph.
-
 With `--ratio`, on a CPU, it measures instead what two optimisations gain: computing only the own layer stack of each
 position, and updating rows late. Trainers with and without them take turns on the same batches in one process, so that
 other work on the machine slows all of them down alike. CPU time is that of all threads together.

@@ -53,7 +53,7 @@ class DeviceBatches:
             batch in a buffer it may write what only the steps with this buffer read.
         records: keep the records of each batch, if `source` yields records.
         record: replay all that follows the copy, an exchange of records included, as one CUDA graph per buffer, where
-            it only launches kernels.
+            it only launches kernels; so, too, for a `Batch` in a buffer on `device`, which is not copied.
     """
 
     def __init__(
@@ -173,20 +173,25 @@ class DeviceBatches:
         """A batch on the device; on CUDA with all that is prepared of it."""
         fresh, expander = share.positions, self._expander
         if isinstance(fresh, Batch):
-            return self._kept(self._prepared(self._joined(fresh, share)))
-        records, batch = expander.load(fresh, share.begin, share.of)
+            batch = self._joined(fresh, share)
+            stays = batch is fresh
 
-        def expanded() -> Batch:
-            if share.ranks is not None:
-                share.ranks.complete([records])
-            return self._prepared(expander.expand(records, batch))
+            def work() -> Batch:
+                return self._prepared(batch)
+        else:
+            records, batch = expander.load(fresh, share.begin, share.of)
+            stays = fresh.device != self._device  # otherwise the records are not copied to a buffer
 
-        # Records that are on the device already are not copied to where a graph reads them.
-        if self._recorder is None or batch.buffer is None or fresh.device == self._device:
-            return self._kept(expanded())
+            def work() -> Batch:
+                if share.ranks is not None:
+                    share.ranks.complete([records])
+                return self._prepared(expander.expand(records, batch))
+
+        if self._recorder is None or batch.buffer is None or not stays:
+            return self._kept(work())
         # A larger batch moves the buffers, a smaller one is a part of them.
         key, settled = (batch.buffer, len(batch), batch.white.data_ptr()), self._recorder.settled
-        made = self._recorder(key, expanded)
+        made = self._recorder(key, work)
         return made if settled else self._kept(made)
 
     def _joined(self, fresh: Batch, share: Share) -> Batch:

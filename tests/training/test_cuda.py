@@ -1,5 +1,6 @@
 """Training on a CUDA device: nothing waits, batches come one ahead, graphs and resume change no bit."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -34,18 +35,32 @@ class PinnedSource(MadeUpSource):
         self.slots = [Batch.allocate(len(first), first.white.shape[1], pin_memory=True) for _ in range(2)]
 
     def __next__(self) -> Batch:
-        made, slot = super().__next__(), self.slots[self.index % 2]
+        made, slot = super().__next__(), self.slots[self.index % len(self.slots)]
         for name in ("white", "black", "counts", "black_to_move", "score", "result", "piece_count", "material"):
             getattr(slot, name).copy_(getattr(made, name))
         return slot
 
 
-def trainer(run_dir, *overrides: str) -> Trainer:
+class OnTheDevice(PinnedSource):
+    """Batches in four buffers on the device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        size, length = self.slots[0].white.shape
+        self.slots = [replace(Batch.allocate(size, length, device="cuda"), buffer=number) for number in range(4)]
+
+    def __next__(self) -> Batch:
+        batch = super().__next__()
+        torch.cuda.synchronize()  # the stream that prepares the batch does not wait for the copy
+        return batch
+
+
+def trainer(run_dir, *overrides: str, source: MadeUpSource | None = None) -> Trainer:
     chosen = recipe("training.device=cuda", *overrides)
     device = torch.device("cuda")
     set_up_torch(chosen, device)
     model = nets.build(chosen.model).to(device)
-    return Trainer(chosen, model, PinnedSource(), lambda: [made_up_batch(-1)], run_dir)
+    return Trainer(chosen, model, source or PinnedSource(), lambda: [made_up_batch(-1)], run_dir)
 
 
 def weights(path) -> dict[str, torch.Tensor]:
@@ -108,6 +123,17 @@ def test_it_repeats_itself(tmp_path, model):
 def test_a_graph_changes_no_bit(tmp_path, model):
     trainer(tmp_path / "eager", model, "training.cuda_graph=false").train()
     trainer(tmp_path / "graph", model, "training.cuda_graph=true").train()
+    assert_same(tmp_path / "eager", tmp_path / "graph")
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_graphs_prepare_batches_that_are_on_the_device(tmp_path, model):
+    run = trainer(tmp_path / "some", model, source=OnTheDevice())
+    for _ in range(EAGER_CALLS + 5):
+        run.advance()
+    assert len(present(run.batches._recorder)._recordings) == 4
+    for name, graph in (("eager", "false"), ("graph", "true")):
+        trainer(tmp_path / name, model, f"training.cuda_graph={graph}", source=OnTheDevice()).train()
     assert_same(tmp_path / "eager", tmp_path / "graph")
 
 
