@@ -31,7 +31,8 @@ class Allowed:
 
 # Namespaces whose kernels are checked.
 CHECKED = re.compile(
-    r"\bnnue::(portable|cuda::stacks|one_hot_product|forward_gather|\w+_features|unbucketed_lists|first_layer_through)::"
+    r"\bnnue::(portable|cuda::stacks|one_hot_product|forward_gather|(group|rare)_features|unbucketed_lists"
+    r"|first_layer_through)::"
 )
 
 # Figures of nvcc 13.0, rounded up. None of these kernels was measured with more registers and fewer threads.
@@ -42,7 +43,7 @@ ALLOWED = [
     Allowed(r"stacks::first_layer_backward<.*SavedRows<1, \w+>, 2>", 16, _TWO_BLOCKS),
     Allowed(r"stacks::one_output_kernel<", 40, "forward and backward of a position in 128 registers"),
     Allowed(r"stacks::rest_kernel<", 24, "many thread blocks per multiprocessor leave 64 registers; on 12.0 only"),
-    Allowed(r"one_hot_product::(finish|weight_gradient)_kernel<", 16, "values used between tiles or lists"),
+    Allowed(r"one_hot_product::weight_gradient_kernel<", 16, "values used between tiles"),
     Allowed(r"one_hot_product::forward_kernel<\w+, 2>", 32, "of 96 registers, threads that copy keep 32"),
     Allowed(r"one_hot_product::row_gradient_kernel<1,", 64, "values of one row, for eight rows in flight"),
 ]

@@ -264,10 +264,9 @@ __device__ __forceinline__ void merge(const BackwardProblem& p, const MergeUnit&
     }
 }
 
-// The weight gradient of unbucketed features that are not dense: a warp sums the row gradients of a list's slots, for
-// one part of the columns of all lists, then for the next, because the row gradients of all columns do not fit into L2.
-// Each thread block occupies a multiprocessor. The products run on the rest, and on all once this kernel is done: it is
-// limited by the L2 cache, the products by tensor cores.
+// The weight gradient of unbucketed features that are not dense, for one part of the columns, then for the next: the
+// row gradients of all columns do not fit into L2. Each thread block occupies a multiprocessor. The products run on the
+// rest, and on all once this kernel is done: it is limited by the L2 cache, the products by tensor cores.
 constexpr int kListThreads = 640;
 
 template <int kTerms>

@@ -425,7 +425,8 @@ struct ResidueWalk {
 };
 
 // Each thread block makes the lists of 256 features of one residue, which usually are all of them.
-__global__ void __launch_bounds__(kListThreads) make_lists(IndexRows in, UnbucketedLists lists, ListScratch scratch) {
+__global__ void __launch_bounds__(kListThreads, 6)
+    make_lists(IndexRows in, UnbucketedLists lists, ListScratch scratch) {
     constexpr int kResidues = UnbucketedLists::kResidues, kChunkSlots = UnbucketedLists::kChunkSlots;
     __shared__ ListShared s;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
