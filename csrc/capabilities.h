@@ -154,6 +154,7 @@ constexpr TransformerRow kTransformerRows[] = {
 };
 
 constexpr int64_t kLargestBucket = 768, kMostBuckets = 255, kMostUnbucketed = int64_t{1} << 20;
+constexpr int64_t kMostFeatures = kMostUnbucketed + kMostBuckets * kLargestBucket;
 
 struct TransformerShape {
     ScalarType weight_dtype;

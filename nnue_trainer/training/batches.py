@@ -53,7 +53,9 @@ class DeviceBatches:
             batch in a buffer it may write what only the steps with this buffer read.
         records: keep the records of each batch, if `source` yields records.
         record: replay all that follows the copy, an exchange of records included, as one CUDA graph per buffer, where
-            it only launches kernels; so, too, for a `Batch` in a buffer on `device`, which is not copied.
+            it only launches kernels. A `Batch` in a buffer on `device` is not copied, and what is prepared of it is
+            replayed, too. Its source must use at least four buffers in turn, which stay in place, and must have written
+            a batch before it yields it.
     """
 
     def __init__(
@@ -174,7 +176,7 @@ class DeviceBatches:
         fresh, expander = share.positions, self._expander
         if isinstance(fresh, Batch):
             batch = self._joined(fresh, share)
-            stays = batch is fresh
+            stays = batch is fresh  # it is on the device, in one allocation
 
             def work() -> Batch:
                 return self._prepared(batch)

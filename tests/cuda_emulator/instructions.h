@@ -106,9 +106,6 @@ inline void store_shared_4(uint32_t to, uint32_t v) {
 inline void store_shared_8(uint32_t to, float x, float y) {
     at<float2>(to) = {x, y};
 }
-inline void store_shared_16(uint32_t to, uint32_t x, uint32_t y, uint32_t z, uint32_t w) {
-    at<uint4>(to) = {x, y, z, w};
-}
 inline uint32_t load_if(bool condition, uint32_t from, uint32_t otherwise) {
     return condition ? at<uint32_t>(from) : otherwise;
 }
@@ -129,9 +126,6 @@ inline void shared_or(uint32_t to, uint32_t bits) {
 }
 inline void shared_increment(uint32_t to) {
     ++at<uint32_t>(to);
-}
-inline void shared_store_16(uint32_t to, int value) {
-    at<uint16_t>(to) = uint16_t(value);
 }
 
 inline unsigned load_acquire(const unsigned* counter) {

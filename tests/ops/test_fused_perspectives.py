@@ -362,13 +362,13 @@ def test_unbucketed_counts(
     check(case, "pairwise")
 
 
-@pytest.mark.parametrize("unbucketed_active", [30, 90], ids=["fit", "left out"])
+@pytest.mark.parametrize(
+    ("unbucketed", "active"), [(140_000, 30), (140_000, 90), (1_000_000, 30)], ids=["fit", "left out", "a million"]
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_many_features(device: torch.device, dtype: torch.dtype, unbucketed_active: int) -> None:
-    """A bitmap of 17 KB; a tile of more than 3,072 of them is left out of the product."""
-    case = Case(
-        150, unbucketed=140_000, unbucketed_active=unbucketed_active, skew=1.0, outputs=48, dtype=dtype, device=device
-    )
+def test_many_features(device: torch.device, dtype: torch.dtype, unbucketed: int, active: int) -> None:
+    """Bitmaps of up to 130 KB; a tile of more than 3,072 different features is left out of the product."""
+    case = Case(150, unbucketed=unbucketed, unbucketed_active=active, skew=1.0, outputs=48, dtype=dtype, device=device)
     check(case, "pairwise")
 
 

@@ -1,6 +1,6 @@
-// The backward of the fused operators: the weight gradient. The row gradients are computed first (row_gradients.cuh).
-// Then come the products for the frequent features of each bucket (backward_schedule.cuh). The last kernel uses
-// multiprocessors as they become free: it adds up the rows of the other features and the sums of partial products.
+// The backward of the fused operators: the weight gradient. The row gradients come first (row_gradients.cuh), then the
+// products for the frequent features of each bucket (backward_schedule.cuh), beside the lists of unbucketed features.
+// finish_kernel uses multiprocessors as they become free, for rare features and the sums of partial products.
 #pragma once
 
 #include "irregular_rows.cuh"
@@ -567,7 +567,7 @@ __global__ void __launch_bounds__(BackwardShape<kTerms>::kThreads, 1) weight_gra
     // The schedule reads the plan alone, which was complete before any kernel of this backward went on from its wait,
     // and by now one has.
     schedule.load(p, Shape::slabs(p.num_outputs));
-    if (p.in.num_unbucketed > 0) {  // list_kernel has begun and is not done
+    if (p.in.num_unbucketed > 0) {  // list_kernel has begun, and may still run
         if (threadIdx.x == 0) counter_wait(&p.sync->begun, 1);
         __syncthreads();
     } else {

@@ -176,12 +176,9 @@ void check_sizes(const char* op, const Tensor& white, int64_t num_features, Plan
     if (buckets > capabilities::kMostBuckets) {
         fail(op, "bucket_size", text(buckets) + " buckets", "at most " + text(capabilities::kMostBuckets));
     }
-    static_assert(capabilities::kMostUnbucketed + capabilities::kMostBuckets * capabilities::kLargestBucket ==
-                  group_features::kMostFeatures);
     const int64_t slots = 2 * white.size(0) + 64 * (buckets + 1);
-    if (num_bucketed < num_features && (slots >= 1 << 27 || slots * white.size(1) >= (int64_t(1) << 32))) {
-        fail(op, "white", shape_text(white.sizes()), "2 B < 2^27 and 2 B K < 2^32 where there are unbucketed features");
-    }
+    if (slots >= 1 << 27 || (num_bucketed < num_features && slots * white.size(1) >= (int64_t(1) << 32)))
+        fail(op, "white", shape_text(white.sizes()), "2 B < 2^27, and 2 B K < 2^32 if there are unbucketed features");
     if (num_features - num_bucketed >= capabilities::kMostUnbucketed)
         fail(op, "F", num_features, "F - num_bucketed < 2^20");
 }
@@ -201,7 +198,8 @@ Tensor plan(const Tensor& white, const Tensor& black, const Tensor& black_to_mov
         const Tensor scratch = new_pieces([&](Carver& carver) { lists = carve_list_scratch(carver, in); }, white);
         unbucketed_lists::build(in, open.buckets, open.lists, lists, stream);
     }
-    if (has_group_features(in)) group_features::build(in, open.buckets, open.group_features, stream);
+    if (has_group_features(in))
+        group_features::build<capabilities::kMostFeatures>(in, open.buckets, open.group_features, stream);
     return memory;
 }
 

@@ -74,8 +74,8 @@ struct RowSum {
         }
     }
 
-    // Adds all entries of a row. `staged` is room for kStaged of them in shared memory, and has the first ones if
-    // `are_staged`.
+    // Adds all entries of a row. `staged` is room for kStaged of them in shared memory. If `are_staged`, it has those
+    // of a row with no more than these.
     __device__ __forceinline__ void add_row(float (&sum)[kPer], const ForwardProblem& p, const RowOrder* order,
                                             int* staged, bool are_staged) const {
         static_assert(kStaged % 16 == 0 && kStaged % kAhead == 0 && kAhead % 4 == 0);

@@ -51,14 +51,13 @@ inline GroupFeatures carve_group_features(Carver& carver, const IndexRows& in) {
 namespace group_features {
 
 constexpr int kThreads = 512, kWarps = kThreads / 32;
-constexpr int kEach = 8;                              // entries of a row that a lane has in registers
-constexpr int kMostFeatures = (1 << 20) + 255 * 768;  // of a set: unbucketed ones, and those of king buckets
+constexpr int kEach = 8;  // entries of a row that a lane has in registers
 static_assert(GroupFeatures::kMost < 1 << 16 &&
               GroupFeatures::kMost % GroupFeatures::kChunk == 0);  // before_word has 16 bits
 
 struct Shape {
-    int words,
-        pitch;  // 64-bit words of the bitmap; 32-bit words per row of bits, including one that avoids bank conflicts
+    int words;  // of 64 bits, of the bitmap
+    int pitch;  // 32-bit words per row of bits, including one that avoids bank conflicts
     size_t bytes;
     __host__ __device__ constexpr Shape(int features, int most, int rows)
         : words((features + 127) / 128 * 2),
@@ -112,7 +111,7 @@ __global__ void __launch_bounds__(kThreads, 3) list_features(IndexRows in, Bucke
     uint32_t* const own_bits = row_bits + slot * shape.pitch;
     __syncthreads();
     // Most features are there already, set by other rows. The entry that sets one stores it, too.
-    unsigned stores = 0;  // bit i: the lane's entry i; bit kEach: at least one of those after them
+    unsigned stores = 0;  // bit i: the lane's entry i; bit kEach: all after them, since one of them does
     for_each([&](int feature, unsigned which) {
         uint32_t* const word = reinterpret_cast<uint32_t*>(bitmap) + feature / 32;
         const uint32_t bit = 1u << feature % 32;
@@ -165,9 +164,12 @@ __global__ void __launch_bounds__(kThreads, 3) list_features(IndexRows in, Bucke
             uint64_t(left_out[2 * threadIdx.x + 1]) << 32 | left_out[2 * threadIdx.x];
 }
 
-inline void build(const IndexRows& in, const BucketPlan& plan, const GroupFeatures& out, cudaStream_t stream) {
+// `kMostFeatures`: of a set.
+template <int kMostFeatures>
+void build(const IndexRows& in, const BucketPlan& plan, const GroupFeatures& out, cudaStream_t stream) {
     constexpr size_t kMost = std::max(Shape(kMostFeatures, GroupFeatures::most_of(1), kTileRows).bytes,
                                       Shape(kMostFeatures, GroupFeatures::most_of(2), 2 * kTileRows).bytes);
+    static_assert(kMost + 1024 <= 227 * 1024);
     start("list_features", out.tiles == 1 ? list_features<1> : list_features<2>, int(kMost), out.groups(in), kThreads,
           Shape(in, out).bytes, stream, in, plan, out);
 }
