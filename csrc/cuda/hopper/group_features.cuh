@@ -67,7 +67,6 @@ struct Shape {
         : Shape(in.num_bucketed + in.num_unbucketed, of.most, of.rows()) {}
 };
 
-// long: its barriers share entries and counts in registers.
 template <int kTiles>
 __global__ void __launch_bounds__(kThreads, 3) list_features(IndexRows in, BucketPlan plan, GroupFeatures out) {
     constexpr int kRows = kTiles * kTileRows, kLanes = kThreads / kRows;
