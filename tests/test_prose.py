@@ -25,10 +25,9 @@ def test_words_are_found_in_pages_but_not_in_code(prose, tmp_path):
 
 
 def test_some_words_are_found_in_pages_only(prose, tmp_path):
-    for name, found in (("page.md", 1), ("api.md", 0), ("api-data.md", 0)):
-        page = tmp_path / name
-        page.write_text("A resumed run is the same to the bit.\n")
-        assert len(prose.hits(page)) == found
+    page = tmp_path / "page.md"
+    page.write_text("A resumed run is the same to the bit.\n")
+    assert len(prose.hits(page)) == 1
 
 
 def test_words_are_found_in_python(prose, tmp_path):
