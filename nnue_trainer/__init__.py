@@ -5,7 +5,7 @@
 
 import importlib as _importlib
 
-from nnue_trainer import _first_look, _old_names
+from nnue_trainer import _first_look
 
 # Importing typing, pathlib and others would take most of this import's time; type checkers take this name for True.
 TYPE_CHECKING = False
@@ -86,8 +86,6 @@ _HOME = {
 
 
 def __getattr__(name: str) -> object:
-    if name in _old_names.MODULES:
-        return _old_names.module(name)
     if name not in __all__:
         raise AttributeError(f"module 'nnue_trainer' has no attribute {name!r}")
     module = _importlib.import_module(f"nnue_trainer.{_HOME.get(name, name)}")
@@ -116,4 +114,3 @@ def __dir__() -> list[str]:
 
 
 _first_look.register()
-_old_names.register()

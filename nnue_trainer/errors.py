@@ -11,13 +11,6 @@ class UserError(Exception):
     expected."""
 
 
-class OldName(FutureWarning):
-    """A warning about an old name that this version still accepts. `nnue` prints it as one line."""
-
-    def __init__(self, old: str, new: str) -> None:
-        super().__init__(f"{old} is now {new}; the old name will be removed in the next release")
-
-
 def shown(text: object) -> str:
     """Text from outside (a file's name or content, an engine's answer) as it may be printed: on one line, and unable to
     move the cursor, to change colours or to look like a message of ours.

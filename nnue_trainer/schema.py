@@ -7,7 +7,6 @@ documentation. Where one of several sections may stand, their registry finds it 
 from __future__ import annotations
 
 import ast
-import contextlib
 import dataclasses
 import difflib
 import functools
@@ -19,7 +18,6 @@ import re
 import textwrap
 import types
 import typing
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar, cast
 
@@ -28,7 +26,7 @@ import pydantic.dataclasses
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from nnue_trainer.errors import OldName, UserError, shown
+from nnue_trainer.errors import UserError, shown
 from nnue_trainer.registry import MAY_IMPORT, Registry, fields_of
 
 __all__ = ["describe", "section", "to_data", "validate"]
@@ -51,51 +49,6 @@ _section = pydantic.dataclasses.dataclass(
 def section(cls: type[T]) -> type[T]:
     """Decorator of a section: unknown keys are errors, the docstring under a field is its description."""
     return cast("type[T]", _section(cls))
-
-
-def old_keys(**names: str) -> Any:
-    """For a section, as a class attribute: keys of the last version and what they are called now. A recipe may have
-    the old ones in this version, each with a warning."""
-
-    def renamed(cls: type[Any], data: Any) -> Any:
-        given = {} if not isinstance(data, dict) else {old: new for old, new in names.items() if old in data}
-        for old, new in given.items():
-            if new in data:
-                raise ValueError(f"found both {old} and {new}, expected only {new}: {old} is its old name")
-            warnings.warn(OldName(f"the key {old}", new), stacklevel=2)
-        return {given.get(key, key): value for key, value in data.items()} if given else data
-
-    method: Any = classmethod(renamed)
-    return pydantic.model_validator(mode="before")(method)
-
-
-def with_new_keys(kind: type[Any], data: Any, base: Any = None, *, may_import: bool = False, depth: int = 0) -> Any:
-    """`data` (plain JSON data, right or wrong) of the section `kind` with the keys that its sections have now, for code
-    that merges it with other data (`old_keys`). `base`: what `data` changes; it gives the kinds that `data` does not.
-    `may_import` is that of `validate`."""
-    if not isinstance(data, dict) or depth > MAX_DEPTH:
-        return data
-    if hasattr(kind, "_old_keys"):
-        with contextlib.suppress(ValueError):  # both names are there: `validate` gives the place of that
-            data = kind._old_keys(data)
-    fields, before = _fields(kind), base if isinstance(base, dict) else {}
-
-    def of_field(field: FieldInfo | None, value: Any, base: Any) -> Any:
-        if field is None:
-            return value
-        if isinstance(value, list):
-            return [of_field(_item(field), item, None) for item in value]
-        if not isinstance(value, dict):
-            return value
-        whole = {**(base if isinstance(base, dict) else {}), **value}
-        registry, name = _registry(field) or _registry_of_member(field), whole.get("kind")
-        if may_import and registry is not None and isinstance(name, str):
-            with contextlib.suppress(UserError):  # as above
-                registry.find(name)
-        member = _pick(field, whole)
-        return value if member is None else with_new_keys(member, value, base, may_import=may_import, depth=depth + 1)
-
-    return {key: of_field(fields.get(key), value, before.get(key)) for key, value in data.items()}
 
 
 def validate(kind: type[T], data: Any, origin: Callable[[tuple[str, ...]], str], *, may_import: bool = False) -> T:

@@ -12,7 +12,7 @@ PACKAGE = Path(nnue_trainer.__file__).parent
 # From the bottom to the top; a room may import the rooms of the lines before its own, not those beside it.
 FLOORS = (
     ("errors", "_first_look"),
-    ("_old_names", "registry", "base", "presets"),
+    ("registry", "base", "presets"),
     ("schema", "_data"),
     ("files",),
     ("engines", "pages"),

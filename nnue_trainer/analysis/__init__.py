@@ -6,8 +6,6 @@ profile` show. `report`, `net_page` and `data_profile` draw plots and make an HT
 
 from typing import TYPE_CHECKING, Any
 
-from nnue_trainer import _old_names, stats
-
 if TYPE_CHECKING:
     from nnue_trainer.analysis.report import write as write_report
 
@@ -19,7 +17,4 @@ def __getattr__(name: str) -> Any:
         from nnue_trainer.analysis import report
 
         return report.write
-    if name in ("WindowFunction", "ewm", "rolling"):
-        _old_names.warn(f"analysis.{name}", f"stats.{name}")
-        return getattr(stats, name)
     raise AttributeError(f"module 'nnue_trainer.analysis' has no attribute {name!r}")

@@ -15,9 +15,6 @@ import os
 import re
 import sys
 import traceback
-import warnings
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -29,7 +26,7 @@ from nnue_trainer.base.progress import Unfailing
 from nnue_trainer.cli import info
 from nnue_trainer.cli.group import Group
 from nnue_trainer.cli.status import INTERRUPTED
-from nnue_trainer.errors import OldName, UserError, bounded, first_line, out_of_memory, shown
+from nnue_trainer.errors import UserError, bounded, first_line, out_of_memory, shown
 from nnue_trainer.parallel import is_first
 
 FAILED = 1
@@ -180,18 +177,6 @@ class _OneLine(logging.Handler):
         print(f"nnue: {record.levelname.lower()}: {shown(bounded(record.getMessage()))}", file=sys.stderr, flush=True)
 
 
-@dataclass(frozen=True)
-class _OldNamesInOneLine:
-    """How to print a warning: one about an old name in one line, and others as `usual`."""
-
-    usual: Callable[..., str]
-
-    def __call__(self, message: Warning | str, category: type[Warning], *place: Any, **line: Any) -> str:
-        if not issubclass(category, OldName):
-            return self.usual(message, category, *place, **line)
-        return f"nnue: warning: {shown(message)}\n" if is_first() else ""
-
-
 def _prepare_streams() -> None:
     """Printing never fails because of an encoding, and what goes to standard error never fails at all."""
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -202,8 +187,6 @@ def _prepare_streams() -> None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115, PTH123
     if not isinstance(sys.stderr, Unfailing):
         sys.stderr = cast(Any, Unfailing(sys.stderr))
-    if not isinstance(warnings.formatwarning, _OldNamesInOneLine):
-        warnings.formatwarning = _OldNamesInOneLine(warnings.formatwarning)
     log = logging.getLogger("nnue_trainer")
     if not any(isinstance(handler, _OneLine) for handler in log.handlers):
         log.addHandler(_OneLine())

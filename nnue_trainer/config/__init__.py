@@ -265,14 +265,13 @@ def parse(data: Any, overrides: Iterable[str] = (), origin: str = "recipe", *, m
     if not isinstance(data, dict):
         found = "nothing" if data is None else "a list" if isinstance(data, list) else "a value without a key"
         raise UserError(f"{origin}: found {found}, expected the sections of a recipe")
-    data = _with_new_keys(data, data, may_import)
     origins: dict[tuple[str, ...], str] = {}
     for override in overrides:
         name = f"override {quoted(override)}"
         key, equals, text = override.partition("=")
         if not equals or not re.fullmatch(r"\w+(\.[\w-]+)*", key):
             raise UserError(f"{name}: expected key=value, such as optimizer.lr=1e-3")
-        path, value = _renamed_override(tuple(key.split(".")), _read_value(text, name), data, may_import)
+        path, value = tuple(key.split(".")), _read_value(text, name)
         origins |= {path[:n]: name for n in range(1, len(path)) if not _holds(data, path[:n])}
         data = _replace(data, path, value)
         origins[path] = name
@@ -295,30 +294,6 @@ def _origin(origins: dict[tuple[str, ...], str], recipe: str, path: tuple[str, .
             override = origins[*section, "kind"]
             return f"{recipe}, whose other fields of {key} remain after {override} ('{key}={{kind: …}}' replaces all)"
     return recipe
-
-
-def _with_new_keys(change: dict[str, Any], data: Any, may_import: bool) -> dict[str, Any]:
-    """A recipe, or a change of the recipe `data`, with the keys that its sections and those of its stages have now."""
-    renamed = partial(schema.with_new_keys, Recipe, base=data, may_import=may_import)
-    change = renamed(change)
-    match change.get("stages"):
-        case list(stages):
-            return {**change, "stages": [renamed(stage) for stage in stages]}
-        case dict(stages):  # of an override
-            return {**change, "stages": {name: renamed(stage) for name, stage in stages.items()}}
-    return change
-
-
-def _renamed_override(path: tuple[str, ...], value: Any, data: Any, may_import: bool) -> tuple[tuple[str, ...], Any]:
-    """An override of `data` with the keys that its sections have now: `aware` of a quantisation becomes `qat`."""
-    nested = value
-    for key in reversed(path):
-        nested = {key: nested}
-    nested, keys = _with_new_keys(nested, data, may_import), list[str]()
-    for _ in path:
-        ((key, nested),) = nested.items()
-        keys.append(key)
-    return tuple(keys), nested
 
 
 def stage_recipes(recipe: Recipe, origin: str = "recipe", *, may_import: bool = False) -> list[Recipe]:

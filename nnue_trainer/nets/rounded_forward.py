@@ -40,7 +40,7 @@ from nnue_trainer.nets.integer_forward import INT16_MAX, INT16_MIN, IntegerLayer
 from nnue_trainer.ops import capabilities
 from nnue_trainer.ops.perspectives import Description, Parameters, TransformerCall, is_fused
 from nnue_trainer.ops.reference import activate_layer, choose
-from nnue_trainer.schema import old_keys, section
+from nnue_trainer.schema import section
 
 if TYPE_CHECKING:
     from nnue_trainer.data.batch import Batch
@@ -51,7 +51,6 @@ if TYPE_CHECKING:
 class QatConfig:
     """Quantisation-aware training: whether, and from when on, the forward pass rounds as the engine does."""
 
-    _old_keys = old_keys(aware="qat", aware_from="qat_from")
     qat: bool = False
     """quantisation-aware training: round weights and activations in the forward pass as the engine does; gradients go
     straight through the rounding"""

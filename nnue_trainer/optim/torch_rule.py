@@ -14,7 +14,7 @@ from pydantic import Field, field_validator, model_validator
 from torch import Tensor, nn
 
 from nnue_trainer.errors import UserError
-from nnue_trainer.optim.base import OPTIMIZERS, OptimizerConfig, Rule, Work, check_state
+from nnue_trainer.optim.base import OPTIMIZERS, OptimizerConfig, Rule, Work
 from nnue_trainer.optim.groups import Settings
 from nnue_trainer.optim.object_state import TEXT, Captured, from_tensor, restore, to_tensor, without
 from nnue_trainer.schema import section
@@ -90,10 +90,9 @@ class TorchRule(Rule):
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         state = dict(state)
         if TEXT not in state:
-            self._load_earlier(state)
-        else:
-            node = from_tensor(state.pop(TEXT))
-            restore(self.optimizer, node, state, self.work.parameters, counts_on_host=not self.capturable)
+            raise ValueError(f"tensor {TEXT} is missing")
+        node = from_tensor(state.pop(TEXT))
+        restore(self.optimizer, node, state, self.work.parameters, counts_on_host=not self.capturable)
         self._widen_counts()
 
     def changed(self) -> list[Tensor]:
@@ -106,39 +105,6 @@ class TorchRule(Rule):
         except ValueError as error:
             name = type(self.optimizer).__qualname__
             raise UserError(f"optimizer: {name} cannot be saved and resumed: its {error}") from None
-
-    def _load_earlier(self, state: Mapping[str, Tensor]) -> None:
-        """A state of an earlier version: the `state` of each parameter, and whether there was a step."""
-        stepped = state.get("stepped")
-        if stepped is None or stepped.numel() != 1:
-            raise ValueError(f"tensor {TEXT} is missing")
-        if stepped.item():
-            self._make_state({name.partition("/")[2] for name in state})
-        own: dict[str, Tensor] = {"stepped": torch.tensor(True)}
-        for name, parameter in self.work.parameters.items():
-            for key, value in self.optimizer.state.get(parameter, {}).items():
-                if isinstance(value, Tensor | bool | int | float):
-                    own[f"{key}/{name}"] = value if isinstance(value, Tensor) else torch.tensor(value)
-        check_state(own, state)
-        for name, parameter in self.work.parameters.items():
-            mine = self.optimizer.state.get(parameter, {})
-            for key, value in mine.items():
-                if isinstance(value, Tensor):
-                    value.copy_(state[f"{key}/{name}"])
-                elif value is not None:
-                    mine[key] = type(value)(state[f"{key}/{name}"].item())
-
-    @torch.no_grad()
-    def _make_state(self, stepped: set[str]) -> None:
-        """Makes the optimiser create the state of these parameters: it takes a step, which is undone for weights."""
-        before = {name: self.work.parameters[name].clone() for name in stepped & self.work.parameters.keys()}
-        for name in before:
-            parameter = self.work.parameters[name]
-            parameter.grad = torch.zeros_like(parameter)
-        self.step()
-        for name, tensor in before.items():
-            self.work.parameters[name].copy_(tensor)
-            self.work.parameters[name].grad = None
 
 
 def _group(virtual: bool, settings: Settings, parameters: list[nn.Parameter]) -> dict[str, Any]:
