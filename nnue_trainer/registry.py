@@ -207,6 +207,11 @@ class Registry(Generic[T]):
         self._import_built_in()
         return self._classes | self._outside
 
+    def is_built_in(self, kind: str) -> bool:
+        """Whether the class called `kind` is part of this package."""
+        self._import_built_in()
+        return kind in self._classes
+
     def names(self) -> list[str]:
         """Every name that a recipe may use, including those of installed packages."""
         return sorted({*self.kinds(), *self._entry_points()})

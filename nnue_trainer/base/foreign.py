@@ -63,6 +63,13 @@ def blame(error: BaseException, module: str | None = None) -> str | None:
     return f"{found}: {type(error).__name__}: {text}"
 
 
+def reason(error: BaseException, module: str | None = None) -> str:
+    """One line about an error that foreign code may have caused: `blame`, or the error's type and text."""
+    if isinstance(error, UserError):
+        return str(error)
+    return blame(error, module) or f"{type(error).__name__}: {shown(first_line(error))[:300]}"
+
+
 def returned(owner: object, method: str, value: Any, fits: bool, expected: str) -> None:
     """UserError unless `fits`, what the method of `owner` returned being `value`."""
     if fits:

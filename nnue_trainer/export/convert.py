@@ -19,7 +19,7 @@ from nnue_trainer.base.foreign import explaining, returned
 from nnue_trainer.errors import UserError
 from nnue_trainer.export.net import QuantizedNet
 from nnue_trainer.files.checkpoint import Checkpoint
-from nnue_trainer.nets.base import Net, NetTensor, parse
+from nnue_trainer.nets.base import NETS, Net, NetTensor, parse
 from nnue_trainer.nnue_file.description import describe, record_in
 from nnue_trainer.nnue_file.formats import FORMATS, Exported, ExportedTensor, NetFormat, ReadTensor, TensorKind
 from nnue_trainer.nnue_file.layout import OWN_VERSION
@@ -160,7 +160,7 @@ def exported(quantized: QuantizedNet, checkpoint: Checkpoint) -> Exported:
 
     layout, net = quantized.file_layout, quantized.net
     record = b""
-    if layout.version == OWN_VERSION or net.unreadable is not None:
+    if layout.version == OWN_VERSION or net.unreadable is not None or not NETS.is_built_in(net.kind):
         record = record_in(quantized.description) or record_in(describe(net.name, net.architecture))
     around = [_kept_bytes(checkpoint, key) for key in ("head", "tail")]
     return Exported(tensors, layout, net.layouts(), quantized.description, graph, record, *around)

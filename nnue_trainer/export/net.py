@@ -5,13 +5,14 @@ A net that is read and written again is the same file, byte for byte: descriptio
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from nnue_trainer.errors import UserError
+from nnue_trainer.base.foreign import reason
+from nnue_trainer.errors import UserError, out_of_memory
 from nnue_trainer.files.atomic import replacing
 from nnue_trainer.nets.base import NETS, Net, parse
 from nnue_trainer.nnue_file import writer
@@ -20,6 +21,7 @@ from nnue_trainer.nnue_file.layout import OWN_VERSION, FileLayout
 from nnue_trainer.nnue_file.reader import Header, LayoutError, NetFile, PathLike, Place
 
 Candidate = tuple[Net, FileLayout]
+T = TypeVar("T")
 
 
 @dataclass
@@ -58,7 +60,7 @@ def read_net(
     what was found and what was expected.
     """
     with NetFile(path) as file:
-        found = recognise(file, known_layouts(), arch)
+        found = recognise(file, known_layouts(note), arch)
         if found.alike:
             names = " and ".join(found.alike)
             note(f"{path}: {names} have the same file layout; read as {found.net.name} (choose with --arch)")
@@ -95,9 +97,28 @@ def recognise(file: NetFile, known: Sequence[Candidate], arch: str | Net | None 
     return Recognised(net, layout, header, places, names if len(names) > 1 and not told else [], file)
 
 
-def known_layouts() -> list[Candidate]:
-    """The nets and layouts of files that do not name their net; of nets that look alike, later versions come last."""
-    return [(net, layout) for kind in NETS.kinds().values() for net in kind.known() for layout in net.layouts()]
+def known_layouts(note: Callable[[str], None] = lambda _: None) -> list[Candidate]:
+    """The nets and layouts of files that do not name their net; of nets that look alike, later versions come last.
+    `note` gets a line about each class from outside that fails."""
+
+    def layouts(kind: type[Net]) -> list[Candidate]:
+        return [(net, layout) for net in kind.known() for layout in net.layouts()]
+
+    return _of_each_kind(layouts, note)
+
+
+def _of_each_kind(call: Callable[[type[Net]], Iterable[T]], note: Callable[[str], None] = lambda _: None) -> list[T]:
+    """The results of `call` for all classes of nets. Classes from outside come first, so that a file that fits such a
+    class and a built-in one is of the built-in one; a class that fails is skipped, since the file may be of another."""
+    found: list[T] = []
+    for kind, cls in sorted(NETS.kinds().items(), key=lambda item: NETS.is_built_in(item[0])):
+        try:
+            found += call(cls)
+        except Exception as error:
+            if NETS.is_built_in(kind) or out_of_memory(error):
+                raise
+            note(f"{kind} is skipped: files cannot be compared with its layouts: {reason(error, cls.__module__)}")
+    return found
 
 
 def _candidates(
@@ -146,8 +167,7 @@ def _unknown(file: NetFile, header: Header, known: Sequence[Candidate]) -> str:
     body, others = file.body(header) or file, list[Net]()
     if body.size >= header.end + 4:
         transformer_hash = body.u32(header.end, "feature transformer hash")
-        for kind in NETS.kinds().values():
-            others += kind.of_other_sizes(header.version, transformer_hash)
+        others = _of_each_kind(lambda kind: kind.of_other_sizes(header.version, transformer_hash))
     if not others:
         return f"is not a known architecture ({', '.join(dict.fromkeys(net.name for net, _ in known))})"
     fitting = [net for net in others if any(layout.file_hash == header.file_hash for layout in net.layouts())]

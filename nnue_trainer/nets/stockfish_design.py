@@ -7,8 +7,12 @@ does not match the unit exactly (128 for 127), the float model carries the quoti
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
+from nnue_trainer.data.features import feature_set
+from nnue_trainer.errors import UserError
 from nnue_trainer.modules.layer_stacks import LayerStacks, StackLayer
 from nnue_trainer.nets.base import INT8_MAX
 from nnue_trainer.nets.integer_forward import MATERIALS, PIECE_COUNTS, by_queens, stack_table
@@ -20,7 +24,7 @@ OUTPUT_STEPS = 16  # of an engine unit in PSQT columns and in the output of the 
 # Engine units; planes of a piece-square set alternate own, enemy. Kings count nothing.
 MATERIAL = (126, 781, 825, 1276, 2538)
 
-# The feature set that engines hash, and the one that is trained for it: there both kings have planes of their own.
+# The numbers that engines hash feature sets by. Other sets have the CRC-32 of their names (`Design.feature_hash`).
 FEATURE_HASH = {
     "HalfKP": 0x5D69D5B8,
     "HalfKAv2": 0x5F234CB8,
@@ -35,6 +39,7 @@ FEATURE_HASH = {
     "Full_Threats_v16": 0x2E6B9D04,
     "PP_3Wide": 0x86F2B1DD,
 }
+# The set that is trained for one that engines read: in it, both kings have planes of their own.
 TRAINED = {"HalfKAv2_hm_11": "HalfKAv2_hm", "K32Q2_11": "K32Q2", "K16Q2_11": "K16Q2"}
 
 V2020 = 0x7AF32F16
@@ -47,7 +52,8 @@ class Design:
     """The differences between Stockfish nets."""
 
     sets: tuple[str, ...]
-    """feature sets, in the order of the file"""
+    """feature sets, in the order of the file: built-in ones, declared ones ("PieceSquare(…)"), or
+    "my_file.py:MySet" """
     layouts: tuple[str, ...]
     """of the file, see `StockfishNet._transformer_blocks`; the first is the one that is written"""
     version: int = V2021
@@ -93,8 +99,14 @@ class Design:
     """the engine also reads its raw layout in a zlib stream"""
     sums_parts: bool = False
     """the engine divides PSQT and layers together by 16, not each"""
+    hashes: Mapping[str, int] = field(default_factory=dict, hash=False)
+    """32-bit hash of each feature set in the file; a set that is missing here has its number in `FEATURE_HASH`, or the
+    CRC-32 of its name, parameters included"""
 
     def __post_init__(self) -> None:
+        for name, value in self.hashes.items():
+            if not 0 <= value < 2**32:
+                raise ValueError(f"a design with the hash {value} for {name}, expected 0 … 2³² - 1")
         if self.table:
             if len(self.table) not in (PIECE_COUNTS, PIECE_COUNTS * MATERIALS) or self.queens:
                 raise ValueError(
@@ -110,6 +122,28 @@ class Design:
                 f"a design with {self.stacks} stacks, expected {expected[0]} or {expected[1]} with "
                 f"queens={self.queens}, or a table"
             )
+
+    def feature_hash(self, name: str) -> int:
+        """The number that the feature set contributes to the hashes in the file."""
+        known = {**FEATURE_HASH, **self.hashes}.get(name)
+        return zlib.crc32(name.encode()) if known is None else known
+
+    def with_full_names(self, *, may_import: bool = False) -> Design:
+        """This design with feature sets named as in index rows: a set from a file without its folder and with its
+        parameters. UserError for a set that does not exist; `may_import`: see `data.feature_set`."""
+
+        def full(name: str) -> str:
+            parts = feature_set(name, may_import=may_import).parts
+            if len(parts) != 1:
+                raise UserError(f"design.sets: found the sum {name!r:.80}, expected each of its sets separately")
+            return parts[0].name
+
+        hashes = {full(name): value for name, value in self.hashes.items()}
+        sets, narrow = (tuple(map(full, names)) for names in (self.sets, self.narrow))
+        for what, names in (("narrow", narrow), ("hashes", hashes)):
+            if unknown := [name for name in names if name not in sets]:
+                raise UserError(f"design.{what}: found {unknown[0]!r:.80}, expected one of {', '.join(sets)}")
+        return replace(self, sets=sets, narrow=narrow, hashes=hashes)
 
     @property
     def stack_table(self) -> tuple[int, ...]:

@@ -14,11 +14,12 @@ from functools import cache, cached_property
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, model_validator
 
 from nnue_trainer.data.features import FeaturePart, expand
 from nnue_trainer.data.features import feature_set as find_feature_set
 from nnue_trainer.data.fields import pack
+from nnue_trainer.errors import UserError
 from nnue_trainer.nets.base import INT8_MAX, INT16_MAX, INT32_MAX, Net, NetTensor
 from nnue_trainer.nets.integer_forward import FirstLayer, IntegerForward, IntegerLayer, Skip
 from nnue_trainer.nets.meaning import (
@@ -35,7 +36,6 @@ from nnue_trainer.nets.output_buckets import OutputBuckets
 from nnue_trainer.nets.rounded_forward import QatConfig
 from nnue_trainer.nets.stockfish_design import (
     BLACK_KING,
-    FEATURE_HASH,
     OUTPUT_STEPS,
     SCORE_SCALE,
     SQUARES,
@@ -45,6 +45,7 @@ from nnue_trainer.nets.stockfish_design import (
 )
 from nnue_trainer.nets.stockfish_model import StockfishModel
 from nnue_trainer.nnue_file.layout import Block, Coding, FileLayout, Word
+from nnue_trainer.registry import MAY_IMPORT
 from nnue_trainer.schema import section, validate
 
 
@@ -79,8 +80,12 @@ class StockfishNet(Net):
     quantisation: QatConfig = Field(default_factory=QatConfig)
 
     @model_validator(mode="after")
-    def _check(self) -> StockfishNet:
+    def _check(self, info: ValidationInfo) -> StockfishNet:
         skip = self._of_version.skip
+        try:
+            self._of_version.with_full_names(may_import=bool((info.context or {}).get(MAY_IMPORT, False)))
+        except UserError as error:
+            raise ValueError(str(error)) from None
         if self.l2 is not None and self.l2 <= skip:
             raise ValueError(f"l2: found {self.l2}, expected more than the {skip} that the skip connection takes")
         if self.output_buckets is not None and self.output_buckets.rule in ("weights", "squares"):
@@ -94,7 +99,7 @@ class StockfishNet(Net):
 
     @cached_property
     def facts(self) -> Design:
-        d = self._of_version
+        d = self._of_version.with_full_names()
         l2, l3 = d.l2 if self.l2 is None else self.l2, d.l3 if self.l3 is None else self.l3
         if (l2, l3) != (d.l2, d.l3):
             d = replace(d, l2=l2, l3=l3)
@@ -372,7 +377,7 @@ class StockfishNet(Net):
             features = 0
             # Nets with threats were at first hashed only by their first set.
             for feature_set in d.sets[:1] if name.endswith("first hash") else d.sets:
-                features = (features << 1 & 0xFFFFFFFF | features >> 31) ^ FEATURE_HASH[feature_set]
+                features = (features << 1 & 0xFFFFFFFF | features >> 31) ^ d.feature_hash(feature_set)
             transformer_hash = features ^ 2 * self.l1
             items: list[Word | Block] = [Word(_FIRST_HASH, transformer_hash)]
             items += self._transformer_blocks(name.split()[0], tensors)

@@ -16,7 +16,7 @@ import torch
 
 from nnue_trainer import data, registry
 from nnue_trainer.base import foreign
-from nnue_trainer.errors import UserError, first_line, out_of_memory, shown
+from nnue_trainer.errors import UserError, out_of_memory
 from nnue_trainer.export import checkpoint_from_net, evaluate, net_from_checkpoint
 from nnue_trainer.export.check_positions import CHECK_POSITIONS
 from nnue_trainer.files.checkpoint import Checkpoint, load_into
@@ -110,13 +110,10 @@ def _explaining(name: str) -> Iterator[None]:
         yield
     except NotImplementedError:
         raise
-    except UserError as error:
-        raise UserError(f"{name}: cannot be evaluated in integers: {error}") from None
     except Exception as error:
         if out_of_memory(error):
             raise
-        why = foreign.blame(error) or f"{type(error).__name__}: {shown(first_line(error))[:300]}"
-        raise UserError(f"{name}: cannot be evaluated in integers: {why}") from error
+        raise UserError(f"{name}: cannot be evaluated in integers: {foreign.reason(error)}") from error
 
 
 def _rms(values: np.ndarray) -> float:

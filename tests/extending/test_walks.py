@@ -346,16 +346,18 @@ def test_mistakes_in_sections_from_outside_are_one_line(folder, project_root, fi
 
 def test_what_the_guide_shows_is_what_the_file_says(project_root):
     def shown(page, language):
-        return (project_root / "docs" / page).read_text(encoding="utf-8").split(f"```{language}\n")[1].split("```")[0]
+        text = (project_root / "docs" / page).read_text(encoding="utf-8")
+        return [block.split("```")[0].strip() for block in text.split(f"```{language}\n")[1:]]
 
     for page, language, file in (
         ("extending.md", "python", "my_loss.py"),
         ("own-features.md", "cpp", "my_features.h"),
         ("own-features.md", "python", "my_features.py"),
         ("own-nets.md", "python", "my_net.py"),
+        ("own-nets.md", "python", "my_stockfish.py"),
     ):
         example = (project_root / "examples" / "extending" / file).read_text(encoding="utf-8")
-        assert shown(page, language).strip() in example
+        assert any(block in example for block in shown(page, language))
     guide = (project_root / "docs" / "extending.md").read_text(encoding="utf-8")
-    for file in [*PARTS, "my_net.py", "my_features.py", "my_features.h"]:
+    for file in [*PARTS, "my_net.py", "my_stockfish.py", "my_features.py", "my_features.h"]:
         assert f"(../examples/extending/{file})" in guide
