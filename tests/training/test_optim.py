@@ -312,20 +312,6 @@ def test_states_of_torchs_optimisers_are_checked_by_name():
     assert torch.equal(trained.weight, before["weight"])
 
 
-def test_states_of_earlier_versions_are_taken():
-    """They had the `state` of each parameter and whether there was a step."""
-    nets = [Net(torch.float32), Net(torch.float32)]
-    one, two = (Optimizer(net, torch_optimizer("NAdam")) for net in nets)
-    batches = [x.float() for x in inputs(6)]
-    train(nets[0], one, batches[:3])
-    earlier = {name: tensor.clone() for name, tensor in one.state_dict().items() if name != "rule.json"}
-    nets[1].load_state_dict(nets[0].state_dict())
-    two.load_state_dict(earlier | {"stepped": torch.tensor(True)})
-    for net, optimizer in zip(nets, (one, two), strict=True):
-        train(net, optimizer, batches[3:])
-    assert torch.equal(nets[0].weight, nets[1].weight)
-
-
 def test_an_optimiser_that_does_not_fit_the_net_is_one_line():
     with pytest.raises(UserError, match=r"^optimizer: Muon: Muon only supports 2D parameters") as caught:
         Optimizer(Net(), torch_optimizer("Muon"))
