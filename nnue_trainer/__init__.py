@@ -32,7 +32,6 @@ if TYPE_CHECKING:
         schema,
         stats,
         training,
-        wdl,
     )
     from nnue_trainer.data import Batch, Loader, RecordLoader
     from nnue_trainer.errors import UserError
@@ -70,7 +69,6 @@ __all__ = [
     "schema",
     "stats",
     "training",
-    "wdl",
 ]
 
 # These are loaded at first use: `nnue --help` needs no torch, and `nnue info` works even where the build is broken.

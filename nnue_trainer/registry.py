@@ -170,11 +170,14 @@ class Registry(Generic[T]):
     """The classes for one part of a recipe, such as all losses. In a section, `Annotated[Base, REGISTRY]` is a field
     that takes any of them."""
 
-    def __init__(self, package: str, base: Callable[[], type[T]], *, what: str, default: str | None = None) -> None:
-        """`package` holds the built-in classes, one module each, and is the name of the entry-point group; `base` gives
-        the class that all of them derive from (a function, since it may be defined after the registry); `what` is the
-        word for one of them in messages; `default` is the kind of a section that names none."""
+    def __init__(
+        self, package: str, base: Callable[[], type[T]], *, what: str, default: str | None = None, group: str = ""
+    ) -> None:
+        """The modules of `package` hold the built-in classes; `base` gives the class that all of them derive from (a
+        function, since it may be defined after the registry); `what` is the word for one of them in messages; `default`
+        is the kind of a section that names none; `group` is the entry-point group, by default the package."""
         self.package = package
+        self.group = group or package
         self.what = what
         self.default = default
         self._base = base
@@ -285,7 +288,7 @@ class Registry(Generic[T]):
 
     def _entry_points(self) -> dict[str, EntryPoint]:
         if self._offered is None:  # once: it reads a file of every package that is installed
-            self._offered = {point.name: point for point in entry_points(group=self.package)}
+            self._offered = {point.name: point for point in entry_points(group=self.group)}
         return self._offered
 
     def _of_package(self, kind: str, offered: EntryPoint) -> type[T]:
@@ -294,7 +297,7 @@ class Registry(Generic[T]):
         except (Exception, SystemExit) as error:
             raise UserError(f"{self.what} {kind!r} of an installed package: {error!r}") from error
         package = offered.dist
-        _packages[f"{self.package}:{kind}"] = f"{package.name} {package.version}" if package else offered.value
+        _packages[f"{self.group}:{kind}"] = f"{package.name} {package.version}" if package else offered.value
         return self._outside.setdefault(kind, self._checked(kind, cls))
 
     def _of_plugin(self, kind: str, path: Path, name: str, may_import: bool) -> type[T]:
@@ -345,7 +348,7 @@ class Registry(Generic[T]):
         return iter(sorted(found.items()))
 
     def __repr__(self) -> str:
-        return f"Registry({self.package!r})"
+        return f"Registry({self.group!r})"
 
 
 def _error(kind: str, message: str, location: tuple[str, ...], found: Any, **context: str) -> ValidationError:

@@ -2,9 +2,8 @@
 
 from pydantic import Field
 
-from nnue_trainer.schedules import RunStep, interpolate
+from nnue_trainer.schedules import LambdaSchedule, RunStep, interpolate
 from nnue_trainer.schema import section
-from nnue_trainer.wdl import LambdaSchedule
 
 
 @section

@@ -29,9 +29,8 @@ from nnue_trainer.nnue_file.formats import FORMATS, NetFormat, Nnue
 from nnue_trainer.optim import OPTIMIZERS, AdamW, OptimizerConfig
 from nnue_trainer.penalties import PENALTIES, Penalty
 from nnue_trainer.position_weights import POSITION_WEIGHTS, PositionWeight
-from nnue_trainer.schedules import SCHEDULES, Exponential, Schedule
+from nnue_trainer.schedules import LAMBDAS, SCHEDULES, ConstantLambda, Exponential, LambdaSchedule, Schedule
 from nnue_trainer.schema import section
-from nnue_trainer.wdl import LAMBDAS, ConstantLambda, LambdaSchedule
 
 __all__ = ["load", "parse"]
 

@@ -31,7 +31,7 @@ class Loss(ABC):
     """A weighted mean over positions. A subclass is a section (`schema.section`): its fields are what a recipe can set.
 
     Everything is from the view of the side to move. λ mixes the two targets: it is the share of the data's score,
-    1 − λ is the share of the game's result. The schedule of λ has its own section (`nnue_trainer.wdl`).
+    1 − λ is the share of the game's result. The schedule of λ has its own section (`nnue_trainer.schedules`).
     """
 
     kind: ClassVar[str]

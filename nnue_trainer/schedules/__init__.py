@@ -1,6 +1,16 @@
-"""Learning-rate schedules. `base` has the class that all of them derive from and the registry."""
+"""Schedules of the learning rate (`base`) and of λ (`lambdas`), and the curves that both may follow."""
 
-from nnue_trainer.schedules.base import SCHEDULES, RunStep, Schedule, interpolate
-from nnue_trainer.schedules.exponential import Exponential
+from nnue_trainer.schedules.base import SCHEDULES, RunStep, Schedule
+from nnue_trainer.schedules.curves import ConstantLambda, Exponential, interpolate
+from nnue_trainer.schedules.lambdas import LAMBDAS, LambdaSchedule
 
-__all__ = ["SCHEDULES", "Exponential", "RunStep", "Schedule", "interpolate"]
+__all__ = [
+    "LAMBDAS",
+    "SCHEDULES",
+    "ConstantLambda",
+    "Exponential",
+    "LambdaSchedule",
+    "RunStep",
+    "Schedule",
+    "interpolate",
+]

@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
-from typing import Annotated, ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
 from nnue_trainer.base.foreign import number
 from nnue_trainer.registry import Registry
 from nnue_trainer.schema import section
-
-
-def _in_order(epochs: list[int]) -> list[int]:
-    if epochs != sorted(epochs):
-        raise ValueError(f"found {epochs}, expected ascending epochs, counted from the beginning of the run")
-    return epochs
-
-
-DropEpochs = Annotated[list[Annotated[int, Field(gt=0)]], Field(min_length=1), AfterValidator(_in_order)]
-"""The type of a list of epochs at which a value drops."""
 
 
 class RunStep(NamedTuple):
@@ -105,44 +94,3 @@ class Schedule(Timed, ABC):
 
 
 SCHEDULES: Registry[Schedule] = Registry("nnue_trainer.schedules", lambda: Schedule, what="schedule")
-
-
-def interpolate(start: float, end: float, share: float) -> float:
-    """Linear interpolation: `start` at share 0, `end` at share 1."""
-    return start + (end - start) * share
-
-
-def half_cosine(start: float, end: float, share: float) -> float:
-    """`start` at share 0, `end` at share 1, slow, fast, slow in between."""
-    return interpolate(end, start, 0.5 * (1 + math.cos(math.pi * share)))
-
-
-def one_cycle(now: RunStep, start: float, top: float, end: float, rise: float, steps: int | None) -> float:
-    """Up from `start` to `top` and down to `end`, each way half a cosine, in `steps` steps (None: those of the run).
-    The first step has `start`, step rise · steps − 1 has `top`, and the last one has `end`, as in torch."""
-    last = (steps or now.steps) - 1
-    up = rise * (last + 1) - 1
-    if now.step <= up:
-        return half_cosine(start, top, now.step / up if up > 0 else 1.0)
-    return half_cosine(top, end, min(1.0, (now.step - up) / (last - up))) if last > up else end
-
-
-def cycle_height(share: float, peak: float) -> float:
-    """From 0 at share 0 up to 1 at share `peak` and down to 0 at share 1, each way half a cosine."""
-    if share < peak:
-        return 0.5 * (1 - math.cos(math.pi * share / peak))
-    return 0.5 * (1 + math.cos(math.pi * (share - peak) / (1 - peak))) if peak < 1 else 1.0
-
-
-def part_of(now: RunStep, lengths: list[int]) -> tuple[int, RunStep]:
-    """Which of several parts of `lengths` epochs a step is in, and the step as one of that part's own run. After the
-    last part it is that part's end."""
-    begin = 0
-    for index, epochs in enumerate(lengths):  # noqa: B007
-        if now.epoch < begin + epochs:
-            break
-        begin += epochs
-    else:
-        return index, RunStep(epochs * now.steps_per_epoch, now.steps_per_epoch, epochs)
-    step = (now.epoch - begin) * now.steps_per_epoch + (now.step - now.first_step) % now.steps_per_epoch
-    return index, RunStep(step, now.steps_per_epoch, epochs)

@@ -37,7 +37,7 @@ from nnue_trainer.callbacks import Callback
 from nnue_trainer.data.feature_sets import Features
 from nnue_trainer.data.filters import Filter
 from nnue_trainer.data.formats import DataFormat
-from nnue_trainer.wdl import LambdaSchedule
+from nnue_trainer.schedules import LambdaSchedule
 from nnue_trainer.losses import Loss
 from nnue_trainer.nets.simple import Simple, SimpleModel
 from nnue_trainer.nnue_file.formats import NetFormat

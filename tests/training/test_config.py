@@ -11,7 +11,7 @@ from nnue_trainer.errors import UserError
 from nnue_trainer.losses import SigmoidLoss
 from nnue_trainer.nets.stockfish import SfnnV5
 from nnue_trainer.optim import AdamW
-from nnue_trainer.schedules.step import Step
+from nnue_trainer.schedules.curves import Step
 
 MINIMAL = {"model": {"kind": "simple"}, "data": {"train": ["a.binpack"]}, "loss": {"kind": "sigmoid"}}
 

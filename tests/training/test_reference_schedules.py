@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 from typed import instance
 
-from nnue_trainer.schedules import SCHEDULES, RunStep
-from nnue_trainer.wdl import LAMBDAS
-from nnue_trainer.wdl.jitter import BatchJitter, add_jitter, autoregressive
+from nnue_trainer.schedules import LAMBDAS, SCHEDULES, RunStep
+from nnue_trainer.schedules.jitter import BatchJitter, add_jitter, autoregressive
 
 VECTORS = Path(__file__).resolve().parents[1] / "vectors" / "training"
 LAMBDA = json.loads((VECTORS / "lambda.json").read_text(encoding="utf-8"))

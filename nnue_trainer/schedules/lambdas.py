@@ -1,4 +1,8 @@
-"""The contract of λ schedules and their registry."""
+"""The contract of schedules of λ, the share of the data's score in the target, and their registry.
+
+There is one sign: λ = 1 trains on scores only, λ = 0 on game results only. Trainers whose setting is called WDL, such
+as bullet, set the share of the results, 1 − λ.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +14,8 @@ from pydantic import Field
 from nnue_trainer.base.foreign import number
 from nnue_trainer.registry import Registry
 from nnue_trainer.schedules.base import RunStep, Timed
+from nnue_trainer.schedules.jitter import BatchJitter, add_jitter
 from nnue_trainer.schema import section
-from nnue_trainer.wdl.jitter import BatchJitter, add_jitter
 
 if TYPE_CHECKING:
     import torch
@@ -98,28 +102,9 @@ class LambdaSchedule(Timed, ABC):
         return numbers.uniform(positions, lam - jitter, lam + jitter, device=device).clamp_(0, 1)
 
 
-@section
-class FromStart(LambdaSchedule):
-    """The base of schedules that fall from a start."""
-
-    start: float = Field(default=1.0, ge=0, le=1)
-    """λ at the first step: 1 trains on scores only, 0 on game results only"""
-
-
-@section
-class Between(FromStart):
-    """The base of schedules from a start to an end."""
-
-    end: float = Field(default=1.0, ge=0, le=1)
-    """λ at the end, and in every validation"""
-    steps: int | None = Field(default=None, gt=0)
-    """steps from the start to the end; null: the whole run"""
-
-    def final(self, end: RunStep) -> float:
-        return self.end
-
-
-LAMBDAS: Registry[LambdaSchedule] = Registry("nnue_trainer.wdl", lambda: LambdaSchedule, what="λ schedule")
+LAMBDAS: Registry[LambdaSchedule] = Registry(
+    "nnue_trainer.schedules", lambda: LambdaSchedule, what="λ schedule", group="nnue_trainer.lambdas"
+)
 
 
 def _clip(lam: float) -> float:

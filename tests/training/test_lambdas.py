@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from nnue_trainer.losses import LOSSES
+from nnue_trainer.schedules import LAMBDAS
+from nnue_trainer.schedules.lambdas import JITTER_STREAM
 from nnue_trainer.stats.random import Philox
-from nnue_trainer.wdl import LAMBDAS
-from nnue_trainer.wdl.base import JITTER_STREAM
 
 PER_EPOCH, EPOCHS = 10, 10
 
@@ -41,7 +41,7 @@ PER_EPOCH, EPOCHS = 10, 10
         ({"kind": "cosine", "start": 1.0, "end": 0.5}, {0: 1.0, 25: 0.75 + 0.25 * 0.5**0.5, 50: 0.75, 100: 0.5}, 0.5),
     ],
 )
-def test_wdl(schedule, values, final):
+def test_lambda(schedule, values, final):
     parsed = LAMBDAS.parse(schedule, may_import=False)
     for step, lam in values.items():
         assert parsed.lambda_at(step, PER_EPOCH, EPOCHS) == pytest.approx(lam, rel=1e-12), step
