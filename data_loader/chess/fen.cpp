@@ -142,6 +142,8 @@ std::string format_square(int square) {
 }
 
 Position parse_fen(std::string_view fen) {
+    // Lists of positions often end their lines with a semicolon, and some tools write a counter that is unknown as "-".
+    fen = fen.substr(0, fen.find_last_not_of(" \t\r\n;") + 1);
     const std::vector<std::string_view> fields = split(fen);
     if (fields.size() < 4 || fields.size() > 6) {
         throw FormatError(std::to_string(fields.size()) +
@@ -155,9 +157,10 @@ Position parse_fen(std::string_view fen) {
     p.side_to_move = fields[1] == "b" ? kBlack : kWhite;
     parse_castling(fields[2], p);
     parse_ep(fields[3], p);
-    if (fields.size() > 4) p.rule50 = static_cast<std::uint16_t>(parse_number(fields[4], "rule-50 counter", 0, 65535));
+    const auto has_counter = [&](std::size_t at) { return fields.size() > at && fields[at] != "-"; };
+    if (has_counter(4)) p.rule50 = static_cast<std::uint16_t>(parse_number(fields[4], "rule-50 counter", 0, 65535));
     // Some programs count moves from 0; 8192 is where the 14 bits of the ply end.
-    const int number = fields.size() > 5 ? parse_number(fields[5], "move number", 0, 8192) : 1;
+    const int number = has_counter(5) ? parse_number(fields[5], "move number", 0, 8192) : 1;
     p.ply = static_cast<std::uint16_t>(2 * std::max(number - 1, 0) + (p.side_to_move == kBlack));
     return p;
 }

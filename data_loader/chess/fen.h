@@ -15,9 +15,9 @@ class FormatError : public std::runtime_error {
     using std::runtime_error::runtime_error;
 };
 
-// Parses "<board> <side> <castling> <en passant> [<rule 50> [<move number>]]", castling in X-FEN or Shredder-FEN. The
-// en-passant square is dropped unless the en-passant rule keeps it; ply = 2 · (move number − 1) + (black to move).
-// Throws FormatError with the reason.
+// Parses "<board> <side> <castling> <en passant> [<rule 50> [<move number>]]", castling in X-FEN or Shredder-FEN; a
+// counter may be "-", and a semicolon may end the text. The en-passant square is dropped unless the en-passant rule
+// keeps it; ply = 2 · (move number − 1) + (black to move). Throws FormatError with the reason.
 Position parse_fen(std::string_view fen);
 
 // The letters of castling rights: of X-FEN, KQkq wherever they are clear, or of Shredder-FEN, files of rooks.

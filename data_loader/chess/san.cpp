@@ -13,6 +13,19 @@ namespace {
     throw FormatError("move '" + std::string(san.substr(0, 16)) + "' " + what + " " + format_fen(p));
 }
 
+// "e2e4", "e1-g1", "e7e8=Q" as UCI has it; "" for other notations.
+std::string as_uci(std::string_view san) {
+    std::string uci;
+    for (const char c : san) {
+        if (c == '-' || c == 'x' || c == '=' || c == ':') continue;
+        uci += uci.size() == 4 && c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
+    }
+    const auto is_square = [&](std::size_t at) {
+        return uci[at] >= 'a' && uci[at] <= 'h' && uci[at + 1] >= '1' && uci[at + 1] <= '8';
+    };
+    return (uci.size() == 4 || uci.size() == 5) && is_square(0) && is_square(2) ? uci : "";
+}
+
 }  // namespace
 
 std::string format_san(const Position& p, Move move) {
@@ -54,6 +67,13 @@ Move parse_san(const Position& p, std::string_view san) {
     const std::string_view whole = san;
     san = san.substr(0, san.find_last_not_of("+#!?=") + 1);
     const int us = p.side_to_move;
+    if (const std::string uci = as_uci(san); !uci.empty()) {
+        const Move move = parse_uci(p, uci);
+        if (!is_legal(p, move)) fail(p, whole, "is not legal in");
+        return move;
+    }
+    if (san == "o-o") san = "O-O";
+    if (san == "o-o-o") san = "O-O-O";
     if (san == "O-O" || san == "0-0" || san == "O-O-O" || san == "0-0-0") {
         const Bitboard left = below(king_square(p, us));
         const Bitboard rook = p.castling & p.colors[us] & (san.size() == 3 ? ~left : left);
@@ -96,8 +116,7 @@ Move parse_san(const Position& p, std::string_view san) {
             fail(p, whole, "is not a move in");
         }
     }
-    // "e2e4" may be any piece's.
-    if (type != kPawn || !(has_file && has_rank)) origins &= p.types[type];
+    origins &= p.types[type];
     Move found;
     int count = 0;
     for (; origins; origins &= origins - 1) {

@@ -75,6 +75,8 @@ class LineReader : public StreamReader {
     bool is_past_range() const { return stream_.offset() >= range_.end; }
     bool is_whole_file() const { return range_.name.empty(); }
     bool starts_file() const { return range_.begin == 0; }
+    // The number of the last line, in the file or in its range.
+    std::uint64_t line_number() const { return line_; }
 
     FormatError error(const std::string& what) const {
         if (!is_whole_file()) return stream_.error(stream_.offset(), range_.name + ": " + what);

@@ -92,7 +92,6 @@ def test_whole_numbers_need_a_unit(tmp_path: Path) -> None:
         (game("1. e4 {+0.10/9} Ke7 {+0.10/9}"), "move 'Ke7' is not legal in "),
         (game("1. e4 {+0.10/9"), "a comment without an end"),
         (game("1. e4 (1. d4 {+0.10/9}"), "a variation without an end"),
-        (game("1. e4 {+0.10/9}", Result="0-1"), "the result is '0-1' in its header and '1-0' at its end"),
         (game("1. e4 {+0.10/9}", FEN="8/8/8/8/8/8/8/8 w - - 0 1"), "kings"),
     ],
 )
@@ -138,6 +137,152 @@ def test_what_games_say_by_themselves(tmp_path: Path) -> None:
     assert report.positions == 2
 
 
+def scores(path: Path, text: str, **settings: str) -> tuple[list[int], list[str]]:
+    path.write_text(text)
+    records, notes = read(path, settings=settings)
+    return [row[2] for row in _data.describe(records)], notes
+
+
+@pytest.mark.parametrize(
+    ("comment", "score"),
+    [
+        # Programs that play matches: the mover's view of the position before the move.
+        ("+0.57/17 0.583s", 57),
+        ("+0.57 17/28 583 363004", 57),
+        ("-0.57/17-28 583", -57),
+        ("\u22120.57/12 0.1s", -57),
+        (".57/12", 57),
+        ("+0.57 0.5s", 57),
+        ("(Nf3 d5 Bg5) +0.57/12 4", 57),
+        ("(+0.57/12)", 57),
+        ("+0.57/12 0.05s,\n White wins by adjudication", 57),
+        ('+0.57/12 0.05s, n=300, pv="e4 e5", line="+9.99/1"', 57),
+        ("+M5/20 0.1s", 32000 - 5),
+        ("-M4/20 0.1s", -32000 + 4),
+        ("M5/20", 32000 - 5),
+        ("#3/20", 32000 - 5),
+        ("ev=0.57, d=12, mt=00:00:01", 57),
+        # TCEC: White's view.
+        ("d=20, sd=40, pv=Nb3 Be7, tb=0, wv=0.57, R50=49, mb=+0+0+0+0+0,", 57),
+        ("d=20,\nwv=-M12, R50=49", -32000 + 12),
+        # Other programs.
+        ("0.57", 57),
+        ("d12 +0.57", 57),
+        ("12/20 +0.57 0.1s", 57),
+        ("+0.57 d12", 57),
+        ("eval=0.57", 57),
+        ("#-3", -32000 + 6),
+    ],
+)
+def test_notations_of_evaluations(tmp_path: Path, comment: str, score: int) -> None:
+    text = game(f"1. e4 {{{comment}}}")
+    settings = {"score_view": "white", "score_place": "before", "pawn": "100"}
+    assert scores(tmp_path / "x", text, **settings)[0] == [score]
+
+
+@pytest.mark.parametrize(
+    ("command", "score"),
+    [
+        ("[%eval\n0.40]", 40),
+        ("[%eval 0.40,29]", 40),
+        ("[%eval 0.40/29] [%clk 0:01:00]", 40),
+        ("[%clk 0:01:00] [%eval \u22120.40]", -40),
+        ("[%Eval +0.40] good", 40),
+        ("[%eval M3]", 32000 - 6),
+        ("[%eval #3]", 32000 - 6),
+        ("[%eval #-3]", -32000 + 5),
+        ("[%eval -#3]", -32000 + 5),
+        ("[%eval -M3,20]", -32000 + 5),
+        ("[%eval 40,20]", 40),
+    ],
+)
+def test_notations_of_commands(tmp_path: Path, command: str, score: int) -> None:
+    """White's view of the position after the move, in which Black is to move. A mate counts moves."""
+    found, _ = scores(tmp_path / "x", game(f"1. e4 {{{command}}} e5"), pawn="100", score_view="white")
+    assert found == [-score]
+
+
+@pytest.mark.parametrize(
+    "comment",
+    [
+        "0/1 0.1s",
+        "1/2 draw",
+        "[%wdl 12,900,88]",
+        "[%evp 0,20,19,32]",
+        "[%eval good]",
+        "+0.35 is better",
+        "cp=35",
+        "wv=x",
+    ],
+)
+def test_what_is_not_understood_is_counted_apart(tmp_path: Path, comment: str) -> None:
+    good = "1. e4 {+0.10/9 0.1s}"
+    found, notes = scores(tmp_path / "x", game(f"{good} e5\n{{{comment}}} 2. Nf3 {{a pawn, 5 s}}"), pawn="100")
+    assert found == [10]
+    what = "positions left out, with a comment that is not understood as an evaluation"
+    assert f"{what}: 1, such as line 5: '{{{comment}}}'" in notes
+    assert "positions left out, without an evaluation: 1" in notes
+    found, notes = scores(tmp_path / "x", game(f"1. e4 {{{comment}}}"))
+    what = "games left out, with comments that are not understood as evaluations"
+    assert (found, notes) == ([], [f"{what}: 1, such as line 4: '{{{comment}}}'"])
+
+
+@pytest.mark.parametrize(
+    "comment", ["book", "0.5s", "/15 1.2s", "ERR/0 0.1s", "[%clk 0:00:05]", "d=1, mt=0", "12. Nf3"]
+)
+def test_comments_without_an_evaluation(tmp_path: Path, comment: str) -> None:
+    assert scores(tmp_path / "x", game(f"1. e4 {{{comment}}}")) == ([], ["games left out, without evaluations: 1"])
+
+
+def test_results_of_the_header_and_of_the_end(tmp_path: Path) -> None:
+    def results(header: str, end: str) -> list[int]:
+        path = tmp_path / "x"
+        path.write_text(f'[Event "x"]\n[Result "{header}"]\n\n1. e4 {{+0.10/9 0.1s}} {end}\n')
+        return [row[4] for row in _data.describe(read(path)[0])]
+
+    for header, end in (("?", "1-0"), ("*", "1-0"), ("1-0", "*"), ("1:0", ""), ("", "1-0"), ("1 - 0", "1-0")):
+        assert results(header, end) == [1], (header, end)
+    for header, end in (("1/2", "1/2-1/2"), ("½-½", "1/2"), ("*", "½-½")):
+        assert results(header, end) == [0], (header, end)
+    assert results("0-1", "1-0") == results("0-0", "*") == []
+    _, notes = scores(tmp_path / "x", game("1. e4 {+0.10/9}", Result="0-1") + game("1. e4 {+0.1/9}", "*", Result="0-0"))
+    assert notes == [
+        "games left out, with one result in the header and another at the end: 1, such as line 4: '0-1'",
+        "games left out, without a result: 1, such as line 9: '0-0'",
+    ]
+
+
+def test_odd_games_end_no_conversion(tmp_path: Path) -> None:
+    good = game("1. e4 {+0.10/9 0.1s}")
+    unused = [
+        game("1. e4 -- 2. d4"),
+        game("1. e4 Z0 2. d4 {[%clk 0:00:01]}"),
+        game("1. e4 Ke7"),
+        game("1. e4 e5", FEN="not a position"),
+        game("1. e4 {+0.10/9} Ke7", "*"),
+    ]
+    found, notes = scores(tmp_path / "x", "".join(text + good for text in unused))
+    assert found == [21] * len(unused)
+    assert {"games left out, without evaluations: 4", "games left out, without a result: 1"} < set(notes)
+    found, notes = scores(tmp_path / "x", good + game("1. e4 {+0.20/9} --\n 2. d4 {+0.30/9}"), pawn="100")
+    assert found == [10, 20]
+    assert "games cut off at a null move: 1, such as line 9: the null move '--'" in notes
+
+
+def test_shapes_of_files(tmp_path: Path) -> None:
+    """Games without tags or in one line, comments with tags, notes, escapes, variations, names of tags."""
+    move = "1.e4!{+0.10/9}$1 e5$2 {+0.10/9} "
+    for text, count in (
+        (f"{move}1-0\n\n{move}0-1 {{the end}}\n{move}1/2-1/2", 6),
+        (f'[Event "x"] [Result "1-0"] {move}', 2),
+        (f'% a comment\n[event\t"x"]\n[RESULT "1-0"]\n% {{\n{move}; {{ ( 0.1\n 2. Nf3 {{+0.10/9}} 1-0\n\n', 3),
+        (f'[Event "x"]\n[Result "1-0"]\n{{a line\n[of "tags"]}} {move}(1... c5 ; )\n 2. c3) 2... 1-0', 2),
+        (f'\ufeff[FEN "{START};"]\r\n[Result "1-0"]\r\n\r\n{move}1-0\r\n', 2),
+        (game(f"{move} 2. ♘f3 N {{+0.10/9}} 2…Nc6 +- {{+0.10/9}} <3. Bb5>"), 4),
+    ):
+        assert len(scores(tmp_path / "x", text)[0]) == count, text
+
+
 def test_compressed_and_in_chunks(tmp_path: Path) -> None:
     many = "".join(game(f"1. e4 {{+0.{i:02}/9 0.1s}} e5 {{-0.20/9 0.1s}}", White=f"Jörg {i}") for i in range(100)) * 300
     content = many.encode()
@@ -168,6 +313,13 @@ def test_compressed_and_in_chunks(tmp_path: Path) -> None:
         ("4k3/8/8/8/8/N7/8/N3K3 w - - 0 1", "N1c2", "a1c2"),
         ("4k3/8/8/3pP3/8/8/8/4K3 w - d6 0 1", "exd6", "e5d6"),
         (START, "e2e4", "e2e4"),
+        (START, "e2-e4", "e2e4"),
+        ("4k3/8/8/8/8/8/8/R3K2R w KQ - 0 1", "e1g1", "e1g1"),
+        ("4k3/8/8/8/8/8/8/R3K2R w KQ - 0 1", "e1h1", "e1g1"),
+        ("4k3/8/8/8/8/8/8/R3K2R w KQ - 0 1", "e1a1+", "e1c1"),
+        ("4k3/8/8/8/8/8/8/R3K2R w KQ - 0 1", "o-o", "e1g1"),
+        ("4k3/P7/8/8/8/8/8/4K3 w - - 0 1", "a7a8Q", "a7a8q"),
+        ("4k3/8/8/3pP3/8/8/8/4K3 w - d6 0 1", "exd6e.p.", "e5d6"),
     ],
 )
 def test_san(tmp_path: Path, fen: str, san: str, uci: str) -> None:
