@@ -57,6 +57,33 @@ namespace NNUE_NAMESPACE {
 enum Type { kPawn, kKnight, kBishop, kRook, kQueen, kKing };
 enum Colour { kWhite, kBlack };
 
+constexpr int bit_count(std::uint64_t bits) {
+#if defined(__GNUC__)
+    return __builtin_popcountll(bits);
+#else
+    int count = 0;
+    for (; bits; bits &= bits - 1) ++count;
+    return count;
+#endif
+}
+
+// The squares of the lowest and the highest bit; `bits` are not 0.
+constexpr int lowest_bit(std::uint64_t bits) {
+#if defined(__GNUC__)
+    return __builtin_ctzll(bits);
+#else
+    return bit_count((bits & (~bits + 1)) - 1);
+#endif
+}
+constexpr int highest_bit(std::uint64_t bits) {
+#if defined(__GNUC__)
+    return 63 - __builtin_clzll(bits);
+#else
+    for (const int shift : {1, 2, 4, 8, 16, 32}) bits |= bits >> shift;
+    return bit_count(bits) - 1;
+#endif
+}
+
 // Squares: a1 = 0, b1 = 1 … h8 = 63. An engine fills a Board from its own board, or keeps one beside it.
 struct Board {
     static constexpr std::uint8_t kEmpty = 15;
@@ -132,16 +159,6 @@ struct Delta {
 //
 // A set has kFeatures features, of which at most kMaxActive are active. As long as key() of the board does not change,
 // a move only adds and removes features; if it changes, the perspective is refreshed.
-
-constexpr int bit_count(std::uint64_t bits) {
-#if defined(__GNUC__)
-    return __builtin_popcountll(bits);
-#else
-    int count = 0;
-    for (; bits; bits &= bits - 1) ++count;
-    return count;
-#endif
-}
 
 // Counts pieces, up to `most`. Bit c of `codes` is set if pieces of code c count; own pieces have even codes.
 struct Counter {
@@ -237,6 +254,86 @@ constexpr void for_each_attack(int type, int colour, int from, const std::uint8_
             found(8 * r + f);
             if (type == kKnight || type == kKing || (board && board[8 * r + f] != Board::kEmpty)) break;
         }
+    }
+}
+
+namespace detail {
+
+// Attacks of each piece on an empty board, and the squares of the four lines through a square: below and above it.
+struct AttackTables {
+    struct Line {
+        std::uint64_t below = 0, above = 0;
+    };
+    std::uint64_t pawn[2][64] = {}, knight[64] = {}, king[64] = {};  // pawns also from the first and the last rank
+    Line lines[64][4] = {};                                          // file, rank, the two diagonals
+
+    constexpr AttackTables() {
+        for (int square = 0; square < 64; ++square) {
+            const auto collect = [&](int type) {
+                std::uint64_t bits = 0;
+                for_each_attack(type, kWhite, square, nullptr, [&](int to) { bits |= std::uint64_t{1} << to; });
+                return bits;
+            };
+            for (const int colour : {0, 1}) {
+                const int ahead = (square >> 3) + (colour == kWhite ? 1 : -1);
+                if (ahead < 0 || ahead > 7) continue;
+                const std::uint64_t front = std::uint64_t{1} << (8 * ahead + (square & 7));
+                pawn[colour][square] = (front & 0x7f7f7f7f7f7f7f7f) << 1 | (front & 0xfefefefefefefefe) >> 1;
+            }
+            knight[square] = collect(kKnight);
+            king[square] = collect(kKing);
+            const std::uint64_t before = (std::uint64_t{1} << square) - 1;
+            for (int line = 0; line < 4; ++line) {
+                constexpr int kSteps[4][2] = {{0, 1}, {1, 0}, {1, 1}, {-1, 1}};
+                std::uint64_t bits = 0;
+                for (int sign = -1; sign <= 1; sign += 2) {
+                    int file = (square & 7) + sign * kSteps[line][0], rank = (square >> 3) + sign * kSteps[line][1];
+                    for (; file >= 0 && file < 8 && rank >= 0 && rank < 8;
+                         file += sign * kSteps[line][0], rank += sign * kSteps[line][1]) {
+                        bits |= std::uint64_t{1} << (8 * rank + file);
+                    }
+                }
+                lines[square][line] = {bits & before, bits & ~before};
+            }
+        }
+    }
+};
+inline constexpr AttackTables kAttacks{};
+
+// The squares of a line up to the first piece on each side, that piece included: the subtraction borrows from the
+// nearest piece below through to the nearest piece above.
+inline std::uint64_t line_attacks(const AttackTables::Line& line, std::uint64_t occupied) {
+    const std::uint64_t below = line.below & occupied, above = line.above & occupied;
+    const std::uint64_t nearest = std::uint64_t{1} << highest_bit(below | 1);
+    return (line.below | line.above) & (above ^ (above - nearest));
+}
+
+}  // namespace detail
+
+inline std::uint64_t bishop_attacks(int square, std::uint64_t occupied) {
+    const auto& lines = detail::kAttacks.lines[square];
+    return detail::line_attacks(lines[2], occupied) | detail::line_attacks(lines[3], occupied);
+}
+inline std::uint64_t rook_attacks(int square, std::uint64_t occupied) {
+    const auto& lines = detail::kAttacks.lines[square];
+    return detail::line_attacks(lines[0], occupied) | detail::line_attacks(lines[1], occupied);
+}
+
+// The squares that a piece attacks; bit 0 is a1.
+inline std::uint64_t attacks_of(int type, int colour, int square, std::uint64_t occupied) {
+    switch (type) {
+        case kPawn:
+            return square < 8 || square > 55 ? 0 : detail::kAttacks.pawn[colour][square];
+        case kKnight:
+            return detail::kAttacks.knight[square];
+        case kBishop:
+            return bishop_attacks(square, occupied);
+        case kRook:
+            return rook_attacks(square, occupied);
+        case kQueen:
+            return bishop_attacks(square, occupied) | rook_attacks(square, occupied);
+        default:
+            return detail::kAttacks.king[square];
     }
 }
 

@@ -97,10 +97,11 @@ def lock(descriptor: int) -> None:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
-def make_private(descriptor: int) -> None:
-    """No other user may read or write the file. On Windows this follows from its folder."""
+def make_private(descriptor: int, *, is_program: bool = False) -> None:
+    """No other user may read or write the file; this one may also run a program. On Windows this follows from its
+    folder."""
     if sys.platform != "win32":
-        os.fchmod(descriptor, 0o600)
+        os.fchmod(descriptor, 0o700 if is_program else 0o600)
 
 
 def do_not_block(descriptor: int) -> None:

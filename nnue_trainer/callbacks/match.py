@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,8 +28,8 @@ class Match(Callback):
     without a match, with Elo 0, unless `against` names a first opponent. Before the first step the engine is tried with
     a net of zeros."""
 
-    engine: str = Field(min_length=1)
-    """engine in which the nets play: a path, or a name on PATH"""
+    engine: str | None = Field(default=None, min_length=1)
+    """engine in which the nets play: a path, or a name on PATH; null: the player of `nnue match`"""
     every: int = Field(default=0, ge=0, le=2**20)
     """epochs between matches, a multiple of training.checkpoint_every; 0: only at the end of a run, or of each stage"""
     against: str | None = None
@@ -104,7 +105,7 @@ class Match(Callback):
 
         folder = trainer.folder.path / "matches"
         name = f"step-{trainer.step:09d}"
-        data, suffix = net_of(checkpoint)
+        data, suffix = net_of(checkpoint, as_nnue=self.engine is None)
         net = folder / f"{name}{suffix}"
         trainer.folder.will_write(net)
         with replacing(net) as output:
@@ -149,16 +150,17 @@ class Match(Callback):
             sprt=test,
             concurrency=self.concurrency or 4 * usable_cpus(),
         )
-        players, identity = players_of(
-            [str(net), str(opponent)],
-            [self.engine] * 2,
-            [self._options] * 2,
-            folder,
-            net_option=self.net_option,
-        )
         trainer.folder.will_write(*files_of(folder), folder / JOURNAL)
-        # A match at this step before the run was resumed may have had another net.
-        result = play_match(players, options, folder, identity=identity, replace_other=True, note=trainer.say)
+        with tempfile.TemporaryDirectory(prefix="nnue-match-") as nets:
+            players, identity = players_of(
+                [str(net), str(opponent)],
+                [self.engine] * 2,
+                [self._options] * 2,
+                Path(nets),
+                net_option=self.net_option,
+            )
+            # A match at this step before the run was resumed may have had another net.
+            result = play_match(players, options, folder, identity=identity, replace_other=True, note=trainer.say)
         found = result.pairings[0].statistics
         assert found is not None
         # A match that one side wins in all games has no finite Elo: half a point is taken from the winner.

@@ -33,7 +33,12 @@ def match(
         ),
     ],
     engine: Annotated[
-        str | None, typer.Option(metavar="ENGINE", help="Engine that plays with the nets: a path, or a name on PATH.")
+        str | None,
+        typer.Option(
+            metavar="ENGINE",
+            help="Engine that plays with the nets: a path, or a name on PATH. Default: a small player for any net, "
+            "compiled at first use.",
+        ),
     ] = None,
     engine_b: Annotated[
         str | None, typer.Option("--engine-b", metavar="ENGINE", help="Engine of the second player. Default: --engine.")

@@ -95,8 +95,8 @@ class MatchStep:
 
     against: list[str] = Field(min_length=1)
     """nets or engines"""
-    engine: str = "stockfish"
-    """engine in which nets play"""
+    engine: str | None = None
+    """engine in which nets play; null: the player of nnue match"""
     options: str = ""
     """further options of the command"""
 
@@ -195,7 +195,8 @@ def steps_of(way: Way, path: Path) -> tuple[Path, list[Step]]:
         steps.append(Step("verify", verify, None, ()))
     if way.match is not None:
         others, result = map(filled, way.match.against), folder / "match"
-        match = ["match", str(net), *others, "--engine", way.match.engine, "-o", str(result)]
+        engine = [] if way.match.engine is None else ["--engine", way.match.engine]
+        match = ["match", str(net), *others, *engine, "-o", str(result)]
         steps.append(
             Step("match", [*match, *words(way.match.options)], result / "match.json", goes_on=True, resumes=True)
         )
@@ -227,7 +228,8 @@ def run_way(
 
 def _check(way: Way, path: Path, folder: Path) -> None:
     """UserError if something is missing that the last steps need, after hours of training."""
-    for engine in {part.engine for part in (way.verify, way.match) if part is not None}:
+    engines = {part.engine for part in (way.verify, way.match) if part is not None}
+    for engine in engines - {None}:
         find_engine(engine)
     train = way.train
     words = shlex.split(_filled(train.options, folder).replace("--plugin=", "--plugin "))

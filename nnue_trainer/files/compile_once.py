@@ -1,4 +1,4 @@
-"""Compiles C++ and CUDA sources at their first use and keeps the results: one shared library per source text.
+"""Compiles C++ and CUDA sources at their first use and keeps the results: one library or program per source text.
 
 A library's name has a hash of the source, the compiler, its version and its options. So what has changed is compiled
 again, and nothing else is. Only sources that the caller hands over are compiled, never anything that the file of a net
@@ -74,8 +74,10 @@ def library_of(
     made_of: Callable[[Path], Iterable[Path]] | None = None,
     error_name: str | None = None,
     shorter: tuple[str, str] | None = None,
+    is_program: bool = False,
 ) -> Path:
-    """The shared library made of `source`. UserError with the compiler's first errors, or if it cannot be kept.
+    """The shared library made of `source`, or the program. UserError with the compiler's first errors, or if it cannot
+    be kept.
 
     Args:
         name: its name in messages; errors of the compiler use `error_name` if that is given.
@@ -101,7 +103,7 @@ def library_of(
         digest = hashlib.sha256(repr([source, command, flags, _version(command)]).encode())
         for path in () if made_of is None else made_of(unit):
             digest.update(path.read_bytes())
-        library = folder / f"{prefix}{digest.hexdigest()[:24]}.so"
+        library = folder / f"{prefix}{digest.hexdigest()[:24]}{'' if is_program else '.so'}"
         if _is_sound(library):
             return library
         print(f"nnue: {shown(name)}: compiling for {target}, once; kept in {shown(folder)}", file=Unfailing(sys.stderr))
@@ -111,7 +113,7 @@ def library_of(
         content = built.read_bytes()
         for path, data in ((library, content), (_digest_file(library), _digest(content).encode())):
             with replacing(path) as output:
-                system.make_private(output.fd)
+                system.make_private(output.fd, is_program=is_program and path == library)
                 output.write_bytes(data)
     return library
 
@@ -173,6 +175,15 @@ def run(command: list[str], name: str, shorter: tuple[str, str]) -> str:
     more = f" (and {len(errors) - _SHOWN_ERRORS} more)" if len(errors) > _SHOWN_ERRORS else ""
     first = "; ".join(shown(line) for line in errors[:_SHOWN_ERRORS])
     raise UserError(f"{shown(name)}: {Path(command[0]).name}: {first}{more}")
+
+
+def included(
+    compiler: list[str], flags: list[str], unit: Path, name: str, shorter: tuple[str, str] = ("", "")
+) -> list[Path]:
+    """Every file that a unit includes, without those of the system; `name` and `shorter` are for errors."""
+    listed = run([*compiler, *flags, "-MM", str(unit)], name, shorter)
+    files = [Path(path.replace("\\ ", " ")) for path in re.findall(r"(?:\\ |\S)+", listed.partition(":")[2])]
+    return sorted(path for path in files if path != unit and path.is_file())
 
 
 def _version(command: list[str]) -> str:

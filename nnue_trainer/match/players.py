@@ -15,6 +15,7 @@ from nnue_trainer.files.atomic import replacing
 from nnue_trainer.match.play import Player
 
 if TYPE_CHECKING:  # at run time it would import torch, which engines do not need
+    from nnue_trainer.export import QuantizedNet
     from nnue_trainer.files.checkpoint import Checkpoint
 
 NET_OPTION = "EvalFile"
@@ -33,7 +34,8 @@ def players_of(
     """The players that `names` stand for, and JSON data that identifies them.
 
     A name is a net file, a checkpoint or run folder, whose net is written into the folder `nets`, or an engine. Nets
-    play in the engine of the same number in `engines`, with its `options`. UserError for a net without an engine."""
+    play in the engine of the same number in `engines`, with its `options`; where that is None, in the player of this
+    project (match/own_player.py), for which they are written into `nets`, too."""
     players: list[Player] = []
     identity: list[dict[str, Any]] = []
     for name, engine, chosen in zip(names, engines, options, strict=True):
@@ -42,14 +44,18 @@ def players_of(
         about: dict[str, Any] = {"options": dict(chosen)}
         if _is_engine(path):
             program = find_engine(name)
+            about["engine"] = Path(program).name
+        elif engine is None:
+            from nnue_trainer.match.own_player import player_of
+
+            own = player_of(quantized_net(path), nets, name)
+            program, all_options = own.program, own.options | all_options
+            about |= {"net": own.net, "engine": own.identity}
         else:
-            net = path if path.is_file() and path.suffix != ".safetensors" else exported_net(path, nets)
-            if engine is None:
-                raise UserError(f"{name}: a net needs an engine to play: --engine PATH")
+            net = path if _is_net_file(path) else exported_net(path, nets)
             program = find_engine(engine)
             all_options[net_option] = str(net.resolve())
-            about["net"] = _digest(net)
-        about["engine"] = Path(program).name
+            about |= {"net": _digest(net), "engine": Path(program).name}
         short = path.stem if path.suffix in (".nnue", ".safetensors") else path.name
         title, number = short, 1
         while any(player.name == title for player in players):
@@ -60,13 +66,33 @@ def players_of(
     return players, {"engines": identity}
 
 
-def exported_net(path: Path, folder: Path) -> Path:
-    """The net of a checkpoint, or of the best checkpoint of a run, written into `folder` as nn-<sha256>.nnue."""
+def _is_net_file(path: Path) -> bool:
+    return path.is_file() and path.suffix != ".safetensors"
+
+
+def _checkpoint_of(path: Path) -> Path:
+    """A checkpoint, or the best one of a run. UserError if there is none."""
     from nnue_trainer.files import checkpoint as checkpoints
 
     if not path.exists():
         raise UserError(f"{path}: no such file, expected a net, a checkpoint, a run folder or an engine")
-    data, suffix = net_of(checkpoints.of_run(path) if path.is_dir() else path)
+    return checkpoints.of_run(path) if path.is_dir() else path
+
+
+def quantized_net(path: Path) -> QuantizedNet:
+    """The integers of a .nnue file, of a checkpoint, or of the best checkpoint of a run."""
+    from nnue_trainer.export import net_from_checkpoint, read_net
+    from nnue_trainer.files import checkpoint as checkpoints
+
+    if _is_net_file(path):
+        return read_net(path)
+    checkpoint = _checkpoint_of(path)
+    return net_from_checkpoint(checkpoints.load(checkpoint, ("model", "net")), str(checkpoint), any_l1=True)
+
+
+def exported_net(path: Path, folder: Path) -> Path:
+    """The net of a checkpoint, or of the best checkpoint of a run, written into `folder` as nn-<sha256>.nnue."""
+    data, suffix = net_of(_checkpoint_of(path))
     net = folder / f"nn-{hashlib.sha256(data).hexdigest()[:12]}{suffix}"
     if not net.exists():
         with replacing(net) as output:
@@ -74,15 +100,20 @@ def exported_net(path: Path, folder: Path) -> Path:
     return net
 
 
-def net_of(checkpoint: Path) -> tuple[bytes, str]:
-    """The net of a checkpoint in the format of its recipe, and the suffix of such files."""
+def net_of(checkpoint: Path, *, as_nnue: bool = False) -> tuple[bytes, str]:
+    """The net of a checkpoint and the suffix of its file: in the format of its recipe, or with `as_nnue` a .nnue file
+    of any size, which the player of this project reads."""
     from nnue_trainer.files import checkpoint as checkpoints
 
-    return _net_of(checkpoints.load(checkpoint, ("model", "net")), str(checkpoint))
+    return _net_of(checkpoints.load(checkpoint, ("model", "net")), str(checkpoint), as_nnue)
 
 
 def check_engine(
-    architecture: dict[str, Any], recipe: dict[str, Any], engine: str, options: Mapping[str, str], net_option: str
+    architecture: dict[str, Any],
+    recipe: dict[str, Any],
+    engine: str | None,
+    options: Mapping[str, str],
+    net_option: str,
 ) -> None:
     """UserError for an engine that does not play with nets of a recipe. It is given one of zeros."""
     import torch
@@ -93,31 +124,33 @@ def check_engine(
     from nnue_trainer.files import checkpoint as checkpoints
 
     made = nets.parse(architecture, "recipe: model")
-    if made.unreadable is not None:
+    if made.unreadable is not None and engine is not None:
         raise UserError(f"model.{made.unreadable}")
     shapes = parameter_shapes(made)
     zeros = {name: torch.zeros(shape) for name, shape in shapes.items()}
-    data, suffix = _net_of(checkpoints.Checkpoint(architecture, {"model": zeros}, recipe), "recipe")
+    checkpoint = checkpoints.Checkpoint(architecture, {"model": zeros}, recipe)
+    data, suffix = _net_of(checkpoint, "recipe", engine is None)
     with tempfile.TemporaryDirectory() as folder:
         net = Path(folder) / f"zeros{suffix}"
         net.write_bytes(data)
+        (player,), _ = players_of([str(net)], [engine], [options], Path(folder), net_option=net_option)
         try:
-            with Engine(find_engine(engine), {**options, net_option: str(net)}, timeout=_FIRST_ANSWER) as started:
+            with Engine(player.path, player.options, timeout=_FIRST_ANSWER) as started:
                 started.send(f"position fen {CHECK_POSITIONS[0]}")
                 started.ask("go nodes 1", "bestmove")
         except EngineEnded as error:
-            if error.reason:
+            if error.reason and engine is not None:
                 why = f"engine {shown(engine)}: does not play with nets of this recipe: {error.reason}"
                 raise UserError(why) from None
             raise UserError(f"{error}; it had a net of this recipe") from None
 
 
-def _net_of(loaded: Checkpoint, where: str) -> tuple[bytes, str]:
-    from nnue_trainer.export import exported, format_of, net_from_checkpoint
+def _net_of(loaded: Checkpoint, where: str, as_nnue: bool) -> tuple[bytes, str]:
+    from nnue_trainer.export import exported, format_of, net_from_checkpoint, parse_format
     from nnue_trainer.nnue_file.formats import file_bytes
 
-    chosen = format_of(loaded, where)
-    net = exported(net_from_checkpoint(loaded, where), loaded)
+    chosen = parse_format({"kind": "nnue"}, where) if as_nnue else format_of(loaded, where)
+    net = exported(net_from_checkpoint(loaded, where, any_l1=as_nnue), loaded)
     return file_bytes(chosen, net, f"format {chosen.kind}"), chosen.suffix
 
 

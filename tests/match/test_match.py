@@ -195,7 +195,7 @@ def test_wrong_command_lines(fake_engine: FakeEngine, tmp_path: Path, nnue: Call
     net.write_bytes(b"net")
     for words, message in (
         ((engine,), "expected two or more"),
-        ((net, engine), "a net needs an engine to play: --engine PATH"),
+        ((net, engine), "a.nnue: "),
         ((engine, net, "--engine", engine), "has no option 'EvalFile'"),
         ((engine, tmp_path / "none"), "no such file, expected a net, a checkpoint, a run folder or an engine"),
         ((engine, engine, "--sprt", "2,0"), "expected elo0 < elo1"),

@@ -214,10 +214,7 @@ def _files_of(name: str, shorter: tuple[str, str], unit: Path, compiler: list[st
     if unit.suffix == ".cu":
         lines = ['#include "features/general_set.h"', *lines[1:]]
     source.write_text("\n".join(lines) + "\n")
-    command = [*compiler, "-std=c++20", "-MM", *includes, str(source)]
-    listed = compile_once.run(command, f"feature set {name}", shorter)
-    files = [Path(path.replace("\\ ", " ")) for path in re.findall(r"(?:\\ |\S)+", listed.partition(":")[2])]
-    kept = [path for path in files if path != source and path.is_file()]
+    kept = compile_once.included(compiler, ["-std=c++20", *includes], source, f"feature set {name}", shorter)
     if unit.suffix == ".cu":
         kept += [folder / "general_set.cuh" for folder in own] + [folder / "index_check.cuh" for folder in own]
     return sorted(kept)
