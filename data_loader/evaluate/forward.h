@@ -42,7 +42,7 @@ struct ForwardLayer {
     IntegerTensor bias;    // int16 or int32, stacks · outputs numbers
     int outputs = 0;
     std::vector<int> inputs;  // vectors: 0 the first activations, k + 1 those of layer k
-    std::int64_t divide = 1;
+    std::int64_t divide = 1;  // of the sum of weight · input, which has 64 bits; quotient + bias wraps around at 32
     int activated = 0;
     LayerActivation activation = LayerActivation::kCrelu;
     int shift = 0, square_shift = 0, clip = 0;

@@ -299,7 +299,7 @@ def import_command(
 ) -> None:
     """Make a checkpoint from a net, to continue training. Exporting it again gives the same file."""
     from nnue_trainer.export import checkpoint_from_net
-    from nnue_trainer.export.bounds import layer_overflows
+    from nnue_trainer.export.bounds import beyond_limits, layer_overflows
     from nnue_trainer.files import checkpoint as checkpoints
 
     plugins.load(plugin)
@@ -309,7 +309,7 @@ def import_command(
     checkpoint = checkpoint or checkpoint_from_net(quantized, str(net))
     check_new(out, overwrite)  # it may have appeared in the meantime
     checkpoints.save(out, checkpoint)
-    for line in layer_overflows(quantized):
+    for line in beyond_limits(quantized) + layer_overflows(quantized):
         note(f"{net}: {line}")
     print(f"{shown(out)}: {json.dumps(checkpoint.architecture)}")
 

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from nnue_trainer.data.features import FeaturePart, feature_set, outside_set
 from nnue_trainer.export.net import QuantizedNet
 from nnue_trainer.nets.base import INT16_MAX, INT32_MAX
 from nnue_trainer.nets.integer_forward import INT16_MIN, IntegerLayer
+
+
+class SumBound(NamedTuple):
+    """Bounds of the magnitudes in a layer y = tdiv(Σ weight · x, divide) + bias."""
+
+    total: int
+    """of Σ weight · x, before the division"""
+    divide: int
+    y: int
 
 
 def overflows(quantized: QuantizedNet) -> list[str]:
@@ -18,12 +29,36 @@ def overflows(quantized: QuantizedNet) -> list[str]:
 
 
 def layer_overflows(quantized: QuantizedNet) -> list[str]:
-    """Those of the layers."""
-    return [
-        f"sums of {name} may reach {bound}, but the engine's wrap around beyond {INT32_MAX}"
-        for name, bound in sum_bounds(quantized).items()
-        if bound > INT32_MAX
-    ]
+    """A line for each layer whose sums may exceed 32 bits, before or after they are divided."""
+    lines = []
+    for name, bound in sum_bounds(quantized).items():
+        if bound.divide > 1 and bound.total > INT32_MAX:
+            lines.append(
+                f"sums of {name} may reach {bound.total} before they are divided by {bound.divide}: they have 64 bits "
+                f"here and in nnue.h; an engine with sums of 32 bits wraps around beyond {INT32_MAX}"
+            )
+        if bound.y > INT32_MAX:
+            lines.append(f"sums of {name} may reach {bound.y}, but the engine's wrap around beyond {INT32_MAX}")
+    return lines
+
+
+def beyond_limits(quantized: QuantizedNet) -> list[str]:
+    """A line for each tensor with integers beyond the limits of its net: training clips them, export refuses them."""
+    lines = []
+    for tensor in quantized.net.tensors():
+        integers = quantized.tensors[tensor.name][..., : tensor.columns]
+        if tensor.is_float or not integers.size:
+            continue
+        low, high = int(integers.min()), int(integers.max())
+        if tensor.lowest <= low and high <= tensor.limit:
+            continue
+        count = np.count_nonzero((integers < tensor.lowest) | (integers > tensor.limit))
+        advice = f"; for a larger limit, set model.{tensor.limit_option} in the recipe" if tensor.limit_option else ""
+        lines.append(
+            f"{tensor.name}: {count} of {integers.size} integers are beyond the limit ±{tensor.limit} (from {low} to "
+            f"{high}), so training clips them and export refuses them{advice}"
+        )
+    return lines
 
 
 def accumulator_bound(quantized: QuantizedNet) -> int:
@@ -43,10 +78,10 @@ def accumulator_bound(quantized: QuantizedNet) -> int:
     return int(max(highest.max(), -lowest.min()))
 
 
-def sum_bounds(quantized: QuantizedNet) -> dict[str, int]:
-    """For the weights of each layer that sums integers: no position can bring tdiv(Σ weight · x, divide) + bias beyond
-    this magnitude. As `accumulator_bound`, a bound and not a maximum."""
-    forward, found = quantized.net.integer_forward(), dict[str, int]()
+def sum_bounds(quantized: QuantizedNet) -> dict[str, SumBound]:
+    """For the weights of each layer that sums integers: no position can bring its sums beyond these magnitudes. As
+    `accumulator_bound`, a bound and not a maximum."""
+    forward, found = quantized.net.integer_forward(), dict[str, SumBound]()
     if forward is None:
         return found
     first, tensors = forward.first, quantized.tensors
@@ -63,9 +98,10 @@ def sum_bounds(quantized: QuantizedNet) -> dict[str, int]:
         weight = weight[:, : len(low)].astype(np.int64)
         positive, negative = np.maximum(weight, 0), np.minimum(weight, 0)
         bias = 0 if layer.factor is not None else tensors[layer.bias].reshape(-1).astype(np.int64)
-        highest = (positive @ high + negative @ low) // layer.divide + bias
-        lowest = bias - (-(positive @ low + negative @ high) // layer.divide)
-        found[layer.weight] = int(max(highest.max(), -lowest.min()))
+        most, least = positive @ high + negative @ low, positive @ low + negative @ high
+        highest, lowest = most // layer.divide + bias, bias - (-least // layer.divide)
+        total, y = (int(max(upper.max(), -lower.min())) for upper, lower in ((most, least), (highest, lowest)))
+        found[layer.weight] = SumBound(total, layer.divide, y)
         if layer.factor is not None:
             break  # all layers after it have floats
         vectors.append(_activations(layer, int(lowest.min()), int(highest.max())))

@@ -37,7 +37,7 @@ def quantize(tensor: NetTensor, values: np.ndarray, where: str) -> np.ndarray:
     flat, result = values.reshape(-1), out.reshape(-1)
     for begin in range(0, flat.size, _CHUNK):
         steps = _steps(tensor, flat[begin : begin + _CHUNK])
-        wrong = ~(np.abs(steps) <= tensor.limit)
+        wrong = _are_wrong(tensor, steps)
         if wrong.any():
             first = begin + int(wrong.argmax())
             index = [int(i) for i in np.unravel_index(first, values.shape)]
@@ -69,7 +69,12 @@ def _finite(tensor: NetTensor, values: np.ndarray, where: str) -> np.ndarray:
 
 def _count_wrong(tensor: NetTensor, flat: np.ndarray) -> int:
     chunks = (flat[begin : begin + _CHUNK] for begin in range(0, flat.size, _CHUNK))
-    return sum(int((~(np.abs(_steps(tensor, chunk)) <= tensor.limit)).sum()) for chunk in chunks)
+    return sum(int(_are_wrong(tensor, _steps(tensor, chunk)).sum()) for chunk in chunks)
+
+
+def _are_wrong(tensor: NetTensor, steps: np.ndarray) -> np.ndarray:
+    """Which numbers of steps do not fit, NaN among them."""
+    return np.asarray(~((steps >= tensor.lowest) & (steps <= tensor.limit)))
 
 
 def _steps(tensor: NetTensor, values: np.ndarray) -> np.ndarray:

@@ -105,7 +105,7 @@ class NetTensor:
     scale: float
     """integer steps in 1.0"""
     limit: int
-    """largest magnitude of an integer"""
+    """largest magnitude of an integer, except that `lowest` may be one further from zero"""
     parameter: str = ""
     """name in the float model; by default that of the tensor"""
     first_row: int = 0
@@ -124,6 +124,12 @@ class NetTensor:
     def is_float(self) -> bool:
         """Whether the file has floats, which are not rounded."""
         return self.dtype == "<f4"
+
+    @property
+    def lowest(self) -> int:
+        """The smallest integer that can be exported: −`limit`, or that of the type if `limit` is its largest. Training
+        keeps −`limit`; a net that was imported may have the other."""
+        return -self.limit - (not self.is_float and self.limit == np.iinfo(self.dtype).max)
 
     @property
     def source_parameter(self) -> str:

@@ -11,7 +11,8 @@ The stages, for one position. `tdiv` divides toward zero, `>>` rounds down, and 
    the products of their halves (pairwise), squares and products `>> product_shift`. Those of the side to move come
    first, then those of the other side: vector 0. A net with one perspective has only one of them (`sides`).
 3. The pieces on the board choose the stack of layers, and the PSQT column (`stacks`).
-4. Each layer: y = tdiv(Σ weight · x, divide) + bias, int32, where x are the vectors that it names, one after another.
+4. Each layer: y = tdiv(Σ weight · x, divide) + bias, where x are the vectors that it names, one after another. Σ is
+   exact before the division: it has 64 bits. y has 32 bits, and wraps around.
    The activations of its first `activated` outputs are the next vector: vector k + 1 after layer k.
    A layer with a `factor` computes in floats: y = Σ weight · x · factor + bias in float64, rounded once to fp32.
 5. The last layer has one output. The values of the skip connections are added to it, then
@@ -118,6 +119,8 @@ class IntegerLayer:
     inputs: tuple[int, ...]
     """vectors: 0 the first activations, k + 1 those of layer k"""
     divide: int = 1
+    """Σ weight · x is divided by it, toward zero. Σ has 64 bits there; `export.bounds` reports a net whose Σ may need
+    more than the 32 bits of many engines"""
     activated: int = 0
     activation: Literal["crelu", "screlu", "dual", "none"] = "crelu"
     shift: int = 0

@@ -37,6 +37,7 @@ from nnue_trainer.nets.layered_sections import (
     LIMITS,
     Input,
     Layer,
+    OutputQuantisation,
     Quantisation,
 )
 from nnue_trainer.nets.meaning import (
@@ -62,20 +63,29 @@ LARGEST_WEIGHT = 127 / 64
 DTYPES = {"i8": "<i1", "i16": "<i2", "i32": "<i4", "f32": "<f4"}
 
 
-def _weight_limit(kind: str, scale: float, stated: int | None) -> int:
-    """The largest magnitude of an integer weight of a type, i8 or i16, at a scale; `stated` by the recipe or not."""
+def _weight_limit(kind: str, scale: int, stated: int | None) -> int:
+    """The largest magnitude of an integer weight of a type, i8 or i16, at the scale that the recipe gives; `stated` by
+    the recipe or not."""
     if stated is not None:
         return min(stated, LIMITS[kind])
-    return min(LIMITS[kind], math.floor(LARGEST_WEIGHT * scale + 1e-9)) if kind == "i16" else LIMITS[kind]
+    return min(LIMITS[kind], math.floor(LARGEST_WEIGHT * scale)) if kind == "i16" else LIMITS[kind]
 
 
 def _weight(
-    name: str, kind: str, shape: tuple[int, ...], scale: float, stated: int | None, option: str, **source: Any
+    name: str,
+    kind: str,
+    shape: tuple[int, ...],
+    scale: int,
+    stated: int | None,
+    option: str,
+    steps: float | None = None,
+    **source: Any,
 ) -> NetTensor:
-    """Integer weights whose limit the recipe states under `option`, or does not state."""
+    """Integer weights with the `scale` of the recipe, whose limit it states under `option`, or does not state. `steps`:
+    the exact number of integer steps in 1.0, where that is not `scale`."""
     limit = _weight_limit(kind, scale, stated)
     can_grow = option if limit < LIMITS[kind] else ""
-    return NetTensor(name, DTYPES[kind], shape, scale, limit, limit_option=can_grow, **source)
+    return NetTensor(name, DTYPES[kind], shape, steps or scale, limit, limit_option=can_grow, **source)
 
 
 @NETS.register("layered")
@@ -287,17 +297,17 @@ class Layered(Net):
 
     def _layer_tensors(self) -> Iterator[NetTensor]:
         out = self.quantisation.output
-        types: list[tuple[str, str, int | None]] = [(one.type, one.bias_type, one.limit) for one in self.layers]
-        types.append((out.type, out.bias_type, out.limit))
-        for number, (step, (kind, bias, stated)) in enumerate(zip(self.plan().steps, types, strict=True)):
+        parts: list[Layer | OutputQuantisation] = [*self.layers, out]
+        for number, (step, part) in enumerate(zip(self.plan().steps, parts, strict=True)):
+            kind, bias, stated = part.type, part.bias_type, part.limit
             name = f"layers.{number}" if number < len(self.layers) else "output"
-            shape, scale = (self.num_stacks, step.outputs), step.weight_scale
+            shape, steps = (self.num_stacks, step.outputs), step.weight_scale
             bias = "f32" if step.is_float else bias
             option = f"{name}.limit" if number < len(self.layers) else "quantisation.output.limit"
             if kind == "f32":
-                yield NetTensor(f"{name}.weight", DTYPES[kind], (*shape, step.inputs), scale, INT32_MAX)
+                yield NetTensor(f"{name}.weight", DTYPES[kind], (*shape, step.inputs), steps, INT32_MAX)
             else:
-                yield _weight(f"{name}.weight", kind, (*shape, step.inputs), scale, stated, option)
+                yield _weight(f"{name}.weight", kind, (*shape, step.inputs), part.scale, stated, option, steps)
             yield NetTensor(f"{name}.bias", DTYPES[bias], shape, step.one, LIMITS.get(bias, INT32_MAX))
 
     def meaning(self) -> NetMeaning:

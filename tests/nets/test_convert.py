@@ -134,7 +134,7 @@ def test_values_round_to_nearest() -> None:
     ("name", "index", "value", "words"),
     [
         ("fc0.weight", (1, 2, 3), 2.0, ["fc0.weight[1, 2, 3]", "is 2,", "±1.98438", "127 steps"]),
-        ("fc0.weight", (0, 0, 0), -2.0, ["fc0.weight[0, 0, 0]", "is -2,"]),
+        ("fc0.weight", (0, 0, 0), -2.01, ["fc0.weight[0, 0, 0]", "is -2.01,"]),
         ("fc2.weight", (7, 0, 31), 1.69, ["fc2.weight[7, 0, 31]", "1.69", "±1.6801 "]),
         ("fc1.bias", (3, 9), float("nan"), ["fc1.bias[3, 9]", "nan"]),
         (
