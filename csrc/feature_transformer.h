@@ -14,8 +14,8 @@
 // grad_bias [N], grad_values [B, K]); `needs` has a flag for each of them, in this order, and the others have no
 // elements. Gradients have the dtype of their tensor. grad_values is 0 from the end of a row on.
 //
-// With deterministic = true, equal inputs give equal bits. false selects the classic kernel with atomics on CUDA. None
-// selects the fastest one, which at present is deterministic. The CPU is always deterministic, for any number of
+// With deterministic = true, equal inputs give equal bits. false selects the kernel with atomics on CUDA, which skips
+// gradients that are zero. None selects the deterministic one. The CPU is always deterministic, for any number of
 // threads. check_indices = false is for indices that a forward has just checked: CUDA kernels then silently skip
 // illegal ones (index_check.cuh), while the CPU always checks.
 //

@@ -31,6 +31,24 @@ def test_the_torch_op(project_root: Path, capsys: pytest.CaptureFixture[str]) ->
     assert found[-1] < found[0] / 100
 
 
+@pytest.mark.usefixtures("one_thread")
+def test_the_loader_and_the_op(
+    project_root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sample = str(project_root / "samples/val.binpack")
+    monkeypatch.setattr(sys, "argv", ["loader_to_op.py", sample])
+    torch.manual_seed(1)
+    found = runpy.run_path(str(project_root / "examples/loader_to_op.py"), run_name="__main__")
+    lines = capsys.readouterr().out.splitlines()
+    assert all(re.match(r"step +\d+  rows \[1024, 32\]  loss 0\.\d{4}$", line) for line in lines)
+    losses = [float(line.split()[-1]) for line in lines]
+    assert losses[-1] < 0.95 * losses[0]
+    # The perspective of the side to move comes first.
+    order = found["black_first"].flatten()
+    assert torch.equal(found["accumulators"][order, :64], found["black"][order])
+    assert torch.equal(found["accumulators"][~order, :64], found["white"][~order])
+
+
 @pytest.mark.lightning
 @pytest.mark.usefixtures("one_thread")
 def test_lightning_trains_as_a_plain_loop_does_and_resumes(project_root: Path, folder: Path) -> None:

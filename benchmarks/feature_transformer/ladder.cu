@@ -1,6 +1,8 @@
 // The lower rungs of the ladder, as a torch-free shared library that run.py builds and times: what the production
-// kernels in csrc/cuda had to beat. fp32, rows of both perspectives in one matrix, N a multiple of 128; no activation,
-// no bias gradient, no lists: each rung is the bare sum of rows or its transpose, so the comparison favours them.
+// kernels in csrc/cuda had to beat. fp32, rows of both perspectives in one matrix, N a multiple of 128, no activation.
+// Rung 1 is the plain pair that this project began with, whole, with values and the gradient of the bias. The rungs
+// above it are the bare sum of rows or its transpose, so the comparison favours them. docs/ops.md leads from here to
+// production.
 #include <cuda_runtime.h>
 
 #include <cstdint>
@@ -9,7 +11,22 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// 1: a thread block per row, a thread per column.
+// 1: the plain pair. A thread block per position, and a slice of neighbouring columns per thread. The sums begin as the
+// bias, in shared memory; then every active feature adds its row of the weight, times its value.
+__global__ void forward_pair(const int32_t* indices, const float* values, const float* weight, const float* bias,
+                             float* out, int K, int N) {
+    extern __shared__ float sums[];
+    const int slice = (N + blockDim.x - 1) / blockDim.x, begin = threadIdx.x * slice, end = min(begin + slice, N);
+    const size_t row = size_t(blockIdx.x) * K;
+    for (int c = begin; c < end; ++c) sums[c] = bias[c];
+    for (int k = 0; k < K && indices[row + k] != -1; ++k) {
+        const float* feature = weight + size_t(indices[row + k]) * N;
+        for (int c = begin; c < end; ++c) sums[c] += feature[c] * values[row + k];
+    }
+    for (int c = begin; c < end; ++c) out[size_t(blockIdx.x) * N + c] = sums[c];
+}
+
+// 2: a thread per column, so that neighbouring threads read neighbouring addresses; the sum is in a register.
 __global__ void forward_scalar(const int32_t* indices, const float* weight, const float* bias, float* out, int K,
                                int N) {
     const int32_t* row = indices + size_t(blockIdx.x) * K;
@@ -20,7 +37,7 @@ __global__ void forward_scalar(const int32_t* indices, const float* weight, cons
     }
 }
 
-// 2: the same, four columns per thread.
+// 3: the same, four columns per thread.
 __global__ void forward_vector(const int32_t* indices, const float* weight, const float* bias, float* out, int K,
                                int N) {
     const int32_t* row = indices + size_t(blockIdx.x) * K;
@@ -34,7 +51,7 @@ __global__ void forward_vector(const int32_t* indices, const float* weight, cons
     }
 }
 
-// 3: slabs of 128 columns, the slab outermost and rows in the order of their king bucket: what is read stays in the
+// 4: slabs of 128 columns, the slab outermost and rows in the order of their king bucket: what is read stays in the
 // caches.
 __global__ void forward_slabs(const int32_t* indices, const int32_t* order, const float* weight, const float* bias,
                               float* out, int K, int N, int rows) {
@@ -59,7 +76,25 @@ __global__ void forward_slabs(const int32_t* indices, const int32_t* order, cons
     *reinterpret_cast<float4*>(out + size_t(r) * N + c) = sum;
 }
 
-// 1: the classic scheme, a thread block per row, an atomic add per feature and column. grad_weight is zero before.
+// 1: the plain pair. An atomic add for each active feature and column whose gradient is not zero, and one for the bias.
+// grad_weight and grad_bias are zero before.
+__global__ void backward_pair(const int32_t* indices, const float* values, const float* grad, float* grad_weight,
+                              float* grad_bias, int K, int N) {
+    const int slice = (N + blockDim.x - 1) / blockDim.x, begin = threadIdx.x * slice, end = min(begin + slice, N);
+    const size_t row = size_t(blockIdx.x) * K;
+    const float* gradient = grad + size_t(blockIdx.x) * N;
+    for (int c = begin; c < end; ++c) {
+        if (gradient[c] != 0) atomicAdd(grad_bias + c, gradient[c]);
+    }
+    for (int k = 0; k < K && indices[row + k] != -1; ++k) {
+        float* feature = grad_weight + size_t(indices[row + k]) * N;
+        for (int c = begin; c < end; ++c) {
+            if (gradient[c] != 0) atomicAdd(feature + c, gradient[c] * values[row + k]);
+        }
+    }
+}
+
+// 2: a thread per column. The gradient is read once.
 __global__ void backward_scalar(const int32_t* indices, const float* grad, float* grad_weight, int K, int N) {
     const int32_t* row = indices + size_t(blockIdx.x) * K;
     for (int c = threadIdx.x; c < N; c += blockDim.x) {
@@ -69,7 +104,7 @@ __global__ void backward_scalar(const int32_t* indices, const float* grad, float
     }
 }
 
-// 2: four columns an atomic add.
+// 3: four columns an atomic add.
 __global__ void backward_vector(const int32_t* indices, const float* grad, float* grad_weight, int K, int N) {
     const int32_t* row = indices + size_t(blockIdx.x) * K;
     for (int c = threadIdx.x * 4; c < N; c += blockDim.x * 4) {
@@ -79,7 +114,7 @@ __global__ void backward_vector(const int32_t* indices, const float* grad, float
     }
 }
 
-// 3: the row's gradient goes to shared memory once, and from there the copy engine adds it to each feature's row.
+// 4: the row's gradient goes to shared memory once, and from there the copy engine adds it to each feature's row.
 __global__ void backward_bulk(const int32_t* indices, const float* grad, float* grad_weight, int K, int N) {
     extern __shared__ __align__(128) float row_gradient[];
     const int32_t* row = indices + size_t(blockIdx.x) * K;
@@ -104,9 +139,9 @@ __global__ void backward_bulk(const int32_t* indices, const float* grad, float* 
 #endif
 }
 
-// The lists of rungs 4 and 5: segment s has the rows rows[begin[s]] … rows[begin[s + 1] − 1] of feature[s].
+// The lists of rungs 5 and 6: segment s has the rows rows[begin[s]] … rows[begin[s + 1] − 1] of feature[s].
 
-// 4: chunks of kChunk rows in the order of their king bucket; a chunk's gradients × 64 columns lie in shared memory,
+// 5: chunks of kChunk rows in the order of their king bucket; a chunk's gradients × 64 columns lie in shared memory,
 // and a quarter of a warp sums the rows of each of its features (segments by chunk, rows by their place in the chunk).
 constexpr int kChunk = 768;
 
@@ -129,7 +164,7 @@ __global__ void __launch_bounds__(1024)
     }
 }
 
-// 5: lists of the whole batch cut into pieces (segments) of at most 64 rows; slabs of 128 columns, the slab outermost,
+// 6: lists of the whole batch cut into pieces (segments) of at most 64 rows; slabs of 128 columns, the slab outermost,
 // so that a slab of all gradients stays in the L2 cache; four rows in flight.
 __global__ void backward_lists(const int32_t* feature, const int32_t* begin, const int32_t* rows, const float* grad,
                                float* grad_weight, int N, int segments) {
@@ -158,40 +193,45 @@ __global__ void backward_lists(const int32_t* feature, const int32_t* begin, con
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
-EXPORT int forward(int rung, const int32_t* indices, const int32_t* order, const float* weight, const float* bias,
-                   float* out, int rows, int K, int N, void* stream) {
+EXPORT int forward(int rung, const int32_t* indices, const float* values, const int32_t* order, const float* weight,
+                   const float* bias, float* out, int rows, int K, int N, void* stream) {
     const auto s = static_cast<cudaStream_t>(stream);
-    if (rung == 1) forward_scalar<<<rows, kThreads, 0, s>>>(indices, weight, bias, out, K, N);
-    if (rung == 2) forward_vector<<<rows, kThreads, 0, s>>>(indices, weight, bias, out, K, N);
-    if (rung == 3)
+    if (rung == 1) forward_pair<<<rows, kThreads, N * sizeof(float), s>>>(indices, values, weight, bias, out, K, N);
+    if (rung == 2) forward_scalar<<<rows, kThreads, 0, s>>>(indices, weight, bias, out, K, N);
+    if (rung == 3) forward_vector<<<rows, kThreads, 0, s>>>(indices, weight, bias, out, K, N);
+    if (rung == 4)
         forward_slabs<<<dim3((rows + 7) / 8, N / 128), dim3(32, 8), 0, s>>>(indices, order, weight, bias, out, K, N,
                                                                             rows);
     return cudaGetLastError();
 }
 
-EXPORT int backward(int rung, const int32_t* indices, const float* grad, float* grad_weight, int rows, int features,
-                    int K, int N, void* stream) {
+EXPORT int backward(int rung, const int32_t* indices, const float* values, const float* grad, float* grad_weight,
+                    float* grad_bias, int rows, int features, int K, int N, void* stream) {
     const auto s = static_cast<cudaStream_t>(stream);
     cudaMemsetAsync(grad_weight, 0, size_t(features) * N * sizeof(float), s);
-    if (rung == 1) backward_scalar<<<rows, kThreads, 0, s>>>(indices, grad, grad_weight, K, N);
-    if (rung == 2) backward_vector<<<rows, kThreads, 0, s>>>(indices, grad, grad_weight, K, N);
-    if (rung == 3) backward_bulk<<<rows, kThreads, N * sizeof(float), s>>>(indices, grad, grad_weight, K, N);
+    if (rung == 1) {
+        cudaMemsetAsync(grad_bias, 0, N * sizeof(float), s);
+        backward_pair<<<rows, kThreads, 0, s>>>(indices, values, grad, grad_weight, grad_bias, K, N);
+    }
+    if (rung == 2) backward_scalar<<<rows, kThreads, 0, s>>>(indices, grad, grad_weight, K, N);
+    if (rung == 3) backward_vector<<<rows, kThreads, 0, s>>>(indices, grad, grad_weight, K, N);
+    if (rung == 4) backward_bulk<<<rows, kThreads, N * sizeof(float), s>>>(indices, grad, grad_weight, K, N);
     return cudaGetLastError();
 }
 
-// Rung 4: `order` and `chunk_segments` given, `places` within a chunk; rung 5: `places` are rows.
+// Rung 5: `order` and `chunk_segments` given, `places` within a chunk; rung 6: `places` are rows.
 EXPORT int backward_by_lists(int rung, const int32_t* order, const int32_t* chunk_segments, const int32_t* feature,
                              const int32_t* begin, const int32_t* places, int segments, const float* grad,
                              float* grad_weight, int rows, int features, int N, void* stream) {
     const auto s = static_cast<cudaStream_t>(stream);
     cudaMemsetAsync(grad_weight, 0, size_t(features) * N * sizeof(float), s);
-    if (rung == 4) {
+    if (rung == 5) {
         constexpr int kBytes = kChunk * 64 * sizeof(float);
         cudaFuncSetAttribute(backward_segments, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
         backward_segments<<<dim3((rows + kChunk - 1) / kChunk, N / 64), 1024, kBytes, s>>>(
             order, chunk_segments, feature, begin, places, grad, grad_weight, N, rows);
     }
-    if (rung == 5)
+    if (rung == 6)
         backward_lists<<<dim3((segments + 7) / 8, N / 128), dim3(32, 8), 0, s>>>(feature, begin, places, grad,
                                                                                  grad_weight, N, segments);
     return cudaGetLastError();

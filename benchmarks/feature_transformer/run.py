@@ -10,7 +10,7 @@ Chess768 ("chess768", without king buckets). The activation is pairwise. The row
 - "portable": the same with the kernels that run on every supported GPU;
 - "embedding_bag": `F.embedding_bag` with torch's activation;
 - "plain": the plain operator with torch's activation, with the classic atomics or the deterministic backward;
-- "rung": the simpler kernels of ladder.cu, only in fp32, without the activation;
+- "rung": the simpler kernels of ladder.cu, only in fp32, without the activation; the first one is the plain pair;
 - "floor": the time that the operator's inputs and outputs, each moved once, take at the copy bandwidth of this run.
 
 A "step" is forward and backward, and includes the plan where there is one. Times are medians of the device's time:
@@ -59,10 +59,12 @@ CASES = [
     for name in FEATURES
     for n in ((512, 1024) if name == CHESS768 else (256, 512, 1024, 3072))
 ]
-CHUNK = 768  # rows in a tile of the fourth backward rung
+CHUNK = 768  # rows in a tile of the fifth backward rung
+FORWARD_RUNGS = ((1, "plain pair"), (2, "scalar"), (3, "vector"), (4, "column slabs"))
 BACKWARD_RUNGS = (
-    (1, "scalar"), (2, "vector"), (3, "bulk reduce"), (4, "shared-memory segments"), (5, "transposed lists")
-)  # fmt: skip
+    *((1, "plain pair"), (2, "scalar"), (3, "vector"), (4, "bulk reduce"), (5, "shared-memory segments")),
+    (6, "transposed lists"),
+)
 
 
 def real_rows(path: str, name: str, batch: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -182,6 +184,7 @@ def rungs(
     order = rows[:, 0].div(BUCKET, rounding_mode="floor").argsort(stable=True).int()
     weight, bias = torch.randn(features, outputs, device="cuda"), torch.randn(outputs, device="cuda")
     out, grad_weight = torch.empty(len(rows), outputs, device="cuda"), torch.empty_like(weight)
+    values, grad_bias = torch.ones_like(rows, dtype=torch.float32), torch.empty_like(bias)
     stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
     found: dict[str, dict[str, float]] = {}
 
@@ -198,12 +201,12 @@ def rungs(
     by_feature = feature.argsort(stable=True)
     piece_features, piece_begins = segments(feature[by_feature], 64)
     lists = {
-        4: ((keys % features).int(), chunk_begins, (place_of[row] % CHUNK)[by_chunk]),
-        5: (piece_features.int(), piece_begins, row[by_feature].int()),
+        5: ((keys % features).int(), chunk_begins, (place_of[row] % CHUNK)[by_chunk]),
+        6: (piece_features.int(), piece_begins, row[by_feature].int()),
     }
 
     def forward(rung: int) -> None:
-        arguments = (pointer(rows), pointer(order), pointer(weight), pointer(bias), pointer(out))
+        arguments = map(pointer, (rows, values, order, weight, bias, out))
         assert ladder.forward(rung, *arguments, len(rows), rows.shape[1], outputs, stream) == 0
 
     def backward(rung: int) -> None:
@@ -213,13 +216,11 @@ def rungs(
                 rung, *arguments, pointer(out), pointer(grad_weight), len(rows), features, outputs, stream
             )
         else:
-            result = ladder.backward(
-                rung, pointer(rows), pointer(out), pointer(grad_weight), len(rows), features, rows.shape[1], outputs,
-                stream,
-            )  # fmt: skip
+            pointers = map(pointer, (rows, values, out, grad_weight, grad_bias))
+            result = ladder.backward(rung, *pointers, len(rows), features, rows.shape[1], outputs, stream)
         assert result == 0, f"rung {rung}: CUDA error {result}"
 
-    for rung, name in ((1, "scalar"), (2, "vector"), (3, "column slabs")):
+    for rung, name in FORWARD_RUNGS:
         found[f"rung: {name}"] = {"forward": timer(lambda rung=rung: forward(rung))}  # type: ignore[misc]
     expected = None
     for rung, name in BACKWARD_RUNGS:

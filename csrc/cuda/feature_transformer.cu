@@ -86,14 +86,16 @@ struct Gradients {
         return made;
     }
 
-    // The order of the additions varies from run to run.
+    // The order of the additions varies from run to run. A lane has at most four columns, whose sums are 16 bytes of
+    // float32, so that the atomics of a warp fill whole sectors of memory, also for gradients of 16 bits.
     Tensor of_weight_by_atomics() const {
         const int64_t features = batch.num_features;
         const Tensor sums = torch::stable::new_zeros(grad_output, {features, n}, sum_dtype(grad_output.scalar_type()));
         sum_t<T>* const to = mutable_data<sum_t<T>>(sums);
         with_width<T>(is_wide(n, sizeof(T), from, to), [&]<int V>() {
-            launch("weight_gradient_atomic", weight_gradient_atomic_kernel<T, V>, grid_for<V>(batch.rows, n), kBlock, 0,
-                   stream, batch, from, to, n);
+            constexpr int kColumns = std::min(V, 4);
+            launch("weight_gradient_atomic", weight_gradient_atomic_kernel<T, kColumns>,
+                   grid_for<kColumns>(batch.rows, n), kBlock, 0, stream, batch, from, to, n);
         });
         return torch::stable::to(sums, grad_output.scalar_type());
     }

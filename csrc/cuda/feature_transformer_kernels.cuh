@@ -65,8 +65,30 @@ __global__ void __launch_bounds__(kWarp* kWarpsPerBlock)
     });
 }
 
+// Adds V neighbouring numbers to memory, with an atomic for each that is not zero.
+// GPUs of capability 9.0 and later add four float32 with one atomic, unless all four are zero.
+template <int V, class S>
+__device__ inline void add_atomically(S* to, const S (&part)[V]) {
+#if __CUDA_ARCH__ >= 900
+    constexpr bool kFour = std::is_same_v<S, float> && V % 4 == 0;
+#else
+    constexpr bool kFour = false;
+#endif
+    if constexpr (kFour) {
+        for (int i = 0; i < V; i += 4) {
+            const float4 four = {part[i], part[i + 1], part[i + 2], part[i + 3]};
+            if (four.x != 0 || four.y != 0 || four.z != 0 || four.w != 0) ptx::add_global_16(to + i, four);
+        }
+    } else {
+        for (int i = 0; i < V; ++i) {
+            if (part[i] != 0) atomicAdd(to + i, part[i]);
+        }
+    }
+}
+
 // Adds to grad_weight [num_features, num_outputs], which is zero before. The order of the additions varies from run to
-// run.
+// run. Zero gradients, which clipped activations often have, are skipped; a warp that has no others does not read the
+// indices of its row.
 template <class T, int V>
 __global__ void __launch_bounds__(kWarp* kWarpsPerBlock)
     weight_gradient_atomic_kernel(Rows<T> batch, const T* __restrict__ grad_output, sum_t<T>* __restrict__ grad_weight,
@@ -75,11 +97,16 @@ __global__ void __launch_bounds__(kWarp* kWarpsPerBlock)
     for_each_row(batch.rows, [&](int64_t row) {
         sum_t<T> gradient[V] = {};
         if (column < n) load_sums<V>(grad_output + row * n + column, gradient);
+        bool any = false;
+        for (int i = 0; i < V; ++i) any = any || gradient[i] != 0;
+        if (__ballot_sync(kAllLanes, any) == 0) return;
         const int64_t offset = row * batch.max_active;
         for_each_entry(batch.indices + offset, batch.values == nullptr ? nullptr : batch.values + offset,
                        batch.max_active, batch.num_features, threadIdx.x, [&](int32_t index, sum_t<T> value) {
-                           for (int i = 0; i < V && column < n; ++i)
-                               atomicAdd(grad_weight + index * n + column + i, value * gradient[i]);
+                           if (!any) return;
+                           sum_t<T> part[V];
+                           for (int i = 0; i < V; ++i) part[i] = gradient[i] == 0 ? 0 : value * gradient[i];
+                           add_atomically<V>(grad_weight + index * n + column, part);
                        });
     });
 }

@@ -1,7 +1,7 @@
 // Thin wrappers over PTX instructions: asynchronous copies, mbarriers, loads and stores, and products on tensor cores.
 // Nothing here depends on the computation. The kernels of hopper/ are compiled only for sm_90a. Other kernels use only
-// the wrappers of instructions that 8.0 has, and the two that belong to launch_early, which do nothing in code that is
-// compiled for less than 9.0.
+// the wrappers of instructions that 8.0 has, the two that belong to launch_early, which do nothing in code that is
+// compiled for less than 9.0, and add_global_16, which only code for 9.0 may call.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -228,6 +228,12 @@ __device__ __forceinline__ void counter_wait(const unsigned* counter, unsigned v
 // this thread, and all that this thread has seen.
 __device__ __forceinline__ void counter_add(unsigned* counter) {
     asm volatile("fence.acq_rel.gpu;\n\tred.relaxed.gpu.global.add.u32 [%0], 1;\n" ::"l"(counter) : "memory");
+}
+// Adds four numbers to 16 bytes of global memory with one atomic instruction, in no particular order with others.
+__device__ __forceinline__ void add_global_16(float* to, float4 v) {
+    asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};\n" ::"l"(to), "f"(v.x), "f"(v.y), "f"(v.z),
+                 "f"(v.w)
+                 : "memory");
 }
 // Hides how x, of 4 or 8 bytes, was computed from the compiler. It then neither computes x again at each use nor, for
 // an x that is read anew in a loop, keeps it and what follows from it from one iteration to the next. To a pointer it

@@ -274,8 +274,10 @@ def feature_transformer_forward(
         weight: [F, N], float32, float64, float16 or bfloat16. 16-bit weights are summed in float32.
         bias: [N], dtype of `weight`.
         values: float32 [B, K] (float64 with a float64 weight); default 1.
-        deterministic: True: the backward gives equal bits for equal inputs. False: the classic kernel with atomics on
-            CUDA. None: as True. The forward always gives equal bits, and so does the CPU.
+        deterministic: True: the backward gives equal bits for equal inputs. False: on CUDA, a kernel with atomics that
+            skips zero gradients; faster if most are zero (docs/ops.md). None: True while
+            `torch.use_deterministic_algorithms` is on, else the kernel that is usually faster, which is the
+            deterministic one, too. The forward always gives equal bits, and so does the CPU.
 
     Returns:
         [B, N] in the dtype of `weight`.

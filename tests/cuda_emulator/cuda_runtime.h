@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <climits>
 #include <cmath>
 #include <cstdint>
@@ -318,12 +319,17 @@ inline unsigned __dp2a_lo(unsigned a, unsigned b, unsigned c) {
     return c + (a & 0xffff) * (b & 0xff) + (a >> 16) * (b >> 8 & 0xff);
 }
 
+// The number of atomic instructions that kernels have executed.
+inline std::atomic<uint64_t> executed_atomics{0};
+
 template <typename T>
 T atomicAnd(T* p, T v) {
+    ++executed_atomics;
     return __atomic_fetch_and(p, v, __ATOMIC_SEQ_CST);
 }
 template <typename T, typename U>
 T atomicAdd(T* p, U v) {
+    ++executed_atomics;
     if constexpr (std::is_floating_point_v<T>) {
         T before = *p;
         while (!__atomic_compare_exchange(p, &before, std::array<T, 1>{T(before + v)}.data(), false, __ATOMIC_SEQ_CST,
@@ -339,17 +345,21 @@ inline float4 make_float4(float x, float y, float z, float w) {
 }
 inline void atomicAdd(float4* p, float4 v) {
     atomicAdd(&p->x, v.x), atomicAdd(&p->y, v.y), atomicAdd(&p->z, v.z), atomicAdd(&p->w, v.w);
+    executed_atomics -= 3;  // it is one instruction
 }
 template <typename T>
 T atomicOr(T* p, T v) {
+    ++executed_atomics;
     return __atomic_fetch_or(p, v, __ATOMIC_SEQ_CST);
 }
 template <typename T>
 T atomicExch(T* p, T v) {
+    ++executed_atomics;
     return __atomic_exchange_n(p, v, __ATOMIC_SEQ_CST);
 }
 template <typename T>
 T atomicMin(T* p, T v) {
+    ++executed_atomics;
     T before = *p;
     while (v < before && !__atomic_compare_exchange_n(p, &before, v, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
         continue;
@@ -357,6 +367,7 @@ T atomicMin(T* p, T v) {
 }
 template <typename T>
 T atomicMax(T* p, T v) {
+    ++executed_atomics;
     T before = *p;
     while (before < v && !__atomic_compare_exchange_n(p, &before, v, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
         continue;

@@ -409,3 +409,7 @@ void launch(dim3 grid, dim3 size, size_t shared, bool early, const std::function
 extern "C" __attribute__((visibility("default"))) void emulator_configure(int blocks_at_a_time, uint64_t seed) {
     emulator::configure(blocks_at_a_time, seed);
 }
+
+extern "C" __attribute__((visibility("default"))) uint64_t emulator_executed_atomics() {
+    return executed_atomics;
+}

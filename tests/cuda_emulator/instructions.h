@@ -137,6 +137,9 @@ inline void counter_wait(const unsigned* counter, unsigned value) {
 inline void counter_add(unsigned* counter) {
     __atomic_fetch_add(counter, 1u, __ATOMIC_SEQ_CST);
 }
+inline void add_global_16(float* to, float4 v) {
+    atomicAdd(reinterpret_cast<float4*>(to), v);
+}
 
 template <int kPlace, int kThreads>
 void named_barrier() {

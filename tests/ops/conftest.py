@@ -45,6 +45,7 @@ def emulator(project_root: Path) -> ctypes.CDLL:
     found = ctypes.CDLL(library)
     found.emulator_configure.argtypes = [ctypes.c_int, ctypes.c_uint64]
     found.emulator_configure.restype = None
+    found.emulator_executed_atomics.restype = ctypes.c_uint64
     return found
 
 
