@@ -45,8 +45,8 @@ __all__ = ["Registry", "changes", "load_plugin", "loaded", "plugins"]
 
 T = TypeVar("T")
 C = TypeVar("C")
-MAY_IMPORT = "may_import"
-"""Key of pydantic's validation context: whether a `file.py:Class` may be imported."""
+TRUSTED = "trusted"
+"""Key of pydantic's validation context: whether the user handed the data over, so it may name code and programs."""
 
 
 @dataclass(frozen=True)
@@ -233,9 +233,9 @@ class Registry(Generic[T]):
             return self._of_package(kind, offered)
         raise UserError(f"found {kind!r}, expected one of {', '.join(self.names())}, or path/to/file.py:Class")
 
-    def parse(self, data: Any, *, may_import: bool, context: Mapping[str, Any] | None = None) -> T:
-        """The section that plain JSON data describes: {"kind": …, field: value, …}. Pydantic's ValidationError, with
-        places below `data`, for anything else."""
+    def parse(self, data: Any, *, trusted: bool, context: Mapping[str, Any] | None = None) -> T:
+        """The section that plain JSON data describes: {"kind": …, field: value, …}. `trusted` is that of
+        `schema.validate`. Pydantic's ValidationError, with places below `data`, for anything else."""
         if isinstance(data, self._base()):
             return data
         if not isinstance(data, dict):
@@ -247,14 +247,14 @@ class Registry(Generic[T]):
             text = f"{found}, expected one of {', '.join(self.names())}, or path/to/file.py:Class"
             raise _error("kind_missing", text, ("kind",), kind)
         try:
-            cls = self.find(kind, may_import=may_import)
+            cls = self.find(kind, may_import=trusted)
         except PluginMissing as error:
             raise _error("plugin_missing", str(error), ("kind",), kind, file=str(error.file)) from None
         except UserError as error:
             raise _error("kind_unknown", str(error), ("kind",), kind) from None
         fields = {key: value for key, value in data.items() if key != "kind"}
         return pydantic.TypeAdapter(cls).validate_json(
-            json.dumps(fields, default=str), strict=True, context={**(context or {}), MAY_IMPORT: may_import}
+            json.dumps(fields, default=str), strict=True, context={**(context or {}), TRUSTED: trusted}
         )
 
     def _in_full(self, data: dict[str, Any]) -> dict[str, Any]:
@@ -268,7 +268,7 @@ class Registry(Generic[T]):
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> core_schema.CoreSchema:
         def read(data: Any, info: core_schema.ValidationInfo) -> T:
             context: Mapping[str, Any] = info.context or {}
-            return self.parse(data, may_import=bool(context.get(MAY_IMPORT, False)), context=context)
+            return self.parse(data, trusted=bool(context.get(TRUSTED, False)), context=context)
 
         def write(value: Any) -> dict[str, Any]:
             return {"kind": value.kind, **fields_of(value)}

@@ -27,7 +27,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from nnue_trainer.errors import UserError, shown
-from nnue_trainer.registry import MAY_IMPORT, Registry, fields_of
+from nnue_trainer.registry import TRUSTED, Registry, fields_of
 
 __all__ = ["describe", "section", "to_data", "validate"]
 
@@ -51,11 +51,11 @@ def section(cls: type[T]) -> type[T]:
     return cast("type[T]", _section(cls))
 
 
-def validate(kind: type[T], data: Any, origin: Callable[[tuple[str, ...]], str], *, may_import: bool = False) -> T:
+def validate(kind: type[T], data: Any, origin: Callable[[tuple[str, ...]], str], *, trusted: bool = False) -> T:
     """`data` (plain JSON data) as an instance of the section `kind`.
 
-    With `may_import` a `kind: path/to/file.py:Class` in it may import that file: for recipes that a user hands over,
-    never for what a file claims about itself.
+    `trusted`: the user handed the data over, as a recipe. Then a `kind: path/to/file.py:Class` in it imports that file,
+    and the programs that it names may run (nnue_trainer/programs.py). Never for what a file claims about itself.
 
     Types are strict: "1" is not a number, 1.5 is not an integer. Whole numbers fit 64 bits, and others float32, so no
     other code has to check that. Raises UserError with one line that names the origin (that
@@ -65,7 +65,7 @@ def validate(kind: type[T], data: Any, origin: Callable[[tuple[str, ...]], str],
     try:
         # Through JSON, because pydantic's strict mode takes mappings for dataclasses there, and there only.
         text = json.dumps(data, default=str)
-        return pydantic.TypeAdapter(kind).validate_json(text, strict=True, context={MAY_IMPORT: may_import})
+        return pydantic.TypeAdapter(kind).validate_json(text, strict=True, context={TRUSTED: trusted})
     except pydantic.ValidationError as error:
         first, *others = error.errors(include_url=False)
         path, message = _explain(kind, data, first)

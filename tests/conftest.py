@@ -13,7 +13,7 @@ from hypothesis import settings
 from needs import ROOT, SHARED, TOOLS, no_shared, require
 from processes import adopt_orphans, end_children, set_signals
 
-from nnue_trainer import ops, registry
+from nnue_trainer import ops, programs, registry
 from nnue_trainer.cli.main import main
 
 # One commit, one outcome: examples are a function of the test's code. HYPOTHESIS_PROFILE=search looks further.
@@ -46,6 +46,7 @@ def _no_plugins() -> Iterator[None]:
     """A test sees only the files that it loads itself, as a process does."""
     yield
     registry.forget_plugins()
+    programs.forget()
 
 
 @pytest.fixture(autouse=True)
@@ -84,6 +85,7 @@ def nnue(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
 
     def run(*arguments: object) -> Done:
         registry.forget_plugins()
+        programs.forget()
         monkeypatch.setattr(sys, "argv", ["nnue", *map(str, arguments)])
         capsys.readouterr()
         with pytest.raises(SystemExit) as caught:

@@ -71,9 +71,9 @@ def shapes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         del sys.modules[name]
 
 
-def parse(shapes: Any, shape: Any, may_import: bool = True) -> Any:
+def parse(shapes: Any, shape: Any, trusted: bool = True) -> Any:
     section = recipe_of(shapes)
-    return schema.validate(section, {"shape": shape}, lambda _: "made-up.yaml", may_import=may_import).shape
+    return schema.validate(section, {"shape": shape}, lambda _: "made-up.yaml", trusted=trusted).shape
 
 
 def recipe_of(shapes: Any) -> type[Any]:
@@ -105,13 +105,13 @@ def test_class_in_a_file(shapes: Any) -> None:
 
 def test_files_do_not_make_the_program_import_code(shapes: Any) -> None:
     with pytest.raises(UserError, match=r"shape\.kind: shape 'square\.py:Square' is not part .* --plugin square\.py"):
-        parse(shapes, {"kind": "square.py:Square", "side": 3}, may_import=False)
+        parse(shapes, {"kind": "square.py:Square", "side": 3}, trusted=False)
     assert registry.plugins() == {}
 
 
 def test_a_file_loaded_before_is_found_by_its_name(shapes: Any, tmp_path: Path) -> None:
     registry.load_plugin(tmp_path / "square.py")
-    shape = parse(shapes, {"kind": "another/folder/square.py:Square", "side": 3}, may_import=False)
+    shape = parse(shapes, {"kind": "another/folder/square.py:Square", "side": 3}, trusted=False)
     assert shape.side == 3
 
 
@@ -119,7 +119,7 @@ def test_entry_point(shapes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     point = importlib.metadata.EntryPoint("boxed", "square:Square", "made_up_shapes")
     monkeypatch.setattr(registry, "entry_points", lambda group: [point] if group == "made_up_shapes" else [])
     assert "boxed" in shapes.SHAPES.names()
-    assert parse(shapes, {"kind": "boxed", "side": 4}, may_import=False).side == 4
+    assert parse(shapes, {"kind": "boxed", "side": 4}, trusted=False).side == 4
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def test_what_a_checkpoint_says_it_was_made_with(shapes: Any, monkeypatch: pytes
 def test_a_default_kind(shapes: Any) -> None:
     rounded: Registry[Any] = Registry("made_up_shapes", lambda: shapes.Shape, what="shape", default="circle")
     rounded._classes = shapes.SHAPES.kinds()
-    assert rounded.parse({"radius": 3.0}, may_import=False).radius == 3.0
+    assert rounded.parse({"radius": 3.0}, trusted=False).radius == 3.0
 
 
 def test_a_name_belongs_to_one_class() -> None:

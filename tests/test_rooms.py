@@ -14,7 +14,7 @@ FLOORS = (
     ("errors", "_first_look"),
     ("registry", "base", "presets"),
     ("schema", "_data"),
-    ("files",),
+    ("files", "programs"),
     ("engines", "pages"),
     ("data",),
     ("ops",),

@@ -6,7 +6,7 @@ import json
 import re
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, field_validator
 
@@ -15,6 +15,7 @@ from nnue_trainer.base.system import usable_cpus
 from nnue_trainer.callbacks.base import CALLBACKS, Callback
 from nnue_trainer.errors import UserError, shown
 from nnue_trainer.files.atomic import replacing
+from nnue_trainer.programs import RUNS
 from nnue_trainer.schema import section
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ class Match(Callback):
     without a match, with Elo 0, unless `against` names a first opponent. Before the first step the engine is tried with
     a net of zeros."""
 
-    engine: str | None = Field(default=None, min_length=1)
+    engine: Annotated[str | None, RUNS] = Field(default=None, min_length=1)
     """engine in which the nets play: a path, or a name on PATH; null: the player of `nnue match`"""
     every: int = Field(default=0, ge=0, le=2**20)
     """epochs between matches, a multiple of training.checkpoint_every; 0: only at the end of a run, or of each stage"""
@@ -46,9 +47,9 @@ class Match(Callback):
     """likelihood of superiority from which a net passes without a test"""
     concurrency: int = Field(default=0, ge=0, le=256)
     """games at a time; 0: four per CPU"""
-    options: dict[str, str] = Field(default_factory=dict)
+    options: Annotated[dict[str, str], RUNS] = Field(default_factory=dict)
     """UCI options of the engine"""
-    net_option: str = "EvalFile"
+    net_option: Annotated[str, RUNS] = "EvalFile"
     """UCI option that takes the net"""
 
     @field_validator("sprt")
@@ -158,6 +159,7 @@ class Match(Callback):
                 [self._options] * 2,
                 Path(nets),
                 net_option=self.net_option,
+                only_nets=True,
             )
             # A match at this step before the run was resumed may have had another net.
             result = play_match(players, options, folder, identity=identity, replace_other=True, note=trainer.say)

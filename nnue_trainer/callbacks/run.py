@@ -7,12 +7,13 @@ import string
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
 from nnue_trainer.callbacks.base import CALLBACKS, Callback
 from nnue_trainer.errors import UserError, quoted, shown
+from nnue_trainer.programs import RUNS
 from nnue_trainer.schema import section
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ _NAMES = ("run_dir", "checkpoint", "step", "epoch", "loss")
 class RunCommand(Callback):
     """Runs a program, without a shell, and waits for it. Short form: {run: "script {checkpoint}"}."""
 
-    command: str = Field(min_length=1)
+    command: Annotated[str, RUNS] = Field(min_length=1)
     """the program and its arguments, quoted as for a shell; {run_dir}, {checkpoint} (the newest on disk), {step},
     {epoch} and {loss} (of the last validation) are filled in"""
     at: Literal["start", "epoch", "validation", "save", "end"] = "save"

@@ -58,7 +58,8 @@ def explain(
         raise UserError("explain: expected a RECIPE or --preset NAME (nnue presets lists them)")
     if device is not None and gpu is not None:
         raise UserError("explain: --device and --gpu exclude each other")
-    recipe = recipes.load(path, overrides if device is None else [*overrides, f"training.device={device}"])
+    changes = overrides if device is None else [*overrides, f"training.device={device}"]
+    recipe = recipes.load(path, changes, trusted=False)
     parts = parts_of(recipe, _here(recipe.training.device) if gpu is None else _elsewhere(gpu), ranks)
     if as_json:
         print(json.dumps([part._asdict() for part in parts], indent=2))

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -28,6 +28,7 @@ from nnue_trainer.base import system
 from nnue_trainer.engines.uci import find_engine
 from nnue_trainer.errors import UserError, quoted
 from nnue_trainer.files.atomic import replacing
+from nnue_trainer.programs import RUNS
 from nnue_trainer.registry import load_plugin
 from nnue_trainer.schema import section
 
@@ -41,7 +42,7 @@ _LOCK = ".steps.lock"
 class DataStep:
     """A command of `nnue data` that makes a file."""
 
-    run: str = Field(min_length=1)
+    run: Annotated[str, RUNS] = Field(min_length=1)
     """the command without `nnue data`, such as shuffle a.binpack {folder}/train.binpack"""
     makes: str = Field(min_length=1)
     """the file that it writes"""
@@ -51,13 +52,13 @@ class DataStep:
 class TrainStep:
     """`nnue train`: all stages of a recipe."""
 
-    recipe: str | None = None
+    recipe: Annotated[str | None, RUNS] = None
     """recipe file"""
     preset: str | None = None
     """recipe that comes with the package, instead"""
-    set: list[str] = Field(default_factory=list)
+    set: Annotated[list[str], RUNS] = Field(default_factory=list)
     """fields to override, key=value"""
-    options: str = ""
+    options: Annotated[str, RUNS] = ""
     """further options of the command"""
 
 
@@ -65,7 +66,7 @@ class TrainStep:
 class ExportStep:
     """`nnue export` of the best checkpoint."""
 
-    options: str = ""
+    options: Annotated[str, RUNS] = ""
     """further options of the command"""
 
 
@@ -75,7 +76,7 @@ class PermuteStep:
 
     data: str = Field(min_length=1)
     """data file"""
-    options: str = ""
+    options: Annotated[str, RUNS] = ""
     """further options of the command"""
 
 
@@ -83,9 +84,9 @@ class PermuteStep:
 class VerifyStep:
     """`nnue verify`: the engine must compute what this program computes."""
 
-    engine: str = "stockfish"
+    engine: Annotated[str, RUNS] = "stockfish"
     """UCI engine that reads the net"""
-    options: str = ""
+    options: Annotated[str, RUNS] = ""
     """further options of the command"""
 
 
@@ -93,11 +94,11 @@ class VerifyStep:
 class MatchStep:
     """`nnue match` of the net against others."""
 
-    against: list[str] = Field(min_length=1)
+    against: Annotated[list[str], RUNS] = Field(min_length=1)
     """nets or engines"""
-    engine: str | None = None
+    engine: Annotated[str | None, RUNS] = None
     """engine in which nets play; null: the player of nnue match"""
-    options: str = ""
+    options: Annotated[str, RUNS] = ""
     """further options of the command"""
 
 
@@ -152,11 +153,12 @@ class Progress:
 
 
 def load(path: Path) -> Way:
-    """The way in a YAML file. UserError, one line, for a wrong one."""
+    """The way in a YAML file, which may name programs: the user names it to run its steps. UserError, one line, for a
+    wrong one."""
     data = config.read_yaml(path)
     if not isinstance(data, dict):
         raise UserError(f"{path}: expected a section for each step, at least train")
-    return schema.validate(Way, data, lambda _: str(path))
+    return schema.validate(Way, data, lambda _: str(path), trusted=True)
 
 
 def steps_of(way: Way, path: Path) -> tuple[Path, list[Step]]:

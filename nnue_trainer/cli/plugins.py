@@ -1,4 +1,4 @@
-"""`--plugin FILE`: the option that loads users' classes.
+"""`--plugin FILE`: the option that loads users' classes; the options of a command that resumes a run.
 
 Reading a checkpoint or net never imports code. If one was made with a class from outside the package, the command line
 must name the file.
@@ -35,3 +35,10 @@ def options() -> str:
     from nnue_trainer.registry import loaded
 
     return "".join(f" --plugin {shlex.quote(str(path))}" for path in loaded())
+
+
+def resume_options() -> str:
+    """The options that resume a run without its recipe: those of `options`, and consent to its programs."""
+    from nnue_trainer.programs import any_allowed
+
+    return options() + " --allow-commands" * any_allowed()

@@ -93,6 +93,12 @@ def train(
         typer.Option("--profile-start", help="Print the time of each phase before the first step and after the last."),
     ] = False,
     help_recipe: Annotated[bool, typer.Option("--help-recipe", help="Print all recipe fields and exit.")] = False,
+    allow_commands: Annotated[
+        bool,
+        typer.Option(
+            "--allow-commands", help="Run the programs that the recipe inside a checkpoint names, with --resume PATH."
+        ),
+    ] = False,
     plugin: Plugins = None,
 ) -> None:
     """Train a net. Ctrl-C saves a checkpoint and stops; --resume continues with bit-identical results."""
@@ -113,7 +119,15 @@ def train(
         with ended_by_second_signal(INTERRUPTED), joined():
             plugins.load(plugin)
             summary = _train(
-                (arguments, recipe, preset), run_dir, resume, overwrite, with_report, help_recipe, stage, at_once
+                (arguments, recipe, preset),
+                run_dir,
+                resume,
+                overwrite,
+                with_report,
+                help_recipe,
+                stage,
+                at_once,
+                allow_commands,
             )
     finally:
         gc.enable()
@@ -139,6 +153,7 @@ def _train(
     help_recipe: bool,
     stage: str | None,
     at_once: int | None,
+    allow_commands: bool,
 ) -> Summary | None:
     from nnue_trainer import config as recipes
     from nnue_trainer.training.run import train as run
@@ -155,6 +170,9 @@ def _train(
         folder = run_dir or Path("runs") / path.stem
     elif resume is not None and resume != "auto":
         chosen, folder = _resumed_recipe(resume, overrides or [], run_dir)
+        for line in recipes.allow_programs(chosen) if allow_commands else ():
+            say(f"{resume}: runs {line}")
+        recipes.require_consent(chosen, resume)
     else:
         raise UserError(
             "train: expected a RECIPE, --preset NAME (nnue presets lists them), or --resume PATH of a run or checkpoint"
@@ -276,7 +294,7 @@ def config(
     path, overrides = recipe_path(arguments, None, preset, "config")
     if path is None and overrides:
         raise UserError(f"config: {quoted(overrides[0])}: expected a RECIPE or --preset NAME before it")
-    chosen = recipes.load(path, overrides) if path is not None else None
+    chosen = recipes.load(path, overrides, trusted=False) if path is not None else None
     print(recipes.reference() if reference or chosen is None else recipes.to_yaml(chosen).rstrip())
 
 
@@ -344,7 +362,7 @@ def report(summary: Summary, run_dir: Path) -> list[str]:
     if (run_dir / "tensorboard").is_dir():
         lines.append(f"curves           tensorboard --logdir {quote(run_dir / 'tensorboard')}")
     if summary.interrupted:
-        lines.append(f"continue with    nnue train --resume {quote(run_dir)}{plugins.options()}")
+        lines.append(f"continue with    nnue train --resume {quote(run_dir)}{plugins.resume_options()}")
     else:
         lines.append(f"export with      nnue export {quote(net)} {quote(run_dir / 'net.nnue')}{plugins.options()}")
     return lines

@@ -8,14 +8,14 @@ from __future__ import annotations
 import copy
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 
-from nnue_trainer import schema
+from nnue_trainer import programs, schema
 from nnue_trainer.averages import AVERAGES, Average
 from nnue_trainer.callbacks import CALLBACKS, Callback
 from nnue_trainer.config.stages import Stage, changed
@@ -245,9 +245,10 @@ class Recipe:
     stage"""
 
 
-def load(path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> Recipe:
-    """The recipe in a YAML file. UserError, one line, for an unreadable file, an unknown key or a wrong value."""
-    return parse(read_yaml(path), overrides, str(path), may_import=True)
+def load(path: str | os.PathLike[str], overrides: Iterable[str] = (), *, trusted: bool = True) -> Recipe:
+    """The recipe in a YAML file. UserError, one line, for an unreadable file, an unknown key or a wrong value.
+    `trusted` is that of `parse`; False to print the recipe only."""
+    return parse(read_yaml(path), overrides, str(path), trusted=trusted)
 
 
 def read_yaml(path: str | os.PathLike[str]) -> Any:
@@ -255,12 +256,13 @@ def read_yaml(path: str | os.PathLike[str]) -> Any:
     return _read_yaml(read_text(path, MAX_BYTES), str(path))
 
 
-def parse(data: Any, overrides: Iterable[str] = (), origin: str = "recipe", *, may_import: bool = False) -> Recipe:
+def parse(data: Any, overrides: Iterable[str] = (), origin: str = "recipe", *, trusted: bool = False) -> Recipe:
     """The recipe in plain data, with `dotted.key=value` overrides whose values are YAML. An override replaces the
     value or whole section of its key. UserError, one line, for an unknown key or a wrong value.
 
-    With `may_import`, `kind: path/to/file.py:Class` imports that file: for a recipe that the user hands over, not for
-    one that lies in a checkpoint."""
+    With `trusted`, `kind: path/to/file.py:Class` imports that file, and programs that the recipe names may run: for a
+    recipe that the user hands over, not for one that lies in a checkpoint. Without it, only programs that the overrides
+    name may run."""
     if not isinstance(data, dict):
         found = "nothing" if data is None else "a list" if isinstance(data, list) else "a value without a key"
         raise UserError(f"{origin}: found {found}, expected the sections of a recipe")
@@ -274,11 +276,48 @@ def parse(data: Any, overrides: Iterable[str] = (), origin: str = "recipe", *, m
         origins |= {path[:n]: name for n in range(1, len(path)) if not _holds(data, path[:n])}
         data = _replace(data, path, value)
         origins[path] = name
-    recipe = schema.validate(Recipe, data, partial(_origin, origins, origin), may_import=may_import)
+    recipe = schema.validate(Recipe, data, partial(_origin, origins, origin), trusted=trusted)
     if len(set(recipe.seeds)) < len(recipe.seeds):
         raise UserError(f"{origin}: seeds: found {recipe.seeds}, expected different numbers")
-    stage_recipes(recipe, origin, may_import=may_import)  # for its errors
+    stage_recipes(recipe, origin, trusted=trusted)  # for its errors
+    given = tuple(f"{'.'.join(path)}." for path in origins) if overrides and not trusted else ()
+    for key, value in named_programs(recipe).items() if given else ():
+        if f"{key}.".startswith(given):
+            programs.allow(value)
     return recipe
+
+
+def named_programs(recipe: Recipe) -> dict[str, Any]:
+    """Each field of a recipe and its stages that names a program, or what reaches one, by its dotted key."""
+    found = dict(programs.named(recipe))
+    for stage, its in zip(recipe.stages, stage_recipes(recipe), strict=False):
+        for key, value in programs.named(its):
+            if found.get(key) != value:
+                found[f"stages.{stage.name}.{key}"] = value
+    return found
+
+
+def require_consent(recipe: Recipe, origin: str = "recipe") -> None:
+    """UserError, one line that lists them, for programs that only a file names (nnue_trainer/programs.py)."""
+    refused = {key: value for key, value in named_programs(recipe).items() if not programs.is_allowed(value)}
+    if refused:
+        raise UserError(
+            f"{origin}: names programs to run: {'; '.join(program_lines(refused))}; pass --allow-commands to run them, "
+            "or the file of a recipe that names them (in Python: nnue_trainer.config.allow_programs)"
+        )
+
+
+def allow_programs(recipe: Recipe) -> list[str]:
+    """Consents to all programs that a recipe names; returns a line for each."""
+    found = named_programs(recipe)
+    for value in found.values():
+        programs.allow(value)
+    return program_lines(found)
+
+
+def program_lines(found: Mapping[str, Any]) -> list[str]:
+    """One line for each field that names a program."""
+    return [f"{key}: {quoted(value, 200)}" for key, value in found.items()]
 
 
 def _origin(origins: dict[tuple[str, ...], str], recipe: str, path: tuple[str, ...]) -> str:
@@ -295,7 +334,7 @@ def _origin(origins: dict[tuple[str, ...], str], recipe: str, path: tuple[str, .
     return recipe
 
 
-def stage_recipes(recipe: Recipe, origin: str = "recipe", *, may_import: bool = False) -> list[Recipe]:
+def stage_recipes(recipe: Recipe, origin: str = "recipe", *, trusted: bool = False) -> list[Recipe]:
     """The recipe of each stage, without stages of its own; of a recipe without stages, the recipe. UserError, one line
     naming the stage, for what a stage cannot change."""
     _check_outputs(recipe, origin)
@@ -307,7 +346,7 @@ def stage_recipes(recipe: Recipe, origin: str = "recipe", *, may_import: bool = 
         if stage.name in names:
             raise UserError(f"{where}: the name is given twice, expected different names")
         names.add(stage.name)
-        merged = schema.validate(Recipe, changed(base, stage), partial(_always, where), may_import=may_import)
+        merged = schema.validate(Recipe, changed(base, stage), partial(_always, where), trusted=trusted)
         _check_outputs(merged, where)
         data = schema.to_data(merged)
         for key in _FIXED:

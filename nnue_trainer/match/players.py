@@ -19,6 +19,7 @@ if TYPE_CHECKING:  # at run time it would import torch, which engines do not nee
     from nnue_trainer.files.checkpoint import Checkpoint
 
 NET_OPTION = "EvalFile"
+_NETS = (".nnue", ".bin", ".onnx", ".safetensors")
 _FIRST_ANSWER = 60.0  # seconds
 _EXECUTABLE = (b"\x7fELF", b"#!", b"\xcf\xfa\xed\xfe", b"\xca\xfe\xba\xbe")
 
@@ -30,19 +31,21 @@ def players_of(
     nets: Path,
     *,
     net_option: str = NET_OPTION,
+    only_nets: bool = False,
 ) -> tuple[list[Player], dict[str, Any]]:
     """The players that `names` stand for, and JSON data that identifies them.
 
     A name is a net file, a checkpoint or run folder, whose net is written into the folder `nets`, or an engine. Nets
     play in the engine of the same number in `engines`, with its `options`; where that is None, in the player of this
-    project (match/own_player.py), for which they are written into `nets`, too."""
+    project (match/own_player.py), for which they are written into `nets`, too. With `only_nets` no name is an engine:
+    for names that come from files."""
     players: list[Player] = []
     identity: list[dict[str, Any]] = []
     for name, engine, chosen in zip(names, engines, options, strict=True):
         path = Path(name)
         all_options = dict(chosen)
         about: dict[str, Any] = {"options": dict(chosen)}
-        if _is_engine(path):
+        if not only_nets and _is_engine(path):
             program = find_engine(name)
             about["engine"] = Path(program).name
         elif engine is None:
@@ -155,8 +158,9 @@ def _net_of(loaded: Checkpoint, where: str, as_nnue: bool) -> tuple[bytes, str]:
 
 
 def _is_engine(path: Path) -> bool:
-    """Whether a name means a program: a file that the system can start, or no file at all but a name on PATH."""
-    if path.is_dir():
+    """Whether a name means a program: a file that the system can start, or no file at all but a name on PATH. A file
+    with the suffix of a net or checkpoint is none, whatever it holds."""
+    if path.is_dir() or path.suffix in _NETS:
         return False
     if not path.exists():
         return os.sep not in str(path) and not path.suffix

@@ -12,7 +12,7 @@ from nnue_trainer.data.features import feature_set as find_feature_set
 from nnue_trainer.errors import UserError
 from nnue_trainer.nets.base import INT8_MAX, INT16_MAX, INT32_MAX
 from nnue_trainer.nets.rounded_forward import QatConfig
-from nnue_trainer.registry import MAY_IMPORT
+from nnue_trainer.registry import TRUSTED
 from nnue_trainer.schema import section
 
 LIMITS = {"i8": INT8_MAX, "i16": INT16_MAX, "i32": INT32_MAX}
@@ -69,7 +69,7 @@ def _known_set(name: str, info: ValidationInfo) -> str:
     """Checks that the feature set exists. A recipe from the user may name a file that defines it; this imports the
     file."""
     try:
-        find_feature_set(name, may_import=bool((info.context or {}).get(MAY_IMPORT, False)))
+        find_feature_set(name, may_import=bool((info.context or {}).get(TRUSTED, False)))
     except UserError as error:
         raise ValueError(str(error)) from None
     return name

@@ -45,7 +45,7 @@ from nnue_trainer.nets.stockfish_design import (
 )
 from nnue_trainer.nets.stockfish_model import StockfishModel
 from nnue_trainer.nnue_file.layout import Block, Coding, FileLayout, Word
-from nnue_trainer.registry import MAY_IMPORT
+from nnue_trainer.registry import TRUSTED
 from nnue_trainer.schema import section, validate
 
 
@@ -83,7 +83,7 @@ class StockfishNet(Net):
     def _check(self, info: ValidationInfo) -> StockfishNet:
         skip = self._of_version.skip
         try:
-            self._of_version.with_full_names(may_import=bool((info.context or {}).get(MAY_IMPORT, False)))
+            self._of_version.with_full_names(may_import=bool((info.context or {}).get(TRUSTED, False)))
         except UserError as error:
             raise ValueError(str(error)) from None
         if self.l2 is not None and self.l2 <= skip:

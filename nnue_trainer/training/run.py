@@ -55,11 +55,13 @@ def train(recipe: Recipe, run_dir: Path, *, resume: str | None = None, overwrite
         How the run ended. A signal (SIGINT, SIGTERM, SIGHUP) ends it early, with a checkpoint.
 
     Raises:
-        UserError: an error that the user can correct, such as a missing file, a checkpoint that does not fit the recipe
-            or too little memory. A new run that fails before its first step is complete leaves no files.
+        UserError: an error that the user can correct, such as a missing file, a checkpoint that does not fit the
+            recipe, too little memory, or a program that only a file names (`config.require_consent`). A new run that
+            fails before its first step is complete leaves no files.
 
     If torchrun has started several processes, they train one net together.
     """
+    config.require_consent(recipe)
     with joined() as ranks, foreign.explaining(), contextlib.ExitStack() as stack:
         folder = RunFolder(run_dir)
         if ranks.writes:

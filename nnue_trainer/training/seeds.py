@@ -51,6 +51,7 @@ def train_seeds(
     that a signal interrupts."""
     if resume not in (None, "auto"):
         raise UserError(f"--resume {resume}: a recipe with seeds continues with --resume auto, or seed by seed")
+    config.require_consent(recipe)
     gpus = torch.cuda.device_count() if recipe.training.device in ("auto", "cuda") else 0
     at_once = min(at_once or max(gpus, 1), len(recipe.seeds))
     runs = {seed: folder / f"seed-{seed}" for seed in recipe.seeds}

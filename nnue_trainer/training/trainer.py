@@ -207,6 +207,7 @@ class Trainer:
         self._stop = Stopping()
         self._validator = Validator(recipe, self.step_loss, self.sharding, self._stop)
         self.stopped = ""  # why a callback or training.max_time ends the run
+        config.require_consent(recipe)
         self._hooks = Hooks(recipe.training.callbacks, active=self.ranks.writes)
         self._run: RunOutputs | None = None
 

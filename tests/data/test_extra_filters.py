@@ -110,4 +110,4 @@ def test_mistakes_name_the_filter(sample, answer, message):
 
 
 def test_recipes_name_them():
-    assert FILTERS.parse({"kind": "pieces", "most": 7}, may_import=False) == Pieces(most=7)
+    assert FILTERS.parse({"kind": "pieces", "most": 7}, trusted=False) == Pieces(most=7)

@@ -116,7 +116,7 @@ def test_a_loader_gives_the_same_positions_and_goes_on_where_it_was(folder):
     second.load_state_dict(state)
     for one, two in zip(whole[5:], second, strict=True):
         np.testing.assert_array_equal(one.numpy(), two.numpy())
-    halved = DATA_FORMATS.parse({"kind": KIND, "score_scale": 0.5}, may_import=False)
+    halved = DATA_FORMATS.parse({"kind": KIND, "score_scale": 0.5}, trusted=False)
     with pytest.raises(UserError, match=r"loader state: formats was .*1\.0.*now it is .*0\.5"):
         RecordLoader("train.squares", 512, formats=[halved], shuffle_buffer=2048, seed=3).load_state_dict(state)
     built_in = RecordLoader("train.binpack", 512, shuffle_buffer=2048, seed=3)

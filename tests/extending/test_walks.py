@@ -288,7 +288,7 @@ def test_mistakes_in_inputs_are_one_line(folder, project_root):
         ("nowhere.h:Set", r"model\.inputs: .*plugin nowhere\.h: cannot be read: No such file"),
     ):
         with pytest.raises(UserError, match=message) as caught:
-            nnue("config", "recipe.yaml", f"model={{kind: layered, inputs: {inputs}}}")
+            nnue("train", "recipe.yaml", f"model={{kind: layered, inputs: {inputs}}}")
         assert "\n" not in str(caught.value)
 
 
@@ -312,7 +312,8 @@ def test_the_reference_and_the_recipe_show_classes_from_outside(folder, project_
     assert "optimizer.kind = my_optimizer.py:Lion\n    Lion with decoupled weight decay." in reference
     assert "optimizer.kind = adamw" in reference
     assert "data.filters.extra.N.kind = pieces" in reference
-    assert "kind: my_optimizer.py:Lion\n  lr: 0.001" in nnue("config", "recipe.yaml", PARTS["my_optimizer.py"])
+    config = ("config", "recipe.yaml", PARTS["my_optimizer.py"], "--plugin", "my_optimizer.py")
+    assert "kind: my_optimizer.py:Lion\n  lr: 0.001" in nnue(*config)
 
 
 @pytest.mark.parametrize(
@@ -333,14 +334,14 @@ def test_the_reference_and_the_recipe_show_classes_from_outside(folder, project_
         (
             "my_filter.py",
             "data.filters.extra=[{margin: 1}]",
-            r"extra\.0\.kind: missing, expected one of my_filter\.py:Agreeing, pieces",
+            r"extra\.0\.kind: missing, expected one of pieces",
         ),
     ],
 )
 def test_mistakes_in_sections_from_outside_are_one_line(folder, project_root, file, override, message):
     shutil.copy(project_root / "examples" / "extending" / file, folder)
     with pytest.raises(UserError, match=message) as caught:
-        nnue("config", "recipe.yaml", PARTS[file], override)
+        nnue("train", "recipe.yaml", PARTS[file], override)
     assert "\n" not in str(caught.value)
 
 

@@ -65,11 +65,11 @@ def test_a_net_from_outside_goes_all_the_way(folder: Path, nnue) -> None:
 
 
 def test_the_reference_and_errors_know_it(folder: Path, nnue) -> None:
-    status, out, error = nnue("config", "recipe.yaml")
+    status, out, error = nnue("config", "recipe.yaml", "--plugin", "my_net.py")
     assert status == 0, error
     assert "my_net.py:MyNet" in out
     (folder / "recipe.yaml").write_text(RECIPE.replace("hidden: 16", "hiden: 16"))
-    status, _, error = nnue("config", "recipe.yaml")
+    status, _, error = nnue("config", "recipe.yaml", "--plugin", "my_net.py")
     assert status == 1
     assert "model.hiden: unknown key (did you mean 'hidden'?)" in error
 

@@ -76,7 +76,7 @@ def rule(
     failed = torch.zeros((), device=place)
     work = Work(parameters, lr, failed, factorised=factorised, bounds=bounds, matrices=matrices)
     section = {"kind": "muon", "lr": 1.0, "matrix_lr": 2**-7, "matrix_decay": 0.125}
-    found = OPTIMIZERS.parse(section | options, may_import=False).rule(work)
+    found = OPTIMIZERS.parse(section | options, trusted=False).rule(work)
     assert isinstance(found, MuonRule)
     return found, parameters
 

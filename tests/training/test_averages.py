@@ -20,7 +20,7 @@ CASE = json.loads(VECTORS.read_text(encoding="utf-8"))["averaging"]
 
 def averaged(section: dict[str, Any], snapshots: list[list[float]]) -> list[list[float]]:
     """The average after each snapshot; epochs are of one step."""
-    average, found = AVERAGES.parse(section, may_import=False), []
+    average, found = AVERAGES.parse(section, trusted=False), []
     mean = torch.tensor(snapshots[0], dtype=torch.float64)
     for step, weights in enumerate(snapshots[1:], 1):
         mean = torch.lerp(mean, torch.tensor(weights, dtype=torch.float64), average.share(RunStep(step, 1, 99)))

@@ -42,7 +42,7 @@ PER_EPOCH, EPOCHS = 10, 10
     ],
 )
 def test_lambda(schedule, values, final):
-    parsed = LAMBDAS.parse(schedule, may_import=False)
+    parsed = LAMBDAS.parse(schedule, trusted=False)
     for step, lam in values.items():
         assert parsed.lambda_at(step, PER_EPOCH, EPOCHS) == pytest.approx(lam, rel=1e-12), step
     assert parsed.final_lambda(PER_EPOCH, EPOCHS) == final
@@ -56,7 +56,7 @@ def outputs(loss, score):
 @pytest.mark.parametrize("kind", sorted(LOSSES.kinds()))
 def test_lambda_is_the_share_of_the_score_in_every_loss(kind):
     """The score is won, the game was lost: at λ = 1 a high output is right, at λ = 0 a low one."""
-    loss = LOSSES.parse({"kind": kind}, may_import=False)
+    loss = LOSSES.parse({"kind": kind}, trusted=False)
     score, result = torch.full((1,), 2000), torch.full((1,), -1)
     high, low = (outputs(loss, torch.full((1,), score)) for score in (2000.0, -2000.0))
     at_one, at_zero = ([loss.terms(net, score, result, lam)[0] for net in (high, low)] for lam in (1.0, 0.0))
@@ -65,7 +65,7 @@ def test_lambda_is_the_share_of_the_score_in_every_loss(kind):
 
 
 def test_jitter_is_even_around_the_schedule_and_known_by_seed_step_and_position():
-    schedule = LAMBDAS.parse({"kind": "constant", "value": 0.6, "jitter": 0.2}, may_import=False)
+    schedule = LAMBDAS.parse({"kind": "constant", "value": 0.6, "jitter": 0.2}, trusted=False)
     lam = schedule.of_positions(0.6, 7, 3, 10_000)
     assert lam.dtype == torch.float32
     assert 0.4 <= lam.min() < 0.401
@@ -87,7 +87,7 @@ def test_jitter_is_even_around_the_schedule_and_known_by_seed_step_and_position(
 @pytest.mark.parametrize("kind", sorted(LOSSES.kinds()))
 def test_losses_take_a_lambda_for_each_position(kind):
     """The loss equals the sum of the losses of single positions, each with its own λ; one has no score."""
-    loss = LOSSES.parse({"kind": kind}, may_import=False)
+    loss = LOSSES.parse({"kind": kind}, trusted=False)
     generator = torch.Generator().manual_seed(1)
     net, score = (torch.randn(50, generator=generator) * 500 for _ in range(2))
     net = outputs(loss, net)
@@ -101,5 +101,5 @@ def test_losses_take_a_lambda_for_each_position(kind):
 
 @pytest.mark.cuda
 def test_cuda_has_the_same_jitter():
-    schedule = LAMBDAS.parse({"kind": "constant", "jitter": 0.3}, may_import=False)
+    schedule = LAMBDAS.parse({"kind": "constant", "jitter": 0.3}, trusted=False)
     assert torch.equal(schedule.of_positions(0.5, 1, 2, 1000, "cuda").cpu(), schedule.of_positions(0.5, 1, 2, 1000))

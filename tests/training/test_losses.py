@@ -247,7 +247,7 @@ def test_weights_of_positions():
     batch.result.copy_(torch.tensor([-1, 0, 1, 1]))
 
     def of(**section):
-        return POSITION_WEIGHTS.parse(section, may_import=False).of(batch).tolist()
+        return POSITION_WEIGHTS.parse(section, trusted=False).of(batch).tolist()
 
     pieces = {"kind": "knots", "by": "pieces", "knots": [[4, 0.0], [16, 1.0], [24, 0.5]]}
     score = {"kind": "knots", "by": "score", "knots": [[0, 1.0], [1000, 0.0]]}

@@ -27,7 +27,7 @@ def data(project_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def penalty(**section: Any) -> Penalty:
-    return PENALTIES.parse(section, may_import=False)
+    return PENALTIES.parse(section, trusted=False)
 
 
 def test_a_penalty_on_activations_is_the_references() -> None:

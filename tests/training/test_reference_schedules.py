@@ -30,7 +30,7 @@ def test_lambda(case: dict[str, Any]) -> None:
     kind = {"kind": "linear"}
     if cycles:
         kind = {"kind": "cycle", "height": case.get("delta", 0.0), "peak": case.get("pct", 0.3)}
-    schedule = LAMBDAS.parse(kind | section, may_import=False)
+    schedule = LAMBDAS.parse(kind | section, trusted=False)
     for step, lam, factor in case["rows"]:
         now = one_step_epochs(step, case["run_steps"])
         assert schedule.of(now) == pytest.approx(lam, abs=1e-15), step
@@ -69,7 +69,7 @@ def test_jitter_of_batches_is_a_function_of_seed_and_step() -> None:
 def test_jitter_is_scaled_by_the_cycle() -> None:
     section = {"kind": "cycle", "start": 0.5, "end": 0.5, "height": 0.0, "peak": 0.5, "scale_jitter": True}
     jitter = {"jitter": 0.02, "jitter_law": "normal", "batch_jitter": 0.01}
-    schedule = LAMBDAS.parse(section | jitter, may_import=False)
+    schedule = LAMBDAS.parse(section | jitter, trusted=False)
     assert instance(Tensor, schedule.of_batch(one_step_epochs(0, 100), 1, 5)).tolist() == [0.5] * 5
     middle = instance(Tensor, schedule.of_batch(one_step_epochs(50, 100), 1, 10_000))
     shift = BatchJitter(1, 0.01, 0.999).at(50)
@@ -77,7 +77,7 @@ def test_jitter_is_scaled_by_the_cycle() -> None:
     assert middle.std().item() == pytest.approx(0.02, rel=0.05)
     quarter = instance(Tensor, schedule.of_batch(one_step_epochs(25, 100), 1, 10_000))
     assert quarter.std().item() == pytest.approx(0.01, rel=0.05)
-    batch_only = LAMBDAS.parse(section | {"batch_jitter": 0.01}, may_import=False)
+    batch_only = LAMBDAS.parse(section | {"batch_jitter": 0.01}, trusted=False)
     assert batch_only.of_batch(one_step_epochs(50, 100), 1, 5) == 0.5 + shift
 
 
@@ -85,8 +85,8 @@ def test_jitter_is_scaled_by_the_cycle() -> None:
 def test_one_cycle(case: dict[str, Any]) -> None:
     start = case["lr"] / case["start_div"]
     section = {"start_lr": start, "final_lr": start / case["final_div"], "rise": case["rise"]}
-    own = SCHEDULES.parse({"kind": "one_cycle", "steps": case["total_steps"]} | section, may_import=False)
-    whole = SCHEDULES.parse({"kind": "one_cycle"} | section, may_import=False)
+    own = SCHEDULES.parse({"kind": "one_cycle", "steps": case["total_steps"]} | section, trusted=False)
+    whole = SCHEDULES.parse({"kind": "one_cycle"} | section, trusted=False)
     for step, lr in case["rows"]:
         # A cycle has its own length, whether the run is shorter or longer.
         for run in (10, 10_000_000):
@@ -96,7 +96,7 @@ def test_one_cycle(case: dict[str, Any]) -> None:
     lam = LAMBDAS.parse(
         {"kind": "one_cycle", "start": start, "top": case["lr"], "end": start / case["final_div"]}
         | {"rise": case["rise"], "steps": case["total_steps"]},
-        may_import=False,
+        trusted=False,
     )
     for step, lr in case["rows"]:
         assert lam.of(one_step_epochs(step, 10)) == pytest.approx(lr, abs=1e-15), step
@@ -105,8 +105,8 @@ def test_one_cycle(case: dict[str, Any]) -> None:
 def test_per_epoch() -> None:
     case = RATES["per_epoch"]
     section = {"kind": "exponential", "gamma": case["gamma"]}
-    rates = SCHEDULES.parse(section, may_import=False)
-    lambdas = LAMBDAS.parse(section | {"start": case["lr"]}, may_import=False)
+    rates = SCHEDULES.parse(section, trusted=False)
+    lambdas = LAMBDAS.parse(section | {"start": case["lr"]}, trusted=False)
     for epoch, value in case["rows"]:
         now = RunStep(epoch * 7, 7, 800)
         assert rates.of(now, case["lr"]) == pytest.approx(value, abs=1e-15)
@@ -141,7 +141,7 @@ OURS_OF_BULLET = {
 @pytest.mark.parametrize("case", RATES["bullet_lr"]["cases"], ids=lambda case: case["schedule"])
 def test_learning_rates_of_bullet(case: dict[str, Any]) -> None:
     lr, section = OURS_OF_BULLET[case["schedule"]]
-    schedule = SCHEDULES.parse(section, may_import=False)
+    schedule = SCHEDULES.parse(section, trusted=False)
     for batch, superbatch, expected in case["rows"]:
         found = schedule.of(RunStep((superbatch - 1) * BATCHES + batch, BATCHES, 40), lr)
         assert found == pytest.approx(expected, rel=1e-9), (batch, superbatch)
@@ -165,7 +165,7 @@ WDL_OF_BULLET = {
 
 @pytest.mark.parametrize("case", RATES["bullet_wdl"]["cases"], ids=lambda case: case["schedule"])
 def test_wdl_of_bullet(case: dict[str, Any]) -> None:
-    schedule = LAMBDAS.parse(WDL_OF_BULLET[case["schedule"]], may_import=False)
+    schedule = LAMBDAS.parse(WDL_OF_BULLET[case["schedule"]], trusted=False)
     for batch, superbatch, _, expected in case["rows"]:
         now = RunStep((superbatch - 1) * BATCHES + batch, BATCHES, case["final_superbatch"])
         assert schedule.of(now) == pytest.approx(expected, abs=1e-12), (batch, superbatch)
@@ -184,10 +184,10 @@ def test_a_stage_that_continues_a_schedule_counts_its_steps_and_epochs() -> None
                 {"epochs": 2, "schedule": {"kind": "linear", "final_lr": 0.0}, "lr": 0.5},
             ],
         },
-        may_import=False,
+        trusted=False,
     )
     values = [sequence.of(second._replace(step=step), 9.0) for step in (40, 59, 60, 80, 99)]
     assert values == [1.0, 1.0, 0.5, 0.25, pytest.approx(0.5 / 40)]
-    stairs = SCHEDULES.parse({"kind": "linear", "final_lr": 0.0, "stairs": "begin"}, may_import=False)
+    stairs = SCHEDULES.parse({"kind": "linear", "final_lr": 0.0, "stairs": "begin"}, trusted=False)
     assert stairs.of(second._replace(step=75), 1.0) == pytest.approx(0.4)
     assert math.isclose(stairs.of(second._replace(step=80), 1.0), 0.2)

@@ -25,7 +25,7 @@ VECTORS = json.loads(
 
 
 def config(**section: Any) -> OptimizerConfig:
-    return OPTIMIZERS.parse(section, may_import=False)
+    return OPTIMIZERS.parse(section, trusted=False)
 
 
 def work(parameter: nn.Parameter, lr: float, name: str = "w", **more: Any) -> Work:

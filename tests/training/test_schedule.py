@@ -43,6 +43,6 @@ PER_EPOCH, EPOCHS, LR = 10, 8, 0.5
     ],
 )
 def test_learning_rates(schedule, values):
-    parsed = SCHEDULES.parse(schedule, may_import=False)
+    parsed = SCHEDULES.parse(schedule, trusted=False)
     for step, lr in values.items():
         assert parsed.lr_at(step, PER_EPOCH, EPOCHS, LR) == pytest.approx(lr, rel=1e-12), step
