@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -543,3 +544,13 @@ def test_a_training_can_print_where_its_time_outside_of_steps_goes(tmp_path):
     last = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[0])
     assert 0 < last["run_positions_per_second"] <= last["positions_per_second"]
     assert "in steps" in run.stderr + run.stdout
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU])
+def test_every_command_ends_in_one_line_at_a_signal(number, nnue, monkeypatch):
+    """All commands go through `main`; this one stands for those that read and write nothing."""
+    monkeypatch.setattr("nnue_trainer.presets.names", lambda: signal.raise_signal(number))
+    before = signal.getsignal(number)
+    done = nnue("presets")
+    assert (done.returncode, done.stderr) == (130, "nnue: error: interrupted\n")
+    assert signal.getsignal(number) is before

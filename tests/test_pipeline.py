@@ -1,6 +1,7 @@
 """The whole way as one file: what runs, what is skipped, what is refused."""
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 import yaml
 from command import nnue
 
+from nnue_trainer.base import system
 from nnue_trainer.cli import pipeline
 from nnue_trainer.errors import UserError
 
@@ -246,3 +248,15 @@ def test_killed_in_earnest(project_root: Path) -> None:
     done = subprocess.run(command, cwd=project_root, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.endswith(": equal\n")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_reaches_the_command_that_runs(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = (
+        f"import os, signal, time; signal.signal({int(number)}, lambda *_: os._exit(77));"
+        f"os.kill(os.getppid(), {int(number)}); time.sleep(60)"
+    )
+    monkeypatch.setattr(system, "start_with", lambda lock, words: subprocess.Popen([sys.executable, "-c", command]))
+    before = signal.getsignal(number)
+    assert pipeline._call(["train"], 0) == 77
+    assert signal.getsignal(number) is before

@@ -187,11 +187,20 @@ def around_fork(before: Callable[[], object], in_parent: Callable[[], object], i
 
 
 def stop_signals() -> tuple[int, ...]:
-    """The signals that end a program in an orderly way; the last is that of a closed terminal."""
+    """The signals that end a program in an orderly way: Ctrl-C, SIGTERM, a closed terminal, and on POSIX systems those
+    that schedulers of clusters send before the time or the CPU time is up. Without those that this process ignores
+    because its starter did (`nohup`), except the first two."""
     if sys.platform == "win32":
-        return int(signal.SIGINT), int(signal.SIGTERM), int(signal.SIGBREAK)
-    else:  # noqa: RET505
-        return int(signal.SIGINT), int(signal.SIGTERM), int(signal.SIGHUP)
+        others = [signal.SIGBREAK]
+    else:
+        others = [signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU]
+    handled = [number for number in others if signal.getsignal(number) != signal.SIG_IGN]
+    return tuple(map(int, (signal.SIGINT, signal.SIGTERM, *handled)))
+
+
+def is_repeated(number: int) -> bool:
+    """Whether the system itself sends a signal again and again: SIGXCPU comes each second."""
+    return sys.platform != "win32" and number == signal.SIGXCPU
 
 
 def seconds_since_boot() -> float:

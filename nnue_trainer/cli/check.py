@@ -12,7 +12,6 @@ from nnue_trainer.base.progress import progress_bar
 from nnue_trainer.cli import plugins
 from nnue_trainer.cli.notes import note
 from nnue_trainer.cli.plugins import Plugins
-from nnue_trainer.cli.terminable import terminable
 from nnue_trainer.errors import UserError, shown
 
 if TYPE_CHECKING:
@@ -60,7 +59,7 @@ def check_command(
     if comparison.rounded is None:
         note(comparison.reason)
     files, done = data_files(data, "--data"), 0
-    with terminable(), progress_bar("comparing", "positions") as progress:
+    with progress_bar("comparing", "positions") as progress:
         progress(0, positions)
         options: LoaderOptions = {"shuffle": False, "drop_last": False, "filters": Filters.none()}
         with RecordLoader(files, min(positions, 4096), **options) as loader:

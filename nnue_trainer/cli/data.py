@@ -21,7 +21,6 @@ from nnue_trainer.cli.outputs import Overwrite
 from nnue_trainer.cli.pictures import Png, check_pictures
 from nnue_trainer.cli.plugins import Plugins
 from nnue_trainer.cli.status import CONTRADICTORY
-from nnue_trainer.cli.terminable import terminable
 from nnue_trainer.errors import shown
 
 if TYPE_CHECKING:
@@ -329,7 +328,7 @@ def generate(
         engine_options=uci_options(option),
         chess960="dfrc" if dfrc else "same" if chess960 else "",
     )
-    with terminable(), progress_bar("playing", "positions") as progress:
+    with progress_bar("playing", "positions") as progress:
         made = run(
             out,
             options,

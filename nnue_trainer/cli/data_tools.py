@@ -17,7 +17,6 @@ from nnue_trainer.base.progress import progress_bar
 from nnue_trainer.cli import plugins
 from nnue_trainer.cli.outputs import Overwrite
 from nnue_trainer.cli.plugins import Plugins
-from nnue_trainer.cli.terminable import terminable
 from nnue_trainer.errors import UserError, shown
 
 if TYPE_CHECKING:
@@ -139,7 +138,7 @@ def convert(
     plugins.load(plugin)
     from nnue_trainer.data.transform import convert as run
 
-    with terminable(), progress_bar("converting") as progress:
+    with progress_bar("converting") as progress:
         report = run(
             inputs,
             output,
@@ -183,7 +182,7 @@ def filter_command(
     filters = chosen_filters(values, extra)
     if filters == Filters.none():
         raise UserError("filter: found no filter, expected at least one, such as --quiet (nnue data filter --help)")
-    with terminable(), progress_bar("filtering") as progress:
+    with progress_bar("filtering") as progress:
         report, dropped = filter_positions(
             inputs,
             output,
@@ -256,7 +255,7 @@ def shuffle(
     from nnue_trainer.data.transform import shuffle as run
 
     size = _size(memory)
-    with terminable(), progress_bar("reading") as progress:
+    with progress_bar("reading") as progress:
         report = run(
             inputs,
             output,
@@ -290,7 +289,7 @@ def interleave(
     """Mix files of one format chunk by chunk, in proportion to their sizes and weights, without decoding them."""
     from nnue_trainer.data.transform import interleave as run
 
-    with terminable(), progress_bar("copying") as progress:
+    with progress_bar("copying") as progress:
         chunks, size = run(inputs, output, seed=seed, weights=weight or (), overwrite=overwrite, progress=progress)
     print(f"{shown(output)}: {chunks:,} chunks, {size:,} bytes")
 
@@ -314,7 +313,7 @@ def dedup(
     from nnue_trainer.data.dedup import dedup as run
 
     size = _size(memory)
-    with terminable(), progress_bar("reading") as progress:
+    with progress_bar("reading") as progress:
         report, count, dropped = run(
             inputs,
             output,
@@ -352,7 +351,7 @@ def split(
     plugins.load(plugin)
     from nnue_trainer.data.transform import split as run
 
-    with terminable(), progress_bar("splitting") as progress:
+    with progress_bar("splitting") as progress:
         report = run(
             inputs,
             train,

@@ -19,7 +19,17 @@ def _range(low: float | None, high: float | None) -> str | None:
     return None if low is None else f"at least {low}"
 
 
+class Interrupted(BaseException):
+    """A KeyboardInterrupt of a command. Versions of typer turn that one into different things; this one passes."""
+
+
 class Group(TyperGroup):
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as error:
+            raise Interrupted from error
+
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """A subcommand, whose help has no Python types of typer's, such as `<list[Path]>` and `<int range>`: none for
         arguments, N for integers of options and X for other numbers. Ranges are in words instead of `0<=x<=9`."""

@@ -24,8 +24,9 @@ from nnue_trainer.base import foreign
 from nnue_trainer.base._unbuilt import is_old
 from nnue_trainer.base.progress import Unfailing
 from nnue_trainer.cli import info
-from nnue_trainer.cli.group import Group
+from nnue_trainer.cli.group import Group, Interrupted
 from nnue_trainer.cli.status import INTERRUPTED
+from nnue_trainer.cli.terminable import terminable
 from nnue_trainer.errors import UserError, bounded, first_line, out_of_memory, shown
 from nnue_trainer.parallel import is_first
 
@@ -112,7 +113,7 @@ def main() -> None:
 
 def _run() -> int:
     try:
-        with foreign.explaining():
+        with terminable(), foreign.explaining():
             return int(app(standalone_mode=False, prog_name="nnue") or 0)  # the status of typer.Exit, or None
     except SystemExit as error:  # of shell completion, and what the library underneath makes of a closed pipe
         if isinstance(error.__context__, BrokenPipeError):
@@ -135,7 +136,7 @@ def _explain(error: BaseException) -> int:
             print(error.format_message())
             return status
         message = f"{' '.join(error.format_message().split())} (see {command} --help)"
-    elif isinstance(error, KeyboardInterrupt | typer.Abort):
+    elif isinstance(error, KeyboardInterrupt | Interrupted | typer.Abort):
         status, message = INTERRUPTED, "interrupted"
     elif isinstance(error, BrokenPipeError):  # `| head` has seen enough
         return CLOSED_PIPE

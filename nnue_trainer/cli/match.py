@@ -17,7 +17,6 @@ from nnue_trainer.cli.engine_options import part_of, uci_options
 from nnue_trainer.cli.notes import note
 from nnue_trainer.cli.outputs import Overwrite
 from nnue_trainer.cli.plugins import Plugins
-from nnue_trainer.cli.terminable import terminable
 from nnue_trainer.errors import UserError, quoted, shown
 
 if TYPE_CHECKING:
@@ -180,10 +179,9 @@ def match(
 
         if part != "1/1":
             raise UserError(f"--part {part}: fastchess plays whole matches; remove --part")
-        with terminable():
-            result = play_with_fastchess(find(fastchess), chosen, options, folder, identity=identity, note=note)
+        result = play_with_fastchess(find(fastchess), chosen, options, folder, identity=identity, note=note)
     else:
-        with terminable(), progress_bar("playing", "games") as progress:
+        with progress_bar("playing", "games") as progress:
             result = matches.play_match(
                 chosen,
                 options,

@@ -13,6 +13,7 @@ import json
 import os
 import shlex
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -358,12 +359,23 @@ def _remaining(last: Path) -> str:
 
 
 def _call(command: list[str], lock: int) -> int:
-    """Runs a command of `nnue`; Ctrl-C reaches it as well, and it is waited for."""
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """Runs a command of `nnue`, hands signals on to it, and waits for it; Ctrl-C reaches it by itself."""
+    process: subprocess.Popen[bytes] | None = None
+    early: list[int] = []  # signals before there was a process
+
+    def hand_on(number: int, _: object) -> None:
+        if number != signal.SIGINT:
+            (early.append if process is None else process.send_signal)(number)
+
+    before = {number: signal.signal(number, hand_on) for number in system.stop_signals()}
     try:
-        status = system.start_with(lock, [sys.executable, "-m", "nnue_trainer", *command]).wait()
+        process = system.start_with(lock, [sys.executable, "-m", "nnue_trainer", *command])
+        for number in early:
+            process.send_signal(number)
+        status = process.wait()
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
     return status if status >= 0 else 128 - status
 
 

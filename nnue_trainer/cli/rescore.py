@@ -16,7 +16,6 @@ from nnue_trainer.cli.engine_options import part_of, uci_options
 from nnue_trainer.cli.notes import note
 from nnue_trainer.cli.outputs import Overwrite
 from nnue_trainer.cli.plugins import Plugins
-from nnue_trainer.cli.terminable import terminable
 from nnue_trainer.errors import UserError
 
 if TYPE_CHECKING:
@@ -91,7 +90,7 @@ def rescore(
     scoring = EngineScoring(
         find_engine(engine), nodes, depth, score_scale, hash_mb, uci_options(option), part_of(part or "1/1")
     )
-    with terminable(), progress_bar("scoring", "positions") as progress:
+    with progress_bar("scoring", "positions") as progress:
         report = rescore_by_engine(
             inputs,
             output,
@@ -123,7 +122,7 @@ def _by_net(
     from nnue_trainer.export.rescore import rescore as run
 
     quantized = read_net(net, arch, note)
-    with terminable(), progress_bar("rescoring") as progress:
+    with progress_bar("rescoring") as progress:
         report: Report = run(
             inputs,
             output,

@@ -1,4 +1,4 @@
-"""The end of long commands: SIGTERM cleans up as Ctrl-C does, and a second signal ends the program in any case."""
+"""The end of commands: all signals clean up as Ctrl-C does, and a second one ends a training in any case."""
 
 from __future__ import annotations
 
@@ -17,26 +17,35 @@ _PATIENCE = 5.0  # seconds
 
 @contextlib.contextmanager
 def terminable() -> Iterator[None]:
-    """Within it SIGTERM ends the program as Ctrl-C does: files that are being written go, nothing half-done stays."""
+    """Within it each signal of `system.stop_signals` ends the program as Ctrl-C does: files that are being written go,
+    nothing half-done stays. Does nothing outside of the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
 
-    def interrupt(*_: object) -> None:
+    def interrupt(number: int, _: object) -> None:
+        if system.is_repeated(number):
+            signal.signal(number, signal.SIG_IGN)
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, interrupt)
+    others = [number for number in system.stop_signals() if number != signal.SIGINT]  # Python's own handler is enough
+    before = {number: signal.signal(number, interrupt) for number in others}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextlib.contextmanager
 def ended_by_second_signal(status: int) -> Iterator[None]:
-    """Within it the second SIGINT, SIGTERM or SIGHUP always ends the program: if it has not ended by itself after five
-    seconds, it ends with `status`, whatever code of users or of libraries its threads are in."""
+    """Within it the second signal of a kind in `system.stop_signals` always ends the program, unless the system repeats
+    it: if the program has not ended by itself after five seconds, it ends with `status`, whatever code of users or of
+    libraries its threads are in."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    done = threading.Event()
+    done, ours = threading.Event(), system.stop_signals()
     reading, writing = os.pipe()
     system.do_not_block(writing)
     before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)  # written by Python's handler in C
@@ -44,7 +53,7 @@ def ended_by_second_signal(status: int) -> Iterator[None]:
     def watch() -> None:
         seen: Counter[int] = Counter()
         while numbers := os.read(reading, 64):
-            seen.update(number for number in numbers if number in system.stop_signals())
+            seen.update(number for number in numbers if number in ours and not system.is_repeated(number))
             if max(seen.values(), default=0) >= 2 and not done.wait(_PATIENCE):
                 print("nnue: error: interrupted", file=sys.stderr, flush=True)
                 os._exit(status)

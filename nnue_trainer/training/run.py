@@ -52,7 +52,7 @@ def train(recipe: Recipe, run_dir: Path, *, resume: str | None = None, overwrite
         overwrite: replace a run that is already in `run_dir`; only files that this run wrote are deleted.
 
     Returns:
-        How the run ended. A signal (SIGINT, SIGTERM, SIGHUP) ends it early, with a checkpoint.
+        How the run ended. A signal (`base.system.stop_signals`) ends it early, with a checkpoint.
 
     Raises:
         UserError: an error that the user can correct, such as a missing file, a checkpoint that does not fit the

@@ -136,7 +136,7 @@ def _at_once(
             process.send_signal(signal.SIGTERM)
 
     next(iter(runs.values())).parent.mkdir(parents=True, exist_ok=True)
-    ours = [each for each in system.stop_signals() if signal.getsignal(each) != signal.SIG_IGN]  # nohup ignores one
+    ours = [each for each in system.stop_signals() if signal.getsignal(each) != signal.SIG_IGN]
     previous = {number: signal.signal(number, stop) for number in ours}
     try:
         with tempfile.TemporaryDirectory() as temporary:

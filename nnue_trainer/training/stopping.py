@@ -45,9 +45,8 @@ class Stopping:
 
     @contextmanager
     def on_signals(self) -> Iterator[None]:
-        """Installs signal handlers: the first SIGINT, SIGTERM or SIGHUP (unless `nohup` made the process ignore that)
-        stops the run after the current step, and a second one has its usual effect. Does nothing outside of the main
-        thread."""
+        """Installs signal handlers: the first signal of `system.stop_signals` stops the run after the current step, and
+        a second one has its usual effect, unless the system repeats it. Does nothing outside of the main thread."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -55,14 +54,12 @@ class Stopping:
 
         def stop(number: int, _: object) -> None:
             self.set()
-            signal.signal(number, previous[number])
+            signal.signal(number, signal.SIG_IGN if system.is_repeated(number) else previous[number])
             if self._waiting:
                 raise Stopped
 
-        signals = system.stop_signals()
-        for number in signals:
-            if number != signals[-1] or signal.getsignal(number) != signal.SIG_IGN:
-                previous[number] = signal.signal(number, stop)
+        for number in system.stop_signals():
+            previous[number] = signal.signal(number, stop)
         try:
             yield
         finally:

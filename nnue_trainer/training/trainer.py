@@ -212,7 +212,7 @@ class Trainer:
         self._run: RunOutputs | None = None
 
     def train(self) -> Summary:
-        """Trains until the last step, or until a signal (SIGINT, SIGTERM, SIGHUP) stops the run, then saves a
+        """Trains until the last step, or until a signal (`base.system.stop_signals`) stops the run, then saves a
         checkpoint and returns. An error, such as a damaged chunk of data, is raised after a checkpoint of the steps
         done so far has been saved, where that is possible."""
         first_step = self.step

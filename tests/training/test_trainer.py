@@ -104,7 +104,7 @@ def test_the_same_seed_gives_the_same_bits(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])
 @pytest.mark.parametrize("waiting", [False, True])
 @pytest.mark.parametrize("stop_at", [1, 10, 17, 39])
 def test_a_resumed_run_is_bit_identical(tmp_path, stop_at, waiting, number):
@@ -265,13 +265,28 @@ def test_a_second_interrupt_is_not_swallowed(tmp_path):
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_a_hangup_that_nohup_ignores_is_ignored(tmp_path):
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU])
+def test_a_signal_that_the_starter_ignores_is_ignored(tmp_path, number):
+    """SIGHUP under `nohup`, for example."""
+    before = signal.signal(number, signal.SIG_IGN)
     try:
-        run = in_step(trainer(tmp_path), 5, lambda: os.kill(os.getpid(), signal.SIGHUP))
+        run = in_step(trainer(tmp_path), 5, lambda: os.kill(os.getpid(), number))
         assert not run.train().interrupted
     finally:
-        signal.signal(signal.SIGHUP, before)
+        signal.signal(number, before)
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU])
+def test_signals_of_clusters_save(tmp_path, number):
+    def send():
+        for _ in range(3 if number == signal.SIGXCPU else 1):  # the system repeats this one each second
+            os.kill(os.getpid(), number)
+
+    before = signal.getsignal(number)
+    summary = in_step(trainer(tmp_path), 7, send).train()
+    assert (summary.interrupted, summary.step) == (True, 7)
+    assert checkpoint.load(tmp_path / "checkpoints" / "last.safetensors").state["step"] == 7
+    assert signal.getsignal(number) is before
 
 
 def test_it_runs_outside_the_main_thread(tmp_path):
