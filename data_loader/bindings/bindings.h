@@ -15,6 +15,7 @@
 #include "chess/types.h"
 #include "features/feature_set.h"
 #include "filters/filters.h"
+#include "formats/stream.h"
 #include "pipeline/pipeline.h"
 
 namespace py = pybind11;
@@ -34,6 +35,23 @@ inline void check_signals() {
     const py::gil_scoped_acquire acquire;
     if (PyErr_CheckSignals() != 0) throw py::error_already_set();
 }
+
+// Bytes from a Python object with readinto(), such as a decompressor. Its exceptions pass through.
+class PythonSource final : public ByteSource {
+  public:
+    explicit PythonSource(py::object readinto) : readinto_(std::move(readinto)) {}
+
+    std::size_t read(std::span<std::uint8_t> out) override {
+        py::gil_scoped_acquire acquire;
+        const auto view = py::memoryview::from_memory(out.data(), static_cast<py::ssize_t>(out.size()));
+        const auto n = readinto_(view).cast<std::size_t>();
+        if (n > out.size()) throw FormatError("readinto() returned more bytes than its buffer holds");
+        return n;
+    }
+
+  private:
+    py::object readinto_;
+};
 
 // The n records of a uint8 [n, 32] array.
 inline const Record* records_of(const Array<std::uint8_t>& array, const char* what) {

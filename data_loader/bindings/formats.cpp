@@ -15,23 +15,6 @@
 
 namespace {
 
-// Bytes from a Python object with readinto(), such as a decompressor. Its exceptions pass through.
-class PythonSource final : public ByteSource {
-  public:
-    explicit PythonSource(py::object readinto) : readinto_(std::move(readinto)) {}
-
-    std::size_t read(std::span<std::uint8_t> out) override {
-        py::gil_scoped_acquire acquire;
-        const auto view = py::memoryview::from_memory(out.data(), static_cast<py::ssize_t>(out.size()));
-        const auto n = readinto_(view).cast<std::size_t>();
-        if (n > out.size()) throw FormatError("readinto() returned more bytes than its buffer holds");
-        return n;
-    }
-
-  private:
-    py::object readinto_;
-};
-
 // Copies what is read of a source to an open file.
 class CopyingSource final : public ByteSource {
   public:

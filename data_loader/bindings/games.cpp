@@ -8,8 +8,44 @@
 #include "chess/game.h"
 #include "chess/match_game.h"
 #include "chess/san.h"
+#include "formats/pgn_games.h"
+
+namespace {
+
+// The games of a PGN file, from a Python object with readinto().
+class GameReader {
+  public:
+    GameReader(const std::string& path, py::object readinto)
+        : reader_(ByteStream(path, std::make_unique<PythonSource>(std::move(readinto))), find_format("pgn")) {}
+
+    py::object next(bool chess960) {
+        PgnGame game;
+        if (!reader_.next(game)) return py::none();
+        py::dict tags;
+        for (const auto& [name, value] : game.tags) tags[text_of(name)] = text_of(value);
+        py::list moves, comments;
+        for (const PgnPly& ply : game.plies) {
+            moves.append(format_uci(ply.move, chess960));
+            comments.append(text_of(ply.comment));
+        }
+        const std::string problem =
+            game.problem.empty() ? "" : "line " + std::to_string(game.line) + ": " + game.problem;
+        const std::string fen = format_fen(game.start, chess960 ? CastlingStyle::kShredder : CastlingStyle::kXFen);
+        return py::make_tuple(text_of(game.where), tags, fen, moves, comments, text_of(problem));
+    }
+
+  private:
+    PgnGameReader reader_;
+};
+
+}  // namespace
 
 void bind_games(py::module_& m) {
+    py::class_<GameReader>(m, "GameReader")
+        .def(py::init<const std::string&, py::object>(), py::arg("path"), py::arg("readinto"))
+        .def("next", &GameReader::next, py::arg("chess960") = false,
+             "(where, tags, FEN, moves, comments, problem) of the next game; None at the end.");
+
     py::class_<Game>(m, "Game",
                      "A game of chess from the position `fen` on. Moves are in UCI notation. UserError for a FEN or a "
                      "move that is not legal.")

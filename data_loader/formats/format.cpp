@@ -49,8 +49,12 @@ std::string_view Head::text() const {
 }
 
 bool Head::is_text() const {
-    return std::ranges::all_of(text().substr(0, 4096),
-                               [](char c) { return (c >= ' ' && c <= '~') || c == '\n' || c == '\r' || c == '\t'; });
+    const std::string_view begin = text().substr(0, 4096);
+    if (begin.empty() || static_cast<unsigned char>(begin[0]) >= 0x80) return begin.empty();
+    return std::ranges::all_of(begin, [](char c) {
+        const auto byte = static_cast<unsigned char>(c);
+        return (byte >= ' ' && byte != 0x7f) || c == '\n' || c == '\r' || c == '\t';
+    });
 }
 
 std::string_view Head::first_line() const {
@@ -58,6 +62,75 @@ std::string_view Head::first_line() const {
     const std::size_t begin = std::min(all.find_first_not_of(" \t\r\n"), all.size());
     return all.substr(begin, all.find('\n', begin) - begin);
 }
+
+std::string_view Head::first_content_line() const {
+    const std::string_view all = text();
+    for (std::size_t at = 0; at < all.size();) {
+        const std::size_t end = std::min(all.find('\n', at), all.size());
+        const std::string_view line = trimmed(all.substr(at, end - at));
+        if (!line.empty() && !line.starts_with('#') && !line.starts_with("//")) return line;
+        at = end + 1;
+    }
+    return {};
+}
+
+namespace {
+
+// A Polyglot book: 16 bytes each, sorted by the key of the position, big-endian.
+bool is_polyglot(std::span<const std::uint8_t> bytes) {
+    const std::size_t entries = bytes.size() / 16;
+    if (entries < 2) return false;
+    for (std::size_t i = 0; i < entries; ++i) {
+        const std::uint8_t* entry = &bytes[16 * i];
+        if (i > 0 && std::lexicographical_compare(entry, entry + 8, entry - 16, entry - 8)) return false;
+        const unsigned move = entry[8] << 8 | entry[9];
+        if (move >> 12 > 4 || (move >> 6 & 63) == (move & 63)) return false;
+    }
+    return true;
+}
+
+// Files of other kinds that people pass to a data tool: their first bytes, and what to do with them.
+struct OtherKind {
+    std::string_view begins, words;
+};
+constexpr OtherKind kOtherKinds[] = {
+    {"PK\x03\x04", "a zip archive: unpack it"},
+    {"7z\xbc\xaf\x27\x1c", "a 7z archive: unpack it"},
+    {"Rar!", "a rar archive: unpack it"},
+    {std::string_view("\xfd"
+                      "7zXZ\0",
+                      6),
+     "compressed with xz: unpack it with `xz -d`"},
+    {"\x04\x22\x4d\x18", "compressed with lz4: unpack it with `lz4 -d`"},
+    {"PAR1", "a Parquet file: export its positions as lines of <FEN> | <score> | <result>"},
+    {"ARROW1", "an Arrow file: export its positions as lines of <FEN> | <score> | <result>"},
+    {"SQLite format 3", "a SQLite database: export its positions as lines of <FEN> | <score> | <result>"},
+    {"\x93NUMPY", "a NumPy array: write its positions as lines of <FEN> | <score> | <result>"},
+    {"%PDF", "a PDF file"},
+    {"<!DOCTYPE", "a web page: download the file itself"},
+    {"<!doctype", "a web page: download the file itself"},
+    {"<html", "a web page: download the file itself"},
+    {"version https://git-lfs", "a pointer of Git LFS: fetch the file itself with `git lfs pull`"},
+};
+
+// The kind of such a file, "" for all others.
+std::string other_kind(const Head& head) {
+    const std::string_view all = head.text();
+    for (const auto& [begins, words] : kOtherKinds) {
+        if (all.starts_with(begins)) return std::string(words);
+    }
+    const std::string_view line = head.first_line();
+    if (line.starts_with('{') || line.starts_with('[')) {
+        if (line.find("\"fen\"") != std::string_view::npos && line.find("\"evals\"") != std::string_view::npos) {
+            return "Lichess's evaluations as JSON, which have no results of games; expected games or positions with "
+                   "results";
+        }
+        return "JSON: write its positions as lines of <FEN> | <score> | <result>";
+    }
+    return is_polyglot(head.bytes) ? "a Polyglot book, expected games in PGN or positions as lines of FEN or EPD" : "";
+}
+
+}  // namespace
 
 const DataFormat& detect_format(const Head& head, const std::string& path) {
     if (head.bytes.empty()) return find_format(kFormatOfEmptyFiles);
@@ -79,6 +152,9 @@ const DataFormat& detect_format(const Head& head, const std::string& path) {
         } else if (!match.why_not.empty()) {
             failures += (failures.empty() ? "" : "; ") + std::string(format->name) + ": " + match.why_not;
         }
+    }
+    if (const std::string other = other_kind(head); !other.empty() && sound.size() != 1) {
+        throw FormatError(path + ": " + other);
     }
     if (is_text) throw FormatError(path + ": lines of text, but " + lines);
     if (sound.empty()) sound = cut;

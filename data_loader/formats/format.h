@@ -60,7 +60,8 @@ struct Head {
 
     std::string_view text() const;  // after a byte-order mark
     bool is_text() const;
-    std::string_view first_line() const;  // without space before it
+    std::string_view first_line() const;          // without space before it
+    std::string_view first_content_line() const;  // the first that is not a comment, "#…" or "//…"
 };
 
 struct Match {

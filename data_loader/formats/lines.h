@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -22,6 +24,7 @@ namespace nnue::data {
 struct LineRange {
     std::uint64_t begin = 0, end = UINT64_MAX;
     std::string name;
+    std::string header = {};  // the line at the beginning of the file that names columns
 };
 
 // Lines without their ends, counted from 1.
@@ -107,6 +110,12 @@ class LineReader : public StreamReader {
     bool has_mark_ = false, has_crlf_ = false;
 };
 
+// An error of one line that shows that others were read wrongly, so that it cannot be left out.
+class UnskippableError : public FormatError {
+  public:
+    using FormatError::FormatError;
+};
+
 // A format with a position on each line: empty lines are skipped, and of a wrong one only this line is left out.
 class PositionLineReader : public LineReader {
   public:
@@ -117,10 +126,12 @@ class PositionLineReader : public LineReader {
         std::string_view line;
         while (n < out.size() && !ended_ && next_line(line)) {
             if ((ended_ = is_past_range())) break;
-            if (trimmed(line).empty()) continue;
+            if (is_skipped(line)) continue;
             try {
                 out[n] = pack(decode_line(line));
                 ++n;
+            } catch (const UnskippableError& e) {
+                throw error(e.what());
             } catch (const FormatError& e) {
                 bad(error(e.what()));
             }
@@ -131,6 +142,8 @@ class PositionLineReader : public LineReader {
 
   protected:
     virtual Entry decode_line(std::string_view line) = 0;
+    // Whether a line has no position and no error.
+    virtual bool is_skipped(std::string_view line) { return trimmed(line).empty(); }
 
   private:
     bool ended_ = false;
@@ -159,7 +172,13 @@ template <class Reader, bool (*kBegins)(std::string_view), std::size_t kMaxLine 
 class LineChunks final : public PositionFile {
   public:
     LineChunks(const DataFormat& format, InputFile file, const OpenOptions& options)
-        : PositionFile(format), file_(std::move(file)), chunk_(options.bytes_per_chunk) {}
+        : PositionFile(format), file_(std::move(file)), chunk_(options.bytes_per_chunk) {
+        if constexpr (requires(Head head) { Reader::header_of(head); }) {
+            std::vector<std::uint8_t> bytes(std::min<std::uint64_t>(file_.size(), kMaxLine));
+            file_.read(0, bytes);
+            header_ = Reader::header_of({bytes, bytes.size() == file_.size()});
+        }
+    }
     const InputFile& file() const override { return file_; }
     std::size_t num_chunks() const override { return (file_.size() + chunk_ - 1) / chunk_; }
 
@@ -201,7 +220,7 @@ class LineChunks final : public PositionFile {
   private:
     LineRange range_of(std::size_t chunk) const {
         const std::uint64_t begin = std::uint64_t{chunk} * chunk_;
-        return {begin, begin + chunk_, "chunk " + std::to_string(chunk)};
+        return {begin, begin + chunk_, "chunk " + std::to_string(chunk), header_};
     }
     ByteStream open(const LineRange& range) const {
         constexpr std::size_t kAtOnce = 1 << 16;  // bytes
@@ -217,7 +236,8 @@ class LineChunks final : public PositionFile {
     }
 
     InputFile file_;
-    std::size_t chunk_;  // bytes
+    std::size_t chunk_;   // bytes
+    std::string header_;  // of a list of positions
 };
 
 // kBegins: does a position of the format begin with this line? kEncode appends one position to a string,
@@ -231,11 +251,17 @@ constexpr DataFormat line_format(const char* name, const char* suffix, const cha
             about,
             line,
             [](const Head& head) -> Match {
-                const bool begins = head.is_text() && kBegins(head.first_line());
+                const bool begins = head.is_text() && kBegins(head.first_content_line());
                 return {begins ? Match::kMarked : Match::kNo, {}};
             },
             [](ByteStream stream, const ReadOptions& options) -> std::unique_ptr<PositionReader> {
-                return std::make_unique<Reader>(kFormat, std::move(stream), options.on_bad);
+                if constexpr (std::is_constructible_v<Reader, const DataFormat&, ByteStream, OnBad, LineRange,
+                                                      const std::map<std::string, std::string>&>) {
+                    return std::make_unique<Reader>(kFormat, std::move(stream), options.on_bad, LineRange{},
+                                                    options.settings);
+                } else {
+                    return std::make_unique<Reader>(kFormat, std::move(stream), options.on_bad);
+                }
             },
             [](InputFile file, const OpenOptions& options) -> std::unique_ptr<PositionFile> {
                 return std::make_unique<LineChunks<Reader, kBegins>>(kFormat, std::move(file), options);

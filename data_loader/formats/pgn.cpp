@@ -1,4 +1,4 @@
-// PGN with evaluations in comments. The conventions in use, and their differences: docs/data-formats.md, "PGN".
+// PGN with evaluations in comments. The conventions in use, and their differences: docs/text-formats.md, "PGN".
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>

@@ -1,4 +1,4 @@
-// Evaluations in the comments of PGN: every notation that is in use, docs/data-formats.md, "PGN".
+// Evaluations in the comments of PGN: every notation that is in use, docs/text-formats.md, "PGN".
 #pragma once
 
 #include <optional>

@@ -1,7 +1,7 @@
 // Lines of text, <FEN> | <score> | <result>, score and result white's view.
 #include "chess/position.h"
 #include "formats/codecs.h"
-#include "formats/lines.h"
+#include "formats/position_lines.h"
 
 namespace nnue::data {
 
@@ -24,19 +24,7 @@ Entry decode_text(std::string_view line) {
     Entry e;
     e.position = parse_fen(fields[0]);
     e.score = static_cast<std::int16_t>(parse_integer(fields[1], "score", INT16_MIN, INT16_MAX));
-    std::string_view result = fields[2];
-    if (result.size() >= 2 && result.front() == '[' && result.back() == ']') {
-        result = trimmed(result.substr(1, result.size() - 2));
-    }
-    if (result == "1.0" || result == "1" || result == "1-0") {
-        e.result = 1;
-    } else if (result == "0.5" || result == "1/2" || result == "1/2-1/2") {
-        e.result = 0;
-    } else if (result == "0.0" || result == "0" || result == "0-1") {
-        e.result = -1;
-    } else {
-        throw FormatError("result " + quoted(fields[2]) + ", expected 1.0, 0.5 or 0.0, or 1-0, 1/2-1/2 or 0-1");
-    }
+    e.result = static_cast<std::int8_t>(parse_white_result(fields[2]));
     if (e.position.side_to_move == kBlack) {
         e.score = negated(e.score);
         e.result = static_cast<std::int8_t>(-e.result);
@@ -67,36 +55,18 @@ void encode_text(const Entry& e, std::string& out, Losses& losses) {
 
 namespace {
 
-class TextReader final : public PositionLineReader {
-  public:
-    using PositionLineReader::PositionLineReader;
-
-    std::vector<std::string> notes() const override {
-        std::vector<std::string> found = marks();
-        if (has_game_results_) found.emplace_back("results 1-0, 1/2-1/2, 0-1");
-        return found;
-    }
-
-  private:
-    Entry decode_line(std::string_view line) override {
-        const Entry e = decode_text(line);
-        has_game_results_ |= line.substr(line.rfind('|')).find('-') != std::string_view::npos;
-        return e;
-    }
-
-    bool has_game_results_ = false;
-};
-
 bool begins_text(std::string_view line) {
-    return line.find('|') != std::string_view::npos;
+    const LineForm form = line_form(line);
+    return form != LineForm::kNone && form != LineForm::kEpd;
 }
 
 }  // namespace
 
 extern const DataFormat kText;
-constinit const DataFormat kText = line_format<TextReader, kText, begins_text, encode_text_as<CastlingStyle::kXFen>,
-                                               encode_text_as<CastlingStyle::kShredder>>(
-    "text", ".txt", "lines of FEN, score and result", "'<FEN> | <score> | <result>'");
+constinit const DataFormat kText =
+    line_format<PositionListReader, kText, begins_text, encode_text_as<CastlingStyle::kXFen>,
+                encode_text_as<CastlingStyle::kShredder>>("text", ".txt", "lines of FEN, score and result",
+                                                          "'<FEN> | <score> | <result>'");
 static const RegisteredFormat registered_text(kText);
 
 }  // namespace nnue::data

@@ -251,7 +251,9 @@ def generate(
     random_plies: Annotated[
         int, typer.Option(min=0, max=1000, help="Number of random legal moves before the engine plays.")
     ] = 8,
-    book: Annotated[Path | None, typer.Option(help="Start positions, one FEN or EPD per line.")] = None,
+    book: Annotated[
+        Path | None, typer.Option(help="Openings: positions (FEN or EPD), games (PGN) or a data file.")
+    ] = None,
     concurrency: Annotated[
         int, typer.Option("-j", "--concurrency", min=0, max=1024, help="Engines to run; 0: one per CPU.")
     ] = 0,

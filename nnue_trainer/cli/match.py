@@ -64,7 +64,7 @@ def match(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Opening book (EPD or PGN, also .gz), or a data file to draw positions from. Default: random moves.",
+            help="Openings: positions (FEN or EPD), games (PGN) or a data file to draw from. Default: random moves.",
         ),
     ] = None,
     order: Annotated[str, typer.Option(metavar="random|sequential", help="Order of the opening book.")] = "random",

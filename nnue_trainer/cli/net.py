@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,7 +15,6 @@ from nnue_trainer.cli.notes import note
 from nnue_trainer.cli.outputs import Overwrite, check_new
 from nnue_trainer.cli.plugins import Plugins
 from nnue_trainer.errors import UserError, shown
-from nnue_trainer.files.inputs import read_lines
 
 if TYPE_CHECKING:
     from nnue_trainer.export import Evaluation, QuantizedNet
@@ -31,7 +29,9 @@ Arch = Annotated[
     ),
 ]
 Fen = Annotated[list[str] | None, typer.Option("--fen", metavar="FEN", help="Position as a FEN; may be repeated.")]
-Fens = Annotated[Path | None, typer.Option("--fens", metavar="FILE", help="Positions, one FEN per line.")]
+Fens = Annotated[
+    Path | None, typer.Option("--fens", metavar="FILE", help="Positions: lines of FEN or EPD, or a data file.")
+]
 NetOrCheckpoint = Annotated[
     Path,
     typer.Argument(
@@ -330,6 +330,7 @@ def eval_command(
     plugin: Plugins = None,
 ) -> None:
     """Evaluate positions with integers, exactly as the engine does."""
+    from nnue_trainer.data.books import read_positions
     from nnue_trainer.export import Evaluator
 
     if not fen and fens is None and data is None:
@@ -339,7 +340,7 @@ def eval_command(
     if quantized is None:
         quantized, _ = _read(net, arch, file_format, model)
     evaluator = Evaluator(quantized, threads=threads)
-    given = chain(fen or [], _read_fens(fens) if fens else [], _fens_of_data(data) if data else [])
+    given = chain(fen or [], read_positions(fens) if fens else (), read_positions(data, games=True) if data else ())
     at_hand = islice(given, positions)
     while part := list(islice(at_hand, _CHUNK)):
         evaluation = evaluator.evaluate(part)
@@ -372,6 +373,7 @@ def verify_command(
     Exit with 1 at the first difference.
     """
     from nnue_trainer.base.progress import progress_bar
+    from nnue_trainer.data.books import read_positions
     from nnue_trainer.engines.uci import find_engine
     from nnue_trainer.export import read_net
     from nnue_trainer.export.check_positions import CHECK_POSITIONS, random_positions
@@ -379,7 +381,7 @@ def verify_command(
 
     quantized = read_net(net, arch, note)
     path = find_engine(engine)
-    at_hand = list(_read_fens(fens) if fens else CHECK_POSITIONS)
+    at_hand = list(read_positions(fens) if fens else CHECK_POSITIONS)
     if fens and len(at_hand) < (positions or 1):
         raise UserError(f"--positions {positions or 1}: {fens} has only {len(at_hand)}")
     total = positions or len(at_hand)
@@ -392,19 +394,6 @@ def verify_command(
     compared += " and exact values" * result.exact
     skipped = f", {result.in_check:,} in check and skipped" if result.in_check else ""
     print(f"{shown(path)} ({shown(result.engine)}): {compared} compared{skipped}, no differences")
-
-
-def _read_fens(path: Path) -> Iterator[str]:
-    return (line.strip() for line in read_lines(path) if line.strip() and not line.startswith("#"))
-
-
-def _fens_of_data(path: Path) -> Iterator[str]:
-    from nnue_trainer.data import PositionReader, fens_from_records
-
-    with PositionReader(path) as reader:
-        for records in reader:
-            for begin in range(0, len(records), _CHUNK):
-                yield from fens_from_records(records[begin : begin + _CHUNK])
 
 
 def _json_line(evaluation: Evaluation, i: int, fen: str) -> str:

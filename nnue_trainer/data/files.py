@@ -102,7 +102,7 @@ class PositionReader(Closing):
     what was expected. Memory: a few MiB, with binpack up to the 100 MiB of its largest legal chunk.
 
     `copy_to`: an open file that gets the (decompressed) bytes of a file in a built-in format as they are read.
-    `settings`: how built-in formats read what their files leave open, by name (docs/data-formats.md, "PGN").
+    `settings`: how built-in formats read what their files leave open, by name (docs/text-formats.md, "PGN").
     """
 
     def __init__(
@@ -217,6 +217,30 @@ class PositionReader(Closing):
 
     def close(self) -> None:
         self._file.close()
+
+
+class Game(NamedTuple):
+    """A game of a PGN file: tags with names in lower case, the position that it starts from, and the moves of the main
+    line in UCI notation with the comments after them. `problem`: why the game could not be read any further, "" for
+    nothing. `where` names the game in messages."""
+
+    where: str
+    tags: dict[str, str]
+    fen: str
+    moves: list[str]
+    comments: list[str]
+    problem: str
+
+
+def read_games(path: StrPath, *, chess960: bool = False) -> Iterator[Game]:
+    """The games of a PGN file, plain or compressed. `chess960`: the notation of castling rights and castling moves.
+    UserError for a file that cannot be read."""
+    with open_regular(path) as file:
+        kind = compression_of_file(Path(path), file)
+        source = decompress(Path(path), kind, file) if kind else cast(ByteReader, file)
+        reader = _data.GameReader(os.fsencode(path), source.readinto)
+        while (found := reader.next(chess960)) is not None:
+            yield Game(*found)
 
 
 def content_head(path: Path, file: BinaryIO, compression: str | None) -> bytes:

@@ -30,6 +30,7 @@ from typing import Any, Literal
 from nnue_trainer import _data
 from nnue_trainer.base import system
 from nnue_trainer.base.arrays import Records
+from nnue_trainer.data.books import Book, Opening
 from nnue_trainer.data.files import StrPath, format_for
 from nnue_trainer.data.formats import DataFormat
 from nnue_trainer.data.journal import Journal
@@ -37,7 +38,6 @@ from nnue_trainer.engines.pool import in_order
 from nnue_trainer.engines.uci import Engine
 from nnue_trainer.errors import UserError, quoted, shown
 from nnue_trainer.files.atomic import check_new, replacing
-from nnue_trainer.files.inputs import read_lines
 
 START = "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1"
 MATE = 32_000  # internal score of being mated now; one less for every ply until then
@@ -45,7 +45,8 @@ MAX_SCORE = 31_000  # the largest score that is not a mate score
 
 _MAX_OPENINGS = 1000  # the run ends with an error after this many unusable openings for one game
 _MAX_PLY = 16_383  # a record has 14 bits for it
-_MAX_BOOK = 256 << 20  # bytes
+_BOOK_PLIES = 8  # half-moves of a game
+_BOOK_POSITIONS = 1 << 16  # of a data file
 
 # Stockfish divides an internal score by this number, and multiplies by 100, for "score cp". In newer releases the
 # divisor depends on the material.
@@ -74,8 +75,9 @@ class GenerateOptions:
     """How games are played. Exactly one of `nodes` and `depth` limits the search for a move.
 
     `score_scale`: internal units per centipawn of the engine's "score cp"; None takes it from the engine's name. All
-    other scores are internal units. `book`: a file of openings, one FEN or EPD per line; None starts every game from
-    the usual position. `random_plies` legal moves at random follow. `opening_score`: an opening with a first score
+    other scores are internal units. `book`: a file of openings, as for matches (`nnue_trainer.data.books`): the first 8
+    half-moves of each game, or up to 65,536 positions of a data file; None starts every game from the usual position.
+    `random_plies` legal moves at random follow. `opening_score`: an opening with a first score
     beyond it is drawn again.
     Adjudication: a win once both sides have agreed on |score| ≥ `win_score` for `win_plies` plies in a row, a draw once
     |score| ≤ `draw_score` for `draw_plies` plies in a row in a game of at least `draw_from_ply` plies; 0 plies: never.
@@ -169,53 +171,59 @@ def _array(number: int) -> str:
 
 
 class Openings:
-    """Where games start: a position of the book, or the usual one, and random legal moves. Used by several threads.
+    """Where games start: an opening of the book, or the usual position, and random legal moves. Used by several
+    threads.
 
     `finished` positions of the book are games that are over; they are never drawn.
     """
 
     def __init__(self, options: GenerateOptions) -> None:
         self.options = options
-        self.book = read_book(options.book) if options.book else []
-        self.usable = [fen for fen in self.book if not _data.Game(fen).outcome()]
+        self.book = _read_book(options) if options.book else []
+        self.usable = [opening for opening in self.book if not _data.Game(opening.fen).outcome()]
         self.finished = len(self.book) - len(self.usable)
-        # Positions of the book whose score is beyond the limit, if no random plies follow them.
-        self.beyond: set[str] = set()
+        # Openings of the book whose score is beyond the limit, if no random plies follow them.
+        self.beyond: set[tuple[str, ...]] = set()
         self._check_book()
 
     def draw(self, rng: random.Random) -> tuple[str, list[str], _data.Game] | None:
         """The position that a game starts from, its first moves and the game after them; None if the game is over by
         then."""
         variant = self.options.chess960
+        moves: list[str] = []
         if self.usable:
-            fen = rng.choice(self.usable)
+            opening = rng.choice(self.usable)
+            fen, moves = opening.fen, list(opening.moves)
         elif variant:
             white = rng.randrange(960)
             fen = start_position(white, rng.randrange(960) if variant == "dfrc" else white)
         else:
             fen = START
         game = _data.Game(fen, bool(variant))
-        moves: list[str] = []
-        while len(moves) < self.options.random_plies and not game.outcome():
+        for move in moves:
+            game.play(move)
+        for _ in range(self.options.random_plies):
+            if game.outcome():
+                break
             moves.append(rng.choice(game.legal_moves()))
             game.play(moves[-1])
         return None if game.outcome() else (fen, moves, game)
 
     def is_known_beyond(self, fen: str, moves: list[str]) -> bool:
         """Whether an earlier game found that this opening's first score is beyond the limit."""
-        return not moves and fen in self.beyond
+        return not self.options.random_plies and (fen, *moves) in self.beyond
 
     def add_beyond(self, fen: str, moves: list[str]) -> None:
-        """Remembers an opening with a first score beyond the limit. UserError if no position of the book is left."""
-        if self.usable and not moves:
-            self.beyond.add(fen)
+        """Remembers an opening with a first score beyond the limit. UserError if no opening of the book is left."""
+        if self.usable and not self.options.random_plies:
+            self.beyond.add((fen, *moves))
             self._check_book()
 
     def unusable(self) -> str:
         """One line on the positions of the book that no game starts from, as far as that is known; "" for none."""
         if not self.finished and not self.beyond:
             return ""
-        unusable = self.finished + sum(fen in self.beyond for fen in self.usable)
+        unusable = self.finished + sum((fen, *moves) in self.beyond for fen, moves, _ in self.usable)
         return (
             f"{self.options.book}: no game starts from {unusable:,} of its {len(self.book):,} positions: "
             f"{self.finished:,} are finished games, {unusable - self.finished:,} have a first score beyond the opening "
@@ -223,7 +231,7 @@ class Openings:
         )
 
     def _check_book(self) -> None:
-        if self.book and self.beyond.issuperset(self.usable):
+        if self.book and self.beyond.issuperset((fen, *moves) for fen, moves, _ in self.usable):
             raise UserError(self.unusable())
 
 
@@ -334,7 +342,8 @@ def generate(
         if not options.chess960:  # files that were made without this option stay the same
             del header["chess960"]
         if openings.book:  # another book under the same name is another run
-            header["book"] = hashlib.sha256("\n".join(openings.book).encode()).hexdigest()
+            lines = "\n".join(" ".join((fen, *moves)) for fen, moves, _ in openings.book)
+            header["book"] = hashlib.sha256(lines.encode()).hexdigest()
         journal_path = out.with_name(out.name + ".journal")
         if made is not None:
             if made["options"] != header:
@@ -426,21 +435,13 @@ def _differences(before: dict[str, Any], now: dict[str, Any]) -> str:
     )
 
 
-def read_book(path: str) -> list[str]:
-    """The positions of an opening book, one FEN or EPD per line, as FENs."""
-    fens = []
-    for number, line in enumerate(read_lines(path, limit=_MAX_BOOK), 1):
-        fields = line.split(";")[0].split()[:6]
-        counters = fields[4:6] if len(fields) == 6 and all(field.isdigit() for field in fields[4:6]) else []
-        if not fields:
-            continue
-        try:
-            fens += _data.fens_from_records(_data.records_from_fens([" ".join(fields[:4] + counters)]))
-        except UserError as error:
-            raise UserError(f"{path}: line {number}: {error}") from None
-    if not fens:
-        raise UserError(f"{path}: no openings")
-    return fens
+def _read_book(options: GenerateOptions) -> list[Opening]:
+    book = Book(
+        str(options.book), plies=_BOOK_PLIES, chess960=bool(options.chess960), seed=options.seed, count=_BOOK_POSITIONS
+    )
+    if book.has_moves:
+        return [book[number] for number in range(len(book))]
+    return [Opening(fen) for fen in book.fens()]
 
 
 def _play_in_order(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from nnue_trainer import _data
@@ -31,32 +31,10 @@ def read_text(path: StrPath, limit: int) -> str:
         raise UserError(f"{path}: {error.strerror or error}") from None
     if len(data) > limit:
         raise UserError(f"{path}: larger than {limit:,} bytes, which is the limit for such a file")
-    return _decoded(path, data, 0)
-
-
-def read_lines(path: StrPath, *, longest: int = 4096, limit: int = 1 << 30) -> Iterator[str]:
-    """The lines of a text file, one after the other, without their ends. UserError, naming the line, for one of more
-    than `longest` bytes or not UTF-8, and for a file of more than `limit` bytes."""
-    read = 0
     try:
-        with Path(path).open("rb") as file:
-            for number, line in enumerate(iter(lambda: file.readline(longest + 1), b""), 1):
-                if len(line) > longest:
-                    raise UserError(f"{path}: line {number} is longer than {longest:,} bytes")
-                read += len(line)
-                if read > limit:
-                    raise UserError(f"{path}: larger than {limit:,} bytes, which is the limit for such a file")
-                yield _decoded(path, line, number).rstrip("\r\n")
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror or error}") from None
-
-
-def _decoded(path: StrPath, data: bytes, line: int) -> str:
-    try:
-        return data.decode("utf-8-sig" if line < 2 else "utf-8")
+        return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        where = f"line {line}: byte" if line else "byte"
-        raise UserError(f"{path}: {where} {error.start} is not UTF-8") from None
+        raise UserError(f"{path}: byte {error.start} is not UTF-8") from None
 
 
 def data_files(names: Sequence[str], key: str) -> list[str]:

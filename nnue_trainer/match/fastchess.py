@@ -13,11 +13,11 @@ from typing import Any
 
 from nnue_trainer import _data
 from nnue_trainer.base import process_groups
-from nnue_trainer.data.generate import START
+from nnue_trainer.data.files import read_games
 from nnue_trainer.errors import UserError, shown
 from nnue_trainer.files.atomic import replacing
 from nnue_trainer.match.journal import MatchJournal
-from nnue_trainer.match.openings import Openings, pgn_games, san_moves
+from nnue_trainer.match.openings import Openings
 from nnue_trainer.match.play import PlayedGame, Player
 from nnue_trainer.match.result import MatchResult
 from nnue_trainer.match.run import JOURNAL, Count, MatchOptions, match_header, write_files
@@ -32,7 +32,7 @@ _FAULTS = {
     "stalled connection": "no answer",
 }
 # A score of 0 has no sign, "ERR" stands for none, and a mate counts plies.
-_SCORE = re.compile(r"\{\s*(?:([+-]?)(M?)(\d+(?:\.\d+)?)|ERR)/(\d+)[^}]*\}")
+_SCORE = re.compile(r"\s*(?:([+-]?)(M?)(\d+(?:\.\d+)?)|ERR)/(\d+)")
 
 
 def find(program: str) -> str:
@@ -76,7 +76,7 @@ def play_with_fastchess(
                 status = process_groups.run(words, stdout=log, stderr=log).returncode
             if status != 0 or not (folder / GAMES).exists():
                 raise UserError(f"fastchess: exit status {status}, its output is in {folder / OUTPUT}")
-            for game in games_of((folder / GAMES).read_text(encoding="utf-8", errors="replace"), names, options):
+            for game in games_of(folder / GAMES, names, options):
                 journal.add(game)
                 count.add(game)
                 if game.fault and note:
@@ -118,34 +118,29 @@ def command(program: str, players: Sequence[Player], options: MatchOptions, fold
     return [*words, "-pgnout", f"file={folder / GAMES}"]
 
 
-def games_of(text: str, names: Sequence[str], options: MatchOptions) -> list[PlayedGame]:
+def games_of(path: Path, names: Sequence[str], options: MatchOptions) -> list[PlayedGame]:
     """The games of fastchess's PGN by number: rounds are pairs, and the first player has white in the first game."""
     found = []
-    for game in pgn_games(text):
-        tags = dict(re.findall(r'^\[(\w+) "(.*)"\]', game, re.MULTILINE))
-        number = re.match(r"\d+", tags.get("Round", ""))
-        if number is None or tags.get("Result") not in _RESULTS:
+    for game in read_games(path, chess960=options.openings.chess960):
+        tags = game.tags
+        number = re.match(r"\d+", tags.get("round", ""))
+        if number is None or tags.get("result") not in _RESULTS:
             continue  # a game that was broken off
-        white = names.index(tags["White"])
-        board = _data.Game(tags.get("FEN", START), options.openings.chess960)
-        fen, moves = board.fen, list[str]()
-        termination, result = tags.get("Termination", "normal"), _RESULTS[tags["Result"]]
-        for san in san_moves(game):
-            try:
-                moves.append(board.parse_san(san))
-            except UserError:
-                if termination == "illegal move":
-                    break  # the last one, as the engine gave it
-                raise
-            board.play(moves[-1])
-        scores = [_score(*match) for match in _SCORE.findall(game)][: len(moves)]
-        scores = scores if len(scores) == len(moves) else ["-"] * len(moves)
+        white = names.index(tags["white"])
+        termination, result = tags.get("termination", "normal"), _RESULTS[tags["result"]]
+        if game.problem and termination != "illegal move":  # then it is the last move, as the engine gave it
+            raise UserError(f"{game.where}: {game.problem}")
+        board = _data.Game(game.fen, options.openings.chess960)
+        for move in game.moves:
+            board.play(move)
+        scores = [_score(*match.groups("")) if (match := _SCORE.match(text)) else "-" for text in game.comments]
         reason = _FAULTS.get(termination, board.outcome() or termination)
         fault = ""
         if termination in _FAULTS:
             fault = f"{names[1 - white] if result > 0 else names[white]}: {termination}"
         place = 2 * (int(number[0]) - 1) + white
-        found.append(PlayedGame(place, white, 1 - white, fen, (), tuple(moves), tuple(scores), result, reason, fault))
+        moves = tuple(game.moves)
+        found.append(PlayedGame(place, white, 1 - white, game.fen, (), moves, tuple(scores), result, reason, fault))
     return sorted(found, key=lambda game: game.number)
 
 

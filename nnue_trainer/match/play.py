@@ -22,10 +22,10 @@ from dataclasses import dataclass, field
 
 from nnue_trainer import _data
 from nnue_trainer.base import system
+from nnue_trainer.data.books import Opening
 from nnue_trainer.engines.uci import Engine
 from nnue_trainer.errors import UserError, shown
 from nnue_trainer.match.adjudication import Adjudication
-from nnue_trainer.match.openings import Opening
 
 _NEARLY_OVER = 0.75  # of the usual time of a search
 _LOOK_FOR_LATE = 0.1  # seconds

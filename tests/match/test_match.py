@@ -318,7 +318,7 @@ def test_books(tmp_path: Path) -> None:
     )
     book = Openings(OpeningOptions(str(epd), "sequential", start=2), 9)
     assert [book[n].fen.split(" ", 1)[1] for n in range(4)] == [
-        "w KQkq e6 0 2", "w KQkq - 0 1", "w KQkq - 3 7", "w KQkq e6 0 2",
+        "w KQkq - 0 2", "w KQkq - 0 1", "w KQkq - 3 7", "w KQkq - 0 2",
     ]  # fmt: skip
     shuffled = [Openings(OpeningOptions(str(epd), seed=seed), 9) for seed in range(8)]
     assert len({tuple(book[n].fen for n in range(3)) for book in shuffled}) > 1
@@ -326,17 +326,19 @@ def test_books(tmp_path: Path) -> None:
     pgn = tmp_path / "book.pgn.gz"
     text = (
         '[Event "a"]\n[Result "*"]\n\n1. e4 {best; by test} e5 (1... c5 2. Nf3 (2. c3)) 2. Nf3! $1 Nc6 *\n\n'
-        f'[Event "b"]\n[FEN "{START.replace("w", "b", 1)}"]\n\n1... Nf6 2. Bb5 {{no such move}} *\n'
+        f'[Event "b"]\n[FEN "{START.replace("w", "b", 1)}"]\n\n1... Nf6 2. Nf3 Nc6 3. Bxb8 {{no such move}} *\n'
     )
     pgn.write_bytes(gzip.compress(text.encode()))
     found = Openings(OpeningOptions(str(pgn), "sequential", plies=3), 9)
     assert found[0].moves == ("e2e4", "e7e5", "g1f3")
-    assert found[1].moves == ("g8f6",)
+    assert found[1].moves == ("g8f6", "g1f3", "b8c6")
+    with pytest.raises(UserError, match=r"book.pgn.gz: game 2: line 9: move 'Bxb8' is not legal in "):
+        Openings(OpeningOptions(str(pgn), plies=4), 9)
 
     bad = tmp_path / "bad.epd"
     bad.write_text("8/8/8/8 w - - 0 1\n")
-    with pytest.raises(UserError, match=r"bad.epd: opening 1: "):
-        Openings(OpeningOptions(str(bad)), 1)[0]
+    with pytest.raises(UserError, match=r"bad.epd: line 1: FEN '8/8/8/8 w - - 0 1': "):
+        Openings(OpeningOptions(str(bad)), 1)
 
 
 def test_openings_of_a_data_file(tmp_path: Path) -> None:
