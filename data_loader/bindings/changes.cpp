@@ -72,6 +72,18 @@ py::tuple drop_chess960(Array<std::uint8_t>& array) {
 }  // namespace
 
 void bind_changes(py::module_& m) {
+    py::class_<ScoreChanges>(m, "ScoreChanges")
+        .def(py::init<double, bool, bool, bool, bool>(), py::kw_only(), py::arg("scale") = 1.0,
+             py::arg("turn_white_scores") = false, py::arg("turn_black_scores") = false,
+             py::arg("turn_white_results") = false, py::arg("turn_black_results") = false)
+        .def(
+            "apply",
+            [](const ScoreChanges& changes, Array<std::uint8_t>& records) {
+                const std::span<Record> all = writable_records(records, "ScoreChanges");
+                py::gil_scoped_release release;
+                return changes.apply(all);
+            },
+            py::arg("records").noconvert());
     m.def("import_records", &import_records, py::arg("records").noconvert());
     m.def("drop_chess960", &drop_chess960, py::arg("records").noconvert());
     m.def(

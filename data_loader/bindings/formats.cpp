@@ -150,6 +150,27 @@ void bind_format_lists(py::module_& m) {
         for (const LossRow& row : loss_rows()) words[row.name] = row.words;
         return words;
     });
+    // The formats whose scores are evaluations in pawns or centipawns.
+    m.def("formats_in_pawns", [] {
+        py::list names;
+        for (const DataFormat* format : formats()) {
+            if (format->scores_in_pawns) names.append(format->name);
+        }
+        return names;
+    });
+    // The format of a file that begins with these bytes, all of it if `whole`; None: in none, or in several.
+    m.def(
+        "format_of",
+        [](const py::bytes& head, bool whole) -> std::optional<std::string> {
+            const auto bytes = static_cast<std::string_view>(head);
+            try {
+                return detect_format({{reinterpret_cast<const std::uint8_t*>(bytes.data()), bytes.size()}, whole}, "")
+                    .name;
+            } catch (const FormatError&) {
+                return std::nullopt;
+            }
+        },
+        py::arg("head"), py::arg("whole"));
     // The formats that hold only the castling rights of standard chess.
     m.def("only_standard_castling", [] {
         py::list names;

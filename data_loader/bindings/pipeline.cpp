@@ -31,10 +31,12 @@ struct DataFile {
     // `poll` is called beside the check of signals, which does nothing outside of the main thread; what it raises ends
     // the call.
     DataFile(const std::string& path, int fd, std::uint64_t size, bool skip_bad,
-             const std::optional<py::function>& poll) {
+             const std::optional<py::function>& poll, const ReadSettings& settings, const ScoreChanges& changes) {
         const py::gil_scoped_release release;
         OpenOptions options;
         options.on_bad = skip_bad ? OnBad::kSkip : OnBad::kError;
+        options.settings = settings;
+        options.changes = changes;
         options.poll = [&poll] {
             check_signals();
             const py::gil_scoped_acquire acquire;
@@ -359,8 +361,10 @@ class PipelineHandle {
 
 void bind_pipeline(py::module_& m) {
     py::class_<DataFile>(m, "DataFile")
-        .def(py::init<const std::string&, int, std::uint64_t, bool, const std::optional<py::function>&>(),
-             py::arg("path"), py::arg("fd"), py::arg("size"), py::arg("skip_bad"), py::arg("poll") = py::none())
+        .def(py::init<const std::string&, int, std::uint64_t, bool, const std::optional<py::function>&,
+                      const ReadSettings&, const ScoreChanges&>(),
+             py::arg("path"), py::arg("fd"), py::arg("size"), py::arg("skip_bad"), py::arg("poll") = py::none(),
+             py::arg("settings") = ReadSettings{}, py::arg("changes") = ScoreChanges{})
         .def_property_readonly("format", [](const DataFile& f) { return f.positions->format().name; })
         .def_property_readonly("num_chunks", [](const DataFile& f) { return f.positions->num_chunks(); })
         .def_property_readonly("size", [](const DataFile& f) { return f.positions->file().size(); })

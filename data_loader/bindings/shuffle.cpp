@@ -59,7 +59,11 @@ void bind_shuffle(py::module_& m) {
 
     using Splitter = Exclusive<GameSplitter>;
     py::class_<Splitter>(m, "GameSplitter")
-        .def(py::init<std::uint64_t, double>(), py::arg("seed"), py::arg("validation_share"))
+        .def(py::init<std::uint64_t, double, std::uint64_t>(), py::arg("seed"), py::arg("validation_share"),
+             py::arg("block") = 0)
+        .def_property_readonly_static("short_game", [](const py::object&) { return GameSplitter::kShort; })
+        .def_property_readonly("alone", [](Splitter& splitter) { return splitter.use()->alone(); })
+        .def_property_readonly("in_short_games", [](Splitter& splitter) { return splitter.use()->in_short_games(); })
         .def("start_stream", [](Splitter& splitter) { splitter.use()->start_stream(); })
         .def("split",
              [](Splitter& exclusive, const Array<std::uint8_t>& records) {

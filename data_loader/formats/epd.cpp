@@ -21,7 +21,12 @@ constinit const DataFormat kEpd{
     [](InputFile file, const OpenOptions& options) -> std::unique_ptr<PositionFile> {
         return std::make_unique<LineChunks<PositionListReader, begins_listed_line>>(kEpd, std::move(file), options);
     },
-    nullptr};
+    nullptr,
+    0,
+    0,
+    0,
+    false,
+    true};
 static const RegisteredFormat registered_epd(kEpd);
 
 }  // namespace nnue::data

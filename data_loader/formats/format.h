@@ -28,13 +28,26 @@ enum class OnBad {
     kSkip,   // it is left out and counted
 };
 
+// How the numbers of a file are changed as it is read, into internal units from the side to move's view.
+struct ScoreChanges {
+    double scale = 1;                                           // factor of every score
+    bool turn_white_scores = false, turn_black_scores = false;  // negated if that side is to move
+    bool turn_white_results = false, turn_black_results = false;
+
+    bool operator==(const ScoreChanges&) const = default;
+    // Returns the number of scores that were clamped.
+    std::uint64_t apply(std::span<Record> records) const;
+};
+
+// Settings of some formats, by name: a format's own file defines them and checks their values.
+using ReadSettings = std::map<std::string, std::string>;
+
 // How a file is read.
 struct ReadOptions {
     ReadOptions(OnBad what = OnBad::kError) : on_bad(what) {}  // NOLINT: most readers need no more than this
 
     OnBad on_bad;
-    // Settings of some formats, by name: a format's own file defines them and checks their values.
-    std::map<std::string, std::string> settings;
+    ReadSettings settings;
 };
 
 struct OpenOptions {
@@ -46,6 +59,8 @@ struct OpenOptions {
     std::size_t bytes_per_chunk = std::size_t{1} << 20;    // of text and plain: positions that begin in this many bytes
     // Called now and then while a large file is indexed; what it throws ends that.
     std::function<void()> poll;
+    ReadSettings settings = {};
+    ScoreChanges changes = {};
 };
 
 struct WriterOptions {
@@ -91,6 +106,9 @@ struct DataFormat {
     std::size_t spare_begin = 0, spare_end = 0;
     // Castling rights are those of standard chess: king on e1 or e8, rooks in the corners.
     bool only_standard_castling = false;
+    // Scores are evaluations in pawns or centipawns, which the setting "pawn" converts to internal units (pawns.h). In
+    // all other formats, scores are numbers without a stated unit, and a record gets them unchanged.
+    bool scores_in_pawns = false;
 };
 
 // Puts a format on the list while the library is loaded: its file has a static object of this class. Two formats of one

@@ -172,7 +172,7 @@ template <class Reader, bool (*kBegins)(std::string_view), std::size_t kMaxLine 
 class LineChunks final : public PositionFile {
   public:
     LineChunks(const DataFormat& format, InputFile file, const OpenOptions& options)
-        : PositionFile(format), file_(std::move(file)), chunk_(options.bytes_per_chunk) {
+        : PositionFile(format), file_(std::move(file)), chunk_(options.bytes_per_chunk), settings_(options.settings) {
         if constexpr (requires(Head head) { Reader::header_of(head); }) {
             std::vector<std::uint8_t> bytes(std::min<std::uint64_t>(file_.size(), kMaxLine));
             file_.read(0, bytes);
@@ -191,7 +191,7 @@ class LineChunks final : public PositionFile {
                        std::vector<std::uint8_t>* flags, std::uint64_t* digest) const override {
         bytes.clear();
         const LineRange range = range_of(chunk);
-        Reader reader(format(), open(range), OnBad::kError, range);
+        Reader reader = reader_of(open(range), range);
         constexpr std::size_t kBlock = 1 << 12;
         ChunkDigest digested(digest);
         std::size_t n = 0;
@@ -218,6 +218,13 @@ class LineChunks final : public PositionFile {
     }
 
   private:
+    Reader reader_of(ByteStream stream, LineRange range = {}) const {
+        if constexpr (std::is_constructible_v<Reader, const DataFormat&, ByteStream, OnBad, LineRange, ReadSettings>) {
+            return Reader(format(), std::move(stream), OnBad::kError, std::move(range), settings_);
+        } else {
+            return Reader(format(), std::move(stream), OnBad::kError, std::move(range));
+        }
+    }
     LineRange range_of(std::size_t chunk) const {
         const std::uint64_t begin = std::uint64_t{chunk} * chunk_;
         return {begin, begin + chunk_, "chunk " + std::to_string(chunk), header_};
@@ -238,6 +245,7 @@ class LineChunks final : public PositionFile {
     InputFile file_;
     std::size_t chunk_;   // bytes
     std::string header_;  // of a list of positions
+    ReadSettings settings_;
 };
 
 // kBegins: does a position of the format begin with this line? kEncode appends one position to a string,

@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "chess/position.h"
+#include "formats/pawns.h"
 #include "formats/pgn_games.h"
 
 namespace nnue::data {
@@ -14,7 +15,7 @@ extern const DataFormat kPgn;
 
 namespace {
 
-constexpr int kMate = 32000, kMaxScore = 31999;
+constexpr int kMate = 32000;
 
 enum class View { kAuto, kWhite, kMover };
 enum class Place { kAuto, kBefore, kAfter };
@@ -24,9 +25,9 @@ struct Settings {
     View view = View::kAuto;
     Place place = Place::kAuto;
     Unit unit = Unit::kAuto;
-    double pawn = 208;  // internal units
+    PawnUnit pawn;
 
-    explicit Settings(const std::map<std::string, std::string>& values) {
+    explicit Settings(const ReadSettings& values) : pawn(values) {
         for (const auto& [name, value] : values) {
             if (name == "score_view") {
                 view = choose<View>(name, value,
@@ -37,12 +38,6 @@ struct Settings {
             } else if (name == "score_unit") {
                 unit = choose<Unit>(name, value,
                                     {{"auto", Unit::kAuto}, {"pawns", Unit::kPawns}, {"cp", Unit::kCentipawns}});
-            } else if (name == "pawn") {
-                char* end = nullptr;
-                pawn = std::strtod(value.c_str(), &end);
-                if (*end || !(pawn > 0 && pawn <= 10000)) {
-                    throw FormatError("pawn " + quoted(value) + ", expected the internal units of a pawn");
-                }
             }
         }
     }
@@ -71,7 +66,7 @@ struct Counted {
 class PgnReader final : public PgnReaderBase {
   public:
     PgnReader(const DataFormat& format, ByteStream stream, OnBad on_bad, LineRange range = {},
-              const std::map<std::string, std::string>& settings = {})
+              const ReadSettings& settings = {})
         : PgnReaderBase(format, std::move(stream), on_bad, std::move(range)), settings_(settings) {}
 
     std::size_t read(std::span<Record> out) override {
@@ -258,7 +253,7 @@ class PgnReader final : public PgnReaderBase {
             unit = is_chessbase && !eval.has_point ? Unit::kCentipawns : Unit::kPawns;
         }
         const double pawns = unit == Unit::kCentipawns ? eval.value / 100 : eval.value;
-        return std::clamp(std::round(sign * pawns * settings_.pawn), -double{kMaxScore}, double{kMaxScore});
+        return settings_.pawn.internal(sign * pawns);
     }
 
     Settings settings_;
@@ -293,7 +288,12 @@ constinit const DataFormat kPgn{
         return std::make_unique<LineChunks<PgnReader, begins_pgn_game, PgnReader::kMaxLine>>(kPgn, std::move(file),
                                                                                              options);
     },
-    nullptr};
+    nullptr,
+    0,
+    0,
+    0,
+    false,
+    true};
 static const RegisteredFormat registered_pgn(kPgn);
 
 }  // namespace nnue::data

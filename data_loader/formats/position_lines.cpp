@@ -141,7 +141,7 @@ void set_counters(Position& p, const std::vector<Operation>& operations) {
     }
 }
 
-Entry decode_epd(std::string_view line) {
+Entry decode_epd(std::string_view line, const PawnUnit& pawn) {
     const std::string_view position = position_of(line);
     const std::vector<Operation> operations = operations_of(line.substr(position.size()));
     Entry e;
@@ -155,7 +155,7 @@ Entry decode_epd(std::string_view line) {
             ((name == "c9" || value.empty()) && is_clear_result(bare))) {
             white = parse_white_result(bare);
         } else if (name == "ce") {
-            e.score = static_cast<std::int16_t>(parse_integer(value, "ce", -INT16_MAX, INT16_MAX));
+            e.score = pawn.internal(static_cast<double>(parse_integer(value, "ce", -INT16_MAX, INT16_MAX)) / 100);
         } else if (name == "dm") {
             const int moves = parse_integer(value, "dm", -kMateScore / 2, kMateScore / 2);
             e.score = static_cast<std::int16_t>(moves > 0 ? kMateScore - 2 * moves + 1 : -kMateScore - 2 * moves);
@@ -296,9 +296,10 @@ int parse_white_result(std::string_view text) {
 }
 
 PositionListReader::PositionListReader(const DataFormat& format, ByteStream stream, OnBad on_bad, LineRange range,
-                                       const std::map<std::string, std::string>& settings)
+                                       const ReadSettings& settings)
     : PositionLineReader(format, std::move(stream), on_bad, range),
       columns_(range.header),
+      pawn_(settings),
       is_list_(settings.contains("results") && settings.at("results") == "optional") {}
 
 std::vector<std::string> PositionListReader::notes() const {
@@ -347,7 +348,7 @@ Entry PositionListReader::decode_line(std::string_view line) {
             return e;
         }
         default:
-            return decode_epd(line);
+            return decode_epd(line, pawn_);
     }
 }
 

@@ -2,13 +2,13 @@
 // books and evaluation. Every form in use: docs/text-formats.md, "Lists of positions".
 #pragma once
 
-#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "formats/lines.h"
+#include "formats/pawns.h"
 
 namespace nnue::data {
 
@@ -39,7 +39,7 @@ class PositionListReader final : public PositionLineReader {
     // Setting "results": "optional" takes positions without a result too, as for opening books; scores, moves and
     // results are then not read.
     PositionListReader(const DataFormat& format, ByteStream stream, OnBad on_bad, LineRange range = {},
-                       const std::map<std::string, std::string>& settings = {});
+                       const ReadSettings& settings = {});
 
     std::vector<std::string> notes() const override;
 
@@ -51,6 +51,7 @@ class PositionListReader final : public PositionLineReader {
     Entry decode_line(std::string_view line) override;
 
     PositionColumns columns_;
+    PawnUnit pawn_;  // of the operation ce
     bool is_list_;
     bool has_game_results_ = false;
     std::uint64_t brackets_ = 0, values_ = 0;

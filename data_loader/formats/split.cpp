@@ -22,9 +22,10 @@ bool black_to_move(const Record& record) {
 
 }  // namespace
 
-GameSplitter::GameSplitter(std::uint64_t seed, double validation_share)
+GameSplitter::GameSplitter(std::uint64_t seed, double validation_share, std::uint64_t block)
     : base_(make_key({kSplitUse, seed})),
       threshold_(validation_share < 1 ? static_cast<std::uint64_t>(std::ldexp(validation_share, 64)) : 0),
+      block_(block),
       all_(validation_share >= 1) {
     if (!(validation_share >= 0 && validation_share <= 1)) {
         throw FormatError("validation share " + std::to_string(validation_share) + ", expected 0 to 1");
@@ -36,11 +37,15 @@ void GameSplitter::split(std::span<const Record> records, std::span<std::uint8_t
         const std::uint8_t* bytes = records[i].bytes.data();
         const int ply = record_ply(bytes);
         const int result = black_to_move(records[i]) ? -record_result(bytes) : record_result(bytes);
-        if (!previous_ply_ || ply <= *previous_ply_ || result != previous_result_) {
+        if (begins_game(ply, result)) {
+            alone_ += length_ == 1;
+            if (length_ <= kShort) in_short_games_ += length_;
+            length_ = 0;
             validation_ = all_ || mix(base_ ^ games_) < threshold_;
             ++games_;
             validation_games_ += validation_;
         }
+        ++length_;
         previous_ply_ = ply;
         previous_result_ = result;
         validation[i] = validation_;

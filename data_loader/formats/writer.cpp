@@ -30,7 +30,8 @@ std::uint64_t scale_scores(std::span<Record> records, double factor) {
         const int score = record_score(record.bytes.data());
         if (score == kScoreNone) continue;
         const double scaled = std::round(score * factor);
-        const double kept = std::clamp(scaled, -32767.0, 32767.0);
+        double kept = std::clamp(scaled, -32767.0, 32767.0);
+        if (kept == kScoreNone) kept = kScoreNone - 1;  // a score must not become none
         cut += kept != scaled;
         set_record_score(record, static_cast<int>(kept));
     }
@@ -49,6 +50,18 @@ std::uint64_t turn_view(std::span<Record> records, Viewed what, bool white, bool
             set_record_score(record, score == INT16_MIN ? INT16_MAX : -score);
         }
     }
+    return cut;
+}
+
+std::uint64_t ScoreChanges::apply(std::span<Record> records) const {
+    std::uint64_t cut = 0;
+    if (turn_white_scores || turn_black_scores) {
+        cut += turn_view(records, Viewed::kScores, turn_white_scores, turn_black_scores);
+    }
+    if (turn_white_results || turn_black_results) {
+        turn_view(records, Viewed::kResults, turn_white_results, turn_black_results);
+    }
+    if (scale != 1) cut += scale_scores(records, scale);
     return cut;
 }
 

@@ -41,7 +41,7 @@ class PositionWriter {
 };
 
 // Multiplies every score except kScoreNone by `factor`, rounded to the nearest integer, halves away from zero. Scores
-// beyond ±32767 are clamped; returns their number.
+// beyond ±32767 are clamped, and one that would become kScoreNone becomes the next smaller; returns their number.
 std::uint64_t scale_scores(std::span<Record> records, double factor);
 
 // Negates scores, or results, of positions with white to move, with black to move, or both. Scores of kScoreNone stay;

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -37,7 +37,9 @@ from nnue_trainer.base.progress import positions as counted
 from nnue_trainer.data.calibration import Curve, fit_curve
 from nnue_trainer.data.files import PositionReader, Progress, StrPath
 from nnue_trainer.data.info import different_boards
-from nnue_trainer.data.verdict import Sample, Verdict, judge
+from nnue_trainer.data.reading import ReadingOptions
+from nnue_trainer.data.score_units import Sample
+from nnue_trainer.data.verdict import Verdict, judge
 from nnue_trainer.errors import UserError, shown
 from nnue_trainer.pages.page import Page, Section, Table
 from nnue_trainer.pages.plots import GRID, SERIES, SOFT, Plot, scale_of
@@ -149,6 +151,8 @@ class DataProfile:
     calibrations: list[Calibration]
     totals: dict[str, dict[str, float]]
     verdict: Verdict
+    notes: list[str]
+    """decisions and omissions of the reader"""
 
     def warnings(self) -> list[str]:
         """Everything that is flagged, one line each."""
@@ -179,23 +183,34 @@ class DataProfile:
         return lines
 
 
-def data_profile(path: StrPath, progress: Progress | None = None) -> DataProfile:
-    """Reads the whole file, in any format; `progress(bytes done, bytes in all)` is called now and then. UserError for a
-    file without positions."""
+def data_profile(path: StrPath, progress: Progress | None = None, **scores: Unpack[ReadingOptions]) -> DataProfile:
+    """Reads the whole file, in any format; `progress(bytes done, bytes in all)` is called now and then. `scores`: how
+    scores and results are read. UserError for a file without positions."""
     native, sample = _data.Profile(), Sample()
-    with PositionReader(path) as reader:
+    with PositionReader(path, **scores) as reader:
         for records in reader:
             native.add(records)
             sample.add_runs(records)
             if progress:
                 progress(reader.done, reader.size)
-        size, kind, compression = reader.size, reader.format, reader.compression
+        size, kind, compression, notes = (
+            reader.size,
+            reader.format,
+            reader.compression,
+            reader.notes + reader.unit_notes,
+        )
     verdict = judge(sample, kind, duplicate_share=native.duplicate_share)
-    return _profile(native, str(path), size, kind, compression, verdict)
+    return _profile(native, str(path), size, kind, compression, verdict, notes)
 
 
 def _profile(
-    native: _data.Profile, path: str, size: int, kind: str, compression: str | None, verdict: Verdict
+    native: _data.Profile,
+    path: str,
+    size: int,
+    kind: str,
+    compression: str | None,
+    verdict: Verdict,
+    notes: list[str],
 ) -> DataProfile:
     blocks = native.blocks
     count = blocks["positions"].astype(np.float64)
@@ -236,6 +251,7 @@ def _profile(
         calibrations=_calibrations(native.calibration),
         totals=_totals(blocks),
         verdict=verdict,
+        notes=notes,
     )
 
 

@@ -11,6 +11,7 @@ import typer
 from nnue_trainer.base import extras
 from nnue_trainer.base.progress import progress_bar
 from nnue_trainer.cli import plugins
+from nnue_trainer.cli.data_tools import Scores, with_scores
 from nnue_trainer.cli.notes import note
 from nnue_trainer.cli.outputs import Overwrite
 from nnue_trainer.cli.pictures import Html, Png, check_pictures, save_pictures
@@ -24,7 +25,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 def register(app: typer.Typer, data_app: typer.Typer) -> None:
     app.command("report")(report)
     app.command("inspect")(inspect)
-    data_app.command("profile")(profile)
+    data_app.command("profile")(with_scores(profile))
 
 
 def report(
@@ -120,6 +121,8 @@ def profile(
     png: Png = None,
     as_json: AsJson = False,
     overwrite: Overwrite = False,
+    *,
+    scores: Scores,
 ) -> None:
     """Show how data changes along a file, whether it drifts or repeats, and how scores predict results.
 
@@ -129,7 +132,9 @@ def profile(
 
     check_pictures(html, png, overwrite)
     with progress_bar("reading") as progress:
-        found = data_profile.data_profile(file, progress)
+        found = data_profile.data_profile(file, progress, **scores)
+    for line in found.notes:
+        note(f"{file}: {line}")
     save_pictures(
         html,
         lambda: data_profile.page(found),

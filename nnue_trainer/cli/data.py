@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,8 +14,8 @@ import typer
 
 from nnue_trainer.base.progress import progress_bar
 from nnue_trainer.cli import plugins
-from nnue_trainer.cli.data_tools import Extra, To, chosen_filters, losses, with_filters
-from nnue_trainer.cli.engine_options import uci_options
+from nnue_trainer.cli.data_tools import Extra, Scores, To, chosen_filters, losses, with_filters, with_scores
+from nnue_trainer.cli.engine_options import uci_options, units_per_centipawn
 from nnue_trainer.cli.group import Group
 from nnue_trainer.cli.notes import note
 from nnue_trainer.cli.outputs import Overwrite
@@ -60,6 +61,7 @@ def _info_text(info: FileInfo) -> str:
         return f"{count:,} ({count / n:.2%})" if n else "0"
 
     from nnue_trainer.data.info import describe_duplicates
+    from nnue_trainer.data.score_units import Units
 
     packed = f", {info.compression}-compressed" if info.compression else ""
     chains = f"{info.chunks:,} chunks, {info.chains:,} chains ({info.single_position_chains:,} of one position), "
@@ -74,6 +76,7 @@ def _info_text(info: FileInfo) -> str:
         f"  result (own view)    win {share('wins')}, draw {share('draws')}, loss {share('losses')}",
         f"  score                {s.min_score:,} to {s.max_score:,}, mean {s.sum_score / n:.1f}; "
         f"zero {share('score_zero')}, none (32002) {share('score_none')}",
+        *([f"  unit of scores       {Units(info.score_per_pawn, info.fitted_scale)}"] if info.score_per_pawn else []),
         f"  ply                  up to {s.max_ply}, mean {s.sum_ply / n:.1f}; "
         f"rule 50 up to {s.max_rule50}, mean {s.sum_rule50 / n:.1f}",
         f"  pieces               mean {s.sum_pieces / n:.1f}",
@@ -98,12 +101,15 @@ def _info_text(info: FileInfo) -> str:
 
 
 @app.command()
+@with_scores
 def info(
     file: PipedFile,
     as_json: AsJson = False,
     png: Png = None,
     overwrite: Overwrite = False,
     plugin: Plugins = None,
+    *,
+    scores: Scores,
 ) -> None:
     """Show counts, sums, histograms and duplicates of a whole file."""
     from nnue_trainer.data.info import file_info, save_page
@@ -111,7 +117,9 @@ def info(
     plugins.load(plugin)
     check_pictures(None, png, overwrite)
     with progress_bar("reading") as progress:
-        result = file_info(file, progress)
+        result = file_info(file, progress, **scores)
+    for text in result.notes:
+        note(f"{file}: {text}")
     if png:
         save_page(result, png)
     print(json.dumps(result.as_dict()) if as_json else _info_text(result))
@@ -124,15 +132,18 @@ def head(
     extra: Extra = None,
     as_json: AsJson = False,
     plugin: Plugins = None,
-    **values: float,
+    *,
+    values: Mapping[str, float],
+    scores: Scores,
 ) -> None:
     """Show the first positions that pass the filters: FEN, move, score, ply and result; score and result from the side
     to move's view."""
     from nnue_trainer import _data
-    from nnue_trainer.data.transform import filtered
+    from nnue_trainer.data.transform import Report, filtered
 
     plugins.load(plugin)
-    for block, _ in filtered([file], chosen_filters(values, extra), seed=seed):
+    report = Report()
+    for block, _ in filtered([file], chosen_filters(values, extra), seed=seed, after=report.add_reader, **scores):
         for fen, move, score, ply, result in _data.describe(block.records[:count]):
             if as_json:
                 print(json.dumps({"fen": fen, "move": move, "score": score, "ply": ply, "result": result}))
@@ -140,7 +151,9 @@ def head(
                 print(f"{fen} | {move} | score {score} | ply {ply} | result {result}")
         count -= len(block.records)
         if count <= 0:
-            return
+            break
+    for text in report.notes + report.unit_notes:
+        note(text)
 
 
 def count(
@@ -152,26 +165,32 @@ def count(
     extra: Extra = None,
     as_json: AsJson = False,
     plugin: Plugins = None,
-    **values: float,
+    *,
+    values: Mapping[str, float],
+    scores: Scores,
 ) -> None:
     """Count the positions of files, and those that pass the filters."""
     from nnue_trainer.data.filters import Filters
-    from nnue_trainer.data.transform import filtered
+    from nnue_trainer.data.transform import Report, filtered
 
     plugins.load(plugin)
     filters = chosen_filters(values, extra)
     rows: list[dict[str, Any]] = []
-    every = Counter[str]()
+    every, report = Counter[str](), Report()
     with progress_bar("counting") as progress:
         for file in files:
             kept, dropped = 0, Counter[str]()
-            for block, counts in filtered([file], filters, seed=seed, progress=progress):
+            for block, counts in filtered(
+                [file], filters, seed=seed, progress=progress, after=report.add_reader, **scores
+            ):
                 kept += len(block.records)
                 dropped.update(counts.dropped)
             rows.append(
                 {"path": str(file), "positions": kept + dropped.total(), "kept": kept, "dropped": dict(dropped)}
             )
             every.update({"positions": kept + dropped.total(), "kept": kept})
+    for text in report.notes + report.unit_notes:
+        note(text)
     if as_json:
         print("\n".join(json.dumps(row) for row in rows))
         return
@@ -187,12 +206,15 @@ def count(
 
 
 @app.command()
+@with_scores
 def validate(
     files: Annotated[
         list[Path], typer.Argument(metavar="FILE...", help="Data files in any format; -: standard input.")
     ],
     as_json: AsJson = False,
     plugin: Plugins = None,
+    *,
+    scores: Scores,
 ) -> None:
     """Check every position and move of files, and whether scores and results are plausible.
 
@@ -200,33 +222,41 @@ def validate(
     """
     from nnue_trainer import _data
     from nnue_trainer.data.files import PositionReader
-    from nnue_trainer.data.verdict import Sample, judge
+    from nnue_trainer.data.score_units import FileUnits, Sample, differences
+    from nnue_trainer.data.verdict import judge
 
     plugins.load(plugin)
     failed = contradictory = False
+    units = []
     for file in files:
         validator, sample = _data.Validator(), Sample()
-        with progress_bar(f"checking {shown(file.name)}") as progress, PositionReader(file) as reader:
+        with progress_bar(f"checking {shown(file.name)}") as progress, PositionReader(file, **scores) as reader:
             for records in reader:
                 validator.add(records)
                 sample.add(records)
                 progress(reader.done, reader.size)
             verdict = judge(sample, reader.format)
+        units.append(FileUnits(str(file), reader.format, verdict.units, reader.reading.pawn))
         contradictory |= bool(verdict.contradictions)
         found = [(name, count, first) for name, count, first in validator.problems if count]
         failed |= bool(found)
-        note, changes, first_change = validator.result_changes
+        changed, changes, first_change = validator.result_changes
         if as_json:
             problems = [{"problem": name, "count": count, "first": first} for name, count, first in found]
             values = {"path": str(file), "positions": validator.positions, "problems": problems}
-            print(json.dumps(values | {"result_changes": changes} | verdict.as_dict()))
+            values |= {"result_changes": changes, "notes": reader.notes + reader.unit_notes}
+            print(json.dumps(values | verdict.as_dict()))
         else:
             print(f"{shown(file)}: {validator.positions:,} positions, {'all sound' if not found else 'NOT sound'}")
             for name, count, first in found:
                 print(f"  {name}: {count:,}, the first at position {first:,}")
             if changes:
-                print(f"  to note: {note}: {changes:,}, the first at position {first_change:,}")
+                print(f"  to note: {changed}: {changes:,}, the first at position {first_change:,}")
+            for text in reader.notes + reader.unit_notes:
+                print(f"  to note: {shown(text)}")
             print("\n".join(f"  {line}" for line in verdict.lines()))
+    if different := differences(units):
+        print(json.dumps({"units": different}) if as_json else "\n".join(f"doubt: {shown(line)}" for line in different))
     if failed or contradictory:
         raise typer.Exit(1 if failed else CONTRADICTORY)
 
@@ -263,6 +293,12 @@ def generate(
             "--score-scale",
             help="Internal units per centipawn of the engine. "
             "Default: by the engine's name; only for Stockfish 12 to 16.1.",
+        ),
+    ] = None,
+    pawn: Annotated[
+        float | None,
+        typer.Option(
+            min=0.01, max=10_000, help="Internal units per pawn of the engine, 100 times --score-scale, instead of it."
         ),
     ] = None,
     win_score: Annotated[int, typer.Option(min=1, max=32_000, help="Adjudicate a win at this |score| or more.")] = 2500,
@@ -318,7 +354,7 @@ def generate(
         depth=depth,
         random_plies=random_plies,
         book=str(book) if book else None,
-        score_scale=scale,
+        score_scale=units_per_centipawn(scale, pawn),
         win_score=win_score,
         win_plies=win_plies,
         draw_score=draw_score,
@@ -347,5 +383,5 @@ def generate(
         print(f"  not stored by the format: {', '.join(losses(made.losses))}", file=sys.stderr)
 
 
-app.command()(with_filters(head))
-app.command()(with_filters(count))
+app.command()(with_scores(with_filters(head)))
+app.command()(with_scores(with_filters(count)))

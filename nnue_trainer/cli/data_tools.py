@@ -15,6 +15,7 @@ import typer
 from nnue_trainer import _data
 from nnue_trainer.base.progress import progress_bar
 from nnue_trainer.cli import plugins
+from nnue_trainer.cli.notes import note
 from nnue_trainer.cli.outputs import Overwrite
 from nnue_trainer.cli.plugins import Plugins
 from nnue_trainer.errors import UserError, shown
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
     from nnue_trainer.data.transform import Report
 
 View = Literal["auto", "mover", "white", "black", "opponent"]
-PGN_VIEWS: dict[View, str] = {"auto": "auto", "mover": "mover", "white": "white", "black": "white", "opponent": "mover"}
-"""How evaluations of PGN are read; those of the last two are negated afterwards."""
+Scores = dict[str, Any]
+"""Values of the options that `with_scores` adds (`data.reading.ReadingOptions`)."""
 
 Inputs = Annotated[list[Path], typer.Argument(metavar="IN...", help="Data files in any format, plain or compressed.")]
 Piped = Annotated[
@@ -85,8 +86,10 @@ def print_report(report: Report, output: Path) -> None:
         lost.append(f"{report.cut_scores:,} scores clamped to ±32767")
     if lost:
         print(f"  not stored by the format: {', '.join(lost)}", file=sys.stderr)
-    for note in report.notes:
-        print(f"  {shown(note)}", file=sys.stderr)
+    from nnue_trainer.data.score_units import differences
+
+    for line in [*report.notes, *report.unit_notes, *differences(report.units)]:
+        print(f"  {shown(line)}", file=sys.stderr)
     _print_skipped(report)
 
 
@@ -103,26 +106,6 @@ def convert(
         str | None,
         typer.Option("--from", metavar="FORMAT", help="Format of IN. Default: detected from the content."),
     ] = None,
-    score_scale: Annotated[
-        float,
-        typer.Option(help="Factor for scores, such as 0.48 for internal units to centipawns of 208."),
-    ] = 1.0,
-    score_view: Annotated[
-        View,
-        typer.Option(
-            help="View of the scores in IN; they are converted to the side to move's (mover). auto: the format's view; "
-            "for PGN, by its notation."
-        ),
-    ] = "auto",
-    result_view: Annotated[View, typer.Option(help="View of the results in IN, likewise.")] = "auto",
-    score_place: Annotated[
-        Literal["auto", "before", "after"],
-        typer.Option(help="For PGN: whether an evaluation belongs to the position before or after its move."),
-    ] = "auto",
-    score_unit: Annotated[
-        Literal["auto", "pawns", "cp"], typer.Option(help="For PGN: the unit of evaluations.")
-    ] = "auto",
-    pawn: Annotated[float, typer.Option(min=0.01, max=10_000, help="For PGN: internal units per pawn.")] = 208.0,
     chess960: Chess960 = "refuse",
     fen: Annotated[
         Literal["x-fen", "shredder"],
@@ -133,6 +116,8 @@ def convert(
     skip_bad: SkipBad = False,
     overwrite: Overwrite = False,
     plugin: Plugins = None,
+    *,
+    scores: Scores,
 ) -> None:
     """Write the positions of IN... in another format, and list what that format cannot store."""
     plugins.load(plugin)
@@ -144,20 +129,12 @@ def convert(
             output,
             to=to,
             source=source,
-            score_scale=score_scale,
-            score_view=score_view,
-            result_view=result_view,
-            settings={
-                "score_view": PGN_VIEWS[score_view],
-                "score_place": score_place,
-                "score_unit": score_unit,
-                "pawn": str(pawn),
-            },
             chess960=chess960,
             fen=fen,
             skip_bad=skip_bad,
             overwrite=overwrite,
             progress=progress,
+            **scores,
         )
     print_report(report, output)
 
@@ -172,7 +149,9 @@ def filter_command(
     skip_bad: SkipBad = False,
     overwrite: Overwrite = False,
     plugin: Plugins = None,
-    **values: float,
+    *,
+    values: Mapping[str, float],
+    scores: Scores,
 ) -> None:
     """Write the positions of IN... that pass the filters, and count what each filter drops (rules: docs/data.md)."""
     plugins.load(plugin)
@@ -193,6 +172,7 @@ def filter_command(
             skip_bad=skip_bad,
             overwrite=overwrite,
             progress=progress,
+            **scores,
         )
     print_report(report, output)
     for name, count in dropped.items():
@@ -212,27 +192,81 @@ def chosen_filters(values: Mapping[str, float], extra: list[str] | None) -> Filt
 
 
 def with_filters(command: Callable[..., None]) -> Callable[..., None]:
-    """`command` with an option per compiled filter in place of its `**values`."""
-    parameters = dict(inspect.signature(command).parameters)
-    values = parameters.pop("values")
-    annotations = {
-        name: hint for name, hint in get_type_hints(command, include_extras=True).items() if name != "values"
-    }
+    """`command` with an option per compiled filter in place of its parameter `values`."""
+    options: dict[str, tuple[Any, Any]] = {}
     for name, kind, off, _, least, most, doc in _data.filters():
         word = "N" if kind is int else "X"
         limits: dict[str, Any] = {} if kind is bool else {"min": least, "max": most, "metavar": word}
         option = typer.Option(f"--{name.replace('_', '-')}", help=f"{doc[0].upper()}{doc[1:]}.", **limits)
-        parameters[name] = values.replace(name=name, kind=inspect.Parameter.POSITIONAL_OR_KEYWORD, default=off)
-        annotations[name] = Annotated[kind, option]
+        options[name] = Annotated[kind, option], off
+    return _expanded(command, "values", options)
+
+
+_SCORES: dict[str, tuple[Any, Any]] = {
+    "pawn": (
+        Annotated[
+            float | None,
+            typer.Option(min=0.01, max=10_000, help="For PGN and EPD: internal units per pawn. Default: 208."),
+        ],
+        None,
+    ),
+    "score_scale": (
+        Annotated[float, typer.Option(help="Factor for scores, such as 0.48 for internal units to centipawns of 208.")],
+        1.0,
+    ),
+    "score_view": (
+        Annotated[
+            View,
+            typer.Option(
+                help="True view of the scores in the input; they are converted to the side to move's (mover). auto: "
+                "the format's view; for PGN, by its notation."
+            ),
+        ],
+        "auto",
+    ),
+    "result_view": (Annotated[View, typer.Option(help="True view of the results in the input, likewise.")], "auto"),
+    "score_place": (
+        Annotated[
+            Literal["auto", "before", "after"],
+            typer.Option(help="For PGN: whether an evaluation belongs to the position before or after its move."),
+        ],
+        "auto",
+    ),
+    "score_unit": (
+        Annotated[Literal["auto", "pawns", "cp"], typer.Option(help="For PGN: the unit of evaluations.")],
+        "auto",
+    ),
+}
+
+
+def with_scores(command: Callable[..., None], without: str = "") -> Callable[..., None]:
+    """`command` with the options for scores and results in place of its parameter `scores`. `without`: an option that
+    the command defines itself."""
+    return _expanded(command, "scores", {name: option for name, option in _SCORES.items() if name != without})
+
+
+def _expanded(command: Callable[..., None], parameter: str, options: dict[str, tuple[Any, Any]]) -> Callable[..., None]:
+    """`command` with `options`, their types and defaults by name, in place of a parameter that is a dict of their
+    values."""
+    hints = get_type_hints(command, include_extras=True)
+    described = []
+    for name, given in inspect.signature(command).parameters.items():
+        if name == parameter:
+            described += [
+                inspect.Parameter(option, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+                for option, (annotation, default) in options.items()
+            ]
+        else:
+            described.append(given.replace(annotation=hints[name]))
 
     @functools.wraps(command)
     def wrapped(**arguments: Any) -> None:
-        command(**arguments)
+        values = {name: arguments.pop(name) for name in options}
+        command(**arguments, **{parameter: values})
 
     # The annotations themselves and not their source text, from which typer could not read options.
-    described = [parameter.replace(annotation=annotations[name]) for name, parameter in parameters.items()]
     wrapped.__signature__ = inspect.Signature(described)  # type: ignore[attr-defined]
-    wrapped.__annotations__ = annotations
+    wrapped.__annotations__ = {each.name: each.annotation for each in described}
     return wrapped
 
 
@@ -249,6 +283,8 @@ def shuffle(
     skip_bad: SkipBad = False,
     overwrite: Overwrite = False,
     plugin: Plugins = None,
+    *,
+    scores: Scores,
 ) -> None:
     """Write all positions of IN... in random order. In formats with chains, each position becomes a separate chain."""
     plugins.load(plugin)
@@ -268,6 +304,7 @@ def shuffle(
             overwrite=overwrite,
             progress=progress,
             write_progress=lambda done, total: progress(34 * done, 34 * total, "writing"),
+            **scores,
         )
     print_report(report, output)
 
@@ -285,12 +322,16 @@ def interleave(
         ),
     ] = None,
     overwrite: Overwrite = False,
+    *,
+    scores: Scores,
 ) -> None:
     """Mix files of one format chunk by chunk, in proportion to their sizes and weights, without decoding them."""
     from nnue_trainer.data.transform import interleave as run
 
     with progress_bar("copying") as progress:
-        chunks, size = run(inputs, output, seed=seed, weights=weight or (), overwrite=overwrite, progress=progress)
+        chunks, size = run(
+            inputs, output, seed=seed, weights=weight or (), overwrite=overwrite, progress=progress, note=note, **scores
+        )
     print(f"{shown(output)}: {chunks:,} chunks, {size:,} bytes")
 
 
@@ -307,6 +348,8 @@ def dedup(
     skip_bad: SkipBad = False,
     overwrite: Overwrite = False,
     plugin: Plugins = None,
+    *,
+    scores: Scores,
 ) -> None:
     """Write the positions of IN... without repeated boards, across all files; the first one is kept."""
     plugins.load(plugin)
@@ -326,6 +369,7 @@ def dedup(
             overwrite=overwrite,
             progress=progress,
             write_progress=lambda done, total: progress(done, total, "writing"),
+            **scores,
         )
     print_report(report, output)
     print(f"  {count:,} {'games' if games else 'positions'}, {dropped:,} of them repeated and dropped")
@@ -337,11 +381,21 @@ def split(
     validation: Annotated[Path, typer.Option(metavar="OUT", help="File for the validation positions.")],
     share: Annotated[float, typer.Option(help="Share of the games for validation.")] = 0.01,
     seed: Seed = 0,
+    block: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            max=2**40,
+            help="Distribute blocks of this many positions instead of games, for games without plies; 0: games.",
+        ),
+    ] = 0,
     to: To = None,
     chess960: Chess960 = "refuse",
     skip_bad: SkipBad = False,
     overwrite: Overwrite = False,
     plugin: Plugins = None,
+    *,
+    scores: Scores,
 ) -> None:
     """Distribute the games of IN... at random between a training and a validation file; no game is in both.
 
@@ -358,13 +412,17 @@ def split(
             validation,
             share=share,
             seed=seed,
+            block=block,
             to=to,
             chess960=chess960,
             skip_bad=skip_bad,
             overwrite=overwrite,
             progress=progress,
+            **scores,
         )
-    print(f"{report.games:,} games, {report.validation_games:,} of them for validation")
+    print(f"{report.games:,} {'blocks' if block else 'games'}, {report.validation_games:,} of them for validation")
+    if report.note:
+        note(report.note)
     print_report(report.train, train)
     print_report(report.validation, validation)
 
@@ -372,5 +430,5 @@ def split(
 def register(app: typer.Typer) -> None:
     """Add the commands to `nnue data`."""
     for command in (convert, shuffle, interleave, split, dedup):
-        app.command()(command)
-    app.command("filter")(with_filters(filter_command))
+        app.command()(with_scores(command))
+    app.command("filter")(with_scores(with_filters(filter_command)))

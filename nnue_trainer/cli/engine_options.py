@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 
@@ -25,3 +26,12 @@ def part_of(text: str) -> tuple[int, int]:
     if not found:
         raise UserError(f"--part {quoted(text)}: expected I/N, such as 2/4")
     return int(found[1]), int(found[2])
+
+
+def units_per_centipawn(score_scale: float | None, pawn: float | None) -> float | None:
+    """Internal units per centipawn, from --score-scale or --pawn. UserError if both are given and differ."""
+    if pawn is None:
+        return score_scale
+    if score_scale is not None and not math.isclose(score_scale, pawn / 100):
+        raise UserError(f"--pawn {pawn:g} is --score-scale {pawn / 100:g}, found {score_scale:g}: give one of them")
+    return pawn / 100

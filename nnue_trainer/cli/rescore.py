@@ -11,8 +11,8 @@ import typer
 
 from nnue_trainer.base.progress import progress_bar
 from nnue_trainer.cli import plugins
-from nnue_trainer.cli.data_tools import Inputs, Output, SkipBad, To, print_report
-from nnue_trainer.cli.engine_options import part_of, uci_options
+from nnue_trainer.cli.data_tools import Inputs, Output, Scores, SkipBad, To, print_report, with_scores
+from nnue_trainer.cli.engine_options import part_of, uci_options, units_per_centipawn
 from nnue_trainer.cli.notes import note
 from nnue_trainer.cli.outputs import Overwrite
 from nnue_trainer.cli.plugins import Plugins
@@ -69,6 +69,8 @@ def rescore(
     skip_bad: SkipBad = False,
     overwrite: Overwrite = False,
     plugin: Plugins = None,
+    *,
+    scores: Scores,
 ) -> None:
     """Write the positions of IN... with new scores: those of a net, or of an engine's search.
 
@@ -82,13 +84,15 @@ def rescore(
         if nodes or depth or part or option:
             raise UserError("rescore: --nodes, --depth, --part and --option are for --engine")
         assert net is not None
-        _by_net(inputs, output, net, to, score_scale or 1.0, threads, arch, skip_bad, overwrite)
+        factor = 1.0 if score_scale is None else score_scale
+        _by_net(inputs, output, net, to, factor, threads, arch, skip_bad, overwrite, scores)
         return
     from nnue_trainer.data.engine_scores import EngineScoring, rescore_by_engine
     from nnue_trainer.engines.uci import find_engine
 
+    scale = units_per_centipawn(score_scale, scores["pawn"])
     scoring = EngineScoring(
-        find_engine(engine), nodes, depth, score_scale, hash_mb, uci_options(option), part_of(part or "1/1")
+        find_engine(engine), nodes, depth, scale, hash_mb, uci_options(option), part_of(part or "1/1")
     )
     with progress_bar("scoring", "positions") as progress:
         report = rescore_by_engine(
@@ -102,6 +106,7 @@ def rescore(
             overwrite=overwrite,
             progress=progress,
             note=note,
+            **scores,
         )
     print_report(report, output)
 
@@ -116,7 +121,9 @@ def _by_net(
     arch: str | None,
     skip_bad: bool,
     overwrite: bool,
+    scores: Scores,
 ) -> None:
+    from nnue_trainer.data.reading import ReadingOptions
     from nnue_trainer.export import Evaluator, read_net
     from nnue_trainer.export.rescore import LARGEST_SCORE
     from nnue_trainer.export.rescore import rescore as run
@@ -132,6 +139,7 @@ def _by_net(
             skip_bad=skip_bad,
             overwrite=overwrite,
             progress=progress,
+            reading=ReadingOptions(**scores),  # type: ignore[typeddict-item]
         )
     cut, report.cut_scores = report.cut_scores, 0
     print_report(report, output)
@@ -141,4 +149,4 @@ def _by_net(
 
 def register(app: typer.Typer) -> None:
     """Add the command to `nnue data`."""
-    app.command()(rescore)
+    app.command()(with_scores(rescore, without="score_scale"))

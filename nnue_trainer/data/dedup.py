@@ -13,7 +13,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,7 @@ import numpy.typing as npt
 from nnue_trainer.base.arrays import Records
 from nnue_trainer.data import fields
 from nnue_trainer.data.files import Chess960, PositionWriter, Progress, StrPath, check_no_pipe, format_for, read_files
+from nnue_trainer.data.reading import ReadingOptions
 from nnue_trainer.data.transform import Report, check_all_new, check_outputs
 from nnue_trainer.errors import UserError
 
@@ -179,6 +180,7 @@ def dedup(
     overwrite: bool = False,
     progress: Progress | None = None,
     write_progress: Progress | None = None,
+    **scores: Unpack[ReadingOptions],
 ) -> tuple[Report, int, int]:
     """Writes the positions of `inputs` whose board did not come before, in order; with `games`, the games of which not
     all positions came before in a game. Returns also how many positions or games there were, and how many were
@@ -196,7 +198,7 @@ def dedup(
     try:
         with PositionWriter(output, format, chess960=chess960) as writer:
             positions = 0
-            for _, blocks in read_files(inputs, skip_bad=skip_bad, progress=progress):
+            for _, blocks in read_files(inputs, skip_bad=skip_bad, progress=progress, **scores):
                 cutter.start_file()
                 for block in blocks:
                     positions += len(block.records)
@@ -209,7 +211,7 @@ def dedup(
                 table.add(np.array([sums["open"]], np.uint64))
             repeated = table.repeated()
             cutter, at = Games(), 0
-            for reader, blocks in read_files(inputs, skip_bad=skip_bad, progress=write_progress):
+            for reader, blocks in read_files(inputs, skip_bad=skip_bad, progress=write_progress, **scores):
                 cutter.start_file()
                 for block in blocks:
                     count = len(block.records)

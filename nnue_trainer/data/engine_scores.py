@@ -11,9 +11,9 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from nnue_trainer.data.files import Block, PositionWriter, Progress, StrPath, ch
 from nnue_trainer.data.generate import internal_score, score_scale
 from nnue_trainer.data.journal import Journal
 from nnue_trainer.data.opened import identities
+from nnue_trainer.data.reading import MOST_PAWN, Reading, ReadingOptions
 from nnue_trainer.data.transform import Report, check_outputs
 from nnue_trainer.engines.pool import in_order
 from nnue_trainer.engines.uci import Engine
@@ -74,14 +75,17 @@ def rescore_by_engine(
     overwrite: bool = False,
     progress: Progress | None = None,
     note: Callable[[str], None] | None = None,
+    **scores: Unpack[ReadingOptions],
 ) -> Report:
     """All positions of `inputs`, or of a part of them, with the score that the engine gives them, side to move's view.
     Positions in which the game is over keep the score that they have. The output is complete or absent; after an
-    interruption the same call continues. `progress` takes positions done and positions in all."""
+    interruption the same call continues. `progress` takes positions done and positions in all. `scores`: how the
+    files are read; without `pawn`, a pawn is 100 centipawns of the engine."""
     format = format_for(output, to)
     check_no_pipe(inputs, "rescore --engine")
     check_outputs(inputs, [output], overwrite)
-    total = _count(inputs, skip_bad)
+    reading = Reading(**scores)
+    total = _count(inputs, skip_bad, scores)
     # Parts consist of whole units, so that they have the scores of the whole.
     units_in_all = -(-total // UNIT)
     begin, end = (
@@ -92,7 +96,9 @@ def rescore_by_engine(
         settings = {"Hash": str(scoring.hash_mb)} | dict(scoring.options or {})
         while len(engines) < max(1, min(concurrency, -(-(end - begin) // UNIT))):
             engines.append(Engine(scoring.engine, settings, timeout=timeout))
-        scale = scoring.scale if scoring.scale is not None else score_scale(engines[0].name)
+        scale = scoring.scale if scoring.scale is not None else score_scale(engines[0].name, note)
+        if reading.pawn is None:
+            scores["pawn"] = min(100 * scale, MOST_PAWN)
         header: dict[str, Any] = {
             "engine": engines[0].name,
             "limit": scoring.limit,
@@ -103,6 +109,8 @@ def rescore_by_engine(
             "format": format.kind,
             "skip_bad": skip_bad,
         }
+        if replace(reading, pawn=None) != Reading():  # files that were made without these options stay the same
+            header["reading"] = asdict(reading)
         path = Path(output).with_name(Path(output).name + ".journal")
         with _ScoreJournal(path, header) as journal:
             if journal.cut and note:
@@ -110,7 +118,7 @@ def rescore_by_engine(
                     f"{path}: its last {journal.cut:,} bytes are incomplete, as after a crash; those positions are "
                     "scored again"
                 )
-            units = itertools.islice(_units(inputs, begin, end, skip_bad), journal.games, None)
+            units = itertools.islice(_units(inputs, begin, end, skip_bad, scores), journal.games, None)
 
             def work(engine: Engine, unit: Records) -> Records:
                 return _score(engine, unit, scoring.limit, scale)
@@ -123,7 +131,7 @@ def rescore_by_engine(
                             progress(journal.positions, end - begin)
             report = Report()
             with PositionWriter(output, format) as writer:
-                _write(inputs, begin, end, skip_bad, journal, writer, report)
+                _write(inputs, begin, end, skip_bad, scores, journal, writer, report)
                 check_new(output, overwrite)
             report.add_writer(writer)
             journal.remove()
@@ -133,26 +141,30 @@ def rescore_by_engine(
     return report
 
 
-def _count(inputs: Sequence[StrPath], skip_bad: bool) -> int:
-    return sum(len(block.records) for _, blocks in read_files(inputs, skip_bad=skip_bad) for block in blocks)
+def _count(inputs: Sequence[StrPath], skip_bad: bool, scores: ReadingOptions) -> int:
+    return sum(len(block.records) for _, blocks in read_files(inputs, skip_bad=skip_bad, **scores) for block in blocks)
 
 
-def _blocks(inputs: Sequence[StrPath], begin: int, end: int, skip_bad: bool, report: Report) -> Iterator[Block]:
+def _blocks(
+    inputs: Sequence[StrPath], begin: int, end: int, skip_bad: bool, scores: ReadingOptions, report: Report
+) -> Iterator[Block]:
     """The positions from number `begin` to `end`."""
     at = 0
-    for reader, blocks in read_files(inputs, skip_bad=skip_bad):
+    for reader, blocks in read_files(inputs, skip_bad=skip_bad, **scores):
         for block in blocks:
             number = np.arange(at, at + len(block.records))
             at += len(block.records)
             wanted = (number >= begin) & (number < end)
             if wanted.any():
                 yield block.where(wanted)
-        report.add_reader(reader)
+        report.add_reader(reader, keeps_scores=False)
 
 
-def _units(inputs: Sequence[StrPath], begin: int, end: int, skip_bad: bool) -> Iterator[Records]:
+def _units(
+    inputs: Sequence[StrPath], begin: int, end: int, skip_bad: bool, scores: ReadingOptions
+) -> Iterator[Records]:
     left = np.zeros((0, 32), np.uint8)
-    for block in _blocks(inputs, begin, end, skip_bad, Report()):
+    for block in _blocks(inputs, begin, end, skip_bad, scores, Report()):
         left = np.concatenate([left, block.records])
         whole = len(left) // UNIT * UNIT
         for i in range(0, whole, UNIT):
@@ -186,13 +198,14 @@ def _write(
     begin: int,
     end: int,
     skip_bad: bool,
+    scores: ReadingOptions,
     journal: Journal,
     writer: PositionWriter,
     report: Report,
 ) -> None:
     """The positions with their scores from the journal, and all other bytes as they are in the files."""
     units, scored = journal.read(), np.zeros((0, 32), np.uint8)
-    for block in _blocks(inputs, begin, end, skip_bad, report):
+    for block in _blocks(inputs, begin, end, skip_bad, scores, report):
         parts, found = [scored], len(scored)
         while found < len(block.records) and (unit := next(units, None)) is not None:
             parts.append(unit)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, Literal, NamedTuple, Self, cast
+from typing import Any, BinaryIO, Literal, NamedTuple, Self, Unpack, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -25,16 +25,15 @@ from nnue_trainer.base import system
 from nnue_trainer.base.arrays import Records
 from nnue_trainer.base.closing import Closing
 from nnue_trainer.data.compression import ByteReader, UntilBroken, compression_of, decompress, head_of, is_sound
-from nnue_trainer.data.formats.base import DataFormat, claiming, format_named, outside_formats
+from nnue_trainer.data.formats.base import HEAD, DataFormat, claiming, format_named, outside_formats
 from nnue_trainer.data.formats.built_in import BuiltIn, open_native
+from nnue_trainer.data.reading import FORMATS_IN_PAWNS, Reading, ReadingOptions, any_scored
+from nnue_trainer.data.score_units import Sample
 from nnue_trainer.errors import UserError
 from nnue_trainer.files.atomic import replacing
 
 FORMATS: tuple[str, ...] = tuple(name for name, _, _ in _data.formats())
 """The names of the built-in formats."""
-
-FORMATS_WITHOUT_SIDES = frozenset({"bulletformat"})
-"""Formats that turn every board so that white is to move."""
 
 _BLOCK = 1 << 16  # positions: 2 MiB
 _WITH_FENS = ("plain", "text")
@@ -102,7 +101,8 @@ class PositionReader(Closing):
     what was expected. Memory: a few MiB, with binpack up to the 100 MiB of its largest legal chunk.
 
     `copy_to`: an open file that gets the (decompressed) bytes of a file in a built-in format as they are read.
-    `settings`: how built-in formats read what their files leave open, by name (docs/text-formats.md, "PGN").
+    `scores`: the unit and view of scores and results in the file (`data.reading`); a built-in `format` with fields that
+    are set has them too. `settings`: the same for compiled readers, by name.
     """
 
     def __init__(
@@ -114,8 +114,12 @@ class PositionReader(Closing):
         skip_bad: bool = False,
         copy_to: int = -1,
         settings: dict[str, str] | None = None,
+        **scores: Unpack[ReadingOptions],
     ) -> None:
         self.path = Path(path)
+        self.reading = Reading(**scores)
+        self.sample: Sample | None = None
+        """collects a sample of what `read_files` reads, if several files are read"""
         chosen = format_named(format) if isinstance(format, str) else format
         self._file = cast(BinaryIO, Pipe()) if is_pipe(path) else open_regular(path)
         try:
@@ -133,10 +137,16 @@ class PositionReader(Closing):
             if source is None and is_pipe(path):
                 source = cast(ByteReader, self._file)
             if chosen is None or isinstance(chosen, BuiltIn):
-                name = chosen.kind if chosen else ""
+                if chosen and self.reading == Reading():
+                    self.reading = chosen.reading
+                name, settings = chosen.kind if chosen else "", {**self.reading.settings, **(settings or {})}
                 self._reader: _data.PositionReader = open_native(self.path, source, skip_bad, name, copy_to, settings)
             else:
                 self._reader = chosen.open_reader(self.path, source, skip_bad)
+            self._changes = self.reading.changes(self.path, self.format)
+            self.cut_scores = 0
+            """scores that `score_scale` brought beyond ±32767 so far"""
+            self._scored = False
         except BaseException:
             self._file.close()
             raise
@@ -184,6 +194,11 @@ class PositionReader(Closing):
         """Notes on the reader's decisions and omissions so far that are not errors."""
         return list(getattr(self._reader, "notes", []))
 
+    @property
+    def unit_notes(self) -> list[str]:
+        """Notes on the unit of the scores that were read so far."""
+        return self.reading.notes(self.format) if self._scored or self.format not in FORMATS_IN_PAWNS else []
+
     def __iter__(self) -> Iterator[Records]:
         for block in self._blocks(lambda: Block(self._reader.read(_BLOCK), None, self.format)):
             yield block.records
@@ -202,6 +217,9 @@ class PositionReader(Closing):
             next_block = self._read_ahead(pool, read)
             while len((block := next_block()).records):
                 next_block = self._read_ahead(pool, read)
+                self._scored = self._scored or any_scored(block.records)
+                if self._changes:
+                    self.cut_scores += self._changes.apply(block.records)
                 yield block
         finally:
             # Reading is abandoned, since a file may go on for hours without a position in it.
@@ -244,10 +262,10 @@ def read_games(path: StrPath, *, chess960: bool = False) -> Iterator[Game]:
 
 
 def content_head(path: Path, file: BinaryIO, compression: str | None) -> bytes:
-    """The first 64 KiB of a file's content, decompressed. Before and after, the file is at its beginning."""
+    """The first `HEAD` bytes of a file's content, decompressed. Before and after, the file is at its beginning."""
     try:
         source = decompress(path, compression, file) if compression else cast(ByteReader, file)
-        buffer = bytearray(1 << 16)
+        buffer = bytearray(HEAD)
         filled = 0
         while filled < len(buffer) and (count := source.readinto(memoryview(buffer)[filled:])):
             filled += count
@@ -471,10 +489,10 @@ def read_files(
     format: str | DataFormat | None = None,
     skip_bad: bool = False,
     progress: Progress | None = None,
-    settings: dict[str, str] | None = None,
+    **scores: Unpack[ReadingOptions],
 ) -> Iterator[tuple[PositionReader, Iterable[Block]]]:
     """The reader of each file and its positions, file after file. A missing file is an error before any is
-    read."""
+    read. `scores`: as in `PositionReader`."""
     sizes = []
     for path in paths:
         try:
@@ -484,10 +502,13 @@ def read_files(
 
     def blocks(reader: PositionReader, before: int) -> Iterator[Block]:
         for block in reader.blocks():
+            if reader.sample:
+                reader.sample.add_runs(block.records)
             yield block
             if progress:
                 progress(before + reader.done, sum(sizes))
 
     for i, path in enumerate(paths):
-        with PositionReader(path, format=format, skip_bad=skip_bad, settings=settings) as reader:
+        with PositionReader(path, format=format, skip_bad=skip_bad, **scores) as reader:
+            reader.sample = Sample() if len(paths) > 1 else None
             yield reader, blocks(reader, sum(sizes[:i]))

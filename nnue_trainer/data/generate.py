@@ -129,11 +129,15 @@ class Generated:
     losses: Counter[str] = field(default_factory=Counter)
 
 
-def score_scale(engine_name: str) -> float:
-    """Internal units per centipawn of the engine's "score cp". UserError for an engine that is not known."""
+def score_scale(engine_name: str, note: Callable[[str], None] | None = None) -> float:
+    """Internal units per centipawn of the engine's "score cp", which `note` takes in words. UserError for an engine
+    that is not known."""
     match = re.fullmatch(r"Stockfish (\d+(?:\.\d+)?)(?: .*)?", engine_name)
     if match and match.group(1) in _SCALES:
-        return _SCALES[match.group(1)]
+        scale = _SCALES[match.group(1)]
+        if note:
+            note(f"scores: {scale:g} internal units per centipawn, by the engine's name, {shown(engine_name)}")
+        return scale
     raise UserError(
         f"engine {quoted(engine_name)} does not report its internal units: give --score-scale (1 keeps centipawns)"
     )
@@ -333,7 +337,7 @@ def generate(
         uci_options["UCI_Chess960"] = "true"
     engines = [Engine(options.engine, uci_options, timeout=timeout)]
     try:
-        scale = options.score_scale if options.score_scale is not None else score_scale(engines[0].name)
+        scale = options.score_scale if options.score_scale is not None else score_scale(engines[0].name, note)
         header: dict[str, Any] = asdict(options) | {
             "score_scale": scale,
             "engine": engines[0].name,

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
 from nnue_trainer import _data
 from nnue_trainer.data.files import PositionReader, Progress, StrPath
+from nnue_trainer.data.reading import ReadingOptions
+from nnue_trainer.data.score_units import Sample
 from nnue_trainer.errors import shown
 from nnue_trainer.files.atomic import replacing
 
@@ -28,6 +30,8 @@ class FileInfo:
     histograms over all positions. `king_buckets`: how often each of the 32 king buckets of HalfKAv2_hm is used, by both
     perspectives. `distinct`: different boards (with side to move, castling and en passant), `duplicate_share` the share
     of positions whose board had occurred before; exact if `duplicates_exact`, else estimated within 0.3 %.
+    `score_per_pawn`: the median score per pawn of material, and `fitted_scale`: 1/(1 + e^(−score/scale)) fits the
+    results best; both by a sample, None if it does not decide them. `notes`: decisions and omissions of the reader.
     """
 
     path: str
@@ -40,6 +44,9 @@ class FileInfo:
     distinct: int = 0
     duplicate_share: float = 0.0
     duplicates_exact: bool = True
+    score_per_pawn: float | None = None
+    fitted_scale: float | None = None
+    notes: list[str] = field(default_factory=list)
     king_buckets: list[int] = field(default_factory=list)
     statistics: _data.Statistics = field(default_factory=_data.Statistics)
 
@@ -55,17 +62,22 @@ def king_bucket(square: int) -> int:
     return 4 * (7 - rank) + (7 - max(file, 7 - file))
 
 
-def file_info(path: StrPath, progress: Progress | None = None) -> FileInfo:
-    """Reads the whole file, in any format; `progress(bytes done, bytes in all)` is called now and then."""
-    statistics, duplicates = _data.Statistics(), _data.DuplicateEstimator()
-    with PositionReader(path) as reader:
+def file_info(path: StrPath, progress: Progress | None = None, **scores: Unpack[ReadingOptions]) -> FileInfo:
+    """Reads the whole file, in any format; `progress(bytes done, bytes in all)` is called now and then. `scores`: how
+    scores and results are read."""
+    statistics, duplicates, sample = _data.Statistics(), _data.DuplicateEstimator(), Sample()
+    with PositionReader(path, **scores) as reader:
         info = FileInfo(str(path), reader.size, reader.format, reader.compression, statistics=statistics)
         for records in reader:
             statistics.add(records)
             duplicates.add(records)
+            sample.add_runs(records)
             if progress:
                 progress(reader.done, reader.size)
         info.chunks, info.chains, info.single_position_chains = reader.chunks, reader.chains, reader.single_chains
+        info.notes = reader.notes + reader.unit_notes
+    if units := sample.units():
+        info.score_per_pawn, info.fitted_scale = units.pawn, units.scale
     info.duplicate_share = duplicates.duplicate_share
     info.distinct = different_boards(info.statistics.positions, info.duplicate_share)
     info.duplicates_exact = duplicates.exact

@@ -13,12 +13,13 @@ from nnue_trainer import _data
 from nnue_trainer.base import system
 from nnue_trainer.data.compression import unnamed_file, unpack
 from nnue_trainer.data.files import StrPath, compression_of_file, open_regular
-from nnue_trainer.data.formats.base import DataFormat, claiming
+from nnue_trainer.data.formats.base import HEAD, DataFormat, claiming
+from nnue_trainer.data.formats.built_in import BuiltIn
+from nnue_trainer.data.reading import DEFAULT_PAWN, FORMATS_IN_PAWNS, Reading
 from nnue_trainer.data.spare import open_chunks as with_spare
 from nnue_trainer.errors import UserError
 
 _SAMPLES, _SAMPLE = 16, 4096  # the number of samples of a file, and the bytes in each
-_HEAD = 1 << 16  # bytes that a format is recognised by
 _LARGE = 1 << 28  # bytes of a compressed file: unpacking a larger one takes so long that it is announced
 _log = logging.getLogger(__name__)
 
@@ -133,7 +134,8 @@ class OpenedFile:
         self.spare = int(spare)
         """the number of spare bytes in each record"""
         self.format_identity: dict[str, Any] | None = None
-        """identifies the format, if it is one of `formats`"""
+        """identifies the format, if it is one of `formats` and reads other positions than a built-in one by default"""
+        self._copied = False
         with open_regular(path) as file:
             self._status = os.fstat(file.fileno())
             self._told = False
@@ -158,29 +160,42 @@ class OpenedFile:
         temporary: Path | None,
         poll: Callable[[], None] | None,
     ) -> _data.DataFile:
-        format = claiming(formats, self.path, system.pread(file.fileno(), _HEAD, 0)) if formats else None
+        format = claiming(formats, self.path, system.pread(file.fileno(), HEAD, 0)) if formats else None
+        reading = format.reading if isinstance(format, BuiltIn) else Reading()
 
         def into(fill: Callable[[BinaryIO], None]) -> BinaryIO:
             return unnamed_file(self.path, temporary, fill)
 
         if self.spare:
-            if format is not None:
+            if format is not None and not isinstance(format, BuiltIn):
                 raise UserError(
                     f"{self.path}: a data format in Python has no spare bytes, which a filter, the loss or the weight "
                     "of positions uses; convert the file (nnue data convert)"
                 )
-            chunks, self.spare = with_spare(self.path, file.fileno(), skip_bad, into, poll)
-            self.format_identity = {"spare": self.spare}
+            chunks, self.spare = with_spare(self.path, file.fileno(), skip_bad, into, poll, reading)
+            self._copied = True
+            self.format_identity = {"spare": self.spare} | ((format and format.identity) or {})
             return chunks
         if format is None:
-            return _data.DataFile(str(self.path), file.fileno(), size, skip_bad, poll)
-        self.format_identity = format.identity
-        return format.open_chunks(self.path, file.fileno(), size, skip_bad, into, poll)
+            chunks = _data.DataFile(str(self.path), file.fileno(), size, skip_bad, poll)
+        else:
+            self._copied = not isinstance(format, BuiltIn)
+            self.format_identity = format.identity
+            chunks = format.open_chunks(self.path, file.fileno(), size, skip_bad, into, poll)
+        if chunks.format in FORMATS_IN_PAWNS and reading.pawn is None:
+            _log.warning(
+                "%s: evaluations are converted with %g internal units per pawn, the default; data.formats: [{kind: %s, "
+                "pawn: N}] sets it",
+                self.path,
+                DEFAULT_PAWN,
+                chunks.format,
+            )
+        return chunks
 
     def require_unchanged(self) -> None:
         """UserError if samples of the file's bytes are not what they were; the rest is compared as it is read. Logs
         once that the file was written to or replaced. Other programs cannot change an unpacked copy."""
-        if self.compression is not None or self.format_identity is not None:
+        if self.compression is not None or self._copied:
             return
         self._check_status()
         now = _identity_of(self.path, self.native.fileno(), self.identity.size)

@@ -12,10 +12,12 @@ from pathlib import Path
 
 from nnue_trainer import _data
 from nnue_trainer.base.arrays import Records
+from nnue_trainer.data.compression import ByteReader
 from nnue_trainer.data.fields import SPARE_PLACES
 from nnue_trainer.data.files import Block
 from nnue_trainer.data.formats.base import BLOCK, Poll, Unpack, rewritten
 from nnue_trainer.data.formats.built_in import open_native
+from nnue_trainer.data.reading import Reading
 from nnue_trainer.errors import UserError
 
 
@@ -38,6 +40,7 @@ def open_chunks(
     skip_bad: bool,
     unpack: Unpack,
     poll: Poll,
+    reading: Reading,
 ) -> tuple[_data.DataFile, int]:
     """The file `fd`, in a built-in format, as chunks for the pipeline, 34 bytes per position; and how many spare bytes
     a position has."""
@@ -49,9 +52,15 @@ def open_chunks(
         if not len(block.records):
             return block.records
         width = block.spare.shape[1]
+        changes = reading.changes(path, block.format)
+        if changes:
+            changes.apply(block.records)
         return embed(block, path)
 
-    chunks = rewritten(path, fd, unpack, poll, lambda file: open_native(path, file, skip_bad), read)
+    def open_reader(file: ByteReader) -> _data.PositionReader:
+        return open_native(path, file, skip_bad, settings=reading.settings)
+
+    chunks = rewritten(path, fd, unpack, poll, open_reader, read)
     return chunks, width
 
 

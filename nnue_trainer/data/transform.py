@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import BinaryIO, Unpack, cast
 
 from nnue_trainer import _data
+from nnue_trainer.data.compression import ByteReader, unnamed_file
 from nnue_trainer.data.files import (
     FORMATS,
-    FORMATS_WITHOUT_SIDES,
     Block,
     Chess960,
     FenStyle,
@@ -33,26 +33,12 @@ from nnue_trainer.data.files import (
 )
 from nnue_trainer.data.filters import Filters
 from nnue_trainer.data.formats import DataFormat
+from nnue_trainer.data.formats.base import format_named
+from nnue_trainer.data.formats.built_in import open_native
+from nnue_trainer.data.reading import Reading, ReadingOptions
+from nnue_trainer.data.score_units import FileUnits, Sample, differences
 from nnue_trainer.errors import UserError
 from nnue_trainer.files.atomic import check_new, replacing
-
-LEAST_SCALE, MOST_SCALE = 1e-4, 1e5
-"""The smallest and the largest factor for scores. A score is at most 32,767, and one that is not 0 is at least 1."""
-
-
-View = Literal["auto", "mover", "white", "black", "opponent"]
-"""Whose view scores or results in a file have in truth: that of the side to move (auto: as the format has it), of one
-side, or of the side that is not to move."""
-
-
-def _turned(view: View) -> tuple[bool, bool]:
-    """Whether white's and black's numbers must be negated to be the side to move's."""
-    return view in ("black", "opponent"), view in ("white", "opponent")
-
-
-def check_score_scale(scale: float) -> None:
-    if not LEAST_SCALE <= scale <= MOST_SCALE:
-        raise UserError(f"score scale {scale:g}, expected {LEAST_SCALE:g} to {MOST_SCALE:g}")
 
 
 @dataclass
@@ -60,7 +46,8 @@ class Report:
     """The result of a tool. `losses` counts, by kind, the positions that the format cannot store fully. `cut_scores`
     counts scores that scaling brought beyond ±32767. `skipped` counts positions or chunks that `skip_bad` left out;
     `first_skipped` has the first error of each file. `notes`: decisions and omissions of readers that are not errors,
-    each with its file.
+    each with its file, and `unit_notes` likewise on the unit of scores. `units`: the unit of each file's scores, if
+    there are several files.
     """
 
     positions: int = 0
@@ -69,12 +56,20 @@ class Report:
     skipped: int = 0
     first_skipped: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    unit_notes: list[str] = field(default_factory=list)
+    units: list[FileUnits] = field(default_factory=list)
 
-    def add_reader(self, reader: PositionReader) -> None:
+    def add_reader(self, reader: PositionReader, keeps_scores: bool = True) -> None:
+        """Adds what a reader found. `keeps_scores`: whether the output has the scores of the file."""
         self.skipped += reader.skipped
+        self.cut_scores += reader.cut_scores
         self.notes += [f"{reader.path}: {note}" for note in reader.notes]
+        if keeps_scores:
+            self.unit_notes += [f"{reader.path}: {note}" for note in reader.unit_notes]
         if reader.skipped:
             self.first_skipped.append(reader.first_skipped)
+        if reader.sample and keeps_scores:
+            self.units.append(FileUnits(str(reader.path), reader.format, reader.sample.units(), reader.reading.pawn))
 
     def add_writer(self, writer: PositionWriter) -> None:
         self.positions += writer.positions
@@ -115,56 +110,34 @@ def convert(
     *,
     to: str | None = None,
     source: str | None = None,
-    score_scale: float = 1.0,
-    score_view: View = "auto",
-    result_view: View = "auto",
-    settings: dict[str, str] | None = None,
     chess960: Chess960 = "refuse",
     fen: FenStyle = "x-fen",
     skip_bad: bool = False,
     overwrite: bool = False,
     progress: Progress | None = None,
+    **scores: Unpack[ReadingOptions],
 ) -> Report:
     """Writes all positions of `inputs`, one file after the other, in the format `to` (None: the one of `output`'s
     suffix).
 
-    `source`: the format of the inputs, None to find out. `settings`: how it is read (`PositionReader`). Scores are
-    multiplied by `score_scale`, except 32002 (none). `score_view` and `result_view`: whose view they are in the inputs
-    in truth; of PGN, what evaluations are. `fen`: how castling rights are written where there are FENs. UserError for a
-    view that a format without sides cannot have.
+    `source`: the format of the inputs, None to find out. `fen`: how castling rights are written where there are FENs.
+    `scores`, here and in the other tools: how scores and results are read (`data.reading`).
     """
-    check_score_scale(score_scale)
+    reading = Reading(**scores)
     format = format_for(output, to)
     check_outputs(inputs, [output], overwrite)
     report = Report()
-    turns = [(False, score_view, _turned(score_view)), (True, result_view, _turned(result_view))]
-    changed = score_scale != 1 or any(any(turn) for _, _, turn in turns)
-    if not changed and not skip_bad and original_size(format.kind) and not any(map(is_pipe, inputs)):
-        found = []
+    if not skip_bad and original_size(format.kind) and not any(map(is_pipe, inputs)):
+        found, changed = [], False
         for path in inputs:
-            with PositionReader(path, format=source) as reader:
+            with PositionReader(path, format=source, **scores) as reader:
                 found.append(reader.format)
-        if set(found) == {format.kind}:
-            return _copy(inputs, output, format, overwrite, progress)
+                changed |= reading.changes(path, reader.format) is not None
+        if set(found) == {format.kind} and not changed:
+            return _copy(inputs, output, format, overwrite, progress, scores)
     with PositionWriter(output, format, chess960=chess960, fen=fen) as writer:
-        for reader, blocks in read_files(
-            inputs, format=source, skip_bad=skip_bad, progress=progress, settings=settings
-        ):
-            is_pgn = reader.format == "pgn"
-            for is_result, view, (white, black) in turns:
-                if white != black and reader.format in FORMATS_WITHOUT_SIDES:
-                    raise UserError(
-                        f"{reader.path}: --{'result' if is_result else 'score'}-view {view}: {reader.format} has no "
-                        "side to move: convert the file's source with this option"
-                    )
+        for reader, blocks in read_files(inputs, format=source, skip_bad=skip_bad, progress=progress, **scores):
             for block in blocks:
-                for is_result, view, (white, black) in turns:
-                    if is_pgn and not is_result:  # its reader has made them white's or the mover's
-                        white = black = view in ("black", "opponent")
-                    if white or black:
-                        report.cut_scores += _data.turn_view(block.records, is_result, white, black)
-                if score_scale != 1:
-                    report.cut_scores += _data.scale_scores(block.records, score_scale)
                 writer.write_block(block)
             report.add_reader(reader)
         check_all_new([output], overwrite)
@@ -173,18 +146,27 @@ def convert(
 
 
 def _copy(
-    inputs: Sequence[StrPath], output: StrPath, format: DataFormat, overwrite: bool, progress: Progress | None
+    inputs: Sequence[StrPath],
+    output: StrPath,
+    format: DataFormat,
+    overwrite: bool,
+    progress: Progress | None,
+    scores: ReadingOptions,
 ) -> Report:
     """Files of one format one after the other, checked and byte for byte."""
     report = Report()
     sizes = [Path(path).stat().st_size for path in inputs]
     with replacing(output) as file:
         for i, path in enumerate(inputs):
-            with PositionReader(path, format=format, copy_to=file.fd) as reader:
+            with PositionReader(path, format=format, copy_to=file.fd, **scores) as reader:
+                reader.sample = Sample() if len(inputs) > 1 else None
                 for records in reader:
                     report.positions += len(records)
+                    if reader.sample:
+                        reader.sample.add_runs(records)
                     if progress:
                         progress(sum(sizes[:i]) + reader.done, sum(sizes))
+                report.add_reader(reader)
         check_all_new([output], overwrite)
     return report
 
@@ -200,6 +182,7 @@ def filter_positions(
     skip_bad: bool = False,
     overwrite: bool = False,
     progress: Progress | None = None,
+    **scores: Unpack[ReadingOptions],
 ) -> tuple[Report, Counter[str]]:
     """Writes the positions of `inputs` that pass, and counts how many each filter dropped. The arrays in which files
     are read take the place of the chunks in docs/data.md: each has the next seed for its decisions."""
@@ -208,7 +191,7 @@ def filter_positions(
     report, dropped = Report(), Counter[str]()
     with PositionWriter(output, format, chess960=chess960) as writer:
         for block, counts in filtered(
-            inputs, filters, seed=seed, skip_bad=skip_bad, progress=progress, after=report.add_reader
+            inputs, filters, seed=seed, skip_bad=skip_bad, progress=progress, after=report.add_reader, **scores
         ):
             writer.write_block(block)
             dropped.update(counts.dropped)
@@ -225,16 +208,19 @@ def filtered(
     skip_bad: bool = False,
     progress: Progress | None = None,
     after: Callable[[PositionReader], None] = lambda reader: None,
+    **scores: Unpack[ReadingOptions],
 ) -> Iterator[tuple[Block, _data.FilterCounts]]:
     """The positions of `inputs` that pass, and the counts of `Filters.mask`. `after` is called with the reader of each
-    file at its end."""
+    file at its end, or when the iteration ends there."""
     number, carried = 0, list[float]()
-    for reader, blocks in read_files(inputs, skip_bad=skip_bad, progress=progress):
-        for block in blocks:
-            mask, counts = filters.mask(block.records, (seed << 32) + number, carried, block.spare)
-            yield block.where(mask), counts
-            number += 1
-        after(reader)
+    for reader, blocks in read_files(inputs, skip_bad=skip_bad, progress=progress, **scores):
+        try:
+            for block in blocks:
+                mask, counts = filters.mask(block.records, (seed << 32) + number, carried, block.spare)
+                yield block.where(mask), counts
+                number += 1
+        finally:
+            after(reader)
 
 
 def shuffle(
@@ -250,6 +236,7 @@ def shuffle(
     overwrite: bool = False,
     progress: Progress | None = None,
     write_progress: Progress | None = None,
+    **scores: Unpack[ReadingOptions],
 ) -> Report:
     """Writes all positions of `inputs` in random order, in the format `to` (None: the one of `output`'s suffix). In a
     binpack each is a separate chain, 34 bytes.
@@ -266,7 +253,7 @@ def shuffle(
     report = Report()
     # The output is opened first, so that a place that cannot be written to shows before hours of reading.
     with PositionWriter(output, format, join_chains=False, chess960=chess960) as writer:
-        for reader, blocks in read_files(inputs, skip_bad=skip_bad, progress=progress):
+        for reader, blocks in read_files(inputs, skip_bad=skip_bad, progress=progress, **scores):
             for block in blocks:
                 same = kept and block.format == format.kind
                 buffer.add(block.records, block.originals if same else None)
@@ -290,9 +277,12 @@ def interleave(
     weights: Sequence[float] = (),
     overwrite: bool = False,
     progress: Progress | None = None,
+    note: Callable[[str], None] | None = None,
+    **scores: Unpack[ReadingOptions],
 ) -> tuple[int, int]:
     """Mixes files of one format chunk by chunk in proportion to their sizes, without decoding them, into a file of that
-    format; returns chunks and bytes.
+    format; returns chunks and bytes. With `scores` that change records, the mixture is decoded and written again.
+    `note` takes lines about the units of the files.
 
     The order within each file stays. Which file comes next is a function of (seed, files, weights) alone. `weights`:
     how often each file comes, one number for each; none: once. 2.5 is all chunks twice and the first half once more.
@@ -303,25 +293,66 @@ def interleave(
         raise UserError(
             f"weights: {len(weights)} numbers for {len(inputs)} files, expected one for each, and one that is not 0"
         )
+    changed, units, notes = False, list[FileUnits](), list[str]()
     for path in inputs:
-        with PositionReader(path) as reader:
+        with PositionReader(path, **scores) as reader:
             if reader.compression or reader.format not in FORMATS:
                 found = f"{reader.compression}-compressed" if reader.compression else f"in the format {reader.format}"
                 raise UserError(
                     f"{path}: {found}, expected a file that is not compressed in one of {', '.join(FORMATS)}: "
                     "`nnue data convert` makes one from it"
                 )
-    done = 0
-    with replacing(output) as file:
+            format = reader.format
+            changed |= reader.reading.changes(path, format) is not None
+            notes += [f"{path}: {line}" for line in reader.unit_notes]
+        units.append(FileUnits(str(path), format, _beginning(path).units()))
+    for line in [*notes, *differences(units)]:
+        if note:
+            note(line)
+    done = chunks = 0
+
+    def mix(fd: int) -> None:
+        nonlocal done, chunks
         interleaver = _data.Interleaver(
-            [os.fsencode(path) for path in inputs], os.fsencode(output), file.fd, seed, weights
+            [os.fsencode(path) for path in inputs], os.fsencode(output), fd, seed, list(weights)
         )
         while step := interleaver.step():
             done += step
             if progress:
                 progress(done, interleaver.size)
+        chunks = interleaver.chunks
+
+    with replacing(output) as file:
+        if changed:
+            folder = Path(output).absolute().parent
+            with unnamed_file(Path(output), folder, lambda out: mix(out.fileno())) as mixed:
+                _rewrite(mixed, file.fd, Path(inputs[0]), format, Reading(**scores))
+        else:
+            mix(file.fd)
         check_all_new([output], overwrite)
-    return interleaver.chunks, done
+    return chunks, Path(output).stat().st_size
+
+
+def _beginning(path: StrPath) -> Sample:
+    """A sample of the beginning of a file, of one block."""
+    sample = Sample()
+    with PositionReader(path) as reader:
+        for records in reader:
+            sample.add_runs(records)
+            break
+    return sample
+
+
+def _rewrite(mixed: BinaryIO, fd: int, path: Path, format: str, reading: Reading) -> None:
+    """Writes the positions of a mixture as they are read with `reading`."""
+    mixed.seek(0)
+    reader = open_native(path, cast(ByteReader, mixed), False, format)
+    writer = format_named(format).open_writer(path, fd)
+    changes = reading.changes(path, format) or _data.ScoreChanges()
+    while len((block := Block(*reader.read_originals(1 << 16), format)).records):
+        changes.apply(block.records)
+        writer.write(block.records, block.originals)
+    writer.finish()
 
 
 def _commit_pair(train: PositionWriter, validation: PositionWriter) -> None:
@@ -343,12 +374,34 @@ def _commit_pair(train: PositionWriter, validation: PositionWriter) -> None:
         raise
 
 
+SHORT_SHARE = 0.1
+"""Positions in very short games beyond this share are mentioned: a file of games has few, even if it was filtered."""
+SUGGESTED_BLOCK = 1000
+
+
 @dataclass
 class SplitReport:
     games: int
     validation_games: int
     train: Report
     validation: Report
+    alone: int
+    """positions that were split singly, since no position before or after them is of the same game"""
+    in_short_games: int
+    """positions in games of at most three positions, including these"""
+
+    @property
+    def note(self) -> str:
+        """A line for users if the inputs do not show games; "" if they do."""
+        total = self.train.positions + self.validation.positions
+        if self.in_short_games < SHORT_SHARE * total:
+            return ""
+        return (
+            f"{self.in_short_games:,} of {total:,} positions were split singly or in groups of at most "
+            f"{_data.GameSplitter.short_game} ({self.alone:,} singly), because the plies do not show games. So "
+            "positions of one game may be on both sides, and the validation loss would be too low. If the games follow "
+            f"each other, use --block {SUGGESTED_BLOCK}; if they are shuffled, split the file they come from"
+        )
 
 
 def split(
@@ -358,36 +411,39 @@ def split(
     *,
     share: float = 0.01,
     seed: int = 0,
+    block: int = 0,
     to: str | None = None,
     chess960: Chess960 = "refuse",
     skip_bad: bool = False,
     overwrite: bool = False,
     progress: Progress | None = None,
+    **scores: Unpack[ReadingOptions],
 ) -> SplitReport:
     """Deals the games of `inputs` out to two files. (seed, number of the game) draws a `share` of them for validation.
 
     A game is a run of positions in which the ply rises and the result, seen by white, stays the same. So a chain is
-    never divided. Without plies every position counts as a game.
+    never divided. Without plies every position counts as a game, unless `block` positions in a row do.
     """
     if not 0 < share < 1:
         raise UserError(f"validation share {share}, expected a number between 0 and 1")
     check_outputs(inputs, [train, validation], overwrite)
-    splitter = _data.GameSplitter(seed, share)
+    splitter = _data.GameSplitter(seed, share, block)
     reports = Report(), Report()
     with ExitStack() as stack:
         writers = [
             stack.enter_context(PositionWriter(path, format_for(path, to), chess960=chess960))
             for path in (train, validation)
         ]
-        for reader, blocks in read_files(inputs, skip_bad=skip_bad, progress=progress):
+        for reader, blocks in read_files(inputs, skip_bad=skip_bad, progress=progress, **scores):
             splitter.start_stream()
-            for block in blocks:
-                held_out = splitter.split(block.records).view(bool)
-                writers[0].write_block(block.where(~held_out))
-                writers[1].write_block(block.where(held_out))
+            for each in blocks:
+                held_out = splitter.split(each.records).view(bool)
+                writers[0].write_block(each.where(~held_out))
+                writers[1].write_block(each.where(held_out))
             reports[0].add_reader(reader)
         check_all_new([train, validation], overwrite)
         _commit_pair(*writers)
     for report, writer in zip(reports, writers, strict=True):
         report.add_writer(writer)
-    return SplitReport(splitter.games, splitter.validation_games, *reports)
+    short = (0, 0) if block else (splitter.alone, splitter.in_short_games)
+    return SplitReport(splitter.games, splitter.validation_games, *reports, *short)

@@ -9,8 +9,9 @@ the limits were chosen.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,28 +20,26 @@ from nnue_trainer import _data
 from nnue_trainer.base.arrays import Floats, Records
 from nnue_trainer.data import fields
 from nnue_trainer.data.calibration import fit_curve
-from nnue_trainer.data.files import FORMATS_WITHOUT_SIDES
 from nnue_trainer.data.filters import Filters
+from nnue_trainer.data.reading import DEFAULT_PAWN, FORMATS_IN_PAWNS, FORMATS_WITHOUT_SIDES, NO_SCORE
+from nnue_trainer.data.score_units import FEWEST, PROVEN, Sample, ScoredPositions, Units, parts, units_of
 from nnue_trainer.errors import UserError
 
-RUN, MOST_RUNS = 1024, 96
-"""Positions that are taken one after the other, so that games show, and the most such runs that are kept."""
-FEWEST = 500
-"""Positions of a side below which its views are not judged."""
 RELATED = 0.15
 """A correlation of at least this is agreement; of at most −this, contradiction."""
-PROVEN = 30_000
-NO_SCORE = 32_002
 CLAMPED, CLAMPED_SHARE = 32_767, 0.001
 DUPLICATES = 0.25
 NEIGHBOURS = 0.5
-CENTIPAWNS, LARGE_UNITS = 130.0, 600.0
-"""Score per pawn of material: below, it is centipawns; above, it has been multiplied."""
+LARGE_UNITS = 600.0
+"""Score per pawn of material above which scores have been multiplied."""
+MISFIT = 3.5
+"""Scores that would have to be multiplied by more than this, or divided by it, to fit the loss, are in another unit.
+Usual recipes are within it: bullet's scale of 400 with centipawns, which 130 to 240 fits, and Stockfish's losses with
+internal units, which 260 to 870 fits."""
 COMB, COMB_PER_POSITION = 40.0, 0.001
 """The log likelihood ratio from which scores count as scaled after they had been rounded: this, and as much for each
 position of the sample."""
 
-_PIECE_VALUES = np.array([0, 1, -1, 3, -3, 3, -3, 5, -5, 9, -9, 0, 0], np.int32)
 _SIDES = ("white", "black")
 
 Level = Literal["contradiction", "doubt", "fact"]
@@ -63,6 +62,8 @@ class Verdict:
     positions: int
     findings: list[Finding] = field(default_factory=list)
     figures: dict[str, float | None] = field(default_factory=dict)
+    units: Units | None = None
+    """the unit of the scores; None if it is unknown, or not the same in the whole file"""
 
     @property
     def contradictions(self) -> list[Finding]:
@@ -86,35 +87,6 @@ class Verdict:
         return {"verdict": self.word, "sample": self.positions, "findings": found, "figures": self.figures}
 
 
-class Sample:
-    """Runs of positions spread evenly over a stream, in bounded memory, and its duplicates.
-
-    `add` takes positions in order. Every n-th run of the stream is kept; n doubles when there are too many."""
-
-    def __init__(self) -> None:
-        self._runs: list[Records] = []
-        self._every, self._next = 1, 0
-        self.duplicates = _data.DuplicateEstimator()
-
-    def add(self, records: Records) -> None:
-        self.duplicates.add(records)
-        self.add_runs(records)
-
-    def add_runs(self, records: Records) -> None:
-        """Like `add`, without counting duplicates, for callers that count them already."""
-        for begin in range(0, len(records), RUN):
-            if self._next % self._every == 0:
-                self._runs.append(records[begin : begin + RUN].copy())
-                if len(self._runs) > MOST_RUNS:
-                    self._runs = self._runs[::2]
-                    self._every *= 2
-            self._next += 1
-
-    @property
-    def runs(self) -> list[Records]:
-        return self._runs
-
-
 def sample_of(file: _data.DataFile, chunks: int) -> Sample:
     """A sample of an opened file, from that many of its chunks. A damaged chunk is left out: who reads the file will
     find it."""
@@ -126,32 +98,49 @@ def sample_of(file: _data.DataFile, chunks: int) -> Sample:
     return sample
 
 
-def judge(sample: Sample, format: str = "", filters: Filters | None = None, duplicate_share: float = -1.0) -> Verdict:
+@dataclass(frozen=True)
+class LossCurve:
+    """The meaning of the data's scores in a loss: `points` gives expected points, float64 [n], for scores, float64 [n].
+    `scale`: the field `scale` of the loss, if it has one."""
+
+    points: Callable[[Floats], Floats]
+    scale: float | None = None
+
+
+def judge(
+    sample: Sample,
+    format: str = "",
+    filters: Filters | None = None,
+    duplicate_share: float = -1.0,
+    loss: LossCurve | None = None,
+) -> Verdict:
     """The verdict on a sample of a file in `format` (for what the format cannot hold); with `filters`, also on what
-    they would leave. `duplicate_share`: of the whole file, where that is known; else the sample's."""
+    they would leave, and with `loss`, on whether it expects scores of this size. `duplicate_share`: of the whole file,
+    where that is known; else the sample's."""
     records = np.concatenate([np.zeros((0, 32), np.uint8), *sample.runs])
     verdict = Verdict(len(records))
     if len(records):
         share = duplicate_share if duplicate_share >= 0 else float(sample.duplicates.duplicate_share)
-        _Judge(verdict, records, sample.runs, format).run(share, filters)
+        _Judge(verdict, records, sample.runs, format, loss).run(share, filters)
         order = {"contradiction": 0, "doubt": 1, "fact": 2}
         verdict.findings.sort(key=lambda found: order[found.level])
     return verdict
 
 
 class _Judge:
-    def __init__(self, verdict: Verdict, records: Records, runs: list[Records], format: str) -> None:
-        self.verdict, self.records, self.format = verdict, records, format
-        self.scores, self.results = fields.scores(records), fields.results(records)
-        self.plies, self.black = fields.plies(records), fields.black_to_move(records)
-        self.boards = fields.boards(records)
-        material = _PIECE_VALUES[self.boards].sum(1)
-        self.material = np.where(self.black, -material, material)
+    def __init__(
+        self, verdict: Verdict, records: Records, runs: list[Records], format: str, loss: LossCurve | None
+    ) -> None:
+        self.verdict, self.records, self.format, self.loss = verdict, records, format, loss
+        self.positions = ScoredPositions(records)
+        self.scores, self.results = self.positions.scores, self.positions.results
+        self.plies, self.black = fields.plies(records), self.positions.black
+        self.boards, self.material = self.positions.boards, self.positions.material
         self.scored = self.scores != NO_SCORE
-        self.usual = self.scored & (np.abs(self.scores) <= PROVEN)
+        self.lengths = [len(run) for run in runs]
         # False at the end of a run: the next position is elsewhere in the file.
         self.has_next = np.ones(len(records), bool)
-        self.has_next[np.cumsum([len(run) for run in runs]) - 1] = False
+        self.has_next[np.cumsum(self.lengths) - 1] = False
 
     def say(self, level: Level, name: str, text: str) -> None:
         self.verdict.findings.append(Finding(level, name, text))
@@ -373,37 +362,67 @@ class _Judge:
     # ---- units -------------------------------------------------------------------------------------------------------
 
     def units(self, duplicate_share: float) -> None:
-        """The score of a pawn, the scale of scores against results, and whether rounded scores were scaled."""
-        near = self.usual & (np.abs(self.material) >= 1) & (np.abs(self.material) <= 6) & (self.scores != 0)
-        per_pawn = float("nan")
-        if near.sum() >= FEWEST:
-            per_pawn = float(np.median(self.scores[near] / self.material[near]))
-        self.figure("score_per_pawn", per_pawn)
-        usual = self.scores[self.usual]
-        values, inverse = np.unique(usual, return_inverse=True)
-        counts = np.bincount(inverse, minlength=len(values)).astype(np.float64)
-        points = np.bincount(inverse, (self.results[self.usual] + 1) / 2, len(values)) / counts
-        curve = fit_curve(values.astype(np.float64), points, counts)
-        self.figure("scale", curve.scale if curve else None)
+        """The score of a pawn, the scale of scores against results, whether rounded scores were scaled, and whether all
+        scores are in one unit, which the loss expects."""
+        found = units_of(self.positions)
+        by_score = self.positions.by_score()
+        curve = fit_curve(*by_score)
+        self.figure("score_per_pawn", found.pawn if found else None)
+        self.figure("scale", found.scale if found else None)
         self.figure("offset", curve.offset if curve else None)
-        factor, ratio = comb(usual)
+        usual = self.scores[self.positions.usual]
+        factor, ratio, share = comb(usual)
         # Repetitions make every deviation count several times.
         is_scaled = ratio * (1 - duplicate_share) > max(COMB, COMB_PER_POSITION * len(usual))
         self.figure("scaled_by", factor if is_scaled else 1.0)
-        if is_scaled and ((factor < 1 and per_pawn >= CENTIPAWNS) or (factor > 1 and self.is_large(per_pawn))):
-            text = f"scores look multiplied by {factor:.3g} after they had been rounded, and a pawn is worth "
-            text += f"{per_pawn:.0f}: undo it with `nnue data convert --score-scale {1 / factor:.3g}`, or fit the "
-            self.say("doubt", "units", text + "loss's scale")
-        elif per_pawn > LARGE_UNITS:
-            text = f"a pawn is worth {per_pawn:.0f}, more than in any engine: scores look multiplied; divide them with "
-            self.say("doubt", "units", f"{text}`nnue data convert --score-scale`, or fit the loss's scale")
-        elif 0 < per_pawn < CENTIPAWNS:
-            text = f"a pawn is worth {per_pawn:.0f}: scores look like centipawns, not internal units (208 and more); "
-            text += "scale them with `nnue data convert --score-scale 2.08`, or fit the loss's scale"
-            self.say("doubt", "units", text)
+        different = parts(self.positions, self.lengths)
+        if not different and is_scaled and share < 1:
+            different = f"about {share:.0%} of the scores look multiplied by {factor:.3g} after they had been rounded, "
+            different += "the others do not"
+        if different:
+            text = f"scores are in different units: {different}; no single factor mends the file: read each of its "
+            self.say(
+                "doubt", "mixed_units", text + "sources in its own unit (--pawn, --score-scale), and join them again"
+            )
+            return
+        if found is None:
+            return
+        self.verdict.units = found
+        self.say("fact", "unit", f"{found}" + ("; compare that with loss.scale" if self.loss is None else ""))
+        if self.loss is not None:
+            self.misfit(self.loss, found, by_score)
+        else:
+            self.too_large(found.pawn, factor if is_scaled and factor > 1 and on_comb(usual, factor) > 0.98 else None)
 
-    def is_large(self, per_pawn: float) -> bool:
-        return per_pawn > LARGE_UNITS or (self.verdict.figures["clamped"] or 0) > CLAMPED_SHARE
+    def too_large(self, pawn: float, factor: float | None) -> None:
+        """Whether scores were multiplied so that they are larger than in any engine, or were clipped. `factor`: their
+        values show this one."""
+        large = pawn > LARGE_UNITS
+        if not large and not (factor and (self.verdict.figures["clamped"] or 0) > CLAMPED_SHARE):
+            return
+        text = f"a pawn is worth {pawn:.0f}{', more than in any engine' if large else ''}: scores look multiplied"
+        if factor:
+            text += f" by {factor:.3g}: undo it with `nnue data convert --score-scale {1 / factor:.3g}`"
+        else:
+            text += ": divide them with `nnue data convert --score-scale`"
+        self.say("doubt", "units", text)
+
+    def misfit(self, loss: LossCurve, found: Units, by_score: tuple[Floats, Floats, Floats]) -> None:
+        """Whether the loss expects scores of another size."""
+        factor = best_factor(loss.points, *by_score)
+        self.figure("factor_of_loss", factor)
+        if factor is None or 1 / MISFIT <= factor <= MISFIT:
+            return
+        own = f"loss.scale is {loss.scale:g}" if loss.scale else "the loss expects other scores"
+        text = f"{own}, but {found}, so scores would have to be {factor:.3g} times as large; "
+        if self.format in FORMATS_IN_PAWNS:
+            remedy = f"read them with {factor:.3g} times their pawn (data.formats: [{{kind: {self.format}, pawn: "
+            remedy += f"{DEFAULT_PAWN * factor:.3g}}}] with the default of {DEFAULT_PAWN:g})"
+        else:
+            remedy = f"multiply them (`nnue data convert --score-scale {factor:.3g}`)"
+        if loss.scale:
+            remedy = f"set loss.scale to {loss.scale / factor:.3g}, or {remedy}"
+        self.say("doubt", "units", text + remedy)
 
     # ---- filters -----------------------------------------------------------------------------------------------------
 
@@ -439,15 +458,44 @@ class _Judge:
                 self.say("doubt", "filters", f"the filters remove all positions {name}, {group.mean():.0%} of the file")
 
 
-def comb(scores: npt.NDArray[np.int32]) -> tuple[float, float]:
-    """The factor by which whole scores were most likely multiplied and rounded again, and the logarithm of the
-    likelihood ratio against none. A number below 1 makes some values twice as frequent as their neighbours; one above
-    leaves gaps. Only sizes from 1 to 80 are used, whose true frequencies are smooth."""
+def best_factor(points: Callable[[Floats], Floats], scores: Floats, results: Floats, count: Floats) -> float | None:
+    """The factor of scores with which `points` of them are most likely to give the results, mean points [n] of `count`
+    positions each; None if it is beyond a factor of 100."""
+
+    def unlikelihood(logarithm: float) -> float:
+        expected = np.clip(points(scores * np.exp(logarithm)), 1e-9, 1 - 1e-9)
+        return -float((count * (results * np.log(expected) + (1 - results) * np.log(1 - expected))).sum())
+
+    limit = float(np.log(100))
+    grid = np.linspace(-limit, limit, 47)
+    best = int(np.argmin([unlikelihood(each) for each in grid]))
+    if best in (0, len(grid) - 1):
+        return None
+    low, high = grid[best - 1], grid[best + 1]
+    for _ in range(30):  # ternary search
+        first, second = low + (high - low) / 3, high - (high - low) / 3
+        low, high = (low, second) if unlikelihood(first) < unlikelihood(second) else (first, high)
+    return float(np.exp((low + high) / 2))
+
+
+class Comb(NamedTuple):
+    """The factor by which whole scores were most likely multiplied and rounded again, `share` of them, and the
+    logarithm of the likelihood ratio against no factor. `share` is 1 unless a mixture is certain."""
+
+    factor: float
+    ratio: float
+    share: float = 1.0
+
+
+def comb(scores: npt.NDArray[np.int32]) -> Comb:
+    """The traces of a multiplication in scores that were whole numbers. A factor below 1 makes some values twice as
+    frequent as their neighbours; one above leaves gaps. Only sizes from 1 to 80 are used, whose true frequencies are
+    smooth."""
     most = 80
     sizes = np.abs(scores.astype(np.int64))
     counts = np.bincount(sizes[(sizes > 0) & (sizes <= most)], minlength=most + 1)[1:].astype(np.float64)
     if counts.sum() < 2000:
-        return 1.0, 0.0
+        return Comb(1.0, 0.0)
     factors = np.exp(np.arange(np.log(0.2), np.log(8), 0.0004))
     factors = factors[(factors < 0.9) | (factors > 1.1)]
     # How many whole numbers become each size: those from (size − ½) / factor to (size + ½) / factor.
@@ -458,10 +506,38 @@ def comb(scores: npt.NDArray[np.int32]) -> tuple[float, float]:
     expected *= (counts.sum() / expected.sum(1))[:, None]
     plain = np.maximum(smooth * (counts.sum() / smooth.sum()), 1e-9)
     expected = np.maximum(expected, 1e-9)
+    whole = _most_likely(counts, plain, expected, factors)
+    expected, factors = expected[factors > 1], factors[factors > 1]
+    # Scores that were multiplied and rounded twice may lie beside the values of one factor.
+    beside = np.pad(expected, ((0, 0), (1, 1)), "edge")
+    beside = (beside[:, 2:] + beside[:, :-2]) / 2
+    others = [
+        whole,
+        *(_most_likely(counts, plain, (1 - w) * expected + w * beside, factors) for w in (0.15, 0.3, 0.45)),
+    ]
+    mixed: list[Comb] = []
+    for share in (0.1, 0.2, 0.35, 0.5, 0.65, 0.8):
+        found = _most_likely(counts, plain, (1 - share) * plain + share * expected, factors)
+        # A mixture needs wide gaps, and scores of both kinds.
+        (mixed if found.factor > 1.9 and share <= 0.5 else others).append(found._replace(share=share))
+    best = max(mixed, key=lambda each: each.ratio, default=whole)
+    least = max(each.ratio for each in others) + max(COMB, COMB_PER_POSITION * len(scores))
+    return best if best.ratio > least else whole
+
+
+def _most_likely(counts: Floats, plain: Floats, expected: Floats, factors: Floats) -> Comb:
+    """The most likely of `factors`, each with its `expected` frequencies, against the frequencies `plain`."""
     ratios = (counts * (np.log(expected) - np.log(plain))).sum(1)
     best = float(ratios.max())
     # Many a factor gives the same numbers: the middle one.
-    return float(factors[ratios > best - 1e-6].mean()), best
+    return Comb(float(factors[ratios > best - 1e-6].mean()), best)
+
+
+def on_comb(scores: npt.NDArray[np.int32], factor: float) -> float:
+    """The share of the small scores that a multiplication of whole numbers by `factor` > 1 can give."""
+    sizes = np.abs(scores[np.abs(scores) <= 80])
+    nearest = np.rint(np.rint(sizes / factor) * factor)
+    return float((np.abs(nearest - sizes) < 0.5).mean()) if len(sizes) else 0.0
 
 
 def _smooth(rows: Floats) -> Floats:

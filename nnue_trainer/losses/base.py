@@ -101,6 +101,12 @@ class Loss(ABC):
         weight = share if weight is None else share * weight
         return (weight * loss).sum(), weight.sum()
 
+    def score_points(self, score: Tensor) -> Tensor | None:
+        """The expected points, 0 to 1, that the target has for the data's scores in engine units; both have the shape
+        [n] and the same floating dtype. None if they are not a function of the score. Checks of the data compare them
+        with the results, to find scores in another unit."""
+        return None
+
     def kernel(self) -> LossKernel | None:
         """The loss in the form that the operators support; None for a loss without one."""
         return None

@@ -24,3 +24,6 @@ class CrossEntropyLoss(Loss):
         target = lam * sigmoid(score / self.scale) + (1 - lam) * points(result, net.dtype)
         entropy = -xlogy(target, target) - xlogy(1 - target, 1 - target)
         return binary_cross_entropy_with_logits(net / self.scale, target, reduction="none") - entropy, None
+
+    def score_points(self, score: Tensor) -> Tensor:
+        return sigmoid(score / self.scale)

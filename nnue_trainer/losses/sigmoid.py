@@ -24,5 +24,8 @@ class SigmoidLoss(Loss):
         target = lam * torch.sigmoid(score / self.scale) + (1 - lam) * points(result, net.dtype)
         return power(torch.sigmoid(net / self.scale) - target, self.power), None
 
+    def score_points(self, score: Tensor) -> Tensor:
+        return torch.sigmoid(score / self.scale)
+
     def kernel(self) -> LossKernel | None:
         return self._kernel_of(SigmoidLoss, "sigmoid", self.scale, self.power)

@@ -40,6 +40,9 @@ class WdlLoss(Loss):
             loss = loss + self.points * error.square()
         return loss, None
 
+    def score_points(self, score: Tensor) -> Tensor:
+        return _points(self.target(score, torch.zeros_like(score), torch.ones_like(score)))
+
     def target(self, score: Tensor, result: Tensor, lam: Tensor) -> Tensor:
         """The probabilities of loss, draw and win that the net is to learn, [B, 3] in the dtype of `score`."""
         win = torch.sigmoid((score - self.offset) / self.scaling)

@@ -56,6 +56,9 @@ class WinRateLoss(Loss):
         sharpness = ((p - 0.5).square() * p * (1 - p)).clamp_min(0).pow(self.weight_power)
         return loss, 1 + (2**self.weight_boost - 1) * sharpness
 
+    def score_points(self, score: Tensor) -> Tensor:
+        return expected_points(self.compress_proven(score), self.out_offset, self.out_scaling)
+
     def kernel(self) -> LossKernel | None:
         return self._kernel_of(
             WinRateLoss, "win_rate", self.in_offset, self.in_scaling, self.out_offset, self.out_scaling, self.power,

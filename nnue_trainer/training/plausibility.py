@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from nnue_trainer.base.arrays import Floats
 from nnue_trainer.config import DataConfig
 from nnue_trainer.data import Loader, RecordLoader, expand
-from nnue_trainer.data.verdict import judge, sample_of
+from nnue_trainer.data.opened import OpenedFile
+from nnue_trainer.data.score_units import FileUnits, differences
+from nnue_trainer.data.verdict import LossCurve, judge, sample_of
 from nnue_trainer.errors import UserError
+from nnue_trainer.losses import Loss
 from nnue_trainer.position_weights import PositionWeight
 
 _log = logging.getLogger(__name__)
@@ -28,23 +32,29 @@ def check(
     weight: PositionWeight | None = None,
     features: str = "",
     warn: Callable[[str], None] = _log.warning,
+    *,
+    loss: Loss | None = None,
+    held_out: Sequence[OpenedFile] = (),
 ) -> None:
-    """Calls `warn` with one line for each file of `batches` that is not plausible, and for weights of positions that
-    are 0 in all of them. UserError for a file that contradicts itself, if `data.implausible` is "stop". `weight`: the
-    weight of positions; `features`: the feature set of its batches."""
+    """Calls `warn` with one line for each file of `batches` that is not plausible, for each whose scores are in another
+    unit than those of other files, and for weights of positions that are 0 in all of them. UserError for a file that
+    contradicts itself, if `data.implausible` is "stop". `weight`: the weight of positions; `features`: the feature set
+    of its batches. `loss`: expects scores of a certain size; None: any. `held_out`: validation files, whose unit is
+    compared."""
     counts = weight is None or weight.uses_spare
     judges = data.implausible != "ignore"
     if counts and not judges:
         return
-    every = batches.opened
-    files = every[:: -(-len(every) // _CHUNKS)]
+    files = _some(batches.opened)
+    units = []
     for file in files:
         sample = sample_of(file.native, max(1, _CHUNKS // len(files)))
         if weight is not None and not counts:
             counts = any(_counts(weight, records, features) for records in sample.runs)
         if not judges:
             continue
-        verdict = judge(sample, file.native.format, data.filters)
+        verdict = judge(sample, file.native.format, data.filters, loss=_curve(loss))
+        units.append(FileUnits(str(file.path), file.native.format, verdict.units))
         found = [*verdict.contradictions, *verdict.doubts]
         if not found:
             continue
@@ -53,8 +63,33 @@ def check(
         if data.implausible == "stop" and verdict.contradictions:
             raise UserError(f"{message}; data.implausible=warn trains on it anyway")
         warn(message)
+    if judges:
+        for file in _some(held_out):
+            sample = sample_of(file.native, 1)
+            units.append(FileUnits(str(file.path), file.native.format, sample.units()))
+        for line in differences(units):
+            warn(line)
     if files and not counts:
         warn("position_weight: 0 for all positions of a sample of data.train: nothing is trained; raise some weights")
+
+
+def _some(files: Sequence[OpenedFile]) -> Sequence[OpenedFile]:
+    """At most `_CHUNKS` of the files, spread evenly."""
+    return files[:: -(-len(files) // _CHUNKS)] if files else files
+
+
+def _curve(loss: Loss | None) -> LossCurve | None:
+    """The meaning of scores in the loss; None if it is unknown."""
+    if loss is None or loss.score_points(torch.zeros(1)) is None:
+        return None
+
+    def points(scores: Floats) -> Floats:
+        found = loss.score_points(torch.from_numpy(scores))
+        assert found is not None
+        return np.asarray(found.numpy())
+
+    scale = getattr(loss, "scale", None)
+    return LossCurve(points, scale if isinstance(scale, float) else None)
 
 
 def _counts(weight: PositionWeight, records: npt.NDArray[np.uint8], features: str) -> bool:

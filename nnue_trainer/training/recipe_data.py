@@ -14,6 +14,7 @@ from nnue_trainer.config import Recipe, ValidationSet
 from nnue_trainer.data import Batch, Loader, LoaderOptions, RecordLoader
 from nnue_trainer.data.features import feature_set
 from nnue_trainer.data.filters import Filters
+from nnue_trainer.data.opened import OpenedFile
 from nnue_trainer.errors import UserError
 from nnue_trainer.losses import Loss
 from nnue_trainer.nets.activity import spread_over
@@ -159,6 +160,11 @@ class HeldOut:
         self._loader.open()
         self.files = [list(identity) for identity in self._loader.identities]
         """name, size and digest of each file when it was opened"""
+
+    @property
+    def opened(self) -> list[OpenedFile]:
+        """The files."""
+        return self._loader.opened
 
     def contents(self) -> list[str]:
         """The content of the files that was read so far (`Loader.contents`)."""

@@ -15,6 +15,7 @@ from nnue_trainer.data import Loader, RecordLoader
 from nnue_trainer.errors import UserError
 from nnue_trainer.nets.base import Net, NnueModel
 from nnue_trainer.parallel.ranks import Ranks
+from nnue_trainer.schedules import ConstantLambda
 from nnue_trainer.training import plausibility
 from nnue_trainer.training.recipe_data import HeldOut, training_batches
 
@@ -134,4 +135,13 @@ class StageData:
                 next(iter(held_out()), None)
         if self._ranks.writes and self._beginning and not self._closed:
             weight = self._recipe.position_weight
-            plausibility.check(self._recipe.data, self.batches, weight, self.features, self._warnings.append)
+            of_score = self._recipe.lambda_ != ConstantLambda(value=0.0)
+            plausibility.check(
+                self._recipe.data,
+                self.batches,
+                weight,
+                self.features,
+                self._warnings.append,
+                loss=self._recipe.loss if of_score else None,
+                held_out=self.validation.opened if self.validation is not None else (),
+            )

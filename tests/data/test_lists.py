@@ -43,7 +43,8 @@ def read(path: Path, content: str, **options: Any) -> tuple[list[tuple[str, int,
     ],
 )
 def test_every_form_of_a_line(white: str, black: str, tmp_path: Path) -> None:
-    assert read(tmp_path / "x", f"{white}\n\n{black}\n")[0] == [("w", 35, 1), ("b", 110, 1)]
+    # A pawn of 100 keeps the centipawns of EPD; other forms have no unit.
+    assert read(tmp_path / "x", f"{white}\n\n{black}\n", pawn=100)[0] == [("w", 35, 1), ("b", 110, 1)]
 
 
 def test_lines_without_a_score(tmp_path: Path) -> None:

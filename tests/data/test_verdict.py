@@ -20,8 +20,9 @@ from nnue_trainer.data import PositionReader, PositionWriter, RecordLoader, fiel
 from nnue_trainer.data.binpack import read_binpack
 from nnue_trainer.data.calibration import fit_curve
 from nnue_trainer.data.filters import Filters
+from nnue_trainer.data.score_units import Sample
 from nnue_trainer.data.transform import convert
-from nnue_trainer.data.verdict import Sample, Verdict, comb, judge
+from nnue_trainer.data.verdict import Verdict, comb, judge
 from nnue_trainer.errors import UserError
 from nnue_trainer.training import plausibility
 
@@ -57,7 +58,8 @@ WRONG: dict[str, tuple[Callable[[Records], Records], str, str]] = {
     "black's results negated": (lambda r: turned(r, "results", False, True), "results_white", "results_mixed"),
     "all results negated": (lambda r: turned(r, "results", True, True), "results_opponent", "results_opponent"),
     "scores times 4": (lambda r: scaled(r, 4), "units", "units"),
-    "scores in pawns of 100, not 256": (lambda r: scaled(r, 100 / 256), "units", "units"),
+    "scores in pawns of 100, not 256": (lambda r: scaled(r, 100 / 256), "", ""),
+    "centipawns": (lambda r: scaled(r, 1 / 3.61), "", ""),
     "scores in pawns of 256, not 100": (lambda r: scaled(r, 2.56), "units", "units"),
     "constant scores": (lambda r: scaled(r, 1e-5), "constant_scores", "constant_scores"),
     "no black to move": (lambda r: r[~fields.black_to_move(r)], "side", ""),
@@ -84,8 +86,6 @@ def test_what_is_wrong_is_named_in_every_format(format: str, positions: Records,
     # That scores were rounded twice takes many of them to see.
     records = positions if format == "binpack" else positions[:10_000]
     for number, (case, (spoil, found, found_without_sides)) in enumerate(WRONG.items()):
-        if case.startswith("scores in pawns of 100") and format != "binpack":
-            continue
         path = tmp_path / f"{number}{SUFFIXES[format]}"
         with PositionWriter(path) as writer:
             writer.write(spoil(records))
@@ -215,6 +215,6 @@ def test_comb() -> None:
     scores = np.rint(random.normal(0, 300, 60_000)).astype(np.int32)
     assert comb(scores)[1] < 60
     for factor in (0.39, 2.08, 4.0):
-        found, ratio = comb(np.rint(scores * factor).astype(np.int32))
+        found, ratio, _ = comb(np.rint(scores * factor).astype(np.int32))
         assert ratio > 60
         assert found == pytest.approx(factor, rel=0.01)

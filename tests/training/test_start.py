@@ -75,7 +75,7 @@ def test_warnings_of_the_data_wait_for_their_turn(
     monkeypatch.setattr(logging.getLogger("nnue_trainer"), "propagate", True)
     done = threading.Event()
 
-    def check(*found: object) -> None:
+    def check(*found: object, **more: object) -> None:
         warn = found[-1]
         assert callable(warn)
         warn("implausible")

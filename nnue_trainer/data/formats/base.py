@@ -33,6 +33,8 @@ Poll = Callable[[], None] | None
 _log = logging.getLogger(__name__)
 BLOCK = 1 << 16
 """positions that are read at a time"""
+HEAD = 1 << 16
+"""bytes from the beginning of a file that a format is recognised by"""
 _COMPRESSED = (".gz", ".zst", ".bz2")
 
 
@@ -115,8 +117,9 @@ class DataFormat(ABC):
     # ---- for the package --------------------------------------------------------------------------------------------
 
     @property
-    def identity(self) -> dict[str, Any]:
-        """The settings as plain JSON data: two formats that differ in it may read different positions from one file."""
+    def identity(self) -> dict[str, Any] | None:
+        """The settings as plain JSON data: two formats that differ in it may read different positions from one file.
+        None: the positions are those of a built-in format with its defaults."""
         return {"kind": portable_name(self.kind), **to_data(self)}
 
     def claims(self, path: Path, head: bytes) -> bool:
