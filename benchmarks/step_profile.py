@@ -40,6 +40,7 @@ from nnue_trainer import nets
 from nnue_trainer.config import Recipe
 from nnue_trainer.training.device import choose_device, set_up_torch
 from nnue_trainer.training.recipe_data import training_batches
+from nnue_trainer.training.step import FusedStep
 from nnue_trainer.training.trainer import Trainer
 from optimizer import copy_rate
 from report import RESULTS, ROOT, environment, load_recipe, recipe_data, wait_as_training_does, write
@@ -63,8 +64,11 @@ class Phases:
         terms, step = recipe.loss.terms, trainer.optimizer.step
         loss = trainer.step_loss
         loss.forward = self._marked("forward", loss.forward)
-        # Where operators compute the forward pass and the loss together, both count as "forward".
-        trainer.model.loss = self._marked("forward", trainer.model.loss)  # type: ignore[method-assign]
+        if isinstance(trainer._step, FusedStep):
+            first, stacks = trainer._step._first, trainer._step._stacks
+            first.forward = self._marked("forward", first.forward)  # type: ignore[method-assign]
+            stacks.loss = self._marked("loss", stacks.loss)  # type: ignore[method-assign]
+            stacks.backward = self._marked("backward", stacks.backward)  # type: ignore[method-assign]
         object.__setattr__(recipe.loss, "terms", self._marked("loss", terms))
         self._replaced = recipe.loss
         trainer.optimizer.step = self._marked("optimizer", step)  # type: ignore[method-assign]

@@ -24,7 +24,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from nnue_trainer import nets
 from nnue_trainer.parallel.ranks import Ranks, joined
-from nnue_trainer.parallel.sharding import shard
+from nnue_trainer.training.assembly import divide
 from nnue_trainer.training.device import choose_device, set_up_torch
 from nnue_trainer.training.recipe_data import training_batches
 from nnue_trainer.training.trainer import Trainer
@@ -140,7 +140,7 @@ def look(options: argparse.Namespace, ranks: Ranks) -> None:
     machine = environment(device)
     with tempfile.TemporaryDirectory() as folder:
         model = nets.build(recipe.model)
-        sharding, words = shard(ranks, model, recipe)
+        sharding, words = divide(recipe, model, ranks, device)
         source = training_batches(recipe, model, device, ranks)
         kernels = kernels_of(Trainer(recipe, model.to(device), source, None, Path(folder), sharding=sharding))
     if not ranks.writes:

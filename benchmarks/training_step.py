@@ -34,7 +34,7 @@ from nnue_trainer.modules import stacked_linear
 from nnue_trainer.nets.base import NnueModel
 from nnue_trainer.optim import Optimizer
 from nnue_trainer.parallel.ranks import Ranks
-from nnue_trainer.parallel.sharding import shard
+from nnue_trainer.training.assembly import divide
 from nnue_trainer.training.batches import BatchSource, DeviceBatches
 from nnue_trainer.training.device import choose_device, set_up_torch
 from nnue_trainer.training.metrics import peak_memory
@@ -94,7 +94,7 @@ def measure(
     ranks = ranks or Ranks()
     set_up_torch(recipe, device)
     model = nets.build(recipe.model) if model is None else model
-    sharding, words = shard(ranks, model, recipe)
+    sharding, words = divide(recipe, model, ranks, device)
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(recipe, model.to(device), source, None, Path(folder), sharding=sharding)
 

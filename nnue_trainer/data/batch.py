@@ -36,7 +36,10 @@ class Plan(NamedTuple):
 
 def plan_of(white: Tensor, plans: Sequence[Any], key: Hashable) -> Any:
     """The plan with this key that was made from these very index rows of a batch; None if there is none."""
-    return next((plan for plan in plans if plan.white is white and plan.key == key), None)
+    for plan in plans:
+        if plan.white is white and plan.key == key:
+            return plan
+    return None
 
 
 @dataclass(frozen=True)

@@ -13,16 +13,15 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from nnue_trainer.data.batch import Batch, Plan, plan_of
-from nnue_trainer.losses.base import Loss, LossKernel, mean
+from nnue_trainer.losses.base import LossKernel
 from nnue_trainer.modules.stacked_linear import StackedLinear, stacked_linear
 from nnue_trainer.modules.straight_through import cut
 from nnue_trainer.ops import _registration, capabilities, reference
@@ -120,16 +119,6 @@ class Targets(NamedTuple):
         """Whether there are operators for the loss and for the types of the tensors."""
         dtypes = (self.score.dtype, self.result.dtype, self.lam.dtype)
         return self.kernel is not None and dtypes == (torch.int16, torch.int8, torch.float32)
-
-
-class AfterFirst(NamedTuple):
-    """All layers after the first, for some positions of a batch: gradients of their Σ weight · loss."""
-
-    by_position: list[Tensor]
-    """by the sums of the first layer, fp32 [B, outputs], and if there is one by the PSQT part, fp32 [B]"""
-    share: Tensor
-    """by all parameters but the first weight, flat, each from a multiple of 4 on, and then Σ weight · loss, Σ weight
-    (`Loss.terms`) and their quotient: fp32 [n + 3]"""
 
 
 @dataclass(frozen=True)
@@ -319,11 +308,11 @@ class LayerCall:
     # ---- in two parts, for a net whose first layer's inputs are on several devices ----
 
     def first_sums(self, x: Tensor) -> Tensor:
-        """`First.sums` in torch's operators."""
+        """`sums` in torch's operators, with a gradient."""
         weight, bias, *_ = self.parameters
         return stacked_linear(x, self.bucket, weight, torch.zeros_like(bias)).float()
 
-    def _output_of_sums(self, sums: Tensor, psqt: Tensor | None) -> Tensor:
+    def output_of_sums(self, sums: Tensor, psqt: Tensor | None) -> Tensor:
         """`from_sums` in torch's operators."""
 
         def linear(number: int, x: Tensor) -> Tensor:
@@ -334,82 +323,22 @@ class LayerCall:
 
         return reference.layers(self.of.hidden, sums, linear, psqt).squeeze(1)
 
-    def first(self, transformer: TransformerCall | None, outputs: Callable[[], FirstOutputs]) -> First:
-        """The first of the layers. `outputs` gives its inputs, and `transformer` is the call that does so, if there is
-        one: where the gradient between need not be made, the operators go through to the transformer. The inputs may be
-        some of all, and the weight the columns for them; then `inputs` counts these."""
-        call = transformer if transformer is not None and self._goes_through(transformer, divided=True) else None
-        sources: tuple[Tensor | None, ...]
-        if call is None:
-            x, psqt, _ = outputs()
-            sources, rows = (x, psqt), None
-        else:
-            with torch.no_grad():
-                x, _, rows = call.run(_operators, save=True)
-            sources, psqt = call.parameters.leaves, None
-        is_fused = call is not None or self._is_fused(x, psqt)
-        if is_fused:  # without a gradient, which on CUDA needs Σ weight of the whole batch
-            sums = _operators._layer_stacks_first(x.detach(), self.order, self.parameters[0].detach())
-        else:
-            sums = self.first_sums(x)
-        read = x if call is None else None  # if the backward makes x again, the memory is free until then
-
-        def backward(grads: Sequence[Tensor], scales: tuple[Tensor, Tensor]) -> Tensor:
-            grad_psqt = grads[1] if len(grads) > 1 else None
-            if is_fused:
-                to, given = None if read is None else read.dtype, (grads[0], None, grad_psqt)
-                *found, grad_weight, _ = self._gradients(read, self.parameters, given, list(scales), to, call, rows)
-            else:
-                assert read is not None
-                factor = mean(scales[0], scales[1][1])
-                grad_x, grad_weight = torch.autograd.grad(sums, [read, self.parameters[0]], grads[0] * factor)
-                found = [grad_x, None if grad_psqt is None else grad_psqt * factor]
-            give_gradients(sources, found)
-            return grad_weight  # type: ignore[no-any-return]
-
-        return First(sums, psqt, backward)
+    def sums(self, x: Tensor) -> Tensor:
+        """weight · x of the first layer without its bias, fp32 [B, outputs], without a gradient. x may be some of its
+        inputs, and the weight the columns for them; then `inputs` counts these."""
+        if self._is_fused(x):
+            found: Tensor = _operators._layer_stacks_first(x.detach(), self.order, self.parameters[0].detach())
+            return found
+        return self.first_sums(x)
 
     def from_sums(self, sums: Tensor, psqt: Tensor | None) -> Tensor:
-        """The net's output, without a gradient, from the complete `First.sums` and the PSQT part."""
+        """The net's output, without a gradient, from the complete `sums` and the PSQT part."""
         if not self._is_fused(sums, psqt):
-            return self._output_of_sums(sums, psqt)
+            return self.output_of_sums(sums, psqt)
         output, _ = _operators._layer_stacks_forward(
             sums, self.order, self.parameters, psqt, self.of.description, is_sums=True
         )
         return output  # type: ignore[no-any-return]
-
-    def after_first(self, sums: Tensor, psqt: Tensor | None, targets: Targets, loss: Loss) -> AfterFirst:
-        """The rest of the net, the loss of it and all gradients, from the complete `First.sums` and the PSQT part."""
-        if targets.are_known and self._is_fused(sums, psqt):
-            totals, grad_sums, grad_output, partials = self._loss(sums, psqt, targets, is_sums=True)
-            *_, flat = self._gradients(None, self.parameters, (None, partials, grad_output), [])
-            by_position = [grad_sums] if psqt is None else [grad_sums, grad_output]
-            return AfterFirst(by_position, torch.cat([flat, totals]))
-        with torch.enable_grad():
-            sums = sums.detach().requires_grad_()
-            psqt = None if psqt is None else psqt.detach().requires_grad_()
-            output = self._output_of_sums(sums, psqt)
-            weighted, weights = loss.terms(output.float() * targets.score_scale, *targets[:3])
-            positions = [sums] if psqt is None else [sums, psqt]
-            found = torch.autograd.grad(weighted, [*positions, *self.parameters[1:]], materialize_grads=True)
-        totals = _totals(weighted, weights).detach().float()
-        # Flat as the operators make them.
-        flat = [F.pad(each.float().flatten(), (0, -each.numel() % 4)) for each in found[len(positions) :]]
-        return AfterFirst([*found[: len(positions)]], torch.cat([*flat, totals]))
-
-    def add_shares(self, shares: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """The totals of several processes, and the gradients of all their positions by all parameters but the first
-        weight, divided by Σ weight. Row p of `shares`, fp32 [P, n + 3], is the `AfterFirst.share` of process p. They
-        are added in the order of the processes."""
-        if self.of.may_be_fused(shares.device):
-            totals, flat = _operators._layer_stacks_add_shares(shares)
-        else:
-            total = shares[0].clone()
-            for share in shares[1:]:  # a sum over the dimension might have another order
-                total += share
-            totals = _totals(total[-3], total[-2])
-            flat = total[:-3] * mean(torch.ones_like(totals[1]), totals[1])
-        return totals, _cut_gradients(flat, self.parameters)
 
     # ---- what they have in common ----
 
@@ -422,7 +351,7 @@ class LayerCall:
     def _is_fused(self, x: Tensor, psqt: Tensor | None = None) -> bool:
         return self._kernels(x, psqt) in _TOGETHER
 
-    def _goes_through(self, call: TransformerCall, *, divided: bool = False) -> bool:
+    def _goes_through(self, call: TransformerCall) -> bool:
         """Whether the gradient between the transformer and the layers need not be made."""
         (trained, bias, _), of = call.parameters.leaves, call.transformer
         found = capabilities.between(
@@ -435,7 +364,6 @@ class LayerCall:
             activation=of.activation,
             bound=call.range[0],
             has_psqt=of.psqt_buckets > 0,
-            divided=divided,
             is_needed=len(self.bucket) > 0 and (trained.requires_grad or bias.requires_grad),
         )
         return found.kernels != "whole"
@@ -479,19 +407,6 @@ class LayerCall:
         return *sources, of_weight, flat
 
 
-class First(NamedTuple):
-    """The first of the layers after its forward, where its inputs are on several devices."""
-
-    sums: Tensor
-    """weight · inputs without the bias, fp32 [B, outputs]"""
-    psqt: Tensor | None
-    """the PSQT part; None: there is none, or the operators went through to the transformer and have not computed it"""
-    backward: Callable[[Sequence[Tensor], tuple[Tensor, Tensor]], Tensor]
-    """(grads, scales) → the gradient of the weight. The others propagate to the sources of the inputs. `grads` are
-    `AfterFirst.by_position` of the whole batch, `scales` a factor for all of them, a scalar, and the totals of the
-    whole batch, whose Σ weight they are divided by."""
-
-
 @functools.lru_cache(maxsize=256)
 def _describe(operators: Any, of: LayerStacks) -> int:
     return int(operators._layer_stacks_describe(*of.numbers))
@@ -511,11 +426,6 @@ def give_gradients(tensors: Sequence[Tensor | None], gradients: Sequence[Tensor 
             made.append((tensor, gradient))
     if made:
         torch.autograd.backward([tensor for tensor, _ in made], [gradient for _, gradient in made])
-
-
-def _totals(weighted: Tensor, weights: Tensor) -> Tensor:
-    """Σ weight · loss, Σ weight and their quotient."""
-    return torch.stack([weighted, weights, mean(weighted, weights)])
 
 
 def _cut_gradients(flat: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:

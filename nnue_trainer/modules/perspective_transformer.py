@@ -212,6 +212,11 @@ class PerspectiveTransformer(nn.Module):
 
     _late: LateRows | None = None
 
+    @property
+    def late(self) -> LateRows | None:
+        """The updates of rows that are needed; None: every step updates all rows."""
+        return self._late
+
     def update_late(self, late: LateRows | None) -> None:
         """From now on, `late` updates rows before the weight is read; None: all rows are up to date."""
         if self._late is not None:

@@ -136,6 +136,21 @@ def integer_parameters(
     return list(found)
 
 
+class IntegerParameters:
+    """`integer_parameters` of the same parameters in every step, without autograd."""
+
+    def __init__(self, parameters: Sequence[Tensor], tables: Sequence[Sequence[Steps]]) -> None:
+        self.parameters, self._words = list(parameters), _words(parameters, tables)
+
+    def forward(self) -> list[Tensor]:
+        """The parameters as integers, fp32."""
+        return cut(_operators._to_integers(self.parameters, *self._words), self.parameters)
+
+    def backward(self, gradients: Sequence[Tensor]) -> list[Tensor]:
+        """The gradients of the parameters from those of the integers, 0 where one was clipped."""
+        return cut(_operators._to_integers_backward(gradients, self.parameters, *self._words), self.parameters)
+
+
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(x: Tensor, weight: Tensor, wide: bool, factor: float) -> Tensor:

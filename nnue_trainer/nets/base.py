@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
@@ -442,6 +442,12 @@ class StackedModel(NnueModel):
 
     stacks: LayerStacks
 
+    @property
+    def first_is_plain(self) -> bool:
+        """Whether `first_outputs` gives the outputs of `first_layer()` as they are, its PSQT part for the stack of each
+        position. Then training may call the operators of the layers itself; otherwise it uses torch's autograd."""
+        return False
+
     @abstractmethod
     def buckets(self, batch: Batch) -> Tensor:
         """The stack of each position, int64 [B]."""
@@ -494,26 +500,28 @@ class StackedModel(NnueModel):
         plans = Plan(self._buckets_key, buckets, batch.white), stacks.plan(batch, buckets)
         return replace(batch, plans=(*batch.plans, *plans))
 
-    def layers_for(self, bucket: Tensor, order: Tensor | None, *, loss_is_known: bool = True) -> LayerCall:
-        """The layers after the first as `forward` computes them, for positions with these stacks, in two parts
-        (`LayerCall.first`). `order`: `LayerStacks.order` of them, if there is one. `loss_is_known`: operators
-        compute the loss. ValueError if the net cannot be computed in two parts."""
+    def order_of(self, batch: Batch) -> Tensor | None:
+        """The order of the stacks that was prepared for a batch: `LayerStacks.order_of`."""
+        stacks = self.stacks_in_use()
+        return None if stacks is None else stacks.order_of(batch)
+
+    def output_of(self, first: FirstOutputs) -> Tensor:
+        """The net's output, fp32 [B], from that of the first layer, in torch's operators."""
         if self.rounded is not None:
-            return self.rounded.layers_for(self, bucket, order, loss_is_known=loss_is_known)
+            return self.rounded.output_of(self, first)
+        return self.stacks.outputs(first, self.linears()).squeeze(1)
+
+    def layers_for(self, bucket: Tensor, order: Tensor | None = None) -> LayerCall:
+        """The layers after the first as `forward` computes them, for positions with these stacks, in two parts
+        (`LayerCall.sums`). `order`: `LayerStacks.order` of them, if there is one. ValueError if the net cannot be
+        computed in two parts."""
+        if self.rounded is not None:
+            return self.rounded.layers_for(self, bucket, order)
         return self.stacks.call(self.linears(), bucket, order)
 
-    def first_of(
-        self, batch: Batch, bucket: Tensor, *, psqt_apart: bool = False
-    ) -> tuple[TransformerCall | None, Callable[[], FirstOutputs]]:
-        """The operator that computes the first layer as `forward` does, None if there is none, and a function that
-        computes it. `psqt_apart`: see `TransformerCall`."""
-        if self.rounded is not None:
-            return self.rounded.first_of(self, batch, bucket, psqt_apart=psqt_apart)
-        call = self.first_call(batch, bucket)
-        if call is None:
-            return None, lambda: self.first_outputs(batch)
-        fused = call._replace(psqt_apart=psqt_apart)
-        return fused, lambda: FirstOutputs(*fused.outputs(), bucket)
+    def first_of(self, batch: Batch) -> FirstOutputs:
+        """The output of the first layer as `forward` computes it now, rounded or not."""
+        return self.first_outputs(batch) if self.rounded is None else self.rounded.first_outputs(self, batch)
 
     def stacks_in_use(self) -> LayerStacks | None:
         """The layers that the operators may compute: those of the engine's integers while `forward` is to round."""

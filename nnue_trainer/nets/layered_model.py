@@ -67,6 +67,10 @@ class LayeredModel(StackedModel):
         x, psqt = self.feature_transformer.of_batch(batch, bucket)
         return FirstOutputs(one_side(x, batch, self.layered.perspectives), psqt, bucket)
 
+    @property
+    def first_is_plain(self) -> bool:
+        return self.layered.perspectives == "both"
+
     def first_call(self, batch: Batch, bucket: Tensor) -> TransformerCall | None:
         if self.layered.perspectives != "both":
             return None

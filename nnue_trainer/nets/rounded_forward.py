@@ -14,7 +14,7 @@ It is the reference for the GPU operators and runs everywhere else; on a CPU it 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +29,7 @@ from nnue_trainer.modules import stacked_linear
 from nnue_trainer.modules.layer_stacks import FirstOutputs, Integers, LayerCall, LayerStacks, StackLayer, Targets
 from nnue_trainer.modules.perspective_transformer import PerspectiveTransformer
 from nnue_trainer.modules.straight_through import (
+    IntegerParameters,
     Steps,
     integer_linear,
     integer_parameters,
@@ -148,7 +149,7 @@ class RoundedForward:
     def __call__(self, model: NnueModel, batch: Batch) -> Tensor:
         """The engine's score of each position in units of the float model, fp32 [B], side to move's view."""
         with torch.autocast(batch.white.device.type, enabled=False):
-            first = self._first_layer(model, batch)
+            first = self.first_outputs(model, batch)
             if self._takes_operators(model, first.x):
                 assert self.stacks is not None
                 output = self._layers(model, batch, first.bucket).output(first)
@@ -162,7 +163,7 @@ class RoundedForward:
     def outputs(self, model: NnueModel, batch: Batch) -> Tensor:
         """The engine's logits of a net with a head of win, draw and loss, fp32 [B, 3], from the net's view."""
         with torch.autocast(batch.white.device.type, enabled=False):
-            sums = self._sums_of_layers(self._steps(model), self._first_layer(model, batch))
+            sums = self._sums_of_layers(self._steps(model), self.first_outputs(model, batch))
             return self._logits(sums).float()
 
     def _logits(self, sums: list[Tensor]) -> Tensor:
@@ -176,25 +177,43 @@ class RoundedForward:
             layers, call = self._layers(model, batch, bucket), self._first_call(model, batch, bucket)
             if torch.is_grad_enabled() and (found := layers.loss(call, targets)) is not None:
                 return found
-            return layers.loss(self._first_outputs(call, batch, bucket), targets)
+            return layers.loss(self._rounded_outputs(call, batch, bucket), targets)
+
+    # ---- for a fused step, which calls the operators itself ----
+
+    def first_of_step(self, model: NnueModel) -> tuple[Tensor, Tensor | None, IntegerParameters, Description]:
+        """Of the feature transformer in a step: the weight, the leaf that takes its gradient in its place, the
+        parameters that each step makes integers of (the weight first, unless the optimiser keeps its integers; bias;
+        PSQT), whose gradients are those of the integers, and the description."""
+        transformer, copy, dtype = self._transformer(model), self._copy(model), None
+        weight, bias, psqt = transformer.parameters_in_use()
+        parameters = {} if copy is not None else {"weight": weight}
+        parameters |= {"bias": bias} | ({} if psqt is None else {"psqt": psqt})
+        tables = [self.tables[f"{self.transformer}.{name}"] for name in parameters]
+        made = IntegerParameters([each.detach() for each in parameters.values()], tables)
+        weight, leaf = (weight, None) if copy is None else copy
+        if leaf is not None:  # the output is in 16 bits where these hold all of its integers
+            dtype = leaf.dtype if self.forward.first.largest <= _WHOLE_BFLOAT16 else torch.float32
+        described = self._describe(transformer, output_dtype=dtype, rounds_down=self._power < 0)
+        return weight, leaf, made, described
+
+    def parameters_of_step(self, model: NnueModel) -> IntegerParameters:
+        """The parameters of the layers after it, which each step makes integers of."""
+        names = self._names()
+        return IntegerParameters([model.get_parameter(name) for name in names], [self.tables[name] for name in names])
+
+    def output_of(self, model: NnueModel, first: FirstOutputs) -> Tensor:
+        """The score, fp32 [B], from the first layer's integers, in torch's operators."""
+        return self._score(first, self._sums_of_layers(self._steps(model), first))
 
     # ---- in two parts, for a net whose first layer's inputs are on several devices ----
 
-    def layers_for(
-        self, model: NnueModel, bucket: Tensor, order: Tensor | None, *, loss_is_known: bool = True
-    ) -> LayerCall:
+    def layers_for(self, model: NnueModel, bucket: Tensor, order: Tensor | None) -> LayerCall:
         """`StackedModel.layers_for` of this forward pass."""
         if self.stacks is None:
             raise ValueError("its layers are not computed one after the other, expected LayerStacks")
-        operators = loss_is_known and self._takes_operators(model, bucket)
+        operators = self._takes_operators(model, bucket)
         return _RoundedCall(self.stacks, self._steps(model), bucket, order, forward=self, operators=operators)
-
-    def first_of(
-        self, model: NnueModel, batch: Batch, bucket: Tensor, *, psqt_apart: bool
-    ) -> tuple[TransformerCall, Callable[[], FirstOutputs]]:
-        """`StackedModel.first_of` of this forward pass."""
-        call = self._first_call(model, batch, bucket)._replace(psqt_apart=psqt_apart)
-        return call, lambda: self._first_outputs(call, batch, bucket)
 
     def _layers(self, model: NnueModel, batch: Batch, bucket: Tensor) -> LayerCall:
         assert self.stacks is not None
@@ -293,12 +312,12 @@ class RoundedForward:
                 self.feature_weights = self.feature_weights.to(batch.white.device)
         return self.stack_table[stack_entries(batch, self.feature_weights, len(self.stack_table))]
 
-    def _first_layer(self, model: NnueModel, batch: Batch) -> FirstOutputs:
+    def first_outputs(self, model: NnueModel, batch: Batch) -> FirstOutputs:
         """Activations [B, N], rounded down, and the PSQT part fp32 [B], not rounded yet."""
         stack = self.buckets(batch)
-        return self._first_outputs(self._first_call(model, batch, stack), batch, stack)
+        return self._rounded_outputs(self._first_call(model, batch, stack), batch, stack)
 
-    def _first_outputs(self, call: TransformerCall, batch: Batch, stack: Tensor) -> FirstOutputs:
+    def _rounded_outputs(self, call: TransformerCall, batch: Batch, stack: Tensor) -> FirstOutputs:
         """`call`: what `_first_call` gives for the same batch and stack."""
         x, difference = call.outputs()
         x = one_side(x, batch, self.forward.first.sides)
@@ -466,7 +485,7 @@ class _RoundedCall(LayerCall):
         assert self.forward is not None
         return self.forward.first_sums(x, self.parameters[0], self.bucket)
 
-    def _output_of_sums(self, sums: Tensor, psqt: Tensor | None) -> Tensor:
+    def output_of_sums(self, sums: Tensor, psqt: Tensor | None) -> Tensor:
         assert self.forward is not None
         return self.forward.output_of_sums(self.parameters, FirstOutputs(sums, psqt, self.bucket))
 

@@ -93,6 +93,10 @@ class SimpleModel(StackedModel):
         x, _ = self.feature_transformer.of_batch(batch)
         return FirstOutputs(x, None, self.buckets_of(batch))
 
+    @property
+    def first_is_plain(self) -> bool:
+        return True
+
     def first_call(self, batch: Batch, bucket: Tensor) -> TransformerCall | None:
         return self.feature_transformer.fused_call(batch, bucket)
 

@@ -74,6 +74,10 @@ class StockfishModel(StackedModel):
         x, psqt = self.feature_transformer.of_batch(batch, bucket)
         return FirstOutputs(x, psqt, bucket)
 
+    @property
+    def first_is_plain(self) -> bool:
+        return True
+
     def first_call(self, batch: Batch, bucket: Tensor) -> TransformerCall | None:
         return self.feature_transformer.fused_call(batch, bucket)
 

@@ -37,6 +37,10 @@ _LEVEL = 0
 _libraries: list[torch.library.Library] = []  # the registrations live as long as these objects
 
 
+unpack_dual: Callable[..., tuple[Tensor, Tensor | None]] = torch._VF._unpack_dual
+"""`forward_ad.unpack_dual` without a call in Python: operators are called in each step"""
+
+
 def split_tangent(value: Any) -> tuple[Any, Tensor | None]:
     """A tensor without its tangent of forward mode, and the tangent; of anything else the value itself, and None."""
     if not isinstance(value, Tensor):
@@ -94,7 +98,7 @@ class _Derivative(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
-        if all(grad is None for grad in grads):
+        if grads.count(None) == len(grads):
             return (None,) * len(ctx.needs_input_grad)
         return None, *ctx.formula(ctx.saved_tensors, *grads)
 
@@ -120,16 +124,19 @@ def register_autograd(name: str, derive: Derive, forward_mode: ForwardMode) -> N
             returns the tangent of each output, or None for an output that has none.
     """
     op = _operator(name)
+    defaults = tuple(p.default_value for p in op._schema.arguments)
 
     def below(keyset: Any, arguments: tuple[Any, ...]) -> Any:
         with torch._C._AutoDispatchBelowAutograd():
             return op.redispatch(keyset & torch._C._after_autograd_keyset, *arguments)
 
     def kernel(keyset: Any, *arguments: Any) -> Any:
-        arguments = _with_defaults(op, arguments)
-        primals, tangents = zip(*map(split_tangent, arguments), strict=True)
-        if any(t is not None for t in tangents):
-            return _join(op(*primals), forward_mode(op, primals, tangents))
+        # The dispatcher leaves out trailing arguments that equal their default.
+        arguments = (*arguments, *defaults[len(arguments) :])
+        for each in arguments:
+            if isinstance(each, Tensor) and unpack_dual(each, level=_LEVEL)[1] is not None:
+                primals, tangents = zip(*map(split_tangent, arguments), strict=True)
+                return _join(op(*primals), forward_mode(op, primals, tangents))
         if not (torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments)):
             return below(keyset, arguments)
 

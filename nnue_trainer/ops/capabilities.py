@@ -105,8 +105,9 @@ def mode_of(*tensors: Tensor | None) -> Mode:
         return "onnx"
     if torch.compiler.is_compiling():  # the compiler cannot read tangents; the operators refuse them
         return "compiled"
-    if any(_registration.split_tangent(t)[1] is not None for t in tensors):
-        return "transformed"
+    for each in tensors:
+        if each is not None and _registration.unpack_dual(each, level=0)[1] is not None:
+            return "transformed"
     first = tensors[0]
     assert first is not None
     return "autocast" if torch.is_autocast_enabled(first.device.type) else "plain"

@@ -186,6 +186,14 @@ def plan_key(
     return num_features, bucket_size or 0, num_features if num_bucketed is None else num_bucketed, weight_dtype
 
 
+def layout_of(
+    kernels: str, num_features: int, bucket_size: int, num_bucketed: int, weight_dtype: torch.dtype
+) -> tuple[int, int, int]:
+    """The layout of a plan, as the operators take it: on CUDA a bucket_size of 0 selects the portable kernels."""
+    buckets = (0, num_features) if kernels == "portable" else (bucket_size, num_bucketed)
+    return *buckets, weight_dtype.itemsize
+
+
 class PerspectivePlan(NamedTuple):
     """The plan of a batch, and what it was made for: `perspective_transformer` refuses it for anything else.
 
@@ -205,8 +213,7 @@ class PerspectivePlan(NamedTuple):
     @property
     def layout(self) -> tuple[int, int, int]:
         """The layout, as the operators take it: on CUDA a bucket_size of 0 selects the portable kernels."""
-        buckets = (0, self.num_features) if self.kernels == "portable" else (self.bucket_size, self.num_bucketed)
-        return *buckets, self.weight_dtype.itemsize
+        return layout_of(self.kernels, self.num_features, self.bucket_size, self.num_bucketed, self.weight_dtype)
 
     @property
     def key(self) -> PlanKey:
@@ -355,6 +362,15 @@ class TransformerCall(NamedTuple):
         return output
 
 
+class Arguments(NamedTuple):
+    """The arguments of the fused operator that do not depend on a batch, in the operator's order."""
+
+    transformer: Transformer
+    range: list[float]
+    """bound and scale"""
+    output_dtype: torch.dtype
+
+
 class Description(NamedTuple):
     """How a feature transformer computes outputs from weights: options of `perspective_transformer`."""
 
@@ -399,6 +415,25 @@ class Description(NamedTuple):
             num_features, num_outputs, psqt_buckets, *layout, number_of(self.activation), int(rounds_down)
         )
         return TransformerCall(kernels, batch, parameters, transformer, [self.bound, self.scale], output_dtype)
+
+    def arguments(
+        self, weight: Tensor, psqt: Tensor | None, machine: capabilities.Numbers | None, mode: capabilities.Mode
+    ) -> tuple[str, Arguments]:
+        """The kernels that the table selects for calls with these weights, and their arguments; "torch": there are no
+        kernels."""
+        (num_features, num_outputs), output_dtype = weight.shape, self.output_dtype or weight.dtype
+        buckets = (self.bucket_size, self.num_bucketed)
+        kernels = capabilities.transformer(
+            machine, weight.dtype, num_features, num_outputs, *buckets, mode, output_dtype=output_dtype
+        ).kernels
+        bucket_size, num_bucketed, *_ = plan_key(num_features, *buckets, weight.dtype)[1:]
+        layout = layout_of(kernels, num_features, bucket_size, num_bucketed, weight.dtype)
+        rounds_down = self.rounds_down and kernels in capabilities.ON_GPU
+        psqt_buckets = 0 if psqt is None else psqt.shape[1]
+        transformer = Transformer(
+            num_features, num_outputs, psqt_buckets, *layout, number_of(self.activation), int(rounds_down)
+        )
+        return kernels, Arguments(transformer, [self.bound, self.scale], output_dtype)
 
     def _check(self, weight: Tensor, psqt: Tensor | None, psqt_bucket: Tensor | None) -> None:
         num_features, num_outputs = weight.shape

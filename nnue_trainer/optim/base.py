@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import torch
 from pydantic import Field
@@ -16,6 +16,10 @@ from nnue_trainer.nets.base import VirtualRows, WeightBound
 from nnue_trainer.optim.groups import Group, Settings, settings_of
 from nnue_trainer.registry import Registry
 from nnue_trainer.schema import section
+
+if TYPE_CHECKING:
+    from nnue_trainer.optim.late_rows import LateRows
+    from nnue_trainer.optim.parts import NormOf
 
 
 @dataclass(frozen=True)
@@ -99,6 +103,33 @@ class Rule(ABC):
 
     def set_lr(self, lr: float) -> None:  # noqa: B027 (most rules read the tensor)
         """The learning rate of the next step, for rules that need a Python number; `work.lr` holds it as well."""
+
+    # ---- for rules that update rows late, write 16-bit copies, or have their net elsewhere than in the weights ----
+
+    is_ours: ClassVar[bool] = False
+    """whether its state is known to be complete; the state of other rules is tried before the run (`rehearse`)"""
+    late_rows: Mapping[str, LateRows] = {}
+    """by parameter, what updates its rows when they are needed"""
+    averages_weights: bool = False
+    """whether the net is `net` and not the weights"""
+
+    def net(self, name: str) -> Tensor:
+        """The net's values of a parameter, in a new tensor of its shape [...] and dtype, of a rule with
+        `averages_weights`."""
+        raise NotImplementedError
+
+    def settle(self) -> None:  # noqa: B027
+        """Brings all rows up to date."""
+
+    def write_copies(self, names: Container[str] | None = None) -> None:  # noqa: B027
+        """Makes the copies anew, of weights that something else than a step has changed; None: of all."""
+
+    def copy_in_steps(self, name: str, steps: float) -> int:
+        """`FusedOptimizer.copy_in_steps`, of a rule that writes copies."""
+        raise NotImplementedError
+
+    def take_norm(self, norm_of: NormOf) -> None:  # noqa: B027
+        """`FusedOptimizer.norm_of`. UserError for a rule that needs all gradients in one process."""
 
     def changed(self) -> list[Tensor]:
         """All tensors that a step changes, which the guard restores after a failed step."""

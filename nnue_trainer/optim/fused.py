@@ -13,12 +13,13 @@ from typing import ClassVar
 from pydantic import Field
 from torch import Tensor
 
+from nnue_trainer.errors import UserError
 from nnue_trainer.nets.base import WeightBound
 from nnue_trainer.ops.capabilities import Choice
 from nnue_trainer.optim.base import OptimizerConfig, Rule, Work, check_state
 from nnue_trainer.optim.fused_optimizer import FusedOptimizer
 from nnue_trainer.optim.groups import Betas, Settings
-from nnue_trainer.optim.parts import Part
+from nnue_trainer.optim.parts import NormOf, Part
 from nnue_trainer.optim.update_rule import UpdateRule
 from nnue_trainer.optim.virtual_rows import check_range
 from nnue_trainer.schema import section
@@ -57,6 +58,7 @@ class FusedRule(Rule):
     """
 
     heeds_failed = True
+    is_ours = True
 
     def __init__(self, work: Work, rule: UpdateRule, *, decay: float, max_norm: float = math.inf) -> None:
         """`decay` is for all weights; `max_norm` as in FusedOptimizer."""
@@ -65,7 +67,10 @@ class FusedRule(Rule):
         self.fused = FusedOptimizer(
             parts, rule, work.lr, max_norm, work.failed, work.late, positions=work.positions, covered=work.covered
         )
-        self.step_count = self.fused.step_count
+        self.step_count, self.late_rows = self.fused.step_count, self.fused.late_rows
+        self.averages_weights = rule.kind == "schedule_free"
+        self.settle, self.write_copies = self.fused.settle, self.fused.write_copies  # type: ignore[method-assign]
+        self.copy_in_steps = self.fused.copy_in_steps  # type: ignore[method-assign]
         self._first_average = f"{rule.averages[0]}/"
 
     def step(self) -> None:
@@ -75,6 +80,17 @@ class FusedRule(Rule):
         """`step`, where guard and norm also take these gradients, each with its number of virtual rows (0: none)."""
         assert self.loss is not None
         self.fused.step(self.loss, also)
+
+    def net(self, name: str) -> Tensor:
+        return self.fused.averaged(name)
+
+    def take_norm(self, norm_of: NormOf) -> None:
+        if self.fused.rule.stable_decay:
+            raise UserError(
+                "optimizer.stable_decay: found true, but several processes share the feature transformer; set it "
+                "to false, or train in one process"
+            )
+        self.fused.norm_of = norm_of
 
     def choices(self) -> dict[str, Choice]:
         """By parameter, the kernels that move it, for parameters that the common operators do not move."""

@@ -58,6 +58,8 @@ class FusedOptimizer:
         made = {name: kind(self, name) for name in late}
         self.late_rows = {name: rows for name, rows in made.items() if rows.parts}
         """by name of the parameter"""
+        self._sources = [(part, part.is_whole) for part in self.parts]
+        self._late_parts = [(moments.late, part) for part, moments in self.pairs if moments.late is not None]
         self.handle, self._given = self._described(), given(self.pairs)
         """`handle`: the number that `_optimizer_describe` gave for this optimiser"""
 
@@ -112,19 +114,29 @@ class FusedOptimizer:
         """
         for late in self.late_rows.values():
             late.before_step()
-        gradients = [part.gradient for part in self.parts]
+        gradients: list[Tensor] = []
+        moved: list[Tensor] = []
+        for part, is_whole in self._sources:
+            copy, gradient = part.copy, None
+            if copy is not None:
+                gradient = copy.grad
+            gradient = part.parameter.grad if gradient is None else gradient
+            if gradient is None:
+                gradients.append(self._nothing)
+                continue
+            moved.append(part.parameter)
+            gradients.append(gradient if is_whole and not gradient.is_sparse else part.rows_of_gradient(gradient))
         norm = None
         if self.norm_of is not None and (math.isfinite(self.max_norm) or self.rule.stable_decay):
-            own = [(*pair, g) for pair, g in zip(self.pairs, gradients, strict=True) if g is not None]
+            own = [(*pair, g) for pair, g in zip(self.pairs, gradients, strict=True) if g is not self._nothing]
             norm = self.norm_of(own, self._norm)
         # Autograd must treat a graph that was made before the step as out of date.
-        moved = [part.parameter for part, g in zip(self.parts, gradients, strict=True) if g is not None]
         torch.autograd.graph.increment_version(moved)
         weights, moments, copies, kept = self._given
         fused_operators.namespace._optimizer_step(
-            weights, [self._nothing if g is None else g for g in gradients], moments, copies, kept,
-            [m.late.rows_of(part) for part, m in self.pairs if m.late is not None], self.tensors, loss.detach(),
-            self.lr, [g for g, _ in also], [shared for _, shared in also], norm, self.handle,
+            weights, gradients, moments, copies, kept, [late.rows_of(part) for late, part in self._late_parts],
+            self.tensors, loss.detach(), self.lr, [g for g, _ in also], [shared for _, shared in also], norm,
+            self.handle,
         )  # fmt: skip
         for late in self.late_rows.values():
             late.after_step()
@@ -161,6 +173,8 @@ class FusedOptimizer:
                 clipped += int((moments.weight.abs() > LARGEST_COPY / steps).sum().item())
                 moments.weight.clamp_(low, high)
         self.handle, self._given = handle, given(self.pairs)
+        for late in self.late_rows.values():
+            late.take_parts()
         self.write_copies()
         return clipped
 
@@ -176,3 +190,17 @@ class FusedOptimizer:
         """Brings all rows that are updated late up to date."""
         for late in self.late_rows.values():
             late.settle()
+
+    @torch.no_grad()
+    def averaged(self, parameter: str) -> Tensor:
+        """The weights at which a schedule-free rule has its net, x, in a new tensor. They are within the limits of the
+        parts."""
+        pairs = [(part, moments) for part, moments in self.pairs if part.name == parameter]
+        found = pairs[0][0].parameter.detach().clone()
+        for part, moments in pairs:
+            beta = (part.betas or self.rule.betas)[0]
+            # With beta1 = 0 gradients are taken at z, and x is not known. ScheduleFree excludes it.
+            x = torch.lerp(moments.own[0].double(), moments.weight.double(), 1 / beta)
+            _, _, low, high, _ = part.settings(moments.steps)
+            part.rows(found).copy_(x).clamp_(low, high)
+        return found

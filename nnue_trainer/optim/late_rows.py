@@ -74,18 +74,23 @@ class LateRows:
         self._all_marked = False
         self._batches = 0  # calls of `catch_up` for the next step
         self._has_all = sum(len(moments.weight) for _, moments in self.parts) == rows
+        self.take_parts()
         self._reads_marked = self._has_all and self._parameter[0].numel() >= LEAST_ROW
         self.step_reads_alone = False
         """whether only the next step reads the gradient"""
 
-    def leaves_unused(self) -> bool:
+    def take_parts(self) -> None:
+        """Takes over the parts' copies, which `FusedOptimizer.copy_in_steps` replaces."""
+        self._given = given(self.parts)
+
+    def leaves_unused(self, *, step_reads_alone: bool = False) -> bool:
         """Whether the gradient's rows of features that the batch lacks may stay unwritten: nothing reads them if all
         rows are updated late, and only the step reads the gradient, which is that of one batch."""
         watched = self._parameter._backward_hooks or self._parameter._post_accumulate_grad_hooks
         of_one_batch = self._batches == 1 and not self._all_marked
         return (
             self._reads_marked
-            and self.step_reads_alone
+            and (step_reads_alone or self.step_reads_alone)
             and of_one_batch
             and not watched
             and not torch.is_anomaly_enabled()
@@ -148,7 +153,7 @@ class LateRows:
     def _replay(self, marked: Tensor | None) -> None:
         rows = [self._marked[:0] if marked is None else part.rows(marked) for part, _ in self.parts]
         fused_operators.namespace._optimizer_catch_up(
-            *given(self.parts), rows, self._optimizer.tensors, self._numbers, self._optimizer.handle
+            *self._given, rows, self._optimizer.tensors, self._numbers, self._optimizer.handle
         )
 
 

@@ -18,12 +18,10 @@ from nnue_trainer.nets.base import NnueModel, WeightBound
 from nnue_trainer.optim.base import Layer, OptimizerConfig, Rule, Work, check_state
 from nnue_trainer.optim.bounds import Bounds
 from nnue_trainer.optim.clip import Clip
-from nnue_trainer.optim.fused import FusedRule
 from nnue_trainer.optim.groups import Settings
 from nnue_trainer.optim.guard import Guard
 from nnue_trainer.optim.parts import LARGEST_COPY, NormOf
 from nnue_trainer.optim.rehearsal import rehearse
-from nnue_trainer.optim.schedule_free import averaged
 from nnue_trainer.optim.virtual_rows import SharedRows
 
 _log = logging.getLogger(__name__)
@@ -93,7 +91,7 @@ class Optimizer:
             name: parameters[name].detach().to(torch.bfloat16).requires_grad_()
             for name in (transformers if copies and "virtual_rows" in replaces else ())
         }
-        # A FusedRule clips rows that share virtual rows all alike. A bound of some of them takes a separate pass.
+        # A fused rule clips rows that share virtual rows all alike. A bound of some of them takes a separate pass.
         apart = [
             (name, bound)
             for name, ranges in factorised.items()
@@ -119,13 +117,12 @@ class Optimizer:
         )
         self.rule: Rule = config.rule(work)
         returned(config, "rule", self.rule, isinstance(self.rule, Rule), "a Rule")
-        if not isinstance(self.rule, FusedRule) and not {"virtual_rows", "bounds"} & replaces:
+        if not self.rule.is_ours and not {"virtual_rows", "bounds"} & replaces:
             rehearse(config, work)
-        if isinstance(self.rule, FusedRule):
-            for name, late_rows in self.rule.fused.late_rows.items():
-                transformers[name].update_late(late_rows)
-            if "bounds" in replaces:
-                outer = bounds(bound for _, bound in apart)
+        for name, late_rows in self.rule.late_rows.items():
+            transformers[name].update_late(late_rows)
+        if self.rule.is_ours and "bounds" in replaces:
+            outer = bounds(bound for _, bound in apart)
         for name, copy in self._copies.items():
             transformers[name].train_with(copy)
         self._transformers, self._clips = transformers, config.clip_weights
@@ -134,7 +131,7 @@ class Optimizer:
         self._trained: dict[str, Tensor] | None = None  # the weights, while the net is in their place
         self.average_begun = averages
         """whether the net is the average already"""
-        if averages and self._schedule_free:
+        if averages and self.rule.averages_weights:
             raise UserError(
                 "average: found an average with the optimizer schedule_free, which averages weights itself; remove "
                 "the average"
@@ -159,19 +156,19 @@ class Optimizer:
         for layer in self._layers:
             act = partial(layer.step, loss, act)
         act()
-        if self._clipped_apart and isinstance(self.rule, FusedRule):
-            self.rule.fused.write_copies(self._clipped_apart)
+        if self._clipped_apart:
+            self.rule.write_copies(self._clipped_apart)
         self.rule.loss = None
         if self.rule.step_count is None:
             self._good_steps += self._failed == 0
-        self._free_gradients()
+        self.free_gradients()
 
     @contextmanager
     def sole_reader(self) -> Iterator[None]:
         """Within the block, call one backward pass, whose gradients only the next `step` reads: those of rows that are
         updated late are incomplete. Frees the gradients that are there."""
-        self._free_gradients()
-        late = list(self.rule.fused.late_rows.values()) if isinstance(self.rule, FusedRule) else []
+        self.free_gradients()
+        late = self.rule.late_rows.values()
         for rows in late:
             rows.step_reads_alone = True
         try:
@@ -180,14 +177,20 @@ class Optimizer:
             for rows in late:
                 rows.step_reads_alone = False
 
-    def _free_gradients(self) -> None:
+    @property
+    def has_copies(self) -> bool:
+        """Whether training reads 16-bit copies."""
+        return bool(self._copies)
+
+    def free_gradients(self) -> None:
+        """Gradients are set anew in each step."""
         for tensor in (*self.rule.work.parameters.values(), *self._copies.values()):
             tensor.grad = None
 
     @torch.no_grad()
     def average(self, share: float) -> None:
         """Moves the average towards the weights by this share of the way."""
-        self._settle()
+        self.rule.settle()
         average, weights = list(self._average.values()), list(self._weights.values())
         if share == 1:
             torch._foreach_copy_(average, weights)
@@ -212,36 +215,23 @@ class Optimizer:
 
     @torch.no_grad()
     def _net(self) -> dict[str, Tensor] | None:
-        self._settle()
+        self.rule.settle()
         if self._average:
             return self._average if self.average_begun else None
-        if not self._schedule_free:
-            return None
-        assert isinstance(self.rule, FusedRule)
-        return {name: averaged(self.rule.fused, name) for name in self._weights}
+        return {name: self.rule.net(name) for name in self._weights} if self.rule.averages_weights else None
 
     @torch.no_grad()
     def _put(self, weights: Mapping[str, Tensor]) -> None:
         for name, tensor in weights.items():
             self._weights[name].copy_(tensor)
-        if isinstance(self.rule, FusedRule):
-            self.rule.fused.write_copies()
-
-    @property
-    def _schedule_free(self) -> bool:
-        return isinstance(self.rule, FusedRule) and self.rule.fused.rule.kind == "schedule_free"
-
-    def _settle(self) -> None:
-        if isinstance(self.rule, FusedRule):
-            self.rule.fused.settle()
+        self.rule.write_copies()
 
     def copy_in_steps(self, steps: Mapping[str, float]) -> None:
         """From now on the copies of these parameters hold integers, this many in 1.0, and all others the weights
         themselves (`FusedOptimizer.copy_in_steps`). Without `clip_weights` all hold the weights."""
         for name, copy in self._copies.items():
-            assert isinstance(self.rule, FusedRule)
             own = steps.get(name, 0.0) if self._clips else 0.0
-            clipped = self.rule.fused.copy_in_steps(name, own)
+            clipped = self.rule.copy_in_steps(name, own)
             self._transformers[name].train_with(copy, own)
             if clipped:
                 _log.warning(
@@ -258,13 +248,7 @@ class Optimizer:
     def take_norm(self, norm_of: NormOf) -> None:
         """`FusedOptimizer.norm_of`; nothing for a rule that clips to no norm. UserError for `stable_decay`, which needs
         all gradients in one process."""
-        if isinstance(self.rule, FusedRule):
-            if self.rule.fused.rule.stable_decay:
-                raise UserError(
-                    "optimizer.stable_decay: found true, but several processes share the feature transformer; set it "
-                    "to false, or train in one process"
-                )
-            self.rule.fused.norm_of = norm_of
+        self.rule.take_norm(norm_of)
 
     def set_lr(self, lr: float) -> None:
         """The learning rate of the next step. Nothing is launched if the device already has this value: many schedules
@@ -301,7 +285,7 @@ class Optimizer:
         Where the net is another one than the weights, also `trained/NAME`, the weights, and `average/NAME`. Not a copy.
         """
         state = dict(self.rule.state_dict())
-        if self._average or self._schedule_free:
+        if self._average or self.rule.averages_weights:
             weights = self._weights if self._trained is None else self._trained
             state |= {f"{_TRAINED}{name}": tensor for name, tensor in weights.items()}
         return state | {f"{_AVERAGE}{name}": tensor for name, tensor in self._average.items()}
@@ -320,8 +304,8 @@ class Optimizer:
         if trained and not from_net:
             check_state(self._weights, trained)
             self._put(trained)
-        elif isinstance(self.rule, FusedRule):
-            self.rule.fused.write_copies()
+        else:
+            self.rule.write_copies()
         if average and self._average and not from_net:
             check_state(self._average, average)
         else:

@@ -50,11 +50,12 @@ class Part:
         return self.parameter.grad if gradient is None else gradient
 
     @property
-    def gradient(self) -> Tensor | None:
-        """The gradient of the part's rows; from a sparse gradient, only the rows that it has."""
-        gradient = self.whole_gradient
-        if gradient is None:
-            return None
+    def is_whole(self) -> bool:
+        """Whether the part has all rows of the parameter."""
+        return self.first == 0 and self.size is None
+
+    def rows_of_gradient(self, gradient: Tensor) -> Tensor:
+        """The part's rows of a gradient of the parameter; of a sparse one, only the rows that it has."""
         return self.sparse_rows(gradient)[1] if gradient.is_sparse else self.rows(gradient)
 
     def settings(self, steps: float = 0.0) -> list[float]:

@@ -6,13 +6,10 @@ rate need not fall.
 
 from __future__ import annotations
 
-import torch
 from pydantic import Field, model_validator
-from torch import Tensor
 
 from nnue_trainer.optim.base import OPTIMIZERS
 from nnue_trainer.optim.fused import FusedConfig
-from nnue_trainer.optim.fused_optimizer import FusedOptimizer
 from nnue_trainer.optim.update_rule import UpdateRule
 from nnue_trainer.schema import section
 
@@ -43,17 +40,3 @@ class ScheduleFree(FusedConfig):
         return UpdateRule(
             "schedule_free", self.betas, self.eps, warmup=self.warmup_steps, weight_power=self.weight_power
         )
-
-
-@torch.no_grad()
-def averaged(optimizer: FusedOptimizer, parameter: str) -> Tensor:
-    """The weights at which this rule has its net, x, in a new tensor. They are within the limits of the parts."""
-    pairs = [(part, moments) for part, moments in optimizer.pairs if part.name == parameter]
-    found = pairs[0][0].parameter.detach().clone()
-    for part, moments in pairs:
-        beta = (part.betas or optimizer.rule.betas)[0]
-        # With beta1 = 0 gradients are taken at z, and x is not known. ScheduleFree excludes it.
-        x = torch.lerp(moments.own[0].double(), moments.weight.double(), 1 / beta)
-        _, _, low, high, _ = part.settings(moments.steps)
-        part.rows(found).copy_(x).clamp_(low, high)
-    return found

@@ -18,7 +18,7 @@ class UpdateRule:
     the gradient that take turns, and moves along (1 + positive) · this step's − positive · the other one's, divided by
     the norm of these two factors (AdaPNM).
     "lion" moves by the sign of one average and has no squares; "schedule_free" is AdamW whose parameters hold y, where
-    gradients are taken, and whose net is x (`schedule_free.averaged`).
+    gradients are taken, and whose net is x (`FusedOptimizer.averaged`).
     lookahead_every: after this many steps the slow weights move by `lookahead_share` of the way to the fast ones, which
     start there anew; 0: no slow weights.
     corrects_bias: divide averages and squares by what they lack, as they start at zero; of "adam" only.

@@ -16,8 +16,9 @@ so runs with the same number of ranks give the same bits.
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -28,7 +29,8 @@ from torch import Tensor, nn
 from nnue_trainer.data.batch import Batch
 from nnue_trainer.errors import UserError
 from nnue_trainer.losses.base import mean
-from nnue_trainer.modules.layer_stacks import LayerStacks, Targets, give_gradients
+from nnue_trainer.modules.layer_stacks import LayerStacks
+from nnue_trainer.modules.perspective_transformer import PerspectiveTransformer
 from nnue_trainer.nets.base import NnueModel, StackedModel
 from nnue_trainer.optim import Optimizer
 from nnue_trainer.optim.parts import Moments, Norm, Part
@@ -36,7 +38,7 @@ from nnue_trainer.parallel.ranks import Ranks
 from nnue_trainer.parallel.split import Split, cut, padded
 
 if TYPE_CHECKING:
-    from nnue_trainer.training.step_loss import StepLoss
+    from nnue_trainer.training.fused_parts import Found, FusedTransformer, Inputs, Rows, Stacks
 
 
 class Share(NamedTuple):
@@ -61,10 +63,11 @@ class Unsharded:
     """A single process trains the whole net. The other shardings override these methods."""
 
     name = "whole"
+    why_not_fused: str | None = None
+    """why no fused step trains a net so divided"""
 
     def __init__(self, ranks: Ranks, model: NnueModel):
         self.ranks, self.model = ranks, model
-        self._ones: Tensor | None = None
 
     def share_of(self, fresh: Any) -> Share:
         """The positions that this rank copies to its device. `fresh`: what the loader yields, a batch or its packed
@@ -89,20 +92,31 @@ class Unsharded:
         """The results of each rank in the batches that it validates, [ranks, …]; one where every rank validates all."""
         return part.unsqueeze(0)
 
-    def backward(self, step: StepLoss, batch: Batch) -> Tensor:
-        """Computes the gradients of this rank's parameters, and returns the mean loss of the whole batch, a scalar
-        without a graph. `batch` is made from the positions of `share_of`, and by `prepare`. All ranks must call it
-        together."""
-        loss = step.loss(batch)
-        # Tensor.backward would import torch's compiler because of the gradient that it gets, which takes seconds.
-        torch.ops.aten._backward(loss, [], self._one(loss))
-        return loss.detach()
+    def part_of(self, each: Any) -> Any:
+        """This rank's share of what the whole batch has: one for each position, or a scalar for all."""
+        return each
 
-    def _one(self, loss: Tensor) -> Tensor:
-        """The derivative of the loss by itself, which torch would fill in anew for each step."""
-        if self._ones is None:
-            self._ones = torch.ones_like(loss)
-        return self._ones
+    # ---- the two exchanges of a fused step ----
+
+    def sums(self, inputs: Inputs, stacks: Stacks, first: FusedTransformer, rows: Rows, batch: Batch) -> Inputs:
+        """The inputs of the layers after the transformer on this rank. `inputs`: those of the whole batch, from this
+        rank's columns."""
+        return inputs
+
+    def gradients(self, found: Found, stacks: Stacks, order: Tensor | None, positions: int) -> Found:
+        """The gradients of the whole batch, of `positions`, from those of this rank's positions. `order`: theirs."""
+        return found
+
+    # ---- the two exchanges of a step with autograd ----
+
+    def objective(self, weighted: Tensor, weights: Tensor, penalty: Tensor | None, positions: int) -> Tensor:
+        """The number that this rank differentiates. `weighted` and `weights`: `Loss.terms` of its `positions`."""
+        loss = mean(weighted, weights)
+        return loss if penalty is None else loss + penalty
+
+    def joined(self, objective: Tensor, weights: Tensor, gradients: Callable[[], Sequence[Tensor]]) -> Tensor:
+        """Makes the gradients of all positions of those of this rank's. Returns the loss of the whole batch."""
+        return objective.detach()
 
     def adopt(self, optimizer: Optimizer) -> None:
         """Must be called once with the optimiser that trains the model, before the first step."""
@@ -129,8 +143,7 @@ class _Shared(Unsharded):
         self._batch_size = batch_size
         self._begin, self._end, self._most = share(batch_size, ranks)
 
-    def _of_share(self, each: Any) -> Any:
-        """The share of what the whole batch has: one for each position, or a scalar for all."""
+    def part_of(self, each: Any) -> Any:
         if isinstance(each, Batch):
             return each.part(self._begin, self._end)
         return each[self._begin : self._end] if each.dim() else each
@@ -140,11 +153,11 @@ class ShardedPositions(_Shared):
     """Data parallel: each rank has the whole net and a share of the positions of each batch."""
 
     name = "positions"
-    _optimizer: Optimizer | None = None
+    why_not_fused = "processes that share the positions of a batch add up whole gradients"
 
     def share_of(self, fresh: Any) -> Share:
         is_own = len(fresh) == self._end - self._begin  # the loader has read this share alone
-        return Share(fresh if is_own else self._of_share(fresh))
+        return Share(fresh if is_own else self.part_of(fresh))
 
     def validates(self, number: int) -> bool:
         return number % self.ranks.size == self.ranks.rank
@@ -152,24 +165,21 @@ class ShardedPositions(_Shared):
     def of_all(self, part: Tensor) -> Tensor:
         return self.ranks.all_gather(part)
 
-    def backward(self, step: StepLoss, batch: Batch) -> Tensor:
-        assert self._optimizer is not None
-        weighted, weights = step.terms(batch, self._of_share(step.lambda_values(batch)))
-        if (penalty := step.penalty(batch)) is not None:
-            # It counts by positions, whatever these weigh; below, everything is divided by all weights.
-            whole = self.ranks.all_reduce(weights.detach().float().clone())  # which is overwritten
-            weighted = weighted + penalty * whole * (len(batch) / self._batch_size)
-        weighted.backward()  # type: ignore[no-untyped-call]
-        totals = self.ranks.all_reduce(torch.stack([weighted.detach().float(), weights.detach().float()]))
+    def objective(self, weighted: Tensor, weights: Tensor, penalty: Tensor | None, positions: int) -> Tensor:
+        if penalty is None:
+            return weighted
+        # It counts by positions, whatever these weigh; `joined` divides everything by all weights.
+        whole = self.ranks.all_reduce(weights.detach().float().clone())  # which is overwritten
+        return weighted + penalty * whole * (positions / self._batch_size)
+
+    def joined(self, objective: Tensor, weights: Tensor, gradients: Callable[[], Sequence[Tensor]]) -> Tensor:
+        totals = self.ranks.all_reduce(torch.stack([objective.detach().float(), weights.detach().float()]))
         factor = mean(torch.ones_like(totals[0]), totals[1])
-        for gradient in self._optimizer.gradients():
+        for gradient in gradients():
             # 16-bit gradients are added in fp32, so that their sum is rounded only once.
             total = self.ranks.all_reduce(gradient.float() if gradient.dtype.itemsize < 4 else gradient)
             gradient.copy_(total * factor)
         return mean(totals[0], totals[1])
-
-    def adopt(self, optimizer: Optimizer) -> None:
-        self._optimizer = optimizer
 
 
 class ShardedColumns(_Shared):
@@ -183,13 +193,12 @@ class ShardedColumns(_Shared):
         super().__init__(ranks, model, batch_size)
         first = model.first_layer()
         assert first is not None
-        groups = 2 if first.activation == "pairwise" else 1
+        groups = _groups(first)
         cuts = cut(first.weight.shape[1] // groups, ranks.size)
         linear = model.linears()[0]
         names = {id(parameter): name for name, parameter in model.named_parameters()}
-        # The activated vector is the two perspectives, one after the other, and a pairwise product multiplies the same
-        # column of both halves of the accumulator. So a rank that owns the same columns of each half computes exactly
-        # those columns of each perspective.
+        # The activated vector is the two perspectives, one after the other. A rank that owns the same columns of each
+        # group computes exactly those columns of each perspective.
         splits = [
             (first, "weight", Split(1, groups, cuts)),
             (first, "bias", Split(0, groups, cuts)),
@@ -213,52 +222,48 @@ class ShardedColumns(_Shared):
         stacks = self.model.stacks_in_use()
         if stacks is None or not stacks.may_be_fused(batch.white.device):
             return batch
-        bucket = self._of_share(self.model.buckets_of(batch))
+        bucket = self.part_of(self.model.buckets_of(batch))
         return replace(batch, plans=(*batch.plans, stacks.plan(batch, bucket, of_share=True)))
 
     def forward(self, batch: Batch) -> Tensor:
-        model, stacks, bucket = self.model, self._stacks(), self.model.buckets_of(batch)
-        with self._autocast(batch, nullcontext()):
-            _, outputs = model.first_of(batch, bucket)
-            layers = model.layers_for(bucket, stacks.order_of(batch))
-            first = layers.first(None, outputs)
-            return layers.from_sums(self.ranks.all_reduce(first.sums), first.psqt)
+        model, bucket = self.model, self.model.buckets_of(batch)
+        with self._exact(batch):
+            first = model.first_of(batch)
+            layers = model.layers_for(bucket, self._stacks().order_of(batch))
+            return layers.from_sums(self.ranks.all_reduce(layers.sums(first.x)), first.psqt)
 
     def _stacks(self) -> LayerStacks:
         stacks = self.model.stacks_in_use()
         assert stacks is not None  # see why_not_columns
         return stacks
 
-    def _autocast(self, batch: Batch, usual: AbstractContextManager[Any]) -> AbstractContextManager[Any]:
-        """The context of the forward pass: the usual one, but integers stay what they are."""
-        return usual if self.model.rounded is None else torch.autocast(batch.white.device.type, enabled=False)
+    def _exact(self, batch: Batch) -> AbstractContextManager[Any]:
+        """A context in which integers stay what they are."""
+        exact = self.model.rounded is not None
+        return torch.autocast(batch.white.device.type, enabled=False) if exact else nullcontext()
 
-    def backward(self, step: StepLoss, batch: Batch) -> Tensor:
-        model, ranks, positions = self.model, self.ranks, len(batch)
-        stacks, bucket, loss = self._stacks(), model.buckets_of(batch), step.loss_kind
-        layers = model.layers_for(bucket, stacks.order_of(batch), loss_is_known=loss.kernel() is not None)
-        with self._autocast(batch, step.autocast()):
-            call, outputs = model.first_of(batch, bucket, psqt_apart=True)
-            first = layers.first(call, outputs)
-        own, lam = self._of_share, self._of_share(step.lambda_values(batch))
-        with ranks.reduce_scatter(padded(first.sums.detach(), ranks.size * self._most)) as own_sums:
-            psqt = None if first.psqt is None else own(first.psqt.detach())
-            if call is not None and call.leaves_psqt:
-                psqt = call.psqt_output(self._begin, self._end)
-        with self._autocast(batch, step.autocast()):
-            order = stacks.order_of(batch, of_share=True)
-            targets = Targets(own(batch.score), own(batch.result), lam, loss.kernel(), model.score_scale)
-            mine = replace(layers, bucket=own(bucket), prepared=order)
-            rest = mine.after_first(own_sums[: self._end - self._begin], psqt, targets, loss)
+    def sums(self, inputs: Inputs, stacks: Stacks, first: FusedTransformer, rows: Rows, batch: Batch) -> Inputs:
+        own, begin, end, psqt = self.part_of, self._begin, self._end, inputs.psqt
+        sums = stacks.first_sums(inputs.x, inputs.order, inputs.bucket)
+        with self.ranks.reduce_scatter(padded(sums, self.ranks.size * self._most)) as own_sums:
+            if psqt is not None:
+                psqt = first.psqt_of(rows, begin, end) if first.psqt_apart else own(psqt)
+        order, bucket = self._stacks().order_of(batch, of_share=True), own(inputs.bucket)
+        order = stacks.order(bucket) if order is None else order
+        score, result, lam = own(inputs.score), own(inputs.result), own(inputs.lam)
+        spare = None if inputs.spare is None else own(inputs.spare)
+        return type(inputs)(own_sums[: end - begin], psqt, bucket, order, score, result, lam, spare, is_sums=True)
+
+    def gradients(self, found: Found, stacks: Stacks, order: Tensor | None, positions: int) -> Found:
         # One exchange sends everything that the other ranks need about these positions. The gradients by the
         # sums and by PSQT come one after the other, since each rank has other positions; those by the parameters are
         # added up.
-        parts = [padded(part.float(), self._most) for part in rest.by_position]
-        *found, shares = ranks.all_gather_each([*parts, rest.share])
-        totals, gradients = layers.add_shares(shares)
-        grad_weight = first.backward([part.flatten(0, 1)[:positions] for part in found], (self._one(totals[2]), totals))
-        give_gradients(layers.parameters, [grad_weight, *gradients])
-        return totals[2]
+        by_position = [found.by_x] if found.by_output is None else [found.by_x, found.by_output]
+        parts = [padded(part.float(), self._most) for part in by_position]
+        *every, shares = self.ranks.all_gather_each([*parts, stacks.share(found, order)])
+        totals, others = stacks.add_shares(shares)
+        by_x, *by_output = [part.flatten(0, 1)[:positions] for part in every]
+        return type(found)(totals, by_x, by_output[0] if by_output else None, None, others)
 
     def adopt(self, optimizer: Optimizer) -> None:
         optimizer.take_norm(self._norm)
@@ -307,55 +312,47 @@ class ShardedColumns(_Shared):
         return torch.cat([every[:1, 0], every[:, 1]]).float()
 
 
-def shard(ranks: Ranks, model: NnueModel, recipe: Any) -> tuple[Unsharded, str]:
-    """Chooses how `ranks` divide the training of `model`. Returns the sharding and one line about it for the user,
-    which is empty for a single process. `ShardedColumns` changes the model, so call this after the weights have been
-    initialised and before the optimiser is made. `recipe` is a `config.Recipe`. UserError if the batch is too small for
-    the ranks."""
+def shard(ranks: Ranks, model: NnueModel, batch_size: int, why_positions: str | None) -> tuple[Unsharded, str]:
+    """How `ranks` divide the training of `model`, and one line about it for the user, which is empty for a single
+    process. `why_positions`: the reason why columns cannot be divided, in words; None: they can. `ShardedColumns`
+    changes the model, so call this after the weights have been initialised and before the optimiser is made. UserError
+    if the batch is too small for the ranks."""
     if not ranks.several:
         return Unsharded(ranks, model), ""
-    size = recipe.data.batch_size
-    reason = why_not_columns(model, recipe, ranks)
-    if reason is None:
+    if why_positions is None:
         assert isinstance(model, StackedModel)
-        columns = ShardedColumns(ranks, model, size)
+        columns = ShardedColumns(ranks, model, batch_size)
         split = next(iter(columns.splits.values()))
         widths = sorted({split.groups * split.width(rank) for rank in range(ranks.size)})
         own = " to ".join(str(width) for width in (widths[0], widths[-1])[: len(widths)])
         of = f"{own} of {split.groups * split.cuts[-1]}"
         return columns, f"{ranks.size} processes, each with {of} columns of the feature transformer"
-    positions = ShardedPositions(ranks, model, size)
-    return positions, f"{ranks.size} processes, each with the whole net and a share of the positions ({reason})"
+    positions = ShardedPositions(ranks, model, batch_size)
+    return positions, f"{ranks.size} processes, each with the whole net and a share of the positions ({why_positions})"
 
 
-def why_not_columns(model: NnueModel, recipe: Any, ranks: Ranks) -> str | None:
-    """The reason, in words, why `ShardedColumns` cannot train this model; None if it can."""
-    if not isinstance(model, StackedModel) or type(model).forward is not StackedModel.forward:
-        return "the net has its own forward pass"
-    if model.num_outputs > 1:
-        return "the net has several outputs"
-    first = model.first_layer()
-    if first is None or len(model.linears()) != len(model.stacks.hidden) + 1:
+def why_not_columns(model: StackedModel, first: PerspectiveTransformer, ranks: Ranks) -> str | None:
+    """The reason, in words, why `ShardedColumns` cannot divide the layers of this model; None if it can."""
+    if len(model.linears()) != len(model.stacks.hidden) + 1:
         return "the net has no first layer that can be divided"
-    if recipe.model.qat_config.qat and model.rounded_forward().stacks is None:
-        return "the engine's rounding needs the whole net"
-    if recipe.training.compile:
-        return "the compiler needs the whole net"
-    if recipe.position_weight is not None:
-        return "positions have weights"
-    if recipe.training.penalties:
-        return "there are penalties"
-    if not recipe.optimizer.by_value():
-        return f"the optimizer {recipe.optimizer.kind!r} may use more than one value of a weight at a time"
-    if first.weight.shape[1] // (2 if first.activation == "pairwise" else 1) < ranks.size:
+    if first.weight.shape[1] // _groups(first) < ranks.size:
         return "the feature transformer has too few columns"
     of_bias = [bound for bound in model.weight_bounds() if bound.parameter is first.bias]
     if any(bound.rows is not None or bound.first_row for bound in of_bias):
         return "the columns of the feature transformer have several bounds"
-    layers = {id(parameter) for layer in (first, *model.linears()) for parameter in layer.parameters(recurse=False)}
-    if layers != {id(parameter) for parameter in model.parameters()}:
-        return "the net has parameters beside its layers"
     return None
+
+
+def _groups(first: PerspectiveTransformer) -> int:
+    """A pairwise product multiplies the same column of both halves of the accumulator."""
+    return 2 if first.activation == "pairwise" else 1
+
+
+def widths_of(first: PerspectiveTransformer, ranks: Ranks) -> list[int]:
+    """The number of columns that each rank has of the feature transformer, without repetitions."""
+    groups = _groups(first)
+    cuts = cut(first.weight.shape[1] // groups, ranks.size)
+    return sorted({groups * (end - begin) for begin, end in itertools.pairwise(cuts)})
 
 
 def share(positions: int, ranks: Ranks) -> tuple[int, int, int]:

@@ -13,17 +13,20 @@ from torch.nn import functional as F
 # The fused kernels of the feature transformer need a multiple of 16 columns; a larger power of two suits them better.
 _UNITS = (64, 32, 16, 8, 4, 2, 1)
 _NEEDED = 16
+_NEEDED_ON_CPU = 2
 
 
 def cut(columns: int, size: int) -> tuple[int, ...]:
     """Divides `columns` among `size` ranks. Returns size + 1 numbers: rank r owns the columns from the r-th to the
     next. All ranks wait for the one that has the most columns, so the shares are as equal as multiples of 16 allow, or
-    as equal as possible if there are too few columns for that. ValueError if a rank would have none."""
+    multiples of 2, or as equal as possible if there are too few columns for that. ValueError if a rank would have
+    none."""
     if columns < size:
         raise ValueError(f"found {columns} columns, expected at least one for each of {size} processes")
     possible = [unit for unit in _UNITS if columns % unit == 0 and columns // unit >= size]
     wide = [unit for unit in possible if unit >= _NEEDED]
-    unit = min(wide or possible, key=lambda unit: (math.ceil(columns // unit / size) * unit, -unit))
+    even = [unit for unit in possible if unit >= _NEEDED_ON_CPU]
+    unit = min(wide or even or possible, key=lambda unit: (math.ceil(columns // unit / size) * unit, -unit))
     return tuple(rank * (columns // unit) // size * unit for rank in range(size + 1))
 
 

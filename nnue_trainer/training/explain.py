@@ -24,10 +24,10 @@ from nnue_trainer.ops.perspectives import number_of
 from nnue_trainer.optim.fused import FusedConfig, FusedRule
 from nnue_trainer.optim.optimizer import Optimizer
 from nnue_trainer.parallel.ranks import Ranks
-from nnue_trainer.parallel.sharding import Unsharded, shard, why_not_columns
+from nnue_trainer.parallel.sharding import Unsharded
 from nnue_trainer.penalties.base import Penalties
+from nnue_trainer.training.assembly import StepKind, divide, why_positions
 from nnue_trainer.training.precision import settled
-from nnue_trainer.training.step_loss import why_loss_apart
 from nnue_trainer.training.trainer import why_not_late
 
 
@@ -50,14 +50,19 @@ def explain(recipe: Recipe, machine: Machine, ranks: int = 1) -> list[Part]:
         penalties = Penalties(recipe.training.penalties, model)
         qat = recipe.model.qat_config
         parts = [Part("machine", str(machine), ""), Part("precision", recipe.training.precision, "")]
-        sharding, reason = _sharding(recipe, model, several)
+        kind = StepKind.of(recipe)
+        reason = why_positions(kind, recipe, model, several, device) if several.several else ""
+        sharding, _ = divide(recipe, model, several, device)  # of columns: the model has those of rank 0 from here on
+        copied = "virtual_rows" in recipe.optimizer.replaces and not penalties.dense
         late = why_not_late(recipe, device, sharding, penalties)
-        parts += [Part("sharding", sharding.name, reason)] if several.several else []
+        parts += [Part("sharding", sharding.name, reason or "")] if several.several else []
         parts += _features(model, machine)
-        apart = why_loss_apart(recipe, penalties, sharding)
         rounding = [False] if not qat.qat else [True] if qat.qat_from == 0 else [False, True]
         for rounds in rounding:
             suffix = ", rounded" if rounds else ""
+            with model.rounding(rounds):
+                apart = sharding.why_not_fused or kind.why_not_fused(model, device, copied=copied)
+            parts.append(Part(f"step{suffix}", "fused" if apart is None else "autograd", apart or ""))
             parts += [
                 part._replace(name=part.name + suffix)
                 for part in _step(recipe, model, machine, sharding, apart, rounds)
@@ -80,12 +85,6 @@ def _built(recipe: Recipe) -> NnueModel:
         return nets.build(recipe.model)
 
 
-def _sharding(recipe: Recipe, model: NnueModel, ranks: Ranks) -> tuple[Unsharded, str]:
-    reason = why_not_columns(model, recipe, ranks) if ranks.several else None
-    sharding, _ = shard(ranks, model, recipe)  # of columns: the model has those of rank 0 from here on
-    return sharding, reason or ""
-
-
 def _features(model: NnueModel, machine: Machine) -> list[Part]:
     if machine == capabilities.CPU:
         return [Part("features", "loader threads", "")]
@@ -97,7 +96,7 @@ def _features(model: NnueModel, machine: Machine) -> list[Part]:
 def _step(
     recipe: Recipe, model: NnueModel, machine: Machine, sharding: Unsharded, apart: str | None, rounds: bool
 ) -> Iterator[Part]:
-    """Forward, loss and backward. `apart`: why the loss is computed apart."""
+    """Forward, loss and backward. `apart`: why the step is not fused."""
     transformers = [module for module in model.modules() if isinstance(module, PerspectiveTransformer)]
     if len(transformers) != 1:
         yield Part("transformer", "torch", f"the net has {len(transformers)} feature transformers, expected one")
@@ -115,8 +114,6 @@ def _step(
     layers, reason = _layers(model, rounds)
     mode: Mode = "compiled" if recipe.training.compile else "autocast" if mixed else "plain"
     stacks = Choice("torch", reason) if layers is None else capabilities.stacks(machine, layers, trained, mode=mode)
-    if apart is None and recipe.loss.kernel() is None:
-        apart = f"the loss {recipe.loss.kind!r} has no kernel"
     in_stacks = stacks.kernels in ("tiles", "one_pass")
     between = capabilities.between(
         transformer.kernels, stacks.kernels, trained, trained, num_outputs=width,

@@ -26,8 +26,8 @@ from nnue_trainer.files.atomic import replacing
 from nnue_trainer.files.checkpoint import Checkpoint
 from nnue_trainer.nets.base import NnueModel
 from nnue_trainer.parallel.ranks import Ranks, digest, joined
-from nnue_trainer.parallel.sharding import shard
 from nnue_trainer.training import timeline, warm_start
+from nnue_trainer.training.assembly import divide
 from nnue_trainer.training.device import choose_device, set_up_torch, start_device
 from nnue_trainer.training.integer_check import start_check
 from nnue_trainer.training.metrics import start_imports
@@ -199,7 +199,7 @@ def _train_stage(
         tensors = begin.checkpoint.tensors if begin.checkpoint is not None else {"model": model.state_dict()}
         weights_digest = digest(tensors).hex() if ranks.several else ""
         parameters = sum(parameter.numel() for parameter in model.parameters())
-        sharding, divided = shard(ranks, model, recipe)
+        sharding, divided = divide(recipe, model, ranks, device)
         timeline.mark("model")
         if data is not None and data.features != model.feature_set:
             data.close()

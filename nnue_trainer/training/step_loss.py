@@ -10,36 +10,21 @@ from torch import Tensor
 from nnue_trainer.base import foreign
 from nnue_trainer.config import Recipe
 from nnue_trainer.data.batch import Batch
-from nnue_trainer.losses import Loss, mean
+from nnue_trainer.losses import Loss
 from nnue_trainer.nets.base import NnueModel
-from nnue_trainer.parallel.sharding import Unsharded
 from nnue_trainer.penalties.base import Penalties
 from nnue_trainer.training.stages import StageOfRun
-
-
-def why_loss_apart(recipe: Recipe, penalties: Penalties, sharding: Unsharded) -> str | None:
-    """The reason why the loss is computed from the net's output and not together with it (`NnueModel.loss`), in words;
-    None: they are computed together."""
-    if sharding.name == "positions":
-        return "processes that share the positions of a batch compute it apart"
-    if recipe.training.compile:
-        return "training.compile: torch.compile uses torch's operators"
-    if recipe.position_weight is not None:
-        return "position_weight: positions have weights"
-    return "training.penalties: there are penalties" if penalties else None
 
 
 class StepLoss:
     """The loss of each step of a stage."""
 
-    def __init__(
-        self, recipe: Recipe, stage: StageOfRun, model: NnueModel, penalties: Penalties, sharding: Unsharded
-    ) -> None:
+    def __init__(self, recipe: Recipe, stage: StageOfRun, model: NnueModel, penalties: Penalties) -> None:
         self.recipe, self.stage, self.model, self.penalties = recipe, stage, model, penalties
         self.device = next(model.parameters()).device
         forward = model if model.num_outputs == 1 else model.outputs
         self.forward: Callable[[Batch], Tensor] = torch.compile(forward) if recipe.training.compile else forward
-        self._is_apart = why_loss_apart(recipe, penalties, sharding) is not None
+        self.is_compiled = recipe.training.compile
         # λ as the loss gets it, by the buffer of the batch, because the next step's is set while this one runs: fp32, a
         # scalar for the step, or with jitter [batch_size], one for each position.
         self._lambdas: dict[int | None, Tensor] = {}
@@ -49,18 +34,6 @@ class StepLoss:
     def loss_kind(self) -> Loss:
         """The loss of the recipe."""
         return self.recipe.loss
-
-    def loss(self, batch: Batch) -> Tensor:
-        """The mean loss of a whole batch, an fp32 scalar with its autograd graph."""
-        loss = None
-        if not self._is_apart:
-            with self.autocast():
-                loss = self.model.loss(batch, self.recipe.loss, self.lambda_values(batch))
-        if loss is None:
-            loss = mean(*self.terms(batch, self.lambda_values(batch)))
-            if (penalty := self.penalty(batch)) is not None:
-                loss = loss + penalty
-        return loss
 
     def terms(self, batch: Batch, lam: Tensor) -> tuple[Tensor, Tensor]:
         """Σ weight · loss and Σ weight of a batch, fp32 scalars with their autograd graph: `Loss.terms`. `lam`: λ,

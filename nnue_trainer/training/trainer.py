@@ -38,6 +38,7 @@ from nnue_trainer.parallel.sharding import Unsharded
 from nnue_trainer.penalties.base import Penalties
 from nnue_trainer.schedules import RunStep
 from nnue_trainer.training import loss_figure, resuming, timeline
+from nnue_trainer.training.assembly import StepKind, make_step
 from nnue_trainer.training.batches import BatchSource, DeviceBatches
 from nnue_trainer.training.checkpoints import CheckpointStore
 from nnue_trainer.training.cuda_graph import GraphedStep
@@ -48,6 +49,7 @@ from nnue_trainer.training.outputs import Nowhere, RunOutputs, Window
 from nnue_trainer.training.precision import settled
 from nnue_trainer.training.run_folder import RunFolder
 from nnue_trainer.training.stages import StageOfRun
+from nnue_trainer.training.step import Step
 from nnue_trainer.training.step_loss import StepLoss
 from nnue_trainer.training.stopping import Stopped, Stopping
 from nnue_trainer.training.terminal import say
@@ -140,8 +142,6 @@ class Trainer:
         self.stage = StageOfRun.alone(recipe) if stage is None else stage.with_recipe(recipe)
         self.sharding = Unsharded(Ranks(), model) if sharding is None else sharding
         self.ranks = self.sharding.ranks
-        # torch.compile gets the whole forward pass, so no part of it is computed ahead.
-        prepare = None if recipe.training.compile else self.sharding.prepare
         self.validation = validation
         self.validation_files = validation_files
         self.more_validation = dict(more_validation or {})
@@ -163,7 +163,9 @@ class Trainer:
         if self.device.type == "cpu":
             with torch.no_grad():
                 move_to_huge_pages([*model.parameters(), *self.optimizer.state_dict().values()])
-        self.step_loss = StepLoss(recipe, self.stage, model, self.penalties, self.sharding)
+        self.step_loss = StepLoss(recipe, self.stage, model, self.penalties)
+        self._kind = StepKind.of(recipe)
+        self._step = self._assembled_step()
         wanted, possible = recipe.training.cuda_graph, self.optimizer.capturable
         if wanted and not possible:
             raise UserError(
@@ -176,7 +178,7 @@ class Trainer:
             batches,
             self.device,
             model.feature_set,
-            prepare,
+            lambda batch: self._step.prepare(batch),
             self.sharding.share_of,
             on_fetch=self.step_loss.set_lambda_ahead,
             records=recipe.position_weight is not None and recipe.position_weight.reads_records,
@@ -232,6 +234,7 @@ class Trainer:
                 with self._stop.on_signals():
                     try:
                         self._hooks.call("start", self)
+                        self._step = self._assembled_step()  # what has started may watch layers
                         with contextlib.suppress(Stopped), foreign.explaining():
                             self._loop(run)
                         timeline.mark("steps, validation, saves")
@@ -358,6 +361,10 @@ class Trainer:
         """A step as schedules see it."""
         return self.stage.now(step)
 
+    def _assembled_step(self) -> Step:
+        """The step of the net as it computes now."""
+        return make_step(self._kind, self.model, self.sharding, self.optimizer, self.step_loss)
+
     def _recorded_step(self) -> Callable[[Batch], None]:
         """The function of one step: a new `GraphedStep` if steps are to be recorded, otherwise `_train_step`."""
         if not self._graphed:
@@ -376,6 +383,7 @@ class Trainer:
             whole = self.recipe.training.compile or self.penalties.dense
             copied = self.model.rounded is not None and not whole
             self.optimizer.copy_in_steps(self.model.rounded.copies if copied else {})  # type: ignore[union-attr]
+            self._step = self._assembled_step()
             # A CUDA graph recorded before contains the other forward pass, or prepares batches for it. The forward pass
             # makes what the batch in hand lacks.
             self.train_step = self._recorded_step()
@@ -533,10 +541,9 @@ class Trainer:
             self.best_validation_loss, self.best_step = of_best.validation_loss, of_best.step
 
     def _train_step(self, batch: Batch) -> None:
-        with self.optimizer.sole_reader():
-            loss = self.sharding.backward(self.step_loss, batch)
+        loss = self._step.gradients(batch)
         self._updating = True
-        self.optimizer.step(loss)
+        self._step.update(loss)
         self._updating = False
         self._loss_sum += loss
 

@@ -31,11 +31,12 @@ def make_model(net: dict[str, Any], device: str = "cpu") -> tuple[Any, Any]:
 
 
 def assert_as_apart(
-    model: Any, batch: Any, loss: Loss, lam: Tensor, found: Tensor, gradients: Sequence[Tensor], terms: float = 1e-30
-) -> None:
+    model: Any, batch: Any, loss: Loss, lam: Tensor, found: Tensor, gradients: Sequence[Tensor], terms: float = 1e-30,
+    tolerance: float = 3e-6,
+) -> None:  # fmt: skip
     """`found` and its gradients by all parameters are those of forward and loss apart; `terms` as in `assert_close`."""
     expected = mean(*loss.terms(model(batch) * model.score_scale, batch.score, batch.result, lam))
     assert_close(found, expected, 1e-6, "loss")
     names = [name for name, _ in model.named_parameters()]
     for name, a, b in zip(names, gradients, torch.autograd.grad(expected, list(model.parameters())), strict=True):
-        assert_close(a, b, 3e-6, f"gradient of {name}", terms)
+        assert_close(a, b, tolerance, f"gradient of {name}", terms)

@@ -337,65 +337,6 @@ def test_emulated_in_parts(emulated: ctypes.CDLL) -> None:
     assert_close(flat[: others[0].numel()].view_as(others[0]), whole["0.bias"], 3e-7, "gradient of bias 0")
 
 
-@pytest.mark.parametrize("fused", [True, False], ids=["operators", "torch"])
-@pytest.mark.parametrize("name", ["sfnnv5", "sfnnv3", "one layer", "deep"])
-def test_emulated_as_several_processes_divide_it(
-    emulated: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, name: str, fused: bool
-) -> None:
-    """Each of two has some columns of the first of the layers, and some of the positions for the others."""
-    monkeypatch.setattr(LayerCall, "_kernels", lambda *_: "tiles" if fused else "torch")
-    emulated.emulator_configure(4, 7)
-    check_divided(without_edges(make_case(NETS[name](), 150, 8)), 1e-6 if name == "deep" else 5e-7)
-
-
-def check_divided(case: Case, tolerance: float) -> None:
-    stacks, exact, loss = case.stacks, case.double(), LOSSES["win rate, weighted"]
-    expected_net = exact.stacks.outputs(exact.first, exact.linears).squeeze(1)
-    weighted, weights = loss.terms(expected_net * 600.0, case.score, case.result, exact.lam)
-    expected = gradients(exact, weighted / weights, torch.ones_like(weighted))
-    (x, psqt, bucket), (columns, half) = case.first, (stacks.inputs // 3 // 16 * 16, len(case.score) // 2)
-    assert psqt is not None
-    halves, parts = (slice(0, half), slice(half, None)), []
-    for slab in (slice(0, columns), slice(columns, stacks.inputs)):
-        own = x.detach()[:, slab].clone().requires_grad_()
-        first = StackedLinear(stacks.stacks, own.shape[1], stacks.hidden[0].outputs if stacks.hidden else 1)
-        first.to(x.device).load_state_dict(
-            {**case.linears[0].state_dict(), "weight": case.linears[0].get_parameter("weight")[:, :, slab]}
-        )
-        narrow = dataclasses.replace(stacks, inputs=own.shape[1])
-        inputs = FirstOutputs(own, psqt, bucket)
-        parts.append((slab, own, narrow.call([first, *case.linears[1:]], bucket).first(None, lambda of=inputs: of)))  # type: ignore[misc]
-    sums = sum((part[2].sums.detach() for part in parts), torch.zeros((), device=x.device))
-    with torch.no_grad():
-        output = case.behind.from_sums(sums, psqt)
-    assert_close(output, expected_net, tolerance, "output")
-    rests = [
-        stacks.call(case.linears, bucket[s]).after_first(
-            sums[s].clone(),
-            psqt.detach()[s].clone(),
-            case.targets(loss)._replace(score=case.score[s], result=case.result[s]),
-            loss,
-        )
-        for s in halves
-    ]
-    totals, others = case.behind.add_shares(torch.stack([rest.share for rest in rests]))
-    assert_close(totals[0], weighted, 2e-6, "loss")
-    assert_close(totals[1], weights, 2e-6, "weights")
-    assert_close(totals[2], weighted / weights, 2e-6, "their quotient")
-    names = [name for name in case.leaves if name not in ("x", "psqt", "0.weight")]
-    for name, gradient in zip(names, others, strict=True):
-        assert_close(gradient, expected[name], 8 * tolerance, f"gradient of {name}")
-    by_position = [torch.cat(parts) for parts in zip(*(rest.by_position for rest in rests), strict=True)]
-    for slab, own, part in parts:
-        grad_weight = part.backward(by_position, (torch.ones((), device=x.device), totals))
-        assert own.grad is not None
-        assert psqt.grad is not None
-        assert_close(own.grad, expected["x"][:, slab], 8 * tolerance, "gradient of x")
-        assert_close(grad_weight, expected["0.weight"][:, :, slab], 8 * tolerance, "gradient of weight 0")
-        assert_close(psqt.grad, expected["psqt"], 8 * tolerance, "gradient of psqt")
-        psqt.grad = None
-
-
 @pytest.mark.parametrize(
     "net",
     [
@@ -553,16 +494,6 @@ def test_cuda(name: str, positions: int, dtype: torch.dtype) -> None:
     same_bits(check_output(case), check_output(case))
     for loss in LOSSES.values():
         same_bits(check_loss(case, loss), check_loss(case, loss))
-
-
-@pytest.mark.cuda
-@pytest.mark.parametrize("name", [*NETS, "sfnnv9"])
-def test_cuda_as_several_processes_divide_it(name: str) -> None:
-    require(no_cuda())
-    stacks = stockfish("sfnnv9") if name == "sfnnv9" else NETS[name]()
-    if stacks.inputs < 48:
-        pytest.skip("too few columns for two")
-    check_divided(on(without_edges(make_case(stacks, 5_000, 1)), torch.device("cuda")), 1e-6)
 
 
 # ---- what decides ----------------------------------------------------------------------------------------------------

@@ -8,11 +8,9 @@ from __future__ import annotations
 import copy
 import ctypes
 import dataclasses
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Literal, NamedTuple, TypeVar
+from contextlib import contextmanager
+from typing import Any, Literal, NamedTuple
 
 import pytest
 import torch
@@ -20,7 +18,7 @@ from sample_inputs import assert_close
 from sample_models import assert_as_apart, make_model
 from torch import Tensor
 
-from nnue_trainer.losses import NO_SCORE, Loss, SigmoidLoss, mean
+from nnue_trainer.losses import NO_SCORE, SigmoidLoss, mean
 from nnue_trainer.losses.win_rate import WinRateLoss
 from nnue_trainer.modules import StackedLinear
 from nnue_trainer.modules.layer_stacks import FirstOutputs, LayerCall, LayerStacks, StackLayer, Targets
@@ -34,10 +32,6 @@ from nnue_trainer.ops.perspectives import (
 )
 from nnue_trainer.optim import AdamW, Optimizer, fused_operators, fused_optimizer
 from nnue_trainer.optim.late_rows import LateRows
-from nnue_trainer.parallel.ranks import Ranks
-from nnue_trainer.parallel.sharding import ShardedColumns
-
-T = TypeVar("T")
 
 FEATURES, ACTIVE, RANGE = 40, 12, (0.75, 127 / 128)
 HOPPER, PORTABLE = [20, FEATURES], [0, FEATURES]  # selects each set of kernels
@@ -518,126 +512,6 @@ def test_emulated_training_leaves_rows_unwritten(emulated: ctypes.CDLL, monkeypa
         assert not optimizer.failed()
         states.append(model.state_dict() | optimizer.state_dict())
     assert_equal(states[0], states[1])
-
-
-class Meeting:
-    """Where threads that stand for the processes of a run exchange tensors. One of them works at a time."""
-
-    def __init__(self, size: int):
-        self.size, self.turn = size, threading.Lock()
-        self._all_here = threading.Barrier(size, timeout=60)
-        self._brought: list[Any] = [None] * size
-
-    def exchange(self, rank: int, own: Any) -> list[Any]:
-        self._brought[rank] = own
-        self.turn.release()
-        try:
-            self._all_here.wait()
-            every = list(self._brought)
-            self._all_here.wait()  # no thread brings the next one before all have taken these
-        finally:
-            self.turn.acquire()
-        return every
-
-    def run(self, work: Callable[[Ranks], T]) -> list[T]:
-        """The results of `work` for each rank, each in a separate thread."""
-
-        def start(rank: int) -> T:
-            with self.turn:
-                try:
-                    return work(Thread(self, rank))
-                except BaseException:
-                    self._all_here.abort()
-                    raise
-
-        with ThreadPoolExecutor(self.size) as threads:
-            return list(threads.map(start, range(self.size)))
-
-
-class Thread(Ranks):
-    """One of the threads of a meeting."""
-
-    def __init__(self, meeting: Meeting, rank: int):
-        super().__init__(rank, meeting.size)
-        self._meeting = meeting
-
-    @contextmanager
-    def reduce_scatter(self, whole: Tensor) -> Iterator[Tensor]:
-        total = torch.stack(self._meeting.exchange(self.rank, whole)).sum(0)
-        yield total.view(self.size, -1, *whole.shape[1:])[self.rank]
-
-    def all_gather_each(self, parts: Sequence[Tensor]) -> list[Tensor]:
-        every = self._meeting.exchange(self.rank, list(parts))
-        return [torch.stack(of_all) for of_all in zip(*every, strict=True)]
-
-
-class Step(NamedTuple):
-    loss_kind: Loss
-    lam: Tensor
-
-    def lambda_values(self, batch: Any) -> Tensor:
-        return self.lam
-
-    def autocast(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
-
-def check_columns(model: Any, batch: Any, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the columns of the transformer are divided, its gradient continues from the first layer as well."""
-    exact, loss, lam = copy.deepcopy(model).double(), LOSSES["win rate"], torch.tensor(0.8, device=batch.white.device)
-
-    def work(ranks: Ranks) -> tuple[ShardedColumns, Tensor, dict[str, Tensor | None]]:
-        own = copy.deepcopy(model)
-        sharding = ShardedColumns(ranks, own, len(batch))
-        prepared = sharding.prepare(batch)
-        assert own.stacks.order_of(prepared, of_share=True) is not None
-        found = sharding.backward(Step(loss, lam), prepared)  # type: ignore[arg-type]
-        return sharding, found, {name: parameter.grad for name, parameter in own.named_parameters()}
-
-    with monkeypatch.context() as only_here:
-        only_here.setattr(TransformerCall, "outputs", None)
-        shardings, losses, gradients = zip(*Meeting(size).run(work), strict=True)
-    whole = []
-    for name, first in gradients[0].items():
-        every, split = [of_rank[name] for of_rank in gradients], shardings[0].splits.get(name)
-        if split is None:  # all ranks have this parameter, and must have the same gradient
-            assert all(torch.equal(first, other) for other in every), name
-        whole.append(
-            first if split is None else split.join([split.padded(part, rank) for rank, part in enumerate(every)])
-        )
-    assert all(torch.equal(losses[0], other) for other in losses)
-    monkeypatch.setattr(LayerCall, "_kernels", lambda *_: "torch")
-    assert_as_apart(exact, batch, loss, lam, losses[0], whole)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("size", [1, 2, 3])
-def test_emulated_columns(emulated: ctypes.CDLL, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, batch = make_model(SFNNV5 | {"l1": 64 * size})
-    emulated.emulator_configure(4, 7)
-
-    def plan(white: Tensor, black: Tensor, black_to_move: Tensor, features: int, *_: Any) -> EmulatedPlan:
-        made = torch.ops.nnue_emulated._perspective_plan(white, black, black_to_move, features, 768, features, 4)
-        return EmulatedPlan(made, [768, features, 4], "hopper")
-
-    def psqt(call: TransformerCall, begin: int, end: int) -> Tensor:
-        assert call.parameters.psqt is not None
-        columns = call.parameters.psqt.detach()
-        found: Tensor = torch.ops.nnue_emulated._perspective_psqt(call.batch, columns, call.transformer, begin, end)
-        return found
-
-    monkeypatch.setattr(perspectives, "perspective_plan", plan)
-    monkeypatch.setattr(TransformerCall, "psqt_output", psqt)
-    check_columns(model, batch, size, monkeypatch)
-
-
-@pytest.mark.cuda
-@pytest.mark.parametrize("size", [1, 2, 3])
-def test_cuda_columns(cuda: torch.device, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    if torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip("those kernels need compute capability 9.0")
-    model, batch = make_model(SFNNV5 | {"l1": 256 * size}, "cuda")
-    check_columns(model, batch, size, monkeypatch)
 
 
 def test_hooks_and_frozen_transformers_are_respected(emulated: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -271,7 +271,7 @@ def test_emulated_from_sums(emulated: ctypes.CDLL, monkeypatch: pytest.MonkeyPat
     assert stacks is not None
     batch, of = batch_of(model, records[:150]), stacks.description
     with torch.no_grad():
-        first, parameters = model.rounded._first_layer(model, batch), model.rounded._parameters(model)
+        first, parameters = model.rounded.first_outputs(model, batch), model.rounded._parameters(model)
     order, op = stacks.order(first.bucket), torch.ops.nnue_emulated
     output, sums = op._layer_stacks_forward(first.x, order, parameters, first.psqt, of)
     again, _ = op._layer_stacks_forward(sums, order, parameters, first.psqt, of, True)

@@ -14,7 +14,7 @@ from small_runs import in_chunks, last, written
 
 from nnue_trainer import nets
 from nnue_trainer.parallel.ranks import joined
-from nnue_trainer.parallel.sharding import shard
+from nnue_trainer.training.assembly import divide
 from nnue_trainer.training.device import choose_device, set_up_torch
 from nnue_trainer.training.trainer import Trainer
 
@@ -37,7 +37,7 @@ def _train(folder: Path, runs: dict[str, tuple[str, ...]]) -> None:
             device = choose_device(chosen.training.device, ranks)
             set_up_torch(chosen, device)
             model = nets.build(chosen.model)
-            sharding, _ = shard(ranks, model, chosen)
+            sharding, _ = divide(chosen, model, ranks, device)
             trainer = Trainer(chosen, model.to(device), MadeUpSource(), None, folder / "run", sharding=sharding)
             for _ in range(12):
                 trainer.advance()

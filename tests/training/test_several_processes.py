@@ -36,9 +36,9 @@ from nnue_trainer.nets.base import StackedModel
 from nnue_trainer.parallel import ranks as ranks_module
 from nnue_trainer.parallel import watch
 from nnue_trainer.parallel.ranks import Ranks, joined
-from nnue_trainer.parallel.sharding import shard
 from nnue_trainer.parallel.split import Split, cut
 from nnue_trainer.training import integer_check
+from nnue_trainer.training.assembly import divide
 from nnue_trainer.training.batches import DeviceBatches
 from nnue_trainer.training.recipe_data import training_batches
 from nnue_trainer.training.trainer import Trainer
@@ -140,7 +140,7 @@ KINDS: dict[str, tuple[int, str, dict[str, dict[str, Any]]]] = {
          "position_weight": {"kind": "knots", "by": "pieces", "knots": [[8, 1.0], [20, 0.0]]}},
     ),
     "positions, penalties": (
-        3, r"share of the positions \(there are penalties\)",
+        3, r"share of the positions \(training.penalties: there are penalties\)",
         {"training": {"penalties": [{"kind": "activations", "factor": 0.5}, {"kind": "weights", "factor": 1e-4}]},
          "loss": {"kind": "win_rate", "weight_boost": 2.0}},
     ),
@@ -583,7 +583,7 @@ def _read(folder: Path, recipe: Path) -> None:
     with joined() as ranks:
         chosen = config.load(recipe)
         model = nets.build(chosen.model)
-        sharding, _ = shard(ranks, model, chosen)
+        sharding, _ = divide(chosen, model, ranks, torch.device("cpu"))
         cpu = torch.device("cpu")
         rows = training_batches(chosen, model, cpu, ranks)
         options: LoaderOptions = {"seed": 42, "repeat": True, "shuffle_buffer": 960, "threads": 1}
@@ -719,7 +719,7 @@ def _replicas(folder: Path, *overrides: str) -> None:
         chosen = made_up_recipe(*overrides)
         torch.manual_seed(chosen.training.seed)
         model = nets.build(chosen.model)
-        sharding, _ = shard(ranks, model, chosen)
+        sharding, _ = divide(chosen, model, ranks, torch.device("cpu"))
         trainer = Trainer(chosen, model, MadeUpSource(), None, folder / "run", sharding=sharding)
         for _ in range(5):
             trainer.advance()
@@ -750,7 +750,7 @@ def _poisoned(folder: Path, poisoned: int) -> None:
         chosen = made_up_recipe("model={kind: simple, hidden: 16, activation: crelu}", "logging.every_steps=5")
         torch.manual_seed(chosen.training.seed)
         model = nets.build(chosen.model)
-        sharding, _ = shard(ranks, model, chosen)
+        sharding, _ = divide(chosen, model, ranks, torch.device("cpu"))
         trainer = Trainer(chosen, model, MadeUpSource(), None, folder / "run", sharding=sharding)
         assert isinstance(model, StackedModel)
         bias = present(model.first_layer()).bias
@@ -772,7 +772,7 @@ def test_no_result_of_a_step_that_one_process_refuses(tmp_path, rank):
 
 @pytest.mark.parametrize(
     ("columns", "size", "cuts"),
-    [(512, 2, (0, 256, 512)), (512, 3, (0, 160, 336, 512)), (768, 8, tuple(range(0, 769, 96))), (8, 3, (0, 2, 5, 8))],
+    [(512, 2, (0, 256, 512)), (512, 3, (0, 160, 336, 512)), (768, 8, tuple(range(0, 769, 96))), (8, 3, (0, 2, 4, 8))],
 )
 def test_columns_are_cut_as_evenly_as_kernels_allow(columns, size, cuts):
     assert cut(columns, size) == cuts
@@ -800,17 +800,18 @@ def test_parts_of_a_tensor_make_the_whole(size, shape, dim, groups):
 @pytest.mark.parametrize(
     ("overrides", "reason"),
     [
-        ([], ""),
-        (["model={kind: simple, hidden: 16, quantisation: {qat: true}}"], ""),
-        (["training.compile=true"], "the compiler needs the whole net"),
+        ([], "1 columns of the feature transformer: the width of the feature transformer is odd"),
+        (["model.hidden=24"], ""),
+        (["model={kind: simple, hidden: 24, quantisation: {qat: true}}"], ""),
+        (["training.compile=true"], "training.compile"),
         (["optimizer={kind: torch, name: Adafactor}"], "may use more than one value"),
-        (["optimizer={kind: torch, name: NAdam}"], ""),
+        (["model.hidden=24", "optimizer={kind: torch, name: NAdam}"], ""),
         (["model={kind: simple, hidden: 8}"], "too few columns"),
     ],
 )
 def test_why_a_net_is_not_divided(overrides, reason):
     chosen = made_up_recipe("data.batch_size=45", *overrides)
-    sharding, words = shard(Ranks(0, 9, 0, 9), nets.build(chosen.model), chosen)
+    sharding, words = divide(chosen, nets.build(chosen.model), Ranks(0, 9, 0, 9), torch.device("cpu"))
     assert sharding.name == ("positions" if reason else "columns")
     assert reason in words
     assert words.startswith("9 processes, ")

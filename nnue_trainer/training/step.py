@@ -1,0 +1,104 @@
+"""A training step: `FusedStep`, or `AutogradStep` for what that does not fit. docs/step.md follows a batch through it.
+
+`training/assembly.py` chooses one of them, and `nnue explain` prints the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import ClassVar, Protocol
+
+import torch
+from torch import Tensor
+
+from nnue_trainer.data.batch import Batch
+from nnue_trainer.nets.base import StackedModel
+from nnue_trainer.optim import Optimizer
+from nnue_trainer.parallel.sharding import Unsharded
+from nnue_trainer.training.fused_parts import FusedTransformer, Inputs, Stacks
+from nnue_trainer.training.step_loss import StepLoss
+
+
+class Step(Protocol):
+    """One step, in three parts that are called one after the other for each batch. They only queue work, so a CUDA
+    graph may record them. If several processes train together, all call each part together."""
+
+    kind: ClassVar[str]
+
+    def prepare(self, batch: Batch) -> Batch:
+        """The batch with all that depends on nothing else. On a GPU the next batch is prepared while the step of this
+        one runs; on a CPU nothing is prepared."""
+
+    def gradients(self, batch: Batch) -> Tensor:
+        """Sets the gradients of this process's parameters. Returns the mean loss of the whole batch, fp32 scalar."""
+
+    def update(self, loss: Tensor) -> None:
+        """Moves the weights by the gradients, and frees these. Nothing moves if they or the loss are not finite."""
+
+
+class FusedStep:
+    """The operators, one after the other: transformer, layers and loss, their gradients, update. The parts hold all
+    arguments that no batch changes."""
+
+    kind: ClassVar[str] = "fused"
+
+    def __init__(
+        self,
+        model: StackedModel,
+        first: FusedTransformer,
+        stacks: Stacks,
+        sharding: Unsharded,
+        optimizer: Optimizer,
+        lam: Callable[[Batch], Tensor],
+    ) -> None:
+        """`lam`: λ of a batch, an fp32 scalar or fp32 [B]."""
+        self._model, self._first, self._stacks, self._sharding = model, first, stacks, sharding
+        self._optimizer, self._lam, self.prepare = optimizer, lam, sharding.prepare
+
+    @torch.no_grad()
+    def gradients(self, batch: Batch) -> Tensor:
+        first, stacks, sharding = self._first, self._stacks, self._sharding
+        if batch.white.is_cuda and first.plan_of(batch) is None:  # it was prepared for another forward pass
+            batch = self.prepare(batch)
+        self._optimizer.free_gradients()
+        bucket = self._model.buckets_of(batch)
+        x, psqt, rows = first.forward(batch, bucket)
+        order = self._model.order_of(batch)
+        order = stacks.order(bucket) if order is None else order
+        inputs = Inputs(x, psqt, bucket, order, batch.score, batch.result, self._lam(batch), batch.spare)
+        inputs = sharding.sums(inputs, stacks, first, rows, batch)  # between processes that have different columns
+        found, own_order = stacks.loss(inputs), inputs.order
+        kept = x if stacks.reads_x(found) else None
+        del x, inputs  # memory for the gradients
+        found = sharding.gradients(found, stacks, own_order, len(batch))  # between these processes
+        stacks.backward(found, kept, order, first, rows)
+        return found.totals[2]
+
+    def update(self, loss: Tensor) -> None:
+        self._optimizer.step(loss)
+
+
+class AutogradStep:
+    """PyTorch over the public modules, whose operators have derivatives: for every net, loss, penalty and optimiser."""
+
+    kind: ClassVar[str] = "autograd"
+
+    def __init__(self, loss: StepLoss, sharding: Unsharded, optimizer: Optimizer) -> None:
+        self._loss, self._sharding, self._optimizer = loss, sharding, optimizer
+        self._one = torch.ones((), device=loss.device)
+
+    def prepare(self, batch: Batch) -> Batch:
+        # torch.compile gets the whole forward pass, so no part of it is computed ahead.
+        return batch if self._loss.is_compiled else self._sharding.prepare(batch)
+
+    def gradients(self, batch: Batch) -> Tensor:
+        step, sharding, optimizer = self._loss, self._sharding, self._optimizer
+        with optimizer.sole_reader():
+            weighted, weights = step.terms(batch, sharding.part_of(step.lambda_values(batch)))
+            loss = sharding.objective(weighted, weights, step.penalty(batch), len(batch))
+            # Tensor.backward would import torch's compiler because of the gradient that it gets, which takes seconds.
+            torch.ops.aten._backward(loss, [], self._one)
+            return sharding.joined(loss, weights, optimizer.gradients)
+
+    def update(self, loss: Tensor) -> None:
+        self._optimizer.step(loss)

@@ -1,0 +1,225 @@
+"""The fused step of whole nets in the emulator of tests/cuda_emulator: against forward and loss apart in float64, also
+where several processes have some columns each."""
+
+from __future__ import annotations
+
+import copy
+import ctypes
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import pytest
+import torch
+from sample_models import assert_as_apart, make_model
+from torch import Tensor
+from typed import present
+
+from nnue_trainer.losses.win_rate import WinRateLoss
+from nnue_trainer.modules import straight_through
+from nnue_trainer.modules.layer_stacks import LayerCall
+from nnue_trainer.ops import capabilities
+from nnue_trainer.optim import AdamW, Optimizer
+from nnue_trainer.parallel.ranks import Ranks
+from nnue_trainer.parallel.sharding import ShardedColumns, Unsharded
+from nnue_trainer.training import fused_parts
+from nnue_trainer.training.assembly import StepKind
+from nnue_trainer.training.fused_parts import FusedTransformer, StackKernels
+from nnue_trainer.training.step import FusedStep
+
+T = TypeVar("T")
+
+LOSS = WinRateLoss(qp_asymmetry=0.3, weight_boost=1.5)
+SIMPLE = {"kind": "simple", "hidden": 48}
+LAYERED = {"kind": "layered", "hidden": 48, "layers": [], "output_buckets": {"count": 8}}
+SFNNV5 = {"kind": "sfnnv5", "l1": 64}
+
+
+@pytest.fixture
+def on_gpu(emulated: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> ctypes.CDLL:
+    """Parts of a step take CPU tensors as if they were on an H100."""
+    monkeypatch.setattr(fused_parts, "operators", torch.ops.nnue_emulated)
+    monkeypatch.setattr(straight_through, "_operators", torch.ops.nnue_emulated)
+    monkeypatch.setattr(capabilities, "machine_of", lambda device: capabilities.gpu(90))
+    emulated.emulator_configure(4, 7)
+    return emulated
+
+
+def step_of(model: Any, sharding: Unsharded, lam: float = 0.8, copies: bool = False) -> tuple[FusedStep, StackKernels]:
+    divided = isinstance(sharding, ShardedColumns)
+    optimizer = Optimizer(model, AdamW(), copies=copies)
+    if copies and model.rounded is not None:
+        optimizer.copy_in_steps(model.rounded.copies)
+    first = FusedTransformer(model, model.feature_transformer, "plain", psqt_apart=divided)
+    stacks = StackKernels(model, LOSS, first, "plain", divided=divided)
+    return FusedStep(
+        model, first, stacks, sharding, optimizer, lambda batch: torch.tensor(lam, device=batch.white.device)
+    ), stacks
+
+
+@pytest.mark.parametrize(
+    ("net", "between"),
+    [(SIMPLE, "factors"), (LAYERED, "factors"), (LAYERED | {"psqt": True}, "whole"), (SFNNV5, "rows")],
+    ids=["simple", "layered", "with PSQT", "sfnnv5"],
+)
+def test_emulated_step(on_gpu: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, net: dict[str, Any], between: str) -> None:
+    model, batch = make_model(net)
+    exact = copy.deepcopy(model).double()
+    step, stacks = step_of(model, Unsharded(Ranks(), model))
+    assert stacks.between == between
+    loss = step.gradients(step.prepare(batch))
+    monkeypatch.undo()
+    monkeypatch.setattr(LayerCall, "_kernels", lambda *_: "torch")
+    gradients: Any = [parameter.grad for parameter in model.parameters()]
+    # Gradients of PSQT columns are sums that cancel.
+    assert_as_apart(exact, batch, LOSS, torch.tensor(0.8), loss, gradients, tolerance=5e-6)
+
+
+def test_emulated_step_with_a_batch_of_another_forward_pass(on_gpu: ctypes.CDLL) -> None:
+    """The batch in hand when the rounding begins was prepared without it."""
+    model, batch = make_model(SFNNV5)
+    sharding = Unsharded(Ranks(), model)
+    before = sharding.prepare(batch)
+    model.set_rounding(True)
+    found = []
+    for prepared in (before, sharding.prepare(batch)):
+        loss = step_of(model, sharding)[0].gradients(prepared)
+        found.append([loss, *(present(parameter.grad).clone() for parameter in model.parameters())])
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+def test_hooks_and_other_parameters_take_autograd() -> None:
+    """A fused step sets gradients itself: torch's hooks would not be called."""
+    kind, device = StepKind(LOSS), torch.device("cpu")
+    model, _ = make_model(SIMPLE)
+    assert kind.why_not_fused(model, device) is None
+    for hooked in (model.feature_transformer, model.output):
+        with hooked.register_forward_hook(lambda *_: None):
+            assert kind.why_not_fused(model, device) == "hooks watch its layers"
+    with model.output.weight.register_hook(lambda *_: None):
+        assert kind.why_not_fused(model, device) == "hooks watch its layers"
+    model.output.bias.requires_grad_(False)
+    assert kind.why_not_fused(model, device) == "some parameters have no gradient"
+    model.output.register_parameter("more", torch.nn.Parameter(torch.zeros(1)))
+    model.register_parameter("other", torch.nn.Parameter(torch.zeros(1)))
+    assert kind.why_not_fused(model, device) == "the net has parameters beside its layers"
+
+
+class Meeting:
+    """Where threads that stand for the processes of a run exchange tensors. One of them works at a time."""
+
+    def __init__(self, size: int):
+        self.size, self.turn = size, threading.Lock()
+        self._all_here = threading.Barrier(size, timeout=60)
+        self._brought: list[Any] = [None] * size
+
+    def exchange(self, rank: int, own: Any) -> list[Any]:
+        self._brought[rank] = own
+        self.turn.release()
+        try:
+            self._all_here.wait()
+            every = list(self._brought)
+            self._all_here.wait()  # no thread brings the next one before all have taken these
+        finally:
+            self.turn.acquire()
+        return every
+
+    def run(self, work: Callable[[Ranks], T]) -> list[T]:
+        """The results of `work` for each rank, each in a separate thread."""
+
+        def start(rank: int) -> T:
+            with self.turn:
+                try:
+                    return work(Thread(self, rank))
+                except BaseException:
+                    self._all_here.abort()
+                    raise
+
+        with ThreadPoolExecutor(self.size) as threads:
+            return list(threads.map(start, range(self.size)))
+
+
+class Thread(Ranks):
+    """One of the threads of a meeting."""
+
+    def __init__(self, meeting: Meeting, rank: int):
+        super().__init__(rank, meeting.size)
+        self._meeting = meeting
+
+    @contextmanager
+    def reduce_scatter(self, whole: Tensor) -> Iterator[Tensor]:
+        total = torch.stack(self._meeting.exchange(self.rank, whole)).sum(0)
+        yield total.view(self.size, -1, *whole.shape[1:])[self.rank].clone()
+
+    def all_gather_each(self, parts: Sequence[Tensor]) -> list[Tensor]:
+        every = self._meeting.exchange(self.rank, list(parts))
+        return [torch.stack(of_all) for of_all in zip(*every, strict=True)]
+
+
+def check_columns(model: Any, batch: Any, size: int) -> tuple[Tensor, list[Tensor]]:
+    """The loss and the gradients of all ranks together."""
+
+    def work(ranks: Ranks) -> tuple[ShardedColumns, Tensor, dict[str, Tensor | None]]:
+        own = copy.deepcopy(model)
+        sharding = ShardedColumns(ranks, own, len(batch))
+        step, stacks = step_of(own, sharding)
+        assert stacks.between == ("rows" if own.stacks.hidden else "whole")
+        prepared = step.prepare(batch)
+        assert own.stacks.order_of(prepared, of_share=True) is not None
+        found = step.gradients(prepared)
+        return sharding, found, {name: parameter.grad for name, parameter in own.named_parameters()}
+
+    shardings, losses, gradients = zip(*Meeting(size).run(work), strict=True)
+    whole: list[Tensor] = []
+    for name, first in gradients[0].items():
+        every, split = [of_rank[name] for of_rank in gradients], shardings[0].splits.get(name)
+        if split is None:  # all ranks have this parameter, and must have the same gradient
+            assert all(torch.equal(first, other) for other in every), name
+        whole.append(
+            first if split is None else split.join([split.padded(part, rank) for rank, part in enumerate(every)])
+        )
+    assert all(torch.equal(losses[0], other) for other in losses)
+    return losses[0], whole
+
+
+DEEP = LAYERED | {
+    "activation": "pairwise", "psqt": True, "output_buckets": {"count": 4},
+    "layers": [
+        {"outputs": 8, "activation": "dual", "skip": "last", "to_output": True},
+        {"outputs": 6, "activation": "none", "skip": "difference", "skip_activated": True},
+        {"outputs": 5, "activation": "screlu"},
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("net", "size"),
+    [
+        *((SFNNV5 | {"l1": 64 * size}, size) for size in (1, 2, 3)),
+        (LAYERED | {"hidden": 64, "psqt": True}, 2),
+        (DEEP | {"hidden": 128}, 2),
+    ],
+    ids=["one", "two", "three", "one layer", "deep"],
+)
+def test_emulated_columns(on_gpu: ctypes.CDLL, net: dict[str, Any], size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, batch = make_model(net)
+    exact = copy.deepcopy(model).double()
+    loss, gradients = check_columns(model, batch, size)
+    monkeypatch.undo()
+    monkeypatch.setattr(LayerCall, "_kernels", lambda *_: "torch")
+    assert_as_apart(exact, batch, LOSS, torch.tensor(0.8), loss, gradients, tolerance=5e-6)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_cuda_columns(cuda: torch.device, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("those kernels need compute capability 9.0")
+    model, batch = make_model(SFNNV5 | {"l1": 256 * size}, "cuda")
+    exact = copy.deepcopy(model).double()
+    loss, gradients = check_columns(model, batch, size)
+    monkeypatch.setattr(LayerCall, "_kernels", lambda *_: "torch")
+    assert_as_apart(exact, batch, LOSS, torch.tensor(0.8, device="cuda"), loss, gradients)
