@@ -30,6 +30,7 @@ FLOORS = (
     ("config",),
     ("training",),
     ("analysis",),
+    ("comparison",),
     ("cli",),
     ("__main__",),
 )

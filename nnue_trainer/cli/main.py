@@ -53,7 +53,20 @@ def _register() -> str | None:
     except ImportError as error:
         info.register(app)
         return str(error)
-    from nnue_trainer.cli import analysis, check, data, data_tools, explain, match, net, permute, rescore, run, train
+    from nnue_trainer.cli import (
+        analysis,
+        check,
+        compare,
+        data,
+        data_tools,
+        explain,
+        match,
+        net,
+        permute,
+        rescore,
+        run,
+        train,
+    )
 
     app.add_typer(data.app, name="data")
     data_tools.register(data.app)
@@ -66,6 +79,7 @@ def _register() -> str | None:
     analysis.register(app, data.app)
     permute.register(app)
     match.register(app)
+    compare.register(app)
     run.register(app)
     return None
 

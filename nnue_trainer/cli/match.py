@@ -23,6 +23,50 @@ if TYPE_CHECKING:
     from nnue_trainer.match.statistics import Sprt
 
 
+EngineName = Annotated[
+    str | None,
+    typer.Option(
+        "--engine",
+        metavar="ENGINE",
+        help="Engine that plays with the nets: a path, or a name on PATH. Default: a small player for any net, "
+        "compiled at first use.",
+    ),
+]
+Nodes = Annotated[int | None, typer.Option(min=1, max=2**62, help="Search this many nodes per move. Default: 10000.")]
+Book = Annotated[
+    Path | None,
+    typer.Option(
+        "--openings",
+        metavar="FILE",
+        help="Openings: positions (FEN or EPD), games (PGN) or a data file to draw from. Default: random moves.",
+    ),
+]
+Plies = Annotated[int, typer.Option(min=0, max=1000, help="Half-moves of a PGN or random opening.")]
+OpeningSeed = Annotated[int, typer.Option("--seed", min=0, max=2**63 - 1, help="Seed for the openings.")]
+Concurrency = Annotated[
+    int,
+    typer.Option(
+        "-j",
+        "--concurrency",
+        min=0,
+        max=256,
+        help="Games at a time; 0: one per CPU with a time limit, otherwise four.",
+    ),
+]
+Test = Annotated[
+    str | None,
+    typer.Option(
+        "--sprt", metavar="ELO0,ELO1", help="Stop when a sequential test decides between these two Elo values."
+    ),
+]
+HashMb = Annotated[int, typer.Option("--hash", min=1, max=2**25, help="MB of hash for each engine.")]
+EngineOptions = Annotated[
+    list[str] | None,
+    typer.Option("--option", metavar="NAME=VALUE", help="UCI option to set in all engines; may be repeated."),
+]
+NetOption = Annotated[str, typer.Option(metavar="NAME", help="UCI option for the net file.")]
+
+
 # long: typer makes an option from each parameter
 def match(
     players: Annotated[
@@ -31,14 +75,7 @@ def match(
             metavar="A B [C]...", help="Two or more nets, checkpoints, run folders or engines; each pair plays a match."
         ),
     ],
-    engine: Annotated[
-        str | None,
-        typer.Option(
-            metavar="ENGINE",
-            help="Engine that plays with the nets: a path, or a name on PATH. Default: a small player for any net, "
-            "compiled at first use.",
-        ),
-    ] = None,
+    engine: EngineName = None,
     engine_b: Annotated[
         str | None, typer.Option("--engine-b", metavar="ENGINE", help="Engine of the second player. Default: --engine.")
     ] = None,
@@ -50,9 +87,7 @@ def match(
         int,
         typer.Option(min=1, max=10_000_000, help="Pairs of games for each two players; with --sprt, at most."),
     ] = 500,
-    nodes: Annotated[
-        int | None, typer.Option(min=1, max=2**62, help="Search this many nodes per move. Default: 10000.")
-    ] = None,
+    nodes: Nodes = None,
     depth: Annotated[int | None, typer.Option(min=1, max=1000, help="Search to this depth.")] = None,
     movetime: Annotated[
         int | None, typer.Option(metavar="MS", min=1, max=10**9, help="Search for this many milliseconds.")
@@ -60,31 +95,13 @@ def match(
     clock: Annotated[
         str | None, typer.Option("--tc", metavar="SECONDS+INCREMENT", help="Time control in seconds, such as 10+0.1.")
     ] = None,
-    openings: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Openings: positions (FEN or EPD), games (PGN) or a data file to draw from. Default: random moves.",
-        ),
-    ] = None,
+    openings: Book = None,
     order: Annotated[str, typer.Option(metavar="random|sequential", help="Order of the opening book.")] = "random",
     start: Annotated[int, typer.Option(min=1, help="Number of the first opening in that order.")] = 1,
-    plies: Annotated[int, typer.Option(min=0, max=1000, help="Half-moves of a PGN or random opening.")] = 8,
-    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed for the openings.")] = 0,
-    concurrency: Annotated[
-        int,
-        typer.Option(
-            "-j",
-            "--concurrency",
-            min=0,
-            max=256,
-            help="Games at a time; 0: one per CPU with a time limit, otherwise four.",
-        ),
-    ] = 0,
-    sprt: Annotated[
-        str | None,
-        typer.Option(metavar="ELO0,ELO1", help="Stop when a sequential test decides between these two Elo values."),
-    ] = None,
+    plies: Plies = 8,
+    seed: OpeningSeed = 0,
+    concurrency: Concurrency = 0,
+    sprt: Test = None,
     alpha: Annotated[float, typer.Option(help="Probability that the test accepts a net of ELO0.")] = 0.05,
     beta: Annotated[float, typer.Option(help="Probability that the test rejects a net of ELO1.")] = 0.05,
     model: Annotated[
@@ -109,18 +126,15 @@ def match(
     ] = 34,
     max_moves: Annotated[int, typer.Option(min=0, help="End games of this many moves as draws; 0: never.")] = 0,
     chess960: Annotated[bool, typer.Option("--chess960", help="Play Chess960.")] = False,
-    hash_mb: Annotated[int, typer.Option("--hash", min=1, max=2**25, help="MB of hash for each engine.")] = 16,
-    option: Annotated[
-        list[str] | None,
-        typer.Option("--option", metavar="NAME=VALUE", help="UCI option to set in all engines; may be repeated."),
-    ] = None,
+    hash_mb: HashMb = 16,
+    option: EngineOptions = None,
     option_b: Annotated[
         list[str] | None,
         typer.Option(
             "--option-b", metavar="NAME=VALUE", help="UCI option to set for the second player; may be repeated."
         ),
     ] = None,
-    net_option: Annotated[str, typer.Option(metavar="NAME", help="UCI option for the net file.")] = "EvalFile",
+    net_option: NetOption = "EvalFile",
     timeout: Annotated[
         float,
         typer.Option(
@@ -157,7 +171,7 @@ def match(
         raise UserError(f"--order {quoted(order)}: expected random or sequential")
     if (nodes, depth, movetime, clock) == (None,) * 4:
         nodes = 10_000
-    test = _test(sprt, alpha, beta, model)
+    test = sprt_of(sprt, alpha, beta, model)
     limit = Limit(nodes, depth, movetime, _clock(clock), timeout=timeout)
     options = matches.MatchOptions(
         limit=limit,
@@ -204,7 +218,8 @@ def match(
         print(f"{shown(folder)}: part {part} is played; without --part, the parts in one folder are merged")
 
 
-def _test(bounds: str | None, alpha: float, beta: float, model: str) -> Sprt | None:
+def sprt_of(bounds: str | None, alpha: float = 0.05, beta: float = 0.05, model: str = "normalized") -> Sprt | None:
+    """The sequential test of --sprt. UserError for wrong bounds."""
     from nnue_trainer.match.statistics import Sprt
 
     if bounds is None:

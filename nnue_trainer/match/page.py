@@ -62,7 +62,7 @@ def _pairing_section(result: MatchResult, pairing: Pairing) -> Section:
         facts.append(("pairs won per pair lost", f"{(counts[3] + counts[4]) / (counts[0] + counts[1]):.2f}"))
     good: list[str] = []
     plots = [Plot("Elo", _elo(pairing.points), note="Over the pairs, with its 95 % interval.")]
-    if result.sprt:
+    if result.sprt and len(result.pairings) == 1:
         test = result.sprt
         facts.append(
             ("test", f"{test.model} Elo {test.elo0:g} to {test.elo1:g}, α {test.alpha:g}, β {test.beta:g}: "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -117,8 +118,10 @@ def check_engine(
     engine: str | None,
     options: Mapping[str, str],
     net_option: str,
-) -> None:
-    """UserError for an engine that does not play with nets of a recipe. It is given one of zeros."""
+    search: str = "go nodes 1",
+) -> float:
+    """The seconds of a search with a net of a recipe, one of zeros. UserError for an engine that does not play with
+    it."""
     import torch
 
     from nnue_trainer import nets
@@ -140,7 +143,9 @@ def check_engine(
         try:
             with Engine(player.path, player.options, timeout=_FIRST_ANSWER) as started:
                 started.send(f"position fen {CHECK_POSITIONS[0]}")
-                started.ask("go nodes 1", "bestmove")
+                began = time.monotonic()
+                started.ask(search, "bestmove")
+                return time.monotonic() - began
         except EngineEnded as error:
             if error.reason and engine is not None:
                 why = f"engine {shown(engine)}: does not play with nets of this recipe: {error.reason}"

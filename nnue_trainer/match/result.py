@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from nnue_trainer.match.play import PlayedGame
@@ -29,6 +30,11 @@ class Pairing:
         return statistics(self.counts) if self.points else None
 
 
+def counts_of(pairings: Sequence[Pairing]) -> list[int]:
+    """The counts of all pairings together, from the view of their first players."""
+    return [sum(each) for each in zip(*(pairing.counts for pairing in pairings), strict=True)]
+
+
 @dataclass
 class MatchResult:
     """The result of a match. `games` are those that count, by number."""
@@ -42,7 +48,7 @@ class MatchResult:
     @property
     def verdict(self) -> str | None:
         """The decision of the sequential test: accepted, rejected, or None."""
-        return self.sprt.verdict(self.pairings[0].counts) if self.sprt else None
+        return self.sprt.verdict(counts_of(self.pairings)) if self.sprt else None
 
     @property
     def faults(self) -> list[PlayedGame]:

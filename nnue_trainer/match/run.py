@@ -25,7 +25,7 @@ from nnue_trainer.match.journal import MatchJournal
 from nnue_trainer.match.openings import OpeningOptions, Openings
 from nnue_trainer.match.pgn import RESULTS, game_text
 from nnue_trainer.match.play import Arena, Limit, PlayedGame, Player, Task
-from nnue_trainer.match.result import MatchResult, Pairing, elo_text
+from nnue_trainer.match.result import MatchResult, Pairing, counts_of, elo_text
 from nnue_trainer.match.statistics import Sprt
 
 JOURNAL = "games.journal"
@@ -36,8 +36,10 @@ _START_SECONDS = 10.0  # until a program that is not an engine is given up, befo
 
 @dataclass(frozen=True)
 class MatchOptions:
-    """How a match is played. `pairs` counts pairs of games of each two players; with `sprt`, which takes two players,
-    it is the most that are played."""
+    """How a match is played. `pairs` counts pairs of games of each two players; with `sprt`, which takes two players
+    or teams, it is the most that are played. `teams` has the number of each player's team: players of one team do not
+    meet, and those of a lower number are the first of a pairing. Empty: everyone meets everyone. With `gauntlet` only
+    the lowest team, or the first player, meets the others."""
 
     limit: Limit
     pairs: int
@@ -45,6 +47,8 @@ class MatchOptions:
     adjudication: Adjudication = field(default_factory=Adjudication)
     sprt: Sprt | None = None
     concurrency: int = 1
+    teams: Sequence[int] = ()
+    gauntlet: bool = False
 
 
 @dataclass(frozen=True)
@@ -66,9 +70,20 @@ class Part:
 class Count:
     """Counts pairs in the order of their numbers as games come in."""
 
-    def __init__(self, players: Sequence[str], sprt: Sprt | None, pairs: int) -> None:
+    def __init__(
+        self,
+        players: Sequence[str],
+        sprt: Sprt | None,
+        pairs: int,
+        teams: Sequence[int] = (),
+        gauntlet: bool = False,
+    ) -> None:
         self.players = list(players)
-        self.pairings = [Pairing(*pair) for pair in combinations(range(len(players)), 2)]
+        teams = teams or range(len(players))
+        order = sorted(range(len(players)), key=lambda player: teams[player])
+        self.pairings = [Pairing(a, b) for a, b in combinations(order, 2) if teams[a] != teams[b]]
+        if gauntlet:
+            self.pairings = [each for each in self.pairings if teams[each.first] == min(teams)]
         self.sprt = sprt
         self.total = pairs * len(self.pairings)
         self._games: dict[int, PlayedGame] = {}
@@ -104,7 +119,7 @@ class Count:
                 pairing.games[own + 1] += 1
             pairing.points.append(points)
             self._counted += 1
-            self.decided = self.sprt is not None and self.sprt.verdict(pairing.counts) is not None
+            self.decided = self.sprt is not None and self.sprt.verdict(counts_of(self.pairings)) is not None
 
     def result(self) -> MatchResult:
         games = [self._games[number] for number in range(2 * self._counted)]
@@ -127,13 +142,14 @@ def play_match(
     `identity` is JSON data that identifies the players, for the journal: a match continues with the same ones only.
     Another match in the folder is a UserError; with `replace_other` its files are deleted.
     `progress` gets the games that are over and all of them, `note` lines for the user."""
-    if options.sprt is not None and len(players) != 2:
-        raise UserError(f"match: {len(players)} players, expected 2 for a sequential test")
+    sides = len(set(options.teams)) if options.teams else len(players)
+    if options.sprt is not None and sides != 2:
+        raise UserError(f"match: {sides} {'teams' if options.teams else 'players'}, expected 2 for a sequential test")
     part, note = part or Part(), note or (lambda line: None)
     names = [player.name for player in players]
     openings = Openings(options.openings, options.pairs)
     header = match_header(options, names, openings, identity or {})
-    count = Count(names, options.sprt, options.pairs)
+    count = Count(names, options.sprt, options.pairs, options.teams, options.gauntlet)
     folder.mkdir(parents=True, exist_ok=True)
     with MatchJournal(folder / part.journal, header, replace_other=replace_other) as journal:
         if replace_other and not journal.games:
@@ -235,6 +251,8 @@ def match_header(
     limit = {key: value for key, value in asdict(options.limit).items() if value is not None}
     return {
         "players": list(names),
+        **({"teams": list(options.teams)} if options.teams else {}),
+        **({"gauntlet": True} if options.gauntlet else {}),
         **identity,
         "limit": limit,
         "openings": chosen | {"sha256": openings.digest},
@@ -243,8 +261,9 @@ def match_header(
 
 
 def write_files(result: MatchResult, options: MatchOptions, header: Mapping[str, Any], folder: Path) -> None:
-    """PGN and JSON of a match, and its page where matplotlib is installed."""
-    page = _page(result)
+    """PGN and JSON of a match, and its page where matplotlib is installed. The caller makes the page of a tournament of
+    teams."""
+    page = None if options.teams else _page(result)
     with replacing(folder / PGN) as output:
         for game in result.games:
             output.write_text(game_text(game, result.players, chess960=options.openings.chess960))
@@ -300,16 +319,19 @@ def _pairing_json(result: MatchResult, pairing: Pairing) -> dict[str, Any]:
         "losses": lost,
         "statistics": {key: _finite(value) for key, value in asdict(found).items()} if found else None,
     }
-    if result.sprt:
-        test = result.sprt
-        data["sprt"] = {
-            **asdict(test),
-            "lower": test.lower,
-            "upper": test.upper,
-            "llr": test.llr(pairing.counts),
-            "verdict": test.verdict(pairing.counts),
-        }
+    if result.sprt and len(result.pairings) == 1:
+        data["sprt"] = _sprt_json(result.sprt, pairing.counts)
     return data
+
+
+def _sprt_json(test: Sprt, counts: Sequence[int]) -> dict[str, Any]:
+    return {
+        **asdict(test),
+        "lower": test.lower,
+        "upper": test.upper,
+        "llr": test.llr(counts),
+        "verdict": test.verdict(counts),
+    }
 
 
 def summary(result: MatchResult) -> list[str]:
@@ -324,13 +346,19 @@ def summary(result: MatchResult) -> list[str]:
             continue
         lines.append(f"{head}: {won + drawn + lost:,} games, +{won:,} ={drawn:,} -{lost:,}, pairs {pairing.counts}")
         lines.append(f"  {elo_text(found)}")
-        if result.sprt:
-            test = result.sprt
-            lines.append(
-                f"  LLR {test.llr(pairing.counts):.2f} ({test.lower:.2f} to {test.upper:.2f}) for {test.model} Elo "
-                f"{test.elo0:g} to {test.elo1:g}: {result.verdict or 'undecided'}"
-            )
+        if result.sprt and len(result.pairings) == 1:
+            lines.append(f"  {test_text(result)}")
     return lines
+
+
+def test_text(result: MatchResult) -> str:
+    """The state of the sequential test in one line."""
+    test = result.sprt
+    assert test is not None
+    return (
+        f"LLR {test.llr(counts_of(result.pairings)):.2f} ({test.lower:.2f} to {test.upper:.2f}) for {test.model} Elo "
+        f"{test.elo0:g} to {test.elo1:g}: {result.verdict or 'undecided'}"
+    )
 
 
 def _finite(value: float | None) -> float | None:

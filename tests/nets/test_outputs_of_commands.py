@@ -37,6 +37,7 @@ READ = frozenset(
 
 OTHER_RULE = {
     "train run_dir": "a folder with rules of its own (tests/training/test_run_folder.py, test_resume.py)",
+    "compare output": "a folder with a plan (tests/match/test_compare.py)",
     "match output": "a folder with a journal (tests/match/test_match.py)",
     "data shuffle temporary": "a folder for temporary files",
     "data dedup temporary": "a folder for temporary files",

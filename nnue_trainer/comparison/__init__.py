@@ -1,0 +1,1 @@
+"""Recipes against each other: `nnue compare` trains them with several seeds, and games decide."""
