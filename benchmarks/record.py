@@ -3,7 +3,7 @@
     python benchmarks/record.py [RECIPE] [KEY=VALUE …] --data TRAIN --validation HELD_OUT --out FOLDER
 
 RECIPE is a file or a preset, by default `sfnnv16`; the fields of `RUN` are set before the overrides. The clock runs
-from the start of `nnue train` to the end of `nnue export`. The baseline is trained by the same program, without the clock.
+from the start of `nnue train` to the end of `nnue export`. The baseline is trained in the same way, without the clock.
 Then both play until two sequential tests are decided. Everything that is in FOLDER is not made again.
 """
 

@@ -1,6 +1,6 @@
 """Positions per second of whole training steps, as the recipe defines it: forward, loss, backward and optimiser.
 
-    python benchmarks/training_step.py --config configs/sfnnv5.yaml --data FILE.binpack [key=value …]
+    python benchmarks/training_step.py --config configs/reference_sfnnv5.yaml --data FILE.binpack [key=value …]
 
 It measures two cases in one run: batches that are already on the device, and batches from the file through the loader,
 as in training. With `--qat` it measures both again, with quantisation-aware rounding from the first step on. Prints a
@@ -180,7 +180,7 @@ def synchronize(device: torch.device) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--config", type=Path, default=ROOT / "configs" / "sfnnv5.yaml")
+    parser.add_argument("--config", type=Path, default=ROOT / "configs" / "reference_sfnnv5.yaml")
     parser.add_argument("--data", required=True, help="binpack file with at least 8 batches")
     parser.add_argument("--steps", type=int, default=0, help="default: 50 million positions on CUDA, 400,000 on a CPU")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the JSON")

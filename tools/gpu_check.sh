@@ -80,8 +80,8 @@ step_optimizer_sanitized() {
     return "$failed"
 }
 step_training() {
-    both_precisions sfnnv5 data.batch_size=16384 && both_precisions sfnnv5 data.batch_size=65536 &&
-        both_precisions sfnnv16 data.batch_size=16384 && both_precisions buckets data.batch_size=16384 &&
+    both_precisions reference_sfnnv5 data.batch_size=16384 && both_precisions reference_sfnnv5 data.batch_size=65536 &&
+        both_precisions reference_sfnnv16 data.batch_size=16384 && both_precisions buckets data.batch_size=16384 &&
         both_precisions simple data.batch_size=16384 model.hidden=1024
 }
 # SFNNv18 and v16 beside v17, of whose rates they are fractions.
@@ -98,13 +98,13 @@ step_timeline() { python3 benchmarks/step_timeline.py 'data.filters={}' data.bat
 # VALIDATION: held-out positions to compare losses on.
 step_precision() {
     python3 benchmarks/precision.py --name quickstart --seeds 6 --out "$out" training.device=cuda
-    python3 benchmarks/precision.py --config configs/sfnnv5.yaml --name 100M --seeds 3 --out "$out" 'data.filters={}' \
+    python3 benchmarks/precision.py --config configs/reference_sfnnv5.yaml --name 100M --seeds 3 --out "$out" 'data.filters={}' \
         "data.train=[$positions]" "data.validation=[${VALIDATION:-samples/val.binpack}]" data.batch_size=16384 \
         training.epochs=10 training.positions_per_epoch=10000000
 }
 step_portable_training() {
     # In a folder of their own: the results have the same names.
-    NNUE_CUDA_KERNELS=portable out="$out/portable" both_precisions sfnnv5 data.batch_size=16384
+    NNUE_CUDA_KERNELS=portable out="$out/portable" both_precisions reference_sfnnv5 data.batch_size=16384
 }
 step_transformer() {
     python3 benchmarks/feature_transformer/run.py --data "$positions" --out "$out" &&

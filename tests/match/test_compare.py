@@ -147,7 +147,7 @@ def test_recipes_on_the_command_line(recipe: Path) -> None:
     )
     assert [each.label for each in found] == ["mine", "lr=0.02", "lr=0.02,batch_size=125", "x"]
     assert found[2].recipe().data.batch_size == 125
-    assert [each.label for each in entrants_of(["sfnnv5", "optimizer.lr=1e-3"], ["data.train=a", "data.validation=b"])]
+    assert [each.label for each in entrants_of(["sfnnv5", "optimizer.lr=3e-3"], ["data.train=a", "data.validation=b"])]
 
 
 @pytest.mark.parametrize(
