@@ -223,8 +223,8 @@ def dedup(
                 report.add_reader(reader)
             if at != positions:
                 raise _modified(inputs[0])
+            report.add_writer(writer)
             check_all_new([output], overwrite)
-        report.add_writer(writer)
     finally:
         table.close()
     return report, table.count, int(np.count_nonzero(repeated))

@@ -19,8 +19,10 @@ import numpy as np
 
 from nnue_trainer import _data
 from nnue_trainer.base.arrays import Records
+from nnue_trainer.data import fields
+from nnue_trainer.data.fields import NO_SCORE
 from nnue_trainer.data.files import Block, PositionWriter, Progress, StrPath, check_no_pipe, format_for, read_files
-from nnue_trainer.data.generate import internal_score, score_scale
+from nnue_trainer.data.generate import ScoreCheck, internal_score, score_scale, unscored_note
 from nnue_trainer.data.journal import Journal
 from nnue_trainer.data.opened import identities
 from nnue_trainer.data.reading import MOST_PAWN, Reading, ReadingOptions
@@ -78,9 +80,10 @@ def rescore_by_engine(
     **scores: Unpack[ReadingOptions],
 ) -> Report:
     """All positions of `inputs`, or of a part of them, with the score that the engine gives them, side to move's view.
-    Positions in which the game is over keep the score that they have. The output is complete or absent; after an
-    interruption the same call continues. `progress` takes positions done and positions in all. `scores`: how the
-    files are read; without `pawn`, a pawn is 100 centipawns of the engine."""
+    Positions in which the game is over keep the score that they have; where the engine gives no exact score, a position
+    has none (32002), and a note counts them. The output is complete or absent; after an interruption the same call
+    continues. `progress` takes positions done and positions in all. `scores`: how the files are read; without `pawn`, a
+    pawn is 100 centipawns of the engine."""
     format = format_for(output, to)
     check_no_pipe(inputs, "rescore --engine")
     check_outputs(inputs, [output], overwrite)
@@ -131,9 +134,11 @@ def rescore_by_engine(
                             progress(journal.positions, end - begin)
             report = Report()
             with PositionWriter(output, format) as writer:
-                _write(inputs, begin, end, skip_bad, scores, journal, writer, report)
+                unscored = _write(inputs, begin, end, skip_bad, scores, journal, writer, report)
+                report.add_writer(writer, may_be_empty=total > 0 and begin == end)
                 check_new(output, overwrite)
-            report.add_writer(writer)
+            if unscored:
+                report.notes.append(unscored_note(unscored))
             journal.remove()
     finally:
         for engine in engines:
@@ -181,15 +186,17 @@ def _score(engine: Engine, unit: Records, limit: str, scale: float) -> Records:
     if is_chess960:
         engine.set_option("UCI_Chess960", "true")
     engine.new_game()
-    scores = []
+    scores, check = [], ScoreCheck(engine, limit)
     for fen, _, score, _, _ in _data.describe(unit):
-        if _data.Game(fen, is_chess960).legal_moves():
+        moves = _data.Game(fen, is_chess960).legal_moves()
+        if moves:
             _, kind, value = engine.search(fen, (), limit)
-            score = internal_score(kind, value, scale)
+            check.add(kind, len(moves))
+            score = internal_score(kind, value, scale) if kind else NO_SCORE
         scores.append(score)
     if is_chess960:
         engine.set_option("UCI_Chess960", "false")
-    _data.set_scores(unit, np.array(scores))
+    fields.set_scores(unit, scores)
     return unit
 
 
@@ -202,9 +209,10 @@ def _write(
     journal: Journal,
     writer: PositionWriter,
     report: Report,
-) -> None:
-    """The positions with their scores from the journal, and all other bytes as they are in the files."""
-    units, scored = journal.read(), np.zeros((0, 32), np.uint8)
+) -> int:
+    """The positions with their scores from the journal, and all other bytes as they are in the files. Returns how many
+    have no score."""
+    units, scored, unscored = journal.read(), np.zeros((0, 32), np.uint8), 0
     for block in _blocks(inputs, begin, end, skip_bad, scores, report):
         parts, found = [scored], len(scored)
         while found < len(block.records) and (unit := next(units, None)) is not None:
@@ -215,4 +223,6 @@ def _write(
         if len(own) < len(block.records) or not np.array_equal(own[:, :26], block.records[:, :26]):
             raise UserError(f"{inputs[0]}: the files were modified while they were being scored")
         block.records[:, 26:28] = own[:, 26:28]
+        unscored += int((fields.scores(own) == NO_SCORE).sum())
         writer.write_block(block)
+    return unscored

@@ -8,8 +8,10 @@ import numpy.typing as npt
 
 from nnue_trainer import _data
 from nnue_trainer.base.arrays import Records
+from nnue_trainer.errors import UserError
 
 __all__ = [
+    "NO_SCORE",
     "black_to_move",
     "boards",
     "castling_rights",
@@ -21,6 +23,7 @@ __all__ = [
     "results",
     "rule50s",
     "scores",
+    "set_scores",
 ]
 
 # Nibbles 12 to 15 are a pawn that has just moved two squares, rooks that may castle, and the black king, to move.
@@ -30,6 +33,9 @@ CODES = np.array([*range(12), 0, 6, 7, 11], np.uint8)
 
 SPARE_PLACES = {1: [30], 3: [30, 31, 29]}
 """By the number of spare bytes, those of a record that hold them where training uses them (`spare.py`)."""
+
+NO_SCORE = 32_002
+"""The score that data files give to a position that has none."""
 
 _FIELDS = _data.record_fields()
 
@@ -57,6 +63,15 @@ def _put(records: Records, name: str, values: npt.ArrayLike) -> npt.NDArray[np.b
 def scores(records: Records) -> npt.NDArray[np.int32]:
     """int32 [n]: side to move's view, engine-internal units; 32002 means none."""
     return _field(records, "score")
+
+
+def set_scores(records: Records, scores: npt.ArrayLike) -> None:
+    """Sets the scores in place: int [n], −32768 to 32767, side to move's view; 32002 means none. UserError for a score
+    beyond."""
+    byte = _FIELDS["score"][0]
+    records[:, byte : byte + 2] = 0
+    if not _put(records, "score", scores).all():
+        raise UserError("a score beyond −32768 to 32767")
 
 
 def plies(records: Records) -> npt.NDArray[np.int32]:

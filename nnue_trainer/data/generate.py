@@ -30,7 +30,9 @@ from typing import Any, Literal
 from nnue_trainer import _data
 from nnue_trainer.base import system
 from nnue_trainer.base.arrays import Records
+from nnue_trainer.data import fields
 from nnue_trainer.data.books import Book, Opening
+from nnue_trainer.data.fields import NO_SCORE
 from nnue_trainer.data.files import StrPath, format_for
 from nnue_trainer.data.formats import DataFormat
 from nnue_trainer.data.journal import Journal
@@ -79,6 +81,7 @@ class GenerateOptions:
     half-moves of each game, or up to 65,536 positions of a data file; None starts every game from the usual position.
     `random_plies` legal moves at random follow. `opening_score`: an opening with a first score
     beyond it is drawn again.
+    A move without an exact score makes a position without one (32002).
     Adjudication: a win once both sides have agreed on |score| ≥ `win_score` for `win_plies` plies in a row, a draw once
     |score| ≤ `draw_score` for `draw_plies` plies in a row in a game of at least `draw_from_ply` plies; 0 plies: never.
     `chess960`: play Chess960. Without a book, games start from one of its 960 arrays for both sides, or with "dfrc"
@@ -239,6 +242,29 @@ class Openings:
             raise UserError(self.unusable())
 
 
+class ScoreCheck:
+    """UserError for an engine that reports no score at all. A few answers have none: those to positions with one legal
+    move, or with a bound only."""
+
+    _MOST = 8  # answers
+
+    def __init__(self, engine: Engine, limit: str) -> None:
+        self._engine, self._limit = engine, limit
+        self._has_scores, self._without = False, 0
+
+    def add(self, kind: str, legal_moves: int) -> None:
+        """Takes the kind of the score of the next answer, "" for none, and the number of moves that were legal."""
+        self._has_scores |= bool(kind)
+        if self._has_scores or legal_moves < 2:
+            return
+        self._without += 1
+        if self._without >= self._MOST:
+            raise UserError(
+                f"engine {shown(self._engine.path)}: answered 'go {self._limit}' with a move but no exact score "
+                f"{self._MOST} times in a row, expected lines such as 'info depth 5 score cp 12'"
+            )
+
+
 def play_game(engine: Engine, options: GenerateOptions, scale: float, openings: Openings, index: int) -> Records:
     """Game number `index` from its opening to its result, uint8 [plies, 32]."""
     rng = random.Random(f"{options.seed}/{index}")
@@ -255,6 +281,7 @@ def play_game(engine: Engine, options: GenerateOptions, scale: float, openings: 
             continue
         engine.new_game()
         plies = decided = drawish = 0
+        scores = ScoreCheck(engine, limit)
         result: int | None = None
         while result is None:
             outcome = game.outcome()
@@ -266,8 +293,9 @@ def play_game(engine: Engine, options: GenerateOptions, scale: float, openings: 
                 result = 0
                 break
             move, kind, value = engine.search(fen, moves, limit)
-            score = internal_score(kind, value, scale)
-            if plies == 0 and abs(score) > options.opening_score:
+            scores.add(kind, 0 if kind else len(game.legal_moves()))
+            score = internal_score(kind, value, scale) if kind else NO_SCORE
+            if plies == 0 and kind and abs(score) > options.opening_score:
                 openings.add_beyond(fen, moves)
                 break
             mover = 1 if game.white_to_move else -1
@@ -279,6 +307,9 @@ def play_game(engine: Engine, options: GenerateOptions, scale: float, openings: 
                 ) from None
             moves.append(move)
             plies += 1
+            if not kind:
+                decided = drawish = 0
+                continue
             white = mover * score
             sign = (white > 0) - (white < 0)
             decided = (decided + sign if decided * sign >= 0 else sign) if abs(white) >= options.win_score else 0
@@ -366,11 +397,19 @@ def generate(
                 note(openings.unusable())
             check_new(out, overwrite)  # it may have appeared in the meantime
             losses = _write(out, format, journal, header)
+            unscored = sum(int((fields.scores(game) == NO_SCORE).sum()) for game in journal.read())
+            if unscored:
+                note(unscored_note(unscored))
             journal.remove()
     finally:
         for engine in engines:
             engine.close()
     return Generated(journal.positions, journal.games, losses=losses)
+
+
+def unscored_note(count: int) -> str:
+    """One line on positions for which an engine gave no score."""
+    return f"{count:,} positions have no score ({NO_SCORE}): the engine gave a move only, or a bound"
 
 
 def _write(out: Path, format: DataFormat, journal: Journal, header: dict[str, Any]) -> Counter[str]:

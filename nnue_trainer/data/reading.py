@@ -21,9 +21,6 @@ FORMATS_WITHOUT_SIDES = frozenset({"bulletformat"})
 FORMATS_IN_PAWNS = frozenset(_data.formats_in_pawns())
 """Formats whose scores are evaluations in pawns or centipawns."""
 
-NO_SCORE = 32_002
-"""The score of a position that has none."""
-
 DEFAULT_PAWN = 208.0
 """Internal units per pawn of evaluations, unless a user sets `pawn`: those of Stockfish up to version 15."""
 

@@ -13,7 +13,8 @@ from nnue_trainer import _data
 from nnue_trainer.base.arrays import Floats, Records
 from nnue_trainer.data import fields
 from nnue_trainer.data.calibration import fit_curve
-from nnue_trainer.data.reading import DEFAULT_PAWN, FORMATS_IN_PAWNS, NO_SCORE
+from nnue_trainer.data.fields import NO_SCORE
+from nnue_trainer.data.reading import DEFAULT_PAWN, FORMATS_IN_PAWNS
 
 RUN, MOST_RUNS = 1024, 96
 """Positions that are taken one after the other, so that games show, and the most such runs that are kept."""

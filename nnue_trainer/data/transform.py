@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -71,9 +71,22 @@ class Report:
         if reader.sample and keeps_scores:
             self.units.append(FileUnits(str(reader.path), reader.format, reader.sample.units(), reader.reading.pawn))
 
-    def add_writer(self, writer: PositionWriter) -> None:
+    def add_writer(self, writer: PositionWriter, *why: str, may_be_empty: bool = False) -> None:
+        """Ends the work of a writer, before its file has its name. UserError if no position is left for it, unless it
+        `may_be_empty`; `why` are reasons beside those that this report has."""
+        writer.finish()
+        if not writer.positions and not may_be_empty:
+            raise self.nothing_left(writer.path, writer.losses, *why)
         self.positions += writer.positions
         self.losses.update({what: count for what, count in writer.losses.items() if count})
+
+    def nothing_left(self, output: Path, losses: Mapping[str, int], *why: str) -> UserError:
+        """The error of a tool without a position for its output, with the reasons that are known."""
+        words = _data.losses()
+        reasons = [f"{count:,} {words[what]}" for what, count in losses.items() if count]
+        reasons += [*why, *self.notes]
+        reasons += [f"{self.skipped:,} left out: {self.first_skipped[0]}"] if self.skipped else []
+        return UserError(f"{output}: no position to write: {'; '.join(reasons) or 'the inputs have none'}")
 
 
 def check_outputs(inputs: Sequence[StrPath], outputs: Sequence[StrPath], overwrite: bool) -> None:
@@ -140,8 +153,8 @@ def convert(
             for block in blocks:
                 writer.write_block(block)
             report.add_reader(reader)
+        report.add_writer(writer)
         check_all_new([output], overwrite)
-    report.add_writer(writer)
     return report
 
 
@@ -167,6 +180,8 @@ def _copy(
                     if progress:
                         progress(sum(sizes[:i]) + reader.done, sum(sizes))
                 report.add_reader(reader)
+        if not report.positions:
+            raise report.nothing_left(Path(output), {})
         check_all_new([output], overwrite)
     return report
 
@@ -195,8 +210,8 @@ def filter_positions(
         ):
             writer.write_block(block)
             dropped.update(counts.dropped)
+        report.add_writer(writer, *(f"{count:,} dropped by {name}" for name, count in dropped.items() if count))
         check_all_new([output], overwrite)
-    report.add_writer(writer)
     return report, dropped
 
 
@@ -264,8 +279,8 @@ def shuffle(
             writer.write_block(block)
             if write_progress:
                 write_progress(writer.positions, buffer.positions)
+        report.add_writer(writer)
         check_all_new([output], overwrite)
-    report.add_writer(writer)
     return report
 
 
@@ -441,9 +456,9 @@ def split(
                 writers[0].write_block(each.where(~held_out))
                 writers[1].write_block(each.where(held_out))
             reports[0].add_reader(reader)
+        for report, writer in zip(reports, writers, strict=True):
+            report.add_writer(writer, f"{splitter.games:,} games, with a share of {share:g} for validation")
         check_all_new([train, validation], overwrite)
         _commit_pair(*writers)
-    for report, writer in zip(reports, writers, strict=True):
-        report.add_writer(writer)
     short = (0, 0) if block else (splitter.alone, splitter.in_short_games)
     return SplitReport(splitter.games, splitter.validation_games, *reports, *short)

@@ -20,8 +20,9 @@ from nnue_trainer import _data
 from nnue_trainer.base.arrays import Floats, Records
 from nnue_trainer.data import fields
 from nnue_trainer.data.calibration import fit_curve
+from nnue_trainer.data.fields import NO_SCORE
 from nnue_trainer.data.filters import Filters
-from nnue_trainer.data.reading import DEFAULT_PAWN, FORMATS_IN_PAWNS, FORMATS_WITHOUT_SIDES, NO_SCORE
+from nnue_trainer.data.reading import DEFAULT_PAWN, FORMATS_IN_PAWNS, FORMATS_WITHOUT_SIDES
 from nnue_trainer.data.score_units import FEWEST, PROVEN, Sample, ScoredPositions, Units, parts, units_of
 from nnue_trainer.errors import UserError
 

@@ -145,9 +145,10 @@ class Engine(Closing):
         self.ask("isready", "readyok")
 
     def search(self, fen: str, moves: Sequence[str], limit: str) -> tuple[str, str, int]:
-        """The best move and the last exact score, ("cp" or "mate", number), of `position fen FEN moves …`, `go LIMIT`.
+        """The best move and the last exact score, ("cp" or "mate", number), of `position fen FEN moves …`, `go LIMIT`;
+        ("", 0) for an answer without a score or with bounds only, as some engines answer with the only legal move.
 
-        Raises UserError for an answer without a move, or with a score that is missing or is not a number.
+        Raises UserError for an answer without a move, or with a score that is not a number.
         """
         self.send(f"position fen {fen}" + (f" moves {' '.join(moves)}" if moves else ""))
         command, last, scored = f"go {limit}", "", ""
@@ -159,10 +160,7 @@ class Engine(Closing):
         if not best or not _MOVE.fullmatch(best[0]):
             raise self._wrong_answer(command, last, "'bestmove' and a move")
         if not scored:
-            raise UserError(
-                f"engine {self._shown}: answered {command!r} with a move but no score, after {fen!r} and "
-                f"{len(moves)} moves"
-            )
+            return best[0], "", 0
         kind, value = self._score(command, scored, scored.split())
         return best[0], kind, value
 

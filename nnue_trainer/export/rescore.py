@@ -48,6 +48,6 @@ def rescore(
                 report.cut_scores += _data.set_scores(block.records, evaluations)
                 writer.write_block(block)
             report.add_reader(reader, keeps_scores=False)
+        report.add_writer(writer)
         check_new(output, overwrite)
-    report.add_writer(writer)
     return report

@@ -3,7 +3,8 @@
 `base` has the class that every loss derives from and the registry; each built-in loss has its own file.
 """
 
-from nnue_trainer.losses.base import LOSSES, NO_SCORE, Loss, mean, points, power
+from nnue_trainer.data.fields import NO_SCORE
+from nnue_trainer.losses.base import LOSSES, Loss, mean, points, power
 from nnue_trainer.losses.sigmoid import SigmoidLoss
 
 __all__ = [

@@ -9,12 +9,9 @@ import torch
 from torch import Tensor
 
 from nnue_trainer.base.foreign import returned
+from nnue_trainer.data.fields import NO_SCORE
 from nnue_trainer.errors import UserError
 from nnue_trainer.registry import Registry
-
-NO_SCORE = 32002
-"""The score that data files give to a position that has none."""
-
 
 _KERNELS = {"sigmoid": 1, "win_rate": 2}
 """The losses that the operators on a GPU compute themselves, and their numbers there (LossKind, csrc/layer_stacks.h)"""

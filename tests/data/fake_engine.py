@@ -73,6 +73,8 @@ def misbehave(number: int, move: str) -> str | None:
             return score + "bestmove e2e5"
         case "silent":
             return f"bestmove {move}"
+        case "some-silent":  # a move only, or a bound, for a third of the positions each
+            return ("", "info depth 1 score cp 9 upperbound nodes 1\n", score)[number % 3] + f"bestmove {move}"
         case "string-score":
             return f"info string the score is fine\n{score}info string score\nbestmove {move}"
         case "multipv":

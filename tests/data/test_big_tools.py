@@ -171,6 +171,19 @@ def test_positions_that_are_over_keep_their_score(fake_engine: Callable[..., str
     assert "| 5 |" not in second
 
 
+def test_positions_without_a_score_of_the_engine(
+    positions: Records, fake_engine: Callable[..., str], tmp_path: Path
+) -> None:
+    source, out = save(tmp_path / "in.bin", positions[: 2 * UNIT]), tmp_path / "out.bin"
+    report = rescore_by_engine([source], out, EngineScoring(fake_engine("some-silent"), nodes=1, scale=1.0))
+    count = int((fields.scores(read_all(out)) == fields.NO_SCORE).sum())
+    assert UNIT / 2 < count < 2 * UNIT
+    assert report.notes == [f"{count} positions have no score (32002): the engine gave a move only, or a bound"]
+    with pytest.raises(UserError, match="a move but no exact score 8 times in a row"):
+        rescore_by_engine([source], tmp_path / "no.bin", EngineScoring(fake_engine("silent"), nodes=1, scale=1.0))
+    assert not (tmp_path / "no.bin").exists()
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -182,6 +182,37 @@ def test_book(engine: EngineMaker, tmp_path: Path) -> None:
         generate(tmp_path / "o.binpack", options(engine(), book=str(book)))
 
 
+def test_a_book_of_games(engine: EngineMaker, tmp_path: Path) -> None:
+    """The moves of the book go to the engine; their positions are not in the file."""
+    book = tmp_path / "book.PGN"
+    book.write_text('[Event "x"]\n\n1. e4 {best} e5 2. Nf3 Nc6 3. Bb5 a6 4. Ba4 Nf6 5. O-O Be7 *\n')
+    generate(tmp_path / "o.plain", options(engine(), book=str(book), random_plies=0, positions=50))
+    text = (tmp_path / "o.plain").read_text()
+    assert text.startswith("fen r1bqkb1r/1ppp1ppp/p1n2n2/4p3/B3P3/5N2/PPPP1PPP/RNBQK2R w KQkq - 2 5\n")
+    book.write_text('[Event "x"]\n\n1. e4 e5 2. Xf3 *\n')
+    with pytest.raises(UserError, match=r"book\.PGN: game 1: line 3: move 'Xf3' is not a move in "):
+        generate(tmp_path / "p.plain", options(engine(), book=str(book)))
+
+
+def test_a_book_of_chess960(engine: EngineMaker, tmp_path: Path) -> None:
+    book = tmp_path / "book.epd"
+    book.write_text("rnkbqrbn/pppppppp/8/8/8/8/PPPPPPPP/RNKBQRBN w FAfa - 0 1\n")
+    with pytest.raises(UserError, match=r"book\.epd: opening 1: castling rights of Chess960 .* with --chess960"):
+        generate(tmp_path / "o.plain", options(engine(), book=str(book)))
+    generate(tmp_path / "o.plain", options(engine("chess960"), book=str(book), chess960="same", positions=50))
+
+
+def test_answers_without_a_score(engine: EngineMaker, tmp_path: Path) -> None:
+    """A move only, or a bound, makes a position without a score; an engine without any score is an error."""
+    notes: list[str] = []
+    made = generate(tmp_path / "o.plain", options(engine("some-silent"), positions=100), note=notes.append)
+    count = (tmp_path / "o.plain").read_text().count("\nscore 32002\n")
+    assert 30 < count < made.positions
+    assert notes == [f"{count} positions have no score (32002): the engine gave a move only, or a bound"]
+    with pytest.raises(UserError, match=r"with a move but no exact score 8 times in a row, expected lines such as"):
+        generate(tmp_path / "p.plain", options(engine("silent")))
+
+
 def test_bad_options(engine: EngineMaker, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="either nodes or depth"):
         GenerateOptions(engine="x", positions=1)

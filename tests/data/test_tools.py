@@ -111,6 +111,35 @@ def test_skip_bad(tmp_path: Path) -> None:
     assert "line 2: score 'x'" in text
 
 
+@pytest.mark.parametrize(
+    ("command", "content", "why"),
+    [
+        ("convert IN OUT.vf", "FEN | 5 | 1.0\n" * 3, "3 left out, as the format needs a legal move for each"),
+        ("convert IN OUT.txt --skip-bad", "8/8 w - - | 5 | 1.0\n", "1 left out: IN: line 1: "),
+        ("convert IN OUT.txt", '[Event "x"]\n[Result "*"]\n\n1. e4 *\n', "IN: games left out, without a result: 1"),
+        ("convert IN OUT.txt", "", "the inputs have none"),
+        ("convert IN OUT.bin --from bin", "", "the inputs have none"),
+        ("filter IN OUT.txt --min-pieces 30", "FEN | 5 | 1.0\n", "1 dropped by min_pieces"),
+        ("shuffle IN OUT.binpack", "", "the inputs have none"),
+        ("dedup IN OUT.binpack --memory 16M", "", "the inputs have none"),
+        ("split IN --train OUT.txt --validation V.txt", "", "0 games, with a share of 0.01 for validation"),
+    ],
+)
+def test_a_tool_that_leaves_nothing_is_an_error(tmp_path: Path, command: str, content: str, why: str) -> None:
+    """No output of an earlier command is replaced, either."""
+    source = tmp_path / "in"
+    source.write_text(content.replace("FEN", "4k3/8/8/8/8/8/4P3/4K3 w - - 0 1"))
+    places = {"IN": source, "V.txt": tmp_path / "V.txt"}
+    words = [str(places.get(word, tmp_path / word if "OUT" in word else word)) for word in command.split()]
+    out = Path(next(word for word in words if "OUT" in word))
+    out.write_text("mine")
+    with pytest.raises(UserError, match="no position to write: ") as error:
+        run(*words, "--overwrite")
+    assert why.replace("IN", str(source)) in str(error.value)
+    assert out.read_text() == "mine"
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["in", out.name])
+
+
 def _limited() -> None:
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))

@@ -74,7 +74,6 @@ def test_a_short_limit_for_answers_is_none_for_the_start(tmp_path: Path) -> None
         ("no-move", "answered 'go nodes 1' with 'bestmove', expected 'bestmove' and a move"),
         ("none-move", r"answered 'go nodes 1' with 'bestmove \(none\)', expected 'bestmove' and a move"),
         ("control-move", r"with 'bestmove \\x1b\[2Je2e4', expected 'bestmove' and a move"),
-        ("silent", "answered 'go nodes 1' with a move but no score"),
         ("twice", "answered with 'bestmove' twice"),
         ("score=cp_abc", "with 'info depth 1 score cp abc', expected 'score cp' and a number"),
         ("score=cp", "with 'info depth 1 score cp', expected 'score cp' and a number"),
