@@ -227,15 +227,16 @@ struct ByHandBench {
 };
 
 // `nnue.h` in an engine that passes what a move changes.
+template <class N>
 struct MovesBench {
-    const nnue::Network<Net>& network;
+    const nnue::Network<N>& network;
     const std::vector<Step>& steps;
     std::vector<nnue::Material> materials;
     std::vector<nnue::Delta> deltas;
-    std::vector<nnue::Accumulator<Net>> accumulators = std::vector<nnue::Accumulator<Net>>(2);
-    nnue::Cache<Net> cache;
+    std::vector<nnue::Accumulator<N>> accumulators = std::vector<nnue::Accumulator<N>>(2);
+    nnue::Cache<N> cache;
 
-    MovesBench(const nnue::Network<Net>& net, const std::vector<Step>& all)
+    MovesBench(const nnue::Network<N>& net, const std::vector<Step>& all)
         : network(net), steps(all), materials(all.size()), deltas(all.size()) {
         for (std::size_t i = 0; i < steps.size(); ++i) {
             const nnue::Board& board = steps[i].board;
@@ -268,6 +269,48 @@ struct MovesBench {
         }
     }
 };
+
+// Measures `run`, which fills `scores`, and the others that the net has, in turns.
+template <class N, class Run>
+int measure(const char* path, const nnue::Network<N>& network, const std::vector<Step>& steps, Run run,
+            const std::vector<int>& scores) {
+    using Turns = std::array<double, kTurns>;
+    Turns ours{}, of_moves{}, hands{};
+    const auto report = [&](const char* name, const Turns& turns) {
+        std::printf("%s: %.0f evaluations per second", name, median(turns));
+        if constexpr (ByHand<N>::kFits) {
+            Turns times;
+            for (std::size_t turn = 0; turn < kTurns; ++turn) times[turn] = turns[turn] / hands[turn];
+            const auto [least, most] = std::minmax_element(times.begin(), times.end());
+            std::printf(", %.2f times as many as by hand (%.2f to %.2f)", median(times), *least, *most);
+        }
+        std::printf("\n");
+    };
+    if constexpr (ByHand<N>::kFits) {
+        const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path, "rb"), &std::fclose);
+        constexpr std::size_t kSize = nnue::Network<N>::file_size();
+        std::vector<CacheLine> content(kSize / sizeof(CacheLine) + 1);
+        if (!file || std::fread(content.data(), 1, kSize, file.get()) != kSize) return 1;
+        ByHandBench<ByHand<N>> hand(steps, content[0].of);
+        MovesBench<N> with_moves(network, steps);
+        std::vector<int> by_hand(steps.size()), by_moves(steps.size());
+        for (std::size_t turn = 0; turn < kTurns; ++turn) {
+            ours[turn] = per_second(steps.size(), run);
+            of_moves[turn] = per_second(steps.size(), [&] { with_moves.run(by_moves); });
+            hands[turn] = per_second(steps.size(), [&] { hand.run(by_hand); });
+        }
+        if (by_hand != scores || by_moves != scores) {
+            std::fprintf(stderr, "bench: error: the scores differ\n");
+            return 1;
+        }
+        std::printf("by hand: %.0f evaluations per second\n", median(hands));
+        report("nnue.h, with the pieces that a move changes", of_moves);
+    } else {
+        for (double& turn : ours) turn = per_second(steps.size(), run);
+    }
+    report("nnue.h, with the boards before and after a move", ours);
+    return 0;
+}
 
 }  // namespace
 
@@ -313,40 +356,5 @@ int main(int argc, char** argv) {
         }
     };
     std::printf("%zu positions, %lld of them one move after the last\n", steps.size(), moves);
-    using Turns = std::array<double, kTurns>;
-    Turns ours, of_moves, hands;
-    const auto report = [&](const char* name, const Turns& turns) {
-        std::printf("%s: %.0f evaluations per second", name, median(turns));
-        if constexpr (ByHand<Net>::kFits) {
-            Turns times;
-            for (std::size_t turn = 0; turn < kTurns; ++turn) times[turn] = turns[turn] / hands[turn];
-            const auto [least, most] = std::minmax_element(times.begin(), times.end());
-            std::printf(", %.2f times as many as by hand (%.2f to %.2f)", median(times), *least, *most);
-        }
-        std::printf("\n");
-    };
-    if constexpr (ByHand<Net>::kFits) {
-        const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(argv[1], "rb"), &std::fclose);
-        constexpr std::size_t kSize = nnue::Network<Net>::file_size();
-        std::vector<CacheLine> content(kSize / sizeof(CacheLine) + 1);
-        if (!file || std::fread(content.data(), 1, kSize, file.get()) != kSize) return 1;
-        ByHandBench<ByHand<Net>> hand(steps, content[0].of);
-        MovesBench with_moves(network, steps);
-        std::vector<int> by_hand(steps.size()), by_moves(steps.size());
-        for (std::size_t turn = 0; turn < kTurns; ++turn) {
-            ours[turn] = per_second(steps.size(), run);
-            of_moves[turn] = per_second(steps.size(), [&] { with_moves.run(by_moves); });
-            hands[turn] = per_second(steps.size(), [&] { hand.run(by_hand); });
-        }
-        if (by_hand != scores || by_moves != scores) {
-            std::fprintf(stderr, "bench: error: the scores differ\n");
-            return 1;
-        }
-        std::printf("by hand: %.0f evaluations per second\n", median(hands));
-        report("nnue.h, with the pieces that a move changes", of_moves);
-    } else {
-        for (double& turn : ours) turn = per_second(steps.size(), run);
-    }
-    report("nnue.h, with the boards before and after a move", ours);
-    return 0;
+    return measure<Net>(argv[1], network, steps, run, scores);
 }

@@ -29,8 +29,13 @@
 #include <memory>
 #include <new>
 #include <string>
+#include <tuple>
 #include <type_traits>
 #include <utility>
+
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
 
 #if !defined(NNUE_PLAIN) && defined(__AVX512F__) && defined(__AVX512BW__)
 #define NNUE_AVX512
@@ -46,11 +51,52 @@
 #define NNUE_VECTORS
 #endif
 
+// The name of an inner namespace, of what the compiler's options allow: an engine that chooses at run time among units
+// compiled for several instruction sets would otherwise link one unit's functions into another.
+#if defined(NNUE_AVX512)
+#define NNUE_CODE avx512
+#elif defined(NNUE_AVX2)
+#define NNUE_CODE avx2
+#elif defined(NNUE_NEON)
+#define NNUE_CODE neon
+#else
+#define NNUE_CODE plain
+#endif
+#if defined(__AVX512F__) || defined(__AVX10_1__)
+#if defined(__AVX512VBMI__)
+#define NNUE_LEVEL 5
+#else
+#define NNUE_LEVEL 4
+#endif
+#elif defined(__AVX2__)
+#define NNUE_LEVEL 3
+#elif defined(__AVX__)
+#define NNUE_LEVEL 2
+#elif defined(__SSE4_2__) || defined(__POPCNT__) || defined(__ARM_FEATURE_DOTPROD)
+#define NNUE_LEVEL 1
+#else
+#define NNUE_LEVEL 0
+#endif
+#if defined(__AVX512VNNI__) && defined(__AVXVNNI__)
+#define NNUE_DOTS vnni2
+#elif defined(__AVX512VNNI__) || defined(__AVXVNNI__)
+#define NNUE_DOTS vnni
+#elif defined(__BMI2__) || defined(__FMA__)
+#define NNUE_DOTS bmi
+#else
+#define NNUE_DOTS base
+#endif
+#define NNUE_JOIN_NAMES(a, b, c) a##_##b##_##c
+#define NNUE_JOIN(a, b, c) NNUE_JOIN_NAMES(a, b, c)
+#define NNUE_TARGET NNUE_JOIN(NNUE_CODE, NNUE_LEVEL, NNUE_DOTS)
+
 #ifndef NNUE_NAMESPACE
 #define NNUE_NAMESPACE nnue
+#define NNUE_NAMESPACE_IS_OURS
 #endif
 
 namespace NNUE_NAMESPACE {
+inline namespace NNUE_TARGET {
 
 // ---- the board ------------------------------------------------------------------------------------------------------
 
@@ -131,27 +177,34 @@ struct Material {
     }
 };
 
-// The changes of a move: at most two pieces appear (castling) and two disappear.
+// The changes of a move: at most two pieces appear (castling) and two disappear. With more changes than these it is not
+// `complete`, and `update` refreshes both perspectives instead.
 struct Delta {
+    static constexpr int kMost = 2;
+
     struct Piece {
         std::uint8_t code, square;
     };
-    Piece added[2] = {}, removed[2] = {};
+    Piece added[kMost] = {}, removed[kMost] = {};
     int num_added = 0, num_removed = 0;
+    bool complete = true;
 
-    void add(int code, int square) { added[num_added++] = piece(code, square); }
-    void remove(int code, int square) { removed[num_removed++] = piece(code, square); }
+    void add(int code, int square) { put(added, num_added, code, square); }
+    void remove(int code, int square) { put(removed, num_removed, code, square); }
     // The changes of unmaking this move.
     Delta reversed() const {
         Delta back;
         for (int i = 0; i < num_added; ++i) back.remove(added[i].code, added[i].square);
         for (int i = 0; i < num_removed; ++i) back.add(removed[i].code, removed[i].square);
+        back.complete = complete;
         return back;
     }
 
   private:
-    static Piece piece(int code, int square) {
-        return {static_cast<std::uint8_t>(code), static_cast<std::uint8_t>(square)};
+    void put(Piece (&pieces)[kMost], int& count, int code, int square) {
+        complete &= count < kMost;
+        if (count == kMost) return;
+        pieces[count++] = {static_cast<std::uint8_t>(code), static_cast<std::uint8_t>(square)};
     }
 };
 
@@ -183,7 +236,7 @@ int state_of(const Position& board, int perspective) {
 // a bucket), kBuckets, kOfSquare[64], kStates, and kCounters[] if there is more than one state.
 template <class Kings>
 struct PieceSquares {
-    static constexpr bool kPerPiece = true;
+    static constexpr bool kPerPiece = true, kPerPair = false;
     static constexpr int kPerBucket = 64 * Kings::kPlanes + Kings::kUnused;
     static constexpr int kFeatures = kPerBucket * Kings::kStates * Kings::kBuckets, kMaxActive = 32;
 
@@ -337,6 +390,81 @@ inline std::uint64_t attacks_of(int type, int colour, int square, std::uint64_t 
     }
 }
 
+namespace detail {
+
+// A board as bitboards, for sets whose features depend on several pieces.
+struct BoardPlanes {
+    std::uint64_t code[4] = {};  // bit k of each square's code; all bits are set on an empty square
+    std::uint64_t occupied, pawns, knights, diagonal, straight, kings;
+
+    explicit BoardPlanes(const Board& board) {
+        for (int row = 0; row < 8; ++row) {
+            std::uint64_t bytes = 0;
+            for (int i = 0; i < 8; ++i) bytes |= std::uint64_t{board.piece[8 * row + i]} << 8 * i;
+            for (int k = 0; k < 4; ++k) {
+                // The product moves the lowest bit of each byte into the highest byte.
+                const std::uint64_t bits = bytes >> k & 0x0101010101010101;
+                code[k] |= bits * 0x0102040810204080 >> 56 << 8 * row;
+            }
+        }
+        const auto of = [&](int type) {
+            std::uint64_t bits = ~std::uint64_t{0};
+            for (int k = 0; k < 3; ++k) bits &= type >> k & 1 ? code[k + 1] : ~code[k + 1];
+            return bits;
+        };
+        occupied = ~of(7);
+        pawns = of(kPawn);
+        knights = of(kKnight);
+        diagonal = of(kBishop) | of(kQueen);
+        straight = of(kRook) | of(kQueen);
+        kings = of(kKing);
+    }
+    std::uint64_t of_colour(int colour) const { return occupied & (colour ? code[0] : ~code[0]); }
+    // The pieces that attack a square.
+    std::uint64_t attackers(int square) const {
+        constexpr std::uint64_t kInside = 0x00ffffffffffff00;
+        return (kAttacks.pawn[kBlack][square] & pawns & kInside & ~code[0]) |
+               (kAttacks.pawn[kWhite][square] & pawns & kInside & code[0]) | (kAttacks.knight[square] & knights) |
+               (kAttacks.king[square] & kings) | (bishop_attacks(square, occupied) & diagonal) |
+               (rook_attacks(square, occupied) & straight);
+    }
+};
+
+// The squares on which two boards differ.
+inline std::uint64_t changed_squares(const BoardPlanes& a, const BoardPlanes& b) {
+    std::uint64_t bits = 0;
+    for (int k = 0; k < 4; ++k) bits |= a.code[k] ^ b.code[k];
+    return bits;
+}
+
+// Calls visit(square) for each bit, from the lowest on.
+template <class Visit>
+void for_each_bit(std::uint64_t bits, Visit visit) {
+    for (; bits; bits &= bits - 1) visit(lowest_bit(bits));
+}
+
+}  // namespace detail
+
+// A pair of pieces on a board, which may have a feature. The codes are from White's view.
+struct Pair {
+    std::uint8_t first, from, second, to;
+};
+
+inline Pair pair_of(const Board& board, int from, int to) {
+    return {board.piece[from], static_cast<std::uint8_t>(from), board.piece[to], static_cast<std::uint8_t>(to)};
+}
+
+// The pairs in which two boards differ. Each of 64 pieces attacks at most eight others, and may push one.
+struct PairChanges {
+    static constexpr int kMost = 64 * 9;
+    Pair added[kMost], removed[kMost];
+    int num_added = 0, num_removed = 0;
+
+    void put(const Board& board, int from, int to, bool is_added) {
+        (is_added ? added[num_added++] : removed[num_removed++]) = pair_of(board, from, to);
+    }
+};
+
 // The versions of Full_Threats. The features of an attacker form slots(attacker) blocks, and slot(attacker, victim) is
 // the number of a block, or −1 for a pair without features. Own pieces of the perspective have even codes. With
 // kPushes, a pawn also "attacks" a pawn on the square ahead. In most versions, kVictims numbers the victims P N B R Q K
@@ -430,7 +558,7 @@ struct ThreatTables {
 
 // Keys of sets whose features depend on several pieces. A new key makes `update` refresh the accumulator.
 struct OneKey {
-    static constexpr bool kPerPiece = false;
+    static constexpr bool kPerPiece = false, kPerPair = false;
     static constexpr int kKeys = 1;
     template <class Position>
     static int key(int, const Position&) {
@@ -440,7 +568,7 @@ struct OneKey {
 
 // One key for each half of the board on which the own king can be.
 struct MirroredKeys {
-    static constexpr bool kPerPiece = false;
+    static constexpr bool kPerPiece = false, kPerPair = true;
     static constexpr int kKeys = 2;
     template <class Position>
     static int key(int perspective, const Position& board) {
@@ -453,29 +581,71 @@ struct Threats : MirroredKeys {
     static constexpr int kFeatures = Version::kFeatures, kMaxActive = 192;
     static constexpr ThreatTables<Version> kTables{};
 
+    // The feature of a pair from a perspective, `turned` by pair_orientation; −1: none.
+    static int index(const Pair& pair, int perspective, int turned) {
+        const int attacker = pair.first ^ perspective, victim = pair.second ^ perspective;
+        const int type = attacker >> 1, block = kTables.block[attacker][victim];
+        if (block < 0) return -1;
+        int f = pair.from ^ turned, t = pair.to ^ turned;
+        const bool is_mutual = type == victim >> 1 && !(type == kPawn && attacker == victim);
+        if (is_mutual && f < t) return -1;  // counted from the other piece
+        if (Version::kMerged && is_mutual && type != kPawn && attacker != victim) std::swap(f, t);
+        const std::uint64_t below = kTables.reach[attacker][f] & ((std::uint64_t{1} << t) - 1);
+        return block + kTables.offset[attacker][f] + bit_count(below);
+    }
+
     template <class Add>
     static void list(const Board& board, int perspective, Add add) {
         const int turned = pair_orientation(perspective, board.king[perspective]);
-        for (int from = 0; from < 64; ++from) {
+        const detail::BoardPlanes planes(board);
+        const auto put = [&](int from, int to) {
+            const int feature = index(pair_of(board, from, to), perspective, turned);
+            if (feature >= 0) add(feature);
+        };
+        detail::for_each_bit(planes.occupied, [&](int from) {
             const int code = board.piece[from];
-            if (code == Board::kEmpty) continue;
-            const int type = code >> 1, attacker = code ^ perspective;
-            const auto threat = [&](int to, bool is_push) {
-                if (board.piece[to] == Board::kEmpty) return;
-                const int victim = board.piece[to] ^ perspective;
-                // Only a pawn ahead is a victim of a push; it has the number of the first victim.
-                if (is_push && victim >> 1 != kPawn) return;
-                const int block = kTables.block[attacker][victim];
-                if (block < 0) return;
-                int f = from ^ turned, t = to ^ turned;
-                const bool is_mutual = type == victim >> 1 && !(type == kPawn && attacker == victim);
-                if (is_mutual && f < t) return;  // counted from the other piece
-                if (Version::kMerged && is_mutual && type != kPawn && attacker != victim) std::swap(f, t);
-                const std::uint64_t below = kTables.reach[attacker][f] & ((std::uint64_t{1} << t) - 1);
-                add(block + kTables.offset[attacker][f] + bit_count(below));
-            };
-            for_each_attack(type, code & 1, from, board.piece, [&](int to) { threat(to, false); });
-            if (Version::kPushes && type == kPawn) threat(code & 1 ? from - 8 : from + 8, true);
+            const std::uint64_t attacked = attacks_of(code >> 1, code & 1, from, planes.occupied) & planes.occupied;
+            detail::for_each_bit(attacked, [&](int to) { put(from, to); });
+        });
+        for_each_push(planes, ~std::uint64_t{0}, put);
+    }
+
+    // The pairs that appear and disappear between two boards: those with a piece that changes, and those of pieces
+    // whose attacks reach a square that changes.
+    static void find_changes(const Board& before, const Board& after, PairChanges& changes) {
+        const detail::BoardPlanes was(before), is(after);
+        const std::uint64_t changed = detail::changed_squares(was, is);
+        std::uint64_t affected = 0;
+        detail::for_each_bit(changed, [&](int square) { affected |= was.attackers(square) | is.attackers(square); });
+        const auto attacked = [](const Board& board, const detail::BoardPlanes& planes, int from) {
+            const int code = board.piece[from];
+            return attacks_of(code >> 1, code & 1, from, planes.occupied) & planes.occupied;
+        };
+        const auto put = [&](int from, std::uint64_t removed, std::uint64_t added) {
+            detail::for_each_bit(removed, [&](int to) { changes.put(before, from, to, false); });
+            detail::for_each_bit(added, [&](int to) { changes.put(after, from, to, true); });
+        };
+        detail::for_each_bit(changed & was.occupied, [&](int from) { put(from, attacked(before, was, from), 0); });
+        detail::for_each_bit(changed & is.occupied, [&](int from) { put(from, 0, attacked(after, is, from)); });
+        detail::for_each_bit(affected & ~changed, [&](int from) {
+            const std::uint64_t old = attacked(before, was, from), fresh = attacked(after, is, from);
+            const std::uint64_t same = old & fresh & ~changed;
+            put(from, old & ~same, fresh & ~same);
+        });
+        for_each_push(was, changed, [&](int from, int to) { changes.put(before, from, to, false); });
+        for_each_push(is, changed, [&](int from, int to) { changes.put(after, from, to, true); });
+    }
+
+  private:
+    // Pawns with a pawn ahead, one of both on `squares`.
+    template <class Visit>
+    static void for_each_push(const detail::BoardPlanes& planes, std::uint64_t squares, Visit visit) {
+        if constexpr (Version::kPushes) {
+            const std::uint64_t white = planes.pawns & ~planes.code[0], black = planes.pawns & planes.code[0];
+            detail::for_each_bit(white & planes.pawns >> 8 & (squares | squares >> 8),
+                                 [&](int from) { visit(from, from + 8); });
+            detail::for_each_bit(black & planes.pawns << 8 & (squares | squares << 8),
+                                 [&](int from) { visit(from, from - 8); });
         }
     }
 };
@@ -485,7 +655,7 @@ struct Threats : MirroredKeys {
 // state.
 template <class Table>
 struct Tabled : OneKey {
-    static constexpr int kFeatures = Table::kFeatures, kMaxActive = 32;
+    static constexpr int kFeatures = Table::kFeatures, kMaxActive = 64;
 
     template <class Add>
     static void list(const Board& board, int perspective, Add add) {
@@ -547,23 +717,55 @@ struct General : OneKey {
 struct PawnPairs : MirroredKeys {
     static constexpr int kFeatures = 4560, kMaxActive = 120;
 
+    static int index(const Pair& pair, int perspective, int turned) {
+        const auto number = [&](int code, int square) {
+            return 48 * ((code & 1) ^ perspective) + (square ^ turned) - 8;
+        };
+        const int a = number(pair.first, pair.from), b = number(pair.second, pair.to);
+        const int high = std::max(a, b), low = std::min(a, b);
+        return high * (high - 1) / 2 + low;
+    }
+
     template <class Add>
     static void list(const Board& board, int perspective, Add add) {
         const int turned = pair_orientation(perspective, board.king[perspective]);
-        int number[64], file[64], count = 0;
+        for_each_pair(pawns_of(board), kInside,
+                      [&](int from, int to) { add(index(pair_of(board, from, to), perspective, turned)); });
+    }
+
+    static void find_changes(const Board& before, const Board& after, PairChanges& changes) {
+        std::uint64_t changed = 0;
         for (int square = 8; square < 56; ++square) {
-            if (board.piece[square] >> 1 != kPawn) continue;
-            number[count] = 48 * ((board.piece[square] & 1) ^ perspective) + (square ^ turned) - 8;
-            file[count++] = square & 7;
+            const bool differs = before.piece[square] != after.piece[square];
+            const bool is_pawn = before.piece[square] >> 1 == kPawn || after.piece[square] >> 1 == kPawn;
+            changed |= std::uint64_t{differs && is_pawn} << square;
         }
-        for (int i = 0; i < count; ++i) {
-            for (int j = 0; j < i; ++j) {
-                const int apart = file[i] - file[j];
-                if (apart < -1 || apart > 1) continue;
-                const int high = std::max(number[i], number[j]), low = std::min(number[i], number[j]);
-                add(high * (high - 1) / 2 + low);
-            }
+        if (!changed) return;
+        for_each_pair(pawns_of(before), changed, [&](int from, int to) { changes.put(before, from, to, false); });
+        for_each_pair(pawns_of(after), changed, [&](int from, int to) { changes.put(after, from, to, true); });
+    }
+
+  private:
+    static constexpr std::uint64_t kInside = 0x00ffffffffffff00;
+
+    static std::uint64_t pawns_of(const Board& board) {
+        std::uint64_t pawns = 0;
+        for (int square = 8; square < 56; ++square) {
+            pawns |= std::uint64_t{board.piece[square] >> 1 == kPawn} << square;
         }
+        return pawns;
+    }
+    // Pairs of pawns on the same file or on neighbouring files, one of both on `squares`. Each pair once.
+    template <class Visit>
+    static void for_each_pair(std::uint64_t pawns, std::uint64_t squares, Visit visit) {
+        detail::for_each_bit(pawns & squares, [&](int from) {
+            const std::uint64_t file = std::uint64_t{0x0101010101010101} << (from & 7);
+            const std::uint64_t left = (file & ~std::uint64_t{0x0101010101010101}) >> 1;
+            const std::uint64_t right = (file & ~std::uint64_t{0x8080808080808080}) << 1;
+            const std::uint64_t before = (std::uint64_t{1} << from) - 1;
+            detail::for_each_bit(pawns & (file | left | right) & (before | ~squares) & ~(std::uint64_t{1} << from),
+                                 [&](int to) { visit(from, to); });
+        });
     }
 };
 
@@ -586,6 +788,8 @@ struct Inputs {
         return {best, kKeys[best]};
     }
     static constexpr bool kPerPiece = (Parts::Features::kPerPiece && ...);
+    template <template <class> class OfPart>
+    using Tuple = std::tuple<OfPart<Parts>...>;
 
     // visit(part, number) for each part in order.
     template <class Visit>
@@ -611,7 +815,8 @@ constexpr int size_of(Scalar type) {
 // layer k.
 struct Layer {
     unsigned vectors;
-    int inputs, columns;  // columns: of a row in the file, at least as many as inputs
+    int inputs,
+        columns;  // columns: of a row in the file, at least as many as inputs
     int outputs, activated;
     Activation activation;
     Scalar weights, biases;
@@ -860,7 +1065,16 @@ inline void store_ints(std::int32_t* to, Ints ints) {
 #if defined(NNUE_VECTORS)
 constexpr int kInts = kWords / 2;
 
-// The sum of all lanes.
+// The sum of all lanes in 32 bits, wrapping around.
+inline std::uint32_t wrapped_total_of(Ints ints) {
+    alignas(64) std::int32_t lanes[kInts];
+    store_ints(lanes, ints);
+    std::uint32_t sum = 0;
+    for (const std::int32_t lane : lanes) sum += static_cast<std::uint32_t>(lane);
+    return sum;
+}
+
+// The exact sum of all lanes.
 inline std::int64_t total_of(Ints ints) {
     alignas(64) std::int32_t lanes[kInts];
     store_ints(lanes, ints);
@@ -870,17 +1084,27 @@ inline std::int64_t total_of(Ints ints) {
 }
 #endif
 
-// Σ weight · x for x of 0 … 127.
+// Σ weight · x for x of 0 … 127, in 32 bits, wrapping around.
 inline std::int32_t dot(const std::uint8_t* x, const std::int8_t* weight, int size) {
-    std::int64_t sum = 0;
+    std::uint32_t sum = 0;
     int i = 0;
 #if defined(NNUE_VECTORS)
     Ints sums = no_ints();
     for (; i + kBytes <= size; i += kBytes) sums = add_products_of_bytes(sums, x + i, weight + i);
-    sum = total_of(sums);
+    sum = wrapped_total_of(sums);
 #endif
-    for (; i < size; ++i) sum += x[i] * weight[i];
+    for (; i < size; ++i) sum += static_cast<std::uint32_t>(x[i] * weight[i]);
     return static_cast<std::int32_t>(sum);
+}
+
+// Fetches the lines of the cache that hold these bytes.
+inline void prefetch(const void* address, std::size_t bytes) {
+#if defined(__GNUC__)
+    for (std::size_t i = 0; i < bytes; i += 64) __builtin_prefetch(static_cast<const char*>(address) + i);
+#else
+    static_cast<void>(address);
+    static_cast<void>(bytes);
+#endif
 }
 
 // Rows of a tensor that are added to an accumulator, and those that are subtracted.
@@ -892,11 +1116,9 @@ struct Changes {
 };
 
 #if defined(NNUE_VECTORS)
-// `apply` for Registers · kWords numbers, from j on.
+// Adds the rows' numbers from j on to Registers · kWords sums.
 template <int Registers, class Weight, int Most>
-inline void apply_words(const Changes<Weight, Most>& changes, const std::int16_t* from, std::int16_t* to, int j) {
-    Words sums[Registers];
-    for (int k = 0; k < Registers; ++k) sums[k] = load_words(from + j + k * kWords);
+inline void add_rows(const Changes<Weight, Most>& changes, Words (&sums)[Registers], int j) {
     for (int i = 0; i < changes.num_added; ++i) {
         const Weight* row = changes.added[i] + j;
         for (int k = 0; k < Registers; ++k) sums[k] = add(sums[k], load_words(row + k * kWords));
@@ -905,32 +1127,46 @@ inline void apply_words(const Changes<Weight, Most>& changes, const std::int16_t
         const Weight* row = changes.removed[i] + j;
         for (int k = 0; k < Registers; ++k) sums[k] = subtract(sums[k], load_words(row + k * kWords));
     }
+}
+
+// `apply` for Registers · kWords numbers, from j on.
+template <int Registers, class... Parts>
+inline void apply_words(const std::int16_t* from, std::int16_t* to, int j, const Parts&... parts) {
+    Words sums[Registers];
+    for (int k = 0; k < Registers; ++k) sums[k] = load_words(from + j + k * kWords);
+    (add_rows(parts, sums, j), ...);
     for (int k = 0; k < Registers; ++k) store_words(to + j + k * kWords, sums[k]);
 }
 #endif
 
-// to = from + Σ added − Σ removed, in one pass: each number is loaded and stored once. `to` may be `from`.
+// The same for numbers from j to size, in place. Compilers vectorise these loops.
 template <class Value, class Weight, int Most>
-inline void apply(const Changes<Weight, Most>& changes, const Value* from, Value* to, int size) {
-    int j = 0;
-#if defined(NNUE_VECTORS)
-    if constexpr (sizeof(Value) == 2) {
-        for (; j + kRegisters * kWords <= size; j += kRegisters * kWords) apply_words<kRegisters>(changes, from, to, j);
-        for (; j + kWords <= size; j += kWords) apply_words<1>(changes, from, to, j);
-    }
-#endif
-    // Compilers vectorise these loops.
+inline void add_rows(const Changes<Weight, Most>& changes, Value* to, int j, int size) {
     using Unsigned = std::make_unsigned_t<Value>;
-    if (to != from && j < size) std::memcpy(to + j, from + j, static_cast<std::size_t>(size - j) * sizeof(Value));
     const auto change = [&](const Weight* row, auto operation) {
         for (int i = j; i < size; ++i) {
             const auto value = static_cast<Unsigned>(to[i]), weight = static_cast<Unsigned>(Value{row[i]});
             to[i] = static_cast<Value>(static_cast<Unsigned>(operation(value, weight)));
         }
     };
-    if (j == size) return;
     for (int i = 0; i < changes.num_added; ++i) change(changes.added[i], [](auto a, auto b) { return a + b; });
     for (int i = 0; i < changes.num_removed; ++i) change(changes.removed[i], [](auto a, auto b) { return a - b; });
+}
+
+// to = from + Σ added − Σ removed of all parts, in one pass: each number is loaded and stored once. `to` may be `from`.
+template <class Value, class... Parts>
+inline void apply(const Value* from, Value* to, int size, const Parts&... parts) {
+    int j = 0;
+#if defined(NNUE_VECTORS)
+    if constexpr (sizeof(Value) == 2) {
+        for (; j + kRegisters * kWords <= size; j += kRegisters * kWords)
+            apply_words<kRegisters>(from, to, j, parts...);
+        for (; j + kWords <= size; j += kWords) apply_words<1>(from, to, j, parts...);
+    }
+#endif
+    if (j == size) return;
+    if (to != from) std::memcpy(to + j, from + j, static_cast<std::size_t>(size - j) * sizeof(Value));
+    (add_rows(parts, to, j, size), ...);
 }
 
 // Σ weight · x in 32 bits, wrapping around.
@@ -941,7 +1177,7 @@ inline std::int32_t dot(const std::int16_t* x, const Weight* weight, int size) {
 #if defined(NNUE_VECTORS)
     Ints sums = no_ints();
     for (; i + kWords <= size; i += kWords) sums = add_products(sums, load_words(x + i), load_words(weight + i));
-    sum = static_cast<std::uint32_t>(total_of(sums));
+    sum = wrapped_total_of(sums);
 #endif
     for (; i < size; ++i) sum += static_cast<std::uint32_t>(std::int32_t{x[i]} * weight[i]);
     return static_cast<std::int32_t>(sum);
@@ -1054,16 +1290,26 @@ inline void dot_sparse(const std::uint8_t* x, const std::int8_t* weight, std::in
     }
 }
 
-// Memory for weights; each tensor begins at a cache line.
+// Memory for weights; each tensor begins at a cache line. On Linux in large pages where the system has them: the rows
+// of a move are far apart, and would miss the TLB one by one.
 class Memory {
   public:
     Memory() = default;
-    explicit Memory(std::size_t size) : data_(static_cast<std::byte*>(::operator new (size, std::align_val_t{64}))) {}
-    std::byte* data() const { return data_.get(); }
+    explicit Memory(std::size_t size) {
+        if (size >= kLargePage) size = (size + kLargePage - 1) / kLargePage * kLargePage;
+        data_.reset(static_cast<std::byte*>(::operator new (size, std::align_val_t{kLargePage})));
+#if defined(__linux__)
+        if (size >= kLargePage) ::madvise(data_.get(), size, MADV_HUGEPAGE);
+#endif
+    }
+    std::byte* data() const {
+        return data_.get();
+    }
 
   private:
+    static constexpr std::size_t kLargePage = std::size_t{1} << 21;
     struct Free {
-        void operator()(std::byte* data) const { ::operator delete (data, std::align_val_t{64}); }
+        void operator()(std::byte* data) const { ::operator delete (data, std::align_val_t{kLargePage}); }
     };
     std::unique_ptr<std::byte, Free> data_;
 };
@@ -1141,8 +1387,9 @@ class Network {
     int evaluate(const Accumulator<Net>& accumulator, bool black_to_move, int pieces, int queens = 0) const {
         static_assert(Net::kBucketsBy != Buckets::kByWeights, "pass a Board, or Material");
         static_assert(Net::kBucketsBy != Buckets::kBySquares, "pass a Board, or Material and the pieces");
-        return evaluate_in(accumulator, black_to_move,
-                           Net::kBucketOf[Net::kBucketsBy == Buckets::kByQueens ? 16 * pieces + queens : pieces]);
+        return evaluate_in(
+            accumulator, black_to_move,
+            entry_of(Net::kBucketOf, Net::kBucketsBy == Buckets::kByQueens ? 16 * pieces + queens : pieces));
     }
 
     // ---- for engines with their own board, and nets whose features are pieces on squares
@@ -1168,7 +1415,7 @@ class Network {
     void update(const Material& before, const Accumulator<Net>& old, const Material& after, const Delta& delta,
                 Pieces pieces, Accumulator<Net>& accumulator) const {
         for (int perspective = 0; perspective < kPerspectives<Net>; ++perspective) {
-            if (has_same_key(before, after, perspective)) {
+            if (delta.complete && has_same_key(before, after, perspective)) {
                 apply_delta(after, delta, perspective, old, accumulator);
             } else {
                 refresh(after, pieces, perspective, accumulator);
@@ -1181,7 +1428,7 @@ class Network {
     void update(const Material& before, const Accumulator<Net>& old, const Material& after, const Delta& delta,
                 Pieces pieces, Accumulator<Net>& accumulator, Cache<Net>& cache) const {
         for (int perspective = 0; perspective < kPerspectives<Net>; ++perspective) {
-            if (has_same_key(before, after, perspective)) {
+            if (delta.complete && has_same_key(before, after, perspective)) {
                 apply_delta(after, delta, perspective, old, accumulator);
             } else {
                 refresh(board_of(after, pieces), perspective, accumulator, cache);
@@ -1298,23 +1545,27 @@ class Network {
                one.outputs % 4 == 0;
     }
 
+    // The number at a place of a table, or its last one: boards may have more than 32 pieces.
+    template <std::size_t Size>
+    static int entry_of(const int (&table)[Size], int place) {
+        return table[std::min(std::max(place, 0), static_cast<int>(Size) - 1)];
+    }
+
     template <class Position>
     static int bucket_of(const Position& board, int us) {
         if constexpr (Net::kBucketsBy == Buckets::kByQueens) {
             const int own = std::min(board.count_of(1u << (2 * kQueen), us), 3);
             const int other = std::min(board.count_of(2u << (2 * kQueen), us), 3);
-            return Net::kBucketOf[16 * board.pieces() + 4 * own + other];
+            return entry_of(Net::kBucketOf, 16 * board.pieces() + 4 * own + other);
         } else if constexpr (Net::kBucketsBy == Buckets::kByWeights) {
-            constexpr int kLast = static_cast<int>(sizeof Net::kBucketOf / sizeof Net::kBucketOf[0]) - 1;
             int sum = 0;
             for (int i = 0; i < 10; ++i) {
                 const unsigned code = 1u << (2 * (i % 5) + i / 5);
                 if (Net::kPieceWeights[i] != 0) sum += Net::kPieceWeights[i] * board.count_of(code, us);
             }
-            return Net::kBucketOf[std::min(sum, kLast)];
+            return entry_of(Net::kBucketOf, sum);
         } else if constexpr (Net::kBucketsBy == Buckets::kBySquares) {
             static_assert(std::is_same_v<Position, Board>, "pass a Board, or the pieces");
-            constexpr int kLast = static_cast<int>(sizeof Net::kBucketOf / sizeof Net::kBucketOf[0]) - 1;
             const bool east = (board.king[us] & 7) > 3;
             const bool mirrored = Net::kBucketMirror == 1 ? east : Net::kBucketMirror == 2 && !east;
             const int turned = (us ? 56 : 0) ^ (mirrored ? 7 : 0);
@@ -1324,9 +1575,9 @@ class Network {
                 if (code == Board::kEmpty) continue;
                 sum += Net::kSquareWeights[64 * (6 * ((code & 1) ^ us) + (code >> 1)) + (square ^ turned)];
             }
-            return Net::kBucketOf[std::min(sum, kLast)];
+            return entry_of(Net::kBucketOf, sum);
         } else {
-            return Net::kBucketOf[board.pieces()];
+            return entry_of(Net::kBucketOf, board.pieces());
         }
     }
 
@@ -1428,14 +1679,17 @@ class Network {
     template <class Refresh>
     void update_with(const Board& before, const Accumulator<Net>& old, const Board& after,
                      Accumulator<Net>& accumulator, Refresh refresh_one) const {
+        Target targets[2];
+        int count = 0;
         for (int perspective = 0; perspective < kPerspectives<Net>; ++perspective) {
             if (has_same_key(before, after, perspective)) {
-                change(before, old.values[perspective], old.psqt_of(perspective), after, perspective,
-                       accumulator.values[perspective], accumulator.psqt_of(perspective));
+                targets[count++] = {perspective, old.values[perspective], old.psqt_of(perspective),
+                                    accumulator.values[perspective], accumulator.psqt_of(perspective)};
             } else {
                 refresh_one(perspective);
             }
         }
+        if (count) change(before, after, targets, count);
     }
 
     template <class Pieces>
@@ -1451,22 +1705,19 @@ class Network {
     void apply_pieces(const Position& board, int perspective, const std::int16_t* from, const std::int32_t* psqt_from,
                       Accumulator<Net>& accumulator, List list) const {
         static_assert(Net::Inputs::kPerPiece,
-                      "features that depend on several pieces need a Board: use update(Board…)");
-        std::int16_t* to = accumulator.values[perspective];
-        std::int32_t* psqt_to = accumulator.psqt_of(perspective);
-        Net::Inputs::for_each([&](auto part, int number) {
-            using P = decltype(part);
-            using Set = typename P::Features;
-            Rows<P> rows;
+                      "features that depend on several pieces need a Board: use "
+                      "update(Board…)");
+        Target target{perspective, from, psqt_from, accumulator.values[perspective], accumulator.psqt_of(perspective)};
+        AllRows rows(*this, target);
+        rows.for_each([&](auto& part, auto) {
+            using Set = typename std::decay_t<decltype(part)>::Features;
             const int first = Set::bucket_offset(board, perspective), king = board.king[perspective];
             list([&](int code, int square, bool is_added) {
                 const int feature = Set::index(code, square, perspective, king, first);
-                if (feature >= 0) add_row<P>(number, feature, is_added, rows);
+                if (feature >= 0) rows.add(part, feature, is_added);
             });
-            apply(rows, from, psqt_from, to, psqt_to);
-            from = to;
-            psqt_from = psqt_to;
         });
+        rows.apply();
     }
 
     template <class Pieces>
@@ -1500,14 +1751,13 @@ class Network {
         std::int16_t* values = accumulator.values[perspective];
         std::int32_t* psqt = accumulator.psqt_of(perspective);
         if constexpr (Net::kPsqt) std::memset(psqt, 0, sizeof(std::int32_t) * Net::kBuckets);
-        const std::int16_t* from = at<std::int16_t>(bias_);
-        Net::Inputs::for_each([&](auto part, int number) {
-            using P = decltype(part);
-            Rows<P> rows;
-            P::Features::list(board, perspective, [&](int feature) { add_row<P>(number, feature, true, rows); });
-            apply(rows, from, psqt, values, psqt);
-            from = values;
+        Target target{perspective, at<std::int16_t>(bias_), psqt, values, psqt};
+        AllRows rows(*this, target);
+        rows.for_each([&](auto& part, auto) {
+            using Set = typename std::decay_t<decltype(part)>::Features;
+            Set::list(board, perspective, [&](int feature) { rows.add(part, feature, true); });
         });
+        rows.apply();
     }
 
     void refresh(const Board& board, int perspective, Accumulator<Net>& accumulator, Cache<Net>& cache) const {
@@ -1515,7 +1765,8 @@ class Network {
         std::int16_t* values = accumulator.values[perspective];
         std::int32_t* psqt = accumulator.psqt_of(perspective);
         if (entry.is_filled && has_same_key(entry.board, board, perspective)) {
-            change(entry.board, entry.values, entry.psqt_of(0), board, perspective, values, psqt);
+            Target target{perspective, entry.values, entry.psqt_of(0), values, psqt};
+            change(entry.board, board, &target, 1);
         } else {
             refresh(board, perspective, accumulator);
         }
@@ -1525,47 +1776,119 @@ class Network {
         entry.is_filled = true;
     }
 
-    // The rows of a part that are added to an accumulator, and those that are subtracted.
-    template <class P>
-    struct Rows {
-        detail::Changes<typename P::Type, P::Features::kMaxActive> values;
-        detail::Changes<std::int32_t, Net::kPsqt ? P::Features::kMaxActive : 1> psqt;
+    // The accumulator of a perspective, and the one that it is computed from.
+    struct Target {
+        int perspective;
+        const std::int16_t* from;
+        const std::int32_t* psqt_from;
+        std::int16_t* to;
+        std::int32_t* psqt_to;
     };
 
-    template <class P>
-    void add_row(int number, int feature, bool is_added, Rows<P>& rows) const {
-        const auto put = [&](auto& changes, const auto* row) {
-            if (is_added) {
-                changes.added[changes.num_added++] = row;
-            } else {
-                changes.removed[changes.num_removed++] = row;
-            }
-        };
-        const std::size_t row = static_cast<std::size_t>(feature);
-        put(rows.values, at<typename P::Type>(weight_[number]) + row * Net::kHidden);
-        if constexpr (Net::kPsqt) put(rows.psqt, at<std::int32_t>(psqt_[number]) + row * Net::kBuckets);
-    }
+    // The rows of a part that are added to an accumulator, and those that are subtracted.
+    template <class Part>
+    struct Rows {
+        using Features = typename Part::Features;
+        using Weight = typename Part::Type;
+        static constexpr int kMost = 64;
 
-    template <class R>
-    static void apply(const R& rows, const std::int16_t* values, const std::int32_t* psqt, std::int16_t* to,
-                      std::int32_t* psqt_to) {
-        detail::apply(rows.values, values, to, Net::kHidden);
-        if constexpr (Net::kPsqt) detail::apply(rows.psqt, psqt, psqt_to, Net::kBuckets);
-    }
+        const Weight* weights = nullptr;
+        const std::int32_t* psqt_weights = nullptr;
+        detail::Changes<Weight, kMost> values;
+        detail::Changes<std::int32_t, Net::kPsqt ? kMost : 1> psqt;
 
-    // Computes `to` and `psqt_to` for `after` from `values` and `psqt` of `before`, which has the same keys.
-    void change(const Board& before, const std::int16_t* values, const std::int32_t* psqt, const Board& after,
-                int perspective, std::int16_t* to, std::int32_t* psqt_to) const {
-        Net::Inputs::for_each([&](auto part, int number) {
-            using P = decltype(part);
-            Rows<P> rows;
-            differences<typename P::Features>(before, after, perspective, [&](int feature, bool is_added) {
-                add_row<P>(number, feature, is_added, rows);
+        Rows() {}  // leaves the lists of rows as they are; a default constructor would fill them with zeros
+    };
+
+    // The rows of all parts that lead from one accumulator to another. They are prefetched when they are added, and
+    // applied in one pass, or earlier if they are many.
+    class AllRows {
+      public:
+        AllRows(const Network& network, const Target& target) : target_(target) {
+            for_each([&](auto& part, auto number) {
+                using Weight = typename std::decay_t<decltype(part)>::Weight;
+                part.weights = network.at<Weight>(network.weight_[number]);
+                if constexpr (Net::kPsqt) part.psqt_weights = network.at<std::int32_t>(network.psqt_[number]);
             });
-            apply(rows, values, psqt, to, psqt_to);
-            values = to;
-            psqt = psqt_to;
+        }
+        int perspective() const { return target_.perspective; }
+        template <std::size_t Number>
+        auto& part() {
+            return std::get<Number>(parts_);
+        }
+        // visit(part, number) for each part, where the number is a constant.
+        template <class Visit>
+        void for_each(Visit visit) {
+            for_each(visit, std::make_index_sequence<Net::Inputs::kCount>());
+        }
+        template <class Part>
+        void add(Part& part, int feature, bool is_added) {
+            if (part.values.num_added == Part::kMost || part.values.num_removed == Part::kMost) apply();
+            const std::size_t row = static_cast<std::size_t>(feature);
+            put(part.values, part.weights + row * Net::kHidden, Net::kHidden, is_added);
+            if constexpr (Net::kPsqt) put(part.psqt, part.psqt_weights + row * Net::kBuckets, Net::kBuckets, is_added);
+        }
+        void apply() {
+            std::apply(
+                [&](auto&... part) {
+                    detail::apply(target_.from, target_.to, Net::kHidden, part.values...);
+                    ((part.values.num_added = part.values.num_removed = 0), ...);
+                    if constexpr (Net::kPsqt) {
+                        detail::apply(target_.psqt_from, target_.psqt_to, Net::kBuckets, part.psqt...);
+                        ((part.psqt.num_added = part.psqt.num_removed = 0), ...);
+                    }
+                },
+                parts_);
+            target_.from = target_.to;
+            target_.psqt_from = target_.psqt_to;
+        }
+
+      private:
+        template <class Visit, std::size_t... Numbers>
+        void for_each(Visit visit, std::index_sequence<Numbers...>) {
+            (visit(std::get<Numbers>(parts_), std::integral_constant<std::size_t, Numbers>()), ...);
+        }
+        template <class Changes, class Row>
+        static void put(Changes& changes, const Row* row, int size, bool is_added) {
+            detail::prefetch(row, static_cast<std::size_t>(size) * sizeof(Row));
+            (is_added ? changes.added[changes.num_added++] : changes.removed[changes.num_removed++]) = row;
+        }
+
+        Target target_;
+        typename Net::Inputs::template Tuple<Rows> parts_;
+    };
+
+    // Computes the accumulators of `after` from those of `before`, which has the same keys in these perspectives.
+    void change(const Board& before, const Board& after, const Target* targets, int count) const {
+        AllRows rows[2] = {AllRows(*this, targets[0]), AllRows(*this, targets[count - 1])};
+        rows[0].for_each([&](auto& first, auto number) {
+            using Set = typename std::decay_t<decltype(first)>::Features;
+            constexpr std::size_t kNumber = decltype(number)::value;
+            if constexpr (Set::kPerPair) {
+                PairChanges pairs;
+                Set::find_changes(before, after, pairs);
+                for (int i = 0; i < count; ++i) add_pairs<kNumber>(pairs, after, rows[i]);
+            } else {
+                for (int i = 0; i < count; ++i) {
+                    auto& part = rows[i].template part<kNumber>();
+                    differences<Set>(before, after, rows[i].perspective(),
+                                     [&](int feature, bool is_added) { rows[i].add(part, feature, is_added); });
+                }
+            }
         });
+        for (int i = 0; i < count; ++i) rows[i].apply();
+    }
+
+    template <std::size_t Number>
+    static void add_pairs(const PairChanges& pairs, const Board& board, AllRows& rows) {
+        auto& part = rows.template part<Number>();
+        const int perspective = rows.perspective(), turned = pair_orientation(perspective, board.king[perspective]);
+        const auto add = [&](const Pair& pair, bool is_added) {
+            const int feature = std::decay_t<decltype(part)>::Features::index(pair, perspective, turned);
+            if (feature >= 0) rows.add(part, feature, is_added);
+        };
+        for (int i = 0; i < pairs.num_removed; ++i) add(pairs.removed[i], false);
+        for (int i = 0; i < pairs.num_added; ++i) add(pairs.added[i], true);
     }
 
     // Calls change(feature, is_added) for each feature that differs between two boards with the same key.
@@ -1882,4 +2205,12 @@ class Network {
     bool products_fit_[kNumLayers] = {};
 };
 
+}  // namespace NNUE_TARGET
 }  // namespace NNUE_NAMESPACE
+
+// The headers of nets use this name: of what is here, even if another header of this project has more in `nnue`.
+#ifdef NNUE_NAMESPACE_IS_OURS
+#undef NNUE_NAMESPACE_IS_OURS
+#undef NNUE_NAMESPACE
+#define NNUE_NAMESPACE nnue::NNUE_TARGET
+#endif

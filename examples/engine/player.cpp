@@ -2,7 +2,7 @@
 // engine is named. Compile it for a net with: make -C examples/engine player NET=net.bin
 //
 // One thread; with a fixed number of nodes or a fixed depth, and `ucinewgame` before each game, moves depend only on
-// the net and the game. Beside UCI: `go perft N`, and `bench [NODES]`, which prints nodes per second.
+// the net and the game. Beside UCI: `go perft N`, and `bench [NODES]`, which prints nodes per second of CPU time.
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -10,6 +10,7 @@
 #include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
+#include <ctime>
 #include <iostream>
 #include <memory>
 #include <mutex>
@@ -745,7 +746,7 @@ class Uci {
             "6k1/5ppp/p3p3/1p1bP3/3B1P2/P5P1/1P5P/6K1 b - - 0 30",
         };
         std::uint64_t total = 0;
-        const auto begin = std::chrono::steady_clock::now();
+        const std::clock_t begin = std::clock();
         for (const char* fen : kPositions) {
             search_.new_game();
             set_position(std::string("fen ") + fen);
@@ -754,9 +755,9 @@ class Uci {
             search_.go(limits, false);
             total += search_.nodes();
         }
-        const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
-        std::printf("%llu nodes, %.0f nodes per second\n", static_cast<unsigned long long>(total),
-                    static_cast<double>(total) / seconds.count());
+        const double seconds = static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC;
+        std::printf("%llu nodes, %.0f nodes per second of CPU time\n", static_cast<unsigned long long>(total),
+                    static_cast<double>(total) / std::max(seconds, 1e-3));
         set_position("startpos");
     }
 
