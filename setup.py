@@ -361,18 +361,26 @@ class BuildData(build_ext):
         built = Path(self.build_temp).with_name(DATA_MODULE)
         objects = [str((built / source).with_suffix(".o")) for source in data_sources()]
         folder.mkdir(exist_ok=True)
-        archive, shared, whole = folder / "libnnue_data.a", folder / "libnnue_data.so", built / "nnue_data.o"
+        # The version is in the name that a program looks for when it starts: the interface may change with it. For the
+        # linker's -l there is a script, since a wheel cannot have symbolic links.
+        soname = f"libnnue_data.so.{'.'.join(VERSION.split('.')[:2])}"
+        archive, shared, whole = folder / "libnnue_data.a", folder / soname, built / "nnue_data.o"
+        script, text = folder / "libnnue_data.so", f"/* GNU ld script */\nINPUT({soname})\n"
         newest = max(Path(path).stat().st_mtime for path in objects)
-        if all(path.exists() and path.stat().st_mtime > newest for path in (archive, shared)):
+        of_now = script.exists() and script.read_bytes() == text.encode()
+        if of_now and all(path.exists() and path.stat().st_mtime > newest for path in (archive, shared)):
             return
+        for old in folder.glob("libnnue_data.so*"):
+            old.unlink()
         self.announce(f"building the C++ libraries of {DATA_MODULE!r}", level=logging.INFO)
         # One object, not many: a linker leaves objects without references out, and nothing refers to a data format.
         archive.unlink(missing_ok=True)
         subprocess.run([*shlex.split(os.environ.get("LD", "ld")), "-r", "-o", str(whole), *objects], check=True)
         subprocess.run([*shlex.split(os.environ.get("AR", "ar")), "rcs", str(archive), str(whole)], check=True)
         compiler = [*shlex.split(os.environ.get("CXX", "c++")), "-shared", "-pthread", "-o", str(shared)]
-        exported = f"-Wl,-soname,{shared.name},--version-script={ROOT / 'data_loader' / 'exported.map'},--strip-all"
+        exported = f"-Wl,-soname,{soname},--version-script={ROOT / 'data_loader' / 'exported.map'},--strip-all"
         subprocess.run([*compiler, exported, *objects, "-ldl"], check=True)
+        script.write_text(text)
         whole.unlink()
 
 

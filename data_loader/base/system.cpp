@@ -8,6 +8,8 @@
 
 #include <cerrno>
 #include <cstdlib>
+#include <random>
+#include <string_view>
 
 namespace nnue::system {
 namespace {
@@ -43,13 +45,18 @@ File create(const std::string& path) {
 }
 
 File create_beside(const std::string& path, std::string& made) {
-    made = path + ".XXXXXX";
-    File file(::mkostemp(made.data(), O_CLOEXEC));
-    if (!file) return file;
-    const mode_t mask = ::umask(0);
-    ::umask(mask);
-    ::fchmod(file.descriptor(), 0666 & ~mask);
-    return file;
+    // Not mkostemp, whose files only their owner can read. Correcting their mode takes the umask, and reading that
+    // changes it for a moment, also for files that other threads create. open applies it by itself.
+    constexpr std::string_view kLetters = "abcdefghijklmnopqrstuvwxyz0123456789";
+    constexpr int kAttempts = 100, kLength = 8;
+    std::random_device random;
+    for (int attempt = 0; attempt < kAttempts; ++attempt) {
+        made = path + ".";
+        for (int i = 0; i < kLength; ++i) made += kLetters[random() % kLetters.size()];
+        File file(::open(made.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
+        if (file || errno != EEXIST) return file;
+    }
+    return File();
 }
 
 File create_nameless(const std::string& folder) {

@@ -119,6 +119,7 @@ Pipeline::Pipeline(PipelineOptions options, std::vector<Slot> slots, const std::
     held_slots_.resize(slots_.size());
     if (options_.counts_unique) sketches_.resize(slots_.size());
     try {
+        workers_.reserve(static_cast<std::size_t>(options_.threads));
         for (int i = 0; i < options_.threads; ++i) {
             workers_.emplace_back([this] { work(); });
             const std::lock_guard lock(mutex_);
@@ -130,6 +131,9 @@ Pipeline::Pipeline(PipelineOptions options, std::vector<Slot> slots, const std::
         throw FormatError("cannot start thread " + std::to_string(started + 1) + " of " +
                           std::to_string(options_.threads) + " that read the data: " + error.code().message() +
                           "; use fewer threads, or raise the limit of processes (ulimit -u, a container's pids limit)");
+    } catch (...) {  // no memory for another thread
+        join();
+        throw;
     }
 }
 
@@ -284,9 +288,14 @@ std::exception_ptr Pipeline::current_error() const {
     try {
         throw;
     } catch (const std::bad_alloc&) {
-        return std::make_exception_ptr(FormatError(
-            "not enough memory to read the data: a shuffle buffer of " + std::to_string(options_.window) +
-            " positions takes 64 bytes each, each of " + std::to_string(options_.threads) + " threads about 16 MiB"));
+        try {
+            return std::make_exception_ptr(FormatError("not enough memory to read the data: a shuffle buffer of " +
+                                                       std::to_string(options_.window) +
+                                                       " positions takes 64 bytes each, each of " +
+                                                       std::to_string(options_.threads) + " threads about 16 MiB"));
+        } catch (...) {  // not even for the message
+            return std::current_exception();
+        }
     } catch (...) {
         return std::current_exception();
     }

@@ -1,9 +1,13 @@
 // base/system.h: files at offsets, files that go when they are closed, and what failing calls report.
 #include "base/system.h"
 
+#include <sys/stat.h>
+
+#include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
+#include <thread>
 
 #include "temporary_directory.h"
 
@@ -58,6 +62,33 @@ TEST_F(System, NewFilesBesideHaveThePermissionsOfNewFiles) {
     EXPECT_TRUE(made.starts_with(path("a"))) << made;
     const system::File usual = system::create(path("b"));
     EXPECT_EQ(std::filesystem::status(made).permissions(), std::filesystem::status(path("b")).permissions());
+    std::string other;
+    ASSERT_TRUE(system::create_beside(path("a"), other));
+    EXPECT_NE(made, other);
+    EXPECT_FALSE(system::create_beside(path("no/folder/a"), other));
+    EXPECT_EQ(errno, ENOENT);
+}
+
+TEST_F(System, FilesOfOtherThreadsKeepTheirPermissionsMeanwhile) {
+    const mode_t before = ::umask(077);
+    std::atomic<bool> done = false;
+    std::thread other([&] {
+        std::string made;
+        while (!done) {
+            if (system::create_beside(path("a"), made)) std::filesystem::remove(made);
+        }
+    });
+    int open_to_others = 0;
+    for (int i = 0; i < 5000; ++i) {
+        (void)system::create(path("b"));
+        const auto permissions = std::filesystem::status(path("b")).permissions();
+        open_to_others += (permissions & std::filesystem::perms(077)) != std::filesystem::perms::none;
+        std::filesystem::remove(path("b"));
+    }
+    done = true;
+    other.join();
+    ::umask(before);
+    EXPECT_EQ(open_to_others, 0);
 }
 
 }  // namespace

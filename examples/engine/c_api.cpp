@@ -25,7 +25,15 @@ const nnue::Accumulator<Net>& of(const void* accumulator) {
 }  // namespace
 
 int nnue_load(const void* data, size_t size) {
+#if defined(__cpp_exceptions)
+    try {
+        return network.load(data, size);
+    } catch (...) {  // of a lack of memory; no exception may reach a caller in another language
+        return 0;
+    }
+#else
     return network.load(data, size);
+#endif
 }
 size_t nnue_accumulator_size(void) {
     return sizeof(nnue::Accumulator<Net>);

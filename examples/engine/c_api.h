@@ -12,7 +12,8 @@
 extern "C" {
 #endif
 
-/* The raw file, which is copied. 0 if its size is not that of the net this was compiled for, else 1. */
+/* The raw file, which is copied. 0 if its size is not that of the net this was compiled for, or without memory for the
+ * copy, else 1. */
 int nnue_load(const void* data, size_t size);
 size_t nnue_accumulator_size(void);
 void nnue_refresh(const uint8_t* board, void* accumulator);

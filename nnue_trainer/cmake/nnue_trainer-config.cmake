@@ -13,8 +13,12 @@ if(NOT EXISTS "${_nnue_include}/chess/types.h") # a checkout, built in place
   list(APPEND _nnue_include "${_nnue_package}/../data_loader" "${_nnue_package}/../csrc")
 endif()
 
+file(STRINGS "${_nnue_package}/__init__.py" _nnue_version REGEX "^__version__ = ")
+string(REGEX REPLACE ".*\"([0-9]+\\.[0-9]+).*" "\\1" _nnue_version "${_nnue_version}")
+set(_nnue_soname "libnnue_data.so.${_nnue_version}")
+
 foreach(kind static shared)
-  set(_nnue_file "${_nnue_package}/lib/libnnue_data.so")
+  set(_nnue_file "${_nnue_package}/lib/${_nnue_soname}")
   if(kind STREQUAL "static")
     set(_nnue_file "${_nnue_package}/lib/libnnue_data.a")
   endif()
@@ -32,6 +36,7 @@ foreach(kind static shared)
                  INTERFACE_COMPILE_FEATURES cxx_std_20 INTERFACE_LINK_LIBRARIES "Threads::Threads;${CMAKE_DL_LIBS}")
   endif()
 endforeach()
+set_target_properties(nnue::data_shared PROPERTIES IMPORTED_SONAME "${_nnue_soname}")
 
 if(NOT TARGET nnue::data)
   add_library(nnue::data INTERFACE IMPORTED)

@@ -33,6 +33,8 @@ _SOURCE = """\
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <cstdio>
+#include <exception>
 #include <limits>
 #ifdef __CUDACC__
 #define NNUE_HERE __host__ __device__
@@ -73,14 +75,24 @@ NNUE_HERE void one(const Job& job, int64_t index) {
 """
 
 _CPU = """\
+template <class T>
+const char* all(const Job& job, int64_t begin, int64_t end) {
+    try {
+        for (int64_t i = begin; i < end; ++i) one<T>(job, i);
+        return nullptr;
+    } catch (const std::exception& error) {
+        static thread_local char text[256];
+        std::snprintf(text, sizeof text, "%s", error.what());
+        return text;
+    } catch (...) {
+        return "an exception of another type than std::exception";
+    }
+}
 }
 #define EXPORT extern "C" __attribute__((visibility("default")))
-EXPORT void apply_float(const Job* job, int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) one<float>(*job, i);
-}
-EXPORT void apply_double(const Job* job, int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) one<double>(*job, i);
-}
+// Null, or the error: no exception may leave a function that C calls.
+EXPORT const char* apply_float(const Job* job, int64_t begin, int64_t end) { return all<float>(*job, begin, end); }
+EXPORT const char* apply_double(const Job* job, int64_t begin, int64_t end) { return all<double>(*job, begin, end); }
 """
 
 _CUDA = """\
@@ -181,8 +193,14 @@ def apply(
     entry = "apply_float" if x.dtype == torch.float32 else "apply_double"
     if x.device.type == "cpu":
         call = getattr(function._on_cpu, entry)
-        call.argtypes, call.restype = [ctypes.POINTER(_Job), ctypes.c_int64, ctypes.c_int64], None
-        _in_threads(lambda begin, end: call(job, begin, end), x.numel(), max(high - low, 1))
+        call.argtypes, call.restype = [ctypes.POINTER(_Job), ctypes.c_int64, ctypes.c_int64], ctypes.c_char_p
+
+        def part(begin: int, end: int) -> None:
+            error = call(job, begin, end)
+            if error is not None:
+                raise RuntimeError(f"rolling: apply: {function.name}: {error.decode(errors='replace')}")
+
+        _in_threads(part, x.numel(), max(high - low, 1))
     elif x.device.type == "cuda":
         call = getattr(function._on_cuda, entry)
         call.argtypes, call.restype = [ctypes.POINTER(_Job), ctypes.c_void_p], ctypes.c_char_p

@@ -103,6 +103,19 @@ def test_nvcc_refuses_a_body_without_return(body: str) -> None:
 
 
 @pytest.mark.compiler
+@pytest.mark.parametrize(
+    ("thrown", "message"),
+    [("std::bad_alloc()", "std::bad_alloc"), ("1", "an exception of another type than std::exception")],
+)
+def test_an_exception_of_a_body_is_an_error(thrown: str, message: str) -> None:
+    """In several threads; it must not pass through the functions that Python calls, which would end the process."""
+    throws = WindowFunction(f"if (w[0] > 50000) throw {thrown}; return w[0];", "throws")
+    assert stats.rolling(torch.arange(5.0), 1).apply(throws).tolist() == [0, 1, 2, 3, 4]
+    with pytest.raises(RuntimeError, match=rf"^rolling: apply: throws: {message}$"):
+        stats.rolling(torch.arange(200_000.0), 1).apply(throws)
+
+
+@pytest.mark.compiler
 def test_compiled_once(capfd: pytest.CaptureFixture[str]) -> None:
     body = "return static_cast<double>(w.size());"
     x = torch.zeros(5)

@@ -41,6 +41,7 @@ TORCH_LIBRARY(nnue_cpp, m) {
         "int[] sizes, int activation, float bound, float scale, ScalarType output_dtype) -> (Tensor, Tensor)",
         &perspective_transformer);
     m.def("set_index_check(str mode) -> ()", [](std::string_view mode) { nnue::set_index_check(std::string(mode)); });
+    m.def("load_operators(str folder) -> ()", [](std::string_view folder) { nnue::load_operators(folder); });
     m.def("expand_features(Tensor records, str name) -> Tensor[]",
           [](const at::Tensor& records, std::string_view name) {
               const auto e = nnue::expand_features(records, nnue::feature_set_handle(std::string(name)));

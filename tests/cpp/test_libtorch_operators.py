@@ -16,6 +16,7 @@ from typed import present
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "ops"))
 from sample_inputs import make_sample
 
+import nnue_trainer
 from nnue_trainer import data, ops
 from nnue_trainer.ops import perspectives
 from nnue_trainer.ops.reference import Activation
@@ -179,3 +180,13 @@ def test_expansion(cpp: Any, device: torch.device, features: str) -> None:
     records = torch.as_tensor(packed).to(device)
     for a, b in zip(cpp.expand_features(records, features), ops.expand_features(records, features), strict=True):
         assert torch.equal(a, b)
+
+
+def test_operators_are_loaded_from_one_folder(cpp: Any, tmp_path: Path) -> None:
+    package = str(Path(nnue_trainer.__file__).parent)
+    with pytest.raises(RuntimeError, match="_ops_cpu"):
+        cpp.load_operators(str(tmp_path))
+    cpp.load_operators(package)
+    cpp.load_operators(package)
+    with pytest.raises(RuntimeError, match=r"found operators in .*, but those of .*_ops_cpu\.so are loaded"):
+        cpp.load_operators(str(tmp_path))

@@ -1,6 +1,7 @@
 """Feature sets from outside: functions in Python and C++ headers, against plain Python and against built-in sets."""
 
 import re
+import shutil
 import stat
 import subprocess
 from pathlib import Path
@@ -575,6 +576,26 @@ def test_compile_errors_are_one_line(tmp_path: Path, cache: Path, text: str, mes
     assert "\n" not in str(caught.value)
     folder = cache / "nnue-trainer" / "feature-sets"
     assert {path.suffix for path in folder.iterdir()} <= {".so", ".sha256"}, "nothing half-written"
+
+
+@pytest.mark.slow
+@pytest.mark.compiler
+def test_a_copy_of_features_beside_a_header(
+    tmp_path: Path, project_root: Path, records: np.ndarray, cache: Path
+) -> None:
+    """The copy is for nnue.h. The header gets the package's own files. Where another file beside the header includes
+    them, it would get the copy, which is refused."""
+    shutil.copytree(project_root / "examples" / "engine" / "features", tmp_path / "features")
+    (tmp_path / "board.h").write_text("inline constexpr int kSquares = 64;\n")
+    (tmp_path / "own.h").write_text('#pragma once\n#include "board.h"\nstatic_assert(kSquares == 64);\n' + FOUR)
+    name = known(f"{tmp_path}/own.h:Squares")
+    assert torch.equal(expand(records, name).white, expand(records, "Chess768").white)
+    (tmp_path / "other.h").write_text(FOUR.replace("struct Squares", "struct Others"))
+    (tmp_path / "nested.h").write_text('#include "other.h"\n')
+    with pytest.raises(
+        UserError, match=r"nested\.h:Others: .*/features/general_set\.h is included in place of features/"
+    ):
+        header.compiled(tmp_path / "nested.h", "Others")
 
 
 def test_no_compiler_is_one_line(four: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,16 +27,20 @@ from nnue_trainer.base import _library
 from nnue_trainer.base.progress import Unfailing
 from nnue_trainer.data.feature_sets.base import Features
 from nnue_trainer.data.feature_sets.view import View
-from nnue_trainer.errors import UserError, shown
+from nnue_trainer.errors import UserError, first_line, shown
 from nnue_trainer.files import compile_once
 from nnue_trainer.schema import section
 
 _PROJECT = Path(__file__).resolve().parents[3]
 _WHAT = "feature sets in C++ headers"
 
+# The text of the user's header stands in the unit itself: an #include in it would search the header's own folder first,
+# where a copy of `features/` for nnue.h would be taken for the package's.
 _CPU_SOURCE = """\
 #include "features/general_set.h"
-#include "{header}"
+#line 1 "{header}"
+{text}
+#line 4 "set"
 extern "C" {{
 __attribute__((visibility("default"))) extern const nnue::data::CompiledSet nnue_feature_set;
 }}
@@ -46,7 +50,9 @@ const nnue::data::CompiledSet nnue_feature_set{{nnue::data::kCompiledSetVersion,
 
 _CUDA_SOURCE = """\
 #include "cuda/general_set.cuh"
-#include "{header}"
+#line 1 "{header}"
+{text}
+#line 4 "set"
 extern "C" __attribute__((visibility("default"))) cudaError_t nnue_append_features(
     const uint8_t* records, int64_t n, const nnue::data::AppendRows& rows, const nnue::cuda::FindingSink& sink,
     cudaStream_t stream) {{
@@ -138,7 +144,7 @@ def compiled(header: Path, struct: str) -> Path:
     """The shared library for the CPU. UserError if there is no compiler, or with its first errors."""
     compiler = compile_once.find_compiler(_WHAT)
     flags = ["-std=c++20", "-O3", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", *_instruction_sets()]
-    source = _CPU_SOURCE.format(header=_quotable(header), struct=struct)
+    source = _CPU_SOURCE.format(header=_quotable(header), text=_text(header), struct=struct)
     return _library_of(header, struct, source, ".cpp", compiler, [*flags, "-shared"], "the CPU", compiler)
 
 
@@ -146,7 +152,7 @@ def compiled_for_cuda(header: Path, struct: str, architectures: list[str], nvcc:
     """The shared library for CUDA devices of the compute capabilities, such as "90"."""
     flags = ["-std=c++20", "-O3", "--expt-relaxed-constexpr", "-shared", "-Xcompiler=-fPIC,-fvisibility=hidden"]
     flags += ["-cudart=static", *(f"-gencode=arch=compute_{a},code=sm_{a}" for a in architectures)]
-    source = _CUDA_SOURCE.format(header=_quotable(header), struct=struct)
+    source = _CUDA_SOURCE.format(header=_quotable(header), text=_text(header), struct=struct)
     # The host compiler lists the files that it is made of, which is quicker and gives the same list.
     what = "CUDA " + ", ".join(f"{a[:-1]}.{a[-1]}" for a in architectures)
     return _library_of(header, struct, source, ".cu", [nvcc], flags, what, compile_once.find_compiler(_WHAT))
@@ -178,6 +184,15 @@ def _quotable(header: Path) -> str:
     return path
 
 
+def _text(header: Path) -> str:
+    """The text of a header, to be compiled in the middle of a file."""
+    try:
+        text = header.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{header}: cannot be read as text: {first_line(error)}") from None
+    return re.sub(r"(?m)^[ \t]*#[ \t]*pragma[ \t]+once\b.*$", "", text)
+
+
 def _library_of(
     header: Path,
     struct: str,
@@ -189,7 +204,7 @@ def _library_of(
     host_compiler: list[str],
 ) -> Path:
     name = f"{header.name}:{struct}"
-    includes = [f"-I{path}" for path in include_folders()]
+    includes = [f"-I{path}" for path in (*include_folders(), header.resolve().parent)]
     shorter = str(header.resolve()), str(header)
     return compile_once.library_of(
         name,
@@ -207,14 +222,23 @@ def _library_of(
 
 
 def _files_of(name: str, shorter: tuple[str, str], unit: Path, compiler: list[str], includes: list[str]) -> list[Path]:
-    """Every file that a unit is made of, without those of the system; their text goes into the library's name."""
+    """Every file that a unit includes, without those of the system; their text goes into the library's name. UserError
+    for a file that a header of the user's includes in place of the package's."""
     source = unit.with_name("files.cpp")
-    lines = [line for line in unit.read_text().splitlines() if line.startswith("#include")]
     own = [path for path in (folder / "cuda" for folder in include_folders()) if path.is_dir()]
+    text = unit.read_text(encoding="utf-8")
     if unit.suffix == ".cu":
-        lines = ['#include "features/general_set.h"', *lines[1:]]
-    source.write_text("\n".join(lines) + "\n")
+        text = text.replace('#include "cuda/general_set.cuh"', '#include "features/general_set.h"', 1)
+    source.write_text(text, encoding="utf-8")
     kept = compile_once.included(compiler, ["-std=c++20", *includes], source, f"feature set {name}", shorter)
+    folders = [folder.resolve() for folder in include_folders()]
+    for path in (path.resolve() for path in kept):
+        is_ours = any(path.is_relative_to(folder) for folder in folders)
+        if not is_ours and any((folder / path.parent.name / path.name).is_file() for folder in folders):
+            raise UserError(
+                f"{name}: {path} is included in place of {path.parent.name}/{path.name} of nnue_trainer; move it away, "
+                "or include it from the header itself only"
+            )
     if unit.suffix == ".cu":
         kept += [folder / "general_set.cuh" for folder in own] + [folder / "index_check.cuh" for folder in own]
     return sorted(kept)

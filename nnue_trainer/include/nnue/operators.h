@@ -22,6 +22,7 @@
 #include <mutex>
 #include <stdexcept>
 #include <string>
+#include <system_error>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -32,7 +33,8 @@
 namespace nnue {
 
 // Loads the operator library, and the CUDA libraries if torch has CUDA and the package has them. `folder` is the
-// folder of the installed package; the CMake target nnue::operators sets the default. Throws std::runtime_error.
+// folder of the installed package; the CMake target nnue::operators sets the default. Throws std::runtime_error, also
+// if a program has loaded them from another folder before: a process can have them once.
 #ifdef NNUE_OPERATORS_FOLDER
 inline void load_operators(const std::filesystem::path& folder = NNUE_OPERATORS_FOLDER) {
 #else
@@ -45,13 +47,22 @@ inline void load_operators(const std::filesystem::path& folder) {
             throw std::runtime_error("nnue: " + error.msg());
         }
     };
-    static std::once_flag once;
-    std::call_once(once, [&] {
-        load(folder / "_ops_cpu.so");
-        for (const char* name : {"_ops_cuda.so", "_ops_analysis.so"}) {
-            if (at::hasCUDA() && std::filesystem::exists(folder / name)) load(folder / name);
-        }
-    });
+    static std::mutex mutex;
+    static std::filesystem::path loaded;
+    const std::lock_guard<std::mutex> lock(mutex);
+    std::error_code failed;
+    std::filesystem::path wanted = std::filesystem::weakly_canonical(folder / "_ops_cpu.so", failed);
+    if (failed) wanted = folder / "_ops_cpu.so";
+    if (!loaded.empty()) {
+        if (wanted == loaded) return;
+        throw std::runtime_error("nnue: found operators in " + wanted.string() + ", but those of " + loaded.string() +
+                                 " are loaded; a program can load them from one folder only");
+    }
+    load(folder / "_ops_cpu.so");
+    for (const char* name : {"_ops_cuda.so", "_ops_analysis.so"}) {
+        if (at::hasCUDA() && std::filesystem::exists(folder / name)) load(folder / name);
+    }
+    loaded = wanted;
 }
 
 // Converts int64 rows to int32. An index that does not fit becomes an illegal one, which the operators report.
