@@ -89,7 +89,7 @@ def main() -> None:
     parser.add_argument("--name", default="", help="added to the file names, behind net and device")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for JSON and picture")
     parser.add_argument("overrides", nargs="*", help="recipe fields, such as training.epochs=5")
-    options = parser.parse_args()
+    options = parser.parse_intermixed_args()
     if options.seeds < 1:
         parser.error(f"--seeds: found {options.seeds}, expected at least 1")
 

@@ -348,7 +348,7 @@ def main() -> None:
     parser.add_argument("--name", default="", help="added to the file names, behind net, device and batch")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for JSON and picture")
     parser.add_argument("overrides", nargs="*", help="recipe fields, such as data.batch_size=4096")
-    options = parser.parse_args()
+    options = parser.parse_intermixed_args()
     wait_as_training_does()
 
     recipe = load_recipe(options.config, options.data, ["training.cuda_graph=false", *options.overrides])

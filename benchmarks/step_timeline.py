@@ -125,7 +125,7 @@ def main() -> None:
     parser.add_argument("--data", required=True, help="binpack file")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for JSON and picture")
     parser.add_argument("overrides", nargs="*", help="recipe fields, such as data.batch_size=65536")
-    options = parser.parse_args()
+    options = parser.parse_intermixed_args()
     wait_as_training_does()
     with joined() as ranks:
         look(options, ranks)

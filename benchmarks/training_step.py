@@ -190,7 +190,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="with --ratio: how many rounds")
     parser.add_argument("--qat", action="store_true", help="also with quantisation-aware rounding")
     parser.add_argument("overrides", nargs="*", help="recipe fields, such as data.batch_size=4096")
-    options = parser.parse_args()
+    options = parser.parse_intermixed_args()
     wait_as_training_does()
 
     recipe = load_recipe(options.config, options.data, options.overrides)

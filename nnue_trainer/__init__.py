@@ -52,6 +52,7 @@ __all__ = [
     "cmake_dir",
     "config",
     "data",
+    "examples_dir",
     "export",
     "files",
     "include_dir",
@@ -105,6 +106,14 @@ def include_dir() -> str:
     """The folder with the C++ headers, `nnue/data.h` and `nnue/operators.h`. In a checkout the headers that these
     include are in `data_loader/`; CMake finds them in either place."""
     return _beside("include")
+
+
+def examples_dir() -> str:
+    """The folder with the examples: in the package, or in the checkout that it was installed from."""
+    from pathlib import Path
+
+    installed = Path(_beside("examples"))
+    return str(installed if installed.is_dir() else Path(__file__).parents[1] / "examples")
 
 
 def __dir__() -> list[str]:

@@ -46,12 +46,29 @@ inline void set_fields(const py::object& object, const py::kwargs& fields) {
     }
 }
 
+// "Class(field=value, …)" with all properties, in the order in which they were defined.
+inline std::string repr_of(const py::object& object) {
+    const py::handle type = py::type::handle_of(object);
+    std::string text = py::str(type.attr("__name__"));
+    text += '(';
+    const py::object property = py::module_::import("builtins").attr("property");
+    for (const auto& [name, value] : py::cast<py::dict>(py::dict(type.attr("__dict__")))) {
+        if (!py::isinstance(value, property)) continue;
+        if (text.back() != '(') text += ", ";
+        const std::string field = py::str(name);
+        text += field + '=' + std::string(py::str(py::repr(object.attr(name))));
+    }
+    return text + ')';
+}
+
 // A class with a constructor that takes fields; those that are not given have the defaults of the struct.
 template <class T>
 py::class_<T> bind_struct(py::module_& m, const char* name) {
-    return py::class_<T>(m, name).def(py::init([](const py::kwargs& fields) {
-        auto made = std::make_unique<T>();
-        set_fields(py::cast(made.get(), py::return_value_policy::reference), fields);
-        return made;
-    }));
+    return py::class_<T>(m, name)
+        .def(py::init([](const py::kwargs& fields) {
+            auto made = std::make_unique<T>();
+            set_fields(py::cast(made.get(), py::return_value_policy::reference), fields);
+            return made;
+        }))
+        .def("__repr__", &repr_of);
 }

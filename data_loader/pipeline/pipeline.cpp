@@ -21,6 +21,20 @@ enum KeyUse : std::uint64_t { kChunkOrder = 1, kWindowOrder = 2, kFilters = 3, k
 
 thread_local const Pipeline* worker_of = nullptr;
 
+// The filter that drops most, for a message.
+std::string most_dropped(const FilterCounts& counts) {
+    const auto most = std::ranges::max_element(counts.dropped);
+    if (most == counts.dropped.end() || *most == 0) return "";
+    const std::string_view name = filters()[static_cast<std::size_t>(most - counts.dropped.begin())].name;
+    const std::string share = std::to_string(*most * 100 / std::max<std::uint64_t>(counts.read, 1)) + " %";
+    if (name == "no_score") {
+        return " (" + share +
+               " have no score (32002), which no_score drops: score them with `nnue data rescore`, or train on results "
+               "with data.filters.no_score=false and lambda 0)";
+    }
+    return " (" + std::string(name) + " drops " + share + ")";
+}
+
 }  // namespace
 
 std::size_t slot_bytes(const FeatureSet* features, std::size_t n) {
@@ -513,7 +527,7 @@ void Pipeline::close_window(Shard& shard, bool last_of_epoch, StreamPosition end
         if (shard.epoch_is_whole && shard.batches_of_epoch == 0) {
             throw FormatError(
                 files_.front()->path() + ": only " + std::to_string(window.size) + " positions" +
-                (filter_counts_.kept < filter_counts_.read ? " pass the filters" : "") +
+                (filter_counts_.kept < filter_counts_.read ? " pass the filters" + most_dropped(filter_counts_) : "") +
                 (bad_chunks_.count ? " (the first of the chunks left out: " + bad_chunks_.first + ")" : "") +
                 (options_.files.size() > 1 ? " in all files" : "") + (has_marks() ? "" : " in a shard") +
                 ", less than a batch of " + std::to_string(shard_batch_));

@@ -6,6 +6,7 @@ the features of its first layer. `net_page` shows what is found here.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -334,6 +335,14 @@ def _judge(found: Inspection) -> None:
                 f"an accumulator reaches {largest:,.0f} on these positions, but the engine's wrap around beyond "
                 f"{found.net.accumulator_limit:,}"
             )
+    for layer in found.layers:
+        if layer.dead:
+            stacks = found.net.num_stacks > 1
+            names = ", ".join(f"{number}{f' of stack {stack}' if stacks else ''}" for stack, number in layer.idle)
+            found.warnings.append(
+                f"{layer.name}: {layer.dead:,} of {layer.inputs:,} inputs are 0 at all of these positions: "
+                f"{names}{' …' if layer.dead > len(layer.idle) else ''}"
+            )
     if found.quantized is not None:
         found.warnings += layer_overflows(found.quantized)
 
@@ -346,12 +355,26 @@ def _compare(found: Inspection, one: _Opened, other: _Opened) -> None:
         found.other_scores = float_scores(other.model, found.positions.records)
     if one.net.architecture != other.net.architecture:
         found.warnings.append(
-            f"{other.where} is another architecture ({other.net.name}, this is {one.net.name}), so only scores compare"
+            f"{other.where} has another architecture ({_architectures(other.net, one.net)}), so only scores compare"
         )
         return
     for tensor in one.net.tensors():
         first, second = one.steps(tensor).reshape(-1), other.steps(tensor).reshape(-1)
         found.differences.append(_difference(tensor.name, first, second))
+
+
+def _architectures(other: Net, one: Net) -> str:
+    """The difference of two architectures in words."""
+    if other.name != one.name:
+        return f"{other.name} instead of {one.name}"
+    theirs, own = other.architecture, one.architecture
+    keys = [key for key in dict.fromkeys([*own, *theirs]) if own.get(key) != theirs.get(key)]
+    return ", ".join(f"{key} {_short(theirs.get(key))} instead of {_short(own.get(key))}" for key in keys)
+
+
+def _short(value: object) -> str:
+    text = json.dumps(value, default=str)
+    return text if len(text) <= 40 else text[:40] + "…"
 
 
 def _difference(name: str, first: npt.NDArray[Any], second: npt.NDArray[Any]) -> Difference:

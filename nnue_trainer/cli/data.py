@@ -92,9 +92,11 @@ def _info_text(info: FileInfo) -> str:
     ]
     scores, plies = s.score_histogram, s.ply_histogram
     half = len(scores) // 2
-    lines += _bars("score / 100", [f"{i - half:+d}" for i in range(len(scores))], scores)
+    # The bins at the ends hold everything beyond.
+    labels = [f"≤ {-half}", *(f"{i:+d}" for i in range(1 - half, half)), f"≥ {half:+d}"]
+    lines += _bars("score / 100", labels, scores)
     lines += _bars("result", ["loss", "draw", "win"], [s.losses, s.draws, s.wins])
-    lines += _bars("ply", [str(8 * i) for i in range(len(plies))], plies)
+    lines += _bars("ply", [*(str(8 * i) for i in range(len(plies) - 1)), f"≥ {8 * (len(plies) - 1)}"], plies)
     lines += _bars("pieces", [str(i) for i in range(33)], s.piece_histogram, 32)
     lines += _bars("king buckets of HalfKAv2_hm", [str(i) for i in range(32)], info.king_buckets, 32)
     return "\n".join(lines)

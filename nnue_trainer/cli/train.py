@@ -198,7 +198,7 @@ def _train(
         if with_report and (folder / "metrics.jsonl").exists() and not _is_busy(folder):
             _write_report(folder, say)
         raise
-    for line in report(summary, folder):
+    for line in report(summary, folder, chosen):
         say(line)
     if with_report:
         _write_report(folder, say)
@@ -334,8 +334,8 @@ def recipe_path(
     return (named[0] if named else None), overrides
 
 
-def report(summary: Summary, run_dir: Path) -> list[str]:
-    """Lines to print at the end of a run: how it went, where everything is, what to do next."""
+def report(summary: Summary, run_dir: Path, recipe: Recipe | None = None) -> list[str]:
+    """Lines to print at the end of a run of the recipe: how it went, where everything is, what to do next."""
     from nnue_trainer.base.progress import duration, positions
 
     def quote(path: Path) -> str:
@@ -364,7 +364,9 @@ def report(summary: Summary, run_dir: Path) -> list[str]:
     if summary.interrupted:
         lines.append(f"continue with    nnue train --resume {quote(run_dir)}{plugins.resume_options()}")
     else:
-        lines.append(f"export with      nnue export {quote(net)} {quote(run_dir / 'net.nnue')}{plugins.options()}")
+        out = run_dir / f"net{recipe.export.suffix if recipe else '.nnue'}"
+        sizes = " --any-l1" if recipe and recipe.model.unreadable is not None else ""  # which no Stockfish reads
+        lines.append(f"export with      nnue export {quote(net)} {quote(out)}{sizes}{plugins.options()}")
     return lines
 
 

@@ -158,11 +158,12 @@ def _drawn(path: Path, seed: int, count: int) -> Records:
     keys: list[Array] = []
     chosen: list[Array] = []
     wanted = 2 * count + 64  # some are left out below
-    seen = 0
+    seen = last_ply = 0
     with PositionReader(path) as reader:
         for block in reader:
             key = rng.random(len(block))
             plies, scores = fields.plies(block), fields.scores(block)
+            last_ply = max(last_ply, int(plies.max(initial=0)))
             good = (plies >= _DRAWN_PLIES[0]) & (plies <= _DRAWN_PLIES[1]) & (np.abs(scores) <= _DRAWN_SCORE)
             keys.append(key[good])
             chosen.append(block[good])
@@ -177,6 +178,11 @@ def _drawn(path: Path, seed: int, count: int) -> Records:
         board = " ".join(fen.split()[:4])
         if len(kept) < count and board not in kept and not _data.Game(fen).outcome():
             kept[board] = number
+    if not kept and last_ply <= 1:
+        raise UserError(
+            f"{path}: no position has a ply, by which openings are drawn from a data file ({reader.format}): give a "
+            "file in a format with plies, or a list of positions (`nnue data convert FILE openings.txt` makes one)"
+        )
     if not kept:
         raise UserError(
             f"{path}: no position for an opening: expected some from ply {_DRAWN_PLIES[0]} to {_DRAWN_PLIES[1]} with a "

@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import os
 import stat
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -309,6 +310,8 @@ class Pipe(io.RawIOBase):
     _used = False
 
     def __init__(self) -> None:
+        if sys.stdin is None:  # closed: descriptor 0 may be another file by now
+            raise UserError("-: standard input is closed")
         if Pipe._used:
             raise UserError("-: standard input is given twice, but can be read only once")
         Pipe._used = True

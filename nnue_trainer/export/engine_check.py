@@ -34,6 +34,10 @@ _STEPS = 16  # of an internal unit in raw values
 _COLUMNS = ("material", "positional", "total")
 
 
+class NetNotLoadedError(UserError):
+    """An engine ended because it does not read a net."""
+
+
 class EngineWithNet(Closing):
     """A process of an engine that has loaded one net. Use it as a context.
 
@@ -76,7 +80,10 @@ class EngineWithNet(Closing):
             lines = self._engine.ask("isready", "readyok")
         except EngineEnded as error:
             if error.reason:
-                raise UserError(f"engine {self._path}: does not load {shown(str(self._net))}: {error.reason}") from None
+                reason = error.reason.rstrip(".")
+                raise NetNotLoadedError(
+                    f"engine {self._path}: does not load {shown(str(self._net))}: {reason}"
+                ) from None
             raise
         name = os.fsencode(self._net).decode(errors="replace")  # as the client decodes what the engine prints
         # Behind the name stands "enabled", or sizes in brackets. Stockfish 16.1 to 18 name their small net as well.
@@ -195,6 +202,15 @@ def verify(
 ) -> Verified:
     """Compares an engine that loads `net` with `quantized`, our reading of `net`. UserError at the first difference
     names position, bucket and both values. UserError also if nothing could be compared."""
+    try:
+        return _verify(engine, net, quantized, fens, progress)
+    except NetNotLoadedError as error:
+        raise UserError(f"{error}; {quantized.net.engines}") from None
+
+
+def _verify(
+    engine: str, net: Path, quantized: QuantizedNet, fens: Iterable[str], progress: Callable[[int], None]
+) -> Verified:
     with EngineWithNet(engine, net) as running:
         result = Verified(running.name)
         unit, unknown = None, None

@@ -39,6 +39,8 @@ class Player:
     name: str
     path: str
     options: Mapping[str, str] = field(default_factory=dict)
+    net: str = ""
+    """file of the net that the engine gets; "": none, or in the player of this project"""
 
 
 @dataclass(frozen=True)

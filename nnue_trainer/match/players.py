@@ -43,7 +43,7 @@ def players_of(
     players: list[Player] = []
     identity: list[dict[str, Any]] = []
     for name, engine, chosen in zip(names, engines, options, strict=True):
-        path = Path(name)
+        path, given = Path(name), ""
         all_options = dict(chosen)
         about: dict[str, Any] = {"options": dict(chosen)}
         if not only_nets and _is_engine(path):
@@ -58,14 +58,14 @@ def players_of(
         else:
             net = path if _is_net_file(path) else exported_net(path, nets)
             program = find_engine(engine)
-            all_options[net_option] = str(net.resolve())
+            given = all_options[net_option] = str(net.resolve())
             about |= {"net": _digest(net), "engine": Path(program).name}
         short = path.stem if path.suffix in (".nnue", ".safetensors") else path.name
         title, number = short, 1
         while any(player.name == title for player in players):
             number += 1
             title = f"{short} #{number}"
-        players.append(Player(title, program, all_options))
+        players.append(Player(title, program, all_options, given))
         identity.append(about)
     return players, {"engines": identity}
 
@@ -147,10 +147,23 @@ def check_engine(
                 started.ask(search, "bestmove")
                 return time.monotonic() - began
         except EngineEnded as error:
-            if error.reason and engine is not None:
-                why = f"engine {shown(engine)}: does not play with nets of this recipe: {error.reason}"
+            if (reason := error.reason.rstrip(".")) and engine is not None:
+                why = f"engine {shown(engine)}: does not play with nets of this recipe: {reason}; {made.engines}"
                 raise UserError(why) from None
-            raise UserError(f"{error}; it had a net of this recipe") from None
+            raise UserError(f"{error}; it had a net of this recipe: {made.engines}") from None
+
+
+def does_not_play(player: Player, error: EngineEnded) -> UserError:
+    """The error for an engine that ended at its first search. It may not read its net, so the message has the engines
+    that do."""
+    if not player.net:
+        return error
+    why = error.reason.rstrip(".") or str(error).partition(": ")[2]
+    try:
+        readers = f"; {quantized_net(Path(player.net)).net.engines}"
+    except UserError as problem:
+        readers = f"; {problem}"
+    return UserError(f"engine {shown(player.path)}: does not play with {shown(player.net)}: {why}{readers}")
 
 
 def _net_of(loaded: Checkpoint, where: str, as_nnue: bool) -> tuple[bytes, str]:

@@ -18,6 +18,7 @@ from typing import Any
 
 from nnue_trainer.base import extras
 from nnue_trainer.data.generate import START
+from nnue_trainer.engines.uci import EngineEnded
 from nnue_trainer.errors import UserError
 from nnue_trainer.files.atomic import check_new, replacing
 from nnue_trainer.match.adjudication import Adjudication
@@ -25,6 +26,7 @@ from nnue_trainer.match.journal import MatchJournal
 from nnue_trainer.match.openings import OpeningOptions, Openings
 from nnue_trainer.match.pgn import RESULTS, game_text
 from nnue_trainer.match.play import Arena, Limit, PlayedGame, Player, Task
+from nnue_trainer.match.players import does_not_play
 from nnue_trainer.match.result import MatchResult, Pairing, counts_of, elo_text
 from nnue_trainer.match.statistics import Sprt
 
@@ -236,11 +238,14 @@ def _chain(first: Task, rest: Iterator[Task]) -> Iterator[Task]:
 
 def _check_players(arena: Arena) -> None:
     """UserError for an engine that does not start, lacks an option or cannot search with its net."""
-    for player in range(len(arena.players)):
-        with arena.open(player, _START_SECONDS) as engine:
-            engine.new_game()
-            engine.send(f"position fen {START}")
-            engine.ask("go depth 1", "bestmove")
+    for number, player in enumerate(arena.players):
+        try:
+            with arena.open(number, _START_SECONDS) as engine:
+                engine.new_game()
+                engine.send(f"position fen {START}")
+                engine.ask("go depth 1", "bestmove")
+        except EngineEnded as error:
+            raise does_not_play(player, error) from None
 
 
 def match_header(

@@ -61,13 +61,14 @@ class LayerInputs:
     """The inputs of a layer after the first, over the positions of its stack: `zeros` and `at_top` are shares of all
     values. A value is at the top where it equals the largest value of the layer and several others do, as they do
     after a clamp only. `dead` counts (stack, input) pairs that are zero at every position, of `inputs` pairs in stacks
-    that were used."""
+    that were used; `idle` has the first of them."""
 
     name: str
     zeros: float
     at_top: float
     dead: int
     inputs: int
+    idle: tuple[tuple[int, int], ...] = ()
 
 
 def spread_over(rows: Tensor, count: int = OF_BATCH) -> Tensor:
@@ -232,6 +233,7 @@ class LayerMeter:
         return [_layer_inputs(name, values) for name, values in self._values.items() if values]
 
 
+_NAMED = 12  # the most idle inputs of a layer that are listed
 _TIES = 8  # if at least this many values equal the largest one, that is where the values are clamped
 
 
@@ -241,10 +243,13 @@ def _layer_inputs(name: str, values: list[tuple[Tensor, Tensor | None]]) -> Laye
     bucket = torch.cat(buckets) if buckets else torch.zeros(len(x), dtype=torch.long)
     top = x.max()
     ties = int((x == top).sum()) if top > 0 else 0
+    idle: list[tuple[int, int]] = []
     dead = inputs = 0
     for used in sorted(set(bucket.tolist())):
         rows = x[bucket == used]
-        dead += int((rows == 0).all(0).sum())
+        never = (rows == 0).all(0).nonzero().flatten().tolist()
+        dead += len(never)
+        idle += [(int(used), number) for number in never[: _NAMED - len(idle)]]
         inputs += rows.shape[1]
     share = ties / x.numel() if ties >= _TIES else 0.0
-    return LayerInputs(name, (x == 0).double().mean().item(), share, dead, inputs)
+    return LayerInputs(name, (x == 0).double().mean().item(), share, dead, inputs, tuple(idle))

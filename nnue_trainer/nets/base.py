@@ -252,6 +252,11 @@ class Net(ABC):
         Such a net is exported only on request."""
         return None
 
+    @property
+    def engines(self) -> str:
+        """The engines that read files of this net, as a sentence for messages."""
+        return f"no Stockfish reads nets of kind {self.kind}"
+
     @classmethod
     def of_other_sizes(cls, version: int, transformer_hash: int) -> Iterable[Net]:
         """The nets of this kind whose files may have this version and this hash after the description, with the sizes

@@ -25,6 +25,7 @@ from nnue_trainer.schema import section
 class SfnnV1(StockfishNet):
     """HalfKP → 256×2 → 32 → 32 → 1 (Stockfish 12, 13)."""
 
+    releases: ClassVar = "12 and 13"
     design: ClassVar = Design(
         ("HalfKP",), ("raw", "leb"), V2020, l2=32, stacks=1, psqt=False, pairwise=False, skip=0, squared=False,
         sums_parts=True,
@@ -37,6 +38,7 @@ class SfnnV1(StockfishNet):
 class SfnnV2(StockfishNet):
     """HalfKAv2 → 512×2, 8 PSQT columns → 8 stacks of 16 → 32 → 1 (Stockfish 14)."""
 
+    releases: ClassVar = "14"
     design: ClassVar = replace(SfnnV1.design, sets=("HalfKAv2",), version=V2021, l2=16, stacks=8, psqt=True)
     l1: Width = 512
 
@@ -46,6 +48,7 @@ class SfnnV2(StockfishNet):
 class SfnnV3(StockfishNet):
     """HalfKAv2_hm → 1024×2 → 8 → 32 → 1 (Stockfish 14.1)."""
 
+    releases: ClassVar = "14.1"
     design: ClassVar = replace(SfnnV2.design, sets=("HalfKAv2_hm_11",), l2=8)
     l1: Width = 1024
 
@@ -55,6 +58,7 @@ class SfnnV3(StockfishNet):
 class SfnnV4(StockfishNet):
     """HalfKAv2_hm → 1024 pairwise → 15+1 → 32 → 1 (Stockfish 15)."""
 
+    releases: ClassVar = "15"
     design: ClassVar = replace(SfnnV3.design, l2=16, pairwise=True, skip=1)
     l1: Width = 1024
 
@@ -68,6 +72,7 @@ class SfnnV5(StockfishNet):
     SFNNv8, 3072 SFNNv9, 128 the small net.
     """
 
+    releases: ClassVar = "15.1"
     design: ClassVar = replace(SfnnV4.design, squared=True)
     l1: Width = 1024
     """outputs of the feature transformer per perspective, a multiple of 32: 1024 SFNNv5, 1536 SFNNv6, 2048 SFNNv7,
@@ -81,6 +86,10 @@ class SfnnV5(StockfishNet):
     def name(self) -> str:
         name = self._version().kind if self.l1 in self._widths() else f"sfnnv5-l1-{self.l1}"
         return name + self._sizes_in_name()
+
+    @property
+    def _releases(self) -> str:
+        return self._version().releases
 
     @property
     def unreadable(self) -> str | None:
@@ -102,6 +111,7 @@ class SfnnV5(StockfishNet):
 class SfnnV6(StockfishNet):
     """SFNNv5 with 1536 (Stockfish 16)."""
 
+    releases: ClassVar = "16"
     design: ClassVar = replace(SfnnV5.design, layouts=("leb", "raw"))
     l1: Width = 1536
 
@@ -120,6 +130,7 @@ class SfnnV7(StockfishNet):
 class SfnnV8(StockfishNet):
     """SFNNv5 with 2560 (Stockfish 16.1)."""
 
+    releases: ClassVar = "16.1"
     design: ClassVar = SfnnV6.design
     l1: Width = 2560
 
@@ -129,6 +140,7 @@ class SfnnV8(StockfishNet):
 class SfnnV9(StockfishNet):
     """SFNNv5 with 3072 (Stockfish 17, 17.1, which double the feature transformer in 16 bits)."""
 
+    releases: ClassVar = "17 and 17.1"
     design: ClassVar = replace(SfnnV8.design, doubled=True, sums_parts=False)
     l1: Width = 3072
 
@@ -138,6 +150,7 @@ class SfnnV9(StockfishNet):
 class Small128(StockfishNet):
     """SFNNv5 with 128: the small net of Stockfish 16.1 … 18."""
 
+    releases: ClassVar = "16.1 to 18, as their small net"
     design: ClassVar = SfnnV9.design
     l1: Width = 128
 
@@ -147,6 +160,7 @@ class Small128(StockfishNet):
 class SfnnV10(StockfishNet):
     """Threats + HalfKAv2_hm → 1024 pairwise → 15+1 → [x², x] 30 → 32 → 1 (Stockfish 18)."""
 
+    releases: ClassVar = "18"
     design: ClassVar = replace(
         SfnnV9.design, sets=("Full_Threats_v10", "HalfKAv2_hm_11"), layouts=("thr1 first hash", "thr0 first hash"),
         doubled=False, transformer_one=255, clip=255, product_shift=9,
@@ -218,6 +232,7 @@ class SfnnV15(StockfishNet):
 class SfnnV16(StockfishNet):
     """Threats without those of pawns on pawns + pawn pairs + HalfKAv2_hm, layers as SFNNv15 (Stockfish 19)."""
 
+    releases: ClassVar = "19"
     design: ClassVar = replace(
         SfnnV15.design, sets=("Full_Threats_v16", "PP_3Wide", "HalfKAv2_hm_11"), layouts=("thr2", "huffman")
     )

@@ -65,6 +65,8 @@ class StockfishNet(Net):
 
     design: ClassVar[Design]
     note: ClassVar[str] = ""
+    releases: ClassVar[str] = ""
+    """the releases of Stockfish that read the net; "": only versions between releases"""
 
     l1: Width
     """outputs of the feature transformer per perspective, a multiple of 32; Stockfish reads only the version's
@@ -171,6 +173,17 @@ class StockfishNet(Net):
     def _sizes_in_name(self) -> str:
         sizes = "".join(f"-{name}-{size}" for name, size, _ in self._other_sizes())
         return f"{sizes}-stacks-{self.facts.stacks}" if self._has_own_stacks else sizes
+
+    @property
+    def engines(self) -> str:
+        if self.unreadable is not None:
+            return f"no Stockfish reads it: {self.unreadable}"
+        releases = self._releases
+        return f"{self.name} is for {f'Stockfish {releases}' if releases else 'versions between releases of Stockfish'}"
+
+    @property
+    def _releases(self) -> str:
+        return self.releases
 
     @property
     def unreadable(self) -> str | None:

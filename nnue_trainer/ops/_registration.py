@@ -221,6 +221,9 @@ def no_derivative(name: str) -> Derive:
     """The derivative of a backward operator, which has none: it raises an error when it is used."""
 
     def formula(*_: Any) -> Any:
-        raise RuntimeError(f"{name}: it has no derivative of its own (double backward); use create_graph=False")
+        raise RuntimeError(
+            f"{name}: it has no derivative of its own (double backward); for second derivatives use forward mode over "
+            "the gradient (torch.func.hessian, torch.func.jvp), for first ones leave out create_graph=True"
+        )
 
     return lambda *_: ((), formula)

@@ -90,7 +90,9 @@ inline std::string text_of(const at::Tensor& bytes) {
 }
 
 [[noreturn]] inline void no_second_derivative(const char* backward) {
-    TORCH_CHECK(false, backward, ": it has no derivative of its own (double backward); use create_graph=False");
+    TORCH_CHECK(false, backward,
+                ": it has no derivative of its own (double backward): second derivatives are not available in C++; "
+                "leave out create_graph=true");
 }
 
 using MaybeTensor = std::optional<at::Tensor>;
