@@ -8,6 +8,8 @@
 #include <torch/headeronly/core/ScalarType.h>
 
 #include <algorithm>
+#include <charconv>
+#include <concepts>
 #include <cstdint>
 #include <initializer_list>
 #include <optional>
@@ -26,8 +28,14 @@ enum class Device { cpu, cuda };
 
 // No iostreams here: where the compiler links its C++ library statically, this library has a second locale, and writing
 // a number to a stream crashes.
-inline std::string text(int64_t number) {
+template <std::integral Integer>
+std::string text(Integer number) {
     return std::to_string(number);
+}
+// With as many digits as identify the number: std::to_string has six behind the point.
+inline std::string text(double number) {
+    char digits[32];
+    return std::string(digits, std::to_chars(digits, digits + sizeof digits, number).ptr);
 }
 inline std::string text(std::string words) {
     return words;

@@ -3,8 +3,8 @@
 //
 //   x           [..., n] float32 or float64. NaN and infinity do not count as observations, as in pandas.
 //   statistic   mean, var or std
-// alpha       0 < alpha <= 1: every element multiplies the weights of all earlier ones by 1 - alpha (with ignore_na:
-// every observation does)
+// alpha       0 <= alpha <= 1: every element multiplies the weights of all earlier ones by 1 - alpha (with ignore_na:
+// every observation does). 0: all weigh the same
 //   adjust      true: an observation weighs 1. false: y = (1 - alpha) y + alpha x; the first observation weighs 1, and
 //               after each the weights are scaled to the sum 1. So after a gap of g elements the old ones weigh
 //               (1 - alpha)^g, and the new one alpha.
@@ -36,11 +36,16 @@ constexpr const char* kName = "ewm";
 
 NNUE_ENUMERATION(Statistic, mean, var, std)
 
-// `decay` is the factor of all weights before the range, `weight` the sum of the range's own weights; `mean` and `var`
-// are weighted with these, and `focus` is the sum of the squares of the weights divided by the square of their sum.
+// Squares of deviations may leave the range of double, though their roots do not. A variance is v * 2^(kLevel * level)
+// with a level of -1, 0 or 1; the level is 0 wherever v has all of its digits then.
+constexpr int kLevel = 1100;
+
+// `decay` is the factor of all weights before the range, `weight` the sum of the range's own weights; `mean` and the
+// variance, `var` at `level`, are weighted with these, and `spread` is 1 minus the sum of the squares of the weights
+// divided by the square of their sum.
 template <bool kVariance>
 struct State {
-    double decay = 1, count = 0, weight = 0, mean = 0, spread = 0, var = 0;
+    double decay = 1, count = 0, weight = 0, mean = 0, spread = 0, var = 0, level = 0;
 };
 template <>
 struct State<false> {
@@ -53,6 +58,26 @@ NNUE_HOST_DEVICE double weighted_mean(double a, double of_a, double b, double of
     const double d = b - a;
     if (!is_finite(d)) return a * of_a + b * of_b;
     return of_a < of_b ? b - of_a * d : a + of_b * d;
+}
+
+// The variance of a and b at the highest level where it has all of its digits. `rest` and `mine` are their shares.
+NNUE_HOST_DEVICE void merge_variances(State<true>& s, const State<true>& a, double rest, const State<true>& b,
+                                      double mine) {
+    for (int level = 1; level >= -1; --level) {
+        double var = 0;
+        // A share of 0 leaves nothing of a number, however large it is.
+        if (mine > 0) var += mine * ldexp(b.var, kLevel * (static_cast<int>(b.level) - level));
+        if (rest > 0) var += rest * ldexp(a.var, kLevel * (static_cast<int>(a.level) - level));
+        if (mine > 0 && rest > 0) {
+            const int half = -kLevel / 2 * level;
+            const double d = ldexp(b.mean, half) - ldexp(a.mean, half);
+            var += rest * mine * d * d;
+        }
+        if (level == 1 && !(var > 0x1p-200)) continue;
+        if (level == 0 && !(var >= 0x1p-900)) continue;
+        s.var = var, s.level = var == 0 ? 0 : level;
+        return;
+    }
 }
 
 template <bool kVariance>
@@ -73,10 +98,11 @@ NNUE_HOST_DEVICE State<kVariance> merge(const State<kVariance>& a, const State<k
     s.mean = a.count > 0 ? weighted_mean(a.mean, rest, b.mean, mine) : b.mean;
     if constexpr (kVariance) {
         s.spread = 2 * rest * mine + rest * rest * a.spread + mine * mine * b.spread;
-        // A share of 0 leaves nothing of a number that has overflown.
-        s.var = mine * b.var;
-        if (rest > 0) s.var += rest * a.var;
-        if (rest * mine > 0) s.var += rest * mine * d * d;
+        const double both = rest * mine, size = fabs(d);
+        s.var = mine * b.var + rest * a.var + both * d * d;
+        const bool far_from_ends = size == 0 || (size > 0x1p-400 && size < 0x1p400);
+        const bool has_digits = s.var >= 0x1p-900 || (s.var == 0 && (size == 0 || both == 0));
+        if (a.level != 0 || b.level != 0 || !far_from_ends || !has_digits) merge_variances(s, a, rest, b, mine);
     }
     return s;
 }
@@ -142,7 +168,9 @@ struct Rule {
             if (s.spread == 0) return nan;
             var /= s.spread;
         }
-        return statistic == Statistic::var ? var : sqrt(var);
+        const int level = static_cast<int>(s.level);
+        if (level == 0) return statistic == Statistic::var ? var : sqrt(var);
+        return statistic == Statistic::var ? ldexp(var, kLevel * level) : ldexp(sqrt(var), kLevel / 2 * level);
     }
 };
 
@@ -151,7 +179,7 @@ inline Rule check_rule(const Tensor& x, Device device, int64_t statistic, double
     check_device(kName, "x", x, device, x, "x");
     check_dtype(kName, "x", x, {ScalarType::Float, ScalarType::Double});
     if (x.dim() == 0) fail(kName, "x", "no dimension", "shape [..., n]");
-    if (!(alpha > 0 && alpha <= 1)) fail(kName, "alpha", std::to_string(alpha), "0 < alpha <= 1");
+    if (!(alpha >= 0 && alpha <= 1)) fail(kName, "alpha", alpha, "0 <= alpha <= 1");
     if (min_periods < 0) fail(kName, "min_periods", min_periods, "0 or more");
     return {alpha,
             adjust,

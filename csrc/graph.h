@@ -155,7 +155,7 @@ inline Walks check_walks(const Tensor& offsets, const Tensor& targets, const std
              "0 or more, with at most 2^42 coupons");
     }
     if (!(restart >= kLeastRestart && restart <= 1)) {
-        fail(kWalks, "restart", std::to_string(restart), "a probability from 2^-14 on, as walks end at 2^20 visits");
+        fail(kWalks, "restart", restart, "a probability from 2^-14 on, as walks end at 2^20 visits");
     }
     const auto stop = static_cast<uint64_t>(restart * 4294967296.0 + 0.5);
     return {const_data<int64_t>(offsets),

@@ -8,10 +8,11 @@
 //   x        [..., n] float32, float64, float16 or bfloat16
 //   sums     [...] sum of |x|, or absent; roots: root of the sum of squares; largest: largest |x|. Contiguous, of the
 //            dtype of x. A row without elements has norms 0. A NaN in a row makes its norms NaN.
-//   Sums run in double. Squares of finite float64 may overflow; those of the other dtypes cannot.
+//   Sums run in double. Squares neither overflow nor vanish, however large or small the numbers are.
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <optional>
 #include <utility>
@@ -19,11 +20,41 @@
 
 #include "checks.h"
 #include "dtypes.h"
+#include "host_device.h"
 
 namespace nnue::matrix {
 
 constexpr const char* kTranspose = "transpose";
 constexpr const char* kNorms = "row_norms";
+
+// A sum of squares of any numbers of double. Squares of large and of small numbers are added up apart from the others,
+// and are scaled by powers of two (J. L. Blue: A portable Fortran program to find the Euclidean norm of a vector;
+// 1978).
+struct Squares {
+    double small, middle, large;
+
+    NNUE_HOST_DEVICE void add(double magnitude) {
+        if (magnitude > 0x1p486) {
+            magnitude *= 0x1p-538;
+            large += magnitude * magnitude;
+        } else if (magnitude < 0x1p-511) {
+            magnitude *= 0x1p537;
+            small += magnitude * magnitude;
+        } else {
+            middle += magnitude * magnitude;
+        }
+    }
+    NNUE_HOST_DEVICE void add(const Squares& b) { small += b.small, middle += b.middle, large += b.large; }
+
+    NNUE_HOST_DEVICE double root() const {
+        if (large != 0) return sqrt(large + middle * 0x1p-538 * 0x1p-538) * 0x1p538;
+        if (small == 0) return sqrt(middle);
+        const double of_small = sqrt(small) * 0x1p-537, of_middle = sqrt(middle);
+        const double more = of_middle > of_small ? of_middle : of_small,
+                     less = of_middle > of_small ? of_small : of_middle;
+        return more * sqrt(1 + less / more * (less / more));
+    }
+};
 
 // The sizes of x seen as [count, rows, columns].
 struct Matrices {

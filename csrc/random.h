@@ -9,14 +9,16 @@
 //
 //   distribution  dtype             numbers of 32 bits for each   value
 //   bits          int32, int64      1, 2                          the bits themselves
-//   uniform       float32, float64  1, 2                          a + (b - a) u, u a multiple of 2^-24, 2^-53 in [0, 1)
+//   uniform       float32, float64  1, 2                          a + (b - a) u, u a multiple of 2^-24, 2^-53 in [0,
+//   1),
+//                                                                 at most the largest number below b: see Interval
 //   normal        float32, float64  2, 4                          a + b z by Box and Muller, computed in double
 //   integers      int64, int32      4                             low <= value < high, without bias: see bounded
 //   bernoulli     bool, uint8, float32, float64   2               1 with probability a (to 2^-53), else 0
 //
 // An element uses as many words of a quadruple as the table shows, and no element spans two quadruples, so its
 // number determines where its words are. CPU and CUDA give equal bits, except for normal numbers, whose logarithm and
-// cosine may differ in the last place. A uniform number may be b if a + (b - a) u is rounded up to it.
+// cosine may differ in the last place.
 #pragma once
 
 #include <algorithm>
@@ -55,13 +57,46 @@ NNUE_HOST_DEVICE Words philox(uint64_t key, uint64_t low, uint64_t high) {
     return {{c0, c1, c2, c3}};
 }
 
+// The half-open interval [low, high) of uniform numbers, both rounded to their dtype. Where high - low exceeds the
+// dtype, numbers of half the size are made and doubled. `most` is the number before high: low + width * u may be
+// rounded up to high. If low is high, all numbers are low.
+struct Interval {
+    double low, width, scale, most;
+
+    template <class T>
+    static Interval of(double a, double b) {
+        const T low = static_cast<T>(a), high = static_cast<T>(b);
+        const char* const dtype = sizeof(T) == 4 ? "a finite float32" : "a finite float64";
+        if (!std::isfinite(low)) fail(kName, "a", a, dtype);
+        if (!std::isfinite(high)) fail(kName, "b", b, dtype);
+        if (low > high) fail(kName, "b", b, "at least a, " + text(a));
+        const bool fits = std::isfinite(static_cast<T>(b - a));
+        const double scale = fits ? 1 : 2;
+        return {static_cast<T>(low / scale), static_cast<T>(fits ? b - a : b / 2 - a / 2), scale,
+                std::nextafter(high, low)};
+    }
+
+    template <class T>
+    NNUE_HOST_DEVICE T at(T u) const {
+        const T by = static_cast<T>(width), from = static_cast<T>(low), last = static_cast<T>(most);
+        T x;
+        if constexpr (sizeof(T) == 4) {
+            x = fmaf(by, u, from) * static_cast<T>(scale);
+        } else {
+            x = fma(by, u, from) * scale;
+        }
+        return x < last ? x : last;
+    }
+};
+
 struct Rule {
     Distribution distribution;
     uint64_t seed, stream, offset;
     double a, b;
     int64_t low;
-    uint64_t range;  // high - low; 0 is 2^64
-    int words;       // for an element
+    uint64_t range;     // high - low; 0 is 2^64
+    int words;          // for an element
+    Interval interval;  // of uniform numbers
 
     NNUE_HOST_DEVICE static uint64_t joined(uint32_t low, uint32_t high) { return uint64_t{high} << 32 | low; }
 
@@ -108,10 +143,9 @@ struct Rule {
                 return static_cast<T>(w.at[at]);
             case Distribution::uniform:
                 if constexpr (sizeof(T) == 4) {
-                    const float u = static_cast<float>(w.at[at] >> 8) * 0x1p-24f;
-                    return static_cast<T>(fmaf(static_cast<float>(b - a), u, static_cast<float>(a)));
+                    return static_cast<T>(interval.at(static_cast<float>(w.at[at] >> 8) * 0x1p-24f));
                 }
-                return static_cast<T>(fma(b - a, unit(joined(w.at[at & 2], w.at[at | 1])), a));
+                return static_cast<T>(interval.at(unit(joined(w.at[at & 2], w.at[at | 1]))));
             case Distribution::normal:
                 if constexpr (sizeof(T) == 4) {
                     return static_cast<T>(
@@ -139,7 +173,8 @@ inline Rule check_rule(const Tensor& out, Device device, int64_t distribution, i
               b,
               low,
               static_cast<uint64_t>(high) - static_cast<uint64_t>(low),
-              2};
+              2,
+              {}};
     const bool single = out.scalar_type() == ScalarType::Float || out.scalar_type() == ScalarType::Int;
     switch (rule.distribution) {
         case Distribution::bits:
@@ -150,8 +185,12 @@ inline Rule check_rule(const Tensor& out, Device device, int64_t distribution, i
         case Distribution::normal:
             check_dtype(kName, "out", out, {ScalarType::Float, ScalarType::Double});
             rule.words = (single ? 1 : 2) * (rule.distribution == Distribution::normal ? 2 : 1);
-            if (rule.distribution == Distribution::normal && !(b >= 0))
-                fail(kName, "b", std::to_string(b), "0 or more");
+            if (rule.distribution == Distribution::uniform) {
+                rule.interval = single ? Interval::of<float>(a, b) : Interval::of<double>(a, b);
+            } else {
+                if (!std::isfinite(a)) fail(kName, "a", a, "a finite number");
+                if (!(b >= 0 && std::isfinite(b))) fail(kName, "b", b, "0 or more, finite");
+            }
             break;
         case Distribution::integers:
             check_dtype(kName, "out", out, {ScalarType::Int, ScalarType::Long});
@@ -163,7 +202,7 @@ inline Rule check_rule(const Tensor& out, Device device, int64_t distribution, i
             break;
         default:
             check_dtype(kName, "out", out, {ScalarType::Bool, ScalarType::Byte, ScalarType::Float, ScalarType::Double});
-            if (!(a >= 0 && a <= 1)) fail(kName, "a", std::to_string(a), "a probability, 0 ... 1");
+            if (!(a >= 0 && a <= 1)) fail(kName, "a", a, "a probability, 0 ... 1");
     }
     return rule;
 }

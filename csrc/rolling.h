@@ -6,8 +6,9 @@
 //   first, length  the window of output i is the part of [i + first, i + first + length) that lies in [0, n).
 //   min_periods    an output whose window has fewer observations is NaN.
 //   ddof        for var, std and cov: the divisor is count - ddof.
-//   output      the shape and dtype of x. Everything is computed in double. skew, kurt and corr are NaN if powers
-//               of the deviations exceed the range of double: kurt for deviations below about 1e-76 or above 1e76.
+//   output      the shape and dtype of x. Everything is computed in double. Where sums or powers of the deviations of
+//               a window leave the range of double, the output is computed from the window's elements, scaled by powers
+//               of two, in time proportional to its length: see of_scaled_window.
 //
 // A statistic is a monoid: a state of a few doubles, an identity, a way to add an observation, and a way to merge the
 // states of two neighbouring ranges. NaN does not change a state. Nothing is ever subtracted from a state, so nothing
@@ -28,6 +29,7 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <limits>
@@ -296,19 +298,50 @@ NNUE_HOST_DEVICE bool has_digits(double product) {
     return product > 1e-305 && product < 1e305;
 }
 
-NNUE_HOST_DEVICE double correlation(double xy, double xx, double yy) {
-    if (!has_digits(xx) || !has_digits(yy)) return std::numeric_limits<double>::quiet_NaN();
-    const double r = xy / (sqrt(xx) * sqrt(yy));
-    return r > 1 ? 1 : r < -1 ? -1 : r;
+// A NaN that no computation gives. It marks the output of a window whose sums leave the range of double.
+constexpr uint64_t kMark = 0x7ff800006e6e7565;
+NNUE_HOST_DEVICE double mark() {
+    return std::bit_cast<double>(kMark);
+}
+NNUE_HOST_DEVICE bool is_marked(double x) {
+    return std::bit_cast<uint64_t>(x) == kMark;
 }
 
-// Moment 3 / (moment 2)^1.5, and moment 4 / (moment 2)^2; NaN where they have no digits.
-NNUE_HOST_DEVICE double skewness(double third, double second) {
-    const double power = second * sqrt(second);
-    return has_digits(power) ? third / power : std::numeric_limits<double>::quiet_NaN();
+// Whether all observations are equal, from their mean, relative to the pivot, and the sum of squares of deviations.
+// Near a pivot above 1e-130 no two numbers are so close that the square of their difference is 0.
+NNUE_HOST_DEVICE bool all_equal(double mean, double second, double pivot) {
+    return mean == 0 && second == 0 && (pivot == 0 || fabs(pivot) > 1e-130);
 }
-NNUE_HOST_DEVICE double kurtosis(double fourth, double second) {
-    return has_digits(second * second) ? fourth / second / second : std::numeric_limits<double>::quiet_NaN();
+
+// `value`, if the power of deviations that it was made of has digits. Otherwise NaN if all observations are equal, and
+// the mark if not.
+NNUE_HOST_DEVICE double checked(double value, double power, bool equal) {
+    if (has_digits(power)) return value;
+    return equal ? std::numeric_limits<double>::quiet_NaN() : mark();
+}
+
+// A variance, made of a sum of squares. It is 0 if all observations are equal.
+NNUE_HOST_DEVICE double checked_variance(double var, double second, bool equal) {
+    return has_digits(second) ? var : equal ? 0 : mark();
+}
+
+NNUE_HOST_DEVICE double checked_sum(double sum) {
+    return is_finite(sum) ? sum : mark();
+}
+
+// `equal`: whether all x are equal, or all y.
+NNUE_HOST_DEVICE double correlation(double xy, double xx, double yy, bool equal) {
+    const double r = xy / (sqrt(xx) * sqrt(yy));
+    return checked(checked(r > 1 ? 1 : r < -1 ? -1 : r, xx, equal), yy, equal);
+}
+
+// Moment 3 / (moment 2)^1.5, and moment 4 / (moment 2)^2.
+NNUE_HOST_DEVICE double skewness(double third, double second, bool equal) {
+    const double power = second * sqrt(second);
+    return checked(third / power, power, equal);
+}
+NNUE_HOST_DEVICE double kurtosis(double fourth, double second, bool equal) {
+    return checked(fourth / second / second, second * second, equal);
 }
 
 // The value of a statistic, given its state. n is the number of observations. Without any, the sum is 0 and everything
@@ -328,25 +361,31 @@ struct Finish {
         const double n = s.at[0], nan = std::numeric_limits<double>::quiet_NaN();
         if (n < least) return nan;
         if constexpr (N == 2) {
-            if (statistic == Statistic::mean) return quotient(s.at[1], n);
-            return statistic == Statistic::min ? -s.at[1] : s.at[1];
+            if (statistic == Statistic::mean) return checked_sum(quotient(s.at[1], n));
+            return statistic == Statistic::min   ? -s.at[1]
+                   : statistic == Statistic::max ? s.at[1]
+                                                 : checked_sum(s.at[1]);
         }
         if constexpr (N == 4) {
             if (n <= ddof) return nan;
-            const double var = quotient(s.at[2], n - ddof);
-            return statistic == Statistic::var ? var : sqrt(var);
+            const double var =
+                checked_variance(quotient(s.at[2], n - ddof), s.at[2], all_equal(s.at[1], s.at[2], s.at[3]));
+            return statistic == Statistic::var || is_marked(var) ? var : sqrt(var);
         }
         if constexpr (N == 5) {
             if (n < 3) return nan;
-            return n * sqrt(n - 1) / (n - 2) * skewness(s.at[3], s.at[2]);
+            const double ratio = skewness(s.at[3], s.at[2], all_equal(s.at[1], s.at[2], s.at[4]));
+            return is_marked(ratio) ? ratio : n * sqrt(n - 1) / (n - 2) * ratio;
         }
         if constexpr (N == 6) {
             if (n < 4) return nan;
-            return (n - 1) / ((n - 2) * (n - 3)) * (n * (n + 1) * kurtosis(s.at[4], s.at[2]) - 3 * (n - 1));
+            const double ratio = kurtosis(s.at[4], s.at[2], all_equal(s.at[1], s.at[2], s.at[5]));
+            return is_marked(ratio) ? ratio : (n - 1) / ((n - 2) * (n - 3)) * (n * (n + 1) * ratio - 3 * (n - 1));
         }
         if constexpr (N == 8) {
-            if (statistic == Statistic::cov) return n <= ddof ? nan : s.at[3] / (n - ddof);
-            return correlation(s.at[3], s.at[4], s.at[5]);
+            if (statistic == Statistic::cov) return n <= ddof ? nan : checked_sum(s.at[3] / (n - ddof));
+            const bool equal = all_equal(s.at[1], s.at[4], s.at[6]) || all_equal(s.at[2], s.at[5], s.at[7]);
+            return correlation(s.at[3], s.at[4], s.at[5], equal);
         }
         return nan;
     }
@@ -377,22 +416,101 @@ struct FinishOf {
     NNUE_HOST_DEVICE double operator()(const State<double, N>& s) const {
         const double nan = std::numeric_limits<double>::quiet_NaN();
         if constexpr (N == 1) {
-            if (statistic == Statistic::mean) return quotient(s.at[0], divisor, inverse);
-            return statistic == Statistic::min ? -s.at[0] : s.at[0];
+            if (statistic == Statistic::mean) return checked_sum(quotient(s.at[0], divisor, inverse));
+            return statistic == Statistic::min   ? -s.at[0]
+                   : statistic == Statistic::max ? s.at[0]
+                                                 : checked_sum(s.at[0]);
         }
         if constexpr (N == 3) {
-            const double var = quotient(s.at[1], divisor, inverse);
-            return statistic == Statistic::var ? var : sqrt(var);
+            const double var =
+                checked_variance(quotient(s.at[1], divisor, inverse), s.at[1], all_equal(s.at[0], s.at[1], s.at[2]));
+            return statistic == Statistic::var || is_marked(var) ? var : sqrt(var);
         }
-        if constexpr (N == 4) return factor * skewness(s.at[2], s.at[1]);
-        if constexpr (N == 5) return factor * kurtosis(s.at[3], s.at[1]) - offset;
+        if constexpr (N == 4) {
+            const double ratio = skewness(s.at[2], s.at[1], all_equal(s.at[0], s.at[1], s.at[3]));
+            return is_marked(ratio) ? ratio : factor * ratio;
+        }
+        if constexpr (N == 5) {
+            const double ratio = kurtosis(s.at[3], s.at[1], all_equal(s.at[0], s.at[1], s.at[4]));
+            return is_marked(ratio) ? ratio : factor * ratio - offset;
+        }
         if constexpr (N == 7) {
-            if (statistic == Statistic::cov) return quotient(s.at[2], divisor, inverse);
-            return correlation(s.at[2], s.at[3], s.at[4]);
+            if (statistic == Statistic::cov) return checked_sum(quotient(s.at[2], divisor, inverse));
+            const bool equal = all_equal(s.at[0], s.at[3], s.at[5]) || all_equal(s.at[1], s.at[4], s.at[6]);
+            return correlation(s.at[2], s.at[3], s.at[4], equal);
         }
         return nan;
     }
 };
+
+// Numbers of a window, relative to one of them and scaled by powers of two, so that none is above 1 and one is 1/2 or
+// more. Sums are not relative.
+struct Scaling {
+    double pivot = 0;
+    int before = 0, after = 0;  // exponents, before and after the pivot is subtracted
+
+    NNUE_HOST_DEVICE double operator()(double x) const { return ldexp(ldexp(x, -before) - pivot, -after); }
+
+    // at(i, x) gets number i, or returns false.
+    template <class At>
+    NNUE_HOST_DEVICE static Scaling of(int64_t count, bool relative, const At& at) {
+        Scaling s;
+        double x = 0, largest = 0;
+        for (int64_t i = 0; i < count; ++i) {
+            if (at(i, x) && fabs(x) > largest) largest = fabs(x);
+        }
+        frexp(largest, &s.before);
+        if (!relative) return s;
+        bool first = true;
+        largest = 0;
+        for (int64_t i = 0; i < count; ++i) {
+            if (!at(i, x)) continue;
+            x = ldexp(x, -s.before);
+            if (first) s.pivot = x, first = false;
+            if (fabs(x - s.pivot) > largest) largest = fabs(x - s.pivot);
+        }
+        frexp(largest, &s.after);
+        return s;
+    }
+};
+
+// The output for one window of `count` elements, whose sums leave the range of double: from its scaled observations.
+template <class M>
+NNUE_HOST_DEVICE double of_scaled_window(const Finish& finish, const double* x, const double* y, int64_t count) {
+    const auto is_observation = [&](int64_t i) { return is_finite(x[i]) && (!M::kPair || is_finite(y[i])); };
+    const auto scaling_of = [&](const double* from) {
+        return Scaling::of(count, M::kNumbers > 2,
+                           [&](int64_t i, double& to) { return is_observation(i) && ((to = from[i]), true); });
+    };
+    const Scaling of_x = scaling_of(x), of_y = M::kPair ? scaling_of(y) : of_x;
+    State<double, M::kNumbers> state = M::template identity<double>();
+    for (int64_t i = 0; i < count; ++i) {
+        if (is_observation(i)) M::append(state, of_x(x[i]), M::kPair ? of_y(y[i]) : 0);
+    }
+    const double found = finish(state);
+    const int exponent = of_x.before + of_x.after;
+    switch (finish.statistic) {
+        case Statistic::sum:
+        case Statistic::mean:
+        case Statistic::std:
+            return ldexp(found, exponent);
+        case Statistic::var:
+            return ldexp(found, 2 * exponent);
+        case Statistic::cov:
+            return ldexp(found, exponent + of_y.before + of_y.after);
+        default:
+            return found;
+    }
+}
+
+// The output of the window of element i of a row, if `out` is marked.
+template <class M>
+NNUE_HOST_DEVICE double mended(double out, const Finish& finish, const double* x, const double* y, int64_t n,
+                               int64_t first, int64_t length, int64_t i) {
+    if (!is_marked(out)) return out;
+    const int64_t last = i + first + length, end = last < n ? last : n, begin = i + first > 0 ? i + first : 0;
+    return of_scaled_window<M>(finish, x + begin, M::kPair ? y + begin : nullptr, end - begin);
+}
 
 // Calls body.operator()<Monoid>() with the monoid of a statistic.
 template <class Body>
@@ -499,20 +617,17 @@ struct Quantile {
                 return at(above);
             case Interpolation::nearest:  // the even one of two that are as near
                 return at(share == 0.5 ? (below % 2 == 0 ? below : above) : share < 0.5 ? below : above);
-            case Interpolation::midpoint: {
-                const double low = at(below);
-                return low + (at(above) - low) / 2;
-            }
             default: {
-                const double low = at(below);
-                return low + rounded_product(at(above) - low, share);
+                const double low = at(below), high = at(above), part = kind == Interpolation::midpoint ? 0.5 : share;
+                if (!is_finite(high - low)) return rounded_product(low, 1 - part) + rounded_product(high, part);
+                return low + rounded_product(high - low, part);
             }
         }
     }
 };
 
 inline Quantile check_quantile(int64_t min_periods, double quantile, int64_t interpolation) {
-    if (!(quantile >= 0 && quantile <= 1)) fail(kQuantileName, "quantile", std::to_string(quantile), "0 ... 1");
+    if (!(quantile >= 0 && quantile <= 1)) fail(kQuantileName, "quantile", quantile, "0 ... 1");
     return {min_periods, quantile, check_enumeration<Interpolation>(kQuantileName, "interpolation", interpolation)};
 }
 

@@ -1,5 +1,5 @@
-// Transposition of a strip of a matrix. Compiled once for every instruction set level by for_each_isa.h; see
-// matrix.cpp.
+// Transposition of a strip of a matrix, and sums of norms. Compiled once for every instruction set level by
+// for_each_isa.h; see matrix.cpp.
 
 namespace {
 
@@ -142,4 +142,26 @@ void transpose_strip(const T* from, T* to, const matrix::Matrices& m, int64_t ro
 #if defined(__x86_64__)
     if (stream) _mm_sfence();
 #endif
+}
+
+// Adds the elements of a row to kSums sums, element i to sum i mod kSums, as far as they fill all sums. Returns the
+// number of these elements. kAll: all sums, not only those of squares. Each sum has a fixed order.
+template <bool kAll, class T>
+int64_t add_rows_of_sums(const T* from, int64_t count, matrix::SumsSideBySide& to) {
+    double sums[matrix::kSums] = {}, squares[matrix::kSums] = {}, largest[matrix::kSums] = {};
+    int64_t i = 0;
+    for (; i + matrix::kSums <= count; i += matrix::kSums) {
+        for (int s = 0; s < matrix::kSums; ++s) {
+            const double x = __builtin_fabs(static_cast<double>(from[i + s]));
+            squares[s] += x * x;
+            if constexpr (kAll) {
+                sums[s] += x;
+                largest[s] = x < largest[s] ? largest[s] : x;
+            }
+        }
+    }
+    for (int s = 0; s < matrix::kSums; ++s) {
+        to.sums[s] = sums[s], to.squares[s] = squares[s], to.largest[s] = largest[s];
+    }
+    return i;
 }

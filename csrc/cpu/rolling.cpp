@@ -7,6 +7,7 @@
 #include <torch/csrc/stable/tensor.h>
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <cmath>
 #include <cstdint>
@@ -16,6 +17,7 @@
 #include <new>
 #include <numeric>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 namespace nnue::rolling {
@@ -33,6 +35,7 @@ struct Job {
     T* out;
     double* sums = nullptr;           // [rows, summed tiles] states of tiles
     const double* between = nullptr;  // [rows, tiles] states of the whole tiles after each tile; null: there are none
+    std::atomic<bool>* marked = nullptr;  // becomes true if an output is marked
 };
 
 }  // namespace nnue::rolling
@@ -95,9 +98,21 @@ void roll(Job<T> job) {
         middle = between<M>(w, std::move(sums));
         job.between = middle.data();
     }
+    std::atomic<bool> marked = false;
+    job.marked = &marked;
     torch::stable::parallel_for(
         0, NNUE_CALL_BEST_ISA(groups_of, w.rows * w.tiles), grain,
         [&](int64_t begin, int64_t end) { NNUE_CALL_BEST_ISA(template roll_tiles<M>, job, begin, end); });
+    if constexpr (std::is_same_v<T, double>) {
+        if (!marked) return;
+        torch::stable::parallel_for(0, w.rows * w.n, divide_up(kGrain, w.length), [&](int64_t begin, int64_t end) {
+            for (int64_t i = begin; i < end; ++i) {
+                const int64_t row = i / w.n * w.n;
+                job.out[i] = mended<M>(job.out[i], job.finish, job.x + row, job.y + (M::kPair ? row : 0), w.n, w.first,
+                                       w.length, i - row);
+            }
+        });
+    }
 }
 
 template <class T>

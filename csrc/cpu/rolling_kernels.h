@@ -87,16 +87,20 @@ void roll_lanes(const rolling::Job<T>& job, const LaneRows<T>& lanes, rolling::S
         out[l] = job.out + lanes.row[l] * w.n + lanes.tile[l] * w.tile;
         left[l] = l < lanes.count ? w.n - lanes.tile[l] * w.tile : 0;
     }
+    bool marked = false;
     for (int64_t at = 0; at < w.tile; ++at) {
         const auto whole = M::merge(suffixes[at], state);
         for (int l = 0; l < kLanes; ++l) {
             if (at >= left[l]) continue;
             rolling::State<double, M::kNumbers> one;
             for (int k = 0; k < M::kNumbers; ++k) one.at[k] = whole.at[k][l];
-            out[l][at] = static_cast<T>(job.finish(one));
+            const double found = job.finish(one);
+            marked = marked || rolling::is_marked(found);
+            out[l][at] = static_cast<T>(found);
         }
         append<M, inside>(state, lanes, end + w.rest + at, w.n);
     }
+    if (marked) job.marked->store(true, std::memory_order_relaxed);
 }
 
 template <class M, class T>

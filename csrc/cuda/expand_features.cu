@@ -134,7 +134,7 @@ __device__ void expand_head(const uint4 (&record)[2], const uint8_t (&squares)[k
             head.king[perspective] = squares[scan.king_rank[perspective]];
         }
     } else {
-        report(sink, row, static_cast<int32_t>(scan.fault));
+        report(sink, row, static_cast<int64_t>(scan.fault));
     }
     out.black_to_move[row] = scan.black_to_move;
     out.score[row] = static_cast<int16_t>(data::record_score(bytes));

@@ -25,7 +25,7 @@ struct Finding {
     void (*raise)(const Finding&);  // throws
     int64_t row;
     int64_t num_features;
-    int32_t value;
+    int64_t value;
     int32_t set;
 };
 
@@ -41,7 +41,7 @@ struct FindingSink {
 };
 
 // Only the first thread that claims the report writes it.
-__device__ inline void report(const FindingSink& sink, int64_t row, int32_t value) {
+__device__ inline void report(const FindingSink& sink, int64_t row, int64_t value) {
     if (sink.finding == nullptr || atomicExch(sink.claimed, 1u) != 0) return;
     sink.finding->op = sink.op;
     sink.finding->raise = sink.raise;

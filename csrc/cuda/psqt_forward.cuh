@@ -49,8 +49,7 @@ __global__ void __launch_bounds__(kThreads)
     if (psqt_bucket < 0 || psqt_bucket >= p.psqt_buckets) {
         if (lane == 0) {
             out[place] = 0;
-            cuda::report(sink, position,
-                         static_cast<int32_t>(max(min(psqt_bucket, int64_t(INT32_MAX)), -int64_t(INT32_MAX))));
+            cuda::report(sink, position, psqt_bucket);
         }
         return;
     }

@@ -260,6 +260,22 @@ def index_rows(indices: Tensor) -> Tensor:
     return indices.clamp(-2, 2**31 - 1).int() if indices.dtype == torch.int64 else indices
 
 
+def exact_index_error(error: RuntimeError, *rows: Tensor) -> RuntimeError:
+    """The error of an operator that was called with `index_rows(rows)`. If it reports an index that int32 does not
+    have, the message gets that number, and its row, from the int64 rows."""
+    before, found, rest = str(error).partition("indices: found index ")
+    for indices in rows if found else ():
+        if indices.dtype != torch.int64:
+            continue
+        inside = (indices == -1).cumsum(1) == 0
+        wrong = (inside & ((indices < -(2**31)) | (indices >= 2**31))).nonzero()
+        if len(wrong):
+            row, column = wrong[0].tolist()
+            _, comma, expected = rest.partition(", expected")
+            return RuntimeError(f"{before}{found}{int(indices[row, column])} in row {row}{comma}{expected}")
+    return error
+
+
 def feature_transformer_forward(
     indices: Tensor,
     weight: Tensor,
@@ -290,7 +306,10 @@ def feature_transformer_forward(
         if not isinstance(tensor, Tensor):
             raise TypeError(f"feature_transformer: {name}: found {type(tensor).__name__}, expected a tensor")
     rows = index_rows(indices)
-    return cast(Tensor, torch.ops.nnue.feature_transformer_forward(rows, values, weight, bias, deterministic))
+    try:
+        return cast(Tensor, torch.ops.nnue.feature_transformer_forward(rows, values, weight, bias, deterministic))
+    except RuntimeError as error:
+        raise exact_index_error(error, indices) from None
 
 
 def feature_transformer_backward(
@@ -320,15 +339,18 @@ def feature_transformer_backward(
     Raises:
         RuntimeError: as the forward.
     """
-    grad_weight, grad_bias, grad_values = torch.ops.nnue.feature_transformer_backward(
-        grad_output,
-        index_rows(indices),
-        values,
-        weight,
-        num_features,
-        [needs_weight_grad, needs_bias_grad, needs_values_grad],
-        _deterministic(deterministic),
-    )
+    try:
+        grad_weight, grad_bias, grad_values = torch.ops.nnue.feature_transformer_backward(
+            grad_output,
+            index_rows(indices),
+            values,
+            weight,
+            num_features,
+            [needs_weight_grad, needs_bias_grad, needs_values_grad],
+            _deterministic(deterministic),
+        )
+    except RuntimeError as error:
+        raise exact_index_error(error, indices) from None
     return (
         grad_weight if needs_weight_grad else None,
         grad_bias if needs_bias_grad else None,

@@ -540,6 +540,9 @@ def perspective_transformer(
     if plan is not None:
         plan.check(rows, plan_key(weight.shape[0], bucket_size, num_bucketed, weight.dtype))
     plans = () if plan is None else (plan,)
-    call = described.call(rows, parameters, psqt_bucket, plans, has_values=values is not None)
-    out, psqt_out = call.outputs(values, deterministic)
+    try:
+        call = described.call(rows, parameters, psqt_bucket, plans, has_values=values is not None)
+        out, psqt_out = call.outputs(values, deterministic)
+    except RuntimeError as error:
+        raise ops.exact_index_error(error, white, black) from None
     return out if psqt_out is None else (out, psqt_out)

@@ -1,7 +1,8 @@
 """Operators on tensors without a derivative (docs/statistics.md): windows, weights, graphs, random numbers, norms.
 
-`rolling` and `ewm` are sliding windows and exponentially weighted moments, as in pandas; `random` has numbers that are
-a function of (seed, stream, offset), and `matrix` transposition and norms of rows.
+`rolling`, `expanding` and `ewm` are sliding windows and exponentially weighted moments, as in pandas, of tensors, NumPy
+arrays and pandas objects; `random` has numbers that are a function of (seed, stream, offset), and `matrix`
+transposition and norms of rows.
 """
 
 import importlib
@@ -11,12 +12,13 @@ if TYPE_CHECKING:
     from nnue_trainer.stats import graph, matrix, random
     from nnue_trainer.stats.exponential import ewm
     from nnue_trainer.stats.window_function import WindowFunction
-    from nnue_trainer.stats.windows import rolling
+    from nnue_trainer.stats.windows import expanding, rolling
 
-__all__ = ["WindowFunction", "ewm", "graph", "matrix", "random", "rolling"]
+__all__ = ["WindowFunction", "ewm", "expanding", "graph", "matrix", "random", "rolling"]
 
 _HOME = {
     "ewm": "exponential",
+    "expanding": "windows",
     "rolling": "windows",
     "WindowFunction": "window_function",
 }

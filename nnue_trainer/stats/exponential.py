@@ -9,51 +9,51 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from nnue_trainer.ops import _enumerations
-from nnue_trainer.stats import _plain
+from nnue_trainer.stats import _given, _plain
 
 EWM = "nnue::ewm"
 
 
 @dataclass(frozen=True)
 class Ewm:
-    """The weights of `ewm`. Every statistic is a tensor of the shape, dtype and device of `x`.
+    """The weights of `ewm`. Every statistic has the kind, shape, dtype and device of `x`.
 
     NaN and infinity do not count as observations. An output is NaN before the first observation, and until there have
     been `min_periods` of them. Everything is computed in float64, also for float32.
     """
 
-    x: Tensor
+    given: _given.Given
     alpha: float
     adjust: bool
     ignore_na: bool
     min_periods: int
 
-    def _statistic(self, name: str, bias: bool = False) -> Tensor:
+    def _statistic(self, name: str, bias: bool = False) -> Any:
         rule = self.alpha, self.adjust, self.ignore_na, bias, self.min_periods
-        return cast(Tensor, torch.ops.nnue.ewm(self.x, _enumerations.code("ewm.statistic", name), *rule))
+        return self.given.back(torch.ops.nnue.ewm(self.given.tensor, _enumerations.code("ewm.statistic", name), *rule))
 
-    def mean(self) -> Tensor:
+    def mean(self) -> Any:
         """The weighted mean."""
         return self._statistic("mean")
 
-    def var(self, bias: bool = False) -> Tensor:
+    def var(self, bias: bool = False) -> Any:
         """The weighted variance; without `bias` it is multiplied by (Σw)² / ((Σw)² − Σw²), and NaN where that has no
         value."""
         return self._statistic("var", bias)
 
-    def std(self, bias: bool = False) -> Tensor:
+    def std(self, bias: bool = False) -> Any:
         """The root of `var`."""
         return self._statistic("std", bias)
 
 
 def ewm(
-    x: Tensor,
+    x: Any,
     com: float | None = None,
     span: float | None = None,
     halflife: float | None = None,
@@ -65,18 +65,20 @@ def ewm(
     """Exponentially weighted statistics, as pandas' `Series.ewm`: weights fall by the factor 1 − alpha per element.
 
     Args:
-        x: [..., n], float32 or float64, on CPU or CUDA; need not be contiguous.
+        x: [..., n], float32 or float64, on CPU or CUDA; need not be contiguous. Or a NumPy array, a Series or a
+            DataFrame, as for `rolling`.
         com, span, halflife, alpha: exactly one of them: alpha = 1 / (1 + com), com ≥ 0; alpha = 2 / (1 + span),
-            span ≥ 1; alpha = 1 − exp(−ln 2 / halflife), halflife > 0; or 0 < alpha ≤ 1.
+            span ≥ 1; alpha = 1 − exp(−ln 2 / halflife), halflife > 0; or 0 < alpha ≤ 1. With infinity for one of the
+            first three, all observations weigh the same.
         min_periods: observations before there is an output; at least 1, also where it is 0 or None.
         adjust: True: weighted means over all earlier elements. False: y[i] = (1 − alpha) · y[i − 1] + alpha · x[i].
         ignore_na: True: weights fall with every observation. False: they fall with every element, NaN included.
 
     Raises:
-        ValueError: an argument is out of range. RuntimeError: x is not such a tensor.
+        ValueError: an argument is out of range, or x has no numbers. RuntimeError: x is a tensor of another dtype.
     """
-    given = {"com": com, "span": span, "halflife": halflife, "alpha": alpha}
-    named = {name: _number(name, value) for name, value in given.items() if value is not None}
+    rules = {"com": com, "span": span, "halflife": halflife, "alpha": alpha}
+    named = {name: _number(name, value) for name, value in rules.items() if value is not None}
     if len(named) != 1:
         found = " and ".join(named) or "none"
         raise ValueError(f"ewm: found {found}, expected exactly one of com, span, halflife and alpha")
@@ -94,7 +96,7 @@ def ewm(
     least = 0 if min_periods is None else min_periods
     if isinstance(least, bool) or not hasattr(least, "__index__") or least < 0:
         raise ValueError(f"ewm: min_periods: found {min_periods!r}, expected a whole number, at least 0")
-    return Ewm(x, value, bool(adjust), bool(ignore_na), int(least))
+    return Ewm(_given.given("ewm: x", x), abs(value), bool(adjust), bool(ignore_na), int(least))
 
 
 def _number(name: str, value: Any) -> float:

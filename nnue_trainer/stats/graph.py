@@ -16,8 +16,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -303,9 +304,10 @@ def pagerank_walks(
     n, each = graph.nodes, rounds // groups
     total = torch.zeros(n, dtype=torch.float64, device=graph.device)
     squares, steps = torch.zeros_like(total), 0
+    place = signed("seed", seed), signed("stream", stream)
     for group in range(groups):
         visits = torch.ops.nnue.random_walks(
-            graph.offsets, graph.targets, graph.thresholds, group * each, each, restart, signed(seed), signed(stream)
+            graph.offsets, graph.targets, graph.thresholds, group * each, each, restart, *place
         )
         steps += int(visits.sum())
         total += visits
@@ -333,18 +335,23 @@ class Subgraph(NamedTuple):
 
 
 def densest_subgraph(
-    graph: Graph, k: int, rank: int = 4, directions: int = 32, seed: int = 0, rounds: int = 64
+    graph: Graph, k: int | None = None, rank: int = 4, directions: int = 32, seed: int = 0, rounds: int = 64
 ) -> Subgraph:
     """k nodes of an undirected graph with as much weight among them as can be found (to find the most is NP-hard).
 
-    By low-rank bilinear optimisation. With A ≈ V Λ Vᵀ of rank r, a densest set is the support of the k largest entries
-    of V c for some direction c, so such sets are tried: along the axes and `directions` random directions of the span
-    of the `rank` leading eigenvectors and of the vector of PageRank by `rounds` random walks. From each the
+    Without k, any number of nodes, with as much weight for each of them as can be found: the best set that remains
+    while nodes are removed as by `peel` (Charikar; it has at least half of the largest possible weight per node).
+
+    With k, by low-rank bilinear optimisation. With A ≈ V Λ Vᵀ of rank r, a densest set is the support of the k largest
+    entries of V c for some direction c, so such sets are tried: along the axes and `directions` random directions of
+    the span of the `rank` leading eigenvectors and of the vector of PageRank by `rounds` random walks. From each the
     bilinear form x A y is raised in turns, x being the k best nodes for y and the other way round; then single nodes
-    are exchanged while that helps. All randomness comes from `seed`.
+    of the best sets, and of the set that `peel` finds, are exchanged while that helps. So the result never weighs less
+    than that of `peel`. All randomness comes from `seed`.
     """
-    n = graph.nodes
-    _check_part("densest_subgraph", graph, k)
+    if k is None:
+        return _densest_of_any_size(graph)
+    n, k = graph.nodes, _check_part("densest_subgraph", graph, k)
     if k in (0, n):
         nodes = torch.arange(k, device=graph.device)
         return Subgraph(nodes, float((graph.degrees + graph.loops).sum()) / 2 if k else 0.0)
@@ -361,37 +368,62 @@ def densest_subgraph(
         if not bool(better.any()):
             break
         best, weights = torch.where(better, sets, best), torch.maximum(found, weights)
-    chosen: Subgraph | None = None
-    for column in weights.sort(descending=True, stable=True).indices[:_EXCHANGED].tolist():
-        improved = _exchange(graph, best[:, column].clone(), k)
-        if chosen is None or improved.weight > chosen.weight:
-            chosen = improved
-    assert chosen is not None
-    return chosen
+    columns = weights.sort(descending=True, stable=True).indices[:_EXCHANGED]
+    candidates = [_peeled(graph, k), *best[:, columns].unbind(1)]
+    return max((_exchange(graph, each.clone(), k) for each in candidates), key=lambda found: found.weight)
 
 
 def peel(graph: Graph, k: int) -> Subgraph:
     """k nodes of an undirected graph. It removes, one by one, the node with the least remaining weight (the first of
-    equals), in O(n² + edges), on the CPU. `densest_subgraph` is compared with it."""
-    _check_part("peel", graph, k)
-    offsets, targets = graph.offsets.tolist(), graph.targets.cpu().long()
-    weights = graph.weights.cpu() if graph.weights is not None else torch.ones(graph.edges, dtype=torch.float64)
-    degrees = graph.degrees.cpu().clone()
-    left = torch.ones(graph.nodes, dtype=torch.bool)
-    targets_, weights_, degrees_ = targets.numpy(), weights.numpy(), degrees.numpy()
-    for _ in range(graph.nodes - k):
-        node = int(degrees_.argmin())
-        left[node] = False
+    equals), in O(n √n + edges), on the CPU."""
+    left = _peeled(graph, _check_part("peel", graph, k))
+    return Subgraph(left.nonzero()[:, 0], float(_weights(graph, left[:, None])[0]))
+
+
+def _densest_of_any_size(graph: Graph) -> Subgraph:
+    n = graph.nodes - _check_part("densest_subgraph", graph, 0)
+    removed, degrees = _peeling(graph, n)
+    weights = float((graph.degrees + graph.loops).sum()) / 2 - np.concatenate([[0.0], degrees.cumsum()])[:-1]
+    first = int((weights / np.arange(n, 0, -1)).argmax()) if n else 0
+    nodes = torch.from_numpy(np.sort(removed[first:])).to(graph.device)
+    inside = torch.zeros(n, 1, dtype=torch.float64, device=graph.device).index_fill_(0, nodes, 1.0)
+    return Subgraph(nodes, float(_weights(graph, inside)[0]))
+
+
+def _peeled(graph: Graph, k: int) -> Tensor:
+    """The k nodes that `peel` leaves, as 0/1 [n]."""
+    removed, _ = _peeling(graph, graph.nodes - k)
+    left = torch.ones(graph.nodes, dtype=torch.float64)
+    left[torch.from_numpy(removed)] = 0.0
+    return left.to(graph.device)
+
+
+def _peeling(graph: Graph, count: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """The `count` nodes that `peel` removes first, int64, and the weight that each takes away, float64."""
+    n, offsets, targets = graph.nodes, graph.offsets.tolist(), graph.targets.cpu().long().numpy()
+    weights = np.ones(graph.edges) if graph.weights is None else graph.weights.cpu().numpy()
+    # The least degree of each block of nodes leads to the node with the least degree of all.
+    width = max(math.isqrt(n), 1)
+    blocks = np.full((-(-n // width), width), math.inf)
+    degrees = blocks.reshape(-1)
+    degrees[:n] = graph.degrees.cpu().numpy()
+    least = blocks.min(1)
+    removed, taken = np.empty(count, np.int64), np.empty(count)
+    for i in range(count):
+        block = int(least.argmin())
+        node = block * width + int(blocks[block].argmin())
+        removed[i], taken[i] = node, degrees[node]
         part = slice(offsets[node], offsets[node + 1])
-        degrees_[targets_[part]] -= weights_[part]
-        degrees_[node] = math.inf
-    nodes = left.nonzero()[:, 0].to(graph.device)
-    return Subgraph(nodes, float(_weights(graph, left.to(graph.device, torch.float64)[:, None])[0]))
+        np.subtract.at(degrees, targets[part], weights[part])
+        degrees[node] = math.inf
+        np.minimum.at(least, targets[part] // width, degrees[targets[part]])
+        least[block] = blocks[block].min()
+    return removed, taken
 
 
-def _check_part(name: str, graph: Graph, k: int) -> None:
+def _check_part(name: str, graph: Graph, k: Any) -> int:
     n = graph.nodes
-    if isinstance(k, bool) or not isinstance(k, int) or not 0 <= k <= n:
+    if isinstance(k, bool) or not hasattr(k, "__index__") or not 0 <= k.__index__() <= n:
         raise ValueError(f"{name}: k: found {k!r}, expected 0 … {n}")
     back = graph.reversed
     same = torch.equal(graph.offsets, back.offsets) and torch.equal(*(_ordered(g) for g in (graph, back)))
@@ -401,6 +433,7 @@ def _check_part(name: str, graph: Graph, k: int) -> None:
         raise ValueError(
             f"{name}: found weights with an infinite sum, expected a finite one; divide the weights by a number"
         )
+    return int(k)
 
 
 _DIRECTIONS = 1 << 32  # streams of the random numbers that are not walks

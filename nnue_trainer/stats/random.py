@@ -12,8 +12,10 @@ seed, and seeds, are independent of each other. Nothing here touches torch's own
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,7 +35,8 @@ _STEP = 1 << 62
 class Philox:
     """A place in a stream of random numbers; each call advances `offset` past the numbers that it returned.
 
-    seed, stream: any integers of 64 bits. offset: from 0 on. All three are the state: save them, and go on later.
+    seed, stream: any integers of 64 bits, NumPy's too. offset: from 0 on. All three are the state: save them, and go on
+    later.
     Every number counts as one, whatever its distribution. Distributions use different numbers of bits, so calls with
     different distributions may share bits. Where they have to be independent, give each distribution its own stream.
     """
@@ -43,19 +46,18 @@ class Philox:
     offset: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("seed", "stream"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or not -(1 << 63) <= value < 1 << 64:
-                raise ValueError(f"random: {name}: found {value!r}, expected an integer of 64 bits")
-        if not isinstance(self.offset, int) or not 0 <= self.offset < _STEP:
+        self.seed, self.stream = (integer_of_64_bits(name, getattr(self, name)) for name in ("seed", "stream"))
+        offset = _integer(self.offset)
+        if offset is None or not 0 <= offset < _STEP:
             raise ValueError(f"random: offset: found {self.offset!r}, expected an integer, 0 or more, below 2^62")
+        self.offset = offset
 
     def state(self) -> tuple[int, int, int]:
         """(seed, stream, offset): Philox(*state) continues from here."""
         return self.seed, self.stream, self.offset
 
     def _fill(self, out: Tensor, distribution: str, *numbers: float | int) -> Tensor:
-        place = signed(self.seed), signed(self.stream), self.offset
+        place = signed("seed", self.seed), signed("stream", self.stream), self.offset
         torch.ops.nnue.random_fill(out, _enumerations.code("random_fill.distribution", distribution), *place, *numbers)
         self.offset += out.numel()
         return out
@@ -72,7 +74,10 @@ class Philox:
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ) -> Tensor:
-        """low + (high − low) · u, a tensor [*size]; u is a multiple of 2^−24 (float32) or 2^−53 (float64) in [0, 1)."""
+        """low + (high − low) · u, a tensor [*size]; u is a multiple of 2^−24 (float32) or 2^−53 (float64) in [0, 1).
+
+        low and high are rounded to `dtype`, and every number is below high. If both are equal, all numbers are low.
+        """
         return self._fill(_empty(size, dtype, device), "uniform", low, high)
 
     def normal(
@@ -94,8 +99,15 @@ class Philox:
         dtype: torch.dtype = torch.int64,
         device: torch.device | str = "cpu",
     ) -> Tensor:
-        """Integers low ≤ value < high, a tensor [*size] of int32 or int64; all are exactly equally likely."""
-        return self._fill(_empty(size, dtype, device), "integers", 0.0, 1.0, low, high)
+        """Integers low ≤ value < high, a tensor [*size] of int32 or int64; all are exactly equally likely.
+
+        ValueError if `low` or `high` is not an integer of int64; RuntimeError if low ≥ high.
+        """
+        for name, value in (("low", low), ("high", high)):
+            found = _integer(value)
+            if found is None or not -(1 << 63) <= found < 1 << 63:
+                raise ValueError(f"random: {name}: found {value!r}, expected an integer of int64")
+        return self._fill(_empty(size, dtype, device), "integers", 0.0, 1.0, int(low), int(high))
 
     def bernoulli(
         self, p: float, size: Size, dtype: torch.dtype = torch.bool, device: torch.device | str = "cpu"
@@ -104,8 +116,25 @@ class Philox:
         return self._fill(_empty(size, dtype, device), "bernoulli", p)
 
 
-def signed(value: int) -> int:
-    return value - (1 << 64) if value >= 1 << 63 else value
+def integer_of_64_bits(name: str, value: Any) -> int:
+    """`value` as a Python integer. ValueError if it is not an integer or has more than 64 bits."""
+    found = _integer(value)
+    if found is None or not -(1 << 63) <= found < 1 << 64:
+        raise ValueError(f"random: {name}: found {value!r}, expected an integer of 64 bits")
+    return found
+
+
+def signed(name: str, value: Any) -> int:
+    """An integer of 64 bits, such as a seed, as operators take it; ValueError as `integer_of_64_bits`."""
+    found = integer_of_64_bits(name, value)
+    return found - (1 << 64) if found >= 1 << 63 else found
+
+
+def _integer(value: Any) -> int | None:
+    try:
+        return operator.index(value)
+    except TypeError:
+        return None
 
 
 def _empty(size: Size, dtype: torch.dtype, device: torch.device | str) -> Tensor:

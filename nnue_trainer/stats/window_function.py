@@ -227,18 +227,10 @@ def _in_threads(body: Callable[[int, int], None], count: int, cost: int) -> None
     return None
 
 
-def _over_windows(function: Any, x: Any, out: Any, first: int, length: int, min_periods: int) -> None:
-    """The loop over all windows, in Python or compiled by Numba: it may use only what both support."""
-    n = x.shape[1]
-    for row in range(x.shape[0]):
-        for i in range(n):
-            begin = min(max(i + first, 0), n)
-            window = x[row, begin : max(min(i + first + length, n), begin)]
-            found = 0
-            for value in window:
-                if np.isfinite(value):
-                    found += 1
-            out[row, i] = function(window) if found >= min_periods else np.nan
+def _over_windows(function: Any, x: Any, out: Any, places: Any, begins: Any, ends: Any) -> None:
+    """The loop over windows of a row, in Python or compiled by Numba: it may use only what both support."""
+    for place, begin, end in zip(places, begins, ends):  # noqa: B905 (Numba has no strict)
+        out[place] = function(x[begin:end])
 
 
 @functools.lru_cache(maxsize=64)
@@ -259,7 +251,16 @@ def _compiled(function: Callable[..., float]) -> Any:
 def _apply_python(function: Callable[..., float], x: Tensor, out: Tensor, first: int, length: int, least: int) -> None:
     n = x.shape[-1]
     given = np.ascontiguousarray(x.reshape(-1, n).double().numpy())
-    found = np.empty_like(given)
+    found = np.full_like(given, np.nan)
     loop, inner = _compiled(function)
-    loop(inner, given, found, first, length, least)
+    # In Python's integers, since a window may reach further than int64 does.
+    low, high = max(min(first, n), -n), max(min(first + length, n), -n)
+    begins = np.clip(np.arange(n) + low, 0, n)
+    ends = np.maximum(np.clip(np.arange(n) + high, 0, n), begins)
+    for row, to in zip(given, found, strict=True):
+        seen = np.concatenate([[0], np.isfinite(row).cumsum()])
+        places = np.flatnonzero(seen[ends] - seen[begins] >= least)
+        windows = places, begins[places], ends[places]
+        # A loop in Python is faster over lists.
+        loop(inner, row, to, *(windows if loop is not _over_windows else map(np.ndarray.tolist, windows)))
     out.copy_(torch.from_numpy(found).view(x.shape))

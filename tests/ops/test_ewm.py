@@ -109,6 +109,42 @@ def exact_means(x: list[float], alpha: float, adjust: bool) -> list[float]:
     return out
 
 
+@pytest.mark.parametrize("library", ["nnue", "nnue_emulated"])
+@pytest.mark.parametrize("adjust", [True, False])
+def test_spread_of_any_size(library: str, adjust: bool, request: pytest.FixtureRequest) -> None:
+    """Deviations whose squares leave the range of float64, and ordinary numbers long after them."""
+    if library == "nnue_emulated":
+        request.getfixturevalue("emulator").emulator_configure(2, 3)
+
+    def spread(x: torch.Tensor, alpha: float, name: str = "std") -> torch.Tensor:
+        return getattr(torch.ops, library).ewm(x, code(name), alpha, adjust)
+
+    ordinary = values(3, 400)
+    for alpha in (0.03, 0.5):
+        expected = spread(ordinary, alpha)
+        for power in (-1000, -560, -500, -450, -400, 390, 450, 512, 600, 1000):
+            found = spread(ordinary * 2.0**power, alpha) / 2.0**power
+            torch.testing.assert_close(found, expected, rtol=1e-12, atol=0, equal_nan=True)
+    late = torch.cat([torch.tensor([1e308, -1e308, 1e-300], dtype=torch.float64), values(4, 5000, missing=0)])
+    assert spread(late, 0.5)[1].item() > 1e308
+    for name in ("var", "std"):  # their weight is 2^-5000
+        torch.testing.assert_close(spread(late, 0.5, name)[-9:], spread(late[-300:], 0.5, name)[-9:])
+    constant = torch.full((700,), 0.1, dtype=torch.float64)
+    assert spread(constant, 0.1)[1:].eq(0).all()
+
+
+def test_equal_weights(device: torch.device) -> None:
+    """Infinity for com, span or halflife: every observation weighs the same."""
+    x = values(7, 60).to(device)
+    every = stats.expanding(x)
+    for rule in ({"com": math.inf}, {"span": math.inf}, {"halflife": math.inf}):
+        for name in ("mean", "var", "std"):
+            found = getattr(stats.ewm(x, **rule), name)()  # type: ignore[arg-type]
+            torch.testing.assert_close(found, getattr(every, name)(), rtol=1e-12, atol=0, equal_nan=True)
+    first = stats.ewm(x, com=math.inf, adjust=False).mean()
+    assert first[x.isfinite().nonzero()[0] :].unique().numel() == 1
+
+
 def test_weights_that_vanish(device: torch.device) -> None:
     """A gap after which the old weights are 0 in float64: the mean stays, then the next observation is the mean."""
     x = torch.full((5000,), math.nan, dtype=torch.float64)
@@ -150,7 +186,9 @@ WRONG: list[tuple[Callable[[], object], str]] = [
     (lambda: stats.ewm(X, com=1, min_periods=-1), "min_periods: found -1"),
     (lambda: stats.ewm(X.int(), com=1).mean(), "nnue::ewm: x: found int32"),
     (lambda: torch.ops.nnue.ewm(X, 3, 0.5), "statistic: found 3, expected 0 to 2, for mean, var, std"),
-    (lambda: torch.ops.nnue.ewm(X, 0, 0.0), "alpha: found 0.0+, expected 0 < alpha <= 1"),
+    (lambda: torch.ops.nnue.ewm(X, 0, -1e-9), "alpha: found -1e-09, expected 0 <= alpha <= 1"),
+    (lambda: stats.ewm(X, alpha=0), "alpha: found 0.0, expected a number above 0"),
+    (lambda: stats.ewm(X, com=-math.inf), "com: found -inf, expected a number ≥ 0"),
 ]
 
 

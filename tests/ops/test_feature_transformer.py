@@ -299,8 +299,14 @@ def test_int64_rows_are_converted(device: torch.device) -> None:
     for wrong in (2**32, 2**32 + 3, -(2**32) - 1, 2**63 - 1, -(2**63), 2**31):
         changed = rows.clone()
         changed[3, 0] = wrong
-        with pytest.raises(RuntimeError, match=r"feature_transformer_forward: indices: found index \S+ in row 3"):
+        reported = rf"indices: found index {wrong} in row 3, expected -1 \(end of row\) or 0 <= index < {num_features}"
+        with pytest.raises(RuntimeError, match=rf"feature_transformer_forward: {reported}"):
             functional.feature_transformer(changed, sample.weight, sample.bias)
+        with pytest.raises(RuntimeError, match=rf"feature_transformer_backward: {reported}"):
+            ops.feature_transformer_backward(out.detach(), changed, num_features)
+        behind_the_end = rows.clone()
+        behind_the_end[3, :2] = torch.tensor([-1, wrong])
+        ops.feature_transformer_forward(behind_the_end, sample.weight, sample.bias)
     with pytest.raises(RuntimeError, match=r"found int64, expected int32; nnue_trainer.ops.index_rows converts"):
         torch.ops.nnue.feature_transformer_forward(rows, None, sample.weight, sample.bias)
 

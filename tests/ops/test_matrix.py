@@ -167,6 +167,33 @@ def test_nan_and_huge_rows(device: torch.device) -> None:
     assert matrix.norm(x[2, :1].expand(1, 1)).item() == pytest.approx(3e38)
 
 
+@pytest.mark.parametrize("size", [1, 4, 37, 5000])
+def test_norms_of_numbers_of_any_size(place: tuple[Any, torch.device], size: int) -> None:
+    """Squares may leave the range of float64; the root of their sum does not."""
+    operators, device = place
+    g = torch.Generator().manual_seed(size)
+    ordinary = torch.randn(2, size, generator=g, dtype=torch.float64)
+    rows = [ordinary * 2.0**power for power in (-1000, -700, -512, -511, -500, 0, 485, 486, 487, 700, 1000)]
+    mixed = torch.stack([ordinary[0] * 1e-200, ordinary[0], ordinary[0] * 1e200]).repeat(1, 2)
+    mixed[:, :size] = ordinary[1] * 1e-250
+    for x in (*rows, mixed):
+        found = torch.empty(len(x), dtype=torch.float64, device=device)
+        operators.row_norms(x.to(device), None, found, None)
+        exact = [math.hypot(*row) for row in x.tolist()]
+        assert found.tolist() == pytest.approx(exact, rel=1e-13)
+
+
+def test_norms_at_the_ends_of_the_range(place: tuple[Any, torch.device]) -> None:
+    operators, device = place
+    for row, expected in (
+        ([1e-170] * 4, 2e-170), ([1e200] * 4, 2e200), ([5e-324] * 4, 1e-323), ([1e308] * 4, math.inf), ([0.0] * 4, 0),
+        ([1e200, math.inf], math.inf), ([1e-200, math.nan], math.nan), ([1e200, math.nan, 1e-200], math.nan),
+    ):  # fmt: skip
+        found = torch.empty(1, dtype=torch.float64, device=device)
+        operators.row_norms(torch.tensor([row], dtype=torch.float64, device=device), None, found, None)
+        assert found.item() == pytest.approx(expected, nan_ok=True), row
+
+
 def test_errors() -> None:
     x = torch.ones(3, 4)
     for call, message in (

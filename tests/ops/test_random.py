@@ -6,12 +6,15 @@ import ctypes
 import math
 import runpy
 from pathlib import Path
+from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from nnue_trainer.ops import _enumerations
+from nnue_trainer.stats import graph
 from nnue_trainer.stats.random import Philox
 
 # Counter, key and result, from the known-answer file that its authors publish with Random123.
@@ -162,6 +165,47 @@ def test_normal(dtype: torch.dtype) -> None:
     assert abs(chi_square(quantiles.mul(1000).long(), 1000)) < 4
 
 
+LIMITS = [(1000, 1001), (-3e38, 3e38), (0, 1e-45), (-1, 3), (16777215, 16777217), (1e-3, 1e30), (5, 5), (-2, -1)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_uniform_numbers_lie_in_a_half_open_interval(
+    dtype: torch.dtype, emulator: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = [*LIMITS, (-1.7e308, 1.7e308), (1e15, 1e15 + 1)] if dtype == torch.float64 else LIMITS
+    on_cpu = []
+    for low, high in limits:
+        x = Philox(1).uniform(1 << 16, low, high, dtype)
+        ends = torch.tensor([low, high], dtype=dtype)
+        assert x.ge(ends[0]).all()
+        assert x.isfinite().all()
+        assert x.lt(ends[1]).all() if low < high else x.eq(ends[0]).all()
+        if ends[1] / 2 - ends[0] / 2 > 1e30:
+            assert deviations((x.double() / high).mean().item(), 0, 1 / 3, len(x)) < 4
+        on_cpu.append(x)
+    assert (
+        Philox(1)
+        .uniform(1 << 16)
+        .eq(Philox(1).bits(1 << 16, torch.int32).bitwise_right_shift(8).bitwise_and(0xFFFFFF) * 2.0**-24)
+        .all()
+    )
+    monkeypatch.setattr(torch.ops.nnue, "random_fill", torch.ops.nnue_emulated.random_fill)
+    for (low, high), expected in zip(limits, on_cpu, strict=True):
+        assert torch.equal(Philox(1).uniform(1 << 10, low, high, dtype), expected[: 1 << 10])
+
+
+@pytest.mark.parametrize("kind", [np.int8, np.int64, np.uint64, np.int32])
+def test_numpy_integers(kind: type[np.integer[Any]]) -> None:
+    """Seeds, streams, offsets, sizes and limits."""
+    one, five, nine = (cast(Any, kind(number)) for number in (1, 5, 9))
+    same = Philox(five, one, nine)
+    assert torch.equal(same.uniform(five), Philox(5, 1, 9).uniform(5))
+    assert all(type(number) is int for number in same.state())
+    assert torch.equal(same.integers(one, nine, (five,)), Philox(5, 1, 14).integers(1, 9, 5))
+    chain = graph.Graph.from_edges(3, torch.tensor([0, 1]), torch.tensor([1, 2]), undirected=True)
+    assert torch.equal(graph.pagerank_walks(chain, 16, seed=five).rank, graph.pagerank_walks(chain, 16, seed=5).rank)
+
+
 def test_integers() -> None:
     """This includes a range near 2^64 that is not a power of two, where a modulo would prefer the lower third."""
     x = Philox(6).integers(-3, 4, N)
@@ -185,6 +229,14 @@ def test_errors() -> None:
         (lambda: Philox(1.5), "seed: found 1.5, expected an integer of 64 bits"),  # type: ignore[arg-type]
         (lambda: Philox(1, 1 << 64), "stream: found .*, expected an integer of 64 bits"),
         (lambda: Philox(1, offset=-1), "offset: found -1, expected an integer, 0 or more"),
+        (lambda: Philox("1"), "seed: found '1', expected an integer of 64 bits"),  # type: ignore[arg-type]
+        (lambda: Philox(np.float64(1)), "seed: found .*1.0.*, expected an integer of 64 bits"),  # type: ignore[arg-type]
+        (lambda: Philox(1).integers(0, 1 << 63, 5), "high: found 9223372036854775808, expected an integer of int64"),
+        (lambda: Philox(1).uniform(5, 2, 1), "b: found 1, expected at least a, 2"),
+        (lambda: Philox(1).uniform(5, 0, 1e39), "b: found 1e.39, expected a finite float32"),
+        (lambda: Philox(1).uniform(5, math.nan, 1), "a: found nan, expected a finite float32"),
+        (lambda: Philox(1).normal(5, 0, -1e-12), "b: found -1e-12, expected 0 or more"),
+        (lambda: Philox(1).normal(5, 0, math.inf), "b: found inf, expected 0 or more, finite"),
         (lambda: Philox(1).integers(3, 3, 5), "high: found 3, expected more than low, 3"),
         (lambda: Philox(1).integers(0, 1 << 40, 5, torch.int32), "low, high: found .*, expected numbers of int32"),
         (lambda: Philox(1).bernoulli(1.5, 5), "a: found 1.5.*, expected a probability"),

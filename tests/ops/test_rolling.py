@@ -6,6 +6,8 @@ import ctypes
 import functools
 import math
 from collections.abc import Callable
+from decimal import Context, Decimal, localcontext
+from fractions import Fraction
 from typing import Literal
 
 import numpy as np
@@ -302,25 +304,110 @@ def test_emulated_offsets_cost_nothing(emulator: ctypes.CDLL) -> None:
     assert_offsets_cost_nothing(functools.partial(rolling, library="nnue_emulated"), torch.device("cpu"))
 
 
-@pytest.mark.parametrize("library", ["nnue", "nnue_emulated"])
-def test_powers_beyond_the_range_are_no_numbers(library: str, request: pytest.FixtureRequest) -> None:
-    """A statistic of tiny or huge deviations is right, or NaN."""
-    if library == "nnue_emulated":
+@pytest.fixture(params=["nnue", "nnue_emulated"])
+def library(request: pytest.FixtureRequest) -> str:
+    if request.param == "nnue_emulated":
         request.getfixturevalue("emulator").emulator_configure(2, 3)
+    return str(request.param)
+
+
+POWER = {"sum": 1, "mean": 1, "std": 1, "var": 2, "cov": 2}  # of the scale of x, that a statistic has
+
+
+def test_deviations_of_any_size(library: str) -> None:
+    """A statistic of tiny or huge deviations is that of ordinary ones, scaled."""
     x, y = SHORT
-    for name in ("skew", "kurt", "corr"):
-        exact = rolling(x, y, name, -4, 5, 5, 1.0, library=library)[4:]
-        numbers = 0
-        for power in range(-320, 300, 5):
+    for name in ("mean", "std", "skew", "kurt", "corr"):
+        ordinary = rolling(x, y, name, -4, 5, 5, 1.0, library=library)[4:]
+        for power in range(-290, 305, 7):
             scale = 10.0**power
             found = rolling(x * scale, y * scale, name, -4, 5, 5, 1.0, library=library)[4:]
-            if not found.isnan().all():
-                numbers += 1
-                assert_same(found, exact, 1e-9)
-        assert numbers > (28 if name == "kurt" else 38)
-    for constant in (1e160, -1e300, 1e-160):
+            assert_same(found / scale ** POWER.get(name, 0), ordinary, 1e-9)
+    for constant in (1e160, -1e300, 1e-160, 1e-310, 0.0):
         same = torch.full((50,), constant, dtype=torch.float64)
-        assert rolling(same, same, "var", -9, 10, 1, 0.0, library=library).eq(0).all()
+        for name in ("var", "std", "cov"):
+            assert rolling(same, same, name, -9, 10, 1, 0.0, library=library).eq(0).all()
+        for name in ("skew", "kurt", "corr"):
+            assert rolling(same, same, name, -9, 10, 1, 0.0, library=library).isnan().all()
+
+
+def exact_of_window(name: str, x: list[float], y: list[float]) -> float:
+    """A statistic in exact fractions, whose roots have 60 digits."""
+
+    def decimal_of(value: Fraction) -> Decimal:
+        return Decimal(value.numerator) / Decimal(value.denominator)
+
+    with localcontext(Context(prec=60, Emin=-99999, Emax=99999)):
+        n, xs, ys = len(x), list(map(Fraction, x)), list(map(Fraction, y))
+        zero = Fraction(0)
+        d, e = ([v - sum(of, zero) / n for v in of] for of in (xs, ys))
+        xx, yy, xy = (sum((a * b for a, b in zip(f, g, strict=True)), zero) for f, g in ((d, d), (e, e), (d, e)))
+        if name in ("sum", "mean"):
+            return float(decimal_of(sum(xs, zero) / (1 if name == "sum" else n)))
+        if name in ("var", "std"):
+            var = decimal_of(xx / (n - 1))
+            return float(var if name == "var" else var.sqrt())
+        if name == "cov":
+            return float(decimal_of(xy / (n - 1)))
+        if xx == 0 or (name == "corr" and yy == 0):
+            return math.nan
+        if name == "corr":
+            return float(decimal_of(xy) / decimal_of(xx * yy).sqrt())
+        m2, m3, m4 = (decimal_of(sum((Fraction(v**k) for v in d), zero) / n) for k in (2, 3, 4))
+        if name == "skew":
+            return float(Decimal(n * (n - 1)).sqrt() / (n - 2) * m3 / (m2 * m2.sqrt()))
+        return float(Decimal(n - 1) / ((n - 2) * (n - 3)) * ((n + 1) * m4 / m2**2 - 3 * (n - 1)))
+
+
+def of_all_sizes(kind: str) -> tuple[Tensor, Tensor]:
+    g = torch.Generator().manual_seed(len(kind))
+    x, y = torch.randn(2, 40, generator=g, dtype=torch.float64)
+    powers = torch.randint(-150, 150, (40,), generator=g).double()
+    if kind == "ends":  # as in one of pandas' tests
+        x[3], x[7], x[20:25] = 1e308, -1e308, torch.tensor([1.7e308, -1.7e308, 1e-308, 0, 5e-324], dtype=torch.float64)
+    elif kind == "all powers":
+        x, y = x * 10.0 ** (2 * powers), y * 10.0 ** (-powers)
+    elif kind == "tiny":
+        x, y = x * 1e-170, y * 1e-300
+    else:
+        x, y = 1e300 + x * 1e285, y * 1e200
+    return x, y
+
+
+@pytest.mark.parametrize("kind", ["ends", "all powers", "tiny", "huge offset"])
+def test_extreme_ranges_against_fractions(library: str, kind: str) -> None:
+    """Windows with any numbers of float64, and those after them, are right: nothing stays."""
+    x, y = of_all_sizes(kind)
+    for window in (5, 13):
+        for name in (*POWER, "skew", "kurt", "corr"):
+            found = rolling(x, y, name, 1 - window, window, window, 1.0, library=library)[window - 1 :].tolist()
+            parts = [(x[i : i + window].tolist(), y[i : i + window].tolist()) for i in range(len(x) - window + 1)]
+            # The error of a sum is that of its largest terms.
+            size = [max(map(abs, a)) * 1e-14 if name in ("sum", "mean") else 0 for a, _ in parts]
+            exact = [exact_of_window(name, *part) for part in parts]
+            for own, right, error in zip(found, exact, size, strict=True):
+                near = 1e-12 if name in ("skew", "kurt", "corr", "cov") else 0
+                near = near * max(1.0, abs(right)) if name != "cov" else 0
+                assert own == pytest.approx(right, rel=1e-9, abs=max(error, near), nan_ok=True), (name, window)
+
+
+def test_long_windows_of_huge_numbers(library: str) -> None:
+    """Windows of many tiles, in the dense and in the counted way."""
+    x, y = values(5, 2, 1500, missing=0), values(6, 2, 1500, missing=0)
+    for name in ("std", "corr", "kurt"):
+        for missing in (False, True):
+            if missing:
+                x[:, 700] = math.nan
+            ordinary = rolling(x, y, name, -699, 700, 600, 1.0, library=library)
+            found = rolling(x * 2.0**800, y * 2.0**-600, name, -699, 700, 600, 1.0, library=library)
+            assert_same(found / 2.0 ** (800 * POWER.get(name, 0)), ordinary, 1e-9)
+
+
+@pytest.mark.parametrize("interpolation", ["linear", "midpoint"])
+def test_quantiles_between_the_ends_of_the_range(library: str, interpolation: str) -> None:
+    x = torch.tensor([-1.5e308, 1.5e308, -1e308, 1e308], dtype=torch.float64)
+    found = getattr(torch.ops, library).rolling_quantile(x, -1, 2, 2, 0.5, kind(interpolation))
+    assert found[1:].tolist() == pytest.approx([0, 2.5e307, 0], abs=1e293)
 
 
 def test_no_drift_behind_an_outlier(device: torch.device) -> None:
@@ -413,7 +500,7 @@ WRONG: list[tuple[Callable[[], object], str]] = [
     (lambda: stats.rolling(X.sum(), 2).sum(), "nnue::rolling: x: found no dimension"),
     (lambda: stats.rolling(X, 2).cov(X[:4]), r"y: found shape \[4\], expected that of x, \[5\]"),
     (lambda: stats.rolling(X, 2).corr(X.int()), "y: found int32, expected float32"),
-    (lambda: stats.rolling(X, 2).corr([1]), "other: found list, expected a tensor"),  # type: ignore[arg-type]
+    (lambda: stats.rolling(X, 2).corr([1]), "other: found list, expected a tensor"),
     (lambda: stats.rolling(X, 2).quantile(1.5), "quantile: found 1.5.*, expected 0 ... 1"),
     (lambda: stats.rolling(X, 2).quantile(math.nan), "quantile: found .*nan, expected 0 ... 1"),
     (lambda: stats.rolling(X, 2).quantile(0.5, "odd"), "interpolation: found 'odd', expected linear"),  # type: ignore[arg-type]

@@ -9,6 +9,7 @@
 
 #include "../../matrix.h"
 #include "../common.cuh"
+#include "scan.cuh"
 
 namespace nnue::cuda::analysis {
 namespace {
@@ -213,33 +214,48 @@ constexpr int kLoads = 4, kLoadsOfThread = 16;
 // Fewer rows than this are split, so that there is work for all multiprocessors, but not into parts of fewer bytes.
 constexpr int64_t kEnoughParts = 512, kLeastBytes = 1 << 15;
 
-// Sums and largest of the elements read so far.
+// Squares of numbers that double holds with room to spare.
+struct PlainSquares {
+    double sum;
+
+    __device__ void add(double magnitude) { sum += magnitude * magnitude; }
+    __device__ void add(const PlainSquares& b) { sum += b.sum; }
+    __device__ double root() const { return sqrt(sum); }
+};
+
+// Sums and largest of the elements read so far. A struct of numbers of 8 bytes.
 template <class T>
 struct Sums {
     using Number = sum_t<T>;
-    using Bits = std::conditional_t<sizeof(Number) == 8, unsigned long long, unsigned>;
+    using Bits = unsigned long long;
 
-    double sum, squares;
+    double sum;
+    std::conditional_t<std::is_same_v<T, double>, matrix::Squares, PlainSquares> squares;
     Bits largest;  // without its sign. Such bits have the order of the numbers, and NaN comes last.
 
     __device__ void add(T x) {
         const Number number = to_sum(x);
         const double magnitude = fabs(static_cast<double>(number));
         sum += magnitude;
-        squares += magnitude * magnitude;
-        largest = max(largest, std::bit_cast<Bits>(number) & ~(Bits{1} << (8 * sizeof(Bits) - 1)));
+        squares.add(magnitude);
+        using NumberBits = std::conditional_t<sizeof(Number) == 8, unsigned long long, unsigned>;
+        constexpr NumberBits kSign = NumberBits{1} << (8 * sizeof(NumberBits) - 1);
+        largest = max(largest, Bits{std::bit_cast<NumberBits>(number) & ~kSign});
     }
     __device__ void add(const Sums& b) {
         sum += b.sum;
-        squares += b.squares;
+        squares.add(b.squares);
         largest = max(largest, b.largest);
+    }
+    __device__ Number largest_number() const {
+        using NumberBits = std::conditional_t<sizeof(Number) == 8, unsigned long long, unsigned>;
+        return std::bit_cast<Number>(static_cast<NumberBits>(largest));
     }
     // Adds the sums of all lanes in groups of this many.
     __device__ void add_lanes(int lanes) {
 #pragma unroll 1
         for (int by = lanes / 2; by > 0; by /= 2) {
-            add(Sums{__shfl_xor_sync(kAllLanes, sum, by), __shfl_xor_sync(kAllLanes, squares, by),
-                     __shfl_xor_sync(kAllLanes, largest, by)});
+            add(of_lane(*this, (threadIdx.y * blockDim.x + threadIdx.x) ^ by));
         }
     }
 };
@@ -251,8 +267,8 @@ struct NormsOut {
     __device__ void put(int64_t row, const Sums<T>& found) const {
         const auto rounded = [](auto x) { return from_sum<T>(static_cast<sum_t<T>>(x)); };
         if (sums != nullptr) sums[row] = rounded(found.sum);
-        if (roots != nullptr) roots[row] = rounded(sqrt(found.squares));
-        if (largest != nullptr) largest[row] = rounded(std::bit_cast<sum_t<T>>(found.largest));
+        if (roots != nullptr) roots[row] = rounded(found.squares.root());
+        if (largest != nullptr) largest[row] = rounded(found.largest_number());
     }
 };
 

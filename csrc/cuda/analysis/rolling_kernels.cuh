@@ -64,6 +64,7 @@ struct Job {
 
     // For windows without gaps: a window is the last k elements of a chunk and `length - k` others. `joined` merges
     // these two; `next` adds one more element to the others. Both are indexed by kWindows - k.
+    int* marked;  // becomes 1 if an output is marked
     FinishOf finish_all;
     Weights joined[kMostWindows], next[kMostWindows];
 };
@@ -435,6 +436,12 @@ __global__ void __launch_bounds__(kRollThreads, kRollBlocks) roll(const Job job)
                         results[begin - spare + j] = result;
                     }
                 }
+                bool marked = false;  // read again, since the loop above needs all registers
+#pragma unroll 1
+                for (int j = missing; j < kMine; ++j) {
+                    marked = marked || rolling::is_marked(results[begin - spare + j]);
+                }
+                if (marked) *job.marked = 1;
                 __syncwarp();
                 const int warp_begin = warp * kWarp * kMine;
                 const int64_t out_first = (first_tile - early + turn) * tile + warp_begin;
@@ -515,6 +522,24 @@ __global__ void __launch_bounds__(kRollThreads)
         }
         if (more && t < tiles) {
             doubled[row * tiles + t] = t + size < tiles ? M::merge(from[t], from[t + size]) : from[t];
+        }
+    }
+}
+
+// Computes the marked outputs anew; they are rare.
+template <class M>
+__global__ void __launch_bounds__(kRollThreads) mend(const Job job) {
+    if (*job.marked == 0) return;
+    const Windows& w = job.windows;
+    const auto* const x = static_cast<const double*>(job.x);
+    const auto* const y = static_cast<const double*>(job.y);
+    auto* const out = static_cast<double*>(job.out);
+    const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
+    for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < w.rows * w.n; i += step) {
+        const int64_t row = i / w.n * w.n;
+        if (rolling::is_marked(out[i])) {
+            out[i] = rolling::mended<M>(out[i], job.finish, x + row, M::kPair ? y + row : nullptr, w.n, w.first,
+                                        w.length, i - row);
         }
     }
 }

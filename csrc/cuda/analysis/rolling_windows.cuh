@@ -74,7 +74,14 @@ void roll_tiles(Job job, const Tensor& x, cudaStream_t stream) {
                "rolling");
     job.run = std::min(divide_up(w.rows * w.tiles, resident_blocks("rolling", kernel, threads, bytes)), w.tiles);
     job.runs = divide_up(w.tiles, job.run);
+    const Tensor marked = torch::stable::new_zeros(x, {1}, ScalarType::Int);
+    job.marked = mutable_data<int32_t>(marked);
     launch("rolling", kernel, thread_blocks_for(w.rows * job.runs, 1), threads, bytes, stream, job);
+    if (M::kSpreads && job.is_double) {
+        const int64_t blocks = resident_blocks("rolling_mend", mend<M>, kRollThreads, 0);
+        launch("rolling_mend", mend<M>, thread_blocks_for(std::min(blocks * kRollThreads, w.rows * w.n), kRollThreads),
+               kRollThreads, 0, stream, job);
+    }
 }
 
 template <class M>

@@ -1,0 +1,66 @@
+"""Numbers as callers have them, tensors, NumPy arrays or pandas objects, as tensors; and results as the same kind."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+KINDS = "a tensor, a NumPy array, or a pandas Series or DataFrame"
+
+
+class Given(NamedTuple):
+    """Numbers as a tensor whose last dimension is the one that windows move along."""
+
+    tensor: Tensor
+    back: Callable[[Tensor], Any]
+    """turns a result of the tensor's shape into the kind of object that was given"""
+    labels: tuple[Any, ...] = ()
+    """index and columns of a pandas object"""
+
+
+def _unchanged(result: Tensor) -> Tensor:
+    return result
+
+
+def given(where: str, x: Any, step: int = 1) -> Given:
+    """`x` as a tensor, and the way back. With `step`, a result has only every step-th element of the last dimension.
+
+    A tensor stays as it is. An array of float32 or float64 shares memory with its tensor; integers, booleans and
+    float16 become float64, as in pandas. Series and DataFrames become float64; windows move along the index.
+
+    where: the beginning of errors, such as "rolling: x". ValueError for anything else than numbers.
+    """
+    if isinstance(x, Tensor):
+        return Given(x, _unchanged)
+    if isinstance(x, np.ndarray):
+        return Given(_tensor(where, x), Tensor.numpy)
+    pandas: Any = sys.modules.get("pandas")  # an object of pandas only exists where it is imported
+    if pandas is not None and isinstance(x, pandas.Series):
+        made = _tensor(where, _numbers(where, x, x.dtype)).double()
+        return Given(made, lambda result: pandas.Series(result.numpy(), x.index[::step], name=x.name), (x.index,))
+    if pandas is not None and isinstance(x, pandas.DataFrame):
+        columns = [_numbers(f"{where}[{name!r}]", x.iloc[:, i], x.dtypes.iloc[i]) for i, name in enumerate(x.columns)]
+        values = np.stack(columns) if columns else np.empty((0, len(x)))
+        made = _tensor(where, values).double()
+        labels = x.index, x.columns
+        return Given(made, lambda result: pandas.DataFrame(result.numpy().T, x.index[::step], x.columns), labels)
+    raise ValueError(f"{where}: found {type(x).__name__}, expected {KINDS}")
+
+
+def _numbers(where: str, series: Any, dtype: Any) -> np.ndarray[Any, Any]:
+    if getattr(dtype, "kind", "O") not in "biuf":
+        raise ValueError(f"{where}: found {dtype}, expected numbers")
+    return np.asarray(series.to_numpy(dtype="float64", na_value=np.nan))
+
+
+def _tensor(where: str, values: np.ndarray[Any, Any]) -> Tensor:
+    if values.dtype.kind not in "biuf" or values.dtype.itemsize > 8:
+        raise ValueError(f"{where}: found {values.dtype}, expected integers or floats of up to 64 bits")
+    keeps = values.dtype.kind == "f" and values.dtype.itemsize > 2
+    native = values.dtype.newbyteorder("=") if keeps else np.dtype(np.float64)
+    return torch.from_numpy(np.require(values, dtype=native, requirements=["C", "W"]))
