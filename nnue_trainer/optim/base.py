@@ -19,7 +19,7 @@ from nnue_trainer.schema import section
 
 if TYPE_CHECKING:
     from nnue_trainer.optim.late_rows import LateRows
-    from nnue_trainer.optim.parts import NormOf
+    from nnue_trainer.optim.parts import Columns, NormOf
 
 
 @dataclass(frozen=True)
@@ -130,6 +130,10 @@ class Rule(ABC):
 
     def take_norm(self, norm_of: NormOf) -> None:  # noqa: B027
         """`FusedOptimizer.norm_of`. UserError for a rule that needs all gradients in one process."""
+
+    def take_columns(self, columns: Mapping[str, Columns]) -> None:  # noqa: B027
+        """By parameter, those of which this process has some columns only; for rules whose update of a value depends on
+        other columns."""
 
     def changed(self) -> list[Tensor]:
         """All tensors that a step changes, which the guard restores after a failed step."""

@@ -23,6 +23,7 @@ from nnue_trainer.optim import fused_operators
 from nnue_trainer.optim.base import OPTIMIZERS, Rule, Work, check_state
 from nnue_trainer.optim.fused import FusedConfig, FusedRule, limits
 from nnue_trainer.optim.groups import Settings
+from nnue_trainer.optim.parts import Columns
 from nnue_trainer.optim.update_rule import UpdateRule
 from nnue_trainer.schema import section
 
@@ -49,6 +50,10 @@ class Muon(FusedConfig):
     def update(self) -> UpdateRule:
         return UpdateRule("adam", self.betas, self.eps)
 
+    def by_value(self) -> bool:
+        # `take_columns` exchanges the columns of a matrix, but not the norms of its gradient.
+        return self.max_norm is None
+
     def rule(self, work: Work) -> Rule:
         return MuonRule(work, self)
 
@@ -68,6 +73,8 @@ class _Matrix:
     high: float
     choice: Choice
     """the kernels that compute its step"""
+    columns: Columns | None = None
+    """None: this process has all columns"""
 
     @property
     def gradient(self) -> Tensor:
@@ -111,14 +118,29 @@ class MuonRule(FusedRule):
             virtual = momentum.new_zeros(ranges[0].virtual, *weight.shape[1:])
             self._state[f"momentum/{name}.virtual"] = virtual
         rows, columns = weight.shape[-2:]
-        size = math.sqrt(max(1.0, rows / columns))
-        if config.step_size == "match_rms_adamw":
-            size = 0.2 * math.sqrt(max(rows, columns))
+        size = self._size(rows, columns)
         rate = settings.rate * config.matrix_lr / config.lr
         decay = config.matrix_decay if settings.decay is None else settings.decay
         low, high = limits(work, name, 0, len(weight))
         choice = capabilities.matrix_step(capabilities.machine_of(weight.device), rows, columns)
         return _Matrix(name, weight, momentum, virtual, rate * size, decay / size, low, high, choice)
+
+    def _size(self, rows: int, columns: int) -> float:
+        """The factor of a step of a matrix."""
+        if self._config.step_size == "match_rms_adamw":
+            return 0.2 * math.sqrt(max(rows, columns))
+        return math.sqrt(max(1.0, rows / columns))
+
+    def take_columns(self, columns: Mapping[str, Columns]) -> None:
+        for number, matrix in enumerate(self._matrices):
+            if matrix.name not in columns:
+                continue
+            split, (rows, own) = columns[matrix.name], matrix.weight.shape[-2:]
+            scale = self._size(rows, split.all_columns) / self._size(rows, own)
+            choice = Choice("torch", "each process has some columns of the matrix")
+            self._matrices[number] = replace(
+                matrix, rate=matrix.rate * scale, decay=matrix.decay / scale, choice=choice, columns=split
+            )
 
     def step(self) -> None:
         moved = [matrix for matrix in self._matrices if matrix.weight.grad is not None]
@@ -145,24 +167,27 @@ class MuonRule(FusedRule):
 
     def _step_torch(self, matrix: _Matrix) -> None:
         go, scale = self.fused.numbers[0] != 0, self.fused.numbers[fused_operators.GRADIENT]
-        change = self._direction(matrix.momentum, matrix.gradient, scale, go)
+        change = self._direction(matrix, matrix.momentum, matrix.gradient, scale, go)
         if matrix.virtual.numel():
             shared = matrix.gradient.view(-1, *matrix.virtual.shape).sum(0)
-            by = self._direction(matrix.virtual, shared, scale, go)
+            by = self._direction(matrix, matrix.virtual, shared, scale, go)
             change = change + by.repeat(len(change) // len(by), *[1] * (change.dim() - 1))
         weight, lr = matrix.weight.detach(), self.work.lr.to(change.dtype) * matrix.rate
         new = (weight * (1 - lr * matrix.decay) - lr * change).clamp_(matrix.low, matrix.high)
         matrix.weight.copy_(torch.where(go, new, weight))
 
-    def _direction(self, momentum: Tensor, gradient: Tensor, scale: Tensor, go: Tensor) -> Tensor:
-        """The direction of a step of one weight; brings its momentum up to date."""
+    def _direction(self, matrix: _Matrix, momentum: Tensor, gradient: Tensor, scale: Tensor, go: Tensor) -> Tensor:
+        """The direction of a step of a matrix or of its virtual rows; brings the momentum of these up to date."""
         keep, config = self._config.momentum, self._config
         gradient = gradient.to(momentum.dtype) * scale.to(momentum.dtype)
         if config.max_value is not None:
             gradient = gradient.clamp(-config.max_value, config.max_value)
         new = torch.lerp(gradient, momentum, keep)
         momentum.copy_(torch.where(go, new, momentum))
-        return orthogonal(torch.lerp(gradient, new, keep))
+        steepest = torch.lerp(gradient, new, keep)
+        if matrix.columns is None:
+            return orthogonal(steepest)
+        return matrix.columns.own(orthogonal(matrix.columns.whole(steepest)))
 
     def choices(self) -> dict[str, Choice]:
         return {matrix.name: matrix.choice for matrix in self._matrices}

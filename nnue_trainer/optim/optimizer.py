@@ -20,7 +20,7 @@ from nnue_trainer.optim.bounds import Bounds
 from nnue_trainer.optim.clip import Clip
 from nnue_trainer.optim.groups import Settings
 from nnue_trainer.optim.guard import Guard
-from nnue_trainer.optim.parts import LARGEST_COPY, NormOf
+from nnue_trainer.optim.parts import LARGEST_COPY, Columns, NormOf
 from nnue_trainer.optim.rehearsal import rehearse
 from nnue_trainer.optim.virtual_rows import SharedRows
 
@@ -249,6 +249,10 @@ class Optimizer:
         """`FusedOptimizer.norm_of`; nothing for a rule that clips to no norm. UserError for `stable_decay`, which needs
         all gradients in one process."""
         self.rule.take_norm(norm_of)
+
+    def take_columns(self, columns: Mapping[str, Columns]) -> None:
+        """`Rule.take_columns`."""
+        self.rule.take_columns(columns)
 
     def set_lr(self, lr: float) -> None:
         """The learning rate of the next step. Nothing is launched if the device already has this value: many schedules

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -117,6 +117,21 @@ def given(pairs: Sequence[Pair]) -> Given:
     states = [moments for _, moments in pairs]
     own = [t for m in states for t in (*m.own, *m.shared, *([] if m.slow is None else [m.slow]))]
     return [m.weight for m in states], own, [m.copy for m in states], [t for m in states for t in m.kept]
+
+
+class Columns(Protocol):
+    """A tensor of which this process has some columns, and other processes have the others. All must call `whole`
+    together."""
+
+    @property
+    def all_columns(self) -> int:
+        """Columns of the whole tensor."""
+
+    def whole(self, own: Tensor) -> Tensor:
+        """The whole tensor [..., all_columns] from each process's columns [..., n]."""
+
+    def own(self, whole: Tensor) -> Tensor:
+        """This process's columns [..., n] of a whole tensor [..., all_columns], contiguous."""
 
 
 Norm = Callable[[Sequence[tuple[Part, Moments, Tensor]]], Tensor]

@@ -182,6 +182,23 @@ class ShardedPositions(_Shared):
         return mean(totals[0], totals[1])
 
 
+class _SplitMatrix(NamedTuple):
+    """`optim.parts.Columns` of a weight whose last dimension is split."""
+
+    split: Split
+    ranks: Ranks
+
+    @property
+    def all_columns(self) -> int:
+        return self.split.groups * self.split.cuts[-1]
+
+    def whole(self, own: Tensor) -> Tensor:
+        return self.split.join(list(self.ranks.all_gather(self.split.padded(own, self.ranks.rank).contiguous())))
+
+    def own(self, whole: Tensor) -> Tensor:
+        return self.split.take(whole, self.ranks.rank)
+
+
 class ShardedColumns(_Shared):
     """Column parallel: each rank has some columns of the feature transformer and computes them for the whole batch. The
     constructor changes the whole model that it gets: it keeps only this rank's columns."""
@@ -267,6 +284,7 @@ class ShardedColumns(_Shared):
 
     def adopt(self, optimizer: Optimizer) -> None:
         optimizer.take_norm(self._norm)
+        optimizer.take_columns({name: _SplitMatrix(split, self.ranks) for name, split in self.splits.items()})
 
     def whole(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         found = dict(tensors)

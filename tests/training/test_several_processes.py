@@ -113,6 +113,14 @@ KINDS: dict[str, tuple[int, str, dict[str, dict[str, Any]]]] = {
         {"model": {**LAYERED, "activation": "screlu", "hidden": 16, "quantisation": {}},
          "optimizer": {"kind": "torch", "name": "RAdam", "lr": 0.005}},
     ),
+    "columns, Muon": (
+        2, "each with 16 of 32 columns of the feature transformer",
+        {"model": LAYERED, "optimizer": {"kind": "muon", "lr": 0.002, "step_size": "match_rms_adamw"}},
+    ),
+    "columns, Muon, virtual rows and uneven shares": (
+        3, "each with 8 to 12 of 32 columns of the feature transformer",
+        {"model": {"kind": "sfnnv16", "l1": 32}, "optimizer": {"kind": "muon", "lr": 0.002}},
+    ),
     "columns, the engine's rounding from half of the run on": (
         2, "each with 16 of 32 columns of the feature transformer",
         {"model": LAYERED | {"quantisation": LAYERED["quantisation"] | {"qat": True, "qat_from": 0.5}},
@@ -806,6 +814,8 @@ def test_parts_of_a_tensor_make_the_whole(size, shape, dim, groups):
         (["training.compile=true"], "training.compile"),
         (["optimizer={kind: torch, name: Adafactor}"], "may use more than one value"),
         (["model.hidden=24", "optimizer={kind: torch, name: NAdam}"], ""),
+        (["model.hidden=24", "optimizer={kind: muon}"], ""),
+        (["model.hidden=24", "optimizer={kind: muon, max_norm: 1.0}"], "may use more than one value"),
         (["model={kind: simple, hidden: 8}"], "too few columns"),
     ],
 )
