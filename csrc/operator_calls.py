@@ -1,4 +1,4 @@
-"""Writes nnue/operator_calls.h: a C++ function for each operator of library.cpp that changes none of its arguments.
+"""Writes nnue/operator_calls.h: a C++ function for each operator of library.cpp.
 
 The schemas are the one list of arguments, for Python, for the dispatcher and, through this file, for programs in C++.
 setup.py calls `write` with each build.
@@ -67,7 +67,8 @@ def call(schema: str) -> str:
     name, arguments, results = matched.groups()
     types, declared, passed = [], [], []
     for argument in re.split(r", (?![^\[]*\])", arguments) if arguments else []:
-        kind, _, rest = argument.partition(" ")
+        # "Tensor(a!)" is changed in place. The caller passes it as any other: a tensor is a reference.
+        kind, _, rest = re.sub(r"\(\w!\)", "", argument).partition(" ")
         word, _, default = rest.partition("=")
         types.append(ARGUMENTS[kind])
         declared.append(f"{ARGUMENTS[kind]} {word}" + (f" = {_default(default)}" if default else ""))
@@ -87,7 +88,7 @@ template <class = void>
 
 def write(library: Path, header: Path) -> None:
     """Writes the header, unless it has this text already."""
-    calls = [call(schema) for schema in schemas(library.read_text(encoding="utf-8")) if "!" not in schema]
+    calls = [call(schema) for schema in schemas(library.read_text(encoding="utf-8"))]
     text = HEAD + "".join(calls) + "\n}  // namespace nnue::calls\n"
     if not header.is_file() or header.read_text(encoding="utf-8") != text:
         header.parent.mkdir(parents=True, exist_ok=True)

@@ -2,6 +2,8 @@
 #include <nnue/operators.h>
 #include <torch/library.h>
 
+#include <limits>
+
 namespace {
 
 at::Tensor feature_transformer(const at::Tensor& indices, const at::Tensor& weight, const at::Tensor& bias,
@@ -29,6 +31,19 @@ std::tuple<at::Tensor, at::Tensor> perspective_transformer(at::TensorList batch,
     return {output, psqt_output.defined() ? psqt_output : at::empty({0})};
 }
 
+// A step of AdamW of one weight, in place: operators that change tensors. `moments` are average, square, and nothing
+// for virtual rows; `state` the count, the flag and the numbers.
+void adam_step(at::Tensor weight, const at::Tensor& gradient, at::TensorList moments, at::TensorList state,
+               const at::Tensor& lr, double decay) {
+    constexpr double infinity = std::numeric_limits<double>::infinity();
+    const std::vector<double> constants = {1e-8, 1, 0, 0.5, 1, 0, 0, 0, infinity, infinity}, betas = {0.9, 0.999},
+                              part = {0, 1, 0, 1, decay, -infinity, infinity, 0};
+    const int64_t optimizer = nnue::calls::_optimizer_describe(weight, 0, constants, betas, part);
+    const at::Tensor nothing = weight.new_empty({0}), loss = weight.new_zeros({});
+    nnue::calls::_optimizer_step({weight}, {gradient}, moments, {nothing}, {}, {}, state, loss, lr, {}, {},
+                                 std::nullopt, optimizer);
+}
+
 }  // namespace
 
 TORCH_LIBRARY(nnue_cpp, m) {
@@ -40,6 +55,11 @@ TORCH_LIBRARY(nnue_cpp, m) {
         "perspective_transformer(Tensor[] batch, Tensor weight, Tensor bias, Tensor? psqt, Tensor? psqt_bucket, "
         "int[] sizes, int activation, float bound, float scale, ScalarType output_dtype) -> (Tensor, Tensor)",
         &perspective_transformer);
+    m.def(
+        "adam_step(Tensor(a!) weight, Tensor gradient, Tensor(b!)[] moments, Tensor(c!)[] state, Tensor lr, float "
+        "decay) "
+        "-> ()",
+        &adam_step);
     m.def("set_index_check(str mode) -> ()", [](std::string_view mode) { nnue::set_index_check(std::string(mode)); });
     m.def("load_operators(str folder) -> ()", [](std::string_view folder) { nnue::load_operators(folder); });
     m.def("expand_features(Tensor records, str name) -> Tensor[]",

@@ -20,6 +20,9 @@ import nnue_trainer
 from nnue_trainer import data, ops
 from nnue_trainer.ops import perspectives
 from nnue_trainer.ops.reference import Activation
+from nnue_trainer.optim.fused_optimizer import FusedOptimizer
+from nnue_trainer.optim.parts import Part
+from nnue_trainer.optim.update_rule import UpdateRule
 
 pytestmark = pytest.mark.compiler
 ACTIVATIONS: list[Activation] = ["identity", "crelu", "screlu", "pairwise"]
@@ -190,3 +193,20 @@ def test_operators_are_loaded_from_one_folder(cpp: Any, tmp_path: Path) -> None:
     cpp.load_operators(package)
     with pytest.raises(RuntimeError, match=r"found operators in .*, but those of .*_ops_cpu\.so are loaded"):
         cpp.load_operators(str(tmp_path))
+
+
+@pytest.mark.slow
+def test_a_step_of_the_optimizer(cpp: Any, device: torch.device) -> None:
+    """Operators that change tensors."""
+    generator = torch.Generator().manual_seed(1)
+    weight, gradient = (torch.randn(5, 8, generator=generator).to(device) for _ in range(2))
+    parameter, lr = torch.nn.Parameter(weight.clone()), torch.tensor(0.01, device=device)
+    optimizer = FusedOptimizer([Part("w", parameter, decay=0.1)], UpdateRule(), lr)
+    moments = [torch.zeros_like(weight), torch.zeros_like(weight), *(weight.new_empty(0) for _ in range(2))]
+    state = [torch.zeros_like(tensor) for tensor in optimizer.tensors]
+    for _ in range(3):
+        parameter.grad = gradient
+        optimizer.step(torch.zeros((), device=device))
+        cpp.adam_step(weight, gradient, moments, state, lr, 0.1)
+    assert torch.equal(weight, parameter.detach())
+    assert int(state[0]) == 3
