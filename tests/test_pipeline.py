@@ -86,6 +86,17 @@ def test_it_goes_on_where_it_failed(way: Path, monkeypatch: pytest.MonkeyPatch) 
     assert calls.run() == (0, ["verify", "match"])
 
 
+@pytest.mark.parametrize("engine", [None, "stockfish"])
+def test_nets_play_in_an_engine_only_if_it_is_named(tmp_path: Path, engine: str | None) -> None:
+    path = tmp_path / "way.yaml"
+    path.write_text("train: {preset: buckets}\nmatch: {against: [old.nnue]" + f", engine: {engine}}}\n" * bool(engine))
+    if engine is None:
+        path.write_text(path.read_text() + "}\n")
+    *_, match = pipeline.steps_of(pipeline.load(path), path)[1]
+    assert match.command[:3] == ["match", str(Path("runs/way/net.nnue")), "old.nnue"]
+    assert ("--engine" in match.command) == (engine is not None)
+
+
 class Killed(Exception):
     pass
 

@@ -274,6 +274,18 @@ def test_only_the_games_of_another_match_are_replaced(
             assert journal.read_bytes() == before
 
 
+@pytest.mark.slow
+@pytest.mark.compiler
+def test_matches_without_an_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the player of this project, whatever the format of the recipe's export; weights for it are not kept."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    training(tmp_path / "run", [{"kind": "match", "every": 2, "pairs": 2, "nodes": 50}], "export.kind=raw").train()
+    lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    assert [line["games"] for line in lines if line["event"] == "match" and "games" in line] == [4]
+    assert {path.suffix for path in (tmp_path / "run/matches").iterdir()} == {".nnue", ".json", ""}
+    assert not (tmp_path / "run/matches/step-000000040/nets").exists()
+
+
 def test_matches_against_the_last_net_that_passed(tmp_path: Path, fake_engine: Callable[..., str]) -> None:
     from nnue_trainer.analysis.report import build
 
