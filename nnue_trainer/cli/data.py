@@ -238,7 +238,7 @@ def validate(
                 sample.add(records)
                 progress(reader.done, reader.size)
             verdict = judge(sample, reader.format)
-        units.append(FileUnits(str(file), reader.format, verdict.units, reader.reading.pawn))
+        units.append(FileUnits(str(file), reader.format, verdict.units, reader.reading.pawn, sample))
         contradictory |= bool(verdict.contradictions)
         found = [(name, count, first) for name, count, first in validator.problems if count]
         failed |= bool(found)

@@ -28,6 +28,8 @@ _PIECE_VALUES = np.array([0, 1, -1, 3, -3, 3, -3, 5, -5, 9, -9, 0, 0], np.int32)
 _SEPARATED = 4.0
 """Standard deviations between the units of two parts of a file."""
 _FEWEST_OF_RUN = 50
+_FEWEST_COMMON, _LEAST_COMMON = 20, 20
+"""Positions that two files have, and the size of their scores, from which their unit shows."""
 _LEAST_SPREAD = 0.1
 """Least standard deviation of the logarithm of a pawn's score in a run, of which few may be known."""
 
@@ -60,9 +62,14 @@ class Sample:
     def runs(self) -> list[Records]:
         return self._runs
 
+    @property
+    def records(self) -> Records:
+        """All runs."""
+        return np.concatenate([np.zeros((0, 32), np.uint8), *self._runs])
+
     def units(self) -> Units | None:
         """The unit of the scores; None if there are too few."""
-        records = np.concatenate([np.zeros((0, 32), np.uint8), *self._runs])
+        records = self.records
         return units_of(ScoredPositions(records)) if len(records) else None
 
 
@@ -199,22 +206,46 @@ def _places(own: npt.NDArray[np.bool_]) -> str:
 @dataclass(frozen=True)
 class FileUnits:
     """The unit of a file's scores, under the name and the format of the file. `pawn`: what a user set for a format in
-    pawns."""
+    pawns. `sample`: positions of the file, for positions that other files have, too."""
 
     name: str
     format: str
     units: Units | None
     pawn: float | None = None
+    sample: Sample | None = None
+
+    def factor_to(self, other: FileUnits) -> float | None:
+        """How many times larger the scores of `other` are, if that is another unit; None if it is the same, or
+        unknown."""
+        common = None
+        if self.sample is not None and other.sample is not None:
+            common = factor_of_common(self.sample.records, other.sample.records)
+        return factor_between(self.units, other.units) if common is None else common
+
+
+def factor_of_common(one: Records, other: Records) -> float | None:
+    """How many times larger the scores of `other` are in positions that both have, if it is about the same number in
+    all of them and not 1; None otherwise, as for scores of two engines."""
+    mine, theirs = (np.ascontiguousarray(records[:, :24]).view("S24").ravel() for records in (one, other))
+    _, first, second = np.intersect1d(mine, theirs, return_indices=True)
+    x, y = fields.scores(one)[first].astype(np.float64), fields.scores(other)[second].astype(np.float64)
+    sized = (np.abs(x) >= _LEAST_COMMON) & (np.abs(y) >= _LEAST_COMMON) & (x != NO_SCORE) & (y != NO_SCORE)
+    sized &= (np.abs(x) <= PROVEN) & (np.abs(y) <= PROVEN)
+    if sized.sum() < _FEWEST_COMMON:
+        return None
+    low, factor, high = np.quantile(y[sized] / x[sized], (0.1, 0.5, 0.9))
+    if low <= 0 or high / low > 1.2 or abs(np.log(factor)) < np.log(1.2):
+        return None
+    return float(factor)
 
 
 def differences(files: Sequence[FileUnits], most: int = 5) -> list[str]:
     """A line for each file whose scores are in another unit than those of the first file of the largest group; and one
     if some of the files state a unit and others do not, so that the unit of the former was assumed."""
-    known = [file for file in files if file.units]
     groups: list[list[FileUnits]] = []
-    for file in known:
+    for file in files:
         for group in groups:
-            if factor_between(group[0].units, file.units) is None:
+            if group[0].factor_to(file) is None:
                 group.append(file)
                 break
         else:
@@ -224,11 +255,13 @@ def differences(files: Sequence[FileUnits], most: int = 5) -> list[str]:
     for group in groups[1:]:
         one = groups[0][0]
         for file in group:
-            factor = factor_between(one.units, file.units)
-            assert factor is not None
+            factor = one.factor_to(file)
+            if factor is None:
+                continue
+            found = f"{file.units}; there {one.units}" if file.units and one.units else "in positions that both have"
             lines.append(
                 f"{file.name} ({file.format}): scores are {factor:.2f} times as large as in {one.name} ({one.format}), "
-                f"which is another unit: {file.units}; there {one.units}: {_remedy(file, one, factor)}"
+                f"which is another unit: {found}: {_remedy(file, one, factor)}"
             )
     if len(lines) > most:
         lines = [*lines[:most], f"{len(lines) - most} more files are in another unit"]

@@ -69,7 +69,9 @@ class Report:
         if reader.skipped:
             self.first_skipped.append(reader.first_skipped)
         if reader.sample and keeps_scores:
-            self.units.append(FileUnits(str(reader.path), reader.format, reader.sample.units(), reader.reading.pawn))
+            self.units.append(
+                FileUnits(str(reader.path), reader.format, reader.sample.units(), reader.reading.pawn, reader.sample)
+            )
 
     def add_writer(self, writer: PositionWriter, *why: str, may_be_empty: bool = False) -> None:
         """Ends the work of a writer, before its file has its name. UserError if no position is left for it, unless it
@@ -320,7 +322,8 @@ def interleave(
             format = reader.format
             changed |= reader.reading.changes(path, format) is not None
             notes += [f"{path}: {line}" for line in reader.unit_notes]
-        units.append(FileUnits(str(path), format, _beginning(path).units()))
+        beginning = _beginning(path)
+        units.append(FileUnits(str(path), format, beginning.units(), sample=beginning))
     for line in [*notes, *differences(units)]:
         if note:
             note(line)

@@ -54,7 +54,7 @@ def check(
         if not judges:
             continue
         verdict = judge(sample, file.native.format, data.filters, loss=_curve(loss))
-        units.append(FileUnits(str(file.path), file.native.format, verdict.units))
+        units.append(FileUnits(str(file.path), file.native.format, verdict.units, sample=sample))
         found = [*verdict.contradictions, *verdict.doubts]
         if not found:
             continue
@@ -66,7 +66,7 @@ def check(
     if judges:
         for file in _some(held_out):
             sample = sample_of(file.native, 1)
-            units.append(FileUnits(str(file.path), file.native.format, sample.units()))
+            units.append(FileUnits(str(file.path), file.native.format, sample.units(), sample=sample))
         for line in differences(units):
             warn(line)
     if files and not counts:

@@ -13,6 +13,7 @@ from data_commands import read_all, run
 
 from nnue_trainer import _data
 from nnue_trainer.base.arrays import Records
+from nnue_trainer.cli.engine_options import units_per_centipawn
 from nnue_trainer.config import DataConfig
 from nnue_trainer.data import PositionReader, PositionWriter, RecordLoader, fields
 from nnue_trainer.data.binpack import read_binpack
@@ -147,6 +148,27 @@ def test_inputs_of_which_only_some_state_a_unit_are_named(written: Callable[[str
     assert "in.pgn (pgn) states pawns, which were converted with 208 internal units each; " in found
     assert "in.txt (text) stores numbers without a unit" in found
     assert "stores numbers without" not in run(*words, "--share", 0.5, "--pawn", 100, "--overwrite")
+
+
+def test_positions_that_two_files_have_show_their_units(positions: Records, tmp_path: Path) -> None:
+    """However few they are."""
+    records = positions[:200]
+    for name, factor in (("a.bin", 1.0), ("b.bin", 0.5), ("same.bin", 1.0)):
+        with PositionWriter(tmp_path / name) as writer:
+            writer.write(scaled(records, factor))
+    found = run("validate", tmp_path / "a.bin", tmp_path / "b.bin")
+    assert "b.bin (bin): scores are 0.50 times as large as in" in found
+    assert "in positions that both have" in found
+    assert "times as large" not in run("validate", tmp_path / "a.bin", tmp_path / "same.bin")
+    found = run("shuffle", tmp_path / "a.bin", tmp_path / "b.bin", tmp_path / "out.bin")
+    assert "b.bin (bin): scores are 0.50 times as large as in" in found
+
+
+def test_pawns_and_centipawns_of_an_engine(tmp_path: Path) -> None:
+    assert units_per_centipawn(None, 208) == units_per_centipawn(2.08, None) == 2.08
+    assert units_per_centipawn(None, None) is None
+    with pytest.raises(UserError, match="--pawn 100 is --score-scale 1, found 2: give one of them"):
+        units_per_centipawn(2.0, 100)
 
 
 def test_a_factor_does_not_make_a_score_none() -> None:
