@@ -263,10 +263,33 @@ def release_of(nvcc: str) -> tuple[int, int]:
 def architectures(nvcc: str) -> list[str]:
     # 8.9 runs the code for 8.6, which has the same instructions.
     every = "80;86;90;100;120" if release_of(nvcc) >= (12, 8) else "80;86;90"
+    if "NNUE_CUDA_ARCHS" not in os.environ and os.environ.get("TORCH_CUDA_ARCH_LIST", "").strip():
+        return architectures_of_torch(os.environ["TORCH_CUDA_ARCH_LIST"])
     archs = [a.strip() for a in os.environ.get("NNUE_CUDA_ARCHS", every).split(";") if a.strip()]
     if not archs or not all(a.isdigit() for a in archs):
         raise SystemExit(f"NNUE_CUDA_ARCHS is {';'.join(archs)!r}, expected compute capabilities such as '80;90'")
     return sorted(archs, key=int)
+
+
+@cache
+def architectures_of_torch(text: str) -> list[str]:
+    """The compute capabilities in a list for torch's extensions, "8.0;9.0+PTX"; those below 8.0 are left out."""
+    found = set()
+    for word in re.split(r"[;, ]+", text.strip(" ;,")):
+        match = re.fullmatch(r"(\d+)\.(\d)[af]?(\+PTX)?", word)
+        if not match:
+            raise SystemExit(
+                f"TORCH_CUDA_ARCH_LIST has {word!r}, expected numbers such as '8.0;9.0'; or set "
+                "NNUE_CUDA_ARCHS='80;90', which comes first"
+            )
+        found.add(match[1] + match[2])
+    archs = sorted((arch for arch in found if int(arch) >= 80), key=int)
+    if not archs:
+        raise SystemExit(f"TORCH_CUDA_ARCH_LIST is {text!r}, expected a compute capability of 8.0 or later")
+    print(
+        f"CUDA: built for {';'.join(archs)} (TORCH_CUDA_ARCH_LIST={text}; NNUE_CUDA_ARCHS comes first)", file=sys.stderr
+    )
+    return archs
 
 
 def architecture_flags(archs: list[str]) -> list[str]:

@@ -11,13 +11,14 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 import pytest
 import torch
 import typer.main
 from typed import instance, present
 from typer.core import TyperCommand, TyperGroup
+from typer.models import OptionInfo
 
 import nnue_trainer
 from nnue_trainer import presets
@@ -554,3 +555,21 @@ def test_every_command_ends_in_one_line_at_a_signal(number, nnue, monkeypatch):
     done = nnue("presets")
     assert (done.returncode, done.stderr) == (130, "nnue: error: interrupted\n")
     assert signal.getsignal(number) is before
+
+
+def test_no_option_loses_its_name() -> None:
+    """typer 0.27 names an option like its metavar if that is the parameter in capitals, unless it has a name."""
+    found = 0
+    for path, command in commands(instance(TyperGroup, typer.main.get_command(cli.app))):
+        hints = get_type_hints(command.callback, include_extras=True) if command.callback is not None else {}
+        for parameter, hint in hints.items():
+            for info in getattr(hint, "__metadata__", ()):
+                if isinstance(info, OptionInfo):
+                    found += 1
+                    # In an annotation, typer has the first name as the default until it is used.
+                    has_name = info.param_decls or isinstance(info.default, str)
+                    assert has_name or info.metavar != parameter.upper(), (path, parameter)
+        for option in command.params:
+            for flag in option.opts if option.param_type_name == "option" else ():
+                assert re.fullmatch("--[a-z0-9][a-z0-9-]*|-[a-zA-Z]", flag), (path, flag)
+    assert found > 100

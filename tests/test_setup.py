@@ -45,7 +45,8 @@ def test_gpus_that_this_nvcc_can_compile_for(project_root: Path, tmp_path: Path,
     nvcc.parent.mkdir()
     nvcc.write_text(f"#!/bin/sh\necho 'Cuda compilation tools, release {release}, V{release}.0'\n")
     nvcc.chmod(0o755)
-    environment = {name: value for name, value in os.environ.items() if name != "NNUE_CUDA_ARCHS"}
+    lists = ("NNUE_CUDA_ARCHS", "TORCH_CUDA_ARCH_LIST")
+    environment = {name: value for name, value in os.environ.items() if name not in lists}
     done = subprocess.run(
         [sys.executable, "setup.py", "architectures"],
         cwd=project_root,
@@ -55,6 +56,34 @@ def test_gpus_that_this_nvcc_can_compile_for(project_root: Path, tmp_path: Path,
         check=False,
     )
     assert done.stdout == f"{expected}\n", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"TORCH_CUDA_ARCH_LIST": "7.5;8.0 9.0a+PTX"}, "80;90"),
+        ({"TORCH_CUDA_ARCH_LIST": "8.0", "NNUE_CUDA_ARCHS": "86"}, "86"),
+        ({"TORCH_CUDA_ARCH_LIST": ""}, "80;86;90;100;120"),
+        ({"TORCH_CUDA_ARCH_LIST": "Hopper"}, "TORCH_CUDA_ARCH_LIST has 'Hopper', expected numbers"),
+        ({"TORCH_CUDA_ARCH_LIST": "7.0"}, "expected a compute capability of 8.0 or later"),
+    ],
+)
+def test_the_list_of_torch(project_root: Path, tmp_path: Path, given: dict[str, str], expected: str) -> None:
+    nvcc = tmp_path / "bin" / "nvcc"
+    nvcc.parent.mkdir()
+    nvcc.write_text("#!/bin/sh\necho 'Cuda compilation tools, release 13.0, V13.0.0'\n")
+    nvcc.chmod(0o755)
+    path = f"{nvcc.parent}:{os.environ['PATH']}"
+    environment = {name: value for name, value in os.environ.items() if name != "NNUE_CUDA_ARCHS"}
+    done = subprocess.run(
+        [sys.executable, "setup.py", "architectures"],
+        cwd=project_root,
+        env=environment | {"CUDA_HOME": str(tmp_path), "PATH": path} | given,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.stdout == f"{expected}\n") if expected[0].isdigit() else (expected in done.stderr and done.returncode)
 
 
 def test_the_page_for_an_index_has_no_link_into_the_project(project_root: Path) -> None:

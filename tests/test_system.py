@@ -220,3 +220,37 @@ def test_only_one_file_in_cpp_calls_the_system(project_root: Path) -> None:
     found -= {("data_loader/base/system.cpp", header) for header in system}
     found.remove(("data_loader/tests/formats_test.cpp", "sys/resource.h"))  # makes writes fail
     assert not found, f"use data_loader/base/system.h instead: {found}"
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "files", "cpus"),
+    [
+        ("0::/a/b", {"a/b/cpu.max": "100000 100000", "a/cpu.max": "max 100000"}, [1.0]),
+        ("0::/a/b", {"a/b/cpu.max": "max 100000", "a/cpu.max": "250000 100000"}, [2.5]),
+        ("0::/", {"cpu.max": "50000 100000"}, [0.5]),
+        ("0::/docker/of/the/host", {"cpu.max": "400000 100000"}, [4.0]),
+        (
+            "3:memory:/m\n4:cpu,cpuacct:/c",
+            {"cpu,cpuacct/c/cpu.cfs_quota_us": "300000", "cpu,cpuacct/c/cpu.cfs_period_us": "100000"},
+            [3.0],
+        ),
+        ("4:cpu:/c", {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, []),
+        ("0::/", {}, []),
+        ("0::/", {"cpu.max": "broken"}, []),
+    ],
+)
+def test_the_quota_of_a_container(tmp_path: Path, cgroup: str, files: dict[str, str], cpus: list[float]) -> None:
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text(cgroup + "\n")
+    for name, text in files.items():
+        path = tmp_path / "sys/fs/cgroup" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text + "\n")
+    assert set(system._cpu_quotas(tmp_path)) == set(cpus)
+
+
+def test_usable_cpus_are_no_more_than_the_quota(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)))
+    for quotas, cpus in (([], 64), ([3.2, 8.0], 4), ([0.2], 1), ([100.0], 64)):
+        monkeypatch.setattr(system, "_cpu_quotas", lambda quotas=quotas: quotas)
+        assert system.usable_cpus() == cpus

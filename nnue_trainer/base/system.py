@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import math
 import os
 import select
 import signal
@@ -237,8 +238,45 @@ def end_of_child(pid: int) -> tuple[int, bool] | None:
 
 
 def usable_cpus() -> int:
-    """The CPUs that the process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """The CPUs that the process may use: those that it may run on, and no more than the quota of its container."""
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min([cpus, *map(math.ceil, _cpu_quotas())]))
+
+
+def _cpu_quotas(root: Path = Path("/")) -> list[float]:
+    """The CPUs that each control group of this process may use at most, as version 2 (`cpu.max`) or 1 has it, from the
+    innermost group outwards, without groups that have no quota. `root` is for tests."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    found = []
+    for line in lines:
+        _, controllers, path = [*line.split(":", 2), "", ""][:3]
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        bases = (
+            [root / "sys/fs/cgroup"] if not controllers else [root / "sys/fs/cgroup" / n for n in (controllers, "cpu")]
+        )
+        # In a container the path may be that of the host, and its own group is mounted as the root.
+        parts = [part for part in path.split("/") if part not in ("", "..")]
+        for base in bases:
+            for depth in range(len(parts), -1, -1):
+                quota = _quota_of(base.joinpath(*parts[:depth]), version_1=bool(controllers))
+                if quota is not None:
+                    found.append(quota)
+    return found
+
+
+def _quota_of(group: Path, *, version_1: bool) -> float | None:
+    try:
+        if version_1:
+            quota, period = ((group / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
+        else:
+            quota, period = (group / "cpu.max").read_text().split()
+        return int(quota) / int(period) if quota != "max" and int(quota) > 0 and int(period) > 0 else None
+    except (OSError, ValueError):
+        return None
 
 
 # --- waiting for events -----------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -20,14 +21,15 @@ if TYPE_CHECKING:
 class WeightsAndBiases(Callback):
     """Sends all metrics and the recipe to Weights & Biases. Needs the package wandb."""
 
-    project: str = "nnue"
-    """project on the server"""
+    project: str | None = None
+    """project on the server; null: that of WANDB_PROJECT, or else nnue"""
     entity: str | None = None
     """user or team; null: the default one of the account"""
     name: str | None = None
     """name of the run; null: that of the run folder"""
-    mode: Literal["online", "offline", "disabled"] = "online"
-    """offline: keep the records in the run folder, to be sent by `wandb sync`"""
+    mode: Literal["online", "offline", "disabled"] | None = None
+    """null: that of WANDB_MODE, or else online; offline: keep the records in the run folder, to be sent by
+    `wandb sync`"""
 
     def start(self, trainer: Trainer) -> None:
         extras.require("wandb", "training.callbacks: wandb")
@@ -35,7 +37,7 @@ class WeightsAndBiases(Callback):
 
         try:
             run = wandb.init(
-                project=self.project,
+                project=self.project or os.environ.get("WANDB_PROJECT") or "nnue",
                 entity=self.entity,
                 name=self.name or trainer.folder.path.resolve().name,
                 id=self.memory.get("id"),
@@ -48,10 +50,14 @@ class WeightsAndBiases(Callback):
             raise UserError(f"training.callbacks: wandb: {first_line(error)}") from None
         self.__dict__["_run"] = run
         self.memory["id"] = run.id
+        run.define_metric("*", step_metric="step")  # the axis of all curves
+        # A resumed run writes the records after its checkpoint again; the server has the last step that it got.
+        self.__dict__["_sent"] = run.summary.get("step", -1)
 
     def metrics(self, trainer: Trainer, event: str, values: Mapping[str, float | int | None]) -> None:
         found = {f"{event}/{name}": value for name, value in values.items() if value is not None}
-        self._of_this_process.log(found | {"step": trainer.step})
+        if trainer.step > self.__dict__["_sent"]:
+            self._of_this_process.log(found | {"step": trainer.step})
 
     def end(self, trainer: Trainer, summary: Summary) -> None:
         self._of_this_process.finish()

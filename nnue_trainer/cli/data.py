@@ -269,7 +269,9 @@ def generate(
     out: Annotated[
         Path, typer.Argument(metavar="OUT", help="File to write; without --to, its suffix selects the format.")
     ],
-    engine: Annotated[str, typer.Option(help="UCI engine that plays: a path, or a name on PATH.", metavar="ENGINE")],
+    engine: Annotated[
+        str, typer.Option("--engine", help="UCI engine that plays: a path, or a name on PATH.", metavar="ENGINE")
+    ],
     positions: Annotated[
         int,
         typer.Option(min=1, max=2**62, help="Number of positions; the game that reaches it is the last."),

@@ -30,6 +30,7 @@ def explain(
     device: Annotated[
         str | None,
         typer.Option(
+            "--device",
             help="Device: cpu or cuda:N. Default: the one that training would use.",
             metavar="DEVICE",
             show_default=False,

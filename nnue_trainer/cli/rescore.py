@@ -25,9 +25,10 @@ if TYPE_CHECKING:
 def rescore(
     inputs: Inputs,
     output: Output,
-    net: Annotated[Path | None, typer.Option(metavar="NET", help="Net to score with.")] = None,
+    net: Annotated[Path | None, typer.Option("--net", metavar="NET", help="Net to score with.")] = None,
     engine: Annotated[
-        str | None, typer.Option(metavar="ENGINE", help="UCI engine to score with: a path, or a name on PATH.")
+        str | None,
+        typer.Option("--engine", metavar="ENGINE", help="UCI engine to score with: a path, or a name on PATH."),
     ] = None,
     nodes: Annotated[
         int | None, typer.Option(min=1, max=2**63 - 1, help="Nodes that the engine searches per position.")

@@ -8,6 +8,7 @@ import sys
 import types
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from made_up import trainer
@@ -342,11 +343,19 @@ def test_weights_and_biases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(UserError, match=r"pip install 'nnue-trainer\[wandb\]'"):
         training(tmp_path / "a", [{"kind": "wandb"}]).train()
-    calls: list[object] = []
+    calls: list[Any] = []
+    axes: list[tuple[str, str]] = []
+    sent = -1
 
     def init(**options: object) -> object:
         calls.append(options)
-        return types.SimpleNamespace(id="abc", log=calls.append, finish=lambda: calls.append("finished"))
+        return types.SimpleNamespace(
+            id="abc",
+            log=calls.append,
+            finish=lambda: calls.append("finished"),
+            define_metric=lambda name, step_metric: axes.append((name, step_metric)),
+            summary={"step": sent},
+        )
 
     package = types.SimpleNamespace(init=init, __spec__=importlib.machinery.ModuleSpec("wandb", None))
     monkeypatch.setitem(sys.modules, "wandb", package)
@@ -355,8 +364,21 @@ def test_weights_and_biases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert isinstance(options, dict)
     assert (options["project"], options["name"]) == ("p", "b")
     assert options["config"]["model"]["hidden"] == 16
-    assert {"train/loss", "step"} <= set(calls[1])  # type: ignore[call-overload]
+    assert {"train/loss", "step"} <= set(calls[1])
     assert calls[-1] == "finished"
+    assert axes == [("*", "step")]
+
+    # The environment gives what the recipe does not, and the server has the records of an earlier part of the run.
+    calls.clear()
+    sent = 20
+    monkeypatch.setenv("WANDB_PROJECT", "mine")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    training(tmp_path / "c", [{"kind": "wandb"}]).train()
+    assert (calls[0]["project"], calls[0]["mode"]) == ("mine", None), "wandb itself reads WANDB_MODE"
+    assert min(record["step"] for record in calls[1:-1]) > 20
+    calls.clear()
+    training(tmp_path / "d", [{"kind": "wandb", "project": "p", "mode": "disabled"}]).train()
+    assert (calls[0]["project"], calls[0]["mode"]) == ("p", "disabled")
 
 
 def test_public_names() -> None:
