@@ -64,7 +64,8 @@ def test_every_file_states_the_same_version(release: ModuleType) -> None:
         text = path.read_text(encoding="utf-8")
         assert text.count(version) == 1, path
         assert changed(text, version) == text
-    assert f"\n## [{version}] - " in release.CHANGELOG.read_text(encoding="utf-8").partition("\n- ")[0]
+    released = release.CHANGELOG.read_text(encoding="utf-8").partition("## [Unreleased]")[2]
+    assert re.search(r"(?m)^## \[(.+)\] - ", released)[1] == version  # type: ignore[index]
 
 
 def test_a_dry_run_changes_nothing(project_root: Path) -> None:

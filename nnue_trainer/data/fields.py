@@ -112,9 +112,18 @@ def black_to_move(records: Records) -> npt.NDArray[np.bool_]:
 
 def boards(records: Records) -> npt.NDArray[np.uint8]:
     """uint8 [n, 64], a1 = 0 … h8 = 63: 0 empty, else 1 + 2·type + colour (P N B R Q K = 0…5, white 0, black 1)."""
+    squares = np.zeros((len(records), 64), np.uint8)
+    for begin in range(0, len(records), _BLOCK):
+        _fill_boards(squares[begin : begin + _BLOCK], records[begin : begin + _BLOCK])
+    return squares
+
+
+_BLOCK = 4096  # positions whose boards are made at a time: an index takes eight bytes for each piece
+
+
+def _fill_boards(squares: npt.NDArray[np.uint8], records: Records) -> None:
     occupied = np.unpackbits(records[:, 7::-1], axis=1, bitorder="little").astype(bool)
     nibbles = np.stack([records[:, 8:24] & 15, records[:, 8:24] >> 4], axis=2).reshape(len(records), 32)
-    squares = np.zeros((len(records), 64), np.uint8)
     present = np.arange(32) < piece_counts(records)[:, None]
     found = nibbles[present]
     squares[occupied] = 1 + CODES[found]
@@ -122,7 +131,6 @@ def boards(records: Records) -> npt.NDArray[np.uint8]:
     row, square = np.nonzero(occupied)
     pushed = found == PUSHED_PAWN
     squares[row[pushed], square[pushed]] = 1 + (square[pushed] >= 32)
-    return squares
 
 
 def castling_rights(records: Records) -> npt.NDArray[np.uint8]:

@@ -130,6 +130,12 @@ def test_both_perspectives(
         assert a.dtype == b.dtype
 
 
+def assert_same_fault(in_cpp: str, in_python: str) -> None:
+    """The same operator is named for the same reason; the advice differs, since C++ has no forward mode."""
+    assert in_cpp.partition("(double backward)")[:2] == in_python.partition("(double backward)")[:2]
+    assert "second derivatives are not available in C++; leave out create_graph=true" in in_cpp
+
+
 def test_no_second_derivative(cpp: Any, device: torch.device) -> None:
     sample = make_sample(device=device)
     rows, (weight, bias, _) = pair(device)
@@ -142,7 +148,7 @@ def test_no_second_derivative(cpp: Any, device: torch.device) -> None:
         return message(lambda: gradient.sum().backward())
 
     arguments = (sample.indices, sample.weight, sample.bias, None, None)
-    assert again(cpp.feature_transformer, *arguments) == again(ops.feature_transformer_forward, *arguments)
+    assert_same_fault(again(cpp.feature_transformer, *arguments), again(ops.feature_transformer_forward, *arguments))
 
     def python(rows: list[Tensor], weight: Tensor, bias: Tensor, *_: object) -> Tensor:
         white, black, black_to_move = rows
@@ -151,7 +157,7 @@ def test_no_second_derivative(cpp: Any, device: torch.device) -> None:
         )
 
     rest = (bias, None, None, [768, -1], 2, 1.0, 1.0, torch.float32)
-    assert again(cpp.perspective_transformer, rows, weight, *rest) == again(python, rows, weight, bias)
+    assert_same_fault(again(cpp.perspective_transformer, rows, weight, *rest), again(python, rows, weight, bias))
 
 
 def test_errors(cpp: Any, device: torch.device) -> None:
@@ -169,7 +175,8 @@ def test_errors(cpp: Any, device: torch.device) -> None:
         (sample.indices, sample.weight, sample.bias, sample.weight),
     ):
         found = message(lambda: cpp.feature_transformer(indices, weight, bias, values, None))  # noqa: B023
-        assert found == message(lambda: ops.feature_transformer_forward(indices, weight, bias, values))  # noqa: B023
+        expected = message(lambda: ops.feature_transformer_forward(indices, weight, bias, values))  # noqa: B023
+        assert found == expected.replace(str(2**40), str(2**31 - 1))  # C++ reports an index as the operator gets it
     rows, (weight, bias, columns) = pair(device)
     call = cpp.perspective_transformer
     rest = ([768, -1], 2, 1.0, 1.0, torch.float32)

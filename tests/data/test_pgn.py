@@ -343,7 +343,7 @@ def test_epd(tmp_path: Path) -> None:
         rows = _data.describe(np.concatenate(list(reader)))
     assert [row[1:3] + row[4:] for row in rows] == [("g1f3", 73, 1), ("0000", 32002, 0)]
     (tmp_path / "x").write_text("4k3/8/8/8/8/8/8/R3K3 b Q - bm Ke7;\n")
-    with pytest.raises(UserError, match="x: line 1: an EPD position without a result"):
+    with pytest.raises(UserError, match="x: line 1: a position without a result"):
         read(tmp_path / "x")
 
 

@@ -25,6 +25,7 @@ from nnue_trainer.errors import UserError
 from nnue_trainer.losses import LOSSES
 from nnue_trainer.training import plausibility
 
+SEED = 0
 CENTIPAWNS = [35, -20, 136, -114]
 """Of the positions before each move of GAME, from the mover's view."""
 GAME = """[Event "x"]
@@ -88,8 +89,11 @@ def from_tools(path: Path, options: list[str], formats: dict[str, float]) -> dic
     for tool in ("convert", "filter --max-score 32000", "shuffle", "dedup"):
         run(*tool.split()[:1], path, out, *tool.split()[1:], *options, "--overwrite")
         found[tool] = scores(out)
-    run("split", path, "--train", out, "--validation", other, "--share", 0.5, *options, "--overwrite")
-    found["split"] = scores(out, other)
+    copy = path.with_name(f"copy{path.suffix}")
+    copy.write_bytes(path.read_bytes())  # with this seed, the game of each file goes to another output
+    dealt = ["--train", out, "--validation", other, "--share", 0.5, "--seed", SEED]
+    run("split", path, copy, *dealt, *options, "--overwrite")
+    found["split"] = scores(out, other)[::2]
     lines = [line for line in run("head", path, "--json", *options).splitlines() if line.startswith("{")]
     found["head"] = sorted(json.loads(line)["score"] for line in lines)
     info = json.loads(next(line for line in run("info", path, "--json", *options).splitlines() if line[:1] == "{"))

@@ -293,7 +293,7 @@ def test_what_is_no_book(fake_engine: FakeEngine, tmp_path: Path) -> None:
         with pytest.raises(UserError, match=r"book\.epd: ") as caught:
             generate(tmp_path / "o.binpack", options(fake_engine(), book=str(book)))
         assert "\n" not in str(caught.value)
-    with pytest.raises(UserError, match="/dev/zero: line 1 is longer than 4,096 bytes"):
+    with pytest.raises(UserError, match="/dev/zero: not a regular file"):
         generate(tmp_path / "o.binpack", options(fake_engine(), book="/dev/zero"))
 
 
