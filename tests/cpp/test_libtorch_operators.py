@@ -131,7 +131,7 @@ def test_both_perspectives(
 
 
 def assert_same_fault(in_cpp: str, in_python: str) -> None:
-    """The same operator is named for the same reason; the advice differs, since C++ has no forward mode."""
+    """Checks that operator and reason are the same. The advice differs, since C++ has no forward mode."""
     assert in_cpp.partition("(double backward)")[:2] == in_python.partition("(double backward)")[:2]
     assert "second derivatives are not available in C++; leave out create_graph=true" in in_cpp
 
