@@ -194,13 +194,12 @@ __device__ __forceinline__ void store_global_8(void* to, uint2 v, bool wanted) {
                  : "memory");
 }
 
-// Loads from global memory if `wanted`, else gives zeros; also without a branch. Not through the read-only cache: the
-// kernel before may have written there while this one waited (tests/ops/test_readonly_loads.py).
+// Loads from global memory if `wanted`, else gives zeros; also without a branch.
 __device__ __forceinline__ uint4 load_global_16(const void* from, bool wanted) {
     uint4 v;
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %5, 0;\nmov.u32 %0, 0;\nmov.u32 %1, 0;\nmov.u32 %2, 0;\nmov.u32 %3, 0;\n"
-        "@p ld.global.v4.u32 {%0, %1, %2, %3}, [%4];\n}\n"
+        "@p ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];\n}\n"
         : "=&r"(v.x), "=&r"(v.y), "=&r"(v.z), "=&r"(v.w)
         : "l"(from), "r"(int(wanted)));
     return v;
@@ -210,7 +209,7 @@ __device__ __forceinline__ uint4 load_once_16(const void* from, bool wanted) {
     uint4 v;
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %5, 0;\nmov.u32 %0, 0;\nmov.u32 %1, 0;\nmov.u32 %2, 0;\nmov.u32 %3, 0;\n"
-        "@p ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];\n}\n"
+        "@p ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];\n}\n"
         : "=&r"(v.x), "=&r"(v.y), "=&r"(v.z), "=&r"(v.w)
         : "l"(from), "r"(int(wanted)));
     return v;
