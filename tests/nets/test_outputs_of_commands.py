@@ -60,7 +60,7 @@ WRITTEN: dict[str, tuple[str, str]] = {
         "out.binpack",
     ),
     "data convert output": ("data convert in.bin {}", "out.binpack"),
-    "data filter output": ("data filter in.bin {} --min-ply 0", "out.bin"),
+    "data filter output": ("data filter in.bin {} --min-pieces 2", "out.bin"),
     "data shuffle output": ("data shuffle in.bin {}", "out.binpack"),
     "data dedup output": ("data dedup in.bin {}", "out.bin"),
     "data interleave output": ("data interleave in.binpack {}", "out.binpack"),

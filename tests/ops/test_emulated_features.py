@@ -39,7 +39,7 @@ class Finding(ctypes.Structure):
         ("raise_it", ctypes.c_void_p),
         ("row", ctypes.c_int64),
         ("num_features", ctypes.c_int64),
-        ("value", ctypes.c_int32),
+        ("value", ctypes.c_int64),
         ("set", ctypes.c_int32),
     )
 
