@@ -160,7 +160,7 @@ def fields_of(instance: Any) -> dict[str, Any]:
     try:
         data: dict[str, Any] = pydantic.TypeAdapter(type(instance)).dump_python(instance, mode="json", by_alias=True)
     except PydanticSerializationError as error:
-        if KeyboardInterrupt.__name__ in str(error):
+        if any(name in str(error) for name in ("KeyboardInterrupt", "Preempted")):
             raise KeyboardInterrupt from error
         raise
     return data

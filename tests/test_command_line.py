@@ -553,7 +553,7 @@ def test_every_command_ends_in_one_line_at_a_signal(number, nnue, monkeypatch):
     monkeypatch.setattr("nnue_trainer.presets.names", lambda: signal.raise_signal(number))
     before = signal.getsignal(number)
     done = nnue("presets")
-    assert (done.returncode, done.stderr) == (130, "nnue: error: interrupted\n")
+    assert (done.returncode, done.stderr) == (130 if number == signal.SIGHUP else 75, "nnue: error: interrupted\n")
     assert signal.getsignal(number) is before
 
 
@@ -573,3 +573,18 @@ def test_no_option_loses_its_name() -> None:
             for flag in option.opts if option.param_type_name == "option" else ():
                 assert re.fullmatch("--[a-z0-9][a-z0-9-]*|-[a-zA-Z]", flag), (path, flag)
     assert found > 100
+
+
+def test_the_first_process_writes_its_status_for_torchrun(tmp_path, nnue, monkeypatch):
+    file = tmp_path / "status"
+    monkeypatch.setenv("NNUE_STATUS_FILE", str(file))
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for command, rank, expected in (("presets", 0, "0\n"), ("export none out.nnue", 0, "1\n"), ("presets", 1, "1\n")):
+        monkeypatch.setenv("RANK", str(rank))
+        nnue(*command.split())
+        assert file.read_text() == expected, (command, rank)
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("NNUE_STATUS_FILE", str(tmp_path))
+    done = nnue("presets")
+    assert done.returncode == 0
+    assert f"NNUE_STATUS_FILE: {tmp_path}: is a folder" in done.stderr

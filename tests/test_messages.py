@@ -15,16 +15,16 @@ import torch
 import nnue_trainer
 from nnue_trainer import _data, config, nets
 from nnue_trainer.analysis import net_inspect
-from nnue_trainer.cli import data as data_commands
 from nnue_trainer.cli.train import report
 from nnue_trainer.data import PositionWriter, RecordLoader
 from nnue_trainer.data.binpack import read_binpack
 from nnue_trainer.data.books import Book
 from nnue_trainer.data.filters import Filters
-from nnue_trainer.data.info import file_info
+from nnue_trainer.data.info import file_info, page
 from nnue_trainer.errors import UserError
 from nnue_trainer.modules import StackedLinear
 from nnue_trainer.nets.activity import _layer_inputs
+from nnue_trainer.pages.page import as_text
 from nnue_trainer.training.trainer import Summary
 
 ROOT = Path(__file__).parents[1]
@@ -51,7 +51,7 @@ def test_open_bins_are_marked(tmp_path: Path) -> None:
     records[:250, 26:28] = 0xFF  # −32768
     with PositionWriter(tmp_path / "a.bin") as writer:
         writer.write(records)
-    lines = data_commands._info_text(file_info(tmp_path / "a.bin")).splitlines()
+    lines = as_text(page(file_info(tmp_path / "a.bin"))).splitlines()
     rows = lines[lines.index("score / 100") + 1 : lines.index("result") - 1]
     assert rows[0].strip().startswith("≤ -32 …")
     assert "≥ +32 " in rows[-1]

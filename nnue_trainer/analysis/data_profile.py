@@ -36,12 +36,12 @@ from nnue_trainer.base.arrays import Floats
 from nnue_trainer.base.progress import positions as counted
 from nnue_trainer.data.calibration import Curve, fit_curve
 from nnue_trainer.data.files import PositionReader, Progress, StrPath
-from nnue_trainer.data.info import different_boards
+from nnue_trainer.data.info import different_boards, duplicates_text
 from nnue_trainer.data.reading import ReadingOptions
 from nnue_trainer.data.score_units import Sample
 from nnue_trainer.data.verdict import Verdict, judge
 from nnue_trainer.errors import UserError, shown
-from nnue_trainer.pages.page import Page, Section, Table
+from nnue_trainer.pages.page import Page, Section, Table, plain
 from nnue_trainer.pages.plots import GRID, SERIES, SOFT, Plot, scale_of
 
 if TYPE_CHECKING:
@@ -401,71 +401,9 @@ def _groups(count: Floats, most: int) -> npt.NDArray[np.intp]:
 
 def as_dict(profile: DataProfile) -> dict[str, Any]:
     """Plain JSON data; NaN becomes None."""
-
-    def plain(value: Any) -> Any:
-        if isinstance(value, np.ndarray):
-            return [plain(item) for item in value.tolist()]
-        if isinstance(value, float):
-            return value if np.isfinite(value) else None
-        if isinstance(value, list | tuple):
-            return [plain(item) for item in value]
-        if isinstance(value, dict):
-            return {f"{key:g}" if isinstance(key, float) else str(key): plain(item) for key, item in value.items()}
-        if hasattr(value, "__dataclass_fields__"):
-            return {name: plain(getattr(value, name)) for name in value.__dataclass_fields__}
-        return value
-
     found: dict[str, Any] = plain(profile)
     found["drifts"] = [plain(drift) | {"flagged": drift.flagged} for drift in profile.drifts]
     return found | {"warnings": profile.warnings(), "verdict": profile.verdict.as_dict()}
-
-
-def text(profile: DataProfile) -> str:
-    lost, drawn, won = profile.results
-    n = profile.positions
-    packed = f", {profile.compression}-compressed" if profile.compression else ""
-    about = "" if profile.duplicates_exact else "about "
-    lines = [
-        f"{shown(profile.path)}: {profile.format}{packed}, {profile.size:,} bytes, {n:,} positions "
-        f"in {len(profile.ends):,} blocks of {profile.block_size:,}",
-        f"  result               win {won / n:.2%}, draw {drawn / n:.2%}, loss {lost / n:.2%} (own view)",
-        f"  proven wins, losses  {profile.proven / n:.2%}",
-        f"  duplicates           {about}{profile.duplicate_share:.2%} ({about}{profile.distinct:,} different boards)",
-        "",
-        f"  {'':20} {'mean':>9} {'deviation':>9}  " + " ".join(f"{q:>8.0%}" for q in QUANTILES),
-    ]
-    for name, total in profile.totals.items():
-        quantiles = [f"{total[f'{q:.0%}']:8.0f}" for q in QUANTILES if f"{q:.0%}" in total]
-        lines.append(f"  {name:20} {total['mean']:9.3f} {total['deviation']:9.3f}  " + " ".join(quantiles))
-    lines += [
-        "",
-        "  results are most likely with points = 1 / (1 + exp(−(score − offset) / scale)):",
-        f"  {'':20} {'scale':>9} {'offset':>9} {'scale where the offset is 0 (nats lost)':>41}",
-    ]
-    for found in profile.calibrations:
-        if found.curve is None or found.centred is None:
-            lines.append(f"  {found.name:20} {'no fit':>9}")
-            continue
-        nats = found.curve.likelihood - found.centred.likelihood
-        centred = f"{found.centred.scale:.1f} ({nats:,.1f})"
-        lines.append(f"  {found.name:20} {found.curve.scale:9.1f} {found.curve.offset:9.1f} {centred:>41}")
-    lines.append("")
-    if profile.too_short:
-        lines.append(f"  too short to judge drift ({FEWEST_BLOCKS * SMALLEST_BLOCK:,} positions are needed)")
-    elif not any(drift.flagged for drift in profile.drifts):
-        lines.append("  no drift")
-    lines += [f"  note: {line}" for line in profile.warnings()]
-    lines += ["", f"  verdict: {profile.verdict.word}"]
-    return "\n".join(lines)
-
-
-def plots(profile: DataProfile) -> list[Plot]:
-    """Curves along the file, then duplicates, then calibration."""
-    found = [_along(profile, series) for series in profile.series]
-    found.append(_repeats(profile))
-    if profile.calibrations:
-        found += [_win_rate(profile), _residuals(profile), _draws(profile)]
-    return found
 
 
 def _edges(profile: DataProfile) -> tuple[Floats, float, str]:
@@ -609,52 +547,63 @@ def _draws(profile: DataProfile) -> Plot:
 def page(profile: DataProfile) -> Page:
     lost, drawn, won = profile.results
     n = profile.positions
-    about = "" if profile.duplicates_exact else "about "
-    every = plots(profile)
+    packed = f", {profile.compression}-compressed" if profile.compression else ""
     flagged = profile.warnings()
+    totals = [
+        [
+            name,
+            f"{total['mean']:.3f}",
+            f"{total['deviation']:.3f}",
+            *(f"{total[f'{q:.0%}']:.0f}" if f"{q:.0%}" in total else "" for q in QUANTILES),
+        ]
+        for name, total in profile.totals.items()
+    ]
     overview = Section(
         "Overview",
         warnings=flagged,
         good=[] if flagged or profile.too_short else ["No drift, and few duplicates."],
         facts=[
-            ("positions", f"{n:,}"),
-            ("format", f"{profile.format}{f', {profile.compression}' if profile.compression else ''}"),
+            ("verdict", profile.verdict.word),
+            ("format", f"{profile.format}{packed}"),
             ("bytes per position", f"{profile.size / n:.2f}"),
-            ("win / draw / loss", f"{won / n:.1%} / {drawn / n:.1%} / {lost / n:.1%}"),
-            ("proven wins and losses", f"{profile.proven / n:.2%}"),
-            ("duplicates", f"{about}{profile.duplicate_share:.2%}"),
+            ("win / draw / loss", f"{won / n:.2%} / {drawn / n:.2%} / {lost / n:.2%} (own view)"),
+            ("proven wins, losses", f"{profile.proven / n:.2%}"),
+            ("duplicates", duplicates_text(profile)),
             ("blocks", f"{len(profile.ends):,} of {profile.block_size:,} positions"),
         ],
-        tables=[
-            Table(
-                ["", "mean", "deviation", *(f"{q:.0%}" for q in QUANTILES)],
-                [
-                    [
-                        name,
-                        f"{total['mean']:.3f}",
-                        f"{total['deviation']:.3f}",
-                        *(f"{total[f'{q:.0%}']:.0f}" if f"{q:.0%}" in total else "" for q in QUANTILES),
-                    ]
-                    for name, total in profile.totals.items()
-                ],
-            )
-        ],
+        tables=[Table(["", "mean", "deviation", *(f"{q:.0%}" for q in QUANTILES)], totals)],
     )
     if profile.too_short:
         overview.text = f"Too short to judge drift: {FEWEST_BLOCKS * SMALLEST_BLOCK:,} positions are needed."
-    along = len(profile.series) + 1
-    sections = [overview, Section("Along the file", plots=every[:along])]
-    if every[along:]:
-        rows = [
-            [
-                found.name,
-                f"{found.count.sum():,.0f}",
-                "–" if found.curve is None else f"{found.curve.scale:.1f}",
-                "–" if found.curve is None else f"{found.curve.offset:.1f}",
-                f"{found.draws @ found.count / found.count.sum():.1%}",
-            ]
-            for found in profile.calibrations
-        ]
-        table = Table(["positions with", "number", "best scale", "offset", "draws"], rows)
-        sections.append(Section("Scores and results", tables=[table], plots=every[along:]))
-    return Page(shown(profile.path.rpartition("/")[2]), f"Data profile of {n:,} positions ({counted(n)})", sections)
+    along = [*(_along(profile, series) for series in profile.series), _repeats(profile)]
+    sections = [overview, Section("Along the file", plots=along)]
+    if profile.calibrations:
+        head = ["positions with", "number", "draws", "scale", "offset", "scale with offset 0", "nats lost"]
+        sections.append(
+            Section(
+                "Scores and results",
+                "Results are most likely with points = 1 / (1 + exp(−(score − offset) / scale)).",
+                tables=[Table(head, [_curve_row(found) for found in profile.calibrations])],
+                plots=[_win_rate(profile), _residuals(profile), _draws(profile)],
+            )
+        )
+    return Page(
+        shown(profile.path.rpartition("/")[2]),
+        f"Data profile of {n:,} positions ({counted(n)})",
+        sections,
+        headline=f"{profile.path}: {profile.format}{packed}, {profile.size:,} bytes, {n:,} positions",
+    )
+
+
+def _curve_row(found: Calibration) -> list[str]:
+    row = [found.name, f"{found.count.sum():,.0f}", f"{found.draws @ found.count / found.count.sum():.1%}"]
+    if found.curve is None or found.centred is None:
+        return [*row, "–", "–", "–", "–"]
+    lost = found.curve.likelihood - found.centred.likelihood
+    return [
+        *row,
+        f"{found.curve.scale:.1f}",
+        f"{found.curve.offset:.1f}",
+        f"{found.centred.scale:.1f}",
+        f"{lost:,.1f}",
+    ]

@@ -1,14 +1,13 @@
-"""The output of `nnue inspect` for an `Inspection`: text, JSON data, plots and a page."""
+"""The output of `nnue inspect` for an `Inspection`: its page, and JSON data."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from nnue_trainer.analysis.agreement import check_same
 from nnue_trainer.analysis.net_inspect import BINS, Inspection, TensorFacts
@@ -19,23 +18,11 @@ from nnue_trainer.data.features import feature_set
 from nnue_trainer.errors import UserError, shown
 from nnue_trainer.export.bounds import accumulator_bound
 from nnue_trainer.modules import PerspectiveTransformer
-from nnue_trainer.pages.page import Page, Section, Table
-from nnue_trainer.pages.plots import BAD, GRID, INK, SERIES, Plot, thin
+from nnue_trainer.pages.page import Page, Section, Table, plain
+from nnue_trainer.pages.plots import BAD, GRID, INK, SERIES, Draw, Plot, thin
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, np.ndarray | torch.Tensor):
-        return [_plain(item) for item in value.tolist()]
-    if isinstance(value, float):
-        return value if np.isfinite(value) else None
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if hasattr(value, "__dataclass_fields__"):
-        return {name: _plain(getattr(value, name)) for name in value.__dataclass_fields__}
-    return value
 
 
 def as_dict(found: Inspection) -> dict[str, Any]:
@@ -49,8 +36,8 @@ def as_dict(found: Inspection) -> dict[str, Any]:
         "parameters": found.parameters,
         "bytes": found.bytes,
         "warnings": found.warnings,
-        "tensors": [_plain(tensor) | {"reach": tensor.reach} for tensor in found.tensors],
-        "first_layer": _plain(found.first),
+        "tensors": [plain(tensor) | {"reach": tensor.reach} for tensor in found.tensors],
+        "first_layer": plain(found.first),
         "accumulators": {
             "limit": found.net.accumulator_limit,
             "bound": accumulator_bound(found.quantized) if found.quantized else None,
@@ -63,22 +50,22 @@ def as_dict(found: Inspection) -> dict[str, Any]:
             "dead": activity.dead.nonzero().flatten().tolist(),
             "stuck": activity.stuck.nonzero().flatten().tolist(),
             "zeros": activity.zeros,
-            "positive": _plain(activity.positive),
-            "saturated": _plain(activity.saturated),
+            "positive": plain(activity.positive),
+            "saturated": plain(activity.saturated),
         },
-        "layers": [_plain(layer) for layer in found.layers],
+        "layers": [plain(layer) for layer in found.layers],
         "float_against_integers": None
         if agreement is None
         else {
-            "mean": _plain(float(agreement.difference.mean())),
-            "mean_size": _plain(float(np.abs(agreement.difference).mean())),
-            "largest": _plain(float(np.abs(agreement.difference).max(initial=0))),
+            "mean": plain(float(agreement.difference.mean())),
+            "mean_size": plain(float(np.abs(agreement.difference).mean())),
+            "largest": plain(float(np.abs(agreement.difference).max(initial=0))),
         },
         "against": None
         if not found.against
         else {
             "path": found.against,
-            "tensors": [_plain(difference) for difference in found.differences],
+            "tensors": [plain(difference) for difference in found.differences],
             "scores": None if found.other_scores is None else _score_difference(found),
         },
     }
@@ -88,30 +75,11 @@ def _score_difference(found: Inspection) -> dict[str, Any]:
     assert found.other_scores is not None
     distance = found.other_scores - found.scores
     return {
-        "mean": _plain(float(distance.mean())),
-        "mean_size": _plain(float(np.abs(distance).mean())),
-        "largest": _plain(float(np.abs(distance).max(initial=0))),
-        "correlation": _plain(check_same([found.scores, found.other_scores])),
+        "mean": plain(float(distance.mean())),
+        "mean_size": plain(float(np.abs(distance).mean())),
+        "largest": plain(float(np.abs(distance).max(initial=0))),
+        "correlation": plain(check_same([found.scores, found.other_scores])),
     }
-
-
-def _tensor_rows(found: Inspection) -> list[list[str]]:
-    return [
-        [
-            fact.name,
-            f"{fact.dtype} {'×'.join(map(str, fact.shape))}",
-            f"{fact.low:,.0f} … {fact.high:,.0f}",
-            f"{fact.limit:,}",
-            f"{fact.reach:.1%}",
-            f"{fact.at_limit:.3%}",
-            f"{fact.zeros:.1%}",
-            f"{fact.deviation / fact.scale:.4g}",
-        ]
-        for fact in found.tensors
-    ]
-
-
-_TENSOR_HEAD = ["tensor", "type and shape", "integers", "limit", "reach", "at limit", "zeros", "deviation"]
 
 
 def _facts(found: Inspection) -> list[tuple[str, str]]:
@@ -138,77 +106,6 @@ def _facts(found: Inspection) -> list[tuple[str, str]]:
         facts.append(("integers − float", f"mean size {difference.mean():.2f}, largest {difference.max():.0f}"))
     facts.append(("positions", found.positions.origin))
     return facts
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    for row in rows:
-        cells = [
-            cell.ljust(width) if i < 2 else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        yield "  " + "  ".join(cells).rstrip()
-
-
-def text(found: Inspection) -> str:
-    lines = [shown(found.path)]
-    lines += [f"  {name:28} {shown(value)}" for name, value in _facts(found)]
-    lines += ["", *_aligned([_TENSOR_HEAD, *_tensor_rows(found)])]
-    if found.layers:
-        lines += ["", *_aligned([_LAYER_HEAD, *_layer_rows(found)])]
-    if found.first is not None:
-        words = ("least", "5 %", "median", "95 %", "most")
-        values = np.quantile(found.first.l2, [0, 0.05, 0.5, 0.95, 1])
-        norms = ", ".join(f"{word} {value:.3g}" for word, value in zip(words, values, strict=True))
-        lines += ["", f"  norm of a neuron's weights (L2): {norms}"]
-    if found.against:
-        lines += ["", f"  against {shown(found.against)}"]
-        if found.differences:
-            lines += _aligned([_DIFFERENCE_HEAD, *_difference_rows(found)])
-        scores = _score_difference(found)
-        lines.append(
-            f"  scores: {scores['mean']:+.2f} on average, {scores['mean_size']:.2f} in size, largest "
-            f"{scores['largest']:.0f}"
-        )
-    lines += [f"  note: {shown(line)}" for line in found.warnings]
-    return "\n".join(lines)
-
-
-_LAYER_HEAD = ["layer", "inputs that are", "zero", "at the top", "dead"]
-
-
-def _layer_rows(found: Inspection) -> list[list[str]]:
-    return [
-        [layer.name, "", f"{layer.zeros:.1%}", f"{layer.at_top:.2%}", f"{layer.dead} of {layer.inputs}"]
-        for layer in found.layers
-    ]
-
-
-_DIFFERENCE_HEAD = ["tensor", "steps apart", "mean", "largest", "changed", "correlation"]
-
-
-def _difference_rows(found: Inspection) -> list[list[str]]:
-    return [
-        [
-            difference.name,
-            "",
-            f"{difference.mean:.3f}",
-            f"{difference.largest:,.1f}",
-            f"{difference.changed:.1%}",
-            f"{difference.correlation:.4f}" if np.isfinite(difference.correlation) else "–",
-        ]
-        for difference in found.differences
-    ]
-
-
-def plots(found: Inspection, neurons: Sequence[int] = ()) -> list[Plot]:
-    return [
-        *_neuron_plots(found),
-        *_map_plots(found),
-        *_single_neurons(found, neurons),
-        *_score_plots(found),
-        *(_histogram(fact) for fact in found.tensors),
-    ]
 
 
 def _histogram(fact: TensorFacts) -> Plot:
@@ -394,14 +291,6 @@ def _map_plots(found: Inspection) -> Iterator[Plot]:
         )
 
 
-def check_neurons(found: Inspection, neurons: Sequence[int]) -> None:
-    """UserError for a number that the net's first layer does not have."""
-    count = found.first.neurons if found.first is not None else 0
-    for neuron in neurons:
-        if not 0 <= neuron < count:
-            raise UserError(f"--neuron {neuron}: the first layer has {count} neurons, expected 0 … {count - 1}")
-
-
 def _single_neurons(found: Inspection, neurons: Sequence[int]) -> Iterator[Plot]:
     """Plots of the neurons that were requested, or else of the six with the largest weights."""
     first = found.first
@@ -430,67 +319,113 @@ def _single_neurons(found: Inspection, neurons: Sequence[int]) -> Iterator[Plot]
         )
 
 
-def _score_plots(found: Inspection) -> Iterator[Plot]:
-    def against(x: Floats, y: Floats, across: str, up: str) -> Callable[[Axes], None]:
-        def draw(axes: Axes) -> None:
-            most = float(np.abs(np.concatenate([x, y])).max(initial=1)) * 1.05
-            axes.plot([-most, most], [-most, most], color=GRID, linewidth=1)
-            axes.plot(x, y, "o", color=SERIES[0], markersize=2.2, alpha=0.5, markeredgewidth=0)
-            axes.set_xlim(-most, most)
-            axes.set_ylim(-most, most)
-            axes.set_xlabel(across)
-            axes.set_ylabel(up)
+def _against(x: Floats, y: Floats, across: str, up: str) -> Draw:
+    def draw(axes: Axes) -> None:
+        most = float(np.abs(np.concatenate([x, y])).max(initial=1)) * 1.05
+        axes.plot([-most, most], [-most, most], color=GRID, linewidth=1)
+        axes.plot(x, y, "o", color=SERIES[0], markersize=2.2, alpha=0.5, markeredgewidth=0)
+        axes.set_xlim(-most, most)
+        axes.set_ylim(-most, most)
+        axes.set_xlabel(across)
+        axes.set_ylabel(up)
 
-        return draw
+    return draw
 
+
+def _integers_and_floats(found: Inspection) -> Iterator[Plot]:
     if found.agreement is not None and len(found.agreement.floats):
         floats, integers = thin(found.agreement.floats, found.agreement.integers)
         difference = np.abs(found.agreement.difference)
         yield Plot(
             "Float model and integers",
-            against(floats, integers, "float model, engine units", "integers"),
+            _against(floats, integers, "float model, engine units", "integers"),
             note=f"Differences: {difference.mean():.2f} in size on average, {difference.max():.0f} at most.",
         )
+
+
+def _two_nets(found: Inspection) -> Iterator[Plot]:
     if found.other_scores is not None and len(found.other_scores):
         mine, other = thin(found.scores, found.other_scores)
         scores = _score_difference(found)
         yield Plot(
             "Scores of both nets",
-            against(mine, other, "this net, engine units", "the other net"),
+            _against(mine, other, "this net, engine units", "the other net"),
             note=f"Differences: {scores['mean_size']:.2f} in size on average, {scores['largest']:.0f} at most.",
         )
 
 
 def page(found: Inspection, neurons: Sequence[int] = ()) -> Page:
+    """`neurons` are drawn; without them, those with the largest weights. UserError for a number that the first layer
+    does not have."""
+    count = found.first.neurons if found.first is not None else 0
+    for neuron in neurons:
+        if not 0 <= neuron < count:
+            raise UserError(f"--neuron {neuron}: the first layer has {count} neurons, expected 0 … {count - 1}")
     path = Path(found.path)
     name = f"{path.parent.parent.name}: {path.name}" if path.parent.name == "checkpoints" else path.name
-    overview = Section("Overview", facts=_facts(found), warnings=found.warnings)
-    sections = [overview]
+    sections = [Section("Overview", facts=_facts(found), warnings=found.warnings)]
     if found.against:
-        head = [_DIFFERENCE_HEAD[0], *_DIFFERENCE_HEAD[2:]]
-        rows = [[row[0], *row[2:]] for row in _difference_rows(found)]
-        sections.append(
-            Section(
-                "Difference",
-                text=f"Against {found.against}, in integer steps; changed: by half a step or more.",
-                tables=[Table(head, rows)] if rows else [],
-                plots=[plot for plot in _score_plots(found) if plot.title == "Scores of both nets"],
-            )
-        )
-    neurons_seen = [*_neuron_plots(found), *(p for p in _score_plots(found) if p.title != "Scores of both nets")]
-    tables = []
-    if found.layers:
-        rows = [[row[0], *row[2:]] for row in _layer_rows(found)]
-        tables = [Table(["inputs of a layer", "zeros", "at the top", "dead"], rows)]
-    sections.append(Section("Neurons", tables=tables, plots=neurons_seen))
-    maps = [*_map_plots(found), *_single_neurons(found, neurons)]
-    if maps:
-        sections.append(Section("Weight maps of the first layer", plots=maps))
-    sections.append(
-        Section(
-            "Tensors",
-            tables=[Table(_TENSOR_HEAD, _tensor_rows(found), numbers=2)],
-            plots=[_histogram(fact) for fact in found.tensors],
-        )
+        sections.append(_difference_section(found))
+    sections += [
+        _neuron_section(found),
+        Section("Weight maps of the first layer", plots=[*_map_plots(found), *_single_neurons(found, neurons)]),
+        _tensor_section(found),
+    ]
+    sections = [section for section in sections if section != Section(section.title)]
+    return Page(shown(name), f"{found.net.name}, {found.parameters:,} parameters", sections, headline=found.path)
+
+
+def _difference_section(found: Inspection) -> Section:
+    rows = [
+        [
+            difference.name,
+            f"{difference.mean:.3f}",
+            f"{difference.largest:,.1f}",
+            f"{difference.changed:.1%}",
+            f"{difference.correlation:.4f}" if np.isfinite(difference.correlation) else "–",
+        ]
+        for difference in found.differences
+    ]
+    scores = _score_difference(found)
+    words = f"{scores['mean']:+.2f} on average, {scores['mean_size']:.2f} in size, largest {scores['largest']:.0f}"
+    return Section(
+        "Difference",
+        f"Against {found.against}, in integer steps; changed: by half a step or more.",
+        facts=[("scores", words)],
+        tables=[Table(["tensor", "mean", "largest", "changed", "correlation"], rows)] if rows else [],
+        plots=list(_two_nets(found)),
     )
-    return Page(shown(name), f"{found.net.name}, {found.parameters:,} parameters", sections)
+
+
+def _neuron_section(found: Inspection) -> Section:
+    facts, tables = [], []
+    if found.first is not None:
+        words = ("least", "5 %", "median", "95 %", "most")
+        values = np.quantile(found.first.l2, [0, 0.05, 0.5, 0.95, 1])
+        norms = ", ".join(f"{word} {value:.3g}" for word, value in zip(words, values, strict=True))
+        facts = [("norm of a neuron's weights (L2)", norms)]
+    if found.layers:
+        rows = [
+            [layer.name, f"{layer.zeros:.1%}", f"{layer.at_top:.2%}", f"{layer.dead} of {layer.inputs}"]
+            for layer in found.layers
+        ]
+        tables = [Table(["inputs of a layer", "zeros", "at the top", "dead"], rows)]
+    return Section("Neurons", facts=facts, tables=tables, plots=[*_neuron_plots(found), *_integers_and_floats(found)])
+
+
+def _tensor_section(found: Inspection) -> Section:
+    head = ["tensor", "type and shape", "integers", "limit", "reach", "at limit", "zeros", "deviation"]
+    rows = [
+        [
+            fact.name,
+            f"{fact.dtype} {'×'.join(map(str, fact.shape))}",
+            f"{fact.low:,.0f} … {fact.high:,.0f}",
+            f"{fact.limit:,}",
+            f"{fact.reach:.1%}",
+            f"{fact.at_limit:.3%}",
+            f"{fact.zeros:.1%}",
+            f"{fact.deviation / fact.scale:.4g}",
+        ]
+        for fact in found.tensors
+    ]
+    return Section("Tensors", tables=[Table(head, rows, numbers=2)], plots=[_histogram(fact) for fact in found.tensors])

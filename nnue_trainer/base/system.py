@@ -199,9 +199,11 @@ def stop_signals() -> tuple[int, ...]:
     return tuple(map(int, (signal.SIGINT, signal.SIGTERM, *handled)))
 
 
-def is_repeated(number: int) -> bool:
-    """Whether the system itself sends a signal again and again: SIGXCPU comes each second."""
-    return sys.platform != "win32" and number == signal.SIGXCPU
+def is_schedulers(number: int) -> bool:
+    """Whether a signal comes from a scheduler rather than a person. It may come several times and still mean the same:
+    SIGXCPU comes each second, and SLURM sends SIGTERM to processes that torchrun sends it to as well."""
+    others = () if sys.platform == "win32" else (signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
+    return number in (signal.SIGTERM, *others)
 
 
 def seconds_since_boot() -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -10,13 +9,13 @@ import typer
 
 from nnue_trainer.base import extras
 from nnue_trainer.base.progress import progress_bar
+from nnue_trainer.base.status import CONTRADICTORY
 from nnue_trainer.cli import plugins
 from nnue_trainer.cli.data_tools import Scores, with_scores
 from nnue_trainer.cli.notes import note
 from nnue_trainer.cli.outputs import Overwrite
-from nnue_trainer.cli.pictures import Html, Png, check_pictures, save_pictures
+from nnue_trainer.cli.pictures import Html, Png, check_pictures, present
 from nnue_trainer.cli.plugins import Plugins
-from nnue_trainer.cli.status import CONTRADICTORY
 from nnue_trainer.errors import UserError, shown
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -103,16 +102,7 @@ def inspect(
             note=note,
             progress=progress,
         )
-    chosen_neurons = neuron or []
-    net_page.check_neurons(found, chosen_neurons)
-    save_pictures(
-        html,
-        lambda: net_page.page(found, chosen_neurons),
-        png,
-        lambda: net_page.plots(found, chosen_neurons),
-        f"{shown(net.name)}   ·   {found.net.name}",
-    )
-    print(json.dumps(net_page.as_dict(found)) if as_json else net_page.text(found))
+    present(net_page.page(found, neuron or ()), lambda: net_page.as_dict(found), html, png, as_json=as_json)
 
 
 def profile(
@@ -135,13 +125,6 @@ def profile(
         found = data_profile.data_profile(file, progress, **scores)
     for line in found.notes:
         note(f"{file}: {line}")
-    save_pictures(
-        html,
-        lambda: data_profile.page(found),
-        png,
-        lambda: data_profile.plots(found),
-        f"{shown(file.name)}   ·   {found.positions:,} positions",
-    )
-    print(json.dumps(data_profile.as_dict(found)) if as_json else data_profile.text(found))
+    present(data_profile.page(found), lambda: data_profile.as_dict(found), html, png, as_json=as_json)
     if found.verdict.contradictions:
         raise typer.Exit(CONTRADICTORY)

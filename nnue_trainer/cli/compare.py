@@ -30,7 +30,6 @@ from nnue_trainer.cli.match import (
 from nnue_trainer.cli.notes import note
 from nnue_trainer.cli.outputs import Overwrite
 from nnue_trainer.cli.plugins import Plugins
-from nnue_trainer.cli.status import INTERRUPTED
 from nnue_trainer.cli.terminable import ended_by_second_signal, terminable
 from nnue_trainer.errors import UserError, quoted, shown
 
@@ -124,14 +123,14 @@ def compare(
         _clear(folder)
     options = _options(pairs, nodes, openings, plies, seed, concurrency, sprt)
     player = _Player(engine, {"Hash": str(hash_mb)} | uci_options(option), net_option)
-    with ended_by_second_signal(INTERRUPTED):
+    with ended_by_second_signal():
         started = (folder / plans.PLAN).exists()
         pace = None if started else _pace(entrants, player, options.limit)
         plan = plans.make_plan(folder, entrants, seeds_of(seeds), equal, first=share.number == 1, say=note)  # type: ignore[arg-type]
         options = runs.tournament(plan, options, gauntlet=gauntlet)
         _say_expectation(folder, plan, options, share, pace)
-        if runs.train_nets(folder, plan, share, note, as_nnue=engine is None):
-            raise typer.Exit(INTERRUPTED)
+        if status := runs.train_nets(folder, plan, share, note, as_nnue=engine is None):
+            raise typer.Exit(status)
     nets = runs.trained(folder, plan)
     missing = [plan.name(*net) for net in plan.nets if plan.name(*net) not in nets]
     if missing:

@@ -8,24 +8,21 @@ import sys
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from nnue_trainer.base.progress import progress_bar
+from nnue_trainer.base.status import CONTRADICTORY
 from nnue_trainer.cli import plugins
 from nnue_trainer.cli.data_tools import Extra, Scores, To, chosen_filters, losses, with_filters, with_scores
 from nnue_trainer.cli.engine_options import uci_options, units_per_centipawn
 from nnue_trainer.cli.group import Group
 from nnue_trainer.cli.notes import note
 from nnue_trainer.cli.outputs import Overwrite
-from nnue_trainer.cli.pictures import Png, check_pictures
+from nnue_trainer.cli.pictures import Html, Png, check_pictures, present
 from nnue_trainer.cli.plugins import Plugins
-from nnue_trainer.cli.status import CONTRADICTORY
 from nnue_trainer.errors import shown
-
-if TYPE_CHECKING:
-    from nnue_trainer.data.info import FileInfo
 
 app = typer.Typer(cls=Group, no_args_is_help=True, help="Inspect, check and make training data.")
 
@@ -36,77 +33,12 @@ FilterSeed = Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed for ra
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-def _bars(title: str, labels: list[str], counts: list[int], limit: int = 24) -> list[str]:
-    """A histogram as text: neighbouring bins are joined so that there are at most `limit` lines, and empty ends are
-    left out."""
-    used = [i for i, count in enumerate(counts) if count]
-    if not used:
-        return []
-    first, last = used[0], used[-1]
-    step = -(-(last - first + 1) // limit)
-    rows = []
-    for i in range(first, last + 1, step):
-        end = min(i + step - 1, last)
-        rows.append((labels[i] if i == end else f"{labels[i]} … {labels[end]}", sum(counts[i : end + 1])))
-    most, total, width = max(n for _, n in rows), sum(counts), max(len(label) for label, _ in rows)
-    return ["", title] + [f"  {label:>{width}}  {n / total:6.1%}  {'█' * round(40 * n / most)}" for label, n in rows]
-
-
-def _info_text(info: FileInfo) -> str:
-    s = info.statistics
-    n = s.positions
-
-    def share(key: str) -> str:
-        count = getattr(s, key)
-        return f"{count:,} ({count / n:.2%})" if n else "0"
-
-    from nnue_trainer.data.info import describe_duplicates
-    from nnue_trainer.data.score_units import Units
-
-    packed = f", {info.compression}-compressed" if info.compression else ""
-    chains = f"{info.chunks:,} chunks, {info.chains:,} chains ({info.single_position_chains:,} of one position), "
-    lines = [
-        f"{shown(info.path)}: {info.format}{packed}, {info.size:,} bytes, {chains if info.chunks else ''}"
-        f"{n:,} positions"
-    ]
-    if not n:
-        return lines[0]
-    lines += [
-        f"  bytes per position   {info.size / n:.2f}",
-        f"  result (own view)    win {share('wins')}, draw {share('draws')}, loss {share('losses')}",
-        f"  score                {s.min_score:,} to {s.max_score:,}, mean {s.sum_score / n:.1f}; "
-        f"zero {share('score_zero')}, none (32002) {share('score_none')}",
-        *([f"  unit of scores       {Units(info.score_per_pawn, info.fitted_scale)}"] if info.score_per_pawn else []),
-        f"  ply                  up to {s.max_ply}, mean {s.sum_ply / n:.1f}; "
-        f"rule 50 up to {s.max_rule50}, mean {s.sum_rule50 / n:.1f}",
-        f"  pieces               mean {s.sum_pieces / n:.1f}",
-        f"  black to move        {share('black_to_move')}",
-        f"  in check             {share('in_check')}",
-        f"  captures             {share('captures')}",
-        f"  quiet                {share('quiet')}  (not in check, no capture, a score)",
-        f"  castlings            {share('castlings')}",
-        f"  en passant           {share('en_passants')}; en-passant square {share('ep_squares')}",
-        f"  promotions           {share('promotions')}",
-        f"  null moves           {share('null_moves')}",
-        f"  duplicates           {describe_duplicates(info)}",
-    ]
-    scores, plies = s.score_histogram, s.ply_histogram
-    half = len(scores) // 2
-    # The bins at the ends hold everything beyond.
-    labels = [f"≤ {-half}", *(f"{i:+d}" for i in range(1 - half, half)), f"≥ {half:+d}"]
-    lines += _bars("score / 100", labels, scores)
-    lines += _bars("result", ["loss", "draw", "win"], [s.losses, s.draws, s.wins])
-    lines += _bars("ply", [*(str(8 * i) for i in range(len(plies) - 1)), f"≥ {8 * (len(plies) - 1)}"], plies)
-    lines += _bars("pieces", [str(i) for i in range(33)], s.piece_histogram, 32)
-    lines += _bars("king buckets of HalfKAv2_hm", [str(i) for i in range(32)], info.king_buckets, 32)
-    return "\n".join(lines)
-
-
 @app.command()
 @with_scores
 def info(
     file: PipedFile,
     as_json: AsJson = False,
+    html: Html = None,
     png: Png = None,
     overwrite: Overwrite = False,
     plugin: Plugins = None,
@@ -114,17 +46,15 @@ def info(
     scores: Scores,
 ) -> None:
     """Show counts, sums, histograms and duplicates of a whole file."""
-    from nnue_trainer.data.info import file_info, save_page
+    from nnue_trainer.data.info import file_info, page
 
     plugins.load(plugin)
-    check_pictures(None, png, overwrite)
+    check_pictures(html, png, overwrite)
     with progress_bar("reading") as progress:
         result = file_info(file, progress, **scores)
     for text in result.notes:
         note(f"{file}: {text}")
-    if png:
-        save_page(result, png)
-    print(json.dumps(result.as_dict()) if as_json else _info_text(result))
+    present(page(result), result.as_dict, html, png, as_json=as_json)
 
 
 def head(

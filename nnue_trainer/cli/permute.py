@@ -16,7 +16,7 @@ from nnue_trainer.cli import plugins
 from nnue_trainer.cli.net import check_other
 from nnue_trainer.cli.notes import note
 from nnue_trainer.cli.outputs import Overwrite, check_new
-from nnue_trainer.cli.pictures import check_pictures, png_option, save_png
+from nnue_trainer.cli.pictures import check_pictures, png_option
 from nnue_trainer.cli.plugins import Plugins
 from nnue_trainer.errors import UserError, shown
 
@@ -74,6 +74,7 @@ def permute(
     from nnue_trainer.export import net_from_checkpoint, read_net, to_bytes
     from nnue_trainer.files import checkpoint as checkpoints
     from nnue_trainer.files.atomic import check_output, replacing
+    from nnue_trainer.pages.plots import save_png
 
     plugins.load(plugin)
     check_pictures(None, png, overwrite)
@@ -114,11 +115,9 @@ def permute(
         with replacing(out) as output:
             output.write_bytes(written)
         size = f"{len(written):,} bytes, sha256 {hashlib.sha256(written).hexdigest()}"
-    save_png(
-        png,
-        lambda: neuron_order.plots(found.bits, 2 * found.held_out, torch.from_numpy(found.order)),
-        f"{shown(net.name)}   ·   {found.net.net.name}",
-    )
+    if png:
+        drawn = neuron_order.plots(found.bits, 2 * found.held_out, torch.from_numpy(found.order))
+        save_png(drawn, png, f"{shown(net.name)}   ·   {found.net.net.name}")
     if as_json:
         answer: dict[str, Any] = {"net": str(net), "out": str(out), **found.as_dict()}
         print(json.dumps(answer | {"engine": asdict(speed) if speed else None}))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,7 +14,6 @@ from nnue_trainer.cli.outputs import check_new
 
 if TYPE_CHECKING:
     from nnue_trainer.pages.page import Page
-    from nnue_trainer.pages.plots import Plot
 
 Html = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write a self-contained HTML page of plots.")]
 
@@ -39,20 +39,13 @@ def check_pictures(html: Path | None, png: Path | None, overwrite: bool) -> None
         page.check_replaceable(html, overwrite)
 
 
-def save_pictures(
-    html: Path | None, make_page: Callable[[], Page], png: Path | None, make_plots: Callable[[], list[Plot]], title: str
-) -> None:
-    """Writes the page and the picture that were requested."""
+def present(page: Page, data: Callable[[], Any], html: Path | None, png: Path | None, *, as_json: bool) -> None:
+    """Writes the page and the picture that were requested, and prints the text or the JSON data of a report."""
+    from nnue_trainer.pages.page import as_text, save
+    from nnue_trainer.pages.plots import save_png
+
     if html:
-        from nnue_trainer.pages import page
-
-        page.save(make_page(), html)
-    save_png(png, make_plots, title)
-
-
-def save_png(png: Path | None, make_plots: Callable[[], list[Plot]], title: str) -> None:
-    """Writes the picture if it was requested."""
+        save(page, html)
     if png:
-        from nnue_trainer.pages import plots
-
-        plots.save_png(make_plots(), png, title)
+        save_png(page.plots, png, f"{page.title}   ·   {page.subtitle}", page.sections[0].facts)
+    print(json.dumps(data()) if as_json else as_text(page))

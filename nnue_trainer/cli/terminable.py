@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from nnue_trainer.base import system
+from nnue_trainer.base.status import INTERRUPTED, Preempted
 
 _PATIENCE = 5.0  # seconds
 
@@ -24,8 +25,9 @@ def terminable() -> Iterator[None]:
         return
 
     def interrupt(number: int, _: object) -> None:
-        if system.is_repeated(number):
+        if system.is_schedulers(number):
             signal.signal(number, signal.SIG_IGN)
+            raise Preempted
         raise KeyboardInterrupt
 
     others = [number for number in system.stop_signals() if number != signal.SIGINT]  # Python's own handler is enough
@@ -38,9 +40,9 @@ def terminable() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def ended_by_second_signal(status: int) -> Iterator[None]:
-    """Within it the second signal of a kind in `system.stop_signals` always ends the program, unless the system repeats
-    it: if the program has not ended by itself after five seconds, it ends with `status`, whatever code of users or of
+def ended_by_second_signal() -> Iterator[None]:
+    """Within it the second signal of a kind in `system.stop_signals` always ends the program, unless schedulers repeat
+    it: if the program has not ended by itself after five seconds, it ends as interrupted, whatever code of users or of
     libraries its threads are in."""
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -53,10 +55,10 @@ def ended_by_second_signal(status: int) -> Iterator[None]:
     def watch() -> None:
         seen: Counter[int] = Counter()
         while numbers := os.read(reading, 64):
-            seen.update(number for number in numbers if number in ours and not system.is_repeated(number))
+            seen.update(number for number in numbers if number in ours and not system.is_schedulers(number))
             if max(seen.values(), default=0) >= 2 and not done.wait(_PATIENCE):
                 print("nnue: error: interrupted", file=sys.stderr, flush=True)
-                os._exit(status)
+                os._exit(INTERRUPTED)
         os.close(reading)
 
     threading.Thread(target=watch, name="signals", daemon=True).start()

@@ -18,7 +18,6 @@ import typer
 from nnue_trainer.base import extras
 from nnue_trainer.cli import plugins
 from nnue_trainer.cli.plugins import Plugins
-from nnue_trainer.cli.status import INTERRUPTED
 from nnue_trainer.errors import UserError, quoted
 from nnue_trainer.parallel import is_first
 
@@ -116,7 +115,7 @@ def train(
         timeline.reset()
         timeline.mark("imports")
         # Where torchrun has started several processes, an error of any of them ends all, printed once.
-        with ended_by_second_signal(INTERRUPTED), joined():
+        with ended_by_second_signal(), joined():
             plugins.load(plugin)
             summary = _train(
                 (arguments, recipe, preset),
@@ -134,8 +133,8 @@ def train(
     if profile_start:
         timeline.mark("end")
         print("\n".join(timeline.table()), file=sys.stderr)
-    if summary is not None and summary.interrupted:
-        raise typer.Exit(INTERRUPTED)
+    if summary is not None and summary.status:
+        raise typer.Exit(summary.status)
 
 
 def _start_driver() -> None:
@@ -227,9 +226,9 @@ def _train_seeds(chosen: Recipe, folder: Path, resume: str | None, overwrite: bo
     runs = seeds.train_seeds(chosen, folder, resume=resume, overwrite=overwrite, at_once=at_once)
     for line in seeds.report(runs):
         say(line)
-    if any(run.interrupted for run in runs):
+    if status := next((run.status for run in runs if run.status), 0):
         say("continue with    the same command and --resume auto")
-        raise typer.Exit(INTERRUPTED)
+        raise typer.Exit(status)
     say(f"figures          {folder / 'seeds.json'}")
 
 
@@ -361,7 +360,7 @@ def report(summary: Summary, run_dir: Path, recipe: Recipe | None = None) -> lis
     lines += [f"last checkpoint  {checkpoints / 'last.safetensors'}", f"metrics          {run_dir / 'metrics.jsonl'}"]
     if (run_dir / "tensorboard").is_dir():
         lines.append(f"curves           tensorboard --logdir {quote(run_dir / 'tensorboard')}")
-    if summary.interrupted:
+    if summary.interrupted or summary.status:
         lines.append(f"continue with    nnue train --resume {quote(run_dir)}{plugins.resume_options()}")
     else:
         out = run_dir / f"net{recipe.export.suffix if recipe else '.nnue'}"

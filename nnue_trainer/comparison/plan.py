@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from nnue_trainer import schema
+from nnue_trainer.base.status import PREEMPTED, Preempted
 from nnue_trainer.comparison.recipes import Entrant, positions
 from nnue_trainer.errors import UserError
 from nnue_trainer.files.atomic import replacing
@@ -123,7 +124,7 @@ def _speed(entrant: Entrant, say: Callable[[str], None]) -> float:
         summary = train(short, Path(folder) / "run")
         seconds = time.monotonic() - began
     if summary.interrupted:
-        raise KeyboardInterrupt
+        raise Preempted if summary.status == PREEMPTED else KeyboardInterrupt
     return summary.positions / (summary.step_seconds or seconds)
 
 

@@ -16,6 +16,7 @@ from nnue_trainer.comparison.run import TrainedNet
 from nnue_trainer.match.ratings import Difference, Ratings, rate
 from nnue_trainer.match.result import MatchResult
 from nnue_trainer.match.run import test_text
+from nnue_trainer.pages.page import Table, aligned, plain
 
 FORMAT_VERSION = 1
 _SHOWN = ("loss", "score_cross_entropy", "result_cross_entropy", "rank_correlation")
@@ -111,13 +112,7 @@ def verdicts(found: Comparison) -> list[str]:
 
 def text(found: Comparison) -> list[str]:
     """The whole answer as lines of text."""
-    head, rows = table(found)
-    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-    lines = []
-    for first, *rest in (head, *rows):
-        cells = [cell.rjust(width) for cell, width in zip(rest, widths[1:], strict=True)]
-        lines.append("  ".join([first.ljust(widths[0]), *cells]))
-    return [*lines, *verdicts(found)]
+    return [*aligned(Table(*table(found))), *verdicts(found)]
 
 
 def as_json(found: Comparison, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -137,7 +132,7 @@ def as_json(found: Comparison, settings: Mapping[str, Any]) -> dict[str, Any]:
                 "changes": changes(first, entrant.recipe()),
                 "games": found.games(number),
                 "nets": [
-                    asdict(net) | {"elo": _finite(elo[at]), "elo_error": _finite(errors[at])}
+                    asdict(net) | {"elo": plain(elo[at]), "elo_error": plain(errors[at])}
                     for at, net in enumerate(found.nets)
                     if found.plan.teams[at] == number
                 ],
@@ -156,10 +151,6 @@ def as_json(found: Comparison, settings: Mapping[str, Any]) -> dict[str, Any]:
         ],
         **({"sprt": {**asdict(found.match.sprt), "verdict": found.match.verdict}} if found.match.sprt else {}),
     }
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
 
 
 def expectation(plan: Plan, games: int, seconds_of_games: float | None, nets: int) -> str:

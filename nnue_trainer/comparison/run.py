@@ -62,9 +62,10 @@ def trained(folder: Path, plan: Plan) -> dict[str, TrainedNet]:
     return found
 
 
-def train_nets(folder: Path, plan: Plan, part: Part, say: Callable[[str], None], *, as_nnue: bool) -> bool:
+def train_nets(folder: Path, plan: Plan, part: Part, say: Callable[[str], None], *, as_nnue: bool) -> int:
     """Trains the nets of a part that are missing, several at a time where there are several GPUs, and exports them,
-    with `as_nnue` as .nnue files of any size. Returns whether a signal interrupted it."""
+    with `as_nnue` as .nnue files of any size. Returns the exit status of a training that a signal
+    interrupted, or 0."""
     there = trained(folder, plan)
     own = plan.nets[part.number - 1 :: part.of]
     for number, entrant in enumerate(plan.entrants):
@@ -75,11 +76,11 @@ def train_nets(folder: Path, plan: Plan, part: Part, say: Callable[[str], None],
         say(f"{entrant.label}: training with seed{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}")
         for run in train_seeds(entrant.recipe(f"seeds={missing}"), runs, resume="auto"):
             if run.interrupted:
-                return True
+                return run.status
             if run.left:
                 raise UserError(f"{run.folder}: ended at {run.left}; the same command continues")
             _export(folder / NETS, plan, number, run.seed, run.folder, as_nnue)
-    return False
+    return 0
 
 
 def _export(nets: Path, plan: Plan, number: int, seed: int, run: Path, as_nnue: bool) -> None:

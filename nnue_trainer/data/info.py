@@ -1,23 +1,24 @@
-"""The contents of a data file: counts, histograms, duplicates; as numbers and as a page of plots."""
+"""The contents of a data file: counts, histograms, duplicates; as numbers and as a page."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Protocol, Unpack
 
 import numpy as np
 
 from nnue_trainer import _data
 from nnue_trainer.data.files import PositionReader, Progress, StrPath
 from nnue_trainer.data.reading import ReadingOptions
-from nnue_trainer.data.score_units import Sample
+from nnue_trainer.data.score_units import Sample, Units
 from nnue_trainer.errors import shown
-from nnue_trainer.files.atomic import replacing
+from nnue_trainer.pages.page import Page, Section
+from nnue_trainer.pages.plots import Plot, histogram
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 SCORE_BIN, PLY_BIN = 100, 8  # widths of the histograms' bins; data_loader/formats/statistics.h
 
@@ -54,6 +55,12 @@ class FileInfo:
         """All fields as plain data for JSON; `statistics` by the names of its properties."""
         names = [name for name, kind in vars(_data.Statistics).items() if isinstance(kind, property)]
         return vars(self) | {"statistics": {name: getattr(self.statistics, name) for name in names}}
+
+
+class HasDuplicates(Protocol):
+    distinct: int
+    duplicate_share: float
+    duplicates_exact: bool
 
 
 def king_bucket(square: int) -> int:
@@ -95,152 +102,83 @@ def different_boards(positions: int, duplicate_share: float) -> int:
     return round(positions * (1 - duplicate_share))
 
 
-def describe_duplicates(info: FileInfo) -> str:
-    about = "" if info.duplicates_exact else "about "
-    return f"{about}{info.duplicate_share:.2%} ({about}{info.distinct:,} different boards)"
+def duplicates_text(found: HasDuplicates) -> str:
+    about = "" if found.duplicates_exact else "about "
+    return f"{about}{found.duplicate_share:.2%} ({about}{found.distinct:,} different boards)"
 
 
-# --- the page of plots ---------------------------------------------------------------------------------------------
-
-_BLUE, _GREY, _INK = "#3a6ea5", "#9aa3ad", "#20262d"
-_WIN, _DRAW, _LOSS = "#4f9d69", "#b9bec5", "#c8553d"
+# --- what is shown ---------------------------------------------------------------------------------------------------
 
 
-def _bars(axes: Axes, x: Any, counts: Any, width: float, title: str, label: str) -> None:
-    total = max(1, int(np.sum(counts)))
-    axes.bar(x, np.asarray(counts) * (100 / total), width=width, color=_BLUE, linewidth=0)
-    axes.set_title(title, loc="left", fontsize=10, color=_INK)
-    axes.set_xlabel(label, fontsize=8)
-    axes.set_ylabel("% of positions", fontsize=8)
-    axes.margins(x=0.01)
-
-
-def _king_map(axes: Axes, counts: list[int], title: str) -> None:
-    board = np.asarray(counts, dtype=float).reshape(8, 8) * (100 / max(1, sum(counts)))
-    axes.imshow(np.sqrt(board), origin="lower", cmap="Blues", aspect="equal")
-    for rank in range(8):
-        for file in range(8):
-            share = board[rank, file]
-            if share >= 0.05:
-                color = "white" if share > board.max() / 3 else _INK
-                text = f"{share:.1f}" if share < 9.95 else f"{share:.0f}"
-                axes.text(file, rank, text, ha="center", va="center", fontsize=6.5, color=color)
-    axes.set_xticks(range(8), list("abcdefgh"))
-    axes.set_yticks(range(8), [str(i + 1) for i in range(8)])
-    axes.tick_params(length=0)
-    axes.set_title(title, loc="left", fontsize=10, color=_INK)
-
-
-def save_page(info: FileInfo, path: StrPath) -> None:
-    """One page of plots as a PNG file, which is complete or absent."""
-    import matplotlib
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import NullFormatter
-
-    matplotlib.rcParams["font.family"] = "DejaVu Sans"
-    s = info.statistics
-    figure = Figure(figsize=(13, 9.2), dpi=120, facecolor="white", layout="constrained")
-    grid = figure.add_gridspec(4, 4, height_ratios=[0.16, 1, 1, 1.15])
-    figure.get_layout_engine().set(w_pad=0.12, h_pad=0.10)  # type: ignore[union-attr,call-arg]
-    figure.suptitle(
-        f"{shown(Path(info.path).name)}   ·   {s.positions:,} positions",
-        x=0.012,
-        ha="left",
-        fontsize=15,
-        color=_INK,
-        parse_math=False,  # a file's name may hold dollar signs
+def page(info: FileInfo) -> Page:
+    """The page of a file; that of a file without positions has only plots."""
+    s, n = info.statistics, info.statistics.positions
+    half, longest = len(s.score_histogram) // 2, PLY_BIN * (len(s.ply_histogram) - 1)
+    # The bins at the ends hold everything beyond.
+    scores = [f"≤ {-half}", *(f"{i:+d}" for i in range(1 - half, half)), f"≥ {half:+d}"]
+    plies = [*(str(ply) for ply in range(0, longest, PLY_BIN)), f"≥ {longest}"]
+    buckets = [str(bucket) for bucket in range(32)]
+    plots = [
+        histogram(f"score / {SCORE_BIN}", scores, s.score_histogram, "Internal units, side to move's view.", log=n > 0),
+        histogram("result", ["loss", "draw", "win"], [s.losses, s.draws, s.wins], "Side to move's view."),
+        histogram("ply", plies, s.ply_histogram, "Plies played."),
+        histogram("pieces", [str(i) for i in range(33)], s.piece_histogram),
+        histogram("king buckets of HalfKAv2_hm", buckets, info.king_buckets, "Kings of both sides; h8 is 0, e1 is 31."),
+        king_map("white king, %", s.white_king_squares),
+        king_map("black king, %", s.black_king_squares),
+    ]
+    packed = f", {info.compression}-compressed" if info.compression else ""
+    chains = f"{info.chunks:,} chunks, {info.chains:,} chains ({info.single_position_chains:,} of one position), "
+    return Page(
+        shown(Path(info.path).name),
+        f"{n:,} positions",
+        [Section("Overview", facts=_facts(info) if n else ()), Section("Histograms", plots=plots)],
+        headline=f"{info.path}: {info.format}{packed}, {info.size:,} bytes, {chains if info.chunks else ''}"
+        f"{n:,} positions",
     )
 
-    _results(figure.add_subplot(grid[0, :]), s)
-    _figures(figure.add_subplot(grid[1, :2]), info)
-    scores = s.score_histogram
-    half = len(scores) // 2
-    axes = figure.add_subplot(grid[1, 2:])
-    _bars(
-        axes, [SCORE_BIN * (i - half) for i in range(len(scores))], scores, 0.9 * SCORE_BIN, "score", "internal units"
-    )
-    if s.positions:
-        axes.set_yscale("log")
-    axes.yaxis.set_major_formatter("{x:g}")
-    axes.yaxis.set_minor_formatter(NullFormatter())
-    axes.set_xlabel("internal units, side to move's view; the outer bins include all values beyond", fontsize=8)
 
-    plies = s.ply_histogram[: min(s.max_ply // PLY_BIN + 1, len(s.ply_histogram))]
-    _bars(
-        figure.add_subplot(grid[2, :2]),
-        [PLY_BIN * (i + 0.5) for i in range(len(plies))],
-        plies,
-        0.9 * PLY_BIN,
-        "ply",
-        "plies played; the last bin includes all longer games",
-    )
-    _bars(figure.add_subplot(grid[2, 2:]), range(2, 33), s.piece_histogram[2:], 0.85, "pieces", "on the board")
-    _king_map(figure.add_subplot(grid[3, 0]), s.white_king_squares, "white king, %")
-    _king_map(figure.add_subplot(grid[3, 1]), s.black_king_squares, "black king, %")
-    axes = figure.add_subplot(grid[3, 2:])
-    _bars(axes, range(32), info.king_buckets, 0.85, "king buckets of HalfKAv2_hm, both perspectives", "bucket")
-    axes.set_xticks(range(0, 32, 4), [f"{i}\n{name}" for i, name in zip(range(0, 32, 4), _BUCKET_RANKS, strict=True)])
-    axes.set_ylabel("% of kings", fontsize=8)
-    _style(figure)
-    with replacing(path) as output:
-        figure.savefig(output.file, format="png")
+def _facts(info: FileInfo) -> list[tuple[str, str]]:
+    s, n = info.statistics, info.statistics.positions
 
+    def share(count: int) -> str:
+        return f"{count:,} ({count / n:.2%})"
 
-def _results(axes: Axes, s: _data.Statistics) -> None:
-    """The results as one bar over the page."""
-    n = max(1, s.positions)
-    left = 0.0
-    for name, key, color in (("win", "wins", _WIN), ("draw", "draws", _DRAW), ("loss", "losses", _LOSS)):
-        share = 100 * getattr(s, key) / n
-        axes.barh([0], [share], left=left, color=color)
-        if share > 4:
-            ink = _INK if color == _DRAW else "white"
-            axes.text(left + share / 2, 0, f"{name} {share:.1f} %", ha="center", va="center", color=ink, fontsize=9)
-        left += share
-    axes.set_xlim(0, 100)
-    axes.axis("off")
-    axes.set_title("result, side to move's view", loc="left", fontsize=10, color=_INK)
-
-
-def _figures(axes: Axes, info: FileInfo) -> None:
-    """The table of figures."""
-    s = info.statistics
-    n = max(1, s.positions)
-    axes.axis("off")
-    packed = f" · {info.compression}" if info.compression else ""
-    chains = (
-        f"{info.chunks:,} / {info.chains:,} ({info.single_position_chains:,} of one position)" if info.chunks else "–"
-    )
-    rows = [
-        ("format", f"{info.format}{packed}"),
-        ("size", f"{info.size:,} bytes, {info.size / n:.2f} per position"),
-        ("chunks / chains", chains),
-        ("score", f"{s.min_score:,} to {s.max_score:,}, mean {s.sum_score / n:.1f}"),
-        ("score 0 / none", f"{s.score_zero / n:.2%} / {s.score_none / n:.2%}"),
+    scores = f"{s.min_score:,} to {s.max_score:,}, mean {s.sum_score / n:.1f}"
+    unit = [("unit of scores", str(Units(info.score_per_pawn, info.fitted_scale)))] if info.score_per_pawn else []
+    return [
+        ("bytes per position", f"{info.size / n:.2f}"),
+        ("result (own view)", f"win {share(s.wins)}, draw {share(s.draws)}, loss {share(s.losses)}"),
+        ("score", f"{scores}; zero {share(s.score_zero)}, none (32002) {share(s.score_none)}"),
+        *unit,
         ("ply", f"up to {s.max_ply}, mean {s.sum_ply / n:.1f}"),
         ("rule 50", f"up to {s.max_rule50}, mean {s.sum_rule50 / n:.1f}"),
-        ("pieces", f"mean {s.sum_pieces / n:.2f}"),
-        ("in check / captures / quiet", f"{s.in_check / n:.2%} / {s.captures / n:.2%} / {s.quiet / n:.2%}"),
-        (
-            "castlings / en passant / promotions",
-            f"{s.castlings / n:.2%} / {s.en_passants / n:.3%} / {s.promotions / n:.2%}",
-        ),
-        ("no move", f"{s.null_moves / n:.2%}"),
-        ("duplicates", describe_duplicates(info)),
+        ("pieces", f"mean {s.sum_pieces / n:.1f}"),
+        ("black to move", share(s.black_to_move)),
+        ("in check", share(s.in_check)),
+        ("captures", share(s.captures)),
+        ("quiet", f"{share(s.quiet)}  (not in check, no capture, a score)"),
+        ("castlings", share(s.castlings)),
+        ("en passant", f"{share(s.en_passants)}; en-passant square {share(s.ep_squares)}"),
+        ("promotions", share(s.promotions)),
+        ("null moves", share(s.null_moves)),
+        ("duplicates", duplicates_text(info)),
     ]
-    for i, (name, value) in enumerate(rows):
-        y = 1 - (i + 0.5) / len(rows)
-        axes.text(0.0, y, name, fontsize=8.5, color="#5c6670", va="center", transform=axes.transAxes)
-        axes.text(0.40, y, value, fontsize=8.5, color=_INK, va="center", transform=axes.transAxes)
 
 
-def _style(figure: Figure) -> None:
-    for axes in figure.axes:
-        axes.tick_params(labelsize=7.5, colors="#5c6670")
-        for side in ("top", "right"):
-            axes.spines[side].set_visible(False)
-        for side in ("left", "bottom"):
-            axes.spines[side].set_color(_GREY)
+def king_map(title: str, counts: Sequence[int]) -> Plot:
+    """A board with the share of each square in per cent."""
 
+    def draw(axes: Axes) -> None:
+        board = np.asarray(counts, dtype=float).reshape(8, 8) * (100 / max(1, sum(counts)))
+        axes.imshow(np.sqrt(board), origin="lower", cmap="Blues", aspect="equal")
+        for (rank, file), share in np.ndenumerate(board):
+            if share >= 0.05:
+                color = "white" if share > board.max() / 3 else "black"
+                text = f"{share:.1f}" if share < 9.95 else f"{share:.0f}"
+                axes.text(file, rank, text, ha="center", va="center", fontsize=6.5, color=color)
+        axes.set_xticks(range(8), list("abcdefgh"))
+        axes.set_yticks(range(8), [str(i + 1) for i in range(8)])
+        axes.tick_params(length=0)
 
-_BUCKET_RANKS = [f"rank {8 - i}" for i in range(8)]
+    return Plot(title, draw, plain=True, height=2.8)

@@ -9,7 +9,6 @@ gives the bytes of one that was not.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import combinations
@@ -29,6 +28,7 @@ from nnue_trainer.match.play import Arena, Limit, PlayedGame, Player, Task
 from nnue_trainer.match.players import does_not_play
 from nnue_trainer.match.result import MatchResult, Pairing, counts_of, elo_text
 from nnue_trainer.match.statistics import Sprt
+from nnue_trainer.pages.page import plain
 
 JOURNAL = "games.journal"
 JSON, PGN, PAGE = "match.json", "games.pgn", "match.html"
@@ -322,7 +322,7 @@ def _pairing_json(result: MatchResult, pairing: Pairing) -> dict[str, Any]:
         "wins": won,
         "draws": drawn,
         "losses": lost,
-        "statistics": {key: _finite(value) for key, value in asdict(found).items()} if found else None,
+        "statistics": plain(found),
     }
     if result.sprt and len(result.pairings) == 1:
         data["sprt"] = _sprt_json(result.sprt, pairing.counts)
@@ -364,10 +364,6 @@ def test_text(result: MatchResult) -> str:
         f"LLR {test.llr(counts_of(result.pairings)):.2f} ({test.lower:.2f} to {test.upper:.2f}) for {test.model} Elo "
         f"{test.elo0:g} to {test.elo1:g}: {result.verdict or 'undecided'}"
     )
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
 
 
 def _loser(game: PlayedGame) -> int:

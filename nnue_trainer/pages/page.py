@@ -1,15 +1,17 @@
-"""One HTML page that needs nothing else: text, tables and plots, escaped by jinja2.
+"""A report from sections, tables and plots: as HTML, as text for a terminal, and as JSON data.
 
-No script, no font and no picture from elsewhere: the page is opened from a disk, a mail or a phone without a network.
-Dark or light follows the reader's system.
+The HTML is one page that needs nothing else: text, tables and plots, escaped by jinja2. No script, no font and no
+picture from elsewhere: the page is opened from a disk, a mail or a phone without a network. Dark or light follows the
+reader's system. `plots.save_png` saves all plots of a page as one picture.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nnue_trainer.errors import UserError, shown
 from nnue_trainer.files.atomic import StrPath, replacing
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 
 MARKER = '<meta name="generator" content="nnue-trainer">'
 """The mark of pages that this program made, which a newer page may replace."""
+_MOST_BARS = 32
 
 
 @dataclass
@@ -55,10 +58,83 @@ class Page:
     title: str
     subtitle: str = ""
     sections: list[Section] = field(default_factory=list)
+    headline: str = ""
+    """first line of the text for a terminal"""
+
+    @property
+    def plots(self) -> list[Plot]:
+        return [plot for section in self.sections for plot in section.plots]
+
+
+def as_text(page: Page) -> str:
+    """The page for a terminal, without listings and plots except histograms. Warnings come last."""
+    lines = [shown(page.headline or page.title)]
+    for section in page.sections:
+        parts = [part for part in _parts(section) if part]
+        if parts and section is not page.sections[0]:
+            lines += ["", shown(section.title)]
+        lines += [line for number, part in enumerate(parts) for line in ([""] * (number > 0) + part)]
+    notes = [f"  note: {shown(line)}" for section in page.sections for line in section.warnings]
+    return "\n".join([*lines, *([""] * bool(notes)), *notes])
+
+
+def _parts(section: Section) -> Iterator[list[str]]:
+    """The lines of each part of a section."""
+    yield [f"  {shown(line)}" for line in (section.text, *section.good) if line]
+    width = max((len(name) for name, _ in section.facts), default=0)
+    yield [f"  {name:{width}}  {shown(value)}" for name, value in section.facts]
+    for table in section.tables:
+        yield [f"  {line}" for line in (*([shown(table.title)] if table.title else ()), *aligned(table))]
+    for plot in section.plots:
+        yield _bars(plot)
+
+
+def aligned(table: Table) -> list[str]:
+    """The lines of a table, head first, with aligned columns."""
+    rows = [[shown(cell) for cell in row] for row in (table.head, *table.rows)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            cell.ljust(width) if number < table.numbers else cell.rjust(width)
+            for number, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def _bars(plot: Plot) -> list[str]:
+    """A histogram as text: neighbouring bins are joined, so that there are few lines, and empty ends are left out."""
+    used = [i for i, (_, count) in enumerate(plot.bars) if count]
+    if not used:
+        return []
+    first, last = used[0], used[-1]
+    step = -(-(last - first + 1) // _MOST_BARS)
+    rows = []
+    for i in range(first, last + 1, step):
+        joined = plot.bars[i : min(i + step, last + 1)]
+        label = joined[0][0] if len(joined) == 1 else f"{joined[0][0]} … {joined[-1][0]}"
+        rows.append((label, sum(count for _, count in joined)))
+    most, total, width = max(n for _, n in rows), sum(n for _, n in rows), max(len(label) for label, _ in rows)
+    return [plot.title] + [f"  {label:>{width}}  {n / total:6.1%}  {'█' * round(40 * n / most)}" for label, n in rows]
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON data: dataclasses by their fields, arrays and tensors as lists; NaN and infinities are None."""
+    if hasattr(value, "tolist"):
+        return plain(value.tolist())
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, dict):
+        return {f"{key:g}" if isinstance(key, float) else str(key): plain(item) for key, item in value.items()}
+    if hasattr(value, "__dataclass_fields__"):
+        return {name: plain(getattr(value, name)) for name in value.__dataclass_fields__}
+    return value
 
 
 def render(page: Page) -> str:
-    """The page as text. Text from files is shown without control characters, and escaped."""
+    """The page as HTML. Text from files is shown without control characters, and escaped."""
     from markupsafe import Markup
 
     counter = iter(range(1, 1 << 20))

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import numpy.typing as npt
 
+from nnue_trainer.errors import shown
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
@@ -45,6 +47,8 @@ class Plot:
     width: float = WIDTH
     plain: bool = False
     """no frame, ticks or grid: pictures of boards"""
+    bars: Sequence[tuple[str, int]] = ()
+    """the labels and counts of a histogram, which a text shows too"""
 
 
 @contextmanager
@@ -105,13 +109,16 @@ def svg(plot: Plot, identity: str) -> str:
     return _inline(buffer.getvalue(), identity)
 
 
-def save_png(plots: Sequence[Plot], path: Any, title: str, columns: int = 3) -> None:
-    """Saves all plots as one picture, which is complete or absent."""
+def save_png(
+    plots: Sequence[Plot], path: Any, title: str, facts: Sequence[tuple[str, str]] = (), columns: int = 3
+) -> None:
+    """Saves all plots as one picture, which is complete or absent. `facts` are in front of them."""
     from matplotlib.figure import Figure
 
     from nnue_trainer.files.atomic import replacing
 
-    rows = -(-len(plots) // columns)
+    begin = 2 * bool(facts)  # facts are twice as wide as a plot
+    rows = -(-(len(plots) + begin) // columns)
     with _style():
         figure = Figure(
             figsize=(columns * (WIDTH + 0.3), rows * (HEIGHT + 0.7) + 0.5),
@@ -121,8 +128,10 @@ def save_png(plots: Sequence[Plot], path: Any, title: str, columns: int = 3) -> 
         )
         figure.suptitle(title, x=0.01, ha="left", fontsize=14, parse_math=False)
         figure.get_layout_engine().set(w_pad=0.1, h_pad=0.1)  # type: ignore[union-attr,call-arg]
-        for number, plot in enumerate(plots):
-            axes = figure.add_subplot(rows, columns, number + 1)
+        if facts:
+            _draw_facts(figure.add_subplot(rows, columns, (1, begin)), facts)
+        for number, plot in enumerate(plots, begin + 1):
+            axes = figure.add_subplot(rows, columns, number)
             _fill(plot, axes)
             axes.set_title(plot.title, loc="left", fontsize=10, parse_math=False)
             if plot.legend:
@@ -132,6 +141,13 @@ def save_png(plots: Sequence[Plot], path: Any, title: str, columns: int = 3) -> 
                 axes.legend(handles=handles, fontsize=7, frameon=False, loc="best")
         with replacing(path) as output:
             figure.savefig(output.file, format="png")
+
+
+def _draw_facts(axes: Axes, facts: Sequence[tuple[str, str]]) -> None:
+    axes.axis("off")
+    for number, fact in enumerate(facts):
+        for text, x, color in zip(map(shown, fact), (0.0, 0.35), (SOFT, INK), strict=True):
+            axes.text(x, 1 - (number + 0.5) / len(facts), text, color=color, va="center", transform=axes.transAxes)
 
 
 def _fill(plot: Plot, axes: Axes) -> None:
@@ -170,6 +186,23 @@ def _inline(text: str, identity: str) -> str:
 
 
 # ---- what is drawn more than once ------------------------------------------------------------------------------------
+
+
+def histogram(title: str, labels: Sequence[str], counts: Sequence[int], note: str = "", *, log: bool = False) -> Plot:
+    """Bars of the shares of positions in per cent."""
+
+    def draw(axes: Axes) -> None:
+        used = [number for number, count in enumerate(counts) if count] or [0]
+        bins = range(used[0], used[-1] + 1)
+        total = max(1, sum(counts))
+        axes.bar(bins, [100 * counts[i] / total for i in bins], width=0.9, color=SERIES[0], linewidth=0)
+        ticks = bins[:: -(-len(bins) // 9)]
+        axes.set_xticks(ticks, [labels[i] for i in ticks])
+        axes.set_ylabel("%")
+        if log:
+            axes.set_yscale("log")
+
+    return Plot(title, draw, note=note, bars=list(zip(labels, counts, strict=True)))
 
 
 def scale_of(largest: float) -> tuple[float, str]:

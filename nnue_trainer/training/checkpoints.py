@@ -16,6 +16,7 @@ import contextlib
 import dataclasses
 import enum
 import threading
+import time
 from collections import deque
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -74,6 +75,8 @@ class CheckpointStore:
         self._lock = threading.Lock()
         self._queue: deque[_Entry] = deque()
         self._failed = False  # a write failed, and its error was not raised yet: nothing more is written
+        self._write_began: float | None = None
+        self._write_seconds = 0.0
         self.written_step: int | None = None
         """the step of the newest checkpoint that this object has put on disk"""
         self._free = [_HostMemory(), _HostMemory()]  # for the checkpoint that is being written and the one that waits
@@ -158,6 +161,11 @@ class CheckpointStore:
         self._writes.append(self._writer.submit(self._write_next))
         return True
 
+    def write_seconds(self) -> float:
+        """How long the last write took, or how long the current one has taken, whichever is longer."""
+        began = self._write_began
+        return max(self._write_seconds, 0.0 if began is None else time.monotonic() - began)
+
     def check(self) -> None:
         """Raises the error of a write that has failed. Does not wait."""
         while self._writes and self._writes[0].done():
@@ -206,12 +214,15 @@ class CheckpointStore:
             if entry.copied is not None:
                 entry.copied.synchronize()
             if not self._failed:
+                self._write_began = began = time.monotonic()
                 self._write(entry.content, entry.epoch, entry.is_best)
+                self._write_seconds = time.monotonic() - began
                 self.written_step = int(entry.content.state["step"])
         except BaseException:
             self._failed = True
             raise
         finally:
+            self._write_began = None
             with self._lock:
                 self._free.append(entry.memory)
 

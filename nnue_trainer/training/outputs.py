@@ -61,6 +61,14 @@ class RunOutputs:
     def checkpoint_is_due(self) -> bool:
         return self._saved == -math.inf or time.monotonic() - self._saved >= self._seconds_between_saves
 
+    def seconds_since_save(self) -> float:
+        return time.monotonic() - self._saved
+
+    def end_steps(self, step: int) -> None:
+        """Counts the time of the steps since the last record, at the end of the run."""
+        steps, seconds = self.window.restart(step)
+        self.step_seconds += seconds if steps else 0.0
+
     def close(self) -> None:
         self.progress.close()
         self.metrics.close()
@@ -70,6 +78,9 @@ class Nowhere:
     """Takes the place of the checkpoint store, the metrics and the progress line in a process that writes nothing."""
 
     written_step: int | None = None
+
+    def write_seconds(self) -> float:
+        return 0.0
 
     def save(self, content: Checkpoint, *, epoch: int | None, is_best: bool = False, final: bool = False) -> bool:
         return True

@@ -18,6 +18,7 @@ import torch
 
 from nnue_trainer import config, registry
 from nnue_trainer.base import process_groups, system
+from nnue_trainer.base.status import INTERRUPTED, PREEMPTED, TIME_IS_UP, of_signal
 from nnue_trainer.config import Recipe
 from nnue_trainer.errors import UserError
 from nnue_trainer.files.atomic import replacing
@@ -25,8 +26,8 @@ from nnue_trainer.training.run import train
 from nnue_trainer.training.stages import left
 from nnue_trainer.training.terminal import say
 
+_INTERRUPTED = (INTERRUPTED, PREEMPTED)
 _COMPARED = ("loss", "best", "score_cross_entropy", "result_cross_entropy", "result_accuracy", "rank_correlation")
-_INTERRUPTED = 130  # exit status of `nnue train`
 
 
 @dataclass(frozen=True)
@@ -35,11 +36,17 @@ class SeedRun:
 
     seed: int
     folder: Path
-    interrupted: bool
+    status: int
+    """0, or the exit status of `nnue train` where it ended early: `INTERRUPTED`, `PREEMPTED` or `TIME_IS_UP`"""
     figures: dict[str, float]
     """of the last validation, by the names that metrics.jsonl has"""
     left: str = ""
     """how far it is, where a signal or training.max_time ended it early"""
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether a signal ended it early."""
+        return self.status in _INTERRUPTED
 
 
 def train_seeds(
@@ -56,15 +63,17 @@ def train_seeds(
     at_once = min(at_once or max(gpus, 1), len(recipe.seeds))
     runs = {seed: folder / f"seed-{seed}" for seed in recipe.seeds}
     if at_once > 1:
-        interrupted = _at_once(recipe, runs, resume, overwrite, at_once, gpus)
+        statuses = _at_once(recipe, runs, resume, overwrite, at_once, gpus)
     else:
-        interrupted = set[int]()
+        statuses = dict[int, int]()
         for seed, path in runs.items():
             say(f"seed {seed}: {path}")
-            if train(config.with_only_seed(recipe, seed), path, resume=resume, overwrite=overwrite).interrupted:
-                interrupted = set(recipe.seeds[recipe.seeds.index(seed) :])
+            summary = train(config.with_only_seed(recipe, seed), path, resume=resume, overwrite=overwrite)
+            statuses[seed] = summary.status
+            if summary.interrupted:
+                statuses |= dict.fromkeys(recipe.seeds[recipe.seeds.index(seed) :], summary.status)
                 break
-    found = [SeedRun(seed, path, seed in interrupted, _figures(path), _left(path)) for seed, path in runs.items()]
+    found = [SeedRun(seed, path, statuses.get(seed, 0), _figures(path), _left(path)) for seed, path in runs.items()]
     with replacing(folder / "seeds.json") as output:
         output.write_text(json.dumps(_summary(found), indent=1) + "\n")
     return found
@@ -121,16 +130,19 @@ def _figures(folder: Path) -> dict[str, float]:
 
 def _at_once(
     recipe: Recipe, runs: dict[int, Path], resume: str | None, overwrite: bool, at_once: int, gpus: int
-) -> set[int]:
-    """Trains in several processes, which write what they print into seed-N.log. Returns the seeds that did not end. A
-    signal is handed on to the processes, which save and stop. UserError if one fails."""
-    waiting, running, interrupted = list(runs), dict[int, subprocess.Popen[bytes]](), set[int]()
+) -> dict[int, int]:
+    """Trains in several processes, which write what they print into seed-N.log. Returns the exit statuses of seeds that
+    ended early. A signal is handed on to the processes, which save and stop. UserError if one fails."""
+    waiting, running, statuses = list(runs), dict[int, subprocess.Popen[bytes]](), dict[int, int]()
+    by_signal = INTERRUPTED
     places: dict[int, int] = {}  # which of the places at a time a seed has, and so which GPU
     stopped = threading.Event()
     flags = ["--overwrite"] if overwrite else ["--resume", resume] if resume else []
     flags += [flag for path in registry.loaded() for flag in ("--plugin", str(path))]
 
-    def stop(*_: object) -> None:
+    def stop(number: int = signal.SIGINT, _: object = None) -> None:
+        nonlocal by_signal
+        by_signal = of_signal(number)
         stopped.set()
         for process in running.values():
             process.send_signal(signal.SIGTERM)
@@ -156,7 +168,7 @@ def _at_once(
                     if stopped.is_set():  # the signal came while it was started
                         running[seed].send_signal(signal.SIGTERM)
                 if stopped.is_set() and waiting:
-                    interrupted |= set(waiting)
+                    statuses |= dict.fromkeys(waiting, by_signal)
                     waiting = []
                 time.sleep(0.1)
                 for seed, process in list(running.items()):
@@ -164,16 +176,19 @@ def _at_once(
                         continue
                     del running[seed]
                     process_groups.end(process)
-                    if process.returncode == _INTERRUPTED or (stopped.is_set() and process.returncode < 0):
-                        interrupted.add(seed)
-                    elif process.returncode:
+                    ended = process.returncode
+                    if ended in _INTERRUPTED or (stopped.is_set() and ended < 0):
+                        statuses[seed] = by_signal if stopped.is_set() else ended
+                    elif ended == TIME_IS_UP:
+                        statuses[seed] = ended
+                    elif ended:
                         stop()
                         last = runs[seed].with_suffix(".log").read_text(errors="replace").strip().splitlines()
-                        raise UserError(f"seed {seed}: {last[-1] if last else f'exit status {process.returncode}'}")
+                        raise UserError(f"seed {seed}: {last[-1] if last else f'exit status {ended}'}")
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
         for process in running.values():
             process.wait()
             process_groups.end(process)
-    return interrupted
+    return statuses

@@ -19,6 +19,7 @@ class Stopping:
     """Whether the run must end after its current step."""
 
     def __init__(self) -> None:
+        self.preempted = False  # by a signal that schedulers send
         self._event = threading.Event()
         self._waiting = False
 
@@ -46,15 +47,16 @@ class Stopping:
     @contextmanager
     def on_signals(self) -> Iterator[None]:
         """Installs signal handlers: the first signal of `system.stop_signals` stops the run after the current step, and
-        a second one has its usual effect, unless the system repeats it. Does nothing outside of the main thread."""
+        a second one has its usual effect, unless schedulers repeat it. Does nothing outside of the main thread."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
         previous: dict[int, Any] = {}
 
         def stop(number: int, _: object) -> None:
+            self.preempted = self.preempted or system.is_schedulers(number)
             self.set()
-            signal.signal(number, signal.SIG_IGN if system.is_repeated(number) else previous[number])
+            signal.signal(number, signal.SIG_IGN if system.is_schedulers(number) else previous[number])
             if self._waiting:
                 raise Stopped
 

@@ -22,7 +22,8 @@ from typing import Any
 import torch
 
 from nnue_trainer import config, registry, schema
-from nnue_trainer.base import foreign
+from nnue_trainer.base import foreign, limits
+from nnue_trainer.base.status import INTERRUPTED, PREEMPTED, TIME_IS_UP
 from nnue_trainer.config import Recipe
 from nnue_trainer.data.batch import Batch
 from nnue_trainer.data.loader import merge_states
@@ -56,6 +57,7 @@ from nnue_trainer.training.terminal import say
 from nnue_trainer.training.validator import Validator
 
 _TIME_IS_UP = "training.max_time"
+_QUICK_WRITE = 5.0  # seconds: such a checkpoint is always written
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,8 @@ class Summary:
     """damaged chunks of the training files that were left out since this process started"""
     stopped: str = ""
     """why a callback or training.max_time ended the run before its last step; "" if none did"""
+    status: int = 0
+    """exit status of `nnue train`: 0, or the one of `base.status` for an early end after which it can be continued"""
 
 
 def why_not_late(recipe: Recipe, device: torch.device, sharding: Unsharded, penalties: Penalties) -> str | None:
@@ -203,7 +207,8 @@ class Trainer:
         self._resumed: tuple[Path, TrainerState] | None = None
         self._updating = False  # whether the current step has begun to change the weights
         self._plans: tuple[Any, ...] = ()  # of the last batch
-        self._warned_of_irregular_rows = False
+        self._warned_of_irregular_rows = self._warned_of_slow_writes = False
+        self._grace = limits.seconds("NNUE_GRACE_SECONDS")
         self._loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
         self._loss_from = self.step  # the step after which the sum begins
         self._stop = Stopping()
@@ -237,8 +242,9 @@ class Trainer:
                         self._step = self._assembled_step()  # what has started may watch layers
                         with contextlib.suppress(Stopped), foreign.explaining():
                             self._loop(run)
+                        run.end_steps(self.step)
                         timeline.mark("steps, validation, saves")
-                        if self._saved_step != self.step:
+                        if self._saved_step != self.step and not self._repeats_steps(run):
                             self._save(run, epoch=None, final=True)
                         store.wait()
                         timeline.mark("last write")
@@ -254,9 +260,27 @@ class Trainer:
                 self.ranks.on_loss(str)
         return summary
 
+    def _repeats_steps(self, run: RunOutputs) -> bool:
+        """Whether a preempted run ends without another checkpoint, because writing it takes longer than to repeat the
+        steps since the last one."""
+        since, write = run.seconds_since_save(), run.store.write_seconds()
+        if not (self.ranks.any(self._stop.preempted) and self.ranks.same(write > max(since, _QUICK_WRITE))):
+            return False
+        if self.ranks.writes:
+            say(
+                f"{self.folder.last}: no other checkpoint is written, as a write takes {write:.0f} s: the next start "
+                f"repeats the last {since:.0f} s"
+            )
+        return True
+
     def _summary(self, first_step: int, run: RunOutputs) -> Summary:
         early = self.step < self.steps or self._epoch_end_pending
         stopped = early and bool(self.ranks.same(bool(self.stopped)))  # only rank 0 has the reason
+        status = 0
+        if stopped:
+            status = TIME_IS_UP if self.ranks.same(self.stopped.startswith(_TIME_IS_UP)) else 0
+        elif early:
+            status = PREEMPTED if self.ranks.any(self._stop.preempted) else INTERRUPTED
         return Summary(
             step=self.step,
             steps=self.steps,
@@ -268,6 +292,7 @@ class Trainer:
             interrupted=early and not stopped,
             bad_chunks=self.bad_chunks() if self.bad_chunks else 0,
             stopped=(self.stopped or "by the first process") if stopped else "",
+            status=status,
         )
 
     def stop(self, reason: str) -> None:
@@ -578,7 +603,19 @@ class Trainer:
             values["unique_positions"] = self.unique()
         self.record("train", values)
         self._warn_of_irregular_rows(run)
+        self._warn_of_slow_writes(run)
         run.progress.update(self.step, loss=f"{loss:.6f}")
+
+    def _warn_of_slow_writes(self, run: RunOutputs) -> None:
+        """Reports once that a checkpoint takes longer than a scheduler waits."""
+        write, grace = run.store.write_seconds(), self._grace
+        if write > grace and not self._warned_of_slow_writes:
+            self._warned_of_slow_writes = True
+            run.progress.say(
+                f"{self.folder.last}: a write takes {write:.0f} s, but schedulers kill a run {grace:g} s after their "
+                f"signal; request an earlier one, such as sbatch --signal=B:USR1@{2 * math.ceil(write)}, and set "
+                "NNUE_GRACE_SECONDS to that time"
+            )
 
     def _warn_of_irregular_rows(self, run: RunOutputs) -> None:
         """Reports once that a feature set keeps the kernels for compute capability 9.0 from their speed."""

@@ -22,7 +22,7 @@ from nnue_trainer.errors import UserError
 from nnue_trainer.export import net_from_checkpoint, read_net, write_net
 from nnue_trainer.files import checkpoint
 from nnue_trainer.files.checkpoint import Checkpoint
-from nnue_trainer.pages.page import render
+from nnue_trainer.pages.page import as_text, render
 from nnue_trainer.registry import load_plugin
 
 SIZES = {"simple": {"hidden": 16}, "layered": {"hidden": 16}}
@@ -75,7 +75,7 @@ def test_a_net_and_its_checkpoint_show_the_same(kind, tmp_path):
     page = render(net_page.page(of_net))
     assert "Weights of each neuron" in page
     json.dumps(net_page.as_dict(of_net), allow_nan=False)
-    assert kind.split("-")[0][:5] in net_page.text(of_net)
+    assert kind.split("-")[0][:5] in as_text(net_page.page(of_net))
 
 
 def test_every_registered_net_has_what_inspect_needs():

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from analysis_support import recipe
 from typed import present
 
@@ -21,8 +22,8 @@ from nnue_trainer.analysis.runs import Records, Run, read_run
 from nnue_trainer.errors import UserError
 from nnue_trainer.export import net_from_checkpoint
 from nnue_trainer.files import checkpoint
-from nnue_trainer.pages.page import MARKER, Page, Section, Table, check_replaceable, render
-from nnue_trainer.pages.plots import SERIES, Plot, envelope, scale_of, thin
+from nnue_trainer.pages.page import MARKER, Page, Section, Table, as_text, check_replaceable, plain, render
+from nnue_trainer.pages.plots import SERIES, Plot, envelope, histogram, scale_of, thin
 from nnue_trainer.training.run_folder import RunFolder
 
 PLOTS = ["Training loss", "Validation loss", "Learning rate", "λ", "Speed", "Passes over the data", "Largest weights"]
@@ -389,3 +390,38 @@ def test_both_losses_are_on_one_axis(tmp_path):
     assert plots[0].title == "Training and validation loss"
     assert [name for name, _ in plots[0].legend] == ["training", "validation"]
     assert "Training and validation loss" in render(page)
+
+
+def test_the_text_and_the_data_of_a_page():
+    bars = histogram("size", [str(i) for i in range(70)], [0, 1, *[0] * 66, 3, 0])
+    table = Table(["net", "kind", "share"], [["a", "x", "5%"], ["longer", "y\n", "17%"]], numbers=2)
+    sections = [
+        Section("Overview", "Words.", facts=[("a", "1"), ("long", "2")], warnings=["too\nlate"], good=["Fine."]),
+        Section("Plots", plots=[Plot("curve", lambda axes: None)]),
+        Section("More", tables=[table], plots=[bars]),
+    ]
+    assert as_text(Page("Title", "subtitle", sections, headline="a.net: 3 bytes")).splitlines() == [
+        "a.net: 3 bytes",
+        "  Words.",
+        "  Fine.",
+        "",
+        "  a     1",
+        "  long  2",
+        "",
+        "More",
+        "  net     kind  share",
+        "  a       x        5%",
+        "  longer  y\\n     17%",
+        "",
+        "size",
+        "    1 … 3   25.0%  █████████████",
+        *(f"  {label:>7}    0.0%  " for label in [f"{i} … {i + 2}" for i in range(4, 67, 3)]),
+        "  67 … 68   75.0%  " + 40 * "█",
+        "",
+        "  note: too\\nlate",
+    ]
+    found = plain({0.5: np.array([1, np.nan]), "t": (torch.ones(1), math.inf), "table": table, "none": None})
+    assert found["0.5"] == [1.0, None]
+    assert found["t"] == [[1.0], None]
+    assert found["table"]["rows"][1] == ["longer", "y\n", "17%"]
+    assert found["none"] is None

@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 
 from nnue_trainer import _data
 from nnue_trainer.base.arrays import Records
+from nnue_trainer.base.status import CONTRADICTORY
 from nnue_trainer.cli.main import app
-from nnue_trainer.cli.status import CONTRADICTORY
 from nnue_trainer.config import DataConfig
 from nnue_trainer.data import PositionReader, PositionWriter, RecordLoader, fields
 from nnue_trainer.data.binpack import read_binpack

@@ -53,6 +53,7 @@ WRITTEN: dict[str, tuple[str, str]] = {
     "inspect png": ("inspect net.nnue --png {}", "out.png"),
     "inspect html": ("inspect net.nnue --html {}", "out.html"),
     "data info png": ("data info in.bin --png {}", "out.png"),
+    "data info html": ("data info in.bin --html {}", "out.html"),
     "data profile png": ("data profile in.bin --png {}", "out.png"),
     "data profile html": ("data profile in.bin --html {}", "out.html"),
     "data generate out": (

@@ -114,6 +114,8 @@ def test_max_time_and_keep_every(tmp_path: Path) -> None:
     summary = trainer(tmp_path / "a", "training.max_time=1e-9").train()
     assert (summary.step, summary.interrupted) == (1, False)
     assert "training.max_time" in summary.stopped
+    assert summary.status == 76
+    assert 0 < summary.step_seconds <= summary.seconds  # although there is no record of metrics yet
     assert checkpoint.load(tmp_path / "a/checkpoints/last.safetensors").state["stopped"] == ""
     trainer(tmp_path / "b", "training.epochs=7", "training.keep_every=3", "training.keep_last=1").train()
     kept = sorted(path.name for path in (tmp_path / "b/checkpoints").glob("epoch-*"))

@@ -276,17 +276,32 @@ def test_a_signal_that_the_starter_ignores_is_ignored(tmp_path, number):
         signal.signal(number, before)
 
 
-@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU])
 def test_signals_of_clusters_save(tmp_path, number):
     def send():
-        for _ in range(3 if number == signal.SIGXCPU else 1):  # the system repeats this one each second
+        for _ in range(3):  # from SLURM and from torchrun, or each second
             os.kill(os.getpid(), number)
 
     before = signal.getsignal(number)
     summary = in_step(trainer(tmp_path), 7, send).train()
-    assert (summary.interrupted, summary.step) == (True, 7)
+    assert (summary.interrupted, summary.step, summary.status) == (True, 7, 75)
     assert checkpoint.load(tmp_path / "checkpoints" / "last.safetensors").state["step"] == 7
     assert signal.getsignal(number) is before
+
+
+def test_a_preempted_run_repeats_steps_instead_of_a_slow_write(tmp_path, monkeypatch, capsys):
+    """Before that it reports that such a write takes longer than a scheduler waits."""
+    monkeypatch.setenv("NNUE_GRACE_SECONDS", "20")
+    monkeypatch.setattr(CheckpointStore, "write_seconds", lambda self: 25.0 if self.written_step else 0.0)
+    run = trainer(tmp_path / "parts", "logging.every_steps=1")
+    in_step(run, 15, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    summary = run.train()
+    said = capsys.readouterr().err
+    assert said.count("a write takes 25 s, but schedulers kill a run 20 s after their signal") == 1
+    assert "no other checkpoint is written, as a write takes 25 s: the next start repeats the last 0 s" in said
+    assert (summary.status, summary.step) == (75, 15)
+    assert checkpoint.load(tmp_path / "parts" / "checkpoints" / "last.safetensors").state["step"] == 10
+    finish(tmp_path)
 
 
 def test_it_runs_outside_the_main_thread(tmp_path):
