@@ -70,6 +70,8 @@ $(VENV)/.dev: requirements/dev.txt $(VENV)/.linked
 
 # The command line tool, linked to this folder. The native parts are built in place by `build`, so not here.
 $(VENV)/.linked: $(VENV)/.requirements pyproject.toml
+	@# The name of this distribution until 0.2.0.
+	@$(PIP) uninstall --yes nnue-trainer 2>/dev/null || true
 	NNUE_NO_EXTENSIONS=1 $(PIP) install --no-build-isolation --no-deps -e .
 	@touch $@
 

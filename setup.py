@@ -8,6 +8,7 @@ lib/       libnnue_data.a and .so, of the objects of _data that are not about Py
 
 Environment: FORCE_CUDA=0|1, NNUE_CUDA_ARCHS="80;86;90;100;120" (compute capabilities; csrc/cuda/hopper/ is built only
 where 90 is among them), CUDA_HOME, CXX (e.g. "ccache g++"), LD, AR, PYTORCH_NVCC (e.g. "ccache nvcc"), MAX_JOBS.
+Only commands that build extensions import torch: metadata and source distribution need only setuptools.
 NNUE_NO_EXTENSIONS=1 installs only the Python files, for `make`, which builds the native parts in place. NNUE_PARTS=data
 builds only _data and lib/, for which torch is not needed: `make` does it while it installs torch. NNUE_ISA=native
 compiles the CPU operators only for the instruction sets of this CPU, in half the time: for `make quickstart`.
@@ -224,7 +225,7 @@ def isa_flags() -> list[str]:
 def compiler_problem() -> str | None:
     """The error message if the C++ compiler is missing or too old; None if it can be used."""
     compiler = os.environ.get("CXX", "c++")
-    needed = f"nnue-trainer needs g++ {MINIMUM['g++']} or clang {MINIMUM['clang']} or newer; set CXX to one"
+    needed = f"torch-nnue needs g++ {MINIMUM['g++']} or clang {MINIMUM['clang']} or newer; set CXX to one"
     try:
         macros = compiler_macros()
     except (OSError, subprocess.CalledProcessError) as error:
@@ -565,17 +566,18 @@ def native_parts() -> dict[str, object]:
     missing = [name for name in ("torch", "pybind11") if find_spec(name) is None]
     if missing:
         raise SystemExit(
-            f"nnue-trainer is compiled against the torch you train with, but {' and '.join(missing)} cannot be "
-            "imported: run `pip install 'torch>=2.10' pybind11 setuptools ninja`, then "
-            "`pip install --no-build-isolation .`"
+            f"torch-nnue: {' and '.join(missing)} cannot be imported: without --no-build-isolation pip fetches "
+            "what the build needs; or run `pip install 'torch>=2.10' pybind11 setuptools ninja` first"
         )
     if (problem := compiler_problem()) is not None:
         raise SystemExit(problem)
     from torch.utils import cpp_extension
 
-    # A torch that wraps the compiler in ccache itself takes CXX for one word.
-    if hasattr(cpp_extension, "_wrap_compiler") and os.environ.get("CXX", "").startswith("ccache "):
-        os.environ["CXX"] = os.environ["CXX"].removeprefix("ccache ")
+    # A torch that wraps the compilers in ccache itself takes CC and CXX for one word.
+    if hasattr(cpp_extension, "_wrap_compiler"):
+        os.environ.update(
+            {name: os.environ[name].removeprefix("ccache ") for name in ("CC", "CXX") if name in os.environ}
+        )
 
     nvcc = find_nvcc()
     version_folder = write_version_header()
@@ -586,8 +588,12 @@ def native_parts() -> dict[str, object]:
     return {"ext_modules": extensions, "cmdclass": {"build_ext": build_command(), "build_py": BuildPy}}
 
 
+# Commands that build or install extensions. Others, such as egg_info and sdist, need neither compiler nor torch.
+NATIVE_COMMANDS = {"bdist", "bdist_wheel", "build", "build_ext", "develop", "editable_wheel", "install"}
+
+
 def parts() -> dict[str, object]:
-    if os.environ.get("NNUE_NO_EXTENSIONS") == "1":
+    if os.environ.get("NNUE_NO_EXTENSIONS") == "1" or not NATIVE_COMMANDS.intersection(sys.argv):
         return {"cmdclass": {"build_py": BuildPy}}
     if os.environ.get("NNUE_PARTS") == "data":
         return {"ext_modules": [data_module()], "cmdclass": {"build_ext": BuildData, "build_py": BuildPy}}

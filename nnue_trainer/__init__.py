@@ -6,6 +6,7 @@
 import importlib as _importlib
 
 from nnue_trainer import _first_look
+from nnue_trainer.base import distribution as _distribution
 
 # Importing typing, pathlib and others would take most of this import's time; type checkers take this name for True.
 TYPE_CHECKING = False
@@ -121,3 +122,4 @@ def __dir__() -> list[str]:
 
 
 _first_look.register()
+_distribution.warn()

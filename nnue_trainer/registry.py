@@ -307,7 +307,7 @@ class Registry(Generic[T]):
         elif plugin is None:
             raise PluginMissing(
                 path,
-                f"{self.what} {kind!r} is not part of nnue-trainer, and files do not make it import code: name the "
+                f"{self.what} {kind!r} is not part of torch-nnue, and files do not make it import code: name the "
                 f"file with --plugin {path}",
             )
         cls = getattr(plugin.module, name, None)

@@ -92,7 +92,7 @@ for words in {lines}:
         print("status", end.code, file=sys.stderr)
 """
     run = nnue(code=code)
-    assert "nnue-trainer " in run.stdout
+    assert "torch-nnue " in run.stdout
     assert "undefined symbol" in json.loads(run.stdout[run.stdout.index("{") :])["data"]["error"]
     missing = (
         "nnue: error: nnue_trainer._data cannot be loaded: _data.so: undefined symbol: x "
@@ -140,7 +140,7 @@ def test_help_is_status_0(run_here: Run, arguments: list[str]) -> None:
 
 def test_the_version() -> None:
     run = nnue("--version")
-    assert (run.returncode, run.stdout, run.stderr) == (0, f"nnue-trainer {nnue_trainer.__version__}\n", "")
+    assert (run.returncode, run.stdout, run.stderr) == (0, f"torch-nnue {nnue_trainer.__version__}\n", "")
 
 
 @pytest.mark.parametrize(

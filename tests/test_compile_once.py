@@ -18,7 +18,7 @@ SOURCE = "the text of a source"
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of the libraries; a compiler that takes no time."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "nnue-trainer" / "things"
+    return tmp_path / "cache" / "torch-nnue" / "things"
 
 
 @pytest.fixture

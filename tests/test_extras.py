@@ -49,7 +49,7 @@ def test_without_matplotlib(
     shutil.copy(project_root / "samples" / "val.binpack", tmp_path / "data.binpack")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert failure(*words) == f"{where}: needs the package matplotlib: pip install 'nnue-trainer[pages]'"
+    assert failure(*words) == f"{where}: needs the package matplotlib: pip install 'torch-nnue[pages]'"
     assert [path.name for path in tmp_path.iterdir()] == ["data.binpack"]
 
 
@@ -59,7 +59,7 @@ def test_a_training_with_a_report_does_not_start_without_matplotlib(
     monkeypatch.chdir(project_root)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     said = failure("train", "--preset", "quickstart", "--report", "--run-dir", str(tmp_path / "run"))
-    assert said == "--report: needs the package matplotlib: pip install 'nnue-trainer[pages]'"
+    assert said == "--report: needs the package matplotlib: pip install 'torch-nnue[pages]'"
     assert not (tmp_path / "run").exists()
 
 
@@ -72,7 +72,7 @@ def test_without_tensorboard_a_run_writes_its_other_records(
     writer.close()
     assert (tmp_path / "metrics.jsonl").read_text().count("\n") == 1
     assert not (tmp_path / "tensorboard").exists()
-    said = "logging.tensorboard: needs the package tensorboard: pip install 'nnue-trainer[tensorboard]'"
+    said = "logging.tensorboard: needs the package tensorboard: pip install 'torch-nnue[tensorboard]'"
     assert f"{said}; the run writes metrics.jsonl only\n" in "".join(capsys.readouterr())
 
 
@@ -87,7 +87,7 @@ def test_a_preset_without_its_data_names_the_keys(tmp_path: Path, monkeypatch: p
 def test_reasons_for_a_missing_part(tmp_path: Path) -> None:
     folder = tmp_path / "nnue_trainer"
     folder.mkdir()
-    assert _unbuilt.reason("_data", folder).startswith(f"_data is missing in {folder}: install nnue-trainer")
+    assert _unbuilt.reason("_data", folder).startswith(f"_data is missing in {folder}: install torch-nnue")
     (folder / "_data.cpython-39-x86_64-linux-gnu.so").touch()
     assert "was built for another Python (_data.cpython-39-x86_64-linux-gnu.so)" in _unbuilt.reason("_data", folder)
     (tmp_path / "setup.py").touch()

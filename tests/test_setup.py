@@ -31,9 +31,9 @@ def test_an_old_compiler_is_one_line(project_root: Path, tmp_path: Path, macros:
     compiler = tmp_path / "old"
     compiler.write_text(f"#!/bin/sh\necho '{macros}'\n")
     compiler.chmod(0o755)
-    done = setup(project_root, "--version", CXX=str(compiler))
+    done = setup(project_root, "build_ext", CXX=str(compiler))
     assert done.returncode == 1
-    assert done.stderr == f"{compiler} is {found}; nnue-trainer needs g++ 12 or clang 16 or newer; set CXX to one\n"
+    assert done.stderr == f"{compiler} is {found}; torch-nnue needs g++ 12 or clang 16 or newer; set CXX to one\n"
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_the_list_of_torch(project_root: Path, tmp_path: Path, given: dict[str, 
 
 def test_the_page_for_an_index_has_no_link_into_the_project(project_root: Path) -> None:
     done = setup(project_root, "--long-description", NNUE_NO_EXTENSIONS="1")
-    assert "# nnue-trainer\n" in done.stdout, done.stderr
+    assert "# torch-nnue\n" in done.stdout, done.stderr
     assert [link for link in re.findall(r"\]\(([^)\s]+)\)", done.stdout) if not link.startswith("https://")] == []
 
 

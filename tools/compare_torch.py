@@ -90,7 +90,7 @@ def main() -> int:
         parser.error("expected one of --save and --against")
     torch.set_num_threads(arguments.threads)
     found = results()
-    print(f"torch {torch.__version__}, nnue-trainer {nnue_trainer.__version__}: {len(found)} tensors")
+    print(f"torch {torch.__version__}, torch-nnue {nnue_trainer.__version__}: {len(found)} tensors")
     if arguments.save:
         save_file(found, arguments.save)
         return 0

@@ -1,4 +1,4 @@
-// SPDX-FileCopyrightText: 2026 The nnue-trainer developers
+// SPDX-FileCopyrightText: 2026 The torch-nnue developers
 // SPDX-License-Identifier: MIT
 
 //! NNUE inference in one Rust file, without dependencies, for nets that `nnue export --format raw --rust` writes.

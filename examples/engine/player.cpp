@@ -620,7 +620,7 @@ class Uci {
         if (command == "quit" || line == "end of input") return false;
         if (command == "uci") {
             std::printf(
-                "id name nnue player\nid author the nnue-trainer developers\n"
+                "id name nnue player\nid author the torch-nnue developers\n"
                 "option name Hash type spin default 16 min 1 max 65536\n"
                 "option name Threads type spin default 1 min 1 max 1\n"
                 "option name EvalFile type string default <empty>\n"

@@ -6,6 +6,8 @@ import sys
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
+from nnue_trainer.base import distribution
+
 _FOLDER = Path(__file__).parents[1]
 
 
@@ -21,7 +23,7 @@ def reason(name: str, folder: Path = _FOLDER) -> str:
     if others and not any(other.removeprefix(name) in EXTENSION_SUFFIXES for other in others):
         version = ".".join(map(str, sys.version_info[:2]))
         return f"{name} was built for another Python ({', '.join(others)}): install the package for {version}"
-    return f"{name} is missing in {folder}: install nnue-trainer anew with {install}"
+    return f"{name} is missing in {folder}: install {distribution.NAME} anew with {install}"
 
 
 def is_old(folder: Path = _FOLDER) -> bool:

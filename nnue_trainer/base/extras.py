@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 
+from nnue_trainer.base import distribution
 from nnue_trainer.errors import UserError
 
 EXTRA_OF = {
@@ -22,7 +23,7 @@ def missing(package: str) -> str | None:
         found = importlib.util.find_spec(package) is not None
     except ValueError:  # sys.modules holds None for it
         found = False
-    return None if found else f"needs the package {package}: pip install 'nnue-trainer[{EXTRA_OF[package]}]'"
+    return None if found else f"needs the package {package}: pip install '{distribution.NAME}[{EXTRA_OF[package]}]'"
 
 
 def require(package: str, where: str) -> None:

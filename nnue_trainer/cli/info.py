@@ -9,6 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
+from nnue_trainer.base import distribution
+
 
 def register(app: typer.Typer) -> None:
     app.command("info")(info_command)
@@ -85,7 +87,7 @@ def info_command(
         for index, d in enumerate(info["cuda_devices"])
     ]
     rows = [
-        ("nnue-trainer", info["nnue_trainer"]),
+        (distribution.NAME, info["nnue_trainer"]),
         ("python", f"{info['python']}, {info['platform']}"),
         ("torch", f"{info['torch']} ({cuda}); the op libraries need {info['target_torch']} or newer"),
         ("CPU operators", _library_line(info["cpu_ops"])),

@@ -20,7 +20,8 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from nnue_trainer.base import foreign
+import nnue_trainer
+from nnue_trainer.base import distribution, foreign
 from nnue_trainer.base._unbuilt import is_old
 from nnue_trainer.base.progress import Unfailing
 from nnue_trainer.base.status import (
@@ -93,9 +94,7 @@ _without_data = _register()
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        import nnue_trainer
-
-        print(f"nnue-trainer {nnue_trainer.__version__}")
+        print(f"{distribution.NAME} {nnue_trainer.__version__}")
         raise typer.Exit
 
 

@@ -65,7 +65,7 @@ def onnx_graph(net: Net, tensors: Mapping[str, Tensor], where: str) -> bytes:
         )
     assert program is not None
     proto = program.model_proto
-    proto.producer_name = "nnue-trainer"
+    proto.producer_name = "torch-nnue"
     proto.doc_string = f"{net.name}; index rows of {net.feature_set}"
     facts = {"feature_set": net.feature_set, "architecture": net.name}
     onnx.helper.set_model_props(proto, facts)

@@ -230,7 +230,7 @@ def _header(path: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
         raise UserError(f"{path}: metadata is not JSON ({shown(error)})") from None
     if not isinstance(header, dict):
         raise UserError(
-            f"{path}: a safetensors file without the metadata key 'nnue', so not a checkpoint of nnue-trainer"
+            f"{path}: a safetensors file without the metadata key 'nnue', so not a checkpoint of torch-nnue"
         )
     version = header.get("format_version")
     if version != FORMAT_VERSION or not isinstance(version, int):

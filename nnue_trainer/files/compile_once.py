@@ -52,13 +52,13 @@ def find_nvcc(what: str) -> list[str]:
 
 
 def cache_folder(kind: str) -> Path:
-    """Where compiled things are kept: $XDG_CACHE_HOME/nnue-trainer/KIND, by default below ~/.cache."""
+    """Where compiled things are kept: $XDG_CACHE_HOME/torch-nnue/KIND, by default below ~/.cache."""
     base = os.environ.get("XDG_CACHE_HOME", "")
     try:
         home = Path(base) if Path(base).is_absolute() else Path.home() / ".cache"
     except RuntimeError:
         raise UserError(f"no home folder for compiled {_plural(kind)}: set XDG_CACHE_HOME") from None
-    return home / "nnue-trainer" / kind
+    return home / "torch-nnue" / kind
 
 
 def library_of(

@@ -16,7 +16,7 @@ def describe(name: str, architecture: Mapping[str, Any]) -> bytes:
     """The description of a net that we write: a sentence for people, then the architecture as JSON for programs."""
     version = nnue_trainer.__version__
     facts = {"nnue_trainer": version, "net": name, "architecture": architecture}
-    return f"{name} net trained with nnue-trainer {version}. {json.dumps(facts, separators=(',', ':'))}".encode()
+    return f"{name} net trained with torch-nnue {version}. {json.dumps(facts, separators=(',', ':'))}".encode()
 
 
 def record_in(description: bytes) -> bytes:

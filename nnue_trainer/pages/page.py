@@ -20,7 +20,8 @@ from nnue_trainer.pages.plots import SERIES, Plot, svg
 if TYPE_CHECKING:
     import jinja2
 
-MARKER = '<meta name="generator" content="nnue-trainer">'
+MARKER = '<meta name="generator" content="torch-nnue">'
+MARKER_OF_0_2 = '<meta name="generator" content="nnue-trainer">'
 """The mark of pages that this program made, which a newer page may replace."""
 _MOST_BARS = 32
 
@@ -156,7 +157,8 @@ def check_replaceable(path: StrPath, overwrite: bool = False) -> None:
     """UserError if `path` exists and is not a page that this program made, unless it may be replaced."""
     try:
         with open(path, "rb") as file:  # noqa: PTH123
-            ours = MARKER.encode() in file.read(2048)
+            start = file.read(2048)
+            ours = any(marker.encode() in start for marker in (MARKER, MARKER_OF_0_2))
     except FileNotFoundError:
         return
     except OSError as error:

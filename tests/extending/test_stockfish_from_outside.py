@@ -95,7 +95,7 @@ def test_a_version_of_a_stockfish_net_goes_all_the_way(folder: Path) -> None:
         output = nnue("train", "recipe.yaml", "--run-dir", run, f"model={of}", f"training.initial_weights={start}")
         assert "finished step 4 of 4" in output
     registry.forget_plugins()
-    with pytest.raises(UserError, match=re.escape(f"{KIND!r} is not part of nnue-trainer")):
+    with pytest.raises(UserError, match=re.escape(f"{KIND!r} is not part of torch-nnue")):
         nnue("eval", "net.nnue", "--fen", "4k3/8/8/8/8/8/4P3/4K3 w - - 0 1")
 
 

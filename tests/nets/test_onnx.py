@@ -102,7 +102,7 @@ def test_without_the_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setitem(sys.modules, "onnx", None)
     with pytest.raises(UserError) as caught:
         nnue("export", "c.safetensors", "net.onnx", "--format", "onnx")
-    assert str(caught.value) == "format onnx: needs the package onnx: pip install 'nnue-trainer[onnx]'"
+    assert str(caught.value) == "format onnx: needs the package onnx: pip install 'torch-nnue[onnx]'"
     assert not Path("net.onnx").exists()
     Path("x.onnx").write_bytes(b"x")
     Path("m.yaml").write_text("model: {kind: simple}\n")

@@ -37,7 +37,7 @@ def test_a_net_from_outside_goes_all_the_way(folder: Path, nnue) -> None:
 
     status, _, error = nnue("train", "--resume", "run", "training.epochs=2")
     assert status == 1
-    assert "model.kind: net 'my_net.py:MyNet' is not part of nnue-trainer" in error
+    assert "model.kind: net 'my_net.py:MyNet' is not part of torch-nnue" in error
     assert "--plugin my_net.py" in error
     assert error.count("\n") == 1
     status, _, error = nnue("train", "--resume", "run", "--plugin", "my_net.py", "training.epochs=2")

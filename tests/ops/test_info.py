@@ -30,7 +30,7 @@ def test_json() -> None:
 def test_text() -> None:
     lines = CliRunner().invoke(app, ["info"]).output.splitlines()
     text = {line[:14].strip(): line[15:] for line in lines}
-    assert text["nnue-trainer"] == nnue_trainer.__version__
+    assert text["torch-nnue"] == nnue_trainer.__version__
     assert text["CPU operators"].startswith("loaded; built by ")
     assert torch.__version__ in text["torch"]
     if (error := _library.load().cuda_error) is not None:
@@ -44,7 +44,7 @@ def test_text() -> None:
 @pytest.mark.slow
 def test_module_entry() -> None:
     run = subprocess.run([sys.executable, "-m", "nnue_trainer", "info"], capture_output=True, text=True, check=True)
-    assert run.stdout.startswith("nnue-trainer")
+    assert run.stdout.startswith("torch-nnue")
 
 
 @pytest.mark.parametrize(

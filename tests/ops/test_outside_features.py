@@ -538,7 +538,7 @@ def test_compiled_once_and_again_where_something_changed(
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
     (tmp_path / "part.h").write_text("static constexpr int kSize = 768;\n")
     four.write_text('#include "part.h"\n' + FOUR.replace("kNumFeatures = 768", "kNumFeatures = kSize"))
-    folder = cache / "nnue-trainer" / "feature-sets"
+    folder = cache / "torch-nnue" / "feature-sets"
     first = header.compiled(four, "Squares")
     said = capfd.readouterr().err
     assert said.startswith(f"nnue: four.h:Squares: compiling for the CPU, once; kept in {folder}\n")
@@ -574,7 +574,7 @@ def test_compile_errors_are_one_line(tmp_path: Path, cache: Path, text: str, mes
         feature_set(f"{tmp_path}/own.h:Own", may_import=True)
     assert str(caught.value).startswith("feature set own.h:Own: ")
     assert "\n" not in str(caught.value)
-    folder = cache / "nnue-trainer" / "feature-sets"
+    folder = cache / "torch-nnue" / "feature-sets"
     assert {path.suffix for path in folder.iterdir()} <= {".so", ".sha256"}, "nothing half-written"
 
 

@@ -343,7 +343,7 @@ def test_an_engine_that_cannot_play_is_found_before_the_first_step(
 
 def test_weights_and_biases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(UserError, match=r"pip install 'nnue-trainer\[wandb\]'"):
+    with pytest.raises(UserError, match=r"pip install 'torch-nnue\[wandb\]'"):
         training(tmp_path / "a", [{"kind": "wandb"}]).train()
     calls: list[Any] = []
     axes: list[tuple[str, str]] = []
