@@ -41,7 +41,7 @@ from pydantic_core import (
 
 from nnue_trainer.errors import UserError
 
-__all__ = ["Registry", "changes", "load_plugin", "loaded", "plugins"]
+__all__ = ["PluginsFirst", "Registry", "changes", "load_plugin", "loaded", "plugins"]
 
 T = TypeVar("T")
 C = TypeVar("C")
@@ -142,6 +142,24 @@ def foreign_modules() -> frozenset[str]:
 def loaded() -> list[Path]:
     """The loaded files, in the order of loading."""
     return [plugin.path for plugin in _plugins.values()]
+
+
+class PluginsFirst:
+    """Stands before objects in a pickle: a process that reads it first imports and registers all classes from outside
+    that are registered here. It needs no more trust than any pickle does, which runs what it holds."""
+
+    def __reduce__(self) -> tuple[Callable[..., PluginsFirst], tuple[list[Path], list[tuple[str, str, str]]]]:
+        kinds = [(known.package, known.group, kind) for known in _registries for kind in known._outside]
+        return _after_plugins, ([path.absolute() for path in loaded()], kinds)
+
+
+def _after_plugins(paths: list[Path], kinds: list[tuple[str, str, str]]) -> PluginsFirst:
+    for path in paths:
+        load_plugin(path)
+    for package, group, kind in kinds:
+        importlib.import_module(package)
+        next(known for known in _registries if known.group == group).find(kind, may_import=False)
+    return PluginsFirst()
 
 
 def changes(before: Mapping[str, Any]) -> Iterator[str]:

@@ -77,7 +77,7 @@ def _union(sets: Tensor) -> Tensor:
 
 def plots(bits: Tensor, samples: int, neurons: Tensor) -> list[Plot]:
     """How often blocks are in use before and after the order `neurons`, and which neurons are active together."""
-    orders = {"as they were": torch.arange(len(bits)), "in order": neurons}
+    orders = {"as they were": torch.arange(len(bits), device="cpu"), "in order": neurons}
     colors = dict(zip(orders, (BAD, GOOD), strict=True))
 
     def blocks(axes: Axes) -> None:
@@ -111,7 +111,7 @@ def _greedy(bits: Tensor, seed: int) -> Tensor:
     """Block by block: the most active neuron that is left, then three times the one that has most in common with the
     block, |A ∩ B| / |A ∪ B|."""
     sizes = _sizes(bits)
-    left = torch.ones(len(bits), dtype=torch.bool)
+    left = torch.ones(len(bits), dtype=torch.bool, device="cpu")
     chosen: list[int] = []
     block = bits[0]
     for place in range(len(bits)):
@@ -125,7 +125,7 @@ def _greedy(bits: Tensor, seed: int) -> Tensor:
             block |= bits[best]
         left[best] = False
         chosen.append(best)
-    return torch.tensor(chosen)
+    return torch.tensor(chosen, device="cpu")
 
 
 def _pagerank(bits: Tensor, seed: int) -> Tensor:
@@ -135,7 +135,7 @@ def _pagerank(bits: Tensor, seed: int) -> Tensor:
     rank = graph.pagerank_walks(graph.Graph.from_counts(counts), _WALKS, seed=seed).rank
     shared, sizes = counts.double(), counts.diagonal().double()
     common = shared / (sizes[:, None] + sizes - shared).clamp_min(1)
-    left = torch.ones(len(bits), dtype=torch.bool)
+    left = torch.ones(len(bits), dtype=torch.bool, device="cpu")
     chosen: list[int] = []
     for best in rank.sort(descending=True, stable=True).indices.tolist():
         if not left[best]:
@@ -146,7 +146,7 @@ def _pagerank(bits: Tensor, seed: int) -> Tensor:
             chosen.append(best)
             with_block += common[best]
             best = int(with_block.masked_fill(~left, -1).argmax())
-    return torch.tensor(chosen)
+    return torch.tensor(chosen, device="cpu")
 
 
 def _densest(bits: Tensor, seed: int) -> Tensor:
@@ -159,11 +159,11 @@ def _densest(bits: Tensor, seed: int) -> Tensor:
             return [neurons]
         k = -(-len(neurons) // (2 * BLOCK)) * BLOCK
         among = graph.Graph.from_counts(counts[neurons][:, neurons])
-        inside = torch.zeros(len(neurons), dtype=torch.bool)
+        inside = torch.zeros(len(neurons), dtype=torch.bool, device="cpu")
         inside[graph.densest_subgraph(among, k, directions=8, seed=seed).nodes] = True
         return halves(neurons[inside]) + halves(neurons[~inside])
 
-    return torch.cat(halves(torch.arange(len(bits))))
+    return torch.cat(halves(torch.arange(len(bits), device="cpu")))
 
 
 METHODS: dict[str, Callable[[Tensor, int], Tensor]] = {"pagerank": _pagerank, "greedy": _greedy, "densest": _densest}
@@ -178,12 +178,12 @@ def _exchange(bits: Tensor, neurons: Tensor, tell: Tell) -> tuple[Tensor, int]:
     n, blocks = len(neurons), len(neurons) // BLOCK
     neurons, bits = neurons.clone(), bits[neurons]
     sizes = _sizes(bits)
-    block = torch.arange(n) // BLOCK
+    block = torch.arange(n, device="cpu") // BLOCK
     # replaced[i, j]: the size of place i's block if neuron j stood there.
-    replaced = torch.empty(n, n, dtype=torch.int64)
-    touched, exchanges, first_left = torch.arange(blocks), 0, 0
+    replaced = torch.empty(n, n, dtype=torch.int64, device="cpu")
+    touched, exchanges, first_left = torch.arange(blocks, device="cpu"), 0, 0
     for _ in range(_ROUNDS):
-        places = (touched[:, None] * BLOCK + torch.arange(BLOCK)).flatten()
+        places = (touched[:, None] * BLOCK + torch.arange(BLOCK, device="cpu")).flatten()
         members = bits[places].view(len(touched), BLOCK, -1)
         others = torch.stack([_union(members[:, [k for k in range(BLOCK) if k != i]]) for i in range(BLOCK)], 1)
         others = others.view(len(places), -1)
@@ -194,13 +194,13 @@ def _exchange(bits: Tensor, neurons: Tensor, tell: Tell) -> tuple[Tensor, int]:
         pairs = _disjoint_pairs(gains)
         if not pairs:
             break
-        to = torch.arange(n)
-        one, other = torch.tensor(pairs).T
+        to = torch.arange(n, device="cpu")
+        one, other = torch.tensor(pairs, device="cpu").T
         to[one], to[other] = other, one
         neurons, bits, sizes, replaced = neurons[to], bits[to], sizes[to], replaced[:, to]
         exchanges += len(pairs)
         first_left = max(first_left, len(pairs))
-        touched = torch.tensor(sorted({place // BLOCK for pair in pairs for place in pair}))
+        touched = torch.tensor(sorted({place // BLOCK for pair in pairs for place in pair}), device="cpu")
         tell(first_left - len(pairs), first_left)
     return neurons, exchanges
 

@@ -83,7 +83,7 @@ class Batch:
         max_active: int,
         *,
         pin_memory: bool = False,
-        device: torch.device | str | None = None,
+        device: torch.device | str = "cpu",
     ) -> Batch:
         """An uninitialised batch in one allocation, page-locked if requested, or on `device`: `batch_size` is B, and
         `max_active` the length of the index rows."""

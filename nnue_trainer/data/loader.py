@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypedDict, TypeVar, Unpack
 
@@ -37,7 +38,8 @@ from nnue_trainer.data.filters.base import UserFilter, identity
 from nnue_trainer.data.formats import DataFormat
 from nnue_trainer.data.opened import Identity, OpenedFile, identities_from, make_room_for, require_same
 from nnue_trainer.data.spare import common_width
-from nnue_trainer.errors import UserError
+from nnue_trainer.errors import UserError, first_line
+from nnue_trainer.registry import PluginsFirst
 
 T = TypeVar("T", Batch, Tensor)
 _STATE_VERSION = 2
@@ -207,6 +209,7 @@ class _Stream(Closing, Generic[T]):
         count_unique: bool = False,
         spare: bool = False,
     ) -> None:
+        self._given = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
         paths = [files] if isinstance(files, str | os.PathLike) else list(files)
         self._files = [str(Path(path)) for path in paths]
         if not self._files:
@@ -271,6 +274,19 @@ class _Stream(Closing, Generic[T]):
         self._told_of_threads = self._told_of_bad_chunks = False
         self._last_filter_counts = _data.FilterCounts()
         self._last_bad_chunks = BadChunks(0, "")
+
+    def __reduce__(self) -> tuple[Callable[..., _Stream[T]], tuple[object, ...]]:
+        """Pickles how to make this loader again, at the same place if its files are open: another process opens the
+        files itself. UserError names an option that cannot be pickled."""
+        for name, value in self._given.items():
+            try:
+                ForkingPickler.dumps(value)
+            except Exception as error:
+                raise UserError(
+                    f"loader: {name} cannot be pickled for another process ({first_line(error)}): define it at the "
+                    "top level of a module, or use num_workers=0"
+                ) from None
+        return _made_again, (PluginsFirst(), type(self), self._given, self.state_dict() if self._opened else None)
 
     @abstractmethod
     def _features_name(self) -> str | None: ...
@@ -577,6 +593,15 @@ def _seen_in(state: dict[str, Any]) -> bytes:
     return sketch
 
 
+def _made_again(
+    _: PluginsFirst, cls: Callable[..., _Stream[T]], given: dict[str, Any], state: dict[str, Any] | None
+) -> _Stream[T]:
+    loader = cls(**given)
+    if state is not None:
+        loader.load_state_dict(state)
+    return loader
+
+
 _COUNTS = "piece_counts"
 _ORDER_KEYS = (
     "batch_size",
@@ -690,6 +715,7 @@ class Loader(_Stream[Batch]):
     ) -> None:
         self.feature_set = feature_set(features)
         super().__init__(files, batch_size, **options)
+        self._given["features"] = self.feature_set.name
 
     def _features_name(self) -> str | None:
         return self.feature_set.name
@@ -711,7 +737,7 @@ class RecordLoader(_Stream[Tensor]):
         return None
 
     def _allocate(self) -> Tensor:
-        return torch.empty(self.local_batch_size, 32, dtype=torch.uint8, pin_memory=self.pin_memory)
+        return torch.empty(self.local_batch_size, 32, dtype=torch.uint8, pin_memory=self.pin_memory, device="cpu")
 
     def _memory(self, slot: Tensor) -> npt.NDArray[np.uint8]:
         array: npt.NDArray[np.uint8] = slot.numpy()

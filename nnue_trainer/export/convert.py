@@ -234,7 +234,8 @@ def checkpoint_from_net(quantized: QuantizedNet, where: str) -> Checkpoint:
     """A checkpoint that exports to exactly the file of `quantized`: it also keeps what floats cannot hold. `where`
     names the net in errors. The tensors of its group `model` are fp32, of the shapes of the parameters."""
     net = quantized.net
-    model = {name: torch.zeros(shape) for name, shape in parameter_shapes(net).items()}
+    shapes = parameter_shapes(net)
+    model = {name: torch.zeros(shape, dtype=torch.float32, device="cpu") for name, shape in shapes.items()}
     kept: dict[str, Tensor] = {}
     for tensor in net.tensors():
         steps = quantized.tensors[tensor.name]

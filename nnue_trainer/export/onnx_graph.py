@@ -21,7 +21,7 @@ from nnue_trainer.base import extras
 from nnue_trainer.data.batch import Batch
 from nnue_trainer.data.features import feature_set
 from nnue_trainer.modules.perspective_transformer import PerspectiveTransformer
-from nnue_trainer.nets.base import Net, NnueModel
+from nnue_trainer.nets.base import Net, NnueModel, build
 from nnue_trainer.nets.integer_forward import depends_on_queens
 from nnue_trainer.ops import reference
 
@@ -40,16 +40,16 @@ def onnx_graph(net: Net, tensors: Mapping[str, Tensor], where: str) -> bytes:
     import onnx
 
     with torch.random.fork_rng(devices=[]):
-        model = net.model()
+        model = build(net)
     model.load_state_dict(dict(tensors))
     graph = _Graph(model).eval()
-    rows = torch.full((2, feature_set(net.feature_set).max_active), -1, dtype=torch.int64)
+    rows = torch.full((2, feature_set(net.feature_set).max_active), -1, dtype=torch.int64, device="cpu")
     rows[:, 0] = 0
-    example = [rows, rows.clone(), torch.tensor([0, 1]), torch.tensor([32, 2])]
+    example = [rows, rows.clone(), torch.tensor([0, 1], device="cpu"), torch.tensor([32, 2], device="cpu")]
     inputs, forward = list(INPUTS), net.integer_forward()
     if forward is not None and not forward.piece_weights and depends_on_queens(forward.stacks):
         inputs.append(MATERIAL)
-        example.append(torch.tensor([5, 0]))
+        example.append(torch.tensor([5, 0], device="cpu"))
     batch = torch.export.Dim("batch", min=1)
     # The exporter talks on all channels.
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()), _quiet():

@@ -133,7 +133,7 @@ def check_engine(
     if made.unreadable is not None and engine is not None:
         raise UserError(f"model.{made.unreadable}")
     shapes = parameter_shapes(made)
-    zeros = {name: torch.zeros(shape) for name, shape in shapes.items()}
+    zeros = {name: torch.zeros(shape, dtype=torch.float32, device="cpu") for name, shape in shapes.items()}
     checkpoint = checkpoints.Checkpoint(architecture, {"model": zeros}, recipe)
     data, suffix = _net_of(checkpoint, "recipe", engine is None)
     with tempfile.TemporaryDirectory() as folder:

@@ -98,14 +98,16 @@ class PerspectiveTransformer(nn.Module):
         product_scale: float = 1.0,
         bucket_size: int | None = None,
         num_bucketed: int | None = None,
+        device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
         self.activation, self.bound, self.product_scale = activation, bound, product_scale
         self.bucket_size, self.num_bucketed = bucket_size, num_bucketed
         bound = math.sqrt(1 / num_features)
-        self.weight = nn.Parameter(torch.empty(num_features, num_outputs).uniform_(-bound, bound))
-        self.bias = nn.Parameter(torch.empty(num_outputs).uniform_(-bound, bound))
-        self.psqt = nn.Parameter(torch.zeros(num_features, psqt_buckets)) if psqt_buckets else None
+        empty = functools.partial(torch.empty, dtype=torch.float32, device=device)
+        self.weight = nn.Parameter(empty(num_features, num_outputs).uniform_(-bound, bound))
+        self.bias = nn.Parameter(empty(num_outputs).uniform_(-bound, bound))
+        self.psqt = nn.Parameter(empty(num_features, psqt_buckets).zero_()) if psqt_buckets else None
 
     @property
     def num_outputs(self) -> int:

@@ -20,9 +20,11 @@ class StackedLinear(nn.Module):
     All stacks start identical, as one `nn.Linear` would.
     """
 
-    def __init__(self, num_stacks: int, in_features: int, out_features: int) -> None:
+    def __init__(
+        self, num_stacks: int, in_features: int, out_features: int, *, device: torch.device | str | None = None
+    ) -> None:
         super().__init__()
-        first = nn.Linear(in_features, out_features)
+        first = nn.Linear(in_features, out_features, dtype=torch.float32, device=device)
         self.weight = nn.Parameter(first.weight.detach().repeat(num_stacks, 1, 1))
         self.bias = nn.Parameter(first.bias.detach().repeat(num_stacks, 1))
 

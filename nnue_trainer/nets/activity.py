@@ -240,7 +240,7 @@ _TIES = 8  # if at least this many values equal the largest one, that is where t
 def _layer_inputs(name: str, values: list[tuple[Tensor, Tensor | None]]) -> LayerInputs:
     x = torch.cat([part for part, _ in values])
     buckets = [bucket for _, bucket in values if bucket is not None]
-    bucket = torch.cat(buckets) if buckets else torch.zeros(len(x), dtype=torch.long)
+    bucket = torch.cat(buckets) if buckets else torch.zeros(len(x), dtype=torch.long, device=x.device)
     top = x.max()
     ties = int((x == top).sum()) if top > 0 else 0
     idle: list[tuple[int, int]] = []

@@ -27,6 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from nnue_trainer.base.defaults import torch_defaults
 from nnue_trainer.base.foreign import returned
 from nnue_trainer.data.batch import Batch, Plan, plan_of
 from nnue_trainer.data.features import FeatureSet
@@ -575,10 +576,12 @@ def parse(data: Mapping[str, Any], where: str) -> Net:
     return validate(_Carrier, {"architecture": dict(data)}, lambda _: where).architecture
 
 
-def build(architecture: Mapping[str, Any] | Net) -> NnueModel:
-    """A freshly initialised model (torch's global generator). UserError names the wrong key of plain data."""
+def build(architecture: Mapping[str, Any] | Net, device: torch.device | str = "cpu") -> NnueModel:
+    """A freshly initialised model (torch's global generator), fp32 on `device`, whatever torch's defaults are.
+    UserError names the wrong key of plain data."""
     net = parse(architecture, "nets.build") if isinstance(architecture, Mapping) else architecture
-    model = net.model()
+    with torch_defaults(device):
+        model = net.model()
     returned(net, "model", model, isinstance(model, NnueModel), "an NnueModel")
     return model
 

@@ -54,7 +54,7 @@ class LayeredModel(StackedModel):
         )
         self.output = StackedLinear(net.num_stacks, self.plan.output.inputs, self.plan.output.outputs)
         nn.init.zeros_(self.output.bias)
-        self.register_buffer("stack_table", torch.tensor(net.output_buckets.stacks), persistent=False)
+        self.register_buffer("stack_table", torch.tensor(net.output_buckets.stacks, device=None), persistent=False)
         weights = net.output_buckets.piece_weights
         found = torch.from_numpy(np.append(weights_of_features(net.feature_set, weights), 0)) if weights else None
         self.register_buffer("feature_weights", found, persistent=False)

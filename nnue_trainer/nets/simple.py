@@ -82,7 +82,7 @@ class SimpleModel(StackedModel):
     def __init__(self, net: Simple) -> None:
         super().__init__(net)
         self.feature_transformer = transformer(net.feature_set, net.hidden, net.activation)
-        self.output = nn.Linear(2 * net.hidden, 1)
+        self.output = nn.Linear(2 * net.hidden, 1, device=None, dtype=torch.float32)
         self.stacks = LayerStacks(2 * net.hidden, 1)
         nn.init.zeros_(self.output.bias)
 

@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 def material_psqt(part: FeaturePart) -> Tensor:
     """PSQT rows of a piece-square part that count material: fp32 [num_features, 1], own pieces positive, enemy pieces
     negative."""
-    planes = torch.zeros(part.bucket_size // SQUARES)
-    planes[: 2 * len(MATERIAL)] = torch.tensor([sign * value for value in MATERIAL for sign in (1, -1)]) / SCORE_SCALE
+    planes = torch.zeros(part.bucket_size // SQUARES, dtype=torch.float32, device="cpu")
+    values = [sign * value for value in MATERIAL for sign in (1, -1)]
+    planes[: 2 * len(MATERIAL)] = torch.tensor(values, dtype=torch.float32, device="cpu") / SCORE_SCALE
     rows = planes.repeat_interleave(SQUARES).repeat(part.num_features // part.bucket_size)
     return rows.unsqueeze(1)
 
@@ -55,7 +56,7 @@ class StockfishModel(StackedModel):
         self.fc2 = StackedLinear(d.stacks, in2, out2)
         self.stacks = d.layer_stacks(net.l1)
         if d.queens or d.table:
-            self.register_buffer("stack_table", torch.tensor(d.stack_table), persistent=False)
+            self.register_buffer("stack_table", torch.tensor(d.stack_table, device=None), persistent=False)
         with torch.no_grad():
             if self.feature_transformer.psqt is not None:
                 for part in features.parts:

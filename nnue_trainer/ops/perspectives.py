@@ -146,7 +146,9 @@ def _derive(
         if is_sparse:
             rows, values, of_bias, of_psqt = operators._perspective_transformer_backward_rows(*given)
             sizes = transformer[:2]
-            of_weight = torch.sparse_coo_tensor(rows[None], values, sizes, check_invariants=False, is_coalesced=True)
+            of_weight = torch.sparse_coo_tensor(
+                rows[None], values, sizes, check_invariants=False, is_coalesced=True, device=values.device
+            )
         else:
             of_weight, of_bias, of_psqt = operators._perspective_transformer_backward(*given)
         weight_and_leaf = (None, of_weight) if needs[8] else (of_weight, None)

@@ -39,7 +39,8 @@ _CODE = (
 def _of_torch() -> Set[str]:
     """The names of the attributes that torch adds to every optimiser. The first optimiser of torch in a process imports
     torch._dynamo, which takes seconds, so it is not made when this module is imported."""
-    return vars(torch.optim.SGD([torch.zeros(1)], lr=1.0)).keys() - {"state", "param_groups"}
+    parameter = torch.zeros(1, dtype=torch.float32, device="cpu")
+    return vars(torch.optim.SGD([parameter], lr=1.0)).keys() - {"state", "param_groups"}
 
 
 class Captured:
@@ -258,7 +259,7 @@ def _tensors_of(node: Any) -> dict[str, Node]:
 
 def to_tensor(node: Node) -> Tensor:
     """The JSON text of `node`."""
-    return torch.tensor(list(json.dumps(node, allow_nan=False).encode()), dtype=torch.uint8)
+    return torch.tensor(list(json.dumps(node, allow_nan=False).encode()), dtype=torch.uint8, device="cpu")
 
 
 def from_tensor(text: Tensor) -> Any:

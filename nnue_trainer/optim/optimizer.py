@@ -67,7 +67,7 @@ class Optimizer:
         self.device = next(iter(parameters.values())).device
         self.lr = torch.tensor(config.lr, dtype=torch.float32, device=self.device)
         self._last_lr = config.lr
-        self._failed = torch.zeros((), device=self.device)
+        self._failed = torch.zeros((), dtype=torch.float32, device=self.device)
         self._good_steps = torch.zeros((), dtype=torch.int64, device=self.device)
         settings = config.group_settings(parameters)
         self._frozen = {name for name, each in settings.items() if each.frozen}

@@ -80,7 +80,7 @@ class Part:
         end = len(gradient) if self.size is None else self.first + self.size
         if self.first == 0 and end == len(gradient):
             return numbers, values
-        begin, stop = torch.searchsorted(numbers, torch.tensor([self.first, end])).tolist()
+        begin, stop = torch.searchsorted(numbers, torch.tensor([self.first, end], device=numbers.device)).tolist()
         return numbers[begin:stop] - self.first, values[begin:stop]
 
 

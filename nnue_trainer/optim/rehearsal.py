@@ -70,7 +70,7 @@ class _Rehearsal:
                 if name in self._virtual:
                     parameter.zero_()
             self.rule.set_lr(self._lr)
-            self.rule.loss = torch.ones((), device=parameter.device)
+            self.rule.loss = torch.ones((), dtype=torch.float32, device=parameter.device)
             _possible(self.rule.step)
         for parameter in self.parameters.values():
             parameter.grad = None

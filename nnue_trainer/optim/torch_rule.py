@@ -13,6 +13,7 @@ import torch
 from pydantic import Field, field_validator, model_validator
 from torch import Tensor, nn
 
+from nnue_trainer.base.defaults import torch_defaults
 from nnue_trainer.errors import UserError
 from nnue_trainer.optim.base import OPTIMIZERS, OptimizerConfig, Rule, Work
 from nnue_trainer.optim.groups import Settings
@@ -53,7 +54,8 @@ class TorchRule(Rule):
         if not groups[False, Settings()]:
             del groups[False, Settings()]
         self._rates = [settings.rate for _, settings in groups]
-        self.optimizer = make([_group(*key, parameters) for key, parameters in groups.items()])
+        with torch_defaults():
+            self.optimizer = make([_group(*key, parameters) for key, parameters in groups.items()])
         if any("betas" in group and "betas" not in self.optimizer.defaults for group in self.optimizer.param_groups):
             raise UserError(
                 f"optimizer.groups: found betas, but {type(self.optimizer).__qualname__} has none; remove them"
@@ -65,7 +67,8 @@ class TorchRule(Rule):
         self._initial = self._captured().node
 
     def step(self) -> None:
-        self.optimizer.step()
+        with torch_defaults():  # for the counts of steps
+            self.optimizer.step()
         if len(self.optimizer.state) != self._wide:
             self._widen_counts()
 
@@ -145,10 +148,11 @@ class TorchOptimizer(OptimizerConfig):
                 close = difflib.get_close_matches(option, known, n=1)
                 hint = f"did you mean {close[0]!r}?" if close else f"expected one of {', '.join(known)}"
                 raise ValueError(f"options: {self.name} has no {option!r} ({hint})")
-        parameter = nn.Parameter(torch.ones(2, 2))
-        parameter.grad = torch.ones(2, 2)
+        parameter = nn.Parameter(torch.ones(2, 2, dtype=torch.float32, device="cpu"))
+        parameter.grad = torch.ones(2, 2, dtype=torch.float32, device="cpu")
         try:
-            make([parameter], lr=1e-3, **_tuples(self.options)).step()
+            with torch_defaults():
+                make([parameter], lr=1e-3, **_tuples(self.options)).step()
         except Exception as error:  # any error that torch raises for a wrong value
             raise ValueError(f"options: {self.name} refuses {self.options}: {' '.join(str(error).split())}") from None
         return self

@@ -151,29 +151,29 @@ class Ranks:
         now = time.monotonic()
         pace = self._calls * _SECONDS_BETWEEN / max(now - self._exchanged, 1e-6)
         self._calls, self._exchanged = 0, now
-        wishes = self.all_gather(torch.tensor([int(stop), int(save), min(int(pace), _MOST_BETWEEN)]))
+        wishes = self.all_gather(_host([int(stop), int(save), min(int(pace), _MOST_BETWEEN)]))
         self._until_exchange = int(wishes[0, 2])
         return bool(wishes[:, 0].any()), bool(wishes[0, 1])
 
     def any(self, flag: bool) -> bool:
         """Whether `flag` is set on any rank."""
-        return flag if not self.several else bool(self.all_gather(torch.tensor([int(flag)])).any())
+        return flag if not self.several else bool(self.all_gather(_host([int(flag)])).any())
 
     def same(self, value: float) -> float:
         """Returns the value of rank 0."""
-        return value if not self.several else float(self.all_gather(torch.tensor([value], dtype=torch.float64))[0])
+        return value if not self.several else float(self.all_gather(_host([value], torch.float64))[0])
 
     def least(self, value: int) -> int:
         """Returns the smallest value of all ranks."""
-        return value if not self.several else int(self.all_gather(torch.tensor([value])).min())
+        return value if not self.several else int(self.all_gather(_host([value])).min())
 
     def each(self, value: Any) -> list[Any]:
         """Returns the values of all ranks, plain JSON data, in the order of the ranks."""
         if not self.several:
             return [value]
         text = json.dumps(value).encode()
-        sizes = self.all_gather(torch.tensor([len(text)])).flatten().tolist()
-        padded = torch.tensor([*text, *bytes(max(sizes) - len(text))], dtype=torch.uint8)
+        sizes = self.all_gather(_host([len(text)])).flatten().tolist()
+        padded = _host([*text, *bytes(max(sizes) - len(text))], torch.uint8)
         every = self.all_gather(padded)
         return [json.loads(bytes(row[:size].tolist())) for row, size in zip(every, sizes, strict=True)]
 
@@ -182,7 +182,7 @@ class Ranks:
         them in the message."""
         if not self.several:
             return
-        digests = self.all_gather(torch.tensor([int.from_bytes(digest(each)[:7], "big") for each in values.values()]))
+        digests = self.all_gather(_host([int.from_bytes(digest(each)[:7], "big") for each in values.values()]))
         different = [key for key, column in zip(values, digests.T.tolist(), strict=True) if len(set(column)) > 1]
         if different:
             raise UserError(f"train: the processes do not have the same {' and '.join(different)}")
@@ -251,6 +251,10 @@ class Ranks:
             raise UserError(what) from None
 
 
+def _host(values: Sequence[float], dtype: torch.dtype = torch.int64) -> Tensor:
+    return torch.tensor(values, dtype=dtype, device="cpu")
+
+
 def digest(value: object) -> bytes:
     """SHA-256 of plain JSON data, in which tensors count with their bytes."""
     found = hashlib.sha256()
@@ -312,7 +316,7 @@ def _join() -> Ranks:
     importlib.import_module("torch.distributed.nn.functional")
 
     def exchange(port: int, token: int) -> tuple[int, int]:
-        numbers = torch.tensor([port, token])
+        numbers = _host([port, token])
         dist.broadcast(numbers, 0)
         return int(numbers[0]), int(numbers[1])
 

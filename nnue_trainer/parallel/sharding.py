@@ -303,9 +303,9 @@ class ShardedColumns(_Shared):
         return found
 
     def figures(self, figures: dict[str, float]) -> dict[str, float]:
-        every = self.ranks.all_gather(torch.tensor(list(figures.values()), dtype=torch.float64))
+        every = self.ranks.all_gather(torch.tensor(list(figures.values()), dtype=torch.float64, device="cpu"))
         cuts = next(iter(self.splits.values())).cuts
-        widths = torch.tensor(cuts, dtype=torch.float64).diff()
+        widths = torch.tensor(cuts, dtype=torch.float64, device="cpu").diff()
         shares = (every * widths.unsqueeze(1)).sum(0) / widths.sum()
         found: dict[str, float] = {}
         for number, name in enumerate(figures):

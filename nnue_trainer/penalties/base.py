@@ -86,7 +86,7 @@ class Penalties:
                 else:
                     self._model(batch)
         seen, self._seen = self._seen, []
-        total = torch.zeros((), device=batch.score.device)
+        total = torch.zeros((), dtype=torch.float32, device=batch.score.device)
         for penalty in self._penalties:
             term = penalty.of(self._model, seen)
             fits = isinstance(term, Tensor) and term.dim() == 0

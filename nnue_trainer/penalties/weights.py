@@ -39,7 +39,7 @@ class WeightPenalty(Penalty):
                 )
 
     def of(self, model: NnueModel, activations: Sequence[Tensor]) -> Tensor:
-        total = torch.zeros((), device=next(model.parameters()).device)
+        total = torch.zeros((), dtype=torch.float32, device=next(model.parameters()).device)
         for name, parameter in model.named_parameters():
             if parameter.requires_grad and any(fnmatchcase(name, pattern) for pattern in self.parameters):
                 total = total + (parameter.abs().sum() if self.norm == "l1" else parameter.square().sum())

@@ -393,7 +393,7 @@ def _densest_of_any_size(graph: Graph) -> Subgraph:
 def _peeled(graph: Graph, k: int) -> Tensor:
     """The k nodes that `peel` leaves, as 0/1 [n]."""
     removed, _ = _peeling(graph, graph.nodes - k)
-    left = torch.ones(graph.nodes, dtype=torch.float64)
+    left = torch.ones(graph.nodes, dtype=torch.float64, device="cpu")
     left[torch.from_numpy(removed)] = 0.0
     return left.to(graph.device)
 
@@ -444,7 +444,7 @@ _TURNS, _EXCHANGED, _POWERS, _SMALL = 30, 8, 40, 512
 def _ordered(graph: Graph) -> Tensor:
     """All edges with their weights in one order, [edges, 3]; integers of 31 bits are exact in float64."""
     key = (graph.sources * graph.nodes + graph.targets).sort(stable=True)
-    weights = torch.ones(graph.edges, device=graph.device) if graph.weights is None else graph.weights
+    weights = torch.ones_like(key.values) if graph.weights is None else graph.weights
     return torch.stack(
         [(key.values // graph.nodes).double(), (key.values % graph.nodes).double(), weights[key.indices].double()], 1
     )

@@ -41,7 +41,7 @@ def start_device(device: torch.device) -> None:
 
     def start() -> None:
         with contextlib.suppress(Exception):
-            torch.empty(1, device=device)
+            torch.empty(1, dtype=torch.float32, device=device)
 
     if device.type == "cuda":
         threading.Thread(target=start, name="start-device", daemon=True).start()

@@ -81,8 +81,7 @@ def _as_if(machine: Machine) -> Iterator[None]:
 
 
 def _built(recipe: Recipe) -> NnueModel:
-    with torch.device("meta"):
-        return nets.build(recipe.model)
+    return nets.build(recipe.model, "meta")
 
 
 def _features(model: NnueModel, machine: Machine) -> list[Part]:

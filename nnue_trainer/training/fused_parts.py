@@ -158,7 +158,12 @@ class FusedTransformer:
             with _below_autograd():
                 numbers, values, of_bias, of_psqt = operators._perspective_transformer_backward_rows(*given)
             of_weight = torch.sparse_coo_tensor(
-                numbers[None], values, self.weight.shape, check_invariants=False, is_coalesced=True
+                numbers[None],
+                values,
+                self.weight.shape,
+                check_invariants=False,
+                is_coalesced=True,
+                device=values.device,
             )
         else:
             with _below_autograd():
@@ -219,7 +224,7 @@ class StackKernels:
         self.between = between(first, stacks, mode, divided=divided)
         self._stacks = stacks if self.between == "whole" else through(first, stacks, divided=divided)
         self._handle = self._stacks.description
-        self._one = torch.ones((), device=first.weight.device)
+        self._one = torch.ones((), dtype=torch.float32, device=first.weight.device)
         # PSQT has the gradient of the output; with one layer that is one of the two factors of x's.
         self._keeps_output = first.psqt is not None or (self.between != "whole" and not stacks.hidden)
 

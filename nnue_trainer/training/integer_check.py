@@ -132,7 +132,7 @@ def _evaluated(
     trial = copy.deepcopy(model)
     if saved is not None:
         load_into(saved.tensors["model"], trial, path)
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator(device="cpu").manual_seed(0)
     for parameter in trial.parameters():
         if not parameter.any():
             parameter.uniform_(-_FILL, _FILL, generator=generator)

@@ -55,7 +55,7 @@ class PageLocked:
     """
 
     def __init__(self, size: int):
-        self.bytes = torch.empty(size, dtype=torch.uint8)
+        self.bytes = torch.empty(size, dtype=torch.uint8, device="cpu")
         _advise(self.bytes, _FUTURE_PAGES)
         self.bytes.zero_()
         runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
@@ -69,4 +69,4 @@ class PageLocked:
     def free(self) -> None:
         if self._unlock is not None:
             self._unlock()
-        self.bytes = torch.empty(0, dtype=torch.uint8)
+        self.bytes = torch.empty(0, dtype=torch.uint8, device="cpu")

@@ -80,7 +80,7 @@ def _some(files: Sequence[OpenedFile]) -> Sequence[OpenedFile]:
 
 def _curve(loss: Loss | None) -> LossCurve | None:
     """The meaning of scores in the loss; None if it is unknown."""
-    if loss is None or loss.score_points(torch.zeros(1)) is None:
+    if loss is None or loss.score_points(torch.zeros(1, dtype=torch.float32, device="cpu")) is None:
         return None
 
     def points(scores: Floats) -> Floats:

@@ -115,7 +115,7 @@ def neuron_sample(recipe: Recipe) -> npt.NDArray[np.uint8]:
     """The records, uint8 [n, 32], that neurons are counted on with every validation of the recipe. UserError if a file
     is missing or is not a data file."""
     files, left, options = _held_out(recipe)
-    parts = [torch.zeros(0, 32, dtype=torch.uint8)]
+    parts = [torch.zeros(0, 32, dtype=torch.uint8, device="cpu")]
     with RecordLoader(files, recipe.data.batch_size, **options) as loader:
         for records in loader:
             parts.append(spread_over(records[:left]))

@@ -85,7 +85,7 @@ class AutogradStep:
 
     def __init__(self, loss: StepLoss, sharding: Unsharded, optimizer: Optimizer) -> None:
         self._loss, self._sharding, self._optimizer = loss, sharding, optimizer
-        self._one = torch.ones((), device=loss.device)
+        self._one = torch.ones((), dtype=torch.float32, device=loss.device)
 
     def prepare(self, batch: Batch) -> Batch:
         # torch.compile gets the whole forward pass, so no part of it is computed ahead.

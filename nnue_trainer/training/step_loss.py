@@ -81,7 +81,7 @@ class StepLoss:
         """λ of the step with this batch on the device: fp32, a scalar or one for each position of the whole batch."""
         if batch.buffer not in self._lambdas:
             size = (self.recipe.data.batch_size,) if self.recipe.lambda_.jitter > 0 else ()
-            self._lambdas[batch.buffer] = torch.zeros(size, device=self.device)
+            self._lambdas[batch.buffer] = torch.zeros(size, dtype=torch.float32, device=self.device)
         return self._lambdas[batch.buffer]
 
     def set_lambda(self, batch: Batch, step: int) -> None:

@@ -30,7 +30,7 @@ from nnue_trainer.export import checkpoint_from_net, read_net
 from nnue_trainer.export.check_positions import CHECK_POSITIONS
 from nnue_trainer.files import checkpoint
 from nnue_trainer.files.checkpoint import Checkpoint
-from nnue_trainer.nets.base import Net, NnueModel
+from nnue_trainer.nets.base import Net, NnueModel, build
 from nnue_trainer.nets.integer_forward import MATERIALS
 from nnue_trainer.nets.meaning import Axis, Buckets, Features, Key, Meaning, Units
 
@@ -96,7 +96,7 @@ def _is_safetensors(path: Path) -> bool:
 def _built(net: Net) -> NnueModel:
     """A new model of the source. The state of torch's random generator, which training uses, is not changed."""
     with torch.random.fork_rng(devices=[]):
-        return net.model()
+        return build(net)
 
 
 # ---- matching the axes of two parameters -----------------------------------------------------------------------------
@@ -265,7 +265,7 @@ def _fill(
             part = part.index_select(dimension, torch.from_numpy(match.source.clip(0)))
         # A known output with a new input: the weight is 0. A new output: the weight stays random, or is 0 if the output
         # is added directly to the net's output.
-        outputs, inputs, to_output = torch.tensor(True), torch.tensor(True), torch.tensor(False)
+        outputs, inputs, to_output = torch.tensor([[True], [True], [False]], device="cpu")
         for dimension, match in enumerate(matches):
             here = rows if dimension == 0 else slice(None)
             view = [-1 if other == dimension else 1 for other in range(len(matches))]

@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import islice
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ from nnue_trainer.data.batch import memory_of
 from nnue_trainer.data.binpack import read_binpack, write_binpack
 from nnue_trainer.data.compression import decompress
 from nnue_trainer.data.files import StrPath
+from nnue_trainer.data.filters import FILTERS
 from nnue_trainer.data.loader import usable_threads
 from nnue_trainer.data.transform import convert
 from nnue_trainer.errors import UserError
@@ -594,6 +596,16 @@ class Rows(torch.utils.data.IterableDataset[torch.Tensor]):
         return iter(self.loader)
 
 
+def pickled(loader: Any) -> Any:
+    """The loader as another process gets it."""
+    return ForkingPickler.loads(ForkingPickler.dumps(loader))
+
+
+def first_of(loader: Any) -> torch.Tensor:
+    batch = next(iter(loader))
+    return batch.white if isinstance(batch, Batch) else batch
+
+
 @pytest.mark.slow
 def test_several_workers_would_each_yield_all_of_the_data(file: Path) -> None:
     for opened in (False, True):
@@ -606,6 +618,53 @@ def test_several_workers_would_each_yield_all_of_the_data(file: Path) -> None:
     loader = RecordLoader(file, 100, shuffle=False)
     found = [number for batch in DataLoader(Rows(loader), batch_size=None, num_workers=1) for number in ids(batch)]
     assert found == list(range(3000))
+
+
+OWN = """
+import numpy as np
+from nnue_trainer.data.filters import Filter
+from nnue_trainer.schema import section
+@section
+class Thirds(Filter):
+    \"\"\"Every third.\"\"\"
+    def keep(self, records):
+        return records.sum(1) % 3 == 0
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("context", ["spawn", "forkserver"])
+def test_a_worker_that_is_not_forked_continues_where_the_loader_was(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, context: str
+) -> None:
+    (tmp_path / "thirds_of_mine.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    own = FILTERS.find("thirds_of_mine.py:Thirds")()
+    options: dict[str, Any] = {"filters": Filters(extra=[own]), "seed": 4, "count_unique": True}
+    expected = [batch.tolist() for batch in RecordLoader(file, 100, **options)]
+    with RecordLoader(file, 100, **options) as loader:
+        first = next(iter(loader)).tolist()
+        rest = DataLoader(Rows(loader), batch_size=None, num_workers=1, multiprocessing_context=context)
+        assert [first, *(batch.tolist() for batch in rest)] == expected
+    assert len(expected) > 3
+
+
+def test_a_pickled_loader_is_the_same_loader(file: Path) -> None:
+    for loader in (Loader(file, "HalfKP", 100, seed=3), RecordLoader([file, str(file)], 100, hold=3, epoch=2)):
+        with loader, pickled(loader) as fresh, fresh:
+            assert type(fresh) is type(loader)
+            assert fresh.epoch == loader.epoch
+            assert fresh.state_dict() == loader.state_dict()
+            assert torch.equal(first_of(fresh), first_of(loader))
+            with pickled(loader) as later:
+                assert later.state_dict() == loader.state_dict() != RecordLoader(file, 100).state_dict()
+
+
+@pytest.mark.parametrize("option", ["user_filter", "poll"])
+def test_what_cannot_be_pickled_is_one_line(file: Path, option: str) -> None:
+    loader = RecordLoader(file, 100, **{option: lambda *_: None})  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=f"^loader: {option} cannot be pickled .*: define it at the top level of a mod"):
+        ForkingPickler.dumps(loader)
 
 
 # --- many files ------------------------------------------------------------------------------------------------------
