@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <limits>
 #include <map>
 #include <mutex>
 #include <string>
@@ -80,7 +81,11 @@ void raise(Report* report, cudaStream_t stream, bool earlier) {
         found.raise(found);
     } catch (const std::runtime_error& error) {
         if (!earlier) throw;
-        throw std::runtime_error(std::string(error.what()) + " (in an earlier call, or a CUDA graph's replay)");
+        // Only in this mode are the int64 rows gone that index_rows of Python and C++ converted.
+        using Limits = std::numeric_limits<int32_t>;
+        const bool nearest = found.value == Limits::min() || found.value == Limits::max();
+        throw std::runtime_error(std::string(error.what()) + " (in an earlier call, or a CUDA graph's replay" +
+                                 (nearest ? "; for an int64 index beyond 32 bits, the nearest is named)" : ")"));
     }
 }
 

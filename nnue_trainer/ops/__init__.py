@@ -251,24 +251,30 @@ for _device in ("cpu", "cuda"):
 # ---- public functions -----------------------------------------------------------------------------------------------
 
 
+_INT32 = (-(2**31), 2**31 - 1)
+
+
 def index_rows(indices: Tensor) -> Tensor:
     """Index rows [B, K] in the dtype of the operators, int32: int64 rows are copied, others are returned unchanged.
 
-    A number that int32 does not have becomes −2 or 2³¹ − 1, which no set of features has, so operators report it. The
+    A number that int32 does not have becomes the nearest that it has, −2³¹ or 2³¹ − 1. No set of features has these, so
+    operators report them; errors of the functions of this package name the number before the conversion. The
     functions of this package call this one themselves, but not for the rows that a plan is made of: convert those once.
     """
-    return indices.clamp(-2, 2**31 - 1).int() if indices.dtype == torch.int64 else indices
+    return indices.clamp(*_INT32).int() if indices.dtype == torch.int64 else indices
 
 
 def exact_index_error(error: RuntimeError, *rows: Tensor) -> RuntimeError:
     """The error of an operator that was called with `index_rows(rows)`. If it reports an index that int32 does not
     have, the message gets that number, and its row, from the int64 rows."""
     before, found, rest = str(error).partition("indices: found index ")
-    for indices in rows if found else ():
+    if rest.partition(" ")[0] not in map(str, _INT32):
+        return error
+    for indices in rows:
         if indices.dtype != torch.int64:
             continue
         inside = (indices == -1).cumsum(1) == 0
-        wrong = (inside & ((indices < -(2**31)) | (indices >= 2**31))).nonzero()
+        wrong = (inside & ((indices < _INT32[0]) | (indices > _INT32[1]))).nonzero()
         if len(wrong):
             row, column = wrong[0].tolist()
             _, comma, expected = rest.partition(", expected")

@@ -166,9 +166,12 @@ def test_errors(cpp: Any, device: torch.device) -> None:
     wrong[1, 0] = 50
     far = sample.indices.long()
     far[1, 0] = 2**40  # one only: a GPU reports any of several
+    below = sample.indices.long()
+    below[2, 1] = -(2**50)
     for indices, weight, bias, values in (
         (wrong, sample.weight, sample.bias, None),
         (far, sample.weight, sample.bias, None),
+        (below, sample.weight, sample.bias, None),
         (sample.indices.float(), sample.weight, sample.bias, None),
         (sample.indices, sample.weight[0], sample.bias, None),
         (sample.indices, sample.weight, sample.bias.double(), None),
@@ -176,10 +179,15 @@ def test_errors(cpp: Any, device: torch.device) -> None:
     ):
         found = message(lambda: cpp.feature_transformer(indices, weight, bias, values, None))  # noqa: B023
         expected = message(lambda: ops.feature_transformer_forward(indices, weight, bias, values))  # noqa: B023
-        assert found == expected.replace(str(2**40), str(2**31 - 1))  # C++ reports an index as the operator gets it
+        assert found == expected
     rows, (weight, bias, columns) = pair(device)
     call = cpp.perspective_transformer
     rest = ([768, -1], 2, 1.0, 1.0, torch.float32)
+    for index in (2**40, -(2**33)):
+        wide = [rows[0].long(), rows[1].long(), rows[2]]
+        wide[1][3, 0] = index
+        reported = message(lambda: call(wide, weight, bias, None, None, *rest))  # noqa: B023
+        assert f"indices: found index {index} in row 3, expected" in reported
     assert "expected both or none" in message(lambda: call(rows, weight, bias, columns, None, *rest))
     assert "set_index_check: mode: found 'no'" in message(lambda: cpp.set_index_check("no"))
 

@@ -65,13 +65,42 @@ inline void load_operators(const std::filesystem::path& folder) {
     loaded = wanted;
 }
 
-// Converts int64 rows to int32. An index that does not fit becomes an illegal one, which the operators report.
+// Converts int64 rows to int32. An index that does not fit becomes the nearest one that does, which no set of features
+// has, so the operators report it.
 inline at::Tensor index_rows(const at::Tensor& indices) {
     if (indices.scalar_type() != at::kLong) return indices;
-    return indices.clamp(-2, std::numeric_limits<int32_t>::max()).to(at::kInt);
+    using Limits = std::numeric_limits<int32_t>;
+    return indices.clamp(Limits::min(), Limits::max()).to(at::kInt);
 }
 
 namespace detail {
+
+// Calls an operator that reads index_rows(each of rows). If it reports an index that int32 does not have, the error
+// gets that index, and its row, from the int64 rows.
+template <class Call>
+auto with_exact_indices(std::initializer_list<at::Tensor> rows, const Call& call) {
+    try {
+        return call();
+    } catch (const std::runtime_error& error) {
+        using Limits = std::numeric_limits<int32_t>;
+        const std::string text = error.what(), found = "found index ";
+        const size_t begin = text.find(found), end = text.find(", expected", begin);
+        if (begin == std::string::npos || end == std::string::npos) throw;
+        const std::string number =
+            text.substr(begin + found.size(), text.find(' ', begin + found.size()) - begin - found.size());
+        if (number != std::to_string(Limits::min()) && number != std::to_string(Limits::max())) throw;
+        for (const at::Tensor& each : rows) {
+            if (!each.defined() || each.scalar_type() != at::kLong) continue;
+            const at::Tensor inside = each.eq(-1).cumsum(1).eq(0);
+            const at::Tensor wrong = (inside & (each.lt(Limits::min()) | each.gt(Limits::max()))).nonzero();
+            if (wrong.size(0) == 0) continue;
+            const auto row = wrong[0][0].item<int64_t>(), index = each[row][wrong[0][1]].item<int64_t>();
+            throw std::runtime_error(text.substr(0, begin) + found + std::to_string(index) + " in row " +
+                                     std::to_string(row) + text.substr(end));
+        }
+        throw;
+    }
+}
 
 using torch::autograd::AutogradContext;
 using torch::autograd::Variable;
@@ -156,7 +185,9 @@ struct FeatureTransformer : torch::autograd::Function<FeatureTransformer> {
 inline at::Tensor feature_transformer(const at::Tensor& indices, const at::Tensor& weight, const at::Tensor& bias,
                                       const std::optional<at::Tensor>& values = std::nullopt,
                                       std::optional<bool> deterministic = std::nullopt) {
-    return detail::FeatureTransformer::apply(weight, bias, values, index_rows(indices), deterministic);
+    return detail::with_exact_indices({indices}, [&] {
+        return detail::FeatureTransformer::apply(weight, bias, values, index_rows(indices), deterministic);
+    });
 }
 
 namespace detail {
@@ -178,6 +209,7 @@ struct PerspectivePlan {
     at::Tensor white, black, data;
     std::vector<int64_t> layout;
     at::ScalarType weight_dtype;
+    at::Tensor given_white, given_black;  // the rows before index_rows, for errors
 };
 
 // Prepares index rows int32 or int64 [B, K] and `black_to_move` uint8 or bool [B] for weights [num_features, N] of a
@@ -195,11 +227,13 @@ inline PerspectivePlan perspective_plan(const at::Tensor& white, const at::Tenso
         has_buckets = std::get<0>(calls::_transformer_kernels(machine, weight_dtype, num_features, -1, bucket_size,
                                                               num_bucketed, weight_dtype)) == hopper;
     }
-    PerspectivePlan plan{index_rows(white), index_rows(black), {}, {}, weight_dtype};
+    PerspectivePlan plan{index_rows(white), index_rows(black), {}, {}, weight_dtype, white, black};
     plan.layout = {has_buckets ? bucket_size : 0, has_buckets ? num_bucketed : num_features,
                    static_cast<int64_t>(c10::elementSize(weight_dtype))};
-    plan.data = calls::_perspective_plan(plan.white, plan.black, black_to_move, num_features, plan.layout[0],
-                                         plan.layout[1], plan.layout[2]);
+    plan.data = detail::with_exact_indices({white, black}, [&] {
+        return calls::_perspective_plan(plan.white, plan.black, black_to_move, num_features, plan.layout[0],
+                                        plan.layout[1], plan.layout[2]);
+    });
     return plan;
 }
 
@@ -289,9 +323,11 @@ inline std::pair<at::Tensor, at::Tensor> perspective_transformer(const Perspecti
     const std::vector<int64_t> transformer = {
         size(weight, 0), size(weight, 1), options.psqt.defined() ? size(options.psqt, 1) : 0, plan.layout[0],
         plan.layout[1],  plan.layout[2],  static_cast<int64_t>(options.activation),           0};
-    const auto made = detail::Perspective::apply(weight, bias.to(at::kFloat), detail::if_defined(options.psqt), batch,
-                                                 transformer, std::vector<double>{options.bound, options.scale},
-                                                 options.output_dtype.value_or(weight.scalar_type()), save);
+    const auto made = detail::with_exact_indices({plan.given_white, plan.given_black}, [&] {
+        return detail::Perspective::apply(weight, bias.to(at::kFloat), detail::if_defined(options.psqt), batch,
+                                          transformer, std::vector<double>{options.bound, options.scale},
+                                          options.output_dtype.value_or(weight.scalar_type()), save);
+    });
     return {made[0], options.psqt.defined() ? made[1] : at::Tensor()};
 }
 
