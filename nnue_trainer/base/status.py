@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from pathlib import Path
+
 from nnue_trainer.base import system
 
 FAILED = 1
@@ -26,6 +30,25 @@ CLOSED_PIPE = 141  # as shells report SIGPIPE
 
 class Preempted(KeyboardInterrupt):
     """A scheduler's signal, which ends everything that Ctrl-C ends."""
+
+
+def of_error(error: BaseException) -> int:
+    """The exit status for a command that is interrupted, or an error that a user can correct."""
+    causes = (error, error.__cause__)
+    if any(isinstance(each, Preempted) for each in causes):
+        return PREEMPTED
+    return INTERRUPTED if any(isinstance(each, KeyboardInterrupt) for each in causes) else FAILED
+
+
+def write(status: int) -> None:
+    """Writes an exit status into the file that the environment names, if it does: torchrun turns all but 0 into 1. Only
+    the first of several processes calls this."""
+    path = os.environ.get("NNUE_STATUS_FILE")
+    if path:
+        try:
+            Path(path).write_text(f"{status}\n")
+        except OSError as error:
+            print(f"nnue: NNUE_STATUS_FILE: {path}: {error.strerror or error}", file=sys.stderr, flush=True)
 
 
 def of_signal(number: int) -> int:

@@ -22,6 +22,7 @@ import typer
 
 import nnue_trainer
 from nnue_trainer.base import distribution, foreign
+from nnue_trainer.base import status as exit_status
 from nnue_trainer.base._unbuilt import is_old
 from nnue_trainer.base.progress import Unfailing
 from nnue_trainer.base.status import (
@@ -29,15 +30,12 @@ from nnue_trainer.base.status import (
     FAILED,
     INTERNAL_ERROR,
     INTERRUPTED,
-    PREEMPTED,
     WRONG_COMMAND_LINE,
-    Preempted,
 )
 from nnue_trainer.cli import info
 from nnue_trainer.cli.group import Group, Interrupted
 from nnue_trainer.cli.terminable import terminable
 from nnue_trainer.errors import UserError, bounded, first_line, out_of_memory, shown
-from nnue_trainer.files.atomic import replacing
 from nnue_trainer.parallel import is_first
 
 app = typer.Typer(
@@ -123,21 +121,11 @@ def main() -> None:
         status = status or _explain(error)
         # Nothing can take what is still buffered, and Python must not try to write it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    _write_status(status)
+    if is_first():
+        exit_status.write(status)
     if foreign.hangs():
         os._exit(status)  # Python would wait for it
     sys.exit(status)
-
-
-def _write_status(status: int) -> None:
-    """Writes the exit status into the file that the environment names: torchrun turns all but 0 into 1."""
-    path = os.environ.get("NNUE_STATUS_FILE")
-    if path and is_first():
-        try:
-            with replacing(path) as output:
-                output.write_text(f"{status}\n")
-        except UserError as error:
-            print(f"nnue: NNUE_STATUS_FILE: {error}", file=sys.stderr, flush=True)
 
 
 def _run() -> int:
@@ -166,8 +154,8 @@ def _explain(error: BaseException) -> int:
             return status
         message = f"{' '.join(error.format_message().split())} (see {command} --help)"
     elif isinstance(error, KeyboardInterrupt | Interrupted | typer.Abort):
-        preempted = isinstance(error, Preempted) or isinstance(error.__cause__, Preempted)
-        status, message = PREEMPTED if preempted else INTERRUPTED, "interrupted"
+        status = INTERRUPTED if isinstance(error, typer.Abort) else exit_status.of_error(error)
+        message = "interrupted"
     elif isinstance(error, BrokenPipeError):  # `| head` has seen enough
         return CLOSED_PIPE
     elif isinstance(error, UserError):

@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from nnue_trainer.base import foreign
+from nnue_trainer.base import foreign, status
 from nnue_trainer.errors import UserError, first_line, out_of_memory, quoted, shown
 from nnue_trainer.parallel.watch import Watch
 
@@ -291,7 +291,9 @@ def joined() -> Iterator[Ranks]:
         ranks.any(False)
     except BaseException as error:
         own = isinstance(error, UserError)
-        watch.fail(str(error) if own else f"{type(error).__name__}: {error}"[:500])
+        interrupted = isinstance(error, KeyboardInterrupt)
+        text = str(error) if own else "interrupted" if interrupted else f"{type(error).__name__}: {error}"[:500]
+        watch.fail(text, status.of_error(error))
         ranks.release()
         raise
     else:

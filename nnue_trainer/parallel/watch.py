@@ -4,9 +4,9 @@ Without the watch a lost rank would be noticed late or never, because the others
 which Python runs no signal handler. So a thread of each process waits for its connections to break. Then one rank
 prints one line (rank 0, or rank 1 if rank 0 is lost), and all other processes end silently.
 
-The messages between the ranks are lines: `done` (this rank ends normally, so its connection may close), `error TEXT`
-(this rank ends with an error), `stop` (from rank 0: end now, the reason has been printed), `here KEY` and `go KEY` (for
-`meet`).
+The messages between the ranks are lines: `done` (this rank ends normally, so its connection may close), `error STATUS
+TEXT` (this rank ends with an error and this exit status), `stop` (from rank 0: end now, the reason has been printed),
+`here KEY` and `go KEY` (for `meet`).
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from nnue_trainer.base import status
 from nnue_trainer.errors import UserError, shown
 
 _HELLO = struct.Struct("!QI")  # token, rank
@@ -103,14 +104,15 @@ class Watch:
         for rank in self._sockets:
             self._send(rank, "done")
 
-    def fail(self, text: str) -> None:
-        """Ends the run with the error `text`. Rank 0 ends the other processes and returns, so that its caller prints
-        the error. Any other rank sends the error to rank 0, which prints it, and does not return."""
+    def fail(self, text: str, exit_status: int = status.FAILED) -> None:
+        """Ends the run with the error `text`, which has this exit status. Rank 0 ends the other processes and returns,
+        so that its caller prints the error. Any other rank sends the error to rank 0, which prints it, and does not
+        return."""
         self._ending.set()
         if self.rank == 0:
             self._stop_others()
             return
-        self._send(0, f"error {text}")
+        self._send(0, f"error {exit_status} {text}")
         # Meanwhile the thread ends this process, on a message of rank 0, or when rank 0 is lost.
         time.sleep(_SECONDS_TO_SAVE + _SECONDS_TO_BE_STOPPED)
         self._end(f"rank {self.rank}: {text}")
@@ -182,7 +184,8 @@ class Watch:
             if same or (self._speaking.is_set() and self._ending.wait(_SECONDS_TO_SAVE)):
                 self._send(rank, "stop")
             else:
-                self._end(f"rank {rank}: {rest}")
+                exit_status, _, text = rest.partition(" ")
+                self._end(f"rank {rank}: {text}", int(exit_status))
 
     def _lost(self, rank: int) -> None:
         if self._ending.is_set() and self.rank == 0:
@@ -190,9 +193,12 @@ class Watch:
         speaks = self.rank == (1 if rank == 0 else 0)
         self._end(f"rank {rank} of {self.size} has ended, which ends the training" if speaks else None)
 
-    def _end(self, text: str | None) -> None:
-        """Prints `text`, unless it is None, and ends the process immediately, whatever its other threads wait for."""
+    def _end(self, text: str | None, exit_status: int | None = None) -> None:
+        """Prints `text`, unless it is None, and ends the process immediately, whatever its other threads wait for.
+        `exit_status`: the one of the run; None: a process was lost, and the run has none."""
         self._killing.set()
+        if self.rank == 0 and exit_status is not None:
+            status.write(exit_status)
         if text is not None:
             if self.rank == 0:
                 self._stop_others()

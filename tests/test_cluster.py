@@ -1,0 +1,157 @@
+"""The scripts of the page "On a cluster", with stand-ins for SLURM's commands (tests/cluster)."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from small_runs import last, split_sample, written
+
+# A stand-in for Python: notes its arguments, and ends with the status for this start of the job. "wait" waits for USR1.
+PYTHON = """#!/bin/bash
+echo "$*" >>"$FAKE_SLURM/commands"
+statuses=($STATUSES)
+status=${statuses[$SLURM_RESTART_COUNT]}
+case $status in
+wait)
+    trap 'echo saved >>"$FAKE_SLURM/commands"; echo 75 >"$NNUE_STATUS_FILE"; exit 75' USR1
+    while true; do sleep 0.05; done
+    ;;
+none) kill -KILL $$ ;;
+*)
+    echo "$status" >"$NNUE_STATUS_FILE"
+    exit $((status > 0)) # as torchrun does
+    ;;
+esac
+"""
+
+Submit = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def fake(tmp_path: Path) -> Path:
+    folder = tmp_path / "slurm"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def submit(project_root: Path, tmp_path: Path, fake: Path) -> Submit:
+    """`submit("one_node.sh", "recipe.yaml", statuses="75 0")`; without statuses, Python is the real one."""
+
+    def start(*words: object, statuses: str = "") -> subprocess.Popen[str]:
+        path = f"{project_root / 'tests' / 'cluster'}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+        if statuses:
+            (tmp_path / "bin").mkdir()
+            (tmp_path / "bin" / "python").write_text(PYTHON)
+            (tmp_path / "bin" / "python").chmod(0o755)
+            path = f"{tmp_path / 'bin'}:{path}"
+        scripts = project_root / "examples" / "cluster"
+        environment = os.environ | {
+            "PATH": path, "FAKE_SLURM": str(fake), "NNUE_CLUSTER": str(scripts), "MAX_REQUEUES": "3",
+            "STATUSES": statuses, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(project_root),
+        }  # fmt: skip
+        options = [word for word in words if str(word).startswith("--array")]
+        script, *arguments = [str(word) for word in words if word not in options]
+        return subprocess.Popen(
+            ["sbatch", *map(str, options), scripts / script, *arguments],
+            cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+
+    return start
+
+
+def ended(job: subprocess.Popen[str]) -> str:
+    said, _ = job.communicate(timeout=120)  # a guard against hanging, no measurement
+    return said
+
+
+@pytest.mark.parametrize(
+    ("statuses", "starts", "status"),
+    [("0", 1, 0), ("75 76 none 0", 4, 0), ("75 1", 2, 1), ("none none none none none", 4, 1), ("3", 1, 3)],
+)
+def test_a_job_is_queued_again_until_it_is_finished(
+    submit: Submit, fake: Path, statuses: str, starts: int, status: int
+) -> None:
+    job = submit("one_node.sh", "mine.yaml", "runs/mine", "training.epochs=3", statuses=statuses)
+    said = ended(job)
+    assert job.returncode == status, said
+    commands = (fake / "commands").read_text().splitlines()
+    line = "-m nnue_trainer train mine.yaml --run-dir runs/mine --resume auto training.epochs=3"
+    assert commands == [line] * starts, said
+    assert len((fake / "starts").read_text().splitlines()) == starts
+
+
+@pytest.mark.parametrize("script", ["one_node.sh", "several_nodes.sh"])
+def test_the_signal_before_the_end_reaches_every_node(submit: Submit, fake: Path, script: str) -> None:
+    nodes = 2 if script == "several_nodes.sh" else 1
+    job = submit(script, "mine.yaml", "runs/mine", statuses="wait 0")
+    while not (fake / "tasks").exists() or (fake / "commands").read_text().count("train") < nodes:
+        time.sleep(0.05)
+        assert job.poll() is None, ended(job)
+    time.sleep(0.2)  # for the trap of the last one
+    os.kill(int((fake / "batch").read_text()), signal.SIGUSR1)
+    said = ended(job)
+    assert job.returncode == 0, said
+    commands = (fake / "commands").read_text().splitlines()
+    assert commands.count("saved") == nodes
+    assert len([command for command in commands if " train mine.yaml " in command]) == 2 * nodes
+    if nodes == 2:
+        assert all("--nnodes 2" in command for command in commands if command != "saved")
+
+
+def test_arrays(submit: Submit, fake: Path) -> None:
+    said = ended(submit("seeds.sh", "--array=1-2", "mine.yaml", "runs/mine", statuses="75 0"))
+    seeds = [line.split()[5:] for line in (fake / "commands").read_text().splitlines()]
+    assert seeds == [
+        [f"runs/mine/seed-{seed}", "--resume", "auto", f"training.seed={seed}"] for seed in (1, 1, 2, 2)
+    ], said
+
+
+def test_parts_of_an_array(submit: Submit, fake: Path) -> None:
+    ended(submit("rescore.sh", "--array=1-3", "stockfish", "in.binpack", "out/a.binpack", "--depth", statuses="0"))
+    assert (fake / "commands").read_text().splitlines() == [
+        f"-m nnue_trainer data rescore in.binpack out/a-{n}.binpack --engine stockfish --part {n}/3 --depth"
+        for n in (1, 2, 3)
+    ]
+
+
+def test_copies_on_local_disks(project_root: Path, fake: Path, tmp_path: Path) -> None:
+    (tmp_path / "a b.binpack").write_bytes(b"12345")
+    script = f"source {project_root}/examples/cluster/scratch.sh; stage_in '{tmp_path}/s c' '{tmp_path}/a b.binpack'"
+    environment = os.environ | {
+        "PATH": f"{project_root / 'tests' / 'cluster'}:{os.environ['PATH']}", "FAKE_SLURM": str(fake),
+    }  # fmt: skip
+    copy = tmp_path / "s c" / "a b.binpack"
+    for _ in range(2):
+        subprocess.run(["bash", "-c", script], check=True, env=environment)
+        assert copy.read_bytes() == b"12345"
+        copy.write_bytes(b"123")  # as after a copy that was interrupted; the next one replaces it
+    assert [path.name for path in copy.parent.iterdir()] == ["a b.binpack"]
+
+
+@pytest.mark.slow
+def test_a_training_over_several_jobs(project_root: Path, submit: Submit, fake: Path, tmp_path: Path) -> None:
+    """Each has time for two steps, and the last one finishes the run."""
+    data = split_sample(project_root, tmp_path, 4_000, 500)
+    recipe = written(tmp_path / "mine.yaml", data, training={"epochs": 1, "positions_per_epoch": 500})
+    job = submit("one_node.sh", recipe, tmp_path / "run", "training.max_time=1e-9")
+    said = ended(job)
+    assert job.returncode == 0, said
+    assert last(tmp_path / "run").state["step"] == 2
+    assert len((fake / "starts").read_text().splitlines()) == 2, said
+
+
+@pytest.mark.slow
+def test_killed_nodes(project_root: Path) -> None:
+    """Two agents of torchrun with two processes each, killed three times; 40 times by hand."""
+    command = [sys.executable, "tools/kill_nodes.py", "--kills", "3", "--steps", "200", "--seed", "5"]
+    done = subprocess.run(command, cwd=project_root, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.endswith(": equal\n")
