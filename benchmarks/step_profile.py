@@ -38,8 +38,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from nnue_trainer import nets
 from nnue_trainer.config import Recipe
+from nnue_trainer.training.assembly import assemble, training_batches
 from nnue_trainer.training.device import choose_device, set_up_torch
-from nnue_trainer.training.recipe_data import training_batches
 from nnue_trainer.training.step import FusedStep
 from nnue_trainer.training.trainer import Trainer
 from optimizer import copy_rate
@@ -60,12 +60,12 @@ class Phases:
 
     def __init__(self, trainer: Trainer) -> None:
         self.now = "rest"
-        recipe: Any = trainer.recipe
+        recipe: Any = trainer.run.recipe
         terms, step = recipe.loss.terms, trainer.optimizer.step
-        loss = trainer.step_loss
+        loss, current = trainer.validator.evaluation, trainer.current_step.step
         loss.forward = self._marked("forward", loss.forward)
-        if isinstance(trainer._step, FusedStep):
-            first, stacks = trainer._step._first, trainer._step._stacks
+        if isinstance(current, FusedStep):
+            first, stacks = current._first, current._stacks
             first.forward = self._marked("forward", first.forward)  # type: ignore[method-assign]
             stacks.loss = self._marked("loss", stacks.loss)  # type: ignore[method-assign]
             stacks.backward = self._marked("backward", stacks.backward)  # type: ignore[method-assign]
@@ -239,9 +239,9 @@ def step_times(trainer: Trainer, device: torch.device, steps: int) -> dict[str, 
 
 def look(recipe: Recipe, data: Any, device: torch.device, warmup: int, steps: int) -> dict[str, Any]:
     """Makes all measurements, with one trainer: steps without the profiler, then with it, then with `Counter`."""
-    set_up_torch(recipe, device)
+    set_up_torch(recipe.training, device)
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as ending:
-        trainer = Trainer(recipe, nets.build(recipe.model).to(device), data, None, Path(folder))
+        trainer = assemble(recipe, nets.build(recipe.model).to(device), data, None, Path(folder))
         for _ in range(warmup):
             trainer.advance()
         plain = step_times(trainer, device, steps)

@@ -24,9 +24,8 @@ from torch.profiler import ProfilerActivity, profile
 
 from nnue_trainer import nets
 from nnue_trainer.parallel.ranks import Ranks, joined
-from nnue_trainer.training.assembly import divide
+from nnue_trainer.training.assembly import assemble, divide, training_batches
 from nnue_trainer.training.device import choose_device, set_up_torch
-from nnue_trainer.training.recipe_data import training_batches
 from nnue_trainer.training.trainer import Trainer
 from report import RESULTS, ROOT, environment, load_recipe, precision_suffix, recipe_data, wait_as_training_does, write
 
@@ -136,13 +135,13 @@ def look(options: argparse.Namespace, ranks: Ranks) -> None:
     device = choose_device(recipe.training.device, ranks)
     if device.type != "cuda":
         raise SystemExit(f"found device {device}, expected a CUDA device: step_profile.py also measures CPUs")
-    set_up_torch(recipe, device)
+    set_up_torch(recipe.training, device)
     machine = environment(device)
     with tempfile.TemporaryDirectory() as folder:
         model = nets.build(recipe.model)
         sharding, words = divide(recipe, model, ranks, device)
         source = training_batches(recipe, model, device, ranks)
-        kernels = kernels_of(Trainer(recipe, model.to(device), source, None, Path(folder), sharding=sharding))
+        kernels = kernels_of(assemble(recipe, model.to(device), source, None, Path(folder), sharding=sharding))
     if not ranks.writes:
         return
     step, sums = one_step(kernels), per_step(kernels)

@@ -21,9 +21,11 @@ import argparse
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -32,14 +34,11 @@ from nnue_trainer.config import Recipe
 from nnue_trainer.data import Batch
 from nnue_trainer.modules import stacked_linear
 from nnue_trainer.nets.base import NnueModel
-from nnue_trainer.optim import Optimizer
 from nnue_trainer.parallel.ranks import Ranks
-from nnue_trainer.training.assembly import divide
+from nnue_trainer.training.assembly import assemble, core, divide, training_batches
 from nnue_trainer.training.batches import BatchSource, DeviceBatches
 from nnue_trainer.training.device import choose_device, set_up_torch
 from nnue_trainer.training.metrics import peak_memory
-from nnue_trainer.training.recipe_data import training_batches
-from nnue_trainer.training.trainer import Trainer
 from report import RESULTS, ROOT, environment, load_recipe, precision_suffix, recipe_data, wait_as_training_does, write
 
 PRELOADED = 8  # batches on the device: more than the caches hold
@@ -92,11 +91,11 @@ def measure(
     fill them, and at least `steps`. If several `ranks` train together, all of them must call this together, and CPU
     time is that of one. `model`: what is trained, if it has been built already; its weights change."""
     ranks = ranks or Ranks()
-    set_up_torch(recipe, device)
+    set_up_torch(recipe.training, device)
     model = nets.build(recipe.model) if model is None else model
     sharding, words = divide(recipe, model, ranks, device)
     with tempfile.TemporaryDirectory() as folder:
-        trainer = Trainer(recipe, model.to(device), source, None, Path(folder), sharding=sharding)
+        trainer = assemble(recipe, model.to(device), source, None, Path(folder), sharding=sharding)
 
         def advance(count: int) -> float:
             """The seconds that `count` steps take on the slowest rank."""
@@ -136,7 +135,7 @@ def ratio(recipe: Recipe, batches: list[Batch], rounds: int) -> dict[str, dict[s
     round each of them trains once on all batches. The result is the least time of `rounds` rounds, after one that does
     not count."""
     device = torch.device("cpu")
-    set_up_torch(recipe, device)
+    set_up_torch(recipe.training, device)
     fused = stacked_linear.is_fused
     ways = {  # (compute only the own stack, update rows late)
         "without": (False, False),
@@ -147,9 +146,8 @@ def ratio(recipe: Recipe, batches: list[Batch], rounds: int) -> dict[str, dict[s
     with tempfile.TemporaryDirectory() as folder:
         for name, (_, late) in ways.items():
             model = nets.build(recipe.model)
-            trainers[name] = Trainer(recipe, model, Preloaded(batches), None, Path(folder))
-            if not late:
-                trainers[name].optimizer = Optimizer(model, recipe.optimizer)
+            with nullcontext() if late else patch.object(core, "why_not_late", lambda *_: "for comparison"):
+                trainers[name] = assemble(recipe, model, Preloaded(batches), None, Path(folder))
         cpu: dict[str, list[float]] = {name: [] for name in ways}
         wall: dict[str, list[float]] = {name: [] for name in ways}
         for _ in range(rounds + 1):

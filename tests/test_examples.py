@@ -16,7 +16,7 @@ from small_runs import written
 
 from nnue_trainer import Loader, config, export, losses, nets, optim
 from nnue_trainer.files import checkpoint
-from nnue_trainer.training import Trainer
+from nnue_trainer.training.trainer import Trainer
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import ast
 from pathlib import Path
 
 import nnue_trainer
+from nnue_trainer import config
 
 PACKAGE = Path(nnue_trainer.__file__).parent
 
@@ -131,3 +132,50 @@ def test_few_modules_stand_outside_of_a_room(project_root: Path) -> None:
     assert len(loose) <= 8, loose
     pages = (project_root / "docs" / "architecture.md").read_text(encoding="utf-8")
     assert not [room for room in FLOOR if f"`{room}" not in pages and f"`nnue_trainer/{room}" not in pages]
+
+
+# The only modules that read the sections of a `Recipe`, beside `nnue_trainer.config`, which parses it. Others get a
+# whole recipe to hand it on, or the class of a section that is theirs.
+READERS = ("nnue_trainer.config", "nnue_trainer.training.assembly")
+
+
+def sections_read(tree: ast.AST, fields: set[str]) -> list[str]:
+    """Where a module reads a section of a recipe: of what is annotated as one, or is called `recipe`."""
+    named = {"recipe", "chosen", "whole", "to_save"}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.arg | ast.AnnAssign) and node.annotation and "Recipe" in ast.unparse(node.annotation):
+            named.add(node.arg if isinstance(node, ast.arg) else ast.unparse(node.target).rpartition(".")[2])
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and node.attr in fields:
+            owner = node.value.func if isinstance(node.value, ast.Call) else node.value
+            if ast.unparse(owner).rpartition(".")[2] in named:
+                found.append(f"{node.lineno}: {ast.unparse(node)}")
+    return found
+
+
+def test_a_recipe_is_read_in_one_place() -> None:
+    fields = set(config.Recipe.__dataclass_fields__)
+    wrong = [
+        f"{name}:{line}"
+        for name, path in modules().items()
+        if not name.startswith(READERS)
+        for line in sections_read(ast.parse(path.read_text(encoding="utf-8")), fields)
+    ]
+    assert not wrong, "\n".join(sorted(wrong))
+
+
+def test_readers_of_a_recipe_are_found() -> None:
+    text = "def f(a: Recipe, run):\n    return a.data, run.recipe.training.seed, entrant.recipe().model, a.kind, b.data"
+    assert len(sections_read(ast.parse(text), {"data", "training", "model"})) == 3
+
+
+def test_only_the_assembly_and_the_parts_of_a_step_ask_the_table_of_kernels() -> None:
+    names = modules()
+    asks = {
+        name
+        for name, path in names.items()
+        if room(name) == "training"
+        and "nnue_trainer.ops.capabilities" in imported(ast.parse(path.read_text(encoding="utf-8")), names)
+    }
+    assert {name for name in asks if not name.startswith(READERS)} <= {"nnue_trainer.training.fused_parts"}

@@ -20,9 +20,8 @@ from typing import Any
 import torch
 
 from nnue_trainer import config, nets
-from nnue_trainer.data import RecordLoader
+from nnue_trainer.training.assembly import assemble, training_batches
 from nnue_trainer.training.device import set_up_torch
-from nnue_trainer.training.trainer import Trainer
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "nnue_trainer"
@@ -56,16 +55,11 @@ def count(preset: str, device: torch.device, overrides: list[str]) -> Calls:
         ROOT / "nnue_trainer" / "presets" / f"{preset}.yaml",
         [f"data.train=[{sample}]", *SAMPLE, "training.cuda_graph=false", *overrides],
     )
-    set_up_torch(recipe, device)
+    set_up_torch(recipe.training, device)
     model = nets.build(recipe.model).to(device)
-    features = model.feature_set if device.type == "cpu" else None
-    loader: Any = RecordLoader([sample], recipe.data.batch_size, seed=1, threads=1)
-    if features is not None:
-        from nnue_trainer.data import Loader
-
-        loader = Loader([sample], features, recipe.data.batch_size, seed=1, threads=1)
+    loader = training_batches(recipe, model, device)
     with tempfile.TemporaryDirectory() as folder:
-        trainer = Trainer(recipe, model, loader, None, Path(folder))
+        trainer = assemble(recipe, model, loader, None, Path(folder))
         for _ in range(STEPS):
             trainer.advance()
         calls = Calls()

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from nnue_trainer.callbacks import Callback
 from nnue_trainer.schema import section
-from nnue_trainer.training import Trainer
+from nnue_trainer.training import Run
 
 
 @section
@@ -16,9 +16,9 @@ class Table(Callback):
     file: str = "losses.csv"
     """name of the file"""
 
-    def validation(self, trainer: Trainer, loss: float, figures: Mapping[str, float]) -> None:
+    def validation(self, run: Run, loss: float, figures: Mapping[str, float]) -> None:
         rows: list[str] = self.memory.setdefault("rows", [])  # saved in checkpoints, for a resumed run
-        rows.append(f"{trainer.epoch},{trainer.step * trainer.recipe.data.batch_size},{loss}")
-        path = trainer.folder.path / self.file
-        trainer.folder.will_write(path)
+        rows.append(f"{run.epoch},{run.positions},{loss}")
+        path = run.folder.path / self.file
+        run.folder.will_write(path)
         path.write_text("\n".join(["epoch,positions,loss", *rows]) + "\n")

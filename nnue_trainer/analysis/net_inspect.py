@@ -29,6 +29,7 @@ from nnue_trainer.analysis.agreement import (
 )
 from nnue_trainer.analysis.planes import WeightMap, is_piece_square, weight_map
 from nnue_trainer.base.arrays import Floats
+from nnue_trainer.config.outline import outline
 from nnue_trainer.data.features import feature_set
 from nnue_trainer.errors import UserError
 from nnue_trainer.export import QuantizedNet, checkpoint_from_net, net_from_checkpoint, read_net
@@ -39,7 +40,7 @@ from nnue_trainer.modules import PerspectiveTransformer
 from nnue_trainer.nets.activity import ActivityMeter, FirstLayerActivity, LayerInputs, LayerMeter
 from nnue_trainer.nets.base import Net, NetTensor, NnueModel
 from nnue_trainer.stats.matrix import norms, transpose
-from nnue_trainer.training.recipe_data import neuron_sample
+from nnue_trainer.training.assembly import neuron_sample
 
 BINS = 61
 _CHUNK = 1 << 22  # elements at a time
@@ -180,7 +181,7 @@ def _validated_on(opened: _Opened, note: Callable[[str], None]) -> Positions:
         try:
             recipe = config.parse(saved, (), opened.where)
             records = neuron_sample(recipe)
-            names = ", ".join(Path(file).name for file in recipe.data.validation)
+            names = ", ".join(Path(file).name for file in outline(recipe).validation)
             if len(records):
                 return Positions(records, f"{len(records):,} validation positions of {names}")
         except UserError as error:

@@ -18,7 +18,7 @@ from nnue_trainer.base.arrays import Floats
 from nnue_trainer.errors import UserError
 from nnue_trainer.files import checkpoint as checkpoints
 from nnue_trainer.files.checkpoint import Checkpoint
-from nnue_trainer.training.run import checkpoint_of
+from nnue_trainer.training.checkpoint_paths import checkpoint_of
 
 _LONGEST_LINE = 1 << 20
 _OWN_KEYS = ("event", "step", "time")

@@ -10,7 +10,8 @@ from nnue_trainer.registry import Registry
 from nnue_trainer.schema import section
 
 if TYPE_CHECKING:
-    from nnue_trainer.training.trainer import Summary, Trainer
+    from nnue_trainer.training.run_view import Run
+    from nnue_trainer.training.trainer import Summary
 
 
 @section
@@ -19,9 +20,8 @@ class Callback:
     needs. They are called between steps, in the process that writes; training waits for them. A UserError that one
     raises ends the run after a checkpoint.
 
-    `trainer` is the public object of the run (docs/extending.md): its fields can be read, `trainer.stop(reason)` ends
-    the run with a checkpoint, `trainer.record(event, values)` adds a line to metrics.jsonl, `trainer.say(text)` prints
-    one.
+    They get a `nnue_trainer.training.Run` (docs/extending.md): its fields can be read, `run.stop(reason)` ends the run
+    with a checkpoint, `run.record(event, values)` adds a line to metrics.jsonl, `run.say(text)` prints one.
     """
 
     kind: ClassVar[str]
@@ -32,26 +32,26 @@ class Callback:
         memory: dict[str, Any] = self.__dict__.setdefault("_memory", {})
         return memory
 
-    def start(self, trainer: Trainer) -> None:
+    def start(self, run: Run) -> None:
         """Before the first step, also of a resumed run."""
 
-    def step(self, trainer: Trainer) -> None:
-        """After a step was started; `trainer.step` counts it. Reading a tensor of the device makes the host wait."""
+    def step(self, run: Run) -> None:
+        """After a step was started; `run.step` counts it. Reading a tensor of the device makes the host wait."""
 
-    def epoch(self, trainer: Trainer, epoch: int) -> None:
+    def epoch(self, run: Run, epoch: int) -> None:
         """After the end of an epoch, from 1, its validation and its checkpoint."""
 
-    def validation(self, trainer: Trainer, loss: float, figures: Mapping[str, float]) -> None:
+    def validation(self, run: Run, loss: float, figures: Mapping[str, float]) -> None:
         """After a validation."""
 
-    def save(self, trainer: Trainer, checkpoint: Path, epoch: int | None) -> None:
+    def save(self, run: Run, checkpoint: Path, epoch: int | None) -> None:
         """After a checkpoint is on disk, that of an epoch or (None) of a step in between. Defining this method makes
         training wait until it is written."""
 
-    def metrics(self, trainer: Trainer, event: str, values: Mapping[str, float | int | None]) -> None:
+    def metrics(self, run: Run, event: str, values: Mapping[str, float | int | None]) -> None:
         """After a record of metrics: `event` is "train", "validation" or what a callback recorded."""
 
-    def end(self, trainer: Trainer, summary: Summary) -> None:
+    def end(self, run: Run, summary: Summary) -> None:
         """After the last checkpoint of a run that ended without an error."""
 
 

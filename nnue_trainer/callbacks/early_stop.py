@@ -11,7 +11,7 @@ from nnue_trainer.callbacks.base import CALLBACKS, Callback
 from nnue_trainer.schema import section
 
 if TYPE_CHECKING:
-    from nnue_trainer.training.trainer import Trainer
+    from nnue_trainer.training.run_view import Run
 
 
 @CALLBACKS.register("early_stop")
@@ -24,12 +24,12 @@ class EarlyStop(Callback):
     min_delta: float = Field(default=0.0, ge=0, le=1)
     """a loss is better if it is lower than the best one by more than this"""
 
-    def validation(self, trainer: Trainer, loss: float, figures: Mapping[str, float]) -> None:
+    def validation(self, run: Run, loss: float, figures: Mapping[str, float]) -> None:
         best = self.memory.get("best")
         # A resumed run may compute another loss, which cannot be compared with the old best one.
-        if best is None or self.memory.get("figure") != trainer.figure or loss < best - self.min_delta:
-            self.memory.update(best=loss, waited=0, figure=trainer.figure)
+        if best is None or self.memory.get("figure") != run.figure or loss < best - self.min_delta:
+            self.memory.update(best=loss, waited=0, figure=run.figure)
             return
         self.memory["waited"] += 1
         if self.memory["waited"] >= self.patience:
-            trainer.stop(f"no validation loss below {best:.6f} in {self.memory['waited']} validations")
+            run.stop(f"no validation loss below {best:.6f} in {self.memory['waited']} validations")

@@ -19,7 +19,8 @@ from nnue_trainer.programs import RUNS
 from nnue_trainer.schema import section
 
 if TYPE_CHECKING:
-    from nnue_trainer.training.trainer import Summary, Trainer
+    from nnue_trainer.training.run_view import Run
+    from nnue_trainer.training.trainer import Summary
 
 
 @CALLBACKS.register("match")
@@ -59,65 +60,65 @@ class Match(Callback):
             raise ValueError(f"found {sprt}, expected two numbers, the lower one first")
         return sprt
 
-    def start(self, trainer: Trainer) -> None:
+    def start(self, run: Run) -> None:
         from nnue_trainer.match.players import check_engine
 
         for path in (self.against, self.openings):
             if path is not None and not Path(path).is_file():
                 raise UserError(f"training.callbacks: {path}: no such file")
-        if self.every % trainer.recipe.training.checkpoint_every:
+        if self.every % run.checkpoint_every:
             raise UserError(
                 f"training.callbacks: match: every: found {self.every}, expected a multiple of "
-                f"training.checkpoint_every, {trainer.recipe.training.checkpoint_every}"
+                f"training.checkpoint_every, {run.checkpoint_every}"
             )
         try:
-            recipe = schema.to_data(trainer.recipe)
-            check_engine(trainer.model.architecture, recipe, self.engine, self._options, self.net_option)
+            recipe = schema.to_data(run.recipe)
+            check_engine(run.model.architecture, recipe, self.engine, self._options, self.net_option)
         except UserError as error:
             raise UserError(f"training.callbacks: match: {error}") from None
-        self._catch_up(trainer)
+        self._catch_up(run)
 
-    def _catch_up(self, trainer: Trainer) -> None:
+    def _catch_up(self, run: Run) -> None:
         """In a resumed run: notes that the match was played, or plays it if the run was killed before its end. The
         checkpoint is older than the match, since it has the net that plays."""
-        if trainer.step == trainer.stage.first_step:
+        if run.step == run.first_step:
             return
-        if trainer.was_recorded("match"):
-            self.memory["step"] = trainer.step
-        elif self.every and trainer.at_epoch_end and trainer.epoch % self.every == 0:
-            checkpoint = trainer.folder.epoch(trainer.epoch)
+        if run.was_recorded("match"):
+            self.memory["step"] = run.step
+        elif self.every and run.at_epoch_end and run.epoch % self.every == 0:
+            checkpoint = run.folder.epoch(run.epoch)
             if checkpoint.exists():
-                self._play(trainer, checkpoint)
+                self._play(run, checkpoint)
 
     @property
     def _options(self) -> dict[str, str]:
         return {"Hash": "16", **self.options}
 
-    def save(self, trainer: Trainer, checkpoint: Path, epoch: int | None) -> None:
+    def save(self, run: Run, checkpoint: Path, epoch: int | None) -> None:
         if self.every and epoch is not None and epoch % self.every == 0:
-            self._play(trainer, checkpoint)
+            self._play(run, checkpoint)
 
-    def end(self, trainer: Trainer, summary: Summary) -> None:
-        if not summary.interrupted and self.memory.get("step") != trainer.step:
-            self._play(trainer, trainer.folder.last)
+    def end(self, run: Run, summary: Summary) -> None:
+        if not summary.interrupted and self.memory.get("step") != run.step:
+            self._play(run, run.folder.last)
 
-    def _play(self, trainer: Trainer, checkpoint: Path) -> None:
+    def _play(self, run: Run, checkpoint: Path) -> None:
         from nnue_trainer.match.players import net_of
 
-        folder = trainer.folder.path / "matches"
-        name = f"step-{trainer.step:09d}"
+        folder = run.folder.path / "matches"
+        name = f"step-{run.step:09d}"
         data, suffix = net_of(checkpoint, as_nnue=self.engine is None)
         net = folder / f"{name}{suffix}"
-        trainer.folder.will_write(net)
+        run.folder.will_write(net)
         with replacing(net) as output:
             output.write_bytes(data)
-        last = self._last_passed(trainer, folder)
+        last = self._last_passed(run, folder)
         values: dict[str, Any] = {"elo": 0.0, "elo_error": 0.0, "passed": 1}
         if last is None:
-            self._passed(trainer, folder, net.name, 0.0)
+            self._passed(run, folder, net.name, 0.0)
         else:
             opponent, base = last
-            difference, error, passed, games = self._match(trainer, net, opponent, folder / name)
+            difference, error, passed, games = self._match(run, net, opponent, folder / name)
             values = {
                 "elo": base + difference,
                 "elo_error": error,
@@ -126,15 +127,15 @@ class Match(Callback):
                 "games": games,
             }
             if passed:
-                self._passed(trainer, folder, net.name, base + difference)
-            trainer.say(
-                f"match at step {trainer.step:,}: Elo {difference:+.1f} ± {error:.1f} against "
+                self._passed(run, folder, net.name, base + difference)
+            run.say(
+                f"match at step {run.step:,}: Elo {difference:+.1f} ± {error:.1f} against "
                 f"{shown(opponent.name)} in {games:,} games, {'passed' if passed else 'not passed'}"
             )
-        self.memory["step"] = trainer.step
-        trainer.record("match", {"epoch": trainer.epoch, **values})
+        self.memory["step"] = run.step
+        run.record("match", {"epoch": run.epoch, **values})
 
-    def _match(self, trainer: Trainer, net: Path, opponent: Path, folder: Path) -> tuple[float, float, bool, int]:
+    def _match(self, run: Run, net: Path, opponent: Path, folder: Path) -> tuple[float, float, bool, int]:
         """Elo, its error, whether the net passed, and games."""
 
         from nnue_trainer.match.openings import OpeningOptions
@@ -147,11 +148,11 @@ class Match(Callback):
         options = MatchOptions(
             Limit(nodes=self.nodes),
             self.pairs,
-            OpeningOptions(self.openings, seed=trainer.recipe.training.seed),
+            OpeningOptions(self.openings, seed=run.seed),
             sprt=test,
             concurrency=self.concurrency or 4 * usable_cpus(),
         )
-        trainer.folder.will_write(*files_of(folder), folder / JOURNAL)
+        run.folder.will_write(*files_of(folder), folder / JOURNAL)
         with tempfile.TemporaryDirectory(prefix="nnue-match-") as nets:
             players, identity = players_of(
                 [str(net), str(opponent)],
@@ -162,7 +163,7 @@ class Match(Callback):
                 only_nets=True,
             )
             # A match at this step before the run was resumed may have had another net.
-            result = play_match(players, options, folder, identity=identity, replace_other=True, note=trainer.say)
+            result = play_match(players, options, folder, identity=identity, replace_other=True, note=run.say)
         found = result.pairings[0].statistics
         assert found is not None
         # A match that one side wins in all games has no finite Elo: half a point is taken from the winner.
@@ -181,21 +182,21 @@ class Match(Callback):
         error = found.elo_error if found.elo_error < 1e9 else 0.0
         return difference, error, passed, games
 
-    def _last_passed(self, trainer: Trainer, folder: Path) -> tuple[Path, float] | None:
+    def _last_passed(self, run: Run, folder: Path) -> tuple[Path, float] | None:
         """The net that passed last, and its Elo. The list is a file, since it continues from stage to stage; what a
         resumed run will play again does not count."""
         for entry in reversed(_passed_nets(folder)):
             path = folder / entry["net"]
-            if entry["step"] < trainer.step and path.is_file():
+            if entry["step"] < run.step and path.is_file():
                 return path, float(entry["elo"])
         return (Path(self.against), 0.0) if self.against else None
 
-    def _passed(self, trainer: Trainer, folder: Path, net: str, elo: float) -> None:
+    def _passed(self, run: Run, folder: Path, net: str, elo: float) -> None:
         path = folder / "passed.json"
-        before = [entry for entry in _passed_nets(folder) if entry["step"] < trainer.step]
-        trainer.folder.will_write(path)
+        before = [entry for entry in _passed_nets(folder) if entry["step"] < run.step]
+        run.folder.will_write(path)
         with replacing(path) as output:
-            entries = [*before, {"step": trainer.step, "net": net, "elo": elo}]
+            entries = [*before, {"step": run.step, "net": net, "elo": elo}]
             output.write_text(json.dumps(entries, indent=1) + "\n")
 
 

@@ -17,7 +17,8 @@ from nnue_trainer.programs import RUNS
 from nnue_trainer.schema import section
 
 if TYPE_CHECKING:
-    from nnue_trainer.training.trainer import Summary, Trainer
+    from nnue_trainer.training.run_view import Run
+    from nnue_trainer.training.trainer import Summary
 
 _NAMES = ("run_dir", "checkpoint", "step", "epoch", "loss")
 
@@ -49,38 +50,38 @@ class RunCommand(Callback):
                 raise ValueError(f"found {{{name}}}, expected {', '.join(f'{{{known}}}' for known in _NAMES)}")
         return command
 
-    def start(self, trainer: Trainer) -> None:
-        if self.at in ("save", "epoch") and trainer.step > trainer.stage.first_step:
+    def start(self, run: Run) -> None:
+        if self.at in ("save", "epoch") and run.step > run.first_step:
             # The checkpoint that the run is resumed from was written before it was counted here.
-            ends = self.at == "save" or trainer.stage.ends_epoch(trainer.step)
+            ends = self.at == "save" or run.ends_epoch
             self.memory["count"] = self.memory.get("count", 0) + ends
-        self._at("start", trainer, trainer.folder.last, None)
+        self._at("start", run, run.folder.last, None)
 
-    def epoch(self, trainer: Trainer, epoch: int) -> None:
-        self._at("epoch", trainer, trainer.folder.last, epoch)
+    def epoch(self, run: Run, epoch: int) -> None:
+        self._at("epoch", run, run.folder.last, epoch)
 
-    def validation(self, trainer: Trainer, loss: float, figures: Mapping[str, float]) -> None:
-        self._at("validation", trainer, trainer.folder.last, None)
+    def validation(self, run: Run, loss: float, figures: Mapping[str, float]) -> None:
+        self._at("validation", run, run.folder.last, None)
 
-    def save(self, trainer: Trainer, checkpoint: Path, epoch: int | None) -> None:
-        self._at("save", trainer, checkpoint, epoch)
+    def save(self, run: Run, checkpoint: Path, epoch: int | None) -> None:
+        self._at("save", run, checkpoint, epoch)
 
-    def end(self, trainer: Trainer, summary: Summary) -> None:
-        self._at("end", trainer, trainer.folder.last, None)
+    def end(self, run: Run, summary: Summary) -> None:
+        self._at("end", run, run.folder.last, None)
 
-    def _at(self, moment: str, trainer: Trainer, checkpoint: Path, epoch: int | None) -> None:
+    def _at(self, moment: str, run: Run, checkpoint: Path, epoch: int | None) -> None:
         if moment != self.at:
             return
         count = self.memory["count"] = self.memory.get("count", 0) + 1
         if count % self.every:
             return
-        epoch = trainer.epoch if epoch is None else epoch
+        epoch = run.epoch if epoch is None else epoch
         values: dict[str, Any] = {
-            "run_dir": trainer.folder.path,
+            "run_dir": run.folder.path,
             "checkpoint": checkpoint,
-            "step": trainer.step,
+            "step": run.step,
             "epoch": epoch,
-            "loss": "" if trainer.validation_loss is None else trainer.validation_loss,
+            "loss": "" if run.validation_loss is None else run.validation_loss,
         }
         words = [word.format(**values) for word in shlex.split(self.command)]
         try:
@@ -94,4 +95,4 @@ class RunCommand(Callback):
             message = f"training.callbacks: {quoted(' '.join(words))}: {failed}"
             if self.must_succeed:
                 raise UserError(message)
-            trainer.say(message)
+            run.say(message)

@@ -13,7 +13,8 @@ from nnue_trainer.errors import UserError, first_line
 from nnue_trainer.schema import section
 
 if TYPE_CHECKING:
-    from nnue_trainer.training.trainer import Summary, Trainer
+    from nnue_trainer.training.run_view import Run
+    from nnue_trainer.training.trainer import Summary
 
 
 @CALLBACKS.register("wandb")
@@ -31,35 +32,35 @@ class WeightsAndBiases(Callback):
     """null: that of WANDB_MODE, or else online; offline: keep the records in the run folder, to be sent by
     `wandb sync`"""
 
-    def start(self, trainer: Trainer) -> None:
+    def start(self, run: Run) -> None:
         extras.require("wandb", "training.callbacks: wandb")
         import wandb
 
         try:
-            run = wandb.init(
+            session = wandb.init(
                 project=self.project or os.environ.get("WANDB_PROJECT") or "nnue",
                 entity=self.entity,
-                name=self.name or trainer.folder.path.resolve().name,
+                name=self.name or run.folder.path.resolve().name,
                 id=self.memory.get("id"),
                 resume="allow",
-                dir=str(trainer.folder.path),
+                dir=str(run.folder.path),
                 mode=self.mode,
-                config=schema.to_data(trainer.recipe),
+                config=schema.to_data(run.recipe),
             )
         except Exception as error:
             raise UserError(f"training.callbacks: wandb: {first_line(error)}") from None
-        self.__dict__["_run"] = run
-        self.memory["id"] = run.id
-        run.define_metric("*", step_metric="step")  # the axis of all curves
+        self.__dict__["_run"] = session
+        self.memory["id"] = session.id
+        session.define_metric("*", step_metric="step")  # the axis of all curves
         # A resumed run writes the records after its checkpoint again; the server has the last step that it got.
-        self.__dict__["_sent"] = run.summary.get("step", -1)
+        self.__dict__["_sent"] = session.summary.get("step", -1)
 
-    def metrics(self, trainer: Trainer, event: str, values: Mapping[str, float | int | None]) -> None:
+    def metrics(self, run: Run, event: str, values: Mapping[str, float | int | None]) -> None:
         found = {f"{event}/{name}": value for name, value in values.items() if value is not None}
-        if trainer.step > self.__dict__["_sent"]:
-            self._of_this_process.log(found | {"step": trainer.step})
+        if run.step > self.__dict__["_sent"]:
+            self._of_this_process.log(found | {"step": run.step})
 
-    def end(self, trainer: Trainer, summary: Summary) -> None:
+    def end(self, run: Run, summary: Summary) -> None:
         self._of_this_process.finish()
 
     @property

@@ -181,6 +181,7 @@ def _pace(entrants: Sequence[Entrant], player: _Player, limit: Limit) -> float:
     """The expected seconds of a game on one CPU. UserError, before hours of training, for an engine that does not
     read the nets of a recipe."""
     from nnue_trainer import schema
+    from nnue_trainer.config.outline import outline
     from nnue_trainer.match.players import check_engine
 
     engine, options, net_option = player
@@ -189,7 +190,7 @@ def _pace(entrants: Sequence[Entrant], player: _Player, limit: Limit) -> float:
         recipe = entrant.recipe()
         try:
             data = schema.to_data(recipe)
-            seconds = check_engine(recipe.model.architecture, data, engine, options, net_option, search)
+            seconds = check_engine(outline(recipe).architecture, data, engine, options, net_option, search)
         except UserError as error:
             raise UserError(f"compare: {entrant.label}: {error}") from None
         slowest = max(slowest, seconds)

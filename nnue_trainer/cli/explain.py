@@ -51,7 +51,8 @@ def explain(
 ) -> None:
     """Print which kernels run each part of a recipe's training step, and why faster ones are not used."""
     from nnue_trainer import config as recipes
-    from nnue_trainer.training.explain import explain as parts_of
+    from nnue_trainer.config.outline import outline
+    from nnue_trainer.training.assembly import explain as parts_of
 
     plugins.load(plugin)
     path, overrides = recipe_path(arguments, None, preset, "explain")
@@ -61,7 +62,7 @@ def explain(
         raise UserError("explain: --device and --gpu exclude each other")
     changes = overrides if device is None else [*overrides, f"training.device={device}"]
     recipe = recipes.load(path, changes, trusted=False)
-    parts = parts_of(recipe, _here(recipe.training.device) if gpu is None else _elsewhere(gpu), ranks)
+    parts = parts_of(recipe, _here(outline(recipe).device) if gpu is None else _elsewhere(gpu), ranks)
     if as_json:
         print(json.dumps([part._asdict() for part in parts], indent=2))
         return

@@ -353,7 +353,7 @@ def _inputs(step: Step) -> str:
 
 def _remaining(last: Path) -> str:
     """The reason why a training that ended well is not complete; "" if it is."""
-    from nnue_trainer.training.stages import left
+    from nnue_trainer.training.assembly import left
 
     return left(last)
 

@@ -155,6 +155,7 @@ def _train(
     allow_commands: bool,
 ) -> Summary | None:
     from nnue_trainer import config as recipes
+    from nnue_trainer.config.outline import outline
     from nnue_trainer.training.run import train as run
     from nnue_trainer.training.terminal import say
 
@@ -184,7 +185,7 @@ def _train(
     for note in notes:
         say(note)
     gc.enable()
-    if chosen.seeds:
+    if outline(chosen).seeds:
         _train_seeds(chosen, folder, resume, overwrite, at_once)
         return None
     if with_report:
@@ -207,9 +208,11 @@ def _train(
 def _require_data(preset: str, recipe: Recipe) -> None:
     """A preset names files that an installed package does not have: UserError that gives the keys to set."""
     from nnue_trainer import presets
+    from nnue_trainer.config.outline import outline
     from nnue_trainer.files.inputs import data_files
 
-    for key, files in (("data.train", recipe.data.train), ("data.validation", recipe.data.validation)):
+    named = outline(recipe)
+    for key, files in (("data.train", named.train), ("data.validation", named.validation)):
         for file in data_files(files, key):
             if not Path(file).exists():
                 where = presets.where_samples_are() if file.startswith("samples/") else ""
@@ -336,6 +339,7 @@ def recipe_path(
 def report(summary: Summary, run_dir: Path, recipe: Recipe | None = None) -> list[str]:
     """Lines to print at the end of a run of the recipe: how it went, where everything is, what to do next."""
     from nnue_trainer.base.progress import duration, positions
+    from nnue_trainer.config.outline import outline
 
     def quote(path: Path) -> str:
         return shlex.quote(str(path))
@@ -363,8 +367,9 @@ def report(summary: Summary, run_dir: Path, recipe: Recipe | None = None) -> lis
     if summary.interrupted or summary.status:
         lines.append(f"continue with    nnue train --resume {quote(run_dir)}{plugins.resume_options()}")
     else:
-        out = run_dir / f"net{recipe.export.suffix if recipe else '.nnue'}"
-        sizes = " --any-l1" if recipe and recipe.model.unreadable is not None else ""  # which no Stockfish reads
+        facts = outline(recipe) if recipe else None
+        out = run_dir / f"net{facts.suffix if facts else '.nnue'}"
+        sizes = " --any-l1" if facts and facts.unreadable is not None else ""  # which no Stockfish reads
         lines.append(f"export with      nnue export {quote(net)} {quote(out)}{sizes}{plugins.options()}")
     return lines
 
@@ -373,7 +378,7 @@ def _resumed_recipe(resume: str, overrides: list[str], run_dir: Path | None) -> 
     """The recipe in a checkpoint, with overrides, and where to write: `run_dir`, or the run folder that the
     checkpoint lies in."""
     from nnue_trainer import config as recipes
-    from nnue_trainer.training.run import checkpoint_of, load_resumed, run_folder_of
+    from nnue_trainer.training.checkpoint_paths import checkpoint_of, load_resumed, run_folder_of
 
     path = checkpoint_of(Path(resume))
     saved = load_resumed(path, groups=())

@@ -15,6 +15,7 @@ from typing import Any, Literal
 from nnue_trainer import schema
 from nnue_trainer.base.status import PREEMPTED, Preempted
 from nnue_trainer.comparison.recipes import Entrant, positions
+from nnue_trainer.config.outline import outline
 from nnue_trainer.errors import UserError
 from nnue_trainer.files.atomic import replacing
 
@@ -96,25 +97,25 @@ def make_plan(
 
 def _for(entrant: Entrant, seconds: float, speed: float) -> Entrant:
     """The recipe with as many positions as it trains on in these seconds."""
-    recipe = entrant.recipe()
-    if recipe.stages:
+    found = outline(entrant.recipe())
+    if found.has_stages:
         raise UserError(f"compare: {entrant.label}: --equal time takes recipes without stages")
-    per_epoch = seconds * speed / recipe.training.epochs
-    batches = max(1, round(per_epoch / recipe.data.batch_size))
-    return entrant.with_overrides(f"training.positions_per_epoch={batches * recipe.data.batch_size}")
+    per_epoch = seconds * speed / found.epochs
+    batches = max(1, round(per_epoch / found.batch_size))
+    return entrant.with_overrides(f"training.positions_per_epoch={batches * found.batch_size}")
 
 
 def _speed(entrant: Entrant, say: Callable[[str], None]) -> float:
     """Positions per second in the steps of a short training, of which nothing is kept."""
     from nnue_trainer.training.run import train
 
-    recipe = entrant.recipe()
+    buffer = outline(entrant.recipe()).shuffle_buffer
     short = entrant.recipe(
         f"training.max_time={_REHEARSAL / 3600}",
         "training.callbacks=[]",
         "data.validation=[]",
         "data.implausible=ignore",
-        f"data.shuffle_buffer={min(recipe.data.shuffle_buffer, _REHEARSAL_BUFFER)}",
+        f"data.shuffle_buffer={min(buffer, _REHEARSAL_BUFFER)}",
         "logging.tensorboard=false",
         "logging.every_steps=5",
     )

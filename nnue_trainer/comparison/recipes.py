@@ -11,9 +11,10 @@ from typing import Any
 
 from nnue_trainer import config, presets, schema
 from nnue_trainer.config import Recipe
+from nnue_trainer.config.outline import outline
 from nnue_trainer.errors import UserError, quoted
-from nnue_trainer.training.run import differences
-from nnue_trainer.training.stages import stages_of
+from nnue_trainer.training.assembly import stages_of
+from nnue_trainer.training.resuming import differences
 
 _LONGEST_LABEL = 48
 _CLOSE = 0.01  # share by which the positions of two recipes may differ, since an epoch has whole batches
@@ -116,12 +117,13 @@ def check_comparable(entrants: Sequence[Entrant], *, same_positions: bool, any_n
     recipes = [entrant.recipe() for entrant in entrants]
     first = positions(recipes[0])
     for entrant, recipe in zip(entrants, recipes, strict=True):
-        if recipe.seeds:
+        facts = outline(recipe)
+        if facts.seeds:
             raise UserError(f"compare: {entrant.label}: the recipe has seeds; leave them out, and use --seeds")
-        if recipe.training.max_time:
+        if facts.max_hours:
             raise UserError(f"compare: {entrant.label}: training.max_time ends the run early; set it to 0")
-        if recipe.model.unreadable is not None and not any_net:
-            raise UserError(f"compare: {entrant.label}: model.{recipe.model.unreadable}")
+        if facts.unreadable is not None and not any_net:
+            raise UserError(f"compare: {entrant.label}: model.{facts.unreadable}")
         own = positions(recipe)
         if same_positions and abs(own - first) > _CLOSE * first:
             raise UserError(

@@ -514,12 +514,16 @@ class _Stream(Closing, Generic[T]):
     def state_dict(self) -> dict[str, Any]:
         """The place after the last batch taken, for each shard of this process (`merge_states` joins the states of
         several processes), and what the order depends on; plain JSON data."""
-        places = {
-            str(shard): dict(zip(_PLACE_KEYS, place, strict=False)) | ({_COUNTS: place[-1]} if place[-1] else {})
-            for shard, place in zip(self._shards, self._places, strict=True)
-        }
-        order = dict(self._fingerprint())
-        state = {"version": _STATE_VERSION, "places": places, "order": order, "contents": self.contents()}
+        places: dict[str, dict[str, Any]] = {}
+        for shard, place in zip(self._shards, self._places, strict=True):
+            places[str(shard)] = found = dict(zip(_PLACE_KEYS, place, strict=False))
+            if place[-1]:
+                found[_COUNTS] = place[-1]
+        # Training calls this once per step: what did not change is not made again.
+        order = dict(self._order or self._fingerprint())
+        kept = self._contents
+        contents = kept[1] if kept is not None and kept[0] == self._read else self.contents()
+        state = {"version": _STATE_VERSION, "places": places, "order": order, "contents": contents}
         if self._options.counts_unique:
             state["seen"] = base64.b64encode(self.seen()).decode()
         return state

@@ -23,7 +23,9 @@ _LARGEST = 6  # of each dimension of the small copy
 @torch.no_grad()
 def rehearse(config: OptimizerConfig, work: Work) -> None:
     """UserError if a rule of `config`, stopped and resumed, does not continue as without the stop. A rule that does
-    not run on the small copy is left to the run."""
+    not run on the small copy is left to the run, as is one without memory for weights."""
+    if any(tensor.is_meta for tensor in work.parameters.values()):
+        return
     devices = [work.lr.device] if work.lr.is_cuda else []
     with torch.random.fork_rng(devices=devices), contextlib.suppress(_NotPossible):
         never_stopped, stopped = _Rehearsal(config, work, 1), _Rehearsal(config, work, 2)

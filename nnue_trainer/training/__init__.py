@@ -1,17 +1,18 @@
-"""The training of one net. `Trainer` is the loop; callbacks get it as their argument."""
+"""The training of one net from a recipe. Callbacks get a `Run`."""
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from nnue_trainer.training.run import train
-    from nnue_trainer.training.trainer import Summary, Trainer
+    from nnue_trainer.training.run_view import Run
+    from nnue_trainer.training.trainer import Summary
 
-__all__ = ["Summary", "Trainer", "train"]
+__all__ = ["Run", "Summary", "train"]
 
 
 def __getattr__(name: str) -> Any:  # at first use: the modules of this package import each other
     if name not in __all__:
         raise AttributeError(f"module 'nnue_trainer.training' has no attribute {name!r}")
-    from nnue_trainer.training import run, trainer
+    from nnue_trainer.training import run, run_view, trainer
 
-    return getattr(run if name == "train" else trainer, name)
+    return getattr({"train": run, "Run": run_view}.get(name, trainer), name)

@@ -99,12 +99,17 @@ class DeviceBatches:
 
     def __next__(self) -> Batch:
         # Set this first: a signal handler may raise at any point below, and the state must be right then, too.
-        self._place_in_hand = self._next_place()
+        self._place_in_hand = self._source.state_dict() if self._ahead is None else self._place_ahead
         if self._iterator is None:
             self._iterator = iter(self._source)
             self._expander.spare = getattr(self._source, "spare", 0)
         if self._stream is None:
-            return self._announced(self._made(self._share_of(next(self._iterator))))
+            share = self._share_of(next(self._iterator))
+            is_whole = share.ranks is None and isinstance(share.positions, Batch)
+            batch: Batch = share.positions if is_whole else self._made(share)
+            if self._on_fetch is not None:
+                self._on_fetch(batch)
+            return batch
         batch = self._ahead or self._fetch(self._iterator, self._stream)
         compute = torch.cuda.current_stream(self._device)
         self._done.append(compute.record_event())
@@ -162,14 +167,11 @@ class DeviceBatches:
                 stream.wait_stream(compute)  # queued steps still read the buffers that it gives up
             if len(self._done) == self._done.maxlen:
                 stream.wait_event(self._done[0])  # the last step that reads the buffer of this batch
-            batch = self._announced(self._made(share))
+            batch = self._made(share)
+            if self._on_fetch is not None:
+                self._on_fetch(batch)
             self._fetched = stream.record_event()
             return batch
-
-    def _announced(self, batch: Batch) -> Batch:
-        if self._on_fetch is not None:
-            self._on_fetch(batch)
-        return batch
 
     def _made(self, share: Share) -> Batch:
         """A batch on the device; on CUDA with all that is prepared of it."""

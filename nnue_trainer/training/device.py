@@ -9,7 +9,7 @@ import threading
 import torch
 
 from nnue_trainer import ops
-from nnue_trainer.config import Recipe
+from nnue_trainer.config import TrainingConfig
 from nnue_trainer.errors import UserError
 from nnue_trainer.parallel.ranks import Ranks
 from nnue_trainer.training.memory import keep_freed_memory
@@ -47,10 +47,9 @@ def start_device(device: torch.device) -> None:
         threading.Thread(target=start, name="start-device", daemon=True).start()
 
 
-def set_up_torch(recipe: Recipe, device: torch.device) -> None:
+def set_up_torch(training: TrainingConfig, device: torch.device) -> None:
     """Sets torch's global options for the process: the seed, deterministic algorithms and TF32. On a CPU it also sets
     how freed memory is kept, on CUDA when the index rows are checked."""
-    training = recipe.training
     torch.manual_seed(training.seed)
     torch.set_float32_matmul_precision("high" if training.precision == "tf32" else "highest")
     if training.deterministic and device.type == "cuda":

@@ -10,17 +10,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from nnue_trainer import config, registry, schema
-from nnue_trainer.config import Recipe
 from nnue_trainer.errors import UserError, shown
 from nnue_trainer.files.checkpoint import Checkpoint, TrainerState
 
 
-def figure_of(recipe: Recipe, lam: float | str, files: list[Any] | None) -> dict[str, Any]:
-    """The figure of a run. `lam`: λ of a validation, or "follow". `files` identify the validation files. Classes from
-    outside count with the digest of their file."""
-    data = schema.to_data(recipe)
-    sections: dict[str, Any] = {**_sections(data), "training.precision": recipe.training.precision, "lambda": lam}
-    text = json.dumps([*sections.values(), data["model"], data["lambda"]])
+def figure_of(recipe: Mapping[str, Any], lam: float | str, files: list[Any] | None) -> dict[str, Any]:
+    """The figure of a run with a recipe in plain data. `lam`: λ of a validation, or "follow". `files` identify the
+    validation files. Classes from outside count with the digest of their file."""
+    precision = recipe["training"]["precision"]
+    sections: dict[str, Any] = {**_sections(recipe), "training.precision": precision, "lambda": lam}
+    text = json.dumps([*sections.values(), recipe["model"], recipe["lambda"]])
     plugins = {name: found for name, found in registry.plugins().items() if name.rpartition(":")[2] in text}
     contents = None if files is None else [_content(file) for file in files]
     figure = {**sections, "data.validation": contents, "plugins": plugins}

@@ -8,47 +8,58 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
 
 from nnue_trainer.base.progress import TrainingProgress
 from nnue_trainer.files.checkpoint import Checkpoint
 from nnue_trainer.training.checkpoints import CheckpointStore
 from nnue_trainer.training.metrics import MetricsWriter
-
-if TYPE_CHECKING:
-    from nnue_trainer.training.trainer import Trainer
+from nnue_trainer.training.stages import StageOfRun
 
 
 class RunOutputs:
-    """The outputs of the training loop in one process: checkpoints, metrics and the progress line."""
+    """The outputs of the training loop in one process: checkpoints, metrics and the progress line.
+
+    Args:
+        step: steps of the run that are done when the loop begins.
+        passes: returns the number of the current pass over the data; None: they are not counted.
+        tensorboard: write TensorBoard events, too.
+        minutes: from a checkpoint to the next one within an epoch; 0: there are none.
+    """
 
     metrics: MetricsWriter | Nowhere
     progress: TrainingProgress | Nowhere
 
-    def __init__(self, trainer: Trainer, store: CheckpointStore | Nowhere):
-        recipe, passes = trainer.recipe, trainer.batches.passes
+    def __init__(
+        self,
+        store: CheckpointStore | Nowhere,
+        stage: StageOfRun,
+        step: int,
+        passes: Callable[[], int] | None,
+        *,
+        tensorboard: bool,
+        minutes: float,
+    ) -> None:
         self.store = store
         if isinstance(store, Nowhere):
             self.metrics = self.progress = store
         else:
-            self.metrics = MetricsWriter(trainer.folder, trainer.step, recipe.logging.tensorboard)
-            stage = trainer.stage
+            self.metrics = MetricsWriter(store.folder, step, tensorboard)
             self.progress = TrainingProgress(
                 stage.run_steps,
                 stage.steps_per_epoch,
-                recipe.data.batch_size,
-                trainer.step,
+                stage.batch_size,
+                step,
                 passes=passes,
                 first_step=stage.first_step,
                 first_epoch=stage.first_epoch,
                 epochs=stage.run_epochs,
                 stage=stage.label.removesuffix(": "),
             )
-        self.window = Window(trainer.step)
-        self.began, self.first_step = time.monotonic(), trainer.step
+        self.window = Window(step)
+        self.began, self.first_step = time.monotonic(), step
         self.step_seconds = 0.0
-        self._seconds_between_saves = 60 * recipe.training.checkpoint_minutes or math.inf
+        self._seconds_between_saves = 60 * minutes or math.inf
         self.saved()
 
     def saved(self) -> None:

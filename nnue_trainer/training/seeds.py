@@ -20,10 +20,11 @@ from nnue_trainer import config, registry
 from nnue_trainer.base import process_groups, system
 from nnue_trainer.base.status import INTERRUPTED, PREEMPTED, TIME_IS_UP, of_signal
 from nnue_trainer.config import Recipe
+from nnue_trainer.config.outline import outline
 from nnue_trainer.errors import UserError
 from nnue_trainer.files.atomic import replacing
+from nnue_trainer.training.assembly import left
 from nnue_trainer.training.run import train
-from nnue_trainer.training.stages import left
 from nnue_trainer.training.terminal import say
 
 _INTERRUPTED = (INTERRUPTED, PREEMPTED)
@@ -59,9 +60,10 @@ def train_seeds(
     if resume not in (None, "auto"):
         raise UserError(f"--resume {resume}: a recipe with seeds continues with --resume auto, or seed by seed")
     config.require_consent(recipe)
-    gpus = torch.cuda.device_count() if recipe.training.device in ("auto", "cuda") else 0
-    at_once = min(at_once or max(gpus, 1), len(recipe.seeds))
-    runs = {seed: folder / f"seed-{seed}" for seed in recipe.seeds}
+    facts = outline(recipe)
+    gpus = torch.cuda.device_count() if facts.device in ("auto", "cuda") else 0
+    at_once = min(at_once or max(gpus, 1), len(facts.seeds))
+    runs = {seed: folder / f"seed-{seed}" for seed in facts.seeds}
     if at_once > 1:
         statuses = _at_once(recipe, runs, resume, overwrite, at_once, gpus)
     else:
@@ -71,7 +73,7 @@ def train_seeds(
             summary = train(config.with_only_seed(recipe, seed), path, resume=resume, overwrite=overwrite)
             statuses[seed] = summary.status
             if summary.interrupted:
-                statuses |= dict.fromkeys(recipe.seeds[recipe.seeds.index(seed) :], summary.status)
+                statuses |= dict.fromkeys(facts.seeds[facts.seeds.index(seed) :], summary.status)
                 break
     found = [SeedRun(seed, path, statuses.get(seed, 0), _figures(path), _left(path)) for seed, path in runs.items()]
     with replacing(folder / "seeds.json") as output:

@@ -4,22 +4,36 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 
 import torch
 
 from nnue_trainer.base.foreign import leave
-from nnue_trainer.config import Recipe
 from nnue_trainer.data import Loader, RecordLoader
+from nnue_trainer.data.opened import OpenedFile
 from nnue_trainer.errors import UserError
-from nnue_trainer.nets.base import Net, NnueModel
-from nnue_trainer.parallel.ranks import Ranks
-from nnue_trainer.schedules import ConstantLambda
-from nnue_trainer.training import plausibility
-from nnue_trainer.training.recipe_data import HeldOut, training_batches
+from nnue_trainer.training.held_out import HeldOut
 
+Poll = Callable[[], None]
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class DataSources:
+    """Opens the positions of a stage. The functions take that `poll` of `Loader`."""
+
+    features: str
+    """the feature set whose rows the batches have"""
+    batches: Callable[[Poll], Loader | RecordLoader]
+    """the endless stream of training batches"""
+    validation: Callable[[Poll], HeldOut] | None
+    more: Mapping[str, Callable[[Poll], HeldOut]]
+    """further sets of held-out positions, by name"""
+    check: Callable[[Loader | RecordLoader, list[OpenedFile], Callable[[str], None]], None] | None
+    """calls the last argument with a warning for each training file that is not plausible; the second one are the files
+    of `validation`. None: another process checks them"""
 
 
 class StageData:
@@ -30,8 +44,8 @@ class StageData:
     without the thread. Warnings of a loader, such as that it unpacks a large file, come at once.
 
     Args:
-        recipe: the recipe of the stage.
-        model: the net that is trained, or its section of the recipe.
+        sources: open the files.
+        device: the training device.
         beginning: whether the stage starts at the beginning of the data. Otherwise load a state between `opened` and
             `check`.
         in_thread: False: there is no thread, and the caller waits for all of this. So it must be with plugins, which
@@ -45,16 +59,14 @@ class StageData:
 
     def __init__(
         self,
-        recipe: Recipe,
-        model: NnueModel | Net,
+        sources: DataSources,
         device: torch.device,
-        ranks: Ranks,
         *,
         beginning: bool,
         in_thread: bool = True,
     ) -> None:
-        self._recipe, self._device, self._ranks, self._beginning = recipe, device, ranks, beginning
-        self.features = model.feature_set
+        self._sources, self._device, self._beginning = sources, device, beginning
+        self.features = sources.features
         """the feature set whose rows the batches have"""
         self._loaders: list[Loader | RecordLoader | HeldOut] = []
         self._warnings: list[str] = []
@@ -63,12 +75,12 @@ class StageData:
         self._opened: Future[None] | None = None
         self._checked: Future[None] | None = None
         if in_thread:
-            self._opened = self._thread.submit(self._on_device, lambda: self._open(model))
+            self._opened = self._thread.submit(self._on_device, self._open)
             if beginning:
                 self._checked = self._thread.submit(self._on_device, self._check)
             return
         try:
-            self._on_device(lambda: self._open(model))
+            self._on_device(self._open)
         except BaseException:
             self.close()
             raise
@@ -113,17 +125,17 @@ class StageData:
         with torch.cuda.device(self._device) if self._device.type == "cuda" else contextlib.nullcontext():
             work()
 
-    def _open(self, model: NnueModel | Net) -> None:
-        recipe, device, ranks, poll = self._recipe, self._device, self._ranks, self._poll
-        self.batches = training_batches(recipe, model, device, ranks, poll)
+    def _open(self) -> None:
+        sources = self._sources
+        self.batches = sources.batches(self._poll)
         self._loaders.append(self.batches)
         self.validation, self.more = None, {}
-        if recipe.data.validation:
-            self.validation = HeldOut(recipe, model, device, ranks, poll=poll)
+        if sources.validation is not None:
+            self.validation = sources.validation(self._poll)
             self._loaders.append(self.validation)
-        for each in recipe.validation.sets:
-            self.more[each.name] = HeldOut(recipe, model, device, ranks, each, poll)
-            self._loaders.append(self.more[each.name])
+        for name, opened in sources.more.items():
+            self.more[name] = opened(self._poll)
+            self._loaders.append(self.more[name])
         if self._beginning:
             self.batches.open()  # its threads read from now on
 
@@ -133,15 +145,6 @@ class StageData:
         for held_out in (self.validation, *self.more.values()):
             if held_out is not None and not self._closed:
                 next(iter(held_out()), None)
-        if self._ranks.writes and self._beginning and not self._closed:
-            weight = self._recipe.position_weight
-            of_score = self._recipe.lambda_ != ConstantLambda(value=0.0)
-            plausibility.check(
-                self._recipe.data,
-                self.batches,
-                weight,
-                self.features,
-                self._warnings.append,
-                loss=self._recipe.loss if of_score else None,
-                held_out=self.validation.opened if self.validation is not None else (),
-            )
+        if self._sources.check is not None and self._beginning and not self._closed:
+            held_out_files = self.validation.opened if self.validation is not None else []
+            self._sources.check(self.batches, held_out_files, self._warnings.append)

@@ -1,6 +1,6 @@
 """A training step: `FusedStep`, or `AutogradStep` for what that does not fit. docs/step.md follows a batch through it.
 
-`training/assembly.py` chooses one of them, and `nnue explain` prints the reason.
+`training/assembly/steps.py` chooses one of them, and `nnue explain` prints the reason.
 """
 
 from __future__ import annotations

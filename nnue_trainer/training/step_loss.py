@@ -1,4 +1,4 @@
-"""The loss of a training step: λ, the net's output, the terms of the recipe's loss, and penalties."""
+"""The loss of a step with autograd, and the net's output for a validation."""
 
 from __future__ import annotations
 
@@ -8,48 +8,53 @@ import torch
 from torch import Tensor
 
 from nnue_trainer.base import foreign
-from nnue_trainer.config import Recipe
 from nnue_trainer.data.batch import Batch
 from nnue_trainer.losses import Loss
 from nnue_trainer.nets.base import NnueModel
 from nnue_trainer.penalties.base import Penalties
-from nnue_trainer.training.stages import StageOfRun
+from nnue_trainer.position_weights import PositionWeight
 
 
 class StepLoss:
-    """The loss of each step of a stage."""
+    """The loss of each step of a model.
 
-    def __init__(self, recipe: Recipe, stage: StageOfRun, model: NnueModel, penalties: Penalties) -> None:
-        self.recipe, self.stage, self.model, self.penalties = recipe, stage, model, penalties
+    Args:
+        lambda_values: λ of a batch on the device, fp32, a scalar or [B] of the whole batch.
+        weigher: how much each position counts; None: all as the loss has it.
+        mixed: compute the net in bfloat16.
+        compiled: by torch.compile.
+    """
+
+    def __init__(
+        self,
+        model: NnueModel,
+        loss: Loss,
+        lambda_values: Callable[[Batch], Tensor],
+        penalties: Penalties,
+        *,
+        weigher: PositionWeight | None = None,
+        mixed: bool = False,
+        compiled: bool = False,
+    ) -> None:
+        self.model, self.lambda_values, self.penalties = model, lambda_values, penalties
+        self._loss, self._weigher, self._mixed = loss, weigher, mixed
         self.device = next(model.parameters()).device
         forward = model if model.num_outputs == 1 else model.outputs
-        self.forward: Callable[[Batch], Tensor] = torch.compile(forward) if recipe.training.compile else forward
-        self.is_compiled = recipe.training.compile
-        # λ as the loss gets it, by the buffer of the batch, because the next step's is set while this one runs: fp32, a
-        # scalar for the step, or with jitter [batch_size], one for each position.
-        self._lambdas: dict[int | None, Tensor] = {}
-        self._steps_ahead = stage.first_step
-
-    @property
-    def loss_kind(self) -> Loss:
-        """The loss of the recipe."""
-        return self.recipe.loss
+        self.forward: Callable[[Batch], Tensor] = torch.compile(forward) if compiled else forward
+        self.is_compiled = compiled
 
     def terms(self, batch: Batch, lam: Tensor) -> tuple[Tensor, Tensor]:
         """Σ weight · loss and Σ weight of a batch, fp32 scalars with their autograd graph: `Loss.terms`. `lam`: λ,
         fp32, a scalar or [B]."""
+        loss, weigher = self._loss, self._weigher
         with self.penalties.watching():
-            (score, outputs), weigher, loss = (
-                self.evaluated(self.forward, batch),
-                self.recipe.position_weight,
-                self.loss_kind,
-            )
+            score, outputs = self.evaluated(self.forward, batch)
             weight = None if weigher is None else weigher.checked(batch)
             return loss.terms(outputs if loss.reads else score, batch.score, batch.result, lam, weight, batch.spare)
 
     def penalty(self, batch: Batch) -> Tensor | None:
-        """The sum of the recipe's penalties, an fp32 scalar with its graph, for the batch whose `terms` were computed
-        last; None if there are none."""
+        """The sum of the penalties, an fp32 scalar with its graph, for the batch whose `terms` were computed last; None
+        if there are none."""
         if not self.penalties:
             return None
         with self.autocast():
@@ -57,7 +62,7 @@ class StepLoss:
 
     def autocast(self) -> torch.autocast:
         """The context in which the net is computed: bfloat16 where the precision is mixed."""
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.recipe.training.precision == "mixed")
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self._mixed)
 
     def evaluated(self, forward: Callable[[Batch], Tensor], batch: Batch) -> tuple[Tensor, Tensor]:
         """The net's scores in engine units, fp32 [B], and its outputs, fp32 [B, n] where it has n > 1."""
@@ -70,35 +75,3 @@ class StepLoss:
         outputs = outputs.float()
         score = outputs if count == 1 else self.model.score_of(outputs)
         return score * self.model.score_scale, outputs
-
-    # ---- λ ----
-
-    def lambda_at(self, step: int) -> float:
-        """λ of a step, before its jitter."""
-        return self.recipe.lambda_.of(self.stage.now(step))
-
-    def lambda_values(self, batch: Batch) -> Tensor:
-        """λ of the step with this batch on the device: fp32, a scalar or one for each position of the whole batch."""
-        if batch.buffer not in self._lambdas:
-            size = (self.recipe.data.batch_size,) if self.recipe.lambda_.jitter > 0 else ()
-            self._lambdas[batch.buffer] = torch.zeros(size, dtype=torch.float32, device=self.device)
-        return self._lambdas[batch.buffer]
-
-    def set_lambda(self, batch: Batch, step: int) -> None:
-        """Sets λ of a step, which has this batch."""
-        lambdas, now = self.lambda_values(batch), self.stage.now(step)
-        lam = self.recipe.lambda_.of_batch(now, self.stage.jitter_seed, lambdas.numel(), self.device)
-        if isinstance(lam, float):
-            lambdas.fill_(lam)
-        else:
-            lambdas.copy_(lam)
-
-    def set_lambda_ahead(self, batch: Batch) -> None:
-        """Sets λ of the next step; called with each batch that is fetched. One more is fetched than there are steps."""
-        if batch.buffer is not None:
-            self.set_lambda(batch, min(self._steps_ahead, self.stage.end - 1))
-        self._steps_ahead += 1
-
-    def continue_from(self, step: int) -> None:
-        """The next batch that is fetched is that of this step."""
-        self._steps_ahead = step

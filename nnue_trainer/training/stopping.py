@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from nnue_trainer.base import system
+
+T = TypeVar("T")
 
 
 class Stopped(BaseException):
@@ -29,18 +31,16 @@ class Stopping:
     def is_set(self) -> bool:
         return self._event.is_set()
 
-    @contextmanager
-    def interruptible(self, several: bool) -> Iterator[None]:
-        """Put around a wait for data: a signal then stops the run at once, and not only when the data has arrived. With
-        several processes it has no effect, because they must stop after the same step."""
+    def wait(self, work: Callable[[], T], several: bool) -> T:
+        """Does work that waits for data: a signal stops the run at once, and not only when the data has arrived. With
+        several processes it does not, because they must stop after the same step."""
         if several:
-            yield
-            return
+            return work()
         self._waiting = True
         try:
-            if self.is_set():
+            if self._event.is_set():
                 raise Stopped
-            yield
+            return work()
         finally:
             self._waiting = False
 

@@ -2,46 +2,106 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import itertools
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 from torch import Tensor
 
-from nnue_trainer.config import Recipe
 from nnue_trainer.data.batch import Batch
-from nnue_trainer.nets.activity import ActivityMeter
+from nnue_trainer.errors import UserError
+from nnue_trainer.losses import Loss
+from nnue_trainer.nets.activity import ActivityMeter, reach_figures
+from nnue_trainer.optim import Optimizer
 from nnue_trainer.parallel.sharding import Unsharded
 from nnue_trainer.training.figures import Figures, in_order
+from nnue_trainer.training.state import RunState
 from nnue_trainer.training.step_loss import StepLoss
 from nnue_trainer.training.stopping import Stopped, Stopping
 
+HeldOutBatches = Callable[[], Iterable[Batch]]
+
 
 class Validator:
-    """Validates the model of `loss`. A set that `stop` or another process ends raises `Stopped`."""
+    """Validates the model of `evaluation`. A set that `stop` or another process ends raises `Stopped`.
 
-    def __init__(self, recipe: Recipe, loss: StepLoss, sharding: Unsharded, stop: Stopping) -> None:
-        self._recipe, self._loss, self._sharding, self._stop = recipe, loss, sharding, stop
+    Args:
+        held_out: a function that returns the same validation batches at each call; None: no validation.
+        more: functions as `held_out` for more sets of held-out positions, by name.
+        loss: the loss of validations.
+        lambda_at: λ of a validation after a step.
+        follows: λ is that of the step, so that losses of different epochs cannot be compared.
+        scale: engine units of `Figures`.
+        rounds: validate with the engine's rounding, always, so that the losses of all epochs can be compared.
+        files: names for messages.
+    """
 
-    def of(
-        self, held_out: Callable[[], Iterable[Batch]], lam: float, meter: ActivityMeter | None = None
+    def __init__(
+        self,
+        evaluation: StepLoss,
+        sharding: Unsharded,
+        optimizer: Optimizer,
+        stop: Stopping,
+        state: RunState,
+        held_out: HeldOutBatches | None,
+        more: Mapping[str, HeldOutBatches],
+        *,
+        loss: Loss,
+        lambda_at: Callable[[int], float],
+        follows: bool,
+        scale: float,
+        rounds: bool,
+        files: str,
+    ) -> None:
+        self.evaluation, self._sharding, self._optimizer, self._stop = evaluation, sharding, optimizer, stop
+        self._state, self.held_out, self.more = state, held_out, dict(more)
+        self._loss, self.lambda_at, self.follows = loss, lambda_at, follows
+        self._scale, self._rounds, self._files = scale, rounds, files
+
+    def validate(self) -> float | None:
+        """The loss over all validation positions; None without validation. Sets the figures of the state. UserError if
+        there are no positions."""
+        state, loss, lam = self._state, None, self.lambda_at(self._state.step)
+        state.fixed_figures = {}
+        with self._optimizer.with_net():
+            if self.held_out is not None:
+                model, sharding = self.evaluation.model, self._sharding
+                meter = ActivityMeter(model)
+                loss, state.fixed_figures = self._of(self.held_out, lam, meter)
+                state.net_figures = sharding.figures(meter.figures(sharding.of_all) | reach_figures(model))
+                if loss is None:
+                    raise UserError(f"{self._files}: no positions to validate on")
+            for name, held_out in self.more.items():
+                of_set, figures = self._of(held_out, lam)
+                if of_set is None:
+                    raise UserError(f"validation.sets.{name}: no positions to validate on")
+                state.fixed_figures |= {f"{name}/{key}": value for key, value in ({"loss": of_set} | figures).items()}
+        return loss
+
+    def warm_up(self) -> None:
+        """Validates on a batch of each rank and drops the result: otherwise the first validation would wait for its
+        kernels to be loaded."""
+        if (held_out := self.held_out) is not None:
+            meter = ActivityMeter(self.evaluation.model)
+            first = self._sharding.ranks.size
+            self._of(lambda: itertools.islice(held_out(), first), self.lambda_at(self._state.step), meter)
+
+    def _of(
+        self, held_out: HeldOutBatches, lam: float, meter: ActivityMeter | None = None
     ) -> tuple[float | None, dict[str, float]]:
-        """The loss over all positions, None if there are none, and the fixed figures. In quantisation-aware training it
-        always rounds, so that the losses of all epochs can be compared."""
-        ranks, device, model = self._sharding.ranks, self._loss.device, self._loss.model
-        kind = self._recipe.validation.loss or self._recipe.loss
+        """The loss over all positions, None if there are none, and the fixed figures."""
+        ranks, device, model, kind = self._sharding.ranks, self.evaluation.device, self.evaluation.model, self._loss
         none = torch.zeros(2, dtype=torch.float64, device=device)
         sums: list[Tensor] = []  # of each batch: Σ weight · loss and Σ weight
-        figures = Figures(device, self._recipe.validation.scale)
-        with self._stop.interruptible(ranks.several):
-            batches = iter(held_out())
-        with torch.no_grad(), model.rounding(self._recipe.model.qat_config.qat):
+        figures = Figures(device, self._scale)
+        batches = self._stop.wait(lambda: iter(held_out()), ranks.several)
+        with torch.no_grad(), model.rounding(self._rounds):
             while True:
                 # Not for each batch: ranks that compute different ones would wait for each other.
                 turn = len(sums) % ranks.size == 0
                 if ranks.several and turn and ranks.agree(self._stop.is_set(), False)[0]:
                     raise Stopped
-                with self._stop.interruptible(ranks.several):
-                    batch = next(batches, None)
+                batch = self._stop.wait(lambda: next(batches, None), ranks.several)
                 if batch is None:
                     break
                 if not self._sharding.validates(len(sums)):
@@ -49,7 +109,7 @@ class Validator:
                     figures.skip()
                     continue
                 batch = batch.to(device, non_blocking=False)
-                score, outputs = self._loss.evaluated(self._sharding.forward, batch)
+                score, outputs = self.evaluation.evaluated(self._sharding.forward, batch)
                 net = outputs if kind.reads else score
                 sums.append(torch.stack(kind.terms(net, batch.score, batch.result, lam, None, batch.spare)).double())
                 figures.add(score, batch.score, batch.result)

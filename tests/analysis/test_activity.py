@@ -14,7 +14,7 @@ from nnue_trainer.files import checkpoint
 from nnue_trainer.modules import PerspectiveTransformer
 from nnue_trainer.nets import activity
 from nnue_trainer.nets.activity import ActivityMeter, LayerMeter, reach_figures, weight_reach
-from nnue_trainer.training import trainer as trainer_module
+from nnue_trainer.training import validator as validator_module
 from nnue_trainer.training.run import train
 
 ARCHITECTURES = [
@@ -127,7 +127,7 @@ def test_a_validation_writes_the_figures_down(trained):
 
 def test_looking_changes_no_bit_of_the_training(tmp_path, trained, project_root, monkeypatch):
     monkeypatch.setattr(ActivityMeter, "add", lambda self, batch: None)
-    monkeypatch.setattr(trainer_module, "reach_figures", lambda model: {})
+    monkeypatch.setattr(validator_module, "reach_figures", lambda model: {})
     train(recipe(project_root), tmp_path / "run")
     files = [folder / "checkpoints" / "last.safetensors" for folder in (trained(), tmp_path / "run")]
     assert checkpoint.load(files[0]).state == checkpoint.load(files[1]).state

@@ -19,8 +19,8 @@ import torch
 from made_up import content, names, steps, trainer, write_run
 
 from nnue_trainer.files import checkpoint
+from nnue_trainer.training.checkpoint_paths import checkpoint_of
 from nnue_trainer.training.checkpoints import CheckpointStore
-from nnue_trainer.training.run import checkpoint_of
 from nnue_trainer.training.run_folder import RunFolder
 
 kill_at_call = ctypes.CDLL(None).kill_at_call

@@ -14,13 +14,12 @@ from typing import Any
 import torch
 from safetensors.torch import load, save
 
-from nnue_trainer import config, nets
+from nnue_trainer import config, nets, schema
 from nnue_trainer.data import Loader
 from nnue_trainer.errors import UserError
 from nnue_trainer.files import checkpoint
-from nnue_trainer.training import run as runs
-from nnue_trainer.training.recipe_data import training_batches
-from nnue_trainer.training.trainer import Trainer
+from nnue_trainer.training.assembly import assemble, training_batches
+from nnue_trainer.training.resuming import check_resumable
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -50,7 +49,7 @@ class Mutator:
         loader = training_batches(recipe, model, torch.device("cpu"))
         assert isinstance(loader, Loader)
         self.loader = loader
-        self.trainer = Trainer(recipe, model, loader, None, folder / "run")
+        self.trainer = assemble(recipe, model, loader, None, folder / "run")
         for _ in range(3):
             self.trainer.advance()
         self.path = folder / "run" / "checkpoints" / "last.safetensors"
@@ -63,7 +62,7 @@ class Mutator:
         self.path.write_bytes(data)
         try:
             saved = checkpoint.load(self.path)
-            runs.check_resumable(self.recipe, saved, self.path)
+            check_resumable(schema.to_data(self.recipe), saved, self.path)
             if saved.recipe is not None:
                 config.parse(saved.recipe, (), str(self.path))
             self.trainer.resume(saved, self.path)

@@ -25,7 +25,7 @@ from nnue_trainer.optim import AdamW, Optimizer
 from nnue_trainer.parallel.ranks import Ranks
 from nnue_trainer.parallel.sharding import ShardedColumns, Unsharded
 from nnue_trainer.training import fused_parts
-from nnue_trainer.training.assembly import StepKind
+from nnue_trainer.training.assembly.steps import StepKind
 from nnue_trainer.training.fused_parts import FusedTransformer, StackKernels
 from nnue_trainer.training.step import FusedStep
 

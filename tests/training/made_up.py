@@ -10,6 +10,7 @@ from nnue_trainer import config, nets
 from nnue_trainer.data.batch import Batch
 from nnue_trainer.files import checkpoint
 from nnue_trainer.files.checkpoint import Checkpoint
+from nnue_trainer.training.assembly import assemble
 from nnue_trainer.training.checkpoints import CheckpointStore
 from nnue_trainer.training.run_folder import RunFolder
 from nnue_trainer.training.trainer import Trainer
@@ -79,7 +80,7 @@ def trainer(run_dir: Path, *overrides: str, source: MadeUpSource | None = None) 
     torch.manual_seed(chosen.training.seed)
     model = nets.build(chosen.model)
     held_out = [made_up_batch(-1), made_up_batch(-2, 7)]
-    return Trainer(chosen, model, source or MadeUpSource(), lambda: held_out, run_dir)
+    return assemble(chosen, model, source or MadeUpSource(), lambda: held_out, run_dir)
 
 
 def content(step: int, *, epoch: int | None = None, loss: float | None = None, best: int | None = None) -> Checkpoint:

@@ -19,7 +19,8 @@ from nnue_trainer.files import checkpoint
 from nnue_trainer.match import run as matches
 from nnue_trainer.match.journal import MatchJournal
 from nnue_trainer.match.play import PlayedGame
-from nnue_trainer.training import Summary, Trainer
+from nnue_trainer.training import Run, Summary
+from nnue_trainer.training.trainer import Trainer
 
 LISTENER = '''
 from pathlib import Path
@@ -128,7 +129,7 @@ def test_a_command_gets_what_it_names(tmp_path: Path) -> None:
     command = shlex.join([sys.executable, "-c", script, str(out)]) + " {epoch} {step} {checkpoint} '{loss}'"
     run = training(tmp_path / "run", [{"run": command, "every": 2}])  # the short form
     full = training(tmp_path / "full", [{"kind": "run", "command": command, "every": 2}])
-    assert run.recipe.training.callbacks == full.recipe.training.callbacks
+    assert run.run.recipe.training.callbacks == full.run.recipe.training.callbacks
     run.train()
     folder = tmp_path / "run/checkpoints"
     lines = [line.rsplit(" ", 1) for line in out.read_text().splitlines()]
@@ -384,5 +385,5 @@ def test_weights_and_biases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_public_names() -> None:
-    assert Trainer.stop.__doc__
+    assert Run.stop.__doc__
     assert Summary.__doc__

@@ -18,8 +18,9 @@ from nnue_trainer.ops import capabilities, perspectives
 from nnue_trainer.ops.perspectives import PerspectivePlan, is_fused
 from nnue_trainer.optim.fused import FusedRule
 from nnue_trainer.optim.late_rows import LateRows
-from nnue_trainer.training import trainer as trainer_module
+from nnue_trainer.training.assembly import assemble, core
 from nnue_trainer.training.batches import DeviceBatches
+from nnue_trainer.training.chosen_step import ChosenStep
 from nnue_trainer.training.device import set_up_torch
 from nnue_trainer.training.fused_parts import FusedTransformer
 from nnue_trainer.training.recorder import EAGER_CALLS
@@ -60,9 +61,9 @@ class OnTheDevice(PinnedSource):
 def trainer(run_dir, *overrides: str, source: MadeUpSource | None = None) -> Trainer:
     chosen = recipe("training.device=cuda", *overrides)
     device = torch.device("cuda")
-    set_up_torch(chosen, device)
+    set_up_torch(chosen.training, device)
     model = nets.build(chosen.model).to(device)
-    return Trainer(chosen, model, source or PinnedSource(), lambda: [made_up_batch(-1)], run_dir)
+    return assemble(chosen, model, source or PinnedSource(), lambda: [made_up_batch(-1)], run_dir)
 
 
 def weights(path) -> dict[str, torch.Tensor]:
@@ -207,9 +208,9 @@ def from_records(run_dir: Path, file: Path, *overrides: str) -> Trainer:
     """Batches of records, which take turns in the expander's buffers."""
     chosen = recipe("training.device=cuda", "model={kind: sfnnv5, l1: 32}", "data.batch_size=500", *overrides)
     device = torch.device("cuda")
-    set_up_torch(chosen, device)
+    set_up_torch(chosen.training, device)
     source = RecordLoader(file, 500, pin_memory=True, seed=3, repeat=True, shuffle_buffer=2_000)
-    return Trainer(chosen, nets.build(chosen.model).to(device), source, None, run_dir)
+    return assemble(chosen, nets.build(chosen.model).to(device), source, None, run_dir)
 
 
 @PRECISIONS
@@ -242,7 +243,7 @@ def test_no_step_makes_a_plan(tmp_path, project_root, monkeypatch, precision, gr
     its batch was prepared before."""
     made: list[PerspectivePlan] = []
     in_steps: list[torch.dtype] = []
-    whole_plan, whole_step = perspectives.perspective_plan, Trainer._train_step
+    whole_plan, whole_step = perspectives.perspective_plan, ChosenStep._train
 
     def plan(*arguments):
         made.append(whole_plan(*arguments))
@@ -255,7 +256,7 @@ def test_no_step_makes_a_plan(tmp_path, project_root, monkeypatch, precision, gr
 
     monkeypatch.setattr(capabilities, "_cuda_kernels", kernels)
     monkeypatch.setattr(perspectives, "perspective_plan", plan)
-    monkeypatch.setattr(Trainer, "_train_step", train_step)
+    monkeypatch.setattr(ChosenStep, "_train", train_step)
     rounding = ("model.quantisation={qat: true, qat_from: 0.55}", "training.positions_per_epoch=5000")
     settings = (f"training.precision={precision}", f"training.cuda_graph={graph}")
     run = from_records(tmp_path, project_root / "samples" / "val.binpack", *rounding, *settings)
@@ -330,7 +331,7 @@ def test_no_step_reads_gradients_of_features_that_no_position_has(
         "training.device=cuda", f"model={{kind: {kind}, l1: 64}}", "optimizer={max_norm: 0.5, lr: 0.01}", *settings
     )
     device = torch.device("cuda")
-    set_up_torch(chosen, device)
+    set_up_torch(chosen.training, device)
     torch.use_deterministic_algorithms(True, warn_only=True)
     monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)  # with NaN
     try:
@@ -339,15 +340,15 @@ def test_no_step_reads_gradients_of_features_that_no_position_has(
             model = nets.build(chosen.model).to(device)
             with monkeypatch.context() as patched:
                 if not late:
-                    patched.setattr(trainer_module, "why_not_late", lambda *_: "for comparison")
-                run = Trainer(chosen, model, source(), None, tmp_path / str(late))
+                    patched.setattr(core, "why_not_late", lambda *_: "for comparison")
+                run = assemble(chosen, model, source(), None, tmp_path / str(late))
             assert bool(instance(FusedRule, run.optimizer.rule).fused.late_rows) == late
             run.train()
             assert not run.optimizer.failed()
             assert any(unwritten) == late
             unwritten.clear()
             batch = made_up_batch(1).to(device)
-            mean(*run.step_loss.terms(batch, run.step_loss.lambda_values(batch))).backward()
+            mean(*run.validator.evaluation.terms(batch, run.lambdas.of(batch))).backward()
             assert not any(gradient.isnan().any() for gradient in run.optimizer.gradients())
             unwritten.clear()
     finally:

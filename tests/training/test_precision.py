@@ -9,7 +9,7 @@ from nnue_trainer import nets
 from nnue_trainer.files import checkpoint
 from nnue_trainer.modules.layer_stacks import LayerStacks
 from nnue_trainer.nets.base import StackedModel
-from nnue_trainer.training.precision import settled
+from nnue_trainer.training.assembly.precision import settled
 from nnue_trainer.training.run import train
 
 CUDA = torch.device("cuda")
@@ -86,4 +86,4 @@ def test_a_run_says_what_it_took_and_resumes_with_it(tmp_path, project_root, cap
     assert said.count("on cpu in mixed precision") == 2
     assert "training.precision" not in said
     run = trainer(tmp_path / "new", "training.precision=auto")
-    assert run.recipe.training.precision == "fp32"
+    assert run.run.recipe.training.precision == "fp32"

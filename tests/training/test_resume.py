@@ -19,7 +19,8 @@ from nnue_trainer.data import RecordLoader
 from nnue_trainer.data.binpack import write_binpack
 from nnue_trainer.errors import UserError
 from nnue_trainer.files import checkpoint
-from nnue_trainer.training import run as runs
+from nnue_trainer.training.assembly import explaining_out_of_memory
+from nnue_trainer.training.chosen_step import ChosenStep
 from nnue_trainer.training.run_folder import RunFolder
 from nnue_trainer.training.trainer import Trainer
 
@@ -317,7 +318,7 @@ def test_a_first_step_that_runs_out_of_memory_leaves_nothing(tmp_path, recipe, m
 
     folder = tmp_path / "run"
     with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "_train_step", too_large)
+        patch.setattr(ChosenStep, "_train", too_large)
         refused(
             r"^out of memory \(another 36028797018963968 bytes could not be allocated\) with data\.batch_size 250 and "
             r"data\.shuffle_buffer 1,000: smaller values need less$",
@@ -336,16 +337,16 @@ def test_out_of_gpu_memory_is_one_line(recipe):
     message = r"^out of GPU memory \(another 20\.00 GiB .* a smaller data\.batch_size needs less$"
     with (
         pytest.raises(UserError, match=message),
-        runs._explaining_out_of_memory(config.load(recipe)),
+        explaining_out_of_memory(config.load(recipe)),
     ):
         raise torch.OutOfMemoryError(text)
     # An error of a launch, not of torch's allocator.
     with (
         pytest.raises(UserError, match=r"^out of GPU memory with"),
-        runs._explaining_out_of_memory(config.load(recipe)),
+        explaining_out_of_memory(config.load(recipe)),
     ):
         raise RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be reported asynchronously")
-    with pytest.raises(RuntimeError, match="something else"), runs._explaining_out_of_memory(config.load(recipe)):
+    with pytest.raises(RuntimeError, match="something else"), explaining_out_of_memory(config.load(recipe)):
         raise RuntimeError("something else")
 
 

@@ -55,7 +55,7 @@ def test_seeds_go_on_where_they_were_stopped(tmp_path: Path, recipe: Path, monke
 
     def stopping(self: Trainer) -> None:
         advance(self)
-        if self.recipe.training.seed == 2 and self.step == 2:
+        if self.run.seed == 2 and self.step == 2:
             os.kill(os.getpid(), signal.SIGTERM)
 
     with monkeypatch.context() as patch:

@@ -14,9 +14,8 @@ from small_runs import in_chunks, last, written
 
 from nnue_trainer import nets
 from nnue_trainer.parallel.ranks import joined
-from nnue_trainer.training.assembly import divide
+from nnue_trainer.training.assembly import assemble, divide
 from nnue_trainer.training.device import choose_device, set_up_torch
-from nnue_trainer.training.trainer import Trainer
 
 pytestmark = [pytest.mark.cuda, pytest.mark.two_gpus]
 
@@ -35,10 +34,10 @@ def _train(folder: Path, runs: dict[str, tuple[str, ...]]) -> None:
         for name, overrides in runs.items():
             chosen = recipe("training.device=cuda", "training.precision=fp32", *overrides)
             device = choose_device(chosen.training.device, ranks)
-            set_up_torch(chosen, device)
+            set_up_torch(chosen.training, device)
             model = nets.build(chosen.model)
             sharding, _ = divide(chosen, model, ranks, device)
-            trainer = Trainer(chosen, model.to(device), MadeUpSource(), None, folder / "run", sharding=sharding)
+            trainer = assemble(chosen, model.to(device), MadeUpSource(), None, folder / "run", sharding=sharding)
             for _ in range(12):
                 trainer.advance()
             saved = trainer.checkpoint()
@@ -46,7 +45,7 @@ def _train(folder: Path, runs: dict[str, tuple[str, ...]]) -> None:
             if ranks.writes:
                 groups = saved.tensors
                 state = {f"{group}/{key}": t.clone().cpu() for group in groups for key, t in groups[group].items()}
-                save_file(state | {"loss": trainer._loss_sum.cpu()}, folder / f"{name}.safetensors")
+                save_file(state | {"loss": trainer.current_step.loss_sum.cpu()}, folder / f"{name}.safetensors")
 
 
 def trained(size: int, folder: Path, **runs: tuple[str, ...]) -> list[dict[str, torch.Tensor]]:

@@ -38,9 +38,8 @@ from nnue_trainer.parallel import watch
 from nnue_trainer.parallel.ranks import Ranks, joined
 from nnue_trainer.parallel.split import Split, cut
 from nnue_trainer.training import integer_check
-from nnue_trainer.training.assembly import divide
+from nnue_trainer.training.assembly import assemble, divide, training_batches
 from nnue_trainer.training.batches import DeviceBatches
-from nnue_trainer.training.recipe_data import training_batches
 from nnue_trainer.training.trainer import Trainer
 
 LAYERED: dict[str, Any] = {
@@ -345,7 +344,7 @@ def _without_validation_on_one(*arguments: str) -> None:
     """`warm_up` validates on a CPU as well, with exchanges."""
 
     def warm_up(trainer: Trainer) -> None:
-        if trainer.validation is not None:
+        if trainer.validator.held_out is not None:
             trainer.validate()
 
     setattr(Trainer, "warm_up", warm_up)  # noqa: B010 (the type forbids it)
@@ -728,13 +727,13 @@ def _replicas(folder: Path, *overrides: str) -> None:
         torch.manual_seed(chosen.training.seed)
         model = nets.build(chosen.model)
         sharding, _ = divide(chosen, model, ranks, torch.device("cpu"))
-        trainer = Trainer(chosen, model, MadeUpSource(), None, folder / "run", sharding=sharding)
+        trainer = assemble(chosen, model, MadeUpSource(), None, folder / "run", sharding=sharding)
         for _ in range(5):
             trainer.advance()
         state = {f"optimizer/{name}": tensor for name, tensor in trainer.optimizer.state_dict().items()}
         state |= {f"model/{name}": tensor for name, tensor in model.state_dict().items()}
         output = sharding.forward(made_up_batch(99))
-        state |= {"output": output, "loss": trainer._loss_sum}
+        state |= {"output": output, "loss": trainer.current_step.loss_sum}
         save_file({name: tensor.clone() for name, tensor in state.items()}, folder / f"{ranks.rank}.safetensors")
 
 
@@ -759,7 +758,7 @@ def _poisoned(folder: Path, poisoned: int) -> None:
         torch.manual_seed(chosen.training.seed)
         model = nets.build(chosen.model)
         sharding, _ = divide(chosen, model, ranks, torch.device("cpu"))
-        trainer = Trainer(chosen, model, MadeUpSource(), None, folder / "run", sharding=sharding)
+        trainer = assemble(chosen, model, MadeUpSource(), None, folder / "run", sharding=sharding)
         assert isinstance(model, StackedModel)
         bias = present(model.first_layer()).bias
         poison = math.nan if ranks.rank == poisoned else 1.0

@@ -19,7 +19,7 @@ from nnue_trainer import config, presets
 from nnue_trainer.errors import UserError
 from nnue_trainer.files import checkpoint
 from nnue_trainer.training import run as runs
-from nnue_trainer.training.stages import idle_averages, stages_of
+from nnue_trainer.training.assembly import idle_averages, stages_of
 from nnue_trainer.training.trainer import Trainer
 
 STAGES: list[dict[str, Any]] = [

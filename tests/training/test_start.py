@@ -20,6 +20,8 @@ from nnue_trainer.errors import UserError
 from nnue_trainer.parallel.ranks import Ranks
 from nnue_trainer.schema import to_data
 from nnue_trainer.training import plausibility, run
+from nnue_trainer.training.assembly import stage
+from nnue_trainer.training.assembly.data import data_sources
 from nnue_trainer.training.stage_data import StageData
 
 CPU = torch.device("cpu")
@@ -84,7 +86,7 @@ def test_warnings_of_the_data_wait_for_their_turn(
 
     monkeypatch.setattr(plausibility, "check", check)
     chosen = of_files(project_root)
-    data = StageData(chosen, chosen.model, CPU, Ranks(), beginning=True)
+    data = StageData(data_sources(chosen, chosen.model, CPU, Ranks()), CPU, beginning=True)
     try:
         assert done.wait(60)
         assert data.opened() is data
@@ -98,7 +100,7 @@ def test_warnings_of_the_data_wait_for_their_turn(
 
 def test_nothing_is_read_before_a_state_is_loaded(project_root: Path) -> None:
     chosen = of_files(project_root)
-    data = StageData(chosen, chosen.model, CPU, Ranks(), beginning=False)
+    data = StageData(data_sources(chosen, chosen.model, CPU, Ranks()), CPU, beginning=False)
     try:
         assert data.opened().batches._running is None
         data.check()
@@ -130,7 +132,7 @@ def test_closing_ends_a_thread_that_unpacks_a_file(
     if place == "sets":
         fields["validation"]["sets"] = [{"name": "more", "files": [str(file)]}]
     chosen = parse(fields)
-    data = StageData(chosen, chosen.model, CPU, Ranks(), beginning=True)
+    data = StageData(data_sources(chosen, chosen.model, CPU, Ranks()), CPU, beginning=True)
     try:
         assert unpacks.wait(60)
         data.close()
@@ -142,20 +144,19 @@ def test_closing_ends_a_thread_that_unpacks_a_file(
 def test_a_model_of_other_features_than_its_section(project_root: Path, tmp_path: Path) -> None:
     """The files are opened again, for the features that the model takes."""
     chosen = of_files(project_root)
-    net = type(chosen.model)
     made: list[StageData] = []
     closed: list[int] = []
 
     class Watched(StageData):
-        def __init__(self, recipe: Recipe, model: object, *rest: object, **options: object) -> None:
-            super().__init__(recipe, model, *rest, **options)  # type: ignore[arg-type]
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
             closed.append(sum(data._closed for data in made))
             made.append(self)
-            if isinstance(model, net):
+            if len(made) == 1:
                 self.features = "HalfKP" if chosen.model.feature_set != "HalfKP" else "HalfKAv2_hm"
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run, "StageData", Watched)
+        patch.setattr(stage, "StageData", Watched)
         assert run.train(chosen, tmp_path / "run").positions == 128
     assert closed == [0, 1]  # the first one, before the second is made
     assert [data.batches._running for data in made] == [None, None]
@@ -167,9 +168,9 @@ def test_with_a_plugin_the_data_are_opened_and_checked_in_the_thread_of_the_run(
     threads: list[str] = []
     for method in (StageData._open, StageData._check):
 
-        def named(self: StageData, *model: Any, method: Any = method) -> None:
+        def named(self: StageData, method: Any = method) -> None:
             threads.append(threading.current_thread().name)
-            method(self, *model)
+            method(self)
 
         monkeypatch.setattr(StageData, method.__name__, named)
     run.train(of_files(project_root), tmp_path / "built-in")

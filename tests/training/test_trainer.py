@@ -17,9 +17,8 @@ from waiting import wait_for
 from nnue_trainer.errors import UserError
 from nnue_trainer.files import checkpoint
 from nnue_trainer.modules import PerspectiveTransformer
-from nnue_trainer.schedules import RunStep
 from nnue_trainer.training.checkpoints import CheckpointStore
-from nnue_trainer.training.stages import StageOfRun
+from nnue_trainer.training.schedule_values import ScheduleValues, StepValues
 
 
 def assert_same(first, second):
@@ -53,14 +52,14 @@ class StopsAt(MadeUpSource):
 
 def in_step(run, number, action):
     """Calls `action` in the middle of step `number` of a trainer, counted from 1."""
-    whole = run.train_step
+    whole = run.current_step.run
 
     def step(batch):
         if run.step == number - 1:
             action()
         whole(batch)
 
-    run.train_step = step
+    run.current_step.run = step
     return run
 
 
@@ -226,7 +225,7 @@ def test_best_is_the_best_and_outlives_its_epoch(tmp_path, monkeypatch):
 
 def test_without_validation_there_are_checkpoints_but_no_best(tmp_path):
     run = trainer(tmp_path)
-    run.validation = None
+    run.validator.held_out = None
     summary = run.train()
     assert summary.validation_loss is None
     assert (tmp_path / "checkpoints" / "last.safetensors").exists()
@@ -238,11 +237,11 @@ def test_validation_is_the_mean_over_all_positions_whatever_the_batches(tmp_path
     batch = made_up_batch(5)
     whole = [batch]
     pieces = [batch.part(a, b) for a, b in ((0, 3), (3, 32))]
-    run.validation = lambda: whole
+    run.validator.held_out = lambda: whole
     first = run.validate()
-    run.validation = lambda: pieces
+    run.validator.held_out = lambda: pieces
     assert run.validate() == pytest.approx(first, rel=1e-6)
-    run.validation = lambda: []
+    run.validator.held_out = lambda: []
     with pytest.raises(UserError, match="no positions to validate on"):
         run.validate()
 
@@ -385,15 +384,15 @@ def test_lambda_is_set_ahead_for_steps_of_the_run_alone(tmp_path, monkeypatch):
     """One batch more is fetched than there are steps, and a batch without a buffer is the next step's, too."""
     run, asked = trainer(tmp_path), []
 
-    def now(self, step):
+    def at(self, step):
         asked.append(step)
-        return RunStep(step, 10, 4)
+        return StepValues(0.1, 0.5, rounds=False, share=0.0, average_begun=False)
 
-    monkeypatch.setattr(StageOfRun, "now", now)
+    monkeypatch.setattr(ScheduleValues, "at", at)
     batch = replace(made_up_batch(0), buffer=0)
-    run.step_loss.set_lambda_ahead(replace(batch, buffer=None))
+    run.lambdas.set_ahead(replace(batch, buffer=None))
     for _ in range(run.steps):
-        run.step_loss.set_lambda_ahead(batch)
+        run.lambdas.set_ahead(batch)
     assert asked == [*range(1, run.steps), run.steps - 1]
 
 
@@ -408,8 +407,9 @@ def test_what_does_not_change_is_not_written_again(tmp_path):
             before = run.optimizer.lr._version
             run.advance()
             written += run.optimizer.lr._version > before
-            numbers = [run.optimizer.lr, *run.step_loss._lambdas.values()]
-            rate, lam = run.recipe.schedule.lr_at(step, 10, 4, 1e-2), run.recipe.lambda_.lambda_at(step, 10, 4)
+            numbers = [run.optimizer.lr, *run.lambdas._of_buffer.values()]
+            chosen = run.run.recipe
+            rate, lam = chosen.schedule.lr_at(step, 10, 4, 1e-2), chosen.lambda_.lambda_at(step, 10, 4)
             assert [number.item() for number in numbers] == pytest.approx([rate, lam])
         assert written == writes
 
@@ -509,7 +509,7 @@ def test_what_fails_in_an_update_is_not_saved(tmp_path, monkeypatch):
 @pytest.mark.parametrize("error", [None, UserError("val.binpack: damaged")])
 def test_a_run_that_ends_during_validation_validates_again(tmp_path, error):
     run = trainer(tmp_path / "parts")
-    held_out = list(present(run.validation)())
+    held_out = list(present(run.validator.held_out)())
 
     def batches():
         yield held_out[0]
@@ -520,7 +520,7 @@ def test_a_run_that_ends_during_validation_validates_again(tmp_path, error):
             pytest.fail("the rest of the validation is not waited for")
         yield held_out[1]
 
-    run.validation = batches
+    run.validator.held_out = batches
     if error is None:
         assert run.train().interrupted
     else:
@@ -546,7 +546,7 @@ def test_an_error_of_an_earlier_write_does_not_hide_the_best(tmp_path, monkeypat
     validate = run.validate
 
     def after_the_write():
-        store = instance(CheckpointStore, present(run._run).store)
+        store = instance(CheckpointStore, run.outputs.store)
         wait_for(lambda: all(write.done() for write in store._writes))
         return validate()
 

@@ -12,11 +12,12 @@ from nnue_trainer import nets
 from nnue_trainer.data import Loader, LoaderOptions, RecordLoader
 from nnue_trainer.files import checkpoint
 from nnue_trainer.parallel.ranks import Ranks
-from nnue_trainer.training import recipe_data
+from nnue_trainer.training.assembly import assemble, training_batches
+from nnue_trainer.training.assembly import data as assembled_data
+from nnue_trainer.training.assembly import held_out as held_out_of
+from nnue_trainer.training.assembly.data import loader_cpus
 from nnue_trainer.training.batches import DeviceBatches
 from nnue_trainer.training.device import set_up_torch
-from nnue_trainer.training.recipe_data import HeldOut, loader_cpus, training_batches
-from nnue_trainer.training.trainer import Trainer
 
 FIELDS = ("white", "black", "counts", "black_to_move", "score", "result", "piece_count", "material")
 OPTIONS: LoaderOptions = {"seed": 3, "repeat": True, "shuffle_buffer": 4_000, "threads": 2}
@@ -94,7 +95,7 @@ def test_the_same_training(tmp_path: Path, file: Path, device: str, graph: bool,
         f"data.train=[{file}]", "data.batch_size=500", "training.positions_per_epoch=5_000", "data.shuffle_buffer=2000",
         f"training.deterministic={str(device == 'cuda').lower()}",
     )  # fmt: skip
-    set_up_torch(chosen, torch.device(device))
+    set_up_torch(chosen.training, torch.device(device))
     options = OPTIONS | {"pin_memory": device == "cuda"}
     net = nets.build(chosen.model)
     files = []
@@ -104,7 +105,7 @@ def test_the_same_training(tmp_path: Path, file: Path, device: str, graph: bool,
     ):
         torch.manual_seed(chosen.training.seed)
         net = nets.build(chosen.model).to(device)
-        Trainer(chosen, net, source, None, tmp_path / name).train()
+        assemble(chosen, net, source, None, tmp_path / name).train()
         files.append(tmp_path / name / "checkpoints" / "last.safetensors")
     one, two = (checkpoint.load(path) for path in files)
     assert one.state == two.state
@@ -129,7 +130,7 @@ def test_a_cuda_run_takes_records_and_a_cpu_run_rows(file: Path) -> None:
 def test_the_thread_that_launches_has_a_cpu(
     monkeypatch: pytest.MonkeyPatch, device: str, cpus: int, processes: int, expected: int
 ) -> None:
-    monkeypatch.setattr(recipe_data, "usable_cpus", lambda: cpus)
+    monkeypatch.setattr(assembled_data, "usable_cpus", lambda: cpus)
     assert loader_cpus(torch.device(device), Ranks(local_size=processes)) == expected
 
 
@@ -151,7 +152,7 @@ def test_validation_sees_the_same_positions_on_every_device(file: Path, device: 
         "data.filters.quiet=true", "model={kind: sfnnv5, l1: 32}",
     )  # fmt: skip
     model = nets.build(chosen.model)
-    held_out = HeldOut(chosen, model, torch.device(device))
+    held_out = held_out_of(chosen, model, torch.device(device))
     every: LoaderOptions = {"filters": chosen.data.filters, "shuffle": False, "drop_last": False}
     expected = {
         field: torch.cat([getattr(batch, field).clone() for batch in Loader(file, model.feature_set, 1_000, **every)])

@@ -1,9 +1,8 @@
-"""The training and validation positions of a recipe: which files are read, how, and to which device."""
+"""The data of a recipe: which files are read, how, and to which device."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +10,7 @@ import torch
 
 from nnue_trainer.base.system import usable_cpus
 from nnue_trainer.config import Recipe, ValidationSet
-from nnue_trainer.data import Batch, Loader, LoaderOptions, RecordLoader
+from nnue_trainer.data import Loader, LoaderOptions, RecordLoader
 from nnue_trainer.data.features import feature_set
 from nnue_trainer.data.filters import Filters
 from nnue_trainer.data.opened import OpenedFile
@@ -19,9 +18,33 @@ from nnue_trainer.errors import UserError
 from nnue_trainer.losses import Loss
 from nnue_trainer.nets.activity import spread_over
 from nnue_trainer.nets.base import Net, NnueModel
-from nnue_trainer.ops.expand import Expander
 from nnue_trainer.parallel.ranks import Ranks
 from nnue_trainer.position_weights import PositionWeight
+from nnue_trainer.schedules import ConstantLambda
+from nnue_trainer.training import plausibility
+from nnue_trainer.training.held_out import HeldOut
+from nnue_trainer.training.stage_data import DataSources, Poll
+
+
+def data_sources(recipe: Recipe, model: NnueModel | Net, device: torch.device, ranks: Ranks) -> DataSources:
+    """The data of a stage for its net, or for the section of the recipe that it will be built from."""
+
+    def check(batches: Loader | RecordLoader, held_out: list[OpenedFile], warn: Callable[[str], None]) -> None:
+        of_score = recipe.lambda_ != ConstantLambda(value=0.0)
+        loss = recipe.loss if of_score else None
+        weight, features = recipe.position_weight, model.feature_set
+        plausibility.check(recipe.data, batches, weight, features, warn, loss=loss, held_out=held_out)
+
+    def opener(which: ValidationSet | None) -> Callable[[Poll], HeldOut]:
+        return lambda poll: held_out(recipe, model, device, ranks, which, poll)
+
+    return DataSources(
+        features=model.feature_set,
+        batches=lambda poll: training_batches(recipe, model, device, ranks, poll),
+        validation=opener(None) if recipe.data.validation else None,
+        more={each.name: opener(each) for each in recipe.validation.sets},
+        check=check if ranks.writes else None,
+    )
 
 
 def training_batches(
@@ -29,7 +52,7 @@ def training_batches(
     model: NnueModel | Net,
     device: torch.device,
     ranks: Ranks | None = None,
-    poll: Callable[[], None] | None = None,
+    poll: Poll | None = None,
 ) -> Loader | RecordLoader:
     """The endless stream of training batches of the recipe. For a CUDA `device` it yields packed records, which are
     expanded there, and so it does where the weight of a position reads them; otherwise, or if the feature set is
@@ -85,10 +108,6 @@ def loader_cpus(device: torch.device, ranks: Ranks) -> int:
     return share - 2 if device.type == "cuda" and share >= 8 else share
 
 
-# Validation records of a GPU training that stay in page-locked memory, 32 bytes each, so that each file is read once.
-_KEPT_POSITIONS = 2**24
-
-
 def _held_out(recipe: Recipe, which: ValidationSet | None = None) -> tuple[list[str], int, LoaderOptions]:
     """The files of the recipe's validation or of one of its `validation.sets`, how many of their positions count, and
     the options of a loader for them."""
@@ -125,85 +144,17 @@ def neuron_sample(recipe: Recipe) -> npt.NDArray[np.uint8]:
     return torch.cat(parts).numpy()
 
 
-class HeldOut:
+def held_out(
+    recipe: Recipe,
+    model: NnueModel | Net,
+    device: torch.device,
+    ranks: Ranks | None = None,
+    which: ValidationSet | None = None,
+    poll: Poll | None = None,
+) -> HeldOut:
     """The validation positions of the recipe, or of one of its `validation.sets`, which each of `ranks` reads; None: a
-    single process; `poll` is that of `Loader`. Each call returns an iterator over the same batches, on `device` if that
-    is a CUDA device and on the CPU otherwise; the values are the same. UserError if a file is missing or is not a data
-    file."""
-
-    def __init__(
-        self,
-        recipe: Recipe,
-        model: NnueModel | Net,
-        device: torch.device,
-        ranks: Ranks | None = None,
-        which: ValidationSet | None = None,
-        poll: Callable[[], None] | None = None,
-    ):
-        data = recipe.data
-        files, positions, options = _held_out(recipe, which)
-        spare = _any_uses_spare(options["filters"], recipe.validation.loss or recipe.loss)
-        options |= {"cpus": loader_cpus(device, ranks or Ranks()), "reuse": True, "spare": spare, "poll": poll}
-        self._positions = positions
-        self._kept: list[torch.Tensor] | None = None
-        # All validations use one loader, so that files are opened, and compressed ones unpacked, only once.
-        self._loader: Loader | RecordLoader
-        self._expander: Expander | None = None
-        self._is_on_gpu = device.type == "cuda"
-        if spare or device.type == "cuda":
-            # The memory is not page-locked, so the copy to the device is done when the call returns, and the loader may
-            # use its memory again.
-            self._loader = RecordLoader(files, data.batch_size, **options)
-            self._expander = Expander(model.feature_set, device, spare=self._loader.spare)
-        else:
-            self._loader = Loader(files, model.feature_set, data.batch_size, **options)
-        self._loader.open()
-        self.files = [list(identity) for identity in self._loader.identities]
-        """name, size and digest of each file when it was opened"""
-
-    @property
-    def opened(self) -> list[OpenedFile]:
-        """The files."""
-        return self._loader.opened
-
-    def contents(self) -> list[str]:
-        """The content of the files that was read so far (`Loader.contents`)."""
-        return self._loader.contents()
-
-    def restore(self, contents: Any, what: str) -> None:
-        """Compares what is read from now on with the contents in a checkpoint. UserError, beginning with `what`, where
-        they are damaged."""
-        try:
-            self._loader.restore_contents(contents)
-        except UserError as error:
-            raise UserError(f"{what}: validation: {error}") from None
-
-    def __call__(self) -> Iterator[Batch]:
-        for fresh in self._read() if self._kept is None else self._kept:
-            yield fresh if isinstance(fresh, Batch) else self._expand(fresh)
-
-    def _read(self) -> Iterator[Batch | torch.Tensor]:
-        """The batches or records from the files. Records of a whole pass are kept, if there is room."""
-        self._loader.restart()
-        left, kept = self._positions, []
-        keeping = self._is_on_gpu and left <= _KEPT_POSITIONS
-        try:
-            for fresh in self._loader:
-                part = fresh if len(fresh) <= left else fresh.head(left) if isinstance(fresh, Batch) else fresh[:left]
-                if keeping and isinstance(part, torch.Tensor):
-                    kept.append(part.clone().pin_memory())
-                yield part
-                left -= len(part)
-                if left <= 0:
-                    break
-            if keeping:
-                self._kept = kept
-        finally:
-            self._loader.close()
-
-    def _expand(self, records: torch.Tensor) -> Batch:
-        assert self._expander is not None
-        return self._expander(records)
-
-    def close(self) -> None:
-        self._loader.close()
+    single process; `poll` is that of `Loader`."""
+    files, positions, options = _held_out(recipe, which)
+    spare = _any_uses_spare(options["filters"], recipe.validation.loss or recipe.loss)
+    options |= {"cpus": loader_cpus(device, ranks or Ranks()), "reuse": True, "spare": spare, "poll": poll}
+    return HeldOut(files, positions, model.feature_set, recipe.data.batch_size, device, **options)

@@ -16,6 +16,7 @@ from nnue_trainer.ops.capabilities import Mode
 from nnue_trainer.optim import Optimizer
 from nnue_trainer.parallel.ranks import Ranks
 from nnue_trainer.parallel.sharding import Unsharded, shard, why_not_columns, widths_of
+from nnue_trainer.penalties.base import Penalties
 from nnue_trainer.training.fused_parts import FusedTransformer, StackKernels, StackReference
 from nnue_trainer.training.step import AutogradStep, FusedStep, Step
 from nnue_trainer.training.step_loss import StepLoss
@@ -116,10 +117,11 @@ _MODULE_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_ba
 _TENSOR_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 
-def make_step(kind: StepKind, model: NnueModel, sharding: Unsharded, optimizer: Optimizer, loss: StepLoss) -> Step:
-    """The step of a model as it computes now, with or without rounding."""
-    reason = sharding.why_not_fused or kind.why_not_fused(model, loss.device, copied=optimizer.has_copies)
-    if reason is not None:
+def make_step(
+    kind: StepKind, model: NnueModel, sharding: Unsharded, optimizer: Optimizer, loss: StepLoss, apart: str | None
+) -> Step:
+    """The step of a model as it computes now, with or without rounding. `apart`: why it is not fused; None: it is."""
+    if apart is not None:
         return AutogradStep(loss, sharding, optimizer)
     assert isinstance(model, StackedModel)
     module, mode, divided = model.first_layer(), kind.mode(model), sharding.name == "columns"
@@ -131,6 +133,18 @@ def make_step(kind: StepKind, model: NnueModel, sharding: Unsharded, optimizer: 
     else:
         stacks = StackKernels(model, kind.loss, first, mode, divided=divided)
     return FusedStep(model, first, stacks, sharding, optimizer, loss.lambda_values)
+
+
+def why_not_late(recipe: Recipe, device: torch.device, sharding: Unsharded, penalties: Penalties) -> str | None:
+    """The reason why rows of feature transformers cannot be updated late, in words; None if they can. Each forward pass
+    must read nothing but the rows of its batch."""
+    if recipe.training.compile:
+        return "training.compile: compiled code reads the whole weight"
+    if recipe.training.precision == "mixed" and device.type == "cpu":
+        return "training.precision: mixed: on a CPU autocast reads the whole weight"
+    if penalties.dense:
+        return "training.penalties: a penalty on weights moves every row"
+    return "each process has rows of its own positions" if sharding.name == "positions" else None
 
 
 def why_positions(kind: StepKind, recipe: Recipe, model: NnueModel, ranks: Ranks, device: torch.device) -> str | None:

@@ -1,7 +1,7 @@
 """The output of `nnue explain`: which kernels run each part of a recipe's step, and why faster ones are not used.
 
-The choices are those of the training itself: look-ups in the table of csrc/capabilities.h, for any machine. The net is
-built without memory for its weights.
+It prints the objects that training runs (`Core`), assembled for any machine, with a net that has no memory for its
+weights.
 """
 
 from __future__ import annotations
@@ -22,13 +22,10 @@ from nnue_trainer.ops import capabilities
 from nnue_trainer.ops.capabilities import Choice, Machine, Mode
 from nnue_trainer.ops.perspectives import number_of
 from nnue_trainer.optim.fused import FusedConfig, FusedRule
-from nnue_trainer.optim.optimizer import Optimizer
 from nnue_trainer.parallel.ranks import Ranks
-from nnue_trainer.parallel.sharding import Unsharded
-from nnue_trainer.penalties.base import Penalties
-from nnue_trainer.training.assembly import StepKind, divide, why_positions
-from nnue_trainer.training.precision import settled
-from nnue_trainer.training.trainer import why_not_late
+from nnue_trainer.training.assembly.core import Core, core_of
+from nnue_trainer.training.assembly.precision import settled
+from nnue_trainer.training.assembly.steps import StepKind, divide, why_positions
 
 
 class Part(NamedTuple):
@@ -44,30 +41,23 @@ def explain(recipe: Recipe, machine: Machine, ranks: int = 1) -> list[Part]:
     """The parts of a step of `recipe` on each of several machines of a kind."""
     device = torch.device("cpu" if machine == capabilities.CPU else "cuda")
     with _as_if(machine):
-        model = _built(recipe)
+        model = nets.build(recipe.model, "meta")
         recipe = settled(recipe, model, device)
         several = Ranks(size=ranks) if ranks > 1 else Ranks()
-        penalties = Penalties(recipe.training.penalties, model)
-        qat = recipe.model.qat_config
-        parts = [Part("machine", str(machine), ""), Part("precision", recipe.training.precision, "")]
-        kind = StepKind.of(recipe)
-        reason = why_positions(kind, recipe, model, several, device) if several.several else ""
+        reason = why_positions(StepKind.of(recipe), recipe, model, several, device) if several.several else ""
         sharding, _ = divide(recipe, model, several, device)  # of columns: the model has those of rank 0 from here on
-        copied = "virtual_rows" in recipe.optimizer.replaces and not penalties.dense
-        late = why_not_late(recipe, device, sharding, penalties)
+        core = core_of(recipe, model, device, sharding)
+        parts = [Part("machine", str(machine), ""), Part("precision", recipe.training.precision, "")]
         parts += [Part("sharding", sharding.name, reason or "")] if several.several else []
         parts += _features(model, machine)
-        rounding = [False] if not qat.qat else [True] if qat.qat_from == 0 else [False, True]
-        for rounds in rounding:
+        qat = recipe.model.qat_config
+        for rounds in [False] if not qat.qat else [True] if qat.qat_from == 0 else [False, True]:
             suffix = ", rounded" if rounds else ""
             with model.rounding(rounds):
-                apart = sharding.why_not_fused or kind.why_not_fused(model, device, copied=copied)
+                apart = core.why_not_fused()
             parts.append(Part(f"step{suffix}", "fused" if apart is None else "autograd", apart or ""))
-            parts += [
-                part._replace(name=part.name + suffix)
-                for part in _step(recipe, model, machine, sharding, apart, rounds)
-            ]
-        return [*parts, *_update(recipe, model, machine, late)]
+            parts += [part._replace(name=part.name + suffix) for part in _step(recipe, core, machine, apart, rounds)]
+        return [*parts, *_update(recipe, core, machine)]
 
 
 @contextmanager
@@ -80,10 +70,6 @@ def _as_if(machine: Machine) -> Iterator[None]:
         capabilities.machine_of = real
 
 
-def _built(recipe: Recipe) -> NnueModel:
-    return nets.build(recipe.model, "meta")
-
-
 def _features(model: NnueModel, machine: Machine) -> list[Part]:
     if machine == capabilities.CPU:
         return [Part("features", "loader threads", "")]
@@ -92,10 +78,9 @@ def _features(model: NnueModel, machine: Machine) -> list[Part]:
     return [Part("features", "gpu", "")]
 
 
-def _step(
-    recipe: Recipe, model: NnueModel, machine: Machine, sharding: Unsharded, apart: str | None, rounds: bool
-) -> Iterator[Part]:
+def _step(recipe: Recipe, core: Core, machine: Machine, apart: str | None, rounds: bool) -> Iterator[Part]:
     """Forward, loss and backward. `apart`: why the step is not fused."""
+    model = core.model
     transformers = [module for module in model.modules() if isinstance(module, PerspectiveTransformer)]
     if len(transformers) != 1:
         yield Part("transformer", "torch", f"the net has {len(transformers)} feature transformers, expected one")
@@ -117,7 +102,7 @@ def _step(
     between = capabilities.between(
         transformer.kernels, stacks.kernels, trained, trained, num_outputs=width,
         hidden=0 if layers is None else len(layers.hidden), activation=number_of(first.activation), bound=first.bound,
-        has_psqt=psqt, divided=sharding.name == "columns",
+        has_psqt=psqt, divided=core.sharding.name == "columns",
     )  # fmt: skip
     if between.kernels != "whole" and apart is not None:
         between = Choice("whole", "the loss is computed by torch")
@@ -140,21 +125,21 @@ def _layers(model: NnueModel, rounds: bool) -> tuple[LayerStacks | None, str]:
         return model.rounded.stacks, "the operators cannot round as this net does"
 
 
-def _update(recipe: Recipe, model: NnueModel, machine: Machine, not_late: str | None) -> Iterator[Part]:
+def _update(recipe: Recipe, core: Core, machine: Machine) -> Iterator[Part]:
     if not isinstance(recipe.optimizer, FusedConfig):
         yield Part("update", "torch", f"the optimizer {recipe.optimizer.kind!r} does not use the operators")
         return
-    optimizer = Optimizer(model, recipe.optimizer)
-    assert isinstance(optimizer.rule, FusedRule)
+    rule = core.optimizer.rule
+    assert isinstance(rule, FusedRule)
     yield Part("update", "operators", "")
-    for name, choice in optimizer.rule.choices().items():
+    for name, choice in rule.choices().items():
         yield Part(name, *choice)
-    transformers = [module.weight for module in model.modules() if isinstance(module, PerspectiveTransformer)]
-    for part, moments in optimizer.rule.fused.pairs:
+    transformers = [module.weight for module in core.model.modules() if isinstance(module, PerspectiveTransformer)]
+    for part, moments in rule.fused.pairs:
         if not any(part.parameter is weight for weight in transformers):
             continue
         rows = len(part.rows(part.parameter))
         choice = capabilities.update(machine, rows, moments.tensors, recipe.data.batch_size)
-        if not_late is not None:
-            choice = Choice("every_row", not_late)
+        if core.not_late is not None:
+            choice = Choice("every_row", core.not_late)
         yield Part(f"rows {part.first:,} to {part.first + rows - 1:,}", *choice)

@@ -1,0 +1,74 @@
+"""The objects of a step: the divided model, the optimiser, and the settings that choose between the two steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from nnue_trainer.config import Recipe
+from nnue_trainer.errors import UserError
+from nnue_trainer.nets.base import NnueModel
+from nnue_trainer.optim import Optimizer
+from nnue_trainer.parallel.sharding import Unsharded
+from nnue_trainer.penalties.base import Penalties
+from nnue_trainer.training.assembly.steps import StepKind, make_step, why_not_late
+from nnue_trainer.training.memory import move_to_huge_pages
+from nnue_trainer.training.step import Step
+from nnue_trainer.training.step_loss import StepLoss
+
+
+@dataclass(frozen=True)
+class Core:
+    """The objects of a step, which training runs and `nnue explain` prints."""
+
+    model: NnueModel
+    device: torch.device
+    sharding: Unsharded
+    penalties: Penalties
+    optimizer: Optimizer
+    kind: StepKind
+    not_late: str | None
+    """why all rows of feature transformers are updated in each step; None: only those of the batch are"""
+
+    def why_not_fused(self) -> str | None:
+        """The reason why the step of the model as it computes now is not fused; None: it is."""
+        return self.sharding.why_not_fused or self.kind.why_not_fused(
+            self.model, self.device, copied=self.optimizer.has_copies
+        )
+
+    def step(self, loss: StepLoss) -> Step:
+        """The step of the model as it computes now, with or without rounding."""
+        return make_step(self.kind, self.model, self.sharding, self.optimizer, loss, self.why_not_fused())
+
+
+def core_of(recipe: Recipe, model: NnueModel, device: torch.device, sharding: Unsharded) -> Core:
+    """The objects of a step of a recipe whose precision is settled. `model` is on the device, or has no memory for its
+    weights; `sharding` has divided it."""
+    penalties = Penalties(recipe.training.penalties, model)
+    not_late = why_not_late(recipe, device, sharding, penalties)
+    optimizer = Optimizer(
+        model,
+        recipe.optimizer,
+        late=not_late is None,
+        positions=recipe.data.batch_size,
+        # The gradient of a penalty on weights is that of the weights themselves, in every row.
+        copies=recipe.training.precision == "mixed" and not penalties.dense,
+        averages=recipe.average is not None,
+    )
+    sharding.adopt(optimizer)
+    if device.type == "cpu":
+        with torch.no_grad():
+            move_to_huge_pages([*model.parameters(), *optimizer.state_dict().values()])
+    return Core(model, device, sharding, penalties, optimizer, StepKind.of(recipe), not_late)
+
+
+def is_recorded(recipe: Recipe, core: Core) -> bool:
+    """Whether a CUDA graph replays the steps. UserError if the recipe requires one that cannot be recorded."""
+    wanted, possible = recipe.training.cuda_graph, core.optimizer.capturable
+    if wanted and not possible:
+        raise UserError(
+            f"training.cuda_graph: a step of the optimizer {recipe.optimizer.kind!r} cannot be recorded; "
+            "remove the key, or set it to false"
+        )
+    return bool(wanted or (wanted is None and possible and core.device.type == "cuda"))

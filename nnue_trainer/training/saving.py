@@ -1,0 +1,258 @@
+"""Saves a run: the contents of a checkpoint, and when one is written. A resumed run is bit-identical to one that was
+never stopped."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from nnue_trainer import registry
+from nnue_trainer.base import limits
+from nnue_trainer.data.loader import merge_states
+from nnue_trainer.errors import UserError
+from nnue_trainer.files.atomic import replacing
+from nnue_trainer.files.checkpoint import Checkpoint, TrainerState
+from nnue_trainer.nets.base import NnueModel
+from nnue_trainer.optim import Optimizer
+from nnue_trainer.parallel.sharding import Unsharded
+from nnue_trainer.training import loss_figure, resuming
+from nnue_trainer.training.batches import DeviceBatches
+from nnue_trainer.training.checkpoints import CheckpointStore
+from nnue_trainer.training.finite import FiniteCheck
+from nnue_trainer.training.hooks import Hooks
+from nnue_trainer.training.metrics import environment
+from nnue_trainer.training.outputs import Nowhere, RunOutputs
+from nnue_trainer.training.run_folder import RunFolder
+from nnue_trainer.training.stages import StageOfRun
+from nnue_trainer.training.state import RunState
+from nnue_trainer.training.step_records import StepRecords
+from nnue_trainer.training.terminal import say
+
+MAX_TIME = "training.max_time"
+_QUICK_WRITE = 5.0  # seconds: such a checkpoint is always written
+
+
+@dataclass(frozen=True)
+class Saved:
+    """The part of every checkpoint of a stage that does not change.
+
+    recipe: of the whole run, in plain data; yaml: the same as it is written to recipe.yaml.
+    figure: what defines a validation loss beside the weights, as plain JSON data; `best` compares only losses of one.
+    validation_files: identifies the validation files; a resume checks that they are the same.
+    validation_contents: returns what was read of them so far, as plain JSON data.
+    """
+
+    recipe: dict[str, Any]
+    yaml: str
+    figure: dict[str, Any]
+    validation_files: list[Any] | None
+    validation_contents: Callable[[], list[str]] | None
+
+
+class Saver:
+    """Makes and writes the checkpoints of a stage.
+
+    Args:
+        open_store: makes the store of the run folder, in the process that writes.
+    """
+
+    def __init__(
+        self,
+        saved: Saved,
+        stage: StageOfRun,
+        state: RunState,
+        folder: RunFolder,
+        model: NnueModel,
+        optimizer: Optimizer,
+        sharding: Unsharded,
+        batches: DeviceBatches,
+        records: StepRecords,
+        hooks: Hooks,
+        finite: FiniteCheck,
+        open_store: Callable[[], CheckpointStore],
+    ) -> None:
+        self.saved, self._stage, self._state, self._folder = saved, stage, state, folder
+        self._model, self._optimizer, self._sharding, self._batches = model, optimizer, sharding, batches
+        self._records, self._hooks, self._finite, self._open_store = records, hooks, finite, open_store
+        self._ranks = sharding.ranks
+        self.resumed: tuple[Path, TrainerState] | None = None
+        """the checkpoint in the run folder that the run continues from"""
+        self._grace, self._warned_of_slow_writes = limits.seconds("NNUE_GRACE_SECONDS"), False
+
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[CheckpointStore | Nowhere]:
+        """The store of checkpoints in the locked run folder, or `Nowhere` in a process that does not write."""
+        if not self._ranks.writes:
+            yield Nowhere()
+            return
+        with self._folder, self._open_store() as store:
+            yield store
+
+    def checkpoint(self, epoch: int | None = None) -> Checkpoint:
+        """Everything that the rest of the run depends on. The tensors share memory with the training. Call it within
+        `optimizer.with_net()`, because the model in a checkpoint is the net. `epoch`: the epoch that has just ended,
+        from 1; None in the middle of an epoch. If several processes train together, all must call this at the same
+        step; only the checkpoint of rank 0 is complete."""
+        state, stage, saved, device = self._state, self._stage, self.saved, next(self._model.parameters()).device
+        window_steps, window_loss = self._records.window()
+        return Checkpoint(
+            architecture=self._model.architecture,
+            recipe=saved.recipe,
+            tensors={
+                "model": self._sharding.whole(self._model.state_dict()),
+                "optimizer": self._sharding.whole(self._optimizer.state_dict()),
+                "rng": resuming.generators(device),
+            },
+            state={  # a TrainerState
+                "step": state.step,
+                "batches": self._place(),
+                "validation_loss": state.validation_loss,
+                "best_validation_loss": state.best_validation_loss,
+                "best_step": state.best_step,
+                "epoch": epoch,
+                "epoch_end_pending": state.epoch_end_pending,
+                "steps_per_epoch": stage.steps_per_epoch,
+                "stage": stage.index,
+                "stage_first_step": stage.first_step,
+                "validation_files": saved.validation_files,
+                "figure": saved.figure,
+                "callbacks": self._hooks.state(),
+                "stopped": "" if state.stopped.startswith(MAX_TIME) else state.stopped,
+                "bad_chunks": self._records.bad_chunks(of_run=True),
+                "window_steps": window_steps,
+                "window_loss": window_loss,
+                "validation_contents": saved.validation_contents() if saved.validation_contents else None,
+                "device": device.type,
+                "cpu_threads": torch.get_num_threads(),
+                "processes": self._ranks.size,
+                "plugins": registry.plugins(),
+                "environment": environment(device),
+            },
+        )
+
+    def _place(self) -> dict[str, Any]:
+        """The state of the stream of batches from which any number of processes can continue. All must call this
+        together, as each has only the places of its own shards."""
+        first, *others = states = self._ranks.each(self._batches.state_dict())
+        return merge_states(states) if any(state != first for state in others) else first
+
+    def settle(self, store: CheckpointStore | Nowhere) -> None:
+        """After a resume in the same folder, restores the state of the folder at that step. Reads the best validation
+        loss from the folder."""
+        state, folder = self._state, self._folder
+        state.best_validation_loss = state.best_step = None  # `best` is the best checkpoint of its own folder
+        if isinstance(store, Nowhere) or (self.resumed is None and self._stage.index == 0):
+            return
+        if self.resumed is not None:
+            path, of_resumed = self.resumed
+            kept = store.continue_from(path, of_resumed)
+            if kept is not None:
+                say(
+                    f"{folder.path}: records and checkpoints after step {of_resumed.step:,} are kept in {kept}, a "
+                    "separate run folder"
+                )
+        best = store.best_of_folder()
+        if best is None:
+            return
+        of_best = best.trainer_state(folder.best)
+        if changed := loss_figure.changed(best, of_best, self.saved.figure):
+            kept = store.retire_best()
+            say(
+                f"{folder.path}: {', '.join(changed)} changed, so validation losses cannot be compared with those "
+                f"before: the best one is chosen anew, and the previous best checkpoint is {kept.name}"
+            )
+        else:
+            state.best_validation_loss, state.best_step = of_best.validation_loss, of_best.step
+
+    def reserve(self, store: CheckpointStore | Nowhere) -> None:
+        """Allocates the host memory for checkpoints of a GPU in the background."""
+        on_gpu = next(self._model.parameters()).device.type == "cuda"
+        if isinstance(store, CheckpointStore) and on_gpu and not self._ranks.several:
+            store.reserve({"model": self._model.state_dict(), "optimizer": self._optimizer.state_dict()})
+
+    def save(self, run: RunOutputs, *, epoch: int | None, is_best: bool = False, final: bool = False) -> Path | None:
+        """Saves a checkpoint, which is written in the background. Returns its path; None if it is left out."""
+        self._finite(run.store)
+        self.restore_folder(run)
+        with self._optimizer.with_net():
+            saved = run.store.save(self.checkpoint(epoch), epoch=epoch, is_best=is_best, final=final)
+        run.saved()
+        if not self._ranks.same(saved):
+            return None
+        self._state.saved_step = self._state.step
+        return self._folder.last if epoch is None else self._folder.epoch(epoch)
+
+    def repeats_steps(self, run: RunOutputs, *, preempted: bool) -> bool:
+        """Whether a run that was `preempted` ends without another checkpoint, because writing it takes longer than to
+        repeat the steps since the last one."""
+        since, write = run.seconds_since_save(), run.store.write_seconds()
+        if not (self._ranks.any(preempted) and self._ranks.same(write > max(since, _QUICK_WRITE))):
+            return False
+        if self._ranks.writes:
+            say(
+                f"{self._folder.last}: no other checkpoint is written, as a write takes {write:.0f} s: the next start "
+                f"repeats the last {since:.0f} s"
+            )
+        return True
+
+    def warn_of_slow_writes(self, run: RunOutputs) -> None:
+        """Reports once that a checkpoint takes longer than a scheduler waits."""
+        write, grace = run.store.write_seconds(), self._grace
+        if write > grace and not self._warned_of_slow_writes:
+            self._warned_of_slow_writes = True
+            run.progress.say(
+                f"{self._folder.last}: a write takes {write:.0f} s, but schedulers kill a run {grace:g} s after their "
+                f"signal; request an earlier one, such as sbatch --signal=B:USR1@{2 * math.ceil(write)}, and set "
+                "NNUE_GRACE_SECONDS to that time"
+            )
+
+    def restore_folder(self, run: RunOutputs) -> None:
+        """Makes the run folder again if it was moved or deleted: with the recipe, the records of this process
+        and soon a checkpoint. UserError if it cannot be made."""
+        folder = self._folder
+        found = folder.lost()
+        if found is None:
+            return
+        with contextlib.suppress(UserError):
+            run.store.wait()
+        say(f"{folder.path}: {found}; it is made again, with a checkpoint of step {self._state.step:,} and all records")
+        folder.make_again()
+        folder.will_write(folder.recipe, folder.metrics)
+        with replacing(folder.recipe) as output:
+            output.write_text(self.saved.yaml)
+        run.metrics.make_again()
+        run.save_now()
+
+    def last_good(self, store: CheckpointStore | Nowhere) -> str:
+        """The end of the message about a lost process: which checkpoint is the last good one."""
+        with contextlib.suppress(Exception):
+            store.wait()  # let a write in progress complete
+        last = self._folder.last
+        return f"; {last} is the last good checkpoint" if last.exists() else "; no checkpoint was written yet"
+
+    def rescue(self, store: CheckpointStore | Nowhere, first_step: int) -> None:
+        """After an error, saves the steps done since the last save. It does not if the error came while the weights
+        were being updated."""
+        state = self._state
+        # A write in the background may have failed after `saved_step` was set. Only rank 0 notices that.
+        saved_step = state.saved_step if self._ranks.several else store.written_step
+        if state.step in (first_step, saved_step) or state.updating:
+            return
+        # A checkpoint needs all ranks. An error that all of them meet, such as a damaged chunk that all of them read,
+        # brings all of them here.
+        if not self._ranks.meet(f"rescue-{state.step}"):
+            return
+        # An error in here, of the disk or the device, must not hide the error that ended the run.
+        with contextlib.suppress(Exception):
+            store.wait()
+            self._finite(store)
+            with self._optimizer.with_net():
+                store.save(self.checkpoint(), epoch=None, final=True)
+            store.wait()
+            say(f"{self._folder.last}: saved at step {state.step:,}, before the error that ends this run")
