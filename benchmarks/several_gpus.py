@@ -354,8 +354,10 @@ def picture(reports: list[dict[str, Any]], path: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    both = [str(ROOT / "configs" / f"{name}.yaml") for name in ("sfnnv5", "sfnnv16")]
-    parser.add_argument("--config", action="append", help="recipe, any number of times; default: sfnnv5 and sfnnv16")
+    both = [str(ROOT / "configs" / f"{name}.yaml") for name in ("reference_sfnnv5", "reference_sfnnv16")]
+    parser.add_argument(
+        "--config", action="append", help="recipe, any number of times; default: the two reference presets"
+    )
     parser.add_argument("--data", help="binpack file with at least 8 batches for all processes")
     parser.add_argument("--sizes", help="numbers of processes, such as 1,2; default: 1,2,4,… up to all GPUs")
     parser.add_argument("--sources", default=",".join(SOURCES), help=f"ways to read; default: {','.join(SOURCES)}")

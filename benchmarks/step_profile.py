@@ -1,6 +1,6 @@
 """Where the time of a training step goes: the calls, time, bytes and floor of each operator, and on CUDA its kernels.
 
-    python benchmarks/step_profile.py --config configs/sfnnv5.yaml --data FILE.binpack [--name NAME] [key=value …]
+    python benchmarks/step_profile.py --data FILE.binpack [--config RECIPE.yaml] [--name NAME] [key=value …]
 
 Prints a table, and writes it as JSON and as a picture into benchmarks/results/. All figures are per step:
 
@@ -340,7 +340,7 @@ def rounded(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--config", type=Path, default=ROOT / "configs" / "sfnnv5.yaml")
+    parser.add_argument("--config", type=Path, default=ROOT / "configs" / "reference_sfnnv5.yaml")
     parser.add_argument("--data", required=True, help="data file with at least as many batches as --batches")
     parser.add_argument("--batches", type=int, default=32, help="how many different batches the steps use in turn")
     parser.add_argument("--warmup", type=int, default=0, help="steps before measuring; default: as many as --batches")

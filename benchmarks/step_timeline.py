@@ -1,6 +1,6 @@
 """The kernels of a training step on a time line: when each runs, on which stream, and what lies between.
 
-    python benchmarks/step_timeline.py --config configs/sfnnv5.yaml --data FILE.binpack [key=value …]
+    python benchmarks/step_timeline.py --config configs/reference_sfnnv5.yaml --data FILE.binpack [key=value …]
     torchrun --nproc-per-node 2 benchmarks/step_timeline.py …    # the first of two GPUs that train together
 
 CUDA only. Steps run as in training: from the file, and replayed from CUDA graphs. So the time line shows what the sums
@@ -120,7 +120,7 @@ def picture(step: list[Kernel], title: str, path: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--config", type=Path, default=ROOT / "configs" / "sfnnv5.yaml")
+    parser.add_argument("--config", type=Path, default=ROOT / "configs" / "reference_sfnnv5.yaml")
     parser.add_argument("--data", required=True, help="binpack file")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for JSON and picture")
     parser.add_argument("overrides", nargs="*", help="recipe fields, such as data.batch_size=65536")

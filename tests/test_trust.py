@@ -202,21 +202,21 @@ def trained(project_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     return folder
 
 
-def stage(callbacks: Any) -> Poison:
-    def poison(recipe: dict[str, Any]) -> None:
-        recipe["stages"] = [{"name": "a"}, {"name": "b", "training": {"callbacks": callbacks}}]
-
-    return poison
+RUN = {"kind": "run", "command": f"./{PROGRAM}", "at": "start"}
+ENGINE = {"kind": "match", "engine": f"./{PROGRAM}"}
+CANARY = {"kind": f"{CODE}:Canary"}
 
 
-RUN = [{"kind": "run", "command": f"./{PROGRAM}", "at": "start"}]
-ENGINE = [{"kind": "match", "engine": f"./{PROGRAM}"}]
+def programs_everywhere(recipe: dict[str, Any]) -> None:
+    recipe["training"].update(callbacks=[ENGINE, RUN])
+    recipe["stages"] = [{"name": "a"}, {"name": "b", "training": {"callbacks": [RUN, ENGINE]}}]
+
+
+# Few, since each is tried with every command. What is refused at one place does not hide the others: all fields of a
+# recipe are read before one is refused (test_only_a_recipe_in_hand_imports_a_file_of_code has the places one by one).
 POISONS: dict[str, Poison] = {
-    "program": lambda recipe: recipe["training"].update(callbacks=RUN),
-    "engine": lambda recipe: recipe["training"].update(callbacks=ENGINE),
-    "program in a stage": stage(RUN),
-    "class": lambda recipe: recipe.update(loss={"kind": f"{CODE}:Canary"}),
-    "class in a stage": lambda recipe: recipe.update(stages=[{"name": "a", "loss": {"kind": f"{CODE}:Canary"}}]),
+    "programs": programs_everywhere,
+    "classes": lambda recipe: recipe.update(loss=CANARY, stages=[{"name": "a", "loss": CANARY}]),
     "net": lambda recipe: recipe.update(model={"kind": f"{CODE}:Canary"}),
     "feature set": lambda recipe: recipe.update(model={"kind": "layered", "inputs": [f"{CODE}:Canary"]}),
 }
@@ -306,7 +306,7 @@ def test_no_reader_runs_what_a_file_names(tmp_path, trained, canary, nnue, monke
 
 
 def test_consent(tmp_path, trained, canary, nnue, monkeypatch):
-    poisoned(trained, tmp_path, POISONS["program"])
+    poisoned(trained, tmp_path, lambda recipe: recipe["training"].update(callbacks=[RUN]))
     monkeypatch.chdir(tmp_path)
     resume = ("train", "--resume", "run", "training.epochs=2")
     done = nnue(*resume)

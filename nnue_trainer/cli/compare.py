@@ -23,7 +23,9 @@ from nnue_trainer.cli.match import (
     NetOption,
     Nodes,
     OpeningSeed,
+    PartOfWork,
     Plies,
+    ResultsAsJson,
     Test,
     sprt_of,
 )
@@ -91,14 +93,8 @@ def compare(
     hash_mb: HashMb = 16,
     option: EngineOptions = None,
     net_option: NetOption = "EvalFile",
-    part: Annotated[
-        str,
-        typer.Option(
-            metavar="I/N",
-            help="Train and play only part I of N. Without --part, the parts in the folder are merged.",
-        ),
-    ] = "1/1",
-    as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
+    part: PartOfWork = "1/1",
+    as_json: ResultsAsJson = False,
     overwrite: Overwrite = False,
     plugin: Plugins = None,
 ) -> None:

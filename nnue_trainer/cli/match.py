@@ -64,6 +64,11 @@ EngineOptions = Annotated[
     list[str] | None,
     typer.Option("--option", metavar="NAME=VALUE", help="UCI option to set in all engines; may be repeated."),
 ]
+PartOfWork = Annotated[
+    str,
+    typer.Option(metavar="I/N", help="Do only part I of N. Without --part, the parts in the folder are merged."),
+]
+ResultsAsJson = Annotated[bool, typer.Option("--json", help="Print the results as JSON.")]
 NetOption = Annotated[str, typer.Option(metavar="NAME", help="UCI option for the net file.")]
 
 
@@ -141,15 +146,12 @@ def match(
             metavar="SECONDS", min=0.01, help="Seconds to wait for an answer; a slower engine loses the game."
         ),
     ] = 60.0,
-    part: Annotated[
-        str,
-        typer.Option(metavar="I/N", help="Play only part I of N. Without --part, the parts in the folder are merged."),
-    ] = "1/1",
+    part: PartOfWork = "1/1",
     fastchess: Annotated[
         str | None,
         typer.Option(metavar="PROGRAM", help="Let fastchess play the games: its path, or its name on PATH."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
+    as_json: ResultsAsJson = False,
     overwrite: Overwrite = False,
     plugin: Plugins = None,
 ) -> None:

@@ -246,32 +246,46 @@ class ExponentialLambda(FromStart, _Exponential):
         return self.start * self.factor(now)
 
 
-@SCHEDULES.register("step")
 @section
-class Step(Schedule):
-    """lr·gamma after every few epochs."""
-
-    epochs: int = Field(gt=0)
-    """epochs between two drops"""
+class _Dropping(Timed):
     gamma: float = Field(default=0.1, gt=0, le=1)
     """factor at a drop"""
 
+    def drops(self, now: RunStep) -> int:
+        raise NotImplementedError
+
+    def factor(self, now: RunStep) -> float:
+        return self.gamma ** self.drops(now)
+
+
+@section
+class _Steps(_Dropping):
+    epochs: int = Field(gt=0)
+    """epochs between two drops"""
+
+    def drops(self, now: RunStep) -> int:
+        return now.epoch // self.epochs
+
+
+@SCHEDULES.register("step")
+@section
+class Step(Schedule, _Steps):
+    """lr·gamma after every few epochs."""
+
     def at(self, now: RunStep, lr: float) -> float:
-        return lr * self.gamma ** (now.epoch // self.epochs)
+        return lr * self.factor(now)
 
 
 @LAMBDAS.register("step")
 @section
-class StepLambda(FromStart):
+class StepLambda(FromStart, _Steps):
     """start·gamma after every few epochs."""
 
-    epochs: int = Field(gt=0)
-    """epochs between two drops"""
     gamma: float = Field(default=0.9, gt=0, le=1)
     """factor at a drop"""
 
     def at(self, now: RunStep) -> float:
-        return self.start * self.gamma ** (now.epoch // self.epochs)
+        return self.start * self.factor(now)
 
 
 def _in_order(epochs: list[int]) -> list[int]:
@@ -284,7 +298,7 @@ _DropEpochs = Annotated[list[Annotated[int, Field(gt=0)]], Field(min_length=1), 
 
 
 @section
-class _Drops(Timed):
+class _Drops(_Dropping):
     epochs: _DropEpochs
     """the number of completed epochs at each drop, such as [100, 200, 250]"""
 
@@ -297,11 +311,8 @@ class _Drops(Timed):
 class Drops(Schedule, _Drops):
     """lr·gamma at each epoch of a list."""
 
-    gamma: float = Field(default=0.1, gt=0, le=1)
-    """factor at a drop"""
-
     def at(self, now: RunStep, lr: float) -> float:
-        return lr * self.gamma ** self.drops(now)
+        return lr * self.factor(now)
 
 
 @LAMBDAS.register("drops")
@@ -313,4 +324,4 @@ class DropsLambda(FromStart, _Drops):
     """factor at a drop"""
 
     def at(self, now: RunStep) -> float:
-        return self.start * self.gamma ** self.drops(now)
+        return self.start * self.factor(now)

@@ -12,6 +12,17 @@ from nnue_trainer.cli.main import app
 from nnue_trainer.data import PositionReader
 from nnue_trainer.errors import UserError
 
+SUFFIXES = {
+    "binpack": ".binpack",
+    "bin": ".bin",
+    "bulletformat": ".bullet",
+    "marlinformat": ".marlin",
+    "viriformat": ".vf",
+    "text": ".txt",
+    "plain": ".plain",
+}
+"""Of files in the formats that every tool reads and writes."""
+
 
 def run(*arguments: object, code: int = 0) -> str:
     """The output of `nnue data ARGUMENTS`, which must end with the status `code`; its UserError is raised."""

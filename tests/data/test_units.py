@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from data_commands import read_all, run
+from data_commands import SUFFIXES, read_all, run
 
 from nnue_trainer import _data
 from nnue_trainer.base.arrays import Records
@@ -34,18 +34,8 @@ GAME = """[Event "x"]
 1. e4 {+0.35/12 0.1s} e5 {-0.20/12 0.1s} 2. Nf3 {+1.36/12 0.1s} Nc6 {-1.14/12 0.1s} 1-0
 
 """
-SUFFIXES = {
-    "binpack": ".binpack",
-    "bin": ".bin",
-    "bulletformat": ".bullet",
-    "marlinformat": ".marlin",
-    "viriformat": ".vf",
-    "text": ".txt",
-    "plain": ".plain",
-    "pgn": ".pgn",
-    "epd": ".epd",
-}
-IN_PAWNS = ("pgn", "epd")
+IN_PAWNS = {"pgn": ".pgn", "epd": ".epd"}
+ALL = SUFFIXES | IN_PAWNS
 
 
 def scaled(records: Records, factor: float) -> Records:
@@ -61,7 +51,7 @@ def written(tmp_path: Path) -> Callable[[str], Path]:
     def make(format: str) -> Path:
         game = tmp_path / "game.pgn"
         game.write_text(GAME)
-        path = tmp_path / f"in{SUFFIXES[format]}"
+        path = tmp_path / f"in{ALL[format]}"
         with PositionReader(game, pawn=100) as reader:
             records = np.concatenate(list(reader))
         if format == "pgn":
@@ -116,7 +106,7 @@ def from_tools(path: Path, options: list[str], formats: dict[str, float]) -> dic
     return found
 
 
-@pytest.mark.parametrize("format", SUFFIXES)
+@pytest.mark.parametrize("format", ALL)
 def test_every_tool_reads_the_same_scores(format: str, written: Callable[[str], Path]) -> None:
     path = written(format)
     for options in ({}, {"pawn": 361.0, "score_scale": 0.5}):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from data_commands import SUFFIXES
 from typer.testing import CliRunner
 
 from nnue_trainer import _data
@@ -25,16 +26,6 @@ from nnue_trainer.data.transform import convert
 from nnue_trainer.data.verdict import Verdict, comb, judge
 from nnue_trainer.errors import UserError
 from nnue_trainer.training import plausibility
-
-SUFFIXES = {
-    "binpack": ".binpack",
-    "bin": ".bin",
-    "bulletformat": ".bullet",
-    "marlinformat": ".marlin",
-    "viriformat": ".vf",
-    "text": ".txt",
-    "plain": ".plain",
-}
 
 
 def turned(records: Records, what: str, white: bool, black: bool) -> Records:

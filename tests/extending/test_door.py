@@ -137,7 +137,8 @@ def test_every_registry_has_its_place():
     for file in package.rglob("*.py"):
         if re.search(r": Registry\[\w+\] = Registry\(", file.read_text(encoding="utf-8")):
             importlib.import_module(".".join(("nnue_trainer", *file.relative_to(package).with_suffix("").parts)))
-    assert {registry.what for registry in registries} == set(PLACES)
+    ours = [registry for registry in registries if registry.package.startswith("nnue_trainer.")]
+    assert {registry.what for registry in ours} == set(PLACES)
 
 
 @pytest.mark.parametrize("place", PLACES)
