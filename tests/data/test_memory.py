@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -93,3 +94,41 @@ end()
 
 def test_info(project_root: Path, train: Path) -> None:
     assert peak(project_root, INFO, train) < 64 * MIB
+
+
+LITTLE = """
+import resource, sys
+from nnue_trainer.data import RecordLoader
+from nnue_trainer.errors import UserError
+
+def positions():
+    with RecordLoader(sys.argv[1], 1000, threads=2, drop_last=False, shuffle_buffer=1 << 22) as loader:
+        return sum(len(batch) for batch in loader)
+
+whole, found = positions(), []
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+_, most = resource.getrlimit(resource.RLIMIT_AS)
+for mebibytes in range(0, 100, 7):
+    resource.setrlimit(resource.RLIMIT_AS, (used + (mebibytes << 20), most))
+    try:
+        found.append(positions() == whole)
+    except (UserError, MemoryError) as error:
+        found.append(str(error))
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+print(*found, sep="\\n")
+print(positions() == whole)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="limits of Linux")
+def test_threads_that_get_no_memory_end_in_one_error(positions_file: Callable[[str], Path]) -> None:
+    """Wherever an allocation fails: the loader raises, the process lives, and a later loader reads everything."""
+    command = [sys.executable, "-c", LITTLE, str(positions_file("train"))]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    *found, later = done.stdout.splitlines()
+    assert later == "True"
+    assert any(line.startswith("not enough memory to read the data: a shuffle buffer of") for line in found)
+    assert "False" not in found

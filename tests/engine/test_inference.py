@@ -4,6 +4,7 @@ import ctypes
 import math
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -158,6 +159,26 @@ def test_other_languages_reach_the_same_numbers(fens: Path, tmp_path: Path) -> N
         found.append(library.nnue_evaluate(board, int(side == "b"), new))
         before = board
     assert found == scores(tmp_path / "net.nnue", fens)
+
+
+LITTLE_MEMORY = """
+import ctypes, resource, sys
+library, data = ctypes.CDLL(sys.argv[1]), open(sys.argv[2], "rb").read()
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+most = resource.getrlimit(resource.RLIMIT_AS)[1]
+resource.setrlimit(resource.RLIMIT_AS, (used, most))
+without = library.nnue_load(data, ctypes.c_size_t(len(data)))
+resource.setrlimit(resource.RLIMIT_AS, (most, most))
+print(without, library.nnue_load(data, ctypes.c_size_t(len(data))))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits of Linux")
+def test_a_lack_of_memory_does_not_reach_other_languages_as_an_exception(tmp_path: Path) -> None:
+    net = exported({**NETS["layered"], "hidden": 16}, tmp_path)
+    command = [sys.executable, "-c", LITTLE_MEMORY, str(built("c_api", net, VECTORS)), str(net)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.returncode) == ("0 1\n", 0), done.stderr
 
 
 MAIN_RS = """
