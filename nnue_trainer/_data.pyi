@@ -18,6 +18,9 @@ def basic_feature_sets() -> list[str]: ...
 def describe_feature_set(
     name: str,
 ) -> list[tuple[str, int, int, int, int, int, int, tuple[tuple[int, int], ...]]]: ...
+def piece_square_tables(
+    name: str,
+) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.uint8]] | None: ...
 def add_python_feature_set(
     name: str,
     sizes: tuple[int, int, int, int],

@@ -99,6 +99,16 @@ py::list describe_feature_set(const std::string& name) {
     return parts;
 }
 
+// offset [2, 64], plane [2, 12] and orientation [2, 64] of a set that is one piece-square part; None for any other.
+py::object piece_square_tables(const std::string& name) {
+    const FeatureSet& set = feature_set(name);
+    if (!set.is_single() || !set.parts[0].is_piece_square()) return py::none();
+    const PieceSquareTables& tables = set.parts[0].tables;
+    return py::make_tuple(py::array_t<std::int32_t>({2, 64}, tables.offset[0]),
+                          py::array_t<std::int32_t>({2, 12}, tables.plane[0]),
+                          py::array_t<std::uint8_t>({2, 64}, tables.orientation[0]));
+}
+
 // ((name, dtype, offset in bytes, shape) of each field, bytes in all) of a batch of index rows.
 py::tuple batch_layout_rows(std::size_t size, std::size_t max_active) {
     const BatchLayout layout = batch_layout(size, max_active);
@@ -124,6 +134,7 @@ void bind_records(py::module_& m) {
     m.def("isa", [] { return kernels().isa; });
     m.def("basic_feature_sets", &basic_feature_sets);
     m.def("describe_feature_set", &describe_feature_set);
+    m.def("piece_square_tables", &piece_square_tables);
     m.def("add_python_feature_set", &add_python_feature_set, py::arg("name"), py::arg("sizes"), py::arg("append"));
     m.def("add_compiled_feature_set", &add_compiled_feature_set, py::arg("name"), py::arg("library"));
     m.def(

@@ -11,10 +11,11 @@ import numpy as np
 
 from nnue_trainer.analysis.agreement import check_same
 from nnue_trainer.analysis.net_inspect import BINS, Inspection, TensorFacts
-from nnue_trainer.analysis.planes import PIECES, SQUARES, WeightMap
+from nnue_trainer.analysis.planes import PIECES, WeightMap
 from nnue_trainer.base.arrays import Floats
 from nnue_trainer.base.progress import size as bytes_of
 from nnue_trainer.data.features import feature_set
+from nnue_trainer.data.probe import SQUARES
 from nnue_trainer.errors import UserError, shown
 from nnue_trainer.export.bounds import accumulator_bound
 from nnue_trainer.modules import PerspectiveTransformer

@@ -2,41 +2,23 @@
 
 Parts of the same name are the same. Piece-square parts, whatever their buckets, planes, order and mirror, are compared
 by the feature that they give every piece on every square, for every square of the own king and in every state of the
-board that either of them distinguishes. The sets expand small positions for this, so it works for any piece-square set.
-A set from outside may have buckets of any kind; only the features that occurred in these positions are used. Versions
-of Full_Threats are compared by the names of their features. Any other part is new.
+board that either of them distinguishes (`piece_squares`). Versions of Full_Threats are compared by the names of their
+features. Any other part is new.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import combinations_with_replacement, product
+from itertools import product
 
 import numpy as np
 
-from nnue_trainer.data.features import FeaturePart, feature_set, outside_set
-from nnue_trainer.data.probe import (
-    ENEMY_KING,
-    NONE,
-    OWN_KING,
-    PIECES,
-    SQUARES,
-    Counters,
-    Setting,
-    buckets_of_settings,
-    counters_of,
-    far_kings,
-    random_boards,
-    rows_of_boards,
-    settings_of_states,
-    state_of,
-)
+from nnue_trainer.data.features import FeaturePart, feature_set
+from nnue_trainer.data.piece_squares import NUM_PIECES, PieceSquareTable, piece_square_table
+from nnue_trainer.data.probe import NONE, PIECES, SQUARES, Counters, Setting, settings_of_states, state_of
 
-_PIECES = "PpNnBbRrQqKk"  # by code: 2 · type + (0 own, 1 enemy)
-_QUEENS = (8, 9)
 _MOST_SETTINGS = 300
 
 
@@ -105,10 +87,11 @@ def _comparable(part: FeaturePart, other: FeaturePart) -> bool:
 
 
 def _tables(part: FeaturePart, other: FeaturePart) -> tuple[PieceSquareTable, PieceSquareTable] | None:
-    """Both in the same settings; None if one of them is not a piece-square set."""
-    settings = tuple(dict.fromkeys([*settings_of(part), *settings_of(other), *_settings_of_both(part, other)]))
-    table, others = piece_square_table(part.name, settings), piece_square_table(other.name, settings)
-    return None if table is None or others is None else (table, others)
+    """None if one of them is not a piece-square set whose buckets are known."""
+    table, others = piece_square_table(part.name), piece_square_table(other.name)
+    if table is None or others is None or table.counters is None or others.counters is None:
+        return None
+    return table, others
 
 
 _Match = tuple[np.ndarray, tuple[np.ndarray, np.ndarray, np.ndarray], str]
@@ -123,11 +106,15 @@ def _match_parts(part: FeaturePart, other: FeaturePart) -> _Match:
     if part.bucket_size:
         tables = _tables(part, other)
         assert tables is not None
-        table, others = tables
+        settings = _settings(*(one.counters or () for one in tables))
+        states = [_states(one.counters or (), settings) for one in tables]
         # A setting in which both parts have the same buckets as in another one is redundant.
-        buckets = np.concatenate([table.buckets, others.buckets], axis=3).swapaxes(0, 2)
+        each = [one.buckets[:, :, of] for one, of in zip(tables, states, strict=True)]
+        buckets = np.concatenate(each, axis=3).swapaxes(0, 2)
         _, kept = np.unique(buckets.reshape(len(buckets), -1), axis=0, return_index=True)
-        return _match_tables(part, other, *(one.features(sorted(kept)).reshape(-1) for one in tables))
+        kept.sort()
+        features = [one.features(of[kept]).reshape(-1) for one, of in zip(tables, states, strict=True)]
+        return _match_tables(part, other, *features)
     names, known = threat_names(part.name), threat_names(other.name)
     assert names is not None
     assert known is not None
@@ -139,8 +126,8 @@ def _match_parts(part: FeaturePart, other: FeaturePart) -> _Match:
 
 def _match_tables(part: FeaturePart, other: FeaturePart, table: np.ndarray, others: np.ndarray) -> _Match:
     seen = table >= 0
-    pairs, counts = np.unique(np.stack([table[seen], others[seen]]), axis=1, return_counts=True)
-    features, sources = pairs
+    pairs, counts = np.unique(table[seen] * (other.num_features + 1) + (others[seen] - NONE), return_counts=True)
+    features, sources = pairs // (other.num_features + 1), pairs % (other.num_features + 1) + NONE
     total = np.bincount(features, weights=counts, minlength=part.num_features)
     # If a feature covers several and the other set lacks one of them, that one counts as 0 in the mean.
     several = np.bincount(features, minlength=part.num_features)[features] > 1
@@ -161,40 +148,9 @@ def _match_tables(part: FeaturePart, other: FeaturePart, table: np.ndarray, othe
     return rows, averaged, ", ".join(words)
 
 
-# ---- piece-square parts ----------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class PieceSquareTable:
-    """Where a piece-square part has its features, found by expanding positions. The dimensions are the perspective (0
-    white; 1 black, with the board turned upside down, so that both see their own pieces below), the square of its king,
-    the setting, the piece (2 · type + (0 own, 1 enemy)) and its square."""
-
-    buckets: np.ndarray
-    """int64 [2, 64, S, 12]: the bucket of a row where that piece is on the board too"""
-    places: np.ndarray
-    """int64 [2, 64, 12, 64]: the feature within its bucket, −1 for none and for what no position has"""
-    bucket_size: int
-
-    def features(self, settings: Sequence[int]) -> np.ndarray:
-        """int64 [2, 64, settings, 12, 64]: the feature of the part; −1 for none."""
-        places = self.places[:, :, np.newaxis]
-        found = self.buckets[:, :, settings, :, np.newaxis] * self.bucket_size + places
-        return np.where(places < 0, NONE, found)
-
-
-def _counters(part: FeaturePart) -> Counters | None:
-    """The pieces that its buckets count; None for a set from outside whose buckets depend on more than counts."""
-    if outside_set(part.name) is None:
-        return part.states
-    return counters_of(part.name) if part.bucket_size else ()
-
-
-def _settings_of_both(part: FeaturePart, other: FeaturePart) -> list[Setting]:
-    """A setting for each pair of states that both parts can be in together, if there are not too many."""
-    counters, others = _counters(part), _counters(other)
-    if not counters or not others:
-        return []
+def _settings(counters: Counters, others: Counters) -> list[Setting]:
+    """A setting for each pair of states that two parts can be in together; if there are too many pairs, one for each
+    state of each part."""
     # One piece more may change both states at once, and the new states depend only on the old ones and on the piece.
     settings: list[Setting] = [()]
     seen = {(0, 0)}
@@ -206,86 +162,14 @@ def _settings_of_both(part: FeaturePart, other: FeaturePart) -> list[Setting]:
                 seen.add(pair)
                 settings.append(larger)
         if len(settings) > _MOST_SETTINGS:
-            return []
+            return list(dict.fromkeys([*settings_of_states(counters), *settings_of_states(others)]))
     return settings
 
 
-def settings_of(part: FeaturePart) -> list[Setting]:
-    """Settings in which the part is in each of its states; of a set from outside whose buckets depend on more than
-    counts of pieces, some in which it may be."""
-    counters = _counters(part)
-    if counters is None:
-        return _settings(_QUEENS, 3) + [(code,) for code in PIECES if code not in _QUEENS]
-    codes = [code for code in PIECES if any(pieces >> code & 1 for pieces, _ in counters)]
-    most = sum(most for _, most in counters)
-    few = math.comb(len(codes) + most, most) <= _MOST_SETTINGS
-    return _settings(codes, most) if few else settings_of_states(counters)
-
-
-def _settings(codes: Sequence[int], most: int) -> list[Setting]:
-    """All numbers of these pieces, together at most `most`."""
-    return [setting for size in range(most + 1) for setting in combinations_with_replacement(codes, size)]
-
-
-@cache
-def piece_square_table(name: str, settings: tuple[Setting, ...] = ((),)) -> PieceSquareTable | None:
-    """The table of the part with this name. None if it is not a piece-square set: if a piece makes more than one
-    feature, if features depend on anything but the own king, or buckets on anything but the own king and the pieces
-    that there are."""
-    (part,) = feature_set(name).parts
-    others = [far_kings(king) for king in range(SQUARES)]
-    bare = [(king, enemy) for king in range(SQUARES) for enemy in others[king]]
-    place = {pair: number for number, pair in enumerate(bare)}
-    probes = [
-        (king, others[king][0] if others[king][0] != square else others[king][1], code, square)
-        for king, code, square in product(range(SQUARES), PIECES, range(SQUARES))
-        if king != square and not (code < 2 and square // 8 in (0, 7))
-    ]
-    kings, _, codes, squares = np.array(probes).T
-    pieces = [[(king, OWN_KING), (enemy, ENEMY_KING)] for king, enemy in bare]
-    pieces += [[(king, OWN_KING), (enemy, ENEMY_KING), (at, code)] for king, enemy, code, at in probes]
-    base = np.array([place[king, enemy] for king, enemy, _, _ in probes])
-    places = np.full((2, SQUARES, len(_PIECES), SQUARES), NONE, np.int64)
-    buckets = np.zeros((2, SQUARES, len(settings), len(_PIECES)), np.int64)
-    for perspective in range(2):
-        rows = rows_of_boards(part, pieces, perspective)
-        local = np.where(rows >= 0, rows % part.bucket_size, NONE)
-        counts, sums = (rows >= 0).sum(1), np.where(rows >= 0, local, 0).sum(1)
-        more = counts[len(bare) :] - counts[base]
-        if more.min() < 0 or more.max() > 1 or counts[: len(bare)].max() > 2:
-            return None
-        found_places = sums[len(bare) :] - sums[base]
-        places[perspective, kings, codes, squares] = np.where(more == 1, found_places, NONE)
-        for king in range(SQUARES):
-            found = {enemy: set(local[place[king, enemy]]) - {NONE} for enemy in others[king]}
-            own = set.intersection(*found.values())
-            if len(own) > 1:
-                return None
-            places[perspective, king, OWN_KING, king] = next(iter(own), NONE)
-            for enemy, features in found.items():
-                places[perspective, king, ENEMY_KING, enemy] = next(iter(features - own), NONE)
-        each = [(*setting, *[code] * (code in PIECES)) for setting in settings for code in range(len(_PIECES))]
-        found_buckets = buckets_of_settings(part, each, perspective).reshape(buckets.shape[1:])
-        buckets[perspective] = np.maximum(found_buckets, 0)  # whatever the bucket of a row without features
-    table = PieceSquareTable(buckets, places, part.bucket_size)
-    return table if _holds(part, table) else None
-
-
-def _holds(part: FeaturePart, table: PieceSquareTable, positions: int = 1000) -> bool:
-    """Whether the table describes the rows of random positions."""
-    pieces = random_boards(positions)
-    for perspective in range(2):
-        rows = rows_of_boards(part, pieces, perspective)
-        for row, listed in zip(rows, pieces, strict=True):
-            found, own = row[row >= 0], listed[0][0]
-            expected = {int(table.places[perspective, own, code, square]): code for square, code in listed} | {NONE: 0}
-            bucket_of = {feature % part.bucket_size: feature // part.bucket_size for feature in found.tolist()}
-            if len(bucket_of) != len(found) or bucket_of.keys() | {NONE} != expected.keys():
-                return False
-            # A bucket that no setting has shown beside this piece depends on more than settings distinguish.
-            if any(bucket not in table.buckets[perspective, own, :, expected[at]] for at, bucket in bucket_of.items()):
-                return False
-    return True
+def _states(counters: Counters, settings: Sequence[Setting]) -> np.ndarray:
+    """The state of a board with these pieces and one more, except kings: int64 [settings, 12]."""
+    boards = [[(*setting, *[code] * (code in PIECES)) for code in range(NUM_PIECES)] for setting in settings]
+    return np.array([[state_of(counters, board) for board in row] for row in boards])
 
 
 # ---- versions of Full_Threats ----------------------------------------------------------------------------------------

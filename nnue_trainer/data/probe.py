@@ -1,4 +1,5 @@
-"""Small positions, expanded to find out what a feature set does: which feature a piece gives, and in which bucket."""
+"""Small positions, expanded to find out what a feature set from outside does: which feature a piece gives, and in which
+bucket."""
 
 from __future__ import annotations
 

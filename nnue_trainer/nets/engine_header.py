@@ -6,13 +6,19 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
+from nnue_trainer import _data
 from nnue_trainer.data.feature_sets.header import HeaderFeatures
-from nnue_trainer.data.feature_table import FeatureTable, feature_table
 from nnue_trainer.data.features import FeaturePart, outside_set
 from nnue_trainer.data.features import feature_set as find_feature_set
+from nnue_trainer.data.piece_squares import piece_square_table
 from nnue_trainer.data.piece_weights import piece_part
+from nnue_trainer.data.probe import Counters
 from nnue_trainer.errors import UserError, quoted
 from nnue_trainer.nets.integer_forward import INT16_MAX, MATERIALS, IntegerForward, IntegerLayer, depends_on_queens
 
@@ -198,10 +204,10 @@ def _buckets(forward: IntegerForward, features: str) -> list[str]:
 
 
 def bucket_mirror(features: str) -> int:
-    """Where the board is mirrored for the squares that choose the bucket: a place in `MIRRORS`."""
+    """Where the board is mirrored for the squares that choose the bucket (`PieceSquares`)."""
     part = piece_part(features)
     known = None if part is None else piece_squares(part)
-    return 0 if known is None else MIRRORS.index(known.mirror)
+    return 0 if known is None else known.mirror
 
 
 def _numbers(values: Sequence[int], per_line: int = 16) -> list[str]:
@@ -213,36 +219,35 @@ class PieceSquares(NamedTuple):
     """A piece-square set of examples/engine."""
 
     planes: int
-    order: str
-    mirror: str
+    is_interleaved: bool
+    is_enemy_first: bool
+    mirror: int
+    """where the own king always stands: 0 anywhere, 1 on files a–d, 2 on files e–h"""
     kings: list[int]
     """bucket of each square"""
-    unused: int = 0
+    unused: int
     """features in front of the planes of a bucket"""
-    turn: int = 56
+    turn: int
     """what Black's squares are xored with"""
-
-
-_HM = [4 * (7 - square // 8) + 7 - square % 8 if square % 8 > 3 else 0 for square in range(64)]
-_PIECE_SQUARES = {
-    "Chess768": PieceSquares(12, "grouped", "none", [0] * 64),
-    "HalfKP": PieceSquares(10, "interleaved", "none", list(range(64)), unused=1, turn=63),
-    "HalfKA": PieceSquares(12, "interleaved", "none", list(range(64)), unused=1),
-    "HalfKAv2": PieceSquares(11, "interleaved", "none", list(range(64))),
-    "HalfKAv2_hm": PieceSquares(12, "interleaved", "e-h", _HM),
-    "HalfKAv2_hm_11": PieceSquares(11, "interleaved", "e-h", _HM),
-}
-_K16 = [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11], [8, 9, 10, 11], *2 * [[12, 12, 13, 13]], *2 * [[14, 14, 15, 15]]]
-_K16_SQUARES = [bucket for row in _K16 for bucket in [0] * 4 + row]
-for _name, _planes in (("", 12), ("_11", 11)):
-    _PIECE_SQUARES[f"K32Q2{_name}"] = PieceSquares(_planes, "interleaved", "e-h", _HM)
-    _PIECE_SQUARES[f"K16Q2{_name}"] = PieceSquares(_planes, "interleaved", "e-h", _K16_SQUARES)
-MIRRORS = ("none", "a-d", "e-h")
 
 
 def piece_squares(part: FeaturePart) -> PieceSquares | None:
     """The definition of a piece-square set; None for another set."""
-    return _declared(part.name) if part.name.startswith("PieceSquare(") else _PIECE_SQUARES.get(part.name)
+    tables = _data.piece_square_tables(part.name)
+    if tables is None:
+        return None
+    offset, (plane, _), orientation = tables
+    a1, h1 = int(orientation[0][0]), int(orientation[0][7])
+    buckets = offset[0] // part.bucket_size // part.num_states
+    return PieceSquares(
+        part.bucket_size // 64,
+        abs(int(plane[2] - plane[0])) == 2 * 64,  # own pawn and own knight
+        bool(plane[1] < plane[0]),
+        2 if a1 else 1 if h1 else 0,
+        np.where(orientation[0] == 0, buckets, 0).tolist(),
+        part.bucket_size % 64,
+        int(orientation[1][0]) ^ a1,
+    )
 
 
 class _SetInCpp(NamedTuple):
@@ -269,19 +274,18 @@ def _set_in_cpp(part: FeaturePart, name_of_struct: str) -> _SetInCpp | None:
     known = piece_squares(part)
     if known is None:
         return None
-    order, kings = known.order, known.kings
     title = re.sub(",kings=[0-9.]+", "", name)
     lines = [
         f"// {title}: the king bucket of each square, a1 first, as the perspective sees it",
         f"struct {name_of_struct} {{",
-        f"    static constexpr int kPlanes = {known.planes}, kMirror = {MIRRORS.index(known.mirror)};",
+        f"    static constexpr int kPlanes = {known.planes}, kMirror = {known.mirror};",
         f"    static constexpr int kTurn = {known.turn}, kUnused = {known.unused};",
-        f"    static constexpr int kBuckets = {max(kings) + 1}, kStates = {part.num_states};",
+        f"    static constexpr int kBuckets = {max(known.kings) + 1}, kStates = {part.num_states};",
         *_counters_in_cpp(part.states),
-        f"    static constexpr bool kInterleaved = {str('interleaved' in order).lower()};",
-        f"    static constexpr bool kEnemyFirst = {str('enemy-first' in order).lower()};",
+        f"    static constexpr bool kInterleaved = {str(known.is_interleaved).lower()};",
+        f"    static constexpr bool kEnemyFirst = {str(known.is_enemy_first).lower()};",
         "    static constexpr int kOfSquare[64] = {",
-        *_numbers(kings, 8),
+        *_numbers(known.kings, 8),
         "    };",
         "};",
         "",
@@ -289,18 +293,33 @@ def _set_in_cpp(part: FeaturePart, name_of_struct: str) -> _SetInCpp | None:
     return _SetInCpp(f"{_LIBRARY}::PieceSquares<{name_of_struct}>", lines)
 
 
+@dataclass(frozen=True)
+class FeatureTable:
+    """A set in which each piece makes at most one feature: index[own king, piece, square] + offsets[own king, state].
+    Squares are those that the perspective sees: black's board is upside down."""
+
+    index: npt.NDArray[np.int64]
+    """[64, 12, 64]: pieces are 2 · type + (0 own, 1 enemy); -1 for no feature"""
+    counters: Counters
+    """what the state counts on the board, as in `FeaturePart.states`"""
+    offsets: npt.NDArray[np.int64]
+    """[64, states]"""
+
+
 def table_of(part: FeaturePart, program: str) -> FeatureTable:
-    """The features of a set from outside as a table. UserError if it is none; `program` is that of examples/engine
-    which needs it."""
-    table = feature_table(part.name)
-    if table is None:
-        is_header = isinstance(outside_set(part.name), HeaderFeatures)
-        remedy = "export it for nnue.h" if is_header else "write it as a C++ header (docs/own-features.md)"
-        raise UserError(
-            f"feature set {quoted(part.name)}: found features that depend on more than a piece, its square, the own "
-            f"king and counts of pieces, but {program} reads the set from a table of these; {remedy}"
-        )
-    return table
+    """The features of a set from outside as a table. UserError if it is none, or if the perspectives differ; `program`
+    is that of examples/engine which needs it."""
+    table = piece_square_table(part.name)
+    if table is not None and table.counters is not None:
+        (places, others), (buckets, other_buckets) = table.places, table.buckets
+        if np.array_equal(places, others) and np.array_equal(buckets, other_buckets):
+            return FeatureTable(places, table.counters, buckets * table.bucket_size)
+    is_header = isinstance(outside_set(part.name), HeaderFeatures)
+    remedy = "export it for nnue.h" if is_header else "write it as a C++ header (docs/own-features.md)"
+    raise UserError(
+        f"feature set {quoted(part.name)}: found features that depend on more than a piece, its square, the own "
+        f"king and counts of pieces, but {program} reads the set from a table of these; {remedy}"
+    )
 
 
 def _table_in_cpp(part: FeaturePart, name_of_struct: str) -> Sequence[str]:
@@ -332,15 +351,3 @@ def _table_in_cpp(part: FeaturePart, name_of_struct: str) -> Sequence[str]:
 def _counters_in_cpp(counters: Sequence[tuple[int, int]]) -> list[str]:
     listed = ", ".join(f"{{{pieces}, {most}}}" for pieces, most in counters)
     return [f"    static constexpr {_LIBRARY}::Counter kCounters[] = {{{listed}}};"] if counters else []
-
-
-def _declared(name: str) -> PieceSquares:
-    """The definition of a set, read from its name."""
-    said = dict(field.split("=") for field in name.removeprefix("PieceSquare(").removesuffix(")").split(","))
-    mirror = said.get("mirror", "none")
-    kings = [int(bucket) for bucket in said["kings"].split(".")] if "kings" in said else [0] * 64
-    if len(kings) == 32:
-        first = 0 if mirror == "a-d" else 4
-        rows = [kings[begin : begin + 4] for begin in range(0, 32, 4)]
-        kings = [bucket for row in rows for bucket in [0] * first + row + [0] * (4 - first)]
-    return PieceSquares(int(said.get("planes", 12)), said.get("order", "grouped"), mirror, kings)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from nnue_trainer.data.features import FeaturePart, outside_set
 from nnue_trainer.data.features import feature_set as find_feature_set
-from nnue_trainer.nets.engine_header import MIRRORS, bucket_mirror, piece_squares, places_in_file, table_of, width_of
+from nnue_trainer.nets.engine_header import bucket_mirror, piece_squares, places_in_file, table_of, width_of
 from nnue_trainer.nets.integer_forward import MATERIALS, IntegerForward, depends_on_queens
 
 if TYPE_CHECKING:
@@ -191,10 +191,9 @@ def _set(part: FeaturePart) -> str | None:
     known = piece_squares(part)
     if known is None:
         return None
-    order = known.order
     return (
         f"Set::PieceSquares {{ planes: {known.planes}, unused: {known.unused}, turn: {known.turn}, "
-        f"mirror: {MIRRORS.index(known.mirror)}, "
-        f"interleaved: {_word('interleaved' in order)}, enemy_first: {_word('enemy-first' in order)}, "
+        f"mirror: {known.mirror}, "
+        f"interleaved: {_word(known.is_interleaved)}, enemy_first: {_word(known.is_enemy_first)}, "
         f"states: {part.num_states}, counters: &{_counters(part.states)}, of_square: {known.kings} }}"
     )

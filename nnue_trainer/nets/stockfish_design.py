@@ -18,7 +18,6 @@ from nnue_trainer.nets.base import INT8_MAX
 from nnue_trainer.nets.integer_forward import MATERIALS, PIECE_COUNTS, by_queens, stack_table
 
 SQUARES = 64
-WHITE_KING, BLACK_KING = 10, 11
 SCORE_SCALE = 600
 OUTPUT_STEPS = 16  # of an engine unit in PSQT columns and in the output of the layers
 # Engine units; planes of a piece-square set alternate own, enemy. Kings count nothing.

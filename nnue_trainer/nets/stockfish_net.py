@@ -16,9 +16,10 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 from pydantic import Field, ValidationInfo, model_validator
 
-from nnue_trainer.data.features import FeaturePart, expand
+from nnue_trainer.data.features import FeaturePart
 from nnue_trainer.data.features import feature_set as find_feature_set
-from nnue_trainer.data.fields import pack
+from nnue_trainer.data.piece_squares import piece_square_table
+from nnue_trainer.data.probe import OWN_KING
 from nnue_trainer.errors import UserError
 from nnue_trainer.nets.base import INT8_MAX, INT16_MAX, INT32_MAX, Net, NetTensor
 from nnue_trainer.nets.integer_forward import FirstLayer, IntegerForward, IntegerLayer, Skip
@@ -35,12 +36,10 @@ from nnue_trainer.nets.meaning import (
 from nnue_trainer.nets.output_buckets import OutputBuckets
 from nnue_trainer.nets.rounded_forward import QatConfig
 from nnue_trainer.nets.stockfish_design import (
-    BLACK_KING,
     OUTPUT_STEPS,
     SCORE_SCALE,
     SQUARES,
     TRAINED,
-    WHITE_KING,
     Design,
 )
 from nnue_trainer.nets.stockfish_model import StockfishModel
@@ -477,11 +476,8 @@ def king_plane_rows(trained: FeaturePart, read: FeaturePart) -> np.ndarray:
 
 def _own_kings(name: str, plane: int) -> set[tuple[int, int]]:
     """(bucket, square) for each square of the own king: where its feature lies, which is in this plane."""
-    (part,) = find_feature_set(name).parts
-    boards = np.zeros((SQUARES, SQUARES), np.uint8)
-    for king in range(SQUARES):
-        boards[king, king], boards[king, king ^ 63] = 1 + WHITE_KING, 1 + BLACK_KING
-    rows = expand(pack(boards, np.zeros(SQUARES, bool), scores=0, results=0), name).white.numpy()
-    places = rows % part.bucket_size
-    found = (rows >= 0) & (places // SQUARES == plane)
-    return set(zip((rows[found] // part.bucket_size).tolist(), (places[found] % SQUARES).tolist(), strict=True))
+    table = piece_square_table(name)
+    assert table is not None
+    squares = range(SQUARES)
+    found = [(int(table.buckets[0, king, 0]), int(table.places[0, king, OWN_KING, king])) for king in squares]
+    return {(bucket, place % SQUARES) for bucket, place in found if place // SQUARES == plane}

@@ -14,9 +14,9 @@ from typed import present
 from nnue_trainer import data, nets
 from nnue_trainer.analysis import net_inspect, net_page
 from nnue_trainer.analysis.agreement import Positions, built_in_positions, spread
-from nnue_trainer.analysis.planes import is_piece_square, king_buckets, plane_names, state_names, weight_map
+from nnue_trainer.analysis.planes import WeightMap, is_piece_square, weight_map
 from nnue_trainer.data import feature_set
-from nnue_trainer.data.features import BASIC_FEATURE_SETS
+from nnue_trainer.data.features import BASIC_FEATURE_SETS, FeaturePart
 from nnue_trainer.data.info import king_bucket
 from nnue_trainer.errors import UserError
 from nnue_trainer.export import net_from_checkpoint, read_net, write_net
@@ -78,13 +78,17 @@ def test_a_net_and_its_checkpoint_show_the_same(kind, tmp_path):
     assert kind.split("-")[0][:5] in as_text(net_page.page(of_net))
 
 
+def labels(part: FeaturePart) -> WeightMap:
+    return weight_map(part, torch.zeros(part.first_feature + part.num_features, 1))
+
+
 def test_every_registered_net_has_what_inspect_needs():
     for kind in nets.NETS.kinds():
         net = nets.parse(architecture_of(kind), kind)
         assert net.tensors()
         for part in feature_set(net.feature_set).parts:
             if part.bucket_size:
-                names = plane_names(part)
+                names = labels(part).planes
                 assert not any(name.startswith("plane") for name in names), (kind, names)
 
 
@@ -103,18 +107,18 @@ def test_a_net_from_outside(tmp_path):
 
 
 @pytest.mark.parametrize("name", [*BASIC_FEATURE_SETS, data.piece_square_set(), data.piece_square_set(planes=10)])
-def test_planes_and_buckets_are_found_by_expanding_positions(name):
+def test_planes_and_buckets_are_those_of_the_set(name):
     for part in feature_set(name).parts:
         if not is_piece_square(part):
             continue
-        names = plane_names(part)
+        found = labels(part)
+        names, buckets = found.planes, found.king_buckets
         for piece in PIECES:
             assert names.count(f"own {piece}") == names.count(f"enemy {piece}") == 1
         grouped = "".join(names[:2]) == "own pawnown knight"
         assert names.index("enemy pawn") == (5 if grouped and len(names) == 10 else 6 if grouped else 1)
-        buckets = king_buckets(part, part.num_states)
         assert buckets.max() < part.num_features // part.bucket_size // part.num_states
-        assert state_names(part) == (["enemy queens 0", "enemy queens 1+"] if name.startswith(("K32", "K16")) else [""])
+        assert found.states == (["enemy queens 0", "enemy queens 1+"] if name.startswith(("K32", "K16")) else [""])
         if name in ("HalfKAv2_hm", "K32Q2"):
             assert buckets.tolist() == [king_bucket(square) for square in range(64)]
 

@@ -1,12 +1,14 @@
 """Which features of one set are which of another, held against what both sets make of real positions."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from nnue_trainer.data import RecordLoader, expand, feature_set, piece_square_set
-from nnue_trainer.data.feature_match import match_features, piece_square_table, threat_names
+from nnue_trainer.data.feature_match import match_features, threat_names
+from nnue_trainer.data.piece_squares import _holds, _probed, piece_square_table
 from nnue_trainer.data.probe import counters_of
 from nnue_trainer.registry import load_plugin
 
@@ -227,6 +229,33 @@ def test_names_are_the_indices_of_the_documentation() -> None:
 def test_a_table_names_every_feature_once(name: str) -> None:
     found = piece_square_table(name)
     assert found is not None
-    table = found.features([0])
+    table = found.features(np.zeros((1, 12), np.int64))
     assert table.max() < feature_set(name).num_features
     assert (table[0] == table[1]).all() == (name != "HalfKP"), "HalfKP turns the board, the others flip it"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "HalfKP", "HalfKAv2", "K16Q2_11", "K32Q2",
+        piece_square_set(KINGS, mirror="a-d", order="interleaved-enemy-first", states=["oReR:2"]),
+        piece_square_set([*range(60)] + [0] * 4, planes=10, order="enemy-first", states=["oQ:1", "eP:1"]),
+    ],
+)  # fmt: skip
+def test_what_a_set_states_is_what_it_does(name: str) -> None:
+    """The table that a set states, against random positions."""
+    table, (part,) = piece_square_table(name), feature_set(name).parts
+    assert table is not None
+    assert _holds(part, table)
+    assert not _holds(part, replace(table, places=np.where(table.places >= 0, table.places ^ 1, -1)))
+
+
+def test_a_set_from_outside_is_found_as_a_set_states_it() -> None:
+    """K32Q2 in Python, without and with its statement."""
+    (part,) = feature_set(OUTSIDE).parts
+    found, stated = _probed(part), piece_square_table("K32Q2")
+    assert found is not None
+    assert stated is not None
+    assert found.counters == stated.counters
+    assert np.array_equal(found.places, stated.places)
+    assert np.array_equal(found.buckets, stated.buckets)
