@@ -166,10 +166,12 @@ def kill_at_random(job: Job, kills: int, choice: random.Random) -> Counter[str]:
                 time.sleep(0.05)
                 assert time.monotonic() - began < SECONDS_TO_END, job.log.read_text()[-4000:]
             time.sleep(choice.uniform(0.0, 2.0))
+        start = job.starts()
+        while job.process.poll() is None and not job.kill(kind, choice):  # until there is something to kill
+            time.sleep(0.05)
         if job.process.poll() is not None:
             break
-        start = job.starts()
-        done[kind] += job.kill(kind, choice)
+        done[kind] += 1
         print(f"{sum(done.values())}: {kind}, {job.records():,} bytes of metrics", flush=True)
     return done
 

@@ -12,6 +12,7 @@ import math
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -214,17 +215,39 @@ def seconds_since_boot() -> float:
         return time.monotonic()
 
 
-def process_start() -> float | None:
-    """When this process began, on the clock of `seconds_since_boot`; None if the system does not show it."""
+def process_start(pid: int | None = None) -> float | None:
+    """When a process began, this one or another, on the clock of `seconds_since_boot`; None if there is no such process
+    or the system does not show it."""
     if sys.platform == "linux":
         try:
             # The command's name may contain spaces; the fields after it do not. Field 22 is the start, in clock ticks.
-            fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+            fields = Path(f"/proc/{pid or 'self'}/stat").read_text().rpartition(")")[2].split()
             return int(fields[19]) / os.sysconf("SC_CLK_TCK")
         except (OSError, ValueError, IndexError):
             return None
     else:
         return None
+
+
+def is_running(pid: int) -> bool:
+    """Whether there is a process with this number, of any user."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):
+        return True
+    return True
+
+
+def boot() -> str:
+    """A name for the numbers of processes: two processes that get the same one see each other under the same numbers.
+    It is new after each boot. On systems other than Linux it is the name of the host."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
+    except OSError:
+        return socket.gethostname()
 
 
 def end_of_child(pid: int) -> tuple[int, bool] | None:

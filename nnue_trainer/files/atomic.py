@@ -166,12 +166,13 @@ def link(existing: StrPath, path: StrPath) -> None:
             shutil.copyfileobj(source, output.file, 1 << 20)
 
 
-def remove_dead(folder: StrPath) -> None:
-    """Removes temporary files that dead writers left in a folder; nothing happens if there is no such folder."""
+def remove_dead(folder: StrPath, *, unlocked: bool = False) -> None:
+    """Removes temporary files that dead writers left in a folder; nothing happens if there is no such folder.
+    `unlocked`: no other process writes there, so all are dead where the file system has no locks."""
     with suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY | system.O_DIRECTORY)
         try:
-            _remove_dead(descriptor)
+            _remove_dead(descriptor, unlocked=unlocked)
         finally:
             os.close(descriptor)
 
@@ -251,14 +252,20 @@ def _create(folder: int) -> tuple[str, int]:
         os.close(descriptor)
 
 
-def _remove_dead(folder: int) -> None:
+def _remove_dead(folder: int, *, unlocked: bool = False) -> None:
     for name in os.listdir(folder):
         if not _TEMPORARY.fullmatch(name):
             continue
         with suppress(OSError):  # it is another user's, or it is locked and so in use
             descriptor = os.open(name, os.O_RDWR | system.O_NOFOLLOW | system.O_NONBLOCK, dir_fd=folder)
             try:
-                system.lock(descriptor)
+                try:
+                    system.lock(descriptor)
+                except BlockingIOError:
+                    continue
+                except OSError:  # no locks on this file system
+                    if not unlocked:
+                        continue
                 if stat.S_ISREG(os.fstat(descriptor).st_mode) and _is_name_of(folder, name, descriptor):
                     os.unlink(name, dir_fd=folder)
             finally:

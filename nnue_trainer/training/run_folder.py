@@ -1,8 +1,9 @@
 """A run folder: one process at a time may write in it, and it keeps a list of all files that the run wrote.
 
 The process that writes holds a lock on the folder. It is a lock of the kernel (`flock`), which is released when the
-process ends, even if it is killed. The name of each file is added to `run.json` before the file is written, and only
-files in that list are ever deleted or replaced.
+process ends, even if it is killed; on file systems without locks, a lease takes its place (`files/lease.py`). The name
+of each file is added to `run.json` before the file is written, and only files in that list are ever deleted or
+replaced.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from pathlib import Path, PurePosixPath
 from nnue_trainer.base import system
 from nnue_trainer.errors import UserError
 from nnue_trainer.files.atomic import link, remove_dead, replacing
+from nnue_trainer.files.lease import Held, Lease
+from nnue_trainer.training.terminal import say
 
 LOCK = ".lock"
 MANIFEST = "run.json"
@@ -50,7 +53,7 @@ class RunFolder:
         self._depth = 0
         self._lock = -1
         self._directory = -1  # the folder itself, wherever it is moved to
-        self._claim: Path | None = None  # the file that takes the place of the lock if the file system has no locks
+        self._lease: Lease | None = None  # in place of the lock if the file system has no locks
         self._made: list[Path] = []
         self._files: set[str] = set()
         self._written: set[str] = set()  # by this process
@@ -99,7 +102,8 @@ class RunFolder:
             try:
                 self._files = self._read_manifest()
                 for folder in {self.path, *((self.path / name).parent for name in self._files)}:
-                    remove_dead(folder)
+                    # With a lease, which excludes other writers, temporary files need no locks to be dead.
+                    remove_dead(folder, unlocked=self._lease is not None)
             except BaseException:
                 self._release()
                 raise
@@ -114,6 +118,8 @@ class RunFolder:
     def lost(self) -> str | None:
         """A description of what happened to the folder since the lock was taken; None if it is where it was."""
         if self._depth == 0 or (_same_file(self._directory, self.path) and _same_file(self._lock, self.path / LOCK)):
+            if self._lease is not None and self._lease.lost():
+                return "another process has taken over the lease of the run folder, or deleted it"
             return None
         if _same_file(self._directory, self.path):
             return "another program deleted the lock of the run folder"
@@ -128,7 +134,9 @@ class RunFolder:
         os.close(self._lock)  # a run that was moved may be continued where it is
         os.close(self._directory)
         self._lock = self._directory = -1
-        self._claim = None
+        if self._lease is not None:
+            self._lease.release()
+            self._lease = None
         self._acquire()
         self._files = {name for name in self._files if (self.path / name).exists()}
         self._write_manifest()
@@ -280,31 +288,19 @@ class RunFolder:
         except OSError as error:
             if error.errno not in _NO_LOCKS:
                 raise UserError(f"{self.path / LOCK}: cannot be locked: {error.strerror or error}") from None
-            self._claim_without_locks()
+            self._lease_without_locks()
 
-    def _claim_without_locks(self) -> None:
-        """Takes the place of the lock on network file systems that have none: the process that creates the file
-        `.lock.owner` owns the folder."""
-        claim = self.path / f"{LOCK}.owner"
-        while True:
-            try:
-                descriptor = os.open(
-                    claim, os.O_RDWR | os.O_CREAT | os.O_EXCL | system.O_NOFOLLOW | system.O_CLOEXEC, 0o666
-                )
-            except FileExistsError:
-                if not _is_dead(claim):
-                    with claim.open("rb") as file:
-                        holder = _describe(file.fileno())
-                    raise UserError(
-                        f"{self.path}: another process{holder} is training here; this file system has no locks, so "
-                        f"delete {claim} if that process has ended"
-                    ) from None
-                claim.unlink(missing_ok=True)
-                continue
-            os.write(descriptor, _holder().encode())
-            os.close(descriptor)
-            self._claim = claim
-            return
+    def _lease_without_locks(self) -> None:
+        """Takes a lease in place of the lock, on network file systems that have none."""
+        try:
+            self._lease = Lease(self.path / f"{LOCK}.owner", lambda text: say(f"{self.path}: {text}"))
+        except Held as error:
+            raise UserError(
+                f"{self.path}: another process ({error.owner}) is training here; wait until it ends, "
+                "or use another folder"
+            ) from None
+        except OSError as error:
+            raise UserError(f"{self.path}: cannot be written: {error.strerror or error}") from None
 
     def _make_folder(self) -> None:
         """Creates the folder and its parents. Sets `_made` to the created ones, so that `_release` can remove them."""
@@ -318,12 +314,13 @@ class RunFolder:
 
     def _release(self) -> None:
         with contextlib.suppress(OSError):
-            if self._claim is not None:
-                self._claim.unlink(missing_ok=True)
-            (self.path / LOCK).unlink(missing_ok=True)
+            if self._lock != -1 and (self._lease is None or not self._lease.lost()):
+                (self.path / LOCK).unlink(missing_ok=True)
+            if self._lease is not None:
+                self._lease.release()
             os.close(self._lock)
             os.close(self._directory)
-        self._lock, self._directory, self._claim = -1, -1, None
+        self._lock, self._directory, self._lease = -1, -1, None
         with contextlib.suppress(OSError):  # rmdir fails at the first folder that is not empty, which ends the loop
             for folder in reversed(self._made):
                 folder.rmdir()
@@ -363,21 +360,3 @@ def _read_holder(descriptor: int) -> tuple[int, str] | None:
 def _describe(descriptor: int) -> str:
     holder = _read_holder(descriptor)
     return f" (pid {holder[0]} on host {holder[1]!r:.80})" if holder else ""
-
-
-def _is_dead(claim: Path) -> bool:
-    """Whether the file `claim` is gone, or the process that wrote it ran on this host and has ended."""
-    try:
-        with claim.open("rb") as file:
-            holder = _read_holder(file.fileno())
-    except FileNotFoundError:
-        return True
-    if holder is None or holder[1] != socket.gethostname():
-        return False
-    try:
-        os.kill(holder[0], 0)
-    except ProcessLookupError:
-        return True
-    except (OSError, OverflowError):
-        pass
-    return False

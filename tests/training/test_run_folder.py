@@ -7,14 +7,17 @@ import os
 import shutil
 import signal
 import socket
+import subprocess
 import threading
 
 import pytest
 from made_up import content, names, steps, trainer, write_run
+from typed import present
 from waiting import wait_for
 
+from nnue_trainer.base import system
 from nnue_trainer.errors import UserError
-from nnue_trainer.files import checkpoint
+from nnue_trainer.files import checkpoint, lease
 from nnue_trainer.training.checkpoints import CheckpointStore
 from nnue_trainer.training.run_folder import RunFolder
 
@@ -87,29 +90,110 @@ def test_a_killed_owner_leaves_no_lock(tmp_path):
     assert names(tmp_path) == []
 
 
-def test_where_the_file_system_has_no_locks(tmp_path, monkeypatch):
-    def no_locks(*_):
+@pytest.fixture
+def no_locks(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_):
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr(fcntl, "flock", no_locks)
-    with (
-        RunFolder(tmp_path),
-        pytest.raises(UserError, match=r"no locks, so delete .*\.lock\.owner if that process has ended"),
-        RunFolder(tmp_path),
-    ):
-        pass
-    assert names(tmp_path) == []
+    monkeypatch.setattr(fcntl, "flock", fail)
+    monkeypatch.setattr(lease, "_SETTLE", 0.05)
+    monkeypatch.setattr(lease, "_UNREADABLE", 0.05)
+    monkeypatch.setenv("NNUE_LEASE_SECONDS", "0.6")
+
+
+def ended_process() -> int:
     child = os.fork()
     if child == 0:
         os._exit(0)
     os.waitpid(child, 0)
-    owner = tmp_path / ".lock.owner"
-    owner.write_text(json.dumps({"pid": child, "host": socket.gethostname()}))  # it has ended
-    with RunFolder(tmp_path):
-        pass
-    owner.write_text(json.dumps({"pid": child, "host": "elsewhere"}))  # cannot be found out
-    with pytest.raises(UserError, match=rf"pid {child} on host 'elsewhere'"), RunFolder(tmp_path):
-        pass
+    return child
+
+
+@pytest.mark.usefixtures("no_locks")
+def test_where_the_file_system_has_no_locks(tmp_path):
+    """A live owner keeps others out: of this process, and by its heartbeats of another host."""
+    with RunFolder(tmp_path) as first:
+        with pytest.raises(UserError, match=rf"another process \(pid {os.getpid()} on host"), RunFolder(tmp_path):
+            pass
+        assert first.lost() is None
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(system, "boot", lambda: "another")
+            patch.setattr(lease, "_held", set())
+            with pytest.raises(UserError, match="is training here"), RunFolder(tmp_path):
+                pass
+    assert names(tmp_path) == []
+
+
+@pytest.mark.usefixtures("no_locks")
+def test_dead_owners_are_replaced_without_a_person(tmp_path, capsys):
+    owner, temporary = tmp_path / ".lock.owner", tmp_path / f".nnue-{'0' * 16}.tmp"
+    here = {"host": socket.gethostname(), "boot": system.boot(), "token": "1"}
+    with subprocess.Popen(["sleep", "600"]) as running:
+        claims = {
+            "ended": here | {"pid": ended_process(), "start": 1.0},
+            "own": here | {"pid": os.getpid(), "start": system.process_start()},
+            "own, of an early version": {"pid": os.getpid(), "host": here["host"]},
+            "recycled": here | {"pid": running.pid, "start": 1.0},
+            "dead host": {"pid": 1, "host": "elsewhere", "boot": "b", "start": 1.0, "token": "1", "lease": 0.3},
+            "dead host, of an early version": {"pid": 1, "host": "elsewhere"},
+        }
+        contents = {name: json.dumps(claim) for name, claim in claims.items()} | {"empty": "", "broken": "{"}
+        for name, content in contents.items():
+            owner.write_text(content)
+            owner.with_name(".lock.owner.0123").touch()  # of a process that was killed while it took over
+            temporary.touch()
+            capsys.readouterr()
+            with RunFolder(tmp_path) as folder:
+                assert folder.lost() is None
+                assert not temporary.exists()
+                assert names(tmp_path) == [".lock", ".lock.owner"], name
+            said = capsys.readouterr().err
+            assert ("waits up to" in said) == ("takes over" in said) == ("host" in name), (name, said)
+            assert names(tmp_path) == []
+        owner.write_text(json.dumps(here | {"pid": running.pid, "start": system.process_start(running.pid)}))
+        with pytest.raises(UserError, match=rf"pid {running.pid} on host"), RunFolder(tmp_path):
+            pass
+        running.kill()
+
+
+@pytest.mark.usefixtures("no_locks")
+def test_an_owner_that_was_suspended_finds_the_new_one(tmp_path):
+    with RunFolder(tmp_path) as first:
+        present(first._lease)._ended.set()  # no heartbeats any more
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(system, "boot", lambda: "another")
+            patch.setattr(lease, "_held", set())
+            second = RunFolder(tmp_path)
+            second.__enter__()
+        assert "has taken over the lease" in present(first.lost())
+        with pytest.raises(UserError, match="is training here"):
+            first.make_again()
+        assert second.lost() is None
+    assert second.lost() is None  # the first one left what belongs to the second
+    second.__exit__()
+    assert names(tmp_path) == []
+
+
+@pytest.mark.usefixtures("no_locks")
+def test_of_many_that_take_over_one_wins(tmp_path, monkeypatch):
+    monkeypatch.setattr(lease, "_SETTLE", 0.5)
+    (tmp_path / ".lock.owner").write_text("{}")
+    owners, refused = [], []
+
+    def enter():
+        try:
+            owners.append(RunFolder(tmp_path).__enter__())
+        except UserError as error:
+            refused.append(str(error))
+
+    threads = [threading.Thread(target=enter) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(owners) == 1
+    assert len(refused) == 5
+    owners[0].__exit__()
 
 
 def test_an_owner_needs_a_folder(tmp_path):
