@@ -154,12 +154,12 @@ def validate(
     """
     from nnue_trainer import _data
     from nnue_trainer.data.files import PositionReader
-    from nnue_trainer.data.score_units import FileUnits, Sample, differences
+    from nnue_trainer.data.score_units import ComparedFiles, FileUnits, Sample, differences
     from nnue_trainer.data.verdict import judge
 
     plugins.load(plugin)
     failed = contradictory = False
-    units = []
+    units = ComparedFiles()
     for file in files:
         validator, sample = _data.Validator(), Sample()
         with progress_bar(f"checking {shown(file.name)}") as progress, PositionReader(file, **scores) as reader:
@@ -168,7 +168,7 @@ def validate(
                 sample.add(records)
                 progress(reader.done, reader.size)
             verdict = judge(sample, reader.format)
-        units.append(FileUnits(str(file), reader.format, verdict.units, reader.reading.pawn, sample))
+        units.add(FileUnits(str(file), reader.format, verdict.units, reader.reading.pawn), sample)
         contradictory |= bool(verdict.contradictions)
         found = [(name, count, first) for name, count, first in validator.problems if count]
         failed |= bool(found)
@@ -187,7 +187,7 @@ def validate(
             for text in reader.notes + reader.unit_notes:
                 print(f"  to note: {shown(text)}")
             print("\n".join(f"  {line}" for line in verdict.lines()))
-    if different := differences(units):
+    if different := differences(units.files):
         print(json.dumps({"units": different}) if as_json else "\n".join(f"doubt: {shown(line)}" for line in different))
     if failed or contradictory:
         raise typer.Exit(1 if failed else CONTRADICTORY)

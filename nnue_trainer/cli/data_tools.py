@@ -88,7 +88,7 @@ def print_report(report: Report, output: Path) -> None:
         print(f"  not stored by the format: {', '.join(lost)}", file=sys.stderr)
     from nnue_trainer.data.score_units import differences
 
-    for line in [*report.notes, *report.unit_notes, *differences(report.units)]:
+    for line in [*report.notes, *report.unit_notes, *differences(report.units.files)]:
         print(f"  {shown(line)}", file=sys.stderr)
     _print_skipped(report)
 

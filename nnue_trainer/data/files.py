@@ -29,7 +29,7 @@ from nnue_trainer.data.compression import ByteReader, UntilBroken, compression_o
 from nnue_trainer.data.formats.base import HEAD, DataFormat, claiming, format_named, outside_formats
 from nnue_trainer.data.formats.built_in import BuiltIn, open_native
 from nnue_trainer.data.reading import FORMATS_IN_PAWNS, Reading, ReadingOptions, any_scored
-from nnue_trainer.data.score_units import Sample
+from nnue_trainer.data.score_units import RUNS_FOR_UNITS, Sample
 from nnue_trainer.errors import UserError
 from nnue_trainer.files.atomic import replacing
 
@@ -513,5 +513,5 @@ def read_files(
 
     for i, path in enumerate(paths):
         with PositionReader(path, format=format, skip_bad=skip_bad, **scores) as reader:
-            reader.sample = Sample() if len(paths) > 1 else None
+            reader.sample = Sample(RUNS_FOR_UNITS) if len(paths) > 1 else None
             yield reader, blocks(reader, sum(sizes[:i]))

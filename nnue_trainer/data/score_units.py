@@ -4,7 +4,8 @@ parts of a file, in different units are found by comparing both. docs/data-verdi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -16,8 +17,11 @@ from nnue_trainer.data.calibration import fit_curve
 from nnue_trainer.data.fields import NO_SCORE
 from nnue_trainer.data.reading import DEFAULT_PAWN, FORMATS_IN_PAWNS
 
-RUN, MOST_RUNS = 1024, 96
-"""Positions that are taken one after the other, so that games show, and the most such runs that are kept."""
+RUN, MOST_RUNS, RUNS_FOR_UNITS = 1024, 96, 16
+"""Positions that are taken one after the other, so that games show; the most such runs that are kept of a file that is
+judged, and of one whose unit is compared beside other work."""
+MOST_COMPARED = 64
+"""Runs that are kept of all files together for positions that two of them have: 2 MiB, however many files there are."""
 FEWEST = 500
 """Positions below which nothing is judged."""
 PROVEN = 30_000
@@ -39,33 +43,43 @@ class Sample:
 
     `add` takes positions in order. Every n-th run of the stream is kept; n doubles when there are too many."""
 
-    def __init__(self) -> None:
-        self._runs: list[Records] = []
+    def __init__(self, most: int = MOST_RUNS) -> None:
+        # In one piece: runs between the blocks that a tool reads would keep the heap from shrinking.
+        self._memory = np.empty((most + 1, RUN, 32), np.uint8)
+        self._lengths: list[int] = []
         self._every, self._next = 1, 0
-        self.duplicates = _data.DuplicateEstimator()
+
+    @cached_property
+    def duplicates(self) -> _data.DuplicateEstimator:
+        """Counts the duplicates among what `add` takes; 16 MiB."""
+        return _data.DuplicateEstimator()
 
     def add(self, records: Records) -> None:
         self.duplicates.add(records)
         self.add_runs(records)
 
     def add_runs(self, records: Records) -> None:
-        """Like `add`, without counting duplicates, for callers that count them already."""
+        """Like `add`, without counting duplicates, which takes memory."""
         for begin in range(0, len(records), RUN):
             if self._next % self._every == 0:
-                self._runs.append(records[begin : begin + RUN].copy())
-                if len(self._runs) > MOST_RUNS:
-                    self._runs = self._runs[::2]
+                run = records[begin : begin + RUN]
+                self._memory[len(self._lengths), : len(run)] = run
+                self._lengths.append(len(run))
+                if len(self._lengths) == len(self._memory):
+                    self._lengths = self._lengths[::2]
+                    self._memory[: len(self._lengths)] = self._memory[::2].copy()
                     self._every *= 2
             self._next += 1
 
     @property
     def runs(self) -> list[Records]:
-        return self._runs
+        """The runs, views into the sample's memory."""
+        return [run[:length] for run, length in zip(self._memory, self._lengths, strict=False)]
 
     @property
     def records(self) -> Records:
         """All runs."""
-        return np.concatenate([np.zeros((0, 32), np.uint8), *self._runs])
+        return np.concatenate([np.zeros((0, 32), np.uint8), *self.runs])
 
     def units(self) -> Units | None:
         """The unit of the scores; None if there are too few."""
@@ -208,21 +222,40 @@ def _places(own: npt.NDArray[np.bool_]) -> str:
 @dataclass(frozen=True)
 class FileUnits:
     """The unit of a file's scores, under the name and the format of the file. `pawn`: what a user set for a format in
-    pawns. `sample`: positions of the file, for positions that other files have, too."""
+    pawns. `runs`: positions of the file, for positions that other files have, too."""
 
     name: str
     format: str
     units: Units | None
     pawn: float | None = None
-    sample: Sample | None = None
+    runs: list[Records] = field(default_factory=list)
 
     def factor_to(self, other: FileUnits) -> float | None:
         """How many times larger the scores of `other` are, if that is another unit; None if it is the same, or
         unknown."""
         common = None
-        if self.sample is not None and other.sample is not None:
-            common = factor_of_common(self.sample.records, other.sample.records)
+        if self.runs and other.runs:
+            common = factor_of_common(np.concatenate(self.runs), np.concatenate(other.runs))
         return factor_between(self.units, other.units) if common is None else common
+
+
+class ComparedFiles:
+    """Files whose units are compared, with MOST_COMPARED runs of positions in all."""
+
+    def __init__(self) -> None:
+        self.files: list[FileUnits] = []
+
+    def add(self, file: FileUnits, sample: Sample) -> None:
+        """Adds a file with a part of its sample, and keeps less of the files before it."""
+        self.files.append(file)
+        most = MOST_COMPARED // len(self.files)
+        runs = sample.runs
+        while len(runs) > most:  # each second run, so that the same ones stay of files of one size
+            runs = runs[::2] if most else []
+        file.runs[:] = [run.copy() for run in runs]
+        for each in self.files:
+            while len(each.runs) > most:
+                each.runs[:] = each.runs[::2] if most else []
 
 
 def factor_of_common(one: Records, other: Records) -> float | None:

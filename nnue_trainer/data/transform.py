@@ -36,7 +36,7 @@ from nnue_trainer.data.formats import DataFormat
 from nnue_trainer.data.formats.base import format_named
 from nnue_trainer.data.formats.built_in import open_native
 from nnue_trainer.data.reading import Reading, ReadingOptions
-from nnue_trainer.data.score_units import FileUnits, Sample, differences
+from nnue_trainer.data.score_units import RUNS_FOR_UNITS, ComparedFiles, FileUnits, Sample, differences
 from nnue_trainer.errors import UserError
 from nnue_trainer.files.atomic import check_new, replacing
 
@@ -57,7 +57,7 @@ class Report:
     first_skipped: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     unit_notes: list[str] = field(default_factory=list)
-    units: list[FileUnits] = field(default_factory=list)
+    units: ComparedFiles = field(default_factory=ComparedFiles)
 
     def add_reader(self, reader: PositionReader, keeps_scores: bool = True) -> None:
         """Adds what a reader found. `keeps_scores`: whether the output has the scores of the file."""
@@ -69,9 +69,9 @@ class Report:
         if reader.skipped:
             self.first_skipped.append(reader.first_skipped)
         if reader.sample and keeps_scores:
-            self.units.append(
-                FileUnits(str(reader.path), reader.format, reader.sample.units(), reader.reading.pawn, reader.sample)
-            )
+            file = FileUnits(str(reader.path), reader.format, reader.sample.units(), reader.reading.pawn)
+            self.units.add(file, reader.sample)
+            reader.sample = None
 
     def add_writer(self, writer: PositionWriter, *why: str, may_be_empty: bool = False) -> None:
         """Ends the work of a writer, before its file has its name. UserError if no position is left for it, unless it
@@ -174,7 +174,7 @@ def _copy(
     with replacing(output) as file:
         for i, path in enumerate(inputs):
             with PositionReader(path, format=format, copy_to=file.fd, **scores) as reader:
-                reader.sample = Sample() if len(inputs) > 1 else None
+                reader.sample = Sample(RUNS_FOR_UNITS) if len(inputs) > 1 else None
                 for records in reader:
                     report.positions += len(records)
                     if reader.sample:
@@ -310,7 +310,7 @@ def interleave(
         raise UserError(
             f"weights: {len(weights)} numbers for {len(inputs)} files, expected one for each, and one that is not 0"
         )
-    changed, units, notes = False, list[FileUnits](), list[str]()
+    changed, units, notes = False, ComparedFiles(), list[str]()
     for path in inputs:
         with PositionReader(path, **scores) as reader:
             if reader.compression or reader.format not in FORMATS:
@@ -323,8 +323,8 @@ def interleave(
             changed |= reader.reading.changes(path, format) is not None
             notes += [f"{path}: {line}" for line in reader.unit_notes]
         beginning = _beginning(path)
-        units.append(FileUnits(str(path), format, beginning.units(), sample=beginning))
-    for line in [*notes, *differences(units)]:
+        units.add(FileUnits(str(path), format, beginning.units()), beginning)
+    for line in [*notes, *differences(units.files)]:
         if note:
             note(line)
     done = chunks = 0

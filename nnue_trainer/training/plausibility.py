@@ -14,7 +14,7 @@ from nnue_trainer.base.arrays import Floats
 from nnue_trainer.config import DataConfig
 from nnue_trainer.data import Loader, RecordLoader, expand
 from nnue_trainer.data.opened import OpenedFile
-from nnue_trainer.data.score_units import FileUnits, differences
+from nnue_trainer.data.score_units import ComparedFiles, FileUnits, differences
 from nnue_trainer.data.verdict import LossCurve, judge, sample_of
 from nnue_trainer.errors import UserError
 from nnue_trainer.losses import Loss
@@ -46,7 +46,7 @@ def check(
     if counts and not judges:
         return
     files = _some(batches.opened)
-    units = []
+    units = ComparedFiles()
     for file in files:
         sample = sample_of(file.native, max(1, _CHUNKS // len(files)))
         if weight is not None and not counts:
@@ -54,7 +54,7 @@ def check(
         if not judges:
             continue
         verdict = judge(sample, file.native.format, data.filters, loss=_curve(loss))
-        units.append(FileUnits(str(file.path), file.native.format, verdict.units, sample=sample))
+        units.add(FileUnits(str(file.path), file.native.format, verdict.units), sample)
         found = [*verdict.contradictions, *verdict.doubts]
         if not found:
             continue
@@ -66,8 +66,8 @@ def check(
     if judges:
         for file in _some(held_out):
             sample = sample_of(file.native, 1)
-            units.append(FileUnits(str(file.path), file.native.format, sample.units(), sample=sample))
-        for line in differences(units):
+            units.add(FileUnits(str(file.path), file.native.format, sample.units()), sample)
+        for line in differences(units.files):
             warn(line)
     if files and not counts:
         warn("position_weight: 0 for all positions of a sample of data.train: nothing is trained; raise some weights")

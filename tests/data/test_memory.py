@@ -68,6 +68,7 @@ def test_loader(project_root: Path, train: Path, buffer: int, shards: int, threa
 SHUFFLE = """
 from pathlib import Path
 from nnue_trainer.data.transform import shuffle
+shuffle([sys.argv[1]] * 2, Path(sys.argv[2] + ".first.binpack"), memory=1 << 20)  # loads code that is used once
 begin()
 shuffle([sys.argv[1]] * 10, Path(sys.argv[2]), memory=int(sys.argv[3]))
 end()

@@ -18,7 +18,7 @@ from nnue_trainer.config import DataConfig
 from nnue_trainer.data import PositionReader, PositionWriter, RecordLoader, fields
 from nnue_trainer.data.binpack import read_binpack
 from nnue_trainer.data.formats import DATA_FORMATS
-from nnue_trainer.data.score_units import FileUnits, Sample, differences
+from nnue_trainer.data.score_units import MOST_COMPARED, RUN, ComparedFiles, FileUnits, Sample, differences
 from nnue_trainer.data.transform import convert, split
 from nnue_trainer.data.verdict import LossCurve, comb, judge
 from nnue_trainer.errors import UserError
@@ -317,3 +317,12 @@ def test_combs_of_mixtures() -> None:
     assert found.share < 1
     assert comb(np.rint(scores * 2.08).astype(np.int32)).share == 1
     assert comb(scores).share == 1
+
+
+def test_few_positions_are_kept_of_many_files() -> None:
+    files, sample = ComparedFiles(), Sample()
+    sample.add_runs(np.zeros((40 * RUN, 32), np.uint8))
+    for number in range(2 * MOST_COMPARED):
+        files.add(FileUnits(f"{number}.bin", "bin", None), sample)
+        assert sum(len(file.runs) for file in files.files) <= MOST_COMPARED
+        assert (number >= MOST_COMPARED) or all(file.runs for file in files.files)
