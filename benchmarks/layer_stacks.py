@@ -29,7 +29,8 @@ from nnue_trainer import nets
 from nnue_trainer.losses import SigmoidLoss, mean
 from nnue_trainer.losses.win_rate import WinRateLoss
 from nnue_trainer.modules import StackedLinear
-from nnue_trainer.modules.layer_stacks import FirstOutputs, LayerCall, LayerStacks, Targets
+from nnue_trainer.modules.layer_stacks import FirstOutputs, LayerStacks
+from nnue_trainer.modules.straight_through import Places
 from nnue_trainer.nets.base import StackedModel
 from optimizer import copy_rate, median_ms
 from report import RESULTS, environment, write
@@ -85,10 +86,23 @@ class Problem:
 
     def step(self) -> list[Tensor]:
         """The loss and all gradients, by the fused operators."""
-        layers = self.stacks.call(self.linears, self.first.bucket, self.order)
-        loss = layers.loss(self.first, Targets(*self.targets, self.loss.kernel(), self.score_scale))
-        assert loss is not None
-        return [loss, *torch.autograd.grad(loss, self.leaves)]
+        return self.by_operators(self.stacks.call(self.linears, self.first.bucket, self.order).parameters)
+
+    @torch.no_grad()
+    def by_operators(self, parameters: Sequence[Tensor]) -> list[Tensor]:
+        """The loss and the gradients of x, PSQT and these parameters."""
+        kernel, operators, x = self.loss.kernel(), torch.ops.nnue, self.first.x
+        assert kernel is not None
+        totals, *found = operators._layer_stacks_loss(
+            x, self.order, parameters, self.first.psqt, list(self.targets), self.stacks.description, kernel.kind,
+            [self.score_scale, *kernel.constants],
+        )  # fmt: skip
+        by_sums, by_output, partials = found
+        of_x, _, of_psqt, of_weight, flat = operators._layer_stacks_gradients(
+            x, self.order, parameters, by_sums, partials, by_output, [torch.ones_like(totals[2]), totals],
+            self.stacks.description, x.dtype, [],
+        )  # fmt: skip
+        return [totals[2], of_x, of_psqt, of_weight, *Places(parameters[1:], 4).cut(flat)]
 
     def exact(self) -> list[Tensor]:
         """The loss and all gradients in float64."""
@@ -128,10 +142,10 @@ class Rounded(Problem):
         return [loss, *torch.autograd.grad(loss, self.leaves, allow_unused=True, materialize_grads=True)]
 
     def step(self) -> list[Tensor]:
-        layers = LayerCall(self.stacks, self.rounded._parameters(self.model), self.first.bucket, self.order)
-        loss = layers.loss(self.first, Targets(*self.targets, self.loss.kernel(), self.score_scale))
-        assert loss is not None
-        return [loss, *torch.autograd.grad(loss, self.leaves, allow_unused=True, materialize_grads=True)]
+        parameters = self.rounded._parameters(self.model)
+        loss, of_x, of_psqt, *others = self.by_operators(parameters)
+        given = [other.view_as(each) for other, each in zip(others, parameters, strict=True)]
+        return [loss, of_x, of_psqt, *torch.autograd.grad(parameters, self.leaves[2:], given)]
 
     def exact(self) -> list[Tensor]:
         return [found.double() for found in self.torch_step()]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -78,20 +78,21 @@ class Loss(ABC):
         known = torch.where(has_score, score, 0).to(net.dtype)
         targets, method = (net, known, result, has_score.to(net.dtype) * lam), "per_position"
         if not self.uses_spare:
-            made = self.per_position(*targets)
+            made: Any = self.per_position(*targets)
         elif spare is None:
             raise UserError(f"loss {self.kind}: uses the spare bytes of data files, but the batch has none")
         else:
             made, method = self.per_position_spare(*targets, spare), "per_position_spare"
-        pair = isinstance(made, tuple) and len(made) == 2
-        returned(self, method, made, pair, "the pair (loss, weight or None)")
+        if not isinstance(made, tuple) or len(made) != 2:
+            returned(self, method, made, False, "the pair (loss, weight or None)")
         loss, weight = made
         for value in (loss, *([] if weight is None else [weight])):
-            fits = isinstance(value, Tensor) and value.shape == score.shape
-            returned(self, method, value, fits, f"tensors {list(score.shape)}, one value for each position")
-            returned(self, method, value, not value.is_complex(), "real numbers")
-        follows = loss.requires_grad or not net.requires_grad
-        returned(self, method, loss, follows, "a loss with a gradient: compute it from net, without detach()")
+            if not isinstance(value, Tensor) or value.shape != score.shape:
+                returned(self, method, value, False, f"tensors {list(score.shape)}, one value for each position")
+            if value.is_complex():
+                returned(self, method, value, False, "real numbers")
+        if net.requires_grad and not loss.requires_grad:
+            returned(self, method, loss, False, "a loss with a gradient: compute it from net, without detach()")
         share = 1 - (~has_score).to(net.dtype) * lam
         if position_weight is not None:
             share = share * position_weight.to(net.dtype)

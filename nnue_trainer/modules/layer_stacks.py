@@ -3,7 +3,7 @@
 A net describes its layers as data (`LayerStacks`). The description determines the forward pass in torch's operators, on
 every device and in every mode, and on a GPU the operators `_layer_stacks_*` (csrc/layer_stacks.h,
 docs/layer-stack-kernels.md), which order the positions by stack, compute only each position's own stack, and include
-the built-in losses. `LayerCall` chooses; no net mentions a kernel.
+the built-in losses. `LayerCall` chooses for modules, and a fused step calls them itself; no net mentions a kernel.
 
 Where `LayerStacks.integers` is set, the operators compute in an engine's integers and round as the engine does.
 nets/rounded_forward.py makes such a description from a net, and does the same in torch's operators.
@@ -21,17 +21,14 @@ import torch
 from torch import Tensor, nn
 
 from nnue_trainer.data.batch import Batch, Plan, plan_of
-from nnue_trainer.losses.base import LossKernel
 from nnue_trainer.modules.stacked_linear import StackedLinear, stacked_linear
-from nnue_trainer.modules.straight_through import cut
+from nnue_trainer.modules.straight_through import Places
 from nnue_trainer.ops import _registration, capabilities, reference
 from nnue_trainer.ops.capabilities import Mode
-from nnue_trainer.ops.perspectives import TransformerCall, number_of
 from nnue_trainer.ops.reference import LayerActivation
 
 _ACTIVATIONS: tuple[LayerActivation, ...] = get_args(LayerActivation)
 _TOGETHER = ("tiles", "one_pass")  # kernels that compute all layers together
-_WHOLE_BFLOAT16 = 256  # up to which bfloat16 holds every integer
 _operators: Any = torch.ops.nnue
 
 
@@ -100,27 +97,6 @@ class FirstOutputs(NamedTuple):
     bucket: Tensor
 
 
-class Targets(NamedTuple):
-    """The scores and results that a net's output is compared with, and the loss."""
-
-    score: Tensor
-    """of the data, int16 [B]"""
-    result: Tensor
-    """int8 [B]"""
-    lam: Tensor
-    """λ, an fp32 scalar or fp32 [B], as in `Loss.terms`"""
-    kernel: LossKernel | None
-    """the loss, as the operators take it; None: they have none for it"""
-    score_scale: float
-    """engine units in 1 of the output"""
-
-    @property
-    def are_known(self) -> bool:
-        """Whether there are operators for the loss and for the types of the tensors."""
-        dtypes = (self.score.dtype, self.result.dtype, self.lam.dtype)
-        return self.kernel is not None and dtypes == (torch.int16, torch.int8, torch.float32)
-
-
 @dataclass(frozen=True)
 class LayerStacks:
     """The layers of a net: the `hidden` ones, then one with a single output. There are `stacks` sets of weights, and
@@ -168,16 +144,14 @@ class LayerStacks:
             machine, self, *dtypes, is_aligned=is_aligned, wide_sums=wide_sums, mode=mode
         ).kernels
 
-    def order_of(self, batch: Batch, *, of_share: bool = False) -> Tensor | None:
-        """The order that was prepared for this batch, or for this process's share of it (`plan`): int32 [n], as `order`
-        returns it. None if the batch has no such plan."""
-        found = plan_of(batch.white, batch.plans, ("order", self, of_share))
+    def order_of(self, batch: Batch) -> Tensor | None:
+        """The order that was prepared for a batch (`plan`): int32 [n], as `order` returns it; None if it has none."""
+        found = plan_of(batch.white, batch.plans, ("order", self))
         return None if found is None else found.data
 
-    def plan(self, batch: Batch, bucket: Tensor, *, of_share: bool = False) -> Plan:
-        """The `order` of these buckets, int64 [B], for `Batch.plans`. `of_share`: the buckets are those of this
-        process's share of the positions."""
-        return Plan(("order", self, of_share), self.order(bucket), batch.white)
+    def plan(self, batch: Batch, bucket: Tensor) -> Plan:
+        """The `order` of these buckets, int64 [B], for `Batch.plans`."""
+        return Plan(("order", self), self.order(bucket), batch.white)
 
     def order(self, bucket: Tensor) -> Tensor:
         """The positions ordered by stack, for the operators on CUDA. It depends only on `bucket`, int64 [B]."""
@@ -214,7 +188,7 @@ class LayerStacks:
 @dataclass(frozen=True)
 class LayerCall:
     """Layers with their parameters, for some positions: what the operators compute of them. Where these cannot compute
-    it, `output` and `loss` give None, and the others use torch's operators."""
+    it, `output` gives None, and the others use torch's operators."""
 
     of: LayerStacks
     parameters: Sequence[Tensor]
@@ -240,70 +214,18 @@ class LayerCall:
 
             def backward(saved: Sequence[Tensor], grad_output: Tensor) -> tuple[Tensor | None, ...]:
                 x, sums, *parameters = saved
-                found = _operators._layer_stacks_backward(
-                    grad_output, sums, self.order, parameters, self.of.description
+                layers = self.of.description
+                made = _operators._layer_stacks_backward(grad_output, sums, self.order, parameters, layers)
+                of_psqt = grad_output if needs[1] else None
+                of_x, _, of_psqt_columns, of_weight, flat = _operators._layer_stacks_gradients(
+                    x, self.order, parameters, *made, of_psqt, [], layers, x.dtype if needs[0] else None, []
                 )
-                grads = (*found, grad_output if needs[1] else None)
-                *found, flat = self._gradients(x, parameters, grads, [], x.dtype if needs[0] else None)
-                return *found, *_cut_gradients(flat, parameters)
+                of_sources = (of_x if needs[0] else None, of_psqt_columns if needs[1] else None)
+                return *of_sources, of_weight, *Places(parameters[1:], 4).cut(flat)
 
             return output, (first.x, sums, *self.parameters), backward
 
         return _registration.differentiable(run, first.x, first.psqt, *self.parameters)  # type: ignore[no-any-return]
-
-    def loss(self, first: FirstOutputs | TransformerCall, targets: Targets) -> Tensor | None:
-        """`losses.mean` of a loss that the operators compute, a scalar. `first`: the inputs, or the call that computes
-        them. Then their gradient is not made: if there is one layer, which has one output, the backward of the
-        transformer takes its two factors; if there are more, the backward of the first one makes the gradients of the
-        transformer's rows."""
-        sources: tuple[Tensor | None, ...]
-        if isinstance(first, TransformerCall):
-            is_fused, sources = self._goes_through(first), first.parameters.leaves
-        else:
-            is_fused, sources = self._is_fused(first.x, first.psqt), first[:2]
-        if not (is_fused and targets.are_known):
-            return None
-        forward, back, layers = self._through(first) if isinstance(first, TransformerCall) else (None, None, self)
-        of_psqt = len(sources) - 1
-
-        def run(needs: Sequence[bool]) -> Any:
-            x, psqt, rows = (*sources, None) if forward is None else forward.run(_operators, save=True)
-            totals, grad_sums, grad_output, partials = layers._loss(x, psqt, targets)
-
-            def backward(saved: Sequence[Any], grad_loss: Tensor) -> tuple[Tensor | None, ...]:
-                x, rows, totals, grad_sums, grad_output, partials, *parameters = saved
-                is_needed = needs[of_psqt] or (back is not None and not layers.of.hidden)
-                grads = (grad_sums, partials, grad_output if is_needed else None)
-                to = x.dtype if back is None and needs[0] else None
-                *found, flat = layers._gradients(x, parameters, grads, [grad_loss, totals], to, back, rows)
-                return *found, *_cut_gradients(flat, parameters)
-
-            # If one kernel did all of it, the gradient of the layer's weight is made, and x is not read again. Nor is
-            # x read again where it can be made of what is saved.
-            reads_x = back is None or (not layers.of.hidden and partials.shape[1] <= layers.of.inputs)
-            saved = (x if reads_x else None, rows, totals, grad_sums, grad_output, partials, *self.parameters)
-            return totals[2], saved, backward
-
-        return _registration.differentiable(run, *sources, *self.parameters)  # type: ignore[no-any-return]
-
-    def _through(self, call: TransformerCall) -> tuple[TransformerCall, TransformerCall, LayerCall]:
-        """The calls whose forward and backward compute the loss through these layers, and the layers after them."""
-        integers = self.of.integers
-        if integers is None or self.of.hidden:
-            return call, call, self
-        # The backward takes gradients of the layer's sums with the factor of PSQT's.
-        of_sums = integers.multiply / (integers.by * integers.divide * integers.psqt_scale)
-        bound, scale = call.range
-        back = call._replace(range=[bound, scale * integers.x_scale * of_sums])
-        dtype = call.described[2] if bound <= _WHOLE_BFLOAT16 else torch.float32
-        in_one_pass = self.of.kernels(self.bucket.device, dtype) == "one_pass"
-        if not (call.transformer.activation == number_of("screlu") and call.kernels == "hopper" and in_one_pass):
-            return call, back, self
-        # x before it is squared fits 16 bits. Both have the same sums, so the same backward.
-        crelu = call.transformer._replace(activation=number_of("crelu"), rounds_down=0)
-        forward = call._replace(transformer=crelu, range=[bound, 1.0], output_dtype=dtype)
-        of = dataclasses.replace(self.of, integers=dataclasses.replace(integers, square=scale))
-        return forward, back, dataclasses.replace(self, of=of, prepared=self.order)
 
     # ---- in two parts, for a net whose first layer's inputs are on several devices ----
 
@@ -351,61 +273,6 @@ class LayerCall:
     def _is_fused(self, x: Tensor, psqt: Tensor | None = None) -> bool:
         return self._kernels(x, psqt) in _TOGETHER
 
-    def _goes_through(self, call: TransformerCall) -> bool:
-        """Whether the gradient between the transformer and the layers need not be made."""
-        (trained, bias, _), of = call.parameters.leaves, call.transformer
-        found = capabilities.between(
-            call.kernels,
-            self._kernels(trained),  # which has the device of x, and its type or float32
-            trained.dtype,
-            call.output_dtype,
-            num_outputs=of.num_outputs,
-            hidden=len(self.of.hidden),
-            activation=of.activation,
-            bound=call.range[0],
-            has_psqt=of.psqt_buckets > 0,
-            is_needed=len(self.bucket) > 0 and (trained.requires_grad or bias.requires_grad),
-        )
-        return found.kernels != "whole"
-
-    def _loss(
-        self, x: Tensor, psqt: Tensor | None, targets: Targets, *, is_sums: bool = False
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """totals, grad_sums, grad_output and partials."""
-        score, result, lam, kernel, score_scale = targets
-        assert kernel is not None
-        found: tuple[Tensor, Tensor, Tensor, Tensor] = _operators._layer_stacks_loss(
-            x, self.order, self.parameters, psqt, [score, result, lam], self.of.description, kernel.kind,
-            [score_scale, *kernel.constants], is_sums=is_sums,
-        )  # fmt: skip
-        return found
-
-    def _gradients(
-        self,
-        x: Tensor | None,
-        parameters: Sequence[Tensor],
-        grads: tuple[Tensor | None, Tensor | None, Tensor | None],
-        scales: list[Tensor],
-        to: torch.dtype | None = None,
-        call: TransformerCall | None = None,
-        rows: Tensor | None = None,
-    ) -> tuple[Any, ...]:
-        """The gradients of x, in the dtype `to` (None: not computed), and of PSQT; or with `call`, whose forward saved
-        `rows`, those of its weight, bias and PSQT columns. Then those of the first weight and, flat, of the other
-        parameters. `grads`: grad_sums, partials and grad_output as _layer_stacks_gradients takes them; without the last
-        PSQT has no gradient."""
-        through: tuple[Any, ...] = ([],)
-        if call is not None:
-            leaves_unused = call.leaves_unused is not None and call.leaves_unused()
-            transformer, range, to = call.described
-            through = [rows, self.bucket, *call.batch], transformer, range, leaves_unused
-        of_x, of_bias, of_psqt, of_weight, flat = _operators._layer_stacks_gradients(
-            x, self.order, parameters, *grads, scales, self.of.description, to, *through
-        )
-        of_psqt = None if grads[2] is None or (call is not None and not call.transformer.psqt_buckets) else of_psqt
-        sources = (None if to is None else of_x, of_psqt) if call is None else (of_x, of_bias, of_psqt)
-        return *sources, of_weight, flat
-
 
 @functools.lru_cache(maxsize=256)
 def _describe(operators: Any, of: LayerStacks) -> int:
@@ -426,11 +293,6 @@ def give_gradients(tensors: Sequence[Tensor | None], gradients: Sequence[Tensor 
             made.append((tensor, gradient))
     if made:
         torch.autograd.backward([tensor for tensor, _ in made], [gradient for _, gradient in made])
-
-
-def _cut_gradients(flat: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
-    """The gradients of all parameters except the first, views of `flat`: each begins at a multiple of 4."""
-    return cut(flat, parameters[1:], 4)
 
 
 _registration.refuse_cuda("nnue::_stack_order")

@@ -160,14 +160,6 @@ class PerspectiveTransformer(nn.Module):
         scale = self.product_scale if self.activation == "pairwise" else 1.0
         return Description(self.activation, self.bound, scale, self.bucket_size, self.num_bucketed)
 
-    def fused_call(self, batch: Batch, bucket: Tensor | None = None) -> TransformerCall | None:
-        """The operator that `forward` calls with the same arguments, if that is one fused operator; None if it is not,
-        or if hooks read the outputs or their gradients."""
-        if any((self._forward_hooks, self._forward_pre_hooks, self._backward_hooks, self._backward_pre_hooks)):
-            return None
-        call = self.call_with(batch.rows, batch.plans, bucket)
-        return None if call.kernels == "torch" else call
-
     def call_with(
         self,
         rows: Rows,
@@ -184,8 +176,7 @@ class PerspectiveTransformer(nn.Module):
         elif parameters.leaf is not None:  # the optimiser's copy
             self._bring_up_to_date(rows, plans)
         psqt_bucket = None if parameters.psqt is None else bucket
-        call = (description or self.description).call(rows, parameters, psqt_bucket, plans)
-        return call if self._late is None else call._replace(leaves_unused=self._late.leaves_unused)
+        return (description or self.description).call(rows, parameters, psqt_bucket, plans)
 
     # ---- a 16-bit copy of the weight, which an optimiser keeps up to date ----
 

@@ -82,7 +82,7 @@ class _Together(torch.autograd.Function):
     @staticmethod
     def forward(clipped: bool, words: _Words, *parameters: Tensor) -> tuple[Tensor, ...]:
         flat = _operators._to_integers(parameters, *words)
-        return tuple(cut(flat, parameters))
+        return tuple(Places(parameters).cut(flat))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -97,7 +97,7 @@ class _Together(torch.autograd.Function):
             return None, None, *grads
         parameters = ctx.saved_tensors
         flat = _operators._to_integers_backward(grads, parameters, *ctx.words)
-        return None, None, *cut(flat, parameters)
+        return None, None, *Places(parameters).cut(flat)
 
 
 _Words = tuple[list[int], list[float], list[int]]
@@ -115,10 +115,16 @@ def _padded(tensor: Tensor, multiple: int) -> int:
     return -(-tensor.numel() // multiple) * multiple
 
 
-def cut(flat: Tensor, tensors: Sequence[Tensor], multiple: int = _ALIGNMENT) -> list[Tensor]:
-    """Views of `flat` with the shapes of these tensors, each of which begins at a multiple of `multiple`."""
-    begins = itertools.accumulate((_padded(tensor, multiple) for tensor in tensors), initial=0)
-    return [flat[i : i + each.numel()].view(each.shape) for i, each in zip(begins, tensors, strict=False)]
+class Places:
+    """Where values with the shapes of `tensors` lie in a flat tensor: each begins at a multiple of `multiple`."""
+
+    def __init__(self, tensors: Sequence[Tensor], multiple: int = _ALIGNMENT) -> None:
+        begins = itertools.accumulate((_padded(tensor, multiple) for tensor in tensors), initial=0)
+        self._of = [(begin, begin + of.numel(), of.shape) for begin, of in zip(begins, tensors, strict=False)]
+
+    def cut(self, flat: Tensor) -> list[Tensor]:
+        """Views of `flat` with these shapes."""
+        return [flat[begin:end].view(shape) for begin, end, shape in self._of]
 
 
 def integer_parameters(
@@ -140,15 +146,15 @@ class IntegerParameters:
     """`integer_parameters` of the same parameters in every step, without autograd."""
 
     def __init__(self, parameters: Sequence[Tensor], tables: Sequence[Sequence[Steps]]) -> None:
-        self.parameters, self._words = list(parameters), _words(parameters, tables)
+        self.parameters, self._words, self._places = list(parameters), _words(parameters, tables), Places(parameters)
 
     def forward(self) -> list[Tensor]:
         """The parameters as integers, fp32."""
-        return cut(_operators._to_integers(self.parameters, *self._words), self.parameters)
+        return self._places.cut(_operators._to_integers(self.parameters, *self._words))
 
     def backward(self, gradients: Sequence[Tensor]) -> list[Tensor]:
         """The gradients of the parameters from those of the integers, 0 where one was clipped."""
-        return cut(_operators._to_integers_backward(gradients, self.parameters, *self._words), self.parameters)
+        return self._places.cut(_operators._to_integers_backward(gradients, self.parameters, *self._words))
 
 
 class _Linear(torch.autograd.Function):

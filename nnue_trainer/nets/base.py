@@ -34,8 +34,7 @@ from nnue_trainer.data.features import FeatureSet
 from nnue_trainer.data.features import feature_set as find_feature_set
 from nnue_trainer.data.piece_weights import weights_of_features
 from nnue_trainer.errors import UserError
-from nnue_trainer.losses.base import Loss, mean
-from nnue_trainer.modules.layer_stacks import FirstOutputs, LayerCall, LayerStacks, Targets
+from nnue_trainer.modules.layer_stacks import FirstOutputs, LayerCall, LayerStacks
 from nnue_trainer.modules.perspective_transformer import Activation, PerspectiveTransformer
 from nnue_trainer.modules.straight_through import Steps
 from nnue_trainer.nets.integer_forward import IntegerForward, RawValues, reference, wrap32
@@ -44,7 +43,6 @@ from nnue_trainer.nets.integer_forward import tdiv as tdiv
 from nnue_trainer.nets.meaning import NetMeaning
 from nnue_trainer.nets.rounded_forward import QatConfig, RoundedForward
 from nnue_trainer.nnue_file.layout import FileLayout, Piece, own_layout
-from nnue_trainer.ops.perspectives import TransformerCall
 from nnue_trainer.registry import Registry
 from nnue_trainer.schema import section, to_data, validate
 
@@ -382,11 +380,6 @@ class NnueModel(nn.Module, ABC):
         )
         return replace(batch, plans=tuple(plan for plan in plans if plan is not None))
 
-    def loss(self, batch: Batch, loss: Loss, lam: Tensor) -> Tensor | None:
-        """`mean(*loss.terms(score_scale · forward(batch), …))` with fewer operators; None if no such operators exist.
-        `lam` is λ, an fp32 scalar or fp32 [B] on the device of the batch."""
-        return None
-
     def rounded_forward(self) -> RoundedForward:
         """The forward pass with the engine's rounding, for this model on its current device. UserError for a net that
         does not define it."""
@@ -474,12 +467,6 @@ class StackedModel(NnueModel):
     def first_outputs(self, batch: Batch) -> FirstOutputs:
         """The output of the first layer."""
 
-    def first_call(self, batch: Batch, bucket: Tensor) -> TransformerCall | None:
-        """The operator that computes x and the PSQT part of `first_outputs`, whose buckets are `bucket`; None if there
-        is none. `loss` and divisions of the columns may call it instead, so only a net for which that is the same
-        returns it."""
-        return None
-
     @abstractmethod
     def linears(self) -> Sequence[nn.Module]:
         """The other layers, as `LayerStacks.forward` takes them."""
@@ -506,11 +493,6 @@ class StackedModel(NnueModel):
         plans = Plan(self._buckets_key, buckets, batch.white), stacks.plan(batch, buckets)
         return replace(batch, plans=(*batch.plans, *plans))
 
-    def order_of(self, batch: Batch) -> Tensor | None:
-        """The order of the stacks that was prepared for a batch: `LayerStacks.order_of`."""
-        stacks = self.stacks_in_use()
-        return None if stacks is None else stacks.order_of(batch)
-
     def output_of(self, first: FirstOutputs) -> Tensor:
         """The net's output, fp32 [B], from that of the first layer, in torch's operators."""
         if self.rounded is not None:
@@ -532,28 +514,6 @@ class StackedModel(NnueModel):
     def stacks_in_use(self) -> LayerStacks | None:
         """The layers that the operators may compute: those of the engine's integers while `forward` is to round."""
         return self.stacks if self.rounded is None else self.rounded.stacks
-
-    def loss(self, batch: Batch, loss: Loss, lam: Tensor) -> Tensor | None:
-        stacks, is_own = self.stacks_in_use(), type(self).forward is not StackedModel.forward
-        targets = Targets(batch.score, batch.result, lam, loss.kernel(), self.score_scale)
-        if targets.kernel is None or is_own or stacks is None or not stacks.may_be_fused(batch.score.device):
-            return None
-        if not batch.plans:
-            batch = self.prepare(batch)  # so that nothing below makes a plan twice
-        bucket = self.buckets_of(batch)
-        if self.rounded is not None:
-            return self.rounded.loss(self, batch, bucket, targets)
-        linears, order = self.linears(), stacks.order_of(batch)
-        layers, call = stacks.call(linears, bucket, order), None
-        if torch.is_grad_enabled():
-            call = self.first_call(batch, bucket)
-        if call is not None and (fused := layers.loss(call, targets)) is not None:
-            return fused
-        first = self.first_outputs(batch)
-        if (fused := layers.loss(first, targets)) is not None:
-            return fused
-        net = stacks.forward(first, linears, order).float() * self.score_scale
-        return mean(*loss.terms(net, *targets[:3]))
 
 
 def _net() -> type[Net]:

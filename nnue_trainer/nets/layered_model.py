@@ -17,7 +17,6 @@ from nnue_trainer.nets.base import INT16_MAX, StackedModel, VirtualRows, transfo
 from nnue_trainer.nets.layered_plan import Step
 from nnue_trainer.nets.layered_sections import Layer
 from nnue_trainer.nets.rounded_forward import log_odds, one_side, stack_entries
-from nnue_trainer.ops.perspectives import TransformerCall
 
 if TYPE_CHECKING:
     from nnue_trainer.nets.layered import Layered
@@ -70,11 +69,6 @@ class LayeredModel(StackedModel):
     @property
     def first_is_plain(self) -> bool:
         return self.layered.perspectives == "both"
-
-    def first_call(self, batch: Batch, bucket: Tensor) -> TransformerCall | None:
-        if self.layered.perspectives != "both":
-            return None
-        return self.feature_transformer.fused_call(batch, bucket)
 
     def linears(self) -> Sequence[nn.Module]:
         return *self.layers, self.output

@@ -26,7 +26,7 @@ from torch.nn import functional as F
 
 from nnue_trainer.data.piece_weights import weights_of_features
 from nnue_trainer.modules import stacked_linear
-from nnue_trainer.modules.layer_stacks import FirstOutputs, Integers, LayerCall, LayerStacks, StackLayer, Targets
+from nnue_trainer.modules.layer_stacks import FirstOutputs, Integers, LayerCall, LayerStacks, StackLayer
 from nnue_trainer.modules.perspective_transformer import PerspectiveTransformer
 from nnue_trainer.modules.straight_through import (
     IntegerParameters,
@@ -168,16 +168,6 @@ class RoundedForward:
 
     def _logits(self, sums: list[Tensor]) -> Tensor:
         return sums[-1].double() / self.forward.divide
-
-    def loss(self, model: NnueModel, batch: Batch, bucket: Tensor, targets: Targets) -> Tensor | None:
-        """`LayerCall.loss` of this forward pass. `bucket`: the stack of each position, int64 [B]."""
-        if not self._takes_operators(model, batch.white):
-            return None
-        with torch.autocast(batch.white.device.type, enabled=False):
-            layers, call = self._layers(model, batch, bucket), self._first_call(model, batch, bucket)
-            if torch.is_grad_enabled() and (found := layers.loss(call, targets)) is not None:
-                return found
-            return layers.loss(self._rounded_outputs(call, batch, bucket), targets)
 
     # ---- for a fused step, which calls the operators itself ----
 

@@ -23,7 +23,6 @@ from nnue_trainer.nets.base import (
 from nnue_trainer.nets.integer_forward import PIECE_COUNTS, FirstLayer, IntegerForward, IntegerLayer
 from nnue_trainer.nets.meaning import OUTPUT, NetMeaning, buckets, first_activations, first_layer, stacked
 from nnue_trainer.nets.rounded_forward import QatConfig
-from nnue_trainer.ops.perspectives import TransformerCall
 from nnue_trainer.schema import section
 
 # Accumulators count QA to the unit, output weights QB. The range of 127 / 64 = 1.98 keeps an accumulator of 32 pieces
@@ -96,9 +95,6 @@ class SimpleModel(StackedModel):
     @property
     def first_is_plain(self) -> bool:
         return True
-
-    def first_call(self, batch: Batch, bucket: Tensor) -> TransformerCall | None:
-        return self.feature_transformer.fused_call(batch, bucket)
 
     def linears(self) -> Sequence[nn.Module]:
         return (self.output,)

@@ -15,7 +15,6 @@ from nnue_trainer.modules.layer_stacks import FirstOutputs
 from nnue_trainer.modules.stacked_linear import StackedLinear
 from nnue_trainer.nets.base import StackedModel, VirtualRows, transformer, virtual_rows
 from nnue_trainer.nets.stockfish_design import MATERIAL, SCORE_SCALE, SQUARES
-from nnue_trainer.ops.perspectives import TransformerCall
 
 if TYPE_CHECKING:
     from nnue_trainer.nets.stockfish_net import StockfishNet
@@ -78,9 +77,6 @@ class StockfishModel(StackedModel):
     @property
     def first_is_plain(self) -> bool:
         return True
-
-    def first_call(self, batch: Batch, bucket: Tensor) -> TransformerCall | None:
-        return self.feature_transformer.fused_call(batch, bucket)
 
     def linears(self) -> Sequence[nn.Module]:
         return self.fc0, self.fc1, self.fc2

@@ -314,17 +314,6 @@ class TransformerCall(NamedTuple):
     range: list[float]
     """bound and scale"""
     output_dtype: torch.dtype
-    psqt_apart: bool = False
-    """on CUDA, if a gradient is needed, the PSQT output has no values, but its gradient goes to `psqt` as usual.
-    `psqt_output` computes the values, of any positions."""
-    leaves_unused: Callable[[], bool] | None = None
-    """whether the backward may leave the gradient's rows of features that the batch lacks unwritten; called when it
-    computes the gradient. None: it may not"""
-
-    @property
-    def leaves_psqt(self) -> bool:
-        """Whether `psqt_apart` applies."""
-        return self.psqt_apart and self.parameters.psqt is not None and self.kernels in capabilities.ON_GPU
 
     @property
     def described(self) -> tuple[Transformer, list[float], torch.dtype]:
@@ -336,7 +325,7 @@ class TransformerCall(NamedTuple):
         weight, bias, psqt, leaf, sparse_grad = self.parameters
         out, psqt_out, saved = operators._perspective_transformer_forward(
             self.batch, weight, bias, psqt, self.transformer, self.range, self.output_dtype, save, leaf,
-            sparse_grad and self.kernels == "cpu", save and self.leaves_psqt,
+            sparse_grad and self.kernels == "cpu",
         )  # fmt: skip
         return out, None if psqt is None else psqt_out, saved
 
@@ -355,13 +344,6 @@ class TransformerCall(NamedTuple):
             self.output_dtype, psqt=psqt, psqt_bucket=bucket[0] if bucket else None, values=values,
             row_sums=row_sums,
         )  # fmt: skip
-
-    def psqt_output(self, begin: int, end: int) -> Tensor:
-        """The PSQT output of positions begin … end − 1 of the batch alone, on CUDA, without a gradient."""
-        assert self.parameters.psqt is not None
-        psqt = self.parameters.psqt.detach()
-        output: Tensor = torch.ops.nnue._perspective_psqt(self.batch, psqt, self.transformer, begin, end)
-        return output
 
 
 class Arguments(NamedTuple):

@@ -17,6 +17,10 @@ class Bounds:
     def __init__(self, bounds: Iterable[WeightBound]) -> None:
         self._bounds = [(bound.parameter, bound.first_row, bound.end, bound.low, bound.high) for bound in bounds]
 
+    def __bool__(self) -> bool:
+        """Whether there is a bound."""
+        return bool(self._bounds)
+
     def take(self, parameter: nn.Parameter, first: int, rows: int) -> tuple[float, float]:
         """The limits of consecutive rows of a parameter, if one bound is for all of them, and infinite ones otherwise.
         The caller then clips these rows itself: a layer that writes them anyway saves a pass over them."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -74,12 +74,8 @@ class FusedRule(Rule):
         self._first_average = f"{rule.averages[0]}/"
 
     def step(self) -> None:
-        self.step_with(())
-
-    def step_with(self, also: Sequence[tuple[Tensor, int]]) -> None:
-        """`step`, where guard and norm also take these gradients, each with its number of virtual rows (0: none)."""
         assert self.loss is not None
-        self.fused.step(self.loss, also)
+        self.fused.step(self.loss)
 
     def net(self, name: str) -> Tensor:
         return self.fused.averaged(name)

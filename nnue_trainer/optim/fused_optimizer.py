@@ -59,7 +59,8 @@ class FusedOptimizer:
         self.late_rows = {name: rows for name, rows in made.items() if rows.parts}
         """by name of the parameter"""
         self._sources = [(part, part.is_whole) for part in self.parts]
-        self._late_parts = [(moments.late, part) for part, moments in self.pairs if moments.late is not None]
+        self._late = sorted(self.late_rows.values(), key=lambda late: late.first_part)
+        self._takes_norm = math.isfinite(self.max_norm) or self.rule.stable_decay
         self.handle, self._given = self._described(), given(self.pairs)
         """`handle`: the number that `_optimizer_describe` gave for this optimiser"""
 
@@ -108,43 +109,45 @@ class FusedOptimizer:
         )
 
     @torch.no_grad()
-    def step(self, loss: Tensor, also: Sequence[tuple[Tensor, int]] = ()) -> None:
+    def step(self, loss: Tensor, also: Sequence[Tensor] = (), shared: Sequence[int] = ()) -> None:
         """One update from the gradients in place. `loss` is used only by the guard. A parameter without a gradient is
-        left out. `also`: other gradients for the guard and the norm, each with its number of virtual rows (0: none).
-        """
-        for late in self.late_rows.values():
-            late.before_step()
+        left out. `also`: other gradients for the guard and the norm; `shared`: the number of virtual rows of each (0:
+        none)."""
         gradients: list[Tensor] = []
         moved: list[Tensor] = []
         for part, is_whole in self._sources:
-            copy, gradient = part.copy, None
-            if copy is not None:
-                gradient = copy.grad
+            gradient = None if part.copy is None else part.copy.grad
             gradient = part.parameter.grad if gradient is None else gradient
             if gradient is None:
-                gradients.append(self._nothing)
-                continue
-            moved.append(part.parameter)
-            gradients.append(gradient if is_whole and not gradient.is_sparse else part.rows_of_gradient(gradient))
+                gradient = self._nothing
+            else:
+                moved.append(part.parameter)
+                if gradient.is_sparse or not is_whole:
+                    gradient = part.rows_of_gradient(gradient)
+            gradients.append(gradient)
+        rows: list[Tensor] = []
+        for late in self._late:
+            late.before_step()
+            rows += late.rows
         norm = None
-        if self.norm_of is not None and (math.isfinite(self.max_norm) or self.rule.stable_decay):
+        if self.norm_of is not None and self._takes_norm:
             own = [(*pair, g) for pair, g in zip(self.pairs, gradients, strict=True) if g is not self._nothing]
             norm = self.norm_of(own, self._norm)
         # Autograd must treat a graph that was made before the step as out of date.
         torch.autograd.graph.increment_version(moved)
         weights, moments, copies, kept = self._given
         fused_operators.namespace._optimizer_step(
-            weights, gradients, moments, copies, kept, [late.rows_of(part) for late, part in self._late_parts],
-            self.tensors, loss.detach(), self.lr, [g for g, _ in also], [shared for _, shared in also], norm,
+            weights, gradients, moments, copies, kept, rows, self.tensors, loss.detach(), self.lr, also, shared, norm,
             self.handle,
         )  # fmt: skip
-        for late in self.late_rows.values():
+        for late in self._late:
             late.after_step()
 
     def _norm(self, parts: Sequence[tuple[Part, Moments, Tensor]]) -> Tensor:
         """The norm of the gradients of these parts, those of virtual rows included, float64; NaN: not finite."""
         gradients, shared = [gradient for *_, gradient in parts], [part.virtual_rows for part, *_ in parts]
-        rows = [self._nothing if m.late is None else m.late.rows_of(part) for part, m, _ in parts]
+        late = {id(p): rows for late in self._late for (p, _), rows in zip(late.parts, late.rows, strict=True)}
+        rows = [late.get(id(part), self._nothing) for part, *_ in parts]
         found = fused_operators.namespace._optimizer_norm(gradients, shared, rows, self.numbers)
         return torch.where(found[0] != 0, found[fused_operators.NORM], math.nan)
 

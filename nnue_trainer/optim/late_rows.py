@@ -11,7 +11,7 @@ from torch import Tensor
 from nnue_trainer.data.batch import Plan, plan_of
 from nnue_trainer.ops import capabilities
 from nnue_trainer.optim import fused_operators
-from nnue_trainer.optim.parts import Pair, Part, given
+from nnue_trainer.optim.parts import Pair, given
 
 if TYPE_CHECKING:
     from nnue_trainer.optim.fused_optimizer import FusedOptimizer
@@ -44,6 +44,8 @@ class LateRows:
 
     parts: list[Pair]
     """those whose rows are updated late"""
+    rows: list[Tensor]
+    """of each of them, those that may get a gradient in the step that is made, as `_optimizer_step` takes them"""
 
     _too_many = 1.0
     """the share of the rows in a batch above which all are updated in its step"""
@@ -63,6 +65,7 @@ class LateRows:
             and capabilities.update(machine, len(moments.weight), moments.tensors, positions).kernels == "late"
         }
         self.parts, self._numbers = list(own.values()), list(own)
+        self.first_part = self._numbers[0] if own else -1
         self._made = torch.zeros(rows, dtype=torch.int64, device=device)
         self._marked = torch.zeros(rows, dtype=torch.uint8, device=device)
         self._marks_key = ("marks", rows)
@@ -71,46 +74,44 @@ class LateRows:
             changes = shared.new_empty(steps, *shared.shape) if shared.numel() else shared
             history = torch.zeros(steps, fused_operators.NUMBERS, dtype=torch.float64, device=device)
             moments.late, moments.kept = self, [part.rows(self._made), changes, history]
+        self._marked_rows = [part.rows(self._marked) for part, _ in self.parts]
+        self._all_rows = [self._marked[:0]] * len(self.parts)
         self._all_marked = False
+        self.rows = self._all_rows
+        self._has_gradient = True  # in that step
         self._batches = 0  # calls of `catch_up` for the next step
         self._has_all = sum(len(moments.weight) for _, moments in self.parts) == rows
         self.take_parts()
         self._reads_marked = self._has_all and self._parameter[0].numel() >= LEAST_ROW
-        self.step_reads_alone = False
-        """whether only the next step reads the gradient"""
 
     def take_parts(self) -> None:
         """Takes over the parts' copies, which `FusedOptimizer.copy_in_steps` replaces."""
         self._given = given(self.parts)
 
-    def leaves_unused(self, *, step_reads_alone: bool = False) -> bool:
-        """Whether the gradient's rows of features that the batch lacks may stay unwritten: nothing reads them if all
-        rows are updated late, and only the step reads the gradient, which is that of one batch."""
+    def leaves_unused(self) -> bool:
+        """Whether the gradient's rows of features that the batch lacks may stay unwritten, if only the next step reads
+        the gradient: nothing reads them if all rows are updated late, and the gradient is that of one batch."""
         watched = self._parameter._backward_hooks or self._parameter._post_accumulate_grad_hooks
         of_one_batch = self._batches == 1 and not self._all_marked
-        return (
-            self._reads_marked
-            and (step_reads_alone or self.step_reads_alone)
-            and of_one_batch
-            and not watched
-            and not torch.is_anomaly_enabled()
-        )
+        return self._reads_marked and of_one_batch and not watched and not torch.is_anomaly_enabled()
+
+    def catch_up(self, white: Tensor, black: Tensor, plans: tuple[Any, ...] = ()) -> bool:
+        """`catch_up_marked` for the rows that the index rows int32 [B, K] name. `plans`: of the batch, perhaps with
+        `marks`."""
+        marks = plan_of(white, plans, self._marks_key)
+        return self.catch_up_marked((self.marks(white, black) if marks is None else marks).data)
 
     @torch.no_grad()
-    def catch_up(self, white: Tensor, black: Tensor, plans: tuple[Any, ...] = ()) -> bool:
-        """Brings the rows that the index rows int32 [B, K] name up to date. Until the next step these, and those of
-        other calls before it, are all the rows that may get a gradient. `plans`: of the batch, perhaps with `marks`.
-        Returns whether the gradient may be sparse: a row that it leaves out waits."""
-        marks = plan_of(white, plans, self._marks_key)
-        if marks is None:
-            fused_operators.namespace._optimizer_mark_rows(white, black, self._marked)
-        else:
-            self._marked |= marks.data
+    def catch_up_marked(self, marks: Tensor) -> bool:
+        """Brings the rows with marks, uint8 [F], up to date. Until the next step these, and those of other calls before
+        it, are all the rows that may get a gradient. Returns whether the gradient may be sparse: a row that it leaves
+        out waits."""
+        self._marked |= marks
         self._batches += 1
         if self._too_many < 1 and int(self._marked.sum(dtype=torch.int64)) > self._too_many * len(self._marked):
             self.settle(gradient=True)
         if not self._all_marked:
-            self._replay(self._marked)
+            self._replay(self._marked_rows)
         return self._takes_sparse and not self._all_marked
 
     def marks(self, white: Tensor, black: Tensor) -> Plan:
@@ -122,7 +123,7 @@ class LateRows:
     @torch.no_grad()
     def settle(self, *, gradient: bool = False) -> None:
         """Brings all rows up to date. `gradient`: any row may get a gradient in the next step."""
-        self._replay(None)
+        self._replay(self._all_rows)
         self._all_marked |= gradient
 
     def restart(self) -> None:
@@ -130,28 +131,27 @@ class LateRows:
         self._made.copy_(self._optimizer.step_count.expand_as(self._made))
 
     def before_step(self) -> None:
-        """The work before the step is counted."""
+        """The work before the step is counted. Sets `rows`."""
         if self._batches == 0:  # the rows that have a gradient are unknown
             self._all_marked = True
-        if self._all_marked or self.parts[0][0].whole_gradient is None:
+        copy, gradient = self.parts[0][0].copy, self._parameter.grad
+        gradient = gradient if copy is None or copy.grad is None else copy.grad
+        self._has_gradient = gradient is not None
+        if self._all_marked or gradient is None:
             self.settle()
-
-    def rows_of(self, part: Part) -> Tensor:
-        """The rows of the part that may get a gradient in this step, as `_optimizer_step` takes them."""
-        whole = part.whole_gradient
-        if whole is not None and whole.is_sparse:
-            return part.sparse_rows(whole)[0]
-        return self._marked[:0] if self._all_marked else part.rows(self._marked)
+        if gradient is not None and gradient.is_sparse:
+            self.rows = [part.sparse_rows(gradient)[0] for part, _ in self.parts]
+        else:
+            self.rows = self._all_rows if self._all_marked else self._marked_rows
 
     def after_step(self) -> None:
         """The work after the step was counted, or skipped."""
-        if self.parts[0][0].whole_gradient is None:
+        if not self._has_gradient:
             self.restart()  # a step without the parameter does not move it
         self._marked.zero_()
         self._all_marked, self._batches = False, 0
 
-    def _replay(self, marked: Tensor | None) -> None:
-        rows = [self._marked[:0] if marked is None else part.rows(marked) for part, _ in self.parts]
+    def _replay(self, rows: list[Tensor]) -> None:
         fused_operators.namespace._optimizer_catch_up(
             *self._given, rows, self._optimizer.tensors, self._numbers, self._optimizer.handle
         )

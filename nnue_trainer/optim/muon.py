@@ -76,11 +76,6 @@ class _Matrix:
     columns: Columns | None = None
     """None: this process has all columns"""
 
-    @property
-    def gradient(self) -> Tensor:
-        assert self.weight.grad is not None
-        return self.weight.grad
-
 
 class MuonRule(FusedRule):
     """State: that of FusedRule, and `momentum/NAME` of each matrix and its virtual rows."""
@@ -143,33 +138,39 @@ class MuonRule(FusedRule):
             )
 
     def step(self) -> None:
-        moved = [matrix for matrix in self._matrices if matrix.weight.grad is not None]
-        self.step_with([(matrix.gradient, len(matrix.virtual)) for matrix in moved])
-        self._step_operators([matrix for matrix in moved if matrix.choice.kernels == "operators"])
-        for matrix in moved:
-            if matrix.choice.kernels == "torch":
-                self._step_torch(matrix)
+        assert self.loss is not None
+        moved: list[_Matrix] = []
+        gradients: list[Tensor] = []
+        for matrix in self._matrices:
+            if matrix.weight.grad is not None:
+                moved.append(matrix)
+                gradients.append(matrix.weight.grad)
+        self.fused.step(self.loss, gradients, [len(matrix.virtual) for matrix in moved])
+        by_operator: list[_Matrix] = []
+        for matrix, gradient in zip(moved, gradients, strict=True):
+            if matrix.choice.kernels == "operators":
+                by_operator.append(matrix)
+            else:
+                self._step_torch(matrix, gradient)
+        if by_operator:
+            self._step_operators(by_operator)
 
     def _step_operators(self, matrices: list[_Matrix]) -> None:
-        if not matrices:
-            return
         config = self._config
-        torch.autograd.graph.increment_version([matrix.weight for matrix in matrices])
+        weights, gradients = [each.weight.detach() for each in matrices], [each.weight.grad for each in matrices]
+        momenta = [momentum for each in matrices for momentum in (each.momentum, each.virtual)]
+        settings = [number for each in matrices for number in (each.rate, each.decay, each.low, each.high)]
+        torch.autograd.graph.increment_version(weights)
+        constants = [config.momentum, config.max_value or math.inf, _ITERATIONS, *_COEFFICIENTS]
         fused_operators.namespace._optimizer_update_matrices(
-            [matrix.weight.detach() for matrix in matrices],
-            [matrix.gradient for matrix in matrices],
-            [momentum for matrix in matrices for momentum in (matrix.momentum, matrix.virtual)],
-            self.work.lr,
-            self.fused.tensors,
-            [number for m in matrices for number in (m.rate, m.decay, m.low, m.high)],
-            [config.momentum, config.max_value or math.inf, _ITERATIONS, *_COEFFICIENTS],
+            weights, gradients, momenta, self.work.lr, self.fused.tensors, settings, constants
         )
 
-    def _step_torch(self, matrix: _Matrix) -> None:
+    def _step_torch(self, matrix: _Matrix, gradient: Tensor) -> None:
         go, scale = self.fused.numbers[0] != 0, self.fused.numbers[fused_operators.GRADIENT]
-        change = self._direction(matrix, matrix.momentum, matrix.gradient, scale, go)
+        change = self._direction(matrix, matrix.momentum, gradient, scale, go)
         if matrix.virtual.numel():
-            shared = matrix.gradient.view(-1, *matrix.virtual.shape).sum(0)
+            shared = gradient.view(-1, *matrix.virtual.shape).sum(0)
             by = self._direction(matrix, matrix.virtual, shared, scale, go)
             change = change + by.repeat(len(change) // len(by), *[1] * (change.dim() - 1))
         weight, lr = matrix.weight.detach(), self.work.lr.to(change.dtype) * matrix.rate

@@ -70,11 +70,11 @@ class Optimizer:
         self._failed = torch.zeros((), dtype=torch.float32, device=self.device)
         self._good_steps = torch.zeros((), dtype=torch.int64, device=self.device)
         settings = config.group_settings(parameters)
-        self._frozen = {name for name, each in settings.items() if each.frozen}
+        frozen = {name for name, each in settings.items() if each.frozen}
         limits = tuple(
             bound
             for bound in (*(model.weight_bounds() if config.clip_weights else ()), *_limits(parameters, settings))
-            if not any(bound.parameter is parameters[name] for name in self._frozen)
+            if not any(bound.parameter is parameters[name] for name in frozen)
         )
         factorised = model.factorised() if config.factoriser else {}
         transformers = {
@@ -136,21 +136,23 @@ class Optimizer:
                 "average: found an average with the optimizer schedule_free, which averages weights itself; remove "
                 "the average"
             )
-        self._layers: list[Layer] = [shared, outer]  # from the inside out
+        self._layers: list[Layer] = []  # from the inside out, those that have work
         if "clip" not in replaces and (config.max_norm is not None or config.max_value is not None):
-            self._layers.insert(0, Clip(work.parameters, config.max_norm, config.max_value))
+            self._layers.append(Clip(work.parameters, config.max_norm, config.max_value))
         if "guard" not in replaces:
             watched = [(parameter, rows) for name, parameter in parameters.items() for rows in shared.uncovered(name)]
             watched += [(parameter, slice(None)) for parameter in shared.parameters.values()]
-            self._layers.insert(len(self._layers) - 2, guard(self.rule, self._failed, watched))
+            self._layers.append(guard(self.rule, self._failed, watched))
+        self._layers += [shared] if shared.parameters or not ours else []
+        self._layers += [outer] if outer or not ours else []
+        self._frozen = [owner[name] for name in frozen for owner in (work.parameters, self._copies) if name in owner]
+        self._takers = [*work.parameters.values(), *self._copies.values()]  # of gradients
 
     @torch.no_grad()
     def step(self, loss: Tensor) -> None:
         """One update from the gradients in place, which are freed. Only the guard uses `loss`, an fp32 scalar."""
-        for name in self._frozen:
-            self.rule.work.parameters[name].grad = None
-            if name in self._copies:
-                self._copies[name].grad = None
+        for tensor in self._frozen:
+            tensor.grad = None
         self.rule.loss = loss
         act: Callable[[], None] = self.rule.step
         for layer in self._layers:
@@ -161,21 +163,8 @@ class Optimizer:
         self.rule.loss = None
         if self.rule.step_count is None:
             self._good_steps += self._failed == 0
-        self.free_gradients()
-
-    @contextmanager
-    def sole_reader(self) -> Iterator[None]:
-        """Within the block, call one backward pass, whose gradients only the next `step` reads: those of rows that are
-        updated late are incomplete. Frees the gradients that are there."""
-        self.free_gradients()
-        late = self.rule.late_rows.values()
-        for rows in late:
-            rows.step_reads_alone = True
-        try:
-            yield
-        finally:
-            for rows in late:
-                rows.step_reads_alone = False
+        for tensor in self._takers:
+            tensor.grad = None
 
     @property
     def has_copies(self) -> bool:
@@ -184,7 +173,7 @@ class Optimizer:
 
     def free_gradients(self) -> None:
         """Gradients are set anew in each step."""
-        for tensor in (*self.rule.work.parameters.values(), *self._copies.values()):
+        for tensor in self._takers:
             tensor.grad = None
 
     @torch.no_grad()

@@ -44,15 +44,9 @@ class Part:
     """in place of the rule's"""
 
     @property
-    def whole_gradient(self) -> Tensor | None:
-        """The copy's if it has one, else the parameter's."""
-        gradient = None if self.copy is None else self.copy.grad
-        return self.parameter.grad if gradient is None else gradient
-
-    @property
     def is_whole(self) -> bool:
         """Whether the part has all rows of the parameter."""
-        return self.first == 0 and self.size is None
+        return self.first == 0 and self.size in (None, *self.parameter.shape[:1])
 
     def rows_of_gradient(self, gradient: Tensor) -> Tensor:
         """The part's rows of a gradient of the parameter; of a sparse one, only the rows that it has."""
@@ -65,7 +59,7 @@ class Part:
 
     def rows(self, tensor: Tensor) -> Tensor:
         """The part's rows of a tensor of the parameter's shape."""
-        if self.first == 0 and self.size is None:
+        if self.is_whole:
             return tensor
         size = tensor.shape[0] - self.first if self.size is None else self.size
         return tensor[self.first : self.first + size]

@@ -98,12 +98,12 @@ class Unsharded:
 
     # ---- the two exchanges of a fused step ----
 
-    def sums(self, inputs: Inputs, stacks: Stacks, first: FusedTransformer, rows: Rows, batch: Batch) -> Inputs:
+    def sums(self, inputs: Inputs, order: Tensor, stacks: Stacks, first: FusedTransformer, rows: Rows) -> Inputs:
         """The inputs of the layers after the transformer on this rank. `inputs`: those of the whole batch, from this
-        rank's columns."""
+        rank's columns; `order`: that of this rank's positions."""
         return inputs
 
-    def gradients(self, found: Found, stacks: Stacks, order: Tensor | None, positions: int) -> Found:
+    def gradients(self, found: Found, stacks: Stacks, order: Tensor, positions: int) -> Found:
         """The gradients of the whole batch, of `positions`, from those of this rank's positions. `order`: theirs."""
         return found
 
@@ -234,14 +234,6 @@ class ShardedColumns(_Shared):
     def share_of(self, fresh: Any) -> Share:
         return Share(fresh, None if len(fresh) == self._batch_size else self.ranks)
 
-    def prepare(self, batch: Batch) -> Batch:
-        batch = self.model.prepare(batch)
-        stacks = self.model.stacks_in_use()
-        if stacks is None or not stacks.may_be_fused(batch.white.device):
-            return batch
-        bucket = self.part_of(self.model.buckets_of(batch))
-        return replace(batch, plans=(*batch.plans, stacks.plan(batch, bucket, of_share=True)))
-
     def forward(self, batch: Batch) -> Tensor:
         model, bucket = self.model, self.model.buckets_of(batch)
         with self._exact(batch):
@@ -259,19 +251,17 @@ class ShardedColumns(_Shared):
         exact = self.model.rounded is not None
         return torch.autocast(batch.white.device.type, enabled=False) if exact else nullcontext()
 
-    def sums(self, inputs: Inputs, stacks: Stacks, first: FusedTransformer, rows: Rows, batch: Batch) -> Inputs:
+    def sums(self, inputs: Inputs, order: Tensor, stacks: Stacks, first: FusedTransformer, rows: Rows) -> Inputs:
         own, begin, end, psqt = self.part_of, self._begin, self._end, inputs.psqt
         sums = stacks.first_sums(inputs.x, inputs.order, inputs.bucket)
         with self.ranks.reduce_scatter(padded(sums, self.ranks.size * self._most)) as own_sums:
             if psqt is not None:
                 psqt = first.psqt_of(rows, begin, end) if first.psqt_apart else own(psqt)
-        order, bucket = self._stacks().order_of(batch, of_share=True), own(inputs.bucket)
-        order = stacks.order(bucket) if order is None else order
-        score, result, lam = own(inputs.score), own(inputs.result), own(inputs.lam)
+        bucket, score, result, lam = (own(each) for each in (inputs.bucket, inputs.score, inputs.result, inputs.lam))
         spare = None if inputs.spare is None else own(inputs.spare)
         return type(inputs)(own_sums[: end - begin], psqt, bucket, order, score, result, lam, spare, is_sums=True)
 
-    def gradients(self, found: Found, stacks: Stacks, order: Tensor | None, positions: int) -> Found:
+    def gradients(self, found: Found, stacks: Stacks, order: Tensor, positions: int) -> Found:
         # One exchange sends everything that the other ranks need about these positions. The gradients by the
         # sums and by PSQT come one after the other, since each rank has other positions; those by the parameters are
         # added up.

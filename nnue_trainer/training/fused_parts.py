@@ -12,21 +12,23 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
-from nnue_trainer.data.batch import Batch, plan_of
+from nnue_trainer.data.batch import Batch, Plan
 from nnue_trainer.losses.base import Loss, mean
 from nnue_trainer.modules.layer_stacks import FirstOutputs, LayerStacks, give_gradients
 from nnue_trainer.modules.perspective_transformer import PerspectiveTransformer
-from nnue_trainer.modules.straight_through import IntegerParameters, cut
+from nnue_trainer.modules.stacked_linear import OwnStacks, StackedLinear
+from nnue_trainer.modules.straight_through import IntegerParameters, Places
 from nnue_trainer.nets.base import StackedModel
-from nnue_trainer.ops import capabilities
+from nnue_trainer.ops import capabilities, reference
 from nnue_trainer.ops.capabilities import Mode
-from nnue_trainer.ops.perspectives import Arguments, number_of, plan_key
+from nnue_trainer.ops.perspectives import Arguments, PerspectivePlan, number_of, plan_key
 
 operators: Any = torch.ops.nnue
 _below_autograd: Any = torch._C._AutoDispatchBelowAutograd
+_MARKS = "marks"
 _WHOLE_BFLOAT16 = 256  # up to which bfloat16 holds every integer
 
 
@@ -39,8 +41,8 @@ class Inputs(NamedTuple):
     """fp32 [B]"""
     bucket: Tensor
     """the stack of each position, int64 [B]"""
-    order: Tensor | None
-    """`LayerStacks.order` of them; None where no operator reads it"""
+    order: Tensor
+    """`LayerStacks.order` of them; no elements where no operator reads it"""
     score: Tensor
     result: Tensor
     lam: Tensor
@@ -89,50 +91,49 @@ class FusedTransformer:
             weight, leaf, self.integers, description = rounded.first_of_step(model)
         self.trained: Tensor = weight if leaf is None else leaf
         self.weight, self.bias, self.psqt = weight.detach(), module.bias, module.psqt
+        self._read: tuple[Tensor, Tensor, Tensor | None] = (self.weight, self.bias, self.psqt)
         self.reads_all = self.integers is not None and leaf is None
         """whether a step reads the whole weight and not only the rows of its batch"""
         machine = capabilities.machine_of(weight.device)
         self.kernels, self.arguments = description.arguments(self.weight, self.psqt, machine, mode)
         self.backward_arguments = self.arguments
-        self.plan_key = plan_key(len(weight), description.bucket_size, description.num_bucketed, weight.dtype)
+        self._plan_key = plan_key(len(weight), description.bucket_size, description.num_bucketed, weight.dtype)
         self.rounds = description.rounds_down and not self.arguments.transformer.rounds_down
         self.psqt_apart = psqt_apart and self.psqt is not None and self.kernels in capabilities.ON_GPU
         self._is_sparse = False
+        self._no_marks = torch.zeros(0, dtype=torch.uint8, device=weight.device)
 
-    def forward(self, batch: Batch, bucket: Tensor) -> tuple[Tensor, Tensor | None, Rows]:
-        """The output, the PSQT output, and what the backward needs."""
-        plan, of = self.plan_of(batch), self.arguments.transformer
-        data = operators._perspective_plan(*batch.rows, of.num_features, *of[3:6]) if plan is None else plan.data
-        rows = [batch.white, batch.black, data, *([] if self.psqt is None else [bucket])]
-        self._bring_up_to_date(batch)
-        weight, bias, psqt = self._read()
+    def plan(self, batch: Batch) -> PerspectivePlan:
+        """The part of the forward pass that depends only on the batch."""
+        rows, of = (batch.white, batch.black, batch.black_to_move), self.arguments.transformer
+        data = operators._perspective_plan(*rows, of.num_features, *of[3:6])
+        return PerspectivePlan(data, *rows, *self._plan_key, self.kernels)  # type: ignore[arg-type]
+
+    def marks(self, batch: Batch) -> Plan:
+        """The rows of the weight that the batch has, if only these are brought up to date."""
+        if self.late is None or self.reads_all:
+            return Plan(_MARKS, self._no_marks, batch.white)
+        return self.late.marks(batch.white, batch.black)
+
+    def forward(self, batch: Batch, plan: Tensor, marks: Tensor, bucket: Tensor) -> tuple[Tensor, Tensor | None, Rows]:
+        """The output, the PSQT output, and what the backward needs. `plan` and `marks`: the data of these."""
+        rows = [batch.white, batch.black, plan, *([] if self.psqt is None else [bucket])]
+        if self.late is not None and self.reads_all:
+            self.late.settle(gradient=True)
+        elif self.late is not None:
+            self._is_sparse = self.late.catch_up_marked(marks)
+        weight, bias, psqt = self._read
+        if self.integers is not None:
+            made = self.integers.forward()
+            psqt = None if psqt is None else made.pop()
+            bias = made.pop()
+            weight = made[0] if made else weight
         with _below_autograd():
             x, of_psqt, saved = operators._perspective_transformer_forward(
                 rows, weight, bias, psqt, *self.arguments, True, psqt_apart=self.psqt_apart
             )
         x = x.floor_() if self.rounds else x
         return x, None if psqt is None else of_psqt, Rows(rows, saved, bucket)
-
-    def _read(self) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Weight, bias and PSQT columns as the operators take them in this step."""
-        if self.integers is None:
-            return self.weight, self.bias, self.psqt
-        made = self.integers.forward()
-        psqt = None if self.psqt is None else made.pop()
-        bias = made.pop()
-        return made[0] if made else self.weight, bias, psqt
-
-    def plan_of(self, batch: Batch) -> Any:
-        """The plan that the batch was prepared with; None if it has none."""
-        return plan_of(batch.white, batch.plans, self.plan_key)
-
-    def _bring_up_to_date(self, batch: Batch) -> None:
-        if self.late is None:
-            return
-        if self.reads_all:
-            self.late.settle(gradient=True)
-        else:
-            self._is_sparse = self.late.catch_up(batch.white, batch.black, batch.plans)
 
     def psqt_of(self, rows: Rows, begin: int, end: int) -> Tensor:
         """The PSQT output of positions begin … end − 1, where the forward has left it out."""
@@ -145,7 +146,7 @@ class FusedTransformer:
     @property
     def leaves_unused(self) -> bool:
         """Whether rows of the gradient of features that the batch lacks may stay unwritten."""
-        return self.late is not None and self.late.leaves_unused(step_reads_alone=True)
+        return self.late is not None and self.late.leaves_unused()
 
     def backward(self, by_x: Tensor, by_psqt: Tensor | None, rows: Rows) -> None:
         """Sets the gradients, from those of the two outputs."""
@@ -171,7 +172,7 @@ class FusedTransformer:
         self.give(of_weight, of_bias, of_psqt)
 
     def give(self, of_weight: Tensor, of_bias: Tensor, of_psqt: Tensor) -> None:
-        """Sets the gradients."""
+        """Sets its gradients."""
         self.trained.grad, self.bias.grad = of_weight, of_bias
         if self.psqt is not None:
             self.psqt.grad = of_psqt
@@ -180,10 +181,10 @@ class FusedTransformer:
 class Stacks(Protocol):
     """The layers after the transformer and the loss."""
 
-    def order(self, bucket: Tensor) -> Tensor | None:
-        """`Inputs.order` of a batch that was prepared for another forward pass, or not at all."""
+    def order(self, bucket: Tensor) -> Tensor:
+        """`Inputs.order` of these buckets."""
 
-    def first_sums(self, x: Tensor, order: Tensor | None, bucket: Tensor) -> Tensor:
+    def first_sums(self, x: Tensor, order: Tensor, bucket: Tensor) -> Tensor:
         """weight · x of the first layer, fp32 [B, outputs], for some columns of x."""
 
     def loss(self, inputs: Inputs) -> Found: ...
@@ -191,22 +192,15 @@ class Stacks(Protocol):
     def reads_x(self, found: Found) -> bool:
         """Whether the backward reads x."""
 
-    def share(self, found: Found, order: Tensor | None) -> Tensor:
+    def share(self, found: Found, order: Tensor) -> Tensor:
         """The gradients of all parameters but the first weight, not divided, flat, and after them the totals: fp32
         [n + 3]."""
 
     def add_shares(self, shares: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Totals and gradients, divided, of all processes; row p of `shares` is that of process p."""
 
-    def backward(
-        self, found: Found, x: Tensor | None, order: Tensor | None, first: FusedTransformer, rows: Rows
-    ) -> None:
+    def backward(self, found: Found, x: Tensor | None, order: Tensor, first: FusedTransformer, rows: Rows) -> None:
         """Sets the gradients of all parameters, those of the transformer included. `found` is for the whole batch."""
-
-
-def _give(parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
-    for parameter, gradient in zip(parameters, gradients, strict=True):
-        parameter.grad = gradient.view_as(parameter)
 
 
 class StackKernels:
@@ -220,6 +214,7 @@ class StackKernels:
         self._parameters = _parameters_of(model) if self._integers is None else self._integers.parameters
         self._floats = [_stacked(parameter.detach(), n) for n, parameter in enumerate(self._parameters)]
         self._read: list[Tensor] = self._floats  # as the operators take them in this step
+        self._others = Places(self._floats[1:], 4)
         self._loss: tuple[int, list[float]] = (kernel.kind, [model.score_scale, *kernel.constants])
         self.between = between(first, stacks, mode, divided=divided)
         self._stacks = stacks if self.between == "whole" else through(first, stacks, divided=divided)
@@ -231,13 +226,13 @@ class StackKernels:
     def order(self, bucket: Tensor) -> Tensor:
         return self._stacks.order(bucket)
 
-    def first_sums(self, x: Tensor, order: Tensor | None, bucket: Tensor) -> Tensor:
+    def first_sums(self, x: Tensor, order: Tensor, bucket: Tensor) -> Tensor:
         self._read_parameters()
         found: Tensor = operators._layer_stacks_first(x, order, self._read[0])
         return found
 
     def loss(self, inputs: Inputs) -> Found:
-        if not inputs.is_sums:
+        if self._integers is not None and not inputs.is_sums:
             self._read_parameters()
         totals, by_sums, by_output, partials = operators._layer_stacks_loss(
             inputs.x, inputs.order, self._read, inputs.psqt, [inputs.score, inputs.result, inputs.lam], self._handle,
@@ -255,7 +250,7 @@ class StackKernels:
         one_pass = found.partials is not None and found.partials.shape[1] > self._stacks.inputs
         return self.between == "whole" or (not self._stacks.hidden and not one_pass)
 
-    def share(self, found: Found, order: Tensor | None) -> Tensor:
+    def share(self, found: Found, order: Tensor) -> Tensor:
         *_, flat = operators._layer_stacks_gradients(
             None, order, self._read, None, found.partials, found.by_output, [], self._handle, None, []
         )
@@ -263,11 +258,9 @@ class StackKernels:
 
     def add_shares(self, shares: Tensor) -> tuple[Tensor, list[Tensor]]:
         totals, flat = operators._layer_stacks_add_shares(shares)
-        return totals, cut(flat, self._read[1:], 4)
+        return totals, self._others.cut(flat)
 
-    def backward(
-        self, found: Found, x: Tensor | None, order: Tensor | None, first: FusedTransformer, rows: Rows
-    ) -> None:
+    def backward(self, found: Found, x: Tensor | None, order: Tensor, first: FusedTransformer, rows: Rows) -> None:
         grads = (found.by_x, found.partials, found.by_output)
         given = (x, order, self._read, *grads, [self._one, found.totals], self._handle)
         gradients = operators._layer_stacks_gradients
@@ -282,7 +275,7 @@ class StackKernels:
                 *given, first.trained.dtype, of_rows, transformer, range, first.leaves_unused
             )
             first.give(*of_first)
-        others = found.others if found.partials is None else cut(flat, self._read[1:], 4)
+        others = found.others if found.partials is None else self._others.cut(flat)
         every = [of_weight, *others]
         if self._integers is not None:
             shaped = [of.view_as(parameter) for of, parameter in zip(every, self._parameters, strict=True)]
@@ -296,24 +289,42 @@ class StackReference:
     def __init__(self, model: StackedModel, loss: Loss) -> None:
         self._model, self._loss, self._parameters = model, loss, _parameters_of(model)
         self.between = "whole"
+        linears: Sequence[Any] = model.linears()
+        self._linears = [(each.weight, each.bias) for each in linears]
+        self._no_order = torch.zeros(0, dtype=torch.int32, device="cpu")
+        is_plain = model.rounded is None and all(type(each) in (StackedLinear, nn.Linear) for each in linears)
+        self._output_of = self._plain_output if is_plain else self._output_of_model
 
-    def order(self, bucket: Tensor) -> None:
-        return None
+    def order(self, bucket: Tensor) -> Tensor:
+        return self._no_order
 
-    def first_sums(self, x: Tensor, order: Tensor | None, bucket: Tensor) -> Tensor:
+    def _output_of_model(self, inputs: Inputs) -> Tensor:
+        return self._model.output_of(FirstOutputs(inputs.x, inputs.psqt, inputs.bucket))
+
+    def _plain_output(self, inputs: Inputs) -> Tensor:
+        """`_output_of_model`, without the modules around each product."""
+
+        def linear(number: int, x: Tensor) -> Tensor:
+            weight, bias = self._linears[number]
+            return OwnStacks.apply(x, inputs.bucket, weight, bias) if weight.dim() == 3 else F.linear(x, weight, bias)  # type: ignore
+
+        return reference.layers(self._model.stacks.hidden, inputs.x, linear, inputs.psqt).squeeze(1)
+
+    def first_sums(self, x: Tensor, order: Tensor, bucket: Tensor) -> Tensor:
         with torch.enable_grad():
             self._layers = self._model.layers_for(bucket)
             self._sums = self._layers.first_sums(x.requires_grad_())
         return self._sums.detach()
 
     def loss(self, inputs: Inputs) -> Found:
-        sources = [each.requires_grad_() for each in (inputs.x, inputs.psqt) if each is not None]
+        x, psqt = inputs.x.requires_grad_(), inputs.psqt
+        sources = [x] if psqt is None else [x, psqt.requires_grad_()]
         with torch.enable_grad():
             if inputs.is_sums:
                 layers = dataclasses.replace(self._layers, bucket=inputs.bucket)
-                net = layers.output_of_sums(inputs.x, inputs.psqt)
+                net = layers.output_of_sums(x, psqt)
             else:
-                net = self._model.output_of(FirstOutputs(inputs.x, inputs.psqt, inputs.bucket))
+                net = self._output_of(inputs)
             net = net.float() * self._model.score_scale
             weighted, weights = self._loss.terms(net, inputs.score, inputs.result, inputs.lam, None, inputs.spare)
             value = mean(weighted, weights)
@@ -322,13 +333,12 @@ class StackReference:
             found = torch.autograd.grad(weighted, [*sources, *layers.parameters[1:]], materialize_grads=True)
         else:
             found = torch.autograd.grad(value, [*sources, *self._parameters])
-        by_x, by_output = found[0], None if inputs.psqt is None else found[1]
-        return Found(totals, by_x, by_output, None, found[len(sources) :])
+        return Found(totals, found[0], None if psqt is None else found[1], None, found[len(sources) :])
 
     def reads_x(self, found: Found) -> bool:
         return True
 
-    def share(self, found: Found, order: Tensor | None) -> Tensor:
+    def share(self, found: Found, order: Tensor) -> Tensor:
         flat = [F.pad(each.float().flatten(), (0, -each.numel() % 4)) for each in found.others]
         return torch.cat([*flat, found.totals])
 
@@ -338,11 +348,9 @@ class StackReference:
             total += share
         totals = torch.stack([total[-3], total[-2], mean(total[-3], total[-2])])
         flat = total[:-3] * mean(torch.ones_like(totals[1]), totals[1])
-        return totals, cut(flat, self._layers.parameters[1:], 4)
+        return totals, Places(self._layers.parameters[1:], 4).cut(flat)
 
-    def backward(
-        self, found: Found, x: Tensor | None, order: Tensor | None, first: FusedTransformer, rows: Rows
-    ) -> None:
+    def backward(self, found: Found, x: Tensor | None, order: Tensor, first: FusedTransformer, rows: Rows) -> None:
         by_psqt = found.by_output
         if len(found.others) == len(self._parameters):  # of one process
             give(self._parameters, found.others)

@@ -6,12 +6,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
-from nnue_trainer.data.batch import Batch
+from nnue_trainer.data.batch import Batch, Plan
 from nnue_trainer.nets.base import StackedModel
 from nnue_trainer.optim import Optimizer
 from nnue_trainer.parallel.sharding import Unsharded
@@ -52,25 +53,33 @@ class FusedStep:
         lam: Callable[[Batch], Tensor],
     ) -> None:
         """`lam`: λ of a batch, an fp32 scalar or fp32 [B]."""
-        self._model, self._first, self._stacks, self._sharding = model, first, stacks, sharding
-        self._optimizer, self._lam, self.prepare = optimizer, lam, sharding.prepare
+        self._first, self._stacks, self._sharding, self._optimizer, self._lam = first, stacks, sharding, optimizer, lam
+        self._buckets = model.buckets if model.rounded is None else model.rounded.buckets
+
+    @torch.no_grad()
+    def prepare(self, batch: Batch) -> Batch:
+        """The batch with five plans: the stack of each position, the transformer's plan, the marks of its rows, and the
+        order of the stacks, of all positions and of this process's."""
+        stacks, white, bucket = self._stacks, batch.white, self._buckets(batch)
+        order, own_bucket = stacks.order(bucket), self._sharding.part_of(bucket)
+        own = order if own_bucket is bucket else stacks.order(own_bucket)
+        orders = Plan("order", order, white), Plan("own order", own, white)
+        plans = (Plan(self, bucket, white), self._first.plan(batch), self._first.marks(batch), *orders)
+        return replace(batch, plans=plans)
 
     @torch.no_grad()
     def gradients(self, batch: Batch) -> Tensor:
+        if not batch.plans or batch.plans[0].key is not self or batch.plans[0].white is not batch.white:
+            batch = self.prepare(batch)  # on a CPU, and a batch that was prepared for another forward pass
+        bucket, plan, marks, order, own = [plan.data for plan in batch.plans]
         first, stacks, sharding = self._first, self._stacks, self._sharding
-        if batch.white.is_cuda and first.plan_of(batch) is None:  # it was prepared for another forward pass
-            batch = self.prepare(batch)
-        self._optimizer.free_gradients()
-        bucket = self._model.buckets_of(batch)
-        x, psqt, rows = first.forward(batch, bucket)
-        order = self._model.order_of(batch)
-        order = stacks.order(bucket) if order is None else order
+        x, psqt, rows = first.forward(batch, plan, marks, bucket)
         inputs = Inputs(x, psqt, bucket, order, batch.score, batch.result, self._lam(batch), batch.spare)
-        inputs = sharding.sums(inputs, stacks, first, rows, batch)  # between processes that have different columns
-        found, own_order = stacks.loss(inputs), inputs.order
+        inputs = sharding.sums(inputs, own, stacks, first, rows)  # between processes that have different columns
+        found = stacks.loss(inputs)
         kept = x if stacks.reads_x(found) else None
         del x, inputs  # memory for the gradients
-        found = sharding.gradients(found, stacks, own_order, len(batch))  # between these processes
+        found = sharding.gradients(found, stacks, own, len(bucket))  # between these processes
         stacks.backward(found, kept, order, first, rows)
         return found.totals[2]
 
@@ -93,12 +102,12 @@ class AutogradStep:
 
     def gradients(self, batch: Batch) -> Tensor:
         step, sharding, optimizer = self._loss, self._sharding, self._optimizer
-        with optimizer.sole_reader():
-            weighted, weights = step.terms(batch, sharding.part_of(step.lambda_values(batch)))
-            loss = sharding.objective(weighted, weights, step.penalty(batch), len(batch))
-            # Tensor.backward would import torch's compiler because of the gradient that it gets, which takes seconds.
-            torch.ops.aten._backward(loss, [], self._one)
-            return sharding.joined(loss, weights, optimizer.gradients)
+        optimizer.free_gradients()
+        weighted, weights = step.terms(batch, sharding.part_of(step.lambda_values(batch)))
+        loss = sharding.objective(weighted, weights, step.penalty(batch), len(batch))
+        # Tensor.backward would import torch's compiler because of the gradient that it gets, which takes seconds.
+        torch.ops.aten._backward(loss, [], self._one)
+        return sharding.joined(loss, weights, optimizer.gradients)
 
     def update(self, loss: Tensor) -> None:
         self._optimizer.step(loss)

@@ -13,20 +13,19 @@ from typing import Any, TypeVar
 
 import pytest
 import torch
+from fused_loss import on_gpu, step_of
 from sample_models import assert_as_apart, make_model
 from torch import Tensor
 from typed import present
 
 from nnue_trainer.losses.win_rate import WinRateLoss
-from nnue_trainer.modules import straight_through
 from nnue_trainer.modules.layer_stacks import LayerCall
-from nnue_trainer.ops import capabilities
-from nnue_trainer.optim import AdamW, Optimizer
+from nnue_trainer.optim import AdamW, Optimizer, fused_operators, fused_optimizer
+from nnue_trainer.optim.late_rows import LateRows
 from nnue_trainer.parallel.ranks import Ranks
 from nnue_trainer.parallel.sharding import ShardedColumns, Unsharded
-from nnue_trainer.training import fused_parts
 from nnue_trainer.training.assembly.steps import StepKind
-from nnue_trainer.training.fused_parts import FusedTransformer, StackKernels
+from nnue_trainer.training.fused_parts import StackKernels
 from nnue_trainer.training.step import FusedStep
 
 T = TypeVar("T")
@@ -38,25 +37,15 @@ SFNNV5 = {"kind": "sfnnv5", "l1": 64}
 
 
 @pytest.fixture
-def on_gpu(emulated: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> ctypes.CDLL:
+def emulated_gpu(emulated: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> ctypes.CDLL:
     """Parts of a step take CPU tensors as if they were on an H100."""
-    monkeypatch.setattr(fused_parts, "operators", torch.ops.nnue_emulated)
-    monkeypatch.setattr(straight_through, "_operators", torch.ops.nnue_emulated)
-    monkeypatch.setattr(capabilities, "machine_of", lambda device: capabilities.gpu(90))
+    on_gpu(monkeypatch)
     emulated.emulator_configure(4, 7)
     return emulated
 
 
-def step_of(model: Any, sharding: Unsharded, lam: float = 0.8, copies: bool = False) -> tuple[FusedStep, StackKernels]:
-    divided = isinstance(sharding, ShardedColumns)
-    optimizer = Optimizer(model, AdamW(), copies=copies)
-    if copies and model.rounded is not None:
-        optimizer.copy_in_steps(model.rounded.copies)
-    first = FusedTransformer(model, model.feature_transformer, "plain", psqt_apart=divided)
-    stacks = StackKernels(model, LOSS, first, "plain", divided=divided)
-    return FusedStep(
-        model, first, stacks, sharding, optimizer, lambda batch: torch.tensor(lam, device=batch.white.device)
-    ), stacks
+def make_step(model: Any, sharding: Unsharded | None = None) -> tuple[FusedStep, StackKernels]:
+    return step_of(model, LOSS, 0.8, Optimizer(model, AdamW()), sharding)
 
 
 @pytest.mark.parametrize(
@@ -64,10 +53,12 @@ def step_of(model: Any, sharding: Unsharded, lam: float = 0.8, copies: bool = Fa
     [(SIMPLE, "factors"), (LAYERED, "factors"), (LAYERED | {"psqt": True}, "whole"), (SFNNV5, "rows")],
     ids=["simple", "layered", "with PSQT", "sfnnv5"],
 )
-def test_emulated_step(on_gpu: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, net: dict[str, Any], between: str) -> None:
+def test_emulated_step(
+    emulated_gpu: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, net: dict[str, Any], between: str
+) -> None:
     model, batch = make_model(net)
     exact = copy.deepcopy(model).double()
-    step, stacks = step_of(model, Unsharded(Ranks(), model))
+    step, stacks = make_step(model)
     assert stacks.between == between
     loss = step.gradients(step.prepare(batch))
     monkeypatch.undo()
@@ -77,17 +68,59 @@ def test_emulated_step(on_gpu: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, net
     assert_as_apart(exact, batch, LOSS, torch.tensor(0.8), loss, gradients, tolerance=5e-6)
 
 
-def test_emulated_step_with_a_batch_of_another_forward_pass(on_gpu: ctypes.CDLL) -> None:
+def test_emulated_step_with_a_batch_of_another_forward_pass(emulated_gpu: ctypes.CDLL) -> None:
     """The batch in hand when the rounding begins was prepared without it."""
     model, batch = make_model(SFNNV5)
-    sharding = Unsharded(Ranks(), model)
-    before = sharding.prepare(batch)
+    before = make_step(model)[0].prepare(batch)
     model.set_rounding(True)
     found = []
-    for prepared in (before, sharding.prepare(batch)):
-        loss = step_of(model, sharding)[0].gradients(prepared)
+    for prepared in (before, batch, model.prepare(batch)):
+        loss = make_step(model)[0].gradients(prepared)
         found.append([loss, *(present(parameter.grad).clone() for parameter in model.parameters())])
-    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+    assert all(torch.equal(a, b) and torch.equal(a, c) for a, b, c in zip(*found, strict=True))
+
+
+@contextmanager
+def memory_of_nan() -> Iterator[None]:
+    """Within the block, new tensors hold NaN until they are written."""
+    before = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)  # noqa: B010 (the type lacks it)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+        setattr(torch.utils.deterministic, "fill_uninitialized_memory", before)  # noqa: B010
+
+
+def test_emulated_step_leaves_rows_unwritten(emulated: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the optimiser reads the gradient: rows of features that the batch lacks hold what the memory held."""
+    monkeypatch.setattr(fused_optimizer, "HostLateRows", LateRows)
+    monkeypatch.setattr(fused_operators, "namespace", torch.ops.nnue_emulated)
+    emulated.emulator_configure(4, 7)
+    states = []
+    for late in (True, False):
+        model, batch = make_model(SFNNV5)
+        optimizer = Optimizer(model, AdamW(max_norm=0.1), late=late)
+        unused = torch.ones(len(model.feature_transformer.weight), dtype=torch.bool)
+        for rows in (batch.white, batch.black):
+            unused[rows[rows >= 0].long()] = False
+        with monkeypatch.context() as patched:
+            on_gpu(patched)
+            step, _ = step_of(model, LOSS, 0.8, optimizer)
+            for number in range(3):
+                with memory_of_nan():
+                    loss = step.gradients(step.prepare(batch))
+                gradient = optimizer.rule.work.parameters["feature_transformer.weight"].grad
+                assert gradient is not None
+                # In the first step any row may have a gradient, since the weight has been read.
+                assert gradient[unused].isnan().any() == (late and number > 0)
+                assert not gradient[~unused].isnan().any()
+                step.update(loss)
+                assert all(parameter.grad is None for parameter in optimizer.rule.work.parameters.values())
+        assert not optimizer.failed()
+        states.append(model.state_dict() | optimizer.state_dict())
+    assert all(torch.equal(tensor, states[1][name]) for name, tensor in states[0].items())
 
 
 def test_hooks_and_other_parameters_take_autograd() -> None:
@@ -164,11 +197,9 @@ def check_columns(model: Any, batch: Any, size: int) -> tuple[Tensor, list[Tenso
     def work(ranks: Ranks) -> tuple[ShardedColumns, Tensor, dict[str, Tensor | None]]:
         own = copy.deepcopy(model)
         sharding = ShardedColumns(ranks, own, len(batch))
-        step, stacks = step_of(own, sharding)
+        step, stacks = make_step(own, sharding)
         assert stacks.between == ("rows" if own.stacks.hidden else "whole")
-        prepared = step.prepare(batch)
-        assert own.stacks.order_of(prepared, of_share=True) is not None
-        found = step.gradients(prepared)
+        found = step.gradients(step.prepare(batch))
         return sharding, found, {name: parameter.grad for name, parameter in own.named_parameters()}
 
     shardings, losses, gradients = zip(*Meeting(size).run(work), strict=True)
@@ -204,7 +235,9 @@ DEEP = LAYERED | {
     ],
     ids=["one", "two", "three", "one layer", "deep"],
 )
-def test_emulated_columns(on_gpu: ctypes.CDLL, net: dict[str, Any], size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_emulated_columns(
+    emulated_gpu: ctypes.CDLL, net: dict[str, Any], size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model, batch = make_model(net)
     exact = copy.deepcopy(model).double()
     loss, gradients = check_columns(model, batch, size)
@@ -223,3 +256,16 @@ def test_cuda_columns(cuda: torch.device, size: int, monkeypatch: pytest.MonkeyP
     loss, gradients = check_columns(model, batch, size)
     monkeypatch.setattr(LayerCall, "_kernels", lambda *_: "torch")
     assert_as_apart(exact, batch, LOSS, torch.tensor(0.8, device="cuda"), loss, gradients)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize(
+    "net", [SIMPLE, LAYERED, LAYERED | {"psqt": True}, SFNNV5], ids=["simple", "layered", "with PSQT", "sfnnv5"]
+)
+def test_cuda_step(cuda: torch.device, monkeypatch: pytest.MonkeyPatch, net: dict[str, Any]) -> None:
+    model, batch = make_model(net, "cuda")
+    exact = copy.deepcopy(model).double()
+    loss = make_step(model)[0].gradients(batch)
+    gradients: Any = [parameter.grad for parameter in model.parameters()]
+    monkeypatch.setattr(LayerCall, "_kernels", lambda *_: "torch")
+    assert_as_apart(exact, batch, LOSS, torch.tensor(0.8, device="cuda"), loss, gradients, tolerance=5e-6)

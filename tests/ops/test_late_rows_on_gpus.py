@@ -100,8 +100,7 @@ def run(optimizer: FusedOptimizer, steps: range, *, loss: float = 1.0, settled: 
             assert not late.catch_up(white, black, plans)
             if t in settled:
                 late.settle(gradient=t % 2 == 0)
-            late.step_reads_alone = t % 4 != 3
-            assert late.leaves_unused() == (t % 4 != 3 and not (t in settled and t % 2 == 0))
+            assert late.leaves_unused() == (not (t in settled and t % 2 == 0))
         set_gradients(optimizer, indices, t)
         optimizer.lr.fill_(0.02 / (1 + t % 4))
         optimizer.step(torch.tensor(loss, device=device))
@@ -253,8 +252,6 @@ def test_when_rows_of_the_gradient_may_stay_unwritten(place: torch.device) -> No
         rows.catch_up(white, black)
         return rows.leaves_unused()
 
-    assert not of_a_batch()  # others may read the gradient
-    rows.step_reads_alone = True
     assert of_a_batch()
     rows.catch_up(white, black)
     assert not rows.leaves_unused(), "the gradient of two batches"
@@ -270,7 +267,6 @@ def test_when_rows_of_the_gradient_may_stay_unwritten(place: torch.device) -> No
         assert not of_a_batch()
     _, narrow = pair(place, "adamw", columns=31)
     rows = narrow.late_rows["w"]
-    rows.step_reads_alone = True
     assert not of_a_batch(), "the norm reads all rows"
 
 
@@ -281,7 +277,6 @@ def test_a_parameter_of_which_some_rows_are_late(place: torch.device, monkeypatc
     )
     _, optimizer = pair(place, "adamw")
     rows = optimizer.late_rows["w"]
-    rows.step_reads_alone = True
     white, black = index_rows(torch.Generator()).to(place).chunk(2)
     rows.catch_up(white, black)
     assert not rows.leaves_unused()

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from fused_loss import loss_of, loss_of_model
 from needs import no_cuda, require
 from sample_inputs import assert_close
 from sample_models import assert_as_apart, make_model
@@ -22,7 +23,7 @@ from nnue_trainer import nets
 from nnue_trainer.losses import NO_SCORE, Loss, SigmoidLoss, mean
 from nnue_trainer.losses.win_rate import WinRateLoss
 from nnue_trainer.modules import StackedLinear
-from nnue_trainer.modules.layer_stacks import FirstOutputs, LayerCall, LayerStacks, StackLayer, Targets
+from nnue_trainer.modules.layer_stacks import FirstOutputs, LayerCall, LayerStacks, StackLayer
 from nnue_trainer.ops.reference import activate_layer
 
 DEEP = LayerStacks(
@@ -82,8 +83,9 @@ class Case:
     def behind(self) -> LayerCall:
         return self.stacks.call(self.linears, self.first.bucket)
 
-    def targets(self, loss: Loss, score_scale: float = 600.0) -> Targets:
-        return Targets(self.score, self.result, self.lam, loss.kernel(), score_scale)
+    def loss(self, loss: Loss, score_scale: float = 600.0) -> Tensor:
+        targets = self.score, self.result, self.lam
+        return loss_of(self.behind, self.first, targets, loss, score_scale)
 
     def double(self) -> Case:
         linears = []
@@ -179,8 +181,7 @@ def check_output(case: Case) -> dict[str, Tensor]:
 def check_loss(case: Case, loss: Loss) -> dict[str, Tensor]:
     """The gradient of three times the summed loss: so its factor counts, and float16 holds it."""
     exact = case.double()
-    found = case.behind.loss(case.first, case.targets(loss))
-    assert found is not None
+    found = case.loss(loss)
     net = exact.stacks.outputs(exact.first, exact.linears).squeeze(1) * 600.0
     expected = mean(*loss.terms(net, case.score, case.result, exact.lam))
     assert_close(found, expected, rounding(case, 1e-6, 1e-6), "loss")
@@ -281,9 +282,7 @@ def test_emulated_not_a_number_is_seen(emulated: ctypes.CDLL) -> None:
     emulated.emulator_configure(4, 7)
     output = case.stacks.forward(case.first, case.linears)
     assert output.isnan().nonzero().flatten().tolist() == [3]
-    loss = case.behind.loss(case.first, case.targets(LOSSES["win rate"]))
-    assert loss is not None
-    assert loss.isnan()
+    assert case.loss(LOSSES["win rate"]).isnan()
 
 
 def test_emulated_lambda_by_position(emulated: ctypes.CDLL) -> None:
@@ -301,8 +300,7 @@ def test_emulated_without_any_weight(emulated: ctypes.CDLL, name: str, positions
     case.score.fill_(NO_SCORE)
     case.lam.fill_(1.0)
     emulated.emulator_configure(4, 7)
-    loss = case.behind.loss(case.first, case.targets(LOSSES["sigmoid"], 400.0))
-    assert loss is not None
+    loss = case.loss(LOSSES["sigmoid"], 400.0)
     assert loss == 0
     assert all((g == 0).all() for g in gradients(case, loss, torch.tensor(1.0)).values())
 
@@ -357,18 +355,17 @@ def test_emulated_in_parts(emulated: ctypes.CDLL) -> None:
     ids=["simple", "layered"],
 )
 def test_emulated_loss_of_models(emulated: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, net: dict[str, Any]) -> None:
-    """The function that the trainer calls, against separate forward and loss."""
+    """Against separate forward and loss."""
     (model, batch), loss, lam = make_model(net), WinRateLoss(), torch.tensor(0.8)
     emulated.emulator_configure(4, 7)
-    found = model.loss(batch, loss, lam)
-    assert found is not None
+    found = loss_of_model(model, batch, loss, lam)
     ahead = model.stacks.plan(batch, model.buckets(batch))
     prepared = dataclasses.replace(batch, plans=(ahead,))
     assert torch.equal(model(prepared), model(batch))  # a plan of another kind is nothing to the first layer
     assert model.stacks.order_of(prepared) is ahead.data
     assert model.stacks.order_of(dataclasses.replace(prepared, white=batch.white.clone())) is None
     monkeypatch.setattr(LayerStacks, "order", None)  # not made again
-    assert torch.equal(model.loss(prepared, loss, lam), found)
+    assert torch.equal(loss_of_model(model, prepared, loss, lam), found)
     gradients_found = torch.autograd.grad(found, list(model.parameters()))
     monkeypatch.setattr(LayerCall, "_kernels", lambda *_: "torch")
     assert_as_apart(model, batch, loss, lam, found, gradients_found, 1e-12)
@@ -511,4 +508,3 @@ def test_a_loss_of_ones_own_has_no_kernel() -> None:
 def test_the_cpu_takes_the_plain_path() -> None:
     case = make_case(NETS["sfnnv5"](), 20, 1)
     assert not case.behind._is_fused(case.first.x, case.first.psqt)
-    assert case.behind.loss(case.first, case.targets(WinRateLoss())) is None

@@ -7,22 +7,20 @@ from __future__ import annotations
 
 import copy
 import ctypes
-import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import pytest
 import torch
+from fused_loss import loss_of
 from sample_inputs import assert_close
-from sample_models import assert_as_apart, make_model
 from torch import Tensor
 
 from nnue_trainer.losses import NO_SCORE, SigmoidLoss, mean
 from nnue_trainer.losses.win_rate import WinRateLoss
 from nnue_trainer.modules import StackedLinear
-from nnue_trainer.modules.layer_stacks import FirstOutputs, LayerCall, LayerStacks, StackLayer, Targets
-from nnue_trainer.ops import perspectives
+from nnue_trainer.modules.layer_stacks import FirstOutputs, LayerCall, LayerStacks, StackLayer
 from nnue_trainer.ops.perspectives import (
     Parameters,
     Transformer,
@@ -30,8 +28,6 @@ from nnue_trainer.ops.perspectives import (
     number_of,
     perspective_transformer,
 )
-from nnue_trainer.optim import AdamW, Optimizer, fused_operators, fused_optimizer
-from nnue_trainer.optim.late_rows import LateRows
 
 FEATURES, ACTIVE, RANGE = 40, 12, (0.75, 127 / 128)
 HOPPER, PORTABLE = [20, FEATURES], [0, FEATURES]  # selects each set of kernels
@@ -95,9 +91,6 @@ class Case:
     def behind(self) -> LayerCall:
         return self.stacks.call(self.layers, self.bucket)
 
-    def with_loss(self, loss: str, score_scale: float = 400.0) -> Targets:
-        return Targets(*self.targets, LOSSES[loss].kernel(), score_scale)
-
     def layout(self, buckets: list[int]) -> list[int]:
         return [*buckets, self.weight.element_size()]
 
@@ -111,15 +104,14 @@ class Case:
 
     def through(
         self, loss: str, namespace: str, buckets: list[int], factor: float = 1.0,
-        leaves_unused: Callable[[], bool] | None = None,
+        leaves_unused: bool = False,
     ) -> dict[str, Tensor]:  # fmt: skip
         psqt = None if self.psqt is None else self.psqt.requires_grad_()
         leaves = leaves_of(self.weight.requires_grad_(), self.bias.requires_grad_(), psqt, self.layers)
         operators = getattr(torch.ops, namespace)
         plan = operators._perspective_plan(*self.rows, self.black_to_move, FEATURES, *self.layout(buckets))
-        call = self.call(plan, buckets)._replace(leaves_unused=leaves_unused)
-        found = self.behind.loss(call, self.with_loss(loss))
-        assert found is not None
+        call = self.call(plan, buckets)
+        found = loss_of(self.behind, call, self.targets, LOSSES[loss], 400.0, leaves_unused=leaves_unused)
         return gradients(found, leaves, factor)
 
     def exact(self, loss: str) -> dict[str, Tensor]:
@@ -300,7 +292,7 @@ def check_unused(
             used[rows[rows >= 0].long()] = True
         with memory_of_nan():
             expected = case.through("sigmoid", namespace, buckets)
-            found = case.through("sigmoid", namespace, buckets, leaves_unused=lambda: True)
+            found = case.through("sigmoid", namespace, buckets, leaves_unused=True)
         unwritten = found["weight"].isnan().all(1)
         assert not expected["weight"][~used].any()
         assert unwritten.any() == (not irregular or buckets[0] < 600)
@@ -406,127 +398,6 @@ def test_emulated_errors(emulated: ctypes.CDLL) -> None:
         through(case.bucket, batch=call.batch[:2])
 
 
-def test_others_are_left_to_other_operators(emulated: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A layer after the first, PSQT columns, targets of other types, a CPU."""
-    case = Case(20, 16, 1, "crelu", torch.float32)
-    case.weight.requires_grad_()
-    plan = torch.ops.nnue_emulated._perspective_plan(*case.rows, case.black_to_move, FEATURES, *case.layout(PORTABLE))
-    call, behind = case.call(plan, PORTABLE), case.behind
-    targets = case.with_loss("sigmoid", 1.0)
-    assert behind.loss(call, targets) is not None
-    with_psqt = call.transformer._replace(psqt_buckets=8)
-    assert behind.loss(call._replace(transformer=with_psqt), targets) is None
-    others = LayerStacks(32, 1, (StackLayer(8, 8, "crelu", 1.0),))
-    assert dataclasses.replace(behind, of=others).loss(call, targets) is None
-    assert behind.loss(call, targets._replace(lam=targets.lam.double())) is None
-    assert behind.loss(call, targets._replace(kernel=None)) is None
-    monkeypatch.undo()
-    assert behind.loss(call, targets) is None
-
-
-SIMPLE = {"kind": "simple", "hidden": 48}
-LAYERED = {"kind": "layered", "hidden": 48, "layers": [], "output_buckets": {"count": 8}}
-SFNNV5 = {"kind": "sfnnv5", "l1": 64}
-
-
-def check_model(model: Any, batch: Any, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype = torch.float64) -> None:
-    """The loss as the trainer requests it, against forward and loss apart, in float64."""
-    loss, lam = LOSSES["win rate"], torch.tensor(0.8, device=batch.white.device)
-    found = model.loss(batch, loss, lam)
-    assert found is not None
-    gradients_found = torch.autograd.grad(found, list(model.parameters()))
-    monkeypatch.setattr(LayerCall, "_kernels", lambda *_: "torch")
-    assert_as_apart(copy.deepcopy(model).to(dtype), batch, loss, lam, found, gradients_found)
-
-
-class EmulatedPlan(NamedTuple):
-    data: Tensor
-    layout: list[int]
-    kernels: str
-
-
-@pytest.mark.parametrize(
-    ("net", "goes_through"),
-    [(SIMPLE, True), (LAYERED, True), (LAYERED | {"psqt": True}, False), (SFNNV5, True)],
-    ids=["simple", "layered", "with PSQT", "sfnnv5"],
-)
-def test_emulated_model(
-    emulated: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, net: dict[str, Any], goes_through: bool
-) -> None:
-    model, batch = make_model(net)
-    emulated.emulator_configure(4, 7)
-
-    def plan(white: Tensor, black: Tensor, black_to_move: Tensor, features: int, *_: Any) -> EmulatedPlan:
-        layout = [768 if net == SFNNV5 else 0, features, 4]
-        made = torch.ops.nnue_emulated._perspective_plan(white, black, black_to_move, features, *layout)
-        return EmulatedPlan(made, layout, kernels_of(layout))
-
-    called: list[bool] = []
-    whole = LayerCall.loss
-
-    def through(layers: LayerCall, first: Any, targets: Targets) -> Tensor | None:
-        found = whole(layers, first, targets)
-        called.append(found is not None and isinstance(first, TransformerCall))
-        return found
-
-    monkeypatch.setattr(LayerCall, "loss", through)
-    if goes_through:
-        with monkeypatch.context() as patched:
-            patched.setattr(perspectives, "perspective_plan", plan)
-            patched.setattr(model.feature_transformer, "forward", None)  # x is not computed
-            found = model.loss(batch, LOSSES["win rate"], torch.tensor(0.8))
-        monkeypatch.setattr(model, "loss", lambda *_: found)
-    # Without an operator for the transformer, it is torch that computes in float32.
-    check_model(model, batch, monkeypatch, torch.float64 if goes_through else torch.float32)
-    assert any(called) == goes_through
-
-
-def test_emulated_training_leaves_rows_unwritten(emulated: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the optimiser alone reads the gradient, rows of features that the batch lacks hold what the memory held."""
-
-    def plan(white: Tensor, black: Tensor, black_to_move: Tensor, features: int, *_: Any) -> EmulatedPlan:
-        made = torch.ops.nnue_emulated._perspective_plan(white, black, black_to_move, features, 768, features, 4)
-        return EmulatedPlan(made, [768, features, 4], "hopper")
-
-    monkeypatch.setattr(perspectives, "perspective_plan", plan)
-    monkeypatch.setattr(fused_optimizer, "HostLateRows", LateRows)
-    monkeypatch.setattr(fused_operators, "namespace", torch.ops.nnue_emulated)
-    emulated.emulator_configure(4, 7)
-    states = []
-    for late in (True, False):
-        model, batch = make_model(SFNNV5)
-        optimizer = Optimizer(model, AdamW(max_norm=0.1), late=late)
-        unused = torch.ones(len(model.feature_transformer.weight), dtype=torch.bool)
-        for rows in (batch.white, batch.black):
-            unused[rows[rows >= 0].long()] = False
-        for step in range(3):
-            with memory_of_nan(), optimizer.sole_reader():
-                loss = model.loss(batch, LOSSES["win rate"], torch.tensor(0.8))
-                loss.backward()
-            gradient = optimizer.rule.work.parameters["feature_transformer.weight"].grad
-            assert gradient is not None
-            # In the first step any row may have a gradient, since the weight has been read.
-            assert gradient[unused].isnan().any() == (late and step > 0)
-            assert not gradient[~unused].isnan().any()
-            optimizer.step(loss)
-        assert not optimizer.failed()
-        states.append(model.state_dict() | optimizer.state_dict())
-    assert_equal(states[0], states[1])
-
-
-def test_hooks_and_frozen_transformers_are_respected(emulated: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hooks on the feature transformer get its outputs; a gradient that is not needed is not made."""
-    case = Case(20, 16, 1, "crelu", torch.float32)
-    call = case.call(torch.zeros(0, dtype=torch.uint8), PORTABLE)
-    assert case.behind.loss(call, case.with_loss("sigmoid")) is None
-    model, batch = make_model(SIMPLE)
-    emulated.emulator_configure(4, 7)
-    seen: list[int] = []
-    with model.feature_transformer.register_forward_hook(lambda *_: seen.append(1)):
-        check_model(model, batch, monkeypatch)
-    assert seen
-
-
 @pytest.mark.cuda
 @pytest.mark.parametrize("activation", ["crelu", "screlu", "pairwise"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=["fp32", "fp16", "bf16"])
@@ -568,15 +439,3 @@ def test_cuda_layers(cuda: torch.device, hidden: tuple[StackLayer, ...], columns
         case.check(found, "sigmoid")
         assert_equal(case.through("sigmoid", "nnue", HOPPER), found)
         case.check(case.through("sigmoid", "nnue", UNBUCKETED), "sigmoid")
-
-
-@pytest.mark.cuda
-@pytest.mark.parametrize(
-    "net",
-    [SIMPLE, LAYERED, LAYERED | {"psqt": True}, SFNNV5],
-    ids=["simple", "layered", "with PSQT", "sfnnv5"],
-)
-@pytest.mark.parametrize("prepared", [False, True])
-def test_cuda_model(cuda: torch.device, monkeypatch: pytest.MonkeyPatch, net: dict[str, Any], prepared: bool) -> None:
-    model, batch = make_model(net, "cuda")
-    check_model(model, model.prepare(batch) if prepared else batch, monkeypatch)

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from fused_loss import loss_of_model, on_gpu, step_of
 from needs import no_cuda, require
 from sample_inputs import assert_close
 from torch import Tensor
@@ -25,10 +26,10 @@ from nnue_trainer.data import Batch, Filters, RecordLoader
 from nnue_trainer.losses import NO_SCORE, Loss, SigmoidLoss, mean
 from nnue_trainer.losses.win_rate import WinRateLoss
 from nnue_trainer.modules import layer_stacks
-from nnue_trainer.modules.layer_stacks import FirstOutputs, LayerCall, LayerStacks, Targets
+from nnue_trainer.modules.layer_stacks import FirstOutputs, LayerStacks
 from nnue_trainer.nets import NnueModel
 from nnue_trainer.nets.rounded_forward import RoundedForward
-from nnue_trainer.ops.perspectives import Transformer, TransformerCall, number_of
+from nnue_trainer.optim import AdamW, Optimizer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -112,11 +113,12 @@ def outputs(model: NnueModel, batch: Batch) -> Found:
 
 
 def losses(model: NnueModel, batch: Batch, loss: Loss) -> Found:
-    """The loss as the trainer computes it; by the operators, if they support it."""
+    """The loss by the operators, if they support it."""
     model.zero_grad()
     lam = torch.tensor(0.7, device=batch.score.device)
-    found = model.loss(batch, loss, lam)
-    if found is None:
+    if model.rounded is not None and model.rounded._takes_operators(model, batch.white):
+        found = loss_of_model(model, batch, loss, lam)  # type: ignore[arg-type]
+    else:
         found = mean(*loss.terms(model(batch) * model.score_scale, batch.score, batch.result, lam))
     found.backward()
     return found.detach(), {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
@@ -217,40 +219,17 @@ def test_emulated_through_the_first_layer(
     model, loss = made(THROUGH[name]), LOSSES["sigmoid"]
     model.set_rounding(True)
     batch, rounded = batch_of(model, records[:150]), model.rounded
+    assert rounded is not None
     only_operators(monkeypatch, False)
     expected = losses(model, batch, loss)
+    only_operators(monkeypatch, True)
     model.zero_grad()
-    transformer = rounded._transformer(model)  # type: ignore[union-attr]
-    weight, leaf = transformer.weight, None
-    if copies:
-        leaf = torch.empty(weight.shape, dtype=torch.bfloat16)
-        leaf.view(torch.float16).copy_(torch.round(weight.detach() * rounded._x_scale))  # type: ignore[union-attr]
-        transformer.train_with(leaf.requires_grad_(), rounded._x_scale)  # type: ignore[union-attr]
-    assert rounded is not None
-    assert rounded.stacks is not None
-    bucket, weights, bounds = rounded.buckets(batch), rounded._integers(model), rounded._describe(transformer)
-    layout = [0, len(weight), 2 if copies else 4]
-    if kernels == "hopper":
-        layout[:2] = [transformer.bucket_size or len(weight), transformer.num_bucketed or len(weight)]
-    rows = (batch.white, batch.black)
-    plan = torch.ops.nnue_emulated._perspective_plan(*rows, batch.black_to_move, len(weight), *layout)
-    psqt_buckets = 0 if weights.psqt is None else weights.psqt.shape[1]
-    flags = [number_of(transformer.activation), int(rounded._power < 0)]
-    call = TransformerCall(
-        kernels,
-        [*rows, plan, *([] if weights.psqt is None else [bucket])],
-        weights,
-        Transformer._make([*weights.weight.shape, psqt_buckets, *layout, *flags]),
-        [bounds.bound, bounds.scale],
-        torch.bfloat16 if copies and rounded.forward.first.largest <= 256 else torch.float32,
-    )
-    targets = Targets(batch.score, batch.result, torch.tensor(0.7), loss.kernel(), model.score_scale)
-    found = LayerCall(rounded.stacks, rounded._parameters(model), bucket).loss(call, targets)
-    if kernels == "portable" and rounded.stacks.hidden:
-        assert found is None  # these kernels do not go through several layers
-        return
-    assert found is not None
-    found.backward()
+    optimizer = Optimizer(model, AdamW(), copies=copies)
+    on_gpu(monkeypatch, 90 if kernels == "hopper" else 80)
+    optimizer.copy_in_steps({f"{rounded.transformer}.weight": rounded._x_scale} if copies else {})
+    step, stacks = step_of(model, loss, 0.7, optimizer)
+    assert (stacks.between == "whole") == (kernels == "portable" and bool(rounded.stacks.hidden))  # type: ignore[union-attr]
+    found, leaf = step.gradients(batch), optimizer._copies.get(f"{rounded.transformer}.weight")
     assert_close(found.detach(), expected[0], 1e-6, "loss")
     gradients = {name: p.grad for name, p in model.named_parameters()} | (
         {} if leaf is None else {"feature_transformer.weight": leaf.grad}
