@@ -104,7 +104,8 @@ class Run:
 
     def was_recorded(self, event: str) -> bool:
         """Whether the run was resumed at this step and already has a record of this event."""
-        return self._trainer.outputs.metrics.has(event, self.step)
+        outputs = self._trainer.outputs
+        return outputs is not None and outputs.metrics.has(event, self.step)
 
     # ---- what it found ----
 

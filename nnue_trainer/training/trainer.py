@@ -84,11 +84,12 @@ class LoopConfig:
     """after which the run ends with a checkpoint; 0: no limit"""
 
 
-@dataclass(frozen=True)
-class Parts:
-    """The parts of a stage's training, as `assembly.assemble` makes them."""
+@dataclass(eq=False)
+class Trainer:
+    """Trains one stage of a run. `assembly.assemble` makes its parts."""
 
     stage: StageOfRun
+    config: LoopConfig
     state: RunState
     folder: RunFolder
     model: NnueModel
@@ -97,34 +98,21 @@ class Parts:
     values: ScheduleValues
     lambdas: LambdaValues
     batches: DeviceBatches
-    step: ChosenStep
+    current_step: ChosenStep
     validator: Validator
     records: StepRecords
     saver: Saver
     finite: FiniteCheck
     hooks: Hooks
-    stop: Stopping
+    stopping: Stopping
     open_outputs: Callable[[CheckpointStore | Nowhere], RunOutputs]
     view: Callable[[Trainer], Run]
     """makes what callbacks see of the trainer"""
 
-
-class Trainer:
-    """Trains one stage of a run. `assembly.assemble` makes its parts."""
-
-    outputs: RunOutputs
-    """while `train` runs"""
-
-    def __init__(self, parts: Parts, config: LoopConfig) -> None:
-        self.stage, self.state, self.folder, self.config = parts.stage, parts.state, parts.folder, config
-        self.model, self.optimizer, self.sharding = parts.model, parts.optimizer, parts.sharding
-        self.ranks, self.device = parts.sharding.ranks, parts.step.device
-        self.values, self.lambdas, self.batches = parts.values, parts.lambdas, parts.batches
-        self.current_step, self.validator, self.records = parts.step, parts.validator, parts.records
-        self.saver, self._finite, self.hooks = parts.saver, parts.finite, parts.hooks
-        self._stop, self._open_outputs = parts.stop, parts.open_outputs
-        self.run = parts.view(self)
-        self._waits_for_all = self.ranks.several
+    def __post_init__(self) -> None:
+        self.ranks, self.device, self.run = self.sharding.ranks, self.current_step.device, self.view(self)
+        self.outputs: RunOutputs | None = None  # while `train` runs
+        self._several = self.ranks.several
         self._has_run = False  # a step
         self._plans: tuple[Any, ...] = ()  # of the last batch
 
@@ -147,9 +135,9 @@ class Trainer:
             saver.settle(store)
             saver.reserve(store)
             self.ranks.on_loss(lambda: saver.last_good(store))
-            self.outputs = run = self._open_outputs(store)
+            self.outputs = run = self.open_outputs(store)
             try:
-                with self._stop.on_signals():
+                with self.stopping.on_signals():
                     try:
                         self.hooks.call("start", self.run)
                         self.current_step.choose_again()  # what has started may watch layers
@@ -158,7 +146,7 @@ class Trainer:
                         run.end_steps(self.step)
                         timeline.mark("steps, validation, saves")
                         is_saved = self.state.saved_step == self.step
-                        if not (is_saved or saver.repeats_steps(run, preempted=self._stop.preempted)):
+                        if not (is_saved or saver.repeats_steps(run, preempted=self.stopping.preempted)):
                             self._save(run, epoch=None, final=True)
                         store.wait()
                         timeline.mark("last write")
@@ -170,7 +158,7 @@ class Trainer:
                         raise
             finally:
                 run.close()
-                del self.outputs
+                self.outputs = None
                 self.ranks.on_loss(str)
         return summary
 
@@ -180,7 +168,7 @@ class Trainer:
             self._end_epoch(run)
         limit = 3600 * config.max_hours
         while state.step < stage.end:
-            stop, save = self.ranks.agree(self._stop.is_set(), run.checkpoint_is_due())
+            stop, save = self.ranks.agree(self.stopping.is_set(), run.checkpoint_is_due())
             if stop:
                 break
             self.advance()
@@ -206,7 +194,7 @@ class Trainer:
             current.set_rounding(values.rounds)
             self.batches.forget()  # they were prepared for the other forward pass
         optimizer.set_lr(values.lr)
-        batch = self._stop.wait(self.batches.__next__, self._waits_for_all)
+        batch = self.stopping.wait(self.batches.__next__, self._several)
         if not self._has_run:
             timeline.mark("first batch")
         self._plans = batch.plans
@@ -224,7 +212,7 @@ class Trainer:
             timeline.mark("first step")
 
     def _record_steps(self, run: RunOutputs) -> None:
-        self._finite(run.store)
+        self.finite(run.store)
         self.saver.restore_folder(run)
         values = self.records.next(run)
         self.record("train", values)
@@ -287,7 +275,7 @@ class Trainer:
         if stopped:
             status = TIME_IS_UP if self.ranks.same(state.stopped.startswith(MAX_TIME)) else 0
         elif early:
-            status = PREEMPTED if self.ranks.any(self._stop.preempted) else INTERRUPTED
+            status = PREEMPTED if self.ranks.any(self.stopping.preempted) else INTERRUPTED
         return Summary(
             step=state.step,
             steps=self.steps,
@@ -306,17 +294,17 @@ class Trainer:
         """Ends the run after the current step, with a checkpoint. It does not count as interrupted."""
         if not self.state.stopped:
             self.state.stopped = reason
-            self._stop.set()
+            self.stopping.set()
 
     def record(self, event: str, values: Mapping[str, float | int | None]) -> None:
         """Writes a record of metrics for the last step, while `train` runs."""
+        assert self.outputs is not None
         self.outputs.metrics.write(event, self.step, values)
         self.hooks.call("metrics", self.run, event, values)
 
     def say(self, text: str) -> None:
         """Prints a line, above the progress line if there is one."""
-        run = getattr(self, "outputs", None)
-        (say if run is None else run.progress.say)(text)
+        (say if self.outputs is None else self.outputs.progress.say)(text)
 
     def warm_up(self) -> None:
         """On a GPU, validates on a batch while the loader fills its first buffer and the net's integers are checked."""

@@ -170,7 +170,7 @@ def test_metrics_after_a_stop_are_those_of_a_run_never_stopped(tmp_path, recipe,
     def stopping(self: Trainer) -> None:
         advance(self)
         if self.step in (2, 7):
-            self._stop.set()
+            self.stopping.set()
 
     monkeypatch.setattr(Trainer, "advance", stopping)
     nnue("train", "--config", recipe, "--run-dir", folder, *options)

@@ -546,7 +546,7 @@ def test_an_error_of_an_earlier_write_does_not_hide_the_best(tmp_path, monkeypat
     validate = run.validate
 
     def after_the_write():
-        store = instance(CheckpointStore, run.outputs.store)
+        store = instance(CheckpointStore, present(run.outputs).store)
         wait_for(lambda: all(write.done() for write in store._writes))
         return validate()
 

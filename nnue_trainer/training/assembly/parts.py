@@ -29,7 +29,7 @@ from nnue_trainer.training.state import RunState
 from nnue_trainer.training.step_loss import StepLoss
 from nnue_trainer.training.step_records import StepRecords
 from nnue_trainer.training.stopping import Stopping
-from nnue_trainer.training.trainer import LoopConfig, Parts, Trainer
+from nnue_trainer.training.trainer import LoopConfig, Trainer
 from nnue_trainer.training.validator import HeldOutBatches, Validator
 
 
@@ -106,8 +106,9 @@ def assemble(
     saver = Saver(
         saved, stage, state, folder, model, optimizer, core.sharding, source, records, hooks, finite, open_store
     )
-    parts = Parts(
+    return Trainer(
         stage=stage,
+        config=LoopConfig(training.validate_every, training.checkpoint_every, logging.every_steps, training.max_time),
         state=state,
         folder=folder,
         model=model,
@@ -116,18 +117,16 @@ def assemble(
         values=values,
         lambdas=lambdas,
         batches=source,
-        step=step,
+        current_step=step,
         validator=validator,
         records=records,
         saver=saver,
         finite=finite,
         hooks=hooks,
-        stop=stop,
+        stopping=stop,
         open_outputs=open_outputs,
         view=lambda trainer: Run(trainer, recipe, training.seed),
     )
-    every = LoopConfig(training.validate_every, training.checkpoint_every, logging.every_steps, training.max_time)
-    return Trainer(parts, every)
 
 
 def _on_device(
