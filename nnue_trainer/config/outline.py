@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from nnue_trainer.config import Recipe
+from nnue_trainer.config.sections import Recipe
 
 
 @dataclass(frozen=True)

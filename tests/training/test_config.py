@@ -7,6 +7,7 @@ import pytest
 from typed import instance
 
 from nnue_trainer import config, presets, schema
+from nnue_trainer.config import yaml_text
 from nnue_trainer.errors import UserError
 from nnue_trainer.losses import SigmoidLoss
 from nnue_trainer.nets.stockfish import SfnnV5
@@ -220,7 +221,7 @@ def test_unreadable_files(tmp_path):
     [("1e-3", 1e-3), ("1E5", 1e5), ("-2.5e+2", -250.0), (".5", 0.5), ("3.", 3.0), ("7", 7), ("1e", "1e")],
 )
 def test_numbers_are_read_as_people_write_them(text, value):
-    got = config._read_yaml(text, "test")
+    got = yaml_text._read_yaml(text, "test")
     assert got == value
     assert type(got) is type(value)
 

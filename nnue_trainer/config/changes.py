@@ -1,0 +1,150 @@
+"""Recipes made from a recipe: of its stages and seeds, with the files that patterns stand for."""
+
+from __future__ import annotations
+
+import copy
+from functools import partial
+from typing import Any, TypeVar
+
+from nnue_trainer import schema
+from nnue_trainer.config.sections import Precision, Recipe
+from nnue_trainer.config.stages import changed
+from nnue_trainer.errors import UserError, quoted
+from nnue_trainer.files.inputs import became, data_files
+
+T = TypeVar("T")
+
+
+def stage_recipes(recipe: Recipe, origin: str = "recipe", *, trusted: bool = False) -> list[Recipe]:
+    """The recipe of each stage, without stages of its own; of a recipe without stages, the recipe. UserError, one line
+    naming the stage, for what a stage cannot change."""
+    _check_outputs(recipe, origin)
+    if not recipe.stages:
+        return [recipe]
+    base, found, names = schema.to_data(recipe), list[Recipe](), set[str]()
+    for number, stage in enumerate(recipe.stages):
+        where = f"{origin}: stage {stage.name}"
+        if stage.name in names:
+            raise UserError(f"{where}: the name is given twice, expected different names")
+        names.add(stage.name)
+        merged = schema.validate(Recipe, changed(base, stage), partial(_always, where), trusted=trusted)
+        _check_outputs(merged, where)
+        data = schema.to_data(merged)
+        for key in _FIXED:
+            if data["training"][key] != base["training"][key]:
+                raise UserError(f"{where}: training.{key} belongs to the whole run: set it outside of the stages")
+        if _without(data["model"], "quantisation") != _without(base["model"], "quantisation"):
+            raise UserError(f"{where}: model: found other values, expected only changes of model.quantisation")
+        for key, value, default in (("carry", stage.carry, "weights"), ("take", stage.take, "last")):
+            if number == 0 and value != default:
+                raise UserError(
+                    f"{where}: {key}: found {value}, expected {default}, as no stage comes before the first one; "
+                    "training.initial_weights begins from the weights of a file, --resume continues a run"
+                )
+        if number and stage.carry == "optimizer" and merged.optimizer.kind != found[-1].optimizer.kind:
+            raise UserError(
+                f"{where}: optimizer.kind: found {merged.optimizer.kind!r} with carry: optimizer, expected "
+                f"{found[-1].optimizer.kind!r} as in the stage before; another one begins with carry: weights"
+            )
+        if number and stage.take == "average" and found[-1].average is None:
+            raise UserError(f"{where}: take: found average, expected last, as the stage before has none")
+        if number and stage.take == "best" and not found[-1].data.validation:
+            raise UserError(f"{where}: take: found best, expected last, as the stage before has no validation files")
+        found.append(merged)
+    return found
+
+
+def _check_outputs(recipe: Recipe, origin: str) -> None:
+    """UserError for a loss that reads other outputs than the net has."""
+    for where, loss in (("loss", recipe.loss), ("validation.loss", recipe.validation.loss)):
+        if loss is not None and loss.reads not in (0, recipe.model.num_outputs):
+            raise UserError(
+                f"{origin}: {where}.kind: found {loss.kind!r}, which reads {loss.reads} outputs, but the net "
+                f"{recipe.model.kind!r} gives {recipe.model.num_outputs}; expected a net with {loss.reads}, such as "
+                "kind: layered with head: wdl for three"
+            )
+
+
+def _always(where: str, path: tuple[str, ...]) -> str:
+    return where
+
+
+_FIXED = ("seed", "device", "deterministic", "initial_weights")
+"""Fields of `training` that are the whole run's."""
+
+
+def _without(data: dict[str, Any], key: str) -> dict[str, Any]:
+    return {name: value for name, value in data.items() if name != key}
+
+
+def only_stage(recipe: Recipe, name: str) -> Recipe:
+    """The recipe of one stage, as a separate run. UserError if there is none of this name."""
+    for stage, its in zip(recipe.stages, stage_recipes(recipe), strict=False):
+        if stage.name == name:
+            return its
+    names = ", ".join(stage.name for stage in recipe.stages)
+    raise UserError(f"stage {quoted(name)}: found {names or 'a recipe without stages'}, expected one of them")
+
+
+def with_files(recipe: Recipe) -> tuple[Recipe, list[str]]:
+    """The recipe with patterns and folders of data files replaced by the files they stand for now, and lines that list
+    what each became. A resumed run thus reads the files it began with. UserError if nothing matches."""
+    notes: list[str] = []
+    named = {key: getattr(recipe.data, key) for key in ("train", "weights", "validation")}
+    data = recipe.data
+    for key, value in _found(named, "", notes).items():
+        data = _changed(data, key, value)
+    stages = []
+    for stage in recipe.stages:
+        own = stage.data
+        if "weights" in own:  # of the entries as they stand in the recipe
+            own = {"train": named["train"], **own}
+        stages.append(_changed(stage, "data", own | _found(own, f"stage {stage.name}: ", notes)))
+    sets = []
+    for each in recipe.validation.sets:
+        files = data_files(each.files, f"validation.sets.{each.name}.files")
+        note = became(each.files, files)
+        notes += [f"validation.sets.{each.name}.files: {note}"] if note else []
+        sets.append(_changed(each, "files", files))
+    recipe = _changed(recipe, "validation", _changed(recipe.validation, "sets", sets))
+    return _changed(_changed(recipe, "data", data), "stages", stages), notes
+
+
+def _found(data: dict[str, Any], where: str, notes: list[str]) -> dict[str, Any]:
+    """The files, and their weights, that `train` and `validation` of a section data stand for."""
+    found: dict[str, Any] = {}
+    for key in ("train", "validation"):
+        names = data.get(key)
+        if names is None:
+            continue
+        names = [names] if isinstance(names, str) else names
+        files = [data_files([name], f"{where}data.{key}") for name in names]
+        found[key] = [file for each in files for file in each]
+        if key == "train" and data.get("weights"):
+            weights = zip(data["weights"], files, strict=True)
+            found["weights"] = [weight for weight, each in weights for _ in each]
+        note = became(names, found[key])
+        notes += [f"{where}data.{key}: {note}"] if note else []
+    return found
+
+
+def with_precision(recipe: Recipe, precision: Precision) -> Recipe:
+    """The recipe with this `training.precision`."""
+    return _changed(recipe, "training", _changed(recipe.training, "precision", precision))
+
+
+def with_seed(recipe: Recipe, seed: int) -> Recipe:
+    """The recipe with this `training.seed`."""
+    return _changed(recipe, "training", _changed(recipe.training, "seed", seed))
+
+
+def with_only_seed(recipe: Recipe, seed: int) -> Recipe:
+    """The recipe of one of its seeds."""
+    return _changed(with_seed(recipe, seed), "seeds", [])
+
+
+def _changed(instance: T, name: str, value: Any) -> T:
+    """A section with another value in one field; `dataclasses.replace` does not support aliases."""
+    changed = copy.copy(instance)
+    object.__setattr__(changed, name, value)  # frozen, as all sections are
+    return changed
