@@ -57,7 +57,7 @@ DATA_ROOMS = ("chess", "evaluate", "features", "filters", "formats", "pipeline")
 FOR_CPP = (
     ("data_loader", "include", ("base/*.h", *(f"{room}/*.h" for room in DATA_ROOMS))),
     ("csrc", "include", ("activation.h", "cuda/general_set.cuh", "cuda/index_check.cuh")),
-    ("examples", "examples", ("data/*", "libtorch/*", "engine/*", "engine/features/*")),
+    ("examples", "examples", ("data/*", "libtorch/*", "engine/*", "engine/features/*", "engine/rust/*")),
 )
 PRIVATE_HEADERS = ("kernels_impl.h", "kernels_x86.h")
 

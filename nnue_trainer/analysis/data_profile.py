@@ -3,20 +3,7 @@
 One pass and bounded memory: the data library counts blocks of equal size (data_loader/formats/profile.h), and
 everything here is arithmetic on at most 1024 of them.
 
-**Drift.** Positions of one game lie side by side and are alike, so the spread of single positions shows nothing of
-the noise of a block's mean. That noise is taken from neighbouring blocks instead (von Neumann's ratio). With the means
-m₁ … mₙ of n blocks, all but the last of equal size,
-
-    η = [Σ (mᵢ₊₁ − mᵢ)² / 2(n − 1)] / [Σ (mᵢ − m̄)² / (n − 1)]
-
-is 1 on average where the order of the blocks means nothing, with variance (n − 2) / (n² − 1), and smaller where
-neighbours are alike. A quantity drifts if z = (1 − η) / √variance is above 4 and, since a large file shows the
-slightest trend beyond doubt, if the rolling mean over an eighth of the file moves by more than a tenth of the standard
-deviation of single positions. Blocks are joined until there are at most 128, with at least 2,048 positions each; below
-16 blocks nothing is reported.
-
-**Duplicates** are positions whose board occurred before in the file. They are flagged above 5 % of all positions, and
-where a block is above 10 %, has more than twice the share of the file, and is five standard errors above it.
+docs/analysis.md ("Data") has the rules for drift and duplicates.
 
 Proven wins and losses (a magnitude above 30,000: mates and tablebases) are counted apart and are not scores here.
 """
@@ -309,8 +296,8 @@ def _totals(blocks: npt.NDArray[np.void]) -> dict[str, dict[str, float]]:
 
 
 def drift_of(name: str, means: Floats, ends: Floats, deviation: float) -> Drift | None:
-    """The rule at the head of this file, for the means of blocks of equal size, whose ends are at `ends`; `deviation`
-    is that of single positions. None if nothing varies."""
+    """The drift, by the rule of docs/analysis.md, of the means of blocks of equal size, whose ends are at `ends`;
+    `deviation` is the one of single positions. None if nothing varies."""
     n = len(means)
     centred = means - means.mean()
     total = float(centred @ centred)

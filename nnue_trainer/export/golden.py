@@ -1,6 +1,15 @@
 """Golden nets: files that anyone can make from a formula, to compare readers, writers and evaluators by checksum.
 
-Element k of tensor t comes from a splitmix of (seed, t, k); the ranges stress every clip of the arithmetic.
+Element k of tensor t comes from a splitmix of (seed, t, k), mod 2⁶⁴; the ranges stress every clip of the arithmetic:
+
+    z = (seed·2^56 + t·2^40 + k + 1) · 0x9E3779B97F4A7C15
+    z = (z ^ z>>30) · 0xBF58476D1CE4E5B9;  z = (z ^ z>>27) · 0x94D049BB133111EB;  z ^= z>>31
+    value = lo + (((z >> 32) · (hi − lo + 1)) >> 32)
+
+Block t of the feature transformer, in the order of the file, counted from 0, in these ranges (s = 1 up to v9 and for
+the small net, else 2): bias [−40 s, 120 s], i16 weights ±40 s, i8 weights ±48, psqt ±9000. Stack i, layer l: bias t =
+100 + 6i + 2l in ±12000, weight t = 101 + 6i + 2l over the padded matrix, padding then set to 0; fc0 ±31 (L1 > 1024:
+±16), fc1 and fc2 ±31 for v1 … v5, ±127 for the others.
 """
 
 from __future__ import annotations

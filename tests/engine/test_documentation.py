@@ -1,4 +1,4 @@
-"""The programs in docs/engine*.md: they compile as printed, and score as `nnue eval` does."""
+"""The programs of docs/engine*.md and examples/engine/rust: they compile as printed, and score as `nnue eval` does."""
 
 import os
 import re
@@ -66,14 +66,13 @@ fn main() {
 def test_rust_through_c(tmp_path: Path) -> None:
     exported(LAYERED, tmp_path)
     fens = positions("val.binpack", 200, tmp_path / "fens.txt")
-    _, build, source, _ = blocks("engine-rust.md", "rust")
     (tmp_path / "src").mkdir()
     (tmp_path / "nnue").mkdir()
     for name in ("nnue.h", "c_api.h", "c_api.cpp"):
         shutil.copy(ENGINE / name, tmp_path / "nnue" / name)
     (tmp_path / "Cargo.toml").write_text('[package]\nname = "engine"\nversion = "0.1.0"\nedition = "2021"\n')
-    (tmp_path / "build.rs").write_text(build)
-    (tmp_path / "src" / "nnue.rs").write_text(source)
+    shutil.copy(ENGINE / "rust" / "build.rs", tmp_path / "build.rs")
+    shutil.copy(ENGINE / "rust" / "through_c.rs", tmp_path / "src" / "nnue.rs")
     start = "nnue::load(); let mut stack = nnue::Accumulators::new(2); let mut before: Option<nnue::Board> = None;"
     # Every other position is reached by an update of the one before, however far it is from it.
     each = """
@@ -96,7 +95,7 @@ def test_rust_through_c(tmp_path: Path) -> None:
 
 @pytest.mark.rust
 def test_rust_alone(tmp_path: Path) -> None:
-    """The preset buckets, as on the page."""
+    """The preset buckets."""
     exported(config.load(presets.path("buckets")).model.architecture, tmp_path)
     fens = positions("val.binpack", 100, tmp_path / "fens.txt")
     each = """
@@ -114,7 +113,7 @@ def test_rust_alone(tmp_path: Path) -> None:
         }
         println!("{}", evaluate(&accumulator, black_to_move as usize, pieces / 2));"""
     (tmp_path / "src").mkdir()
-    program = blocks("engine-rust.md", "rust")[3] + READ.replace("START", "").replace("EACH", each)
+    program = (ENGINE / "rust" / "one_net.rs").read_text() + READ.replace("START", "").replace("EACH", each)
     (tmp_path / "src" / "main.rs").write_text(program)
     compiled("rustc", "--edition", "2021", "-O", "src/main.rs", "-o", "engine", cwd=tmp_path)
     assert printed(tmp_path / "engine", lines=boards(fens), cwd=tmp_path) == scores(tmp_path / "net.nnue", fens)
