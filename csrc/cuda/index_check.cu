@@ -8,8 +8,10 @@
 #include <atomic>
 #include <limits>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "../build_info.h"
@@ -23,6 +25,15 @@ struct Report {
     volatile Finding* finding = nullptr;  // pinned and mapped, so that host and device see it
     unsigned* claimed = nullptr;          // device
     cudaEvent_t done = nullptr;
+
+    Report() = default;
+    Report(const Report&) = delete;
+    Report& operator=(const Report&) = delete;
+    ~Report() {  // of a report that could not be completed
+        if (done != nullptr) cudaEventDestroy(done);
+        if (claimed != nullptr) cudaFree(claimed);
+        if (finding != nullptr) cudaFreeHost(const_cast<Finding*>(finding));
+    }
 };
 
 namespace {
@@ -30,8 +41,9 @@ namespace {
 std::atomic<CheckMode> mode{CheckMode::sync};
 
 struct DeviceReports {
-    Report* async = nullptr;
-    std::vector<Report*> idle;  // for sync checks
+    Report* async = nullptr;    // null until the first check on the device
+    std::vector<Report*> idle;  // for sync checks; it has room for all of them
+    std::size_t made = 0;       // for sync checks
 };
 std::mutex mutex;
 // Reports live as long as the process, since a graph may write to one at any time.
@@ -51,8 +63,8 @@ class RelaxedCapture {
     cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
 };
 
-Report* make_report() {
-    auto* report = new Report;
+std::unique_ptr<Report> make_report() {
+    auto report = std::make_unique<Report>();
     void* memory = nullptr;
     check_cuda(cudaHostAlloc(&memory, sizeof(Finding), cudaHostAllocMapped | cudaHostAllocPortable), "index check");
     report->finding = static_cast<volatile Finding*>(memory);
@@ -60,9 +72,10 @@ Report* make_report() {
     check_cuda(cudaMalloc(&report->claimed, sizeof(unsigned)), "index check");
     cudaStream_t stream = nullptr;  // a new one, since the default stream may be captured
     check_cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "index check");
+    const auto destroy = [](cudaStream_t of) { cudaStreamDestroy(of); };
+    const std::unique_ptr<std::remove_pointer_t<cudaStream_t>, decltype(destroy)> owner(stream, destroy);
     check_cuda(cudaMemsetAsync(report->claimed, 0, sizeof(unsigned), stream), "index check");
     check_cuda(cudaStreamSynchronize(stream), "index check");
-    check_cuda(cudaStreamDestroy(stream), "index check");
     check_cuda(cudaEventCreateWithFlags(&report->done, cudaEventDisableTiming), "index check");
     return report;
 }
@@ -121,12 +134,14 @@ Check::Check(const char* op, int device, cudaStream_t stream, void (*raise_found
     Report* report = nullptr;
     const std::lock_guard lock(mutex);
     DeviceReports& mine = reports()[device];
-    if (mine.async == nullptr) mine.async = make_report();
+    if (mine.async == nullptr) mine.async = make_report().release();
     if (!capturing) raise(mine.async, stream, true);
     if (capturing || now == CheckMode::async) {
         report = mine.async;
     } else if (mine.idle.empty()) {
-        report = own_ = make_report();
+        mine.idle.reserve(mine.made + 1);  // so that the destructor needs no memory
+        report = own_ = make_report().release();
+        ++mine.made;
     } else {
         report = own_ = mine.idle.back();
         mine.idle.pop_back();
@@ -149,8 +164,10 @@ void Check::finish() {
 
 Check::~Check() {
     if (own_ == nullptr) return;
+    const RelaxedCapture relaxed;
     // If the operator failed before finish(), the kernel may still write. The next call that takes this report must
     // find it empty.
+    if (!marked_) cudaEventRecord(own_->done, stream_);
     if (cudaEventSynchronize(own_->done) == cudaSuccess && own_->finding->set != 0) {
         own_->finding->set = 0;
         cudaMemsetAsync(own_->claimed, 0, sizeof(unsigned), stream_);
@@ -184,8 +201,10 @@ int64_t set_cuda_index_check(int64_t value) {
 }
 
 void raise_cuda_index_errors() {
+    const RelaxedCapture relaxed;
     const std::lock_guard lock(mutex);
     for (const auto& [device, mine] : reports()) {
+        if (mine.async == nullptr) continue;  // its first check failed before there was a report
         const torch::stable::accelerator::DeviceGuard guard(device);
         check_cuda(cudaDeviceSynchronize(), "raise_cuda_index_errors");
         raise(mine.async, nullptr, true);

@@ -179,6 +179,24 @@ def test_against_the_cpu(emulator: ctypes.CDLL, kernels: str, seed: int) -> None
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("activation", ["crelu", "screlu", "pairwise"])
+def test_sums_that_are_nan(emulator: ctypes.CDLL, kernels: str, activation: Activation) -> None:
+    """NaN stays NaN and passes no gradient, as in torch.clamp, on the CPU and in both families of kernels."""
+    case = replace(make_case(3), activation=activation).with_kernels(kernels)
+    case.pair.bias[5] = float("nan")
+    expected = case.run("nnue")
+    emulator.emulator_configure(4, 3)
+    found = case.run("nnue_emulated")
+    assert torch.equal(found[0].isnan(), expected[0].isnan())
+    assert expected[0].isnan().any()
+    for gradients in (expected[3], found[3]):
+        assert gradients[5] == 0
+    # The other factor of a product has gradients of NaN.
+    rest = slice(None) if activation != "pairwise" else slice(0, case.pair.bias.numel() // 2)
+    assert_close(found[3][rest], expected[3][rest], 8e-3, "gradient of the bias")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(8))
 def test_the_bits_do_not_depend_on_the_number_of_multiprocessors(emulator: ctypes.CDLL, seed: int) -> None:
     """The numbers are those of an H20, an H100 for PCIe, and an H100 or H200 for SXM; 5 is a small one."""

@@ -1,5 +1,6 @@
 """Autograd, fake kernels, autocast, torch.compile, CUDA graphs, streams: the op as a citizen of torch."""
 
+import threading
 import warnings
 from typing import Any
 
@@ -286,6 +287,38 @@ def test_index_check_modes(cuda: torch.device) -> None:
         ops.set_index_check("sync")
     with pytest.raises(ValueError, match="found 'loud', expected sync, async or off"):
         ops.set_index_check("loud")  # type: ignore[arg-type]
+
+
+@pytest.mark.cuda
+def test_checks_while_another_thread_captures(cuda: torch.device) -> None:
+    """In CUDA's strictest mode, a thread that waits for its check in the wrong mode would end the other's capture."""
+    sample, stream = make_sample(device=cuda), torch.cuda.Stream()
+    bad = sample.indices.clone()
+    bad[1, 0] = 10**9
+    found: list[str] = []
+
+    def check() -> None:
+        with torch.cuda.stream(stream):
+            for indices in (sample.indices, bad, sample.indices):
+                try:
+                    ops.feature_transformer_forward(indices, sample.weight, sample.bias)
+                    found.append("")
+                except RuntimeError as error:
+                    found.append(str(error))
+
+    check()
+    torch.cuda.synchronize()
+    graph, x = torch.cuda.CUDAGraph(), torch.ones(8, device=cuda)
+    with torch.cuda.graph(graph, capture_error_mode="global"):
+        y = x * 2
+        thread = threading.Thread(target=check)
+        thread.start()
+        thread.join()
+    graph.replay()
+    assert (y == 2).all()
+    assert found[:3] == found[3:]
+    assert found[0] == found[2] == ""
+    assert "index 1000000000 in row 1" in found[1]
 
 
 @pytest.mark.cuda

@@ -110,7 +110,7 @@ __device__ void store_shifted(const Word<T> (&tile)[kAcross<T> * kJoined<T>][kDo
 // whole tiles single bytes are read, and all small elements are stored, by shifted words.
 template <class T, bool kWideIn, bool kWideOut>
 __global__ void __launch_bounds__(kTransposeThreads<T>, kResident / kTransposeThreads<T>)
-    transpose(const T* __restrict__ x, T* __restrict__ out, int64_t rows, int64_t columns, unsigned across) {
+    transpose(const T* x, T* __restrict__ out, int64_t rows, int64_t columns, unsigned across) {
     ptx::wait_for_kernels_before();
     ptx::let_next_kernel_start();
     constexpr int kSide = kJoined<T>, kThreads = kTransposeThreads<T>;
@@ -276,8 +276,7 @@ struct NormsOut {
 // either side of the packs. With `parts`, blockIdx.y is a part of the row, of `length` elements, and its sums go there.
 template <class T>
 __global__ void __launch_bounds__(kNormThreads, kNormBlocks)
-    row_norms(const T* __restrict__ x, int64_t count, int64_t n, int64_t length, Sums<T>* parts,
-              const NormsOut<T> out) {
+    row_norms(const T* x, int64_t count, int64_t n, int64_t length, Sums<T>* parts, const NormsOut<T> out) {
     __shared__ Sums<T> of_warps[kNormThreads / kWarp];
     const int threads = blockDim.x, thread = threadIdx.x;
     const int64_t row = int64_t{blockIdx.x} * blockDim.y + threadIdx.y, begin = blockIdx.y * length;

@@ -36,12 +36,12 @@ inline float slope_scale(Activation activation, float scale) {
     return activation == Activation::kSCReLU ? 2 * scale : scale;
 }
 
-// Clips to [0, bound]. NaN stays NaN, and counts as inside, so that it shows.
+// Clips to [0, bound]. NaN stays NaN. As for torch.clamp, the gradient passes inside of [0, bound], and NaN is outside.
 __device__ __forceinline__ float clipped(float x, float bound) {
     return x < 0 ? 0.0f : x > bound ? bound : x;
 }
 __device__ __forceinline__ bool is_inside(float x, float bound) {
-    return !(x < 0) && !(x > bound);
+    return x >= 0 && x <= bound;
 }
 
 template <class Weight>

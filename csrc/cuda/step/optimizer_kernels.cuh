@@ -189,7 +189,10 @@ __global__ void __launch_bounds__(kBeginThreads) begin(const BeginArguments a) {
         // All thread blocks of earlier launches are done.
         auto* const ticket = reinterpret_cast<unsigned*>(a.numbers + kTicket);
         is_last = a.last && atomicAdd(ticket, 1u) == gridDim.x - 1;
-        if (is_last) *ticket = 0;
+        if (is_last) {
+            __threadfence();  // behind the tickets of all other thread blocks
+            *ticket = 0;
+        }
     }
     __syncthreads();
     if (!is_last) return;
@@ -785,7 +788,13 @@ __global__ void __launch_bounds__(kLateThreads, sizeof(T) == 4 ? kCatchUpBlocks 
         state.store(a.part, now.turn, now.at);
     }
     __syncthreads();
-    if (threadIdx.x == 0 && atomicAdd(&counts.done, 1) == int(gridDim.x) - 1) counts = {};
+    if (threadIdx.x == 0) {
+        __threadfence();  // before this, the thread block has read the counts and taken its tickets
+        if (atomicAdd(&counts.done, 1) == int(gridDim.x) - 1) {
+            __threadfence();  // behind all of this in every other thread block
+            counts = {};
+        }
+    }
     // Later kernels wait only for the last of these, so each waits for the one before it.
     if (!first) ptx::wait_for_kernels_before();
 }
@@ -818,7 +827,7 @@ __global__ void __launch_bounds__(kMarkThreads)
         bool any = true;
         while (any) {
             int32_t found[kMarkRows];
-            for (int i = 0; i < kMarkRows; ++i) found[i] = lane < left[i] ? __ldg(rows[i] + lane) : -1;
+            for (int i = 0; i < kMarkRows; ++i) found[i] = lane < left[i] ? rows[i][lane] : -1;
             any = false;
             for (int i = 0; i < kMarkRows; ++i) {
                 const unsigned ends = __ballot_sync(kAllLanes, found[i] < 0);
