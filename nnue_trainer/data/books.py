@@ -46,7 +46,10 @@ def read_positions(path: StrPath, *, games: bool = False) -> Iterator[str]:
     for games in PGN, unless `games` is set: then their positions with evaluations are read."""
     with PositionReader(path, settings={"results": "optional"}) as reader:
         if reader.format == "pgn" and not games:
-            raise UserError(f"{path}: games in PGN, expected positions: lines of FEN or EPD, or a data file")
+            raise UserError(
+                f"{path}: games in PGN, expected positions: lines of FEN or EPD, or a data file; "
+                f"`nnue data convert {path} positions.plain` writes those with evaluations"
+            )
         for records in reader:
             for begin in range(0, len(records), _CHUNK):
                 yield from _data.fens_from_records(records[begin : begin + _CHUNK])

@@ -1,7 +1,7 @@
-"""gzip, bzip2 and zstd files as streams of bytes, recognised by content, with one-line errors and bounded memory.
+"""gzip, bzip2, xz and zstd files as streams of bytes, recognised by content, with one-line errors and bounded memory.
 
-Decompression happens here and not in data_loader/, so that compiling the package takes no system library: gzip and
-bzip2 are the standard library's, zstd comes as a wheel.
+Decompression happens here and not in data_loader/, so that compiling the package takes no system library: gzip, bzip2
+and xz are the standard library's, zstd comes as a wheel.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ _log = logging.getLogger(__name__)
 
 _GZIP, _ZSTD = b"\x1f\x8b\x08", b"\x28\xb5\x2f\xfd"
 _BZIP2, _BZIP2_BLOCK = b"BZh", b"1AY&SY"  # the level lies between them
+_XZ = b"\xfd7zXZ\0"
 _HEAD = 4096
 _UNPACK_BLOCK = 1 << 20
+_XZ_MEMORY = 1 << 28  # bytes; `xz -9` needs 65 MiB to unpack, files made with larger dictionaries more
 _ZSTD_WINDOW = 1 << 27  # what `zstd` decompresses without a request for more; files made with --long=28… need more
 
 
@@ -63,6 +65,42 @@ class _Bzip2Reader:
             return _fill(self._stream, buffer)
         except (EOFError, OSError) as error:
             raise UserError(f"{self._path}: not a valid bzip2 file: {error}") from None
+
+
+class _XzReader:
+    """Decompresses one stream after the other; zeros may lie between them."""
+
+    def __init__(self, path: Path, file: BinaryIO) -> None:
+        try:
+            import lzma
+        except ImportError:  # Python may be built without it
+            raise UserError(f"{path}: compressed with xz, which this Python cannot read: run `xz -d {path}`") from None
+        self._path, self._file, self._lzma = path, file, lzma
+        self._begin_stream()
+
+    def _begin_stream(self) -> None:
+        self._stream = self._lzma.LZMADecompressor(self._lzma.FORMAT_XZ, memlimit=_XZ_MEMORY)
+
+    def readinto(self, buffer: memoryview, /) -> int:
+        found = b""
+        try:
+            while not found:
+                data = b""
+                if self._stream.eof:
+                    data = self._stream.unused_data.lstrip(b"\0")
+                    while not data:
+                        if not (read := self._file.read(_HEAD)):
+                            return 0
+                        data = read.lstrip(b"\0")
+                    self._begin_stream()
+                elif self._stream.needs_input and not (data := self._file.read(_HEAD)):
+                    raise EOFError("it ends inside a stream: it is truncated")
+                found = self._stream.decompress(data, len(buffer))
+        except (EOFError, self._lzma.LZMAError) as error:
+            large = "; unpack it with `xz -d`" if "limit" in str(error) else ""
+            raise UserError(f"{self._path}: not a valid xz file: {error}{large}") from None
+        buffer[: len(found)] = found
+        return len(found)
 
 
 class _ZstdReader:
@@ -169,11 +207,14 @@ def _is_skippable(head: bytes) -> bool:
 
 
 def compression_of(head: bytes) -> str | None:
-    """The compression by a file's first bytes: "gzip", "bzip2", "zstd" or None. Positions may start so by chance."""
+    """The compression by a file's first bytes: "gzip", "bzip2", "xz", "zstd" or None. Positions may start so by
+    chance."""
     if head.startswith(_GZIP):
         return "gzip"
     if head.startswith(_BZIP2) and head[4:10] == _BZIP2_BLOCK:
         return "bzip2"
+    if head.startswith(_XZ):
+        return "xz"
     # Frames to be skipped may come first.
     if head.startswith(_ZSTD) or _is_skippable(head):
         return "zstd"
@@ -197,6 +238,7 @@ def decompress(path: Path, kind: str, file: BinaryIO) -> ByteReader:
     readers: dict[str, Callable[[Path, BinaryIO], ByteReader]] = {
         "gzip": _GzipReader,
         "bzip2": _Bzip2Reader,
+        "xz": _XzReader,
         "zstd": _ZstdReader,
     }
     return _Counted(readers[kind](path, file))

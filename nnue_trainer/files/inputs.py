@@ -16,7 +16,9 @@ DATA_SUFFIXES = (
     *(suffix for _, suffix, _ in [*_data.formats(), *_data.read_only_formats()]),
     *(".data", ".bf", ".viri"),  # of bulletformat and viriformat, as other programs name them
 )
-"""The suffixes by which data files in a folder are recognised; .gz, .zst or .bz2 may follow."""
+"""The suffixes by which data files in a folder are recognised; one of `PACKED_SUFFIXES` may follow."""
+PACKED_SUFFIXES = (".gz", ".zst", ".bz2", ".xz")
+"""The suffixes of compressed files that the data tools read."""
 
 _BLOCK = 1 << 16
 
@@ -46,9 +48,8 @@ def data_files(names: Sequence[str], key: str) -> list[str]:
         path = Path(name)
         if path.is_dir():
             found = [str(file) for file in path.iterdir() if _is_data(file)]
-            nothing = (
-                f"a folder without data files (names ending in {' '.join(DATA_SUFFIXES)}, also with .gz .zst .bz2)"
-            )
+            endings, packed = " ".join(DATA_SUFFIXES), " ".join(PACKED_SUFFIXES)
+            nothing = f"a folder without data files (names ending in {endings}, also with {packed})"
         elif path.exists() or not glob.has_magic(name):
             found, nothing = [name], ""
         else:
@@ -73,6 +74,6 @@ def became(names: Sequence[str], files: Sequence[str]) -> str | None:
 
 def _is_data(file: Path) -> bool:
     name = file.name.lower()
-    for packed in (".gz", ".zst", ".bz2"):
+    for packed in PACKED_SUFFIXES:
         name = name.removesuffix(packed)
     return name.endswith(DATA_SUFFIXES) and not name.startswith(".") and file.is_file()

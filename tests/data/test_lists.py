@@ -2,6 +2,7 @@
 
 import bz2
 import gzip
+import lzma
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -103,6 +104,7 @@ PACKED: list[tuple[str, Callable[[bytes], bytes]]] = [
     ("book.EPD", bytes),
     ("book.epd.gz", gzip.compress),
     ("book.epd.bz2", bz2.compress),
+    ("book.epd.xz", lzma.compress),
     ("book.epd.zst", lambda data: zstandard.compress(data)),
     ("anything", bytes),
 ]
@@ -162,7 +164,6 @@ OTHERS = [
     (b"PK\x03\x04 and so on", "a zip archive: unpack it"),
     (b"7z\xbc\xaf\x27\x1c", "a 7z archive"),
     (b"Rar!\x1a\x07", "a rar archive"),
-    (b"\xfd7zXZ\0\0\4", "compressed with xz: unpack it with `xz -d`"),
     (b"PAR1\x15\4", "a Parquet file"),
     (b"SQLite format 3\0", "a SQLite database"),
     (b"<!DOCTYPE html>\n<html>", "a web page"),

@@ -4,6 +4,7 @@ import bz2
 import gzip
 import inspect
 import json
+import lzma
 import os
 import re
 import signal
@@ -295,13 +296,14 @@ def test_bad_chunks_of_every_format_are_named_and_skipped(tmp_path: Path, positi
         assert (count >= 1, name in first) == (True, True)
 
 
-@pytest.mark.parametrize("kind", ["gzip", "bzip2", "zstd"])
+@pytest.mark.parametrize("kind", ["gzip", "bzip2", "xz", "zstd"])
 def test_a_compressed_file_that_is_cut_is_read_up_to_there(
     kind: str, tmp_path: Path, positions: Records, caplog: pytest.LogCaptureFixture
 ) -> None:
     functions: dict[str, Callable[[bytes], bytes]] = {
         "gzip": gzip.compress,
         "bzip2": bz2.compress,
+        "xz": lzma.compress,
         "zstd": zstandard.compress,
     }
     compress = functions[kind]

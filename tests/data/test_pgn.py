@@ -3,6 +3,7 @@
 import bz2
 import gzip
 import json
+import lzma
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -293,6 +294,7 @@ def test_compressed_and_in_chunks(tmp_path: Path) -> None:
     for packed in (
         gzip.compress(content[:half]) + gzip.compress(content[half:]),
         bz2.compress(content[:half]) + bz2.compress(content[half:]),
+        lzma.compress(content[:half]) + bytes(8) + lzma.compress(content[half:]),
         zstandard.compress(content[:half]) + zstandard.compress(content[half:]),
     ):
         (tmp_path / "packed").write_bytes(packed)
@@ -357,7 +359,7 @@ def test_text_with_the_marks_of_other_systems(tmp_path: Path) -> None:
         read(tmp_path / "x")
 
 
-@pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lambda data: zstandard.compress(data)])
+@pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress, lambda data: zstandard.compress(data)])
 def test_a_compressed_file_that_ends_too_early(pack: Callable[[bytes], bytes], tmp_path: Path) -> None:
     path = tmp_path / "games.pgn.packed"
     random = np.random.default_rng(1)  # evaluations that hardly compress, so that some games come before the end

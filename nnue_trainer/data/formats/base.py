@@ -20,6 +20,7 @@ from nnue_trainer.base.arrays import Records
 from nnue_trainer.base.foreign import explaining, returned
 from nnue_trainer.data.filters.base import portable_name
 from nnue_trainer.errors import UserError
+from nnue_trainer.files.inputs import PACKED_SUFFIXES
 from nnue_trainer.registry import Registry
 from nnue_trainer.schema import to_data
 
@@ -35,7 +36,6 @@ BLOCK = 1 << 16
 """positions that are read at a time"""
 HEAD = 1 << 16
 """bytes from the beginning of a file that a format is recognised by"""
-_COMPRESSED = (".gz", ".zst", ".bz2")
 
 
 class _Skipping(Protocol):
@@ -87,7 +87,7 @@ class DataFormat(ABC):
 
     kind: ClassVar[str]
     suffixes: ClassVar[tuple[str, ...]] = ()
-    """the suffix of files in the format; a file to read may have .gz, .zst or .bz2 after it"""
+    """the suffix of files in the format; a file to read may have .gz, .zst, .bz2 or .xz after it"""
 
     def recognises(self, head: bytes) -> bool:
         """Whether a file has this format, by `head`, at most its first 64 KiB, decompressed. By default, only the
@@ -125,7 +125,7 @@ class DataFormat(ABC):
     def claims(self, path: Path, head: bytes) -> bool:
         """Whether the file at `path`, whose content begins with `head`, is in this format."""
         name = path.name.lower()
-        for suffix in _COMPRESSED:
+        for suffix in PACKED_SUFFIXES:
             name = name.removesuffix(suffix)
         with self._at(path):
             return name.endswith(self.suffixes) or bool(self.recognises(head))
