@@ -85,7 +85,7 @@ build: $(VENV)/.build-tools  ## compile the operator libraries and the data modu
 	$(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' || \
 	{ cuda=0; echo "CUDA operators are left out, as torch sees no GPU here; make build compiles them"; }; fi; \
 	export FORCE_CUDA="$$cuda"; $(BUILD)
-	@$(BIN)/nnue info
+	@$(BIN)/nnue doctor --no-bench
 
 .PHONY: data-module quick-build
 data-module: $(VENV)/.build-tools

@@ -52,12 +52,13 @@ SHARED_SOURCES = ("data_loader/base/*.cpp", "data_loader/features/*.cpp")
 # The rooms of the data library.
 DATA_ROOMS = ("chess", "evaluate", "features", "filters", "formats", "pipeline")
 
-# Files of an installed package for C++ programs and for feature sets in a header of a user: the root of the files,
-# their folder in the package, and patterns.
-FOR_CPP = (
+# Files of an installed package that lie elsewhere in a checkout, for C++ programs, for feature sets in a header of a
+# user, and the sample positions: the root of the files, their folder in the package, and patterns.
+FILES = (
     ("data_loader", "include", ("base/*.h", *(f"{room}/*.h" for room in DATA_ROOMS))),
     ("csrc", "include", ("activation.h", "cuda/general_set.cuh", "cuda/index_check.cuh")),
     ("examples", "examples", ("data/*", "libtorch/*", "engine/*", "engine/features/*", "engine/rust/*")),
+    ("samples", "samples", ("*.binpack",)),
 )
 PRIVATE_HEADERS = ("kernels_impl.h", "kernels_x86.h")
 
@@ -69,7 +70,7 @@ class BuildPy(build_py):
         super().run()
         if self.editable_mode:
             return
-        for root, folder, patterns in FOR_CPP:
+        for root, folder, patterns in FILES:
             for path in (found for pattern in patterns for found in (ROOT / root).glob(pattern)):
                 if path.name in PRIVATE_HEADERS or not path.is_file():
                     continue

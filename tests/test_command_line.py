@@ -96,7 +96,7 @@ for words in {lines}:
     assert "undefined symbol" in json.loads(run.stdout[run.stdout.index("{") :])["data"]["error"]
     missing = (
         "nnue: error: nnue_trainer._data cannot be loaded: _data.so: undefined symbol: x "
-        "(only nnue info works without it)"
+        "(only nnue info and nnue doctor work without it)"
     )
     assert run.stderr.splitlines() == [
         *["status 0"] * 3,

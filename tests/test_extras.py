@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from nnue_trainer import config, presets
 from nnue_trainer.base import _unbuilt, extras
 from nnue_trainer.cli.main import app
 from nnue_trainer.errors import UserError
@@ -78,10 +79,24 @@ def test_without_tensorboard_a_run_writes_its_other_records(
 
 def test_a_preset_without_its_data_names_the_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(presets, "samples", lambda: None)
     said = failure("train", "--preset", "quickstart")
-    assert said.startswith("--preset quickstart: data.train: 'samples/train.binpack': no such file (")
+    assert said.startswith("--preset quickstart: data.train: 'samples/train.binpack': no such file")
     assert said.endswith("; set data.train=FILE and data.validation=FILE")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_preset_finds_the_samples_from_any_folder(
+    tmp_path: Path, project_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(project_root)
+    assert presets.overrides("quickstart") == presets.overrides("sfnnv5") == []
+    monkeypatch.chdir(tmp_path)
+    recipe = config.load(presets.path("quickstart"), presets.overrides("quickstart"))
+    assert [*recipe.data.train, *recipe.data.validation] == [
+        str(project_root / "samples" / f"{name}.binpack") for name in ("train", "val")
+    ]
+    assert presets.overrides("sfnnv5") == []
 
 
 def test_reasons_for_a_missing_part(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -110,6 +111,33 @@ def build_info(path: Path) -> dict[str, Any] | None:
         return None
     info: dict[str, Any] = json.loads(found.group(1))
     return info
+
+
+def facts() -> dict[str, Any]:
+    """torch, the operator libraries and the GPUs that torch finds, as JSON data."""
+    libraries = load()
+    devices = []
+    if torch.cuda.is_available():
+        for index in range(torch.cuda.device_count()):
+            device = torch.cuda.get_device_properties(index)
+            devices.append(
+                {
+                    "name": device.name,
+                    "compute_capability": f"{device.major}.{device.minor}",
+                    "memory_bytes": device.total_memory,
+                }
+            )
+    return {
+        "torch": torch.__version__,
+        "torch_cuda": torch.version.cuda,
+        "torch_hip": torch.version.hip,
+        "target_torch": TARGET_TORCH,
+        "cpu_threads": torch.get_num_threads(),
+        "cpu_ops": {"built": build_info(CPU_LIBRARY), "error": libraries.cpu_error},
+        "cuda_ops": {"built": build_info(CUDA_LIBRARY), "error": libraries.cuda_error},
+        "cuda_devices": devices,
+        "hidden_devices": os.environ.get("CUDA_VISIBLE_DEVICES", ""),
+    }
 
 
 def as_text(text: torch.Tensor) -> str:

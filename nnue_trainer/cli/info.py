@@ -18,8 +18,6 @@ def register(app: typer.Typer) -> None:
 
 def collect() -> dict[str, Any]:
     """All that `nnue info` prints, as JSON data."""
-    import torch
-
     import nnue_trainer
     from nnue_trainer.base import _library
 
@@ -29,31 +27,14 @@ def collect() -> dict[str, Any]:
         data_error = None
     except ImportError as error:
         data_error = " ".join(str(error).split())
-    libraries = _library.load()
-    devices = []
-    if torch.cuda.is_available():
-        for index in range(torch.cuda.device_count()):
-            device = torch.cuda.get_device_properties(index)
-            devices.append(
-                {
-                    "name": device.name,
-                    "compute_capability": f"{device.major}.{device.minor}",
-                    "memory_bytes": device.total_memory,
-                }
-            )
     return {
         "nnue_trainer": nnue_trainer.__version__,
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "torch": torch.__version__,
-        "torch_cuda": torch.version.cuda,
-        "target_torch": _library.TARGET_TORCH,
-        "cpu_threads": torch.get_num_threads(),
-        "cpu_ops": {"built": _library.build_info(_library.CPU_LIBRARY), "error": libraries.cpu_error},
-        "cuda_ops": {"built": _library.build_info(_library.CUDA_LIBRARY), "error": libraries.cuda_error},
+        **_library.facts(),
         "analysis_ops": {"built": _library.build_info(_library.ANALYSIS_LIBRARY), "error": _library.load_analysis()},
         "data": {"error": data_error},
-        "cuda_devices": devices,
+        "other_distributions": distribution.others(),
     }
 
 
@@ -81,12 +62,18 @@ def info_command(
         json.dump(info, sys.stdout, indent=2)
         print()
         return
+    for name, text in rows(info):
+        print(f"{name:14} {text}")
+
+
+def rows(info: dict[str, Any]) -> list[tuple[str, str]]:
+    """The lines of the text: names, "" for a line that continues, and values."""
     cuda = f"CUDA {info['torch_cuda']}" if info["torch_cuda"] else "no CUDA"
     devices = [
         f"cuda:{index}  {d['name']}, compute capability {d['compute_capability']}, {d['memory_bytes'] / 2**30:.0f} GiB"
         for index, d in enumerate(info["cuda_devices"])
     ]
-    rows = [
+    return [
         (distribution.NAME, info["nnue_trainer"]),
         ("python", f"{info['python']}, {info['platform']}"),
         ("torch", f"{info['torch']} ({cuda}); the op libraries need {info['target_torch']} or newer"),
@@ -97,5 +84,3 @@ def info_command(
         ("devices", f"cpu     {info['cpu_threads']} threads"),
         *(("", device) for device in devices),
     ]
-    for name, text in rows:
-        print(f"{name:14} {text}")

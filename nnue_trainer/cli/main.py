@@ -32,7 +32,7 @@ from nnue_trainer.base.status import (
     INTERRUPTED,
     WRONG_COMMAND_LINE,
 )
-from nnue_trainer.cli import info
+from nnue_trainer.cli import doctor, info
 from nnue_trainer.cli.group import Group, Interrupted
 from nnue_trainer.cli.terminable import terminable
 from nnue_trainer.errors import UserError, bounded, first_line, out_of_memory, shown
@@ -49,12 +49,13 @@ app = typer.Typer(
 
 
 def _register() -> str | None:
-    """Adds all commands. Where the compiled module is missing or cannot be loaded, `nnue info` is the only one; returns
-    what is wrong."""
+    """Adds all commands. Where the compiled module is missing or cannot be loaded, only `nnue info` and `nnue doctor`
+    exist; returns what is wrong."""
     try:
         from nnue_trainer import _data  # noqa: F401
     except ImportError as error:
         info.register(app)
+        doctor.register(app)
         return str(error)
     from nnue_trainer.cli import (
         analysis,
@@ -75,6 +76,7 @@ def _register() -> str | None:
     data_tools.register(data.app)
     rescore.register(data.app)
     info.register(app)
+    doctor.register(app)
     net.register(app)
     check.register(app)
     train.register(app)
@@ -146,7 +148,8 @@ def _explain(error: BaseException) -> int:
         traceback.print_exception(error)
     status, message = FAILED, str(error)
     if isinstance(error, UsageError) and _without_data is not None and not _is_of_info(error):
-        message = f"nnue_trainer._data cannot be loaded: {first_line(_without_data)} (only nnue info works without it)"
+        reason = first_line(_without_data)
+        message = f"nnue_trainer._data cannot be loaded: {reason} (only nnue info and nnue doctor work without it)"
     elif isinstance(error, UsageError):
         command, status = error.ctx.command_path if error.ctx else "nnue", WRONG_COMMAND_LINE
         if type(error).__name__ == "NoArgsIsHelpError":
@@ -182,7 +185,7 @@ def _explain(error: BaseException) -> int:
 
 
 def _is_of_info(error: Any) -> bool:
-    return error.ctx is not None and error.ctx.command_path == "nnue info"
+    return error.ctx is not None and error.ctx.command_path in ("nnue info", "nnue doctor")
 
 
 def _place(frame: traceback.FrameSummary) -> str:

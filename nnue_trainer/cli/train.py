@@ -156,6 +156,7 @@ def _train(
 ) -> Summary | None:
     from nnue_trainer import config as recipes
     from nnue_trainer.config.outline import outline
+    from nnue_trainer.training.assembly import unused_gpu
     from nnue_trainer.training.run import train as run
     from nnue_trainer.training.terminal import say
 
@@ -200,6 +201,8 @@ def _train(
         raise
     for line in report(summary, folder, chosen):
         say(line)
+    if (unused := unused_gpu(chosen)) is not None:
+        say(unused)
     if with_report:
         _write_report(folder, say)
     return summary
@@ -207,7 +210,6 @@ def _train(
 
 def _require_data(preset: str, recipe: Recipe) -> None:
     """A preset names files that an installed package does not have: UserError that gives the keys to set."""
-    from nnue_trainer import presets
     from nnue_trainer.config.outline import outline
     from nnue_trainer.files.inputs import data_files
 
@@ -215,9 +217,8 @@ def _require_data(preset: str, recipe: Recipe) -> None:
     for key, files in (("data.train", named.train), ("data.validation", named.validation)):
         for file in data_files(files, key):
             if not Path(file).exists():
-                where = presets.where_samples_are() if file.startswith("samples/") else ""
                 raise UserError(
-                    f"--preset {preset}: {key}: {quoted(file)}: no such file{where}; set data.train=FILE and "
+                    f"--preset {preset}: {key}: {quoted(file)}: no such file; set data.train=FILE and "
                     "data.validation=FILE"
                 )
 
@@ -333,7 +334,8 @@ def recipe_path(
             raise UserError(f"{named[-1]}: no such file; the preset of this name is --preset {named[-1]}")
     if len(named) > 1:
         raise UserError(f"{command}: {' and '.join(quoted(path) for path in named)}: expected one recipe")
-    return (named[0] if named else None), overrides
+    of_preset = presets.overrides(preset) if preset is not None else []
+    return (named[0] if named else None), [*of_preset, *overrides]
 
 
 def report(summary: Summary, run_dir: Path, recipe: Recipe | None = None) -> list[str]:

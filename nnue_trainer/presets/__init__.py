@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 
 from nnue_trainer.errors import UserError, quoted
@@ -20,12 +22,22 @@ def path(name: str) -> Path:
     return _FOLDER / f"{name}.yaml"
 
 
-def where_samples_are() -> str:
-    """Part of a message: where the bundled positions of `quickstart` can be found."""
-    folder = _FOLDER.parents[1] / "samples"
-    if folder.is_dir():
-        return f" (this checkout has it in {folder.parent}: start there)"
-    return " (the wheel has no sample positions; the repository and the source distribution do, in samples/)"
+def samples() -> Path | None:
+    """The folder of the bundled positions: of the installed package, or of the checkout; None if there is none."""
+    folders = (_FOLDER.parent / "samples", _FOLDER.parents[1] / "samples")
+    return next((folder for folder in folders if folder.is_dir()), None)
+
+
+def overrides(name: str) -> list[str]:
+    """Overrides with which a preset finds the bundled positions from any folder. None are needed for other presets, or
+    where the preset finds its files."""
+    folder = samples()
+    text = path(name).read_text(encoding="utf-8")
+    named = re.findall(r"(?m)^  (train|validation): \[(samples/[\w.]+)\]$", text)
+    if folder is None:
+        return []
+    missing = [(key, folder.parent / file) for key, file in named if not Path(file).exists()]
+    return [f"data.{key}=[{json.dumps(str(file))}]" for key, file in missing]
 
 
 def description(name: str) -> str:

@@ -9,6 +9,7 @@ import threading
 import torch
 
 from nnue_trainer import ops
+from nnue_trainer.base import _library, findings, machine
 from nnue_trainer.config import TrainingConfig
 from nnue_trainer.errors import UserError
 from nnue_trainer.parallel.ranks import Ranks
@@ -20,7 +21,8 @@ def choose_device(name: str, ranks: Ranks | None = None) -> torch.device:
     GPU with its local rank. UserError for a CUDA device that does not exist, or for an index with several processes."""
     available = torch.cuda.is_available()
     if name == "auto":
-        name = "cuda" if available else "cpu"
+        # Without the CUDA operators, those for the CPU are faster than torch's on a GPU.
+        name = "cuda" if available and _library.load().cuda_error is None else "cpu"
     device = torch.device(name)
     several = device.type == "cuda" and ranks is not None and ranks.several
     wanted = ""
@@ -34,6 +36,14 @@ def choose_device(name: str, ranks: Ranks | None = None) -> torch.device:
     if several:
         torch.cuda.set_device(device)  # NCCL, and code that names no device, use the current device
     return device
+
+
+def unused_gpu(device: torch.device) -> str | None:
+    """One line about a GPU of this machine if "auto" gave `device`, the CPU; None if there is none."""
+    if device.type != "cpu":
+        return None
+    found = findings.unused_gpu(machine.describe(), _library.facts())
+    return None if found is None else f"the GPU is not used: {found.problem}; fix: {found.remedy}; see nnue doctor"
 
 
 def start_device(device: torch.device) -> None:

@@ -64,6 +64,8 @@ def train(recipe: config.Recipe, run_dir: Path, *, resume: str | None = None, ov
             )
         timeline.mark("run folder and checkpoint")
         device = assembly.device_of(recipe, ranks)
+        if ranks.writes and (unused := assembly.unused_gpu(recipe)) is not None:
+            _log.warning("%s", unused)
         start_device(device)
         timeline.mark("device")
         stages, doubts = assembly.stages_from(recipe, 0 if saved is None else saved.trainer_state(path).stage, path)

@@ -15,6 +15,7 @@ from nnue_trainer.training.assembly.stage import (
     device_of,
     explaining_out_of_memory,
     stages_from,
+    unused_gpu,
 )
 from nnue_trainer.training.assembly.steps import divide
 
@@ -35,4 +36,5 @@ __all__ = [
     "stages_from",
     "stages_of",
     "training_batches",
+    "unused_gpu",
 ]

@@ -18,6 +18,7 @@ from nnue_trainer.files import checkpoint
 from nnue_trainer.files.checkpoint import Checkpoint
 from nnue_trainer.nets.base import NnueModel
 from nnue_trainer.parallel.ranks import Ranks, digest
+from nnue_trainer.training import device as devices
 from nnue_trainer.training import resuming, timeline, warm_start
 from nnue_trainer.training.assembly.data import data_sources
 from nnue_trainer.training.assembly.parts import assemble
@@ -65,6 +66,12 @@ class Begun:
 def device_of(recipe: Recipe, ranks: Ranks) -> torch.device:
     """The device that a recipe names."""
     return choose_device(recipe.training.device, ranks)
+
+
+def unused_gpu(recipe: Recipe) -> str | None:
+    """One line about a GPU of this machine that a training of the recipe does not use; None if there is none."""
+    name = recipe.training.device
+    return None if name != "auto" else devices.unused_gpu(choose_device(name))
 
 
 def stages_from(recipe: Recipe, at: int, path: Path) -> tuple[list[RecipeStage], list[str]]:
