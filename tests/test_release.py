@@ -68,6 +68,29 @@ def test_every_file_states_the_same_version(release: ModuleType) -> None:
     assert re.search(r"(?m)^## \[(.+)\] - ", released)[1] == version  # type: ignore[index]
 
 
+def test_notes_and_the_list_of_packages(release: ModuleType, project_root: Path) -> None:
+    text = "## [1.2.0] - 2026-01-01\n\n### Added\n\n- Something.\n\n## [1.1.0] - 2025-01-01\n\n- Old.\n"
+    assert release.notes(text, "1.2.0") == "### Added\n\n- Something."
+    with pytest.raises(SystemExit, match="no section"):
+        release.notes(text, "1.3.0")
+    packages = {package["name"]: package["versionInfo"] for package in release.sbom("1.2.0")["packages"]}
+    assert packages["torch-nnue"] == "1.2.0"
+    pinned = (project_root / "requirements" / "runtime.in").read_text(encoding="utf-8")
+    for name, version in re.findall(r"(?m)^([A-Za-z]\w+)==(\S+)", pinned):
+        assert packages.get(name.lower(), packages.get(name)) == version
+    assert {"torch", "setuptools"} <= packages.keys()
+
+
+def test_workflows_are_pinned_and_keep_no_credentials(project_root: Path) -> None:
+    for path in (project_root / ".github" / "workflows").glob("*.yml"):
+        text = path.read_text(encoding="utf-8")
+        uses = re.findall(r"(?m)uses: (\S+)(.*)$", text)
+        assert uses
+        assert [name for name, comment in uses if not re.search(r"@[0-9a-f]{40}$", name) or " # v" not in comment] == []
+        assert text.count("actions/checkout@") == text.count("persist-credentials: false"), path.name
+        assert yaml.safe_load(text)["permissions"] in ({}, {"contents": "read"})
+
+
 def test_a_dry_run_changes_nothing(project_root: Path) -> None:
     command = [sys.executable, "tools/release.py", "77.0.0", "--dry-run"]
     done = subprocess.run(command, cwd=project_root, capture_output=True, text=True, check=False)

@@ -3,15 +3,18 @@
 
     make release VERSION=0.2.0            everything; the tag is made here and not pushed
     tools/release.py 0.2.0 --dry-run      prints what would be done, and changes nothing
+    tools/release.py 0.2.0 --notes        prints the section of the changelog, for .github/workflows/publish.yml
+    tools/release.py 0.2.0 --sbom         prints the packages that build and package need, as SPDX JSON
 
-Stops at the first step that fails. Nothing is published. The last lines are what to do next: push commit and tag,
-then upload dist/. The wheel is for the Python of .venv; the job `wheels` of CI keeps those for the other versions.
+Stops at the first step that fails. Nothing is published. The last lines are what to do next: push commit and tag, which
+starts .github/workflows/publish.yml. The wheel is for the Python of .venv, as a check.
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime
+import json
 import re
 import subprocess
 import sys
@@ -59,12 +62,75 @@ def cited(text: str, version: str, day: str) -> str:
     return text
 
 
+def notes(text: str, version: str) -> str:
+    """The section of a version in the changelog, without its heading. SystemExit if there is none."""
+    heading = re.search(rf"^## \[{re.escape(version)}\].*$", text, re.MULTILINE)
+    if heading is None:
+        raise SystemExit(f"CHANGELOG.md: no section '## [{version}]': write what changed first")
+    return text[heading.end() :].partition("\n## ")[0].strip()
+
+
+def sbom(version: str) -> dict[str, object]:
+    """An SPDX document: the package, the packages of its environment with the digests that pip checks, and torch."""
+    packages = [
+        {"name": "torch-nnue", "SPDXID": "SPDXRef-torch-nnue", "versionInfo": version, "licenseDeclared": "MIT",
+         "downloadLocation": "NOASSERTION"}
+    ]  # fmt: skip
+    for file in ("torch.txt", "runtime.txt", "build.txt"):
+        text = (ROOT / "requirements" / file).read_text(encoding="utf-8").replace("\\\n", " ")
+        for name, found in re.findall(r"(?m)^([A-Za-z][\w.-]*)==([\w.+]+)", text):
+            identifier = f"SPDXRef-{name}"
+            if all(package["SPDXID"] != identifier for package in packages):
+                place = f"pkg:pypi/{name.lower()}@{found}"
+                packages.append(
+                    {
+                        "name": name,
+                        "SPDXID": identifier,
+                        "versionInfo": found,
+                        "downloadLocation": "NOASSERTION",
+                        "externalRefs": [  # type: ignore[dict-item]
+                            {
+                                "referenceCategory": "PACKAGE-MANAGER",
+                                "referenceType": "purl",
+                                "referenceLocator": place,
+                            }
+                        ],
+                    }
+                )
+    day = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+    return {
+        "spdxVersion": "SPDX-2.3",
+        "dataLicense": "CC0-1.0",
+        "SPDXID": "SPDXRef-DOCUMENT",
+        "name": f"torch-nnue-{version}",
+        "documentNamespace": f"urn:torch-nnue:{version}",
+        "creationInfo": {"created": day, "creators": ["Tool: tools/release.py"]},
+        "packages": packages,
+        "relationships": [
+            {
+                "spdxElementId": "SPDXRef-torch-nnue",
+                "relationshipType": "DEPENDS_ON",
+                "relatedSpdxElement": package["SPDXID"],
+            }
+            for package in packages[1:]
+        ],
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Make a release: checks, version, changelog, wheel, tag.")
     parser.add_argument("version", help="Version such as 0.3.0.")
     parser.add_argument("--dry-run", action="store_true", help="Print the steps and change nothing.")
     parser.add_argument("--skip-checks", action="store_true", help="Leave out .ci/run, for a commit that passed it.")
+    parser.add_argument("--notes", action="store_true", help="Print the section of the changelog.")
+    parser.add_argument("--sbom", action="store_true", help="Print the packages that are needed, as SPDX JSON.")
     arguments = parser.parse_args()
+    if arguments.notes:
+        print(notes(CHANGELOG.read_text(encoding="utf-8"), arguments.version))
+        return
+    if arguments.sbom:
+        print(json.dumps(sbom(arguments.version), indent=1))
+        return
     version, day = arguments.version, datetime.datetime.now(datetime.UTC).date().isoformat()
     if not re.fullmatch(r"\d+\.\d+\.\d+((a|b|rc)\d+)?", version):
         raise SystemExit(f"version: found {version!r}, expected a number such as 0.3.0 or 0.3.0rc1")
@@ -101,8 +167,7 @@ def main() -> None:
         print("dry run: nothing was changed")
         return
     print("next: git push --follow-tags")
-    print("      copy the wheels for other versions of Python (without CUDA) from the CI job `wheels` to dist/,")
-    print("      and upload dist/")
+    print("      the tag starts .github/workflows/publish.yml: wheels for each Python, index, release")
 
 
 if __name__ == "__main__":
