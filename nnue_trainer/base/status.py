@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from nnue_trainer.base import system
+from nnue_trainer.errors import UserError
 
 FAILED = 1
 WRONG_COMMAND_LINE = 2
@@ -49,6 +50,11 @@ def write(status: int) -> None:
             Path(path).write_text(f"{status}\n")
         except OSError as error:
             print(f"nnue: NNUE_STATUS_FILE: {path}: {error.strerror or error}", file=sys.stderr, flush=True)
+
+
+class Lost(UserError):
+    """A process of a training is missing or lost. The others end with status 1, but nothing is written by `write`: the
+    training may continue when it is started again."""
 
 
 def of_signal(number: int) -> int:

@@ -123,23 +123,25 @@ def main() -> None:
         status = status or _explain(error)
         # Nothing can take what is still buffered, and Python must not try to write it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    if is_first():
-        exit_status.write(status)
     if foreign.hangs():
         os._exit(status)  # Python would wait for it
     sys.exit(status)
 
 
 def _run() -> int:
+    lost = False
     try:
         with terminable(), foreign.explaining():
-            return int(app(standalone_mode=False, prog_name="nnue") or 0)  # the status of typer.Exit, or None
+            status = int(app(standalone_mode=False, prog_name="nnue") or 0)  # the status of typer.Exit, or None
     except SystemExit as error:  # of shell completion, and what the library underneath makes of a closed pipe
+        status = error.code if isinstance(error.code, int) else FAILED
         if isinstance(error.__context__, BrokenPipeError):
-            return CLOSED_PIPE
-        return error.code if isinstance(error.code, int) else FAILED
+            status = CLOSED_PIPE
     except BaseException as error:
-        return _explain(error)
+        status, lost = _explain(error), isinstance(error, exit_status.Lost)
+    if is_first() and not lost:
+        exit_status.write(status)
+    return status
 
 
 def _explain(error: BaseException) -> int:

@@ -9,8 +9,10 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib
+import itertools
 import json
 import os
+import socket
 import sys
 import threading
 import time
@@ -25,15 +27,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from nnue_trainer.base import foreign, status
-from nnue_trainer.errors import UserError, first_line, out_of_memory, quoted, shown
+from nnue_trainer.base import foreign, limits, status
+from nnue_trainer.errors import UserError, bounded, first_line, out_of_memory, quoted, shown
 from nnue_trainer.parallel.watch import Watch
 
 _SECONDS_BETWEEN = 0.2  # the intended time between two exchanges of `agree`
+_MOST_FIELDS = 10_000  # of a value that differs: those that ranks exchange to compare
+_MOST_NAMED = 3
 _MOST_BETWEEN = 256  # the largest number of calls of `agree` between two exchanges
 _SECONDS_TO_MEET = 10.0
 _SECONDS_TO_SAY = 10.0  # before a line names who is missing
-_SECONDS_TO_JOIN = 300.0
 _VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 _default_group: Callable[[], dist.ProcessGroup] = dist.distributed_c10d._get_default_group
@@ -46,10 +49,20 @@ _AllgatherOptions: Any = dist.distributed_c10d.AllgatherOptions
 
 class Ranks:
     """The `size` processes of a run, of which this one has the number `rank`. `local_size` of them are on this machine,
-    where this one has the number `local_rank`. `watch` connects several processes; a single one has none."""
+    where this one has the number `local_rank`. `watch` connects several processes; a single one has none. `hosts`: the
+    names of their machines, for messages."""
 
-    def __init__(self, rank: int = 0, size: int = 1, local_rank: int = 0, local_size: int = 1, watch: Any = None):
+    def __init__(
+        self,
+        rank: int = 0,
+        size: int = 1,
+        local_rank: int = 0,
+        local_size: int = 1,
+        watch: Any = None,
+        hosts: Sequence[str] = (),
+    ):
         self.rank, self.size = rank, size
+        self._hosts = hosts
         self.local_rank, self.local_size = local_rank, local_size
         self._watch: Watch | None = watch
         self._until_exchange = 0
@@ -178,14 +191,44 @@ class Ranks:
         return [json.loads(bytes(row[:size].tolist())) for row, size in zip(every, sizes, strict=True)]
 
     def check_same(self, values: Mapping[str, object]) -> None:
-        """UserError unless all `values`, plain JSON data or tensors by name, are the same on all ranks. The keys name
-        them in the message."""
+        """UserError unless all `values`, plain JSON data or tensors by name, are the same on all ranks. The message
+        names their keys, fields in them and machines, and each machine prints it."""
         if not self.several:
             return
         digests = self.all_gather(_host([int.from_bytes(digest(each)[:7], "big") for each in values.values()]))
         different = [key for key, column in zip(values, digests.T.tolist(), strict=True) if len(set(column)) > 1]
         if different:
-            raise UserError(f"train: the processes do not have the same {' and '.join(different)}")
+            details = self._details({key: values[key] for key in different})
+            message = f"train: the processes do not have the same {' and '.join(different)}{details}"
+            if self.local_rank == 0 and not self.writes:  # rank 0 prints the error itself
+                print(f"nnue: error: {shown(bounded(message))}", file=sys.stderr, flush=True)
+            raise UserError(message)
+
+    def _details(self, values: Mapping[str, object]) -> str:
+        """The first fields that differ, with their values and machines; "" if the values have no fields."""
+        every = self.each({key: dict(itertools.islice(_fields(value), _MOST_FIELDS)) for key, value in values.items()})
+        found = []
+        for key in values:
+            fields = dict.fromkeys(name for each in every for name in each[key])
+            for name in fields:
+                texts = [each[key].get(name, "missing") for each in every]
+                other = next((rank for rank, text in enumerate(texts) if text != texts[0]), None)
+                if other is not None:
+                    found.append(f"{name} is {texts[0]} {self._place(0)} and {texts[other]} {self._place(other)}")
+        more = f", and {len(found) - _MOST_NAMED:,} more fields" if len(found) > _MOST_NAMED else ""
+        return f": {', '.join(found[:_MOST_NAMED])}{more}" if found else ""
+
+    def _place(self, rank: int) -> str:
+        return f"on {shown(self._hosts[rank])} (rank {rank})" if self._hosts else f"on rank {rank}"
+
+    def wait_for_all(self, what: str) -> None:
+        """Waits until all ranks call this. After ten seconds rank 0 prints a line with those that have not: `what` they
+        still do."""
+        missing = self._watch.missing(what, _SECONDS_TO_SAY) if self._watch is not None else []
+        if missing:
+            places = ", ".join(self._place(rank).removeprefix("on ") for rank in missing[:8])
+            print(f"nnue: waiting for {places}: {what}", file=sys.stderr, flush=True)
+        self.any(False)
 
     # ---- errors, and the end of the run ----
 
@@ -248,11 +291,22 @@ class Ranks:
             while self._watch.ends_process:
                 time.sleep(1.0)
             what = f"train: an exchange between the processes failed: {shown(first_line(error))[:200]}"
-            raise UserError(what) from None
+            raise status.Lost(what) from None
 
 
 def _host(values: Sequence[float], dtype: torch.dtype = torch.int64) -> Tensor:
     return torch.tensor(values, dtype=dtype, device="cpu")
+
+
+def _fields(value: object, key: str = "") -> Iterator[tuple[str, str]]:
+    """(dotted key, short text) of each value inside of plain JSON data; none for data without keys."""
+    if isinstance(value, Mapping | list | tuple):
+        pairs = value.items() if isinstance(value, Mapping) else enumerate(value)
+        for name, inner in pairs:
+            yield from _fields(inner, f"{key}.{name}" if key else str(name))
+    elif key:
+        text = value if isinstance(value, str) else json.dumps(value, default=str)
+        yield shown(key), shown(text) if len(text) <= 60 else f"{shown(text[:40])}…{shown(text[-15:])}"
 
 
 def digest(value: object) -> bytes:
@@ -323,34 +377,37 @@ def _join() -> Ranks:
         return int(numbers[0]), int(numbers[1])
 
     try:
-        dist.init_process_group(backend, store=_meet(rank, size), rank=rank, world_size=size)
+        store = _meet(rank, size)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size)
         watch = Watch(rank, size, host, exchange)
     except (RuntimeError, ValueError) as error:
         what = f"train: rank {rank} of {size} cannot join the others: {shown(first_line(error))[:200]}"
-        raise UserError(what) from None
-    return Ranks(rank, size, local_rank, local_size, watch)
+        raise status.Lost(what) from None
+    hosts = [store.get(f"here/{other}").decode() for other in range(size)]
+    return Ranks(rank, size, local_rank, local_size, watch, hosts)
 
 
 def _meet(rank: int, size: int) -> Any:
     """The store of all ranks, when all have come. After ten seconds a line names the address that does not answer or
-    the ranks that are missing. UserError if some do not come in time."""
+    the ranks that are missing. `Lost` if some do not come within `NNUE_JOIN_SECONDS`."""
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     serves = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"  # otherwise torchrun does
-    limit = timedelta(seconds=_SECONDS_TO_JOIN)
+    seconds = limits.seconds("NNUE_JOIN_SECONDS")
+    limit = timedelta(seconds=max(seconds, 1.0))
     address = f"{shown(host)}, port {port} (MASTER_ADDR, MASTER_PORT)"
     with _saying(f"rank {rank} of {size} still tries to reach rank 0 at {address}"):
         store = _interruptible(lambda: _TCPStore(host, port, size, serves, timeout=limit, wait_for_workers=False))
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     own = _PrefixStore(f"nnue/{attempt}", store)
-    own.set(f"here/{rank}", "")
+    own.set(f"here/{rank}", socket.gethostname())
     began, said = time.monotonic(), False
     while missing := [other for other in range(size) if not own.check([f"here/{other}"])]:
         waited = time.monotonic() - began
         which = f"{'rank' if len(missing) == 1 else 'ranks'} {', '.join(map(str, missing[:20]))} of {size}"
-        if waited > _SECONDS_TO_JOIN:
-            raise UserError(
-                f"train: {which} did not connect to {address} within {_SECONDS_TO_JOIN:.0f} seconds; check that "
-                "every process was started and can reach this address"
+        if waited > seconds:
+            raise status.Lost(
+                f"train: {which} did not connect to {address} within {seconds:g} seconds (NNUE_JOIN_SECONDS); check "
+                "that every process was started and can reach this address"
             )
         if waited > _SECONDS_TO_SAY and not said and rank in (0, 1 if 0 in missing else 0):
             said = True

@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable
 
 from nnue_trainer.base import status
-from nnue_trainer.errors import UserError, shown
+from nnue_trainer.errors import shown
 
 _HELLO = struct.Struct("!QI")  # token, rank
 _SECONDS_TO_JOIN = 60.0
@@ -34,7 +34,7 @@ _LONGEST = 4096  # bytes of a line
 
 
 class Watch:
-    """Connects this rank with rank 0, or rank 0 with all others, and starts the thread. UserError if a rank does not
+    """Connects this rank with rank 0, or rank 0 with all others, and starts the thread. `Lost` if a rank does not
     connect within a minute.
 
     Args:
@@ -65,7 +65,7 @@ class Watch:
                 connection.sendall(_HELLO.pack(token, rank))
             except OSError as error:
                 what = f"train: rank {rank} of {size} cannot reach rank 0 at {shown(host)}, port {port}"
-                raise UserError(f"{what}: {error.strerror or error}") from None
+                raise status.Lost(f"{what}: {error.strerror or error}") from None
             self._sockets[0] = connection
         for connection in self._sockets.values():
             connection.settimeout(None)
@@ -88,6 +88,16 @@ class Watch:
         for rank in everyone:
             self._send(rank, f"go {key}")
         return True
+
+    def missing(self, key: str, seconds: float) -> list[int]:
+        """Announces that this rank is there. On rank 0: the ranks that do not announce the same within this time."""
+        if self.rank != 0:
+            self._send(0, f"here {key}")
+            return []
+        others = set(range(1, self.size))
+        self._wait_for(lambda: self._here.get(key, set()) == others, seconds)
+        with self._changed:
+            return sorted(others - self._here.get(key, set()))
 
     def speak(self) -> None:
         """Announces that this process has met an error, will save what it can, and will then call `fail`."""
@@ -118,7 +128,7 @@ class Watch:
         self._end(f"rank {self.rank}: {text}")
 
     def _listen(self, host: str, exchange: Callable[[int, int], tuple[int, int]]) -> None:
-        """On rank 0: accepts the connections of all other ranks, which hold the token. UserError if one is missing."""
+        """On rank 0: accepts the connections of all other ranks, which hold the token. `Lost` if one is missing."""
         token = int.from_bytes(os.urandom(7), "big")
         with socket.create_server((host if host == "127.0.0.1" else "", 0), backlog=self.size) as server:
             exchange(server.getsockname()[1], token)
@@ -131,7 +141,7 @@ class Watch:
                     theirs, rank = _HELLO.unpack(connection.recv(_HELLO.size, socket.MSG_WAITALL))
                 except TimeoutError:
                     missing = sorted(set(range(1, self.size)) - self._sockets.keys())
-                    raise UserError(
+                    raise status.Lost(
                         f"train: rank {missing[0]} of {self.size} did not connect to rank 0 within "
                         f"{_SECONDS_TO_JOIN:.0f} seconds"
                     ) from None

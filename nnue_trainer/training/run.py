@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import platform
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from nnue_trainer import config, schema
+import nnue_trainer
+from nnue_trainer import config, registry, schema
 from nnue_trainer.base import foreign
 from nnue_trainer.errors import UserError
 from nnue_trainer.files.atomic import replacing
@@ -49,6 +52,8 @@ def train(recipe: config.Recipe, run_dir: Path, *, resume: str | None = None, ov
     """
     config.require_consent(recipe)
     with joined() as ranks, foreign.explaining(), contextlib.ExitStack() as stack:
+        # Before anything else, since processes that differ may wait for each other in different places.
+        ranks.check_same({"versions": _versions(), "recipe": schema.to_data(recipe)})
         folder = RunFolder(run_dir)
         if ranks.writes:
             stack.enter_context(folder)
@@ -83,12 +88,24 @@ def train(recipe: config.Recipe, run_dir: Path, *, resume: str | None = None, ov
         return total
 
 
+def _versions() -> dict[str, Any]:
+    """The versions that decide the results, or whether processes understand each other, and the files of plugins."""
+    return {
+        "nnue_trainer": nnue_trainer.__version__,
+        "torch": str(torch.__version__),
+        "CUDA": torch.version.cuda,
+        "Python": ".".join(platform.python_version_tuple()[:2]),
+        "plugins": registry.plugins(),
+    }
+
+
 def _train_stage(
     stage: RecipeStage, folder: RunFolder, ranks: Ranks, device: torch.device, at: Begin, to_check: list[RecipeStage]
 ) -> Summary:
     with assembly.begin(stage, folder, ranks, device, at, to_check) as begun:
         # Rank 0 changes the folder after this, so every process must have read from it before. The check also finds
         # machines that see an older copy of a file.
+        ranks.wait_for_all("it still opens the data")
         ranks.check_same(begun.agreed)
         begun.trainer.warm_up()  # with exchanges, so only between processes that have the same
         timeline.mark("warm-up")

@@ -326,17 +326,43 @@ def _of_its_own(*arguments: str) -> None:
 
 
 def _refused(tmp_path, recipe, process, difference):
-    """Both processes end with one line that names the difference."""
+    """Both processes end with one line that names the difference, and perhaps a field and both machines."""
     arguments = ["train", "--config", str(recipe), "--run-dir", str(tmp_path / "run")]
     run = several.Processes(2, tmp_path / "a", process, *arguments)
     assert run.wait() == [1, 1]
-    assert re.findall(r"nnue: (error: .*)", run.said()) == [
-        f"error: train: the processes do not have the same {difference}"
-    ]
+    (said,) = re.findall(r"nnue: error: train: the processes do not have the same (.*)", run.said())
+    assert re.fullmatch(difference, said), said
+
+
+def _place(rank: int) -> str:
+    return rf"on {re.escape(socket.gethostname())} \(rank {rank}\)"
+
+
+def _with_another_torch(*arguments: str) -> None:
+    torch.__version__ = f"2.{os.environ['RANK']}"  # type: ignore[assignment]
+    several._nnue(*arguments)
+
+
+def test_processes_with_different_versions_are_refused(tmp_path, recipe):
+    _refused(tmp_path, recipe, _with_another_torch, f"versions: torch is 2.0 {_place(0)} and 2.1 {_place(1)}")
+
+
+def _on_another_machine(*arguments: str) -> None:
+    os.environ["LOCAL_RANK"], os.environ["LOCAL_WORLD_SIZE"] = "0", "1"
+    rank = os.environ["RANK"]
+    socket.gethostname = lambda: f"node-{rank}"
+    several._nnue(*arguments, f"optimizer.lr={rank}.5")
+
+
+def test_a_difference_is_printed_on_every_machine(tmp_path, recipe):
+    run = several.Processes(2, tmp_path / "a", _on_another_machine, "train", "--config", str(recipe))
+    assert run.wait() == [1, 1]
+    said = "recipe: optimizer.lr is 0.5 on node-0 (rank 0) and 1.5 on node-1 (rank 1)"
+    assert run.said().count(f"error: train: the processes do not have the same {said}\n") == 2
 
 
 def test_processes_that_would_train_different_things_are_refused(tmp_path, recipe):
-    _refused(tmp_path, recipe, _of_its_own, "recipe and weights and data files")
+    _refused(tmp_path, recipe, _of_its_own, f"recipe: training.seed is 0 {_place(0)} and 1 {_place(1)}")
     assert not (tmp_path / "run" / "checkpoints").exists()
 
 
@@ -352,7 +378,12 @@ def _without_validation_on_one(*arguments: str) -> None:
 
 
 def test_processes_that_would_validate_differently_are_refused_before_they_validate(tmp_path, recipe):
-    _refused(tmp_path, recipe, _without_validation_on_one, "recipe and validation files")
+    _refused(
+        tmp_path,
+        recipe,
+        _without_validation_on_one,
+        r"recipe: data\.validation.* missing .*",
+    )
 
 
 def _with_wrong_integers(*arguments: str) -> None:
@@ -374,7 +405,8 @@ def test_wrong_integers_end_all_processes_with_one_message(tmp_path, recipe):
 
 def _missing(wrong_port: bool) -> None:
     """Rank 1 is missing, or connects to a port that no process listens on."""
-    ranks_module._SECONDS_TO_SAY, ranks_module._SECONDS_TO_JOIN = 0.5, 3.0
+    ranks_module._SECONDS_TO_SAY = 0.5
+    os.environ["NNUE_JOIN_SECONDS"] = "3"
     if os.environ["RANK"] == "1":
         if not wrong_port:
             return
