@@ -36,9 +36,12 @@ from nnue_trainer.data.formats import DataFormat
 from nnue_trainer.data.formats.base import format_named
 from nnue_trainer.data.formats.built_in import open_native
 from nnue_trainer.data.reading import Reading, ReadingOptions
+from nnue_trainer.data.room import check_rewritten, check_room
 from nnue_trainer.data.score_units import RUNS_FOR_UNITS, ComparedFiles, FileUnits, Sample, differences
 from nnue_trainer.errors import UserError
 from nnue_trainer.files.atomic import check_new, replacing
+
+_MEMORY_PER_POSITION = 55  # bytes of a shuffle
 
 
 @dataclass
@@ -149,7 +152,9 @@ def convert(
                 found.append(reader.format)
                 changed |= reading.changes(path, reader.format) is not None
         if set(found) == {format.kind} and not changed:
+            check_room(output, {Path(output).absolute().parent: sum(Path(path).stat().st_size for path in inputs)})
             return _copy(inputs, output, format, overwrite, progress, scores)
+    check_rewritten(inputs, output, format, source=source, **scores)
     with PositionWriter(output, format, chess960=chess960, fen=fen) as writer:
         for reader, blocks in read_files(inputs, format=source, skip_bad=skip_bad, progress=progress, **scores):
             for block in blocks:
@@ -265,6 +270,8 @@ def shuffle(
     format = format_for(output, to)
     check_outputs(inputs, [output], overwrite)
     folder = Path(temporary) if temporary is not None else Path(output).absolute().parent
+    room = memory // _MEMORY_PER_POSITION
+    check_rewritten(inputs, output, format, join_chains=False, waiting=(folder.absolute(), room), **scores)
     kept = original_size(format.kind)
     buffer = _data.ExternalShuffle(seed, memory, os.fsencode(folder), kept)
     report = Report()
@@ -327,6 +334,9 @@ def interleave(
     for line in [*notes, *differences(units.files)]:
         if note:
             note(line)
+    copies = list(weights) or [1.0] * len(inputs)
+    size = sum(weight * Path(path).stat().st_size for weight, path in zip(copies, inputs, strict=True))
+    check_room(output, {Path(output).absolute().parent: (2 if changed else 1) * size})
     done = chunks = 0
 
     def mix(fd: int) -> None:

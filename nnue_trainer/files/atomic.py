@@ -40,6 +40,10 @@ _KINDS = (
 )
 
 
+class DiskFull(UserError):
+    """A file cannot be written because its disk, or the user's quota of it, is full."""
+
+
 class OutputFile:
     """A file that is being written; `commit` puts it in its place, `discard` leaves what was there as it was.
 
@@ -207,8 +211,17 @@ def check_output(path: StrPath) -> None:
             os.close(folder)
 
 
+def free_space(folder: StrPath) -> int:
+    """Bytes that can be written to the disk of a folder, which need not exist yet."""
+    folder = Path(folder).absolute()
+    while not folder.exists():
+        folder = folder.parent
+    return shutil.disk_usage(folder).free
+
+
 def _refused(path: Path, error: OSError) -> UserError:
-    return UserError(f"{path}: cannot be written: {error.strerror or error}")
+    kind = DiskFull if error.errno in (errno.ENOSPC, errno.EDQUOT) else UserError
+    return kind(f"{path}: cannot be written: {error.strerror or error}")
 
 
 def _open_folder(path: Path) -> int:

@@ -18,19 +18,24 @@ import enum
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from nnue_trainer.base import limits
+from nnue_trainer.base.progress import duration, size
 from nnue_trainer.errors import UserError
 from nnue_trainer.files import checkpoint
+from nnue_trainer.files.atomic import DiskFull, free_space
 from nnue_trainer.files.checkpoint import Checkpoint, TrainerState
 from nnue_trainer.training.memory import PageLocked
 from nnue_trainer.training.run_folder import RunFolder
+from nnue_trainer.training.terminal import say
 
+_SECONDS_BETWEEN_TRIES = 10.0  # of a write to a full disk
 _ALIGNMENT = 64  # bytes, of tensors in host memory
 
 
@@ -63,9 +68,17 @@ class CheckpointStore:
         keep_last: how many checkpoints of epochs are kept, the newest ones.
         every: checkpoints of epochs that are a multiple of it are always written; others only where there is time.
         keep_every: checkpoints of epochs that are a multiple of it are never deleted; 0: none.
+        in_a_hurry: a function that returns whether a write must not wait for room on a full disk.
     """
 
-    def __init__(self, folder: RunFolder, keep_last: int, every: int = 1, keep_every: int = 0):
+    def __init__(
+        self,
+        folder: RunFolder,
+        keep_last: int,
+        every: int = 1,
+        keep_every: int = 0,
+        in_a_hurry: Callable[[], bool] = lambda: False,
+    ):
         self.folder = folder
         self.keep_last = keep_last
         self.keep_every = keep_every
@@ -75,6 +88,8 @@ class CheckpointStore:
         self._lock = threading.Lock()
         self._queue: deque[_Entry] = deque()
         self._failed = False  # a write failed, and its error was not raised yet: nothing more is written
+        self._in_a_hurry = in_a_hurry
+        self._patience = limits.seconds("NNUE_FULL_DISK_SECONDS")
         self._write_began: float | None = None
         self._write_seconds = 0.0
         self.written_step: int | None = None
@@ -116,6 +131,19 @@ class CheckpointStore:
             folder.link(folder.best, kept)
         folder.remove(folder.best)
         return kept
+
+    def warn_of_little_room(self, tensors: Mapping[str, Mapping[str, Tensor]], epochs: int) -> None:
+        """Prints a line if the disk lacks the room for the checkpoints that a run of this many epochs keeps, with one
+        that is being written. `tensors` of a checkpoint, by group."""
+        of_one = sum(tensor.nbytes for of in tensors.values() for tensor in of.values())
+        kept = min(self.keep_last, -(-epochs // self.every)) + (epochs // self.keep_every if self.keep_every else 0)
+        there = {path.stat().st_ino for path in self._files()}
+        need = of_one * max(kept + 3 - len(there), 1)  # beside them `last`, `best` and the temporary file
+        if need > (free := free_space(self.folder.path)):
+            say(
+                f"{self.folder.path}: its checkpoints may need another {size(need)} ({size(of_one)} each), but the "
+                f"disk has {size(free)} free; free some space, or lower training.keep_last"
+            )
 
     def reserve(self, tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Allocates, in the background, the host memory for checkpoints of such tensors by group. Without it the first
@@ -215,7 +243,7 @@ class CheckpointStore:
                 entry.copied.synchronize()
             if not self._failed:
                 self._write_began = began = time.monotonic()
-                self._write(entry.content, entry.epoch, entry.is_best)
+                self._write_patiently(entry)
                 self._write_seconds = time.monotonic() - began
                 self.written_step = int(entry.content.state["step"])
         except BaseException:
@@ -225,6 +253,26 @@ class CheckpointStore:
             self._write_began = None
             with self._lock:
                 self._free.append(entry.memory)
+
+    def _write_patiently(self, entry: _Entry) -> None:
+        """Writes. While the disk is full, tries again for `NNUE_FULL_DISK_SECONDS`, or until a signal ends the run."""
+        until: float | None = None
+        while True:
+            try:
+                self._write(entry.content, entry.epoch, entry.is_best)
+                if until is not None:
+                    say(f"{self.folder.last}: there is room again, and the checkpoint is written")
+                return
+            except DiskFull as error:
+                now = time.monotonic()
+                if until is None:
+                    until = now + self._patience
+                    say(f"{error}; the checkpoint is tried again for {duration(self._patience)}")
+                if now >= until or self._in_a_hurry():
+                    raise
+                again = now + min(_SECONDS_BETWEEN_TRIES, until - now)
+                while time.monotonic() < again and not self._in_a_hurry():
+                    time.sleep(0.02)
 
     def _write(self, content: Checkpoint, epoch: int | None, is_best: bool) -> None:
         folder = self.folder

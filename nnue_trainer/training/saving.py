@@ -171,10 +171,14 @@ class Saver:
             state.best_validation_loss, state.best_step = of_best.validation_loss, of_best.step
 
     def reserve(self, store: CheckpointStore | Nowhere) -> None:
-        """Allocates the host memory for checkpoints of a GPU in the background."""
-        on_gpu = next(self._model.parameters()).device.type == "cuda"
-        if isinstance(store, CheckpointStore) and on_gpu and not self._ranks.several:
-            store.reserve({"model": self._model.state_dict(), "optimizer": self._optimizer.state_dict()})
+        """Allocates the host memory for checkpoints of a GPU in the background, and prints a line if the disk lacks
+        the room for them."""
+        if isinstance(store, Nowhere):
+            return
+        tensors = {"model": self._model.state_dict(), "optimizer": self._optimizer.state_dict()}
+        store.warn_of_little_room(tensors, self._stage.run_epochs)
+        if next(self._model.parameters()).device.type == "cuda" and not self._ranks.several:
+            store.reserve(tensors)
 
     def save(self, run: RunOutputs, *, epoch: int | None, is_best: bool = False, final: bool = False) -> Path | None:
         """Saves a checkpoint, which is written in the background. Returns its path; None if it is left out."""

@@ -21,12 +21,16 @@ class Stopping:
     """Whether the run must end after its current step."""
 
     def __init__(self) -> None:
+        self._signalled = False
         self.preempted = False  # by a signal that schedulers send
         self._event = threading.Event()
         self._waiting = False
 
     def set(self) -> None:
         self._event.set()
+
+    def by_signal(self) -> bool:
+        return self._signalled
 
     def is_set(self) -> bool:
         return self._event.is_set()
@@ -54,6 +58,7 @@ class Stopping:
         previous: dict[int, Any] = {}
 
         def stop(number: int, _: object) -> None:
+            self._signalled = True
             self.preempted = self.preempted or system.is_schedulers(number)
             self.set()
             signal.signal(number, signal.SIG_IGN if system.is_schedulers(number) else previous[number])

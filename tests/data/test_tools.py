@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from command import Done
 from data_commands import read_all, run
 from typer.testing import CliRunner
 from waiting import wait_for
@@ -19,7 +20,7 @@ from waiting import wait_for
 from nnue_trainer import _data
 from nnue_trainer.base.arrays import Records
 from nnue_trainer.cli.main import app
-from nnue_trainer.data import PositionReader, PositionWriter, records_from_fens
+from nnue_trainer.data import PositionReader, PositionWriter, records_from_fens, room
 from nnue_trainer.data.binpack import read_binpack, write_binpack
 from nnue_trainer.data.files import FORMATS
 from nnue_trainer.data.info import file_info, king_bucket
@@ -511,3 +512,30 @@ def test_en_passant_squares_are_checked(tmp_path: Path) -> None:
     write_binpack(tmp_path / "x.binpack", record)
     result = CliRunner().invoke(app, ["data", "validate", str(tmp_path / "x.binpack")])
     assert "an en-passant square that the rule does not keep: 1, the first at position 0" in result.output
+
+
+@pytest.mark.parametrize(
+    ("command", "free", "fits"),
+    [
+        ("convert {} {out}/x.plain", 20, False),  # plain text has about 100 bytes per position
+        ("convert {} {out}/x.plain", 1000, True),
+        ("convert {} {out}/x.binpack", 0.7, False),
+        ("convert {} {out}/x.binpack", 1.1, True),
+        ("shuffle {} {out}/x.binpack", 5, False),
+        ("shuffle {} {out}/x.binpack", 100, True),
+        ("interleave {} {} {out}/x.binpack", 1.9, False),
+        ("interleave {} {} {out}/x.binpack", 2.1, True),
+    ],
+)
+def test_an_output_that_will_not_fit_is_refused(
+    tmp_path: Path, val: Path, monkeypatch: pytest.MonkeyPatch, nnue: Callable[..., Done], command: str, free: float,
+    fits: bool,
+) -> None:  # fmt: skip
+    """`free`: in sizes of the input, a binpack of about 3 bytes per position."""
+    monkeypatch.setattr(room, "free_space", lambda folder: int(free * val.stat().st_size))
+    done = nnue("data", *command.format(*[val] * command.count("{}"), out=tmp_path).split())
+    assert done.returncode == (0 if fits else 1), done.stderr
+    if not fits:
+        assert "needs about" in done.stderr
+        assert "but the disk of" in done.stderr
+        assert list(tmp_path.iterdir()) == []

@@ -11,6 +11,7 @@ import subprocess
 import threading
 
 import pytest
+import torch
 from made_up import content, names, steps, trainer, write_run
 from typed import present
 from waiting import wait_for
@@ -18,6 +19,8 @@ from waiting import wait_for
 from nnue_trainer.base import system
 from nnue_trainer.errors import UserError
 from nnue_trainer.files import checkpoint, lease
+from nnue_trainer.files.atomic import DiskFull
+from nnue_trainer.training import checkpoints
 from nnue_trainer.training.checkpoints import CheckpointStore
 from nnue_trainer.training.run_folder import RunFolder
 
@@ -477,6 +480,46 @@ def test_after_a_failed_write_nothing_is_written_until_its_error_is_seen(tmp_pat
         store.save(content(30, epoch=3), epoch=3)
         store.wait()
         assert (written, store.written_step) == ([10, 30], 30)
+
+
+@pytest.mark.parametrize("ends", ["room", "patience", "signal"])
+def test_a_full_disk_is_waited_for(tmp_path, monkeypatch, capsys, ends):
+    save, tries, hurry = checkpoint.save, [], []
+
+    def full(path, saved):
+        tries.append(saved.state["step"])
+        if ends == "room" and len(tries) == 3:
+            return save(path, saved)
+        if ends == "signal" and len(tries) == 3:
+            hurry.append(True)
+        raise DiskFull(f"{path}: cannot be written: No space left on device")
+
+    monkeypatch.setattr(checkpoint, "save", full)
+    monkeypatch.setattr(checkpoints, "_SECONDS_BETWEEN_TRIES", 0.01)
+    monkeypatch.setenv("NNUE_FULL_DISK_SECONDS", "0.2" if ends == "patience" else "600")
+    with RunFolder(tmp_path) as folder, CheckpointStore(folder, keep_last=1, in_a_hurry=lambda: bool(hurry)) as store:
+        store.save(content(10, epoch=1), epoch=1)
+        if ends == "room":
+            store.wait()
+            assert steps(folder) == {"epoch-0001": 10, "last": 10}
+        else:
+            with pytest.raises(UserError, match="No space left"):
+                store.wait()
+    assert len(tries) == 3 or (ends == "patience" and len(tries) > 3)
+    said = capsys.readouterr().err
+    assert said.count("No space left on device; the checkpoint is tried again for") == 1
+    assert ("there is room again" in said) == (ends == "room")
+
+
+def test_little_room_is_forecast(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(checkpoints, "free_space", lambda folder: 3_999)
+    tensors = {"model": {"a": torch.zeros(100)}, "optimizer": {"b": torch.zeros(150)}}
+    with RunFolder(tmp_path) as folder, CheckpointStore(folder, keep_last=5, keep_every=2) as store:
+        store.warn_of_little_room(tensors, 0)
+        assert capsys.readouterr().err == ""
+        store.warn_of_little_room(tensors, 4)
+    said = capsys.readouterr().err
+    assert "may need another 6.84 KiB (1,000 B each), but the disk has 3.91 KiB free" in said
 
 
 def test_best_is_mended_from_last(tmp_path):

@@ -101,7 +101,8 @@ def assemble(
         return RunOutputs(store, stage, state.step, source.passes, tensorboard=tensorboard, minutes=minutes)
 
     def open_store() -> CheckpointStore:
-        return CheckpointStore(folder, training.keep_last, training.checkpoint_every, training.keep_every)
+        every, kept = training.checkpoint_every, training.keep_every
+        return CheckpointStore(folder, training.keep_last, every, kept, in_a_hurry=stop.by_signal)
 
     saver = Saver(
         saved, stage, state, folder, model, optimizer, core.sharding, source, records, hooks, finite, open_store
