@@ -13,7 +13,7 @@ done
 for part in _ops_cpu _data $([ "${FORCE_CUDA:-}" != 0 ] && command -v nvcc >/dev/null && echo _ops_cuda _ops_analysis); do
     grep -q "nnue_trainer/$part.*\.so" <<<"$names" || { echo "$wheel: no $part in it"; exit 1; }
 done
-for part in lib/libnnue_data.a lib/libnnue_data.so include/nnue/data.h include/nnue/operators.h \
+for part in lib/libnnue_data.a lib/libnnue_data.so include/nnue/data.h include/nnue/operators.h include/nnue/step.h \
     include/nnue/operator_calls.h include/pipeline/loader.h cmake/nnue_trainer-config.cmake examples/libtorch/train.cpp; do
     grep -q "nnue_trainer/$part" <<<"$names" || { echo "$wheel: no $part in it"; exit 1; }
 done
