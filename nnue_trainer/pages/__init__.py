@@ -1,1 +1,1 @@
-"""HTML pages that need no other file: `page` has sections, tables and plots, `plots` draws with matplotlib."""
+"""Reports: `page` has sections, tables and plots as HTML, text and JSON; `plots` draws with matplotlib."""
