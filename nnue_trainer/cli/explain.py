@@ -15,6 +15,7 @@ from nnue_trainer.errors import UserError, quoted
 
 if TYPE_CHECKING:
     from nnue_trainer.ops.capabilities import Machine
+    from nnue_trainer.training.estimate import Card
 
 
 def register(app: typer.Typer) -> None:
@@ -39,9 +40,18 @@ def explain(
     gpu: Annotated[
         str | None,
         typer.Option(
-            help="Explain for a GPU that need not be installed: its compute capability, such as 8.9, or 9.0:114 with "
-            "its number of multiprocessors, which is only printed.",
-            metavar="X.Y[:N]",
+            help="Explain for a GPU that need not be installed, and estimate the rate of training: its name, such as "
+            '"RTX 3060", or its compute capability, such as 8.9 or 9.0:114 with its number of multiprocessors.',
+            metavar="NAME|X.Y[:N]",
+            show_default=False,
+        ),
+    ] = None,
+    memory_bandwidth: Annotated[
+        float | None,
+        typer.Option(
+            min=1,
+            help="With --gpu X.Y: memory bandwidth in GB/s, for the estimate.",
+            metavar="GB/s",
             show_default=False,
         ),
     ] = None,
@@ -52,6 +62,7 @@ def explain(
     """Print which kernels run each part of a recipe's training step, and why faster ones are not used."""
     from nnue_trainer import config as recipes
     from nnue_trainer.config.outline import outline
+    from nnue_trainer.training.assembly import estimated
     from nnue_trainer.training.assembly import explain as parts_of
 
     plugins.load(plugin)
@@ -60,9 +71,14 @@ def explain(
         raise UserError("explain: expected a RECIPE or --preset NAME (nnue presets lists them)")
     if device is not None and gpu is not None:
         raise UserError("explain: --device and --gpu exclude each other")
+    if gpu is None and memory_bandwidth is not None:
+        raise UserError("explain: --memory-bandwidth: expected --gpu X.Y beside it")
     changes = overrides if device is None else [*overrides, f"training.device={device}"]
     recipe = recipes.load(path, changes, trusted=False)
-    parts = parts_of(recipe, _here(outline(recipe).device) if gpu is None else _elsewhere(gpu), ranks)
+    machine, card = (_here(outline(recipe).device), None) if gpu is None else _elsewhere(gpu, memory_bandwidth)
+    parts = parts_of(recipe, machine, ranks)
+    if card is not None and ranks == 1:
+        parts += estimated(recipe, machine, card)
     if as_json:
         print(json.dumps([part._asdict() for part in parts], indent=2))
         return
@@ -81,11 +97,24 @@ def _here(device: str) -> Machine:
     return capabilities.Machine(*found)
 
 
-def _elsewhere(gpu: str) -> Machine:
+def _elsewhere(gpu: str, memory_bandwidth: float | None) -> tuple[Machine, Card | None]:
+    """The GPU of `--gpu`; and its data sheet, where that is known."""
     from nnue_trainer.ops import capabilities
+    from nnue_trainer.training.estimate import CARDS, card_of
 
+    named = {name.lower(): card for name, card in CARDS.items()}.get(re.sub("nvidia |geforce |tesla ", "", gpu.lower()))
+    if named is not None:
+        if memory_bandwidth is not None:
+            raise UserError(f"explain: --memory-bandwidth: found it beside the name {quoted(gpu)}, which has one")
+        return capabilities.gpu(named.capability, named.multiprocessors), named
     found = re.fullmatch(r"([1-9][0-9]?)\.([0-9])(?::([1-9][0-9]{0,3}))?", gpu)
     if found is None:
-        raise UserError(f"explain: --gpu: found {quoted(gpu)}, expected a compute capability such as 8.9 or 9.0:114")
+        raise UserError(
+            f"explain: --gpu: found {quoted(gpu)}, expected a compute capability such as 8.9 or 9.0:114, or one of "
+            + ", ".join(CARDS)
+        )
     major, minor, multiprocessors = found.groups()
-    return capabilities.gpu(10 * int(major) + int(minor), int(multiprocessors or 0))
+    machine = capabilities.gpu(10 * int(major) + int(minor), int(multiprocessors or 0))
+    if memory_bandwidth is None:
+        return machine, None
+    return machine, card_of(machine.capability, machine.multiprocessors, memory_bandwidth)

@@ -26,6 +26,7 @@ from nnue_trainer.parallel.ranks import Ranks
 from nnue_trainer.training.assembly.core import Core, core_of
 from nnue_trainer.training.assembly.precision import settled
 from nnue_trainer.training.assembly.steps import StepKind, divide, why_positions
+from nnue_trainer.training.estimate import FACTORS, Card, Work, estimate, rows_of
 
 
 class Part(NamedTuple):
@@ -134,12 +135,59 @@ def _update(recipe: Recipe, core: Core, machine: Machine) -> Iterator[Part]:
     yield Part("update", "operators", "")
     for name, choice in rule.choices().items():
         yield Part(name, *choice)
+    for rows, _, choice in _ranges(rule, recipe, core, machine):
+        yield Part(f"rows {rows.start:,} to {rows.stop - 1:,}", *choice)
+
+
+def _ranges(rule: FusedRule, recipe: Recipe, core: Core, machine: Machine) -> Iterator[tuple[range, int, Choice]]:
+    """The ranges of rows of the transformer's weight, with the rule's tensors for each and when its rows move."""
     transformers = [module.weight for module in core.model.modules() if isinstance(module, PerspectiveTransformer)]
     for part, moments in rule.fused.pairs:
         if not any(part.parameter is weight for weight in transformers):
             continue
-        rows = len(part.rows(part.parameter))
-        choice = capabilities.update(machine, rows, moments.tensors, recipe.data.batch_size)
-        if core.not_late is not None:
-            choice = Choice("every_row", core.not_late)
-        yield Part(f"rows {part.first:,} to {part.first + rows - 1:,}", *choice)
+        rows = range(part.first, part.first + len(part.rows(part.parameter)))
+        choice = capabilities.update(machine, len(rows), moments.tensors, recipe.data.batch_size)
+        yield rows, moments.tensors, choice if core.not_late is None else Choice("every_row", core.not_late)
+
+
+def estimated(recipe: Recipe, machine: Machine, card: Card) -> list[Part]:
+    """The rate and the memory of a training on one `card`, estimated."""
+    work = work_of(recipe, machine)
+    if work is None:
+        return [Part("rate, estimated", "unknown", "torch's operators run a part of the step")]
+    found = estimate(work, card)
+    memory = f"{found.memory:.1f} GiB"
+    short = f"more than the GPU's {card.memory:g} GiB" if 0 < card.memory < found.memory else ""
+    rate = f"{work.batch / found.seconds / 1e6:.1f} M positions/s"
+    return [Part("rate, estimated", rate, f"most time: {found.limit}"), Part("memory, estimated", memory, short)]
+
+
+def work_of(recipe: Recipe, machine: Machine) -> Work | None:
+    """A step of `recipe` on one GPU in numbers, for an estimate of its time; None where torch's operators run a part of
+    it, whose time is not estimated."""
+    device = torch.device("cuda")
+    with _as_if(machine):
+        model = nets.build(recipe.model, "meta")
+        recipe = settled(recipe, model, device)
+        core = core_of(recipe, model, device, divide(recipe, model, Ranks(), device)[0])
+        rule, apart = core.optimizer.rule, core.why_not_fused()
+        found = {part.name: part.kernels for part in _step(recipe, core, machine, apart, rounds=False)}
+        transformers = [module for module in model.modules() if isinstance(module, PerspectiveTransformer)]
+        if apart is not None or not isinstance(rule, FusedRule) or found["transformer"] not in FACTORS:
+            return None
+        ranges = list(_ranges(rule, recipe, core, machine))
+        (first,), batch = transformers, recipe.data.batch_size
+        others = sum(each.numel() for each in model.parameters()) - sum(each.numel() for each in first.parameters())
+        late = [(rows, choice.kernels == "late") for rows, _, choice in ranges]
+        return Work(
+            found["transformer"],
+            batch,
+            first.weight.shape[1],
+            2 if recipe.training.precision == "mixed" else 4,
+            max(tensors for _, tensors, _ in ranges),
+            others // (model.stacks.stacks if isinstance(model, StackedModel) else 1),
+            tuple(
+                rows_of(part, batch, any(part.first_feature in rows and moves for rows, moves in late))
+                for part in feature_set(model.feature_set).parts
+            ),
+        )
