@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -73,10 +74,32 @@ File duplicate(int descriptor) {
     return File(::fcntl(descriptor, F_DUPFD_CLOEXEC, 0));
 }
 
-std::optional<std::uint64_t> size_of_regular(const File& file) {
+std::string absolute(const std::string& path) {
+    if (path.starts_with('/')) return path;
+    char* folder = ::getcwd(nullptr, 0);
+    if (!folder) return "";
+    std::string found = std::string(folder) + "/" + path;
+    std::free(folder);
+    return found;
+}
+
+std::optional<FileStatus> status_of_regular(const File& file) {
     struct stat status {};
     if (::fstat(file.descriptor(), &status) != 0 || !S_ISREG(status.st_mode)) return std::nullopt;
-    return static_cast<std::uint64_t>(status.st_size);
+#if defined(__APPLE__)
+    const timespec& modified = status.st_mtimespec;
+#else
+    const timespec& modified = status.st_mtim;
+#endif
+    return FileStatus{static_cast<std::uint64_t>(status.st_size),
+                      std::int64_t{modified.tv_sec} * 1'000'000'000 + modified.tv_nsec,
+                      static_cast<std::uint64_t>(status.st_dev), static_cast<std::uint64_t>(status.st_ino)};
+}
+
+std::size_t most_open_files() {
+    rlimit limit{};
+    if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return SIZE_MAX;
+    return static_cast<std::size_t>(limit.rlim_cur);
 }
 
 bool resize(const File& file, std::uint64_t bytes) {

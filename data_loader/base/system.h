@@ -28,6 +28,7 @@ class File {
 
     explicit operator bool() const { return descriptor_ >= 0; }
     int descriptor() const { return descriptor_; }
+    int release() { return std::exchange(descriptor_, -1); }  // it is the caller's to close
     void close();
 
   private:
@@ -45,8 +46,19 @@ File create_nameless(const std::string& folder);
 // A second descriptor of the open file; `descriptor` stays the caller's.
 File duplicate(int descriptor);
 
+// The path from the root on; empty if the current folder has no name.
+std::string absolute(const std::string& path);
+
+struct FileStatus {
+    std::uint64_t size = 0;                // bytes
+    std::int64_t modified = 0;             // nanoseconds since 1970
+    std::uint64_t device = 0, number = 0;  // the same for two descriptors of one file
+};
 // None if this is not a regular file.
-std::optional<std::uint64_t> size_of_regular(const File& file);
+std::optional<FileStatus> status_of_regular(const File& file);
+
+// How many files this process may have open.
+std::size_t most_open_files();
 
 // Cuts the file off or appends zeros; false, with errno, if that fails.
 bool resize(const File& file, std::uint64_t bytes);

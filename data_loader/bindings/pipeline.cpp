@@ -30,10 +30,16 @@ struct DataFile {
 
     // `poll` is called beside the check of signals, which does nothing outside of the main thread; what it raises ends
     // the call.
-    DataFile(const std::string& path, int fd, std::uint64_t size, bool skip_bad,
-             const std::optional<py::function>& poll, const ReadSettings& settings, const ScoreChanges& changes) {
+    DataFile(const InputFile& file, bool skip_bad, const std::optional<py::function>& poll,
+             const ReadSettings& settings, const ScoreChanges& changes,
+             const std::optional<std::pair<std::string, std::string>>& layout) {
         const py::gil_scoped_release release;
         OpenOptions options;
+        FileLayout known;
+        if (layout) {
+            known = {layout->first, {layout->second.begin(), layout->second.end()}};
+            options.layout = &known;
+        }
         options.on_bad = skip_bad ? OnBad::kSkip : OnBad::kError;
         options.settings = settings;
         options.changes = changes;
@@ -42,30 +48,56 @@ struct DataFile {
             const py::gil_scoped_acquire acquire;
             if (poll) (*poll)();
         };
-        positions = open_position_file(InputFile(path, fd, size), options);
+        positions = open_position_file(file, options);
         contents = std::make_shared<Contents>(positions->num_chunks());
     }
-
-    // Digests as bytes, eight for each chunk, the lowest first.
-    py::bytes keep_contents(const std::vector<std::tuple<std::uint64_t, std::uint64_t, std::uint64_t>>& until) {
-        std::vector<Contents::Place> places;
-        for (const auto& [shard, epoch, chunk] : until) places.push_back({shard, epoch, chunk});
-        const std::vector<std::uint64_t> digests = contents->keep(places);
-        return {reinterpret_cast<const char*>(digests.data()), digests.size() * sizeof(std::uint64_t)};
-    }
-
-    void restore_contents(const py::bytes& bytes) {
-        const auto view = static_cast<std::string_view>(bytes);
-        if (!view.empty() && view.size() != contents->num_chunks() * sizeof(std::uint64_t)) {
-            throw FormatError(positions->path() + ": digests of " +
-                              std::to_string(view.size() / sizeof(std::uint64_t)) + " chunks, expected " +
-                              std::to_string(contents->num_chunks()));
-        }
-        std::vector<std::uint64_t> digests(view.size() / sizeof(std::uint64_t));
-        if (!digests.empty()) std::memcpy(digests.data(), view.data(), view.size());
-        contents->restore(digests);
-    }
 };
+
+using Files = std::vector<const DataFile*>;
+
+std::size_t chunks_of(const Files& files) {
+    std::size_t chunks = 0;
+    for (const DataFile* file : files) chunks += file->contents->num_chunks();
+    return chunks;
+}
+
+// The digests of all chunks of the files, one after the other, as Contents::keep gives them.
+Array<std::int64_t> keep_contents(const Files& files,
+                                  const std::vector<std::tuple<std::uint64_t, std::uint64_t, std::uint64_t>>& until) {
+    Array<std::int64_t> all(static_cast<py::ssize_t>(chunks_of(files)));
+    std::int64_t* out = all.mutable_data();
+    const py::gil_scoped_release release;
+    std::vector<Contents::Place> places;
+    for (const auto& [shard, epoch, chunk] : until) places.push_back({shard, epoch, chunk});
+    for (const DataFile* file : files) {
+        const std::vector<std::uint64_t> digests = file->contents->keep(places);
+        const std::size_t chunks = file->contents->num_chunks();
+        if (digests.empty()) {
+            std::fill_n(out, chunks, std::int64_t{0});
+        } else {
+            std::memcpy(out, digests.data(), chunks * sizeof(std::uint64_t));
+        }
+        out += chunks;
+    }
+    return all;
+}
+
+void restore_contents(const Files& files, const Array<std::int64_t>& all) {
+    if (static_cast<std::size_t>(all.size()) != chunks_of(files)) {
+        throw FormatError("loader state: digests of " + std::to_string(all.size()) + " chunks, expected " +
+                          std::to_string(chunks_of(files)));
+    }
+    const std::int64_t* in = all.data();
+    for (const DataFile* file : files) {
+        const std::size_t chunks = file->contents->num_chunks();
+        std::vector<std::uint64_t> digests(in, in + chunks);
+        if (std::ranges::all_of(digests, [](std::uint64_t digest) { return digest == Contents::kUnknown; })) {
+            digests.clear();
+        }
+        file->contents->restore(digests);
+        in += chunks;
+    }
+}
 
 Sketch sketch_of(const py::bytes& bytes) {
     const auto view = static_cast<std::string_view>(bytes);
@@ -357,34 +389,96 @@ class PipelineHandle {
     std::size_t local_batch_ = 0;
 };
 
-}  // namespace
+void bind_files(py::module_& m) {
+    using Unlocked = py::call_guard<py::gil_scoped_release>;
+    py::class_<InputFile>(m, "InputFile")
+        .def(py::init([](const std::string& path, int fd) {
+                 const py::gil_scoped_release release;
+                 return fd < 0 ? InputFile(path) : InputFile(path, fd);
+             }),
+             py::arg("path"), py::arg("fd") = -1)
+        .def_property_readonly("size", &InputFile::size)
+        .def("status",
+             [](const InputFile& file) {
+                 const auto status = [&] {
+                     const py::gil_scoped_release release;
+                     return file.status();
+                 }();
+                 return py::make_tuple(status.size, status.modified, status.device, status.number);
+             })
+        .def(
+            "read",
+            [](const InputFile& file, std::uint64_t offset, std::uint64_t size) {
+                std::string bytes(std::min(size, file.size() - std::min(file.size(), offset)), '\0');
+                {
+                    const py::gil_scoped_release release;
+                    file.read(offset, {reinterpret_cast<std::uint8_t*>(bytes.data()), bytes.size()});
+                }
+                return py::bytes(bytes);
+            },
+            py::arg("offset"), py::arg("size"))
+        .def("digest_ends", &digest_ends, Unlocked())
+        .def("digest_samples",
+             [](const InputFile& file) {
+                 const auto digests = [&] {
+                     const py::gil_scoped_release release;
+                     return digest_samples(file);
+                 }();
+                 return py::make_tuple(digests.ends, digests.all);
+             })
+        .def("duplicate", [](const InputFile& file) { return file.duplicate().release(); });
+    m.def("set_most_open_files", &set_most_open_files, py::arg("files"));
+    m.def("open_input_files", &open_input_files);
 
-void bind_pipeline(py::module_& m) {
     py::class_<DataFile>(m, "DataFile")
-        .def(py::init<const std::string&, int, std::uint64_t, bool, const std::optional<py::function>&,
-                      const ReadSettings&, const ScoreChanges&>(),
-             py::arg("path"), py::arg("fd"), py::arg("size"), py::arg("skip_bad"), py::arg("poll") = py::none(),
-             py::arg("settings") = ReadSettings{}, py::arg("changes") = ScoreChanges{})
+        .def(py::init<const InputFile&, bool, const std::optional<py::function>&, const ReadSettings&,
+                      const ScoreChanges&, const std::optional<std::pair<std::string, std::string>>&>(),
+             py::arg("file"), py::arg("skip_bad"), py::arg("poll") = py::none(), py::arg("settings") = ReadSettings{},
+             py::arg("changes") = ScoreChanges{}, py::arg("layout") = py::none())
+        .def_property_readonly("file", [](const DataFile& f) { return f.positions->file(); })
+        // (format, layout), for another DataFile of the same bytes.
+        .def_property_readonly("layout",
+                               [](const DataFile& f) {
+                                   const std::vector<std::uint8_t> bytes = f.positions->layout();
+                                   return py::make_tuple(
+                                       f.positions->format().name,
+                                       py::bytes(reinterpret_cast<const char*>(bytes.data()), bytes.size()));
+                               })
         .def_property_readonly("format", [](const DataFile& f) { return f.positions->format().name; })
         .def_property_readonly("num_chunks", [](const DataFile& f) { return f.positions->num_chunks(); })
         .def_property_readonly("size", [](const DataFile& f) { return f.positions->file().size(); })
         .def_property_readonly("torn_end", [](const DataFile& f) { return text_of(f.positions->torn_end()); })
-        .def("decode",
+        .def_property_readonly("header", [](const DataFile& f) { return py::bytes(f.positions->header()); })
+        .def("read_chunk",
              [](const DataFile& f, std::size_t chunk) {
                  if (chunk >= f.positions->num_chunks()) throw FormatError("no chunk " + std::to_string(chunk));
                  std::vector<std::uint8_t> bytes;
-                 RecordBuffer buffer;
                  {
                      const py::gil_scoped_release release;
-                     f.positions->decode(chunk, bytes, buffer);
+                     f.positions->read_chunk(chunk, bytes);
                  }
-                 auto records = make_records(buffer.size());
-                 if (buffer.size()) std::memcpy(records.mutable_data(), buffer.data(), buffer.size() * sizeof(Record));
-                 return records;
+                 return py::bytes(reinterpret_cast<const char*>(bytes.data()), bytes.size());
              })
-        .def("keep_contents", &DataFile::keep_contents, py::arg("until"))
-        .def("restore_contents", &DataFile::restore_contents, py::arg("digests"))
-        .def("fileno", [](const DataFile& f) { return f.positions->file().fd(); });
+        .def("decode", [](const DataFile& f, std::size_t chunk) {
+            if (chunk >= f.positions->num_chunks()) throw FormatError("no chunk " + std::to_string(chunk));
+            std::vector<std::uint8_t> bytes;
+            RecordBuffer buffer;
+            {
+                const py::gil_scoped_release release;
+                f.positions->decode(chunk, bytes, buffer);
+            }
+            auto records = make_records(buffer.size());
+            if (buffer.size()) std::memcpy(records.mutable_data(), buffer.data(), buffer.size() * sizeof(Record));
+            return records;
+        });
+    m.def("keep_contents", &keep_contents, py::arg("files"), py::arg("until"));
+    m.def("restore_contents", &restore_contents, py::arg("files"), py::arg("digests"));
+}
+
+}  // namespace
+
+void bind_pipeline(py::module_& m) {
+    bind_files(m);
 
     // The sketch of two streams together.
     m.def(

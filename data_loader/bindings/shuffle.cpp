@@ -15,8 +15,9 @@ namespace {
 struct Shuffle {
     Exclusive<ExternalShuffle> shuffle;
     std::size_t original_size;
-    Shuffle(std::uint64_t seed, std::size_t memory, const std::string& folder, std::size_t size)
-        : shuffle(seed, memory, folder, size), original_size(size) {}
+    Shuffle(std::uint64_t seed, std::size_t memory, const std::string& folder, std::size_t size, bool by_game,
+            std::uint64_t part, std::uint64_t parts)
+        : shuffle(seed, memory, folder, size, by_game, part, parts), original_size(size) {}
     auto use() { return shuffle.use(); }
 };
 
@@ -24,12 +25,15 @@ struct Shuffle {
 
 void bind_shuffle(py::module_& m) {
     py::class_<Shuffle>(m, "ExternalShuffle")
-        .def(py::init([](std::uint64_t seed, std::size_t memory, const std::string& folder, std::size_t original_size) {
-                 auto shuffle = std::make_unique<Shuffle>(seed, memory, folder, original_size);
+        .def(py::init([](std::uint64_t seed, std::size_t memory, const std::string& folder, std::size_t original_size,
+                         bool by_game, std::uint64_t part, std::uint64_t parts) {
+                 auto shuffle = std::make_unique<Shuffle>(seed, memory, folder, original_size, by_game, part, parts);
                  shuffle->use()->poll = check_signals;
                  return shuffle;
              }),
-             py::arg("seed"), py::arg("memory"), py::arg("folder"), py::arg("original_size") = 0)
+             py::arg("seed"), py::arg("memory"), py::arg("folder"), py::arg("original_size") = 0,
+             py::arg("by_game") = false, py::arg("part") = 0, py::arg("parts") = 1)
+        .def("start_stream", [](Shuffle& shuffle) { shuffle.use()->start_stream(); })
         .def(
             "add",
             [](Shuffle& handle, const Array<std::uint8_t>& records,

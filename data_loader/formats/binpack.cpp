@@ -1,6 +1,8 @@
 #include "formats/binpack.h"
 
 #include <algorithm>
+#include <cstring>
+#include <ranges>
 
 #include "formats/chunk_digest.h"
 #include "formats/codec.h"
@@ -23,6 +25,11 @@ constexpr std::size_t kHeader = kBinpackHeader, kStem = kBinpackStem;
 constexpr unsigned kMaxChainPlies = 65535;
 constexpr std::size_t kMaxPlyBytes = 8;  // of movetext: at most 4 + 5 + 20 bits, and BitWriter's slack
 
+void put_header(std::uint8_t (&header)[kHeader], std::uint32_t size) {
+    std::memcpy(header, "BINP", 4);
+    for (int i = 0; i < 4; ++i) header[4 + i] = static_cast<std::uint8_t>(size >> 8 * i);
+}
+
 }  // namespace
 
 std::uint32_t binpack_payload_size(std::span<const std::uint8_t> header) {
@@ -38,7 +45,40 @@ std::uint32_t binpack_payload_size(std::span<const std::uint8_t> header) {
     return size;
 }
 
-BinpackFile::BinpackFile(InputFile file, OnBad on_bad, const std::function<void()>& poll) : file_(std::move(file)) {
+BinpackFile::BinpackFile(InputFile file, OnBad on_bad, const std::function<void()>& poll,
+                         const std::vector<std::uint8_t>* layout)
+    : file_(std::move(file)) {
+    if (!layout || !take(*layout)) list(on_bad, poll);
+}
+
+// Whether the layout can be that of the file.
+bool BinpackFile::take(const std::vector<std::uint8_t>& layout) {
+    std::uint64_t at = 0;
+    for (std::size_t i = 0; i < layout.size();) {
+        std::uint64_t size = 0;
+        for (int shift = 0; i < layout.size() && shift < 35; shift += 7) {
+            size |= std::uint64_t{layout[i] & 0x7fu} << shift;
+            if (!(layout[i++] & 0x80)) break;
+        }
+        if (size > kMaxPayload) break;
+        chunks_.push_back({at + kHeader, static_cast<std::uint32_t>(size)});
+        at += kHeader + size;
+    }
+    if (at == file_.size()) return true;
+    chunks_.clear();
+    return false;
+}
+
+std::vector<std::uint8_t> BinpackFile::layout() const {
+    std::vector<std::uint8_t> bytes;
+    for (std::uint32_t size : chunks_ | std::views::transform(&BinpackChunk::size)) {
+        for (; size >= 0x80; size >>= 7) bytes.push_back(static_cast<std::uint8_t>(size | 0x80));
+        bytes.push_back(static_cast<std::uint8_t>(size));
+    }
+    return bytes;
+}
+
+void BinpackFile::list(OnBad on_bad, const std::function<void()>& poll) {
     constexpr std::size_t kBetweenPolls = 16;  // chunks; on a slow disk each is a seek of ten milliseconds
     for (std::uint64_t at = 0; at < file_.size();) {
         if (poll && chunks_.size() % kBetweenPolls == kBetweenPolls - 1) poll();
@@ -72,13 +112,30 @@ BinpackFile::BinpackFile(InputFile file, OnBad on_bad, const std::function<void(
     }
 }
 
-std::size_t BinpackFile::decode(std::size_t chunk, std::vector<std::uint8_t>& payload, RecordBuffer& records,
+void BinpackFile::read_chunk(std::size_t chunk, std::vector<std::uint8_t>& bytes, std::size_t padding) const {
+    const auto [offset, size] = chunks_.at(chunk);
+    bytes.resize(kHeader + size + padding);
+    file_.read(offset - kHeader, {bytes.data(), kHeader + size});
+    std::uint8_t header[kHeader];
+    put_header(header, size);
+    if (std::memcmp(header, bytes.data(), kHeader) != 0) {
+        throw ContentChanged(file_
+                                 .error(offset - kHeader, "chunk " + std::to_string(chunk) + " of " +
+                                                              std::to_string(size) +
+                                                              " bytes does not begin here any more: the file has "
+                                                              "changed since its chunks were listed; restore it, or "
+                                                              "start a new run after `nnue data index --again`")
+                                 .what());
+    }
+}
+
+std::size_t BinpackFile::decode(std::size_t chunk, std::vector<std::uint8_t>& bytes, RecordBuffer& records,
                                 ChainCounts* counts, std::vector<std::uint8_t>* flags, std::uint64_t* digest) const {
     const auto [offset, size] = chunks_.at(chunk);
-    payload.resize(size + kPayloadPadding);
-    file_.read(offset, {payload.data(), size});
+    read_chunk(chunk, bytes, kPayloadPadding);
+    std::uint8_t* const payload = bytes.data() + kHeader;
     ChunkDigest digested(digest);
-    std::fill_n(payload.data() + size, kPayloadPadding, std::uint8_t{0});
+    std::fill_n(payload + size, kPayloadPadding, std::uint8_t{0});
     records.resize(0);
     std::size_t at = 0, unscored = 0;
     while (size - at >= kStem) {
@@ -90,8 +147,8 @@ std::size_t BinpackFile::decode(std::size_t chunk, std::vector<std::uint8_t>& pa
         }
         if (flags) flags->resize(records.capacity());
         const std::size_t room = std::min(records.capacity() - n, std::max(next, kStep));
-        const DecodeResult result = kernels().decode_chains(payload.data(), size, at, records.data() + n,
-                                                            flags ? flags->data() + n : nullptr, room);
+        const DecodeResult result =
+            kernels().decode_chains(payload, size, at, records.data() + n, flags ? flags->data() + n : nullptr, room);
         records.resize(n + result.positions);
         unscored += result.unscored;
         if (counts) counts->chains += result.chains, counts->single += result.single_chains;
@@ -100,9 +157,9 @@ std::size_t BinpackFile::decode(std::size_t chunk, std::vector<std::uint8_t>& pa
                                                           std::to_string(result.offset) + ": " + result.error);
         }
         at = result.offset;
-        digested.reached(payload.data(), at);
+        digested.reached(payload, at);
     }
-    digested.finish(payload.data(), size);
+    digested.finish(payload, size);
     return unscored;
 }
 
@@ -181,15 +238,8 @@ void BinpackWriter::write_chain() {
 
 void BinpackWriter::flush() {
     if (payload_.empty()) return;
-    const auto size = static_cast<std::uint32_t>(payload_.size());
-    const std::uint8_t header[kHeader] = {'B',
-                                          'I',
-                                          'N',
-                                          'P',
-                                          static_cast<std::uint8_t>(size),
-                                          static_cast<std::uint8_t>(size >> 8),
-                                          static_cast<std::uint8_t>(size >> 16),
-                                          static_cast<std::uint8_t>(size >> 24)};
+    std::uint8_t header[kHeader];
+    put_header(header, static_cast<std::uint32_t>(payload_.size()));
     file_.write(header);
     file_.write(payload_);
     payload_.clear();
@@ -295,7 +345,8 @@ class BinpackReader final : public StreamReader {
 class BinpackChunks final : public PositionFile {
   public:
     BinpackChunks(InputFile file, const OpenOptions& options)
-        : PositionFile(kBinpack), file_(std::move(file), options.on_bad, options.poll) {}
+        : PositionFile(kBinpack),
+          file_(std::move(file), options.on_bad, options.poll, options.layout ? &options.layout->chunks : nullptr) {}
     const InputFile& file() const override { return file_.file(); }
     std::size_t num_chunks() const override { return file_.chunks().size(); }
     const std::string& torn_end() const override { return file_.torn_end(); }
@@ -304,10 +355,9 @@ class BinpackChunks final : public PositionFile {
         return file_.decode(chunk, bytes, records, nullptr, flags, digest);
     }
     void read_chunk(std::size_t chunk, std::vector<std::uint8_t>& bytes) const override {
-        const BinpackChunk& at = file_.chunks()[chunk];
-        bytes.resize(kBinpackHeader + at.size);
-        file().read(at.offset - kBinpackHeader, bytes);
+        file_.read_chunk(chunk, bytes);
     }
+    std::vector<std::uint8_t> layout() const override { return file_.layout(); }
 
   private:
     BinpackFile file_;

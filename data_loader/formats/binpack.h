@@ -31,7 +31,9 @@ class BinpackFile {
     // Throws FormatError naming file and offset for anything but a run of whole chunks. OnBad::kSkip leaves out a last
     // chunk that the file ends inside of; a wrong header is an error always, as the place of the next chunk is unknown.
     // `poll`, if given, is called now and then while a large file is indexed; what it throws ends that.
-    explicit BinpackFile(InputFile file, OnBad on_bad = OnBad::kError, const std::function<void()>& poll = {});
+    // `layout`: what layout() was for the same bytes; then nothing is read, and decode() finds out if it does not fit.
+    explicit BinpackFile(InputFile file, OnBad on_bad = OnBad::kError, const std::function<void()>& poll = {},
+                         const std::vector<std::uint8_t>* layout = nullptr);
     explicit BinpackFile(std::string path) : BinpackFile(InputFile(std::move(path))) {}
 
     const std::string& path() const { return file_.path(); }
@@ -45,11 +47,20 @@ class BinpackFile {
                        ChainCounts* counts = nullptr, std::vector<std::uint8_t>* flags = nullptr,
                        std::uint64_t* digest = nullptr) const;
 
+    // The sizes of the payloads as LEB128.
+    std::vector<std::uint8_t> layout() const;
+    // Reads the payload of a chunk to bytes[kBinpackHeader …], and the header before it. Throws ContentChanged if it
+    // does not begin where it did when the file was listed.
+    void read_chunk(std::size_t chunk, std::vector<std::uint8_t>& bytes, std::size_t padding = 0) const;
+
     // The error of the file's end, if it was left out; else empty.
     const std::string& torn_end() const { return torn_end_; }
     const InputFile& file() const { return file_; }
 
   private:
+    void list(OnBad on_bad, const std::function<void()>& poll);
+    bool take(const std::vector<std::uint8_t>& layout);
+
     InputFile file_;
     std::vector<BinpackChunk> chunks_;
     std::string torn_end_;

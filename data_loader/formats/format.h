@@ -13,6 +13,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "formats/stream.h"
 
@@ -50,6 +51,12 @@ struct ReadOptions {
     ReadSettings settings;
 };
 
+// Where the chunks of a sound file are: its format, and PositionFile::layout().
+struct FileLayout {
+    std::string format;
+    std::vector<std::uint8_t> chunks;
+};
+
 struct OpenOptions {
     // kSkip: a record, or a binpack's chunk, that is cut off by the end of the file is left out, and torn_end() states
     // so.
@@ -61,6 +68,8 @@ struct OpenOptions {
     std::function<void()> poll;
     ReadSettings settings = {};
     ScoreChanges changes = {};
+    // Found by an earlier opening of the same bytes: the file is not read for it again.
+    const FileLayout* layout = nullptr;
 };
 
 struct WriterOptions {

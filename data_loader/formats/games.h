@@ -149,6 +149,7 @@ class GameChunks final : public PositionFile {
           file_(std::move(file)),
           chunk_(std::max<std::size_t>(options.bytes_per_chunk / Codec::kAlign * Codec::kAlign, Codec::kAlign)),
           end_(file_.size()) {
+        if (options.layout) return;
         // The end of the file: is its last game whole?
         std::vector<std::uint8_t> bytes;
         std::uint64_t at = find_game(end_ > 2 * kMost ? (end_ - 2 * kMost) / Codec::kAlign * Codec::kAlign : 0);

@@ -216,6 +216,7 @@ class LineChunks final : public PositionFile {
         // The last line of a file may have no end. Another chunk may follow it.
         if (!bytes.empty() && bytes.back() != '\n') bytes.push_back('\n');
     }
+    std::string header() const override { return header_; }
 
   private:
     Reader reader_of(ByteStream stream, LineRange range = {}) const {

@@ -21,6 +21,8 @@ class ChangedFile final : public PositionFile {
         changes_.apply(records.records());
         return unscored;
     }
+    std::vector<std::uint8_t> layout() const override { return origin_->layout(); }
+    std::string header() const override { return origin_->header(); }
     void read_chunk(std::size_t chunk, std::vector<std::uint8_t>& bytes) const override {
         origin_->read_chunk(chunk, bytes);
     }
@@ -30,12 +32,16 @@ class ChangedFile final : public PositionFile {
     ScoreChanges changes_;
 };
 
+const DataFormat& format_of(const InputFile& file) {
+    std::vector<std::uint8_t> head(std::min<std::uint64_t>(file.size(), kFormatHead));
+    file.read(0, head);
+    return detect_format({head, head.size() == file.size()}, file.path());
+}
+
 }  // namespace
 
 std::unique_ptr<PositionFile> open_position_file(InputFile file, const OpenOptions& options) {
-    std::vector<std::uint8_t> head(std::min<std::uint64_t>(file.size(), kFormatHead));
-    file.read(0, head);
-    const DataFormat& format = detect_format({head, head.size() == file.size()}, file.path());
+    const DataFormat& format = options.layout ? find_format(options.layout->format) : format_of(file);
     std::unique_ptr<PositionFile> opened = format.open_file(std::move(file), options);
     if (options.changes == ScoreChanges{}) return opened;
     return std::make_unique<ChangedFile>(std::move(opened), options.changes);

@@ -31,8 +31,13 @@ class PositionFile {
     virtual std::size_t decode(std::size_t chunk, std::vector<std::uint8_t>& bytes, RecordBuffer& records,
                                std::vector<std::uint8_t>* flags = nullptr, std::uint64_t* digest = nullptr) const = 0;
 
+    // Where the chunks are, for OpenOptions::layout; empty in formats in which the size of the file shows it.
+    virtual std::vector<std::uint8_t> layout() const { return {}; }
+
     // The bytes of a chunk. Whole chunks, of one file or several, one after the other are a file of the format.
     virtual void read_chunk(std::size_t chunk, std::vector<std::uint8_t>& bytes) const = 0;
+    // A line that must stand before the bytes of a chunk but the first one; empty if there is none.
+    virtual std::string header() const { return {}; }
 
   private:
     const DataFormat& format_;

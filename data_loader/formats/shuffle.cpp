@@ -17,6 +17,23 @@ namespace {
 constexpr int kFanOut = 256;
 constexpr std::uint64_t kShuffleUse = 0x73687566666c65;  // keeps its randomness apart from other uses of the seed
 
+constexpr std::uint64_t kMostInGame = std::uint64_t{1} << 16, kGameBits = 48;
+
+// A bijection of 48-bit words that looks random.
+std::uint64_t mix_game(std::uint64_t base, std::uint64_t game) {
+    constexpr std::uint64_t kMask = (std::uint64_t{1} << kGameBits) - 1;
+    std::uint64_t x = (game ^ base) & kMask;
+    for (const std::uint64_t factor : {0xbf58476d1ce4e5b9ULL, 0x94d049bb133111ebULL, 0x9e3779b97f4a7c15ULL}) {
+        x = (x ^ x >> 25) * factor & kMask;
+    }
+    return x ^ x >> 24;
+}
+
+// Of equal ranges of the keys; a game is in one of them.
+std::uint64_t part_of(std::uint64_t key, std::uint64_t parts) {
+    return (key >> 16) * parts >> kGameBits;
+}
+
 }  // namespace
 
 // --- SpillFile -------------------------------------------------------------------------------------------------------
@@ -86,13 +103,31 @@ class ExternalShuffle::Spreader {
 
 // --- ExternalShuffle -------------------------------------------------------------------------------------------------
 
-ExternalShuffle::ExternalShuffle(std::uint64_t seed, std::size_t memory, std::string folder, std::size_t original_size)
+ExternalShuffle::ExternalShuffle(std::uint64_t seed, std::size_t memory, std::string folder, std::size_t original_size,
+                                 bool by_game, std::uint64_t part, std::uint64_t parts)
     : base_(make_key({kShuffleUse, seed})),
       keyed_(original_size),
       memory_(std::max(memory, kMinMemory)),
       // The spreader gets an eighth. sort() needs four bytes per position for the order, and four for its cells.
       capacity_(std::min<std::size_t>((memory_ - memory_ / 8) / (keyed_.size() + 8), UINT32_MAX)),
-      folder_(std::move(folder)) {}
+      folder_(std::move(folder)),
+      by_game_(by_game),
+      part_(part),
+      parts_(parts) {
+    if (part >= parts || parts > UINT32_MAX) {
+        throw FormatError("shuffle: part " + std::to_string(part) + " of " + std::to_string(parts));
+    }
+}
+
+std::uint64_t ExternalShuffle::next_key(const Record& record) {
+    if (!by_game_) return mix(base_ ^ numbered_++);
+    const bool begins = starts_.next(record);
+    if (begins || in_game_ == kMostInGame) {
+        ++numbered_;
+        in_game_ = 0;
+    }
+    return mix_game(base_, numbered_) << 16 | in_game_++;
+}
 
 ExternalShuffle::~ExternalShuffle() = default;
 
@@ -104,7 +139,12 @@ void ExternalShuffle::add(std::span<const Record> records, const std::uint8_t* o
     std::vector<std::uint8_t> one(keyed_.size());
     for (const Record& record : records) {
         std::uint8_t* keyed = !spreader_ && size_ < capacity_ ? keyed_.at(size_) : one.data();
-        const std::uint64_t key = mix(base_ ^ positions_++);
+        const std::uint64_t key = next_key(record);
+        if (part_of(key, parts_) != part_) {
+            if (originals) originals += original_size;
+            continue;
+        }
+        ++positions_;
         std::memcpy(keyed, &key, Keyed::kKey);
         std::memcpy(keyed + Keyed::kKey, &record, sizeof record);
         if (original_size) {

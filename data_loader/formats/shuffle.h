@@ -1,8 +1,9 @@
 // A random order for more positions than memory holds.
 //
 // Position number i of the input has the key mix(seed, i), a bijection of 64-bit words; the output is sorted by key. So
-// the order is a function of (seed, input) alone, uniform, and the same for any memory bound. What does not fit is
-// spread over 256 buckets by the top byte of the key, in blocks of one temporary file that has no name: it goes with
+// the order is a function of (seed, input) alone, uniform, and the same for any memory bound. If games stay together,
+// the key has 48 bits for the number of the game, again by a bijection, and 16 for the place in it. What does not fit
+// is spread over 256 buckets by the top byte of the key, in blocks of one temporary file that has no name: it goes with
 // the process, however that ends. Buckets are then sorted one by one; one that is too large is spread again by the next
 // byte.
 #pragma once
@@ -16,6 +17,7 @@
 
 #include "base/system.h"
 #include "chess/types.h"
+#include "formats/split.h"
 
 namespace nnue::data {
 
@@ -43,11 +45,16 @@ class ExternalShuffle {
     // does not fit and may need 40 bytes per position.
     static constexpr std::size_t kMinMemory = 1 << 16;
     // Each position may have `original_size` bytes beside its record (DataFormat::original_size).
-    ExternalShuffle(std::uint64_t seed, std::size_t memory, std::string folder, std::size_t original_size = 0);
+    // `by_game`: games (split.h) are shuffled, and the order in a game stays. `part` of `parts`, from 0: only that
+    // range of the keys; all parts, one after the other, are the whole.
+    ExternalShuffle(std::uint64_t seed, std::size_t memory, std::string folder, std::size_t original_size = 0,
+                    bool by_game = false, std::uint64_t part = 0, std::uint64_t parts = 1);
     ~ExternalShuffle();
 
     // Without `originals` their bytes are zeros.
     void add(std::span<const Record> records, const std::uint8_t* originals = nullptr);
+    // With `by_game`: the next position begins a game.
+    void start_stream() { starts_.start_stream(); }
     // After the last add(): the next positions in shuffled order; returns 0 at the end. The first call and some later
     // ones sort what fits into the memory, which takes seconds.
     std::size_t read(std::span<Record> out, std::uint8_t* originals = nullptr);
@@ -55,7 +62,7 @@ class ExternalShuffle {
     // Called several times per second meanwhile; what it throws (an interruption) passes through.
     std::function<void()> poll = [] {};
 
-    std::uint64_t positions() const { return positions_; }
+    std::uint64_t positions() const { return positions_; }  // of the part
     std::uint64_t spilled_bytes() const { return spill_ ? spill_->size() : 0; }
 
   private:
@@ -91,6 +98,7 @@ class ExternalShuffle {
     };
     class Spreader;
 
+    std::uint64_t next_key(const Record& record);
     void start_reading();
     bool next_bucket();
     void load(const Bucket& bucket);
@@ -103,6 +111,10 @@ class ExternalShuffle {
     std::size_t size_ = 0;           // positions in keyed_
     std::size_t memory_, capacity_;  // of keyed_
     std::string folder_;
+    bool by_game_;
+    std::uint64_t part_, parts_;
+    GameStarts starts_;
+    std::uint64_t numbered_ = 0, in_game_ = 0;  // positions, or games, of the input; positions of the last game
     std::uint64_t positions_ = 0;
     std::unique_ptr<SpillFile> spill_;
     std::unique_ptr<Spreader> spreader_;

@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <utility>
 
 #include "chess/fen.h"
 #include "chess/record.h"
@@ -32,12 +33,19 @@ GameSplitter::GameSplitter(std::uint64_t seed, double validation_share, std::uin
     }
 }
 
+bool GameStarts::next(const Record& record) {
+    const int ply = record_ply(record.bytes.data());
+    const int own = record_result(record.bytes.data()), result = black_to_move(record) ? -own : own;
+    const bool begins = !previous_ply_ || ply <= *previous_ply_ || result != previous_result_;
+    previous_ply_ = ply;
+    previous_result_ = result;
+    return begins;
+}
+
 void GameSplitter::split(std::span<const Record> records, std::span<std::uint8_t> validation) {
     for (std::size_t i = 0; i < records.size(); ++i) {
-        const std::uint8_t* bytes = records[i].bytes.data();
-        const int ply = record_ply(bytes);
-        const int result = black_to_move(records[i]) ? -record_result(bytes) : record_result(bytes);
-        if (begins_game(ply, result)) {
+        const bool shown = starts_.next(records[i]);
+        if (std::exchange(begins_, false) || (block_ ? length_ == block_ : shown)) {
             alone_ += length_ == 1;
             if (length_ <= kShort) in_short_games_ += length_;
             length_ = 0;
@@ -46,8 +54,6 @@ void GameSplitter::split(std::span<const Record> records, std::span<std::uint8_t
             validation_games_ += validation_;
         }
         ++length_;
-        previous_ply_ = ply;
-        previous_result_ = result;
         validation[i] = validation_;
     }
 }

@@ -11,6 +11,18 @@ namespace nnue::data {
 // A game, as far as a stream of positions shows it: a run of them in which the ply rises and the result, seen by
 // white, stays the same. Every chain of a binpack lies within one game. In
 // formats without a ply and in shuffled data a game has one position, or a few.
+class GameStarts {
+  public:
+    // Whether the next position of the stream begins a game.
+    bool next(const Record& record);
+    // A new stream: its first position begins a game.
+    void start_stream() { previous_ply_.reset(); }
+
+  private:
+    std::optional<int> previous_ply_;
+    int previous_result_ = 0;
+};
+
 class GameSplitter {
   public:
     // The share of games that goes to validation; each is drawn by (seed, its number). With a `block`, that many
@@ -27,20 +39,17 @@ class GameSplitter {
     std::uint64_t alone() const { return alone_ + (length_ == 1); }
     std::uint64_t in_short_games() const { return in_short_games_ + (length_ <= kShort ? length_ : 0); }
     static constexpr std::uint64_t kShort = 3;
-    // A new stream: its first position begins a game.
-    void start_stream() { previous_ply_.reset(); }
-
-  private:
-    bool begins_game(int ply, int result) const {
-        if (!previous_ply_) return true;
-        return block_ ? length_ == block_ : ply <= *previous_ply_ || result != previous_result_;
+    void start_stream() {
+        starts_.start_stream();
+        begins_ = true;
     }
 
+  private:
     std::uint64_t base_, threshold_, block_;
     std::uint64_t length_ = 0, alone_ = 0, in_short_games_ = 0;  // length_: of the last game so far
     bool all_;
-    std::optional<int> previous_ply_;
-    int previous_result_ = 0;
+    bool begins_ = true;  // the next position is the first of a stream
+    GameStarts starts_;
     std::uint64_t games_ = 0, validation_games_ = 0;
     bool validation_ = false;
 };

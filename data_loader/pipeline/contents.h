@@ -9,14 +9,9 @@
 #include <string>
 #include <vector>
 
-#include "chess/fen.h"
+#include "formats/file.h"
 
 namespace nnue::data {
-
-// A chunk is not what it was. Not an error of the chunk: skip_bad_chunks does not leave it out.
-struct ContentChanged : FormatError {
-    using FormatError::FormatError;
-};
 
 class Contents {
   public:

@@ -637,7 +637,8 @@ void Pipeline::decode(std::unique_lock<std::mutex>& lock, Shard& shard, Scratch&
             filter_chunk(unscored, chunk, scratch, counts);
         } catch (const FormatError& error) {
             chunk.error = std::current_exception();
-            if (!decoded) {  // an error of a user's filter is not the chunk's
+            if (!decoded &&
+                !dynamic_cast<const ContentChanged*>(&error)) {  // an error of a user's filter is not the chunk's
                 try {
                     check_content(ref, Contents::kBad, shard, chunk.at);
                     if (options_.skip_bad_chunks) {

@@ -24,7 +24,7 @@ TEST_F(System, ReadsAtAnOffsetUpToTheEnd) {
     testing::write_bytes(path("a"), {'a', 'b', 'c', 'd'});
     const system::File file = system::open_to_read(path("a"));
     ASSERT_TRUE(file);
-    EXPECT_EQ(system::size_of_regular(file), 4u);
+    EXPECT_EQ(system::status_of_regular(file)->size, 4u);
     std::vector<std::uint8_t> out(3);
     const auto [read, error] = system::read_at(file, 2, out);
     EXPECT_EQ(read, 2u);
@@ -36,7 +36,7 @@ TEST_F(System, ReportsWhyACallFailed) {
     EXPECT_FALSE(system::open_to_read(path("missing")));
     EXPECT_EQ(errno, ENOENT);
     const system::File reader = system::open_to_read(path("."));
-    EXPECT_FALSE(system::size_of_regular(reader));
+    EXPECT_FALSE(system::status_of_regular(reader));
     EXPECT_EQ(system::write_at(reader, 0, bytes("a")).error, EBADF);
     EXPECT_FALSE(system::create_nameless(path("missing")));
     std::string why;
@@ -49,10 +49,10 @@ TEST_F(System, NamelessFilesLeaveNothing) {
     ASSERT_TRUE(file);
     EXPECT_EQ(system::write_at(file, 3, bytes("xyz")).bytes, 3u);
     EXPECT_TRUE(system::resize(file, 5));
-    EXPECT_EQ(system::size_of_regular(file), 5u);
+    EXPECT_EQ(system::status_of_regular(file)->size, 5u);
     EXPECT_TRUE(std::filesystem::is_empty(path(".")));
     const system::File moved = std::move(file);
-    EXPECT_EQ(system::size_of_regular(moved), 5u);
+    EXPECT_EQ(system::status_of_regular(moved)->size, 5u);
 }
 
 TEST_F(System, NewFilesBesideHaveThePermissionsOfNewFiles) {

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import math
+from array import array
+from bisect import bisect_left
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from nnue_trainer.files.checkpoint import Checkpoint
 from nnue_trainer.training.checkpoint_paths import checkpoint_of
 
 _LONGEST_LINE = 1 << 20
+_MOST_RECORDS = 1 << 16  # of one kind, in memory: more than any plot shows
 _OWN_KEYS = ("event", "step", "time")
 
 
@@ -169,7 +172,7 @@ def _read_recipe(run: Run) -> None:
 
 
 def _read_metrics(run: Run) -> None:
-    found: dict[str, dict[int, dict[str, Any]]] = {"train": {}, "validation": {}, "match": {}}
+    found = {"train": _Growing(), "validation": _Growing(), "match": _Growing()}
     damaged = 0
     try:
         with (run.path / "metrics.jsonl").open("rb") as file:
@@ -178,16 +181,17 @@ def _read_metrics(run: Run) -> None:
                 if record is None:
                     damaged += bool(line.strip())
                 elif record["event"] in found:
-                    found[record["event"]][record["step"]] = record  # a later one was written again
+                    found[record["event"]].add(record)
     except FileNotFoundError:
         return
     except OSError as error:
         run.notes.append(f"metrics.jsonl: {error.strerror or error}")
     if damaged:
         run.notes.append(f"metrics.jsonl: {damaged:,} damaged {'lines' if damaged > 1 else 'line'} left out")
-    run.train, run.validation, run.match = (
-        _columns(list(dict(sorted(records.items())).values())) for records in found.values()
-    )
+    run.train, run.validation, run.match = (records.finish() for records in found.values())
+    for event, records in found.items():
+        if records.every > 1:
+            run.notes.append(f"metrics.jsonl: one of {records.every:,} records of {event} is shown, and the last")
 
 
 def _record(line: bytes) -> dict[str, Any] | None:
@@ -201,14 +205,61 @@ def _record(line: bytes) -> dict[str, Any] | None:
     return record if isinstance(step, int) and not isinstance(step, bool) and 0 <= step < 2**62 else None
 
 
-def _columns(records: list[dict[str, Any]]) -> Records:
-    if not records:
-        return Records()
-    names = dict.fromkeys(name for record in records for name in record if name not in _OWN_KEYS)
-    columns = {
-        name: np.array([_number(record.get(name)) for record in records], np.float64) for name in ("step", *names)
-    }
-    return Records({name: values for name, values in columns.items() if name == "step" or len(values)})
+class _Growing:
+    """Records of one kind as they are read, at most `_MOST_RECORDS` of them: if there are more, each 2nd, 4th, … is
+    kept, the last one, and the one with the lowest loss."""
+
+    def __init__(self) -> None:
+        self.every = 1
+        """1: all are kept"""
+        self._count = 0
+        self._steps = array("q")
+        self._columns: dict[str, array[float]] = {}
+        self._last: dict[str, Any] | None = None
+        self._best: dict[str, Any] | None = None
+
+    def add(self, record: dict[str, Any]) -> None:
+        """Adds a record; a later one of the same step replaces it, as it was written again."""
+        loss = _number(record.get("loss"))
+        if self._best is None or loss < _number(self._best.get("loss")):
+            self._best = record
+        if self._last is not None and record["step"] <= self._last["step"]:
+            self._put(record)
+            if record["step"] == self._last["step"]:
+                self._last = record
+            return
+        if self._count % self.every == 0:
+            self._put(record)
+        self._count += 1
+        self._last = record
+        if len(self._steps) >= 2 * _MOST_RECORDS:
+            self.every *= 2
+            self._steps = self._steps[::2]
+            self._columns = {name: column[::2] for name, column in self._columns.items()}
+
+    def _put(self, record: dict[str, Any]) -> None:
+        """At its place by step, in place of one of the same step."""
+        step, rows = record["step"], len(self._steps)
+        at = rows if not rows or step > self._steps[-1] else bisect_left(self._steps, step)
+        values = {name: _number(value) for name, value in record.items() if name not in _OWN_KEYS}
+        for name in values.keys() - self._columns.keys():
+            self._columns[name] = array("d", [math.nan]) * rows
+        if at < rows and self._steps[at] == step:
+            for name, column in self._columns.items():
+                column[at] = values.get(name, math.nan)
+            return
+        self._steps.insert(at, step)
+        for name, column in self._columns.items():
+            column.insert(at, values.get(name, math.nan))
+
+    def finish(self) -> Records:
+        for record in (self._best, self._last) if self.every > 1 else ():
+            if record is not None:
+                self._put(record)
+        if not self._steps:
+            return Records()
+        columns = {name: np.array(column) for name, column in self._columns.items()}
+        return Records({"step": np.array(self._steps, np.float64)} | columns)
 
 
 def _number(value: Any) -> float:

@@ -128,15 +128,18 @@ def user_id() -> int:
 
 
 def allow_open_files(needed: int) -> int | None:
-    """Lets this process have this many files open. The system's limit where that is lower, and nothing changes then."""
-    if sys.platform != "win32":
+    """Lets this process have this many files open, or as many as the system allows. Returns how many it may have open
+    then; None: there is no limit."""
+    if sys.platform == "win32":
+        return None
+    else:  # noqa: RET505
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        if soft == resource.RLIM_INFINITY or needed <= soft:
+        if soft == resource.RLIM_INFINITY:
             return None
-        if hard != resource.RLIM_INFINITY and needed > hard:
-            return hard
-        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
-    return None
+        if needed > soft:
+            soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        return soft
 
 
 # --- memory -----------------------------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from nnue_trainer.cli.plugins import Plugins
 from nnue_trainer.errors import UserError, shown
 
 if TYPE_CHECKING:
+    from nnue_trainer.data.files import Part
     from nnue_trainer.data.filters import Filters
     from nnue_trainer.data.transform import Report
 
@@ -55,6 +56,15 @@ SkipBad = Annotated[
 FORMAT_NAMES = ", ".join(name for name, _, _ in _data.formats())
 _TO = f"Format to write: {FORMAT_NAMES}, or path/to/file.py:Class. Default: by the suffix of OUT."
 To = Annotated[str | None, typer.Option("--to", metavar="FORMAT", help=_TO)]
+InPart = Annotated[
+    str | None,
+    typer.Option(
+        "--part",
+        metavar="I/N",
+        help="Work on part I of N only; `nnue data convert PARTS OUT` joins the outputs. array: the part of this task "
+        "of a SLURM array.",
+    ),
+]
 Chess960 = Annotated[
     Literal["refuse", "drop-rights", "skip"],
     typer.Option(
@@ -71,6 +81,16 @@ def _size(text: str) -> int:
     if not 1 << 20 <= size <= 1 << 50:
         raise UserError(f"--memory: size {text!r}, expected 1M to 1024T: a number with K, M, G or T")
     return size
+
+
+def part_in(text: str | None) -> Part:
+    """The part that --part names. UserError if there is none."""
+    from nnue_trainer.cli.engine_options import part_of
+    from nnue_trainer.data.files import Part
+
+    part = Part(*part_of(text or "1/1"))
+    part.range(0)
+    return part
 
 
 def losses(counts: Mapping[str, int]) -> list[str]:
@@ -114,6 +134,7 @@ def convert(
         ),
     ] = "x-fen",
     skip_bad: SkipBad = False,
+    part: InPart = None,
     overwrite: Overwrite = False,
     plugin: Plugins = None,
     *,
@@ -134,6 +155,7 @@ def convert(
             skip_bad=skip_bad,
             overwrite=overwrite,
             progress=progress,
+            part=part_in(part),
             **scores,
         )
     print_report(report, output)
@@ -147,6 +169,7 @@ def filter_command(
     to: To = None,
     chess960: Chess960 = "refuse",
     skip_bad: SkipBad = False,
+    part: InPart = None,
     overwrite: Overwrite = False,
     plugin: Plugins = None,
     *,
@@ -172,6 +195,7 @@ def filter_command(
             skip_bad=skip_bad,
             overwrite=overwrite,
             progress=progress,
+            part=part_in(part),
             **scores,
         )
     print_report(report, output)
@@ -274,6 +298,9 @@ def shuffle(
     inputs: Piped,
     output: Output,
     seed: Seed = 0,
+    by_game: Annotated[
+        bool, typer.Option("--by-game", help="Shuffle games and keep the order within each, and so the chains.")
+    ] = False,
     memory: Annotated[
         str, typer.Option(metavar="SIZE", help="Memory to use; positions beyond it go to temporary files.")
     ] = "2G",
@@ -281,12 +308,14 @@ def shuffle(
     to: To = None,
     chess960: Chess960 = "refuse",
     skip_bad: SkipBad = False,
+    part: InPart = None,
     overwrite: Overwrite = False,
     plugin: Plugins = None,
     *,
     scores: Scores,
 ) -> None:
-    """Write all positions of IN... in random order. In formats with chains, each position becomes a separate chain."""
+    """Write all positions of IN... in random order. In formats with chains, each position becomes a separate chain,
+    unless games stay together (--by-game)."""
     plugins.load(plugin)
     from nnue_trainer.data.transform import shuffle as run
 
@@ -304,6 +333,8 @@ def shuffle(
             overwrite=overwrite,
             progress=progress,
             write_progress=lambda done, total: progress(34 * done, 34 * total, "writing"),
+            part=part_in(part),
+            by_game=by_game,
             **scores,
         )
     print_report(report, output)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Sequence
 
@@ -21,11 +22,29 @@ def uci_options(texts: Sequence[str] | None, option: str = "--option") -> dict[s
 
 
 def part_of(text: str) -> tuple[int, int]:
-    """The numbers of I/N, which --part takes. UserError for other texts; the range is the task's to check."""
+    """The numbers of I/N, which --part takes; "array" stands for those of this task of a SLURM array. UserError for
+    other texts; the range is the task's to check."""
+    if text == "array":
+        return _array_task()
     found = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text)
     if not found:
         raise UserError(f"--part {quoted(text)}: expected I/N, such as 2/4")
     return int(found[1]), int(found[2])
+
+
+def _array_task() -> tuple[int, int]:
+    names = ("SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_MIN", "SLURM_ARRAY_TASK_MAX", "SLURM_ARRAY_TASK_COUNT")
+    found = {name: os.environ.get(name, "") for name in names}
+    for name, value in found.items():
+        if not re.fullmatch(r"\d{1,9}", value):
+            raise UserError(
+                f"--part array: {name} is {quoted(value) if value else 'not set'}: run it in `sbatch --array`"
+            )
+    task, first, last, count = (int(value) for value in found.values())
+    step = (last - first) // max(count - 1, 1) or 1
+    if first + step * (count - 1) != last or (task - first) % step:
+        raise UserError(f"--part array: tasks {first} to {last}, {count} of them: expected equal steps, such as 1-100")
+    return (task - first) // step + 1, count
 
 
 def units_per_centipawn(score_scale: float | None, pawn: float | None) -> float | None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 from nnue_trainer import schema
@@ -126,6 +128,58 @@ def _found(data: dict[str, Any], where: str, notes: list[str]) -> dict[str, Any]
         note = became(names, found[key])
         notes += [f"{where}data.{key}: {note}"] if note else []
     return found
+
+
+def with_known_files(recipe: Recipe, saved: Mapping[str, Any]) -> tuple[Recipe, list[str]]:
+    """The recipe without the files that were added to its lists of data files since a run began, if they lie in the
+    folders of others, and lines that name them. `saved`: the recipe in a checkpoint of that run, as plain data."""
+    notes: list[str] = []
+
+    def known(now: Mapping[str, Any], then: Any, where: str) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for key in ("train", "validation", "files"):
+            names, before = now.get(key), then.get(key) if isinstance(then, Mapping) else None
+            if not isinstance(names, list) or not isinstance(before, list) or len(names) <= len(before):
+                continue
+            rest = iter(names)
+            folders = {Path(str(file)).parent for file in before}
+            added = [file for file in names if file not in set(before)]
+            if not all(file in rest for file in before) or len(added) != len(names) - len(before):
+                continue
+            if not {Path(file).parent for file in added} <= folders:
+                continue
+            found[key] = before
+            if key == "train" and now.get("weights"):
+                weights = zip(names, now["weights"], strict=True)
+                found["weights"] = [weight for file, weight in weights if file not in set(added)]
+            more = f" and {len(added) - 1:,} more" if len(added) > 1 else ""
+            notes.append(
+                f"{where}{key}: {added[0]}{more} came after the run began, which continues with its {len(before):,} "
+                "files; a new run, or training.initial_weights, uses all of them"
+            )
+        return found
+
+    named = {key: getattr(recipe.data, key) for key in ("train", "weights", "validation")}
+    data = recipe.data
+    for key, value in known(named, saved.get("data"), "data.").items():
+        data = _changed(data, key, value)
+    then = {stage.get("name"): stage for stage in saved.get("stages") or () if isinstance(stage, dict)}
+    stages = [
+        _changed(
+            stage,
+            "data",
+            stage.data | known(stage.data, then.get(stage.name, {}).get("data"), f"stage {stage.name}: data."),
+        )
+        for stage in recipe.stages
+    ]
+    validation = saved.get("validation")
+    before = validation.get("sets") if isinstance(validation, dict) else None
+    sets = list(recipe.validation.sets)
+    for i, (one, old) in enumerate(zip(sets, before or (), strict=False)):
+        for key, value in known({"files": one.files}, old, f"validation.sets.{one.name}.").items():
+            sets[i] = _changed(one, key, value)
+    recipe = _changed(recipe, "validation", _changed(recipe.validation, "sets", sets))
+    return _changed(_changed(recipe, "data", data), "stages", stages), notes
 
 
 def with_precision(recipe: Recipe, precision: Precision) -> Recipe:

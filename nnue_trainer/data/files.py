@@ -93,6 +93,62 @@ def format_for(path: StrPath, chosen: str | DataFormat | None = None) -> DataFor
     )
 
 
+class ChunkRange(NamedTuple):
+    """Chunks `begin` to `end` of a file in a built-in format, which is not compressed."""
+
+    file: _data.DataFile
+    begin: int
+    end: int
+
+    @property
+    def size(self) -> int:
+        """About how many bytes they are."""
+        return self.file.size * (self.end - self.begin) // max(self.file.num_chunks, 1)
+
+    def __str__(self) -> str:
+        return f"{self.begin:,} to {self.end - 1:,}"
+
+
+class _ChunkBytes:
+    """The bytes of chunks, one after the other: a file of their format."""
+
+    def __init__(self, chunks: ChunkRange) -> None:
+        self._chunks, self._next = chunks, chunks.begin
+        header = chunks.file.header if chunks.begin else b""
+        self._left = memoryview(header + b"\n" if header else b"")
+
+    def readinto(self, buffer: memoryview, /) -> int:
+        while not self._left and self._next < self._chunks.end:
+            self._left = memoryview(self._chunks.file.read_chunk(self._next))
+            self._next += 1
+        count = min(len(self._left), len(buffer))
+        buffer[:count] = self._left[:count]
+        self._left = self._left[count:]
+        return count
+
+
+class Part(NamedTuple):
+    """Part `number` of `of` equal parts, from 1."""
+
+    number: int = 1
+    of: int = 1
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is everything."""
+        return self.of == 1
+
+    def range(self, count: int) -> tuple[int, int]:
+        """The numbers of the part, from and to, of things that are counted from 0. UserError if there is no such
+        part."""
+        if not 1 <= self.number <= self.of:
+            raise UserError(f"part {self.number}/{self.of}: expected a number from 1 to {self.of}")
+        return count * (self.number - 1) // self.of, count * self.number // self.of
+
+
+WHOLE = Part()
+
+
 class PositionReader(Closing):
     """The positions of one file, in order, as arrays of records; iterate once.
 
@@ -103,7 +159,8 @@ class PositionReader(Closing):
 
     `copy_to`: an open file that gets the (decompressed) bytes of a file in a built-in format as they are read.
     `scores`: the unit and view of scores and results in the file (`data.reading`); a built-in `format` with fields that
-    are set has them too. `settings`: the same for compiled readers, by name.
+    are set has them too. `settings`: the same for compiled readers, by name. `chunks`: reads only these; errors then
+    count offsets and lines from the first one on.
     """
 
     def __init__(
@@ -115,6 +172,7 @@ class PositionReader(Closing):
         skip_bad: bool = False,
         copy_to: int = -1,
         settings: dict[str, str] | None = None,
+        chunks: ChunkRange | None = None,
         **scores: Unpack[ReadingOptions],
     ) -> None:
         self.path = Path(path)
@@ -125,7 +183,10 @@ class PositionReader(Closing):
         self._file = cast(BinaryIO, Pipe()) if is_pipe(path) else open_regular(path)
         try:
             self.size = os.fstat(self._file.fileno()).st_size
-            self.compression = compression_of_file(self.path, self._file, chosen)
+            self.compression = None if chunks else compression_of_file(self.path, self._file, chosen)
+            if chunks is not None:
+                self.size = chunks.size
+                chosen = chosen or format_named(chunks.file.format)
             if chosen is None:
                 asked = outside_formats() if formats is None else formats
                 chosen = claiming(asked, self.path, content_head(self.path, self._file, self.compression))
@@ -137,11 +198,16 @@ class PositionReader(Closing):
                     source = self._cut = UntilBroken(source)
             if source is None and is_pipe(path):
                 source = cast(ByteReader, self._file)
+            name_in_errors = self.path
+            if chunks is not None:
+                source, name_in_errors = _ChunkBytes(chunks), Path(f"{self.path}, chunks {chunks}")
             if chosen is None or isinstance(chosen, BuiltIn):
                 if chosen and self.reading == Reading():
                     self.reading = chosen.reading
                 name, settings = chosen.kind if chosen else "", {**self.reading.settings, **(settings or {})}
-                self._reader: _data.PositionReader = open_native(self.path, source, skip_bad, name, copy_to, settings)
+                self._reader: _data.PositionReader = open_native(
+                    name_in_errors, source, skip_bad, name, copy_to, settings
+                )
             else:
                 self._reader = chosen.open_reader(self.path, source, skip_bad)
             self._changes = self.reading.changes(self.path, self.format)
@@ -492,14 +558,18 @@ def read_files(
     format: str | DataFormat | None = None,
     skip_bad: bool = False,
     progress: Progress | None = None,
+    part: Part = WHOLE,
     **scores: Unpack[ReadingOptions],
 ) -> Iterator[tuple[PositionReader, Iterable[Block]]]:
     """The reader of each file and its positions, file after file. A missing file is an error before any is
-    read. `scores`: as in `PositionReader`."""
+    read. `part`: only the files and chunks of this part. `scores`: as in `PositionReader`."""
+    ranges: list[tuple[StrPath, ChunkRange | None]] = [(path, None) for path in paths]
+    if not part.is_whole:
+        ranges = _ranges(paths, part, skip_bad)
     sizes = []
-    for path in paths:
+    for path, chunks in ranges:
         try:
-            sizes.append(0 if is_pipe(path) else Path(path).stat().st_size)
+            sizes.append(0 if is_pipe(path) else Path(path).stat().st_size if chunks is None else chunks.size)
         except OSError as error:
             raise UserError(f"{path}: {error.strerror}") from None
 
@@ -511,7 +581,33 @@ def read_files(
             if progress:
                 progress(before + reader.done, sum(sizes))
 
-    for i, path in enumerate(paths):
-        with PositionReader(path, format=format, skip_bad=skip_bad, **scores) as reader:
+    for i, (path, chunks) in enumerate(ranges):
+        with PositionReader(path, format=format, skip_bad=skip_bad, chunks=chunks, **scores) as reader:
             reader.sample = Sample(RUNS_FOR_UNITS) if len(paths) > 1 else None
             yield reader, blocks(reader, sum(sizes[:i]))
+
+
+def _ranges(paths: Sequence[StrPath], part: Part, skip_bad: bool) -> list[tuple[StrPath, ChunkRange | None]]:
+    """The files of a part, and their chunks; None: the whole file, as one that is compressed, or not in a built-in
+    format, is not divided."""
+    from nnue_trainer.data.chunk_index import open_sources
+
+    check_no_pipe(paths, "--part")
+    files: list[_data.DataFile | None] = []
+    for path, source in zip(paths, open_sources([os.fspath(path) for path in paths]), strict=True):
+        if isinstance(source, UserError):
+            raise source
+        head = source.file.read(0, HEAD)
+        divided = compression_of(head) is None and claiming(outside_formats(), Path(path), head) is None
+        files.append(_data.DataFile(source.file, skip_bad, layout=source.layout) if divided else None)
+    counts = [1 if file is None else file.num_chunks for file in files]
+    begin, end = part.range(sum(counts))
+    found: list[tuple[StrPath, ChunkRange | None]] = []
+    first = 0
+    for path, file, count in zip(paths, files, counts, strict=True):
+        own_begin, own_end = max(begin - first, 0), min(end - first, count)
+        first += count
+        if own_begin < own_end:
+            whole = file is None or own_end - own_begin == count
+            found.append((path, None if whole or file is None else ChunkRange(file, own_begin, own_end)))
+    return found

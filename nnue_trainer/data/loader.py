@@ -7,7 +7,6 @@ most one buffer.
 
 from __future__ import annotations
 
-import base64
 import functools
 import logging
 import math
@@ -36,20 +35,22 @@ from nnue_trainer.data.features import FeatureSet, feature_set
 from nnue_trainer.data.filters import Filters
 from nnue_trainer.data.filters.base import UserFilter, identity
 from nnue_trainer.data.formats import DataFormat
-from nnue_trainer.data.opened import Identity, OpenedFile, identities_from, make_room_for, require_same
+from nnue_trainer.data.mixing import Mixing, mixing_of
+from nnue_trainer.data.opened import Identity, OpenedFile, identities_from, open_files, require_same
 from nnue_trainer.data.spare import common_width
 from nnue_trainer.errors import UserError, first_line
 from nnue_trainer.registry import PluginsFirst
 
 T = TypeVar("T", Batch, Tensor)
-_STATE_VERSION = 2
+_STATE_VERSION = 3
 _NOTHING_SEEN: bytes = bytes(1 << 14)  # Sketch::kRegisters
 _UNSHUFFLED_WINDOW = 8  # batches
 _log = logging.getLogger(__name__)
 
 _Place = tuple[int, int, int, int, list[float]]  # the last: the state of the filter piece_counts, or nothing
 _Read = tuple[int, int, int]
-_PLACE_KEYS = ("epoch", "chunk", "skip", "batch")
+_PLACE_NUMBERS = 4
+_UNKNOWN_DIGEST = torch.iinfo(torch.int64).min
 
 
 class BadChunks(NamedTuple):
@@ -242,6 +243,7 @@ class _Stream(Closing, Generic[T]):
         self._poll = poll
         filters = filters or Filters()
         spare = spare or filters.uses_spare
+        self._given_filters = filters
         self._filters = filters.as_dict()
         self._user_filter = filters.with_extra(user_filter, (lambda: self.spare) if spare else None)
         self._options = _data.PipelineOptions(
@@ -264,7 +266,7 @@ class _Stream(Closing, Generic[T]):
         self._shards = range(rank * local, (rank + 1) * local) if shards > 1 else range(1)  # of this process
         self._places: list[_Place] = self._beginning(epoch)
         self._read: list[_Read] = []  # how far the last batch, or its window, reaches in each shard
-        self._contents: tuple[list[_Read], list[str]] | None = None
+        self._contents: tuple[list[_Read], Tensor] | None = None
         self._temporary = Path(temporary) if temporary is not None else None
         self._formats = list(formats)
         self._with_spare = spare
@@ -343,6 +345,14 @@ class _Stream(Closing, Generic[T]):
             )
         return used
 
+    def mixing(self) -> Mixing | None:
+        """How many chunks the shuffle buffer holds, and the expected share of positions with another one of their game
+        in their batch, by a sample of chunks; None without shuffling."""
+        options = self._options
+        if not options.shuffle:
+            return None
+        return mixing_of(self._open_files(), self._given_filters, self.batch_size, options.window, options.shards)
+
     def open(self) -> None:
         """Opens the files and starts the threads, as iterating does. UserError for a file that is missing or not a data
         file, and where the system gives no threads."""
@@ -350,18 +360,14 @@ class _Stream(Closing, Generic[T]):
 
     def _open_files(self) -> list[OpenedFile]:
         if not self._opened:
-            make_room_for(len(self._files))
-            self._opened = [
-                OpenedFile(
-                    path,
-                    formats=self._formats,
-                    skip_bad=self._options.skip_bad_chunks,
-                    temporary=self._temporary,
-                    poll=self._poll,
-                    spare=self._with_spare,
-                )
-                for path in self._files
-            ]
+            self._opened = open_files(
+                self._files,
+                formats=self._formats,
+                skip_bad=self._options.skip_bad_chunks,
+                temporary=self._temporary,
+                poll=self._poll,
+                spare=self._with_spare,
+            )
         return self._opened
 
     def _open(self) -> _Running[T]:
@@ -474,28 +480,25 @@ class _Stream(Closing, Generic[T]):
         self._places = self._beginning(self._first_epoch if epoch is None else epoch)
         self._read, self._seen = [], _NOTHING_SEEN
 
-    def contents(self) -> list[str]:
-        """For each file the digests of the chunks that the batches taken so far are made of, 8 bytes each, as base64;
-        zeros for other chunks; "" if there are none. Every later pass is compared with them, and that of a loader which
-        gets them by `restore_contents`: a chunk that differs is a UserError."""
-        if self._contents is None or self._contents[0] != self._read:
-            kept = [file.native.keep_contents(self._read) for file in self._open_files()]
-            self._contents = self._read, [base64.b64encode(digests).decode() for digests in kept]
+    def contents(self) -> Tensor:
+        """Digests of the chunks that the batches taken so far are made of, int64 [chunks of all files]; 0 for other
+        chunks. Every later pass is compared with them, and that of a loader which gets them by `restore_contents`: a
+        chunk that differs is a UserError."""
+        return self._contents_until(self._read)
+
+    def _contents_until(self, read: list[_Read]) -> Tensor:
+        if self._contents is None or self._contents[0] != read:
+            kept = _data.keep_contents([file.native for file in self._open_files()], read)
+            self._contents = read, torch.from_numpy(kept)
         return self._contents[1]
 
-    def restore_contents(self, contents: Sequence[str]) -> None:
+    def restore_contents(self, contents: Tensor) -> None:
         """Compares the files with the digests that another loader's `contents` returned, chunk by chunk as they are
         read. UserError if they are damaged, or those of other files."""
         files = self._open_files()
-        try:
-            digests = [base64.b64decode(text, validate=True) for text in contents]
-        except (TypeError, ValueError):
-            raise UserError("loader state: damaged: contents are not base64") from None
-        if len(digests) != len(files):
-            raise UserError(f"loader state: contents of {len(digests)} files, expected {len(files)}")
+        _check_tensor(contents, "contents", torch.int64, (sum(file.native.num_chunks for file in files),))
         self.close()
-        for file, saved in zip(files, digests, strict=True):
-            file.native.restore_contents(saved)
+        _data.restore_contents([file.native for file in files], contents.numpy())
         self._contents = None
 
     def _fingerprint(self) -> dict[str, Any]:
@@ -511,29 +514,50 @@ class _Stream(Closing, Generic[T]):
                 self._order["formats"] = formats
         return self._order
 
+    def order(self) -> dict[str, Any]:
+        """All that the order of positions depends on, as plain JSON data."""
+        return dict(self._fingerprint())
+
+    def place(self) -> Any:
+        """The place after the last batch taken, for `state_at`; it costs nothing."""
+        return self._places, self._read, self.seen()
+
     def state_dict(self) -> dict[str, Any]:
-        """The place after the last batch taken, for each shard of this process (`merge_states` joins the states of
-        several processes), and what the order depends on; plain JSON data."""
-        places: dict[str, dict[str, Any]] = {}
-        for shard, place in zip(self._shards, self._places, strict=True):
-            places[str(shard)] = found = dict(zip(_PLACE_KEYS, place, strict=False))
-            if place[-1]:
-                found[_COUNTS] = place[-1]
-        # Training calls this once per step: what did not change is not made again.
-        order = dict(self._order or self._fingerprint())
-        kept = self._contents
-        contents = kept[1] if kept is not None and kept[0] == self._read else self.contents()
-        state = {"version": _STATE_VERSION, "places": places, "order": order, "contents": contents}
+        """The state after the last batch taken: `state_at(place())`."""
+        return self.state_at(self.place())
+
+    def state_at(self, place: Any) -> dict[str, Any]:
+        """The state at a place that is not older than that of the last call: plain JSON data about all that the order
+        depends on, and tensors (`merge_states` joins those of several processes). `places`: int64 [shards of all
+        processes, 4], epoch, chunk, positions of it that are used and batch of the window, -1 for the shards of other
+        processes. `contents`: int64 [chunks], as `contents()`. With the filter piece_counts, `piece_counts`: its
+        state, float64 [shards, numbers], -inf where it has none. With `count_unique`, `seen`: uint8 [16384]."""
+        places, read, seen = place
+        numbers = torch.full((self._options.shards, _PLACE_NUMBERS), -1, device="cpu")
+        width = max(len(each[-1]) for each in places)
+        counts = torch.full((self._options.shards, width), -math.inf, dtype=torch.float64, device="cpu")
+        for shard, each in zip(self._shards, places, strict=True):
+            numbers[shard] = torch.tensor(each[:_PLACE_NUMBERS], device="cpu")
+            if each[-1]:
+                counts[shard] = torch.tensor(each[-1], dtype=torch.float64, device="cpu")
+        state = {"version": _STATE_VERSION, "order": self.order(), "places": numbers}
+        state["contents"] = self._contents_until(read)
+        if self._filters["piece_counts"]:
+            state["piece_counts"] = counts
         if self._options.counts_unique:
-            state["seen"] = base64.b64encode(self.seen()).decode()
+            state["seen"] = torch.frombuffer(bytearray(seen), dtype=torch.uint8)
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continues with the batch after the saved place. UserError if the state is damaged, or if files or options
         that decide the order have changed; files may have other names."""
-        version, order, saved_places = (_part(state, key) for key in ("version", "order", "places"))
+        version = _part(state, "version")
         if version != _STATE_VERSION:
-            raise UserError(f"loader state: version {version!r}, expected {_STATE_VERSION}")
+            raise UserError(
+                f"loader state: version {str(version)[:80]}, expected {_STATE_VERSION}: another version of the trainer "
+                "wrote it; resume it with that version, or start a new run (training.initial_weights keeps the net)"
+            )
+        order = _part(state, "order")
         fingerprint = self._fingerprint()
         known = {"formats": None} | (order if isinstance(order, dict) else {})
         for key, value in ({"formats": None} | fingerprint).items():
@@ -546,55 +570,62 @@ class _Stream(Closing, Generic[T]):
                 saved = Filters.none().as_dict() | (saved or {})
             if saved != value:
                 raise UserError(f"loader state: {key} was {saved!r}, now it is {value!r}")
+        places = self._places_in(state)
+        self.close()
+        self.restore_contents(_part(state, "contents"))
+        self._places = places
+        self._read, self._seen = [], _seen_in(state)
+
+    def _places_in(self, state: dict[str, Any]) -> list[_Place]:
+        """The places of this process's shards in a state."""
+        shards = self._options.shards
+        numbers = _check_tensor(_part(state, "places"), "places", torch.int64, (shards, _PLACE_NUMBERS))
+        counts: Any = None
+        if self._filters["piece_counts"]:
+            counts = _part(state, "piece_counts")
+            _check_tensor(counts, "piece_counts", torch.float64, (shards, None))
         places: list[_Place] = []
         for shard in self._shards:
-            if isinstance(saved_places, dict) and str(shard) not in saved_places:
+            epoch, chunk, skip, batch = numbers[shard].tolist()
+            if epoch < 0:
                 raise UserError(
                     f"loader state: the place of shard {shard} is missing: join the states of all processes with "
                     "merge_states"
                 )
-            place = _part(saved_places, str(shard))
-            epoch, chunk, skip, batch = (_index(place, key) for key in _PLACE_KEYS)
-            piece_counts = self._piece_counts(place, begun=chunk + skip + batch > 0)
-            places.append((epoch, chunk, skip, batch, piece_counts))
-        self.close()
-        if "contents" in state:  # version 0.1 had none
-            self.restore_contents(_part(state, "contents"))
-        self._places = places
-        self._read, self._seen = [], _seen_in(state)
-
-    def _piece_counts(self, place: Any, *, begun: bool) -> list[float]:
-        """The counts of piece_counts at a saved place; nothing if it is off."""
-        if not self._filters["piece_counts"]:
-            return []
-        if _COUNTS not in place and not begun:
-            return []
-        if _COUNTS not in place:
-            raise UserError(
-                "loader state: has no counts of the filter piece_counts: it was saved by release 0.2 or earlier, whose "
-                "filter kept different positions; start a new run, or resume it with that release"
-            )
-        numbers: Any = place[_COUNTS]
-        try:
-            _data.check_piece_counts(numbers)
-        except TypeError:
-            raise UserError(
-                f"loader state: damaged: {_COUNTS} is {str(numbers)[:80]!r}, expected a list of numbers"
-            ) from None
-        return list(numbers)
+            if min(chunk, skip, batch) < 0:
+                raise UserError(f"loader state: damaged: the place of shard {shard} is {[epoch, chunk, skip, batch]}")
+            own = [] if counts is None else counts[shard].tolist()
+            if set(own) <= {-math.inf}:
+                own = []
+                if counts is not None and chunk + skip + batch:
+                    raise UserError(f"loader state: damaged: shard {shard} has no counts of the filter piece_counts")
+            else:
+                _data.check_piece_counts(own)
+            places.append((epoch, chunk, skip, batch, own))
+        return places
 
 
 def _seen_in(state: dict[str, Any]) -> bytes:
     """The sketch in a state; an empty one where it has none, as positions were not counted."""
     if "seen" not in state:
         return _NOTHING_SEEN
-    try:
-        sketch = base64.b64decode(state["seen"], validate=True)
-    except (TypeError, ValueError):
-        raise UserError("loader state: damaged: seen is not base64") from None
-    if len(sketch) != len(_NOTHING_SEEN):
-        raise UserError(f"loader state: damaged: seen has {len(sketch)} bytes, expected {len(_NOTHING_SEEN)}")
-    return sketch
+    return bytes(_check_tensor(state["seen"], "seen", torch.uint8, (len(_NOTHING_SEEN),)).numpy())
+
+
+def _check_tensor(value: Any, what: str, dtype: torch.dtype, shape: tuple[int | None, ...]) -> Tensor:
+    """The tensor `value` on the CPU. UserError for anything but this dtype and shape; None stands for any size."""
+    if not isinstance(value, Tensor):
+        raise UserError(f"loader state: damaged: {what} is {str(value)[:80]!r}, expected a tensor")
+    fits = len(value.shape) == len(shape) and all(
+        wanted in (None, size) for size, wanted in zip(value.shape, shape, strict=False)
+    )
+    if value.dtype != dtype or not fits:
+        sizes = ["any" if size is None else size for size in shape]
+        raise UserError(
+            f"loader state: damaged, or of other files: {what} is {value.dtype} {list(value.shape)}, expected {dtype} "
+            f"[{', '.join(map(str, sizes))}]"
+        )
+    return value.cpu().contiguous()
 
 
 def _made_again(
@@ -606,7 +637,6 @@ def _made_again(
     return loader
 
 
-_COUNTS = "piece_counts"
 _ORDER_KEYS = (
     "batch_size",
     "seed",
@@ -626,27 +656,54 @@ def _part(data: Any, key: str) -> Any:
     return data[key]
 
 
-def _index(place: Any, key: str) -> int:
-    value = _part(place, key)
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:
-        raise UserError(f"loader state: damaged: {key} is {str(value)[:80]!r}, expected a number from 0 on")
-    return value
-
-
 def merge_states(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Joins the states that the processes of one run saved after the same batch into one that any number of processes
     can load. UserError if they are not of one run, or have read different contents."""
-    first = states[0]
-    places: dict[str, Any] = {}
-    for state in states:
-        agree = all(places.get(shard, place) == place for shard, place in state["places"].items())
-        if not agree or (state["version"], state["order"]) != (first["version"], first["order"]):
+    merged = dict(states[0])
+    for key, own in states[0].items():
+        if isinstance(own, Tensor):
+            if any(state[key].shape != own.shape for state in states):
+                raise UserError("loader states of different runs cannot be joined")
+            every = torch.stack([_ordered(key, state[key]) for state in states])
+            merged[key] = _ordered(key, every.amax(0))
+            _check_merged(key, any(_differs(key, state[key], merged[key]) for state in states))
+        elif any(state[key] != own for state in states):
             raise UserError("loader states of different runs cannot be joined")
-        places |= state["places"]
-    merged = first | {"places": places, "contents": _merge_contents([state["contents"] for state in states])}
-    if all("seen" in state for state in states):
-        merged["seen"] = base64.b64encode(joined_sketch([_seen_in(state) for state in states])).decode()
     return merged
+
+
+def merge_over(
+    state: dict[str, Any], maximum: Callable[[Tensor], Tensor], is_any: Callable[[bool], bool]
+) -> dict[str, Any]:
+    """`merge_states` for processes that exchange tensors: each calls it with its own state. `maximum` gives the largest
+    values of all processes, element by element, and may change its argument; `is_any` whether a flag is set in any of
+    them."""
+    merged = dict(state)
+    for key, tensor in state.items():
+        if isinstance(tensor, Tensor):
+            merged[key] = _ordered(key, maximum(_ordered(key, tensor)))
+            _check_merged(key, is_any(_differs(key, tensor, merged[key])))
+    return merged
+
+
+def _ordered(key: str, tensor: Tensor) -> Tensor:
+    """A copy in which the value for "unknown" is the smallest one; applied twice, the tensor itself."""
+    return tensor ^ _UNKNOWN_DIGEST if key == "contents" else tensor.clone()
+
+
+def _differs(key: str, own: Tensor, merged: Tensor) -> bool:
+    """Whether a state has another value than the merged one where it has one."""
+    if key == "seen":  # sketches are joined by their maximum
+        return False
+    unknown = {"contents": 0, "places": -1, "piece_counts": -math.inf}[key]
+    return bool(((own != unknown) & (own != merged)).any())
+
+
+def _check_merged(key: str, differs: bool) -> None:
+    if differs and key == "contents":
+        raise UserError("loader states: the processes have read different contents of one file")
+    if differs:
+        raise UserError("loader states of different runs cannot be joined")
 
 
 def unique_positions(sketch: bytes) -> float:
@@ -676,21 +733,6 @@ def unique_positions(sketch: bytes) -> float:
 def joined_sketch(sketches: Sequence[bytes]) -> bytes:
     """The sketch (`Loader.seen`) of all that several have seen."""
     return functools.reduce(_data.join_sketches, sketches)
-
-
-def _merge_contents(contents: Sequence[list[str]]) -> list[str]:
-    merged = []
-    for of_one_file in zip(*contents, strict=True):
-        known = [text for text in of_one_file if text]
-        if not known:
-            merged.append("")
-            continue
-        digests = np.stack([np.frombuffer(base64.b64decode(text), "<u8") for text in known])
-        whole = digests.max(axis=0)
-        if ((digests != 0) & (digests != whole)).any():
-            raise UserError("loader states: the processes have read different contents of one file")
-        merged.append(base64.b64encode(whole.tobytes()).decode())
-    return merged
 
 
 class Loader(_Stream[Batch]):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 from collections.abc import Callable, Iterable, Sequence
@@ -11,15 +10,16 @@ from typing import Any, BinaryIO, NamedTuple
 
 from nnue_trainer import _data
 from nnue_trainer.base import system
-from nnue_trainer.data.compression import unnamed_file, unpack
-from nnue_trainer.data.files import StrPath, compression_of_file, open_regular
-from nnue_trainer.data.formats.base import HEAD, DataFormat, claiming
+from nnue_trainer.data.chunk_index import Source, open_source, open_sources
+from nnue_trainer.data.compression import compression_of, unnamed_file, unpack
+from nnue_trainer.data.files import StrPath, compression_of_file
+from nnue_trainer.data.formats.base import HEAD, DataFormat, Layout, claiming
 from nnue_trainer.data.formats.built_in import BuiltIn
 from nnue_trainer.data.reading import DEFAULT_PAWN, FORMATS_IN_PAWNS, Reading
 from nnue_trainer.data.spare import open_chunks as with_spare
 from nnue_trainer.errors import UserError
 
-_SAMPLES, _SAMPLE = 16, 4096  # the number of samples of a file, and the bytes in each
+_SAMPLE = 4096  # bytes that show how a file is compressed
 _LARGE = 1 << 28  # bytes of a compressed file: unpacking a larger one takes so long that it is announced
 _log = logging.getLogger(__name__)
 
@@ -43,8 +43,8 @@ class Identity(NamedTuple):
 
 def identity(path: StrPath) -> Identity:
     """The identity of a file as it is now. UserError if it cannot be read or is not a regular file."""
-    with open_regular(path) as file:
-        return _identity_of(path, file.fileno(), os.fstat(file.fileno()).st_size)
+    file = _data.InputFile(os.fsencode(path))
+    return _identity(path, file.size, file.digest_samples()[1])
 
 
 def identities(paths: Iterable[StrPath]) -> list[Identity]:
@@ -75,36 +75,55 @@ def require_same(saved: Sequence[Identity], now: Sequence[Identity], what: str) 
         raise UserError(f"{what} changed: there were {lists[0]}, now there are {lists[1]}")
 
 
-def _identity_of(path: StrPath, fd: int, size: int) -> Identity:
-    """The digest of the first `size` bytes."""
-    digest = hashlib.blake2b(digest_size=8)
-    try:
-        for i in range(_SAMPLES):
-            offset = max(size - _SAMPLE, 0) * i // (_SAMPLES - 1)
-            digest.update(system.pread(fd, min(_SAMPLE, size - offset), offset))
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror}") from None
-    return Identity(Path(path).name, size, digest.hexdigest())
+def _identity(path: StrPath, size: int, samples: int) -> Identity:
+    return Identity(Path(path).name, size, f"{samples:016x}")
 
 
 def make_room_for(files: int) -> None:
-    """Lets this process open this many more files, because a loader keeps all of its files open.
-    UserError if the system's limit is lower."""
+    """Lets this process have this many more files open, if the system allows it. If not, those that were read least
+    recently are closed and opened again when they are read."""
     # A compressed file needs a second one while it is opened; the rest is for torch and the run's own files.
-    needed = _open_now() + files + 256
-    limit = system.allow_open_files(needed)
+    others = _open_now() - _data.open_input_files() + 256
+    limit = system.allow_open_files(others + _data.open_input_files() + files)
     if limit is not None:
-        raise UserError(
-            f"loader: {files:,} data files, but the system allows {limit:,} open files (ulimit -Hn), expected "
-            f"{needed:,}: join files with `nnue data interleave`, or raise the limit"
-        )
+        _data.set_most_open_files(max(limit - others, 16))
 
 
 def _open_now() -> int:
     try:
         return len(list(Path("/proc/self/fd").iterdir()))
     except OSError:
-        return 64
+        return 64 + _data.open_input_files()
+
+
+def open_files(
+    paths: Sequence[StrPath],
+    *,
+    formats: Sequence[DataFormat] = (),
+    skip_bad: bool = False,
+    temporary: Path | None = None,
+    poll: Callable[[], None] | None = None,
+    spare: bool = False,
+) -> list[OpenedFile]:
+    """Opens files, with the help of the chunk index; the arguments are those of `OpenedFile`. UserError for the first
+    one that is not a data file."""
+    make_room_for(len(paths))
+    names = [os.fspath(path) for path in paths]
+
+    def opened(name: str, source: Source | UserError) -> OpenedFile:
+        if isinstance(source, UserError):
+            raise source
+        return OpenedFile(
+            name,
+            formats=formats,
+            skip_bad=skip_bad,
+            temporary=temporary,
+            poll=poll,
+            spare=spare,
+            source=source,
+        )
+
+    return [opened(name, source) for name, source in zip(names, open_sources(names, poll), strict=True)]
 
 
 class OpenedFile:
@@ -116,9 +135,21 @@ class OpenedFile:
     `skip_bad`: a record or chunk that is cut off by the end of the file is left out, and so is what comes after the
     place where a compressed file is corrupt or cut off. `poll` is called for each MiB that is unpacked and for every 16
     chunks that are listed; if it raises, opening ends. `spare`: records also hold the file's spare bytes
-    (`nnue_trainer.data.spare`), so it is read into a file without a name too. UserError, one line, if it is not a data
-    file.
+    (`nnue_trainer.data.spare`), so it is read into a file without a name too. `source`: the file, if it is
+    open already. UserError, one line, if it is not a data file.
     """
+
+    __slots__ = (
+        "_copied",
+        "_name",
+        "_status",
+        "_told",
+        "compression",
+        "format_identity",
+        "identity",
+        "native",
+        "spare",
+    )
 
     def __init__(
         self,
@@ -129,38 +160,46 @@ class OpenedFile:
         temporary: Path | None = None,
         poll: Callable[[], None] | None = None,
         spare: bool = False,
+        source: Source | None = None,
     ) -> None:
-        self.path = Path(path)
+        self._name = os.fspath(path)
         self.spare = int(spare)
         """the number of spare bytes in each record"""
         self.format_identity: dict[str, Any] | None = None
         """identifies the format, if it is one of `formats` and reads other positions than a built-in one by default"""
-        self._copied = False
-        with open_regular(path) as file:
-            self._status = os.fstat(file.fileno())
-            self._told = False
-            size = self._status.st_size
-            self.identity = _identity_of(path, file.fileno(), size)
-            self.compression = compression_of_file(self.path, file)
-            if self.compression is None:
-                self.native = self._chunks(file, size, skip_bad, formats, temporary, poll)
-                return
-            if size > _LARGE:
-                _log.warning("%s: %s-compressed: unpacking it before the first batch", path, self.compression)
-            with unpack(self.path, self.compression, file, temporary, poll, skip_bad=skip_bad) as unpacked:
-                unpacked_size = os.fstat(unpacked.fileno()).st_size
-                self.native = self._chunks(unpacked, unpacked_size, skip_bad, formats, temporary, poll)
+        self._copied = self._told = False
+        source = source or open_source(self._name, poll)
+        self._status = source.status
+        assert source.entry is not None
+        self.identity = _identity(path, source.file.size, source.entry.samples)
+        self.compression = None if source.layout else _compression(self.path, source.file)
+        if self.compression is None:
+            self.native = self._chunks(source.file, source.layout, skip_bad, formats, temporary, poll)
+            return
+        if source.file.size > _LARGE:
+            _log.warning("%s: %s-compressed: unpacking it before the first batch", path, self.compression)
+        with (
+            _stream(source.file) as packed,
+            unpack(self.path, self.compression, packed, temporary, poll, skip_bad=skip_bad) as unpacked,
+        ):
+            file = _data.InputFile(os.fsencode(self._name), unpacked.fileno())
+            self.native = self._chunks(file, None, skip_bad, formats, temporary, poll)
+
+    @property
+    def path(self) -> Path:
+        """The path that it was opened by."""
+        return Path(self._name)
 
     def _chunks(
         self,
-        file: BinaryIO,
-        size: int,
+        file: _data.InputFile,
+        layout: Layout,
         skip_bad: bool,
         formats: Sequence[DataFormat],
         temporary: Path | None,
         poll: Callable[[], None] | None,
     ) -> _data.DataFile:
-        format = claiming(formats, self.path, system.pread(file.fileno(), HEAD, 0)) if formats else None
+        format = self._claiming(formats, file, layout)
         reading = format.reading if isinstance(format, BuiltIn) else Reading()
 
         def into(fill: Callable[[BinaryIO], None]) -> BinaryIO:
@@ -172,16 +211,16 @@ class OpenedFile:
                     f"{self.path}: a data format in Python has no spare bytes, which a filter, the loss or the weight "
                     "of positions uses; convert the file (nnue data convert)"
                 )
-            chunks, self.spare = with_spare(self.path, file.fileno(), skip_bad, into, poll, reading)
+            chunks, self.spare = with_spare(self.path, file, skip_bad, into, poll, reading)
             self._copied = True
             self.format_identity = {"spare": self.spare} | ((format and format.identity) or {})
             return chunks
         if format is None:
-            chunks = _data.DataFile(str(self.path), file.fileno(), size, skip_bad, poll)
+            chunks = _data.DataFile(file, skip_bad, poll, layout=layout)
         else:
             self._copied = not isinstance(format, BuiltIn)
             self.format_identity = format.identity
-            chunks = format.open_chunks(self.path, file.fileno(), size, skip_bad, into, poll)
+            chunks = format.open_chunks(self.path, file, skip_bad, into, poll, layout)
         if chunks.format in FORMATS_IN_PAWNS and reading.pawn is None:
             _log.warning(
                 "%s: evaluations are converted with %g internal units per pawn, the default; data.formats: [{kind: %s, "
@@ -192,37 +231,59 @@ class OpenedFile:
             )
         return chunks
 
+    def _claiming(self, formats: Sequence[DataFormat], file: _data.InputFile, layout: Layout) -> DataFormat | None:
+        if layout is not None and all(isinstance(format, BuiltIn) for format in formats):
+            return next((format for format in formats if format.kind == layout[0]), None)
+        return claiming(formats, self.path, file.read(0, HEAD)) if formats else None
+
     def require_unchanged(self) -> None:
-        """UserError if samples of the file's bytes are not what they were; the rest is compared as it is read. Logs
-        once that the file was written to or replaced. Other programs cannot change an unpacked copy."""
+        """UserError if the file was written to and samples of its bytes are not what they were; the rest is compared as
+        it is read. Logs once that the file was written to or replaced. Other programs cannot change an unpacked
+        copy."""
         if self.compression is not None or self._copied:
             return
-        self._check_status()
-        now = _identity_of(self.path, self.native.fileno(), self.identity.size)
-        if not now.matches(self.identity):
-            raise UserError(
-                f"{self.path}: changed since it was opened: continuing would train on different positions; restore the "
-                "file, or start a new run"
-            )
+        if self._is_as_it_was() or f"{self.native.file.digest_samples()[1]:016x}" == self.identity.digest:
+            return
+        raise UserError(
+            f"{self.path}: changed since it was opened: continuing would train on different positions; restore the "
+            "file, or start a new run"
+        )
 
-    def _check_status(self) -> None:
-        now = os.fstat(self.native.fileno())
+    def _is_as_it_was(self) -> bool:
+        """Whether nothing was written to the file."""
+        size, modified, *number = self.native.file.status()
         try:
-            is_same = os.path.samestat(self.path.stat(), now)
+            found = self.path.stat()
+            is_same = [found.st_dev, found.st_ino] == number
         except OSError:
             is_same = False
-        grown = now.st_size > self._status.st_size
+        grown, written = size > self._status[0], modified != self._status[1]
         if not is_same:
             told = "was replaced or deleted; training continues with the file that was opened"
-        elif now.st_mtime_ns == self._status.st_mtime_ns and not grown:
-            return
         elif grown:
             told = "has grown since it was opened; the appended data is not read"
-        else:
+        elif written:
             told = (
                 "was written to since it was opened; chunks that were read before are compared, and the others are "
                 "read as they are now"
             )
+        else:
+            return True
         if not self._told:
             self._told = True
             _log.warning("%s: %s", self.path, told)
+        return not (grown or written)
+
+
+def _compression(path: Path, file: _data.InputFile) -> str | None:
+    if compression_of(file.read(0, _SAMPLE)) is None:
+        return None
+    with _stream(file) as stream:
+        return compression_of_file(path, stream)
+
+
+def _stream(file: _data.InputFile) -> BinaryIO:
+    """The file at its beginning."""
+    stream = os.fdopen(file.duplicate(), "rb")
+    stream.seek(0)
+    return stream

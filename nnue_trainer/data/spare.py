@@ -36,13 +36,13 @@ def embed(block: Block, path: Path) -> Records:
 
 def open_chunks(
     path: Path,
-    fd: int,
+    file: _data.InputFile,
     skip_bad: bool,
     unpack: Unpack,
     poll: Poll,
     reading: Reading,
 ) -> tuple[_data.DataFile, int]:
-    """The file `fd`, in a built-in format, as chunks for the pipeline, 34 bytes per position; and how many spare bytes
+    """The file, in a built-in format, as chunks for the pipeline, 34 bytes per position; and how many spare bytes
     a position has."""
     width = 0
 
@@ -57,10 +57,10 @@ def open_chunks(
             changes.apply(block.records)
         return embed(block, path)
 
-    def open_reader(file: ByteReader) -> _data.PositionReader:
-        return open_native(path, file, skip_bad, settings=reading.settings)
+    def open_reader(source: ByteReader) -> _data.PositionReader:
+        return open_native(path, source, skip_bad, settings=reading.settings)
 
-    chunks = rewritten(path, fd, unpack, poll, open_reader, read)
+    chunks = rewritten(path, file, unpack, poll, open_reader, read)
     return chunks, width
 
 

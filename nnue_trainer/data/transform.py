@@ -18,9 +18,11 @@ from nnue_trainer import _data
 from nnue_trainer.data.compression import ByteReader, unnamed_file
 from nnue_trainer.data.files import (
     FORMATS,
+    WHOLE,
     Block,
     Chess960,
     FenStyle,
+    Part,
     PositionReader,
     PositionWriter,
     Progress,
@@ -42,6 +44,8 @@ from nnue_trainer.errors import UserError
 from nnue_trainer.files.atomic import check_new, replacing
 
 _MEMORY_PER_POSITION = 55  # bytes of a shuffle
+_OF_WHOLE_STREAMS = ("random_skip", "soft_ply", "wdl", "wdl_material", "placeholder_zero", "piece_counts")
+"""filters whose decisions depend on the place of a position in the input"""
 
 
 @dataclass
@@ -133,10 +137,11 @@ def convert(
     skip_bad: bool = False,
     overwrite: bool = False,
     progress: Progress | None = None,
+    part: Part = WHOLE,
     **scores: Unpack[ReadingOptions],
 ) -> Report:
-    """Writes all positions of `inputs`, one file after the other, in the format `to` (None: the one of `output`'s
-    suffix).
+    """Writes all positions of `inputs`, or of a part of their chunks, one file after the other, in the format `to`
+    (None: the one of `output`'s suffix).
 
     `source`: the format of the inputs, None to find out. `fen`: how castling rights are written where there are FENs.
     `scores`, here and in the other tools: how scores and results are read (`data.reading`).
@@ -145,7 +150,7 @@ def convert(
     format = format_for(output, to)
     check_outputs(inputs, [output], overwrite)
     report = Report()
-    if not skip_bad and original_size(format.kind) and not any(map(is_pipe, inputs)):
+    if not skip_bad and part.is_whole and original_size(format.kind) and not any(map(is_pipe, inputs)):
         found, changed = [], False
         for path in inputs:
             with PositionReader(path, format=source, **scores) as reader:
@@ -154,13 +159,16 @@ def convert(
         if set(found) == {format.kind} and not changed:
             check_room(output, {Path(output).absolute().parent: sum(Path(path).stat().st_size for path in inputs)})
             return _copy(inputs, output, format, overwrite, progress, scores)
-    check_rewritten(inputs, output, format, source=source, **scores)
+    if part.is_whole:
+        check_rewritten(inputs, output, format, source=source, **scores)
     with PositionWriter(output, format, chess960=chess960, fen=fen) as writer:
-        for reader, blocks in read_files(inputs, format=source, skip_bad=skip_bad, progress=progress, **scores):
+        for reader, blocks in read_files(
+            inputs, format=source, skip_bad=skip_bad, progress=progress, part=part, **scores
+        ):
             for block in blocks:
                 writer.write_block(block)
             report.add_reader(reader)
-        report.add_writer(writer)
+        report.add_writer(writer, may_be_empty=not part.is_whole)
         check_all_new([output], overwrite)
     return report
 
@@ -204,20 +212,36 @@ def filter_positions(
     skip_bad: bool = False,
     overwrite: bool = False,
     progress: Progress | None = None,
+    part: Part = WHOLE,
     **scores: Unpack[ReadingOptions],
 ) -> tuple[Report, Counter[str]]:
-    """Writes the positions of `inputs` that pass, and counts how many each filter dropped. The arrays in which files
-    are read take the place of the chunks in docs/data.md: each has the next seed for its decisions."""
+    """Writes the positions of `inputs`, or of a part of their chunks, that pass, and counts how many each filter
+    dropped. The arrays in which files are read take the place of the chunks in docs/data.md: each has the next seed for
+    its decisions. So filters that draw at random, or depend on the position before, are refused (UserError)."""
     format = format_for(output, to)
     check_outputs(inputs, [output], overwrite)
+    whole_only = [name for name in _OF_WHOLE_STREAMS if filters.as_dict()[name] != Filters.none().as_dict()[name]]
+    if whole_only and not part.is_whole:
+        raise UserError(
+            f"--part: the filter {whole_only[0]} depends on the positions before, so parts would not be those of the "
+            "whole: use it without --part, or in the training (data.filters)"
+        )
     report, dropped = Report(), Counter[str]()
     with PositionWriter(output, format, chess960=chess960) as writer:
         for block, counts in filtered(
-            inputs, filters, seed=seed, skip_bad=skip_bad, progress=progress, after=report.add_reader, **scores
+            inputs,
+            filters,
+            seed=seed,
+            skip_bad=skip_bad,
+            progress=progress,
+            after=report.add_reader,
+            part=part,
+            **scores,
         ):
             writer.write_block(block)
             dropped.update(counts.dropped)
-        report.add_writer(writer, *(f"{count:,} dropped by {name}" for name, count in dropped.items() if count))
+        why = (f"{count:,} dropped by {name}" for name, count in dropped.items() if count)
+        report.add_writer(writer, *why, may_be_empty=not part.is_whole)
         check_all_new([output], overwrite)
     return report, dropped
 
@@ -230,12 +254,13 @@ def filtered(
     skip_bad: bool = False,
     progress: Progress | None = None,
     after: Callable[[PositionReader], None] = lambda reader: None,
+    part: Part = WHOLE,
     **scores: Unpack[ReadingOptions],
 ) -> Iterator[tuple[Block, _data.FilterCounts]]:
     """The positions of `inputs` that pass, and the counts of `Filters.mask`. `after` is called with the reader of each
     file at its end, or when the iteration ends there."""
     number, carried = 0, list[float]()
-    for reader, blocks in read_files(inputs, skip_bad=skip_bad, progress=progress, **scores):
+    for reader, blocks in read_files(inputs, skip_bad=skip_bad, progress=progress, part=part, **scores):
         try:
             for block in blocks:
                 mask, counts = filters.mask(block.records, (seed << 32) + number, carried, block.spare)
@@ -258,10 +283,16 @@ def shuffle(
     overwrite: bool = False,
     progress: Progress | None = None,
     write_progress: Progress | None = None,
+    by_game: bool = False,
+    part: Part = WHOLE,
     **scores: Unpack[ReadingOptions],
 ) -> Report:
     """Writes all positions of `inputs` in random order, in the format `to` (None: the one of `output`'s suffix). In a
     binpack each is a separate chain, 34 bytes.
+
+    `by_game`: the games are in random order, and the positions of each stay together and in order, so chains remain. A
+    game is a run in which the ply rises and the result, seen by white, stays the same. `part`: all inputs are read, and
+    only this part of the output is written; all parts together are the whole.
 
     The order is uniform and a function of (seed, positions in order) alone, whatever the memory. `memory` in bytes
     bounds what the shuffle holds; positions beyond it, about one for 55 bytes, wait in an unnamed file in the folder
@@ -271,13 +302,17 @@ def shuffle(
     check_outputs(inputs, [output], overwrite)
     folder = Path(temporary) if temporary is not None else Path(output).absolute().parent
     room = memory // _MEMORY_PER_POSITION
-    check_rewritten(inputs, output, format, join_chains=False, waiting=(folder.absolute(), room), **scores)
+    if part.is_whole:
+        waiting = (folder.absolute(), room)
+        check_rewritten(inputs, output, format, join_chains=by_game, waiting=waiting, **scores)
     kept = original_size(format.kind)
-    buffer = _data.ExternalShuffle(seed, memory, os.fsencode(folder), kept)
+    part.range(0)
+    buffer = _data.ExternalShuffle(seed, memory, os.fsencode(folder), kept, by_game, part.number - 1, part.of)
     report = Report()
     # The output is opened first, so that a place that cannot be written to shows before hours of reading.
-    with PositionWriter(output, format, join_chains=False, chess960=chess960) as writer:
+    with PositionWriter(output, format, join_chains=by_game, chess960=chess960) as writer:
         for reader, blocks in read_files(inputs, skip_bad=skip_bad, progress=progress, **scores):
+            buffer.start_stream()
             for block in blocks:
                 same = kept and block.format == format.kind
                 buffer.add(block.records, block.originals if same else None)
@@ -288,7 +323,7 @@ def shuffle(
             writer.write_block(block)
             if write_progress:
                 write_progress(writer.positions, buffer.positions)
-        report.add_writer(writer)
+        report.add_writer(writer, may_be_empty=not part.is_whole)
         check_all_new([output], overwrite)
     return report
 

@@ -53,7 +53,7 @@ class TrainerState:
     earlier versions."""
 
     batches: dict[str, Any]
-    """state of the stream of batches, which checks it on loading"""
+    """state of the stream of batches without its tensors (`Checkpoint.stream`), which checks it on loading"""
     step: int = Field(ge=0, lt=_COUNT)
     """steps done"""
     validation_loss: float | None = None
@@ -75,7 +75,7 @@ class TrainerState:
     validation_files: list[Any] | None = None
     """the identities of the validation files"""
     validation_contents: list[Any] | None = None
-    """digests of the parts that were read, which the loader compares"""
+    """of early versions; unused"""
     figure: dict[str, Any] | None = None
     """the definition of the validation loss; only losses with the same definition can be compared"""
     callbacks: list[dict[str, Any]] = Field(default_factory=list)
@@ -132,6 +132,10 @@ class Checkpoint:
     tensors: dict[str, dict[str, Tensor]]
     recipe: dict[str, Any] | None = None
     state: dict[str, Any] = field(default_factory=dict)
+
+    def stream(self, path: str | os.PathLike[str]) -> dict[str, Any]:
+        """The state of the stream of batches, with its tensors, which are the group `batches`."""
+        return self.trainer_state(path).batches | self.tensors.get("batches", {})
 
     def trainer_state(self, path: str | os.PathLike[str]) -> TrainerState:
         """The state of a training run; UserError naming `path` where this is none."""

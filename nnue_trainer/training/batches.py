@@ -24,8 +24,10 @@ class BatchSource(Protocol):
     """A stream of batches in host memory. `nnue_trainer.data.Loader` yields a `Batch` of index rows; `RecordLoader`
     yields packed records, uint8 [B, 32]. If several processes train together, their sources yield the same whole
     batches, or each an equal share of them. The newest two batches are valid: the source may overwrite batch k when
-    batch k + 2 is requested. `state_dict` returns plain JSON data; a stream that loads it continues with the batch that
-    would have come next."""
+    batch k + 2 is requested. `state_dict` returns plain JSON data, in which values may be tensors; a stream that loads
+    it continues with the batch that would have come next. If several processes train together, the JSON data are the
+    same in all of them. A source whose state takes time to make has `place()`, which is cheap, and `state_at(place)`.
+    """
 
     def __iter__(self) -> Iterator[Batch | Tensor]: ...
 
@@ -94,8 +96,9 @@ class DeviceBatches:
         self._done: deque[torch.cuda.Event] = deque(maxlen=_BUFFERS - 1)
         self._ahead: Batch | None = None  # the batch after the current one
         self._fetched: torch.cuda.Event | None = None  # completes when `_ahead` is copied, expanded and prepared
-        self._place_ahead: dict[str, Any] = {}  # the source's state from which it yields `_ahead`
-        self._place_in_hand: dict[str, Any] | None = None  # the source's state from which it yields the current batch
+        self._state_at: Callable[[Any], dict[str, Any]] = getattr(source, "state_at", lambda state: state)
+        self._place_ahead: Any = None  # the place from which the source yields `_ahead`
+        self._place_in_hand: Any = None  # the place from which it yields the current batch; None: its step is complete
 
     def __next__(self) -> Batch:
         # Set this first: a signal handler may raise at any point below, and the state must be right then, too.
@@ -122,7 +125,7 @@ class DeviceBatches:
         # where processes join their shares, as soon as all of them have queued theirs.
         if self._fetched is not None:
             self._fetched.synchronize()
-        self._place_ahead = self._source.state_dict()
+        self._place_ahead = self._place()
         self._ahead = self._fetch(self._iterator, self._stream)
         return batch
 
@@ -144,11 +147,14 @@ class DeviceBatches:
 
     def state_dict(self) -> dict[str, Any]:
         """The source's state from which it yields the first batch whose step is not complete."""
-        return self._next_place() if self._place_in_hand is None else self._place_in_hand
+        return self._state_at(self._next_place() if self._place_in_hand is None else self._place_in_hand)
 
-    def _next_place(self) -> dict[str, Any]:
-        """The source's state from which it yields the batch that `__next__` will return."""
-        return self._source.state_dict() if self._ahead is None else self._place_ahead
+    def _place(self) -> Any:
+        return self._source.place() if hasattr(self._source, "place") else self._source.state_dict()
+
+    def _next_place(self) -> Any:
+        """The place from which the source yields the batch that `__next__` will return."""
+        return self._place() if self._ahead is None else self._place_ahead
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._source.load_state_dict(state)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Callable
 
+import torch
+
 from nnue_trainer.data import Loader, RecordLoader
-from nnue_trainer.data.loader import joined_sketch, unique_positions, warn_of_left_out_chunks
+from nnue_trainer.data.loader import unique_positions, warn_of_left_out_chunks
 from nnue_trainer.parallel.ranks import Ranks
 
 
@@ -37,7 +38,7 @@ def count_unique(batches: Loader | RecordLoader, ranks: Ranks, *, divided: bool)
         return lambda: round(unique_positions(batches.seen()))  # all of them see whole batches
 
     def together() -> int:
-        every = ranks.each(base64.b64encode(batches.seen()).decode())
-        return round(unique_positions(joined_sketch([base64.b64decode(text) for text in every])))
+        seen = ranks.maximum(torch.frombuffer(bytearray(batches.seen()), dtype=torch.uint8))
+        return round(unique_positions(seen.numpy().tobytes()))
 
     return together

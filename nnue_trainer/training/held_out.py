@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Unpack
+from typing import Unpack
 
 import torch
 
@@ -53,11 +53,11 @@ class HeldOut:
         """The files."""
         return self._loader.opened
 
-    def contents(self) -> list[str]:
+    def contents(self) -> torch.Tensor:
         """The content of the files that was read so far (`Loader.contents`)."""
         return self._loader.contents()
 
-    def restore(self, contents: Any, what: str) -> None:
+    def restore(self, contents: torch.Tensor, what: str) -> None:
         """Compares what is read from now on with the contents in a checkpoint. UserError, beginning with `what`, where
         they are damaged."""
         try:

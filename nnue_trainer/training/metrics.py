@@ -12,10 +12,11 @@ import platform
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, NamedTuple
 
 import torch
 
@@ -25,9 +26,12 @@ from nnue_trainer.files.atomic import replacing
 from nnue_trainer.training.run_folder import RunFolder
 from nnue_trainer.training.terminal import say
 
+_SHOWN = 1000  # records, from which on TensorBoard gets fewer
+
 
 class MetricsWriter:
-    """Appends records to metrics.jsonl of the run folder and, with `tensorboard`, to a new TensorBoard event file.
+    """Appends records to metrics.jsonl of the run folder and, with `tensorboard`, to a new TensorBoard event file,
+    which gets fewer of them the more there are (`_is_shown`).
 
     Existing records for steps after `step` are dropped, since the resumed run writes them again. Broken lines at the
     end of the file, which a kill or a power cut can leave, are dropped too. If there are broken lines before its last
@@ -40,14 +44,15 @@ class MetricsWriter:
     def __init__(self, folder: RunFolder, step: int, tensorboard: bool):
         self._path = folder.metrics
         folder.will_write(self._path)
-        kept, sound = _read(self._path)
-        if not sound:
+        found = _read(self._path, step)
+        if not found.sound:
             aside = _unused(self._path)
             folder.link(self._path, aside)
             say(f"{self._path}: damaged, so it is kept as {aside.name}; its valid records are copied")
         with replacing(self._path) as output:
-            output.write_text("".join(line for line, at in kept if at <= step))
-        self._last = (step, {json.loads(line).get("event") for line, at in kept if at == step})
+            _copy(self._path, found, step, output.file)
+        self._last = (step, found.events_of_last)
+        self._counts = found.counts
         self._file = _AppendedFile(self._path)
         problem = extras.missing("tensorboard") if tensorboard else None
         if problem is not None:
@@ -60,7 +65,9 @@ class MetricsWriter:
         finite = {name: value if value is not None and math.isfinite(value) else None for name, value in values.items()}
         record = {"event": event, "step": step, "time": round(time.time(), 3), **finite}
         self._file.write((json.dumps(record, allow_nan=False) + "\n").encode())
-        if self._events is not None:
+        number = self._counts[event]
+        self._counts[event] += 1
+        if self._events is not None and _is_shown(number):
             self._events.write({f"{event}/{name}": value for name, value in values.items() if value is not None}, step)
 
     def has(self, event: str, step: int) -> bool:
@@ -237,30 +244,80 @@ class _EventFile:
         self._file.write(buffer.getvalue())
 
 
-def _read(path: Path) -> tuple[list[tuple[str, int]], bool]:
-    """The records of metrics.jsonl as (line, step), and whether all lines up to the last record are records. A missing
-    file has no records. UserError if the file cannot be read."""
+class _Found(NamedTuple):
+    """The records of metrics.jsonl: the offset up to which all lines are records up to a step; that after the last
+    record; whether all lines before it are records; the number of those up to the step, by event; and the events of
+    that step."""
+
+    whole: int
+    end: int
+    sound: bool
+    counts: Counter[str]
+    events_of_last: set[str]
+
+
+def _read(path: Path, step: int) -> _Found:
+    """A missing file has no records. UserError if the file cannot be read."""
+    whole, end, sound, broken = 0, 0, True, False
+    counts, events = Counter[str](), set[str]()
     try:
-        lines = path.read_bytes().split(b"\n")[:-1]  # what follows the last line end is an incomplete line, or empty
+        for record, after in _lines(path):
+            if record is None:
+                broken = True
+                continue
+            event, at = record
+            if whole == end and not broken and at <= step:
+                whole = after
+            sound, end = sound and not broken, after
+            if at <= step:
+                counts[event] += 1
+            if at == step:
+                events.add(event)
     except FileNotFoundError:
-        return [], True
+        pass
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
-    steps = [_step(line) for line in lines]
-    while steps and steps[-1] is None:
-        steps.pop()
-    found = [(line.decode() + "\n", step) for line, step in zip(lines, steps, strict=False) if step is not None]
-    return found, len(found) == len(steps)
+    return _Found(whole, end, sound, counts, events)
 
 
-def _step(line: bytes) -> int | None:
-    """The step of the record in `line`; None if the line is not a record."""
+def _lines(path: Path) -> Iterator[tuple[tuple[str, int] | None, int]]:
+    """For each whole line its event and step, None if it is not a record, and the offset after it."""
+    after = 0
+    with path.open("rb") as file:
+        for line in file:
+            after += len(line)
+            if line.endswith(b"\n"):
+                yield _event_and_step(line), after
+
+
+def _copy(path: Path, found: _Found, step: int, output: BinaryIO) -> None:
+    """Copies the records up to a step."""
+    if not found.end:
+        return
+    with path.open("rb") as file:
+        at = 0
+        while at < found.whole:
+            at += output.write(file.read(min(1 << 20, found.whole - at)))
+        for line in file:
+            record = _event_and_step(line)
+            if record is not None and line.endswith(b"\n") and record[1] <= step:
+                output.write(line)
+
+
+def _is_shown(number: int) -> bool:
+    """Whether TensorBoard gets record `number`, counted from 0 by event: the first thousand, each 2nd of the next
+    thousand, each 4th of the next two thousand, and so on, so that 10 million records become 15 thousand."""
+    return number % (1 << (number // _SHOWN).bit_length()) == 0
+
+
+def _event_and_step(line: bytes) -> tuple[str, int] | None:
+    """Those of the record in `line`; None if the line is not a record."""
     try:
         record = json.loads(line.decode())
     except (ValueError, RecursionError):
         return None
     step = record.get("step") if isinstance(record, dict) else None
-    return step if isinstance(step, int) and step >= 0 else None
+    return (str(record.get("event")), step) if isinstance(step, int) and step >= 0 else None
 
 
 def _unused(path: Path) -> Path:

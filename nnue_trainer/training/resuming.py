@@ -31,7 +31,7 @@ def resume(trainer: Trainer, saved: Checkpoint, path: Path) -> None:
     load_into(trainer.sharding.own(saved.tensors["model"]), trainer.model, path)
     _load_optimizer(trainer, saved, own, path)
     try:
-        trainer.batches.load_state_dict(own.batches)
+        trainer.batches.load_state_dict(saved.stream(path))
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):

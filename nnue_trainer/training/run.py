@@ -60,6 +60,9 @@ def train(recipe: config.Recipe, run_dir: Path, *, resume: str | None = None, ov
         stack.enter_context(assembly.explaining_out_of_memory(recipe))
         saved, path = find_resumed(resume, run_dir)
         if saved is not None:
+            recipe, notes = config.with_known_files(recipe, saved.recipe or {})
+            for note in notes:
+                say(f"{path}: {note}")
             check_resumable(schema.to_data(recipe), saved, path)
         in_place = saved is not None and path.resolve().parent == folder.checkpoints.resolve()
         if ranks.writes and folder.holds_run() and not (in_place or overwrite):

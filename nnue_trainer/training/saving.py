@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from nnue_trainer import registry
 from nnue_trainer.base import limits
-from nnue_trainer.data.loader import merge_states
+from nnue_trainer.data.loader import merge_over
 from nnue_trainer.errors import UserError
 from nnue_trainer.files.atomic import replacing
 from nnue_trainer.files.checkpoint import Checkpoint, TrainerState
@@ -45,14 +46,14 @@ class Saved:
     recipe: of the whole run, in plain data; yaml: the same as it is written to recipe.yaml.
     figure: what defines a validation loss beside the weights, as plain JSON data; `best` compares only losses of one.
     validation_files: identifies the validation files; a resume checks that they are the same.
-    validation_contents: returns what was read of them so far, as plain JSON data.
+    validation_contents: returns digests of what was read of them so far (`Loader.contents`).
     """
 
     recipe: dict[str, Any]
     yaml: str
     figure: dict[str, Any]
     validation_files: list[Any] | None
-    validation_contents: Callable[[], list[str]] | None
+    validation_contents: Callable[[], Tensor] | None
 
 
 class Saver:
@@ -101,6 +102,7 @@ class Saver:
         step; only the checkpoint of rank 0 is complete."""
         state, stage, saved, device = self._state, self._stage, self.saved, next(self._model.parameters()).device
         window_steps, window_loss = self._records.window()
+        stream, contents = self._place(), saved.validation_contents() if saved.validation_contents else None
         return Checkpoint(
             architecture=self._model.architecture,
             recipe=saved.recipe,
@@ -108,10 +110,12 @@ class Saver:
                 "model": self._sharding.whole(self._model.state_dict()),
                 "optimizer": self._sharding.whole(self._optimizer.state_dict()),
                 "rng": resuming.generators(device),
+                "batches": {key: value for key, value in stream.items() if isinstance(value, Tensor)},
+                "validation": {} if contents is None else {"contents": contents},
             },
             state={  # a TrainerState
                 "step": state.step,
-                "batches": self._place(),
+                "batches": _json_of(stream),
                 "validation_loss": state.validation_loss,
                 "best_validation_loss": state.best_validation_loss,
                 "best_step": state.best_step,
@@ -127,7 +131,6 @@ class Saver:
                 "bad_chunks": self._records.bad_chunks(of_run=True),
                 "window_steps": window_steps,
                 "window_loss": window_loss,
-                "validation_contents": saved.validation_contents() if saved.validation_contents else None,
                 "device": device.type,
                 "cpu_threads": torch.get_num_threads(),
                 "processes": self._ranks.size,
@@ -139,8 +142,13 @@ class Saver:
     def _place(self) -> dict[str, Any]:
         """The state of the stream of batches from which any number of processes can continue. All must call this
         together, as each has only the places of its own shards."""
-        first, *others = states = self._ranks.each(self._batches.state_dict())
-        return merge_states(states) if any(state != first for state in others) else first
+        state = self._batches.state_dict()
+        if not self._ranks.several:
+            return state
+        first, *others = self._ranks.each(_json_of(state))
+        if any(other != first for other in others):
+            raise UserError("train: the processes have different states of the stream of batches")
+        return merge_over(state, self._ranks.maximum, self._ranks.any)
 
     def settle(self, store: CheckpointStore | Nowhere) -> None:
         """After a resume in the same folder, restores the state of the folder at that step. Reads the best validation
@@ -260,3 +268,8 @@ class Saver:
                 store.save(self.checkpoint(), epoch=None, final=True)
             store.wait()
             say(f"{self._folder.last}: saved at step {state.step:,}, before the error that ends this run")
+
+
+def _json_of(state: dict[str, Any]) -> dict[str, Any]:
+    """The part of a stream's state that is not tensors."""
+    return {key: value for key, value in state.items() if not isinstance(value, Tensor)}

@@ -12,6 +12,7 @@ import torch
 
 from nnue_trainer.base.foreign import leave
 from nnue_trainer.data import Loader, RecordLoader
+from nnue_trainer.data.mixing import Mixing
 from nnue_trainer.data.opened import OpenedFile
 from nnue_trainer.errors import UserError
 from nnue_trainer.training.held_out import HeldOut
@@ -54,6 +55,8 @@ class StageData:
 
     batches: Loader | RecordLoader
     validation: HeldOut | None
+    mixing: Mixing | None = None
+    """how well the shuffle buffer mixes, in the process that writes, after `check`; None without shuffling"""
     more: dict[str, HeldOut]
     """further sets of held-out positions, by name"""
 
@@ -148,3 +151,7 @@ class StageData:
         if self._sources.check is not None and self._beginning and not self._closed:
             held_out_files = self.validation.opened if self.validation is not None else []
             self._sources.check(self.batches, held_out_files, self._warnings.append)
+        if self._sources.check is not None and not self._closed:
+            self.mixing = self.batches.mixing()
+            if self.mixing is not None and self.mixing.warning and self._beginning:
+                self._warnings.append(self.mixing.warning)

@@ -4,7 +4,6 @@ change, grow and never end. Everything must end in one exception, never in a cra
 import gzip
 import os
 import random
-import re
 import subprocess
 import sys
 import threading
@@ -448,7 +447,7 @@ print("end")
 def attack_pipeline(path: Path, seed: int) -> None:
     def make(rng: random.Random) -> _data.Pipeline:
         with path.open("rb") as handle:
-            data = _data.DataFile(str(path), handle.fileno(), path.stat().st_size, bool(rng.getrandbits(1)))
+            data = _data.DataFile(_data.InputFile(str(path), handle.fileno()), bool(rng.getrandbits(1)))
         batch = rng.choice([1, 16, 64])
         fields: dict[str, Any] = {
             "features": rng.choice([None, "Chess768"]),
@@ -681,10 +680,8 @@ loader = RecordLoader([sys.argv[1]] * 300, 100)
 print(sum(len(batch) for batch in loader))
 """
     assert run(code, file, 2048).stdout == f"{300 * 3000}\n"
-    error = run(code, file, 400).stderr.splitlines()[-1]
-    assert re.search(
-        r"loader: 300 data files, but the system allows 400 open files \(ulimit -Hn\), expected \d+", error
-    )
+    # Files are closed and opened again if the hard limit is too low.
+    assert run(code, file, 400).stdout == f"{300 * 3000}\n"
 
 
 @pytest.mark.slow
@@ -798,6 +795,8 @@ def test_a_damaged_state_is_one_line(file: Path) -> None:
             return rest if rng.random() < 0.2 else {**data, key: spoil(data[key])}
         if isinstance(data, list) and data and rng.random() < 0.8:
             return [spoil(data[0]), *data[1:]]
+        if isinstance(data, torch.Tensor) and rng.random() < 0.8:
+            return rng.choice([data[:-1], data.double(), data - 2, data[None]])
         return rng.choice([None, -1, 2**64, 1.5, "x", [], {}, [1], True])
 
     refused, lines = 0, []

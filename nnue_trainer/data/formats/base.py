@@ -31,6 +31,8 @@ Unpack = Callable[[Callable[[BinaryIO], None]], BinaryIO]
 """Makes a file without a name, calls a function that fills it, and returns it for reading."""
 
 Poll = Callable[[], None] | None
+Layout = tuple[str, bytes] | None
+"""the format and the places of the chunks, where they are known"""
 _log = logging.getLogger(__name__)
 BLOCK = 1 << 16
 """positions that are read at a time"""
@@ -52,19 +54,19 @@ R = TypeVar("R", bound=_Skipping)
 
 def rewritten(
     path: Path,
-    fd: int,
+    file: _data.InputFile,
     unpack: Unpack,
     poll: Poll,
     open_reader: Callable[[ByteReader], R],
     read: Callable[[R], npt.NDArray[np.uint8]],
 ) -> _data.DataFile:
-    """The file `fd` as chunks for the pipeline: its positions are read once, into a file without a name, where each
-    takes 34 bytes. `read` gives the next records, uint8 [n, 32]; none at the end."""
+    """The file as chunks for the pipeline: its positions are read once, into a file without a name, where each takes
+    34 bytes. `read` gives the next records, uint8 [n, 32]; none at the end."""
 
     def fill(out: BinaryIO) -> None:
-        with os.fdopen(os.dup(fd), "rb", buffering=0) as file:
-            file.seek(0)
-            reader = open_reader(cast("ByteReader", file))
+        with os.fdopen(file.duplicate(), "rb", buffering=0) as stream:
+            stream.seek(0)
+            reader = open_reader(cast("ByteReader", stream))
             writer = _data.PositionWriter(os.fsencode(path), out.fileno(), "binpack", False)
             while len(records := read(reader)):
                 writer.write(records)
@@ -75,7 +77,7 @@ def rewritten(
                 _log.warning("%s; left out, with %d more", reader.first_skipped, reader.skipped - 1)
 
     with unpack(fill) as unpacked:
-        return _data.DataFile(str(path), unpacked.fileno(), os.fstat(unpacked.fileno()).st_size, False, poll)
+        return _data.DataFile(_data.InputFile(os.fsencode(path), unpacked.fileno()), False, poll)
 
 
 class DataFormat(ABC):
@@ -142,16 +144,22 @@ class DataFormat(ABC):
         return _Writer(self, path, fd)
 
     def open_chunks(
-        self, path: Path, fd: int, size: int, skip_bad: bool, unpack: Unpack, poll: Poll = None
+        self,
+        path: Path,
+        file: _data.InputFile,
+        skip_bad: bool,
+        unpack: Unpack,
+        poll: Poll = None,
+        layout: Layout = None,
     ) -> _data.DataFile:
-        """The file `fd` as chunks for the pipeline: its positions are read once, into a file without a name, where each
+        """The file as chunks for the pipeline: its positions are read once, into a file without a name, where each
         takes 34 bytes."""
         return rewritten(
             path,
-            fd,
+            file,
             unpack,
             poll,
-            lambda file: self.open_reader(path, file, skip_bad),
+            lambda source: self.open_reader(path, source, skip_bad),
             lambda reader: reader.read(BLOCK),
         )
 

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from nnue_trainer import _data
 from nnue_trainer.base.arrays import Records
-from nnue_trainer.data.formats.base import DATA_FORMATS, HEAD, DataFormat, Poll, Unpack
+from nnue_trainer.data.formats.base import DATA_FORMATS, HEAD, DataFormat, Layout, Poll, Unpack
 from nnue_trainer.data.reading import (
     FORMATS_IN_PAWNS,
     LEAST_PAWN,
@@ -59,11 +59,17 @@ class BuiltIn(DataFormat):
         return _data.PositionWriter(os.fsencode(path), fd, self.kind, join_chains)
 
     def open_chunks(
-        self, path: Path, fd: int, size: int, skip_bad: bool, unpack: Unpack, poll: Poll = None
+        self,
+        path: Path,
+        file: _data.InputFile,
+        skip_bad: bool,
+        unpack: Unpack,
+        poll: Poll = None,
+        layout: Layout = None,
     ) -> _data.DataFile:
         reading = self.reading
         changes = reading.changes(path, self.kind) or _data.ScoreChanges()
-        return _data.DataFile(str(path), fd, size, skip_bad, poll, reading.settings, changes)
+        return _data.DataFile(file, skip_bad, poll, reading.settings, changes, layout)
 
 
 @section

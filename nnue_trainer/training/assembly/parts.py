@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from nnue_trainer import config, schema
 from nnue_trainer.config import Recipe
 from nnue_trainer.nets.base import NnueModel
@@ -41,7 +43,7 @@ def assemble(
     run_dir: Path | RunFolder,
     *,
     validation_files: list[Any] | None = None,
-    validation_contents: Callable[[], list[str]] | None = None,
+    validation_contents: Callable[[], Tensor] | None = None,
     bad_chunks: Callable[[], int] | None = None,
     unique: Callable[[], int] | None = None,
     sharding: Unsharded | None = None,
@@ -57,7 +59,7 @@ def assemble(
         validation: a function that returns the same validation batches at each call; None: no validation.
         run_dir: the run folder, to which all files are written.
         validation_files: identifies the validation files, as plain JSON data; a resume checks that they are the same.
-        validation_contents: a function that returns what was read of them so far, as plain JSON data.
+        validation_contents: a function that returns digests of what was read of them so far.
         bad_chunks: a function that returns how many damaged chunks of data were left out so far; all processes call it
             together.
         unique: a function that returns how many different positions were seen; all processes call it together.
@@ -196,7 +198,7 @@ def _validator(
 
 
 def _saved(
-    stage: RecipeStage, validator: Validator, files: list[Any] | None, contents: Callable[[], list[str]] | None
+    stage: RecipeStage, validator: Validator, files: list[Any] | None, contents: Callable[[], Tensor] | None
 ) -> Saved:
     """The part of every checkpoint that comes from the recipe and from validation."""
     lam = "follow" if validator.follows else validator.lambda_at(stage.first_step)

@@ -150,14 +150,16 @@ def begin(
         data.check()  # for a missing or wrong file the run must end before it writes anything
         timeline.mark("first positions")
         start = [_first_line(recipe, trainer, parameters, at)]
+        if data.mixing is not None:
+            start.append(str(data.mixing))
         if ranks.several:
             start += [divided, _reading_line(recipe, ranks)]
         agreed: dict[str, Any] = {
             "recipe": schema.to_data(stage.whole),
             "step": trainer.step,
             "weights": weights_digest,
-            "place in the data": None if saved is None else saved.state["batches"],
-            "data files": batches.state_dict()["order"],
+            "place in the data": None if saved is None else saved.stream(path),
+            "data files": batches.order(),
             "validation files": trainer.saver.saved.validation_files,
             "kind of device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         }
@@ -182,7 +184,7 @@ def _continue(trainer: Trainer, data: StageData, stage: RecipeStage, at: Begin, 
         if skips:
             resuming.allow_skipping(at.checkpoint)
         trainer.resume(at.checkpoint, at.path)
-        contents = at.checkpoint.state.get("validation_contents")
+        contents = at.checkpoint.tensors.get("validation", {}).get("contents")
         if at.keep and data.validation is not None and contents is not None:
             data.validation.restore(contents, str(at.path))
     elif stage.stage is not None and stage.stage.carry == "optimizer":
