@@ -1,5 +1,7 @@
-"""The translation of the CUDA sources for the emulator leaves files alone that have not changed: ninja goes by time."""
+"""The translation of the CUDA sources for the emulator leaves files alone that have not changed: ninja goes by time.
+And what needs only the translation: the checks of index_check.cu with a runtime that fails."""
 
+import re
 import shutil
 import subprocess
 import sys
@@ -7,6 +9,10 @@ from pathlib import Path
 
 import emulated_library
 import pytest
+import torch
+from needs import require
+from translate import operators
+from translate import translate as as_cpp
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -38,3 +44,31 @@ def test_what_the_sources_no_longer_have_is_removed(csrc: Path, tmp_path: Path) 
     first = translate(csrc, out)
     (csrc / "cuda" / "portable" / "forgotten.cuh").unlink()
     assert first.keys() - translate(csrc, out).keys() == {"cuda/portable/forgotten.cuh"}
+
+
+@pytest.mark.slow
+@pytest.mark.compiler
+def test_a_check_whose_memory_cannot_be_allocated_can_be_repeated(csrc: Path, tmp_path: Path) -> None:
+    """Every call of the CUDA runtime fails once; each time the report is released, and the next check makes it."""
+    require(emulated_library.why_not())
+    out = tmp_path / "translated"
+    translate(csrc, out)
+    text = (csrc / "cuda" / "index_check.cu").read_text().partition("STABLE_TORCH_LIBRARY_IMPL")[0]
+    (out / "cuda" / "index_check.cpp").write_text(operators(as_cpp(text), ""))
+    here, libraries = emulated_library.HERE, Path(torch.__file__).parent
+    includes = [f"-I{place}" for place in (out, here, ROOT / "data_loader", libraries / "include")]
+    sources = [here / "failing_check.cpp", here / "emulator.cpp"]
+    link = [f"-L{libraries / 'lib'}", "-ltorch_cpu", "-lc10", f"-Wl,-rpath,{libraries / 'lib'}", "-pthread"]
+    program = tmp_path / "failing_check"
+    command: list[str | Path] = [
+        *emulated_library.COMPILER,
+        *emulated_library.FLAGS,
+        *includes,
+        *sources,
+        "-o",
+        program,
+        *link,
+    ]
+    subprocess.run(command, check=True)
+    done = subprocess.run([program], capture_output=True, text=True, check=False)
+    assert re.fullmatch(r"OK \d\d?\n", done.stdout), done
