@@ -148,8 +148,9 @@ class TrainingConfig:
     """rounded up to whole batches"""
     seed: int = Field(default=42, ge=0, lt=2**63)
     """seed of the initial weights and of the sample order"""
-    device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d{1,2})?)$")
-    """auto (cuda if there is one), cpu, cuda or cuda:N"""
+    device: str = Field(default="auto", pattern=r"^[a-z]{1,20}(:\d{1,2})?$")
+    """auto (cuda if there is one with our kernels), cpu, cuda or cuda:N; or another device of torch's, such as mps:
+    PyTorch's operators compute the forward and backward pass there, and the CPU the rest"""
     precision: Precision = "auto"
     """auto: mixed where it is faster, which is on GPUs, with built-in nets and fused optimizers, else fp32; a resumed
     run keeps what it began with. tf32: matrix products of fp32 numbers in TF32 (CUDA); mixed: forward and backward pass

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from nnue_trainer.modules.stacked_linear import stacked_linear
-from nnue_trainer.ops import _registration
+from nnue_trainer.ops import _registration, capabilities
 
 Rule = Literal["floor", "trunc", "round"]
 
@@ -138,8 +138,17 @@ def integer_parameters(
     gradients of the values computed from the parameter. It is not masked where a value is clipped: the optimiser keeps
     values within their limits. Either would take one more pass over the largest gradient of a net.
     """
+    if not capabilities.has_operators(parameters[0].device):
+        return [_in_torch(parameter, table, clipped) for parameter, table in zip(parameters, tables, strict=True)]
     found: tuple[Tensor, ...] = _Together.apply(clipped, _words(parameters, tables), *parameters)  # type: ignore[no-untyped-call]
     return list(found)
+
+
+def _in_torch(parameter: Tensor, table: Sequence[Steps], clipped: bool) -> Tensor:
+    """`integer_parameters` of one parameter in torch's operators."""
+    parts = [integers(parameter[each.first_row : each.first_row + each.rows], each) for each in table]
+    found = torch.cat(parts).float()
+    return found if clipped else found.detach() + (parameter - parameter.detach())  # the second term is 0
 
 
 class IntegerParameters:

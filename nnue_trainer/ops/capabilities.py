@@ -79,6 +79,14 @@ def machine_of(device: torch.device) -> Numbers | None:
     return _gpu_of(device.index or 0) if device.type == "cuda" else None
 
 
+def has_operators(device: torch.device) -> bool:
+    """Whether operators of this project run on a device; on "meta" they infer shapes."""
+    if device.type == "meta":
+        return True
+    machine = machine_of(device)
+    return machine is not None and (machine[0] == CPU.capability or bool(machine[2] & _LIBRARY))
+
+
 def _gpu_of(device: int) -> Numbers:
     capability, multiprocessors, code = _described(device)
     return capability, multiprocessors, code

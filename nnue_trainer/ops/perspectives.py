@@ -337,7 +337,9 @@ class TransformerCall(NamedTuple):
             saves = any(p is not None and p.requires_grad for p in self.parameters.leaves)
             return self.run(torch.ops.nnue, save=torch.is_grad_enabled() and saves)[:2]
         weight, bias, psqt, *_ = self.parameters
-        row_sums = functools.partial(ops.feature_transformer_forward, deterministic=deterministic)
+        row_sums: reference.RowSums = reference.row_sums
+        if capabilities.has_operators(weight.device):
+            row_sums = functools.partial(ops.feature_transformer_forward, deterministic=deterministic)
         (white, black, black_to_move, *bucket), (bound, scale) = self.batch, self.range
         return reference.perspective_transformer(
             (white, black, black_to_move), weight, bias, ACTIVATIONS[self.transformer.activation], bound, scale,

@@ -54,6 +54,10 @@ class Penalties:
         if self._read and not layers:
             raise UserError("training.penalties: the net has no PerspectiveTransformer, whose activations they read")
 
+    def of_copy(self, model: NnueModel) -> Penalties:
+        """These penalties for a copy of the model."""
+        return Penalties(self._penalties, model)
+
     def __bool__(self) -> bool:
         return bool(self._penalties)
 

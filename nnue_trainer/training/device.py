@@ -11,7 +11,7 @@ import torch
 from nnue_trainer import ops
 from nnue_trainer.base import _library, findings, machine
 from nnue_trainer.config import TrainingConfig
-from nnue_trainer.errors import UserError
+from nnue_trainer.errors import UserError, first_line
 from nnue_trainer.parallel.ranks import Ranks
 from nnue_trainer.training.memory import keep_freed_memory
 
@@ -20,6 +20,10 @@ def choose_device(name: str, ranks: Ranks | None = None) -> torch.device:
     """The device that `training.device` of a recipe names. If several processes train together on CUDA, each gets the
     GPU with its local rank. UserError for a CUDA device that does not exist, or for an index with several processes."""
     available = torch.cuda.is_available()
+    if offloaded(name) is not None:
+        if ranks is not None and ranks.several:
+            raise UserError(f"training.device: found {name!r}, which only a single process can train with")
+        return torch.device("cpu")
     if name == "auto":
         # Without the CUDA operators, those for the CPU are faster than torch's on a GPU.
         name = "cuda" if available and _library.load().cuda_error is None else "cpu"
@@ -44,6 +48,24 @@ def unused_gpu(device: torch.device) -> str | None:
         return None
     found = findings.unused_gpu(machine.describe(), _library.facts())
     return None if found is None else f"the GPU is not used: {found.problem}; fix: {found.remedy}; see nnue doctor"
+
+
+def offloaded(name: str) -> torch.device | None:
+    """The device that `training.device` names if this project has no kernels for it: PyTorch's operators compute the
+    forward and backward pass there. None for any other device; UserError if torch cannot use it."""
+    kind = name.partition(":")[0]
+    if kind in ("auto", "cpu"):
+        return None
+    if kind == "cuda" and (not torch.cuda.is_available() or _library.load().cuda_error is None):
+        return None  # `choose_device` reports a missing GPU
+    try:
+        device = torch.device(name)
+        torch.zeros(1, dtype=torch.float32, device=device).add_(1)
+    except (RuntimeError, NotImplementedError, AssertionError, ImportError) as error:
+        raise UserError(
+            f"training.device: found {name!r}, which torch {torch.__version__} cannot use: {first_line(error)}"
+        ) from None
+    return device
 
 
 def start_device(device: torch.device) -> None:

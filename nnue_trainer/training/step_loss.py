@@ -43,6 +43,11 @@ class StepLoss:
         self.forward: Callable[[Batch], Tensor] = torch.compile(forward) if compiled else forward
         self.is_compiled = compiled
 
+    def of_copy(self, model: NnueModel) -> StepLoss:
+        """This loss for a copy of the model, on any device; not compiled."""
+        penalties = self.penalties.of_copy(model)
+        return StepLoss(model, self._loss, self.lambda_values, penalties, weigher=self._weigher, mixed=self._mixed)
+
     def terms(self, batch: Batch, lam: Tensor) -> tuple[Tensor, Tensor]:
         """Σ weight · loss and Σ weight of a batch, fp32 scalars with their autograd graph: `Loss.terms`. `lam`: λ,
         fp32, a scalar or [B]."""

@@ -74,7 +74,7 @@ def test_a_recipe_survives_being_written(tmp_path):
         ("optimizer.betas=[0.9]", "optimizer.betas: found [0.9], expected more items"),
         ("training.epochs=1.5", "training.epochs: found 1.5, expected a valid integer"),
         ("training.deterministic=1", "training.deterministic: found 1, expected a valid boolean"),
-        ("training.device=gpu", 'training.device: found "gpu", expected text that matches'),
+        ("training.device=GPU", 'training.device: found "GPU", expected text that matches'),
         ("training.precision=fp16", "training.precision: found \"fp16\", expected 'auto', 'fp32', 'tf32' or 'mixed'"),
         ("data.train=[]", "data.train: found [], expected at least 1 item"),
         ("data.train=[1]", "data.train.0: found 1, expected a valid string"),

@@ -13,6 +13,7 @@ from nnue_trainer.optim import Optimizer
 from nnue_trainer.parallel.sharding import Unsharded
 from nnue_trainer.penalties.base import Penalties
 from nnue_trainer.training.assembly.steps import StepKind, make_step, why_not_late
+from nnue_trainer.training.device import offloaded
 from nnue_trainer.training.memory import move_to_huge_pages
 from nnue_trainer.training.step import Step
 from nnue_trainer.training.step_loss import StepLoss
@@ -30,6 +31,8 @@ class Core:
     kind: StepKind
     not_late: str | None
     """why all rows of feature transformers are updated in each step; None: only those of the batch are"""
+    elsewhere: torch.device | None = None
+    """a device without kernels that computes the forward and backward pass; None: there is none"""
 
     def why_not_fused(self) -> str | None:
         """The reason why the step of the model as it computes now is not fused; None: it is."""
@@ -39,14 +42,21 @@ class Core:
 
     def step(self, loss: StepLoss) -> Step:
         """The step of the model as it computes now, with or without rounding."""
-        return make_step(self.kind, self.model, self.sharding, self.optimizer, loss, self.why_not_fused())
+        apart = None if self.elsewhere is not None else self.why_not_fused()
+        return make_step(self.kind, self.model, self.sharding, self.optimizer, loss, apart, self.elsewhere)
 
 
 def core_of(recipe: Recipe, model: NnueModel, device: torch.device, sharding: Unsharded) -> Core:
     """The objects of a step of a recipe whose precision is settled. `model` is on the device, or has no memory for its
     weights; `sharding` has divided it."""
     penalties = Penalties(recipe.training.penalties, model)
-    not_late = why_not_late(recipe, device, sharding, penalties)
+    elsewhere = offloaded(recipe.training.device) if device.type == "cpu" else None
+    if elsewhere is not None and (recipe.training.precision == "mixed" or recipe.training.compile):
+        raise UserError(
+            f"training.device: {elsewhere} has no kernels of this project: training.precision must be auto or fp32, "
+            "and training.compile false"
+        )
+    not_late = why_not_late(recipe, device, sharding, penalties, elsewhere)
     optimizer = Optimizer(
         model,
         recipe.optimizer,
@@ -60,7 +70,7 @@ def core_of(recipe: Recipe, model: NnueModel, device: torch.device, sharding: Un
     if device.type == "cpu":
         with torch.no_grad():
             move_to_huge_pages([*model.parameters(), *optimizer.state_dict().values()])
-    return Core(model, device, sharding, penalties, optimizer, StepKind.of(recipe), not_late)
+    return Core(model, device, sharding, penalties, optimizer, StepKind.of(recipe), not_late, elsewhere)
 
 
 def is_recorded(recipe: Recipe, core: Core) -> bool:

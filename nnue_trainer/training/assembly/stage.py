@@ -69,8 +69,14 @@ def device_of(recipe: Recipe, ranks: Ranks) -> torch.device:
 
 
 def unused_gpu(recipe: Recipe) -> str | None:
-    """One line about a GPU of this machine that a training of the recipe does not use; None if there is none."""
+    """One line about a GPU of this machine that a training of the recipe does not use, or that has no kernels; None if
+    there is none."""
     name = recipe.training.device
+    if (elsewhere := devices.offloaded(name)) is not None:
+        return (
+            f"training.device: {elsewhere} has no kernels of this project, so PyTorch's operators compute the forward "
+            "and backward pass there, and the CPU all else"
+        )
     return None if name != "auto" else devices.unused_gpu(choose_device(name))
 
 

@@ -18,6 +18,7 @@ from nnue_trainer.parallel.ranks import Ranks
 from nnue_trainer.parallel.sharding import Unsharded, shard, why_not_columns, widths_of
 from nnue_trainer.penalties.base import Penalties
 from nnue_trainer.training.fused_parts import FusedTransformer, StackKernels, StackReference
+from nnue_trainer.training.offloaded_step import OffloadedStep
 from nnue_trainer.training.step import AutogradStep, FusedStep, Step
 from nnue_trainer.training.step_loss import StepLoss
 
@@ -118,9 +119,18 @@ _TENSOR_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 
 def make_step(
-    kind: StepKind, model: NnueModel, sharding: Unsharded, optimizer: Optimizer, loss: StepLoss, apart: str | None
+    kind: StepKind,
+    model: NnueModel,
+    sharding: Unsharded,
+    optimizer: Optimizer,
+    loss: StepLoss,
+    apart: str | None,
+    elsewhere: torch.device | None = None,
 ) -> Step:
-    """The step of a model as it computes now, with or without rounding. `apart`: why it is not fused; None: it is."""
+    """The step of a model as it computes now, with or without rounding. `apart`: why it is not fused; None: it is.
+    `elsewhere`: a device without kernels that computes the forward and backward pass."""
+    if elsewhere is not None:
+        return OffloadedStep(loss, sharding, optimizer, elsewhere)
     if apart is not None:
         return AutogradStep(loss, sharding, optimizer)
     assert isinstance(model, StackedModel)
@@ -135,9 +145,17 @@ def make_step(
     return FusedStep(model, first, stacks, sharding, optimizer, loss.lambda_values)
 
 
-def why_not_late(recipe: Recipe, device: torch.device, sharding: Unsharded, penalties: Penalties) -> str | None:
+def why_not_late(
+    recipe: Recipe,
+    device: torch.device,
+    sharding: Unsharded,
+    penalties: Penalties,
+    elsewhere: torch.device | None = None,
+) -> str | None:
     """The reason why rows of feature transformers cannot be updated late, in words; None if they can. Each forward pass
     must read nothing but the rows of its batch."""
+    if elsewhere is not None:
+        return f"training.device: {elsewhere}: each step copies the whole weight"
     if recipe.training.compile:
         return "training.compile: compiled code reads the whole weight"
     if recipe.training.precision == "mixed" and device.type == "cpu":
