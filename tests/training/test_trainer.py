@@ -3,6 +3,7 @@
 import functools
 import json
 import os
+import runpy
 import signal
 import sys
 import threading
@@ -637,3 +638,10 @@ def test_a_validation_that_is_not_finite_is_never_the_best(tmp_path, monkeypatch
     assert checkpoint.load(tmp_path / "checkpoints" / "best.safetensors").state["best_step"] == 40
     third = checkpoint.load(tmp_path / "checkpoints" / "epoch-0003.safetensors").state
     assert (third["validation_loss"], third["best_validation_loss"], third["best_step"]) == (None, 0.3, 20)
+
+
+def test_a_step_is_few_python_calls(project_root):
+    """On a CPU; the limit of a GPU's step, which this machine cannot count, is lower (tools/step_calls.py)."""
+    tool = runpy.run_path(str(project_root / "tools" / "step_calls.py"))
+    calls = tool["count"]("sfnnv5", torch.device("cpu"), ["model.l1=32", "data.batch_size=256", "training.device=cpu"])
+    assert 10 < calls.functions.total() <= 120
