@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -14,7 +15,7 @@ from nnue_trainer.cli import plugins
 from nnue_trainer.cli.data_tools import Scores, with_scores
 from nnue_trainer.cli.notes import note
 from nnue_trainer.cli.outputs import Overwrite
-from nnue_trainer.cli.pictures import Html, Png, check_pictures, present
+from nnue_trainer.cli.pictures import Html, Png, check_one_for_pictures, check_pictures, present
 from nnue_trainer.cli.plugins import Plugins
 from nnue_trainer.errors import UserError, shown
 
@@ -106,7 +107,9 @@ def inspect(
 
 
 def profile(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Data file in any format, plain or compressed.")],
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FILE...", help="Data files in any format, plain or compressed.")
+    ],
     html: Html = None,
     png: Png = None,
     as_json: AsJson = False,
@@ -114,17 +117,22 @@ def profile(
     *,
     scores: Scores,
 ) -> None:
-    """Show how data changes along a file, whether it drifts or repeats, and how scores predict results.
+    """Show how data changes along each file, whether it drifts or repeats, and how scores predict results.
 
-    Exit with 3 if the file contradicts itself.
+    Several files are read at a time, on all CPUs. Exit with 3 if a file contradicts itself.
     """
     from nnue_trainer.analysis import data_profile
+    from nnue_trainer.data.many_files import in_order
 
     check_pictures(html, png, overwrite)
+    check_one_for_pictures(files, html, png)
+    contradictory = False
     with progress_bar("reading") as progress:
-        found = data_profile.data_profile(file, progress, **scores)
-    for line in found.notes:
-        note(f"{file}: {line}")
-    present(data_profile.page(found), lambda: data_profile.as_dict(found), html, png, as_json=as_json)
-    if found.verdict.contradictions:
+        profiles = in_order(lambda file, show: data_profile.data_profile(file, show, **scores), files, progress)
+        for file, found in zip(files, profiles, strict=True):
+            for line in found.notes:
+                note(f"{file}: {line}")
+            present(data_profile.page(found), partial(data_profile.as_dict, found), html, png, as_json=as_json)
+            contradictory |= bool(found.verdict.contradictions)
+    if contradictory:
         raise typer.Exit(CONTRADICTORY)

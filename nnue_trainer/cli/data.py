@@ -12,20 +12,34 @@ from typing import Annotated, Any
 
 import typer
 
-from nnue_trainer.base.progress import progress_bar, size
+from nnue_trainer.base.progress import progress_bar
 from nnue_trainer.base.status import CONTRADICTORY
 from nnue_trainer.cli import plugins
-from nnue_trainer.cli.data_tools import Extra, Scores, To, chosen_filters, losses, with_filters, with_scores
+from nnue_trainer.cli.data_tools import (
+    Extra,
+    InPart,
+    Scores,
+    To,
+    chosen_filters,
+    losses,
+    part_in,
+    with_filters,
+    with_scores,
+)
 from nnue_trainer.cli.engine_options import uci_options, units_per_centipawn
 from nnue_trainer.cli.group import Group
 from nnue_trainer.cli.notes import note
 from nnue_trainer.cli.outputs import Overwrite
-from nnue_trainer.cli.pictures import Html, Png, check_pictures, present
+from nnue_trainer.cli.pictures import Html, Png, check_one_for_pictures, check_pictures, present
 from nnue_trainer.cli.plugins import Plugins
 from nnue_trainer.errors import shown
 
 app = typer.Typer(cls=Group, no_args_is_help=True, help="Inspect, check and make training data.")
 
+PipedFiles = Annotated[
+    list[Path],
+    typer.Argument(metavar="FILE...", help="Data files in any format, plain or compressed; -: standard input."),
+]
 PipedFile = Annotated[
     Path, typer.Argument(metavar="FILE", help="Data file in any format, plain or compressed; -: standard input.")
 ]
@@ -36,7 +50,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 @app.command()
 @with_scores
 def info(
-    file: PipedFile,
+    files: PipedFiles,
     as_json: AsJson = False,
     html: Html = None,
     png: Png = None,
@@ -45,16 +59,18 @@ def info(
     *,
     scores: Scores,
 ) -> None:
-    """Show counts, sums, histograms and duplicates of a whole file."""
+    """Show counts, sums, histograms and duplicates of whole files, several at a time on all CPUs."""
     from nnue_trainer.data.info import file_info, page
+    from nnue_trainer.data.many_files import in_order
 
     plugins.load(plugin)
     check_pictures(html, png, overwrite)
+    check_one_for_pictures(files, html, png)
     with progress_bar("reading") as progress:
-        result = file_info(file, progress, **scores)
-    for text in result.notes:
-        note(f"{file}: {text}")
-    present(page(result), result.as_dict, html, png, as_json=as_json)
+        for result in in_order(lambda file, show: file_info(file, show, **scores), files, progress):
+            for text in result.notes:
+                note(f"{result.path}: {text}")
+            present(page(result), result.as_dict, html, png, as_json=as_json)
 
 
 def head(
@@ -140,10 +156,9 @@ def count(
 @app.command()
 @with_scores
 def validate(
-    files: Annotated[
-        list[Path], typer.Argument(metavar="FILE...", help="Data files in any format; -: standard input.")
-    ],
+    files: PipedFiles,
     as_json: AsJson = False,
+    part: InPart = None,
     plugin: Plugins = None,
     *,
     scores: Scores,
@@ -152,74 +167,26 @@ def validate(
 
     Exit with 1 if a position breaks the rules of chess, and with 3 if a file contradicts itself.
     """
-    from nnue_trainer import _data
-    from nnue_trainer.data.files import PositionReader
-    from nnue_trainer.data.score_units import ComparedFiles, FileUnits, Sample, differences
-    from nnue_trainer.data.verdict import judge
+    from nnue_trainer.data.files import files_of_part
+    from nnue_trainer.data.many_files import in_order
+    from nnue_trainer.data.score_units import ComparedFiles, differences
+    from nnue_trainer.data.validation import validated
 
     plugins.load(plugin)
     failed = contradictory = False
     units = ComparedFiles()
-    for file in files:
-        validator, sample = _data.Validator(), Sample()
-        with progress_bar(f"checking {shown(file.name)}") as progress, PositionReader(file, **scores) as reader:
-            for records in reader:
-                validator.add(records)
-                sample.add(records)
-                progress(reader.done, reader.size)
-            verdict = judge(sample, reader.format)
-        units.add(FileUnits(str(file), reader.format, verdict.units, reader.reading.pawn), sample)
-        contradictory |= bool(verdict.contradictions)
-        found = [(name, count, first) for name, count, first in validator.problems if count]
-        failed |= bool(found)
-        changed, changes, first_change = validator.result_changes
-        if as_json:
-            problems = [{"problem": name, "count": count, "first": first} for name, count, first in found]
-            values = {"path": str(file), "positions": validator.positions, "problems": problems}
-            values |= {"result_changes": changes, "notes": reader.notes + reader.unit_notes}
-            print(json.dumps(values | verdict.as_dict()))
-        else:
-            print(f"{shown(file)}: {validator.positions:,} positions, {'all sound' if not found else 'NOT sound'}")
-            for name, count, first in found:
-                print(f"  {name}: {count:,}, the first at position {first:,}")
-            if changes:
-                print(f"  to note: {changed}: {changes:,}, the first at position {first_change:,}")
-            for text in reader.notes + reader.unit_notes:
-                print(f"  to note: {shown(text)}")
-            print("\n".join(f"  {line}" for line in verdict.lines()))
+    with progress_bar("checking") as progress:
+        for found in in_order(
+            lambda one, show: validated(*one, show, **scores), files_of_part(files, part_in(part)), progress
+        ):
+            units.add(found.units, found.sample)
+            contradictory |= bool(found.verdict.contradictions)
+            failed |= bool(found.problems)
+            print(json.dumps(found.as_dict()) if as_json else "\n".join(map(shown, found.lines())))
     if different := differences(units.files):
         print(json.dumps({"units": different}) if as_json else "\n".join(f"doubt: {shown(line)}" for line in different))
     if failed or contradictory:
         raise typer.Exit(1 if failed else CONTRADICTORY)
-
-
-@app.command()
-def index(
-    names: Annotated[list[str], typer.Argument(metavar="FILES...", help="Data files, folders of them, or patterns.")],
-    again: Annotated[bool, typer.Option("--again", help="List the chunks again even where an index fits.")] = False,
-    cache: Annotated[
-        bool, typer.Option("--cache", help="Write to the cache folder instead of the folders of the data.")
-    ] = False,
-) -> None:
-    """List the chunks of data files, so that trainings open them without reading them.
-
-    Writes a file .nnue-index into each folder of data, or into the cache folder if that cannot be written. A training
-    also makes an index, in the cache folder, and one that does not fit a file is made again.
-    """
-    from nnue_trainer.data.chunk_index import write
-    from nnue_trainer.files.inputs import data_files
-
-    files = data_files(names, "index")
-    with progress_bar("indexing", "files") as progress:
-        done = write(files, beside=not cache, again=again, progress=progress)
-    listed = f"{done.listed:,} of them listed now" if done.listed else "all of them were listed already"
-    print(f"{done.files:,} files, {done.chunks:,} chunks, {size(done.bytes)}; {listed}")
-    for path in done.written:
-        print(f"  {shown(path)}")
-    for name, why in done.without:
-        print(f"  {shown(name)}: without an index: {shown(why)}")
-    if done.files and not done.written:
-        note("the index could not be written, neither beside the data nor in the cache folder")
 
 
 # long: typer makes an option from each parameter

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,6 +11,7 @@ import typer
 
 from nnue_trainer.base import extras
 from nnue_trainer.cli.outputs import check_new
+from nnue_trainer.errors import UserError
 
 if TYPE_CHECKING:
     from nnue_trainer.pages.page import Page
@@ -49,3 +50,9 @@ def present(page: Page, data: Callable[[], Any], html: Path | None, png: Path | 
     if png:
         save_png(page.plots, png, f"{page.title}   ·   {page.subtitle}", page.sections[0].facts)
     print(json.dumps(data()) if as_json else as_text(page))
+
+
+def check_one_for_pictures(files: Sequence[object], html: Path | None, png: Path | None) -> None:
+    """UserError if a page is to be written about several files."""
+    if len(files) > 1 and (html or png):
+        raise UserError(f"{'--html' if html else '--png'}: found {len(files)} files, expected one file for a page")

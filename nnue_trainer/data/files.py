@@ -563,9 +563,7 @@ def read_files(
 ) -> Iterator[tuple[PositionReader, Iterable[Block]]]:
     """The reader of each file and its positions, file after file. A missing file is an error before any is
     read. `part`: only the files and chunks of this part. `scores`: as in `PositionReader`."""
-    ranges: list[tuple[StrPath, ChunkRange | None]] = [(path, None) for path in paths]
-    if not part.is_whole:
-        ranges = _ranges(paths, part, skip_bad)
+    ranges = files_of_part(paths, part, skip_bad)
     sizes = []
     for path, chunks in ranges:
         try:
@@ -587,11 +585,15 @@ def read_files(
             yield reader, blocks(reader, sum(sizes[:i]))
 
 
-def _ranges(paths: Sequence[StrPath], part: Part, skip_bad: bool) -> list[tuple[StrPath, ChunkRange | None]]:
+def files_of_part(
+    paths: Sequence[StrPath], part: Part = WHOLE, skip_bad: bool = False
+) -> list[tuple[StrPath, ChunkRange | None]]:
     """The files of a part, and their chunks; None: the whole file, as one that is compressed, or not in a built-in
     format, is not divided."""
     from nnue_trainer.data.chunk_index import open_sources
 
+    if part.is_whole:
+        return [(path, None) for path in paths]
     check_no_pipe(paths, "--part")
     files: list[_data.DataFile | None] = []
     for path, source in zip(paths, open_sources([os.fspath(path) for path in paths]), strict=True):
