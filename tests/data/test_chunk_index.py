@@ -27,7 +27,7 @@ def chunk(path: Path, first: int, size: int) -> bytes:
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "nnue-trainer" / "chunk-index"
+    return tmp_path / "cache" / "torch-nnue" / "chunk-index"
 
 
 @pytest.fixture(scope="module")
