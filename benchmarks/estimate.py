@@ -1,4 +1,4 @@
-"""Fits the factors of nnue_trainer/training/estimate.py to benchmarks/results/step_times.json, and prints the errors.
+"""Fits the factors of nnue_trainer/training/estimate.py to benchmarks/step_times.json, and prints the errors.
 
 The factors of the kernels for 9.0 are fitted to an H200 alone, so the times of an H100 are predictions. The portable
 kernels' factors for gathering are fitted to both cards; update, layers and launches are the same kernels.
@@ -52,7 +52,7 @@ def work_for(words: str, batch: int, capability: int) -> Work | None:
 def measured() -> list[Measured]:
     """All measured steps."""
     found = []
-    for block in json.loads((ROOT / "benchmarks" / "results" / "step_times.json").read_text())["measured"]:
+    for block in json.loads((ROOT / "benchmarks" / "step_times.json").read_text())["measured"]:
         for words, batch, milliseconds in block["times"]:
             work = work_for(words, batch, 90 if block["kernels"] == "hopper" else 80)
             assert work is not None
