@@ -587,4 +587,4 @@ def test_the_first_process_writes_its_status_for_torchrun(tmp_path, nnue, monkey
     monkeypatch.setenv("NNUE_STATUS_FILE", str(tmp_path))
     done = nnue("presets")
     assert done.returncode == 0
-    assert f"NNUE_STATUS_FILE: {tmp_path}: is a folder" in done.stderr
+    assert f"NNUE_STATUS_FILE: {tmp_path}: Is a directory" in done.stderr

@@ -240,7 +240,8 @@ READERS = {
                      "data rescore val.binpack new.bin --net poisoned.nnue"],
 }  # fmt: skip
 NO_READERS = {
-    "presets", "info", "run", "compare", "data info", "data head", "data convert", "data filter", "data shuffle",
+    "presets", "info", "doctor", "run", "compare", "data info", "data head", "data convert", "data filter",
+    "data shuffle",
     "data split", "data dedup", "data interleave", "data validate", "data generate", "data profile", "data count",
 }  # fmt: skip
 """Commands that open neither recipes, checkpoints nor nets; `run` executes the file that the user names, and

@@ -52,6 +52,8 @@ class Mixing(NamedTuple):
 
 
 def _chunks(number: float) -> str:
+    if number < 1:
+        return "less than a chunk"
     return f"{number:,.0f} chunk{'s' * (round(number) != 1)}"
 
 

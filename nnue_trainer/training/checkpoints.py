@@ -136,7 +136,8 @@ class CheckpointStore:
         """Prints a line if the disk lacks the room for the checkpoints that a run of this many epochs keeps, with one
         that is being written. `tensors` of a checkpoint, by group."""
         of_one = sum(tensor.nbytes for of in tensors.values() for tensor in of.values())
-        kept = min(self.keep_last, -(-epochs // self.every)) + (epochs // self.keep_every if self.keep_every else 0)
+        older = max(epochs - self.keep_last * self.every, 0)
+        kept = min(self.keep_last, -(-epochs // self.every)) + (older // self.keep_every if self.keep_every else 0)
         there = {path.stat().st_ino for path in self._files()}
         need = of_one * max(kept + 3 - len(there), 1)  # beside them `last`, `best` and the temporary file
         if need > (free := free_space(self.folder.path)):

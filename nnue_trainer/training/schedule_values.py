@@ -70,7 +70,7 @@ class ScheduleValues:
         for each in range(step, max(step + 1, min(step + _BLOCK, self._stage.end))):
             try:
                 self._block.append(self._of(each))
-            except Exception:
+            except (Exception, SystemExit):
                 if each == step:
                     raise
                 return  # a schedule's error is raised at its own step

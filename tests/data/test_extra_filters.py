@@ -1,6 +1,5 @@
 """Filters in Python that a recipe names: what they keep, what order depends on, mistakes in one line."""
 
-import json
 from typing import cast
 
 import numpy as np
@@ -79,7 +78,6 @@ def test_the_order_depends_on_them(sample):
     """A state of one filter is not accepted for that of another; the error has its name and value."""
     state = RecordLoader(sample, 64, filters=Filters(extra=[Pieces(most=12)])).state_dict()
     assert state["order"]["user_filter"] == [{"kind": "pieces", "least": 2, "most": 12}]
-    state = json.loads(json.dumps(state))
     RecordLoader(sample, 64, filters=Filters(extra=[Pieces(most=12)])).load_state_dict(state)
     with pytest.raises(UserError, match=r"loader state: user_filter was \[.*12.*now it is \[.*13"):
         RecordLoader(sample, 64, filters=Filters(extra=[Pieces(most=13)])).load_state_dict(state)

@@ -519,7 +519,7 @@ def test_little_room_is_forecast(tmp_path, monkeypatch, capsys):
         assert capsys.readouterr().err == ""
         store.warn_of_little_room(tensors, 4)
     said = capsys.readouterr().err
-    assert "may need another 6.84 KiB (1,000 B each), but the disk has 3.91 KiB free" in said
+    assert "may need another 6.84 KiB (1000 B each), but the disk has 3.91 KiB free" in said
 
 
 def test_best_is_mended_from_last(tmp_path):

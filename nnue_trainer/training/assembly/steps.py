@@ -125,7 +125,7 @@ def make_step(
     optimizer: Optimizer,
     loss: StepLoss,
     apart: str | None,
-    elsewhere: torch.device | None = None,
+    elsewhere: torch.device | None,
 ) -> Step:
     """The step of a model as it computes now, with or without rounding. `apart`: why it is not fused; None: it is.
     `elsewhere`: a device without kernels that computes the forward and backward pass."""
@@ -150,7 +150,7 @@ def why_not_late(
     device: torch.device,
     sharding: Unsharded,
     penalties: Penalties,
-    elsewhere: torch.device | None = None,
+    elsewhere: torch.device | None,
 ) -> str | None:
     """The reason why rows of feature transformers cannot be updated late, in words; None if they can. Each forward pass
     must read nothing but the rows of its batch."""
