@@ -70,7 +70,7 @@ def test_a_run_resumes_after_very_many_steps(tmp_path, rule, power):
     assert {int(t) for n, t in ends[0].tensors["optimizer"].items() if n.startswith("step/")} == {counts}
     if rule not in torch.optim.__dict__:
         assert whole.optimizer.good_steps() == 2**power + 4
-    assert whole.steps_per_epoch * BATCH == 2**40
+    assert whole.stage.steps_per_epoch * BATCH == 2**40
 
 
 @pytest.mark.parametrize("power", [24, 31, 32, 53])

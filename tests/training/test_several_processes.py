@@ -289,7 +289,7 @@ def test_a_damaged_chunk_ends_all_with_a_checkpoint(tmp_path, data, recipe):
     run = several.training(2, tmp_path / "a", "--config", recipe, "--run-dir", folder, chosen, *more)
     assert run.wait() == [1, 1]
     assert len(re.findall(r"error: .*damaged\.binpack", run.said())) == 1, run.said()
-    assert len(re.findall(r"saved at step", run.said())) == 1
+    assert len(re.findall(r"saved at step", run.said())) == 1, run.said()
     stopped = last(folder).state["step"]
     assert 0 < stopped < 150
     assert stopped % 5  # not the end of an epoch, which saves anyway
