@@ -288,7 +288,10 @@ class _Stream(Closing, Generic[T]):
                     f"loader: {name} cannot be pickled for another process ({first_line(error)}): define it at the "
                     "top level of a module, or use num_workers=0"
                 ) from None
-        return _made_again, (PluginsFirst(), type(self), self._given, self.state_dict() if self._opened else None)
+        state: dict[str, Any] | None = None
+        if self._opened:  # as arrays: torch sends tensors by file descriptors, and a process takes each only once
+            state = {key: each.numpy() if isinstance(each, Tensor) else each for key, each in self.state_dict().items()}
+        return _made_again, (PluginsFirst(), type(self), self._given, state)
 
     @abstractmethod
     def _features_name(self) -> str | None: ...
@@ -633,7 +636,9 @@ def _made_again(
 ) -> _Stream[T]:
     loader = cls(**given)
     if state is not None:
-        loader.load_state_dict(state)
+        loader.load_state_dict(
+            {key: torch.from_numpy(each) if isinstance(each, np.ndarray) else each for key, each in state.items()}
+        )
     return loader
 
 
