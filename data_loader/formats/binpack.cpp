@@ -122,8 +122,8 @@ void BinpackFile::read_chunk(std::size_t chunk, std::vector<std::uint8_t>& bytes
         throw ContentChanged(file_
                                  .error(offset - kHeader, "chunk " + std::to_string(chunk) + " of " +
                                                               std::to_string(size) +
-                                                              " bytes does not begin here any more: the file has "
-                                                              "changed since its chunks were listed; restore it, or "
+                                                              " bytes no longer begins here: the file has changed "
+                                                              "since its chunks were listed; restore it, or "
                                                               "start a new run after `nnue data index --again`")
                                  .what());
     }
