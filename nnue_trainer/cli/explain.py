@@ -62,7 +62,6 @@ def explain(
     """Print which kernels run each part of a recipe's training step, and why faster ones are not used."""
     from nnue_trainer import config as recipes
     from nnue_trainer.config.outline import outline
-    from nnue_trainer.training.assembly import estimated
     from nnue_trainer.training.assembly import explain as parts_of
 
     plugins.load(plugin)
@@ -76,9 +75,7 @@ def explain(
     changes = overrides if device is None else [*overrides, f"training.device={device}"]
     recipe = recipes.load(path, changes, trusted=False)
     machine, card = (_here(outline(recipe).device), None) if gpu is None else _elsewhere(gpu, memory_bandwidth)
-    parts = parts_of(recipe, machine, ranks)
-    if card is not None and ranks == 1:
-        parts += estimated(recipe, machine, card)
+    parts = parts_of(recipe, machine, ranks, card)
     if as_json:
         print(json.dumps([part._asdict() for part in parts], indent=2))
         return

@@ -5,7 +5,7 @@ and looks up kernels in their table. It refuses at once what cannot go together;
 """
 
 from nnue_trainer.training.assembly.data import held_out, neuron_sample, training_batches
-from nnue_trainer.training.assembly.explanation import estimated, explain
+from nnue_trainer.training.assembly.explanation import explain
 from nnue_trainer.training.assembly.parts import assemble
 from nnue_trainer.training.assembly.recipes import RecipeStage, idle_averages, left, stages_of
 from nnue_trainer.training.assembly.stage import (
@@ -27,7 +27,6 @@ __all__ = [
     "begin",
     "device_of",
     "divide",
-    "estimated",
     "explain",
     "explaining_out_of_memory",
     "held_out",

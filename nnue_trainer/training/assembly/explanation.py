@@ -38,18 +38,14 @@ class Part(NamedTuple):
     """why faster ones are not taken; "" if there are none"""
 
 
-def explain(recipe: Recipe, machine: Machine, ranks: int = 1) -> list[Part]:
-    """The parts of a step of `recipe` on each of several machines of a kind."""
-    device = torch.device("cpu" if machine == capabilities.CPU else "cuda")
+def explain(recipe: Recipe, machine: Machine, ranks: int = 1, card: Card | None = None) -> list[Part]:
+    """The parts of a step of `recipe` on each of several machines of a kind. `card`: the data sheet of the GPU, for an
+    estimate of rate and memory on one."""
     with _as_if(machine):
-        model = nets.build(recipe.model, "meta")
-        recipe = settled(recipe, model, device)
-        several = Ranks(size=ranks) if ranks > 1 else Ranks()
-        reason = why_positions(StepKind.of(recipe), recipe, model, several, device) if several.several else ""
-        sharding, _ = divide(recipe, model, several, device)  # of columns: the model has those of rank 0 from here on
-        core = core_of(recipe, model, device, sharding)
+        recipe, core, reason = _assembled(recipe, machine, ranks)
+        model = core.model
         parts = [Part("machine", str(machine), ""), Part("precision", recipe.training.precision, "")]
-        parts += [Part("sharding", sharding.name, reason or "")] if several.several else []
+        parts += [Part("sharding", core.sharding.name, reason)] if ranks > 1 else []
         parts += _features(model, machine)
         qat = recipe.model.qat_config
         for rounds in [False] if not qat.qat else [True] if qat.qat_from == 0 else [False, True]:
@@ -58,7 +54,28 @@ def explain(recipe: Recipe, machine: Machine, ranks: int = 1) -> list[Part]:
                 apart = core.why_not_fused()
             parts.append(Part(f"step{suffix}", "fused" if apart is None else "autograd", apart or ""))
             parts += [part._replace(name=part.name + suffix) for part in _step(recipe, core, machine, apart, rounds)]
-        return [*parts, *_update(recipe, core, machine)]
+        parts += _update(recipe, core, machine)
+        return parts if card is None or ranks > 1 else parts + _estimated(_work(recipe, core, machine), card)
+
+
+def work_of(recipe: Recipe, machine: Machine) -> Work | None:
+    """A step of `recipe` on one GPU in numbers, for an estimate of its time; None where torch's operators run a part of
+    it, whose time is not estimated."""
+    with _as_if(machine):
+        recipe, core, _ = _assembled(recipe, machine)
+        return _work(recipe, core, machine)
+
+
+def _assembled(recipe: Recipe, machine: Machine, ranks: int = 1) -> tuple[Recipe, Core, str]:
+    """The settled recipe, the objects of a step without memory, and the reason why several processes divide the
+    positions; "" if they do not."""
+    device = torch.device("cpu" if machine == capabilities.CPU else "cuda")
+    model = nets.build(recipe.model, "meta")
+    recipe = settled(recipe, model, device)
+    several = Ranks(size=ranks) if ranks > 1 else Ranks()
+    reason = why_positions(StepKind.of(recipe), recipe, model, several, device) if several.several else ""
+    sharding, _ = divide(recipe, model, several, device)  # of columns: the model has those of rank 0 from here on
+    return recipe, core_of(recipe, model, device, sharding), reason or ""
 
 
 @contextmanager
@@ -82,7 +99,7 @@ def _features(model: NnueModel, machine: Machine) -> list[Part]:
 def _step(recipe: Recipe, core: Core, machine: Machine, apart: str | None, rounds: bool) -> Iterator[Part]:
     """Forward, loss and backward. `apart`: why the step is not fused."""
     model = core.model
-    transformers = [module for module in model.modules() if isinstance(module, PerspectiveTransformer)]
+    transformers = _transformers(model)
     if len(transformers) != 1:
         yield Part("transformer", "torch", f"the net has {len(transformers)} feature transformers, expected one")
         return
@@ -115,6 +132,10 @@ def _step(recipe: Recipe, core: Core, machine: Machine, apart: str | None, round
         yield Part("loss", "torch", apart or "the layers have no kernel for it")
 
 
+def _transformers(model: NnueModel) -> list[PerspectiveTransformer]:
+    return [module for module in model.modules() if isinstance(module, PerspectiveTransformer)]
+
+
 def _layers(model: NnueModel, rounds: bool) -> tuple[LayerStacks | None, str]:
     """The layers after the transformer as the operators take them, or why they do not."""
     if not isinstance(model, StackedModel) or type(model).forward is not StackedModel.forward:
@@ -141,7 +162,7 @@ def _update(recipe: Recipe, core: Core, machine: Machine) -> Iterator[Part]:
 
 def _ranges(rule: FusedRule, recipe: Recipe, core: Core, machine: Machine) -> Iterator[tuple[range, int, Choice]]:
     """The ranges of rows of the transformer's weight, with the rule's tensors for each and when its rows move."""
-    transformers = [module.weight for module in core.model.modules() if isinstance(module, PerspectiveTransformer)]
+    transformers = [module.weight for module in _transformers(core.model)]
     for part, moments in rule.fused.pairs:
         if not any(part.parameter is weight for weight in transformers):
             continue
@@ -150,9 +171,8 @@ def _ranges(rule: FusedRule, recipe: Recipe, core: Core, machine: Machine) -> It
         yield rows, moments.tensors, choice if core.not_late is None else Choice("every_row", core.not_late)
 
 
-def estimated(recipe: Recipe, machine: Machine, card: Card) -> list[Part]:
-    """The rate and the memory of a training on one `card`, estimated."""
-    work = work_of(recipe, machine)
+def _estimated(work: Work | None, card: Card) -> list[Part]:
+    """The rate and the memory of a training on one `card`."""
     if work is None:
         return [Part("rate, estimated", "unknown", "torch's operators run a part of the step")]
     found = estimate(work, card)
@@ -162,32 +182,24 @@ def estimated(recipe: Recipe, machine: Machine, card: Card) -> list[Part]:
     return [Part("rate, estimated", rate, f"most time: {found.limit}"), Part("memory, estimated", memory, short)]
 
 
-def work_of(recipe: Recipe, machine: Machine) -> Work | None:
-    """A step of `recipe` on one GPU in numbers, for an estimate of its time; None where torch's operators run a part of
-    it, whose time is not estimated."""
-    device = torch.device("cuda")
-    with _as_if(machine):
-        model = nets.build(recipe.model, "meta")
-        recipe = settled(recipe, model, device)
-        core = core_of(recipe, model, device, divide(recipe, model, Ranks(), device)[0])
-        rule, apart = core.optimizer.rule, core.why_not_fused()
-        found = {part.name: part.kernels for part in _step(recipe, core, machine, apart, rounds=False)}
-        transformers = [module for module in model.modules() if isinstance(module, PerspectiveTransformer)]
-        if apart is not None or not isinstance(rule, FusedRule) or found["transformer"] not in FACTORS:
-            return None
-        ranges = list(_ranges(rule, recipe, core, machine))
-        (first,), batch = transformers, recipe.data.batch_size
-        others = sum(each.numel() for each in model.parameters()) - sum(each.numel() for each in first.parameters())
-        late = [(rows, choice.kernels == "late") for rows, _, choice in ranges]
-        return Work(
-            found["transformer"],
-            batch,
-            first.weight.shape[1],
-            2 if recipe.training.precision == "mixed" else 4,
-            max(tensors for _, tensors, _ in ranges),
-            others // (model.stacks.stacks if isinstance(model, StackedModel) else 1),
-            tuple(
-                rows_of(part, batch, any(part.first_feature in rows and moves for rows, moves in late))
-                for part in feature_set(model.feature_set).parts
-            ),
-        )
+def _work(recipe: Recipe, core: Core, machine: Machine) -> Work | None:
+    model, rule, apart = core.model, core.optimizer.rule, core.why_not_fused()
+    found = {part.name: part.kernels for part in _step(recipe, core, machine, apart, rounds=False)}
+    if apart is not None or not isinstance(rule, FusedRule) or found["transformer"] not in FACTORS:
+        return None
+    ranges = list(_ranges(rule, recipe, core, machine))
+    (first,), batch = _transformers(model), recipe.data.batch_size
+    others = sum(each.numel() for each in model.parameters()) - sum(each.numel() for each in first.parameters())
+    late = [(rows, choice.kernels == "late") for rows, _, choice in ranges]
+    return Work(
+        found["transformer"],
+        batch,
+        first.weight.shape[1],
+        2 if recipe.training.precision == "mixed" else 4,
+        max(tensors for _, tensors, _ in ranges),
+        others // (model.stacks.stacks if isinstance(model, StackedModel) else 1),
+        tuple(
+            rows_of(part, batch, any(part.first_feature in rows and moves for rows, moves in late))
+            for part in feature_set(model.feature_set).parts
+        ),
+    )
