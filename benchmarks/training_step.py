@@ -20,9 +20,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
-from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -36,37 +34,14 @@ from nnue_trainer.modules import stacked_linear
 from nnue_trainer.nets.base import NnueModel
 from nnue_trainer.parallel.ranks import Ranks
 from nnue_trainer.training.assembly import assemble, core, divide, training_batches
-from nnue_trainer.training.batches import BatchSource, DeviceBatches
+from nnue_trainer.training.assembly.rates import PRELOADED, Preloaded, copies, synchronize
+from nnue_trainer.training.batches import BatchSource
 from nnue_trainer.training.device import choose_device, set_up_torch
 from nnue_trainer.training.metrics import peak_memory
 from report import RESULTS, ROOT, environment, load_recipe, precision_suffix, recipe_data, wait_as_training_does, write
 
-PRELOADED = 8  # batches on the device: more than the caches hold
 # Positions of a measurement by one process; its warm-up has a quarter of them. Both have at least 10 steps.
 STEADY_POSITIONS = {"cpu": 400_000, "cuda": 50_000_000}
-
-
-class Preloaded:
-    """A `BatchSource` that yields the same batches, which are on the device, again and again."""
-
-    def __init__(self, batches: list[Batch]):
-        self._batches = batches
-
-    def __iter__(self) -> Iterator[Batch]:
-        while True:
-            yield from self._batches
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        pass
-
-
-def copies(loader: BatchSource, device: torch.device, features: str, count: int = PRELOADED) -> list[Batch]:
-    """Copies of the first `count` batches of a loader, on the device. Each counts as a separate buffer."""
-    batches = DeviceBatches(loader, device, features)
-    return [replace(next(batches).clone(), buffer=number) for number in range(count)]
 
 
 def steady_steps(recipe: Recipe, device: torch.device, processes: int = 1) -> tuple[int, int]:
@@ -169,11 +144,6 @@ def ratio(recipe: Recipe, batches: list[Batch], rounds: int) -> dict[str, dict[s
         }
         for name in ways
     }
-
-
-def synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def main() -> None:

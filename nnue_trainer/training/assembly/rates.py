@@ -1,4 +1,4 @@
-"""Positions per second of the loader and of a training step, as `nnue doctor` measures them."""
+"""Positions per second of the loader and of a step, as `nnue doctor` measures them; benchmarks use its parts."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from nnue_trainer.nets.base import NnueModel
 from nnue_trainer.training.assembly.data import training_batches
 from nnue_trainer.training.assembly.parts import assemble
 from nnue_trainer.training.assembly.precision import settled
-from nnue_trainer.training.batches import DeviceBatches
+from nnue_trainer.training.batches import BatchSource, DeviceBatches
 from nnue_trainer.training.device import set_up_torch
 
-_BATCHES = 8  # different batches of the measured step
+PRELOADED = 8  # batches on the device: more than the caches hold
 
 
 def rates(recipe: Recipe, device: torch.device, seconds: float) -> tuple[float, float]:
@@ -45,15 +45,20 @@ def _rate_of_loader(
             count += 1
             if (passed := time.perf_counter() - began) >= seconds:
                 break
-        ready = DeviceBatches(source, device, model.feature_set)
-        batches = [replace(next(ready).clone(), buffer=number) for number in range(_BATCHES)]
+        batches = copies(source, device, model.feature_set)
     finally:
         source.close()
     return count * recipe.data.batch_size / passed, batches
 
 
-class _Repeated:
-    """An endless source of the same batches."""
+def copies(loader: BatchSource, device: torch.device, features: str, count: int = PRELOADED) -> list[Batch]:
+    """Copies of the first `count` batches of a loader, on the device. Each counts as a separate buffer."""
+    batches = DeviceBatches(loader, device, features)
+    return [replace(next(batches).clone(), buffer=number) for number in range(count)]
+
+
+class Preloaded:
+    """A `BatchSource` that yields the same batches, which are on the device, again and again."""
 
     def __init__(self, batches: list[Batch]):
         self._batches = batches
@@ -69,24 +74,26 @@ class _Repeated:
         """There is no state."""
 
 
+def synchronize(device: torch.device) -> None:
+    """Waits for the device, if it is a GPU."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
 def _rate_of_step(
     recipe: Recipe, model: NnueModel, device: torch.device, batches: list[Batch], seconds: float
 ) -> float:
-    def synchronize() -> None:
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-
     with tempfile.TemporaryDirectory() as folder:
-        trainer = assemble(recipe, model, _Repeated(batches), None, Path(folder))
+        trainer = assemble(recipe, model, Preloaded(batches), None, Path(folder))
         for _ in batches:  # a CUDA graph is recorded for each
             trainer.advance()
-        synchronize()
+        synchronize(device)
         steps, began = 0, time.perf_counter()
         while (passed := time.perf_counter() - began) < seconds or not steps:
             trainer.advance()
             steps += 1
             if steps % 16 == 0:
-                synchronize()
-        synchronize()
+                synchronize(device)
+        synchronize(device)
         passed = time.perf_counter() - began
     return steps * recipe.data.batch_size / passed
