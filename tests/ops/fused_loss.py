@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -23,6 +24,19 @@ from nnue_trainer.parallel.sharding import ShardedColumns, Unsharded
 from nnue_trainer.training import fused_parts
 from nnue_trainer.training.fused_parts import FusedTransformer, StackKernels
 from nnue_trainer.training.step import FusedStep
+
+
+@contextmanager
+def memory_of_nan() -> Iterator[None]:
+    """Within the block, new tensors hold NaN until they are written."""
+    before = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)  # noqa: B010 (the type lacks it)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+        setattr(torch.utils.deterministic, "fill_uninitialized_memory", before)  # noqa: B010
 
 
 def loss_of(

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import pytest
 import torch
-from fused_loss import on_gpu, step_of
+from fused_loss import memory_of_nan, on_gpu, step_of
 from sample_models import assert_as_apart, make_model
 from torch import Tensor
 from typed import present
@@ -78,19 +78,6 @@ def test_emulated_step_with_a_batch_of_another_forward_pass(emulated_gpu: ctypes
         loss = make_step(model)[0].gradients(prepared)
         found.append([loss, *(present(parameter.grad).clone() for parameter in model.parameters())])
     assert all(torch.equal(a, b) and torch.equal(a, c) for a, b, c in zip(*found, strict=True))
-
-
-@contextmanager
-def memory_of_nan() -> Iterator[None]:
-    """Within the block, new tensors hold NaN until they are written."""
-    before = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)  # noqa: B010 (the type lacks it)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(False)
-        setattr(torch.utils.deterministic, "fill_uninitialized_memory", before)  # noqa: B010
 
 
 def test_emulated_step_leaves_rows_unwritten(emulated: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import copy
 import ctypes
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import pytest
 import torch
-from fused_loss import loss_of
+from fused_loss import loss_of, memory_of_nan
 from sample_inputs import assert_close
 from torch import Tensor
 
@@ -256,19 +255,6 @@ def test_emulated_operator(emulated: ctypes.CDLL) -> None:
         through(saved=saved.half(), bounds=(300.0, 1.0))
     with pytest.raises(RuntimeError, match="grad_output: found uint8, expected float32"):  # no row gradients
         op._perspective_transformer_backward(plan, None, call.batch, saved, *call.described)
-
-
-@contextmanager
-def memory_of_nan() -> Iterator[None]:
-    """Within the block, new tensors hold NaN until they are written."""
-    before = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)  # noqa: B010 (the type lacks it)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(False)
-        setattr(torch.utils.deterministic, "fill_uninitialized_memory", before)  # noqa: B010
 
 
 UNUSED = pytest.mark.parametrize(
