@@ -249,13 +249,11 @@ class ComparedFiles:
         """Adds a file with a part of its sample, and keeps less of the files before it."""
         self.files.append(file)
         most = MOST_COMPARED // len(self.files)
-        runs = sample.runs
-        while len(runs) > most:  # each second run, so that the same ones stay of files of one size
-            runs = runs[::2] if most else []
-        file.runs[:] = [run.copy() for run in runs]
+        file.runs[:] = sample.runs
         for each in self.files:
-            while len(each.runs) > most:
+            while len(each.runs) > most:  # each second run, so that the same ones stay of files of one size
                 each.runs[:] = each.runs[::2] if most else []
+        file.runs[:] = [run.copy() for run in file.runs]  # they were views of the sample's memory
 
 
 def factor_of_common(one: Records, other: Records) -> float | None:

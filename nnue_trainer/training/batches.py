@@ -102,7 +102,7 @@ class DeviceBatches:
 
     def __next__(self) -> Batch:
         # Set this first: a signal handler may raise at any point below, and the state must be right then, too.
-        self._place_in_hand = self._place() if self._ahead is None else self._place_ahead
+        self._place_in_hand = self._next_place()
         if self._iterator is None:
             self._iterator = iter(self._source)
             self._expander.spare = getattr(self._source, "spare", 0)

@@ -194,7 +194,6 @@ class Saver:
         self.restore_folder(run)
         with self._optimizer.with_net():
             saved = run.store.save(self.checkpoint(epoch), epoch=epoch, is_best=is_best, final=final)
-        run.saved()
         if not self._ranks.same(saved):
             return None
         self._state.saved_step = self._state.step
