@@ -3,7 +3,7 @@
 # environment without a compiler.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-wheel=$(ls -t dist/nnue_trainer-*.whl | head -n 1)
+wheel=$(ls -t dist/torch_nnue-*.whl | head -n 1)
 grep -q -- "-manylinux_2_35_$(uname -m)\.whl$" <<<"$wheel" || { echo "$wheel: no tag manylinux_2_35: make wheel sets it"; exit 1; }
 # The whole list first: `grep -q` behind a pipe would end zipfile early, which pipefail reports as an error.
 names=$(.venv/bin/python -m zipfile -l "$wheel")

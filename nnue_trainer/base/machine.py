@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import platform
 import re
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -108,7 +109,6 @@ def _driver(root: Path) -> str:
 
 def _size(path: Path) -> int | None:
     try:
-        status = os.statvfs(path)
+        return shutil.disk_usage(path).total
     except OSError:
         return None
-    return status.f_blocks * status.f_frsize

@@ -292,7 +292,12 @@ def test_signals_of_clusters_save(tmp_path, number):
 def test_a_preempted_run_repeats_steps_instead_of_a_slow_write(tmp_path, monkeypatch, capsys):
     """Before that it reports that such a write takes longer than a scheduler waits."""
     monkeypatch.setenv("NNUE_GRACE_SECONDS", "20")
-    monkeypatch.setattr(CheckpointStore, "write_seconds", lambda self: 25.0 if self.written_step else 0.0)
+
+    def write_seconds(store):
+        store.wait()  # so that step 11 is the first after a write, however fast the steps are
+        return 25.0 if store.written_step else 0.0
+
+    monkeypatch.setattr(CheckpointStore, "write_seconds", write_seconds)
     run = trainer(tmp_path / "parts", "logging.every_steps=1")
     in_step(run, 15, lambda: os.kill(os.getpid(), signal.SIGTERM))
     summary = run.train()
