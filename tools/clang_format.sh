@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Formats every C++ and CUDA source in git with clang-format; --check only reports.
+# Formats every C, C++ and CUDA source in git with clang-format; --check only reports.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 if ! command -v clang-format >/dev/null; then
@@ -9,4 +9,4 @@ if ! command -v clang-format >/dev/null; then
 fi
 mode=(-i)
 if [ "${1:-}" = --check ]; then mode=(--dry-run --Werror); fi
-git ls-files -z -- '*.cpp' '*.h' '*.cu' '*.cuh' | xargs -0 -r clang-format "${mode[@]}"
+git ls-files -z -- '*.c' '*.cpp' '*.h' '*.cu' '*.cuh' | xargs -0 -r clang-format "${mode[@]}"

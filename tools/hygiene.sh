@@ -32,7 +32,7 @@ $prose"
 long=$("$python" tools/long_functions.py) || complain "long functions (tools/long_functions.py):
 $long"
 if [ -x .venv/bin/codespell ]; then
-    words=$(git ls-files '*.md' '*.py' '*.h' '*.cpp' '*.cu' '*.cuh' '*.sh' '*.yaml' '*.yml' '*.toml' | xargs .venv/bin/codespell) ||
+    words=$(git ls-files '*.md' '*.py' '*.h' '*.c' '*.cpp' '*.cu' '*.cuh' '*.sh' '*.yaml' '*.yml' '*.toml' | xargs .venv/bin/codespell) ||
         complain "spelling:
 $words"
 fi
@@ -41,7 +41,7 @@ licences=$(git grep -nI 'SPDX-License-Identifier:' -- . ':!tools/hygiene.sh' | g
 [ -z "$licences" ] || complain "a licence other than MIT:
 $licences"
 grep -q '^path = "\*\*"' REUSE.toml && grep -q '^SPDX-License-Identifier = "MIT"' REUSE.toml || complain "REUSE.toml does not cover every file"
-for file in examples/engine/nnue.{h,rs}; do
+for file in examples/engine/{nnue.h,nnue.rs,engine.c}; do
     grep -q "^// SPDX-License-Identifier: MIT" "$file" || complain "$file has no licence, and users copy it"
 done
 # REUSE-IgnoreEnd

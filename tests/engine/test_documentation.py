@@ -1,4 +1,4 @@
-"""The programs of docs/engine*.md and examples/engine/rust: they compile as printed, and score as `nnue eval` does."""
+"""The programs of docs/engine*.md, examples/engine/rust and engine.c: they compile, and score as `nnue eval` does."""
 
 import os
 import re
@@ -117,6 +117,95 @@ def test_rust_alone(tmp_path: Path) -> None:
     (tmp_path / "src" / "main.rs").write_text(program)
     compiled("rustc", "--edition", "2021", "-O", "src/main.rs", "-o", "engine", cwd=tmp_path)
     assert printed(tmp_path / "engine", lines=boards(fens), cwd=tmp_path) == scores(tmp_path / "net.nnue", fens)
+
+
+# Each position is reached by changes of the one before, except a perspective whose king moved.
+CHANGES_IN_C = """
+#define main of_engine
+#include "engine.c"
+#undef main
+int main(int argc, char** argv) {
+    static Accumulator accumulator;
+    uint8_t old[64], board[64];
+    if (argc != 2 || !load(argv[1])) return 1;
+    for (int first = 1, code; scanf("%d", &code) == 1; first = 0) {
+        int pieces = 0;
+        for (int square = 0; square < 64; ++square, scanf("%d", &code) == 1) {
+            board[square] = (uint8_t)code;
+            pieces += code != 15;
+        }
+        for (int perspective = 0; perspective < 2; ++perspective) {
+            const uint8_t* king = memchr(board, 10 + perspective, 64);
+            if (first || old[king - board] != *king) {
+                refresh(&accumulator, perspective, board);
+                continue;
+            }
+            for (int square = 0; square < 64; ++square) {
+                const int piece[2] = {old[square], board[square]};
+                for (int now = 0; now < 2 && piece[0] != piece[1]; ++now)
+                    if (piece[now] != 15)
+                        change(&accumulator, perspective,
+                               feature(perspective, (int)(king - board), piece[now] / 2, piece[now] % 2, square),
+                               now ? 1 : -1);
+            }
+        }
+        memcpy(old, board, 64);
+        printf("%d\\n", evaluate(&accumulator, code, pieces));
+    }
+    return argc == 0 ? of_engine(argc, argv) : 0;
+}
+"""
+GCC = ("gcc", "-std=c11", "-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Werror", "-O1")
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize(
+    ("architecture", "sizes"),
+    [
+        pytest.param({"preset": "buckets"}, (), id="buckets"),
+        pytest.param({"kind": "simple", "hidden": 40}, (40, 1, 1, 0), id="simple"),
+    ],
+)
+def test_c(architecture: dict[str, Any], sizes: tuple[int, ...], tmp_path: Path) -> None:
+    """examples/engine/engine.c, with sanitizers: the program, and changes of accumulators."""
+    if name := architecture.get("preset"):
+        architecture = config.load(presets.path(name)).model.architecture
+    net = exported(architecture, tmp_path)
+    fens = positions("val.binpack", 200, tmp_path / "fens.txt")
+    names = ("HIDDEN", "KING_BUCKETS", "OUTPUT_BUCKETS", "MIRROR") if sizes else ()
+    gcc: tuple[str, ...] = (*GCC, "-fsanitize=address,undefined", "-fno-sanitize-recover=all", f"-I{ENGINE}")
+    gcc = (*gcc, *(f"-D{name}={size}" for name, size in zip(names, sizes, strict=True)))
+    (tmp_path / "changes.c").write_text(CHANGES_IN_C)
+    compiled(*gcc, ENGINE / "engine.c", "-o", "engine", cwd=tmp_path)
+    compiled(*gcc, "changes.c", "-o", "changes", cwd=tmp_path)
+    expected = scores(tmp_path / "net.nnue", fens)
+    assert len(set(expected)) > 20
+    assert printed(tmp_path / "engine", net, lines=fens.read_text(), cwd=tmp_path) == expected
+    assert printed(tmp_path / "changes", net, lines=boards(fens), cwd=tmp_path) == expected
+
+
+@pytest.mark.compiler
+def test_c_refuses_bad_input(tmp_path: Path) -> None:
+    sizes = ("-DHIDDEN=8", "-DKING_BUCKETS=1", "-DOUTPUT_BUCKETS=1", "-DMIRROR=0")
+    net = exported({"kind": "simple", "hidden": 8}, tmp_path)
+    compiled(*GCC, *sizes, "-fsanitize=address,undefined", ENGINE / "engine.c", "-o", "engine", cwd=tmp_path)
+    (tmp_path / "short.bin").write_bytes(net.read_bytes()[:-1])
+    (tmp_path / "long.bin").write_bytes(net.read_bytes() + bytes(64))
+
+    def error(file: str, fen: str = "") -> str:
+        command = (tmp_path / "engine", tmp_path / file)
+        done = subprocess.run(command, input=fen, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stdout) == (1, "")
+        return done.stderr.replace(str(tmp_path / file), file)
+
+    assert {file: error(file) for file in ("none.bin", "short.bin", "long.bin")} == {
+        file: f"engine: error: {file}: no net of this size\n" for file in ("none.bin", "short.bin", "long.bin")
+    }
+    for fen in (
+        "9/8/8/8/8/8/8/K6k w - -", "K6k/8/8/8/8/8/8/8", "8/8/8/8/8/8/8/K6k x", "8/8/8/8/8/8/8/KK5k w",
+        "K6k/8/8 w", "8/8/8/8/8/8/8/8/K6k w", f"{'QQQQQQQQ/' * 7}K6k w", "x" * 1000,
+    ):  # fmt: skip
+        assert "engine: error: line 1: no position" in error("net.bin", fen)
 
 
 @pytest.mark.compiler
