@@ -3,7 +3,8 @@
     python benchmarks/peers.py
 
 results/peers.json has the net and the data of each bar and the figures of the other trainers. Ours are read from the
-results of training_step.py that the same file names. Writes docs/pictures/speed.png.
+results of training_step.py that the same file names. Rows of nets that differ are left out. Writes
+docs/pictures/speed.png.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ def figures() -> list[tuple[str, list[Bar]]]:
     peers = json.loads((RESULTS / "peers.json").read_text())
     groups = []
     for row in peers["rows"]:
+        if "differs" in row:
+            continue
         ours = json.loads((RESULTS / row["ours"]).read_text())
         measured = ours["results"]["from file"]["positions_per_second"]
         bars = [
