@@ -199,9 +199,12 @@ def generate(
         str, typer.Option("--engine", help="UCI engine that plays: a path, or a name on PATH.", metavar="ENGINE")
     ],
     positions: Annotated[
-        int,
+        int | None,
         typer.Option(min=1, max=2**62, help="Number of positions; the game that reaches it is the last."),
-    ],
+    ] = None,
+    games: Annotated[
+        int | None, typer.Option(min=1, max=2**32 - 1, help="Number of games, instead of --positions.")
+    ] = None,
     nodes: Annotated[int | None, typer.Option(min=1, max=2**63 - 1, help="Search this many nodes per move.")] = None,
     depth: Annotated[int | None, typer.Option(min=1, max=1000, help="Search to this depth per move.")] = None,
     seed: Annotated[
@@ -262,6 +265,7 @@ def generate(
         typer.Option("--option", metavar="NAME=VALUE", help="UCI option to set; may be repeated."),
     ] = None,
     to: To = None,
+    part: InPart = None,
     timeout: Annotated[
         float, typer.Option(metavar="SECONDS", help="Seconds to wait for an answer of the engine.")
     ] = 600.0,
@@ -270,7 +274,7 @@ def generate(
     """Make training data by self-play of an engine, with scores in internal units.
 
     Engine, limits and seed determine the file; the number of engines does not change it. Run the same command again to
-    continue after an interruption.
+    continue after an interruption. With --games, several machines can play parts of a file.
     """
     from nnue_trainer.data.generate import GenerateOptions
     from nnue_trainer.data.generate import generate as run
@@ -279,6 +283,7 @@ def generate(
     options = GenerateOptions(
         engine=find_engine(engine),
         positions=positions,
+        games=games,
         seed=seed,
         nodes=nodes,
         depth=depth,
@@ -296,7 +301,13 @@ def generate(
         engine_options=uci_options(option),
         chess960="dfrc" if dfrc else "same" if chess960 else "",
     )
-    with progress_bar("playing", "positions") as progress:
+    mine = part_in(part)
+    of_part = range(*mine.range(games or 0))
+
+    def shows(done: int, played: int) -> None:
+        progress(*((played, len(of_part)) if positions is None else (done, positions)))
+
+    with progress_bar("playing", "positions" if games is None else "games") as progress:
         made = run(
             out,
             options,
@@ -304,8 +315,9 @@ def generate(
             concurrency=concurrency or os.cpu_count() or 1,
             overwrite=overwrite,
             timeout=timeout,
-            progress=lambda done, _: progress(done, positions),
+            progress=shows,
             note=note,
+            part=mine,
         )
     already = "made already by this command, " if made.already else ""
     print(f"{shown(out)}: {already}{made.positions:,} positions of {made.games:,} games, {out.stat().st_size:,} bytes")

@@ -177,7 +177,8 @@ class TrainingConfig:
     keep_every: int = Field(default=0, ge=0, le=2**20)
     """epochs between checkpoints that are kept permanently, in addition to the newest ones; 0: none"""
     max_time: float = Field(default=0, ge=0, le=2**20)
-    """hours after which the run ends with a checkpoint; a resumed run has the same time again. 0: no limit"""
+    """hours, of all stages, after which the run ends with a checkpoint; a resumed run has the same time again. 0: no
+    limit"""
     penalties: list[Annotated[Penalty, PENALTIES]] = Field(default_factory=list)
     """terms that are added to the training loss. On a GPU no kernel includes them, so training is slower"""
     callbacks: list[Annotated[Callback, CALLBACKS]] = Field(default_factory=list)

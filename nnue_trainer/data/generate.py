@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import itertools
 import json
 import math
 import os
@@ -33,7 +32,7 @@ from nnue_trainer.base.arrays import Records
 from nnue_trainer.data import fields
 from nnue_trainer.data.books import Book, Opening
 from nnue_trainer.data.fields import NO_SCORE
-from nnue_trainer.data.files import StrPath, format_for
+from nnue_trainer.data.files import WHOLE, Part, StrPath, format_for
 from nnue_trainer.data.formats import DataFormat
 from nnue_trainer.data.journal import Journal
 from nnue_trainer.engines.pool import in_order
@@ -56,6 +55,7 @@ _SCALES = {"15.1": 3.61, "16": 3.28, "16.1": 3.56} | dict.fromkeys(("12", "13", 
 
 RANGES = {
     "positions": (1, 1 << 62),
+    "games": (1, (1 << 32) - 1),
     "seed": (0, (1 << 64) - 1),
     "nodes": (1, (1 << 63) - 1),
     "depth": (1, 1000),
@@ -70,11 +70,13 @@ RANGES = {
     "hash_mb": (1, 1 << 25),
 }
 """The smallest and the largest value of every option that is a whole number."""
+_ALTERNATIVES = ("positions", "games", "nodes", "depth")
 
 
 @dataclass(frozen=True)
 class GenerateOptions:
-    """How games are played. Exactly one of `nodes` and `depth` limits the search for a move.
+    """How games are played. Exactly one of `nodes` and `depth` limits the search for a move, and exactly one of
+    `positions` and `games` the file: the game that reaches this many positions is the last, or this many are played.
 
     `score_scale`: internal units per centipawn of the engine's "score cp"; None takes it from the engine's name. All
     other scores are internal units. `book`: a file of openings, as for matches (`nnue_trainer.data.books`): the first 8
@@ -89,7 +91,7 @@ class GenerateOptions:
     """
 
     engine: str
-    positions: int
+    positions: int | None = None
     seed: int = 0
     nodes: int | None = None
     depth: int | None = None
@@ -106,13 +108,16 @@ class GenerateOptions:
     hash_mb: int = 4
     engine_options: dict[str, str] = field(default_factory=dict)
     chess960: Literal["", "same", "dfrc"] = ""
+    games: int | None = None
 
     def __post_init__(self) -> None:
         if (self.nodes is None) == (self.depth is None):
             raise UserError("generate: give either nodes or depth")
+        if (self.positions is None) == (self.games is None):
+            raise UserError("generate: give either positions or games")
         for name, (low, high) in RANGES.items():
             value = getattr(self, name)
-            if value is None and name in ("nodes", "depth"):
+            if value is None and name in _ALTERNATIVES:
                 continue
             if not isinstance(value, int) or not low <= value <= high:
                 raise UserError(f"generate: {name} is {value}, expected a whole number from {low} to {high}")
@@ -339,13 +344,16 @@ def generate(
     timeout: float = 600.0,
     progress: Callable[[int, int], None] | None = None,
     note: Callable[[str], None] | None = None,
+    part: Part = WHOLE,
 ) -> Generated:
-    """Plays games until there are at least `options.positions` positions and writes them to `out`, whole games only.
+    """Plays games until there are at least `options.positions` positions, or `options.games` of them, and writes them
+    to `out`, whole games only.
 
-    `to`: the format, None to take it from the name of `out`. `timeout` in seconds holds for every answer of an engine.
-    `progress(positions, games)` is called after each game, `note(line)` with what a user should read. After an
-    interruption the next call with the same options continues. An `out` that exists is not changed: the result shows it
-    if this call would make the same file, and otherwise it is an error, unless `overwrite` is set.
+    `part`: plays only these of the games; needs `options.games`. All parts, joined by `transform.convert`, are the
+    file of one call. `to`: the format, None to take it from the name of `out`. `timeout` in seconds holds for every
+    answer of an engine. `progress(positions, games)` is called after each game, `note(line)` with what a user should
+    read. After an interruption the next call with the same options continues. An `out` that exists is not changed: the
+    result shows it if this call would make the same file, and otherwise it is an error, unless `overwrite` is set.
     """
     out = Path(out)
     note = note or (lambda line: None)
@@ -353,6 +361,7 @@ def generate(
         raise UserError(f"generate: concurrency is {concurrency}, expected a number from 1 to 1024")
     if out.is_dir():
         raise UserError(f"{out}: is a folder, expected the name of a file to write")
+    numbers = _numbers(options, part)
     format = format_for(out, to)
     made = None if overwrite else _read_made(out)
     if made is None:
@@ -376,6 +385,9 @@ def generate(
         }
         if not options.chess960:  # files that were made without this option stay the same
             del header["chess960"]
+        del header["positions" if options.positions is None else "games"]
+        if not part.is_whole:
+            header["part"] = f"{part.number}/{part.of}"
         if openings.book:  # another book under the same name is another run
             lines = "\n".join(" ".join((fen, *moves)) for fen, moves, _ in openings.book)
             header["book"] = hashlib.sha256(lines.encode()).hexdigest()
@@ -392,7 +404,7 @@ def generate(
                     f"{journal_path}: its last {journal.cut:,} bytes are incomplete games, as after a crash; these "
                     "games are played again"
                 )
-            _play_in_order(engines, options, scale, openings, journal, progress)
+            _play_in_order(engines, options, scale, openings, journal, progress, numbers)
             if openings.unusable():
                 note(openings.unusable())
             check_new(out, overwrite)  # it may have appeared in the meantime
@@ -405,6 +417,21 @@ def generate(
         for engine in engines:
             engine.close()
     return Generated(journal.positions, journal.games, losses=losses)
+
+
+def _numbers(options: GenerateOptions, part: Part) -> range:
+    """The numbers of the games that a part may play. UserError if it has none."""
+    if options.games is None:
+        if not part.is_whole:
+            raise UserError(
+                f"generate: part {part.number}/{part.of} of a number of positions: expected a number of games "
+                "(--games), as where a part begins would depend on the lengths of all games before it"
+            )
+        return range(1 << 62)
+    numbers = range(*part.range(options.games))
+    if not numbers:
+        raise UserError(f"generate: part {part.number}/{part.of} of {options.games} games has none: use fewer parts")
+    return numbers
 
 
 def unscored_note(count: int) -> str:
@@ -494,18 +521,20 @@ def _play_in_order(
     openings: Openings,
     journal: Journal,
     progress: Callable[[int, int], None] | None,
+    numbers: range,
 ) -> None:
-    """Every free engine takes the next game number; games enter the journal in the order of their numbers."""
+    """Every free engine takes the next one of `numbers`; games enter the journal in this order."""
 
     def play(engine: Engine, index: int) -> Records:
         return play_game(engine, options, scale, openings, index)
 
-    if journal.positions >= options.positions:
+    enough = math.inf if options.positions is None else options.positions
+    if journal.positions >= enough:
         return
-    with contextlib.closing(in_order(engines, itertools.count(journal.games), play)) as games:
+    with contextlib.closing(in_order(engines, iter(numbers[journal.games :]), play)) as games:
         for game in games:
             journal.append(game)
             if progress:
                 progress(journal.positions, journal.games)
-            if journal.positions >= options.positions:
+            if journal.positions >= enough:
                 break

@@ -100,6 +100,10 @@ class TrainerState:
     """versions and device, in words"""
 
 
+_ONLY_RESUMES = ("callbacks", "stopped", "epoch_end_pending", "window_steps", "window_loss", "validation_contents")
+"""fields of a `TrainerState` that only a resume reads"""
+
+
 @section
 class NetOrigin:
     """The data of an imported net beside its weights."""
@@ -136,6 +140,18 @@ class Checkpoint:
     def stream(self, path: str | os.PathLike[str]) -> dict[str, Any]:
         """The state of the stream of batches, with its tensors, which are the group `batches`."""
         return self.trainer_state(path).batches | self.tensors.get("batches", {})
+
+    @property
+    def resumes(self) -> bool:
+        """Whether a training can continue from it: `of_net` leaves out what that needs."""
+        return "optimizer" in self.tensors
+
+    def of_net(self) -> Checkpoint:
+        """The part that exports and compares: the net, the recipe, and the numbers of the run. The tensors are
+        shared."""
+        tensors = {group: of for group, of in self.tensors.items() if group in ("model", "net")}
+        state = {key: value for key, value in self.state.items() if key not in _ONLY_RESUMES}
+        return Checkpoint(self.architecture, tensors, self.recipe, state | {"batches": {}})
 
     def trainer_state(self, path: str | os.PathLike[str]) -> TrainerState:
         """The state of a training run; UserError naming `path` where this is none."""

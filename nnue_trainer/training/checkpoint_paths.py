@@ -17,7 +17,21 @@ def find_resumed(resume: str | None, run_dir: Path) -> tuple[Checkpoint | None, 
     path = checkpoint_of(run_dir if resume in (None, "auto") else Path(str(resume)))
     if resume is None or (resume == "auto" and not path.exists()):
         return None, path
-    return load_resumed(path), path
+    saved = load_resumed(path)
+    if "step" in saved.state and not saved.resumes:
+        raise UserError(
+            f"{path}: has the net without the optimizer's state, so it cannot be resumed; {_instead(saved, path)}"
+            f"training.initial_weights={path} starts another run from this net"
+        )
+    return saved, path
+
+
+def _instead(saved: Checkpoint, path: Path) -> str:
+    """Which files beside a checkpoint that cannot be resumed can be: `last`, and the epoch of the same net."""
+    found = {"continues the run": path.with_name("last.safetensors")}
+    if (epoch := saved.trainer_state(path).epoch) is not None:
+        found["continues from this net"] = path.with_name(f"epoch-{epoch:04d}.safetensors")
+    return "".join(f"--resume {file} {what}, " for what, file in found.items() if file.exists() and file != path)
 
 
 def load_resumed(path: Path, groups: tuple[str, ...] | None = None) -> Checkpoint:

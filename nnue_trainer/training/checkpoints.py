@@ -1,8 +1,9 @@
 """Writes the checkpoints of one run in the background, and deletes old ones. A checkpoint is never written in part.
 
-`last` is always written first, by one rename. `epoch-0012.safetensors` (after an epoch) and `best` (the lowest
-validation loss) are hard links to it that are made afterwards. If the process is killed in between, a link is missing
-or stale; `continue_from` repairs it from what `last` holds. A checkpoint in the middle of an epoch has no link.
+`last` is always written first, by one rename. `epoch-0012.safetensors` (after an epoch) is a hard link to it that is
+made afterwards, and `best` (the lowest validation loss) is the part of it that exports and compares. If the process is
+killed in between, one of them is missing or stale; `continue_from` repairs it from what `last` holds. A checkpoint in
+the middle of an epoch has no link.
 
 A save copies the tensors and returns; it does not wait for the disk. While one checkpoint is written, one more can
 wait. If a third comes, one of the two that are not being written is left out, where the folder will be the same without
@@ -15,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import enum
+import filecmp
 import threading
 import time
 from collections import deque
@@ -69,6 +71,8 @@ class CheckpointStore:
         every: checkpoints of epochs that are a multiple of it are always written; others only where there is time.
         keep_every: checkpoints of epochs that are a multiple of it are never deleted; 0: none.
         in_a_hurry: a function that returns whether a write must not wait for room on a full disk.
+        whole_best: whether `best` is a complete checkpoint, as a later stage that takes it with the optimiser's state
+            needs.
     """
 
     def __init__(
@@ -78,6 +82,7 @@ class CheckpointStore:
         every: int = 1,
         keep_every: int = 0,
         in_a_hurry: Callable[[], bool] = lambda: False,
+        whole_best: bool = False,
     ):
         self.folder = folder
         self.keep_last = keep_last
@@ -89,6 +94,7 @@ class CheckpointStore:
         self._queue: deque[_Entry] = deque()
         self._failed = False  # a write failed, and its error was not raised yet: nothing more is written
         self._in_a_hurry = in_a_hurry
+        self._whole_best = whole_best
         self._patience = limits.seconds("NNUE_FULL_DISK_SECONDS")
         self._write_began: float | None = None
         self._write_seconds = 0.0
@@ -125,7 +131,7 @@ class CheckpointStore:
     def retire_best(self) -> Path:
         """Renames `best`, whose loss no longer compares with those to come. Returns its new path."""
         folder = self.folder
-        kept = next((path for path in folder.earlier_bests() if path.samefile(folder.best)), None)
+        kept = next((path for path in folder.earlier_bests() if filecmp.cmp(path, folder.best, shallow=False)), None)
         if kept is None:
             kept = folder.next_earlier_best()
             folder.link(folder.best, kept)
@@ -136,10 +142,12 @@ class CheckpointStore:
         """Prints a line if the disk lacks the room for the checkpoints that a run of this many epochs keeps, with one
         that is being written. `tensors` of a checkpoint, by group."""
         of_one = sum(tensor.nbytes for of in tensors.values() for tensor in of.values())
+        of_net = sum(tensor.nbytes for tensor in tensors["model"].values())
         older = max(epochs - self.keep_last * self.every, 0)
         kept = min(self.keep_last, -(-epochs // self.every)) + (older // self.keep_every if self.keep_every else 0)
-        there = {path.stat().st_ino for path in self._files()}
-        need = of_one * max(kept + 3 - len(there), 1)  # beside them `last`, `best` and the temporary file
+        there = {path.stat().st_ino for path in self._files() if path != self.folder.best}
+        need = of_one * max(kept + 2 - len(there), 1)  # beside them `last` and the temporary file
+        need += of_one if self._whole_best else of_net  # for `best`
         if need > (free := free_space(self.folder.path)):
             say(
                 f"{self.folder.path}: its checkpoints may need another {size(need)} ({size(of_one)} each), but the "
@@ -282,8 +290,10 @@ class CheckpointStore:
         checkpoint.save(folder.last, content)
         if epoch is not None:
             folder.link(folder.last, folder.epoch(epoch))
-        if is_best:
+        if is_best and self._whole_best:
             folder.link(folder.last, folder.best)
+        elif is_best:
+            checkpoint.save(folder.best, content.of_net())
         epochs = folder.epochs()
         for number in sorted(epochs)[: -self.keep_last]:
             if not self._is_kept(number):
@@ -309,10 +319,15 @@ class CheckpointStore:
         found = _state_of(self.folder.best) if self.folder.owns(self.folder.best) else None
         if found is not None and _is_best(found, state):
             return
-        for path in (self.folder.last, *self.folder.epochs().values(), *self.folder.earlier_bests()):
+        earlier = self.folder.earlier_bests()
+        for path in (self.folder.last, *self.folder.epochs().values(), *earlier):
             other = _state_of(path)
             if other is not None and _is_best(other, state):
-                self.folder.link(path, self.folder.best)
+                if self._whole_best or path in earlier:
+                    self.folder.link(path, self.folder.best)
+                else:
+                    self.folder.will_write(self.folder.best)
+                    checkpoint.save(self.folder.best, checkpoint.load(path).of_net())
                 return
 
 

@@ -63,6 +63,8 @@ def carry_optimizer(trainer: Trainer, before: Checkpoint, path: Path, *, from_ne
 def _load_optimizer(
     trainer: Trainer, saved: Checkpoint, state: TrainerState, path: Path, *, from_net: bool = False
 ) -> None:
+    if not saved.resumes:
+        raise UserError(f"{path}: found no state of the optimizer, expected a checkpoint that can be resumed")
     try:
         own = trainer.sharding.own(saved.tensors["optimizer"])
         trainer.optimizer.load_state_dict(own, good_steps=state.step, from_net=from_net)

@@ -81,8 +81,9 @@ def train(recipe: config.Recipe, run_dir: Path, *, resume: str | None = None, ov
             _log.warning("%s", doubt)
         at = Begin() if saved is None else Begin(saved, path, resumed=True, keep=in_place)
         total: Summary | None = None
+        began: float | None = None
         for number, stage in enumerate(stages):
-            summary = _train_stage(stage, folder, ranks, device, at, [] if number else stages)
+            summary, began = _train_stage(stage, folder, ranks, device, at, [] if number else stages, began)
             total = _joined(total, summary, stage.run_steps)
             if summary.interrupted or summary.stopped or number + 1 == len(stages):
                 break
@@ -103,8 +104,15 @@ def _versions() -> dict[str, Any]:
 
 
 def _train_stage(
-    stage: RecipeStage, folder: RunFolder, ranks: Ranks, device: torch.device, at: Begin, to_check: list[RecipeStage]
-) -> Summary:
+    stage: RecipeStage,
+    folder: RunFolder,
+    ranks: Ranks,
+    device: torch.device,
+    at: Begin,
+    to_check: list[RecipeStage],
+    began: float | None,
+) -> tuple[Summary, float | None]:
+    """Trains a stage. `began`: when the first stage of this process did (`Trainer.began`), which is returned, too."""
     with assembly.begin(stage, folder, ranks, device, at, to_check) as begun:
         # Rank 0 changes the folder after this, so every process must have read from it before. The check also finds
         # machines that see an older copy of a file.
@@ -115,7 +123,9 @@ def _train_stage(
         if begun.integers_are_right is not None:
             begun.integers_are_right()
         timeline.mark("integer check")
-        return _train_in(folder, begun, keep=at.keep) if ranks.writes else begun.trainer.train()
+        begun.trainer.began = began
+        summary = _train_in(folder, begun, keep=at.keep) if ranks.writes else begun.trainer.train()
+        return summary, begun.trainer.began
 
 
 def _train_in(folder: RunFolder, begun: Begun, *, keep: bool) -> Summary:

@@ -81,7 +81,7 @@ class LoopConfig:
     record_every: int
     """steps between two records of metrics"""
     max_hours: float
-    """after which the run ends with a checkpoint; 0: no limit"""
+    """after which the process ends the run with a checkpoint, whatever the stage; 0: no limit"""
 
 
 @dataclass(eq=False)
@@ -113,6 +113,8 @@ class Trainer:
         self.ranks, self.device, self.run = self.sharding.ranks, self.current_step.device, self.view(self)
         self.outputs: RunOutputs | None = None  # while `train` runs
         self._several = self.ranks.several
+        self.began: float | None = None
+        """monotonic time from which `max_hours` count: the start of the first stage that this process trains"""
         self._has_run = False  # a step
         self._plans: tuple[Any, ...] = ()  # of the last batch
 
@@ -136,6 +138,7 @@ class Trainer:
             saver.reserve(store)
             self.ranks.on_loss(lambda: saver.last_good(store))
             self.outputs = run = self.open_outputs(store)
+            self.began = run.began if self.began is None else self.began
             try:
                 with self.stopping.on_signals():
                     try:
@@ -166,7 +169,7 @@ class Trainer:
         stage, state, config = self.stage, self.state, self.config
         if state.epoch_end_pending:
             self._end_epoch(run)
-        limit = 3600 * config.max_hours
+        ends_at = (self.began or run.began) + 3600 * config.max_hours if config.max_hours else None
         while state.step < stage.end:
             stop, save = self.ranks.agree(self.stopping.is_set(), run.checkpoint_is_due())
             if stop:
@@ -175,7 +178,7 @@ class Trainer:
             run.progress.update(state.step)
             if "step" in self.hooks:
                 self.hooks.call("step", self.run)
-            if limit and time.monotonic() - run.began > limit and not state.stopped:
+            if ends_at is not None and time.monotonic() > ends_at and not state.stopped:
                 self.stop(f"{MAX_TIME}, {config.max_hours:g} hours")
             ends = state.epoch_end_pending = stage.ends_epoch(state.step)
             if ends or state.step % config.record_every == 0:

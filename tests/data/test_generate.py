@@ -17,8 +17,10 @@ from nnue_trainer import _data
 from nnue_trainer.cli.main import app
 from nnue_trainer.data import PositionReader
 from nnue_trainer.data.binpack import read_binpack
+from nnue_trainer.data.files import Part
 from nnue_trainer.data.generate import GenerateOptions, generate, internal_score, score_scale
 from nnue_trainer.data.info import file_info
+from nnue_trainer.data.transform import convert
 from nnue_trainer.engines.uci import Engine, find_engine
 from nnue_trainer.errors import UserError
 
@@ -47,6 +49,33 @@ def test_file_does_not_depend_on_the_number_of_engines(engine: EngineMaker, tmp_
     assert validator.positions == made[0].positions
     assert not any(count for _, count, _ in validator.problems)
     assert file_info(tmp_path / "1.binpack").chains == made[0].games
+
+
+@pytest.mark.parametrize("suffix", ["binpack", "vf", "txt"])
+def test_parts_are_the_whole(engine: EngineMaker, tmp_path: Path, suffix: str) -> None:
+    """Also after an interruption; and a part of a number of positions, which would begin anywhere, is refused."""
+    chosen = options(engine(), positions=None, games=11, seed=5)
+    made = generate(tmp_path / f"whole.{suffix}", chosen)
+    assert made.games == 11
+    parts = [tmp_path / f"{i}.{suffix}" for i in range(3)]
+
+    def interrupt(positions: int, games: int) -> None:
+        if games == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        generate(parts[1], chosen, part=Part(2, 3), progress=interrupt)
+    with pytest.raises(UserError, match=r"belongs to a run with other options \(part '2/3', here '1/3'\)"):
+        generate(parts[1], chosen, part=Part(1, 3))
+    counts = [generate(path, chosen, part=Part(i + 1, 3)) for i, path in enumerate(parts)]
+    assert [count.games for count in counts] == [3, 4, 4]
+    convert(parts, tmp_path / f"joined.{suffix}")
+    assert (tmp_path / f"joined.{suffix}").read_bytes() == (tmp_path / f"whole.{suffix}").read_bytes()
+    assert generate(parts[1], chosen, part=Part(2, 3)).already
+    with pytest.raises(UserError, match="part 1/2 of a number of positions: expected a number of games"):
+        generate(tmp_path / f"x.{suffix}", options(engine()), part=Part(1, 2))
+    with pytest.raises(UserError, match="part 1/12 of 11 games has none: use fewer parts"):
+        generate(tmp_path / f"x.{suffix}", chosen, part=Part(1, 12))
 
 
 @pytest.mark.parametrize("variant", ["same", "dfrc"])
@@ -216,6 +245,8 @@ def test_answers_without_a_score(engine: EngineMaker, tmp_path: Path) -> None:
 def test_bad_options(engine: EngineMaker, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="either nodes or depth"):
         GenerateOptions(engine="x", positions=1)
+    with pytest.raises(UserError, match="either positions or games"):
+        GenerateOptions(engine="x", nodes=1)
     with pytest.raises(UserError, match="positions is 0, expected a whole number from 1"):
         options("x", positions=0)
     with pytest.raises(UserError, match="No such file"):

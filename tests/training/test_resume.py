@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -218,6 +219,26 @@ def test_a_checkpoint_of_an_early_version_is_resumed(tmp_path, recipe):
     assert "resuming with" not in output
     for name, tensor in last(whole).tensors["model"].items():
         assert torch.equal(tensor, last(folder).tensors["model"][name]), name
+
+
+def test_best_cannot_be_resumed_and_names_what_can(tmp_path, recipe):
+    """`best` of earlier versions is a whole checkpoint, and is resumed as it was."""
+    folder, best = tmp_path / "run", tmp_path / "run" / "checkpoints" / "best.safetensors"
+    nnue("train", "--config", recipe, "--run-dir", folder, "training.epochs=2")
+    epoch = folder / "checkpoints" / f"epoch-{checkpoint.load(best).state['epoch']:04d}.safetensors"
+    assert best.stat().st_size < epoch.stat().st_size / 2
+    before = contents(folder)
+    refused(
+        rf"best\.safetensors: has the net without the optimizer's state, so it cannot be resumed; --resume .*"
+        rf"last\.safetensors continues the run, --resume .*{epoch.name} continues from this net, "
+        r"training\.initial_weights=.*best\.safetensors starts another run from this net",
+        "train", "--resume", best, "training.epochs=3",
+    )  # fmt: skip
+    assert contents(folder) == before
+    shutil.copy(epoch, best)
+    output = nnue("train", "--resume", best, "training.epochs=3")
+    assert "finished step 12 of 12" in output
+    assert not checkpoint.load(best).resumes or checkpoint.load(best).state["epoch"] < 3
 
 
 def test_a_damaged_last_checkpoint_names_another(tmp_path, recipe):

@@ -406,7 +406,8 @@ def slow_disk(monkeypatch):
     go, started, save = threading.Event(), [], checkpoint.save
 
     def wait(path, content):
-        started.append(content.state["step"])
+        if path.stem == "last":
+            started.append(content.state["step"])
         go.wait()
         save(path, content)
 
@@ -519,11 +520,32 @@ def test_little_room_is_forecast(tmp_path, monkeypatch, capsys):
         assert capsys.readouterr().err == ""
         store.warn_of_little_room(tensors, 4)
     said = capsys.readouterr().err
-    assert "may need another 6.84 KiB (1000 B each), but the disk has 3.91 KiB free" in said
+    assert "may need another 6.25 KiB (1000 B each), but the disk has 3.91 KiB free" in said
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_best_is_what_exports_and_compares(tmp_path, whole):
+    """Unless a stage takes all of it; also where it is mended."""
+    saved = content(10, epoch=1, loss=1.0, best=10)
+    saved.tensors |= {"optimizer": {"m": torch.zeros(1000)}, "rng": {"cpu": torch.zeros(9)}}
+    saved.state |= {"callbacks": [{"kind": "mine"}], "window_steps": 3}
+    with RunFolder(tmp_path) as folder, CheckpointStore(folder, 9, whole_best=whole) as store:
+        store.save(saved, epoch=1, is_best=True)
+        store.wait()
+        for _ in range(2):
+            best, last = checkpoint.load(folder.best), checkpoint.load(folder.last)
+            assert last.resumes
+            assert best.resumes == whole == folder.best.samefile(folder.last)
+            assert set(best.tensors) == ({"model", "optimizer", "rng"} if whole else {"model"})
+            assert ("callbacks" in best.state) == whole
+            assert best.trainer_state(folder.best).validation_loss == 1.0
+            assert (store.best_of_folder() or last).state["step"] == best.state["best_step"] == 10
+            folder.best.unlink()
+            store.continue_from(folder.last, last.trainer_state(folder.last))
 
 
 def test_best_is_mended_from_last(tmp_path):
-    """A kill after `last` was written, before its links."""
+    """A kill after `last` was written, before the others."""
     with RunFolder(tmp_path) as folder:
         write_run(folder, 2, keep_last=9, best=1)
         checkpoint.save(folder.last, content(30, best=30))

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +120,36 @@ def test_a_run_of_stages(tmp_path: Path, recipe: Path) -> None:
     second = checkpoint.load(folder / "checkpoints" / "stage-second.safetensors")
     assert {int(t) for name, t in second.tensors["optimizer"].items() if name.startswith("step/")} == {16}
     assert {int(t) for name, t in saved.tensors["optimizer"].items() if name.startswith("step/")} == {8}
+
+
+def test_a_stage_continues_from_the_best_with_its_optimizer(tmp_path: Path, recipe: Path, monkeypatch) -> None:
+    """The second of the two epochs is worse than the first."""
+    losses = iter([0.1, 0.3, 0.2])
+    monkeypatch.setattr(Trainer, "validate", lambda self: next(losses))
+    stages = [STAGES[0], {"name": "second", "take": "best", "carry": "optimizer", "training": {"epochs": 1}}]
+    folder = tmp_path / "run"
+    output = nnue("train", "--config", recipe, "--run-dir", folder, f"stages={json.dumps(stages)}")
+    assert f"from the weights and optimizer of {folder / 'checkpoints' / 'best.safetensors'}" in output
+    saved = last(folder)
+    assert saved.state["step"] == 12
+    assert {int(t) for name, t in saved.tensors["optimizer"].items() if name.startswith("step/")} == {8}
+
+
+def test_max_time_is_of_all_stages(tmp_path: Path, recipe: Path, monkeypatch) -> None:
+    """A stage does not begin to count anew; a resumed run does."""
+    clock, advance = [0.0], Trainer.advance
+
+    def hour(self: Trainer) -> None:
+        advance(self)
+        clock[0] += 3600.0
+
+    now = time.monotonic
+    monkeypatch.setattr(Trainer, "advance", hour)
+    monkeypatch.setattr(time, "monotonic", lambda: now() + clock[0])
+    folder = tmp_path / "run"
+    for steps in (10, 20):
+        nnue("train", "--config", recipe, "--run-dir", folder, "--resume", "auto", "training.max_time=9.5")
+        assert last(folder).state["step"] == steps
 
 
 @pytest.mark.slow

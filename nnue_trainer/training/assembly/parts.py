@@ -104,7 +104,10 @@ def assemble(
 
     def open_store() -> CheckpointStore:
         every, kept = training.checkpoint_every, training.keep_every
-        return CheckpointStore(folder, training.keep_last, every, kept, in_a_hurry=stop.by_signal)
+        whole_best = any(later.take == "best" and later.carry == "optimizer" for later in stage.whole.stages)
+        return CheckpointStore(
+            folder, training.keep_last, every, kept, in_a_hurry=stop.by_signal, whole_best=whole_best
+        )
 
     saver = Saver(
         saved, stage, state, folder, model, optimizer, core.sharding, source, records, hooks, finite, open_store
