@@ -38,6 +38,7 @@ def test_every_extra_is_declared_and_nothing_else_needs_it(project_root: Path) -
     ("words", "where"),
     [
         (("report", "run"), "nnue report"),
+        (("watch", "run"), "nnue watch"),
         (("inspect", "net.nnue", "--png", "x.png"), "--png"),
         (("inspect", "net.nnue", "--html", "x.html"), "--html"),
         (("data", "info", "data.binpack", "--png", "x.png"), "--png"),

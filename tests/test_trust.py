@@ -13,6 +13,7 @@ import yaml
 from small_runs import split_sample, written
 
 from nnue_trainer import config, export, programs, registry, schema
+from nnue_trainer.analysis import watch
 from nnue_trainer.callbacks.run import RunCommand
 from nnue_trainer.cli.main import app
 from nnue_trainer.cli.pipeline import Way
@@ -232,6 +233,7 @@ READERS = {
     "verify": ["verify poisoned.nnue --engine false"],
     "check": ["check run --data val.binpack --positions 9"],
     "report": ["report run"],
+    "watch": ["watch run"],
     "inspect": ["inspect run", "inspect run/checkpoints/last.safetensors", "inspect poisoned.nnue"],
     "permute": ["permute run new.nnue --data val.binpack --engine none",
                 "permute poisoned.nnue new.nnue --data val.binpack --engine none"],
@@ -291,6 +293,7 @@ def poisoned(trained: Path, folder: Path, poison: Poison) -> None:
 def test_no_reader_runs_what_a_file_names(tmp_path, trained, canary, nnue, monkeypatch, name):
     poisoned(trained, tmp_path, POISONS[name])
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(watch.Server, "serve_forever", watch.Server.page)  # one page, then the end
     refused = set()
     for lines in READERS.values():
         for line in lines:

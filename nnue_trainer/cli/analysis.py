@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -24,6 +25,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 def register(app: typer.Typer, data_app: typer.Typer) -> None:
     app.command("report")(report)
+    app.command("watch")(watch)
     app.command("inspect")(inspect)
     data_app.command("profile")(with_scores(profile))
 
@@ -49,6 +51,27 @@ def report(
     plugins.load(plugin)
     path = write(runs, out, overwrite)
     print(f"{shown(path)}: {path.stat().st_size:,} bytes")
+
+
+def watch(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder; the run may be going or finished.")],
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port on 127.0.0.1; 0: a free one.")] = 0,
+    every: Annotated[
+        int, typer.Option(min=1, max=86_400, metavar="SECONDS", help="Seconds after which the page renews itself.")
+    ] = 30,
+    plugin: Plugins = None,
+) -> None:
+    """Serve one page about a run, for this machine only: losses, rate, time left, weights, neurons, last games.
+
+    The page renews itself until you end the command with Ctrl-C.
+    """
+    extras.require("matplotlib", "nnue watch")
+    from nnue_trainer.analysis.watch import Server
+
+    plugins.load(plugin)
+    with Server(run, every, port) as server, contextlib.suppress(KeyboardInterrupt):
+        print(f"{server.url} shows {shown(run)} and renews itself every {every} s; Ctrl-C ends this", flush=True)
+        server.serve_forever()
 
 
 def inspect(

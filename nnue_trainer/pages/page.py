@@ -61,6 +61,8 @@ class Page:
     sections: list[Section] = field(default_factory=list)
     headline: str = ""
     """first line of the text for a terminal"""
+    refresh: int = 0
+    """seconds after which a browser loads the page again; 0: never"""
 
     @property
     def plots(self) -> list[Plot]:

@@ -327,6 +327,19 @@ class RunFolder:
         self._made = []
 
 
+def owner_of(path: Path) -> tuple[int, str] | None:
+    """The process id and the host in the lock file of the run folder `path`; None if there is no lock file. Does not
+    touch the lock, so it never disturbs a training that starts. A killed process leaves the file."""
+    try:
+        lock = os.open(path / LOCK, os.O_RDONLY | system.O_NOFOLLOW | system.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        return _read_holder(lock)
+    finally:
+        os.close(lock)
+
+
 def _is_inside(name: str) -> bool:
     """Whether a name in the list is a relative path that stays inside the run folder."""
     path = PurePosixPath(name)

@@ -30,7 +30,7 @@ OLD = b"weeks of work"
 READ = frozenset(
     (
         *("against", "book", "checkpoint", "data", "engine", "fens", "file", "files", "inputs", "model", "net"),
-        *("openings", "plugin", "recipe", "resume", "runs", "source"),
+        *("openings", "plugin", "recipe", "resume", "run", "runs", "source"),
     )
 )
 """The names of options and arguments that take the path of something that is only read."""
