@@ -111,7 +111,7 @@ def cpu_sources() -> list[str]:
     """The sources of the CPU operators. Those with kernels for instruction sets stay units of their own."""
     small = [
         "csrc/library.cpp",
-        *(f"csrc/cpu/{name}.cpp" for name in ("capabilities", "enumerations", "ewm", "random")),
+        *(f"csrc/cpu/{name}.cpp" for name in ("capabilities", "enumerations", "ewm")),
     ]
     others = sources("csrc/*.cpp", "csrc/cpu/*.cpp", *SHARED_SOURCES)
     unit = one_unit("operators", [path.removeprefix("csrc/") for path in small])

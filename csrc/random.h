@@ -1,5 +1,6 @@
 // Counter-based random numbers: the contract of the operator, the generator, and how numbers are made from its bits.
-// CPU and CUDA compile the same lines, so they give the same numbers.
+// CUDA computes each element by these lines. The CPU computes many elements at a time (cpu/random_kernels.h), with the
+// same results.
 //
 // The generator is Philox4x32-10 (Salmon, Moraes, Dror, Shaw: Parallel random numbers: as easy as 1, 2, 3; SC11). It is
 // a function of a key of 64 bits and a counter of 128 bits to four words of 32 bits. The key is the seed. The lower

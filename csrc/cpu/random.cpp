@@ -7,6 +7,23 @@
 #include <torch/csrc/stable/tensor.h>
 
 #include <algorithm>
+#include <cstdint>
+#include <utility>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#include "vector.h"
+
+namespace nnue::random {
+
+constexpr int64_t kWords = 512;  // made at a time, a multiple of the words that the kernels make together
+
+}  // namespace nnue::random
+
+#define NNUE_KERNELS "random_kernels.h"
+#include "for_each_isa.h"
 
 namespace nnue::random {
 namespace {
@@ -17,7 +34,7 @@ void random_fill_op(const Tensor& out, int64_t distribution, int64_t seed, int64
     dispatch(out.scalar_type(), [&]<class T>(T*) {
         T* const to = mutable_data<T>(out);
         torch::stable::parallel_for(0, out.numel(), 1 << 12, [&](int64_t begin, int64_t end) {
-            for (int64_t i = begin; i < end; ++i) to[i] = rule.element<T>(static_cast<uint64_t>(i));
+            NNUE_CALL_BEST_ISA(fill, rule, begin, end, to);
         });
     });
 }

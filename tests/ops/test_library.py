@@ -132,9 +132,10 @@ def test_instruction_set_levels_compute_the_same_bits(level: str, tmp_path: Path
 import sys, torch
 sys.path.insert(0, {str(Path(__file__).parent)!r})
 from sample_inputs import make_pair, make_sample
+from test_random import Philox, some
 from nnue_trainer import ops
 from nnue_trainer.ops.perspectives import perspective_transformer
-results = []
+results = some(Philox(3, 1, 5), 5003, "cpu")
 g = torch.Generator().manual_seed(0)
 for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16):
     s = make_sample(100, 12, 60, 213, values=True, dtype=dtype)

@@ -114,8 +114,29 @@ def test_cuda_has_the_cpu_numbers(cuda: torch.device) -> None:
 def test_emulated_kernel(emulator: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = some(Philox(1, 2, 3), 1003, "cpu")
     monkeypatch.setattr(torch.ops.nnue, "random_fill", torch.ops.nnue_emulated.random_fill)
-    for a, b in zip(expected, some(Philox(1, 2, 3), 1003, "cpu"), strict=True):
+    *exact, single, double = zip(expected, some(Philox(1, 2, 3), 1003, "cpu"), strict=True)
+    for a, b in exact:
         assert torch.equal(a, b)
+    torch.testing.assert_close(single[1], single[0], rtol=1.2e-7, atol=0)
+    torch.testing.assert_close(double[1], double[0], rtol=1e-15, atol=1e-15)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_normal_numbers_are_those_of_their_bits(dtype: torch.dtype) -> None:
+    """Box and Muller in extended precision, from the words of the same quadruples: 2 or 4 for a number."""
+    count = 1 << 18
+    found = Philox(4, 9).normal(count, dtype=dtype).numpy()
+    size = 2 if dtype == torch.float32 else 4
+    made = Philox(4, 9).bits(count * size, torch.int32).numpy().view(np.uint32).astype(np.uint64).reshape(count, size)
+    if size == 2:
+        u, v = (made[:, i].astype(np.longdouble) * 2.0**-32 for i in (0, 1))
+    else:
+        pairs = ((made[:, i] | made[:, i + 1] << np.uint64(32)) >> np.uint64(11) for i in (0, 2))
+        u, v = (pair.astype(np.longdouble) * 2.0**-53 for pair in pairs)
+    angle = (v.astype(np.float64) * (2 * math.pi)).astype(np.longdouble)  # the contract rounds it
+    expected = np.sqrt(-2 * np.log1p(-u)) * np.cos(angle)
+    unit = np.spacing(np.abs(expected).astype(found.dtype))
+    assert (np.abs(found - expected) <= (0.5001 if size == 2 else 3) * unit).all()
 
 
 N = 1 << 20

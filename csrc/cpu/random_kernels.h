@@ -1,0 +1,246 @@
+// Random numbers, many at a time. Compiled once for every instruction set level by for_each_isa.h; see random.cpp.
+//
+// The numbers are those of random::Rule::element. That function makes a quadruple of words for each element; here every
+// quadruple is made once, and several of them side by side in the lanes of vectors. Bits, uniform numbers, integers and
+// bernoulli are the same to the last bit. Normal numbers use a logarithm and a sine of this file, which may differ from
+// those of the C++ library in the last place.
+
+namespace {
+
+constexpr int kBytes = NNUE_VECTOR_BYTES;
+constexpr int kLanes = kBytes / 8;
+// Vectors that are worked on side by side, while each waits for its products.
+constexpr int kTogether = kBytes == 64 ? 4 : 2;
+constexpr int kQuadruples = kLanes * kTogether;
+
+using U64 = typename VectorOf<uint64_t, kBytes>::type;
+using F64 = typename VectorOf<double, kBytes>::type;
+
+// Products of the lower halves of the lanes.
+[[gnu::always_inline]] inline U64 product(U64 a, uint32_t b) {
+    const U64 factor = U64{} + b;
+#if defined(__x86_64__) && NNUE_VECTOR_BYTES == 64
+    return (U64)_mm512_mul_epu32((__m512i)a, (__m512i)factor);
+#elif defined(__x86_64__) && NNUE_VECTOR_BYTES == 32
+    return (U64)_mm256_mul_epu32((__m256i)a, (__m256i)factor);
+#elif defined(__x86_64__)
+    return (U64)_mm_mul_epu32((__m128i)a, (__m128i)factor);
+#else
+    return (a & 0xffffffffu) * factor;
+#endif
+}
+
+[[gnu::always_inline]] inline F64 root(F64 x) {
+#if defined(__x86_64__) && NNUE_VECTOR_BYTES == 64
+    return (F64)_mm512_sqrt_pd((__m512d)x);
+#elif defined(__x86_64__) && NNUE_VECTOR_BYTES == 32
+    return (F64)_mm256_sqrt_pd((__m256d)x);
+#elif defined(__x86_64__)
+    return (F64)_mm_sqrt_pd((__m128d)x);
+#else
+    for (int i = 0; i < kLanes; ++i) x[i] = __builtin_sqrt(x[i]);
+    return x;
+#endif
+}
+
+template <int... i>
+[[gnu::always_inline]] inline U64 interleave(U64 a, U64 b, int half, std::integer_sequence<int, i...>) {
+    return half == 0 ? __builtin_shufflevector(a, b, (i / 2 + i % 2 * kLanes)...)
+                     : __builtin_shufflevector(a, b, (kLanes / 2 + i / 2 + i % 2 * kLanes)...);
+}
+
+// The words of kQuadruples quadruples from number `first` on, in their order. The upper halves of the lanes hold
+// remains of products until the end; the next product ignores them.
+[[gnu::always_inline]] inline void philox(uint64_t key, uint64_t first, uint64_t stream, uint32_t* to) {
+    U64 c0[kTogether], c1[kTogether], c2[kTogether], c3[kTogether];
+    for (int t = 0; t < kTogether; ++t) {
+        for (int i = 0; i < kLanes; ++i) c0[t][i] = first + static_cast<uint64_t>(t * kLanes + i);
+        c1[t] = c0[t] >> 32;
+        c2[t] = U64{} + stream;
+        c3[t] = c2[t] >> 32;
+    }
+    uint32_t k0 = static_cast<uint32_t>(key), k1 = static_cast<uint32_t>(key >> 32);
+#pragma GCC unroll 10
+    for (int round = 0; round < 10; ++round) {
+#pragma GCC unroll 4
+        for (int t = 0; t < kTogether; ++t) {
+            const U64 a = product(c0[t], 0xD2511F53u), b = product(c2[t], 0xCD9E8D57u);
+            c0[t] = b >> 32 ^ c1[t] ^ (U64{} + k0);
+            c2[t] = a >> 32 ^ c3[t] ^ (U64{} + k1);
+            c1[t] = b;
+            c3[t] = a;
+        }
+        k0 += 0x9E3779B9u;
+        k1 += 0xBB67AE85u;
+    }
+    constexpr auto every = std::make_integer_sequence<int, kLanes>();
+    for (int t = 0; t < kTogether; ++t) {
+        const U64 low = (c0[t] & 0xffffffffu) | c1[t] << 32, high = (c2[t] & 0xffffffffu) | c3[t] << 32;
+        const U64 parts[2] = {interleave(low, high, 0, every), interleave(low, high, 1, every)};
+        __builtin_memcpy(to + t * 4 * kLanes, parts, sizeof parts);
+    }
+}
+
+// ln x for 0 < x <= 1 that is not subnormal. With x = 2^k (1 + f) and s = f / (2 + f), ln(1 + f) is 2 artanh s, or
+// f - s (f - r) with r = 2 (s^2 / 3 + s^4 / 5 + ...), where the rounding of s hardly matters.
+[[gnu::always_inline]] inline F64 logarithm(F64 x) {
+    // 1 + f lies between the roots of 1/2 and 2.
+    constexpr uint64_t kRoot = 0x3FE6A09E667F3BCDu, kOne = 0x3FF0000000000000u, kMantissa = 0x000FFFFFFFFFFFFFu;
+    constexpr double kLn2High = 0x1.62e42feep-1, kLn2Low = 0x1.a39ef35793c76p-33;  // the first has 32 bits
+    const U64 bits = reinterpret_cast<const U64&>(x) + (kOne - kRoot);
+    const U64 exponent = bits >> 52;  // k + 1023
+    const U64 rest = (bits & kMantissa) + kRoot;
+    // Numbers below 2^52 as doubles: their bits under the exponent of 2^52, minus 2^52.
+    const U64 shifted = exponent | 0x4330000000000000u;
+    const F64 k = reinterpret_cast<const F64&>(shifted) - (0x1p52 + 1023);
+    const F64 f = reinterpret_cast<const F64&>(rest) - 1.0;
+    const F64 s = f / (f + 2.0), z = s * s;
+    F64 r = z * (2.0 / 23) + 2.0 / 21;
+    r = r * z + 2.0 / 19;
+    r = r * z + 2.0 / 17;
+    r = r * z + 2.0 / 15;
+    r = r * z + 2.0 / 13;
+    r = r * z + 2.0 / 11;
+    r = r * z + 2.0 / 9;
+    r = r * z + 2.0 / 7;
+    r = r * z + 2.0 / 5;
+    r = r * z + 2.0 / 3;
+    return k * kLn2High + (f - (s * (f - r * z) - k * kLn2Low));
+}
+
+// cos t for 0 <= t <= 2 pi: sin(pi/2 - t), or sin(t - 3 pi/2) from pi on, by its series.
+[[gnu::always_inline]] inline F64 cosine(F64 t) {
+    constexpr double kHigh = 0x1.921fb544p0, kMiddle = 0x1.0b4611a4p-34, kLow = 0x1.13198a2e03707p-65;  // of pi/2
+    const auto beyond = t > 3.141592653589793;
+    const F64 turns = beyond ? F64{} + 3.0 : F64{} + 1.0;
+    F64 y = t - turns * kHigh - turns * kMiddle - turns * kLow;
+    y = beyond ? y : -y;
+    const F64 z = y * y;
+    F64 p = z * (1.0 / 51090942171709440000.0) - 1.0 / 121645100408832000.0;
+    p = p * z + 1.0 / 355687428096000.0;
+    p = p * z - 1.0 / 1307674368000.0;
+    p = p * z + 1.0 / 6227020800.0;
+    p = p * z - 1.0 / 39916800.0;
+    p = p * z + 1.0 / 362880.0;
+    p = p * z - 1.0 / 5040.0;
+    p = p * z + 1.0 / 120.0;
+    p = p * z - 1.0 / 6.0;
+    return y + y * (z * p);
+}
+
+// Integers below 2^53 as doubles: the upper 21 bits and the lower 32 each under an exponent whose last bit has their
+// weight.
+[[gnu::always_inline]] inline F64 doubles(U64 x) {
+    const U64 high = x >> 32 | 0x4530000000000000u, low = (x & 0xffffffffu) | 0x4330000000000000u;
+    return (reinterpret_cast<const F64&>(high) - (0x1p84 + 0x1p52)) + reinterpret_cast<const F64&>(low);
+}
+
+// Writes `count` rounded up to whole vectors.
+template <class T>
+void normal_numbers(double mean, double deviation, const uint32_t* words, int64_t count, double* to) {
+    for (int64_t i = 0; i < count; i += kLanes) {
+        F64 u, v;
+        if constexpr (sizeof(T) == 4) {
+            U64 pair;
+            __builtin_memcpy(&pair, words + 2 * i, sizeof pair);
+            u = doubles(pair & 0xffffffffu) * 0x1p-32;
+            v = doubles(pair >> 32) * 0x1p-32;
+        } else {
+            U64 first, second;
+            for (int lane = 0; lane < kLanes; ++lane) {
+                __builtin_memcpy(reinterpret_cast<char*>(&first) + 8 * lane, words + 4 * (i + lane), 8);
+                __builtin_memcpy(reinterpret_cast<char*>(&second) + 8 * lane, words + 4 * (i + lane) + 2, 8);
+            }
+            u = doubles(first >> 11) * 0x1p-53;
+            v = doubles(second >> 11) * 0x1p-53;
+        }
+        const F64 z = root(logarithm(1.0 - u) * -2.0) * cosine(v * 6.283185307179586476925);
+        const F64 x = z * deviation + mean;
+        __builtin_memcpy(to + i, &x, sizeof x);
+    }
+}
+
+// Elements number, number + 1, ... of a stream from their words.
+template <class T>
+void from_words(const random::Rule& rule, uint64_t number, const uint32_t* words, int64_t count, T* to) {
+    using random::Distribution;
+    const auto pair = [&](int64_t i) { return random::Rule::joined(words[i], words[i + 1]); };
+    const random::Interval in = rule.interval;
+    const bool plain = in.low == 0 && in.width == 1 && in.scale == 1;  // u is below 1 without a limit
+    switch (rule.distribution) {
+        case Distribution::bits:
+            for (int64_t i = 0; i < count; ++i) {
+                if constexpr (sizeof(T) == 8)
+                    to[i] = static_cast<T>(pair(2 * i));
+                else
+                    to[i] = static_cast<T>(words[i]);
+            }
+            return;
+        case Distribution::uniform:
+            if constexpr (sizeof(T) == 4) {
+                const auto unit = [&](int64_t i) {
+                    return static_cast<float>(static_cast<int32_t>(words[i] >> 8)) * 0x1p-24f;
+                };
+                if (plain) {
+                    for (int64_t i = 0; i < count; ++i) to[i] = static_cast<T>(unit(i));
+                } else {
+                    for (int64_t i = 0; i < count; ++i) to[i] = static_cast<T>(in.at(unit(i)));
+                }
+            } else {
+                const auto unit = [&](int64_t i) {
+                    return static_cast<double>(static_cast<int64_t>(pair(2 * i) >> 11)) * 0x1p-53;
+                };
+                if (plain) {
+                    for (int64_t i = 0; i < count; ++i) to[i] = static_cast<T>(unit(i));
+                } else {
+                    for (int64_t i = 0; i < count; ++i) to[i] = static_cast<T>(in.at(unit(i)));
+                }
+            }
+            return;
+        case Distribution::normal: {
+            alignas(64) double numbers[random::kWords / 2];
+            normal_numbers<T>(rule.a, rule.b, words, count, numbers);
+            for (int64_t i = 0; i < count; ++i) to[i] = static_cast<T>(numbers[i]);
+            return;
+        }
+        case Distribution::integers:
+            for (int64_t i = 0; i < count; ++i) {
+                const uint64_t bits = pair(4 * i);
+                // Only a lower half of the product that is below the range can be one that is refused.
+                const unsigned __int128 product = static_cast<unsigned __int128>(bits) * rule.range;
+                const uint64_t above = static_cast<uint64_t>(product) < rule.range
+                                           ? rule.bounded(number + static_cast<uint64_t>(i), bits)
+                                           : static_cast<uint64_t>(product >> 64);
+                to[i] = static_cast<T>(static_cast<uint64_t>(rule.low) + above);
+            }
+            return;
+        default: {
+            const double least = rule.a * 0x1p53;  // both sides of the comparison times 2^53, exactly
+            for (int64_t i = 0; i < count; ++i) {
+                to[i] = static_cast<T>(static_cast<double>(static_cast<int64_t>(pair(2 * i) >> 11)) < least);
+            }
+        }
+    }
+}
+
+}  // namespace
+
+// Elements [begin, end) of the output.
+template <class T>
+void fill(const random::Rule& rule, int64_t begin, int64_t end, T* to) {
+    // Vectors of normal numbers may read past the last word.
+    alignas(64) uint32_t words[random::kWords + 4 * kLanes] = {};
+    const uint64_t number = rule.offset + static_cast<uint64_t>(begin), each = 4 / static_cast<uint64_t>(rule.words);
+    uint64_t quadruple = number / each;
+    int64_t skipped = static_cast<int64_t>(number % each) * rule.words;
+    while (begin < end) {
+        const int64_t count = std::min(end - begin, (random::kWords - skipped) / rule.words);
+        for (int64_t made = 0; made < skipped + count * rule.words; made += 4 * kQuadruples) {
+            philox(rule.seed, quadruple + static_cast<uint64_t>(made / 4), rule.stream, words + made);
+        }
+        from_words(rule, rule.offset + static_cast<uint64_t>(begin), words + skipped, count, to + begin);
+        begin += count;
+        quadruple += random::kWords / 4;
+        skipped = 0;
+    }
+}
