@@ -16,7 +16,9 @@
 static atomic_long count;
 static long delay = -1;
 
-long reads_so_far(void) { return count; }
+long reads_so_far(void) {
+    return count;
+}
 
 static void wait_for(int fd) {
     struct stat status;
@@ -32,12 +34,12 @@ static void wait_for(int fd) {
     }
 }
 
-#define WRAP(result, name, parameters, arguments)                      \
-    result name parameters {                                           \
-        static result(*next) parameters;                               \
+#define WRAP(result, name, parameters, arguments)                        \
+    result name parameters {                                             \
+        static result(*next) parameters;                                 \
         if (!next) next = (result(*) parameters)dlsym(RTLD_NEXT, #name); \
-        wait_for(fd);                                                  \
-        return next arguments;                                         \
+        wait_for(fd);                                                    \
+        return next arguments;                                           \
     }
 
 WRAP(ssize_t, read, (int fd, void* out, size_t size), (fd, out, size))
