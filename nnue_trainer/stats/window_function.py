@@ -1,9 +1,10 @@
-"""Your own functions of sliding windows: C++ for CPU and CUDA, or Python on the CPU."""
+"""Your own functions of sliding windows: C++ for CPU and CUDA, C++ with a state on the CPU, or Python on the CPU."""
 
 from __future__ import annotations
 
 import ctypes
 import functools
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -29,13 +30,14 @@ _CPU_FLAGS = [
 _CUDA_FLAGS = ["-std=c++20", "-O3", "-shared", "--expt-relaxed-constexpr", "-cudart=static", "--diag-error=940"]
 _CUDA_FLAGS += ["-Xcompiler=-fPIC,-fvisibility=hidden,-Werror=return-type"]
 
-_SOURCE = """\
+_HEAD = """\
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <exception>
 #include <limits>
+#include <vector>
 #ifdef __CUDACC__
 #define NNUE_HERE __host__ __device__
 #else
@@ -45,8 +47,13 @@ namespace {
 struct Job {
     const void* x;
     void* out;
-    int64_t rows, n, first, length, min_periods;
+    int64_t rows, n, first, length, min_periods, segment;
 };
+"""
+
+_SOURCE = (
+    _HEAD
+    + """\
 template <class T>
 struct Elements {
     const T* from;
@@ -73,6 +80,94 @@ NNUE_HERE void one(const Job& job, int64_t index) {
         static_cast<T>(found >= job.min_periods ? of_window(w) : std::numeric_limits<double>::quiet_NaN());
 }
 """
+)
+
+# A segment of a row is as many outputs, and begins with a new state. What its windows reach is added at the end and
+# removed at the beginning. With `merge`, nothing is removed: the segments are as long as a window. Those windows
+# consist of a suffix of the elements before a cut and a prefix of those behind it.
+_STATE = (
+    _HEAD
+    + """\
+struct Window {
+#line 1
+BODY
+};
+#line 1 "apply"
+template <class W>
+concept Merges = requires(W a, const W b) { a.merge(b); };
+template <class T>
+struct Reach {
+    const T* x;
+    int64_t n;
+    template <class W>
+    void add(W& to, int64_t& found, int64_t i) const {
+        if (i < 0 || i >= n || !std::isfinite(x[i])) return;
+        to.add(static_cast<double>(x[i]));
+        ++found;
+    }
+};
+template <class T, class W>
+T number(W& window, int64_t found, int64_t least) {
+    return static_cast<T>(found >= least ? static_cast<double>(window.value())
+                                         : std::numeric_limits<double>::quiet_NaN());
+}
+template <class W>
+struct Part {
+    W window{};
+    int64_t found = 0;
+    // Appends what follows. The user's function gets states with observations only.
+    void append(const Part& next) {
+        if (next.found == 0) return;
+        if (found == 0) window = next.window;
+        else window.merge(next.window);
+        found += next.found;
+    }
+};
+template <class W, class T>
+void merged(const Job& job, const Reach<T>& reach, int64_t begin, int64_t end, T* out) {
+    const int64_t cut = begin + job.first + job.length;
+    std::vector<Part<W>> suffixes(static_cast<size_t>(end - begin));  // at most as many as a window is long, or 1
+    Part<W> suffix, prefix;
+    for (int64_t i = cut - 1; i >= begin + job.first; --i) {
+        Part<W> one;
+        reach.add(one.window, one.found, i);
+        one.append(suffix);
+        suffix = one;
+        const int64_t at = i - begin - job.first;
+        if (at < end - begin) suffixes[static_cast<size_t>(at)] = suffix;
+    }
+    for (int64_t i = begin; i < end; ++i) {
+        Part<W> both = suffixes[static_cast<size_t>(i - begin)];
+        both.append(prefix);
+        out[i] = number<T>(both.window, both.found, job.min_periods);
+        reach.add(prefix.window, prefix.found, cut + i - begin);
+    }
+}
+template <class W, class T>
+void slid(const Job& job, const Reach<T>& reach, int64_t begin, int64_t end, T* out) {
+    W window{};
+    int64_t found = 0;
+    for (int64_t i = begin + job.first; i < begin + job.first + job.length; ++i) reach.add(window, found, i);
+    for (int64_t i = begin; i < end; ++i) {
+        out[i] = number<T>(window, found, job.min_periods);
+        const int64_t old = i + job.first;
+        reach.add(window, found, old + job.length);
+        if (old < 0 || old >= job.n || !std::isfinite(reach.x[old])) continue;
+        window.remove(static_cast<double>(reach.x[old]));
+        if (--found == 0) window = W{};
+    }
+}
+template <class T>
+void one(const Job& job, int64_t index) {
+    const int64_t segments = (job.n + job.segment - 1) / job.segment, row = index / segments;
+    const int64_t begin = index % segments * job.segment, end = std::min(begin + job.segment, job.n);
+    const Reach<T> reach{static_cast<const T*>(job.x) + row * job.n, job.n};
+    T* const out = static_cast<T*>(job.out) + row * job.n;
+    if constexpr (Merges<Window>) merged<Window>(job, reach, begin, end, out);
+    else slid<Window>(job, reach, begin, end, out);
+}
+"""
+)
 
 _CPU = """\
 template <class T>
@@ -121,7 +216,7 @@ class _Job(ctypes.Structure):
     _fields_ = (
         ("x", ctypes.c_void_p),
         ("out", ctypes.c_void_p),
-        *((name, ctypes.c_int64) for name in ("rows", "n", "first", "length", "min_periods")),
+        *((name, ctypes.c_int64) for name in ("rows", "n", "first", "length", "min_periods", "segment")),
     )
 
 
@@ -145,23 +240,62 @@ class WindowFunction:
 
     @functools.cached_property
     def _on_cpu(self) -> Any:
-        return self._load(_CPU, ".cpp", compile_once.find_compiler(_WHAT), _CPU_FLAGS, "the CPU")
+        return _load_for_cpu(self.name, _SOURCE.replace("BODY", self.body))
 
     @functools.cached_property
     def _on_cuda(self) -> Any:
         devices = range(torch.cuda.device_count())
         found = sorted({"{}{}".format(*torch.cuda.get_device_capability(device)) for device in devices})
         flags = [*_CUDA_FLAGS, *(f"-gencode=arch=compute_{a},code=sm_{a}" for a in found)]
-        return self._load(_CUDA, ".cu", compile_once.find_nvcc(_WHAT), flags, "CUDA")
+        source = _SOURCE.replace("BODY", self.body) + _CUDA
+        return _load(self.name, source, ".cu", compile_once.find_nvcc(_WHAT), flags, "CUDA")
 
-    def _load(self, end: str, suffix: str, compiler: list[str], flags: list[str], target: str) -> Any:
-        source = _SOURCE.replace("BODY", self.body) + end
-        library = compile_once.library_of(self.name, "window-functions", source, suffix, compiler, flags, target=target)
-        return ctypes.CDLL(str(library))
+    def _segment(self, length: int) -> int:
+        return 1
+
+
+@dataclass(frozen=True)
+class WindowState:
+    """The members of a C++ struct that follows a window: `add(x)` and `remove(x)`, or `add(x)` and `merge(b)`; and
+    `value()`.
+
+        mean = WindowState('''
+            double sum = 0, count = 0;
+            void add(double x) { sum += x, count += 1; }
+            void remove(double x) { sum -= x, count -= 1; }
+            double value() const { return sum / count; }
+        ''')
+        stats.rolling(x, 3000).apply(mean)
+
+    The time per element does not depend on the window. `add` gets each observation of a window in order, and `remove`
+    the oldest one; NaN and infinity are left out. Sums that subtract lose digits: the state is made anew after at least
+    16,384 outputs. With `merge(const Window& b)`, which appends the state b of the elements that follow, nothing is
+    removed. It is compiled at its first use, with g++, for tensors on the CPU.
+    """
+
+    members: str
+    name: str = "window function"
+
+    @functools.cached_property
+    def _on_cpu(self) -> Any:
+        return _load_for_cpu(self.name, _STATE.replace("BODY", self.members))
+
+    def _segment(self, length: int) -> int:
+        merges = re.search(r"\bmerge\b", self.members) is not None
+        return max(length, 1) if merges else max(4 * length, 1 << 14)
+
+
+def _load_for_cpu(name: str, source: str) -> Any:
+    return _load(name, source + _CPU, ".cpp", compile_once.find_compiler(_WHAT), _CPU_FLAGS, "the CPU")
+
+
+def _load(name: str, source: str, suffix: str, compiler: list[str], flags: list[str], target: str) -> Any:
+    library = compile_once.library_of(name, "window-functions", source, suffix, compiler, flags, target=target)
+    return ctypes.CDLL(str(library))
 
 
 def apply(
-    function: WindowFunction | Callable[..., float], x: Tensor, first: int, length: int, min_periods: int
+    function: WindowFunction | WindowState | Callable[..., float], x: Tensor, first: int, length: int, min_periods: int
 ) -> Tensor:
     """`Rolling.apply`: see there."""
     if x.dtype not in (torch.float32, torch.float64) or x.dim() == 0:
@@ -176,20 +310,21 @@ def apply(
     out = torch.empty_like(x)
     if x.numel() == 0:
         return out
-    if not isinstance(function, WindowFunction):
-        if not callable(function):
-            raise ValueError(
-                f"rolling: apply: found {type(function).__name__}, expected a function or a WindowFunction"
-            )
-        if x.device.type != "cpu":
-            raise ValueError(
-                f"rolling: apply: found a tensor on {x.device}, expected one on the CPU for a Python function"
-            )
+    if not isinstance(function, WindowFunction | WindowState) and not callable(function):
+        raise ValueError(
+            f"rolling: apply: found {type(function).__name__}, expected a function, a WindowFunction or a WindowState"
+        )
+    if not isinstance(function, WindowFunction) and x.device.type != "cpu":
+        kind = "WindowState" if isinstance(function, WindowState) else "Python function"
+        raise ValueError(f"rolling: apply: found a tensor on {x.device}, expected one on the CPU for a {kind}")
+    if not isinstance(function, WindowFunction | WindowState):
         _apply_python(function, x, out, first, length, min_periods)
         return out
     n = x.shape[-1]
     low, high = max(first, -n), min(first + length, n)
-    job = _Job(x.data_ptr(), out.data_ptr(), x.numel() // n, n, low, max(high - low, 0), min_periods)
+    span = max(high - low, 0)
+    segment = min(function._segment(span), n)
+    job = _Job(x.data_ptr(), out.data_ptr(), x.numel() // n, n, low, span, min_periods, segment)
     entry = "apply_float" if x.dtype == torch.float32 else "apply_double"
     if x.device.type == "cpu":
         call = getattr(function._on_cpu, entry)
@@ -200,8 +335,9 @@ def apply(
             if error is not None:
                 raise RuntimeError(f"rolling: apply: {function.name}: {error.decode(errors='replace')}")
 
-        _in_threads(part, x.numel(), max(high - low, 1))
-    elif x.device.type == "cuda":
+        whole = isinstance(function, WindowFunction)
+        _in_threads(part, x.numel() // n * -(-n // segment), max(span, 1) if whole else segment + span)
+    elif isinstance(function, WindowFunction) and x.device.type == "cuda":
         call = getattr(function._on_cuda, entry)
         call.argtypes, call.restype = [ctypes.POINTER(_Job), ctypes.c_void_p], ctypes.c_char_p
         with torch.cuda.device(x.device):

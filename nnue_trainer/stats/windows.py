@@ -119,11 +119,15 @@ class Rolling:
         """The correlation with `other`, of the kind and shape of x; NaN where one of them is constant."""
         return self._statistic("corr", _like(self.given, other))
 
-    def apply(self, function: window_function.WindowFunction | Callable[..., float]) -> Any:
+    def apply(
+        self, function: window_function.WindowFunction | window_function.WindowState | Callable[..., float]
+    ) -> Any:
         """A function of your own of each window, which gets all of its elements in float64, NaN included.
 
-        function: a `WindowFunction`, which is C++ and is compiled at its first use, for CPU and CUDA; or a Python
-            function of a NumPy array, for tensors on the CPU, which is compiled by Numba where that is installed.
+        function: a `WindowFunction`, which is C++ and is compiled at its first use, for CPU and CUDA; a `WindowState`,
+            which is C++ too, follows a window in constant time per element, and gets observations only, on the CPU; or
+            a Python function of a NumPy array, for tensors on the CPU, which is compiled by Numba where that is
+            installed.
 
         Only windows with at least `min_periods` observations are requested; the other outputs are NaN.
         """

@@ -6,6 +6,7 @@ import math
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from needs import require
 from nnue_trainer import stats
 from nnue_trainer.errors import UserError
 from nnue_trainer.files import compile_once
-from nnue_trainer.stats import WindowFunction, window_function
+from nnue_trainer.stats import WindowFunction, WindowState, window_function
 
 SPREAD = WindowFunction(
     """
@@ -55,6 +56,68 @@ def test_compiled(dtype: torch.dtype) -> None:
     view = x.transpose(0, 2)
     torch.testing.assert_close(stats.rolling(view, 2, 1).apply(SPREAD), spread(view, 2, 1), equal_nan=True)
     assert stats.rolling(x[:, :0], 3).apply(SPREAD).shape == (2, 0, 5000)
+
+
+MEAN = WindowState(
+    """
+    double sum = 0, count = 0;
+    void add(double x) { sum += x, count += 1; }
+    void remove(double x) { sum -= x, count -= 1; }
+    double value() const { return sum / count; }
+    """,
+    "mean",
+)
+# Not commutative: the order of merges matters.
+ENDS = WindowState(
+    """
+    bool any = false;
+    double first = 0, last = 0, high = 0;
+    void add(double x) { *this = {true, any ? first : x, x, any ? std::max(high, x) : x}; }
+    void merge(const Window& b) { *this = {true, first, b.last, std::max(high, b.high)}; }
+    double value() const { return any ? 100 * high + 10 * last + first : -7; }
+    """,
+    "ends",
+)
+
+
+def ends(window: np.ndarray) -> float:
+    found = window[np.isfinite(window)]
+    return float(100 * found.max() + 10 * found[-1] + found[0]) if len(found) else -7.0
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_states_follow_a_window(dtype: torch.dtype) -> None:
+    """Windows of any place and length, rows with gaps, and segments that begin anew."""
+    x = values(2, 500).to(dtype)
+    x[1, 7] = math.inf
+    for window, least, center, closed in (
+        (0, 0, False, None), (1, 1, False, None), (7, 3, True, "both"), (7, 0, False, "neither"), (30, 1, True, "left"),
+        (499, 5, False, None), (2000, 1, True, None),
+    ):  # fmt: skip
+        windows = stats.rolling(x, window, least, center, closed)  # type: ignore[arg-type]
+        torch.testing.assert_close(windows.apply(ENDS), windows.apply(ends), equal_nan=True)
+        if least:
+            torch.testing.assert_close(windows.apply(MEAN), windows.mean(), equal_nan=True)
+    torch.testing.assert_close(stats.expanding(x, 1).apply(MEAN), stats.expanding(x, 1).mean(), equal_nan=True)
+    long = values(70_000)
+    for step in (1, 3):
+        windows = stats.rolling(long, 3000, 1, step=step)
+        torch.testing.assert_close(windows.apply(MEAN), windows.mean(), rtol=1e-9, atol=1e-12, equal_nan=True)
+    assert stats.rolling(long, 3000, 1).apply(ENDS)[-1] == ends(long[-3000:].numpy())
+
+
+@pytest.mark.compiler
+def test_a_state_that_subtracts_recovers() -> None:
+    """An outlier leaves a rounding error behind: it ends where a window has no observation, and at the next segment."""
+    x = torch.ones(60_000, dtype=torch.float64)
+    x[10], x[20:40] = 1e300, math.nan
+    found = stats.rolling(x, 5, 1).apply(MEAN)
+    assert found[15:20].tolist() == [0.0] * 5  # as any sum that subtracts
+    assert found[40:].eq(1).all()
+    without = WindowState("double s = 0; void add(double x) { s += x; } double value() { return s; }", "half")
+    with pytest.raises(UserError, match=r"^half: g\+\+: .*error: .*remove"):
+        stats.rolling(x, 5, 1).apply(without)
 
 
 @pytest.mark.compiler
@@ -183,7 +246,7 @@ def test_numba_compiles_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_errors() -> None:
     x = torch.zeros(5)
     for call, message in (
-        (lambda: stats.rolling(x, 3).apply(3), "apply: found int, expected a function"),  # type: ignore[arg-type]
+        (lambda: stats.rolling(x, 3).apply(cast(Any, 3)), "apply: found int, expected a function, a WindowFunction or"),
         (lambda: stats.rolling(x.int(), 3).apply(np.mean), "apply: found torch.int32 of shape"),
         (lambda: stats.rolling(x.requires_grad_(), 3).apply(np.mean), "no derivative; pass x.detach"),
     ):
