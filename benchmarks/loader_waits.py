@@ -5,13 +5,15 @@
 A caller takes a batch of packed records at regular intervals, as a GPU does in training. The benchmark measures how
 long it then waits. A loader may be fast enough on average (`loader.py`) and still make the caller wait: while its
 threads are all busy with something else, no batches are made. Prints quantiles of the waits for each number of
-threads, and writes JSON into benchmarks/results/. Choose a pace that the machine can keep; the first figure,
-positions per second, reports whether it did.
+threads, and what a batch costs: CPU time, and how often threads waited (voluntary context switches). Writes JSON into
+benchmarks/results/. Choose a pace that the machine can keep; the first figure, positions per second, reports whether it
+did.
 """
 
 from __future__ import annotations
 
 import argparse
+import resource
 import time
 from pathlib import Path
 
@@ -64,16 +66,23 @@ def main() -> None:
             threads=threads,
             shuffle_buffer=arguments.shuffle_buffer,
         )
+        before = resource.getrusage(resource.RUSAGE_SELF)
         try:
             found, seconds = waits(loader, 1e-6 * arguments.every, arguments.batches)
         finally:
             loader.close()
+        used = resource.getrusage(resource.RUSAGE_SELF)
         row = {"threads": threads, "positions_per_second": round(arguments.batches * arguments.batch_size / seconds)}
         row["mean_microseconds"] = round(1e6 * found.mean())
         row |= {f"{name}_microseconds": round(1e6 * np.quantile(found, q)) for name, q in QUANTILES.items()}
+        made = round((1 + WARMUP) * arguments.batches)
+        cpu = used.ru_utime + used.ru_stime - before.ru_utime - before.ru_stime
+        row["cpu_microseconds_per_batch"] = round(1e6 * cpu / made)
+        row["switches_per_batch"] = round((used.ru_nvcsw - before.ru_nvcsw) / made, 1)
         rows.append(row)
         figures = "  ".join(f"{name} {row[f'{name}_microseconds']:,}" for name in ("mean", *QUANTILES))
         print(f"{threads} threads  {row['positions_per_second'] / 1e6:.1f} M positions/s; waits in us: {figures}")
+        print(f"{row['cpu_microseconds_per_batch']:,} us of CPU and {row['switches_per_batch']} switches per batch")
     report = {
         "benchmark": "loader_waits",
         **machine,

@@ -480,6 +480,7 @@ void bind_files(py::module_& m) {
 void bind_pipeline(py::module_& m) {
     bind_files(m);
 
+    m.def("slots_for", &slots_for, py::arg("threads"), py::arg("held"));
     // The sketch of two streams together.
     m.def(
         "join_sketches",

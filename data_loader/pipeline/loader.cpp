@@ -44,7 +44,7 @@ Loader::Loader(LoaderOptions options) : features_(set_of(options.feature_set)), 
 
     if (options.memory.empty()) {
         const std::size_t bytes = slot_bytes(features_, batch_size_);
-        const std::size_t batches = static_cast<std::size_t>(p.threads) + std::max<std::size_t>(options.held, 1) + 1;
+        const std::size_t batches = slots_for(p.threads, options.held);
         for (std::size_t i = 0; i < batches; ++i) {
             allocated_.push_back(std::make_unique_for_overwrite<std::byte[]>(bytes));
             options.memory.emplace_back(allocated_.back().get(), bytes);

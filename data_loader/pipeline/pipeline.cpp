@@ -42,6 +42,11 @@ std::size_t slot_bytes(const FeatureSet* features, std::size_t n) {
     return features ? batch_layout(n, static_cast<std::size_t>(features->max_active)).size : n * sizeof(Record);
 }
 
+std::size_t slots_for(int threads, std::size_t held) {
+    constexpr int kMostMaking = 32;
+    return static_cast<std::size_t>(std::clamp(threads, 1, kMostMaking)) + std::max<std::size_t>(held, 1) + 1;
+}
+
 Slot slot_in(std::span<std::byte> memory, const FeatureSet* features, std::size_t n) {
     constexpr std::uintptr_t kAlignment = 16;
     const std::size_t bytes = slot_bytes(features, n);
@@ -52,6 +57,22 @@ Slot slot_in(std::span<std::byte> memory, const FeatureSet* features, std::size_
     if (!features) return {.records = reinterpret_cast<Record*>(memory.data())};
     return {.rows = batch_rows(memory.data(), n, static_cast<std::size_t>(features->max_active))};
 }
+
+// Releases the lock while a worker does what it has taken on, and wakes another worker, which finds more work or waits
+// again. So one worker more is awake than there is work for, and one wake-up is enough for any amount of new work.
+class Pipeline::Unlocked {
+  public:
+    Unlocked(Pipeline& pipeline, std::unique_lock<std::mutex>& lock) : lock_(lock) {
+        lock_.unlock();
+        pipeline.work_.notify_one();
+    }
+    ~Unlocked() { lock_.lock(); }
+    Unlocked(const Unlocked&) = delete;
+    Unlocked& operator=(const Unlocked&) = delete;
+
+  private:
+    std::unique_lock<std::mutex>& lock_;
+};
 
 Pipeline::Pipeline(PipelineOptions options, std::vector<Slot> slots, const std::vector<StreamPosition>& start)
     : options_(std::move(options)), slots_(std::move(slots)) {
@@ -125,7 +146,7 @@ Pipeline::Pipeline(PipelineOptions options, std::vector<Slot> slots, const std::
             shard.piece_counts = std::make_shared<const PieceCountState>();
         }
         start_epoch(shard);
-        if (start[i].chunk > shard.order.size()) throw FormatError("a place in the data beyond its last chunk");
+        if (start[i].chunk > shard.order.size) throw FormatError("a place in the data beyond its last chunk");
         for (Window& window : shard.windows) shard.idle_windows.push_back(&window);
     }
     outputs_.resize(2 * slots_.size() + 2);
@@ -160,7 +181,8 @@ void Pipeline::stop() {
         const std::lock_guard lock(mutex_);
         stop_ = true;
     }
-    changed_.notify_all();
+    work_.notify_all();
+    arrived_.notify_all();
 }
 
 bool Pipeline::ends_within(std::chrono::milliseconds timeout) {
@@ -182,46 +204,49 @@ bool Pipeline::runs_in_worker() const {
 
 void Pipeline::start_epoch(Shard& shard) const {
     const std::uint64_t epoch = shard.decode_at.epoch;
-    std::vector<OrderEntry> all;
-    std::size_t at = 0;
-    for (std::size_t file = 0; file < files_.size(); ++file) {
-        const auto n = static_cast<std::uint32_t>(files_[file]->num_chunks());
-        const double weight = options_.weights.empty() ? 1 : options_.weights[file];
-        const auto whole = static_cast<std::uint32_t>(weight);
-        const auto extra = static_cast<std::uint32_t>(std::lround((weight - whole) * n));
-        const Permutation drawn(std::max(n, 1u), make_key({options_.seed, kWeights, epoch, file}));
-        for (std::uint32_t i = 0; i < n; ++i, ++at) {
-            const std::uint32_t copies = whole + (extra > 0 && drawn(i) < extra);
-            for (std::uint32_t copy = 0; copy < copies; ++copy) all.push_back({static_cast<std::uint32_t>(at), copy});
-        }
-    }
-    if (all.empty()) {
-        throw FormatError("data.weights: found weights that leave none of the " + std::to_string(at) +
-                          " chunks of all files, expected larger ones");
-    }
-    if (all.size() < options_.shards) {
-        throw FormatError(files_.front()->path() + ": " + std::to_string(all.size()) + " chunks" +
+    ChunkOrder& order = shard.order;
+    order.drawn.clear();
+    if (!options_.weights.empty()) order.drawn = draw_by_weights(epoch);
+    const std::size_t all = options_.weights.empty() ? chunks_.size() : order.drawn.size();
+    if (all < options_.shards) {
+        throw FormatError(files_.front()->path() + ": " + std::to_string(all) + " chunks" +
                           (options_.files.size() > 1 ? " in all files" : "") + ", fewer than the " +
                           std::to_string(options_.shards) + " shards");
     }
-    if (!options_.shuffle) {
-        shard.order = std::move(all);
-        return;
+    order.first = shard.number;
+    order.step = options_.shards;
+    order.size = (all - shard.number + options_.shards - 1) / options_.shards;
+    order.permutation.reset();
+    if (options_.shuffle) {
+        order.permutation.emplace(static_cast<std::uint32_t>(all), make_key({options_.seed, kChunkOrder, epoch}));
     }
-    const Permutation permutation(static_cast<std::uint32_t>(all.size()),
-                                  make_key({options_.seed, kChunkOrder, epoch}));
-    shard.order.clear();
-    for (std::size_t i = shard.number; i < all.size(); i += options_.shards) {
-        shard.order.push_back(all[permutation(static_cast<std::uint32_t>(i))]);
+}
+
+// The chunks of all files in file order, each as often as the weight of its file requires in this epoch.
+std::vector<Pipeline::OrderEntry> Pipeline::draw_by_weights(std::uint64_t epoch) const {
+    std::vector<OrderEntry> drawn;
+    std::size_t at = 0;
+    for (std::size_t file = 0; file < files_.size(); ++file) {
+        const auto n = static_cast<std::uint32_t>(files_[file]->num_chunks());
+        const double weight = options_.weights[file];
+        const auto whole = static_cast<std::uint32_t>(weight);
+        const auto extra = static_cast<std::uint32_t>(std::lround((weight - whole) * n));
+        const Permutation chosen(std::max(n, 1u), make_key({options_.seed, kWeights, epoch, file}));
+        for (std::uint32_t i = 0; i < n; ++i, ++at) {
+            const std::uint32_t copies = whole + (extra > 0 && chosen(i) < extra);
+            for (std::uint32_t copy = 0; copy < copies; ++copy) drawn.push_back({static_cast<std::uint32_t>(at), copy});
+        }
     }
+    if (drawn.empty()) {
+        throw FormatError("data.weights: found weights that leave none of the " + std::to_string(at) +
+                          " chunks of all files, expected larger ones");
+    }
+    return drawn;
 }
 
 std::optional<Output> Pipeline::next(std::chrono::milliseconds timeout) {
     std::unique_lock lock(mutex_);
-    const auto arrived = [&] {
-        return stop_ || error_ || (num_outputs_ > 0 && outputs_[first_output_].ready) || error_that_is_due();
-    };
-    if (!changed_.wait_for(lock, timeout, arrived)) return std::nullopt;
+    if (!arrived_.wait_for(lock, timeout, [this] { return has_arrived(); })) return std::nullopt;
     if (error_) std::rethrow_exception(error_);
     if (stop_) throw Stopped();
     if (const std::exception_ptr error = error_that_is_due()) std::rethrow_exception(error);
@@ -264,7 +289,7 @@ void Pipeline::release(std::size_t slot, const Slot* memory) {
         held_slots_[slot] = false;
         free_slots_.push_back(slot);
     }
-    changed_.notify_all();
+    work_.notify_one();
 }
 
 FilterCounts Pipeline::filter_counts() {
@@ -297,6 +322,11 @@ std::exception_ptr Pipeline::error_that_is_due() const {
     return nullptr;
 }
 
+// Whether next() has something to return or to throw.
+bool Pipeline::has_arrived() const {
+    return stop_ || error_ || (num_outputs_ > 0 && outputs_[first_output_].ready) || error_that_is_due();
+}
+
 // The exception that is being handled. Lack of memory becomes a message with what to change.
 std::exception_ptr Pipeline::current_error() const {
     try {
@@ -322,14 +352,17 @@ void Pipeline::work() {
     while (!stop_ && !error_) {
         try {
             // Batches first: the caller may be waiting for one.
-            if (try_batch(lock, scratch) || try_commit(lock) || try_decode(lock, scratch)) continue;
+            if (try_batch(lock, scratch) || try_commit(lock) || try_decode(lock, scratch)) {
+                if (has_arrived()) arrived_.notify_all();
+                continue;
+            }
         } catch (...) {
-            if (!lock.owns_lock()) lock.lock();
             if (!error_) error_ = current_error();
-            changed_.notify_all();
+            work_.notify_all();
+            arrived_.notify_all();
             break;
         }
-        changed_.wait(lock);
+        work_.wait(lock);
     }
     --working_;
     ended_.notify_all();
@@ -368,22 +401,22 @@ bool Pipeline::try_batch(std::unique_lock<std::mutex>& lock, Scratch& scratch) {
     if (ended && has_marks()) push_mark(*ended);
     const unsigned floor = seen_floor_;
 
-    lock.unlock();
-    if (options_.counts_unique) {
-        scratch.sketch = &sketches_[slot];
-        scratch.sketch->clear();
+    {
+        const Unlocked unlocked(*this, lock);
+        if (options_.counts_unique) {
+            scratch.sketch = &sketches_[slot];
+            scratch.sketch->clear();
+        }
+        std::size_t row = 0;
+        for (std::size_t i = 0; i < shards_.size(); row += scratch.parts[i++].size) {
+            fill_part(scratch.parts[i], shards_[i]->number, row, slots_[slot], scratch, floor);
+        }
     }
-    std::size_t row = 0;
-    for (std::size_t i = 0; i < shards_.size(); row += scratch.parts[i++].size) {
-        fill_part(scratch.parts[i], shards_[i]->number, row, slots_[slot], scratch, floor);
-    }
-    lock.lock();
     output.ready = true;
     for (std::size_t i = 0; i < shards_.size(); ++i) {
         Window& window = *scratch.parts[i].window;
         if (++window.finished == window.batches) shards_[i]->idle_windows.push_back(&window);
     }
-    changed_.notify_all();
     return true;
 }
 
@@ -449,7 +482,6 @@ bool Pipeline::commit(std::unique_lock<std::mutex>& lock, Shard& shard) {
         // In file order, what came before the damaged chunk can be handed out as it is. A shuffled window has no order
         // before it is full.
         if (shard.filling && !options_.shuffle) close_window(shard, false, chunk.at);
-        changed_.notify_all();
         return true;
     }
     if (!chunk.committed) {
@@ -468,10 +500,11 @@ bool Pipeline::commit(std::unique_lock<std::mutex>& lock, Shard& shard) {
     Window& window = *shard.filling;
     const std::size_t n = std::min(window_ - window.size, chunk.records.size() - chunk.used);
     shard.committing = true;
-    lock.unlock();
-    if (!window.records) window.records = std::make_unique_for_overwrite<Record[]>(window_);
-    std::copy_n(chunk.records.data() + chunk.used, n, window.records.get() + window.size);
-    lock.lock();
+    {
+        const Unlocked unlocked(*this, lock);
+        if (!window.records) window.records = std::make_unique_for_overwrite<Record[]>(window_);
+        std::copy_n(chunk.records.data() + chunk.used, n, window.records.get() + window.size);
+    }
     shard.committing = false;
     window.size += n;
     chunk.used += n;
@@ -485,7 +518,6 @@ bool Pipeline::commit(std::unique_lock<std::mutex>& lock, Shard& shard) {
         shard.pending.pop_front();
     }
     if ((exhausted && last_of_epoch) || window.size == window_) close_window(shard, exhausted && last_of_epoch, end);
-    changed_.notify_all();
     return true;
 }
 
@@ -495,12 +527,14 @@ void Pipeline::start_committing(std::unique_lock<std::mutex>& lock, Shard& shard
     if (options_.filters.keeps_piece_counts()) {
         const std::size_t before = chunk.records.size();
         shard.committing = true;
-        lock.unlock();
-        PieceCountState state = *shard.piece_counts;
-        chunk.records.resize(
-            filter_piece_counts(options_.filters.curve(kPieceCountsCurve), chunk.key, chunk.records.records(), state));
-        auto after = std::make_shared<const PieceCountState>(state);
-        lock.lock();
+        std::shared_ptr<const PieceCountState> after;
+        {
+            const Unlocked unlocked(*this, lock);
+            PieceCountState state = *shard.piece_counts;
+            chunk.records.resize(filter_piece_counts(options_.filters.curve(kPieceCountsCurve), chunk.key,
+                                                     chunk.records.records(), state));
+            after = std::make_shared<const PieceCountState>(state);
+        }
         shard.committing = false;
         shard.piece_counts = std::move(after);
         filter_counts_.drop_by_piece_counts(before - chunk.records.size());
@@ -512,7 +546,6 @@ void Pipeline::start_committing(std::unique_lock<std::mutex>& lock, Shard& shard
                           std::to_string(chunk.used));
     }
     chunk.committed = true;
-    changed_.notify_all();
 }
 
 void Pipeline::close_window(Shard& shard, bool last_of_epoch, StreamPosition end) {
@@ -606,8 +639,8 @@ void Pipeline::decode(std::unique_lock<std::mutex>& lock, Shard& shard, Scratch&
     chunk.used = chunk.at.skip;
     chunk.records.resize(0);
     chunk.error = nullptr;
-    const bool past_end = chunk.at.chunk == shard.order.size();  // resumed after an epoch's last batch
-    chunk.last_of_epoch = past_end || chunk.at.chunk + 1 == shard.order.size();
+    const bool past_end = chunk.at.chunk == shard.order.size;  // resumed after an epoch's last batch
+    chunk.last_of_epoch = past_end || chunk.at.chunk + 1 == shard.order.size;
     const OrderEntry entry = past_end ? OrderEntry{} : shard.order[chunk.at.chunk];
     const ChunkRef ref = chunks_[entry.chunk];
     chunk.chunk = entry.chunk;
@@ -622,43 +655,50 @@ void Pipeline::decode(std::unique_lock<std::mutex>& lock, Shard& shard, Scratch&
     }
 
     FilterCounts counts;
-    ++decoding_;
-    lock.unlock();
     std::string bad;
+    ++decoding_;
     if (!past_end) {
-        bool decoded = false;
-        try {
-            std::uint64_t digest = 0;
-            const std::size_t unscored = files_[ref.file]->decode(
-                ref.chunk, scratch.payload, chunk.records, options_.filters.needs_flags() ? &scratch.flags : nullptr,
-                options_.contents.empty() ? nullptr : &digest);
-            decoded = true;
-            check_content(ref, digest, shard, chunk.at);
-            filter_chunk(unscored, chunk, scratch, counts);
-        } catch (const FormatError& error) {
-            chunk.error = std::current_exception();
-            if (!decoded &&
-                !dynamic_cast<const ContentChanged*>(&error)) {  // an error of a user's filter is not the chunk's
-                try {
-                    check_content(ref, Contents::kBad, shard, chunk.at);
-                    if (options_.skip_bad_chunks) {
-                        bad = error.what();
-                        chunk.error = nullptr;
-                    }
-                } catch (const ContentChanged&) {
-                    chunk.error = std::current_exception();
-                }
-            }
-            counts = {};
-            chunk.records.resize(0);
-        }
+        const Unlocked unlocked(*this, lock);
+        bad = read_chunk(ref, shard, chunk, scratch, counts);
     }
-    lock.lock();
     --decoding_;
     filter_counts_ += counts;
     if (!bad.empty() && known_bad_.insert(entry.chunk).second && bad_chunks_.count++ == 0) bad_chunks_.first = bad;
     chunk.done = true;
-    changed_.notify_all();
+}
+
+// Reads, checks and filters a chunk, outside of the lock. Returns what is wrong with one that is skipped; the error of
+// any other becomes that of the chunk.
+std::string Pipeline::read_chunk(ChunkRef ref, const Shard& shard, Pending& chunk, Scratch& scratch,
+                                 FilterCounts& counts) const {
+    std::string bad;
+    bool decoded = false;
+    try {
+        std::uint64_t digest = 0;
+        const std::size_t unscored = files_[ref.file]->decode(ref.chunk, scratch.payload, chunk.records,
+                                                              options_.filters.needs_flags() ? &scratch.flags : nullptr,
+                                                              options_.contents.empty() ? nullptr : &digest);
+        decoded = true;
+        check_content(ref, digest, shard, chunk.at);
+        filter_chunk(unscored, chunk, scratch, counts);
+    } catch (const FormatError& error) {
+        chunk.error = std::current_exception();
+        if (!decoded &&
+            !dynamic_cast<const ContentChanged*>(&error)) {  // an error of a user's filter is not the chunk's
+            try {
+                check_content(ref, Contents::kBad, shard, chunk.at);
+                if (options_.skip_bad_chunks) {
+                    bad = error.what();
+                    chunk.error = nullptr;
+                }
+            } catch (const ContentChanged&) {
+                chunk.error = std::current_exception();
+            }
+        }
+        counts = {};
+        chunk.records.resize(0);
+    }
+    return bad;
 }
 
 }  // namespace nnue::data

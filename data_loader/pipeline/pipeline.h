@@ -30,6 +30,7 @@
 #include "formats/position_file.h"
 #include "pipeline/contents.h"
 #include "pipeline/kernels.h"
+#include "pipeline/random.h"
 #include "pipeline/sketch.h"
 
 namespace nnue::data {
@@ -79,6 +80,11 @@ struct Slot {
 // The bytes of a batch of n positions: rows of the features, in the layout of batch_layout.h, or records if there are
 // none. Throws FormatError if no memory could hold the batch.
 std::size_t slot_bytes(const FeatureSet* features, std::size_t n);
+
+// How many slots keep a pipeline at full speed whose caller holds this many batches: one for each worker that makes a
+// batch, and the next batch. 32 workers make more batches than a GPU trains on, so there are no more slots than for
+// these.
+std::size_t slots_for(int threads, std::size_t held);
 
 // The slot of such a batch in the caller's memory. Throws FormatError if it is too small or not aligned to 16 bytes.
 Slot slot_in(std::span<std::byte> memory, const FeatureSet* features, std::size_t n);
@@ -153,6 +159,18 @@ class Pipeline {
     struct OrderEntry {
         std::uint32_t chunk, copy;
     };
+    // The chunks of an epoch in the order in which a shard reads them. No list: a data set may have millions.
+    struct ChunkOrder {
+        std::size_t first = 0, step = 1, size = 0;  // the entries first, first + step, … of all that shards share
+        std::optional<Permutation> permutation;     // of those; none without shuffling
+        std::vector<OrderEntry> drawn;              // what the permutation is of; empty: each chunk once
+
+        OrderEntry operator[](std::size_t i) const {
+            auto at = static_cast<std::uint32_t>(first + i * step);
+            if (permutation) at = (*permutation)(at);
+            return drawn.empty() ? OrderEntry{at, 0} : drawn[at];
+        }
+    };
     struct Pending {  // a chunk between decoder and window
         StreamPosition at;
         std::uint32_t chunk = 0;  // index into chunks_
@@ -186,7 +204,7 @@ class Pipeline {
     struct Shard {
         std::size_t number = 0;  // among the shards of all processes
         StreamPosition decode_at;
-        std::vector<OrderEntry> order;  // of that epoch's chunks
+        ChunkOrder order;  // of that epoch
         std::deque<std::unique_ptr<Pending>> pending;
         bool committing = false;
         std::shared_ptr<const PieceCountState> piece_counts;  // before the next chunk that is committed
@@ -201,7 +219,10 @@ class Pipeline {
         Window* filling = nullptr;
     };
 
+    class Unlocked;
+
     void work();
+    bool has_arrived() const;
     std::exception_ptr current_error() const;
     std::exception_ptr error_that_is_due() const;
     bool try_batch(std::unique_lock<std::mutex>& lock, Scratch& scratch);
@@ -213,6 +234,8 @@ class Pipeline {
     bool is_ahead(const Shard& shard) const;
     bool try_decode(std::unique_lock<std::mutex>& lock, Scratch& scratch);
     void decode(std::unique_lock<std::mutex>& lock, Shard& shard, Scratch& scratch);
+    std::string read_chunk(ChunkRef ref, const Shard& shard, Pending& chunk, Scratch& scratch,
+                           FilterCounts& counts) const;
     void fill_part(const Part& part, std::size_t shard, std::size_t row, Slot& slot, Scratch& scratch,
                    unsigned floor) const;
     void order_of(const Window& window, std::size_t shard, std::size_t first, std::size_t size, Scratch& scratch) const;
@@ -220,6 +243,7 @@ class Pipeline {
     void push_mark(const Window& last);
     void close_window(Shard& shard, bool last_of_epoch, StreamPosition end);
     void start_epoch(Shard& shard) const;
+    std::vector<OrderEntry> draw_by_weights(std::uint64_t epoch) const;
     bool has_marks() const { return options_.shards == 1; }
 
     PipelineOptions options_;
@@ -231,7 +255,9 @@ class Pipeline {
     int max_decoding_ = 0;                      // the most workers that decode while all shards are ahead
 
     std::mutex mutex_;
-    std::condition_variable changed_, ended_;
+    std::condition_variable work_;     // there may be something to do for a worker
+    std::condition_variable arrived_;  // has_arrived()
+    std::condition_variable ended_;    // a worker has ended
     bool stop_ = false;
     int working_ = 0;   // workers that have not ended
     int decoding_ = 0;  // workers that are decoding now

@@ -65,11 +65,11 @@ class PipelineTest : public TemporaryDirectory {
         std::vector<std::vector<int>> batches;
         std::vector<std::vector<StreamPosition>> places;
     };
-    Run run(const PipelineOptions& options, std::size_t batches,
-            const std::vector<StreamPosition>& start = kBeginning) {
-        std::vector<std::vector<Record>> memory(kSlots, std::vector<Record>(options.batch_size));
-        std::vector<Slot> slots(kSlots);
-        for (std::size_t i = 0; i < kSlots; ++i) slots[i].records = memory[i].data();
+    Run run(const PipelineOptions& options, std::size_t batches, const std::vector<StreamPosition>& start = kBeginning,
+            std::size_t num_slots = kSlots) {
+        std::vector<std::vector<Record>> memory(num_slots, std::vector<Record>(options.batch_size));
+        std::vector<Slot> slots(num_slots);
+        for (std::size_t i = 0; i < num_slots; ++i) slots[i].records = memory[i].data();
         Pipeline pipeline(options, slots, start);
         Run result;
         while (result.batches.size() < batches) {
@@ -313,6 +313,30 @@ TEST_F(PipelineTest, OnlySlotsOfTheCallerAreReleased) {
     EXPECT_THROW(pipeline.release(first->slot), FormatError);
     ASSERT_TRUE(pipeline.next(10s));
     EXPECT_TRUE(std::equal(batch.begin(), batch.end(), memory.begin()));
+}
+
+// Workers wake each other, so with many of them a batch that no one was woken for would never come. The order is the
+// same for each number of threads and slots.
+TEST_F(PipelineTest, ManyWorkersAndFewSlotsMissNoWork) {
+    options_.drop_last = true;
+    for (const std::size_t shards : {1u, 4u}) {
+        options_.shards = shards;
+        options_.threads = 1;
+        const std::vector<StreamPosition> start(shards);
+        const Run expected = run(options_, 300, start);
+        for (const int threads : {2, 48}) {
+            options_.threads = threads;
+            for (const std::size_t slots : {1u, 2u, 40u}) {
+                EXPECT_EQ(run(options_, 300, start, slots).batches, expected.batches) << threads << ", " << slots;
+            }
+        }
+    }
+}
+
+TEST(Slots, AreNoMoreThanWorkersThatAGpuKeepsBusy) {
+    EXPECT_EQ(slots_for(1, 0), 3u);
+    EXPECT_EQ(slots_for(16, 2), 19u);
+    EXPECT_EQ(slots_for(128, 2), 35u);
 }
 
 TEST_F(PipelineTest, AWaitEndsWhenThePipelineIsStopped) {

@@ -380,7 +380,7 @@ class _Stream(Closing, Generic[T]):
             for file in files:
                 file.require_unchanged()
             self._options.threads = threads = self.threads
-            slots = [self._allocate() for _ in range(threads + (self.hold if self.reuse else 1) + 1)]
+            slots = [self._allocate() for _ in range(_data.slots_for(threads, self.hold if self.reuse else 1))]
             pipeline = _data.Pipeline(
                 self._options,
                 [file.native for file in files],
