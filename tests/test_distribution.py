@@ -58,7 +58,7 @@ def test_the_import_warns_of_mixed_files(tmp_path: Path, project_root: Path, fil
     assert (WARNING in done.stderr) == is_warned, done.stderr
     if is_warned:
         assert str(metadata) in done.stderr
-        assert "run `pip uninstall nnue-trainer`, and install torch-nnue again" in done.stderr
+        assert "run pip uninstall nnue-trainer, then install torch-nnue again" in done.stderr
 
 
 def test_folders_that_cannot_be_listed_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

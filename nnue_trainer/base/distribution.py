@@ -41,7 +41,7 @@ def _has_files(metadata: str) -> bool:
 
 def advice() -> str:
     """The commands that leave only this distribution; also for users of 0.2.0 (docs/install.md)."""
-    return f"run `pip uninstall {OTHER}`, and install {NAME} again"
+    return f"pip uninstall {OTHER}, then install {NAME} again"
 
 
 def warn() -> None:
@@ -52,7 +52,7 @@ def warn() -> None:
 
             warnings.warn(
                 f"the distribution {OTHER} is installed too ({metadata}). It has a package of the same name, "
-                f"nnue_trainer, so files of the two may be mixed: {advice()}",
+                f"nnue_trainer, so files of the two may be mixed; run {advice()}",
                 stacklevel=3,
             )
             return

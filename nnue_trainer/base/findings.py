@@ -50,7 +50,7 @@ def _another_distribution(machine: Machine, info: Info) -> Finding | None:
         return None
     return Finding(
         f"the distribution {distribution.OTHER} is installed too ({others[0]}), with a package of the same name",
-        f"pip uninstall {distribution.OTHER}, then install {distribution.NAME} again",
+        distribution.advice(),
     )
 
 

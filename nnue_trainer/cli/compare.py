@@ -13,13 +13,12 @@ from nnue_trainer.base import extras
 from nnue_trainer.base.progress import progress_bar
 from nnue_trainer.base.system import usable_cpus
 from nnue_trainer.cli import plugins
-from nnue_trainer.cli.engine_options import part_of, uci_options
+from nnue_trainer.cli.engine_options import HashMb, part_of, uci_options
 from nnue_trainer.cli.match import (
     Book,
     Concurrency,
     EngineName,
     EngineOptions,
-    HashMb,
     NetOption,
     Nodes,
     OpeningSeed,

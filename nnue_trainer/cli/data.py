@@ -26,7 +26,7 @@ from nnue_trainer.cli.data_tools import (
     with_filters,
     with_scores,
 )
-from nnue_trainer.cli.engine_options import uci_options, units_per_centipawn
+from nnue_trainer.cli.engine_options import Engines, HashMb, Timeout, UciOption, uci_options, units_per_centipawn
 from nnue_trainer.cli.group import Group
 from nnue_trainer.cli.notes import note
 from nnue_trainer.cli.outputs import Overwrite
@@ -217,9 +217,7 @@ def generate(
     book: Annotated[
         Path | None, typer.Option(help="Openings: positions (FEN or EPD), games (PGN) or a data file.")
     ] = None,
-    concurrency: Annotated[
-        int, typer.Option("-j", "--concurrency", min=0, max=1024, help="Engines to run; 0: one per CPU.")
-    ] = 0,
+    concurrency: Engines = 0,
     scale: Annotated[
         float | None,
         typer.Option(
@@ -259,16 +257,11 @@ def generate(
             "--dfrc", help="Play double Fischer random chess: each side starts from a different Chess960 position."
         ),
     ] = False,
-    hash_mb: Annotated[int, typer.Option("--hash", min=1, max=2**25, help="MB of hash for each engine.")] = 4,
-    option: Annotated[
-        list[str] | None,
-        typer.Option("--option", metavar="NAME=VALUE", help="UCI option to set; may be repeated."),
-    ] = None,
+    hash_mb: HashMb = 4,
+    option: UciOption = None,
     to: To = None,
     part: InPart = None,
-    timeout: Annotated[
-        float, typer.Option(metavar="SECONDS", help="Seconds to wait for an answer of the engine.")
-    ] = 600.0,
+    timeout: Timeout = 600.0,
     overwrite: Overwrite = False,
 ) -> None:
     """Make training data by self-play of an engine, with scores in internal units.

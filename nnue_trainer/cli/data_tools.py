@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 View = Literal["auto", "mover", "white", "black", "opponent"]
 Scores = dict[str, Any]
 """Values of the options that `with_scores` adds (`data.reading.ReadingOptions`)."""
+FileOptions = dict[str, Any]
+"""Values of the options that `with_files` adds: those of `with_scores`, and how positions are written."""
 
 Inputs = Annotated[list[Path], typer.Argument(metavar="IN...", help="Data files in any format, plain or compressed.")]
 Piped = Annotated[
@@ -63,13 +65,6 @@ InPart = Annotated[
         metavar="I/N",
         help="Work on part I of N only; `nnue data convert PARTS OUT` joins the outputs. array: the part of this task "
         "of a SLURM array.",
-    ),
-]
-Chess960 = Annotated[
-    Literal["refuse", "drop-rights", "skip"],
-    typer.Option(
-        help="Chess960 castling rights where the format holds only those of standard chess: stop with an error, drop "
-        "the rights, or skip the position."
     ),
 ]
 
@@ -121,42 +116,32 @@ def _print_skipped(report: Report) -> None:
 def convert(
     inputs: Piped,
     output: Output,
-    to: To = None,
     source: Annotated[
         str | None,
         typer.Option("--from", metavar="FORMAT", help="Format of IN. Default: detected from the content."),
     ] = None,
-    chess960: Chess960 = "refuse",
     fen: Annotated[
         Literal["x-fen", "shredder"],
         typer.Option(
             help="Castling rights in text and plain: KQkq where that is unambiguous, or the rooks' files (HAha)."
         ),
     ] = "x-fen",
-    skip_bad: SkipBad = False,
     part: InPart = None,
-    overwrite: Overwrite = False,
-    plugin: Plugins = None,
     *,
-    scores: Scores,
+    files: FileOptions,
 ) -> None:
     """Write the positions of IN... in another format, and list what that format cannot store."""
-    plugins.load(plugin)
     from nnue_trainer.data.transform import convert as run
 
     with progress_bar("converting") as progress:
         report = run(
             inputs,
             output,
-            to=to,
             source=source,
-            chess960=chess960,
             fen=fen,
-            skip_bad=skip_bad,
-            overwrite=overwrite,
             progress=progress,
             part=part_in(part),
-            **scores,
+            **files,
         )
     print_report(report, output)
 
@@ -166,18 +151,12 @@ def filter_command(
     output: Output,
     seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed for random decisions.")] = 0,
     extra: Extra = None,
-    to: To = None,
-    chess960: Chess960 = "refuse",
-    skip_bad: SkipBad = False,
     part: InPart = None,
-    overwrite: Overwrite = False,
-    plugin: Plugins = None,
     *,
     values: Mapping[str, float],
-    scores: Scores,
+    files: FileOptions,
 ) -> None:
     """Write the positions of IN... that pass the filters, and count what each filter drops (rules: docs/data.md)."""
-    plugins.load(plugin)
     from nnue_trainer.data.filters import Filters
     from nnue_trainer.data.transform import filter_positions
 
@@ -190,13 +169,9 @@ def filter_command(
             output,
             filters,
             seed=seed,
-            to=to,
-            chess960=chess960,
-            skip_bad=skip_bad,
-            overwrite=overwrite,
             progress=progress,
             part=part_in(part),
-            **scores,
+            **files,
         )
     print_report(report, output)
     for name, count in dropped.items():
@@ -263,6 +238,36 @@ _SCORES: dict[str, tuple[Any, Any]] = {
 }
 
 
+_WRITING: dict[str, tuple[Any, Any]] = {
+    "to": (To, None),
+    "chess960": (
+        Annotated[
+            Literal["refuse", "drop-rights", "skip"],
+            typer.Option(
+                help="Chess960 castling rights where the format holds only those of standard chess: stop with an "
+                "error, drop the rights, or skip the position."
+            ),
+        ],
+        "refuse",
+    ),
+    "skip_bad": (SkipBad, False),
+    "overwrite": (Overwrite, False),
+    "plugin": (Plugins, None),
+}
+
+
+def with_files(command: Callable[..., None]) -> Callable[..., None]:
+    """`command` with the options for reading and writing positions in place of its parameter `files`; it runs once
+    --plugin is loaded."""
+
+    @functools.wraps(command)
+    def loaded(*, files: FileOptions, **arguments: Any) -> None:
+        plugins.load(files.pop("plugin"))
+        command(**arguments, files=files)
+
+    return _expanded(loaded, "files", _WRITING | _SCORES)
+
+
 def with_scores(command: Callable[..., None], without: str = "") -> Callable[..., None]:
     """`command` with the options for scores and results in place of its parameter `scores`. `without`: an option that
     the command defines itself."""
@@ -305,18 +310,12 @@ def shuffle(
         str, typer.Option(metavar="SIZE", help="Memory to use; positions beyond it go to temporary files.")
     ] = "2G",
     temporary: Temporary = None,
-    to: To = None,
-    chess960: Chess960 = "refuse",
-    skip_bad: SkipBad = False,
     part: InPart = None,
-    overwrite: Overwrite = False,
-    plugin: Plugins = None,
     *,
-    scores: Scores,
+    files: FileOptions,
 ) -> None:
     """Write all positions of IN... in random order. In formats with chains, each position becomes a separate chain,
     unless games stay together (--by-game)."""
-    plugins.load(plugin)
     from nnue_trainer.data.transform import shuffle as run
 
     size = _size(memory)
@@ -327,15 +326,11 @@ def shuffle(
             seed=seed,
             memory=size,
             temporary=temporary,
-            to=to,
-            chess960=chess960,
-            skip_bad=skip_bad,
-            overwrite=overwrite,
             progress=progress,
             write_progress=lambda done, total: progress(34 * done, 34 * total, "writing"),
             part=part_in(part),
             by_game=by_game,
-            **scores,
+            **files,
         )
     print_report(report, output)
 
@@ -374,16 +369,10 @@ def dedup(
         str, typer.Option(metavar="SIZE", help="Memory for keys; keys beyond it go to temporary files.")
     ] = "1G",
     temporary: Temporary = None,
-    to: To = None,
-    chess960: Chess960 = "refuse",
-    skip_bad: SkipBad = False,
-    overwrite: Overwrite = False,
-    plugin: Plugins = None,
     *,
-    scores: Scores,
+    files: FileOptions,
 ) -> None:
     """Write the positions of IN... without repeated boards, across all files; the first one is kept."""
-    plugins.load(plugin)
     from nnue_trainer.data.dedup import dedup as run
 
     size = _size(memory)
@@ -394,13 +383,9 @@ def dedup(
             games=games,
             memory=size,
             temporary=temporary,
-            to=to,
-            chess960=chess960,
-            skip_bad=skip_bad,
-            overwrite=overwrite,
             progress=progress,
             write_progress=lambda done, total: progress(done, total, "writing"),
-            **scores,
+            **files,
         )
     print_report(report, output)
     print(f"  {count:,} {'games' if games else 'positions'}, {dropped:,} of them repeated and dropped")
@@ -420,20 +405,14 @@ def split(
             help="Distribute blocks of this many positions instead of games, for games without plies; 0: games.",
         ),
     ] = 0,
-    to: To = None,
-    chess960: Chess960 = "refuse",
-    skip_bad: SkipBad = False,
-    overwrite: Overwrite = False,
-    plugin: Plugins = None,
     *,
-    scores: Scores,
+    files: FileOptions,
 ) -> None:
     """Distribute the games of IN... at random between a training and a validation file; no game is in both.
 
     A game is a run of positions in which the ply rises and White's result stays the same. Both files appear together at
     the end.
     """
-    plugins.load(plugin)
     from nnue_trainer.data.transform import split as run
 
     with progress_bar("splitting") as progress:
@@ -444,12 +423,8 @@ def split(
             share=share,
             seed=seed,
             block=block,
-            to=to,
-            chess960=chess960,
-            skip_bad=skip_bad,
-            overwrite=overwrite,
             progress=progress,
-            **scores,
+            **files,
         )
     print(f"{report.games:,} {'blocks' if block else 'games'}, {report.validation_games:,} of them for validation")
     if report.note:
@@ -460,6 +435,7 @@ def split(
 
 def register(app: typer.Typer) -> None:
     """Add the commands to `nnue data`."""
-    for command in (convert, shuffle, interleave, split, dedup):
-        app.command()(with_scores(command))
-    app.command("filter")(with_scores(with_filters(filter_command)))
+    for command in (convert, shuffle, split, dedup):
+        app.command()(with_files(command))
+    app.command()(with_scores(interleave))
+    app.command("filter")(with_files(with_filters(filter_command)))

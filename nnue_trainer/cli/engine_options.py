@@ -1,4 +1,4 @@
-"""Parses options of commands that run engines: UCI options and parts of a task."""
+"""Options of commands that run engines, and their values: UCI options and parts of a task."""
 
 from __future__ import annotations
 
@@ -6,8 +6,18 @@ import math
 import os
 import re
 from collections.abc import Sequence
+from typing import Annotated
+
+import typer
 
 from nnue_trainer.errors import UserError, quoted
+
+Engines = Annotated[int, typer.Option("-j", "--concurrency", min=0, max=1024, help="Engines to run; 0: one per CPU.")]
+HashMb = Annotated[int, typer.Option("--hash", min=1, max=2**25, help="MB of hash for each engine.")]
+UciOption = Annotated[
+    list[str] | None, typer.Option("--option", metavar="NAME=VALUE", help="UCI option to set; may be repeated.")
+]
+Timeout = Annotated[float, typer.Option(metavar="SECONDS", help="Seconds to wait for an answer of the engine.")]
 
 
 def uci_options(texts: Sequence[str] | None, option: str = "--option") -> dict[str, str]:

@@ -13,7 +13,7 @@ from nnue_trainer.base import extras
 from nnue_trainer.base.progress import progress_bar
 from nnue_trainer.base.system import usable_cpus
 from nnue_trainer.cli import plugins
-from nnue_trainer.cli.engine_options import part_of, uci_options
+from nnue_trainer.cli.engine_options import HashMb, part_of, uci_options
 from nnue_trainer.cli.notes import note
 from nnue_trainer.cli.outputs import Overwrite
 from nnue_trainer.cli.plugins import Plugins
@@ -59,7 +59,6 @@ Test = Annotated[
         "--sprt", metavar="ELO0,ELO1", help="Stop when a sequential test decides between these two Elo values."
     ),
 ]
-HashMb = Annotated[int, typer.Option("--hash", min=1, max=2**25, help="MB of hash for each engine.")]
 EngineOptions = Annotated[
     list[str] | None,
     typer.Option("--option", metavar="NAME=VALUE", help="UCI option to set in all engines; may be repeated."),

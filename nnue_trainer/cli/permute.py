@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import tempfile
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,13 +16,15 @@ from nnue_trainer.cli import plugins
 from nnue_trainer.cli.net import check_other
 from nnue_trainer.cli.notes import note
 from nnue_trainer.cli.outputs import Overwrite, check_new
-from nnue_trainer.cli.pictures import check_pictures, png_option
+from nnue_trainer.cli.pictures import check_pictures, png_option, present
 from nnue_trainer.cli.plugins import Plugins
 from nnue_trainer.errors import UserError, shown
 
 if TYPE_CHECKING:
     from nnue_trainer.analysis.permute import EngineSpeed, Permuted
     from nnue_trainer.export.net import QuantizedNet
+    from nnue_trainer.pages.page import Page
+    from nnue_trainer.pages.plots import Plot
 
 METHODS = ("pagerank", "greedy", "densest")  # of analysis.neuron_order, which needs torch
 
@@ -74,7 +76,6 @@ def permute(
     from nnue_trainer.export import net_from_checkpoint, read_net, to_bytes
     from nnue_trainer.files import checkpoint as checkpoints
     from nnue_trainer.files.atomic import check_output, replacing
-    from nnue_trainer.pages.plots import save_png
 
     plugins.load(plugin)
     check_pictures(None, png, overwrite)
@@ -115,14 +116,16 @@ def permute(
         with replacing(out) as output:
             output.write_bytes(written)
         size = f"{len(written):,} bytes, sha256 {hashlib.sha256(written).hexdigest()}"
-    if png:
-        drawn = neuron_order.plots(found.bits, 2 * found.held_out, torch.from_numpy(found.order))
-        save_png(drawn, png, f"{shown(net.name)}   ·   {found.net.net.name}")
-    if as_json:
-        answer: dict[str, Any] = {"net": str(net), "out": str(out), **found.as_dict()}
-        print(json.dumps(answer | {"engine": asdict(speed) if speed else None}))
-    else:
-        print(_text(net, found, speed, why_not))
+    plots = neuron_order.plots(found.bits, 2 * found.held_out, torch.from_numpy(found.order)) if png else ()
+    answer: dict[str, Any] = {"net": str(net), "out": str(out), **found.as_dict()}
+    present(
+        _page(net, found, plots, speed, why_not),
+        lambda: answer | {"engine": asdict(speed) if speed else None},
+        None,
+        png,
+        as_json=as_json,
+    )
+    if not as_json:
         print(f"{shown(out)}: {size}")
 
 
@@ -151,23 +154,26 @@ def _speed(
         return None, str(error)
 
 
-def _text(net: Path, found: Permuted, speed: EngineSpeed | None, why_not: str | None) -> str:
+def _page(net: Path, found: Permuted, plots: Sequence[Plot], speed: EngineSpeed | None, why_not: str | None) -> Page:
+    from nnue_trainer.pages.page import Page, Section
+
     before, after = found.before, found.after
-    measured = f"on {found.held_out:,} held-out positions"
-    lines = [
-        f"{shown(net)}: {found.net.net.name}, {len(found.order):,} activations of each side in blocks of four, by "
-        f"{found.method}",
-        f"  zero blocks   {before.share:.1%} -> {after.share:.1%}, {measured}",
-        f"  blocks in use {before.in_use:.1f} -> {after.in_use:.1f} of {before.blocks} in a position",
-        f"  evaluation    the same on all {found.positions + found.held_out:,} positions",
+    every = found.positions + found.held_out
+    facts = [
+        ("zero blocks", f"{before.share:.1%} -> {after.share:.1%}, on {found.held_out:,} held-out positions"),
+        ("blocks in use", f"{before.in_use:.1f} -> {after.in_use:.1f} of {before.blocks} in a position"),
+        ("evaluation", f"the same on all {every:,} positions"),
     ]
     if speed is not None:
         change = speed.after / speed.before - 1
         spread = max((high - low) / 2 for low, high in (speed.before_range, speed.after_range)) / speed.before
-        lines.append(
-            f"  engine        {shown(speed.engine)}: {speed.before:,.0f} -> {speed.after:,.0f} nodes/s ({change:+.1%}; "
+        measured = (
+            f"{speed.engine}: {speed.before:,.0f} -> {speed.after:,.0f} nodes/s ({change:+.1%}; "
             f"runs differ by ±{spread:.1%}), bench of {speed.nodes:,} nodes with both"
         )
+        facts.append(("engine", measured))
     elif why_not is not None:
-        lines.append(f"  engine        not measured: {shown(why_not)}")
-    return "\n".join(lines)
+        facts.append(("engine", f"not measured: {why_not}"))
+    name = found.net.net.name
+    what = f"{len(found.order):,} activations of each side in blocks of four, by {found.method}"
+    return Page(net.name, name, [Section("", facts=facts, plots=plots)], f"{net}: {name}, {what}")

@@ -12,7 +12,15 @@ import typer
 from nnue_trainer.base.progress import progress_bar
 from nnue_trainer.cli import plugins
 from nnue_trainer.cli.data_tools import Inputs, Output, Scores, SkipBad, To, print_report, with_scores
-from nnue_trainer.cli.engine_options import part_of, uci_options, units_per_centipawn
+from nnue_trainer.cli.engine_options import (
+    Engines,
+    HashMb,
+    Timeout,
+    UciOption,
+    part_of,
+    uci_options,
+    units_per_centipawn,
+)
 from nnue_trainer.cli.notes import note
 from nnue_trainer.cli.outputs import Overwrite
 from nnue_trainer.cli.plugins import Plugins
@@ -37,9 +45,7 @@ def rescore(
         int | None,
         typer.Option(min=1, max=1000, help="Depth to which the engine searches, instead of --nodes."),
     ] = None,
-    concurrency: Annotated[
-        int, typer.Option("-j", "--concurrency", min=0, max=1024, help="Engines to run; 0: one per CPU.")
-    ] = 0,
+    concurrency: Engines = 0,
     part: Annotated[
         str | None,
         typer.Option(
@@ -47,14 +53,9 @@ def rescore(
             help="With --engine: score only part I of N equal parts. Default: all positions.",
         ),
     ] = None,
-    hash_mb: Annotated[int, typer.Option("--hash", min=1, max=2**25, help="MB of hash for each engine.")] = 4,
-    option: Annotated[
-        list[str] | None,
-        typer.Option("--option", metavar="NAME=VALUE", help="UCI option to set; may be repeated."),
-    ] = None,
-    timeout: Annotated[
-        float, typer.Option(metavar="SECONDS", help="Seconds to wait for an answer of the engine.")
-    ] = 600.0,
+    hash_mb: HashMb = 4,
+    option: UciOption = None,
+    timeout: Timeout = 600.0,
     to: To = None,
     score_scale: Annotated[
         float | None,

@@ -178,11 +178,18 @@ def open_source(path: str, poll: Poll = None) -> Source:
     return _listed(_fitting(path, None), poll)
 
 
-def open_sources(paths: Sequence[str], poll: Poll = None) -> list[Source | UserError]:
+def open_sources(paths: Sequence[str], poll: Poll = None) -> Iterator[Source]:
     """Opens files, in several threads, and finds their chunks with the help of the index, to which it adds what is
-    missing. Of a file that cannot be opened, the error. One process of a machine lists the chunks, others wait for it.
-    `poll` is called about every tenth of a second; what it raises ends this."""
-    return _Opening(paths, poll).run()
+    missing. One process of a machine lists the chunks, others wait for it. `poll` is called about every tenth of a
+    second; what it raises ends this. UserError at the turn of a file that cannot be opened."""
+    return _in_turn(_Opening(paths, poll).run())
+
+
+def _in_turn(found: list[Source | UserError]) -> Iterator[Source]:
+    for source in found:
+        if isinstance(source, UserError):
+            raise source
+        yield source
 
 
 def write(
@@ -198,9 +205,7 @@ def write(
     UserError for a file that cannot be opened."""
     opening = _Opening(paths, poll, beside=beside, again=again, progress=progress, settles=True)
     without, chunks, size = [], 0, 0
-    for path, source in zip(paths, opening.run(), strict=True):
-        if isinstance(source, UserError):
-            raise source
+    for path, source in zip(paths, _in_turn(opening.run()), strict=True):
         if source.layout is None:
             without.append((path, _why_not(source)))
             continue

@@ -597,8 +597,6 @@ def files_of_part(
     check_no_pipe(paths, "--part")
     files: list[_data.DataFile | None] = []
     for path, source in zip(paths, open_sources([os.fspath(path) for path in paths]), strict=True):
-        if isinstance(source, UserError):
-            raise source
         head = source.file.read(0, HEAD)
         divided = compression_of(head) is None and claiming(outside_formats(), Path(path), head) is None
         files.append(_data.DataFile(source.file, skip_bad, layout=source.layout) if divided else None)

@@ -109,11 +109,8 @@ def open_files(
     one that is not a data file."""
     make_room_for(len(paths))
     names = [os.fspath(path) for path in paths]
-
-    def opened(name: str, source: Source | UserError) -> OpenedFile:
-        if isinstance(source, UserError):
-            raise source
-        return OpenedFile(
+    return [
+        OpenedFile(
             name,
             formats=formats,
             skip_bad=skip_bad,
@@ -122,8 +119,8 @@ def open_files(
             spare=spare,
             source=source,
         )
-
-    return [opened(name, source) for name, source in zip(names, open_sources(names, poll), strict=True)]
+        for name, source in zip(names, open_sources(names, poll), strict=True)
+    ]
 
 
 class OpenedFile:

@@ -37,7 +37,7 @@ from nnue_trainer.errors import UserError
 from nnue_trainer.modules.layer_stacks import FirstOutputs, LayerCall, LayerStacks
 from nnue_trainer.modules.perspective_transformer import Activation, PerspectiveTransformer
 from nnue_trainer.modules.straight_through import Steps
-from nnue_trainer.nets.integer_forward import IntegerForward, RawValues, reference, wrap32
+from nnue_trainer.nets.integer_forward import IntegerForward, RawValues, reference
 from nnue_trainer.nets.integer_forward import accumulate as accumulate  # for nets with arithmetic in Python
 from nnue_trainer.nets.integer_forward import tdiv as tdiv
 from nnue_trainer.nets.meaning import NetMeaning
@@ -597,19 +597,3 @@ def virtual_rows(features: str | FeatureSet) -> list[VirtualRows]:
         if part.num_virtual
         for begin in range(0, part.num_features, part.virtual_span)
     ]
-
-
-# ---- For the integers of nets ----------------------------------------------------------------------------------------
-
-
-def stacked_layer(weight: np.ndarray, bias: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """The integers of a layer in every stack: weight i8 [S, out, at least in], bias i32 [S, out], x [B, in], the same
-    for every stack, or [B, S, in] → int64 [B, S, out], values of 32 bits."""
-    inputs = x.shape[-1]
-    factors = weight[:, :, :inputs].astype(np.float64)
-    # Products of 8-bit values summed over thousands of inputs are far below 2^53: exact in float64, and fast.
-    if x.ndim == 2:
-        product = (x.astype(np.float64) @ factors.reshape(-1, inputs).T).reshape(len(x), *weight.shape[:2])
-    else:
-        product = np.einsum("bsi,soi->bso", x.astype(np.float64), factors)
-    return wrap32(product.astype(np.int64) + bias)

@@ -92,7 +92,7 @@ def test_every_format_is_the_same_with_an_index(tmp_path: Path, format: str) -> 
     without = records()
     assert chunk_index.write([str(path)]).files == 1
     before = reads()
-    file = chunk_index.open_sources([str(path)])[0]
+    (file,) = chunk_index.open_sources([str(path)])
     assert isinstance(file, chunk_index.Source)
     assert file.layout is not None
     _data.DataFile(file.file, False, layout=file.layout)

@@ -9,7 +9,7 @@ from pydantic import Field
 from nnue_trainer.data import feature_set
 from nnue_trainer.modules.stacked_linear import StackedLinear
 from nnue_trainer.nets import Net, NetTensor, NnueModel, RawValues
-from nnue_trainer.nets.base import accumulate, stacked_layer, tdiv, transformer, virtual_rows
+from nnue_trainer.nets.base import accumulate, tdiv, transformer, virtual_rows
 from nnue_trainer.schema import section
 
 QA, QB, BUCKETS = 255, 64, 8
@@ -42,7 +42,7 @@ class MyNet(Net):
         weights = [(0, tensors["feature_transformer.weight"])]
         sides = accumulate(batch, tensors["feature_transformer.bias"], weights)
         x = np.concatenate([np.clip(side, 0, QA) for side in sides], axis=1)
-        raw = stacked_layer(tensors["output.weight"], tensors["output.bias"], x)[:, :, 0]
+        raw = x.astype(np.int64) @ tensors["output.weight"][:, 0].astype(np.int64).T + tensors["output.bias"][:, 0]
         return RawValues(np.zeros_like(raw), raw)
 
     def score(self, psqt_raw, positional_raw):
