@@ -15,14 +15,13 @@ from small_runs import last, split_sample, written
 
 # A stand-in for Python: notes its arguments, and ends with the status for this start of the job. "wait" waits for USR1.
 PYTHON = """#!/bin/bash
-echo "$*" >>"$FAKE_SLURM/commands"
 statuses=($STATUSES)
 status=${statuses[$SLURM_RESTART_COUNT]}
-case $status in
-wait)
+[ "$status" = wait ] &&
     trap 'echo saved >>"$FAKE_SLURM/commands"; echo 75 >"$NNUE_STATUS_FILE"; exit 75' USR1
-    while true; do sleep 0.05; done
-    ;;
+echo "$*" >>"$FAKE_SLURM/commands"
+case $status in
+wait) while true; do sleep 0.05; done ;;
 none) kill -KILL $$ ;;
 *)
     echo "$status" >"$NNUE_STATUS_FILE"
@@ -92,18 +91,36 @@ def test_a_job_is_queued_again_until_it_is_finished(
 def test_the_signal_before_the_end_reaches_every_node(submit: Submit, fake: Path, script: str) -> None:
     nodes = 2 if script == "several_nodes.sh" else 1
     job = submit(script, "mine.yaml", "runs/mine", statuses="wait 0")
-    while not (fake / "tasks").exists() or (fake / "commands").read_text().count("train") < nodes:
+    commands = fake / "commands"
+    while not ((fake / "tasks").exists() and commands.exists() and commands.read_text().count(" train m") >= nodes):
         time.sleep(0.05)
         assert job.poll() is None, ended(job)
-    time.sleep(0.2)  # for the trap of the last one
     os.kill(int((fake / "batch").read_text()), signal.SIGUSR1)
     said = ended(job)
     assert job.returncode == 0, said
-    commands = (fake / "commands").read_text().splitlines()
-    assert commands.count("saved") == nodes
-    assert len([command for command in commands if " train mine.yaml " in command]) == 2 * nodes
+    lines = commands.read_text().splitlines()
+    assert lines.count("saved") == nodes
+    assert len([line for line in lines if " train mine.yaml " in line]) == 2 * nodes
     if nodes == 2:
-        assert all("--nnodes 2" in command for command in commands if command != "saved")
+        assert all("--nnodes 2" in line for line in lines if line != "saved")
+
+
+@pytest.mark.parametrize("started", [False, True])
+def test_a_missing_node_is_named(project_root: Path, fake: Path, tmp_path: Path, started: bool) -> None:
+    """The first node of two waits for the other one; with a process of the training it prints nothing."""
+    environment = os.environ | {
+        "PATH": f"{project_root / 'tests' / 'cluster'}:{os.environ['PATH']}", "FAKE_SLURM": str(fake),
+        "NNUE_STATUS_FILE": str(tmp_path / "run.status"), "NNUE_TELL_SECONDS": "1", "NNUE_JOIN_SECONDS": "90",
+        "SLURM_NODEID": "0", "SLURM_NNODES": "2", "SLURM_JOB_NODELIST": "fake", "SLURM_JOB_ID": "1",
+    }  # fmt: skip
+    command = "sleep 4 & wait" if started else "exec sleep 4"
+    done = subprocess.run(
+        ["bash", project_root / "examples" / "cluster" / "node.sh", "bash", "-c", command],
+        env=environment, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    expected = "torchrun waits for nodes that have not started: 127.0.0.1; it ends after 90 s (NNUE_JOIN_SECONDS)"
+    assert (expected in done.stderr) != started
+    assert not started or not done.stderr
 
 
 def test_arrays(submit: Submit, fake: Path) -> None:

@@ -14,7 +14,7 @@ as_job() {
     export NNUE_STATUS_FILE=$1.status
     shift
     mkdir -p "$(dirname "$NNUE_STATUS_FILE")"
-    rm -f "$NNUE_STATUS_FILE"
+    rm -rf "$NNUE_STATUS_FILE" "$NNUE_STATUS_FILE.nodes"
     "$@" &
     local child=$!
     # Only once: torchrun ends at a second signal without waiting for its processes.
@@ -22,6 +22,7 @@ as_job() {
     while kill -0 "$child" 2>/dev/null; do wait "$child"; done # a signal ends a `wait` early
     trap - USR1 TERM
 
+    rm -rf "$NNUE_STATUS_FILE.nodes"
     local status
     status=$(cat "$NNUE_STATUS_FILE" 2>/dev/null || echo none)
     echo "job ${SLURM_JOB_ID:-} ended with status $status after ${SLURM_RESTART_COUNT:-0} restarts"

@@ -20,7 +20,7 @@ export NNUE_GRACE_SECONDS=120 TORCH_ELASTIC_SHUTDOWN_TIMEOUT=115 # as in --signa
 first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 recipe=$1 run=$2
 shift 2
-as_job "$run" srun python -m torch.distributed.run \
+as_job "$run" srun bash "${NNUE_CLUSTER:-$SLURM_SUBMIT_DIR}/node.sh" python -m torch.distributed.run \
     --nnodes "$SLURM_NNODES" --nproc-per-node "${PROCESSES_PER_NODE:-gpu}" --signals-to-handle SIGTERM,SIGINT,SIGUSR1 \
     --rdzv-backend c10d --rdzv-id "$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}" \
     --rdzv-endpoint "$first:${RENDEZVOUS_PORT:-$((20000 + SLURM_JOB_ID % 10000))}" --rdzv-conf "join_timeout=$NNUE_JOIN_SECONDS" \

@@ -1,0 +1,24 @@
+#!/bin/bash
+# srun bash node.sh COMMAND...
+# Runs COMMAND, torchrun, on one node of a job (job.sh). torchrun waits for the other nodes without a line, so this prints
+# one on each node where it has started no process of the training after 20 seconds.
+
+nodes=$NNUE_STATUS_FILE.nodes # on the file system that all nodes share
+mkdir -p "$nodes"
+touch "$nodes/$SLURM_NODEID"
+(
+    for ((second = 0; second < ${NNUE_TELL_SECONDS:-20}; second++)); do
+        sleep 1
+        # $$ is torchrun by now; its children are this loop and the processes of the training.
+        (($(ps -o pid= --ppid $$ | wc -l) > 1)) && exit
+    done
+    missing=
+    for ((node = 0; node < SLURM_NNODES; node++)); do
+        [[ -e $nodes/$node ]] || missing+=" $(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n "$((node + 1))p")"
+    done
+    for_what=${missing:+"nodes that have not started:$missing"}
+    for_what=${for_what:-"nodes that have started but not reached the first one"}
+    echo "node $SLURM_NODEID ($(hostname)): torchrun waits for $for_what; it ends after ${NNUE_JOIN_SECONDS:-600} s" \
+        "(NNUE_JOIN_SECONDS)" >&2
+) &
+exec "$@"
