@@ -14,13 +14,12 @@ from nnue_trainer.base.progress import progress_bar
 from nnue_trainer.base.status import CONTRADICTORY
 from nnue_trainer.cli import plugins
 from nnue_trainer.cli.data_tools import Scores, with_scores
+from nnue_trainer.cli.net import Arch, NetOrRun
 from nnue_trainer.cli.notes import note
-from nnue_trainer.cli.outputs import Overwrite
+from nnue_trainer.cli.outputs import AsJson, Overwrite
 from nnue_trainer.cli.pictures import Html, Png, check_one_for_pictures, check_pictures, present
 from nnue_trainer.cli.plugins import Plugins
 from nnue_trainer.errors import UserError, shown
-
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def register(app: typer.Typer, data_app: typer.Typer) -> None:
@@ -75,7 +74,7 @@ def watch(
 
 
 def inspect(
-    net: Annotated[Path, typer.Argument(metavar="NET|CHECKPOINT", help="Net, checkpoint or run folder.")],
+    net: NetOrRun,
     data: Annotated[
         Path | None,
         typer.Option(
@@ -98,9 +97,7 @@ def inspect(
     png: Png = None,
     html: Html = None,
     as_json: AsJson = False,
-    arch: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Architecture of a net whose file does not record it.")
-    ] = None,
+    arch: Arch = None,
     overwrite: Overwrite = False,
     plugin: Plugins = None,
 ) -> None:

@@ -10,7 +10,9 @@ import typer
 
 from nnue_trainer.base.progress import progress_bar
 from nnue_trainer.cli import plugins
+from nnue_trainer.cli.net import CheckpointOrRun
 from nnue_trainer.cli.notes import note
+from nnue_trainer.cli.outputs import AsJson
 from nnue_trainer.cli.plugins import Plugins
 from nnue_trainer.errors import UserError, shown
 
@@ -23,12 +25,7 @@ def register(app: typer.Typer) -> None:
 
 
 def check_command(
-    checkpoint: Annotated[
-        Path,
-        typer.Argument(
-            metavar="CHECKPOINT", help="Checkpoint, or a run folder: its best checkpoint, or else its last."
-        ),
-    ],
+    checkpoint: CheckpointOrRun,
     data: Annotated[
         list[str], typer.Option("--data", metavar="FILE", help="Data file with positions; may be repeated.")
     ],
@@ -42,7 +39,7 @@ def check_command(
             "Default: 1 for a net trained with quantisation.qat, else 50.",
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
     plugin: Plugins = None,
 ) -> None:
     """Compare the float, fake-quantised and integer evaluation of a checkpoint on real positions."""

@@ -29,7 +29,7 @@ from nnue_trainer.cli.data_tools import (
 from nnue_trainer.cli.engine_options import Engines, HashMb, Timeout, UciOption, uci_options, units_per_centipawn
 from nnue_trainer.cli.group import Group
 from nnue_trainer.cli.notes import note
-from nnue_trainer.cli.outputs import Overwrite
+from nnue_trainer.cli.outputs import AsJson, Overwrite
 from nnue_trainer.cli.pictures import Html, Png, check_one_for_pictures, check_pictures, present
 from nnue_trainer.cli.plugins import Plugins
 from nnue_trainer.errors import shown
@@ -44,7 +44,6 @@ PipedFile = Annotated[
     Path, typer.Argument(metavar="FILE", help="Data file in any format, plain or compressed; -: standard input.")
 ]
 FilterSeed = Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed for random decisions of filters.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @app.command()
@@ -105,10 +104,7 @@ def head(
 
 
 def count(
-    files: Annotated[
-        list[Path],
-        typer.Argument(metavar="FILE...", help="Data files in any format, plain or compressed; -: standard input."),
-    ],
+    files: PipedFiles,
     seed: FilterSeed = 0,
     extra: Extra = None,
     as_json: AsJson = False,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from nnue_trainer.cli import plugins
+from nnue_trainer.cli.outputs import AsJson
 from nnue_trainer.cli.plugins import Plugins
 from nnue_trainer.cli.train import Preset, recipe_path
 from nnue_trainer.errors import UserError, quoted
@@ -56,7 +57,7 @@ def explain(
         ),
     ] = None,
     ranks: Annotated[int, typer.Option(min=1, help="Number of processes, each on a separate device.")] = 1,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
     plugin: Plugins = None,
 ) -> None:
     """Print which kernels run each part of a recipe's training step, and why faster ones are not used."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import platform
 import sys
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
 from nnue_trainer.base import distribution
+from nnue_trainer.cli.outputs import AsJson
 
 
 def register(app: typer.Typer) -> None:
@@ -54,7 +55,7 @@ def _library_line(library: dict[str, Any]) -> str:
 
 
 def info_command(
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Print versions, the operator libraries and what they were built for, and the devices that torch finds."""
     info = collect()

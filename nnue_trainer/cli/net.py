@@ -28,6 +28,12 @@ Arch = Annotated[
         metavar="NAME", help="Architecture of a net whose file does not record it (SFNNv4 looks like SFNNv5)."
     ),
 ]
+CheckpointOrRun = Annotated[
+    Path,
+    typer.Argument(metavar="CHECKPOINT", help="Checkpoint, or a run folder: its best checkpoint, or else its last."),
+]
+NetOrRun = Annotated[Path, typer.Argument(metavar="NET|CHECKPOINT", help="Net, checkpoint or run folder.")]
+Threads = Annotated[int, typer.Option(min=0, max=256, help="Maximum number of threads; 0: one per CPU.")]
 Fen = Annotated[list[str] | None, typer.Option("--fen", metavar="FEN", help="Position as a FEN; may be repeated.")]
 Fens = Annotated[
     Path | None, typer.Option("--fens", metavar="FILE", help="Positions: lines of FEN or EPD, or a data file.")
@@ -71,12 +77,7 @@ def register(app: typer.Typer) -> None:
 
 
 def export_command(
-    checkpoint: Annotated[
-        Path,
-        typer.Argument(
-            metavar="CHECKPOINT", help="Checkpoint, or a run folder: its best checkpoint, or else its last."
-        ),
-    ],
+    checkpoint: CheckpointOrRun,
     out: Annotated[Path, typer.Argument(metavar="OUT", help="File to write; in a folder, nn-<sha256>.nnue or .bin.")],
     any_l1: Annotated[
         bool, typer.Option("--any-l1", help="Allow sizes and stacks of layers that no Stockfish reads.")
@@ -323,7 +324,7 @@ def eval_command(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one line of JSON per position, raw values included.")
     ] = False,
-    threads: Annotated[int, typer.Option(min=0, max=256, help="Maximum number of threads; 0: one per CPU.")] = 0,
+    threads: Threads = 0,
     arch: Arch = None,
     file_format: ReadFormat = None,
     model: OfModel = None,

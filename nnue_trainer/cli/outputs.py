@@ -1,4 +1,4 @@
-"""Output files of commands: the option `--overwrite`, and `check_new`, which runs before the work.
+"""Outputs of commands: the options `--overwrite` and `--json`, and `check_new`, which runs before the work.
 
 An existing output is kept. Without `--overwrite`, a command replaces only files that this program made: its pages, a
 file that `nnue data generate` finished, and a file with the same bytes.
@@ -14,6 +14,7 @@ import typer
 
 from nnue_trainer.files.atomic import check_new
 
-__all__ = ["Overwrite", "check_new"]
+__all__ = ["AsJson", "Overwrite", "check_new"]
 
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an existing output.")]

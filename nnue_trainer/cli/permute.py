@@ -13,9 +13,9 @@ import typer
 
 from nnue_trainer.base.progress import progress_bar
 from nnue_trainer.cli import plugins
-from nnue_trainer.cli.net import check_other
+from nnue_trainer.cli.net import Arch, NetOrRun, check_other
 from nnue_trainer.cli.notes import note
-from nnue_trainer.cli.outputs import Overwrite, check_new
+from nnue_trainer.cli.outputs import AsJson, Overwrite, check_new
 from nnue_trainer.cli.pictures import check_pictures, png_option, present
 from nnue_trainer.cli.plugins import Plugins
 from nnue_trainer.errors import UserError, shown
@@ -34,7 +34,7 @@ def register(app: typer.Typer) -> None:
 
 
 def permute(
-    net: Annotated[Path, typer.Argument(metavar="NET|CHECKPOINT", help="Net, checkpoint or run folder.")],
+    net: NetOrRun,
     out: Annotated[
         Path, typer.Argument(metavar="OUT", help="Net to write; for a checkpoint, a checkpoint with weights only.")
     ],
@@ -59,10 +59,8 @@ def permute(
     runs: Annotated[int, typer.Option(min=1, max=99, help="Number of runs of the engine with each net.")] = 3,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of the random walks and directions.")] = 1,
     png: Annotated[Path | None, png_option("Write a picture of which neurons are active together.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    arch: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Architecture of a net whose file does not record it.")
-    ] = None,
+    as_json: AsJson = False,
+    arch: Arch = None,
     overwrite: Overwrite = False,
     plugin: Plugins = None,
 ) -> None:

@@ -21,6 +21,7 @@ from nnue_trainer.cli.engine_options import (
     uci_options,
     units_per_centipawn,
 )
+from nnue_trainer.cli.net import Arch, Threads
 from nnue_trainer.cli.notes import note
 from nnue_trainer.cli.outputs import Overwrite
 from nnue_trainer.cli.plugins import Plugins
@@ -64,10 +65,8 @@ def rescore(
             "centipawn. Default: 1; with --engine, by its name, only for Stockfish 12 to 16.1."
         ),
     ] = None,
-    threads: Annotated[int, typer.Option(min=0, max=256, help="Maximum number of threads; 0: one per CPU.")] = 0,
-    arch: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Architecture of a net whose file does not record it.")
-    ] = None,
+    threads: Threads = 0,
+    arch: Arch = None,
     skip_bad: SkipBad = False,
     overwrite: Overwrite = False,
     plugin: Plugins = None,
