@@ -108,7 +108,7 @@ class ValidationSet:
 
 @section
 class ValidationConfig:
-    """How a net is validated. The held-out positions that decide on `best` are those of data.validation."""
+    """How a net is validated. The held-out positions are those of data.validation."""
 
     loss: Annotated[Loss, LOSSES] | None = None
     """loss of the validation; null: that of training"""
@@ -167,8 +167,11 @@ class TrainingConfig:
     another architecture, the parts that both have in common are taken"""
     validate_every: int = Field(default=1, gt=0, le=2**20)
     """epochs between validations"""
+    best_by: str = "loss"
+    """the validation figure that selects `best`: loss, score_cross_entropy or result_cross_entropy (lowest),
+    result_accuracy or rank_correlation (highest); NAME/loss and so on: of a further set"""
     checkpoint_every: int = Field(default=1, gt=0, le=2**20)
-    """epochs between checkpoints; an epoch with a new best validation loss is saved as well"""
+    """epochs between checkpoints; an epoch with a new best validation is saved as well"""
     checkpoint_minutes: float = Field(default=15, ge=0, le=2**20)
     """minutes after which the last checkpoint is updated within an epoch; 0: only at the end of an
     epoch"""

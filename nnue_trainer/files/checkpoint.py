@@ -59,9 +59,11 @@ class TrainerState:
     validation_loss: float | None = None
     """loss of the last validation; None: there was none, or it was not finite"""
     best_validation_loss: float | None = None
-    """the lowest validation loss so far"""
+    """the loss of the best validation so far"""
+    best_value: float | None = None
+    """its figure `training.best_by`"""
     best_step: int | None = Field(default=None, ge=0, lt=_COUNT)
-    """the step after which it was found"""
+    """the step after which it was"""
     epoch: int | None = Field(default=None, ge=1, lt=_COUNT)
     """this is the checkpoint of the end of that epoch; None: of a step in between"""
     epoch_end_pending: bool = False

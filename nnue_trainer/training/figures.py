@@ -19,6 +19,13 @@ def alone(part: Tensor) -> Tensor:
     return part.unsqueeze(0)
 
 
+FIGURES = {
+    "score_cross_entropy": "lowest",
+    "result_cross_entropy": "lowest",
+    "result_accuracy": "highest",
+    "rank_correlation": "highest",
+}
+"""the figures of `Figures`, and which value is the best"""
 _RANKED = 1 << 20  # positions that the rank correlation is of, at most
 
 
@@ -68,11 +75,12 @@ class Figures:
         """The figures by name; those that no position counts for are left out. Waits for the device. `of_all` stacks
         the tensors of the processes, each of which has added some of the batches; the figures are the same for any
         number of them."""
-        names = ("score_cross_entropy", "result_cross_entropy", "result_accuracy")
         if not self._sums:
             return {}
         sums, counts = in_order(self._sums, of_all)
-        found = {name: total / count for name, total, count in zip(names, sums[::2], sums[1::2], strict=True) if count}
+        found = {
+            name: total / count for name, total, count in zip(FIGURES, sums[::2], sums[1::2], strict=False) if count
+        }
         ranked = self._all_ranked([int(row[1]) for row in counts], of_all)
         if ranked.shape[1] > 1:
             correlation = torch.corrcoef(torch.stack([ranks(each) for each in ranked]))[0, 1].item()

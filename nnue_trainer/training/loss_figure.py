@@ -1,6 +1,7 @@
-"""The definition of a validation loss, apart from the weights: loss, filters, files and λ.
+"""The definition of a validation, apart from the weights: loss, filters, files, λ and what selects the best one.
 
-A figure is plain JSON data by the keys of the recipe. Every checkpoint contains it; `best` compares only losses of one.
+A figure is plain JSON data by the keys of the recipe. Every checkpoint contains it; `best` compares only validations of
+one.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 from nnue_trainer import config, registry, schema
 from nnue_trainer.errors import UserError, shown
 from nnue_trainer.files.checkpoint import Checkpoint, TrainerState
+from nnue_trainer.training import best_by
 
 
 def figure_of(recipe: Mapping[str, Any], lam: float | str, files: list[Any] | None) -> dict[str, Any]:
@@ -33,7 +35,10 @@ def _sections(recipe: Mapping[str, Any]) -> dict[str, Any]:
     found = {"loss": validation["loss"] or recipe["loss"]} | {f"data.{key}": recipe["data"][key] for key in keys}
     if validation["filters"] is not None:
         found["data.filters"] = validation["filters"]
-    return found | {"validation.sample": validation["sample"]}
+    found |= {"validation.sample": validation["sample"], "training.best_by": recipe["training"]["best_by"]}
+    if found["training.best_by"] != best_by.LOSS:
+        found |= {f"validation.{key}": validation[key] for key in ("scale", "sets")}
+    return found
 
 
 def changed(saved: Checkpoint, state: TrainerState, now: Mapping[str, Any]) -> list[str]:

@@ -116,7 +116,7 @@ class Run:
 
     @property
     def best_validation_loss(self) -> float | None:
-        """The lowest validation loss of the run folder; None: there is none."""
+        """The loss of the best validation (`training.best_by`) of the run folder; None: there is none."""
         return self._trainer.state.best_validation_loss
 
     @property

@@ -118,6 +118,7 @@ class Saver:
                 "batches": _json_of(stream),
                 "validation_loss": state.validation_loss,
                 "best_validation_loss": state.best_validation_loss,
+                "best_value": state.best_value,
                 "best_step": state.best_step,
                 "epoch": epoch,
                 "epoch_end_pending": state.epoch_end_pending,
@@ -152,9 +153,10 @@ class Saver:
 
     def settle(self, store: CheckpointStore | Nowhere) -> None:
         """After a resume in the same folder, restores the state of the folder at that step. Reads the best validation
-        loss from the folder."""
+        from the folder."""
         state, folder = self._state, self._folder
-        state.best_validation_loss = state.best_step = None  # `best` is the best checkpoint of its own folder
+        # `best` is the best checkpoint of its own folder.
+        state.best_validation_loss = state.best_value = state.best_step = None
         if isinstance(store, Nowhere) or (self.resumed is None and self._stage.index == 0):
             return
         if self.resumed is not None:
@@ -172,11 +174,12 @@ class Saver:
         if changed := loss_figure.changed(best, of_best, self.saved.figure):
             kept = store.retire_best()
             say(
-                f"{folder.path}: {', '.join(changed)} changed, so validation losses cannot be compared with those "
+                f"{folder.path}: {', '.join(changed)} changed, so validations cannot be compared with those "
                 f"before: the best one is chosen anew, and the previous best checkpoint is {kept.name}"
             )
         else:
             state.best_validation_loss, state.best_step = of_best.validation_loss, of_best.step
+            state.best_value = of_best.validation_loss if of_best.best_value is None else of_best.best_value
 
     def reserve(self, store: CheckpointStore | Nowhere) -> None:
         """Allocates the host memory for checkpoints of a GPU in the background, and prints a line if the disk lacks

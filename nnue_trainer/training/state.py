@@ -16,6 +16,9 @@ class RunState:
     validation_loss: float | None = None
     """of the last validation; None: there was none, or it was not finite"""
     best_validation_loss: float | None = None
+    """of the best validation, which `training.best_by` selects"""
+    best_value: float | None = None
+    """its figure `training.best_by`"""
     best_step: int | None = None
     net_figures: dict[str, float] = field(default_factory=dict)
     """figures of neurons and weights, from the last validation"""

@@ -13,7 +13,7 @@ import math
 import time
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from nnue_trainer.optim import Optimizer
 from nnue_trainer.parallel.sharding import Unsharded
 from nnue_trainer.training import resuming, timeline
 from nnue_trainer.training.batches import DeviceBatches
+from nnue_trainer.training.best_by import LOSS, BestBy
 from nnue_trainer.training.checkpoints import CheckpointStore
 from nnue_trainer.training.chosen_step import ChosenStep
 from nnue_trainer.training.finite import FiniteCheck
@@ -59,7 +60,7 @@ class Summary:
     validation_loss: float | None
     """the last validation loss; None: there was no validation, or the loss was not finite"""
     best_validation_loss: float | None
-    """the lowest validation loss of the run folder; None: there is none"""
+    """the loss of the best validation of the run folder; None: there is none"""
     interrupted: bool
     """whether the run ended before its last step and the validation after it"""
     bad_chunks: int = 0
@@ -77,11 +78,13 @@ class LoopConfig:
     validate_every: int
     """epochs"""
     checkpoint_every: int
-    """epochs; an epoch with a new best validation loss is saved as well"""
+    """epochs; an epoch with a new best validation is saved as well"""
     record_every: int
     """steps between two records of metrics"""
     max_hours: float
     """after which the process ends the run with a checkpoint, whatever the stage; 0: no limit"""
+    best_by: BestBy = field(default_factory=BestBy)
+    """selects the best validation"""
 
 
 @dataclass(eq=False)
@@ -240,14 +243,13 @@ class Trainer:
             self.hooks.call("epoch", self.run, epoch)
 
     def _take_validation(self, run: RunOutputs, epoch: int, loss: float) -> bool:
-        """Records a validation. Returns whether its loss is the best."""
-        state, validator = self.state, self.validator
-        finite = math.isfinite(loss)
-        state.validation_loss = loss if finite else None
-        is_best = finite and (state.best_validation_loss is None or loss < state.best_validation_loss)
-        is_best = bool(self.ranks.same(is_best))  # only rank 0 has the best loss of the folder
+        """Records a validation. Returns whether it is the best."""
+        state, validator, best_by = self.state, self.validator, self.config.best_by
+        state.validation_loss = loss if math.isfinite(loss) else None
+        value = best_by.value(loss, state.fixed_figures)
+        is_best = bool(self.ranks.same(best_by.is_better(value, state.best_value)))  # only rank 0 has the folder's best
         if is_best:
-            state.best_validation_loss, state.best_step = loss, self.step
+            state.best_validation_loss, state.best_value, state.best_step = loss, value, self.step
         values = {"epoch": epoch, "loss": loss, "best": state.best_validation_loss}
         values |= state.fixed_figures | state.net_figures
         # Losses of another figure cannot be compared with this one.
@@ -258,8 +260,9 @@ class Trainer:
             of_step = f" at λ {lam:.4f}, the step's"
         self.record("validation", values)
         run.progress.update(self.step, val=f"{loss:.6f}")
+        best = f" (best{'' if best_by.name == LOSS else f' by {best_by.name}'})" if is_best else ""
         others = "".join(f", {name} {state.fixed_figures[f'{name}/loss']:.6f}" for name in validator.more)
-        run.progress.say(f"epoch {epoch}: validation loss {loss:.6f}{of_step}{' (best)' if is_best else ''}{others}")
+        run.progress.say(f"epoch {epoch}: validation loss {loss:.6f}{of_step}{best}{others}")
         self.hooks.call("validation", self.run, loss, state.fixed_figures | state.net_figures)
         return is_best
 

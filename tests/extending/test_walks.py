@@ -301,7 +301,7 @@ def test_a_file_that_has_changed_is_told_of(folder, project_root, capsys):
         file.write("\n# another thought\n")
     registry.forget_plugins()
     output = nnue("train", "--resume", "run", "--plugin", "my_loss.py", "training.epochs=2")
-    assert "plugins changed, so validation losses cannot be compared" in output
+    assert "plugins changed, so validations cannot be compared" in output
     (line,) = [line for line in output.splitlines() if "changed since" in line]
     assert line.startswith("run/checkpoints/last.safetensors: my_loss.py has changed since: it was ")
 

@@ -139,7 +139,7 @@ def test_best_starts_anew_where_losses_do_not_compare(tmp_path, recipe, change, 
     before = checkpoint.load(folder / "checkpoints" / "best.safetensors")
     output = nnue("train", "--resume", folder, change, "training.epochs=3")
     kept = "earlier-best-1.safetensors"
-    assert len(re.findall(rf"{named} changed, so validation losses cannot be compared .* is {kept}", output)) == 1
+    assert len(re.findall(rf"{named} changed, so validations cannot be compared .* is {kept}", output)) == 1
     assert checkpoint.load(folder / "checkpoints" / kept).state == before.state
     assert checkpoint.of_run(folder).name == "best.safetensors"
     assert checkpoint.load(checkpoint.of_run(folder)).state["step"] == 12

@@ -17,8 +17,10 @@ from torch import Tensor
 
 from nnue_trainer import config
 from nnue_trainer.errors import UserError
+from nnue_trainer.files import checkpoint
 from nnue_trainer.training import figures as figures_module
 from nnue_trainer.training.figures import Figures, alone, in_order, ranks
+from nnue_trainer.training.validator import Validator
 
 
 @pytest.fixture(scope="module")
@@ -180,7 +182,52 @@ def test_a_set_without_positions_ends_the_run_at_once(tmp_path: Path, recipe: Pa
 def test_a_changed_validation_starts_best_anew(tmp_path: Path, recipe: Path) -> None:
     nnue("train", recipe, "--run-dir", tmp_path / "run")
     output = nnue("train", "--resume", tmp_path / "run", "training.epochs=4", "validation.sample=spread")
-    assert "validation.sample changed, so validation losses cannot be compared" in output
+    assert "validation.sample changed, so validations cannot be compared" in output
+
+
+def best_step(folder: Path) -> int:
+    return checkpoint.load(folder / "checkpoints" / "best.safetensors").state["step"]
+
+
+@pytest.mark.parametrize(
+    ("best_by", "expected"), [("loss", 3), ("rank_correlation", 2), ("result_cross_entropy", 4), ("few/loss", 1)]
+)
+def test_a_figure_selects_the_best_checkpoint(tmp_path, recipe, data, monkeypatch, best_by, expected) -> None:
+    """Also in a run that resumes after its best epoch. Values that are not finite are never the best."""
+    losses = [0.4, 0.3, 0.2, 0.5]
+    others = [
+        {"rank_correlation": 0.5, "result_cross_entropy": 0.3, "few/loss": 0.1},
+        {"rank_correlation": 0.7, "result_cross_entropy": 0.3, "few/loss": 0.2},
+        {"rank_correlation": 0.6, "few/loss": math.nan},
+        {"rank_correlation": math.inf, "result_cross_entropy": 0.1, "few/loss": 0.3},
+    ]
+    done: list[int] = []
+
+    def validate(self: Validator) -> float:
+        epoch = len(done)
+        done.append(epoch)
+        self._state.fixed_figures = {"few/loss": 1.0} | others[epoch]
+        return losses[epoch]
+
+    monkeypatch.setattr(Validator, "validate", validate)
+    few = f"validation.sets=[{{name: few, files: {data}/val.binpack}}]"
+    run = tmp_path / "run"
+    output = nnue("train", recipe, "--run-dir", run, few, f"training.best_by={best_by}", "training.epochs=3")
+    output += nnue("train", "--resume", run, "training.epochs=4")
+    steps = checkpoint.load(run / "checkpoints" / "last.safetensors").state["step"] // 4
+    assert len(done) == 4
+    assert best_step(run) == expected * steps
+    assert (f"(best by {best_by})" in output) == (best_by != "loss")
+    output = nnue("train", "--resume", run, "training.epochs=4", "training.best_by=result_accuracy")
+    assert "training.best_by changed, so validations cannot be compared" in output
+
+
+def test_best_by_names_a_figure(tmp_path: Path, recipe: Path) -> None:
+    with pytest.raises(
+        UserError, match=r"training\.best_by: found 'few/loss', expected one of loss, score_cross_entropy"
+    ):
+        nnue("train", recipe, "--run-dir", tmp_path / "run", "training.best_by=few/loss")
+    assert not (tmp_path / "run").exists()
 
 
 def test_names_of_sets(recipe: Path) -> None:

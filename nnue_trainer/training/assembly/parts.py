@@ -18,6 +18,7 @@ from nnue_trainer.training.assembly.core import Core, core_of, is_recorded
 from nnue_trainer.training.assembly.precision import settled
 from nnue_trainer.training.assembly.recipes import RecipeStage
 from nnue_trainer.training.batches import BatchSource, DeviceBatches
+from nnue_trainer.training.best_by import BestBy
 from nnue_trainer.training.checkpoints import CheckpointStore
 from nnue_trainer.training.chosen_step import ChosenStep
 from nnue_trainer.training.finite import FiniteCheck
@@ -114,7 +115,7 @@ def assemble(
     )
     return Trainer(
         stage=stage,
-        config=LoopConfig(training.validate_every, training.checkpoint_every, logging.every_steps, training.max_time),
+        config=_loop(recipe, validator),
         state=state,
         folder=folder,
         model=model,
@@ -133,6 +134,13 @@ def assemble(
         open_outputs=open_outputs,
         view=lambda trainer: Run(trainer, recipe, training.seed),
     )
+
+
+def _loop(recipe: Recipe, validator: Validator) -> LoopConfig:
+    training = recipe.training
+    best_by = BestBy(training.best_by, validator.more)
+    every = recipe.logging.every_steps
+    return LoopConfig(training.validate_every, training.checkpoint_every, every, training.max_time, best_by)
 
 
 def _on_device(
