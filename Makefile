@@ -13,7 +13,7 @@ PYTEST ?= -m "not slow" -n 2 --dist loadfile
 
 say = @printf '\n\033[1m== %s\033[0m\n' "$(1)"
 
-.PHONY: help quickstart test build sdist wheel cpp-test python-test engine-test system-packages lint tidy format types docs requirements release coverage clean distclean
+.PHONY: help quickstart test quick-test build sdist wheel cpp-test python-test engine-test system-packages lint tidy format types docs requirements release coverage clean distclean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## ?(.*)/  make \1\t\2/' | expand -t 24
@@ -96,15 +96,24 @@ data-module: $(VENV)/.build-tools
 quick-build:
 	@NNUE_ISA=native $(MAKE) --no-print-directory build FORCE_CUDA=if-usable
 
+DIST := dist
+# The times of files in a wheel, so that two builds of a commit have the same bytes.
+EPOCH := $(shell git log -1 --format=%ct 2>/dev/null || echo 315532800)
+sdist wheel: export SOURCE_DATE_EPOCH ?= $(EPOCH)
+
 sdist: $(VENV)/.linked  ## make the source distribution in dist/
-	rm -f dist/*.tar.gz
-	NNUE_NO_EXTENSIONS=1 $(BIN)/python setup.py -q sdist
+	rm -f $(DIST)/*.tar.gz
+	NNUE_NO_EXTENSIONS=1 $(BIN)/python setup.py -q sdist --dist-dir $(DIST)
 
 wheel: sdist  ## make a wheel in dist/ from the source distribution, with the CPU and CUDA libraries
 	$(call say,Wheel)
-	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/pip --disable-pip-version-check wheel --no-build-isolation --no-deps -w dist dist/*.tar.gz
-	$(BIN)/python -m wheel tags --remove --platform-tag manylinux_2_35_$$(uname -m) "$$(ls -t dist/*.whl | head -n 1)"
-	@ls -l dist
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/pip --disable-pip-version-check wheel --no-build-isolation --no-deps -w $(DIST) $(DIST)/*.tar.gz
+	$(BIN)/python -m wheel tags --remove --platform-tag manylinux_2_35_$$(uname -m) "$$(ls -t $(DIST)/*.whl | head -n 1)"
+	@ls -l $(DIST)
+
+.PHONY: compare-builds
+compare-builds: $(VENV)/.linked  ## build the wheel twice and compare the bytes
+	@tools/compare_builds.sh
 
 # --- checks ----------------------------------------------------------------------------------------------------------
 
@@ -119,6 +128,14 @@ cpp-test: $(VENV)/.dev  ## run the C++ tests of the data pipeline
 python-test: $(VENV)/.dev build  ## run the Python tests but the slow ones; PYTEST='' runs also those
 	$(call say,Python tests)
 	$(BIN)/python -m pytest $(PYTEST)
+
+# A part of each room that needs neither root nor programs beside g++: 70 s of CPU time.
+QUICK := tests/test_{documents,rooms,code_in_documents,command_line}.py tests/ops/test_feature_transformer.py \
+	tests/data/test_{binpack,formats,filters}.py tests/nets/test_{golden,evaluate}.py \
+	tests/training/test_{config,losses,end_to_end}.py tests/match/test_statistics.py
+
+quick-test: $(VENV)/.dev build  ## build what changed and run 700 quick tests, without root: about a minute
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not (slow or cuda or compiler or rust or browser or engine or arm or onnx)" $(QUICK)
 
 engine-test: $(VENV)/.dev build  ## run only the tests against a real Stockfish
 	$(BIN)/python -m pytest -m engine

@@ -57,6 +57,18 @@ def test_pages_are_short(project_root: Path) -> None:
     assert {name: length for name, length in lengths.items() if length > 250} == {}
 
 
+def test_comments_are_above_commands(project_root: Path) -> None:
+    """Beside them they would wrap on the site, and on a phone."""
+    found = [
+        f"{page.name}: {line}"
+        for page in [project_root / "README.md", *sorted((project_root / "docs").glob("*.md"))]
+        for block in re.findall(r"(?ms)^```(?:sh)?\n(.*?)^```", page.read_text(encoding="utf-8"))
+        for line in block.splitlines()
+        if re.match(r"(nnue|make|pip|python|cp|torchrun) .*\S\s+# ", line)
+    ]
+    assert not found, "\n".join(found)
+
+
 def test_the_readme_is_read_to_its_end(project_root: Path) -> None:
     text = (project_root / "README.md").read_text(encoding="utf-8")
     assert len(text.split()) <= 450

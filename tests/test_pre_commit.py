@@ -25,6 +25,6 @@ def test_hooks_are_the_steps_format_lint_and_types_of_ci(project_root: Path) -> 
     assert "step_types() { make types; }" in ci
     recipe = re.search(r"^types:.*\n((?:\t.*\n)+)", (project_root / "Makefile").read_text(), re.MULTILINE)
     assert recipe is not None
-    commands += recipe[1].splitlines()
+    commands += [line for line in recipe[1].splitlines() if "--platform" not in line]  # once is enough for a commit
     hooks = yaml.safe_load((project_root / ".pre-commit-config.yaml").read_text())["repos"][0]["hooks"]
     assert sorted(check(hook["entry"]) for hook in hooks) == sorted(check(command) for command in commands)

@@ -20,7 +20,7 @@ def test_it_has_every_source(tmp_path, project_root):
     (tree / "configs").parent.mkdir()
     (tree / "configs").symlink_to("nnue_trainer/presets")
     for name in files:
-        copied = ("examples/", "samples/", "tools/", "requirements/", "tests/test_")
+        copied = ("examples/", "samples/", "tools/", "requirements/", "LICENSES/", "tests/test_")
         if name in wanted or "/" not in name or name.startswith(copied):
             (tree / name).parent.mkdir(parents=True, exist_ok=True)
             os.link(project_root / name, tree / name)
@@ -29,7 +29,14 @@ def test_it_has_every_source(tmp_path, project_root):
     (archive,) = tmp_path.glob("*.tar.gz")
     with tarfile.open(archive) as opened:
         held = {name.partition("/")[2] for name in opened.getnames()}
-    wanted |= {"Makefile", "REUSE.toml", "train.py", "configs/quickstart.yaml", "samples/train.binpack"}
+    wanted |= {
+        "Makefile",
+        "REUSE.toml",
+        "LICENSES/MIT.txt",
+        "train.py",
+        "configs/quickstart.yaml",
+        "samples/train.binpack",
+    }
     wanted |= {name for name in files if name.startswith("requirements/")}
     assert wanted - held == set()
     assert not [name for name in held if name.startswith("tests/")]
