@@ -4,7 +4,7 @@
 #   as_job RUN COMMAND...   runs the command, and acts on its exit status (docs/command-line.md):
 #     0                     the job is finished
 #     75, 76                preempted, or the time is up: the job is queued again, and continues
-#     none                  a process or a node was lost: the same, at most MAX_REQUEUES times
+#     none                  a process or a node was lost: the same, unless it was queued again MAX_REQUEUES times
 #     another               an error that a person must correct: the job ends with this status
 #
 # The batch shell gets USR1 before the time is up (#SBATCH --signal=B:USR1@120) and hands it on, so the training saves

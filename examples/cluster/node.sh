@@ -10,7 +10,7 @@ touch "$nodes/$SLURM_NODEID"
     for ((second = 0; second < ${NNUE_TELL_SECONDS:-20}; second++)); do
         sleep 1
         # $$ is torchrun by now; its children are this loop and the processes of the training.
-        (($(ps -o pid= --ppid $$ | wc -l) > 1)) && exit
+        (($(grep -lsx "PPid:[[:space:]]*$$" /proc/[0-9]*/status | wc -l) > 1)) && exit
     done
     missing=
     for ((node = 0; node < SLURM_NNODES; node++)); do
