@@ -43,6 +43,7 @@ RESTART = 0.15
 _LEAST_RESTART = 2.0**-14  # kLeastRestart of csrc/graph.h
 _MOST_NODES = 2**31 - 1
 _AT_A_TIME = 1 << 24  # numbers of a temporary matrix
+_PART = 1 << 17  # edges
 
 # ---- counts ----------------------------------------------------------------------------------------------------------
 
@@ -191,26 +192,28 @@ class Graph:
         weights = own.double() if self.weights is None else torch.where(own, self.weights, 0.0)
         return torch.zeros(self.nodes, dtype=torch.float64, device=self.device).index_add_(0, self.sources, weights)
 
-    @cached_property
+    @property
     def shares(self) -> Tensor:
         """float64 [edges]: the share of each edge in the weights of its node, however large or small these are."""
-        if self.weights is None:
-            return 1 / self.degrees[self.sources]
-        top = torch.segment_reduce(self.weights, "max", offsets=self.offsets, unsafe=True, initial=0)[self.sources]
-        # To a power of two, so that no digit is lost where the sum would not have overflown.
-        scaled = self.weights / torch.ldexp(torch.ones_like(top), torch.frexp(top).exponent - 1)
-        return scaled / torch.segment_reduce(scaled, "sum", offsets=self.offsets, unsafe=True, initial=0)[self.sources]
+        shares = torch.empty(self.edges, dtype=torch.float64, device=self.device)
+        for first, last, begin, end in _parts(self.offsets):
+            ends = self.offsets[first : last + 1] - begin
+            counts = ends.diff()
+            if self.weights is None:
+                shares[begin:end] = (1 / counts.double()).repeat_interleave(counts)
+                continue
+            weights = self.weights[begin:end]
+            top = torch.segment_reduce(weights, "max", offsets=ends, unsafe=True, initial=0).repeat_interleave(counts)
+            # To a power of two, so that no digit is lost where the sum would not have overflown.
+            scaled = weights / torch.ldexp(torch.ones_like(top), torch.frexp(top).exponent - 1)
+            sums = torch.segment_reduce(scaled, "sum", offsets=ends, unsafe=True, initial=0)
+            shares[begin:end] = scaled / sums.repeat_interleave(counts)
+        return shares
 
     @cached_property
     def reversed(self) -> Graph:
         """The graph with all edges reversed."""
-        order = self.targets.sort(stable=True).indices
-        counts = (
-            torch.bincount(self.targets, minlength=self.nodes) if self.edges else self.offsets.new_zeros(self.nodes)
-        )
-        offsets = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
-        weights = None if self.weights is None else self.weights[order]
-        return Graph(offsets, self.sources[order].int(), weights)
+        return Graph(*_reversed(self, self.weights))
 
     @cached_property
     def thresholds(self) -> Tensor | None:
@@ -226,6 +229,39 @@ class Graph:
         before = torch.cat([shares.new_zeros(1), shares])[cpu.offsets[:-1]]
         chosen = ((shares - before[cpu.sources]) * 2.0**32).long().clamp_(0, 2**32 - 1)
         return torch.where(chosen >= 2**31, chosen - 2**32, chosen).int().to(self.device)
+
+
+def _parts(offsets: Tensor) -> list[tuple[int, int, int, int]]:
+    """(first node, last node, first edge, last edge), the last ones excluded, of parts of about `_PART` edges. Work in
+    parts needs little memory beside the graph."""
+    parts, first, begin, nodes = [], 0, 0, len(offsets) - 1
+    while first < nodes:
+        last = min(max(int(torch.searchsorted(offsets, begin + _PART, right=True)) - 1, first + 1), nodes)
+        end = int(offsets[last])
+        parts.append((first, last, begin, end))
+        first, begin = last, end
+    return parts
+
+
+def _reversed(graph: Graph, values: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Offsets, targets and a value for each edge, in the order of the graph with all edges reversed."""
+    counts = torch.bincount(graph.targets, minlength=graph.nodes) if graph.edges else graph.offsets.diff()
+    offsets = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+    sources, moved = torch.empty_like(graph.targets), None if values is None else torch.empty_like(values)
+    places = offsets[:-1].clone()  # of the next edge to each node
+    for first, last, begin, end in _parts(graph.offsets):
+        own = torch.arange(first, last, dtype=torch.int32, device=graph.device)
+        own = own.repeat_interleave(graph.offsets[first : last + 1].diff())
+        targets, order = graph.targets[begin:end].sort(stable=True)
+        nodes, counts = torch.unique_consecutive(targets, return_counts=True)
+        nodes = nodes.long()
+        shift = (places[nodes] - (counts.cumsum(0) - counts)).repeat_interleave(counts)
+        to = torch.arange(end - begin, device=graph.device) + shift
+        sources[to] = own[order]
+        if values is not None and moved is not None:
+            moved[to] = values[begin:end][order]
+        places[nodes] += counts
+    return offsets, sources, moved
 
 
 def _check(name: str, tensor: Tensor, dtype: torch.dtype, size: int | None) -> None:
@@ -244,7 +280,13 @@ def _check_nodes(name: str, nodes: Tensor, count: int) -> None:
 # ---- PageRank --------------------------------------------------------------------------------------------------------
 
 
-def pagerank(graph: Graph, restart: float = RESTART, tolerance: float = 1e-12, most: int = 10_000) -> Tensor:
+def pagerank(
+    graph: Graph,
+    restart: float = RESTART,
+    tolerance: float = 1e-12,
+    most: int = 10_000,
+    start: Tensor | None = None,
+) -> Tensor:
     """PageRank by power iteration, float64 [n] with sum 1.
 
     A walker restarts at a random node with probability `restart` after every visit, and otherwise follows a random edge
@@ -252,20 +294,32 @@ def pagerank(graph: Graph, restart: float = RESTART, tolerance: float = 1e-12, m
     time that the walker spends there.
 
     tolerance: the iteration ends when the sum of changes is below it; ArithmeticError if `most` iterations are not
-    enough.
+    enough. start: numbers [n] of at least 0, in proportion to which "a random node" is chosen, for personalised
+    PageRank; None: all nodes are equally likely. ValueError for other numbers.
+
+    It needs less than twice the memory of a large graph beside the graph.
     """
     _check_restart(restart)
     n = graph.nodes
-    rank = torch.full((n,), 1 / max(n, 1), dtype=torch.float64, device=graph.device)
     if n == 0:
-        return rank
-    back, stuck = graph.reversed, graph.offsets.diff() == 0
-    order = graph.targets.sort(stable=True).indices
-    sources, shares = graph.sources[order], graph.shares[order]
+        return torch.empty(0, dtype=torch.float64, device=graph.device)
+    jump = _start(graph, start)
+    stuck = graph.offsets.diff() == 0
+    offsets, sources, shares = _reversed(graph, None if graph.weights is None else graph.shares)
+    each = None if shares is not None else 1 / graph.offsets.diff().double()
+    parts = [
+        (first, last, begin, end, offsets[first : last + 1] - begin) for first, last, begin, end in _parts(offsets)
+    ]
+    rank, come = jump, torch.empty_like(jump)
     for _ in range(most):
         lost = rank[stuck].sum()
-        come = torch.segment_reduce(rank[sources] * shares, "sum", offsets=back.offsets, unsafe=True, initial=0)
-        after = (1 - restart) * (come + lost / n) + restart / n
+        moving = rank if each is None else rank * each
+        for first, last, begin, end, ends in parts:
+            found = moving[sources[begin:end].long()]
+            if shares is not None:
+                found *= shares[begin:end]
+            come[first:last] = torch.segment_reduce(found, "sum", offsets=ends, unsafe=True, initial=0)
+        after = (1 - restart) * (come + lost * jump) + restart * jump
         change = (after - rank).abs().sum().item()
         rank = after
         if change < tolerance:
@@ -273,6 +327,20 @@ def pagerank(graph: Graph, restart: float = RESTART, tolerance: float = 1e-12, m
     raise ArithmeticError(
         f"pagerank: found changes of {change:.3g} after {most} iterations, expected below {tolerance:.3g}; raise most"
     )
+
+
+def _start(graph: Graph, start: Tensor | None) -> Tensor:
+    n = graph.nodes
+    if start is None:
+        return torch.full((n,), 1 / n, dtype=torch.float64, device=graph.device)
+    if start.shape != (n,):
+        raise ValueError(f"pagerank: start: found shape {list(start.shape)}, expected [{n}], a number for each node")
+    numbers = start.to(graph.device, torch.float64)
+    if len(wrong := numbers[~((numbers >= 0) & numbers.isfinite())]):
+        raise ValueError(f"pagerank: start: found {wrong[0].item()}, expected finite numbers, at least 0")
+    if not bool((top := numbers.max()) > 0):
+        raise ValueError("pagerank: start: found only zeros, expected a number above 0")
+    return numbers / top / (numbers / top).sum()
 
 
 class WalkedRank(NamedTuple):
@@ -335,7 +403,7 @@ class Subgraph(NamedTuple):
 
 
 def densest_subgraph(
-    graph: Graph, k: int | None = None, rank: int = 4, directions: int = 32, seed: int = 0, rounds: int = 64
+    graph: Graph, k: int | None = None, rank: int = 4, directions: int = 32, seed: int = 0, rounds: int = 16
 ) -> Subgraph:
     """k nodes of an undirected graph with as much weight among them as can be found (to find the most is NP-hard).
 
@@ -360,16 +428,21 @@ def densest_subgraph(
     basis = torch.cat([vectors, (walked / walked.norm())[:, None]], 1)
     turns = Philox(seed, stream=_DIRECTIONS).normal((basis.shape[1], directions), dtype=torch.float64).to(graph.device)
     sets = _best_nodes(torch.cat([basis, -basis, basis @ turns], 1), k)
-    best, weights = sets, _weights(graph, sets)
+    sums = _sums(graph, sets)
+    best, weights = sets, _weights(graph, sets, sums)
     for _ in range(_TURNS):
-        sets = _best_nodes(_multiply(graph, sets) + graph.loops[:, None] * sets, k)
-        found = _weights(graph, sets)
+        sets = _best_nodes(sums + graph.loops[:, None] * sets, k)
+        sums = _sums(graph, sets)
+        found = _weights(graph, sets, sums)
         better = found > weights
         if not bool(better.any()):
             break
         best, weights = torch.where(better, sets, best), torch.maximum(found, weights)
     columns = weights.sort(descending=True, stable=True).indices[:_EXCHANGED]
-    candidates = [_peeled(graph, k), *best[:, columns].unbind(1)]
+    candidates: list[Tensor] = []
+    for each in (_peeled(graph, k), *best[:, columns].unbind(1)):
+        if not any(torch.equal(each, other) for other in candidates):
+            candidates.append(each)
     return max((_exchange(graph, each.clone(), k) for each in candidates), key=lambda found: found.weight)
 
 
@@ -377,7 +450,7 @@ def peel(graph: Graph, k: int) -> Subgraph:
     """k nodes of an undirected graph. It removes, one by one, the node with the least remaining weight (the first of
     equals), in O(n √n + edges), on the CPU."""
     left = _peeled(graph, _check_part("peel", graph, k))
-    return Subgraph(left.nonzero()[:, 0], float(_weights(graph, left[:, None])[0]))
+    return Subgraph(left.nonzero()[:, 0], _weight(graph, left))
 
 
 def _densest_of_any_size(graph: Graph) -> Subgraph:
@@ -386,8 +459,8 @@ def _densest_of_any_size(graph: Graph) -> Subgraph:
     weights = float((graph.degrees + graph.loops).sum()) / 2 - np.concatenate([[0.0], degrees.cumsum()])[:-1]
     first = int((weights / np.arange(n, 0, -1)).argmax()) if n else 0
     nodes = torch.from_numpy(np.sort(removed[first:])).to(graph.device)
-    inside = torch.zeros(n, 1, dtype=torch.float64, device=graph.device).index_fill_(0, nodes, 1.0)
-    return Subgraph(nodes, float(_weights(graph, inside)[0]))
+    inside = torch.zeros(n, dtype=torch.float64, device=graph.device).index_fill_(0, nodes, 1.0)
+    return Subgraph(nodes, _weight(graph, inside))
 
 
 def _peeled(graph: Graph, k: int) -> Tensor:
@@ -439,6 +512,9 @@ def _check_part(name: str, graph: Graph, k: Any) -> int:
 _DIRECTIONS = 1 << 32  # streams of the random numbers that are not walks
 _STARTS = _DIRECTIONS + 1
 _TURNS, _EXCHANGED, _POWERS, _SMALL = 30, 8, 40, 512
+_CONVERGED = 1e-2  # relative change of eigenvalues
+_COMPARED = 256  # nodes to exchange that are compared first; at most _MOST_COMPARED
+_MOST_COMPARED = 4096
 
 
 def _ordered(graph: Graph) -> Tensor:
@@ -456,15 +532,46 @@ def _multiply(graph: Graph, x: Tensor) -> Tensor:
     return torch.cat([graph.multiply(x[:, i : i + step]) for i in range(0, x.shape[1], step)], 1)
 
 
-def _weights(graph: Graph, sets: Tensor) -> Tensor:
-    """The weight inside each set, [columns], of 0/1 columns [n, columns]."""
-    return (sets * (_multiply(graph, sets) + graph.loops[:, None])).sum(0) / 2
+def _edges_of(graph: Graph, nodes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The edges of some nodes: the place of the node in `nodes`, the target, and the weight of each, int64 and
+    float64."""
+    counts = graph.offsets[nodes + 1] - graph.offsets[nodes]
+    place = torch.arange(len(nodes), device=graph.device).repeat_interleave(counts)
+    first = (graph.offsets[nodes] - (counts.cumsum(0) - counts))[place]
+    edges = torch.arange(len(place), device=graph.device) + first
+    weights = torch.ones(len(edges), dtype=torch.float64, device=graph.device)
+    return place, graph.targets[edges].long(), weights if graph.weights is None else graph.weights[edges]
+
+
+def _sums(graph: Graph, sets: Tensor) -> Tensor:
+    """The weight from each node into each set, [n, columns], of 0/1 columns [n, columns]. It follows the edges of the
+    nodes in the sets only: the graph is undirected."""
+    found, step = torch.zeros_like(sets), max(_AT_A_TIME // max(graph.edges, 1), 1)
+    for i in range(0, sets.shape[1], step):
+        nodes, columns = sets[:, i : i + step].nonzero().unbind(1)
+        place, targets, weights = _edges_of(graph, nodes)
+        found.index_put_((targets, columns[place] + i), weights, accumulate=True)
+    return found
+
+
+def _weights(graph: Graph, sets: Tensor, sums: Tensor) -> Tensor:
+    """The weight inside each set, [columns], from `_sums`."""
+    return (sets * (sums + graph.loops[:, None])).sum(0) / 2
+
+
+def _weight(graph: Graph, chosen: Tensor) -> float:
+    """The weight inside a set, 0/1 [n]."""
+    sets = chosen[:, None]
+    return float(_weights(graph, sets, _sums(graph, sets))[0])
 
 
 def _best_nodes(values: Tensor, k: int) -> Tensor:
     """The k largest entries of each column as 1, the others 0; of equal ones the first."""
-    order = values.sort(dim=0, descending=True, stable=True).indices[:k]
-    return torch.zeros_like(values).scatter_(0, order, 1.0)
+    rows = values.mT.contiguous()
+    least = rows.topk(k, dim=1).values[:, -1:]
+    above, equal = rows > least, rows == least
+    first = equal & (equal.cumsum(1) <= k - above.sum(1, keepdim=True))
+    return (above | first).mT.to(values.dtype).contiguous()
 
 
 def _leading(graph: Graph, rank: int, seed: int) -> Tensor:
@@ -475,47 +582,52 @@ def _leading(graph: Graph, rank: int, seed: int) -> Tensor:
     else:
         start = Philox(seed, stream=_STARTS).normal((graph.nodes, rank), dtype=torch.float64).to(graph.device)
         basis = torch.linalg.qr(start).Q
+        sizes = torch.zeros(rank, dtype=torch.float64, device=graph.device)
         for _ in range(_POWERS):
-            basis = torch.linalg.qr(_multiply(graph, basis)).Q
+            before = sizes
+            basis, triangle = torch.linalg.qr(_multiply(graph, basis))
+            sizes = triangle.diagonal().abs()
+            if bool((sizes - before).abs().max() <= _CONVERGED * sizes.max()):
+                break
     values, rotation = torch.linalg.eigh(basis.mT @ _multiply(graph, basis))
     vectors: Tensor = (basis @ rotation)[:, values.abs().argsort(descending=True)[:rank]]
     return vectors
 
 
 def _exchange(graph: Graph, chosen: Tensor, k: int) -> Subgraph:
-    """Exchanges a node of the set for another one, always the best pair of the candidates, while weight is gained:
-    all pairs where they fit into memory, else those of the nodes that add least to the set. `chosen` is 0/1 [n]."""
-    n = graph.nodes
-    looked_at = min(k, max(_AT_A_TIME // n, 1))
-    every = _rows(graph, torch.arange(n, device=graph.device)) if n * n <= _AT_A_TIME else None
-    inside = graph.multiply(chosen)  # weight from each node into the set
+    """Exchanges a node of the set for another one, always the best pair, while weight is gained. `chosen` is 0/1 [n].
+
+    The nodes that add least to the set are paired with those that would add most. More of them are compared where a
+    pair with another node could gain more, up to `_MOST_COMPARED` of each.
+    """
+    n, compared = graph.nodes, _COMPARED
+    column = torch.full((n,), -1, dtype=torch.int64, device=graph.device)
+    inside = _sums(graph, chosen[:, None])[:, 0]  # weight from each node into the set
     while True:
-        out = torch.where(chosen > 0, inside, math.inf).sort(stable=True).indices[:looked_at]
-        rows = _rows(graph, out) if every is None else every[out]
-        gains = torch.where(chosen > 0, -math.inf, inside + graph.loops) - inside[out, None] - rows
+        members = chosen.nonzero()[:, 0]
+        leave = inside[members].topk(min(compared, k), largest=False)
+        come = torch.where(chosen > 0, -math.inf, inside + graph.loops).topk(min(compared, n - k))
+        out = members[leave.indices]
+        place, targets, weights = _edges_of(graph, out)
+        column[come.indices] = torch.arange(len(come.indices), device=graph.device)
+        among = column[targets] >= 0
+        gains = come.values - leave.values[:, None]
+        gains.index_put_((place[among], column[targets[among]]), -weights[among], accumulate=True)
+        column[come.indices] = -1
         best = int(gains.argmax())
-        gain = gains.view(-1)[best].item()
-        if not gain > 1e-12 * max(1.0, float(inside.max())):
+        gain, least = gains.view(-1)[best].item(), 1e-12 * max(1.0, float(inside.max()))
+        others = [(come.values[-1] - leave.values[0]).item()] if compared < n - k else []
+        others += [(come.values[0] - leave.values[-1]).item()] if compared < k else []
+        if compared < _MOST_COMPARED and any(other > max(gain, least) for other in others):
+            compared *= 2
+            continue
+        if not gain > least:
             break
-        leaves, comes = int(out[best // n]), best % n
-        chosen[leaves], chosen[comes] = 0.0, 1.0
-        inside += _rows(graph, torch.tensor([comes], device=graph.device))[0] - rows[best // n]
-    return Subgraph(chosen.nonzero()[:, 0], float(_weights(graph, chosen[:, None])[0]))
-
-
-def _rows(graph: Graph, nodes: Tensor) -> Tensor:
-    """Rows of the matrix of weights, [nodes, n]; it is symmetric, so these are columns, too."""
-    counts = graph.offsets[nodes + 1] - graph.offsets[nodes]
-    row = torch.arange(len(nodes), device=graph.device).repeat_interleave(counts)
-    first = (graph.offsets[nodes] - (counts.cumsum(0) - counts))[row]
-    edge = torch.arange(len(row), device=graph.device) + first
-    rows = torch.zeros(len(nodes), graph.nodes, dtype=torch.float64, device=graph.device)
-    values = (
-        torch.ones(len(edge), dtype=torch.float64, device=graph.device)
-        if graph.weights is None
-        else graph.weights[edge]
-    )
-    return rows.index_put_((row, graph.targets[edge].long()), values, accumulate=True)
+        pair = torch.stack([out[best // gains.shape[1]], come.indices[best % gains.shape[1]]])
+        chosen[pair] = 1 - chosen[pair]
+        place, targets, weights = _edges_of(graph, pair)
+        inside.index_put_((targets,), torch.where(place == 0, -weights, weights), accumulate=True)
+    return Subgraph(chosen.nonzero()[:, 0], _weight(graph, chosen))
 
 
 # ---- registration ----------------------------------------------------------------------------------------------------

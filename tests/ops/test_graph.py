@@ -223,6 +223,55 @@ def test_pagerank(device: torch.device, weighted: bool) -> None:
         assert walked.error.max() < 0.02 * exact.max()
 
 
+@pytest.mark.parametrize("weighted", [False, True])
+def test_personalised_pagerank(device: torch.device, weighted: bool) -> None:
+    """The walker restarts, and leaves nodes without edges, in proportion to `start`; edges are taken in parts."""
+    g = random_graph(60, 90, 4, weighted)
+    assert bool((g.offsets.diff() == 0).any())
+    start = (torch.arange(60) % 3).double()
+    share, jump, restart = matrix(g), start / start.sum(), 0.2
+    steps = share / share.sum(1, keepdim=True).clamp_min(1e-300)
+    steps[share.sum(1) == 0] = jump
+    exact = torch.linalg.solve(torch.eye(60, dtype=torch.float64) - (1 - restart) * steps.T, restart * jump)
+    found = graph.pagerank(g.to(device), restart, start=start.to(device))
+    torch.testing.assert_close(found.cpu(), exact, rtol=1e-9, atol=1e-12)
+    alike = graph.pagerank(g, start=torch.full((60,), 1e300, dtype=torch.float64))
+    torch.testing.assert_close(alike, graph.pagerank(g), rtol=1e-11, atol=0)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_parts_of_edges(weighted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parts smaller than the edges of a node, and nodes without edges."""
+    g = random_graph(50, 200, 7, weighted)
+    whole = g.reversed, g.shares, graph.pagerank(g)
+    monkeypatch.setattr(graph, "_PART", 5)
+    parts = Graph(g.offsets, g.targets, g.weights)
+    assert len(graph._parts(g.offsets)) > 10
+    assert torch.equal(parts.reversed.offsets, whole[0].offsets)
+    assert torch.equal(parts.reversed.targets, whole[0].targets)
+    if whole[0].weights is not None and parts.reversed.weights is not None:
+        assert torch.equal(parts.reversed.weights, whole[0].weights)
+    assert torch.equal(parts.shares, whole[1])
+    assert torch.equal(graph.pagerank(parts), whole[2])
+    torch.testing.assert_close(matrix(parts.reversed), matrix(g).T, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("compared", [1, 256])
+def test_no_exchange_of_two_nodes_gains(compared: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where only one node of each side is compared first."""
+    monkeypatch.setattr(graph, "_COMPARED", compared)
+    for seed in range(3):
+        g = random_graph(70, 300, seed, weighted=seed != 1, undirected=True)
+        a, start = matrix(g), torch.zeros(70, dtype=torch.float64)
+        start[:12] = 1
+        found = graph._exchange(g, start.clone(), 12)
+        chosen = torch.zeros(70, dtype=torch.bool).index_fill_(0, found.nodes, True)
+        assert found.weight == pytest.approx(float((a[chosen][:, chosen].sum() + a.diag()[chosen].sum()) / 2))
+        inside = a @ chosen.double()
+        gains = (inside + a.diag())[None, :] - inside[:, None] - a
+        assert gains[chosen][:, ~chosen].max() < 1e-9
+
+
 def test_emulated(emulator: ctypes.CDLL) -> None:
     """The CUDA kernels, several thread blocks at a time."""
     ops = torch.ops.nnue_emulated
@@ -458,6 +507,12 @@ def test_errors() -> None:
         (lambda: graph.pagerank_walks(g, 16, 1e-7), "restart: found 1e-07, expected 2.-14 or more, as walks end"),
         (lambda: walks(g, 0, 1, 1e-5, 1), "restart: found 1e-05, expected a probability from 2.-14 on"),
         (lambda: graph.pagerank(g, 0), "restart: found 0, expected a number above 0, at most 1"),
+        (
+            lambda: graph.pagerank(g, start=torch.ones(9)),
+            r"start: found shape \[9\], expected \[10\], a number for each",
+        ),
+        (lambda: graph.pagerank(g, start=-torch.ones(10)), "start: found -1.0, expected finite numbers, at least 0"),
+        (lambda: graph.pagerank(g, start=torch.zeros(10)), "start: found only zeros, expected a number above 0"),
         (lambda: graph.pagerank_walks(g, 17), "rounds: found 17, expected a multiple of groups, 16"),
     ):
         with pytest.raises((ValueError, RuntimeError), match=message):
