@@ -1,8 +1,8 @@
 # %% [markdown]
 # # From data to Elo
 # Splits a file of positions, trains a small net on it, plots its losses, and measures its Elo against the net of its
-# first epoch. Jupyter and most editors run this file cell by cell (`# %%`); `python data_to_elo.py` runs all of it in a
-# minute.
+# first epoch. Most editors run `data_to_elo.py` cell by cell (`# %%`), and `python data_to_elo.py` runs all of it in a
+# minute. `data_to_elo.ipynb` has the same cells for Jupyter and Colab.
 #
 # Set the environment variable `DATA` to your file, or edit it below: any format that `nnue data` reads (binpack,
 # bulletformat, viriformat, plain, PGN, …). Default: the sample of this project.
@@ -72,7 +72,8 @@ validation = [(r["epoch"], r["loss"]) for r in records if r["event"] == "validat
 
 import matplotlib.pyplot as plt  # noqa: E402
 
-plt.switch_backend("agg")  # leave this out in Jupyter
+if "ipykernel" not in sys.modules:  # a notebook shows its figures
+    plt.switch_backend("agg")
 figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3), layout="constrained")
 left.plot(*zip(*training, strict=True))
 left.set(xlabel="positions", ylabel="training loss")
