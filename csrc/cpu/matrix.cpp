@@ -38,7 +38,8 @@ template <class T>
 // Sums of a row's norms, made side by side.
 constexpr int kSums = 16;
 struct SumsSideBySide {
-    double sums[kSums], squares[kSums], largest[kSums];
+    double sums[kSums], largest[kSums];
+    double squares;  // of all
 };
 
 }  // namespace nnue::matrix
@@ -131,11 +132,21 @@ Norms norms_of(const T* from, int64_t count) {
     Sums all;
     int64_t i = 0;
     if (count >= kSums) {
-        SumsSideBySide sums{};
+        SumsSideBySide sums;
         i = NNUE_CALL_BEST_ISA(template add_rows_of_sums<kAll>, from, count, sums);
-        for (int s = 0; s < kSums; ++s) all.add(Sums{sums.sums[s], sums.squares[s], sums.largest[s]});
+        if constexpr (kAll) {
+            for (int s = 0; s < kSums; ++s) all.add(Sums{sums.sums[s], 0, sums.largest[s]});
+        }
+        all.squares = sums.squares;
     }
-    for (; i < count; ++i) all.add(static_cast<double>(from[i]));
+    for (; i < count; ++i) {
+        const double value = static_cast<double>(from[i]);
+        if constexpr (kAll) {
+            all.add(value);
+        } else {
+            all.squares += value * value;
+        }
+    }
     if (all.sum != all.sum) all.largest = all.sum;  // a NaN that a comparison has lost
     return {all.sum, root_of(from, count, all), all.largest};
 }
@@ -146,14 +157,24 @@ void row_norms_op(const Tensor& x_in, const std::optional<Tensor>& sums, const s
     const Tensor x = torch::stable::contiguous(x_in);
     const int64_t n = x.size(x.dim() - 1);
     dispatch_weight_dtype<Half, BFloat16>(x.scalar_type(), [&]<class T>(T*) {
+        // The address of a tensor is a call, which costs more than a short row.
+        const auto at = [](const std::optional<Tensor>& to) { return to ? mutable_data<T>(*to) : nullptr; };
+        const T* const from = const_data<T>(x);
+        T *const to_sums = at(sums), *const to_roots = at(roots), *const to_largest = at(largest);
+        const auto narrow = [](double value) { return static_cast<T>(static_cast<sum_t<T>>(value)); };
         torch::stable::parallel_for(0, rows, divide_up(1 << 14, n + 1), [&](int64_t begin, int64_t end) {
+            if (to_sums == nullptr && to_largest == nullptr) {
+                if (to_roots == nullptr) return;
+                for (int64_t row = begin; row < end; ++row) {
+                    to_roots[row] = narrow(norms_of<false>(from + row * n, n).root);
+                }
+                return;
+            }
             for (int64_t row = begin; row < end; ++row) {
-                const T* const from = const_data<T>(x) + row * n;
-                const Norms found = sums || largest ? norms_of<true>(from, n) : norms_of<false>(from, n);
-                const auto put = [&](const std::optional<Tensor>& to, double value) {
-                    if (to) mutable_data<T>(*to)[row] = static_cast<T>(static_cast<sum_t<T>>(value));
-                };
-                put(sums, found.sum), put(roots, found.root), put(largest, found.largest);
+                const Norms found = norms_of<true>(from + row * n, n);
+                if (to_sums != nullptr) to_sums[row] = narrow(found.sum);
+                if (to_roots != nullptr) to_roots[row] = narrow(found.root);
+                if (to_largest != nullptr) to_largest[row] = narrow(found.largest);
             }
         });
     });

@@ -145,7 +145,7 @@ void transpose_strip(const T* from, T* to, const matrix::Matrices& m, int64_t ro
 }
 
 // Adds the elements of a row to kSums sums, element i to sum i mod kSums, as far as they fill all sums. Returns the
-// number of these elements. kAll: all sums, not only those of squares. Each sum has a fixed order.
+// number of these elements. kAll: all sums, not only those of squares, which are added up. Each sum has a fixed order.
 template <bool kAll, class T>
 int64_t add_rows_of_sums(const T* from, int64_t count, matrix::SumsSideBySide& to) {
     double sums[matrix::kSums] = {}, squares[matrix::kSums] = {}, largest[matrix::kSums] = {};
@@ -160,8 +160,12 @@ int64_t add_rows_of_sums(const T* from, int64_t count, matrix::SumsSideBySide& t
             }
         }
     }
-    for (int s = 0; s < matrix::kSums; ++s) {
-        to.sums[s] = sums[s], to.squares[s] = squares[s], to.largest[s] = largest[s];
+    for (int half = matrix::kSums / 2; half > 0; half /= 2) {
+        for (int s = 0; s < half; ++s) squares[s] += squares[s + half];
+    }
+    to.squares = squares[0];
+    if constexpr (kAll) {
+        for (int s = 0; s < matrix::kSums; ++s) to.sums[s] = sums[s], to.largest[s] = largest[s];
     }
     return i;
 }
