@@ -21,8 +21,8 @@ using Accumulator = nnue::Accumulator<Net>;
 
 bool is_same(const Accumulator& a, const Accumulator& b) {
     bool same = std::memcmp(a.values, b.values, sizeof a.values) == 0;
-    for (int side = 0; Net::kPsqt && side < 2; ++side) {
-        same &= std::memcmp(a.psqt_of(side), b.psqt_of(side), 4 * Net::kBuckets) == 0;
+    for (int i = 0; Net::kPsqt && i < 2 * Net::Inputs::kSums; ++i) {
+        same &= std::memcmp(a.psqt_of(i % 2, i / 2), b.psqt_of(i % 2, i / 2), 4 * Net::kBuckets) == 0;
     }
     return same;
 }

@@ -28,6 +28,7 @@
 #include <limits>
 #include <memory>
 #include <new>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <type_traits>
@@ -392,21 +393,43 @@ inline std::uint64_t attacks_of(int type, int colour, int square, std::uint64_t 
 
 namespace detail {
 
+// Sets bit s of planes[k] to bit k of the code on square s.
+inline void split_codes(const std::uint8_t (&piece)[64], std::uint64_t (&planes)[4]) {
+#if defined(NNUE_AVX512)
+    const __m512i codes = _mm512_loadu_si512(piece);
+    for (int k = 0; k < 4; ++k) {
+        planes[k] = _mm512_test_epi8_mask(codes, _mm512_set1_epi8(static_cast<char>(1 << k)));
+    }
+#elif defined(NNUE_AVX2)
+    for (int k = 0; k < 4; ++k) {
+        planes[k] = 0;
+        for (int half = 0; half < 64; half += 32) {
+            const __m256i codes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(piece + half));
+            const int bits = _mm256_movemask_epi8(_mm256_slli_epi16(codes, 7 - k));
+            planes[k] |= std::uint64_t{static_cast<std::uint32_t>(bits)} << half;
+        }
+    }
+#else
+    for (std::uint64_t& plane : planes) plane = 0;
+    for (int row = 0; row < 8; ++row) {
+        std::uint64_t bytes = 0;
+        for (int i = 0; i < 8; ++i) bytes |= std::uint64_t{piece[8 * row + i]} << 8 * i;
+        for (int k = 0; k < 4; ++k) {
+            // The product moves the lowest bit of each byte into the highest byte.
+            const std::uint64_t bits = bytes >> k & 0x0101010101010101;
+            planes[k] |= bits * 0x0102040810204080 >> 56 << 8 * row;
+        }
+    }
+#endif
+}
+
 // A board as bitboards, for sets whose features depend on several pieces.
 struct BoardPlanes {
-    std::uint64_t code[4] = {};  // bit k of each square's code; all bits are set on an empty square
+    std::uint64_t code[4];  // bit k of each square's code; all bits are set on an empty square
     std::uint64_t occupied, pawns, knights, diagonal, straight, kings;
 
     explicit BoardPlanes(const Board& board) {
-        for (int row = 0; row < 8; ++row) {
-            std::uint64_t bytes = 0;
-            for (int i = 0; i < 8; ++i) bytes |= std::uint64_t{board.piece[8 * row + i]} << 8 * i;
-            for (int k = 0; k < 4; ++k) {
-                // The product moves the lowest bit of each byte into the highest byte.
-                const std::uint64_t bits = bytes >> k & 0x0101010101010101;
-                code[k] |= bits * 0x0102040810204080 >> 56 << 8 * row;
-            }
-        }
+        split_codes(board.piece, code);
         const auto of = [&](int type) {
             std::uint64_t bits = ~std::uint64_t{0};
             for (int k = 0; k < 3; ++k) bits &= type >> k & 1 ? code[k + 1] : ~code[k + 1];
@@ -431,9 +454,19 @@ struct BoardPlanes {
 };
 
 // The squares on which two boards differ.
-inline std::uint64_t changed_squares(const BoardPlanes& a, const BoardPlanes& b) {
+inline std::uint64_t changed_squares(const Board& a, const Board& b) {
     std::uint64_t bits = 0;
-    for (int k = 0; k < 4; ++k) bits |= a.code[k] ^ b.code[k];
+#if defined(NNUE_AVX512)
+    bits = _mm512_cmpneq_epi8_mask(_mm512_loadu_si512(a.piece), _mm512_loadu_si512(b.piece));
+#else
+    for (int row = 0; row < 8; ++row) {
+        if (std::memcmp(a.piece + 8 * row, b.piece + 8 * row, 8) == 0) continue;
+        for (int file = 0; file < 8; ++file) {
+            const int square = 8 * row + file;
+            bits |= std::uint64_t{a.piece[square] != b.piece[square]} << square;
+        }
+    }
+#endif
     return bits;
 }
 
@@ -453,6 +486,16 @@ struct Pair {
 inline Pair pair_of(const Board& board, int from, int to) {
     return {board.piece[from], static_cast<std::uint8_t>(from), board.piece[to], static_cast<std::uint8_t>(to)};
 }
+
+// Two boards, and the squares on which they differ.
+struct TwoBoards {
+    const Board &before, &after;
+    const detail::BoardPlanes was, is;
+    const std::uint64_t changed;
+
+    TwoBoards(const Board& a, const Board& b, std::uint64_t squares)
+        : before(a), after(b), was(a), is(b), changed(squares) {}
+};
 
 // The pairs in which two boards differ. Each of 64 pieces attacks at most eight others, and may push one.
 struct PairChanges {
@@ -612,9 +655,10 @@ struct Threats : MirroredKeys {
 
     // The pairs that appear and disappear between two boards: those with a piece that changes, and those of pieces
     // whose attacks reach a square that changes.
-    static void find_changes(const Board& before, const Board& after, PairChanges& changes) {
-        const detail::BoardPlanes was(before), is(after);
-        const std::uint64_t changed = detail::changed_squares(was, is);
+    static void find_changes(const TwoBoards& boards, PairChanges& changes) {
+        const Board &before = boards.before, &after = boards.after;
+        const detail::BoardPlanes &was = boards.was, &is = boards.is;
+        const std::uint64_t changed = boards.changed;
         std::uint64_t affected = 0;
         detail::for_each_bit(changed, [&](int square) { affected |= was.attackers(square) | is.attackers(square); });
         const auto attacked = [](const Board& board, const detail::BoardPlanes& planes, int from) {
@@ -729,32 +773,20 @@ struct PawnPairs : MirroredKeys {
     template <class Add>
     static void list(const Board& board, int perspective, Add add) {
         const int turned = pair_orientation(perspective, board.king[perspective]);
-        for_each_pair(pawns_of(board), kInside,
+        for_each_pair(detail::BoardPlanes(board).pawns & kInside, kInside,
                       [&](int from, int to) { add(index(pair_of(board, from, to), perspective, turned)); });
     }
 
-    static void find_changes(const Board& before, const Board& after, PairChanges& changes) {
-        std::uint64_t changed = 0;
-        for (int square = 8; square < 56; ++square) {
-            const bool differs = before.piece[square] != after.piece[square];
-            const bool is_pawn = before.piece[square] >> 1 == kPawn || after.piece[square] >> 1 == kPawn;
-            changed |= std::uint64_t{differs && is_pawn} << square;
-        }
-        if (!changed) return;
-        for_each_pair(pawns_of(before), changed, [&](int from, int to) { changes.put(before, from, to, false); });
-        for_each_pair(pawns_of(after), changed, [&](int from, int to) { changes.put(after, from, to, true); });
+    static void find_changes(const TwoBoards& boards, PairChanges& changes) {
+        const std::uint64_t was = boards.was.pawns & kInside, is = boards.is.pawns & kInside;
+        const std::uint64_t changed = boards.changed & (was | is);
+        for_each_pair(was, changed, [&](int from, int to) { changes.put(boards.before, from, to, false); });
+        for_each_pair(is, changed, [&](int from, int to) { changes.put(boards.after, from, to, true); });
     }
 
   private:
     static constexpr std::uint64_t kInside = 0x00ffffffffffff00;
 
-    static std::uint64_t pawns_of(const Board& board) {
-        std::uint64_t pawns = 0;
-        for (int square = 8; square < 56; ++square) {
-            pawns |= std::uint64_t{board.piece[square] >> 1 == kPawn} << square;
-        }
-        return pawns;
-    }
     // Pairs of pawns on the same file or on neighbouring files, one of both on `squares`. Each pair once.
     template <class Visit>
     static void for_each_pair(std::uint64_t pawns, std::uint64_t squares, Visit visit) {
@@ -780,12 +812,27 @@ template <class... Parts>
 struct Inputs {
     static constexpr int kCount = sizeof...(Parts);
 
-    // The number of the part with the most keys, and the number of its keys.
-    static constexpr std::pair<int, int> most_keys() {
+    // An accumulator has a sum of the sets whose bucket depends on the king's square, and one of the others if there
+    // are both: a move of the king to another bucket then refreshes only the former.
+    static constexpr bool kSplit =
+        ((Parts::Features::kPerPiece && Parts::Features::kKeys > 2) || ...) && !(Parts::Features::kPerPiece && ...);
+    static constexpr int kSums = kSplit ? 2 : 1;
+    // The number of the sum with these features.
+    template <class Features>
+    static constexpr int kSumOf = kSplit && !Features::kPerPiece;
+
+    // The number of the part of a sum with the most keys, or −1 if the sum has none; and the number of its keys.
+    static constexpr int part_with_most_keys(int sum) {
+        constexpr int kSumsOf[] = {kSumOf<typename Parts::Features>...};
+        int best = -1;
+        for (int i = 0; i < kCount; ++i) {
+            if (kSumsOf[i] == sum && keys_of(i) > keys_of(best)) best = i;
+        }
+        return best;
+    }
+    static constexpr int keys_of(int part) {
         constexpr int kKeys[] = {Parts::Features::kKeys...};
-        int best = 0;
-        for (int i = 1; i < kCount; ++i) best = kKeys[i] > kKeys[best] ? i : best;
-        return {best, kKeys[best]};
+        return part < 0 ? 0 : kKeys[part];
     }
     static constexpr bool kPerPiece = (Parts::Features::kPerPiece && ...);
     template <template <class> class OfPart>
@@ -848,16 +895,16 @@ inline double log_odds(const double (&logits)[3]) {
     return log_sum(logits[2], half) - log_sum(logits[0], half);
 }
 
-template <int Columns>
+template <int Columns, int Sums>
 struct Psqt {
-    std::int32_t psqt[2][Columns];
-    std::int32_t* psqt_of(int perspective) { return psqt[perspective]; }
-    const std::int32_t* psqt_of(int perspective) const { return psqt[perspective]; }
+    std::int32_t psqt[Sums][2][Columns];
+    std::int32_t* psqt_of(int perspective, int sum = 0) { return psqt[sum][perspective]; }
+    const std::int32_t* psqt_of(int perspective, int sum = 0) const { return psqt[sum][perspective]; }
 };
-template <>
-struct Psqt<0> {
-    std::int32_t* psqt_of(int) { return nullptr; }
-    const std::int32_t* psqt_of(int) const { return nullptr; }
+template <int Sums>
+struct Psqt<0, Sums> {
+    std::int32_t* psqt_of(int, int = 0) { return nullptr; }
+    const std::int32_t* psqt_of(int, int = 0) const { return nullptr; }
 };
 
 }  // namespace detail
@@ -866,9 +913,11 @@ struct Psqt<0> {
 template <class Net>
 constexpr int kPerspectives = Net::kSides == Sides::kWhite ? 1 : 2;
 
+// Row kPerspectives · k + perspective belongs to sum k: `Inputs::kSumOf`.
 template <class Net>
-struct alignas(64) Accumulator : detail::Psqt<Net::kPsqt ? Net::kBuckets : 0> {
-    alignas(64) std::int16_t values[kPerspectives<Net>][Net::kHidden];
+struct alignas(64) Accumulator : detail::Psqt<Net::kPsqt ? Net::kBuckets : 0, Net::Inputs::kSums> {
+    static constexpr int kRows = Net::Inputs::kSums * kPerspectives<Net>;
+    alignas(64) std::int16_t values[kRows][Net::kHidden];
 };
 
 // Makes refreshes cheaper: for each bucket and perspective it keeps the accumulator of an earlier board. Use one cache
@@ -877,29 +926,32 @@ template <class Net>
 class Cache {
   public:
     void clear() {
-        for (int i = 0; i < kPerspectives<Net> * kKeys; ++i) entries_[i].is_filled = false;
+        for (int i = 0; i < kEntries; ++i) entries_[i].is_filled = false;
     }
 
   private:
     template <class>
     friend class Network;
 
-    struct alignas(64) Entry : detail::Psqt<Net::kPsqt ? Net::kBuckets : 0> {
+    struct alignas(64) Entry : detail::Psqt<Net::kPsqt ? Net::kBuckets : 0, 1> {
         alignas(64) std::int16_t values[Net::kHidden];
         Board board;
         bool is_filled = false;
     };
-    Entry& entry(int perspective, const Board& board) {
+    // The part of a sum with the most keys selects the entry.
+    static constexpr int kPart[2] = {Net::Inputs::part_with_most_keys(0), Net::Inputs::part_with_most_keys(1)};
+    static constexpr int kKeys[2] = {Net::Inputs::keys_of(kPart[0]), Net::Inputs::keys_of(kPart[1])};
+    static constexpr int kEntries = kPerspectives<Net> * (kKeys[0] + kKeys[1]);
+
+    Entry& entry(int perspective, int sum, const Board& board) {
         int key = 0;
         Net::Inputs::for_each([&](auto part, int number) {
-            if (number == kPart) key = decltype(part)::Features::key(perspective, board);
+            if (number == kPart[sum]) key = decltype(part)::Features::key(perspective, board);
         });
-        return entries_[kKeys * perspective + key];
+        return entries_[kPerspectives<Net> * (sum ? kKeys[0] : 0) + kKeys[sum] * perspective + key];
     }
 
-    // The part with the most keys selects the entry.
-    static constexpr int kPart = Net::Inputs::most_keys().first, kKeys = Net::Inputs::most_keys().second;
-    std::unique_ptr<Entry[]> entries_{new Entry[kPerspectives<Net> * kKeys]};
+    std::unique_ptr<Entry[]> entries_{new Entry[kEntries]};
 };
 
 // ---- vectors --------------------------------------------------------------------------------------------------------
@@ -959,6 +1011,14 @@ inline Ints add_four(Ints sums, std::uint32_t four, const std::int8_t* weight) {
 inline void store_ints(std::int32_t* to, Ints ints) {
     _mm512_storeu_si512(to, ints);
 }
+inline Ints add_ints(Ints a, Ints b) {
+    return _mm512_add_epi32(a, b);
+}
+// Bit i is set if not all bytes of x[4 i … 4 i + 3] are 0, for kBytes bytes.
+inline unsigned fours_with_bits(const std::uint8_t* x) {
+    const __m512i fours = _mm512_loadu_si512(x);
+    return _mm512_test_epi32_mask(fours, fours);
+}
 #elif defined(NNUE_AVX2)
 using Words = __m256i;
 using Ints = __m256i;
@@ -1012,6 +1072,13 @@ inline Ints add_four(Ints sums, std::uint32_t four, const std::int8_t* weight) {
 inline void store_ints(std::int32_t* to, Ints ints) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), ints);
 }
+inline Ints add_ints(Ints a, Ints b) {
+    return _mm256_add_epi32(a, b);
+}
+inline unsigned fours_with_bits(const std::uint8_t* x) {
+    const __m256i zeros = _mm256_cmpeq_epi32(load_whole(x), _mm256_setzero_si256());
+    return ~static_cast<unsigned>(_mm256_movemask_ps(_mm256_castsi256_ps(zeros))) & 255;
+}
 #elif defined(NNUE_NEON)
 using Words = int16x8_t;
 using Ints = int32x4_t;
@@ -1060,6 +1127,14 @@ inline Ints add_four(Ints sums, std::uint32_t four, const std::int8_t* weight) {
 inline void store_ints(std::int32_t* to, Ints ints) {
     vst1q_s32(to, ints);
 }
+inline Ints add_ints(Ints a, Ints b) {
+    return vaddq_s32(a, b);
+}
+inline unsigned fours_with_bits(const std::uint8_t* x) {
+    constexpr std::uint32_t kBits[4] = {1, 2, 4, 8};
+    const uint32x4_t fours = vreinterpretq_u32_u8(vld1q_u8(x));
+    return vaddvq_u32(vandq_u32(vtstq_u32(fours, fours), vld1q_u32(kBits)));
+}
 #endif
 
 #if defined(NNUE_VECTORS)
@@ -1097,10 +1172,11 @@ inline std::int32_t dot(const std::uint8_t* x, const std::int8_t* weight, int si
     return static_cast<std::int32_t>(sum);
 }
 
-// Fetches the lines of the cache that hold these bytes.
+// Fetches the lines of the cache that hold these bytes, at most eight: a CPU holds few requests at a time, and its own
+// prefetcher loads the lines that follow.
 inline void prefetch(const void* address, std::size_t bytes) {
 #if defined(__GNUC__)
-    for (std::size_t i = 0; i < bytes; i += 64) __builtin_prefetch(static_cast<const char*>(address) + i);
+    for (std::size_t i = 0; i < bytes && i < 512; i += 64) __builtin_prefetch(static_cast<const char*>(address) + i);
 #else
     static_cast<void>(address);
     static_cast<void>(bytes);
@@ -1255,37 +1331,82 @@ inline double dot_real(const Weight* weight, int size, Input x) {
     return (parts[0] + parts[1]) + (parts[2] + parts[3]);
 }
 
-// Σ weight · x for each of `Outputs` outputs, for x of 0 … 127 of which most blocks of four are 0. The weights are in
-// blocks, too: [size / 4][Outputs][4].
-template <int Outputs, int Size>
-inline void dot_sparse(const std::uint8_t* x, const std::int8_t* weight, std::int32_t* y) {
-    std::uint16_t blocks[Size / 4];
-    std::uint32_t fours[Size / 4];
-    int count = 0;
-    for (int i = 0; i < Size / 4; ++i) {
-        std::memcpy(&fours[count], x + 4 * i, 4);
-        blocks[count] = static_cast<std::uint16_t>(i);
-        count += fours[count] != 0;
+// The places of the bits of each byte.
+struct PlacesOfBits {
+    std::uint16_t of[256][8] = {};
+
+    constexpr PlacesOfBits() {
+        for (unsigned byte = 0; byte < 256; ++byte) {
+            int count = 0;
+            for (unsigned bit = 0; bit < 8; ++bit) {
+                if (byte >> bit & 1) of[byte][count++] = static_cast<std::uint16_t>(bit);
+            }
+        }
     }
+};
+inline constexpr PlacesOfBits kPlacesOfBits{};
+
+// Lists the blocks of four inputs that are not all 0; returns their number. `blocks` has 8 places more than blocks.
+template <int Size>
+inline int list_blocks(const std::uint8_t* x, std::uint16_t* blocks) {
+    int count = 0, i = 0;
+#if defined(NNUE_VECTORS)
+    for (; i + kBytes <= Size; i += kBytes) {
+        unsigned bits = fours_with_bits(x + i);
+        for (int first = i / 4; first < (i + kBytes) / 4; first += 8, bits >>= 8) {
+            const auto& places = kPlacesOfBits.of[bits & 255];
+            for (int k = 0; k < 8; ++k) blocks[count + k] = static_cast<std::uint16_t>(first + places[k]);
+            count += bit_count(bits & 255);
+        }
+    }
+#endif
+    for (; i < Size; i += 4) {
+        std::uint32_t four;
+        std::memcpy(&four, x + i, 4);
+        blocks[count] = static_cast<std::uint16_t>(i / 4);
+        count += four != 0;
+    }
+    return count;
+}
+
+// Σ weight · x for each of `Outputs` outputs, for x of 0 … 127; blocks of four inputs that are 0 are skipped. The
+// weights are in blocks, too: [size / 4][Outputs][4].
+template <int Outputs, int Size>
+inline void dot_blocks(const std::uint8_t* x, const std::int8_t* weight, std::int32_t* y) {
+    std::uint16_t blocks[Size / 4 + 8];
+    const int count = list_blocks<Size>(x, blocks);
 #if defined(NNUE_VECTORS)
     if constexpr (Outputs % kInts == 0) {
-        constexpr int kVectors = Outputs / kInts;
-        Ints sums[kVectors];
-        for (int k = 0; k < kVectors; ++k) sums[k] = no_ints();
-        for (int i = 0; i < count; ++i) {
-            const std::int8_t* block = weight + std::size_t{blocks[i]} * Outputs * 4;
-            for (int k = 0; k < kVectors; ++k) sums[k] = add_four(sums[k], fours[i], block + 4 * kInts * k);
+        // Several sums for each output, since a product waits for the previous product of its sum.
+        constexpr int kVectors = Outputs / kInts, kChains = kVectors < 8 ? 8 / kVectors : 1;
+        Ints sums[kChains][kVectors];
+        for (auto& chain : sums) {
+            for (Ints& sum : chain) sum = no_ints();
         }
-        for (int k = 0; k < kVectors; ++k) store_ints(y + kInts * k, sums[k]);
+        const auto add_block = [&](Ints(&chain)[kVectors], int block) {
+            std::uint32_t four;
+            std::memcpy(&four, x + 4 * block, 4);
+            const std::int8_t* row = weight + static_cast<std::size_t>(block) * Outputs * 4;
+            for (int k = 0; k < kVectors; ++k) chain[k] = add_four(chain[k], four, row + 4 * kInts * k);
+        };
+        int i = 0;
+        for (; i + kChains <= count; i += kChains) {
+            for (int c = 0; c < kChains; ++c) add_block(sums[c], blocks[i + c]);
+        }
+        for (; i < count; ++i) add_block(sums[0], blocks[i]);
+        for (int k = 0; k < kVectors; ++k) {
+            for (int c = 1; c < kChains; ++c) sums[0][k] = add_ints(sums[0][k], sums[c][k]);
+            store_ints(y + kInts * k, sums[0][k]);
+        }
         return;
     }
 #endif
     for (int o = 0; o < Outputs; ++o) y[o] = 0;
     for (int i = 0; i < count; ++i) {
-        const std::int8_t* block = weight + std::size_t{blocks[i]} * Outputs * 4;
+        const std::int8_t* row = weight + std::size_t{blocks[i]} * Outputs * 4;
         const std::uint8_t* four = x + 4 * blocks[i];
         for (int o = 0; o < Outputs; ++o) {
-            for (int j = 0; j < 4; ++j) y[o] += four[j] * block[4 * o + j];
+            for (int j = 0; j < 4; ++j) y[o] += four[j] * row[4 * o + j];
         }
     }
 }
@@ -1352,14 +1473,12 @@ class Network {
 
     // Computes both perspectives from all pieces.
     void refresh(const Board& board, Accumulator<Net>& accumulator) const {
-        for (int perspective = 0; perspective < kPerspectives<Net>; ++perspective)
-            refresh(board, perspective, accumulator);
+        for_each_sum([&](int perspective, auto sum) { refresh(board, perspective, sum, accumulator); });
     }
 
     // The same, from the accumulators in the cache if they are filled.
     void refresh(const Board& board, Accumulator<Net>& accumulator, Cache<Net>& cache) const {
-        for (int perspective = 0; perspective < kPerspectives<Net>; ++perspective)
-            refresh(board, perspective, accumulator, cache);
+        for_each_sum([&](int perspective, auto sum) { refresh(board, perspective, sum, accumulator, cache); });
     }
 
     // Computes the accumulator of `after` from `old`, that of `before`, one or more moves earlier. `old` must be a
@@ -1367,14 +1486,14 @@ class Network {
     void update(const Board& before, const Accumulator<Net>& old, const Board& after,
                 Accumulator<Net>& accumulator) const {
         update_with(before, old, after, accumulator,
-                    [&](int perspective) { refresh(after, perspective, accumulator); });
+                    [&](int perspective, auto sum) { refresh(after, perspective, sum, accumulator); });
     }
 
     // The same; perspectives whose bucket changes are refreshed from the cache.
     void update(const Board& before, const Accumulator<Net>& old, const Board& after, Accumulator<Net>& accumulator,
                 Cache<Net>& cache) const {
         update_with(before, old, after, accumulator,
-                    [&](int perspective) { refresh(after, perspective, accumulator, cache); });
+                    [&](int perspective, auto sum) { refresh(after, perspective, sum, accumulator, cache); });
     }
 
     // Engine units from the side to move's view: `score` of `nnue eval --json`.
@@ -1431,7 +1550,7 @@ class Network {
             if (delta.complete && has_same_key(before, after, perspective)) {
                 apply_delta(after, delta, perspective, old, accumulator);
             } else {
-                refresh(board_of(after, pieces), perspective, accumulator, cache);
+                refresh(board_of(after, pieces), perspective, kFirstSum, accumulator, cache);
             }
         }
     }
@@ -1453,7 +1572,8 @@ class Network {
 
     // Whether the perspective must be refreshed between two boards.
     static bool needs_refresh(const Material& before, const Material& after, int perspective) {
-        return perspective < kPerspectives<Net> && !has_same_key(before, after, perspective);
+        return perspective < kPerspectives<Net> &&
+               !(has_same_key<0>(before, after, perspective) && has_same_key<kSums - 1>(before, after, perspective));
     }
 
     int evaluate(const Accumulator<Net>& accumulator, bool black_to_move, const Material& material) const {
@@ -1479,7 +1599,8 @@ class Network {
     }
 
   private:
-    static constexpr int kNumLayers = Net::kNumLayers;
+    static constexpr int kNumLayers = Net::kNumLayers, kSums = Net::Inputs::kSums;
+    static constexpr std::integral_constant<int, 0> kFirstSum{};
     static constexpr const Layer& layer(int number) { return Net::kLayers[number]; }
     static constexpr int kSides = Net::kSides == Sides::kBoth ? 2 : 1;
     static constexpr int kPerSide = Net::kActivation == Activation::kPairwise ? Net::kHidden / 2 : Net::kHidden;
@@ -1538,11 +1659,14 @@ class Network {
     using WeightOf = In<layer(Number).weights>;
     template <int Number>
     using BiasOf = In<layer(Number).biases>;
-    // Whether a layer skips blocks of zeros: the first one, if it multiplies bytes.
-    static constexpr bool is_sparse(int number) {
+    // Whether a layer multiplies bytes in blocks of four inputs, and skips those that are 0.
+    static constexpr bool is_in_blocks(int number) {
         const Layer& one = layer(number);
-        return number == 0 && one.vectors == 1 && is_bytes(0) && one.divide == 1 && one.inputs % 4 == 0 &&
-               one.outputs % 4 == 0;
+        return reads_bytes(number) && one.divide == 1 && one.inputs % 4 == 0 && one.outputs % 4 == 0;
+    }
+    static constexpr std::size_t weights_of(int number) {
+        return std::size_t{Net::kBuckets} * static_cast<std::size_t>(layer(number).outputs) *
+               static_cast<std::size_t>(layer(number).inputs);
     }
 
     // The number at a place of a table, or its last one: boards may have more than 32 pieces.
@@ -1620,11 +1744,9 @@ class Network {
             tensor(layer_bias_[number], Net::kLayersAt[number][1],
                    outputs * static_cast<std::size_t>(size_of(one.biases)));
         }
-        sparse_ = in_memory;
-        if (is_sparse(0)) {
-            const Layer& one = layer(0);
-            in_memory += std::size_t{Net::kBuckets} * static_cast<std::size_t>(one.outputs) *
-                         static_cast<std::size_t>(one.inputs);
+        for (int number = 0; number < kNumLayers; ++number) {
+            blocks_[number] = in_memory;
+            if (is_in_blocks(number)) in_memory += (weights_of(number) + 63) / 64 * 64;
         }
         return in_memory;
     }
@@ -1634,15 +1756,20 @@ class Network {
         return reinterpret_cast<const T*>(memory_.data() + where);
     }
 
-    // Called once, by `load`: prepares facts about the weights of each layer, and the blocks of a sparse layer.
+    // Called once, by `load`: prepares facts about the weights of each layer, and the blocks of its weights.
     template <int... Numbers>
     void prepare(std::integer_sequence<int, Numbers...>) {
         ((products_fit_[Numbers] = products_fit<Numbers>()), ...);
-        if constexpr (is_sparse(0)) {
-            constexpr Layer kLayer = layer(0);
+        (order_blocks<Numbers>(), ...);
+    }
+
+    template <int Number>
+    void order_blocks() {
+        if constexpr (is_in_blocks(Number)) {
+            constexpr Layer kLayer = layer(Number);
             constexpr std::size_t kInputs = kLayer.inputs, kOutputs = kLayer.outputs, kColumns = kLayer.columns;
-            const auto* weight = at<std::int8_t>(layer_weight_[0]);
-            auto* to = reinterpret_cast<std::int8_t*>(memory_.data() + sparse_);
+            const auto* weight = at<std::int8_t>(layer_weight_[Number]);
+            auto* to = reinterpret_cast<std::int8_t*>(memory_.data() + blocks_[Number]);
             for (std::size_t bucket = 0; bucket < Net::kBuckets; ++bucket) {
                 for (std::size_t o = 0; o < kOutputs; ++o) {
                     for (std::size_t i = 0; i < kInputs; ++i) {
@@ -1676,19 +1803,56 @@ class Network {
 
     // ---- accumulators. Integers wrap around as in vector registers, so sums are computed in unsigned types.
 
+    // visit(perspective, number) for the sums of each perspective; the number is a constant.
+    template <class Visit>
+    static void for_each_sum(Visit visit) {
+        for (int perspective = 0; perspective < kPerspectives<Net>; ++perspective) {
+            visit(perspective, kFirstSum);
+            if constexpr (kSums == 2) visit(perspective, std::integral_constant<int, 1>());
+        }
+    }
+
+    // A sum of a perspective's accumulator, and the one that it is computed from.
+    struct Target {
+        int perspective, sum;
+        const std::int16_t* from;
+        const std::int32_t* psqt_from;
+        std::int16_t* to;
+        std::int32_t* psqt_to;
+    };
+    static Target target_of(int perspective, int sum, const Accumulator<Net>& old, Accumulator<Net>& accumulator) {
+        const int row = kPerspectives<Net> * sum + perspective;
+        return {perspective,
+                sum,
+                old.values[row],
+                old.psqt_of(perspective, sum),
+                accumulator.values[row],
+                accumulator.psqt_of(perspective, sum)};
+    }
+    // From a board without pieces: the first sum has the biases.
+    Target empty_target(int perspective, int sum, Accumulator<Net>& accumulator) const {
+        Target found = target_of(perspective, sum, accumulator, accumulator);
+        if constexpr (Net::kPsqt) std::memset(found.psqt_to, 0, sizeof(std::int32_t) * Net::kBuckets);
+        if (sum == 0) {
+            found.from = at<std::int16_t>(bias_);
+        } else {
+            std::memset(found.to, 0, sizeof(std::int16_t) * Net::kHidden);
+        }
+        return found;
+    }
+
     template <class Refresh>
     void update_with(const Board& before, const Accumulator<Net>& old, const Board& after,
                      Accumulator<Net>& accumulator, Refresh refresh_one) const {
-        Target targets[2];
+        Target targets[2 * kSums];
         int count = 0;
-        for (int perspective = 0; perspective < kPerspectives<Net>; ++perspective) {
-            if (has_same_key(before, after, perspective)) {
-                targets[count++] = {perspective, old.values[perspective], old.psqt_of(perspective),
-                                    accumulator.values[perspective], accumulator.psqt_of(perspective)};
+        for_each_sum([&](int perspective, auto sum) {
+            if (has_same_key<sum>(before, after, perspective)) {
+                targets[count++] = target_of(perspective, sum, old, accumulator);
             } else {
-                refresh_one(perspective);
+                refresh_one(perspective, sum);
             }
-        }
+        });
         if (count) change(before, after, targets, count);
     }
 
@@ -1702,18 +1866,17 @@ class Network {
 
     // list(change) calls change(code, square, is_added) for each piece that appears or disappears.
     template <class Position, class List>
-    void apply_pieces(const Position& board, int perspective, const std::int16_t* from, const std::int32_t* psqt_from,
-                      Accumulator<Net>& accumulator, List list) const {
+    void apply_pieces(const Position& board, const Target& target, List list) const {
         static_assert(Net::Inputs::kPerPiece,
                       "features that depend on several pieces need a Board: use "
                       "update(Board…)");
-        Target target{perspective, from, psqt_from, accumulator.values[perspective], accumulator.psqt_of(perspective)};
-        AllRows rows(*this, target);
+        AllRows rows;
+        rows.begin(*this, target);
         rows.for_each([&](auto& part, auto) {
             using Set = typename std::decay_t<decltype(part)>::Features;
-            const int first = Set::bucket_offset(board, perspective), king = board.king[perspective];
+            const int first = Set::bucket_offset(board, target.perspective), king = board.king[target.perspective];
             list([&](int code, int square, bool is_added) {
-                const int feature = Set::index(code, square, perspective, king, first);
+                const int feature = Set::index(code, square, target.perspective, king, first);
                 if (feature >= 0) rows.add(part, feature, is_added);
             });
         });
@@ -1722,68 +1885,60 @@ class Network {
 
     template <class Pieces>
     void refresh(const Material& material, Pieces pieces, int perspective, Accumulator<Net>& accumulator) const {
-        std::int32_t* psqt = accumulator.psqt_of(perspective);
-        if constexpr (Net::kPsqt) std::memset(psqt, 0, sizeof(std::int32_t) * Net::kBuckets);
-        apply_pieces(material, perspective, at<std::int16_t>(bias_), psqt, accumulator,
+        apply_pieces(material, empty_target(perspective, kFirstSum, accumulator),
                      [&](auto add) { pieces([&](int code, int square) { add(code, square, true); }); });
     }
 
     void apply_delta(const Material& after, const Delta& delta, int perspective, const Accumulator<Net>& old,
                      Accumulator<Net>& accumulator) const {
-        apply_pieces(after, perspective, old.values[perspective], old.psqt_of(perspective), accumulator, [&](auto add) {
+        apply_pieces(after, target_of(perspective, kFirstSum, old, accumulator), [&](auto add) {
             for (int i = 0; i < delta.num_added; ++i) add(delta.added[i].code, delta.added[i].square, true);
             for (int i = 0; i < delta.num_removed; ++i) add(delta.removed[i].code, delta.removed[i].square, false);
         });
     }
 
-    // Whether both boards are in the same bucket of every set.
-    template <class Position>
+    // Whether both boards are in the same bucket of every set of a sum.
+    template <int Sum = 0, class Position>
     static bool has_same_key(const Position& before, const Position& after, int perspective) {
         bool same = true;
         Net::Inputs::for_each([&](auto part, int) {
             using Set = typename decltype(part)::Features;
-            same &= Set::key(perspective, before) == Set::key(perspective, after);
+            if constexpr (Net::Inputs::template kSumOf<Set> == Sum) {
+                same &= Set::key(perspective, before) == Set::key(perspective, after);
+            }
         });
         return same;
     }
 
-    void refresh(const Board& board, int perspective, Accumulator<Net>& accumulator) const {
-        std::int16_t* values = accumulator.values[perspective];
-        std::int32_t* psqt = accumulator.psqt_of(perspective);
-        if constexpr (Net::kPsqt) std::memset(psqt, 0, sizeof(std::int32_t) * Net::kBuckets);
-        Target target{perspective, at<std::int16_t>(bias_), psqt, values, psqt};
-        AllRows rows(*this, target);
+    template <class Sum>
+    void refresh(const Board& board, int perspective, Sum sum, Accumulator<Net>& accumulator) const {
+        AllRows rows;
+        rows.begin(*this, empty_target(perspective, sum, accumulator));
         rows.for_each([&](auto& part, auto) {
             using Set = typename std::decay_t<decltype(part)>::Features;
-            Set::list(board, perspective, [&](int feature) { rows.add(part, feature, true); });
+            if constexpr (Net::Inputs::template kSumOf<Set> == Sum::value) {
+                Set::list(board, perspective, [&](int feature) { rows.add(part, feature, true); });
+            }
         });
         rows.apply();
     }
 
-    void refresh(const Board& board, int perspective, Accumulator<Net>& accumulator, Cache<Net>& cache) const {
-        auto& entry = cache.entry(perspective, board);
-        std::int16_t* values = accumulator.values[perspective];
-        std::int32_t* psqt = accumulator.psqt_of(perspective);
-        if (entry.is_filled && has_same_key(entry.board, board, perspective)) {
-            Target target{perspective, entry.values, entry.psqt_of(0), values, psqt};
+    template <class Sum>
+    void refresh(const Board& board, int perspective, Sum sum, Accumulator<Net>& accumulator, Cache<Net>& cache) const {
+        auto& entry = cache.entry(perspective, sum, board);
+        Target target = empty_target(perspective, sum, accumulator);
+        if (entry.is_filled && has_same_key<Sum::value>(entry.board, board, perspective)) {
+            target.from = entry.values;
+            target.psqt_from = entry.psqt_of(0);
             change(entry.board, board, &target, 1);
         } else {
-            refresh(board, perspective, accumulator);
+            refresh(board, perspective, sum, accumulator);
         }
-        std::memcpy(entry.values, values, sizeof entry.values);
-        if constexpr (Net::kPsqt) std::memcpy(entry.psqt_of(0), psqt, sizeof(std::int32_t) * Net::kBuckets);
+        std::memcpy(entry.values, target.to, sizeof entry.values);
+        if constexpr (Net::kPsqt) std::memcpy(entry.psqt_of(0), target.psqt_to, sizeof(std::int32_t) * Net::kBuckets);
         entry.board = board;
         entry.is_filled = true;
     }
-
-    // The accumulator of a perspective, and the one that it is computed from.
-    struct Target {
-        int perspective;
-        const std::int16_t* from;
-        const std::int32_t* psqt_from;
-        std::int16_t* to;
-        std::int32_t* psqt_to;
-    };
 
     // The rows of a part that are added to an accumulator, and those that are subtracted.
     template <class Part>
@@ -1800,18 +1955,19 @@ class Network {
         Rows() {}  // leaves the lists of rows as they are; a default constructor would fill them with zeros
     };
 
-    // The rows of all parts that lead from one accumulator to another. They are prefetched when they are added, and
-    // applied in one pass, or earlier if they are many.
+    // The rows of all parts that lead from one sum to another. They are prefetched when they are added, and applied in
+    // one pass, or earlier if they are many.
     class AllRows {
       public:
-        AllRows(const Network& network, const Target& target) : target_(target) {
+        void begin(const Network& network, const Target& target) {
+            target_ = target;
             for_each([&](auto& part, auto number) {
                 using Weight = typename std::decay_t<decltype(part)>::Weight;
                 part.weights = network.at<Weight>(network.weight_[number]);
                 if constexpr (Net::kPsqt) part.psqt_weights = network.at<std::int32_t>(network.psqt_[number]);
             });
         }
-        int perspective() const { return target_.perspective; }
+        const Target& target() const { return target_; }
         template <std::size_t Number>
         auto& part() {
             return std::get<Number>(parts_);
@@ -1829,6 +1985,30 @@ class Network {
             if constexpr (Net::kPsqt) put(part.psqt, part.psqt_weights + row * Net::kBuckets, Net::kBuckets, is_added);
         }
         void apply() {
+            if (kSums == 1 || target_.sum == 0) apply_sum<0>();
+            if constexpr (kSums == 2) {
+                if (target_.sum == 1) apply_sum<1>();
+            }
+            target_.from = target_.to;
+            target_.psqt_from = target_.psqt_to;
+        }
+
+      private:
+        template <class Visit, std::size_t... Numbers>
+        void for_each(Visit visit, std::index_sequence<Numbers...>) {
+            (visit(std::get<Numbers>(parts_), std::integral_constant<std::size_t, Numbers>()), ...);
+        }
+        template <int Sum>
+        void apply_sum() {
+            const auto of_sum = [](auto& part) {
+                using Set = typename std::decay_t<decltype(part)>::Features;
+                if constexpr (Net::Inputs::template kSumOf<Set> == Sum) {
+                    return std::tie(part);
+                } else {
+                    return std::tuple<>();
+                }
+            };
+            const auto parts = std::apply([&](auto&... all) { return std::tuple_cat(of_sum(all)...); }, parts_);
             std::apply(
                 [&](auto&... part) {
                     detail::apply(target_.from, target_.to, Net::kHidden, part.values...);
@@ -1838,15 +2018,7 @@ class Network {
                         ((part.psqt.num_added = part.psqt.num_removed = 0), ...);
                     }
                 },
-                parts_);
-            target_.from = target_.to;
-            target_.psqt_from = target_.psqt_to;
-        }
-
-      private:
-        template <class Visit, std::size_t... Numbers>
-        void for_each(Visit visit, std::index_sequence<Numbers...>) {
-            (visit(std::get<Numbers>(parts_), std::integral_constant<std::size_t, Numbers>()), ...);
+                parts);
         }
         template <class Changes, class Row>
         static void put(Changes& changes, const Row* row, int size, bool is_added) {
@@ -1858,22 +2030,37 @@ class Network {
         typename Net::Inputs::template Tuple<Rows> parts_;
     };
 
-    // Computes the accumulators of `after` from those of `before`, which has the same keys in these perspectives.
+    // Computes sums of `after` from those of `before`, which has the same keys in their perspectives.
     void change(const Board& before, const Board& after, const Target* targets, int count) const {
-        AllRows rows[2] = {AllRows(*this, targets[0]), AllRows(*this, targets[count - 1])};
+        AllRows rows[2 * kSums];
+        bool wanted[2] = {};
+        for (int i = 0; i < count; ++i) {
+            rows[i].begin(*this, targets[i]);
+            wanted[targets[i].sum] = true;
+        }
+        const std::uint64_t changed = detail::changed_squares(before, after);
+        std::optional<TwoBoards> boards;  // of sets of pairs
         rows[0].for_each([&](auto& first, auto number) {
             using Set = typename std::decay_t<decltype(first)>::Features;
             constexpr std::size_t kNumber = decltype(number)::value;
-            if constexpr (Set::kPerPair) {
-                PairChanges pairs;
-                Set::find_changes(before, after, pairs);
-                for (int i = 0; i < count; ++i) add_pairs<kNumber>(pairs, after, rows[i]);
-            } else {
+            constexpr int kSum = Net::Inputs::template kSumOf<Set>;
+            if (!wanted[kSum]) return;
+            const auto for_each_target = [&](auto visit) {
                 for (int i = 0; i < count; ++i) {
-                    auto& part = rows[i].template part<kNumber>();
-                    differences<Set>(before, after, rows[i].perspective(),
-                                     [&](int feature, bool is_added) { rows[i].add(part, feature, is_added); });
+                    if (targets[i].sum == kSum) visit(rows[i]);
                 }
+            };
+            if constexpr (Set::kPerPair) {
+                if (!boards) boards.emplace(before, after, changed);
+                PairChanges pairs;
+                Set::find_changes(*boards, pairs);
+                for_each_target([&](AllRows& to) { add_pairs<kNumber>(pairs, after, to); });
+            } else {
+                for_each_target([&](AllRows& to) {
+                    auto& part = to.template part<kNumber>();
+                    differences<Set>(before, after, changed, to.target().perspective,
+                                     [&](int feature, bool is_added) { to.add(part, feature, is_added); });
+                });
             }
         });
         for (int i = 0; i < count; ++i) rows[i].apply();
@@ -1882,7 +2069,8 @@ class Network {
     template <std::size_t Number>
     static void add_pairs(const PairChanges& pairs, const Board& board, AllRows& rows) {
         auto& part = rows.template part<Number>();
-        const int perspective = rows.perspective(), turned = pair_orientation(perspective, board.king[perspective]);
+        const int perspective = rows.target().perspective;
+        const int turned = pair_orientation(perspective, board.king[perspective]);
         const auto add = [&](const Pair& pair, bool is_added) {
             const int feature = std::decay_t<decltype(part)>::Features::index(pair, perspective, turned);
             if (feature >= 0) rows.add(part, feature, is_added);
@@ -1891,25 +2079,22 @@ class Network {
         for (int i = 0; i < pairs.num_added; ++i) add(pairs.added[i], true);
     }
 
-    // Calls change(feature, is_added) for each feature that differs between two boards with the same key.
+    // Calls change(feature, is_added) for each feature that differs between two boards with the same key, which differ
+    // on the squares `changed`.
     template <class Set, class Change>
-    static void differences(const Board& before, const Board& after, int perspective, Change change) {
+    static void differences(const Board& before, const Board& after, std::uint64_t changed, int perspective,
+                            Change change) {
         if constexpr (Set::kPerPiece) {
             const int offset = Set::bucket_offset(after, perspective);
-            for (int first = 0; first < 64; first += 8) {
-                if (std::memcmp(before.piece + first, after.piece + first, 8) == 0) continue;
-                for (int square = first; square < first + 8; ++square) {
-                    const int was = before.piece[square], is = after.piece[square];
-                    if (was == is) continue;
-                    const auto tell = [&](int code, bool is_added) {
-                        if (code == Board::kEmpty) return;
-                        const int feature = Set::index(code, square, perspective, after.king[perspective], offset);
-                        if (feature >= 0) change(feature, is_added);
-                    };
-                    tell(was, false);
-                    tell(is, true);
-                }
-            }
+            detail::for_each_bit(changed, [&](int square) {
+                const auto tell = [&](int code, bool is_added) {
+                    if (code == Board::kEmpty) return;
+                    const int feature = Set::index(code, square, perspective, after.king[perspective], offset);
+                    if (feature >= 0) change(feature, is_added);
+                };
+                tell(before.piece[square], false);
+                tell(after.piece[square], true);
+            });
         } else {
             // A move can change features of distant pieces, such as a slider's, so both lists are made and compared.
             int list[2][Set::kMaxActive], count[2] = {0, 0};
@@ -1945,10 +2130,10 @@ class Network {
 
     struct State {
         int bucket = 0;
-        std::int64_t skip = 0;  // the sum of the skip connections
-        double real_skip = 0;   // the same if the output is a float
-        double logits[3] = {};  // of loss, draw and win
-        const Accumulator<Net>* accumulator = nullptr;
+        std::int64_t skip = 0;                           // the sum of the skip connections
+        double real_skip = 0;                            // the same if the output is a float
+        double logits[3] = {};                           // of loss, draw and win
+        const std::int16_t* values[kPerspectives<Net>];  // the accumulators
         int us = 0;
         alignas(64) std::byte vectors[vectors_end(kNumLayers)];
         // With kWholeProducts, the two factors of the first activations.
@@ -1975,7 +2160,12 @@ class Network {
         if (Net::kSides == Sides::kWhite && black_to_move) positional = -positional;
         const auto scaled = [](std::int64_t raw) { return raw * Net::kScoreMultiply / Net::kScoreDivide; };
         if constexpr (Net::kPsqt) {
-            const auto sum = [&](int side) { return static_cast<std::uint32_t>(accumulator.psqt_of(side)[bucket]); };
+            const auto sum = [&](int side) {
+                std::uint32_t total = 0;
+                for (int k = 0; k < kSums; ++k)
+                    total += static_cast<std::uint32_t>(accumulator.psqt_of(side, k)[bucket]);
+                return total;
+            };
             const std::int64_t psqt = static_cast<std::int32_t>(sum(state.us) - sum(state.us ^ 1)) / 2;
             return static_cast<int>(Net::kScoreApart ? scaled(psqt) + scaled(positional) : scaled(psqt + positional));
         } else {
@@ -2000,14 +2190,25 @@ class Network {
     // Raw value of the layers.
     std::int64_t compute(State& state, const Accumulator<Net>& accumulator, int bucket) const {
         state.bucket = bucket;
-        state.accumulator = &accumulator;
+        alignas(64) std::int16_t totals[kSums == 2 ? kPerspectives<Net> : 1][kSums == 2 ? Net::kHidden : 1];
+        for (int perspective = 0; perspective < kPerspectives<Net>; ++perspective) {
+            state.values[perspective] = accumulator.values[perspective];
+            if constexpr (kSums == 2) {
+                const auto &first = accumulator.values[perspective],
+                           &second = accumulator.values[kPerspectives<Net> + perspective];
+                for (int j = 0; j < Net::kHidden; ++j) {
+                    totals[perspective][j] = static_cast<std::int16_t>(first[j] + second[j]);
+                }
+                state.values[perspective] = totals[perspective];
+            }
+        }
         if constexpr (!kOnlySquares) first_activations(state);
         return run<0>(state);
     }
 
     static void first_activations(State& state) {
         for (int side = 0; side < kSides; ++side) {
-            const std::int16_t* values = state.accumulator->values[side_of(state.us, side)];
+            const std::int16_t* values = state.values[side_of(state.us, side)];
             constexpr int kOther = Net::kActivation == Activation::kPairwise ? kPerSide : 0;
             if constexpr (kWholeProducts) {
                 for (int j = 0; j < kPerSide; ++j) {
@@ -2017,9 +2218,12 @@ class Network {
             } else {
                 auto* out = state.template vector<0>() + side * kPerSide;
                 for (int j = 0; j < kPerSide; ++j) {
-                    int value = clipped(values[j]);
+                    // The compiler's vectors hold twice as many products of 16 bits as of 32.
+                    using Product = std::conditional_t<Net::kClip <= 255, std::uint16_t, int>;
+                    auto value = static_cast<Product>(clipped(values[j]));
                     if constexpr (Net::kActivation != Activation::kCrelu) {
-                        value = value * clipped(values[j + kOther]) >> Net::kProductShift;
+                        const auto product = static_cast<Product>(value * clipped(values[j + kOther]));
+                        value = static_cast<Product>(product >> Net::kProductShift);
                     }
                     out[j] = static_cast<VectorOf<0>>(value);
                 }
@@ -2043,7 +2247,7 @@ class Network {
             } else if constexpr (kOnlySquares) {
                 std::int64_t total = 0;
                 for (int side = 0; side < kSides; ++side, weight += kPerSide) {
-                    const std::int16_t* values = state.accumulator->values[side_of(state.us, side)];
+                    const std::int16_t* values = state.values[side_of(state.us, side)];
                     if (products_fit_[Number]) {
                         total += detail::dot_squares(values, weight, kPerSide, Net::kClip);
                     } else {
@@ -2106,23 +2310,28 @@ class Network {
         constexpr Layer kLayer = layer(Number);
         using Y = std::conditional_t<kLayer.is_float, float, std::int32_t>;
         Y y[kLayer.outputs];
-        if constexpr (is_sparse(Number)) {
+        // The inputs: one vector, or several in a row. Whole products are in `left` and `right`.
+        constexpr bool kIsOneVector = (kLayer.vectors & (kLayer.vectors - 1)) == 0;
+        alignas(64) InputOf<Number> gathered[kIsOneVector ? 1 : kLayer.inputs];
+        const auto inputs = [&] {
+            if constexpr (kLayer.vectors == 1 && kWholeProducts) {
+                return static_cast<const VectorOf<0>*>(nullptr);
+            } else if constexpr (kIsOneVector) {
+                return state.template vector<lowest_bit(kLayer.vectors)>();
+            } else {
+                gather<Number>(state, gathered);
+                return static_cast<const InputOf<Number>*>(gathered);
+            }
+        }();
+        if constexpr (is_in_blocks(Number)) {
+            const std::int8_t* weight = at<std::int8_t>(blocks_[Number]) +
+                                        static_cast<std::size_t>(state.bucket) * (weights_of(Number) / Net::kBuckets);
             std::int32_t sums[kLayer.outputs];
-            const std::int8_t* weight = at<std::int8_t>(sparse_) + static_cast<std::size_t>(state.bucket) *
-                                                                       static_cast<std::size_t>(kLayer.inputs) *
-                                                                       static_cast<std::size_t>(kLayer.outputs);
-            detail::dot_sparse<kLayer.outputs, kLayer.inputs>(state.template vector<0>(), weight, sums);
+            detail::dot_blocks<kLayer.outputs, kLayer.inputs>(inputs, weight, sums);
             for (int o = 0; o < kLayer.outputs; ++o) {
                 y[o] = finished<Number>(std::int64_t{sums[o]}, state.bucket, o);
             }
-        } else if constexpr (kLayer.vectors == 1) {
-            // Whole products are in `left` and `right`.
-            const VectorOf<0>* x = kWholeProducts ? nullptr : state.template vector<0>();
-            for (int o = 0; o < kLayer.outputs; ++o) y[o] = finished<Number>(sum<Number>(state, x, o), state.bucket, o);
         } else {
-            alignas(64) InputOf<Number> x[kLayer.inputs];
-            gather<Number>(state, x);
-            const auto* inputs = x;
             for (int o = 0; o < kLayer.outputs; ++o) {
                 y[o] = finished<Number>(sum<Number>(state, inputs, o), state.bucket, o);
             }
@@ -2201,7 +2410,7 @@ class Network {
 
     detail::Memory memory_;
     std::size_t weight_[Net::Inputs::kCount] = {}, psqt_[Net::Inputs::kCount] = {}, bias_ = 0;
-    std::size_t layer_weight_[kNumLayers] = {}, layer_bias_[kNumLayers] = {}, sparse_ = 0;
+    std::size_t layer_weight_[kNumLayers] = {}, layer_bias_[kNumLayers] = {}, blocks_[kNumLayers] = {};
     bool products_fit_[kNumLayers] = {};
 };
 

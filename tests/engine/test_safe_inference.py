@@ -94,6 +94,46 @@ int main(int, char** argv) {
 """
 
 
+KING_MOVES = """
+#include <cstring>
+#include <memory>
+#include "fen.h"
+#include NNUE_NET_HEADER
+
+// A king's move to another bucket on its half of the board refreshes the sum of the sets with buckets, and only updates
+// the sum of threats and pawn pairs: an error in the old accumulator remains in the latter.
+int main(int, char** argv) {
+    using Accumulator = nnue::Accumulator<Net>;
+    static_assert(Accumulator::kRows == 4);
+    const auto network = std::make_unique<nnue::Network<Net>>();
+    std::string error;
+    nnue::Board before;
+    const char* fen = "4k3/pp3ppp/2n5/8/8/2N5/PP6/R5K1 w - - 0 1";
+    if (!network->load(argv[1], error) || !read_fen(fen, before, error)) return 1;
+    const auto accumulators = std::make_unique<Accumulator[]>(3);
+    int moves = 0;
+    for (const int to : {5, 7, 13, 14, 15}) {
+        nnue::Board after = before;
+        after.clear(before.king[0]);
+        after.put(to, nnue::kKing, nnue::kWhite);
+        nnue::Material was, is;
+        for (const int colour : {0, 1}) was.king[colour] = before.king[colour], is.king[colour] = after.king[colour];
+        if (!nnue::Network<Net>::needs_refresh(was, is, 0)) continue;
+        ++moves;
+        network->refresh(before, accumulators[0]);
+        for (auto& row : accumulators[0].values) row[0] = static_cast<std::int16_t>(row[0] + 7);
+        network->update(before, accumulators[0], after, accumulators[1]);
+        network->refresh(after, accumulators[2]);
+        const auto difference = [&](int row) {
+            return accumulators[1].values[row][0] - accumulators[2].values[row][0];
+        };
+        if (difference(0) != 0 || difference(1) != 7 || difference(2) != 7 || difference(3) != 7) return 2;
+    }
+    return moves ? 0 : 3;
+}
+"""
+
+
 def run(source: str, net: Path, *flags: str) -> int:
     """Compiles a program for a net with sanitizers; its exit status."""
     unit = net.parent / "program.cpp"
@@ -123,6 +163,11 @@ def test_boards_with_any_number_of_pieces(flags: str, tmp_path: Path) -> None:
 def test_a_move_with_too_many_changes_is_refreshed(tmp_path: Path) -> None:
     net = exported({**NETS["queens"], "output_buckets": {"count": 8, "rule": "bullet"}, "hidden": 16}, tmp_path)
     assert run(TOO_MANY_CHANGES, net) == 0
+
+
+def test_a_king_refreshes_only_the_sum_of_its_buckets(tmp_path: Path) -> None:
+    net = exported({**NETS["layered"], "hidden": 32}, tmp_path)
+    assert run(KING_MOVES, net, "-march=native") == 0
 
 
 def test_units_for_two_instruction_sets_share_no_function(tmp_path: Path) -> None:

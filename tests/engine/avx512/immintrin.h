@@ -115,3 +115,24 @@ inline __m512i _mm512_dpbusd_epi32(__m512i sums, __m512i a, __m512i b) {
     for (int i = 0; i < 64; ++i) totals[i / 4] += static_cast<std::uint32_t>(a.bytes[i] * y[i]);
     return _mm512_loadu_si512(totals);
 }
+inline __m512i _mm512_set1_epi8(char value) {
+    return emulated::all<char>(value);
+}
+inline std::uint64_t _mm512_test_epi8_mask(__m512i a, __m512i b) {
+    std::uint64_t mask = 0;
+    for (int i = 0; i < 64; ++i) mask |= std::uint64_t{(a.bytes[i] & b.bytes[i]) != 0} << i;
+    return mask;
+}
+inline std::uint16_t _mm512_test_epi32_mask(__m512i a, __m512i b) {
+    std::uint32_t x[16], y[16];
+    std::memcpy(x, &a, 64);
+    std::memcpy(y, &b, 64);
+    unsigned mask = 0;
+    for (int i = 0; i < 16; ++i) mask |= static_cast<unsigned>((x[i] & y[i]) != 0) << i;
+    return static_cast<std::uint16_t>(mask);
+}
+inline std::uint64_t _mm512_cmpneq_epi8_mask(__m512i a, __m512i b) {
+    std::uint64_t mask = 0;
+    for (int i = 0; i < 64; ++i) mask |= std::uint64_t{a.bytes[i] != b.bytes[i]} << i;
+    return mask;
+}
