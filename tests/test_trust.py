@@ -38,6 +38,7 @@ HARMLESS = {
     "TorchOptimizer.options": "arguments of that class",
     "ValidationSet.name": "prefix of metrics",
     "ValidationSet.files": "files to read",
+    "TrainingConfig.best_by": "one of a list",
     "TrainingConfig.device": "pattern",
     "TrainingConfig.initial_weights": "file to read",
     "WeightPenalty.parameters": "patterns of parameters",
