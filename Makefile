@@ -98,7 +98,7 @@ quick-build:
 
 DIST := dist
 # The times of files in a wheel, so that two builds of a commit have the same bytes.
-EPOCH := $(shell git log -1 --format=%ct 2>/dev/null || echo 315532800)
+EPOCH = $(shell git log -1 --format=%ct 2>/dev/null || echo 315532800)
 sdist wheel: export SOURCE_DATE_EPOCH ?= $(EPOCH)
 
 sdist: $(VENV)/.linked  ## make the source distribution in dist/

@@ -16,13 +16,11 @@ from __future__ import annotations
 
 import argparse
 import math
-import statistics
-import time
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 
+from graph import seconds
 from nnue_trainer import stats
 from nnue_trainer.stats import graph, matrix
 from nnue_trainer.stats.random import Philox
@@ -41,20 +39,6 @@ class Row(NamedTuple):
     ours: float
     other: str
     note: str = ""
-
-
-def seconds(call: Callable[[], object], device: torch.device, repeats: int) -> float:
-    """The median wall-clock seconds of a call, after one that does not count."""
-    times = []
-    for _ in range(repeats + 1):
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        start = time.perf_counter()
-        call()
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        times.append(time.perf_counter() - start)
-    return statistics.median(times[1:])
 
 
 def shown(number: float) -> str:

@@ -114,14 +114,15 @@ def judge(run: Run) -> list[str]:
 # ---- sections --------------------------------------------------------------------------------------------------------
 
 
-def _number(value: float, form: str) -> str:
+def number(value: float, form: str) -> str:
+    """A figure in a format; a dash if it is not finite."""
     return format(value, form) if math.isfinite(value) else "–"
 
 
 def _status(run: Run) -> str:
     if run.steps is None:
         return f"step {run.step:,}"
-    if run.step >= run.steps and not run.state.get("epoch_end_pending"):
+    if run.is_finished:
         return "finished"
     return f"stopped or still running, {run.step / run.steps:.0%}"
 
@@ -134,8 +135,6 @@ def _overview(runs: Sequence[Run], failures: Sequence[str]) -> Section:
     )
     rows = []
     for run in runs:
-        best = run.validation["loss"]
-        lowest = float(np.nanmin(best)) if np.isfinite(best).any() else math.nan
         speed = run.train["positions_per_second"]
         trained = float(run.positions(run.train)[-1]) if len(run.train) else float(run.step)
         rows.append(
@@ -145,12 +144,12 @@ def _overview(runs: Sequence[Run], failures: Sequence[str]) -> Section:
                 "net": str(run.field("model.kind", str) or "–"),
                 "step": f"{run.step:,}" + (f" of {run.steps:,}" if run.steps else ""),
                 "positions": positions(trained) if len(run.train) else "–",
-                "best validation loss": _number(lowest, ".6f"),
-                "last validation loss": _number(run.validation.last("loss"), ".6f"),
-                "last training loss": _number(run.train.last("loss"), ".6f"),
+                "best validation loss": number(run.lowest_validation_loss, ".6f"),
+                "last validation loss": number(run.validation.last("loss"), ".6f"),
+                "last training loss": number(run.train.last("loss"), ".6f"),
                 "positions/s, median": positions(float(np.nanmedian(speed))) if np.isfinite(speed).any() else "–",
                 "time in steps": duration(run.seconds()) if math.isfinite(run.seconds()) else "–",
-                "whole passes over the data": _number(run.train.last("pass") - 1, ".0f"),
+                "whole passes over the data": number(run.train.last("pass") - 1, ".0f"),
                 "most memory": size(run.train.last("peak_memory_bytes")) if "peak_memory_bytes" in run.train else "–",
             }
         )

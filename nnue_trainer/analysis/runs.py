@@ -99,6 +99,17 @@ class Run:
     def state(self) -> dict[str, Any]:
         return self.saved.state if self.saved is not None else {}
 
+    @property
+    def is_finished(self) -> bool:
+        """Whether all steps of its recipe and the validation after them are done."""
+        return self.steps is not None and self.step >= self.steps and not self.state.get("epoch_end_pending")
+
+    @property
+    def lowest_validation_loss(self) -> float:
+        """NaN if no validation has a finite loss."""
+        losses = self.validation["loss"]
+        return float(np.nanmin(losses)) if np.isfinite(losses).any() else math.nan
+
     def positions(self, records: Records) -> Floats:
         """How many positions had been trained on at each record; steps where the batch size is not known."""
         if "positions" in records:

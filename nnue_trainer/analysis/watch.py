@@ -17,9 +17,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import numpy as np
-
-from nnue_trainer.analysis.report import judge
+from nnue_trainer.analysis.report import judge, number
 from nnue_trainer.analysis.report_plots import course_plots, loss_plots, match_plots, net_plots, net_words
 from nnue_trainer.analysis.runs import Run, read_run
 from nnue_trainer.base import system
@@ -39,9 +37,7 @@ def state_of(run: Run) -> str:
     here = owner is not None and owner[1] == socket.gethostname()
     if owner is not None and (not here or system.is_running(owner[0])):
         return f"running, pid {owner[0]}" + ("" if here else f" on {owner[1]}")
-    if run.steps is not None and run.step >= run.steps and not run.state.get("epoch_end_pending"):
-        return "finished"
-    return "stopped"
+    return "finished" if run.is_finished else "stopped"
 
 
 def seconds_left(run: Run) -> float:
@@ -79,11 +75,7 @@ def build(path: Path, refresh: int = 0) -> Page:
 
 
 def _now(run: Run, state: str) -> Section:
-    def figure(value: float, form: str) -> str:
-        return format(value, form) if math.isfinite(value) else "–"
-
     speed, left, memory = run.train.last("positions_per_second"), seconds_left(run), run.train.last("peak_memory_bytes")
-    best = run.validation["loss"]
     trained = run.positions(run.train)
     with contextlib.suppress(OSError):
         written = (run.path / "metrics.jsonl").stat().st_mtime
@@ -92,13 +84,13 @@ def _now(run: Run, state: str) -> Section:
         "state": state,
         "time left": duration(left) if math.isfinite(left) and state.startswith("running") else "–",
         "step": f"{run.step:,}" + (f" of {run.steps:,}" if run.steps else ""),
-        "epoch": figure(run.train.last("epoch"), ",.0f"),
+        "epoch": number(run.train.last("epoch"), ",.0f"),
         "positions": positions(float(trained[-1])) if len(trained) else "–",
         "positions/s": positions(speed) if math.isfinite(speed) else "–",
-        "training loss": figure(run.train.last("loss"), ".6f"),
-        "validation loss": figure(run.validation.last("loss"), ".6f"),
-        "best validation loss": figure(float(np.nanmin(best)) if np.isfinite(best).any() else math.nan, ".6f"),
-        "learning rate": figure(run.train.last("lr"), ".3g"),
+        "training loss": number(run.train.last("loss"), ".6f"),
+        "validation loss": number(run.validation.last("loss"), ".6f"),
+        "best validation loss": number(run.lowest_validation_loss, ".6f"),
+        "learning rate": number(run.train.last("lr"), ".3g"),
         "most memory": size(memory) if math.isfinite(memory) else "–",
     }
     return Section("Now", facts=list(facts.items()), warnings=[*run.notes, *judge(run)])

@@ -17,8 +17,8 @@ class BestBy:
     """The loss or a figure, of data.validation, or of a further set as SET/loss or SET/FIGURE. UserError if there is
     no such figure or set."""
 
-    name: str = LOSS
-    sets: Collection[str] = ()
+    name: str
+    sets: Collection[str]
     """names of the further sets"""
 
     def __post_init__(self) -> None:

@@ -19,12 +19,8 @@ def alone(part: Tensor) -> Tensor:
     return part.unsqueeze(0)
 
 
-FIGURES = {
-    "score_cross_entropy": "lowest",
-    "result_cross_entropy": "lowest",
-    "result_accuracy": "highest",
-    "rank_correlation": "highest",
-}
+_MEANS = {"score_cross_entropy": "lowest", "result_cross_entropy": "lowest", "result_accuracy": "highest"}
+FIGURES = _MEANS | {"rank_correlation": "highest"}
 """the figures of `Figures`, and which value is the best"""
 _RANKED = 1 << 20  # positions that the rank correlation is of, at most
 
@@ -78,9 +74,7 @@ class Figures:
         if not self._sums:
             return {}
         sums, counts = in_order(self._sums, of_all)
-        found = {
-            name: total / count for name, total, count in zip(FIGURES, sums[::2], sums[1::2], strict=False) if count
-        }
+        found = {name: total / count for name, total, count in zip(_MEANS, sums[::2], sums[1::2], strict=True) if count}
         ranked = self._all_ranked([int(row[1]) for row in counts], of_all)
         if ranked.shape[1] > 1:
             correlation = torch.corrcoef(torch.stack([ranks(each) for each in ranked]))[0, 1].item()

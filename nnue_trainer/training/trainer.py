@@ -13,7 +13,7 @@ import math
 import time
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +83,7 @@ class LoopConfig:
     """steps between two records of metrics"""
     max_hours: float
     """after which the process ends the run with a checkpoint, whatever the stage; 0: no limit"""
-    best_by: BestBy = field(default_factory=BestBy)
+    best_by: BestBy
     """selects the best validation"""
 
 
