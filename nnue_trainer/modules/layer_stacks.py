@@ -2,7 +2,7 @@
 
 A net describes its layers as data (`LayerStacks`). The description determines the forward pass in torch's operators, on
 every device and in every mode, and on a GPU the operators `_layer_stacks_*` (csrc/layer_stacks.h,
-docs/layer-stack-kernels.md), which order the positions by stack, compute only each position's own stack, and include
+docs/kernels.md), which order the positions by stack, compute only each position's own stack, and include
 the built-in losses. `LayerCall` chooses for modules, and a fused step calls them itself; no net mentions a kernel.
 
 Where `LayerStacks.integers` is set, the operators compute in an engine's integers and round as the engine does.

@@ -1,5 +1,5 @@
 // The operators _stack_order and _layer_stacks_* on CUDA. Their contracts are in ../../layer_stacks.h;
-// docs/layer-stack-kernels.md describes the kernels.
+// docs/kernels.md describes the kernels.
 
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
