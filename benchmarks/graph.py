@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nnue_trainer.pages import plots
+from nnue_trainer.files.pages import plots
 from nnue_trainer.stats import graph
 from nnue_trainer.stats.graph import Graph
 from nnue_trainer.stats.random import Philox

@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from nnue_trainer import presets
+from nnue_trainer.files import presets
 
 BASELINE = "reference_sfnnv16"
 RUN = (

@@ -37,11 +37,11 @@ from nnue_trainer import nets
 from nnue_trainer.config import Recipe
 from nnue_trainer.data import Batch
 from nnue_trainer.nets.base import NnueModel, StackedModel
-from nnue_trainer.parallel.ranks import Ranks, joined
 from nnue_trainer.training.assembly import training_batches
 from nnue_trainer.training.batches import BatchSource
 from nnue_trainer.training.device import choose_device
 from nnue_trainer.training.metrics import peak_memory
+from nnue_trainer.training.parallel.ranks import Ranks, joined
 from report import RESULTS, ROOT, environment, load_recipe, precision_suffix, recipe_data, wait_as_training_does, write
 from training_step import Preloaded, copies, measure, synchronize
 

@@ -23,9 +23,9 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from nnue_trainer import nets
-from nnue_trainer.parallel.ranks import Ranks, joined
 from nnue_trainer.training.assembly import assemble, divide, training_batches
 from nnue_trainer.training.device import choose_device, set_up_torch
+from nnue_trainer.training.parallel.ranks import Ranks, joined
 from nnue_trainer.training.trainer import Trainer
 from report import RESULTS, ROOT, environment, load_recipe, precision_suffix, recipe_data, wait_as_training_does, write
 

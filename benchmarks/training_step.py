@@ -32,12 +32,12 @@ from nnue_trainer.config import Recipe
 from nnue_trainer.data import Batch
 from nnue_trainer.modules import stacked_linear
 from nnue_trainer.nets.base import NnueModel
-from nnue_trainer.parallel.ranks import Ranks
 from nnue_trainer.training.assembly import assemble, core, divide, training_batches
 from nnue_trainer.training.assembly.rates import PRELOADED, Preloaded, copies, synchronize
 from nnue_trainer.training.batches import BatchSource
 from nnue_trainer.training.device import choose_device, set_up_torch
 from nnue_trainer.training.metrics import peak_memory
+from nnue_trainer.training.parallel.ranks import Ranks
 from report import RESULTS, ROOT, environment, load_recipe, precision_suffix, recipe_data, wait_as_training_does, write
 
 # Positions of a measurement by one process; its warm-up has a quarter of them. Both have at least 10 steps.

@@ -5,7 +5,7 @@
 
 import importlib as _importlib
 
-from nnue_trainer import _first_look
+from nnue_trainer.base import _first_look
 from nnue_trainer.base import distribution as _distribution
 
 # Importing typing, pathlib and others would take most of this import's time; type checkers take this name for True.
@@ -13,7 +13,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from nnue_trainer import (
         analysis,
-        averages,
         callbacks,
         config,
         data,
@@ -26,8 +25,6 @@ if TYPE_CHECKING:
         nnue_file,
         ops,
         optim,
-        penalties,
-        position_weights,
         registry,
         schedules,
         schema,
@@ -48,7 +45,6 @@ __all__ = [
     "StackedLinear",
     "UserError",
     "analysis",
-    "averages",
     "callbacks",
     "cmake_dir",
     "config",
@@ -64,8 +60,6 @@ __all__ = [
     "nnue_file",
     "ops",
     "optim",
-    "penalties",
-    "position_weights",
     "registry",
     "schedules",
     "schema",

@@ -55,7 +55,7 @@ def validate(kind: type[T], data: Any, origin: Callable[[tuple[str, ...]], str],
     """`data` (plain JSON data) as an instance of the section `kind`.
 
     `trusted`: the user handed the data over, as a recipe. Then a `kind: path/to/file.py:Class` in it imports that file,
-    and the programs that it names may run (nnue_trainer/programs.py). Never for what a file claims about itself.
+    and the programs that it names may run (nnue_trainer/base/programs.py). Never for what a file claims about itself.
 
     Types are strict: "1" is not a number, 1.5 is not an integer. Whole numbers fit 64 bits, and others float32, so no
     other code has to check that. Raises UserError with one line that names the origin (that

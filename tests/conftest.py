@@ -13,7 +13,8 @@ from hypothesis import settings
 from needs import ROOT, SHARED, TOOLS, no_shared, require
 from processes import adopt_orphans, end_children, set_signals
 
-from nnue_trainer import ops, programs, registry
+from nnue_trainer import ops, registry
+from nnue_trainer.base import programs
 from nnue_trainer.cli.main import main
 
 # One commit, one outcome: examples are a function of the test's code. HYPOTHESIS_PROFILE=search looks further.

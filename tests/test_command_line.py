@@ -21,11 +21,11 @@ from typer.core import TyperCommand, TyperGroup
 from typer.models import OptionInfo
 
 import nnue_trainer
-from nnue_trainer import presets
 from nnue_trainer.cli import main as cli
 from nnue_trainer.cli.group import Group
 from nnue_trainer.cli.train import report
 from nnue_trainer.errors import UserError, quoted, shown
+from nnue_trainer.files import presets
 from nnue_trainer.training.trainer import Summary
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -550,7 +550,7 @@ def test_a_training_can_print_where_its_time_outside_of_steps_goes(tmp_path):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU])
 def test_every_command_ends_in_one_line_at_a_signal(number, nnue, monkeypatch):
     """All commands go through `main`; this one stands for those that read and write nothing."""
-    monkeypatch.setattr("nnue_trainer.presets.names", lambda: signal.raise_signal(number))
+    monkeypatch.setattr("nnue_trainer.files.presets.names", lambda: signal.raise_signal(number))
     before = signal.getsignal(number)
     done = nnue("presets")
     assert (done.returncode, done.stderr) == (130 if number == signal.SIGHUP else 75, "nnue: error: interrupted\n")

@@ -27,7 +27,12 @@ def test_the_name_is_that_of_the_project(project_root: Path) -> None:
 
 def test_no_page_or_message_names_the_other_distribution(project_root: Path) -> None:
     """Its package has the same name, so `pip install nnue-trainer` would replace this one."""
-    allowed = {"CHANGELOG.md", "docs/install.md", "nnue_trainer/base/distribution.py", "nnue_trainer/pages/page.py"}
+    allowed = {
+        "CHANGELOG.md",
+        "docs/install.md",
+        "nnue_trainer/base/distribution.py",
+        "nnue_trainer/files/pages/page.py",
+    }
     rooms = ("docs", "nnue_trainer", "packaging", ".github")
     files = [path for room in rooms for path in (project_root / room).rglob("*")]
     files += [path for path in project_root.iterdir() if path.suffix in (".md", ".py", ".toml", ".yml", ".cff")]

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from nnue_trainer import config, presets
+from nnue_trainer import config
 from nnue_trainer.base import _unbuilt, extras
 from nnue_trainer.cli.main import app
 from nnue_trainer.errors import UserError
+from nnue_trainer.files import presets
 from nnue_trainer.training import metrics
 from nnue_trainer.training.run_folder import RunFolder
 

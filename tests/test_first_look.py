@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from nnue_trainer import _first_look
+from nnue_trainer.base import _first_look
 
 LOOK = """
 found = torch.ops.nnue.rolling(torch.arange(5.0), None, 1, -1, 2, 2)
@@ -49,7 +49,7 @@ import nnue_trainer
 import torch
 print(sorted(name for name in sys.modules if name.startswith("nnue_trainer")))
 """
-    ours = ["nnue_trainer", "nnue_trainer._first_look", "nnue_trainer.base", "nnue_trainer.base.distribution"]
+    ours = ["nnue_trainer", "nnue_trainer.base", "nnue_trainer.base._first_look", "nnue_trainer.base.distribution"]
     assert run(program).strip() == str(ours)
 
 

@@ -22,9 +22,9 @@ from nnue_trainer.data.books import Book
 from nnue_trainer.data.filters import Filters
 from nnue_trainer.data.info import file_info, page
 from nnue_trainer.errors import UserError
+from nnue_trainer.files.pages.page import as_text
 from nnue_trainer.modules import StackedLinear
 from nnue_trainer.nets.activity import _layer_inputs
-from nnue_trainer.pages.page import as_text
 from nnue_trainer.training.trainer import Summary
 
 ROOT = Path(__file__).parents[1]

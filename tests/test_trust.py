@@ -12,8 +12,9 @@ import typer
 import yaml
 from small_runs import split_sample, written
 
-from nnue_trainer import config, export, programs, registry, schema
+from nnue_trainer import config, export, registry, schema
 from nnue_trainer.analysis import watch
+from nnue_trainer.base import programs
 from nnue_trainer.callbacks.run import RunCommand
 from nnue_trainer.cli.main import app
 from nnue_trainer.cli.pipeline import Way

@@ -24,7 +24,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "engine")
 from engine_nets import IN_HEADERS, INCLUDES, NETS, SEES_THROUGH
 from inference_support import built, exported, positions, program_scores, scores
 
-from nnue_trainer import config, presets
+from nnue_trainer import config
+from nnue_trainer.files import presets
 
 # Instruction set → flags, compiler, emulator, and what the CPU must have.
 SETS: dict[str, tuple[str, str, str | None, str]] = {

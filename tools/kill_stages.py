@@ -69,7 +69,8 @@ def child(preset: str, l1: int, folder: Path, kill_at: str) -> None:
     """Trains, or continues, in this process, until step `kill_at`, or until the border after stage `borderN`."""
     import torch
 
-    from nnue_trainer import config, presets
+    from nnue_trainer import config
+    from nnue_trainer.files import presets
     from nnue_trainer.training import run
     from nnue_trainer.training.trainer import Trainer
 

@@ -24,7 +24,7 @@ from nnue_trainer.data.binpack import write_binpack
 from nnue_trainer.data.loader import merge_over
 from nnue_trainer.files import checkpoint
 from nnue_trainer.files.checkpoint import Checkpoint
-from nnue_trainer.parallel.ranks import Ranks, joined
+from nnue_trainer.training.parallel.ranks import Ranks, joined
 
 CHAIN = 34  # bytes of a chain of one position
 

@@ -1,7 +1,7 @@
 """Pages about runs, nets and data (docs/analysis.md).
 
 `runs`, `net_inspect` and `data_profile` collect as plain data what `nnue report`, `nnue inspect` and `nnue data
-profile` show. `report`, `net_page` and `data_profile` draw plots and make an HTML page of it (`nnue_trainer/pages/`).
+profile` show. `report`, `net_page` and `data_profile` draw plots and make an HTML page of it (`files/pages/`).
 """
 
 from typing import TYPE_CHECKING, Any

@@ -28,8 +28,8 @@ from nnue_trainer.data.reading import ReadingOptions
 from nnue_trainer.data.score_units import Sample
 from nnue_trainer.data.verdict import Verdict, judge
 from nnue_trainer.errors import UserError, shown
-from nnue_trainer.pages.page import Page, Section, Table, plain
-from nnue_trainer.pages.plots import GRID, SERIES, SOFT, Plot, scale_of
+from nnue_trainer.files.pages.page import Page, Section, Table, plain
+from nnue_trainer.files.pages.plots import GRID, SERIES, SOFT, Plot, scale_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -18,9 +18,9 @@ from nnue_trainer.data.features import feature_set
 from nnue_trainer.data.probe import SQUARES
 from nnue_trainer.errors import UserError, shown
 from nnue_trainer.export.bounds import accumulator_bound
+from nnue_trainer.files.pages.page import Page, Section, Table, plain
+from nnue_trainer.files.pages.plots import BAD, GRID, INK, SERIES, Draw, Plot, thin
 from nnue_trainer.modules import PerspectiveTransformer
-from nnue_trainer.pages.page import Page, Section, Table, plain
-from nnue_trainer.pages.plots import BAD, GRID, INK, SERIES, Draw, Plot, thin
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nnue_trainer.pages.plots import BAD, GOOD, Draw, Plot
+from nnue_trainer.files.pages.plots import BAD, GOOD, Draw, Plot
 from nnue_trainer.stats import graph
 
 if TYPE_CHECKING:

@@ -29,8 +29,8 @@ from nnue_trainer.base.arrays import Floats
 from nnue_trainer.base.progress import duration, positions, size
 from nnue_trainer.errors import UserError
 from nnue_trainer.files import checkpoint as checkpoints
-from nnue_trainer.pages.page import Page, Section, Table, check_replaceable, save
-from nnue_trainer.pages.plots import SERIES
+from nnue_trainer.files.pages.page import Page, Section, Table, check_replaceable, save
+from nnue_trainer.files.pages.plots import SERIES
 from nnue_trainer.training.run_folder import RunFolder
 
 POSITIONS = 512  # for float against integers

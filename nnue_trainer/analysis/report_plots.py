@@ -12,7 +12,7 @@ from nnue_trainer.analysis import smoothing
 from nnue_trainer.analysis.agreement import Agreement
 from nnue_trainer.analysis.runs import Records, Run
 from nnue_trainer.base.arrays import Floats
-from nnue_trainer.pages.plots import GRID, INK, SERIES, SOFT, Plot, envelope, scale_of, thin
+from nnue_trainer.files.pages.plots import GRID, INK, SERIES, SOFT, Plot, envelope, scale_of, thin
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

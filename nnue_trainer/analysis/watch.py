@@ -23,7 +23,7 @@ from nnue_trainer.analysis.runs import Run, read_run
 from nnue_trainer.base import system
 from nnue_trainer.base.progress import duration, positions, size
 from nnue_trainer.errors import UserError
-from nnue_trainer.pages.page import Page, Section, Table, render
+from nnue_trainer.files.pages.page import Page, Section, Table, render
 from nnue_trainer.training.run_folder import owner_of
 
 _LAST_GAMES = 10

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field, field_validator
 
 from nnue_trainer import schema
+from nnue_trainer.base.programs import RUNS
 from nnue_trainer.base.system import usable_cpus
 from nnue_trainer.callbacks.base import CALLBACKS, Callback
 from nnue_trainer.errors import UserError, shown
 from nnue_trainer.files.atomic import replacing
-from nnue_trainer.programs import RUNS
 from nnue_trainer.schema import section
 
 if TYPE_CHECKING:

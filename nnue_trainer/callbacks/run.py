@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
+from nnue_trainer.base.programs import RUNS
 from nnue_trainer.callbacks.base import CALLBACKS, Callback
 from nnue_trainer.errors import UserError, quoted, shown
-from nnue_trainer.programs import RUNS
 from nnue_trainer.schema import section
 
 if TYPE_CHECKING:

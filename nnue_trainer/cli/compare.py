@@ -37,9 +37,9 @@ from nnue_trainer.errors import UserError, quoted, shown
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from nnue_trainer.comparison.plan import Plan
-    from nnue_trainer.comparison.recipes import Entrant
-    from nnue_trainer.comparison.result import Comparison
+    from nnue_trainer.analysis.comparison.plan import Plan
+    from nnue_trainer.analysis.comparison.recipes import Entrant
+    from nnue_trainer.analysis.comparison.result import Comparison
     from nnue_trainer.match.play import Limit
     from nnue_trainer.match.result import MatchResult
     from nnue_trainer.match.run import MatchOptions, Part
@@ -102,9 +102,9 @@ def compare(
     Writes compare.json, compare.html and compare.png into the folder. Run the same command again to continue after an
     interruption, or with a larger --pairs to play more games.
     """
-    from nnue_trainer.comparison import plan as plans
-    from nnue_trainer.comparison import run as runs
-    from nnue_trainer.comparison.recipes import check_comparable, entrants_of
+    from nnue_trainer.analysis.comparison import plan as plans
+    from nnue_trainer.analysis.comparison import run as runs
+    from nnue_trainer.analysis.comparison.recipes import check_comparable, entrants_of
     from nnue_trainer.match.run import Part
 
     plugins.load(plugin)
@@ -196,8 +196,8 @@ def _clear(folder: Path) -> None:
     """Removes the files of a comparison, and its runs."""
     import shutil
 
-    from nnue_trainer.comparison.plan import PLAN
-    from nnue_trainer.comparison.run import MATCH, NETS, RUNS
+    from nnue_trainer.analysis.comparison.plan import PLAN
+    from nnue_trainer.analysis.comparison.run import MATCH, NETS, RUNS
 
     if not (folder / PLAN).is_file():
         return  # of something else, or nothing
@@ -209,8 +209,8 @@ def _clear(folder: Path) -> None:
 
 def _say_expectation(folder: Path, plan: Plan, options: MatchOptions, part: Part, pace: float | None) -> None:
     """`pace`: seconds of a game on one CPU, None if it was not measured."""
-    from nnue_trainer.comparison.result import expectation
-    from nnue_trainer.comparison.run import trained
+    from nnue_trainer.analysis.comparison.result import expectation
+    from nnue_trainer.analysis.comparison.run import trained
     from nnue_trainer.match.run import Count
 
     there = trained(folder, plan)
@@ -223,7 +223,7 @@ def _say_expectation(folder: Path, plan: Plan, options: MatchOptions, part: Part
 
 
 def _play(folder: Path, plan: Plan, options: MatchOptions, part: Part, player: _Player) -> MatchResult:
-    from nnue_trainer.comparison.run import MATCH, NETS, trained
+    from nnue_trainer.analysis.comparison.run import MATCH, NETS, trained
     from nnue_trainer.match.players import players_of
     from nnue_trainer.match.run import play_match
 
@@ -236,8 +236,8 @@ def _play(folder: Path, plan: Plan, options: MatchOptions, part: Part, player: _
 
 
 def _answer(folder: Path, plan: Plan, match: MatchResult, options: MatchOptions, *, as_json: bool, part: str) -> None:
-    from nnue_trainer.comparison import result as results
-    from nnue_trainer.comparison.run import trained
+    from nnue_trainer.analysis.comparison import result as results
+    from nnue_trainer.analysis.comparison.run import trained
     from nnue_trainer.files.atomic import replacing
 
     if part != "1/1":
@@ -261,9 +261,9 @@ def _answer(folder: Path, plan: Plan, match: MatchResult, options: MatchOptions,
 
 
 def _pictures(found: Comparison, folder: Path) -> None:
-    from nnue_trainer.comparison.page import compare_page, plots
-    from nnue_trainer.pages.page import save
-    from nnue_trainer.pages.plots import save_png
+    from nnue_trainer.analysis.comparison.page import compare_page, plots
+    from nnue_trainer.files.pages.page import save
+    from nnue_trainer.files.pages.plots import save_png
 
     save(compare_page(found), folder / PAGE)
     save_png(plots(found), folder / PICTURE, " · ".join(found.labels))

@@ -66,9 +66,9 @@ def lines(found: list[Finding]) -> Iterator[str]:
 def measure(seconds: float) -> Iterator[str]:
     """Lines with positions per second of loader and step with the net of the preset quickstart, which take `seconds`
     together."""
-    from nnue_trainer import presets
     from nnue_trainer.base.progress import positions
     from nnue_trainer.config import load
+    from nnue_trainer.files import presets
     from nnue_trainer.training.assembly.rates import rates
     from nnue_trainer.training.device import choose_device
 

@@ -36,7 +36,7 @@ from nnue_trainer.cli import doctor, info
 from nnue_trainer.cli.group import Group, Interrupted
 from nnue_trainer.cli.terminable import terminable
 from nnue_trainer.errors import UserError, bounded, first_line, out_of_memory, shown
-from nnue_trainer.parallel import is_first
+from nnue_trainer.training.parallel import is_first
 
 app = typer.Typer(
     name="nnue",

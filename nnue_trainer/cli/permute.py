@@ -23,8 +23,8 @@ from nnue_trainer.errors import UserError, shown
 if TYPE_CHECKING:
     from nnue_trainer.analysis.permute import EngineSpeed, Permuted
     from nnue_trainer.export.net import QuantizedNet
-    from nnue_trainer.pages.page import Page
-    from nnue_trainer.pages.plots import Plot
+    from nnue_trainer.files.pages.page import Page
+    from nnue_trainer.files.pages.plots import Plot
 
 METHODS = ("pagerank", "greedy", "densest")  # of analysis.neuron_order, which needs torch
 
@@ -153,7 +153,7 @@ def _speed(
 
 
 def _page(net: Path, found: Permuted, plots: Sequence[Plot], speed: EngineSpeed | None, why_not: str | None) -> Page:
-    from nnue_trainer.pages.page import Page, Section
+    from nnue_trainer.files.pages.page import Page, Section
 
     before, after = found.before, found.after
     every = found.positions + found.held_out

@@ -14,7 +14,7 @@ from nnue_trainer.cli.outputs import check_new
 from nnue_trainer.errors import UserError
 
 if TYPE_CHECKING:
-    from nnue_trainer.pages.page import Page
+    from nnue_trainer.files.pages.page import Page
 
 Html = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write a self-contained HTML page of plots.")]
 
@@ -35,15 +35,15 @@ def check_pictures(html: Path | None, png: Path | None, overwrite: bool) -> None
     if png:
         check_new(png, overwrite)
     if html:
-        from nnue_trainer.pages import page
+        from nnue_trainer.files.pages import page
 
         page.check_replaceable(html, overwrite)
 
 
 def present(page: Page, data: Callable[[], Any], html: Path | None, png: Path | None, *, as_json: bool) -> None:
     """Writes the page and the picture that were requested, and prints the text or the JSON data of a report."""
-    from nnue_trainer.pages.page import as_text, save
-    from nnue_trainer.pages.plots import save_png
+    from nnue_trainer.files.pages.page import as_text, save
+    from nnue_trainer.files.pages.plots import save_png
 
     if html:
         save(page, html)

@@ -24,12 +24,13 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from nnue_trainer import config, presets, schema
+from nnue_trainer import config, schema
 from nnue_trainer.base import system
+from nnue_trainer.base.programs import RUNS
 from nnue_trainer.engines.uci import find_engine
 from nnue_trainer.errors import UserError, quoted
+from nnue_trainer.files import presets
 from nnue_trainer.files.atomic import replacing
-from nnue_trainer.programs import RUNS
 from nnue_trainer.registry import load_plugin
 from nnue_trainer.schema import section
 

@@ -39,6 +39,6 @@ def options() -> str:
 
 def resume_options() -> str:
     """The options that resume a run without its recipe: those of `options`, and consent to its programs."""
-    from nnue_trainer.programs import any_allowed
+    from nnue_trainer.base.programs import any_allowed
 
     return options() + " --allow-commands" * any_allowed()

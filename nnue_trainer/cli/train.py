@@ -19,7 +19,7 @@ from nnue_trainer.base import extras
 from nnue_trainer.cli import plugins
 from nnue_trainer.cli.plugins import Plugins
 from nnue_trainer.errors import UserError, quoted
-from nnue_trainer.parallel import is_first
+from nnue_trainer.training.parallel import is_first
 
 if TYPE_CHECKING:
     from nnue_trainer.config import Recipe
@@ -109,8 +109,8 @@ def train(
     # Imported modules stay to the end. The collector would search them again and again, for a quarter of the imports.
     gc.disable()
     try:
-        from nnue_trainer.parallel.ranks import joined
         from nnue_trainer.training import run, timeline  # noqa: F401  run: counts as imports
+        from nnue_trainer.training.parallel.ranks import joined
 
         timeline.reset()
         timeline.mark("imports")
@@ -303,7 +303,7 @@ def config(
 
 def list_presets() -> None:
     """List the recipes of the package, for nnue train --preset NAME."""
-    from nnue_trainer import presets
+    from nnue_trainer.files import presets
 
     names = presets.names()
     for name in names:
@@ -322,7 +322,7 @@ def recipe_path(
     arguments: list[str] | None, option: Path | None, preset: str | None, command: str
 ) -> tuple[Path | None, list[str]]:
     """The recipe that a command line names, in one of three ways or not at all, and its overrides."""
-    from nnue_trainer import presets
+    from nnue_trainer.files import presets
 
     overrides = list(arguments or [])
     named = [] if option is None else [option]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from nnue_trainer import programs
+from nnue_trainer.base import programs
 from nnue_trainer.config.changes import stage_recipes
 from nnue_trainer.config.sections import Recipe
 from nnue_trainer.errors import UserError, quoted
@@ -22,7 +22,7 @@ def named_programs(recipe: Recipe) -> dict[str, Any]:
 
 
 def require_consent(recipe: Recipe, origin: str = "recipe") -> None:
-    """UserError, one line that lists them, for programs that only a file names (nnue_trainer/programs.py)."""
+    """UserError, one line that lists them, for programs that only a file names (nnue_trainer/base/programs.py)."""
     refused = {key: value for key, value in named_programs(recipe).items() if not programs.is_allowed(value)}
     if refused:
         raise UserError(

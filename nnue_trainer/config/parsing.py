@@ -8,7 +8,8 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
-from nnue_trainer import programs, schema
+from nnue_trainer import schema
+from nnue_trainer.base import programs
 from nnue_trainer.config.changes import stage_recipes
 from nnue_trainer.config.consent import named_programs
 from nnue_trainer.config.sections import Recipe

@@ -6,17 +6,17 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 
-from nnue_trainer.averages import AVERAGES, Average
 from nnue_trainer.callbacks import CALLBACKS, Callback
 from nnue_trainer.config.stages import Stage
 from nnue_trainer.data.filters import Filters
 from nnue_trainer.data.formats import DATA_FORMATS, DataFormat
 from nnue_trainer.losses import LOSSES, Loss
+from nnue_trainer.losses.position_weights import POSITION_WEIGHTS, PositionWeight
 from nnue_trainer.nets import NETS, Net
 from nnue_trainer.nnue_file.formats import FORMATS, NetFormat, Nnue
 from nnue_trainer.optim import OPTIMIZERS, AdamW, OptimizerConfig
-from nnue_trainer.penalties import PENALTIES, Penalty
-from nnue_trainer.position_weights import POSITION_WEIGHTS, PositionWeight
+from nnue_trainer.optim.averages import AVERAGES, Average
+from nnue_trainer.optim.penalties import PENALTIES, Penalty
 from nnue_trainer.schedules import LAMBDAS, SCHEDULES, ConstantLambda, Exponential, LambdaSchedule, Schedule
 from nnue_trainer.schema import section
 

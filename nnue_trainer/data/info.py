@@ -14,8 +14,8 @@ from nnue_trainer.data.files import PositionReader, Progress, StrPath
 from nnue_trainer.data.reading import ReadingOptions
 from nnue_trainer.data.score_units import Sample, Units
 from nnue_trainer.errors import shown
-from nnue_trainer.pages.page import Page, Section
-from nnue_trainer.pages.plots import Plot, histogram
+from nnue_trainer.files.pages.page import Page, Section
+from nnue_trainer.files.pages.plots import Plot, histogram
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from nnue_trainer.files.pages.page import Page, Section, Table
+from nnue_trainer.files.pages.plots import BAD, GOOD, SERIES, SOFT, Draw, Plot, thin
 from nnue_trainer.match.result import MatchResult, Pairing, elo_text
 from nnue_trainer.match.statistics import Sprt, statistics
-from nnue_trainer.pages.page import Page, Section, Table
-from nnue_trainer.pages.plots import BAD, GOOD, SERIES, SOFT, Draw, Plot, thin
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -20,6 +20,7 @@ from nnue_trainer.data.generate import START
 from nnue_trainer.engines.uci import EngineEnded
 from nnue_trainer.errors import UserError
 from nnue_trainer.files.atomic import check_new, replacing
+from nnue_trainer.files.pages.page import plain
 from nnue_trainer.match.adjudication import Adjudication
 from nnue_trainer.match.journal import MatchJournal
 from nnue_trainer.match.openings import OpeningOptions, Openings
@@ -28,7 +29,6 @@ from nnue_trainer.match.play import Arena, Limit, PlayedGame, Player, Task
 from nnue_trainer.match.players import does_not_play
 from nnue_trainer.match.result import MatchResult, Pairing, counts_of, elo_text
 from nnue_trainer.match.statistics import Sprt
-from nnue_trainer.pages.page import plain
 
 JOURNAL = "games.journal"
 JSON, PGN, PAGE = "match.json", "games.pgn", "match.html"
@@ -282,8 +282,8 @@ def write_files(result: MatchResult, options: MatchOptions, header: Mapping[str,
 def _page(result: MatchResult) -> str | None:
     if extras.missing("matplotlib") is not None:
         return None
+    from nnue_trainer.files.pages.page import render
     from nnue_trainer.match.page import match_page
-    from nnue_trainer.pages.page import render
 
     return render(match_page(result))
 

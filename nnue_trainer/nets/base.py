@@ -412,7 +412,7 @@ class NnueModel(nn.Module, ABC):
         for tensor in self.net.tensors() if self.net is not None else ():
             if tensor.limit < INT32_MAX:  # nothing real comes near a limit of 32 bits
                 name, limit = tensor.source_parameter, tensor.limit / tensor.scale
-                # A rank may have fewer of them (nnue_trainer.parallel).
+                # A rank may have fewer of them (nnue_trainer.training.parallel).
                 whole = tensor.source_shape[0] >= parameters[name].shape[0]
                 rows = None if whole else tensor.source_shape[0]
                 yield WeightBound(name, parameters[name], -limit, limit, tensor.first_row, rows)

@@ -118,7 +118,7 @@ class RoundedForward:
                 raise ValueError(f"tensor {tensor.name}: the model has no parameter {tensor.source_parameter}")
             self.tables.setdefault(tensor.source_parameter, []).append(tensor.steps)
         for name, table in self.tables.items():
-            if len(table) == 1:  # a process may have some of the columns only (nnue_trainer.parallel)
+            if len(table) == 1:  # a process may have some of the columns only (nnue_trainer.training.parallel)
                 table[0] = table[0]._replace(rows=min(table[0].rows, len(parameters[name])))
         self.transformer = self.parameters[forward.first.bias].rpartition(".")[0]
         module = dict(model.named_modules()).get(self.transformer)

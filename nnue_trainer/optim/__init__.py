@@ -7,9 +7,11 @@
     rule           AdamW, any optimiser of torch, or your own
 
 Each layer wraps those below it and can be replaced separately. `base` has the contracts and the registry; each
-built-in rule has its own file; `Optimizer` puts the layers together.
+built-in rule has its own file; `Optimizer` puts the layers together. `averages` of weights and `penalties` on
+weights and activations are open lists, as the rules are.
 """
 
+from nnue_trainer.optim import averages, penalties
 from nnue_trainer.optim.adamw import AdamW
 from nnue_trainer.optim.base import OPTIMIZERS, Layer, OptimizerConfig, Rule, Work
 from nnue_trainer.optim.optimizer import Optimizer
@@ -24,4 +26,6 @@ __all__ = [
     "Rule",
     "TorchRule",
     "Work",
+    "averages",
+    "penalties",
 ]

@@ -14,7 +14,7 @@ from nnue_trainer import ops
 from nnue_trainer.data.batch import Batch
 from nnue_trainer.data.features import FeatureSet
 from nnue_trainer.ops.expand import Expander
-from nnue_trainer.parallel.sharding import Share
+from nnue_trainer.training.parallel.sharding import Share
 from nnue_trainer.training.recorder import Recorder
 
 _BUFFERS = 4  # device buffers for expanded batches: the host may queue _BUFFERS - 1 steps that the device has not done

@@ -9,8 +9,8 @@ import torch
 from nnue_trainer.data.batch import Batch
 from nnue_trainer.nets.base import NnueModel
 from nnue_trainer.optim import Optimizer
-from nnue_trainer.parallel.ranks import Ranks
 from nnue_trainer.training.cuda_graph import GraphedStep
+from nnue_trainer.training.parallel.ranks import Ranks
 from nnue_trainer.training.state import RunState
 from nnue_trainer.training.step import Step
 

@@ -8,7 +8,7 @@ import torch
 
 from nnue_trainer.data import Loader, RecordLoader
 from nnue_trainer.data.loader import unique_positions, warn_of_left_out_chunks
-from nnue_trainer.parallel.ranks import Ranks
+from nnue_trainer.training.parallel.ranks import Ranks
 
 
 def count_bad_chunks(batches: Loader | RecordLoader, ranks: Ranks, *, divided: bool) -> Callable[[], int]:

@@ -12,8 +12,8 @@ from nnue_trainer import ops
 from nnue_trainer.base import _library, findings, machine
 from nnue_trainer.config import TrainingConfig
 from nnue_trainer.errors import UserError, first_line
-from nnue_trainer.parallel.ranks import Ranks
 from nnue_trainer.training.memory import keep_freed_memory
+from nnue_trainer.training.parallel.ranks import Ranks
 
 
 def choose_device(name: str, ranks: Ranks | None = None) -> torch.device:

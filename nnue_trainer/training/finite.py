@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from nnue_trainer.errors import UserError
 from nnue_trainer.optim import Optimizer
-from nnue_trainer.parallel.ranks import Ranks
 from nnue_trainer.training.checkpoints import CheckpointStore
 from nnue_trainer.training.outputs import Nowhere
+from nnue_trainer.training.parallel.ranks import Ranks
 from nnue_trainer.training.run_folder import RunFolder
 from nnue_trainer.training.state import RunState
 

@@ -18,7 +18,7 @@ from nnue_trainer.data.score_units import ComparedFiles, FileUnits, differences
 from nnue_trainer.data.verdict import LossCurve, judge, sample_of
 from nnue_trainer.errors import UserError
 from nnue_trainer.losses import Loss
-from nnue_trainer.position_weights import PositionWeight
+from nnue_trainer.losses.position_weights import PositionWeight
 
 _log = logging.getLogger(__name__)
 

@@ -16,11 +16,11 @@ from nnue_trainer import config, registry, schema
 from nnue_trainer.base import foreign
 from nnue_trainer.errors import UserError
 from nnue_trainer.files.atomic import replacing
-from nnue_trainer.parallel.ranks import Ranks, joined
 from nnue_trainer.training import assembly, timeline
 from nnue_trainer.training.assembly import Begin, Begun, RecipeStage
 from nnue_trainer.training.checkpoint_paths import find_resumed, load_resumed
 from nnue_trainer.training.device import start_device
+from nnue_trainer.training.parallel.ranks import Ranks, joined
 from nnue_trainer.training.resuming import check_resumable
 from nnue_trainer.training.run_folder import RunFolder
 from nnue_trainer.training.stages import StageOfRun

@@ -21,7 +21,6 @@ from nnue_trainer.files.atomic import replacing
 from nnue_trainer.files.checkpoint import Checkpoint, TrainerState
 from nnue_trainer.nets.base import NnueModel
 from nnue_trainer.optim import Optimizer
-from nnue_trainer.parallel.sharding import Unsharded
 from nnue_trainer.training import loss_figure, resuming
 from nnue_trainer.training.batches import DeviceBatches
 from nnue_trainer.training.checkpoints import CheckpointStore
@@ -29,6 +28,7 @@ from nnue_trainer.training.finite import FiniteCheck
 from nnue_trainer.training.hooks import Hooks
 from nnue_trainer.training.metrics import environment
 from nnue_trainer.training.outputs import Nowhere, RunOutputs
+from nnue_trainer.training.parallel.sharding import Unsharded
 from nnue_trainer.training.run_folder import RunFolder
 from nnue_trainer.training.stages import StageOfRun
 from nnue_trainer.training.state import RunState

@@ -7,9 +7,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from nnue_trainer.averages import Average
 from nnue_trainer.data.batch import Batch
 from nnue_trainer.nets.rounded_forward import QatConfig
+from nnue_trainer.optim.averages import Average
 from nnue_trainer.schedules import LambdaSchedule, Schedule
 from nnue_trainer.training.stages import StageOfRun
 

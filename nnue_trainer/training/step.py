@@ -15,8 +15,8 @@ from torch import Tensor
 from nnue_trainer.data.batch import Batch, Plan
 from nnue_trainer.nets.base import StackedModel
 from nnue_trainer.optim import Optimizer
-from nnue_trainer.parallel.sharding import Unsharded
 from nnue_trainer.training.fused_parts import FusedTransformer, Inputs, Stacks
+from nnue_trainer.training.parallel.sharding import Unsharded
 from nnue_trainer.training.step_loss import StepLoss
 
 

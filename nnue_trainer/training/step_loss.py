@@ -10,9 +10,9 @@ from torch import Tensor
 from nnue_trainer.base import foreign
 from nnue_trainer.data.batch import Batch
 from nnue_trainer.losses import Loss
+from nnue_trainer.losses.position_weights import PositionWeight
 from nnue_trainer.nets.base import NnueModel
-from nnue_trainer.penalties.base import Penalties
-from nnue_trainer.position_weights import PositionWeight
+from nnue_trainer.optim.penalties.base import Penalties
 
 
 class StepLoss:

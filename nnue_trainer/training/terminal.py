@@ -8,7 +8,7 @@ import os
 import sys
 
 from nnue_trainer.errors import shown
-from nnue_trainer.parallel import is_first
+from nnue_trainer.training.parallel import is_first
 
 
 def say(text: str) -> None:

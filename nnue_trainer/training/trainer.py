@@ -22,7 +22,6 @@ from nnue_trainer.base.status import INTERRUPTED, PREEMPTED, TIME_IS_UP
 from nnue_trainer.files.checkpoint import Checkpoint
 from nnue_trainer.nets.base import NnueModel
 from nnue_trainer.optim import Optimizer
-from nnue_trainer.parallel.sharding import Unsharded
 from nnue_trainer.training import resuming, timeline
 from nnue_trainer.training.batches import DeviceBatches
 from nnue_trainer.training.best_by import LOSS, BestBy
@@ -31,6 +30,7 @@ from nnue_trainer.training.chosen_step import ChosenStep
 from nnue_trainer.training.finite import FiniteCheck
 from nnue_trainer.training.hooks import Hooks
 from nnue_trainer.training.outputs import Nowhere, RunOutputs, Window
+from nnue_trainer.training.parallel.sharding import Unsharded
 from nnue_trainer.training.run_folder import RunFolder
 from nnue_trainer.training.run_view import Run
 from nnue_trainer.training.saving import MAX_TIME, Saver

@@ -18,7 +18,7 @@ from nnue_trainer.base.arrays import Records
 from nnue_trainer.data import PositionReader, PositionWriter, fields
 from nnue_trainer.data.calibration import fit_curve
 from nnue_trainer.errors import UserError
-from nnue_trainer.pages.page import render
+from nnue_trainer.files.pages.page import render
 
 PROVEN = 30_000
 

@@ -22,7 +22,7 @@ from nnue_trainer.errors import UserError
 from nnue_trainer.export import net_from_checkpoint, read_net, write_net
 from nnue_trainer.files import checkpoint
 from nnue_trainer.files.checkpoint import Checkpoint
-from nnue_trainer.pages.page import as_text, render
+from nnue_trainer.files.pages.page import as_text, render
 from nnue_trainer.registry import load_plugin
 
 SIZES = {"simple": {"hidden": 16}, "layered": {"hidden": 16}}

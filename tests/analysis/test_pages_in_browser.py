@@ -12,8 +12,8 @@ from browser import DESKTOP, PHONE, Browser, started
 from typed import instance
 
 from nnue_trainer.analysis import report
-from nnue_trainer.pages.page import Page, Section, Table, save
-from nnue_trainer.pages.plots import SERIES, Plot
+from nnue_trainer.files.pages.page import Page, Section, Table, save
+from nnue_trainer.files.pages.plots import SERIES, Plot
 
 pytestmark = pytest.mark.browser
 

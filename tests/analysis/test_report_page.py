@@ -22,8 +22,8 @@ from nnue_trainer.analysis.runs import Records, Run, read_run
 from nnue_trainer.errors import UserError
 from nnue_trainer.export import net_from_checkpoint
 from nnue_trainer.files import checkpoint
-from nnue_trainer.pages.page import MARKER, Page, Section, Table, as_text, check_replaceable, plain, render
-from nnue_trainer.pages.plots import SERIES, Plot, envelope, histogram, scale_of, thin
+from nnue_trainer.files.pages.page import MARKER, Page, Section, Table, as_text, check_replaceable, plain, render
+from nnue_trainer.files.pages.plots import SERIES, Plot, envelope, histogram, scale_of, thin
 from nnue_trainer.training.run_folder import RunFolder
 
 PLOTS = ["Training loss", "Validation loss", "Learning rate", "λ", "Speed", "Passes over the data", "Largest weights"]

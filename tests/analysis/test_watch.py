@@ -22,7 +22,7 @@ from browser import PHONE, started
 from nnue_trainer.analysis import watch
 from nnue_trainer.analysis.runs import read_run
 from nnue_trainer.errors import UserError
-from nnue_trainer.pages.page import as_text, render
+from nnue_trainer.files.pages.page import as_text, render
 from nnue_trainer.training.run_folder import LOCK, RunFolder, owner_of
 
 Train = Callable[..., Path]

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from inference_support import ENGINE, ROOT, exported, positions, scores
 
-from nnue_trainer import config, presets
+from nnue_trainer import config
+from nnue_trainer.files import presets
 
 LAYERED: dict[str, Any] = {
     "kind": "layered",

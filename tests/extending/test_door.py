@@ -32,7 +32,7 @@ import sys, time
 from dataclasses import replace
 import numpy as np
 import torch
-from nnue_trainer.averages import Average
+from nnue_trainer.optim.averages import Average
 from nnue_trainer.callbacks import Callback
 from nnue_trainer.data.feature_sets import Features
 from nnue_trainer.data.filters import Filter
@@ -42,8 +42,8 @@ from nnue_trainer.losses import Loss
 from nnue_trainer.nets.simple import Simple, SimpleModel
 from nnue_trainer.nnue_file.formats import NetFormat
 from nnue_trainer.optim import OptimizerConfig, Rule
-from nnue_trainer.penalties import Penalty
-from nnue_trainer.position_weights import PositionWeight
+from nnue_trainer.optim.penalties import Penalty
+from nnue_trainer.losses.position_weights import PositionWeight
 from nnue_trainer.schedules import Schedule
 from nnue_trainer.schema import section
 

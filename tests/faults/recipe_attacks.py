@@ -9,8 +9,9 @@ import random
 from collections import Counter
 from pathlib import Path
 
-from nnue_trainer import config, presets, schema
+from nnue_trainer import config, schema
 from nnue_trainer.errors import UserError, shown
+from nnue_trainer.files import presets
 
 SCALARS = [
     *[

@@ -8,9 +8,9 @@ import pytest
 from command import nnue
 from small_runs import split_sample, written
 
-from nnue_trainer.comparison import plan as plans
-from nnue_trainer.comparison import run as runs
-from nnue_trainer.comparison.recipes import entrants_of
+from nnue_trainer.analysis.comparison import plan as plans
+from nnue_trainer.analysis.comparison import run as runs
+from nnue_trainer.analysis.comparison.recipes import entrants_of
 from nnue_trainer.errors import UserError
 
 FakeEngine = Callable[..., str]

@@ -19,10 +19,10 @@ from nnue_trainer.nets.base import StackedModel
 from nnue_trainer.ops import _registration, capabilities
 from nnue_trainer.ops.perspectives import TransformerCall
 from nnue_trainer.optim import Optimizer
-from nnue_trainer.parallel.ranks import Ranks
-from nnue_trainer.parallel.sharding import ShardedColumns, Unsharded
 from nnue_trainer.training import fused_parts
 from nnue_trainer.training.fused_parts import FusedTransformer, StackKernels
+from nnue_trainer.training.parallel.ranks import Ranks
+from nnue_trainer.training.parallel.sharding import ShardedColumns, Unsharded
 from nnue_trainer.training.step import FusedStep
 
 

@@ -289,7 +289,8 @@ def test_no_other_place_has_the_limits(project_root: Path) -> None:
 @pytest.mark.parametrize("preset", ["sfnnv5", "sfnnv16", "buckets", "simple", "layered"])
 @pytest.mark.parametrize("machine", [CPU, H100, RTX_4090, TURING], ids=["cpu", "9.0", "8.9", "7.5"])
 def test_every_preset_is_explained(preset: str, machine: Machine) -> None:
-    from nnue_trainer import config, presets
+    from nnue_trainer import config
+    from nnue_trainer.files import presets
     from nnue_trainer.training.assembly import explain
 
     parts = {part.name: part for part in explain(config.load(presets.path(preset), []), machine)}
@@ -302,7 +303,8 @@ def test_every_preset_is_explained(preset: str, machine: Machine) -> None:
 
 
 def test_rounding_and_ranks_are_explained() -> None:
-    from nnue_trainer import config, presets
+    from nnue_trainer import config
+    from nnue_trainer.files import presets
     from nnue_trainer.training.assembly import explain
 
     aware = "model.quantisation={qat: true, qat_from: 0.5}"
@@ -321,7 +323,8 @@ def test_rounding_and_ranks_are_explained() -> None:
 
 
 def test_autocast_on_a_cpu_is_explained() -> None:
-    from nnue_trainer import config, presets
+    from nnue_trainer import config
+    from nnue_trainer.files import presets
     from nnue_trainer.training.assembly import explain
 
     recipe = config.load(presets.path("sfnnv5"), ["training.precision=mixed"])
@@ -330,8 +333,9 @@ def test_autocast_on_a_cpu_is_explained() -> None:
 
 
 def test_rounding_takes_no_autocast_on_a_cpu() -> None:
-    from nnue_trainer import config, nets, presets
+    from nnue_trainer import config, nets
     from nnue_trainer.data import expand, records_from_fens
+    from nnue_trainer.files import presets
     from nnue_trainer.training.assembly import explain
 
     recipe = config.load(
@@ -347,7 +351,8 @@ def test_rounding_takes_no_autocast_on_a_cpu() -> None:
 
 
 def test_what_keeps_the_loss_apart_is_explained() -> None:
-    from nnue_trainer import config, presets
+    from nnue_trainer import config
+    from nnue_trainer.files import presets
     from nnue_trainer.training.assembly import explain
 
     weights = "position_weight={kind: knots, by: pieces, knots: [[2, 1.0], [32, 2.0]]}"
@@ -358,7 +363,8 @@ def test_what_keeps_the_loss_apart_is_explained() -> None:
 
 @pytest.mark.parametrize("optimizer", ["{kind: torch, name: RAdam}", "{kind: muon}", "{kind: schedule_free}"])
 def test_every_optimizer_is_explained(optimizer: str) -> None:
-    from nnue_trainer import config, presets
+    from nnue_trainer import config
+    from nnue_trainer.files import presets
     from nnue_trainer.training.assembly import explain
 
     recipe = config.load(presets.path("sfnnv5"), [f"optimizer={optimizer}"])

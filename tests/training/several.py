@@ -15,7 +15,7 @@ from ports import free_port
 
 SECONDS = 60.0  # more than any of these runs takes on a busy machine
 _LATER = (
-    "nnue_trainer.presets",
+    "nnue_trainer.files.presets",
     "nnue_trainer.files.compile_once",
     "torch._dynamo",
     "torch._inductor",

@@ -10,8 +10,8 @@ import yaml
 from command import nnue
 from small_runs import last, split_sample, written
 
-from nnue_trainer.averages import AVERAGES
 from nnue_trainer.files import checkpoint
+from nnue_trainer.optim.averages import AVERAGES
 from nnue_trainer.schedules import RunStep
 
 VECTORS = Path(__file__).resolve().parents[1] / "vectors" / "training" / "optimisers.json"

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 from typed import instance
 
-from nnue_trainer import config, presets, schema
+from nnue_trainer import config, schema
 from nnue_trainer.config import yaml_text
 from nnue_trainer.errors import UserError
+from nnue_trainer.files import presets
 from nnue_trainer.losses import SigmoidLoss
 from nnue_trainer.nets.stockfish import SfnnV5
 from nnue_trainer.optim import AdamW

@@ -12,11 +12,11 @@ from typed import grad_of
 from nnue_trainer.data import Batch
 from nnue_trainer.losses import NO_SCORE, SigmoidLoss, mean
 from nnue_trainer.losses.cross_entropy import CrossEntropyLoss
+from nnue_trainer.losses.position_weights import POSITION_WEIGHTS
 from nnue_trainer.losses.wdl import WdlLoss
 from nnue_trainer.losses.win_rate import WinRateLoss
 from nnue_trainer.nets import integer_forward
 from nnue_trainer.nets.rounded_forward import log_odds
-from nnue_trainer.position_weights import POSITION_WEIGHTS
 
 VECTORS = json.loads((Path(__file__).resolve().parents[1] / "vectors" / "training" / "loss.json").read_text("utf-8"))
 

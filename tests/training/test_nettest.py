@@ -10,12 +10,13 @@ import yaml
 from command import nnue
 from typed import instance
 
-from nnue_trainer import config, presets, schema
-from nnue_trainer.averages.swa import Swa
+from nnue_trainer import config, schema
 from nnue_trainer.config import nettest
 from nnue_trainer.errors import UserError
+from nnue_trainer.files import presets
 from nnue_trainer.losses.win_rate import WinRateLoss
 from nnue_trainer.nets.stockfish_net import StockfishNet
+from nnue_trainer.optim.averages.swa import Swa
 
 # The options of the recipe of September 2026, as the specification has them; the second step halves the batch by a key
 # that is spelt in another way.

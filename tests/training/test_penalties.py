@@ -13,8 +13,8 @@ from nnue_trainer import nets
 from nnue_trainer.data import expand, records_from_fens
 from nnue_trainer.errors import UserError
 from nnue_trainer.export.check_positions import CHECK_POSITIONS
-from nnue_trainer.penalties import PENALTIES, Penalty
-from nnue_trainer.penalties.base import Penalties
+from nnue_trainer.optim.penalties import PENALTIES, Penalty
+from nnue_trainer.optim.penalties.base import Penalties
 
 VECTOR = json.loads((Path(__file__).resolve().parents[1] / "vectors" / "training" / "loss.json").read_text("utf-8"))[
     "activation_penalty"

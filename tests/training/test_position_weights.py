@@ -28,7 +28,8 @@ def test_weights_by_the_ply_train_like_weights_of_a_user_and_resume(project_root
     """The records reach the step unmixed: the same run as with weights from the piece count and ply by NumPy."""
     own = tmp_path / "own.py"
     own.write_text(
-        "import torch\nfrom nnue_trainer.data import fields\nfrom nnue_trainer.position_weights import PositionWeight\n"
+        "import torch\nfrom nnue_trainer.data import fields\n"
+        "from nnue_trainer.losses.position_weights import PositionWeight\n"
         "from nnue_trainer.schema import section\n\n@section\nclass Mine(PositionWeight):\n    reads_records = True\n\n"
         "    def of(self, batch):\n        records = batch.records.numpy()\n"
         "        assert (fields.scores(records) == batch.score.numpy()).all()\n"
@@ -76,7 +77,7 @@ def test_a_class_that_did_not_request_records_is_told() -> None:
 def test_wrong_weights_are_named(project_root: Path, tmp_path: Path, line: str) -> None:
     own = tmp_path / "own.py"
     own.write_text(
-        "from nnue_trainer.position_weights import PositionWeight\nfrom nnue_trainer.schema import section\n\n"
+        "from nnue_trainer.losses.position_weights import PositionWeight\nfrom nnue_trainer.schema import section\n\n"
         f"@section\nclass Mine(PositionWeight):\n    {line}\n"
     )
     data = split_sample(project_root, tmp_path, 2_000, 250)

@@ -14,9 +14,9 @@ from safetensors.torch import load_file, save_file
 from small_runs import in_chunks, last, written
 
 from nnue_trainer import nets
-from nnue_trainer.parallel.ranks import joined
 from nnue_trainer.training.assembly import assemble, divide
 from nnue_trainer.training.device import choose_device, set_up_torch
+from nnue_trainer.training.parallel.ranks import joined
 
 pytestmark = [pytest.mark.cuda, pytest.mark.two_gpus]
 

@@ -34,13 +34,13 @@ from nnue_trainer.data import LoaderOptions, RecordLoader
 from nnue_trainer.errors import UserError
 from nnue_trainer.files import checkpoint
 from nnue_trainer.nets.base import StackedModel
-from nnue_trainer.parallel import ranks as ranks_module
-from nnue_trainer.parallel import watch
-from nnue_trainer.parallel.ranks import Ranks, joined
-from nnue_trainer.parallel.split import Split, cut
 from nnue_trainer.training import integer_check
 from nnue_trainer.training.assembly import assemble, divide, training_batches
 from nnue_trainer.training.batches import DeviceBatches
+from nnue_trainer.training.parallel import ranks as ranks_module
+from nnue_trainer.training.parallel import watch
+from nnue_trainer.training.parallel.ranks import Ranks, joined
+from nnue_trainer.training.parallel.split import Split, cut
 from nnue_trainer.training.trainer import Trainer
 
 LAYERED: dict[str, Any] = {
@@ -432,7 +432,7 @@ def test_who_is_missing_is_named(tmp_path, wrong_port):
 
 def test_ctrl_c_ends_a_rank_that_reaches_nobody():
     code = (
-        "import os, sys\nimport nnue_trainer.parallel.ranks as ranks\nranks._SECONDS_TO_SAY = 0.1\n"
+        "import os, sys\nimport nnue_trainer.training.parallel.ranks as ranks\nranks._SECONDS_TO_SAY = 0.1\n"
         "from nnue_trainer.base import foreign\ntry: ranks._meet(1, 2)\n"
         "except KeyboardInterrupt: os._exit(3 if foreign.hangs() else 4)\n"
     )

@@ -25,7 +25,7 @@ from typing import ClassVar
 from nnue_trainer.data import fields
 from nnue_trainer.data.filters import Filter
 from nnue_trainer.losses import SigmoidLoss
-from nnue_trainer.position_weights import PositionWeight
+from nnue_trainer.losses.position_weights import PositionWeight
 from nnue_trainer.schema import section
 
 @section

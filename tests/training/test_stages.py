@@ -16,9 +16,9 @@ from command import nnue
 from small_runs import last, split_sample, written
 from typed import present
 
-from nnue_trainer import config, presets
+from nnue_trainer import config
 from nnue_trainer.errors import UserError
-from nnue_trainer.files import checkpoint
+from nnue_trainer.files import checkpoint, presets
 from nnue_trainer.training import run as runs
 from nnue_trainer.training.assembly import idle_averages, stages_of
 from nnue_trainer.training.trainer import Trainer

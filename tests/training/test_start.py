@@ -17,11 +17,11 @@ from nnue_trainer import registry
 from nnue_trainer.config import Recipe, parse
 from nnue_trainer.data import compression
 from nnue_trainer.errors import UserError
-from nnue_trainer.parallel.ranks import Ranks
 from nnue_trainer.schema import to_data
 from nnue_trainer.training import plausibility, run
 from nnue_trainer.training.assembly import stage
 from nnue_trainer.training.assembly.data import data_sources
+from nnue_trainer.training.parallel.ranks import Ranks
 from nnue_trainer.training.stage_data import StageData
 
 CPU = torch.device("cpu")

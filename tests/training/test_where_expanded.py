@@ -12,13 +12,13 @@ from made_up import MadeUpSource, made_up_batch, recipe
 from nnue_trainer import nets
 from nnue_trainer.data import Loader, LoaderOptions, RecordLoader
 from nnue_trainer.files import checkpoint
-from nnue_trainer.parallel.ranks import Ranks
 from nnue_trainer.training.assembly import assemble, training_batches
 from nnue_trainer.training.assembly import data as assembled_data
 from nnue_trainer.training.assembly import held_out as held_out_of
 from nnue_trainer.training.assembly.data import loader_cpus
 from nnue_trainer.training.batches import DeviceBatches
 from nnue_trainer.training.device import set_up_torch
+from nnue_trainer.training.parallel.ranks import Ranks
 
 FIELDS = ("white", "black", "counts", "black_to_move", "score", "result", "piece_count", "material")
 OPTIONS: LoaderOptions = {"seed": 3, "repeat": True, "shuffle_buffer": 4_000, "threads": 2}

@@ -10,11 +10,11 @@ from nnue_trainer.config import Recipe
 from nnue_trainer.errors import UserError
 from nnue_trainer.nets.base import NnueModel
 from nnue_trainer.optim import Optimizer
-from nnue_trainer.parallel.sharding import Unsharded
-from nnue_trainer.penalties.base import Penalties
+from nnue_trainer.optim.penalties.base import Penalties
 from nnue_trainer.training.assembly.steps import StepKind, make_step, why_not_late
 from nnue_trainer.training.device import offloaded
 from nnue_trainer.training.memory import move_to_huge_pages
+from nnue_trainer.training.parallel.sharding import Unsharded
 from nnue_trainer.training.step import Step
 from nnue_trainer.training.step_loss import StepLoss
 

@@ -16,13 +16,13 @@ from nnue_trainer.data.filters import Filters
 from nnue_trainer.data.opened import OpenedFile
 from nnue_trainer.errors import UserError
 from nnue_trainer.losses import Loss
+from nnue_trainer.losses.position_weights import PositionWeight
 from nnue_trainer.nets.activity import spread_over
 from nnue_trainer.nets.base import Net, NnueModel
-from nnue_trainer.parallel.ranks import Ranks
-from nnue_trainer.position_weights import PositionWeight
 from nnue_trainer.schedules import ConstantLambda
 from nnue_trainer.training import plausibility
 from nnue_trainer.training.held_out import HeldOut
+from nnue_trainer.training.parallel.ranks import Ranks
 from nnue_trainer.training.stage_data import DataSources, Poll
 
 

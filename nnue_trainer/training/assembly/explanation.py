@@ -22,11 +22,11 @@ from nnue_trainer.ops import capabilities
 from nnue_trainer.ops.capabilities import Choice, Machine, Mode
 from nnue_trainer.ops.perspectives import number_of
 from nnue_trainer.optim.fused import FusedConfig, FusedRule
-from nnue_trainer.parallel.ranks import Ranks
 from nnue_trainer.training.assembly.core import Core, core_of
 from nnue_trainer.training.assembly.precision import settled
 from nnue_trainer.training.assembly.steps import StepKind, divide, why_positions
 from nnue_trainer.training.estimate import FACTORS, Card, Work, estimate, rows_of
+from nnue_trainer.training.parallel.ranks import Ranks
 
 
 class Part(NamedTuple):

@@ -11,8 +11,6 @@ from torch import Tensor
 from nnue_trainer import config, schema
 from nnue_trainer.config import Recipe
 from nnue_trainer.nets.base import NnueModel
-from nnue_trainer.parallel.ranks import Ranks
-from nnue_trainer.parallel.sharding import Unsharded
 from nnue_trainer.training import loss_figure
 from nnue_trainer.training.assembly.core import Core, core_of, is_recorded
 from nnue_trainer.training.assembly.precision import settled
@@ -24,6 +22,8 @@ from nnue_trainer.training.chosen_step import ChosenStep
 from nnue_trainer.training.finite import FiniteCheck
 from nnue_trainer.training.hooks import Hooks
 from nnue_trainer.training.outputs import Nowhere, RunOutputs
+from nnue_trainer.training.parallel.ranks import Ranks
+from nnue_trainer.training.parallel.sharding import Unsharded
 from nnue_trainer.training.run_folder import RunFolder
 from nnue_trainer.training.run_view import Run
 from nnue_trainer.training.saving import Saved, Saver

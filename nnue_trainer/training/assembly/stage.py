@@ -17,7 +17,6 @@ from nnue_trainer.errors import UserError, out_of_memory
 from nnue_trainer.files import checkpoint
 from nnue_trainer.files.checkpoint import Checkpoint
 from nnue_trainer.nets.base import NnueModel
-from nnue_trainer.parallel.ranks import Ranks, digest
 from nnue_trainer.training import device as devices
 from nnue_trainer.training import resuming, timeline, warm_start
 from nnue_trainer.training.assembly.data import data_sources
@@ -29,6 +28,7 @@ from nnue_trainer.training.counters import count_bad_chunks, count_unique
 from nnue_trainer.training.device import choose_device, set_up_torch
 from nnue_trainer.training.integer_check import start_check
 from nnue_trainer.training.metrics import start_imports
+from nnue_trainer.training.parallel.ranks import Ranks, digest
 from nnue_trainer.training.run_folder import RunFolder
 from nnue_trainer.training.stage_data import StageData
 from nnue_trainer.training.terminal import say

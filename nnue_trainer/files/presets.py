@@ -1,4 +1,4 @@
-"""Recipes that come with the package. Each is a YAML file in this folder; its first line is its purpose."""
+"""Recipes that come with the package: a YAML file each in `nnue_trainer/presets/`; the first line is its purpose."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from nnue_trainer.errors import UserError, quoted
 
-_FOLDER = Path(__file__).parent
+_FOLDER = Path(__file__).parents[1] / "presets"
 
 
 def names() -> list[str]:

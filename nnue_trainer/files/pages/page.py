@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from nnue_trainer.errors import UserError, shown
 from nnue_trainer.files.atomic import StrPath, replacing
-from nnue_trainer.pages.plots import SERIES, Plot, svg
+from nnue_trainer.files.pages.plots import SERIES, Plot, svg
 
 if TYPE_CHECKING:
     import jinja2
@@ -174,7 +174,7 @@ def _template() -> jinja2.Template:
     import jinja2
 
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("nnue_trainer.pages", "templates"),
+        loader=jinja2.PackageLoader("nnue_trainer.files.pages", "templates"),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,

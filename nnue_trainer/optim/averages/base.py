@@ -37,4 +37,4 @@ class Average(ABC):
         return True
 
 
-AVERAGES: Registry[Average] = Registry("nnue_trainer.averages", lambda: Average, what="average")
+AVERAGES: Registry[Average] = Registry("nnue_trainer.optim.averages", lambda: Average, what="average")

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from nnue_trainer import schema
+from nnue_trainer.analysis.comparison.recipes import Entrant, positions
 from nnue_trainer.base.status import PREEMPTED, Preempted
-from nnue_trainer.comparison.recipes import Entrant, positions
 from nnue_trainer.config.outline import outline
 from nnue_trainer.errors import UserError
 from nnue_trainer.files.atomic import replacing

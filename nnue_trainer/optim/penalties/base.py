@@ -37,7 +37,7 @@ class Penalty(ABC):
         first layer, both perspectives joined, if `reads_activations`. Must not wait for the device."""
 
 
-PENALTIES: Registry[Penalty] = Registry("nnue_trainer.penalties", lambda: Penalty, what="penalty")
+PENALTIES: Registry[Penalty] = Registry("nnue_trainer.optim.penalties", lambda: Penalty, what="penalty")
 
 
 class Penalties:

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from nnue_trainer.base import foreign, limits, status
 from nnue_trainer.errors import UserError, bounded, first_line, out_of_memory, quoted, shown
-from nnue_trainer.parallel.watch import Watch
+from nnue_trainer.training.parallel.watch import Watch
 
 _SECONDS_BETWEEN = 0.2  # the intended time between two exchanges of `agree`
 _MOST_FIELDS = 10_000  # of a value that differs: those that ranks exchange to compare

@@ -34,8 +34,8 @@ from nnue_trainer.modules.perspective_transformer import PerspectiveTransformer
 from nnue_trainer.nets.base import NnueModel, StackedModel
 from nnue_trainer.optim import Optimizer
 from nnue_trainer.optim.parts import Moments, Norm, Part
-from nnue_trainer.parallel.ranks import Ranks
-from nnue_trainer.parallel.split import Split, cut, padded
+from nnue_trainer.training.parallel.ranks import Ranks
+from nnue_trainer.training.parallel.split import Split, cut, padded
 
 if TYPE_CHECKING:
     from nnue_trainer.training.fused_parts import Found, FusedTransformer, Inputs, Rows, Stacks

@@ -8,15 +8,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from nnue_trainer.analysis.comparison.plan import Plan
+from nnue_trainer.analysis.comparison.recipes import changes
+from nnue_trainer.analysis.comparison.run import TrainedNet
 from nnue_trainer.base.progress import duration, size
 from nnue_trainer.base.progress import positions as positions_text
-from nnue_trainer.comparison.plan import Plan
-from nnue_trainer.comparison.recipes import changes
-from nnue_trainer.comparison.run import TrainedNet
+from nnue_trainer.files.pages.page import Table, aligned, plain
 from nnue_trainer.match.ratings import Difference, Ratings, rate
 from nnue_trainer.match.result import MatchResult
 from nnue_trainer.match.run import test_text
-from nnue_trainer.pages.page import Table, aligned, plain
 
 FORMAT_VERSION = 1
 _SHOWN = ("loss", "score_cross_entropy", "result_cross_entropy", "rank_correlation")

@@ -9,10 +9,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from nnue_trainer import config, presets, schema
+from nnue_trainer import config, schema
 from nnue_trainer.config import Recipe
 from nnue_trainer.config.outline import outline
 from nnue_trainer.errors import UserError, quoted
+from nnue_trainer.files import presets
 from nnue_trainer.training.assembly import stages_of
 from nnue_trainer.training.resuming import differences
 

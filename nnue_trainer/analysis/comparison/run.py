@@ -12,9 +12,9 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from nnue_trainer.analysis.comparison.plan import Plan
+from nnue_trainer.analysis.comparison.recipes import positions
 from nnue_trainer.analysis.runs import Run, read_run
-from nnue_trainer.comparison.plan import Plan
-from nnue_trainer.comparison.recipes import positions
 from nnue_trainer.errors import UserError
 from nnue_trainer.files import checkpoint as checkpoints
 from nnue_trainer.files.atomic import replacing

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from nnue_trainer.errors import UserError, quoted
 from nnue_trainer.nets.base import NnueModel
-from nnue_trainer.penalties.base import PENALTIES, Penalty
+from nnue_trainer.optim.penalties.base import PENALTIES, Penalty
 from nnue_trainer.schema import section
 
 

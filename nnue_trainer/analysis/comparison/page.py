@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nnue_trainer.comparison.recipes import changes
-from nnue_trainer.comparison.result import Comparison, elo_text, table, verdicts
-from nnue_trainer.pages.page import Page, Section, Table
-from nnue_trainer.pages.plots import SERIES, SOFT, Draw, Plot
+from nnue_trainer.analysis.comparison.recipes import changes
+from nnue_trainer.analysis.comparison.result import Comparison, elo_text, table, verdicts
+from nnue_trainer.files.pages.page import Page, Section, Table
+from nnue_trainer.files.pages.plots import SERIES, SOFT, Draw, Plot
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

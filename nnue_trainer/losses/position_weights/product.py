@@ -8,7 +8,7 @@ from pydantic import Field
 from torch import Tensor
 
 from nnue_trainer.data.batch import Batch
-from nnue_trainer.position_weights.base import POSITION_WEIGHTS, PositionWeight
+from nnue_trainer.losses.position_weights.base import POSITION_WEIGHTS, PositionWeight
 from nnue_trainer.schema import section
 
 

@@ -42,5 +42,5 @@ class PositionWeight(ABC):
 
 
 POSITION_WEIGHTS: Registry[PositionWeight] = Registry(
-    "nnue_trainer.position_weights", lambda: PositionWeight, what="weight of positions"
+    "nnue_trainer.losses.position_weights", lambda: PositionWeight, what="weight of positions"
 )

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from nnue_trainer.data.batch import Batch
 from nnue_trainer.losses import NO_SCORE
-from nnue_trainer.position_weights.base import POSITION_WEIGHTS, PositionWeight
+from nnue_trainer.losses.position_weights.base import POSITION_WEIGHTS, PositionWeight
 from nnue_trainer.schema import section
 
 Knot = tuple[float, Annotated[float, Field(ge=0)]]

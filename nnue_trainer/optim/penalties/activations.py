@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Tensor
 
 from nnue_trainer.nets.base import NnueModel
-from nnue_trainer.penalties.base import PENALTIES, Penalty
+from nnue_trainer.optim.penalties.base import PENALTIES, Penalty
 from nnue_trainer.schema import section
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field, model_validator
 
-from nnue_trainer.averages.base import AVERAGES, Average
+from nnue_trainer.optim.averages.base import AVERAGES, Average
 from nnue_trainer.schedules import RunStep
 from nnue_trainer.schema import section
 
