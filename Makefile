@@ -155,10 +155,9 @@ format: $(VENV)/.dev  ## format with ruff and clang-format
 	$(BIN)/ruff format .
 	@tools/clang_format.sh
 
-types: $(VENV)/.dev build  ## run mypy on all files, and on the package as on macOS and Windows
+types: $(VENV)/.dev build  ## run mypy on all files, and on the package as on macOS
 	$(BIN)/mypy
 	$(BIN)/mypy --platform darwin --cache-dir .mypy_cache/darwin nnue_trainer
-	$(BIN)/mypy --platform win32 --cache-dir .mypy_cache/win32 nnue_trainer
 
 $(VENV)/.docs: requirements/docs.txt $(VENV)/.requirements
 	$(PIP) $(LOCKED) -r requirements/docs.txt

@@ -34,6 +34,9 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
 
+if os.name == "nt":
+    sys.exit("torch-nnue does not build on Windows; use WSL2, as docs/install.md describes")
+
 ROOT = Path(__file__).parent.resolve()
 
 # Where the project is published: the one source is CITATION.cff.

@@ -4,6 +4,10 @@
 """
 
 import importlib as _importlib
+import os as _os
+
+if _os.name == "nt":
+    raise ImportError("torch-nnue does not run on Windows; use WSL2, as docs/install.md describes")
 
 from nnue_trainer.base import _first_look
 from nnue_trainer.base import distribution as _distribution

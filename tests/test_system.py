@@ -1,6 +1,5 @@
 """nnue_trainer.base.system, here and as other systems see it."""
 
-import errno
 import os
 import re
 import resource
@@ -10,12 +9,10 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from nnue_trainer.base import system
-from nnue_trainer.errors import UserError
 
 
 def test_a_process_began_before_now() -> None:
@@ -53,87 +50,24 @@ def test_elsewhere_callers_do_without(monkeypatch: pytest.MonkeyPatch) -> None:
     assert system.seconds_since_boot() <= system.seconds_since_boot()
 
 
-@pytest.fixture
-def windows(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, int]]:
-    """The module as it runs on Windows; which bytes of which files were locked."""
-    locked: list[tuple[int, int, int]] = []
-
-    def locking(descriptor: int, _mode: int, size: int) -> None:
-        entry = (os.fstat(descriptor).st_ino, os.lseek(descriptor, 0, os.SEEK_CUR), size)
-        if entry in locked:
-            raise OSError(errno.EACCES, "Permission denied")
-        locked.append(entry)
-
-    monkeypatch.setattr(sys, "platform", "win32")
-    monkeypatch.setattr(system, "msvcrt", SimpleNamespace(locking=locking, LK_NBLCK=2), raising=False)
-    for module, name in (
-        (os, "pread"),
-        (os, "pwrite"),
-        (os, "preadv"),
-        (os, "geteuid"),
-        (os, "killpg"),
-        (os, "fchmod"),
-        (os, "posix_fadvise"),
-        (os, "register_at_fork"),
-    ):
-        monkeypatch.delattr(module, name)
-    return locked
-
-
-def positional_reads_and_writes(path: Path) -> None:
-    path.write_bytes(b"0123456789")
-    with path.open("r+b", buffering=0) as file:
-        file.seek(3)
-        assert system.pread(file.fileno(), 4, 5) == b"5678"
-        view = memoryview(bytearray(8))
-        assert system.pread_into(file.fileno(), view, 8) == 2
-        assert view[:2] == b"89"
-        assert system.pwrite(file.fileno(), b"ab", 0) == 2
-        assert file.tell() == 3
-        assert file.read() == b"3456789"
-    assert path.read_bytes() == b"ab23456789"
-
-
-def test_positional_reads_and_writes(tmp_path: Path) -> None:
-    positional_reads_and_writes(tmp_path / "file")
-
-
-def test_positional_reads_and_writes_on_windows(tmp_path: Path, windows: object) -> None:
-    positional_reads_and_writes(tmp_path / "file")
-
-
-def a_lock_excludes_others(path: Path) -> None:
-    with path.open("w+b") as file, path.open("r+b") as other:
+def test_a_lock_excludes_others(tmp_path: Path) -> None:
+    with (tmp_path / "file").open("w+b") as file, (tmp_path / "file").open("r+b") as other:
         system.lock(file.fileno())
         with pytest.raises(BlockingIOError):
             system.lock(other.fileno())
         assert file.tell() == other.tell() == 0
 
 
-def test_a_lock_excludes_others(tmp_path: Path) -> None:
-    a_lock_excludes_others(tmp_path / "file")
-
-
-def test_a_lock_excludes_others_on_windows(tmp_path: Path, windows: list[tuple[int, int, int]]) -> None:
-    a_lock_excludes_others(tmp_path / "file")
-    assert [(offset, size) for _, offset, size in windows] == [(1 << 40, 1)]
-
-
-def test_what_windows_lacks(tmp_path: Path, windows: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    ended: list[tuple[int, int]] = []
-    monkeypatch.setattr(os, "kill", lambda pid, number: ended.append((pid, number)))
-    monkeypatch.setattr(signal, "SIGBREAK", 21, raising=False)
-    system.kill_group(1234)
-    assert ended == [(1234, signal.SIGTERM)]
-    assert system.stop_signals() == (signal.SIGINT, signal.SIGTERM, 21)
-    with (tmp_path / "file").open("wb") as file:
-        system.make_private(file.fileno())
-        system.start_writing(file.fileno())
-    system.around_fork(list, list, list)
-    assert system.function_of_c_library("madvise") is None
-    assert (system.user_id(), system.peak_resident_set(), system.allow_open_files(1 << 30)) == (0, 0, None)
-    with pytest.raises(UserError, match="games between engines need Linux or macOS"):
-        system.events()
+@pytest.mark.parametrize("statement", ["import nnue_trainer", "exec(compile(build, 'setup.py', 'exec'))"])
+def test_windows_is_refused_in_one_line(statement: str, project_root: Path) -> None:
+    """Also where it would only be installed. WSL2 is Linux."""
+    imports = "import os, setuptools.command.build_ext, setuptools.command.build_py"
+    command = [sys.executable, "-c", f"{imports}; build = open('setup.py').read(); os.name = 'nt'; {statement}"]
+    ended = subprocess.run(command, cwd=project_root, capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == 1
+    assert re.search(
+        r"torch-nnue does not (run|build) on Windows; use WSL2, as docs/install\.md describes$", ended.stderr
+    )
 
 
 def test_the_largest_resident_set_is_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,13 +98,6 @@ def test_a_program_inherits_a_file_and_ctrl_c_ends_it(tmp_path: Path) -> None:
             assert system.start_with(file.fileno(), command).wait() == 0
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-def test_a_program_inherits_no_file_on_windows(windows: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    started: list[tuple[list[str], dict[str, object]]] = []
-    monkeypatch.setattr(subprocess, "Popen", lambda command, **options: started.append((command, options)))
-    system.start_with(3, ["nnue"])
-    assert started == [(["nnue"], {})]  # Windows refuses `pass_fds` and `preexec_fn`
 
 
 @pytest.mark.parametrize("kind", [system.EpollEvents, system.PolledEvents])

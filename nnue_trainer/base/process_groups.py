@@ -3,21 +3,21 @@
 A program runs in a process group, together with the processes that it starts. A process that was killed cannot end its
 children, and a program that hangs does not notice that its standard input was closed. Therefore a watcher, a small
 Python process, reads from a pipe whose other end only this process has: when the pipe ends, it kills the groups that
-still run. The watcher runs only while there are any. Where the system cannot start one, and on Windows, programs end
-with this process unless it is killed.
+still run. The watcher runs only while there are any. Where the system cannot start one, programs end with this process
+unless it is killed.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import os
+import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Sequence
 from typing import IO
-
-from nnue_trainer.base import system
 
 _WATCHER = """
 import os, sys
@@ -61,7 +61,7 @@ class _Watcher:
                     self._write(line)
                     return
                 self.close()
-            if system.HAS_GROUPS and self._groups:
+            if self._groups:
                 self._process = subprocess.Popen(
                     [sys.executable, "-I", "-S", "-c", _WATCHER],
                     bufsize=0,
@@ -88,7 +88,7 @@ class _Watcher:
             except subprocess.TimeoutExpired:  # it was stopped, or the pipe is open elsewhere: native code can fork too
                 for group in self._groups:
                     with contextlib.suppress(OSError):
-                        system.kill_group(group)
+                        os.killpg(group, signal.SIGKILL)
                 self._process.kill()
                 self._process.wait()
             self._process = None
@@ -106,7 +106,11 @@ _watcher = _Watcher()
 atexit.register(_watcher.close)
 # No fork while a watcher starts: the child would keep the pipe open, and the watcher would not see it end. Looked up at
 # each fork, since `forget` replaces the lock.
-system.around_fork(lambda: _watcher.lock.acquire(), lambda: _watcher.lock.release(), _watcher.forget)
+os.register_at_fork(
+    before=lambda: _watcher.lock.acquire(),
+    after_in_parent=lambda: _watcher.lock.release(),
+    after_in_child=_watcher.forget,
+)
 
 
 def start(
@@ -127,7 +131,7 @@ def start(
 def kill(process: subprocess.Popen[bytes]) -> None:
     """Kills the group of a process that was not reaped yet; afterwards its number may be another process's."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
-        system.kill_group(process.pid)
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def end(process: subprocess.Popen[bytes], *, seconds: float = 10) -> None:

@@ -1,115 +1,32 @@
-"""The differences between operating systems: files, locks, limits, ends of processes, signals, waiting for events.
+"""The differences between Linux and macOS: locks, limits, ends of processes, signals, waiting for events.
 
-Linux is used and tested. Type checks for macOS and Windows pass, and tests run the code for Windows with fakes, but
-nothing has run there yet. `atomic.py` needs names relative to an open folder, which Windows does not have.
+Linux is used and tested. Type checks for macOS pass, but nothing has run there yet. Windows is refused when the package
+is imported.
 """
 
 from __future__ import annotations
 
 import ctypes
-import errno
+import fcntl
 import math
 import os
+import resource
 import select
 import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
-from nnue_trainer.errors import UserError
-
-if sys.platform == "win32":
-    import msvcrt
-
-    O_CLOEXEC = os.O_NOINHERIT | os.O_BINARY
-    O_NOFOLLOW = O_NONBLOCK = O_DIRECTORY = 0
-else:
-    import fcntl
-    import resource
-
-    O_CLOEXEC, O_NOFOLLOW, O_NONBLOCK, O_DIRECTORY = os.O_CLOEXEC, os.O_NOFOLLOW, os.O_NONBLOCK, os.O_DIRECTORY
-
 # --- files ------------------------------------------------------------------------------------------------------------
-
-# Windows has no positional reads: there the position of the file is moved and put back.
-_moving = threading.Lock()
-# Windows locks bytes, and other processes cannot read them: this one is behind what is ever written to a lock file.
-_LOCKED_BYTE = 1 << 40
-
-
-def pread(descriptor: int, size: int, offset: int) -> bytes:
-    """At most `size` bytes from `offset` on; the position of the file stays."""
-    if sys.platform == "win32":
-        with _moving, _Moved(descriptor, offset):
-            return os.read(descriptor, size)
-    else:
-        return os.pread(descriptor, size, offset)
-
-
-def pread_into(descriptor: int, view: memoryview, offset: int) -> int:
-    """Reads into `view`; the number of bytes read."""
-    if sys.platform == "win32":
-        data = pread(descriptor, len(view), offset)
-        view[: len(data)] = data
-        return len(data)
-    else:  # noqa: RET505
-        return os.preadv(descriptor, [view], offset)
-
-
-def pwrite(descriptor: int, data: bytes, offset: int) -> int:
-    """Writes at `offset`; the number of bytes written."""
-    if sys.platform == "win32":
-        with _moving, _Moved(descriptor, offset):
-            return os.write(descriptor, data)
-    else:
-        return os.pwrite(descriptor, data, offset)
-
-
-class _Moved:
-    """The position of a file at `offset`, and then where it was."""
-
-    def __init__(self, descriptor: int, offset: int) -> None:
-        self._descriptor, self._offset = descriptor, offset
-
-    def __enter__(self) -> None:
-        self._before = os.lseek(self._descriptor, 0, os.SEEK_CUR)
-        os.lseek(self._descriptor, self._offset, os.SEEK_SET)
-
-    def __exit__(self, *_: object) -> None:
-        os.lseek(self._descriptor, self._before, os.SEEK_SET)
 
 
 def lock(descriptor: int) -> None:
     """Locks an open file for this process until it is closed. BlockingIOError if another has locked it, OSError where
     the file system has no locks."""
-    if sys.platform == "win32":
-        try:
-            with _moving, _Moved(descriptor, _LOCKED_BYTE):
-                msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
-        except OSError as error:
-            if error.errno in (errno.EACCES, errno.EDEADLK):
-                raise BlockingIOError(error.errno, error.strerror) from None
-            raise
-    else:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-
-def make_private(descriptor: int, *, is_program: bool = False) -> None:
-    """No other user may read or write the file; this one may also run a program. On Windows this follows from its
-    folder."""
-    if sys.platform != "win32":
-        os.fchmod(descriptor, 0o700 if is_program else 0o600)
-
-
-def do_not_block(descriptor: int) -> None:
-    """Writes to a full pipe, and reads of an empty one, fail at once. On Windows they wait."""
-    if sys.platform != "win32":
-        os.set_blocking(descriptor, False)
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def start_writing(descriptor: int) -> None:
@@ -119,27 +36,16 @@ def start_writing(descriptor: int) -> None:
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def user_id() -> int:
-    """The owner of what this process creates, as in `os.stat_result.st_uid`, which is 0 on Windows."""
-    if sys.platform == "win32":
-        return 0
-    else:  # noqa: RET505
-        return os.geteuid()
-
-
 def allow_open_files(needed: int) -> int | None:
     """Lets this process have this many files open, or as many as the system allows. Returns how many it may have open
     then; None: there is no limit."""
-    if sys.platform == "win32":
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
         return None
-    else:  # noqa: RET505
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        if soft == resource.RLIM_INFINITY:
-            return None
-        if needed > soft:
-            soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
-            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        return soft
+    if needed > soft:
+        soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return soft
 
 
 # --- memory -----------------------------------------------------------------------------------------------------------
@@ -154,51 +60,23 @@ def function_of_c_library(name: str) -> Any:
 
 
 def peak_resident_set() -> int:
-    """The largest resident set of this process so far, in bytes; 0 where the system does not show it."""
-    if sys.platform == "win32":
-        return 0
-    else:  # noqa: RET505
-        unit = 1 if sys.platform == "darwin" else 1024
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    """The largest resident set of this process so far, in bytes."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def start_with(descriptor: int, command: list[str]) -> subprocess.Popen[bytes]:
-    """Starts a program that inherits an open file, and that Ctrl-C ends even where it does not end this one. On Windows
-    it inherits none, and Ctrl-C ends it in any case."""
-    if sys.platform == "win32":
-        return subprocess.Popen(command)
-    else:  # noqa: RET505
-        return subprocess.Popen(
-            command, pass_fds=(descriptor,), preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)
-        )
-
-
-def kill_group(pid: int) -> None:
-    """Ends a process, which began its own group, and the processes that it started; on Windows only itself."""
-    if sys.platform == "win32":
-        os.kill(pid, signal.SIGTERM)  # is TerminateProcess there
-    else:
-        os.killpg(pid, signal.SIGKILL)
-
-
-HAS_GROUPS = sys.platform != "win32"
-"""Whether `kill_group` also ends the processes that a process has started."""
-
-
-def around_fork(before: Callable[[], object], in_parent: Callable[[], object], in_child: Callable[[], object]) -> None:
-    """Functions that run around each fork of this process; Windows has no fork."""
-    if sys.platform != "win32":
-        os.register_at_fork(before=before, after_in_parent=in_parent, after_in_child=in_child)
+    """Starts a program that inherits an open file, and that Ctrl-C ends even where it does not end this one."""
+    return subprocess.Popen(
+        command, pass_fds=(descriptor,), preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)
+    )
 
 
 def stop_signals() -> tuple[int, ...]:
-    """The signals that end a program in an orderly way: Ctrl-C, SIGTERM, a closed terminal, and on POSIX systems those
-    that schedulers of clusters send before the time or the CPU time is up. Without those that this process ignores
-    because its starter did (`nohup`), except the first two."""
-    if sys.platform == "win32":
-        others = [signal.SIGBREAK]
-    else:
-        others = [signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU]
+    """The signals that end a program in an orderly way: Ctrl-C, SIGTERM, a closed terminal, and those that schedulers
+    of clusters send before the time or the CPU time is up. Without those that this process ignores because its starter
+    did (`nohup`), except the first two."""
+    others = [signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU]
     handled = [number for number in others if signal.getsignal(number) != signal.SIG_IGN]
     return tuple(map(int, (signal.SIGINT, signal.SIGTERM, *handled)))
 
@@ -206,10 +84,7 @@ def stop_signals() -> tuple[int, ...]:
 def is_schedulers(number: int) -> bool:
     """Whether a signal comes from a scheduler rather than a person. It may come several times and still mean the same:
     SIGXCPU comes each second, and SLURM sends SIGTERM to processes that torchrun sends it to as well."""
-    if sys.platform == "win32":
-        return number == signal.SIGTERM
-    else:  # noqa: RET505 - mypy checks only one of the two branches
-        return number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
+    return number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
 
 
 def seconds_since_boot() -> float:
@@ -334,33 +209,31 @@ class Events(Protocol):
         """Ends the waiting."""
 
 
-if sys.platform != "win32":
+class PolledEvents:
+    """With poll, which every POSIX system has; it costs time in proportion to the number of pipes."""
 
-    class PolledEvents:
-        """With poll, which every POSIX system has; it costs time in proportion to the number of pipes."""
+    def __init__(self) -> None:
+        self._poll = select.poll()
+        self._once: set[int] = set()
+        self.register = self._poll.register
 
-        def __init__(self) -> None:
-            self._poll = select.poll()
-            self._once: set[int] = set()
-            self.register = self._poll.register
+    def once(self, descriptor: int, events: int) -> None:
+        self._poll.modify(descriptor, events)
+        self._once.add(descriptor)
 
-        def once(self, descriptor: int, events: int) -> None:
-            self._poll.modify(descriptor, events)
-            self._once.add(descriptor)
+    def unregister(self, descriptor: int) -> None:
+        self._once.discard(descriptor)
+        self._poll.unregister(descriptor)
 
-        def unregister(self, descriptor: int) -> None:
-            self._once.discard(descriptor)
-            self._poll.unregister(descriptor)
+    def wait(self, seconds: float) -> list[tuple[int, int]]:
+        found = self._poll.poll(1000 * seconds)
+        for descriptor in self._once.intersection(descriptor for descriptor, _ in found):
+            self._once.remove(descriptor)
+            self._poll.modify(descriptor, 0)
+        return found
 
-        def wait(self, seconds: float) -> list[tuple[int, int]]:
-            found = self._poll.poll(1000 * seconds)
-            for descriptor in self._once.intersection(descriptor for descriptor, _ in found):
-                self._once.remove(descriptor)
-                self._poll.modify(descriptor, 0)
-            return found
-
-        def close(self) -> None:
-            self._once.clear()
+    def close(self) -> None:
+        self._once.clear()
 
 
 if sys.platform == "linux":
@@ -382,10 +255,8 @@ if sys.platform == "linux":
 
 
 def events() -> Events:
-    """The best that the system has. UserError on Windows, where nothing waits for several pipes."""
-    if sys.platform == "win32":
-        raise UserError("games between engines need Linux or macOS; on Windows use WSL2")
-    elif sys.platform == "linux":  # noqa: RET506
+    """The best that the system has."""
+    if sys.platform == "linux":
         return EpollEvents()
-    else:
+    else:  # noqa: RET505 - mypy checks only one of the two branches
         return PolledEvents()

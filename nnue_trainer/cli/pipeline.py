@@ -321,11 +321,10 @@ def _run_steps(
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[int]:
-    """Holds the lock on a folder. The commands inherit it, so one that outlives a killed `nnue run` keeps it, except on
-    Windows."""
+    """Holds the lock on a folder. The commands inherit it, so one that outlives a killed `nnue run` keeps it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | system.O_NOFOLLOW | system.O_CLOEXEC, 0o666)
+        lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
     except OSError as error:
         raise UserError(f"{folder}: cannot be written: {error.strerror or error}") from None
     try:

@@ -49,7 +49,7 @@ def ended_by_second_signal() -> Iterator[None]:
         return
     done, ours = threading.Event(), system.stop_signals()
     reading, writing = os.pipe()
-    system.do_not_block(writing)
+    os.set_blocking(writing, False)
     before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)  # written by Python's handler in C
 
     def watch() -> None:

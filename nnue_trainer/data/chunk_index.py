@@ -380,10 +380,10 @@ def _turn(paths: Sequence[str], poll: Poll) -> Iterator[bool]:
     """One process of this user and machine lists the chunks of these files while others wait. Yields whether this one
     has waited: the index then has what the other found. Without locks, all list them, and get the same."""
     name = hashlib.blake2b("\0".join(map(os.path.abspath, paths)).encode("utf-8", "surrogateescape"), digest_size=12)
-    path = Path(tempfile.gettempdir(), f"nnue-index-{system.user_id()}-{name.hexdigest()}.lock")
+    path = Path(tempfile.gettempdir(), f"nnue-index-{os.geteuid()}-{name.hexdigest()}.lock")
     waits = False
     try:
-        lock = os.open(path, os.O_RDWR | os.O_CREAT | system.O_NOFOLLOW | system.O_CLOEXEC, 0o600)
+        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except OSError:
         yield False
         return

@@ -22,7 +22,6 @@ import numpy as np
 import numpy.typing as npt
 
 from nnue_trainer import _data
-from nnue_trainer.base import system
 from nnue_trainer.base.arrays import Records
 from nnue_trainer.base.closing import Closing
 from nnue_trainer.data.compression import ByteReader, UntilBroken, compression_of, decompress, head_of, is_sound
@@ -428,7 +427,7 @@ def open_regular(path: StrPath) -> BinaryIO:
         if not stat.S_ISREG(Path(path).stat().st_mode):
             raise UserError(f"{path}: not a regular file")
         # O_NONBLOCK: it does not wait even if the file has just become a pipe.
-        file = os.fdopen(os.open(path, os.O_RDONLY | system.O_CLOEXEC | system.O_NONBLOCK), "rb")
+        file = os.fdopen(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb")
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}") from None
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):

@@ -27,7 +27,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from nnue_trainer import _data
-from nnue_trainer.base import system
 from nnue_trainer.base.arrays import Records
 from nnue_trainer.data import fields
 from nnue_trainer.data.books import Book, Opening
@@ -493,7 +492,7 @@ def _fingerprint(descriptor: int) -> dict[str, int | str]:
     size = os.fstat(descriptor).st_size
     digest = hashlib.blake2b(digest_size=16)
     for piece in range(16):
-        digest.update(system.pread(descriptor, 4096, max(0, size - 4096) * piece // 15))
+        digest.update(os.pread(descriptor, 4096, max(0, size - 4096) * piece // 15))
     return {"size": size, "digest": digest.hexdigest()}
 
 

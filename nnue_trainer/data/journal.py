@@ -120,7 +120,7 @@ class Journal:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             while True:
-                flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | system.O_CLOEXEC | system.O_NOFOLLOW | system.O_NONBLOCK
+                flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
                 file = os.open(self.path, flags, 0o666)
                 try:
                     if not stat.S_ISREG(os.fstat(file).st_mode):
@@ -144,7 +144,7 @@ class Journal:
     def _go_on(self, replace_other: bool) -> None:
         """Finds the last whole game, and cuts off what follows it."""
         size = os.fstat(self._file).st_size
-        found = system.pread(self._file, max(len(self._line), min(size, _MAX_HEADER)), 0)
+        found = os.pread(self._file, max(len(self._line), min(size, _MAX_HEADER)), 0)
         line = found[: found.find(b"\n") + 1]
         if line != self._line:
             whole = size <= len(found)
@@ -173,13 +173,13 @@ class Journal:
 
     def _entry(self, offset: int) -> tuple[int, int, bytes] | None:
         """(number of the game, games on disk before it, its records) if there is a sound entry at `offset`."""
-        head = system.pread(self._file, _ENTRY.size, offset)
+        head = os.pread(self._file, _ENTRY.size, offset)
         if len(head) < _ENTRY.size:
             return None
         mark, game, count, on_disk, checksum = _ENTRY.unpack(head)
         if mark != _MARK or count > _MAX_POSITIONS:
             return None
-        payload = system.pread(self._file, 32 * count, offset + _ENTRY.size)
+        payload = os.pread(self._file, 32 * count, offset + _ENTRY.size)
         if len(payload) < 32 * count or checksum != self._checksum((game, count, on_disk), payload):
             return None
         return game, on_disk, payload
@@ -188,7 +188,7 @@ class Journal:
         """UserError if the damage at `offset` is in a part that was on disk when a later game was written."""
         block, step = b"", 1 << 20
         for start in range(offset, size, step):
-            block = system.pread(self._file, step + len(_MARK) - 1, start)
+            block = os.pread(self._file, step + len(_MARK) - 1, start)
             at = block.find(_MARK)
             while at >= 0:
                 entry = self._entry(start + at)
@@ -238,7 +238,7 @@ class Journal:
     def _sync_folder(self) -> None:
         """Makes the name of a new file survive a power cut."""
         with contextlib.suppress(OSError):  # file systems that cannot sync a folder
-            folder = os.open(self.path.parent, os.O_RDONLY | system.O_DIRECTORY)
+            folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY)
             try:
                 os.fsync(folder)
             finally:

@@ -108,7 +108,7 @@ class Engine(Closing):
         assert self._process.stdout
         assert self._process.stderr
         self._stdin = self._process.stdin.fileno()
-        system.do_not_block(self._stdin)
+        os.set_blocking(self._stdin, False)
         self._stdout = self._process.stdout.fileno()
         self._stderr_fd = self._process.stderr.fileno()
         self._awaited = b""

@@ -174,7 +174,7 @@ def remove_dead(folder: StrPath, *, unlocked: bool = False) -> None:
     """Removes temporary files that dead writers left in a folder; nothing happens if there is no such folder.
     `unlocked`: no other process writes there, so all are dead where the file system has no locks."""
     with suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY | system.O_DIRECTORY)
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
             _remove_dead(descriptor, unlocked=unlocked)
         finally:
@@ -204,7 +204,7 @@ def check_output(path: StrPath) -> None:
     """UserError if `path` is something that is never replaced: a link, pipe, device or folder."""
     path = Path(path)
     with suppress(OSError):
-        folder = os.open(path.parent, os.O_RDONLY | system.O_DIRECTORY)
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
         try:
             _check_target(folder, path)
         finally:
@@ -226,7 +226,7 @@ def _refused(path: Path, error: OSError) -> UserError:
 
 def _open_folder(path: Path) -> int:
     path.parent.mkdir(parents=True, exist_ok=True)
-    return os.open(path.parent, os.O_RDONLY | system.O_DIRECTORY)
+    return os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
 
 
 def _check_target(folder: int, path: Path) -> None:
@@ -252,7 +252,7 @@ def _create(folder: int) -> tuple[str, int]:
     """A new locked temporary file. The kernel takes the umask, or the folder's default ACL, into account."""
     while True:
         name = _temporary_name()
-        descriptor = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | system.O_NOFOLLOW, 0o666, dir_fd=folder)
+        descriptor = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666, dir_fd=folder)
         try:
             system.lock(descriptor)
         except BlockingIOError:  # at this moment another writer took it for a dead writer's file and removes it
@@ -270,7 +270,7 @@ def _remove_dead(folder: int, *, unlocked: bool = False) -> None:
         if not _TEMPORARY.fullmatch(name):
             continue
         with suppress(OSError):  # it is another user's, or it is locked and so in use
-            descriptor = os.open(name, os.O_RDWR | system.O_NOFOLLOW | system.O_NONBLOCK, dir_fd=folder)
+            descriptor = os.open(name, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
             try:
                 try:
                     system.lock(descriptor)

@@ -23,7 +23,6 @@ import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from nnue_trainer.base import system
 from nnue_trainer.base.progress import Unfailing, progress_bar
 from nnue_trainer.errors import UserError, shown
 from nnue_trainer.files.atomic import replacing
@@ -113,7 +112,7 @@ def library_of(
         content = built.read_bytes()
         for path, data in ((library, content), (_digest_file(library), _digest(content).encode())):
             with replacing(path) as output:
-                system.make_private(output.fd, is_program=is_program and path == library)
+                os.fchmod(output.fd, 0o700 if is_program and path == library else 0o600)
                 output.write_bytes(data)
     return library
 
@@ -130,7 +129,7 @@ def _is_sound(library: Path) -> bool:
     """Whether the library is there, complete, and only writable by this user."""
     try:
         found = os.lstat(library)
-        is_own = stat.S_ISREG(found.st_mode) and found.st_uid == system.user_id() and not found.st_mode & 0o022
+        is_own = stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o022
         return is_own and _digest(library.read_bytes()) == _digest_file(library).read_text(encoding="ascii")
     except (OSError, UnicodeDecodeError):
         return False
@@ -147,7 +146,7 @@ def _private(folder: Path, kind: str) -> Path:
         # A folder such as /tmp may stand above: with the sticky bit, only the owner can replace what is in it.
         may_be_shared = path not in (folder, real) and path.stat().st_mode & stat.S_ISVTX
         wrong = None
-        if not {path.stat().st_uid, path.lstat().st_uid} <= {0, system.user_id()}:
+        if not {path.stat().st_uid, path.lstat().st_uid} <= {0, os.geteuid()}:
             wrong = "belongs to another user"
         elif path.stat().st_mode & 0o022 and not may_be_shared:
             wrong = f"can be written by other users (mode {path.stat().st_mode & 0o7777:o})"

@@ -132,7 +132,7 @@ class Lease:
             return False
         except OSError:
             try:
-                file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | system.O_CLOEXEC, 0o666)
+                file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
             except FileExistsError:
                 return False
             os.write(file, self._claim.encoded())
@@ -172,12 +172,12 @@ class Lease:
         while not self._ended.wait(max(self._seconds / _BEATS, 0.01)):
             with contextlib.suppress(OSError):
                 # It is not created here. If it is replaced after it was opened, only the old file is written.
-                file = os.open(self._path, os.O_RDWR | system.O_NOFOLLOW | system.O_CLOEXEC)
+                file = os.open(self._path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
                 try:
-                    if _token(_parsed(system.pread(file, 2 * _SIZE, 0))) != self._claim.token:
+                    if _token(_parsed(os.pread(file, 2 * _SIZE, 0))) != self._claim.token:
                         return
                     count += 1
-                    system.pwrite(file, _Claim(**asdict(self._claim) | {"count": count}).encoded(), 0)
+                    os.pwrite(file, _Claim(**asdict(self._claim) | {"count": count}).encoded(), 0)
                     os.fsync(file)
                 finally:
                     os.close(file)
@@ -199,9 +199,9 @@ def _parsed(data: bytes) -> _Claim | None:
 
 def _read(path: Path) -> _Claim | None:
     """FileNotFoundError if there is no file."""
-    file = os.open(path, os.O_RDONLY | system.O_NOFOLLOW | system.O_CLOEXEC)  # opened anew: network file systems cache
+    file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)  # opened anew: network file systems cache
     try:
-        return _parsed(system.pread(file, 2 * _SIZE, 0))
+        return _parsed(os.pread(file, 2 * _SIZE, 0))
     finally:
         os.close(file)
 

@@ -16,7 +16,6 @@ from types import TracebackType
 
 import numpy as np
 
-from nnue_trainer.base import system
 from nnue_trainer.errors import UserError
 from nnue_trainer.nnue_file import envelope, huffman, leb128
 from nnue_trainer.nnue_file.layout import Block, FileLayout, Piece, Word
@@ -72,7 +71,7 @@ class NetFile:
         self.path = path
         try:
             # Without O_NONBLOCK the opening of a pipe would wait for a writer.
-            self._file = os.open(path, os.O_RDONLY | system.O_NONBLOCK | system.O_CLOEXEC)
+            self._file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
             reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
             raise UserError(f"{path}: cannot read the net: {reason}") from None
@@ -113,7 +112,7 @@ class NetFile:
         view, done = memoryview(data), 0
         while done < size:
             try:
-                read = system.pread_into(self._file, view[done:], offset + done)
+                read = os.preadv(self._file, [view[done:]], offset + done)
             except OSError as error:
                 raise self.error(offset + done, what, f"cannot be read: {error.strerror}") from None
             if not read:

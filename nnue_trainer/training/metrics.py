@@ -120,7 +120,7 @@ class _AppendedFile:
             try:
                 if size == 0:
                     for offset in range(0, self._size, 1 << 20):
-                        size += os.write(fresh, system.pread(before, min(1 << 20, self._size - offset), offset))
+                        size += os.write(fresh, os.pread(before, min(1 << 20, self._size - offset), offset))
                     if size < self._size:
                         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             except BaseException:
@@ -132,7 +132,7 @@ class _AppendedFile:
 
     def _opened(self) -> tuple[int, int]:
         """A descriptor of the file at the path, made if there is none, and its size in bytes."""
-        file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND | system.O_NOFOLLOW | system.O_CLOEXEC, 0o666)
+        file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
         return file, os.fstat(file).st_size
 
     def _go_on_in(self, file: int, size: int) -> None:

@@ -257,7 +257,7 @@ class RunFolder:
         while True:
             try:
                 self._make_folder()
-                lock = os.open(path, os.O_RDWR | os.O_CREAT | system.O_NOFOLLOW | system.O_CLOEXEC, 0o666)
+                lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
             except FileNotFoundError:  # another process has just removed the folder, because it was empty
                 continue
             except OSError as error:
@@ -268,8 +268,8 @@ class RunFolder:
                 # has now locked a deleted file, and must try again.
                 if _same_file(lock, path):
                     os.ftruncate(lock, 0)
-                    system.pwrite(lock, _holder().encode(), 0)
-                    self._directory = os.open(self.path, os.O_RDONLY | system.O_DIRECTORY | system.O_CLOEXEC)
+                    os.pwrite(lock, _holder().encode(), 0)
+                    self._directory = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
                     self._lock = lock
                     return
                 os.close(lock)
@@ -331,7 +331,7 @@ def owner_of(path: Path) -> tuple[int, str] | None:
     """The process id and the host in the lock file of the run folder `path`; None if there is no lock file. Does not
     touch the lock, so it never disturbs a training that starts. A killed process leaves the file."""
     try:
-        lock = os.open(path / LOCK, os.O_RDONLY | system.O_NOFOLLOW | system.O_CLOEXEC)
+        lock = os.open(path / LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
         return None
     try:
@@ -363,7 +363,7 @@ def _read_holder(descriptor: int) -> tuple[int, str] | None:
     """The process id and the host in a lock file; None if they cannot be read."""
     for _ in range(10):
         try:
-            data = json.loads(system.pread(descriptor, 4096, 0))
+            data = json.loads(os.pread(descriptor, 4096, 0))
             return int(data["pid"]), str(data["host"])
         except (ValueError, TypeError, KeyError, OSError):
             time.sleep(0.01)  # the process that holds the lock may not have written its id yet
