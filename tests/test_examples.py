@@ -122,3 +122,22 @@ def test_a_killed_sweep_goes_on_inside_of_its_trial(
 def last_figure(run: Path) -> float:
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return float([record["score_cross_entropy"] for record in records if record["event"] == "validation"][-1])
+
+
+@pytest.mark.slow
+def test_the_pictures_of_a_graph(project_root: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its densest subgraph is the hidden part or weighs more, and turns even out the visits of threads."""
+    example = runpy.run_path(str(project_root / "examples/graph_pictures.py"))
+    example["main"](["--out", "pictures", "--nodes", "1024", "--part", "24", "--device", "cpu"])
+    assert sorted(path.name for path in Path("pictures").iterdir()) == [
+        "graph-adjacency.png",
+        "graph-layout.png",
+        "graph-visits.png",
+    ]
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in Path("pictures").iterdir())
+    g = example["hidden_part"](1024, 24, 1)
+    before, after = example["work_of_threads"](g, 2)
+    assert before.sum() == after.sum()
+    assert after.max(1).mean() < before.max(1).mean() / 2
+    weight = float(re.findall(r"(\d+) edges among", capsys.readouterr().out)[0])
+    assert weight >= 0.5 * 24 * 23 / 2
