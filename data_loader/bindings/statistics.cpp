@@ -16,6 +16,12 @@ void bind_counts(py::class_<Exclusive<Statistics>>& statistics, const char* name
     statistics.def_property_readonly(name, [field](Exclusive<Statistics>& s) { return (*s.use()).*field; });
 }
 
+template <class Part>
+void join_part(Exclusive<Part>& exclusive, Exclusive<Part>& part) {
+    const auto object = exclusive.use();
+    object->join(*part.use());
+}
+
 // Makes a block of the profile a row of a structured array. It imports numpy, which takes longer than all of the
 // module, so this waits until a profile is read.
 void describe_block() {
@@ -28,11 +34,63 @@ void describe_block() {
     });
 }
 
+void bind_profile(py::module_& m) {
+    py::class_<Exclusive<Profile>>(m, "Profile")
+        .def(py::init<>())
+        .def("add", &add_records<Profile>)
+        .def(
+            "add_part",
+            [](Exclusive<Profile>& exclusive, const Array<std::uint8_t>& records, std::uint64_t block_size) {
+                const std::span<const Record> all = record_span(records, "add_part");
+                const auto profile = exclusive.use();
+                py::gil_scoped_release release;
+                profile->add_part(all, block_size);
+            },
+            py::arg("records"), py::arg("block_size"))
+        .def(
+            "join",
+            [](Exclusive<Profile>& exclusive, Exclusive<Profile>& part, const Array<std::uint8_t>& records) {
+                const std::span<const Record> all = record_span(records, "join");
+                const auto profile = exclusive.use(), counted = part.use();
+                py::gil_scoped_release release;
+                profile->join(*counted, all);
+            },
+            py::arg("part"), py::arg("records"))
+        .def_property_readonly("blocks",
+                               [](Exclusive<Profile>& profile) {
+                                   describe_block();
+                                   const auto p = profile.use();
+                                   const auto& blocks = p->blocks();
+                                   return Array<Profile::Block>(static_cast<py::ssize_t>(blocks.size()), blocks.data());
+                               })
+        .def_property_readonly(
+            "calibration",
+            [](Exclusive<Profile>& profile) {
+                const auto p = profile.use();
+                return Array<std::uint64_t>({Profile::kPhases, Profile::kScoreBins, 3}, p->calibration()[0][0].data());
+            })
+        .def_property_readonly("block_size", [](Exclusive<Profile>& p) { return p.use()->block_size(); })
+        .def_property_readonly("distinct",
+                               [](Exclusive<Profile>& p) {
+                                   const DuplicateEstimator* duplicates = p.use()->duplicates();
+                                   return duplicates ? duplicates->distinct() : 0;
+                               })
+        .def_property_readonly("duplicate_share",
+                               [](Exclusive<Profile>& p) {
+                                   const DuplicateEstimator* duplicates = p.use()->duplicates();
+                                   return duplicates ? duplicates->duplicate_share() : 0;
+                               })
+        .def_property_readonly("duplicates_exact", [](Exclusive<Profile>& p) {
+            const DuplicateEstimator* duplicates = p.use()->duplicates();
+            return !duplicates || duplicates->exact();
+        });
+}
+
 }  // namespace
 
 void bind_statistics(py::module_& m) {
     py::class_<Exclusive<Statistics>> statistics(m, "Statistics");
-    statistics.def(py::init<>()).def("add", &add_records<Statistics>);
+    statistics.def(py::init<>()).def("add", &add_records<Statistics>).def("join", &join_part<Statistics>);
 #define NNUE_FIELD(name) bind_counts(statistics, #name, &Statistics::name)
     NNUE_FIELD(positions);
     NNUE_FIELD(castlings);
@@ -70,31 +128,12 @@ void bind_statistics(py::module_& m) {
         .def_property_readonly("black_king_squares",
                                [](Exclusive<Statistics>& s) { return s.use()->king_squares[kBlack]; });
 
-    py::class_<Exclusive<Profile>>(m, "Profile")
-        .def(py::init<>())
-        .def("add", &add_records<Profile>)
-        .def_property_readonly("blocks",
-                               [](Exclusive<Profile>& profile) {
-                                   describe_block();
-                                   const auto p = profile.use();
-                                   const auto& blocks = p->blocks();
-                                   return Array<Profile::Block>(static_cast<py::ssize_t>(blocks.size()), blocks.data());
-                               })
-        .def_property_readonly(
-            "calibration",
-            [](Exclusive<Profile>& profile) {
-                const auto p = profile.use();
-                return Array<std::uint64_t>({Profile::kPhases, Profile::kScoreBins, 3}, p->calibration()[0][0].data());
-            })
-        .def_property_readonly("block_size", [](Exclusive<Profile>& p) { return p.use()->block_size(); })
-        .def_property_readonly("distinct", [](Exclusive<Profile>& p) { return p.use()->duplicates().distinct(); })
-        .def_property_readonly("duplicate_share",
-                               [](Exclusive<Profile>& p) { return p.use()->duplicates().duplicate_share(); })
-        .def_property_readonly("duplicates_exact", [](Exclusive<Profile>& p) { return p.use()->duplicates().exact(); });
+    bind_profile(m);
 
     py::class_<Exclusive<Validator>>(m, "Validator")
         .def(py::init<>())
         .def("add", &add_records<Validator>)
+        .def("join", &join_part<Validator>)
         .def_property_readonly("positions",
                                [](Exclusive<Validator>& validator) { return validator.use()->positions(); })
         .def_property_readonly("result_changes",

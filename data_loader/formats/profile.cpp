@@ -10,7 +10,7 @@ namespace nnue::data {
 
 namespace {
 
-void join(Profile::Block& into, const Profile::Block& other) {
+void join_blocks(Profile::Block& into, const Profile::Block& other) {
     into.positions += other.positions;
     into.scored += other.scored;
     into.proven += other.proven;
@@ -34,24 +34,65 @@ void join(Profile::Block& into, const Profile::Block& other) {
 
 }  // namespace
 
+// The block of the next position.
+Profile::Block& Profile::open_block() {
+    if (blocks_.empty() || blocks_.back().positions == block_size_) {
+        if (blocks_.size() == kMaxBlocks) join_neighbours();
+        blocks_.emplace_back();
+    }
+    return blocks_.back();
+}
+
 void Profile::add(std::span<const Record> records) {
     while (!records.empty()) {
-        if (blocks_.empty() || blocks_.back().positions == block_size_) {
-            if (blocks_.size() == kMaxBlocks) join_neighbours();
-            blocks_.emplace_back();
-        }
-        Block& block = blocks_.back();
+        Block& block = open_block();
         const auto n = static_cast<std::size_t>(std::min<std::uint64_t>(records.size(), block_size_ - block.positions));
+        count_duplicates(block, records.first(n));
         count(block, records.first(n));
         records = records.subspan(n);
     }
 }
 
+void Profile::add_part(std::span<const Record> records, std::uint64_t block_size) {
+    if (block_size == 0 || positions_) throw FormatError("a part of a profile without a block size, or used twice");
+    block_size_ = block_size;
+    while (!records.empty()) {
+        const auto n = static_cast<std::size_t>(std::min<std::uint64_t>(records.size(), block_size));
+        count(blocks_.emplace_back(), records.first(n));
+        records = records.subspan(n);
+    }
+}
+
+void Profile::join(const Profile& part, std::span<const Record> records) {
+    if (part.positions_ != records.size()) throw FormatError("a part of a profile with other positions");
+    for (const Block& counted : part.blocks_) {
+        Block& block = open_block();
+        const auto n = static_cast<std::size_t>(counted.positions);
+        if (n > block_size_ - block.positions)
+            throw FormatError("a part of a profile that does not begin with a block");
+        count_duplicates(block, records.first(n));
+        join_blocks(block, counted);
+        records = records.subspan(n);
+    }
+    positions_ += part.positions_;
+    for (std::size_t phase = 0; phase < calibration_.size(); ++phase) {
+        for (std::size_t bin = 0; bin < calibration_[phase].size(); ++bin) {
+            for (std::size_t points = 0; points < 3; ++points) {
+                calibration_[phase][bin][points] += part.calibration_[phase][bin][points];
+            }
+        }
+    }
+}
+
+void Profile::count_duplicates(Block& block, std::span<const Record> records) {
+    if (!duplicates_) duplicates_ = std::make_unique<DuplicateEstimator>();
+    const std::uint64_t looked_at = duplicates_->looked_at(), repeated = duplicates_->repeated();
+    duplicates_->add(records);
+    block.looked_at += duplicates_->looked_at() - looked_at;
+    block.repeated += duplicates_->repeated() - repeated;
+}
+
 void Profile::count(Block& block, std::span<const Record> records) {
-    const std::uint64_t looked_at = duplicates_.looked_at(), repeated = duplicates_.repeated();
-    duplicates_.add(records);
-    block.looked_at += duplicates_.looked_at() - looked_at;
-    block.repeated += duplicates_.repeated() - repeated;
     for (const Record& record : records) {
         const std::uint8_t* bytes = record.bytes.data();
         const int pieces = popcount(record_occupancy(bytes)), result = record_result(bytes);
@@ -91,7 +132,7 @@ void Profile::count(Block& block, std::span<const Record> records) {
 void Profile::join_neighbours() {
     for (std::size_t i = 0; i < kMaxBlocks / 2; ++i) {
         if (i) blocks_[i] = blocks_[2 * i];
-        join(blocks_[i], blocks_[2 * i + 1]);
+        join_blocks(blocks_[i], blocks_[2 * i + 1]);
     }
     blocks_.resize(kMaxBlocks / 2);
     block_size_ *= 2;

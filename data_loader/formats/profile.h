@@ -9,6 +9,7 @@
 #include <array>
 #include <bit>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -66,19 +67,28 @@ class Profile {
     // Throws FormatError for a record with an impossible result or number of pieces. Boards are not checked.
     void add(std::span<const Record> records);
 
+    // Counts positions for join(), without duplicates, which depend on all positions before. `block_size`: the one of
+    // the profile that it will be joined to, or an earlier one.
+    void add_part(std::span<const Record> records, std::uint64_t block_size);
+    // Adds the counts of the positions that follow. FormatError if a block of the part would be in two blocks.
+    void join(const Profile& part, std::span<const Record> records);
+
     std::uint64_t block_size() const { return block_size_; }
     const std::vector<Block>& blocks() const { return blocks_; }
     const Calibration& calibration() const { return calibration_; }
-    const DuplicateEstimator& duplicates() const { return duplicates_; }
+    // Null: there are no positions.
+    const DuplicateEstimator* duplicates() const { return duplicates_.get(); }
 
   private:
+    Block& open_block();
     void count(Block& block, std::span<const Record> records);
+    void count_duplicates(Block& block, std::span<const Record> records);
     void join_neighbours();
 
     std::uint64_t block_size_ = kFirstBlockSize, positions_ = 0;
     std::vector<Block> blocks_;
     Calibration calibration_;
-    DuplicateEstimator duplicates_;
+    std::unique_ptr<DuplicateEstimator> duplicates_;
 };
 
 }  // namespace nnue::data

@@ -53,4 +53,37 @@ void Statistics::add(std::span<const Record> records) {
     }
 }
 
+void Statistics::join(const Statistics& other) {
+    if (!other.positions) return;
+    if (!positions) {
+        *this = other;
+        return;
+    }
+    using Count = std::uint64_t Statistics::*;
+    for (const Count count :
+         {&Statistics::positions, &Statistics::castlings, &Statistics::en_passants, &Statistics::promotions,
+          &Statistics::null_moves, &Statistics::captures, &Statistics::in_check, &Statistics::quiet,
+          &Statistics::score_none, &Statistics::score_zero, &Statistics::wins, &Statistics::draws, &Statistics::losses,
+          &Statistics::black_to_move, &Statistics::ep_squares, &Statistics::sum_ply, &Statistics::sum_pieces,
+          &Statistics::sum_rule50, &Statistics::sum_move}) {
+        this->*count += other.*count;
+    }
+    sum_score += other.sum_score;
+    sum_result += other.sum_result;
+    min_score = std::min(min_score, other.min_score);
+    max_score = std::max(max_score, other.max_score);
+    max_ply = std::max(max_ply, other.max_ply);
+    max_rule50 = std::max(max_rule50, other.max_rule50);
+    const auto join_all = [](auto& to, const auto& from) {
+        for (std::size_t i = 0; i < to.size(); ++i) to[i] += from[i];
+    };
+    join_all(castling_rights, other.castling_rights);
+    join_all(score_histogram, other.score_histogram);
+    join_all(ply_histogram, other.ply_histogram);
+    join_all(piece_histogram, other.piece_histogram);
+    for (const int color : {kWhite, kBlack}) {
+        join_all(king_squares[static_cast<std::size_t>(color)], other.king_squares[static_cast<std::size_t>(color)]);
+    }
+}
+
 }  // namespace nnue::data

@@ -32,6 +32,8 @@ struct Statistics {
 
     // Throws FormatError for a record that is not sound.
     void add(std::span<const Record> records);
+    // Adds the counts of other positions.
+    void join(const Statistics& other);
 };
 
 }  // namespace nnue::data

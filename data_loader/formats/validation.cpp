@@ -24,6 +24,12 @@ bool possible_material(const Position& p, int color) {
 
 }  // namespace
 
+// Whether a position follows the last one in a game, with another result.
+bool Validator::changes_result(const Entry& e) const {
+    return next_ && e.position.ply == next_->position.ply && same_position(e.position, next_->position) &&
+           e.result != next_->result;
+}
+
 void Validator::add(std::span<const Record> records) {
     for (const Record& record : records) {
         Entry e;
@@ -31,8 +37,8 @@ void Validator::add(std::span<const Record> records) {
             throw FormatError("position " + std::to_string(positions_) + ": " + error);
         }
         const Position& p = e.position;
-        const bool same_game = next_ && p.ply == next_->position.ply && same_position(p, next_->position);
-        if (same_game && e.result != next_->result && result_changes_.count++ == 0) result_changes_.first = positions_;
+        if (!first_) first_ = e;
+        if (changes_result(e) && result_changes_.count++ == 0) result_changes_.first = positions_;
         const bool legal = !e.move.is_null() && is_legal(p, e.move);
         next_.reset();
         bool mates = false;
@@ -54,6 +60,20 @@ void Validator::add(std::span<const Record> records) {
         }
         ++positions_;
     }
+}
+
+void Validator::join(const Validator& next) {
+    if (!next.first_) return;
+    if (!first_) first_ = next.first_;
+    const auto join_one = [this](Problem& problem, const Problem& other) {
+        if (problem.count == 0 && other.count > 0) problem.first = positions_ + other.first;
+        problem.count += other.count;
+    };
+    if (changes_result(*next.first_) && result_changes_.count++ == 0) result_changes_.first = positions_;
+    join_one(result_changes_, next.result_changes_);
+    for (std::size_t i = 0; i < problems_.size(); ++i) join_one(problems_[i], next.problems_[i]);
+    next_ = next.next_;
+    positions_ += next.positions_;
 }
 
 }  // namespace nnue::data

@@ -20,6 +20,8 @@ class Validator {
   public:
     // Throws FormatError for a record that is not sound.
     void add(std::span<const Record> records);
+    // Adds the findings in the positions that follow.
+    void join(const Validator& next);
 
     std::uint64_t positions() const { return positions_; }
     std::span<const Problem> problems() const { return problems_; }
@@ -27,6 +29,8 @@ class Validator {
     const Problem& result_changes() const { return result_changes_; }
 
   private:
+    bool changes_result(const Entry& e) const;
+
     std::uint64_t positions_ = 0;
     std::array<Problem, 6> problems_{{{"the side that has just moved is in check"},
                                       {"the move is not legal"},
@@ -35,6 +39,7 @@ class Validator {
                                       {"an en-passant square that the rule does not keep"},
                                       {"the move mates, but the game is not won"}}};
     Problem result_changes_{"a result that differs from the one a ply earlier in the same game"};
+    std::optional<Entry> first_;
     std::optional<Entry> next_;  // what the last position's move leads to, with the result it then has
 };
 

@@ -19,11 +19,12 @@ import numpy.typing as npt
 
 from nnue_trainer import _data
 from nnue_trainer.analysis.smoothing import band
-from nnue_trainer.base.arrays import Floats
+from nnue_trainer.base.arrays import Floats, Records
 from nnue_trainer.base.progress import positions as counted
 from nnue_trainer.data.calibration import Curve, fit_curve
-from nnue_trainer.data.files import PositionReader, Progress, StrPath
+from nnue_trainer.data.files import Progress, StrPath
 from nnue_trainer.data.info import different_boards, duplicates_text
+from nnue_trainer.data.many_files import FileBlocks, read_blocks
 from nnue_trainer.data.reading import ReadingOptions
 from nnue_trainer.data.score_units import Sample
 from nnue_trainer.data.verdict import Verdict, judge
@@ -170,24 +171,33 @@ class DataProfile:
         return lines
 
 
-def data_profile(path: StrPath, progress: Progress | None = None, **scores: Unpack[ReadingOptions]) -> DataProfile:
-    """Reads the whole file, in any format; `progress(bytes done, bytes in all)` is called now and then. `scores`: how
-    scores and results are read. UserError for a file without positions."""
-    native, sample = _data.Profile(), Sample()
-    with PositionReader(path, **scores) as reader:
-        for records in reader:
-            native.add(records)
-            sample.add_runs(records)
-            if progress:
-                progress(reader.done, reader.size)
-        size, kind, compression, notes = (
-            reader.size,
-            reader.format,
-            reader.compression,
-            reader.notes + reader.unit_notes,
-        )
-    verdict = judge(sample, kind, duplicate_share=native.duplicate_share)
-    return _profile(native, str(path), size, kind, compression, verdict, notes)
+def data_profile(
+    path: StrPath, progress: Progress | None = None, threads: int = 1, **scores: Unpack[ReadingOptions]
+) -> DataProfile:
+    """Reads the whole file, in any format; `progress(bytes done, bytes in all)` is called now and then. `threads` do
+    not change the result. `scores`: how scores and results are read. UserError for a file without positions."""
+    return read_blocks(path, lambda blocks: _profile_of(path, blocks, progress), threads, **scores)
+
+
+def _profile_of(path: StrPath, blocks: FileBlocks, progress: Progress | None) -> DataProfile:
+    native, sample, reader = _data.Profile(), Sample(), blocks.reader
+
+    block_size = native.block_size  # the current one or, in another thread, an earlier one
+
+    def counted_part(records: Records) -> _data.Profile:
+        part = _data.Profile()
+        part.add_part(records, block_size)
+        return part
+
+    for records, part in blocks.each(counted_part):
+        native.join(part, records)
+        block_size = native.block_size
+        sample.add_runs(records)
+        if progress:
+            progress(reader.done, reader.size)
+    verdict = judge(sample, reader.format, duplicate_share=native.duplicate_share)
+    notes = reader.notes + reader.unit_notes
+    return _profile(native, str(path), reader.size, reader.format, reader.compression, verdict, notes)
 
 
 def _profile(

@@ -139,16 +139,19 @@ def profile(
 ) -> None:
     """Show how data changes along each file, whether it drifts or repeats, and how scores predict results.
 
-    Several files are read at a time, on all CPUs. Exit with 3 if a file contradicts itself.
+    Files are read on all CPUs. Exit with 3 if a file contradicts itself.
     """
     from nnue_trainer.analysis import data_profile
-    from nnue_trainer.data.many_files import in_order
+    from nnue_trainer.data.many_files import cpus_per_file, in_order
 
     check_pictures(html, png, overwrite)
     check_one_for_pictures(files, html, png)
+    threads = cpus_per_file(len(files))
     contradictory = False
     with progress_bar("reading") as progress:
-        profiles = in_order(lambda file, show: data_profile.data_profile(file, show, **scores), files, progress)
+        profiles = in_order(
+            lambda file, show: data_profile.data_profile(file, show, threads, **scores), files, progress
+        )
         for file, found in zip(files, profiles, strict=True):
             for line in found.notes:
                 note(f"{file}: {line}")

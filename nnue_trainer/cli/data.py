@@ -58,15 +58,16 @@ def info(
     *,
     scores: Scores,
 ) -> None:
-    """Show counts, sums, histograms and duplicates of whole files, several at a time on all CPUs."""
+    """Show counts, sums, histograms and duplicates of whole files, on all CPUs."""
     from nnue_trainer.data.info import file_info, page
-    from nnue_trainer.data.many_files import in_order
+    from nnue_trainer.data.many_files import cpus_per_file, in_order
 
     plugins.load(plugin)
     check_pictures(html, png, overwrite)
     check_one_for_pictures(files, html, png)
+    threads = cpus_per_file(len(files))
     with progress_bar("reading") as progress:
-        for result in in_order(lambda file, show: file_info(file, show, **scores), files, progress):
+        for result in in_order(lambda file, show: file_info(file, show, threads, **scores), files, progress):
             for text in result.notes:
                 note(f"{result.path}: {text}")
             present(page(result), result.as_dict, html, png, as_json=as_json)
@@ -164,17 +165,17 @@ def validate(
     Exit with 1 if a position breaks the rules of chess, and with 3 if a file contradicts itself.
     """
     from nnue_trainer.data.files import files_of_part
-    from nnue_trainer.data.many_files import in_order
+    from nnue_trainer.data.many_files import cpus_per_file, in_order
     from nnue_trainer.data.score_units import ComparedFiles, differences
     from nnue_trainer.data.validation import validated
 
     plugins.load(plugin)
     failed = contradictory = False
     units = ComparedFiles()
+    chosen = files_of_part(files, part_in(part))
+    threads = cpus_per_file(len(chosen))
     with progress_bar("checking") as progress:
-        for found in in_order(
-            lambda one, show: validated(*one, show, **scores), files_of_part(files, part_in(part)), progress
-        ):
+        for found in in_order(lambda one, show: validated(*one, show, threads, **scores), chosen, progress):
             units.add(found.units, found.sample)
             contradictory |= bool(found.verdict.contradictions)
             failed |= bool(found.problems)

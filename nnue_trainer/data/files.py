@@ -35,7 +35,9 @@ from nnue_trainer.files.atomic import replacing
 FORMATS: tuple[str, ...] = tuple(name for name, _, _ in _data.formats())
 """The names of the built-in formats."""
 
-_BLOCK = 1 << 16  # positions: 2 MiB
+BLOCK = 1 << 16
+"""The positions that are read at a time: 2 MiB."""
+
 _WITH_FENS = ("plain", "text")
 _SPARE_IS_NOISE = {"bin"}  # old writers leave its padding uninitialised
 _ORIGINALS: dict[str, tuple[int, int, int]] = _data.original_bytes()
@@ -266,7 +268,7 @@ class PositionReader(Closing):
         return self.reading.notes(self.format) if self._scored or self.format not in FORMATS_IN_PAWNS else []
 
     def __iter__(self) -> Iterator[Records]:
-        for block in self._blocks(lambda: Block(self._reader.read(_BLOCK), None, self.format)):
+        for block in self._blocks(lambda: Block(self._reader.read(BLOCK), None, self.format)):
             yield block.records
 
     def blocks(self) -> Iterator[Block]:
@@ -274,7 +276,7 @@ class PositionReader(Closing):
         if not original_size(self.format):
             yield from (Block(records, None, self.format) for records in self)
             return
-        yield from self._blocks(lambda: Block(*self._reader.read_originals(_BLOCK), self.format))
+        yield from self._blocks(lambda: Block(*self._reader.read_originals(BLOCK), self.format))
 
     def _blocks(self, read: Callable[[], Block]) -> Iterator[Block]:
         pool = ThreadPoolExecutor(1)
@@ -589,16 +591,10 @@ def files_of_part(
 ) -> list[tuple[StrPath, ChunkRange | None]]:
     """The files of a part, and their chunks; None: the whole file, as one that is compressed, or not in a built-in
     format, is not divided."""
-    from nnue_trainer.data.chunk_index import open_sources
-
     if part.is_whole:
         return [(path, None) for path in paths]
     check_no_pipe(paths, "--part")
-    files: list[_data.DataFile | None] = []
-    for path, source in zip(paths, open_sources([os.fspath(path) for path in paths]), strict=True):
-        head = source.file.read(0, HEAD)
-        divided = compression_of(head) is None and claiming(outside_formats(), Path(path), head) is None
-        files.append(_data.DataFile(source.file, skip_bad, layout=source.layout) if divided else None)
+    files = _divided(paths, skip_bad)
     counts = [1 if file is None else file.num_chunks for file in files]
     begin, end = part.range(sum(counts))
     found: list[tuple[StrPath, ChunkRange | None]] = []
@@ -610,3 +606,21 @@ def files_of_part(
             whole = file is None or own_end - own_begin == count
             found.append((path, None if whole or file is None else ChunkRange(file, own_begin, own_end)))
     return found
+
+
+def chunks_of(path: StrPath) -> ChunkRange | None:
+    """The chunks of a file; None if it is compressed, or not in a built-in format."""
+    (file,) = _divided([path])
+    return None if file is None else ChunkRange(file, 0, file.num_chunks)
+
+
+def _divided(paths: Sequence[StrPath], skip_bad: bool = False) -> list[_data.DataFile | None]:
+    """The files with their chunks; None for one that has none."""
+    from nnue_trainer.data.chunk_index import open_sources
+
+    files: list[_data.DataFile | None] = []
+    for path, source in zip(paths, open_sources([os.fspath(path) for path in paths]), strict=True):
+        head = source.file.read(0, HEAD)
+        divided = compression_of(head) is None and claiming(outside_formats(), Path(path), head) is None
+        files.append(_data.DataFile(source.file, skip_bad, layout=source.layout) if divided else None)
+    return files

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any, Protocol, Unpack
 import numpy as np
 
 from nnue_trainer import _data
-from nnue_trainer.data.files import PositionReader, Progress, StrPath
+from nnue_trainer.base.arrays import Records
+from nnue_trainer.data.files import Progress, StrPath
+from nnue_trainer.data.many_files import FileBlocks, read_blocks
 from nnue_trainer.data.reading import ReadingOptions
 from nnue_trainer.data.score_units import Sample, Units
 from nnue_trainer.errors import shown
@@ -69,20 +71,32 @@ def king_bucket(square: int) -> int:
     return 4 * (7 - rank) + (7 - max(file, 7 - file))
 
 
-def file_info(path: StrPath, progress: Progress | None = None, **scores: Unpack[ReadingOptions]) -> FileInfo:
-    """Reads the whole file, in any format; `progress(bytes done, bytes in all)` is called now and then. `scores`: how
-    scores and results are read."""
+def file_info(
+    path: StrPath, progress: Progress | None = None, threads: int = 1, **scores: Unpack[ReadingOptions]
+) -> FileInfo:
+    """Reads the whole file, in any format; `progress(bytes done, bytes in all)` is called now and then. `threads` do
+    not change the result. `scores`: how scores and results are read."""
+    return read_blocks(path, lambda blocks: _info(path, blocks, progress), threads, **scores)
+
+
+def _statistics(records: Records) -> _data.Statistics:
+    statistics = _data.Statistics()
+    statistics.add(records)
+    return statistics
+
+
+def _info(path: StrPath, blocks: FileBlocks, progress: Progress | None) -> FileInfo:
     statistics, duplicates, sample = _data.Statistics(), _data.DuplicateEstimator(), Sample()
-    with PositionReader(path, **scores) as reader:
-        info = FileInfo(str(path), reader.size, reader.format, reader.compression, statistics=statistics)
-        for records in reader:
-            statistics.add(records)
-            duplicates.add(records)
-            sample.add_runs(records)
-            if progress:
-                progress(reader.done, reader.size)
-        info.chunks, info.chains, info.single_position_chains = reader.chunks, reader.chains, reader.single_chains
-        info.notes = reader.notes + reader.unit_notes
+    reader = blocks.reader
+    info = FileInfo(str(path), reader.size, reader.format, reader.compression, statistics=statistics)
+    for records, part in blocks.each(_statistics):
+        statistics.join(part)
+        duplicates.add(records)
+        sample.add_runs(records)
+        if progress:
+            progress(reader.done, reader.size)
+    info.chunks, info.chains, info.single_position_chains = reader.chunks, reader.chains, reader.single_chains
+    info.notes = reader.notes + reader.unit_notes
     if units := sample.units():
         info.score_per_pawn, info.fitted_scale = units.pawn, units.scale
     info.duplicate_share = duplicates.duplicate_share

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from typing import Any, Unpack
 
 from nnue_trainer import _data
-from nnue_trainer.data.files import ChunkRange, PositionReader, Progress, StrPath
+from nnue_trainer.base.arrays import Records
+from nnue_trainer.data.files import ChunkRange, Progress, StrPath
+from nnue_trainer.data.many_files import FileBlocks, read_blocks
 from nnue_trainer.data.reading import ReadingOptions
 from nnue_trainer.data.score_units import FileUnits, Sample
 from nnue_trainer.data.verdict import Verdict, judge
@@ -43,17 +45,26 @@ class Validation:
 
 
 def validated(
-    path: StrPath, chunks: ChunkRange | None, progress: Progress, **scores: Unpack[ReadingOptions]
+    path: StrPath, chunks: ChunkRange | None, progress: Progress, threads: int = 1, **scores: Unpack[ReadingOptions]
 ) -> Validation:
-    """Checks every position of a file, or of some of its chunks."""
-    validator, sample = _data.Validator(), Sample()
-    with PositionReader(path, chunks=chunks, **scores) as reader:
-        for records in reader:
-            validator.add(records)
-            sample.add(records)
-            progress(reader.done, reader.size)
-        verdict = judge(sample, reader.format)
-        problems = [problem for problem in validator.problems if problem[1]]
-        units = FileUnits(str(path), reader.format, verdict.units, reader.reading.pawn)
-        notes = reader.notes + reader.unit_notes
+    """Checks every position of a file, or of some of its chunks. `threads` do not change the result."""
+    return read_blocks(path, lambda blocks: _validation(path, blocks, progress), threads, chunks, **scores)
+
+
+def _checked(records: Records) -> _data.Validator:
+    validator = _data.Validator()
+    validator.add(records)
+    return validator
+
+
+def _validation(path: StrPath, blocks: FileBlocks, progress: Progress) -> Validation:
+    validator, sample, reader = _data.Validator(), Sample(), blocks.reader
+    for records, part in blocks.each(_checked):
+        validator.join(part)
+        sample.add(records)
+        progress(reader.done, reader.size)
+    verdict = judge(sample, reader.format)
+    problems = [problem for problem in validator.problems if problem[1]]
+    units = FileUnits(str(path), reader.format, verdict.units, reader.reading.pawn)
+    notes = reader.notes + reader.unit_notes
     return Validation(str(path), validator.positions, problems, validator.result_changes, notes, verdict, units, sample)

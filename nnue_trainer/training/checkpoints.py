@@ -312,23 +312,19 @@ class CheckpointStore:
 
     def _mend_best(self, state: TrainerState) -> None:
         """Makes `best` the checkpoint that had the lowest validation loss at the time of `state`, if that checkpoint
-        still exists as `epoch-N`. `best` is wrong if the process was killed before it was linked, or if a later
-        checkpoint was the best one."""
-        if state.best_validation_loss is None:
+        still exists as `epoch-N`. `best` is wrong if the process was killed before it was linked, if a later checkpoint
+        was the best one, or if a stage that needs it complete was added since."""
+        best = self.folder.best
+        copies = [path for path in _copies_of_best(self.folder, state) if path != best or self.folder.owns(best)]
+        if self._whole_best:
+            copies.sort(key=_is_complete, reverse=True)
+        if not copies or copies[0] == best:
             return
-        found = _state_of(self.folder.best) if self.folder.owns(self.folder.best) else None
-        if found is not None and _is_best(found, state):
-            return
-        earlier = self.folder.earlier_bests()
-        for path in (self.folder.last, *self.folder.epochs().values(), *earlier):
-            other = _state_of(path)
-            if other is not None and _is_best(other, state):
-                if self._whole_best or path in earlier:
-                    self.folder.link(path, self.folder.best)
-                else:
-                    self.folder.will_write(self.folder.best)
-                    checkpoint.save(self.folder.best, checkpoint.load(path).of_net())
-                return
+        if self._whole_best or copies[0] in self.folder.earlier_bests():
+            self.folder.link(copies[0], best)
+        else:
+            self.folder.will_write(best)
+            checkpoint.save(best, checkpoint.load(copies[0]).of_net())
 
 
 class _HostMemory:
@@ -385,6 +381,29 @@ def _is_best(one: TrainerState, of: TrainerState) -> bool:
     if of.best_step is not None:
         return one.step == of.best_step
     return one.validation_loss == of.best_validation_loss  # early versions did not write best_step
+
+
+def best_can_resume(folder: RunFolder, state: TrainerState) -> bool:
+    """Whether a stage can begin from the best checkpoint at the time of `state` with its optimizer: the checkpoint is
+    complete, or there is none yet."""
+    copies = _copies_of_best(folder, state)
+    return not copies or any(map(_is_complete, copies))
+
+
+def _copies_of_best(folder: RunFolder, state: TrainerState) -> list[Path]:
+    """The checkpoints of the step that was the best one at the time of `state`; `best` is the first if it is one."""
+    if state.best_validation_loss is None:
+        return []
+    found = []
+    for path in (folder.best, folder.last, *folder.epochs().values(), *folder.earlier_bests()):
+        other = _state_of(path)
+        if other is not None and _is_best(other, state):
+            found.append(path)
+    return found
+
+
+def _is_complete(path: Path) -> bool:
+    return bool(checkpoint.load(path, groups=("rng",)).tensors)
 
 
 def _state_of(path: Path) -> TrainerState | None:

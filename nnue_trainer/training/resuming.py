@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +15,11 @@ from nnue_trainer import config, registry, schema
 from nnue_trainer.errors import UserError, shown
 from nnue_trainer.files.checkpoint import Checkpoint, TrainerState, check_like, load_into
 from nnue_trainer.training import loss_figure
+from nnue_trainer.training.checkpoints import best_can_resume
 from nnue_trainer.training.terminal import say
 
 if TYPE_CHECKING:
+    from nnue_trainer.config.stages import Stage
     from nnue_trainer.training.trainer import Trainer
 
 
@@ -51,6 +53,20 @@ def resume(trainer: Trainer, saved: Checkpoint, path: Path) -> None:
     run.first_update = run.step - trainer.optimizer.good_steps()
     run.epoch_end_pending = own.epoch_end_pending
     trainer.saver.resumed = (path, own) if in_place else None
+
+
+def check_best(trainer: Trainer, saved: Checkpoint, path: Path, to_come: Sequence[Stage]) -> None:
+    """UserError if a stage that was added since the run began takes `best` with an optimizer, which that lacks."""
+    own = saved.trainer_state(path)
+    if loss_figure.changed(saved, own, trainer.saver.saved.figure):
+        return  # `best` starts anew
+    for stage in to_come:
+        if stage.take == "best" and stage.carry == "optimizer" and not best_can_resume(trainer.folder, own):
+            raise UserError(
+                f"{trainer.folder.best}: found no state of the optimizer, which stage {stage.name} needs (take: best, "
+                "carry: optimizer) and which a run keeps from the beginning only with such a stage; expected "
+                "carry: weights or take: last"
+            )
 
 
 def carry_optimizer(trainer: Trainer, before: Checkpoint, path: Path, *, from_net: bool = False) -> None:

@@ -135,6 +135,27 @@ def test_a_stage_continues_from_the_best_with_its_optimizer(tmp_path: Path, reci
     assert {int(t) for name, t in saved.tensors["optimizer"].items() if name.startswith("step/")} == {8}
 
 
+@pytest.mark.parametrize("kept", [1, 99])
+def test_an_added_stage_that_needs_the_optimizer_of_best(tmp_path: Path, recipe: Path, monkeypatch, kept: int) -> None:
+    """`best` has none in a run that began without the stage. Where the epoch is kept it gets one; elsewhere the resume
+    ends before it trains."""
+    losses = iter([0.1, 0.3, 0.2])
+    monkeypatch.setattr(Trainer, "validate", lambda self: next(losses))
+    folder = tmp_path / "run"
+    run = ["train", "--config", recipe, "--run-dir", folder, f"training.keep_last={kept}", "--resume", "auto"]
+    nnue(*run, f"stages={json.dumps(STAGES[:1])}")
+    added = [STAGES[0], {"name": "second", "take": "best", "carry": "optimizer", "training": {"epochs": 1}}]
+    before = (folder / "metrics.jsonl").read_bytes()
+    if kept == 1:
+        with pytest.raises(UserError, match=r"best\.safetensors: found no state of the optimizer, which stage second"):
+            nnue(*run, f"stages={json.dumps(added)}")
+        assert (folder / "metrics.jsonl").read_bytes() == before
+        return
+    output = nnue(*run, f"stages={json.dumps(added)}")
+    assert f"from the weights and optimizer of {folder / 'checkpoints' / 'best.safetensors'}" in output
+    assert {int(t) for name, t in last(folder).tensors["optimizer"].items() if name.startswith("step/")} == {8}
+
+
 def test_max_time_is_of_all_stages(tmp_path: Path, recipe: Path, monkeypatch) -> None:
     """A stage does not begin to count anew; a resumed run does."""
     clock, advance = [0.0], Trainer.advance

@@ -190,6 +190,8 @@ def _continue(trainer: Trainer, data: StageData, stage: RecipeStage, at: Begin, 
         if skips:
             resuming.allow_skipping(at.checkpoint)
         trainer.resume(at.checkpoint, at.path)
+        if at.keep:
+            resuming.check_best(trainer, at.checkpoint, at.path, stage.whole.stages[stage.index + 1 :])
         contents = at.checkpoint.tensors.get("validation", {}).get("contents")
         if at.keep and data.validation is not None and contents is not None:
             data.validation.restore(contents, str(at.path))
