@@ -119,5 +119,6 @@ def __dir__() -> list[str]:
     return sorted([*__all__, "__version__"])
 
 
+_distribution.version = __version__
 _first_look.register()
 _distribution.warn()

@@ -9,6 +9,8 @@ import os
 import sys
 
 NAME = "torch-nnue"
+version = ""
+"""of the package: `nnue_trainer.__version__`, which `import nnue_trainer` puts here first"""
 OTHER = "nnue-trainer"
 """Our own releases up to 0.2.0, and releases of somebody else in package indexes."""
 _RECORD = f"{OTHER.replace('-', '_')}-"

@@ -19,7 +19,6 @@ def register(app: typer.Typer) -> None:
 
 def collect() -> dict[str, Any]:
     """All that `nnue info` prints, as JSON data."""
-    import nnue_trainer
     from nnue_trainer.base import _library
 
     try:
@@ -29,7 +28,7 @@ def collect() -> dict[str, Any]:
     except ImportError as error:
         data_error = " ".join(str(error).split())
     return {
-        "nnue_trainer": nnue_trainer.__version__,
+        "nnue_trainer": distribution.version,
         "python": platform.python_version(),
         "platform": platform.platform(),
         **_library.facts(),

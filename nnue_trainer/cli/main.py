@@ -20,7 +20,6 @@ from typing import Annotated, Any, cast
 
 import typer
 
-import nnue_trainer
 from nnue_trainer.base import distribution, foreign
 from nnue_trainer.base import status as exit_status
 from nnue_trainer.base._unbuilt import is_old
@@ -94,7 +93,7 @@ _without_data = _register()
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        print(f"{distribution.NAME} {nnue_trainer.__version__}")
+        print(f"{distribution.NAME} {distribution.version}")
         raise typer.Exit
 
 

@@ -171,10 +171,13 @@ def export_command(
 
 def _files_beside(out: Path, net: Net, chosen: NetFormat, checkpoint: Path) -> dict[Path, bytes]:
     """The C++ header and the Rust file with the net's sizes, those of them that the format writes beside a net."""
+    from nnue_trainer.nets.engine_header import engine_header
+    from nnue_trainer.nets.engine_rust import engine_rust
+
     options: dict[str, Any] = {**chosen.header_options(), **chosen.places()}
     sizes = {
-        ".h": net.header(**options) if chosen.header_wanted() else "",
-        ".rs": net.rust(**chosen.places()) if chosen.rust_wanted() else "",
+        ".h": (net.header(**options) or engine_header(net, **options)) if chosen.header_wanted() else "",
+        ".rs": (net.rust(**chosen.places()) or engine_rust(net, **chosen.places())) if chosen.rust_wanted() else "",
     }
     files = {}
     for suffix, text in sizes.items():

@@ -16,6 +16,7 @@ from nnue_trainer.data.features import feature_set, outside_set
 from nnue_trainer.errors import UserError, shown
 from nnue_trainer.files import compile_once
 from nnue_trainer.files.atomic import replacing
+from nnue_trainer.nets.engine_header import engine_header
 from nnue_trainer.nets.stockfish_net import StockfishNet
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ def _sources() -> Path:
 
 
 def _compiled(net: Net, sources: Path, where: str) -> Path:
-    header = net.header()
+    header = net.header() or engine_header(net)
     if header is None:
         raise UserError(
             f"{where}: the player does not support nets like this one ({net.name} of {shown(net.feature_set)}); name "

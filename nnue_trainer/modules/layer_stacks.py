@@ -15,7 +15,7 @@ import dataclasses
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -25,50 +25,10 @@ from nnue_trainer.modules.stacked_linear import StackedLinear, stacked_linear
 from nnue_trainer.modules.straight_through import Places
 from nnue_trainer.ops import _registration, capabilities, reference
 from nnue_trainer.ops.capabilities import Mode
-from nnue_trainer.ops.reference import LayerActivation
+from nnue_trainer.ops.reference import StackLayer
 
-_ACTIVATIONS: tuple[LayerActivation, ...] = get_args(LayerActivation)
 _TOGETHER = ("tiles", "one_pass")  # kernels that compute all layers together
 _operators: Any = torch.ops.nnue
-
-
-@dataclass(frozen=True)
-class StackLayer:
-    """Any layer except the last one, and what happens to its outputs y."""
-
-    outputs: int
-    activated: int
-    """the number of outputs that are activated; they come first"""
-    activation: LayerActivation
-    """none: y clamped to [low, largest]; crelu: to [0, largest]; screlu: its square; dual: min(square · y², largest),
-    then crelu, twice as many values"""
-    largest: float
-    low: float = 0.0
-    square: float = 1.0
-    plus: int | None = None
-    """the index of the output that is added directly to the net's output"""
-    minus: int | None = None
-    """the index of the output that is subtracted from it"""
-    output_scale: float | None = None
-    """a factor: these activations, multiplied by it, are also inputs of the last layer, before those of later layers.
-    None: they are not, unless this is the layer just before it"""
-    step: float = 1.0
-    """with integers: activations are multiplied by it, a power of two, before they are rounded down. Squares are
-    multiplied by `square`"""
-    skip_multiply: int = 1
-    """with integers: what goes directly to the net's output is multiplied by it, and divided by `skip_divide`"""
-    skip_divide: int = 1
-
-    def numbers(self) -> tuple[list[int], list[float]]:
-        """The layer as `_layer_stacks_describe` takes it (csrc/layer_stacks.h)."""
-        plus, minus = (-1 if place is None else place for place in (self.plus, self.minus))
-        activation, to_output = _ACTIVATIONS.index(self.activation), int(self.output_scale is not None)
-        scale = 1.0 if self.output_scale is None else self.output_scale
-        skip = [self.skip_multiply, self.skip_divide]
-        return (
-            [self.outputs, self.activated, activation, plus, minus, to_output],
-            [self.largest, self.low, self.square, scale, self.step, *skip],
-        )
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import logging
 import math
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -17,9 +17,6 @@ from torch import Tensor, nn
 from nnue_trainer.data.batch import Batch, Plan
 from nnue_trainer.ops import perspectives
 from nnue_trainer.ops.perspectives import Description, Parameters, PerspectivePlan, Rows, TransformerCall
-
-if TYPE_CHECKING:
-    from nnue_trainer.optim.late_rows import LateRows
 
 Activation = Literal["crelu", "screlu", "pairwise"]
 
@@ -34,6 +31,20 @@ def _say_unfused(num_outputs: int, device: str) -> None:
         num_outputs,
         device,
     )
+
+
+class LateRows(Protocol):
+    """Who updates rows of a weight when they are needed: `optim.fused_optimizer.LateRows`."""
+
+    def settle(self, *, gradient: bool = False) -> None: ...
+
+    def catch_up(self, white: Tensor, black: Tensor, plans: tuple[Any, ...] = ()) -> bool: ...
+
+    def catch_up_marked(self, marks: Tensor) -> bool: ...
+
+    def marks(self, white: Tensor, black: Tensor) -> Plan: ...
+
+    def leaves_unused(self) -> bool: ...
 
 
 class _LateParameters(dict[str, "nn.Parameter | None"]):

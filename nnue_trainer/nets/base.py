@@ -20,7 +20,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -36,18 +36,18 @@ from nnue_trainer.data.piece_weights import weights_of_features
 from nnue_trainer.errors import UserError
 from nnue_trainer.modules.layer_stacks import FirstOutputs, LayerCall, LayerStacks
 from nnue_trainer.modules.perspective_transformer import Activation, PerspectiveTransformer
-from nnue_trainer.modules.straight_through import Steps
+from nnue_trainer.nets.integer_forward import INT16_MAX as INT16_MAX
 from nnue_trainer.nets.integer_forward import IntegerForward, RawValues, reference
 from nnue_trainer.nets.integer_forward import accumulate as accumulate  # for nets with arithmetic in Python
 from nnue_trainer.nets.integer_forward import tdiv as tdiv
 from nnue_trainer.nets.meaning import NetMeaning
+from nnue_trainer.nets.net_tensor import NetTensor as NetTensor
 from nnue_trainer.nets.rounded_forward import QatConfig, RoundedForward
-from nnue_trainer.nnue_file.layout import FileLayout, Piece, own_layout
+from nnue_trainer.nnue_file.layout import FileLayout, own_layout
 from nnue_trainer.registry import Registry
 from nnue_trainer.schema import section, to_data, validate
 
 INT8_MAX = 2**7 - 1
-INT16_MAX = 2**15 - 1
 INT32_MAX = 2**31 - 1
 
 
@@ -86,72 +86,6 @@ class VirtualRows(NamedTuple):
     def end(self) -> int:
         """The row after its last one."""
         return self.first + self.rows
-
-
-@dataclass(frozen=True)
-class NetTensor:
-    """One tensor of a net's integers, and the rows of the float model's parameter that it is made of.
-
-    integer = round(float · scale), and its magnitude may not pass `limit`. Dimension 0 counts rows.
-    """
-
-    name: str
-    """in the file, in messages and in `QuantizedNet.tensors`"""
-    dtype: str
-    """of NumPy, little-endian: "<i1", "<i2", "<i4"; "<f4" where floats are not rounded (then scale is 1)"""
-    shape: tuple[int, ...]
-    """as in the file"""
-    scale: float
-    """integer steps in 1.0"""
-    limit: int
-    """largest magnitude of an integer, except that `lowest` may be one further from zero"""
-    parameter: str = ""
-    """name in the float model; by default that of the tensor"""
-    first_row: int = 0
-    """of the parameter"""
-    rows: int | None = None
-    """rows of the parameter, from `first_row` on; None: as many as the tensor has"""
-    columns: int | None = None
-    """size of the parameter's last dimension, where the tensor is padded with zeros after it; None: it is not"""
-    source: np.ndarray | None = field(default=None, compare=False, repr=False)
-    """where several rows of the parameter share one row of the tensor: the row of the parameter that each row of the
-    tensor takes, int64 [shape[0]], counted from `first_row`; import writes 0 into the rows that no tensor row takes"""
-    limit_option: str = ""
-    """the key of a recipe's `model` that sets a larger limit, if there is one"""
-
-    @property
-    def is_float(self) -> bool:
-        """Whether the file has floats, which are not rounded."""
-        return self.dtype == "<f4"
-
-    @property
-    def lowest(self) -> int:
-        """The smallest integer that can be exported: −`limit`, or that of the type if `limit` is its largest. Training
-        keeps −`limit`; a net that was imported may have the other."""
-        return -self.limit - (not self.is_float and self.limit == np.iinfo(self.dtype).max)
-
-    @property
-    def source_parameter(self) -> str:
-        """The name of the parameter of the float model that the integers are made of."""
-        return self.parameter or self.name
-
-    @property
-    def source_shape(self) -> tuple[int, ...]:
-        """Shape of the range of rows of the parameter."""
-        *_, last = self.shape
-        rows = self.shape[0] if self.rows is None else self.rows
-        return (rows, *self.shape[1:-1], self.columns or last) if len(self.shape) > 1 else (rows,)
-
-    @property
-    def steps(self) -> Steps:
-        """How the rows of the parameter become integers. Those of up to 16 bits are rounded from an fp32 product, so
-        that export and every device agree on each of them."""
-        rows, *_ = self.source_shape
-        return Steps(self.first_row, rows, self.scale, self.limit, wide=self.limit > INT16_MAX)
-
-    def piece(self, index: int | None = None) -> Piece:
-        """The tensor as it lies in a file, or its part `index`."""
-        return Piece(self.name, self.dtype, self.shape if index is None else self.shape[1:], index)
 
 
 class Net(ABC):
@@ -278,20 +212,15 @@ class Net(ABC):
         own = own_layout([tensor.piece() for tensor in self.tensors()])
         return [own, own.in_zlib()]
 
-    def header(self, include: str = "nnue.h", namespace: str = "", skip: int = 0, align: int = 64) -> str | None:
-        """The sizes of the net as a C++ header for the inference of examples/engine, which reads the raw file; None for
-        a net that it does not have. `include` is the name of the inference, `namespace` one for the net's sizes. `skip`
-        bytes stand in front of the tensors in the file, whose size is a multiple of `align`. Arguments are passed as
-        keywords, `skip` and `align` only where the format has other values than these defaults."""
-        from nnue_trainer.nets.engine_header import engine_header
+    def header(self, **options: Any) -> str | None:
+        """The sizes of the net as a C++ header for an engine of your own, which reads the raw file; None: `nnue export`
+        writes that of examples/engine (`engine_header`), whose arguments these are. `skip` and `align` are given only
+        where the format has other values than their defaults."""
+        return None
 
-        return engine_header(self, include, namespace, skip=skip, align=align)
-
-    def rust(self, skip: int = 0, align: int = 64) -> str | None:
-        """`header` as a Rust file, for examples/engine/nnue.rs."""
-        from nnue_trainer.nets.engine_rust import engine_rust
-
-        return engine_rust(self, skip=skip, align=align)
+    def rust(self, **options: Any) -> str | None:
+        """`header` as a Rust file (`engine_rust`)."""
+        return None
 
     def meaning(self) -> NetMeaning | None:
         """The meaning of the parameters of `model()`, so that weights of other nets can start this net, and its
@@ -386,7 +315,8 @@ class NnueModel(nn.Module, ABC):
         try:
             if self.net is None:
                 raise ValueError("the model belongs to no net in NETS")
-            return RoundedForward(self.net, self)
+            net = self.net
+            return RoundedForward(net.integer_forward(), net.tensors(), net.integer_feature_set, net.score_scale, self)
         except ValueError as error:
             name = type(self).__name__ if self.net is None else self.net.name
             raise UserError(f"{name}: quantisation-aware training is not possible: {error}") from None

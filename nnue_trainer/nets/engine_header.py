@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,10 +20,8 @@ from nnue_trainer.data.piece_squares import piece_square_table
 from nnue_trainer.data.piece_weights import piece_part
 from nnue_trainer.data.probe import Counters
 from nnue_trainer.errors import UserError, quoted
+from nnue_trainer.nets.base import Net, NetTensor
 from nnue_trainer.nets.integer_forward import INT16_MAX, MATERIALS, IntegerForward, IntegerLayer, depends_on_queens
-
-if TYPE_CHECKING:
-    from nnue_trainer.nets.base import Net, NetTensor
 
 _SCALARS = {"<i1": "kI8", "<i2": "kI16", "<i4": "kI32", "<f4": "kF32"}
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nnue_trainer.data.features import FeaturePart, outside_set
 from nnue_trainer.data.features import feature_set as find_feature_set
+from nnue_trainer.nets.base import Net, NetTensor
 from nnue_trainer.nets.engine_header import bucket_mirror, piece_squares, places_in_file, table_of, width_of
 from nnue_trainer.nets.integer_forward import MATERIALS, IntegerForward, depends_on_queens
-
-if TYPE_CHECKING:
-    from nnue_trainer.nets.base import Net, NetTensor
 
 _SCALARS = {"<i1": "Scalar::I8", "<i2": "Scalar::I16", "<i4": "Scalar::I32", "<f4": "Scalar::F32"}
 

@@ -9,13 +9,12 @@ values and 127 · 127 / 128 for the squares. The float model then multiplies the
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from nnue_trainer.modules.perspective_transformer import Activation
 from nnue_trainer.nets.base import INT16_MAX, INT32_MAX
-
-if TYPE_CHECKING:
-    from nnue_trainer.nets.layered import Layered
+from nnue_trainer.nets.layered_sections import Layer, Quantisation
 
 
 @dataclass(frozen=True)
@@ -99,18 +98,20 @@ class Plan:
         return (*self.layers, self.output)
 
 
-def plan_of(net: Layered) -> Plan:
-    """The layers of the integer net."""
-    first = net.quantisation.first
+def plan_of(
+    layers: Sequence[Layer], quantisation: Quantisation, activation: Activation, inputs: int, outputs: int
+) -> Plan:
+    """The layers of the integer net: `activation` is the first layer's, which gives `inputs` numbers to the `layers`;
+    the net has `outputs`."""
+    first = quantisation.first
     clip = first.clip or first.scale
-    is_product = net.activation != "crelu"
+    is_product = activation != "crelu"
     unit = first.scale**2 / 2**first.product_shift if is_product else float(first.scale)
     divide = first.scale if is_product and not first.product_shift else 1
     largest = clip**2 >> first.product_shift if is_product else clip
-    inputs = net.num_sides * (net.hidden // 2 if net.activation == "pairwise" else net.hidden)
     plan_first = (clip, unit, largest)
     kept, steps = 0, []
-    for layer in net.layers:
+    for layer in layers:
         if layer.is_float:
             quantised = 1.0 if layer.type == "f32" else float(layer.scale)
             step = Step(
@@ -125,7 +126,7 @@ def plan_of(net: Layered) -> Plan:
             )
             steps.append(step)
             inputs, unit, divide = layer.activated * (2 if layer.activation == "dual" else 1), 1.0, 1
-            if layer.to_output and layer is not net.layers[-1]:
+            if layer.to_output and layer is not layers[-1]:
                 kept += inputs
             continue
         one = round(unit * layer.scale / divide)
@@ -145,13 +146,11 @@ def plan_of(net: Layered) -> Plan:
         steps.append(step)
         inputs = layer.activated * (2 if layer.activation == "dual" else 1)
         unit, divide = step.activated_one, 1
-        if layer.to_output and layer is not net.layers[-1]:
+        if layer.to_output and layer is not layers[-1]:
             kept += inputs
-    out = net.quantisation.output
+    out = quantisation.output
     if "f32" in (out.type, out.bias_type):
-        last = Step(
-            inputs + kept, net.num_outputs, unit, 1, 1, quantised=1.0 if out.type == "f32" else float(out.scale)
-        )
+        last = Step(inputs + kept, outputs, unit, 1, 1, quantised=1.0 if out.type == "f32" else float(out.scale))
     else:
-        last = Step(inputs + kept, net.num_outputs, unit, divide, round(unit * out.scale / divide))
+        last = Step(inputs + kept, outputs, unit, divide, round(unit * out.scale / divide))
     return Plan(*plan_first, tuple(steps), last)

@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from nnue_trainer.data.piece_weights import weights_of_features
 from nnue_trainer.modules import stacked_linear
-from nnue_trainer.modules.layer_stacks import FirstOutputs, Integers, LayerCall, LayerStacks, StackLayer
+from nnue_trainer.modules.layer_stacks import FirstOutputs, Integers, LayerCall, LayerStacks
 from nnue_trainer.modules.perspective_transformer import PerspectiveTransformer
 from nnue_trainer.modules.straight_through import (
     IntegerParameters,
@@ -37,15 +37,15 @@ from nnue_trainer.modules.straight_through import (
     integers,
     ste_round,
 )
-from nnue_trainer.nets.integer_forward import INT16_MAX, INT16_MIN, IntegerLayer, Skip
+from nnue_trainer.nets.integer_forward import INT16_MAX, INT16_MIN, IntegerForward, IntegerLayer, Skip
+from nnue_trainer.nets.net_tensor import NetTensor
 from nnue_trainer.ops import capabilities
 from nnue_trainer.ops.perspectives import Description, Parameters, TransformerCall, is_fused
-from nnue_trainer.ops.reference import activate_layer, choose
+from nnue_trainer.ops.reference import StackLayer, activate_layer, choose
 from nnue_trainer.schema import section
 
 if TYPE_CHECKING:
     from nnue_trainer.data.batch import Batch
-    from nnue_trainer.nets.base import Net, NnueModel
 
 
 @section
@@ -102,18 +102,25 @@ class RoundedForward:
     """The forward pass for `model`, which is already on its device. ValueError, with the reason, for a model without
     one: its net has no `integer_forward()`, or its layers do not have the names of its tensors."""
 
-    def __init__(self, net: Net, model: NnueModel) -> None:
-        forward = net.integer_forward()
+    def __init__(
+        self,
+        forward: IntegerForward | None,
+        tensors: Sequence[NetTensor],
+        feature_set: str,
+        score_scale: float,
+        model: nn.Module,
+    ) -> None:
+        """The first four are of the model's net; `feature_set`: of its integers."""
         if forward is None:
             raise ValueError("the net does not define integer_forward() (docs/own-nets.md)")
-        self.forward, self.score_scale = forward, net.score_scale
+        self.forward, self.score_scale = forward, score_scale
         self.tf32 = torch.get_float32_matmul_precision() != "highest"
         parameters = dict(model.named_parameters())
-        self.parameters = {tensor.name: tensor.source_parameter for tensor in net.tensors()}
+        self.parameters = {tensor.name: tensor.source_parameter for tensor in tensors}
         """the parameter that each tensor is made of"""
         self.tables: dict[str, list[Steps]] = {}
         """how the rows of each parameter become integers, in the order of the rows"""
-        for tensor in sorted(net.tensors(), key=lambda tensor: tensor.first_row):
+        for tensor in sorted(tensors, key=lambda tensor: tensor.first_row):
             if tensor.source_parameter not in parameters:
                 raise ValueError(f"tensor {tensor.name}: the model has no parameter {tensor.source_parameter}")
             self.tables.setdefault(tensor.source_parameter, []).append(tensor.steps)
@@ -132,7 +139,7 @@ class RoundedForward:
         self.feature_weights: Tensor | None = None
         """of the features, where weights of pieces choose the stack"""
         if weights:
-            found = np.append(weights_of_features(net.integer_feature_set, weights), 0)
+            found = np.append(weights_of_features(feature_set, weights), 0)
             self.feature_weights = torch.from_numpy(found).to(self.stack_table.device)
         largest = [forward.first.largest, *(_largest(layer) for layer in forward.layers)]
         names = [self.parameters[layer.weight] for layer in forward.layers]
@@ -141,12 +148,12 @@ class RoundedForward:
             for name, layer in zip(names, forward.layers, strict=True)
         ]
         """of each layer: the number of its inputs, and the largest magnitudes of one and of a weight"""
-        self.floats = {tensor.source_parameter for tensor in net.tensors() if tensor.is_float}
+        self.floats = {tensor.source_parameter for tensor in tensors if tensor.is_float}
         """the parameters that are not rounded"""
         self.stacks = self._layer_stacks(module)
         """the layers after the first as the operators of a GPU take them; None if those are not made for them"""
 
-    def __call__(self, model: NnueModel, batch: Batch) -> Tensor:
+    def __call__(self, model: nn.Module, batch: Batch) -> Tensor:
         """The engine's score of each position in units of the float model, fp32 [B], side to move's view."""
         with torch.autocast(batch.white.device.type, enabled=False):
             first = self.first_outputs(model, batch)
@@ -160,7 +167,7 @@ class RoundedForward:
                 torch.where(batch.black_to_move != 0, -score, score) if self.forward.first.sides == "white" else score
             )
 
-    def outputs(self, model: NnueModel, batch: Batch) -> Tensor:
+    def outputs(self, model: nn.Module, batch: Batch) -> Tensor:
         """The engine's logits of a net with a head of win, draw and loss, fp32 [B, 3], from the net's view."""
         with torch.autocast(batch.white.device.type, enabled=False):
             sums = self._sums_of_layers(self._steps(model), self.first_outputs(model, batch))
@@ -171,7 +178,7 @@ class RoundedForward:
 
     # ---- for a fused step, which calls the operators itself ----
 
-    def first_of_step(self, model: NnueModel) -> tuple[Tensor, Tensor | None, IntegerParameters, Description]:
+    def first_of_step(self, model: nn.Module) -> tuple[Tensor, Tensor | None, IntegerParameters, Description]:
         """Of the feature transformer in a step: the weight, the leaf that takes its gradient in its place, the
         parameters that each step makes integers of (the weight first, unless the optimiser keeps its integers; bias;
         PSQT), whose gradients are those of the integers, and the description."""
@@ -187,29 +194,29 @@ class RoundedForward:
         described = self._describe(transformer, output_dtype=dtype, rounds_down=self._power < 0)
         return weight, leaf, made, described
 
-    def parameters_of_step(self, model: NnueModel) -> IntegerParameters:
+    def parameters_of_step(self, model: nn.Module) -> IntegerParameters:
         """The parameters of the layers after it, which each step makes integers of."""
         names = self._names()
         return IntegerParameters([model.get_parameter(name) for name in names], [self.tables[name] for name in names])
 
-    def output_of(self, model: NnueModel, first: FirstOutputs) -> Tensor:
+    def output_of(self, model: nn.Module, first: FirstOutputs) -> Tensor:
         """The score, fp32 [B], from the first layer's integers, in torch's operators."""
         return self._score(first, self._sums_of_layers(self._steps(model), first))
 
     # ---- in two parts, for a net whose first layer's inputs are on several devices ----
 
-    def layers_for(self, model: NnueModel, bucket: Tensor, order: Tensor | None) -> LayerCall:
+    def layers_for(self, model: nn.Module, bucket: Tensor, order: Tensor | None) -> LayerCall:
         """`StackedModel.layers_for` of this forward pass."""
         if self.stacks is None:
             raise ValueError("its layers are not computed one after the other, expected LayerStacks")
         operators = self._takes_operators(model, bucket)
         return _RoundedCall(self.stacks, self._steps(model), bucket, order, forward=self, operators=operators)
 
-    def _layers(self, model: NnueModel, batch: Batch, bucket: Tensor) -> LayerCall:
+    def _layers(self, model: nn.Module, batch: Batch, bucket: Tensor) -> LayerCall:
         assert self.stacks is not None
         return LayerCall(self.stacks, self._parameters(model), bucket, self.stacks.order_of(batch))
 
-    def _takes_operators(self, model: NnueModel, like: Tensor) -> bool:
+    def _takes_operators(self, model: nn.Module, like: Tensor) -> bool:
         """Whether the table has operators for the layers, on the device of `like`, a tensor of the call."""
         if self.stacks is None:
             return False
@@ -219,7 +226,7 @@ class RoundedForward:
         mode = capabilities.mode_of(like, *self._transformer(model).parameters_in_use(), *own)
         return self.stacks.may_be_fused(like.device, wide_sums=wide_sums, mode=mode)
 
-    def _steps(self, model: NnueModel) -> list[Tensor]:
+    def _steps(self, model: nn.Module) -> list[Tensor]:
         """The parameters of the layers, as torch's operators take them."""
         return self._parameters(model, exact=not torch.is_grad_enabled())
 
@@ -281,16 +288,16 @@ class RoundedForward:
         same = len({table.scale for table in self.tables[name]}) == 1
         return {name: self._x_scale} if same and self._on_gpu else {}
 
-    def weight_dtype(self, model: NnueModel) -> torch.dtype:
+    def weight_dtype(self, model: nn.Module) -> torch.dtype:
         """The dtype of the feature transformer's weight, as this forward pass reads it."""
         return torch.float32 if self._copy(model) is None else torch.float16
 
-    def _transformer(self, model: NnueModel) -> PerspectiveTransformer:
+    def _transformer(self, model: nn.Module) -> PerspectiveTransformer:
         transformer = model.get_submodule(self.transformer)
         assert isinstance(transformer, PerspectiveTransformer)
         return transformer
 
-    def _copy(self, model: NnueModel) -> tuple[Tensor, Tensor] | None:
+    def _copy(self, model: nn.Module) -> tuple[Tensor, Tensor] | None:
         """The integers of the feature transformer's weight that the optimiser keeps, and what takes their gradient."""
         return self._transformer(model).integer_copy(self._x_scale)
 
@@ -302,7 +309,7 @@ class RoundedForward:
                 self.feature_weights = self.feature_weights.to(batch.white.device)
         return self.stack_table[stack_entries(batch, self.feature_weights, len(self.stack_table))]
 
-    def first_outputs(self, model: NnueModel, batch: Batch) -> FirstOutputs:
+    def first_outputs(self, model: nn.Module, batch: Batch) -> FirstOutputs:
         """Activations [B, N], rounded down, and the PSQT part fp32 [B], not rounded yet."""
         stack = self.buckets(batch)
         return self._rounded_outputs(self._first_call(model, batch, stack), batch, stack)
@@ -314,7 +321,7 @@ class RoundedForward:
         rounds = self._power < 0 and not call.transformer.rounds_down
         return FirstOutputs(ste_round(x, "floor") if rounds else x, difference, stack)
 
-    def _first_call(self, model: NnueModel, batch: Batch, stack: Tensor) -> TransformerCall:
+    def _first_call(self, model: nn.Module, batch: Batch, stack: Tensor) -> TransformerCall:
         """The call that computes the first layer."""
         weights, transformer, dtype = self._integers(model), self._transformer(model), None
         if weights.leaf is not None:  # the output is in 16 bits where these hold all of its integers
@@ -328,7 +335,7 @@ class RoundedForward:
         bound, scale = first.clip / (1 << first.accumulator_shift), 2.0**self._power
         return transformer.description._replace(bound=bound, scale=scale, **options)
 
-    def _integers(self, model: NnueModel) -> Parameters:
+    def _integers(self, model: nn.Module) -> Parameters:
         """The integers of the feature transformer."""
         transformer, copy = self._transformer(model), self._copy(model)
         parameters = {} if copy is not None else {"weight": transformer.weight}
@@ -361,7 +368,7 @@ class RoundedForward:
         """The parameters of the layers after the first: weight and bias of each."""
         return [self.parameters[name] for layer in self.forward.layers for name in (layer.weight, layer.bias)]
 
-    def _parameters(self, model: NnueModel, *, exact: bool = False) -> list[Tensor]:
+    def _parameters(self, model: nn.Module, *, exact: bool = False) -> list[Tensor]:
         """Weight [S, O, I] and bias [S, O] of all layers, as integers in fp32; `exact`: in float64 where fp32 may not
         hold them."""
         shapes: list[tuple[int, ...]] = []

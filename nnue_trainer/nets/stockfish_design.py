@@ -13,9 +13,10 @@ from dataclasses import dataclass, field, replace
 
 from nnue_trainer.data.features import feature_set
 from nnue_trainer.errors import UserError
-from nnue_trainer.modules.layer_stacks import LayerStacks, StackLayer
+from nnue_trainer.modules.layer_stacks import LayerStacks
 from nnue_trainer.nets.base import INT8_MAX
 from nnue_trainer.nets.integer_forward import MATERIALS, PIECE_COUNTS, by_queens, stack_table
+from nnue_trainer.ops.reference import StackLayer
 
 SQUARES = 64
 SCORE_SCALE = 600

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -13,11 +12,8 @@ from nnue_trainer.data.features import FeaturePart
 from nnue_trainer.data.features import feature_set as find_feature_set
 from nnue_trainer.modules.layer_stacks import FirstOutputs
 from nnue_trainer.modules.stacked_linear import StackedLinear
-from nnue_trainer.nets.base import StackedModel, VirtualRows, transformer, virtual_rows
-from nnue_trainer.nets.stockfish_design import MATERIAL, SCORE_SCALE, SQUARES
-
-if TYPE_CHECKING:
-    from nnue_trainer.nets.stockfish_net import StockfishNet
+from nnue_trainer.nets.base import Net, StackedModel, VirtualRows, transformer, virtual_rows
+from nnue_trainer.nets.stockfish_design import MATERIAL, SCORE_SCALE, SQUARES, Design
 
 
 def material_psqt(part: FeaturePart) -> Tensor:
@@ -36,24 +32,24 @@ class StockfishModel(StackedModel):
 
     stack_table: Tensor
 
-    def __init__(self, net: StockfishNet) -> None:
+    def __init__(self, net: Net, facts: Design, l1: int) -> None:
         super().__init__(net)
-        d = self.facts = net.facts
+        d = self.facts = facts
         features = find_feature_set(net.feature_set)
         self.features = features
         self.feature_transformer = transformer(
             features,
-            net.l1,
+            l1,
             "pairwise" if d.pairwise else "crelu",
             bound=d.clip / d.transformer_one,
             product_scale=d.transformer_one**2 / 2**d.product_shift / d.one,
             psqt_buckets=d.stacks if d.psqt else 0,
         )
-        (in0, out0), (in1, out1), (in2, out2) = d.layers(net.l1)
+        (in0, out0), (in1, out1), (in2, out2) = d.layers(l1)
         self.fc0 = StackedLinear(d.stacks, in0, out0)
         self.fc1 = StackedLinear(d.stacks, in1, out1)
         self.fc2 = StackedLinear(d.stacks, in2, out2)
-        self.stacks = d.layer_stacks(net.l1)
+        self.stacks = d.layer_stacks(l1)
         if d.queens or d.table:
             self.register_buffer("stack_table", torch.tensor(d.stack_table, device=None), persistent=False)
         with torch.no_grad():

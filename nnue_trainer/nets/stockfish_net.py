@@ -228,7 +228,7 @@ class StockfishNet(Net):
         return net
 
     def model(self) -> StockfishModel:
-        return StockfishModel(self)
+        return StockfishModel(self, self.facts, self.l1)
 
     def meaning(self) -> NetMeaning:
         d, activation = self.facts, "pairwise" if self.facts.pairwise else "crelu"

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-import nnue_trainer
+from nnue_trainer.base import distribution
 from nnue_trainer.errors import UserError
 
 RECORD_BEGINS = b'{"nnue_trainer":'
@@ -14,7 +14,7 @@ RECORD_BEGINS = b'{"nnue_trainer":'
 
 def describe(name: str, architecture: Mapping[str, Any]) -> bytes:
     """The description of a net that we write: a sentence for people, then the architecture as JSON for programs."""
-    version = nnue_trainer.__version__
+    version = distribution.version
     facts = {"nnue_trainer": version, "net": name, "architecture": architecture}
     return f"{name} net trained with torch-nnue {version}. {json.dumps(facts, separators=(',', ':'))}".encode()
 

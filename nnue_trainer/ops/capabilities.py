@@ -10,7 +10,7 @@ import functools
 import os
 import sys
 from operator import index
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast, get_args
+from typing import Any, Literal, NamedTuple, Protocol, cast, get_args
 
 import torch
 from torch import Tensor
@@ -19,9 +19,6 @@ from torch.utils._python_dispatch import _disable_current_modes
 from nnue_trainer.base import _library
 from nnue_trainer.errors import UserError, quoted
 from nnue_trainer.ops import _enumerations, _registration
-
-if TYPE_CHECKING:
-    from nnue_trainer.modules.layer_stacks import LayerStacks
 
 _PORTABLE, _HOPPER, _LIBRARY = 1, 2, 4  # enum Code of csrc/capabilities.h
 
@@ -66,6 +63,14 @@ def gpu(capability: int, multiprocessors: int = 0) -> Machine:
     its compute capability."""
     multiprocessors = multiprocessors or _MULTIPROCESSORS.get(capability, 132)
     return Machine(capability, multiprocessors, _PORTABLE | _HOPPER | _LIBRARY)
+
+
+class Layers(Protocol):
+    """The layers after the transformer: `modules.LayerStacks`."""
+
+    @property
+    def numbers(self) -> tuple[int, int, tuple[int, ...], tuple[float, ...], tuple[float, ...]]:
+        """The arguments of `_layer_stacks_describe` (csrc/layer_stacks.h)."""
 
 
 # A Machine without its class, whose methods torch.compile would trace.
@@ -145,7 +150,7 @@ def transformer(
 
 def stacks(
     machine: Numbers | None,
-    layers: LayerStacks,
+    layers: Layers,
     x_dtype: torch.dtype = torch.float32,
     weight_dtype: torch.dtype = torch.float32,
     *,

@@ -7,20 +7,58 @@ on devices without kernels. Tests compare the kernels with it. `perspectives` an
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Literal, get_args
+from dataclasses import dataclass
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-if TYPE_CHECKING:
-    from nnue_trainer.modules.layer_stacks import StackLayer
-
 Activation = Literal["identity", "crelu", "screlu", "pairwise"]
 ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
 LayerActivation = Literal["none", "crelu", "screlu", "dual"]
+_LAYER_ACTIVATIONS: tuple[LayerActivation, ...] = get_args(LayerActivation)
 
 RowSums = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
+
+
+@dataclass(frozen=True)
+class StackLayer:
+    """Any layer except the last one, and what happens to its outputs y."""
+
+    outputs: int
+    activated: int
+    """the number of outputs that are activated; they come first"""
+    activation: LayerActivation
+    """none: y clamped to [low, largest]; crelu: to [0, largest]; screlu: its square; dual: min(square · y², largest),
+    then crelu, twice as many values"""
+    largest: float
+    low: float = 0.0
+    square: float = 1.0
+    plus: int | None = None
+    """the index of the output that is added directly to the net's output"""
+    minus: int | None = None
+    """the index of the output that is subtracted from it"""
+    output_scale: float | None = None
+    """a factor: these activations, multiplied by it, are also inputs of the last layer, before those of later layers.
+    None: they are not, unless this is the layer just before it"""
+    step: float = 1.0
+    """with integers: activations are multiplied by it, a power of two, before they are rounded down. Squares are
+    multiplied by `square`"""
+    skip_multiply: int = 1
+    """with integers: what goes directly to the net's output is multiplied by it, and divided by `skip_divide`"""
+    skip_divide: int = 1
+
+    def numbers(self) -> tuple[list[int], list[float]]:
+        """The layer as `_layer_stacks_describe` takes it (csrc/layer_stacks.h)."""
+        plus, minus = (-1 if place is None else place for place in (self.plus, self.minus))
+        activation, to_output = _LAYER_ACTIVATIONS.index(self.activation), int(self.output_scale is not None)
+        scale = 1.0 if self.output_scale is None else self.output_scale
+        skip = [self.skip_multiply, self.skip_divide]
+        return (
+            [self.outputs, self.activated, activation, plus, minus, to_output],
+            [self.largest, self.low, self.square, scale, self.step, *skip],
+        )
 
 
 def row_sums(indices: Tensor, weight: Tensor, bias: Tensor, values: Tensor | None = None) -> Tensor:
@@ -47,7 +85,7 @@ def activate(accumulator: Tensor, activation: Activation, bound: float) -> Tenso
 def activate_layer(
     y: Tensor, activation: LayerActivation, largest: float, low: float = 0.0, square: float = 1.0
 ) -> Tensor:
-    """The activation of a layer after the first, [B, outputs] → [B, values]: `modules.layer_stacks.StackLayer`."""
+    """The activation of a layer after the first, [B, outputs] → [B, values]: `StackLayer`."""
     if activation == "none":
         return y.clamp(low, largest)
     if activation == "dual":

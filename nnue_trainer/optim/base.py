@@ -5,21 +5,19 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
 from nnue_trainer.errors import UserError
+from nnue_trainer.modules.perspective_transformer import LateRows
 from nnue_trainer.nets.base import VirtualRows, WeightBound
 from nnue_trainer.optim.groups import Group, Settings, settings_of
+from nnue_trainer.optim.parts import Columns, NormOf
 from nnue_trainer.registry import Registry
 from nnue_trainer.schema import section
-
-if TYPE_CHECKING:
-    from nnue_trainer.optim.late_rows import LateRows
-    from nnue_trainer.optim.parts import Columns, NormOf
 
 
 @dataclass(frozen=True)

@@ -5,13 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
-
-if TYPE_CHECKING:
-    from nnue_trainer.optim.late_rows import LateRows
 
 LARGEST_COPY = 2048
 """The largest integer of a copy: float16 holds all up to it."""
@@ -91,8 +88,8 @@ class Moments:
     copy: Tensor
     steps: float = 0.0
     """integers of the copy in 1.0; 0: it has the weight itself"""
-    late: LateRows | None = None
-    """who updates the rows when they are needed; None: they are updated in every step"""
+    is_late: bool = False
+    """rows are updated when they are needed (`LateRows`), and not in every step"""
     kept: list[Tensor] = field(default_factory=list)
     """then: steps made by each row, changes of virtual rows, and numbers of the steps in the window"""
 

@@ -20,7 +20,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import torch
 
-from nnue_trainer.base import extras, system
+from nnue_trainer.base import distribution, extras, system
 from nnue_trainer.errors import UserError
 from nnue_trainer.files.atomic import replacing
 from nnue_trainer.training.run_folder import RunFolder
@@ -330,11 +330,9 @@ def _unused(path: Path) -> Path:
 
 def environment(device: torch.device) -> dict[str, str]:
     """The versions and the device that a run trains with, in words; without the name of the machine."""
-    from nnue_trainer import __version__
-
     on_cuda = device.type == "cuda"
     return {
-        "nnue_trainer": __version__,
+        "nnue_trainer": distribution.version,
         "torch": str(torch.__version__),
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",

@@ -11,9 +11,8 @@ from typing import Any
 
 import torch
 
-import nnue_trainer
 from nnue_trainer import config, registry, schema
-from nnue_trainer.base import foreign
+from nnue_trainer.base import distribution, foreign
 from nnue_trainer.errors import UserError
 from nnue_trainer.files.atomic import replacing
 from nnue_trainer.training import assembly, timeline
@@ -95,7 +94,7 @@ def train(recipe: config.Recipe, run_dir: Path, *, resume: str | None = None, ov
 def _versions() -> dict[str, Any]:
     """The versions that decide the results, or whether processes understand each other, and the files of plugins."""
     return {
-        "nnue_trainer": nnue_trainer.__version__,
+        "nnue_trainer": distribution.version,
         "torch": str(torch.__version__),
         "CUDA": torch.version.cuda,
         "Python": ".".join(platform.python_version_tuple()[:2]),

@@ -17,6 +17,7 @@ from nnue_trainer.errors import UserError
 from nnue_trainer.export import QuantizedNet, net_from_checkpoint
 from nnue_trainer.files import checkpoint as checkpoints
 from nnue_trainer.files.checkpoint import Checkpoint
+from nnue_trainer.match import own_player
 from nnue_trainer.match.own_player import player_of, raw_bytes
 from nnue_trainer.match.players import check_engine
 from nnue_trainer.nets.engine_header import engine_header
@@ -229,7 +230,7 @@ def test_what_is_missing_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyP
         player_of(net, tmp_path, "net")
     with pytest.raises(UserError, match=r"^matches without an engine need a C\+\+20 compiler"):
         check_engine(SIMPLE, {}, None, {}, "EvalFile")
-    monkeypatch.setattr(type(net.net), "header", lambda self: None)
+    monkeypatch.setattr(own_player, "engine_header", lambda net: None)
     with pytest.raises(
         UserError, match=r"^net: the player does not support nets like this one .simple of Chess768.; name"
     ):

@@ -16,8 +16,7 @@ from nnue_trainer.export import QuantizedNet, checkpoint_from_net, evaluate, net
 from nnue_trainer.export.check_positions import CHECK_POSITIONS
 from nnue_trainer.files.checkpoint import Checkpoint
 from nnue_trainer.nets import VirtualRows
-from nnue_trainer.nets.layered import Layered
-from nnue_trainer.nets.layered_model import LayeredModel
+from nnue_trainer.nets.layered import Layered, LayeredModel
 from nnue_trainer.nets.output_buckets import OutputBuckets
 
 FENS = list(CHECK_POSITIONS)

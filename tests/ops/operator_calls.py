@@ -17,11 +17,11 @@ from torch.utils._pytree import tree_map
 from nnue_trainer import ops, stats
 from nnue_trainer.base import _library
 from nnue_trainer.data import RecordLoader
-from nnue_trainer.modules.layer_stacks import Integers, LayerStacks, StackLayer
+from nnue_trainer.modules.layer_stacks import Integers, LayerStacks
 from nnue_trainer.modules.stacked_linear import StackedLinear
 from nnue_trainer.modules.straight_through import Steps, integer_parameters
 from nnue_trainer.ops import functional, perspectives
-from nnue_trainer.ops.reference import Activation
+from nnue_trainer.ops.reference import Activation, StackLayer
 from nnue_trainer.optim.fused_optimizer import FusedOptimizer
 from nnue_trainer.optim.parts import Part
 from nnue_trainer.optim.update_rule import UpdateRule

@@ -13,11 +13,12 @@ from command import nnue
 
 from nnue_trainer.base import _library
 from nnue_trainer.errors import UserError
-from nnue_trainer.modules.layer_stacks import FirstOutputs, Integers, LayerStacks, StackLayer
+from nnue_trainer.modules.layer_stacks import FirstOutputs, Integers, LayerStacks
 from nnue_trainer.modules.stacked_linear import StackedLinear
 from nnue_trainer.ops import capabilities
 from nnue_trainer.ops.capabilities import CPU, Choice, Machine, gpu, set_cuda_kernels
 from nnue_trainer.ops.perspectives import number_of, perspective_transformer
+from nnue_trainer.ops.reference import StackLayer
 
 H100, RTX_4090, TURING = gpu(90), gpu(89), gpu(75)
 LAYERS = LayerStacks(1024, 8, (StackLayer(16, 15, "dual", 1.0), StackLayer(32, 32, "crelu", 1.0)))

@@ -21,7 +21,7 @@ from typed import present
 from nnue_trainer.losses.win_rate import WinRateLoss
 from nnue_trainer.modules.layer_stacks import LayerCall
 from nnue_trainer.optim import AdamW, Optimizer, fused_operators, fused_optimizer
-from nnue_trainer.optim.late_rows import LateRows
+from nnue_trainer.optim.fused_optimizer import LateRows
 from nnue_trainer.training.assembly.steps import StepKind
 from nnue_trainer.training.fused_parts import StackKernels
 from nnue_trainer.training.parallel.ranks import Ranks

@@ -12,8 +12,7 @@ from test_optimizer import RULES
 from torch import Tensor, nn
 
 from nnue_trainer.optim import fused_operators
-from nnue_trainer.optim.fused_optimizer import FusedOptimizer
-from nnue_trainer.optim.late_rows import WINDOW, LateRows
+from nnue_trainer.optim.fused_optimizer import WINDOW, FusedOptimizer, LateRows
 from nnue_trainer.optim.parts import LARGEST_COPY, Part, given
 from nnue_trainer.optim.update_rule import UpdateRule
 

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from nnue_trainer.ops import capabilities
 from nnue_trainer.ops.capabilities import Choice, Machine
 from nnue_trainer.optim import fused_operators, fused_optimizer
-from nnue_trainer.optim.fused_optimizer import FusedOptimizer
-from nnue_trainer.optim.late_rows import DEVICE_WINDOW, WINDOW, LateRows
+from nnue_trainer.optim.fused_optimizer import DEVICE_WINDOW, WINDOW, FusedOptimizer, LateRows
 from nnue_trainer.optim.parts import Part, given
 
 SHARING, OWN = 36, 43  # rows that share virtual ones, and rows that do not: more than two thread blocks

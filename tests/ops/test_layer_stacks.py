@@ -23,8 +23,8 @@ from nnue_trainer import nets
 from nnue_trainer.losses import NO_SCORE, Loss, SigmoidLoss, mean
 from nnue_trainer.losses.win_rate import WinRateLoss
 from nnue_trainer.modules import StackedLinear
-from nnue_trainer.modules.layer_stacks import FirstOutputs, LayerCall, LayerStacks, StackLayer
-from nnue_trainer.ops.reference import activate_layer
+from nnue_trainer.modules.layer_stacks import FirstOutputs, LayerCall, LayerStacks
+from nnue_trainer.ops.reference import StackLayer, activate_layer
 
 DEEP = LayerStacks(
     48,

@@ -19,7 +19,7 @@ from torch import Tensor
 from nnue_trainer.losses import NO_SCORE, SigmoidLoss, mean
 from nnue_trainer.losses.win_rate import WinRateLoss
 from nnue_trainer.modules import StackedLinear
-from nnue_trainer.modules.layer_stacks import FirstOutputs, LayerCall, LayerStacks, StackLayer
+from nnue_trainer.modules.layer_stacks import FirstOutputs, LayerCall, LayerStacks
 from nnue_trainer.ops.perspectives import (
     Parameters,
     Transformer,
@@ -27,6 +27,7 @@ from nnue_trainer.ops.perspectives import (
     number_of,
     perspective_transformer,
 )
+from nnue_trainer.ops.reference import StackLayer
 
 FEATURES, ACTIVE, RANGE = 40, 12, (0.75, 127 / 128)
 HOPPER, PORTABLE = [20, FEATURES], [0, FEATURES]  # selects each set of kernels

@@ -29,6 +29,7 @@ from nnue_trainer.modules import layer_stacks
 from nnue_trainer.modules.layer_stacks import FirstOutputs, LayerStacks
 from nnue_trainer.nets import NnueModel
 from nnue_trainer.nets.rounded_forward import RoundedForward
+from nnue_trainer.ops.reference import StackLayer
 from nnue_trainer.optim import AdamW, Optimizer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -261,7 +262,7 @@ def test_emulated_squares_are_exact(emulated: ctypes.CDLL) -> None:
     """Squares of more than 24 bits, next to those that are multiples of the divisor."""
     shift, stacks = 2**-19, 2
     y = torch.arange(1, 8200).float()
-    hidden = layer_stacks.StackLayer(1, 1, "dual", 127.0 * 64, square=shift, step=1 / 64)
+    hidden = StackLayer(1, 1, "dual", 127.0 * 64, square=shift, step=1 / 64)
     layers = LayerStacks(16, stacks, (hidden,), layer_stacks.Integers())
     x = torch.zeros(len(y), 16)
     x[:, 0], x[:, 1] = y // 64, y % 64

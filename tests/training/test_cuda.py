@@ -17,7 +17,7 @@ from nnue_trainer.modules import PerspectiveTransformer
 from nnue_trainer.ops import capabilities, perspectives
 from nnue_trainer.ops.perspectives import PerspectivePlan, is_fused
 from nnue_trainer.optim.fused import FusedRule
-from nnue_trainer.optim.late_rows import LateRows
+from nnue_trainer.optim.fused_optimizer import LateRows
 from nnue_trainer.training.assembly import assemble, core
 from nnue_trainer.training.batches import DeviceBatches
 from nnue_trainer.training.chosen_step import ChosenStep

@@ -18,7 +18,7 @@ from nnue_trainer.nets.base import NnueModel, StackedModel
 from nnue_trainer.optim import AdamW, Optimizer
 from nnue_trainer.optim.base import OptimizerConfig
 from nnue_trainer.optim.fused import FusedRule
-from nnue_trainer.optim.late_rows import LateRows
+from nnue_trainer.optim.fused_optimizer import LateRows
 from nnue_trainer.optim.ranger import Ranger, RangerLite
 
 NETS = [

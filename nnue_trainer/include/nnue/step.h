@@ -177,7 +177,7 @@ class Step {
 
     // Brings the rows of a batch up to date, or all of them where most are in it, which is faster then.
     void catch_up(const at::Tensor& marks) {
-        constexpr double most = 0.45;  // LATE_SHARE of nnue_trainer/optim/late_rows.py
+        constexpr double most = 0.45;  // LATE_SHARE of nnue_trainer/optim/fused_optimizer.py
         marked_.copy_(marks);
         const bool on_cpu = marked_.is_cpu();
         is_settled_ = on_cpu && marked_.sum().item<int64_t>() > most * static_cast<double>(marked_.numel());
