@@ -49,11 +49,14 @@ BinpackFile::BinpackFile(InputFile file, OnBad on_bad, const std::function<void(
                          const std::vector<std::uint8_t>* layout)
     : file_(std::move(file)) {
     if (!layout || !take(*layout)) list(on_bad, poll);
+    chunks_.shrink_to_fit();  // thousands of files may be open
 }
 
 // Whether the layout can be that of the file.
 bool BinpackFile::take(const std::vector<std::uint8_t>& layout) {
     std::uint64_t at = 0;
+    const auto ends_number = [](std::uint8_t byte) { return byte < 0x80; };
+    chunks_.reserve(static_cast<std::size_t>(std::ranges::count_if(layout, ends_number)));
     for (std::size_t i = 0; i < layout.size();) {
         std::uint64_t size = 0;
         for (int shift = 0; i < layout.size() && shift < 35; shift += 7) {

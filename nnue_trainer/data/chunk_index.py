@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import os
 import struct
 import tempfile
@@ -17,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar, cast
 
 from nnue_trainer import _data
 from nnue_trainer.base import system
@@ -186,7 +187,9 @@ def open_sources(paths: Sequence[str], poll: Poll = None) -> Iterator[Source]:
 
 
 def _in_turn(found: list[Source | UserError]) -> Iterator[Source]:
-    for source in found:
+    found.reverse()
+    while found:  # each goes when it is taken
+        source = found.pop()
         if isinstance(source, UserError):
             raise source
         yield source
@@ -355,10 +358,18 @@ def in_parallel(work: Callable[[S, Poll], T], items: Sequence[S], poll: Poll = N
         if ending.is_set():
             raise UserError("stopped")
 
+    numbers = itertools.count()
+    results: list[T | None] = [None] * len(items)
+
+    def work_on() -> None:
+        # A future for each item would take 1.6 KB.
+        while (number := next(numbers)) < len(items):
+            results[number] = work(items[number], stop)
+
     pool = ThreadPoolExecutor(min(_THREADS, len(items)), "data-files")
     try:
         try:
-            futures = [pool.submit(work, item, stop) for item in items]
+            futures = [pool.submit(work_on) for _ in range(min(_THREADS, len(items)))]
         except RuntimeError:  # the system gives no more threads
             ending.set()
             pool.shutdown(cancel_futures=True)
@@ -369,7 +380,9 @@ def in_parallel(work: Callable[[S, Poll], T], items: Sequence[S], poll: Poll = N
                 failed.result()
             if poll:
                 poll()
-        return [future.result() for future in futures]
+        for future in futures:
+            future.result()
+        return cast(list[T], results)
     finally:
         ending.set()
         pool.shutdown(cancel_futures=True)

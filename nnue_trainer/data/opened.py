@@ -138,8 +138,8 @@ class OpenedFile:
 
     __slots__ = (
         "_copied",
+        "_modified",
         "_name",
-        "_status",
         "_told",
         "compression",
         "format_identity",
@@ -166,7 +166,7 @@ class OpenedFile:
         """identifies the format, if it is one of `formats` and reads other positions than a built-in one by default"""
         self._copied = self._told = False
         source = source or open_source(self._name, poll)
-        self._status = source.status
+        self._modified = source.status[1]
         assert source.entry is not None
         self.identity = _identity(path, source.file.size, source.entry.samples)
         self.compression = None if source.layout else _compression(self.path, source.file)
@@ -254,7 +254,7 @@ class OpenedFile:
             is_same = [found.st_dev, found.st_ino] == number
         except OSError:
             is_same = False
-        grown, written = size > self._status[0], modified != self._status[1]
+        grown, written = size > self.identity.size, modified != self._modified
         if not is_same:
             told = "was replaced or deleted; training continues with the file that was opened"
         elif grown:
