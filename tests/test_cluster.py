@@ -8,10 +8,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
+from ports import free_port
 from small_runs import last, split_sample, written
+
+from nnue_trainer.base import torchrun
 
 # A stand-in for Python: notes its arguments, and ends with the status for this start of the job. "wait" waits for USR1.
 PYTHON = """#!/bin/bash
@@ -121,6 +125,42 @@ def test_a_missing_node_is_named(project_root: Path, fake: Path, tmp_path: Path,
     expected = "torchrun waits for nodes that have not started: 127.0.0.1; it ends after 90 s (NNUE_JOIN_SECONDS)"
     assert (expected in done.stderr) != started
     assert not started or not done.stderr
+
+
+@pytest.mark.parametrize("backend", [["--rdzv-backend", "c10d", "--rdzv-endpoint"], ["--master-addr"]])
+def test_torchrun_by_hand_tells_that_nodes_are_missing(tmp_path: Path, backend: list[str]) -> None:
+    """The plug-in is also found where this folder was linked before it existed."""
+    if not entry_points(group="torchrun.handlers", name="nnue"):
+        (tmp_path / "nnue-1.dist-info").mkdir()
+        content = "[torchrun.handlers]\nnnue = nnue_trainer.base.torchrun:handler\n"
+        (tmp_path / "nnue-1.dist-info" / "entry_points.txt").write_text(content)
+    port = free_port()
+    address = f"127.0.0.1:{port}" if len(backend) == 3 else "127.0.0.1"
+    command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node", "1", *backend, address]
+    command += [] if len(backend) == 3 else ["--master-port", str(port), "--node-rank", "0"]
+    environment = os.environ | {"NNUE_TELL_SECONDS": "0.2", "PYTHONPATH": f"{Path(__file__).parents[1]}:{tmp_path}"}
+    with subprocess.Popen(
+        [*command, "-m", "nnue_trainer", "train", "x.yaml"], env=environment, stderr=subprocess.PIPE, text=True
+    ) as agent:
+        assert agent.stderr is not None
+        try:
+            said = next((line for line in agent.stderr if line.startswith("nnue: ")), "")
+        finally:
+            agent.kill()
+    expected = f"nnue: torchrun has started no process after 0.2 s: it waits for 2 nodes at {address}. Start it on all"
+    assert said.startswith(expected)
+
+
+def test_torchrun_of_other_programs_prints_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = "/lib/torch/distributed/run.py"
+    assert torchrun._starts_training([run, "--nnodes", "2", "-m", "nnue_trainer", "train", "x.yaml"])
+    assert torchrun._starts_training(["/bin/torchrun", "--nnodes=2", "mine/train.py", "--config", "x.yaml"])
+    for arguments in ([run, "-m", "other"], ["/nnue_trainer/__main__.py", "train"], ["/bin/pytest", "nnue_trainer"]):
+        assert not torchrun._starts_training(arguments)
+    assert torchrun._option(["--nnodes", "1:2", "--rdzv_endpoint=a:1"], "nnodes") == "1:2"
+    assert torchrun._option(["--nnodes", "1:2", "--rdzv_endpoint=a:1"], "rdzv-endpoint") == "a:1"
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE):
+        assert torchrun._has_children()
 
 
 def test_arrays(submit: Submit, fake: Path) -> None:

@@ -21,4 +21,4 @@ touch "$nodes/$SLURM_NODEID"
     echo "node $SLURM_NODEID ($(hostname)): torchrun waits for $for_what; it ends after ${NNUE_JOIN_SECONDS:-600} s" \
         "(NNUE_JOIN_SECONDS)" >&2
 ) &
-exec "$@"
+NNUE_TELL_SECONDS=0 exec "$@" # torchrun itself would print a line without the names

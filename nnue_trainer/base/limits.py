@@ -10,6 +10,7 @@ from nnue_trainer.errors import UserError, quoted
 _DEFAULTS = {
     "NNUE_GRACE_SECONDS": 30.0,  # SLURM's KillWait, and what torchrun waits for
     "NNUE_JOIN_SECONDS": 300.0,
+    "NNUE_TELL_SECONDS": 20.0,
     "NNUE_LEASE_SECONDS": 60.0,
     "NNUE_FULL_DISK_SECONDS": 600.0,
 }
