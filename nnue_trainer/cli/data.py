@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from nnue_trainer.base.progress import progress_bar
+from nnue_trainer.base.progress import progress_bar, size
 from nnue_trainer.base.status import CONTRADICTORY
 from nnue_trainer.cli import plugins
 from nnue_trainer.cli.data_tools import (
@@ -184,6 +184,35 @@ def validate(
         print(json.dumps({"units": different}) if as_json else "\n".join(f"doubt: {shown(line)}" for line in different))
     if failed or contradictory:
         raise typer.Exit(1 if failed else CONTRADICTORY)
+
+
+@app.command()
+def index(
+    names: Annotated[list[str], typer.Argument(metavar="FILES...", help="Data files, folders of them, or patterns.")],
+    again: Annotated[bool, typer.Option("--again", help="List the chunks again even where an index fits.")] = False,
+    cache: Annotated[
+        bool, typer.Option("--cache", help="Write to the cache folder instead of the folders of the data.")
+    ] = False,
+) -> None:
+    """List the chunks of data files, so that trainings open them without reading them.
+
+    Writes a file .nnue-index into each folder of data, or into the cache folder if that cannot be written. A training
+    also makes an index, in the cache folder, and one that does not fit a file is made again.
+    """
+    from nnue_trainer.data.chunk_index import write
+    from nnue_trainer.files.inputs import data_files
+
+    files = data_files(names, "index")
+    with progress_bar("indexing", "files") as progress:
+        done = write(files, beside=not cache, again=again, progress=progress)
+    listed = f"{done.listed:,} of them listed now" if done.listed else "all of them were listed already"
+    print(f"{done.files:,} files, {done.chunks:,} chunks, {size(done.bytes)}; {listed}")
+    for path in done.written:
+        print(f"  {shown(path)}")
+    for name, why in done.without:
+        print(f"  {shown(name)}: without an index: {shown(why)}")
+    if done.files and not done.written:
+        note("the index could not be written, neither beside the data nor in the cache folder")
 
 
 # long: typer makes an option from each parameter

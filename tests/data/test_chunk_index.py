@@ -8,6 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from command import nnue
+from zstandard import compress
 
 from nnue_trainer import _data, config, schema
 from nnue_trainer.data import RecordLoader, chunk_index, records_from_fens
@@ -187,6 +189,21 @@ def test_where_an_index_is_kept(data: Path, cache: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(chunk_index, "write_index", refuse)
     assert chunk_index.write([str(path)], again=True).written == []
     assert len(numbers(path)) == 6000
+
+
+def test_the_command(data: Path, cache: Path) -> None:
+    packed = write(data / "y.binpack.zst", compress((data / "x.binpack").read_bytes()))
+    index = data / chunk_index.BESIDE
+    first = nnue("data", "index", data)
+    assert first.startswith("1 files, 40 chunks, ")
+    assert "; 1 of them listed now\n" in first
+    assert f"  {index}\n  {packed}: without an index: compressed with zstd" in first
+    assert "all of them were listed already" in nnue("data", "index", data)
+    assert "; 1 of them listed now\n" in nnue("data", "index", "--again", data / "x.binpack")
+    index.unlink()
+    nnue("data", "index", "--cache", data)
+    assert not index.exists()
+    assert list(cache.iterdir())
 
 
 def test_a_young_file_gets_no_entry_until_it_has_settled(data: Path, cache: Path) -> None:
