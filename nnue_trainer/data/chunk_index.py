@@ -3,6 +3,13 @@
 Opening a file without an index reads it at some twenty places and at the header of every chunk. An index entry holds
 what that finds. An entry fits a file of the same size and modification time whose first and last 4 KiB are the same;
 otherwise it is made again. Chunks are checked when they are decoded, so a wrong entry is an error and never other data.
+
+The layout, little-endian: `NNUEIDX` and the version (8 bytes), BLAKE2b of the rest (16 bytes), then the entries,
+sorted by name: u16 and the name of the file; u64 size, i64 modification time (ns since 1970), u64 digest of the first
+and last 4 KiB (of the whole file, twice, if it is smaller), u64 digest of sixteen samples of 4 KiB at (size − 4096) ·
+i / 15; u16 and the name of the format; u32 and the places of the chunks (binpack: the payload size of each, as
+LEB128; others: nothing). The digests are those of chunks (data_loader/formats/chunk_digest.h). In the cache folder,
+the name of an index is the BLAKE2b digest, 12 bytes in hex, of the data folder's real path.
 """
 
 from __future__ import annotations
