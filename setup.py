@@ -316,6 +316,8 @@ HOPPER_FLAG = "-gencode=arch=compute_90a,code=sm_90a"
 
 
 DATA_MODULE = "nnue_trainer._data"
+# The linker of macOS has no version scripts, no SONAME and no GNU ld scripts. Not run there yet (docs/supported.md).
+MACOS = sys.platform == "darwin"
 # The largest unit has no hot loop; -O1 saves a third of its compile time.
 BINDINGS = "-O1"
 
@@ -337,7 +339,7 @@ class BuildData(build_ext):
         # One folder for each library: what two of them compile from one source is not one object.
         self.build_temp = str(Path(self.build_temp).with_name(ext.name))
         if not self.inplace:  # a library in place keeps its symbols, for profilers
-            ext.extra_link_args = [*ext.extra_link_args, "-Wl,-s"]
+            ext.extra_link_args = [*ext.extra_link_args, "-Wl,-x" if MACOS else "-Wl,-s"]
         if ext.name != DATA_MODULE or shutil.which("ninja") is None:
             super().build_extension(ext)
             return
@@ -391,14 +393,17 @@ class BuildData(build_ext):
         folder.mkdir(exist_ok=True)
         # The version is in the name that a program looks for when it starts: the interface may change with it. For the
         # linker's -l there is a script, since a wheel cannot have symbolic links.
-        soname = f"libnnue_data.so.{'.'.join(VERSION.split('.')[:2])}"
+        release = ".".join(VERSION.split(".")[:2])
+        soname = f"libnnue_data.{release}.dylib" if MACOS else f"libnnue_data.so.{release}"
         archive, shared, whole = folder / "libnnue_data.a", folder / soname, built / "nnue_data.o"
         script, text = folder / "libnnue_data.so", f"/* GNU ld script */\nINPUT({soname})\n"
+        if MACOS:
+            script, text = folder / "libnnue_data.version", f"{soname}\n"
         newest = max(Path(path).stat().st_mtime for path in objects)
         of_now = script.exists() and script.read_bytes() == text.encode()
         if of_now and all(path.exists() and path.stat().st_mtime > newest for path in (archive, shared)):
             return
-        for old in folder.glob("libnnue_data.so*"):
+        for old in (*folder.glob("libnnue_data.so*"), *folder.glob("libnnue_data.*.dylib")):
             old.unlink()
         self.announce(f"building the C++ libraries of {DATA_MODULE!r}", level=logging.INFO)
         # One object, not many: a linker leaves objects without references out, and nothing refers to a data format.
@@ -407,7 +412,8 @@ class BuildData(build_ext):
         subprocess.run([*shlex.split(os.environ.get("AR", "ar")), "rcs", str(archive), str(whole)], check=True)
         compiler = [*shlex.split(os.environ.get("CXX", "c++")), "-shared", "-pthread", "-o", str(shared)]
         exported = f"-Wl,-soname,{soname},--version-script={ROOT / 'data_loader' / 'exported.map'},--strip-all"
-        subprocess.run([*compiler, exported, *objects, "-ldl"], check=True)
+        linked = [f"-Wl,-install_name,@rpath/{soname},-x"] if MACOS else [exported, "-ldl"]
+        subprocess.run([*compiler, *objects, *linked], check=True)
         script.write_text(text)
         whole.unlink()
 
@@ -428,7 +434,9 @@ def data_module() -> Extension:
         include_dirs=[str(ROOT / "data_loader"), pybind11.get_include()],
         # Symbols are visible for libnnue_data.so, which is linked of the same objects. The module hides them again.
         extra_compile_args=[*CXX_FLAGS, *visible],
-        extra_link_args=["-pthread", "-ldl", f"-Wl,--version-script={ROOT / 'data_loader' / 'module.map'}"],
+        extra_link_args=["-Wl,-exported_symbol,_PyInit__data"]
+        if MACOS
+        else ["-pthread", "-ldl", f"-Wl,--version-script={ROOT / 'data_loader' / 'module.map'}"],
         language="c++",
     )
 
