@@ -11,15 +11,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from nnue_trainer.stats import graph, matrix, random
     from nnue_trainer.stats.exponential import ewm
+    from nnue_trainer.stats.row_function import RowFunction
     from nnue_trainer.stats.window_function import WindowFunction, WindowState
     from nnue_trainer.stats.windows import expanding, rolling
 
-__all__ = ["WindowFunction", "WindowState", "ewm", "expanding", "graph", "matrix", "random", "rolling"]
+__all__ = ["RowFunction", "WindowFunction", "WindowState", "ewm", "expanding", "graph", "matrix", "random", "rolling"]
 
 _HOME = {
     "ewm": "exponential",
     "expanding": "windows",
     "rolling": "windows",
+    "RowFunction": "row_function",
     "WindowFunction": "window_function",
     "WindowState": "window_function",
 }

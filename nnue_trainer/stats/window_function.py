@@ -244,11 +244,7 @@ class WindowFunction:
 
     @functools.cached_property
     def _on_cuda(self) -> Any:
-        devices = range(torch.cuda.device_count())
-        found = sorted({"{}{}".format(*torch.cuda.get_device_capability(device)) for device in devices})
-        flags = [*_CUDA_FLAGS, *(f"-gencode=arch=compute_{a},code=sm_{a}" for a in found)]
-        source = _SOURCE.replace("BODY", self.body) + _CUDA
-        return _load(self.name, source, ".cu", compile_once.find_nvcc(_WHAT), flags, "CUDA")
+        return _load_for_cuda(self.name, _SOURCE.replace("BODY", self.body) + _CUDA, _WHAT)
 
     def _segment(self, length: int) -> int:
         return 1
@@ -287,6 +283,14 @@ class WindowState:
 
 def _load_for_cpu(name: str, source: str) -> Any:
     return _load(name, source + _CPU, ".cpp", compile_once.find_compiler(_WHAT), _CPU_FLAGS, "the CPU")
+
+
+def _load_for_cuda(name: str, source: str, what: str) -> Any:
+    """For all GPUs of this machine."""
+    devices = range(torch.cuda.device_count())
+    found = sorted({"{}{}".format(*torch.cuda.get_device_capability(device)) for device in devices})
+    flags = [*_CUDA_FLAGS, *(f"-gencode=arch=compute_{a},code=sm_{a}" for a in found)]
+    return _load(name, source, ".cu", compile_once.find_nvcc(what), flags, "CUDA")
 
 
 def _load(name: str, source: str, suffix: str, compiler: list[str], flags: list[str], target: str) -> Any:

@@ -1,0 +1,220 @@
+"""Your own functions of rows, in C++, as NumPy's generalised ufuncs of signature (n)->() or (n),(m)->()."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from nnue_trainer.files import compile_once
+from nnue_trainer.stats import window_function
+
+_WHAT = "row functions"
+_MOST = 8  # inputs
+
+_SOURCE = """\
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <exception>
+#include <stdexcept>
+#ifdef __CUDACC__
+#define NNUE_HERE __host__ __device__ __forceinline__
+#else
+#define NNUE_HERE inline __attribute__((always_inline))
+#endif
+namespace {
+struct Job {
+    const void* in[8];
+    int64_t sizes[8], strides[8];
+    void* out;
+    int64_t rows;
+};
+template <class T>
+struct Row {
+    const T* from;
+    int64_t count;
+    NNUE_HERE int64_t size() const { return count; }
+    NNUE_HERE double operator[](int64_t i) const { return static_cast<double>(from[i]); }
+    // The sum of f(element), in lanes that a compiler turns into vectors; the same on every machine.
+    template <class F>
+    NNUE_HERE double sum(F f) const {
+        constexpr int kLanes = 32;
+        double total = 0;
+        int64_t i = 0;
+        if (count >= kLanes) {
+            double lanes[kLanes] = {};
+            for (; i + kLanes <= count; i += kLanes) {
+                for (int k = 0; k < kLanes; ++k) lanes[k] += f((*this)[i + k]);
+            }
+            for (int width = kLanes / 2; width > 0; width /= 2) {
+                for (int k = 0; k < width; ++k) lanes[k] += lanes[k + width];
+            }
+            total = lanes[0];
+        }
+        for (; i < count; ++i) total += f((*this)[i]);
+        return total;
+    }
+};
+template <class R>
+NNUE_HERE double of_row(PARAMETERS) {
+#line 1
+BODY
+}
+#line 1 "row function"
+template <class T>
+NNUE_HERE void one(const Job& job, int64_t r) {
+    const auto row = [&](int k) {
+        return Row<T>{static_cast<const T*>(job.in[k]) + r * job.strides[k], job.sizes[k]};
+    };
+    static_cast<T*>(job.out)[r] = static_cast<T>(of_row<Row<T>>(ARGUMENTS));
+}
+"""
+
+
+class _Job(ctypes.Structure):
+    _fields_ = (
+        ("in_", ctypes.c_void_p * _MOST),
+        ("sizes", ctypes.c_int64 * _MOST),
+        ("strides", ctypes.c_int64 * _MOST),
+        ("out", ctypes.c_void_p),
+        ("rows", ctypes.c_int64),
+    )
+
+
+@dataclass(frozen=True)
+class RowFunction:
+    """The body of a C++ function of rows with `size()` elements `x[i]` in float64; it returns a number.
+
+        length = RowFunction("return sqrt(x.sum([](double v) { return v * v; }));")
+        length(torch.randn(1000, 3))  # [1000]
+        dot = RowFunction('''
+            double sum = 0;
+            for (int64_t i = 0; i < x.size(); ++i) sum += x[i] * y[i];
+            return sum;
+        ''', inputs=("x", "y"))
+        dot(torch.randn(1000, 1, 3), torch.randn(20, 3), out=torch.empty(1000, 20))
+
+    inputs: the names of the rows in the body, at most 8. `x.sum(f)` adds f of all elements, fast. It is compiled at its
+    first use, with g++ for the CPU and with nvcc for CUDA, and kept in the user's cache folder.
+    """
+
+    body: str
+    inputs: Sequence[str] = ("x",)
+    name: str = "row function"
+
+    def __post_init__(self) -> None:
+        names = list(self.inputs)
+        wrong = [name for name in names if not re.fullmatch(r"[A-Za-z]\w*", name)]
+        if isinstance(self.inputs, str) or wrong or len(set(names)) < len(names) or not 1 <= len(names) <= _MOST:
+            raise ValueError(f"row function: inputs: found {self.inputs!r}, expected 1 to {_MOST} different C++ names")
+
+    def __call__(self, *rows: Tensor, out: Tensor | None = None) -> Tensor:
+        """The function of each row: rows [..., n] of float32 or float64, all of one dtype and device, whose leading
+        dimensions broadcast; n may differ between inputs. Returns a tensor [...] of their dtype, `out` if given.
+
+        ValueError if a tensor has another dtype, device or shape. There is no derivative: RuntimeError for inputs that
+        require one.
+        """
+        shape = self._check(rows)
+        first = rows[0]
+        made = torch.empty(shape, dtype=first.dtype, device=first.device) if out is None else out
+        if tuple(made.shape) != tuple(shape) or made.dtype != first.dtype or made.device != first.device:
+            wanted = f"{first.dtype} of shape {list(shape)} on {first.device}"
+            raise ValueError(f"row function: out: found {_text(made)}, expected {wanted}")
+        if not made.is_contiguous():
+            raise ValueError("row function: out: found a tensor that is not contiguous, expected a contiguous one")
+        given = [_rows_of(row, shape) for row in rows]
+        job = _Job(out=made.data_ptr(), rows=made.numel())
+        for i, (row, stride) in enumerate(given):
+            job.in_[i], job.sizes[i], job.strides[i] = row.data_ptr(), row.shape[-1], stride
+        if made.numel():
+            self._run(job, first, max(1, sum(job.sizes)))
+        return made
+
+    def _check(self, rows: tuple[Tensor, ...]) -> torch.Size:
+        """The common leading dimensions of the inputs."""
+        if len(rows) != len(self.inputs):
+            raise ValueError(f"row function: found {len(rows)} inputs, expected {len(self.inputs)}: {self.inputs}")
+        for name, row in zip(self.inputs, rows, strict=True):
+            good = isinstance(row, Tensor) and row.dim() > 0 and row.dtype in (torch.float32, torch.float64)
+            if not good or row.dtype != rows[0].dtype or row.device != rows[0].device:
+                wanted = "float32 or float64 [..., n], all of one dtype and device"
+                raise ValueError(f"row function: {name}: found {_text(row)}, expected {wanted}")
+            if row.requires_grad and torch.is_grad_enabled():
+                raise RuntimeError(f"row function: {name}: found a tensor that requires grad; pass {name}.detach()")
+        if rows[0].device.type not in ("cpu", "cuda"):
+            raise ValueError(f"row function: found a tensor on {rows[0].device}, expected one on cpu or cuda")
+        try:
+            return cast(torch.Size, torch.broadcast_shapes(*(r.shape[:-1] for r in rows)))  # type: ignore[no-untyped-call]
+        except RuntimeError:
+            shapes = ", ".join(str(list(row.shape)) for row in rows)
+            raise ValueError(
+                f"row function: found shapes {shapes}, expected leading dimensions that broadcast"
+            ) from None
+
+    def _run(self, job: _Job, like: Tensor, cost: int) -> None:
+        entry = "apply_float" if like.dtype == torch.float32 else "apply_double"
+        if like.device.type == "cuda":
+            call = getattr(self._on_cuda, entry)
+            call.argtypes, call.restype = [ctypes.POINTER(_Job), ctypes.c_void_p], ctypes.c_char_p
+            with torch.cuda.device(like.device):
+                error = call(job, torch.cuda.current_stream().cuda_stream)
+            if error is not None:
+                raise RuntimeError(f"row function: {self.name}: CUDA: {error.decode()}")
+            return
+        call = getattr(self._on_cpu, entry)
+        call.argtypes, call.restype = [ctypes.POINTER(_Job), ctypes.c_int64, ctypes.c_int64], ctypes.c_char_p
+
+        def part(begin: int, end: int) -> None:
+            error = call(job, begin, end)
+            if error is not None:
+                raise RuntimeError(f"row function: {self.name}: {error.decode(errors='replace')}")
+
+        window_function._in_threads(part, job.rows, cost)
+
+    @functools.cached_property
+    def _source(self) -> str:
+        places = [f"row({i})" for i in range(len(self.inputs))]
+        text = _SOURCE.replace("PARAMETERS", ", ".join(f"const R {name}" for name in self.inputs))
+        return text.replace("ARGUMENTS", ", ".join(places)).replace("BODY", self.body)
+
+    @functools.cached_property
+    def _on_cpu(self) -> Any:
+        flags = [*window_function._CPU_FLAGS, "-fno-math-errno", *_vector_flags()]
+        compiler, source = compile_once.find_compiler(_WHAT), self._source + window_function._CPU
+        return window_function._load(self.name, source, ".cpp", compiler, flags, "the CPU")
+
+    @functools.cached_property
+    def _on_cuda(self) -> Any:
+        text = self._source + window_function._CUDA.replace("job.rows * job.n", "job.rows")
+        return window_function._load_for_cuda(self.name, text, _WHAT)
+
+
+def _vector_flags() -> list[str]:
+    """Options for the vectors of this CPU. They change no result: no product is fused with a sum."""
+    level = torch.backends.cpu.get_cpu_capability()
+    if level == "AVX512":
+        return ["-mavx512f", "-mavx512dq", "-mavx512vl", "-mprefer-vector-width=512"]
+    return ["-mavx2"] if level == "AVX2" else []
+
+
+def _rows_of(row: Tensor, shape: torch.Size) -> tuple[Tensor, int]:
+    """A tensor whose rows lie at equal distances, and that distance: 0 for one row that all share."""
+    size = row.shape[-1]
+    if row.numel() == size:
+        return row.contiguous(), 0
+    return row.expand(*shape, size).contiguous(), size
+
+
+def _text(found: object) -> str:
+    if not isinstance(found, Tensor):
+        return type(found).__name__
+    return f"{found.dtype} of shape {list(found.shape)} on {found.device}"

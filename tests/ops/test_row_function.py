@@ -1,0 +1,76 @@
+"""Your own functions of rows: values, broadcasting, `out`, and one line for what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+import torch
+
+from nnue_trainer.errors import UserError
+from nnue_trainer.stats import RowFunction, matrix
+
+LENGTH = RowFunction("return sqrt(x.sum([](double v) { return v * v; }));", name="length")
+DOT = RowFunction(
+    """
+    double sum = 0;
+    for (int64_t i = 0; i < a.size(); ++i) sum += a[i] * b[i];
+    if (a.size() != b.size()) return -1;
+    return sum;
+    """,
+    inputs=("a", "b"),
+    name="dot",
+)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_norm_equals_the_operator(dtype: torch.dtype, device: torch.device) -> None:
+    """For rows shorter and longer than the lanes of a sum, rows that are not contiguous, and no elements."""
+    for shape in ((1000, 2), (50, 31), (7, 32), (3, 5, 1000), (4, 0), (0, 4), (9,)):
+        x = torch.randn(shape, dtype=dtype, device=device)
+        for rows in (x, x.mT.contiguous().mT) if x.dim() > 1 else (x,):
+            torch.testing.assert_close(
+                LENGTH(rows), matrix.norm(x), rtol=1e-6 if dtype == torch.float32 else 1e-14, atol=0
+            )
+
+
+def test_inputs_broadcast_and_out_is_filled(device: torch.device) -> None:
+    a = torch.randn(6, 1, 40, dtype=torch.float64, device=device)
+    b = torch.randn(5, 40, dtype=torch.float64, device=device)
+    out = torch.empty(6, 5, dtype=torch.float64, device=device)
+    assert DOT(a, b, out=out) is out
+    torch.testing.assert_close(out, torch.einsum("ixn,jn->ij", a, b))
+    torch.testing.assert_close(DOT(b, a[0, 0]), b @ a[0, 0])
+    torch.testing.assert_close(DOT(b.expand(3, 5, 40), a[:3]), torch.einsum("ixn,jn->ij", a[:3], b))
+    assert DOT(b, a[0, 0, :3]).eq(-1).all()
+
+
+def test_many_rows_in_several_threads() -> None:
+    x = torch.randn(100_000, 9)
+    torch.testing.assert_close(LENGTH(x), matrix.norm(x), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: LENGTH(torch.ones(3, dtype=torch.int32)), "x: found torch.int32 of .*, expected float32"),
+        (lambda: LENGTH(cast(Any, [1.0])), "x: found list, expected float32 or float64"),
+        (lambda: LENGTH(torch.tensor(1.0)), r"x: found torch.float32 of shape \[\]"),
+        (lambda: LENGTH(torch.ones(3, requires_grad=True)), r"requires grad; pass x.detach\(\)"),
+        (lambda: LENGTH(), "found 0 inputs, expected 1"),
+        (lambda: LENGTH(torch.ones(2, 3), out=torch.ones(3)), r"out: found torch.float32 of shape \[3\].*shape \[2\]"),
+        (lambda: LENGTH(torch.ones(2, 3), out=torch.ones(4)[::2]), "out: found a tensor that is not contiguous"),
+        (lambda: DOT(torch.ones(2, 3), torch.ones(2, 3).double()), "b: found torch.float64"),
+        (lambda: DOT(torch.ones(2, 3), torch.ones(4, 3)), r"found shapes \[2, 3\], \[4, 3\], expected leading"),
+        (lambda: RowFunction("return 0;", inputs=("a", "a")), "inputs: found .*, expected 1 to 8 different C.. names"),
+        (lambda: RowFunction("return 0;", inputs="x"), "inputs: found 'x'"),
+        (lambda: RowFunction("return y;")(torch.ones(3)), "y"),
+        (lambda: RowFunction("if (x[0] > 5) return 1;")(torch.ones(3)), "return"),
+        (lambda: RowFunction("throw std::runtime_error(\"too long\");", name="f")(torch.ones(3)), "f: too long"),
+    ],
+)  # fmt: skip
+def test_what_is_refused(call: Callable[[], object], message: str) -> None:
+    with pytest.raises((ValueError, RuntimeError, UserError), match=message) as error:
+        call()
+    assert "\n" not in str(error.value)
