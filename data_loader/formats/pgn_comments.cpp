@@ -4,6 +4,7 @@
 #include <cctype>
 #include <charconv>
 #include <cmath>
+#include <initializer_list>
 #include <utility>
 #include <vector>
 
@@ -33,7 +34,7 @@ bool is_number(std::string_view text) {
     return !text.empty() && std::ranges::all_of(text, is_decimal);
 }
 
-// Takes an evaluation off a text: "+0.35", "17", "#-3", "-M4".
+// Takes an evaluation off a text: "+0.35", "17", "#-3", "-M4", "+m4".
 std::optional<PgnEval> take_eval(std::string_view& text) {
     std::string_view rest = text;
     PgnEval eval;
@@ -45,7 +46,8 @@ std::optional<PgnEval> take_eval(std::string_view& text) {
         return sign;
     };
     int sign = take_sign();
-    const std::size_t mark = rest.starts_with('#') ? 1 : begins_with(rest, "mate") ? 4 : rest.starts_with('M') ? 1 : 0;
+    const bool is_plies = rest.starts_with('M') || (eval.has_sign && rest.starts_with('m'));
+    const std::size_t mark = rest.starts_with('#') ? 1 : begins_with(rest, "mate") ? 4 : is_plies ? 1 : 0;
     if (mark) {
         eval.is_mate = true;
         eval.counts_moves = mark == 4 || rest[0] == '#';
@@ -109,15 +111,34 @@ bool is_marked_depth(std::string_view word) {
     return is_depth(word);
 }
 
+bool is_any_of(std::string_view word, std::initializer_list<std::string_view> lower) {
+    return std::ranges::any_of(
+        lower, [&](std::string_view each) { return word.size() == each.size() && begins_with(word, each); });
+}
+
 // A word of a sentence that a reader would take for an evaluation.
 bool looks_like_eval(std::string_view word) {
-    while (!word.empty() && std::string_view("().,:!?").find(word.back()) != std::string_view::npos) {
-        word.remove_suffix(1);
+    word.remove_prefix(std::min(word.find_first_not_of("([{<|=@'"), word.size()));
+    const std::size_t end = word.find_last_not_of("()]}>.,:!?'");
+    word = word.substr(0, end == std::string_view::npos ? 0 : end + 1);
+    if (const std::size_t key = word.find('='); key != std::string_view::npos) {
+        return key + 1 < word.size() &&
+               is_any_of(word.substr(0, key), {"s", "v", "cp", "mate", "value", "wdl", "sc", "ev", "eval", "score"});
     }
-    word.remove_prefix(std::min(word.find_first_not_of("("), word.size()));
+    if (is_time(word)) return false;
+    const std::size_t mark = word.rfind(':');  // of "S:+0.35", or of "t:0:00:01.5"
+    if (mark != std::string_view::npos) word.remove_prefix(mark + 1);
     std::optional<PgnEval> eval = take_eval(word);
-    if (!eval || !(eval->has_sign || is_exact(*eval))) return false;
-    return word.empty() || word.starts_with('/') || word.starts_with('%') || word.starts_with("cp");
+    if (!eval || (mark != std::string_view::npos && !eval->has_sign)) return false;
+    if (begins_with(word, "cp")) return true;
+    if (!(eval->has_sign || is_exact(*eval))) return false;
+    return word.empty() || std::string_view("/%@|;pPM").find(word[0]) != std::string_view::npos;
+}
+
+// "score 35", "Eval: +0.35", "mate 5/20".
+bool names_eval(std::string_view word, std::string_view next) {
+    while (word.ends_with(':')) word.remove_suffix(1);
+    return is_any_of(word, {"score", "eval", "evaluation", "mate", "cp"}) && take_eval(next).has_value();
 }
 
 // `[%eval …]`, with anything that may stand between the name and the number.
@@ -140,7 +161,7 @@ PgnComment parse_command(std::string_view text) {
 // Of "d=20, sd=40, wv=0.35, …" the value of one key.
 std::optional<std::string_view> value_of(const std::vector<std::string_view>& words, std::string_view key) {
     for (const std::string_view word : words) {
-        if (word.size() > key.size() && word[key.size()] == '=' && word.starts_with(key)) {
+        if (word.size() > key.size() && word[key.size()] == '=' && begins_with(word, key)) {
             return word.substr(key.size() + 1);
         }
     }
@@ -161,12 +182,15 @@ PgnComment parse_words(const std::vector<std::string_view>& words) {
     for (const auto& [key, dialect] : kKeys) {
         const auto value = value_of(words, key);
         if (!value || value->empty()) continue;
-        if (const auto eval = eval_of(*value)) return found(*eval, dialect);
+        const auto eval = eval_of(*value);
+        const auto next = std::ranges::find_if(words, [&](auto word) { return word.data() > value->data(); });
+        // "wv=0,35" is two words, and no evaluation of 0.
+        const bool has_comma = next != words.end() && next->data() == value->data() + value->size() + 1 &&
+                               value->data()[value->size()] == ',' && is_number(*next);
+        if (eval && !has_comma) return found(*eval, dialect);
         comment.is_unclear = true;
         return comment;
     }
-    for (const std::string_view key : {"cp", "mate", "value", "wdl"})
-        comment.is_unclear |= value_of(words, key).has_value();
     const std::string_view first = words[0], second = words.size() > 1 ? words[1] : std::string_view();
     std::string_view rest = first;
     if (const std::optional<PgnEval> eval = take_eval(rest)) {
@@ -185,6 +209,7 @@ PgnComment parse_words(const std::vector<std::string_view>& words) {
         if (eval && (is_exact(*eval) || eval->has_sign)) return found(*eval, PgnDialect::kPlain);
     }
     comment.is_unclear |= std::ranges::any_of(words, looks_like_eval);
+    for (std::size_t i = 1; i < words.size(); ++i) comment.is_unclear |= names_eval(words[i - 1], words[i]);
     return comment;
 }
 
@@ -237,10 +262,11 @@ PgnComment parse_pgn_comment(std::string_view text) {
 
 std::string ascii_of(std::string_view text) {
     constexpr std::pair<std::string_view, std::string_view> kCharacters[] = {
-        {"\u2010", "-"},   {"\u2011", "-"},   {"\u2012", "-"}, {"\u2013", "-"}, {"\u2014", "-"}, {"\u2212", "-"},
-        {"\u2026", "..."}, {"\u00bd", "1/2"}, {"\u00a0", " "}, {"\u202f", " "}, {"\u2009", " "}, {"\ufeff", ""},
-        {"\u2654", "K"},   {"\u2655", "Q"},   {"\u2656", "R"}, {"\u2657", "B"}, {"\u2658", "N"}, {"\u2659", ""},
-        {"\u265a", "K"},   {"\u265b", "Q"},   {"\u265c", "R"}, {"\u265d", "B"}, {"\u265e", "N"}, {"\u265f", ""}};
+        {"\u2010", "-"}, {"\u2011", "-"}, {"\u2012", "-"},   {"\u2013", "-"},   {"\u2014", "-"}, {"\u2212", "-"},
+        {"\uff0b", "+"}, {"\uff0d", "-"}, {"\u2026", "..."}, {"\u00bd", "1/2"}, {"\u00a0", " "}, {"\u202f", " "},
+        {"\u2009", " "}, {"\ufeff", ""},  {"\u2654", "K"},   {"\u2655", "Q"},   {"\u2656", "R"}, {"\u2657", "B"},
+        {"\u2658", "N"}, {"\u2659", ""},  {"\u265a", "K"},   {"\u265b", "Q"},   {"\u265c", "R"}, {"\u265d", "B"},
+        {"\u265e", "N"}, {"\u265f", ""}};
     std::string ascii;
     ascii.reserve(text.size());
     for (std::size_t i = 0; i < text.size();) {

@@ -173,6 +173,9 @@ def scores(path: Path, text: str, **settings: str) -> tuple[list[int], list[str]
         ("+0.57 d12", 57),
         ("eval=0.57", 57),
         ("#-3", -32000 + 6),
+        ("+m5/20", 32000 - 5),
+        ("WV=0.57, R50=49", 57),
+        ("\uff0b0.57/12", 57),
     ],
 )
 def test_notations_of_evaluations(tmp_path: Path, comment: str, score: int) -> None:
@@ -214,6 +217,17 @@ def test_notations_of_commands(tmp_path: Path, command: str, score: int) -> None
         "+0.35 is better",
         "cp=35",
         "wv=x",
+        "d=20, wv=0,35, R50=49",
+        "+0.35@12",
+        "+0.35|d12",
+        "[+0.35/12]",
+        "score: 35",
+        "mate 5/20",
+        "depth 12 score 35",
+        "D:12 S:+0.35",
+        "s=0.35 d=12",
+        "250cp",
+        "+5M/20",
     ],
 )
 def test_what_is_not_understood_is_counted_apart(tmp_path: Path, comment: str) -> None:
@@ -229,7 +243,21 @@ def test_what_is_not_understood_is_counted_apart(tmp_path: Path, comment: str) -
 
 
 @pytest.mark.parametrize(
-    "comment", ["book", "0.5s", "/15 1.2s", "ERR/0 0.1s", "[%clk 0:00:05]", "d=1, mt=0", "12. Nf3"]
+    "comment",
+    [
+        "book",
+        "0.5s",
+        "/15 1.2s",
+        "ERR/0 0.1s",
+        "[%clk 0:00:05]",
+        "d=1, mt=0",
+        "12. Nf3",
+        "t=1.5, tl=0.25",
+        "t:0:00:01.5",
+        "S=",
+        "mate in 3",
+        "a score of 5",
+    ],
 )
 def test_comments_without_an_evaluation(tmp_path: Path, comment: str) -> None:
     assert scores(tmp_path / "x", game(f"1. e4 {{{comment}}}")) == ([], ["games left out, without evaluations: 1"])
