@@ -835,14 +835,19 @@ struct Inputs {
         return part < 0 ? 0 : kKeys[part];
     }
     static constexpr bool kPerPiece = (Parts::Features::kPerPiece && ...);
-    template <template <class> class OfPart>
-    using Tuple = std::tuple<OfPart<Parts>...>;
+    template <std::size_t Number>
+    using TypeOf = typename std::tuple_element_t<Number, std::tuple<Parts...>>::Type;
 
-    // visit(part, number) for each part in order.
+    // visit(part, number) for each part in order; the number is a constant.
     template <class Visit>
     static void for_each(Visit visit) {
-        int number = 0;
-        (visit(Parts{}, number++), ...);
+        for_each(visit, std::make_index_sequence<kCount>());
+    }
+
+  private:
+    template <class Visit, std::size_t... Numbers>
+    static void for_each(Visit visit, std::index_sequence<Numbers...>) {
+        (visit(Parts{}, std::integral_constant<std::size_t, Numbers>()), ...);
     }
 };
 
@@ -1183,66 +1188,43 @@ inline void prefetch(const void* address, std::size_t bytes) {
 #endif
 }
 
-// Rows of a tensor that are added to an accumulator, and those that are subtracted.
+// Rows of tensors that are added to an accumulator, and those that are subtracted.
 template <class Weight, int Most>
 struct Changes {
+    static constexpr int kMost = Most;
     const Weight* added[Most];
     const Weight* removed[Most];
     int num_added = 0, num_removed = 0;
+
+    Changes() {}  // leaves the lists as they are; a default constructor would fill them with zeros
 };
 
-#if defined(NNUE_VECTORS)
-// Adds the rows' numbers from j on to Registers · kWords sums.
-template <int Registers, class Weight, int Most>
-inline void add_rows(const Changes<Weight, Most>& changes, Words (&sums)[Registers], int j) {
-    for (int i = 0; i < changes.num_added; ++i) {
-        const Weight* row = changes.added[i] + j;
-        for (int k = 0; k < Registers; ++k) sums[k] = add(sums[k], load_words(row + k * kWords));
-    }
-    for (int i = 0; i < changes.num_removed; ++i) {
-        const Weight* row = changes.removed[i] + j;
-        for (int k = 0; k < Registers; ++k) sums[k] = subtract(sums[k], load_words(row + k * kWords));
-    }
-}
-
-// `apply` for Registers · kWords numbers, from j on.
-template <int Registers, class... Parts>
-inline void apply_words(const std::int16_t* from, std::int16_t* to, int j, const Parts&... parts) {
-    Words sums[Registers];
-    for (int k = 0; k < Registers; ++k) sums[k] = load_words(from + j + k * kWords);
-    (add_rows(parts, sums, j), ...);
-    for (int k = 0; k < Registers; ++k) store_words(to + j + k * kWords, sums[k]);
-}
-#endif
-
-// The same for numbers from j to size, in place. Compilers vectorise these loops.
-template <class Value, class Weight, int Most>
-inline void add_rows(const Changes<Weight, Most>& changes, Value* to, int j, int size) {
-    using Unsigned = std::make_unsigned_t<Value>;
-    const auto change = [&](const Weight* row, auto operation) {
-        for (int i = j; i < size; ++i) {
-            const auto value = static_cast<Unsigned>(to[i]), weight = static_cast<Unsigned>(Value{row[i]});
-            to[i] = static_cast<Value>(static_cast<Unsigned>(operation(value, weight)));
-        }
-    };
-    for (int i = 0; i < changes.num_added; ++i) change(changes.added[i], [](auto a, auto b) { return a + b; });
-    for (int i = 0; i < changes.num_removed; ++i) change(changes.removed[i], [](auto a, auto b) { return a - b; });
-}
-
-// to = from + Σ added − Σ removed of all parts, in one pass: each number is loaded and stored once. `to` may be `from`.
-template <class Value, class... Parts>
-inline void apply(const Value* from, Value* to, int size, const Parts&... parts) {
+// to = from + the sum of `Added` rows − the sum of `Removed` rows, for Size numbers. `to` may be `from`. Compilers
+// vectorise the second loop.
+template <int Size, int Added, int Removed, class Value, class Weight>
+inline void apply_rows(const Value* from, Value* to, const Weight* const* added, const Weight* const* removed) {
+    // Copies, since stores to `to` could change the lists.
+    const Weight *plus[Added + 1], *minus[Removed + 1];
+    for (int i = 0; i < Added; ++i) plus[i] = added[i];
+    for (int i = 0; i < Removed; ++i) minus[i] = removed[i];
     int j = 0;
 #if defined(NNUE_VECTORS)
     if constexpr (sizeof(Value) == 2) {
-        for (; j + kRegisters * kWords <= size; j += kRegisters * kWords)
-            apply_words<kRegisters>(from, to, j, parts...);
-        for (; j + kWords <= size; j += kWords) apply_words<1>(from, to, j, parts...);
+        for (; j + kWords <= Size; j += kWords) {
+            Words sum = load_words(from + j);
+            for (int i = 0; i < Added; ++i) sum = add(sum, load_words(plus[i] + j));
+            for (int i = 0; i < Removed; ++i) sum = subtract(sum, load_words(minus[i] + j));
+            store_words(to + j, sum);
+        }
     }
 #endif
-    if (j == size) return;
-    if (to != from) std::memcpy(to + j, from + j, static_cast<std::size_t>(size - j) * sizeof(Value));
-    (add_rows(parts, to, j, size), ...);
+    using Unsigned = std::make_unsigned_t<Value>;
+    for (; j < Size; ++j) {
+        unsigned sum = static_cast<unsigned>(from[j]);
+        for (int i = 0; i < Added; ++i) sum += static_cast<unsigned>(Value{plus[i][j]});
+        for (int i = 0; i < Removed; ++i) sum -= static_cast<unsigned>(Value{minus[i][j]});
+        to[j] = static_cast<Value>(static_cast<Unsigned>(sum));
+    }
 }
 
 // Σ weight · x in 32 bits, wrapping around.
@@ -1731,9 +1713,17 @@ class Network {
         };
         Net::Inputs::for_each([&](auto part, int number) {
             using P = decltype(part);
-            constexpr std::size_t kRows = P::Features::kFeatures;
-            tensor(weight_[number], Net::kWeightsAt[number], kRows * Net::kHidden * sizeof(typename P::Type));
-            if (Net::kPsqt) tensor(psqt_[number], Net::kPsqtAt[number], kRows * Net::kBuckets * 4);
+            constexpr std::size_t kRows = P::Features::kFeatures, kRow = kRowBytes<typename P::Type>;
+            constexpr std::size_t kWeights = Net::kHidden * sizeof(typename P::Type), kValues = Net::kBuckets * 4;
+            weight_[number] = in_memory;
+            if constexpr (Net::kPsqt) {
+                for (std::size_t row = 0; row < kRows; ++row, in_memory += kRow) {
+                    place(Net::kWeightsAt[number] + row * kWeights, in_memory, kWeights);
+                    place(Net::kPsqtAt[number] + row * kValues, in_memory + kPsqtIn<typename P::Type>, kValues);
+                }
+            } else {
+                tensor(weight_[number], Net::kWeightsAt[number], kRows * kWeights);
+            }
         });
         tensor(bias_, Net::kBiasAt, std::size_t{2} * Net::kHidden);
         for (int number = 0; number < kNumLayers; ++number) {
@@ -1754,6 +1744,25 @@ class Network {
     template <class T>
     const T* at(std::size_t where) const {
         return reinterpret_cast<const T*>(memory_.data() + where);
+    }
+
+    // In memory, the PSQT values of a row follow its weights: a move reads few rows of a large tensor, and would wait
+    // for each place of its own.
+    template <class Weight>
+    static constexpr std::size_t kPsqtIn = (Net::kHidden * sizeof(Weight) + 3) / 4 * 4;
+    template <class Weight>
+    static constexpr std::size_t kRowBytes = Net::kPsqt ? (kPsqtIn<Weight> + Net::kBuckets * 4 + 63) / 64 * 64
+                                                        : Net::kHidden * sizeof(Weight);
+    template <std::size_t Number>
+    using WeightOfPart = typename Net::Inputs::template TypeOf<Number>;
+    template <std::size_t Number>
+    const WeightOfPart<Number>* row(int feature) const {
+        using Weight = WeightOfPart<Number>;
+        return at<Weight>(weight_[Number] + static_cast<std::size_t>(feature) * kRowBytes<Weight>);
+    }
+    template <class Weight>
+    static const std::int32_t* psqt_of(const Weight* row) {
+        return reinterpret_cast<const std::int32_t*>(reinterpret_cast<const std::byte*>(row) + kPsqtIn<Weight>);
     }
 
     // Called once, by `load`: prepares facts about the weights of each layer, and the blocks of its weights.
@@ -1872,12 +1881,13 @@ class Network {
                       "update(Board…)");
         AllRows rows;
         rows.begin(*this, target);
-        rows.for_each([&](auto& part, auto) {
-            using Set = typename std::decay_t<decltype(part)>::Features;
+        Net::Inputs::for_each([&](auto part, auto number) {
+            using Set = typename decltype(part)::Features;
+            constexpr std::size_t kNumber = decltype(number)::value;
             const int first = Set::bucket_offset(board, target.perspective), king = board.king[target.perspective];
             list([&](int code, int square, bool is_added) {
                 const int feature = Set::index(code, square, target.perspective, king, first);
-                if (feature >= 0) rows.add(part, feature, is_added);
+                if (feature >= 0) rows.template add<kNumber>(feature, is_added);
             });
         });
         rows.apply();
@@ -1914,20 +1924,30 @@ class Network {
     void refresh(const Board& board, int perspective, Sum sum, Accumulator<Net>& accumulator) const {
         AllRows rows;
         rows.begin(*this, empty_target(perspective, sum, accumulator));
-        rows.for_each([&](auto& part, auto) {
-            using Set = typename std::decay_t<decltype(part)>::Features;
+        Net::Inputs::for_each([&](auto part, auto number) {
+            using Set = typename decltype(part)::Features;
+            constexpr std::size_t kNumber = decltype(number)::value;
             if constexpr (Net::Inputs::template kSumOf<Set> == Sum::value) {
-                Set::list(board, perspective, [&](int feature) { rows.add(part, feature, true); });
+                Set::list(board, perspective, [&](int feature) { rows.template add<kNumber>(feature, true); });
             }
         });
         rows.apply();
+    }
+
+    // Whether fewer pieces appear and disappear between the boards than `after` has: in an endgame, the board in the
+    // cache may be of another game.
+    static bool is_near(const Board& before, const Board& after) {
+        const std::uint64_t changed = detail::changed_squares(before, after);
+        const std::uint64_t was = detail::BoardPlanes(before).occupied, is = detail::BoardPlanes(after).occupied;
+        return bit_count(was & changed) + bit_count(is & changed) <= bit_count(is);
     }
 
     template <class Sum>
     void refresh(const Board& board, int perspective, Sum sum, Accumulator<Net>& accumulator, Cache<Net>& cache) const {
         auto& entry = cache.entry(perspective, sum, board);
         Target target = empty_target(perspective, sum, accumulator);
-        if (entry.is_filled && has_same_key<Sum::value>(entry.board, board, perspective)) {
+        if (entry.is_filled && has_same_key<Sum::value>(entry.board, board, perspective) &&
+            is_near(entry.board, board)) {
             target.from = entry.values;
             target.psqt_from = entry.psqt_of(0);
             change(entry.board, board, &target, 1);
@@ -1940,94 +1960,104 @@ class Network {
         entry.is_filled = true;
     }
 
-    // The rows of a part that are added to an accumulator, and those that are subtracted.
-    template <class Part>
-    struct Rows {
-        using Features = typename Part::Features;
-        using Weight = typename Part::Type;
-        static constexpr int kMost = 64;
-
-        const Weight* weights = nullptr;
-        const std::int32_t* psqt_weights = nullptr;
-        detail::Changes<Weight, kMost> values;
-        detail::Changes<std::int32_t, Net::kPsqt ? kMost : 1> psqt;
-
-        Rows() {}  // leaves the lists of rows as they are; a default constructor would fill them with zeros
-    };
-
-    // The rows of all parts that lead from one sum to another. They are prefetched when they are added, and applied in
-    // one pass, or earlier if they are many.
+    // The rows that lead from one sum to another. They are prefetched when they are added. A pass over the sum applies
+    // up to kTogether added rows and as many removed ones, so that its loops have a constant length.
     class AllRows {
       public:
+        AllRows() {}
         void begin(const Network& network, const Target& target) {
+            network_ = &network;
             target_ = target;
-            for_each([&](auto& part, auto number) {
-                using Weight = typename std::decay_t<decltype(part)>::Weight;
-                part.weights = network.at<Weight>(network.weight_[number]);
-                if constexpr (Net::kPsqt) part.psqt_weights = network.at<std::int32_t>(network.psqt_[number]);
-            });
         }
         const Target& target() const { return target_; }
         template <std::size_t Number>
-        auto& part() {
-            return std::get<Number>(parts_);
+        void add(int feature, bool is_added) {
+            auto& changes = changes_of<Number>();
+            if (changes.num_added == kMost || changes.num_removed == kMost) apply();
+            const auto* row = network_->template row<Number>(feature);
+            detail::prefetch(row, kRowBytes<WeightOfPart<Number>>);
+            (is_added ? changes.added[changes.num_added++] : changes.removed[changes.num_removed++]) = row;
         }
-        // visit(part, number) for each part, where the number is a constant.
-        template <class Visit>
-        void for_each(Visit visit) {
-            for_each(visit, std::make_index_sequence<Net::Inputs::kCount>());
-        }
-        template <class Part>
-        void add(Part& part, int feature, bool is_added) {
-            if (part.values.num_added == Part::kMost || part.values.num_removed == Part::kMost) apply();
-            const std::size_t row = static_cast<std::size_t>(feature);
-            put(part.values, part.weights + row * Net::kHidden, Net::kHidden, is_added);
-            if constexpr (Net::kPsqt) put(part.psqt, part.psqt_weights + row * Net::kBuckets, Net::kBuckets, is_added);
+        // Adds the features that feature(i) returns for i below count; −1 is none. Without a branch for each of them.
+        template <std::size_t Number, class Feature>
+        void add_all(int count, bool is_added, Feature feature) {
+            auto& changes = changes_of<Number>();
+            auto& rows = is_added ? changes.added : changes.removed;
+            int& num_rows = is_added ? changes.num_added : changes.num_removed;
+            for (int i = 0; i < count;) {
+                if (num_rows == kMost) apply();
+                const int before = num_rows, end = std::min(count, i + kMost - before);
+                int place = before;
+                for (; i < end; ++i) {
+                    const int found = feature(i);
+                    rows[place] = network_->template row<Number>(std::max(found, 0));
+                    place += found >= 0;
+                }
+                for (int k = before; k < place; ++k) detail::prefetch(rows[k], kRowBytes<WeightOfPart<Number>>);
+                num_rows = place;
+            }
         }
         void apply() {
-            if (kSums == 1 || target_.sum == 0) apply_sum<0>();
-            if constexpr (kSums == 2) {
-                if (target_.sum == 1) apply_sum<1>();
+            apply(words_);
+            apply(bytes_);
+            if (target_.from == target_.to) return;
+            std::memcpy(target_.to, target_.from, sizeof(std::int16_t) * Net::kHidden);
+            if constexpr (Net::kPsqt) {
+                std::memcpy(target_.psqt_to, target_.psqt_from, sizeof(std::int32_t) * Net::kBuckets);
             }
-            target_.from = target_.to;
-            target_.psqt_from = target_.psqt_to;
+            is_here();
         }
 
       private:
-        template <class Visit, std::size_t... Numbers>
-        void for_each(Visit visit, std::index_sequence<Numbers...>) {
-            (visit(std::get<Numbers>(parts_), std::integral_constant<std::size_t, Numbers>()), ...);
+        static constexpr int kMost = 64, kTogether = 3;
+
+        template <std::size_t Number>
+        auto& changes_of() {
+            if constexpr (sizeof(WeightOfPart<Number>) == 1) {
+                return bytes_;
+            } else {
+                return words_;
+            }
         }
-        template <int Sum>
-        void apply_sum() {
-            const auto of_sum = [](auto& part) {
-                using Set = typename std::decay_t<decltype(part)>::Features;
-                if constexpr (Net::Inputs::template kSumOf<Set> == Sum) {
-                    return std::tie(part);
-                } else {
-                    return std::tuple<>();
-                }
-            };
-            const auto parts = std::apply([&](auto&... all) { return std::tuple_cat(of_sum(all)...); }, parts_);
-            std::apply(
-                [&](auto&... part) {
-                    detail::apply(target_.from, target_.to, Net::kHidden, part.values...);
-                    ((part.values.num_added = part.values.num_removed = 0), ...);
-                    if constexpr (Net::kPsqt) {
-                        detail::apply(target_.psqt_from, target_.psqt_to, Net::kBuckets, part.psqt...);
-                        ((part.psqt.num_added = part.psqt.num_removed = 0), ...);
-                    }
-                },
-                parts);
+        void is_here() {
+            target_.from = target_.to;
+            target_.psqt_from = target_.psqt_to;
         }
-        template <class Changes, class Row>
-        static void put(Changes& changes, const Row* row, int size, bool is_added) {
-            detail::prefetch(row, static_cast<std::size_t>(size) * sizeof(Row));
-            (is_added ? changes.added[changes.num_added++] : changes.removed[changes.num_removed++]) = row;
+        template <int Added, int Removed, class Weight>
+        static void pass(const Target& target, const Weight* const* added, const Weight* const* removed) {
+            detail::apply_rows<Net::kHidden, Added, Removed>(target.from, target.to, added, removed);
+            if constexpr (Net::kPsqt) {
+                const std::int32_t *plus[Added + 1], *minus[Removed + 1];
+                for (int i = 0; i < Added; ++i) plus[i] = psqt_of(added[i]);
+                for (int i = 0; i < Removed; ++i) minus[i] = psqt_of(removed[i]);
+                detail::apply_rows<Net::kBuckets, Added, Removed>(target.psqt_from, target.psqt_to, plus, minus);
+            }
+        }
+        template <class Weight, int... Counts>
+        static void pass(int added, int removed, const Target& target, const Weight* const* plus,
+                         const Weight* const* minus, std::integer_sequence<int, Counts...>) {
+            using Pass = void (*)(const Target&, const Weight* const*, const Weight* const*);
+            static constexpr Pass kPasses[] = {&pass<Counts / (kTogether + 1), Counts % (kTogether + 1), Weight>...};
+            kPasses[(kTogether + 1) * added + removed](target, plus, minus);
+        }
+        template <class Changes>
+        void apply(Changes& changes) {
+            for (int a = 0, r = 0; a < changes.num_added || r < changes.num_removed;) {
+                const int added = std::min(changes.num_added - a, kTogether);
+                const int removed = std::min(changes.num_removed - r, kTogether);
+                pass(added, removed, target_, changes.added + a, changes.removed + r,
+                     std::make_integer_sequence<int, (kTogether + 1) * (kTogether + 1)>());
+                is_here();
+                a += added;
+                r += removed;
+            }
+            changes.num_added = changes.num_removed = 0;
         }
 
+        const Network* network_;
         Target target_;
-        typename Net::Inputs::template Tuple<Rows> parts_;
+        detail::Changes<std::int16_t, kMost> words_;
+        detail::Changes<std::int8_t, kMost> bytes_;
     };
 
     // Computes sums of `after` from those of `before`, which has the same keys in their perspectives.
@@ -2040,8 +2070,8 @@ class Network {
         }
         const std::uint64_t changed = detail::changed_squares(before, after);
         std::optional<TwoBoards> boards;  // of sets of pairs
-        rows[0].for_each([&](auto& first, auto number) {
-            using Set = typename std::decay_t<decltype(first)>::Features;
+        Net::Inputs::for_each([&](auto part, auto number) {
+            using Set = typename decltype(part)::Features;
             constexpr std::size_t kNumber = decltype(number)::value;
             constexpr int kSum = Net::Inputs::template kSumOf<Set>;
             if (!wanted[kSum]) return;
@@ -2054,29 +2084,26 @@ class Network {
                 if (!boards) boards.emplace(before, after, changed);
                 PairChanges pairs;
                 Set::find_changes(*boards, pairs);
-                for_each_target([&](AllRows& to) { add_pairs<kNumber>(pairs, after, to); });
+                for_each_target([&](AllRows& to) { add_pairs<Set, kNumber>(pairs, after, to); });
             } else {
                 for_each_target([&](AllRows& to) {
-                    auto& part = to.template part<kNumber>();
                     differences<Set>(before, after, changed, to.target().perspective,
-                                     [&](int feature, bool is_added) { to.add(part, feature, is_added); });
+                                     [&](int feature, bool is_added) { to.template add<kNumber>(feature, is_added); });
                 });
             }
         });
         for (int i = 0; i < count; ++i) rows[i].apply();
     }
 
-    template <std::size_t Number>
+    template <class Set, std::size_t Number>
     static void add_pairs(const PairChanges& pairs, const Board& board, AllRows& rows) {
-        auto& part = rows.template part<Number>();
         const int perspective = rows.target().perspective;
         const int turned = pair_orientation(perspective, board.king[perspective]);
-        const auto add = [&](const Pair& pair, bool is_added) {
-            const int feature = std::decay_t<decltype(part)>::Features::index(pair, perspective, turned);
-            if (feature >= 0) rows.add(part, feature, is_added);
+        const auto feature_of = [&](const Pair* list) {
+            return [=](int i) { return Set::index(list[i], perspective, turned); };
         };
-        for (int i = 0; i < pairs.num_removed; ++i) add(pairs.removed[i], false);
-        for (int i = 0; i < pairs.num_added; ++i) add(pairs.added[i], true);
+        rows.template add_all<Number>(pairs.num_removed, false, feature_of(pairs.removed));
+        rows.template add_all<Number>(pairs.num_added, true, feature_of(pairs.added));
     }
 
     // Calls change(feature, is_added) for each feature that differs between two boards with the same key, which differ
@@ -2409,7 +2436,7 @@ class Network {
     }
 
     detail::Memory memory_;
-    std::size_t weight_[Net::Inputs::kCount] = {}, psqt_[Net::Inputs::kCount] = {}, bias_ = 0;
+    std::size_t weight_[Net::Inputs::kCount] = {}, bias_ = 0;
     std::size_t layer_weight_[kNumLayers] = {}, layer_bias_[kNumLayers] = {}, blocks_[kNumLayers] = {};
     bool products_fit_[kNumLayers] = {};
 };
