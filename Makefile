@@ -168,6 +168,15 @@ docs: $(VENV)/.docs  ## build the documentation site in build/site; dead links a
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build -q
 	@echo "build/site/index.html"
 
+.PHONY: docs-version
+docs-version: docs requirements/mike.txt  ## commit the site of VERSION to the branch gh-pages, as the latest one
+	$(PIP) $(LOCKED) -r requirements/mike.txt
+	git show-ref --quiet --verify refs/heads/gh-pages || git fetch origin gh-pages:gh-pages || true
+	@# `make docs` has refused dead links. mike cannot hide the notes of mkdocstrings, which would be errors.
+	NNUE_DOCS_STRICT=false NO_MKDOCS_2_WARNING=1 PATH="$(abspath $(BIN)):$$PATH" $(BIN)/mike deploy --update-aliases \
+		"$$(cut -d. -f1,2 <<<"$(VERSION)")" latest
+	$(BIN)/mike set-default latest
+
 requirements: $(VENV)/.build-tools  ## pin requirements/*.in again, with hashes (UPGRADE=--upgrade: the newest versions)
 	@tools/requirements.sh $(UPGRADE)
 

@@ -10,7 +10,7 @@ trap 'rm -f "$without_torch"' EXIT
 printf 'torch ; python_version < "3"\n' >"$without_torch"
 options=(--universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate --overrides "$without_torch")
 options+=(--custom-compile-command "tools/requirements.sh" --quiet "$@")
-for name in build runtime dev docs; do
+for name in build runtime dev docs mike; do
     constraints=()
     [ "$name" = build ] || constraints=(-c build.txt)
     [ "$name" = runtime ] || [ "$name" = build ] || constraints+=(-c runtime.txt)
