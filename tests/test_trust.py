@@ -245,7 +245,7 @@ READERS = {
 }  # fmt: skip
 NO_READERS = {
     "presets", "info", "doctor", "run", "compare", "data info", "data head", "data convert", "data filter",
-    "data shuffle",
+    "data shuffle", "data index",
     "data split", "data dedup", "data interleave", "data validate", "data generate", "data profile", "data count",
 }  # fmt: skip
 """Commands that open neither recipes, checkpoints nor nets; `run` executes the file that the user names, and
