@@ -1,7 +1,7 @@
 // A step of training for LibTorch: the operators that nnue_trainer/training/step.py calls, in the same order.
 // docs/step.md follows a batch through it; examples/libtorch trains with it.
 //
-//     nnue::Step step({.weight = weight, .bias = bias, .others = {output_weight, output_bias}});
+//     nnue::Step step({.weight = {weight}, .bias = {bias}, .others = {{output_weight}, {output_bias}}});
 //     const auto ready = step.prepare(batch);
 //     const at::Tensor loss = step.gradients(ready, layers);  // layers(x): the loss, from the transformer's output
 //     step.update(loss);
@@ -13,23 +13,69 @@
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include <algorithm>
+#include <limits>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
 #include "nnue/operators.h"
 
 namespace nnue {
 
-// A parameter, float32 and contiguous, and the range that it is clipped to after every step.
+constexpr int64_t kNoScore = 32002;  // of a position: kScoreNone of data_loader/chess/types.h
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+// Rows of a parameter that share virtual rows: row `first` + r, r < `rows`, has virtual row r mod `count`, a divisor of
+// `rows`. Virtual rows are trained with these, and are no part of the forward pass.
+struct VirtualRows {
+    int64_t first = 0, rows = 0, count = 0;
+};
+
+// A parameter, float32 and contiguous, the range that it is clipped to after every step, and its virtual rows: ranges
+// that do not overlap, in ascending order.
 struct Trained {
     at::Tensor tensor;
-    double low = -std::numeric_limits<double>::infinity(), high = std::numeric_limits<double>::infinity();
+    double low = -kInfinity, high = kInfinity;
+    std::vector<VirtualRows> virtual_rows = {};
+};
+
+// How weights move: csrc/optimizer.h. kAdam is AdamW; a schedule-free rule has its net in `Step::net`.
+enum class RuleKind : int64_t { kAdam, kRectified, kPositiveNegative, kLion, kScheduleFree };
+
+// The kind of a rule by the name that a recipe has for it.
+inline RuleKind rule_kind(const std::string& name) {
+    if (name == "adamw") return RuleKind::kAdam;
+    if (name == "radam") return RuleKind::kRectified;
+    if (name == "lion") return RuleKind::kLion;
+    if (name == "schedule_free") return RuleKind::kScheduleFree;
+    TORCH_CHECK_VALUE(false, "rule: found ", name, ", expected adamw, radam, lion or schedule_free");
+}
+
+struct Rule {
+    RuleKind kind = RuleKind::kAdam;
+    double beta1 = 0.9, beta2 = 0.999, eps = 1e-8, positive = 1;
+    int64_t lookahead_every = 0;  // steps, 0: without slow weights
+    double lookahead_share = 0.5;
+    bool corrects_bias = true;
+    int64_t warmup = 0;
+    double weight_power = 0;
+    bool stable_decay = false;
+    double max_value = kInfinity, max_norm = kInfinity;  // of gradients
 };
 
 struct StepOptions {
     Trained weight, bias;                 // of the feature transformer: [F, N], [N]; N even, on CUDA a multiple of 16
+    Trained psqt = {};                    // [F, P], or an undefined tensor
     std::vector<Trained> others;          // the leaves that the layers after it read, which require gradients
-    PerspectiveOptions transformer = {};  // without PSQT
-    int64_t bucket_size = 0, num_bucketed = -1;                                     // see perspective_plan
-    int64_t positions = 0;                                                          // of a batch, 0 if unknown
-    double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0.01;  // of AdamW
+    PerspectiveOptions transformer = {};  // without PSQT, which is `psqt`
+    int64_t bucket_size = 0, num_bucketed = -1;  // see perspective_plan
+    int64_t positions = 0;                       // of a batch, 0 if unknown
+    double lr = 1e-3, weight_decay = 0.01;       // decoupled
+    Rule rule = {};
 };
 
 // The product of each position's own stack: x float32 [B, I], bucket int64 [B], weight [S, O, I], bias [S, O] -> [B,
@@ -50,103 +96,171 @@ struct OwnStacks : torch::autograd::Function<OwnStacks> {
     }
 };
 
+// The same product on any device.
+inline at::Tensor own_stacks(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
+                             const at::Tensor& bucket) {
+    if (x.is_cpu()) return OwnStacks::apply(x, weight, bias, bucket);
+    const at::Tensor all = at::einsum("bi,soi->bso", {x, weight}) + bias;
+    return all.gather(1, bucket.view({-1, 1, 1}).expand({-1, 1, all.size(2)})).squeeze(1);
+}
+
+// The output bucket of each position by its number of pieces, int64 [B]: one of `buckets`, as in Stockfish.
+inline at::Tensor piece_bucket(const Expanded& batch, int64_t buckets = 8) {
+    return (batch.piece_count.to(at::kLong) - 1).div(32 / buckets, "floor");
+}
+
+// Σ weight · (σ(output) − target)² and Σ weight, of a net's output float32 [B]. The target is λ · σ(score / scale) +
+// (1 − λ) · result; of a position without a score it is the result, and its weight 1 − λ.
+inline std::pair<at::Tensor, at::Tensor> sigmoid_loss(const at::Tensor& output, const Expanded& batch, double scale,
+                                                      double lambda) {
+    const at::Tensor known = batch.score != kNoScore, share = known.to(at::kFloat) * lambda;
+    const at::Tensor score = at::where(known, batch.score, at::zeros_like(batch.score)).to(at::kFloat);
+    const at::Tensor target =
+        share * at::sigmoid(score / scale) + (1 - share) * (batch.result.to(at::kFloat) * 0.5 + 0.5);
+    const at::Tensor weights = 1 - (~known).to(at::kFloat) * lambda;
+    return {(weights * (at::sigmoid(output) - target).square()).sum(), weights.sum()};
+}
+
 class Step {
   public:
     struct Prepared {
         PerspectivePlan plan;
-        at::Tensor marks;  // uint8 [F]: 1 for the rows that the batch has
+        at::Tensor marks;        // uint8 [F]: 1 for the rows that the batch has
+        at::Tensor psqt_bucket;  // int64 [B], with PSQT
     };
 
     explicit Step(StepOptions options) : of_(std::move(options)) {
-        TORCH_CHECK(!of_.transformer.psqt.defined(), "nnue::Step: transformer.psqt: found a tensor, expected none");
+        TORCH_CHECK(!of_.transformer.psqt.defined(), "nnue::Step: transformer.psqt: found a tensor, expected none; ",
+                    "StepOptions::psqt takes it");
         const at::Tensor& weight = of_.weight.tensor;
-        const bool on_cpu = weight.is_cpu();
-        is_late_ = late_pays();
-        constexpr int64_t numbers = 16;  // of a step: kNumbers of csrc/optimizer.h
         const auto here = at::dtype(at::kFloat).device(weight.device());
         range_ = {of_.transformer.bound, of_.transformer.scale};
         nothing_ = at::empty({0}, here), lr_ = at::full({}, of_.lr, here);
         state_ = {at::zeros({1}, here.dtype(at::kLong)), at::zeros({}, here),
-                  at::zeros({1, numbers}, here.dtype(at::kDouble))};
+                  at::zeros({1, kNumbers}, here.dtype(at::kDouble))};
         marked_ = at::zeros({weight.size(0)}, here.dtype(at::kByte));
-        if (is_late_) {
-            late_ = {at::zeros({weight.size(0)}, here.dtype(at::kLong)), nothing_,
-                     at::zeros({on_cpu ? 16 : 32, numbers}, here.dtype(at::kDouble))};
-        }
-        std::vector<Trained> all = {of_.weight, of_.bias};
-        all.insert(all.end(), of_.others.begin(), of_.others.end());
-        std::vector<double> parts;
-        for (const Trained& each : all) {
-            const bool is_weight = parts.empty();  // every term of its gradient is one of the bias's, which is checked
-            parts.insert(parts.end(), {0.0, is_weight ? 0.0 : 1.0, is_weight && is_late_ ? 1.0 : 0.0, 1.0,
-                                       of_.weight_decay, each.low, each.high, 0.0});
-            weights_.push_back(each.tensor.detach());
-            copies_.push_back(nothing_);
-            moments_.insert(moments_.end(),
-                            {at::zeros_like(weights_.back()), at::zeros_like(weights_.back()), nothing_, nothing_});
-        }
-        constexpr double infinity = std::numeric_limits<double>::infinity();
-        const double constants[] = {of_.eps, 1, 0, 0.5, 1, 0, 0, 0, infinity, infinity},
-                     betas[] = {of_.beta1, of_.beta2};
-        optimizer_ = calls::_optimizer_describe(lr_, /*rule=*/0, constants, betas, parts);
+        made_ = at::zeros({weight.size(0)}, here.dtype(at::kLong));
+        has_psqt_ = of_.psqt.tensor.defined();
+        trained_ = {of_.weight, of_.bias};
+        if (has_psqt_) trained_.push_back(of_.psqt);
+        trained_.insert(trained_.end(), of_.others.begin(), of_.others.end());
+        for (size_t number = 0; number < trained_.size(); ++number) add_parts(number);
+        const Rule& rule = of_.rule;
+        const double constants[] = {rule.eps,
+                                    rule.positive,
+                                    static_cast<double>(rule.lookahead_every),
+                                    rule.lookahead_share,
+                                    static_cast<double>(rule.corrects_bias),
+                                    static_cast<double>(rule.warmup),
+                                    rule.weight_power,
+                                    static_cast<double>(rule.stable_decay),
+                                    rule.max_value,
+                                    rule.max_norm};
+        const double betas[] = {rule.beta1, rule.beta2};
+        optimizer_ = calls::_optimizer_describe(lr_, static_cast<int64_t>(rule.kind), constants, betas, described_);
     }
 
     // Everything that depends only on the batch.
-    Prepared prepare(const Expanded& batch) const {
-        const at::Tensor& weight = weights_[0];
+    // `psqt_bucket`: with PSQT, the bucket of each position, int64 [B].
+    Prepared prepare(const Expanded& batch, const at::Tensor& psqt_bucket = {}) const {
+        TORCH_CHECK(psqt_bucket.defined() == has_psqt_, "nnue::Step: psqt_bucket: found ",
+                    has_psqt_ ? "none, expected the bucket of each position" : "a tensor, expected none without PSQT");
+        const at::Tensor& weight = of_.weight.tensor;
         Prepared made{perspective_plan(batch.white, batch.black, batch.black_to_move, weight.size(0), of_.bucket_size,
                                        of_.num_bucketed),
-                      at::zeros_like(marked_)};
-        if (is_late_) calls::_optimizer_mark_rows(batch.white, batch.black, made.marks);
+                      at::zeros_like(marked_), psqt_bucket};
+        if (!late_.empty()) calls::_optimizer_mark_rows(batch.white, batch.black, made.marks);
         return made;
     }
 
     // Computes the gradients of all parameters. `layers` is called with the transformer's output, float32 [B, width],
-    // and returns the loss, a scalar.
+    // and with PSQT also its PSQT output, float32 [B], and returns the loss, a scalar.
     template <class Layers>
     at::Tensor gradients(const Prepared& batch, const Layers& layers) {
-        if (is_late_) catch_up(batch.marks);
-        auto [x, none, saved] = transform(batch, /*save=*/true);
+        if (!late_.empty()) catch_up(batch.marks);
+        auto [x, of_psqt, saved] = transform(batch, /*save=*/true);
         std::vector<at::Tensor> sources = {x.requires_grad_()};
+        if (has_psqt_) sources.push_back(of_psqt.requires_grad_());
         for (const Trained& each : of_.others) sources.push_back(each.tensor);
         at::Tensor loss;
         {
             const at::AutoGradMode with_gradients(true);
-            loss = layers(x);
+            if constexpr (std::is_invocable_v<Layers, at::Tensor, at::Tensor>) {
+                loss = layers(x, of_psqt);
+            } else {
+                TORCH_CHECK(!has_psqt_, "nnue::Step: layers: found one argument, expected two with PSQT");
+                loss = layers(x);
+            }
         }
         const auto found = torch::autograd::grad({loss}, sources);
-        gradients_.assign(2, {});
-        gradients_.insert(gradients_.end(), found.begin() + 1, found.end());
+        const std::optional<at::Tensor> by_psqt = has_psqt_ ? std::optional(found[1]) : std::nullopt;
+        at::Tensor of_weight, of_bias, numbers;
         if (is_sparse_) {  // of the batch's rows
-            std::tie(rows_, gradients_[0], gradients_[1], none) = calls::_perspective_transformer_backward_rows(
-                found[0], std::nullopt, rows_of(batch), saved, numbers_of(batch), range_, at::kFloat);
+            std::tie(numbers, of_weight, of_bias, of_psqt) = calls::_perspective_transformer_backward_rows(
+                found[0], by_psqt, rows_of(batch), saved, numbers_of(batch), range_, at::kFloat);
         } else {
-            rows_ = is_settled_ ? marked_.narrow(0, 0, 0) : marked_;
-            std::tie(gradients_[0], gradients_[1], none) = calls::_perspective_transformer_backward(
-                found[0], std::nullopt, rows_of(batch), saved, numbers_of(batch), range_, at::kFloat);
+            std::tie(of_weight, of_bias, of_psqt) = calls::_perspective_transformer_backward(
+                found[0], by_psqt, rows_of(batch), saved, numbers_of(batch), range_, at::kFloat);
+        }
+        std::vector<at::Tensor> of_trained = {of_weight, of_bias};
+        if (has_psqt_) of_trained.push_back(of_psqt);
+        of_trained.insert(of_trained.end(), found.begin() + (has_psqt_ ? 2 : 1), found.end());
+        gradients_.clear(), rows_.clear();
+        for (const Part& part : parts_) {
+            const bool is_rows = is_sparse_ && part.trained == 0;
+            gradients_.push_back(is_rows ? of_weight : of_rows(part, of_trained[part.trained]));
+            if (is_rows) {
+                const at::Tensor ends = at::tensor({part.first, part.first + part.rows}, numbers.options());
+                const at::Tensor places = at::searchsorted(numbers, ends);
+                const int64_t begin = places[0].item<int64_t>(), size = places[1].item<int64_t>() - begin;
+                gradients_.back() = of_weight.narrow(0, begin, size);
+                rows_.push_back(numbers.narrow(0, begin, size) - part.first);
+            } else if (part.is_late) {
+                rows_.push_back(is_settled_ ? marked_.narrow(0, 0, 0) : of_rows(part, marked_));
+            }
         }
         return loss.detach();
     }
 
     // Moves the weights. Nothing moves if a gradient or the loss, float32, is not finite, nor in any later step.
     void update(const at::Tensor& loss) {
-        std::vector<at::Tensor> rows;
-        if (is_late_) rows.push_back(rows_);
-        calls::_optimizer_step(weights_, gradients_, moments_, copies_, late_, rows, state_, loss, lr_, {}, {},
+        calls::_optimizer_step(weights_, gradients_, moments_, copies_, late_, rows_, state_, loss, lr_, {}, {},
                                std::nullopt, optimizer_);
         gradients_.clear();
         marked_.zero_();
     }
 
-    // The transformer's output without a gradient, float32 [B, width].
-    at::Tensor output(const Prepared& batch) {
+    // The transformer's output without a gradient, float32 [B, width]; with PSQT also that output, float32 [B].
+    std::pair<at::Tensor, at::Tensor> output(const Prepared& batch) {
         settle();
-        return std::get<0>(transform(batch, /*save=*/false));
+        auto [x, of_psqt, none] = transform(batch, /*save=*/false);
+        return {x, of_psqt};
+    }
+
+    // The net that is trained: weight, bias, PSQT where there is one, and the others. These are the parameters
+    // themselves, except for a schedule-free rule, whose parameters are where gradients are taken.
+    std::vector<at::Tensor> net() {
+        settle();
+        std::vector<at::Tensor> found;
+        for (const Trained& each : trained_) {
+            const at::Tensor own = each.tensor.detach();
+            found.push_back(of_.rule.kind == RuleKind::kScheduleFree ? own.clone() : own);
+        }
+        if (of_.rule.kind != RuleKind::kScheduleFree) return found;
+        for (size_t number = 0; number < parts_.size(); ++number) {
+            const Part& part = parts_[number];
+            const at::Tensor z = moments_[number * moments_.size() / parts_.size()].to(at::kDouble);
+            const Trained& of = trained_[part.trained];
+            of_rows(part, found[part.trained])
+                .copy_(at::lerp(z, weights_[number].to(at::kDouble), 1 / of_.rule.beta1))
+                .clamp_(of.low, of.high);
+        }
+        return found;
     }
 
     // The transformer's weight may be behind in rows that batches lack. Call this before anything else reads it.
     void settle() {
-        if (is_late_) replay(marked_.narrow(0, 0, 0));
+        if (!late_.empty()) replay(/*all=*/true);
     }
 
     void set_lr(double lr) { lr_.fill_(lr); }
@@ -155,24 +269,98 @@ class Step {
     bool failed() const { return state_[1].item<float>() != 0; }
 
   private:
+    static constexpr int64_t kNumbers = 16;  // of a step: kNumbers of csrc/optimizer.h
+
+    // Rows of a parameter that are trained alike.
+    struct Part {
+        size_t trained;
+        int64_t first, rows;
+        bool is_late;
+    };
+
+    static at::Tensor of_rows(const Part& part, const at::Tensor& of) {
+        return of.dim() == 0 ? of : of.narrow(0, part.first, part.rows);
+    }
+
+    // The parts of a parameter: its ranges with virtual rows, and the rows between them.
+    void add_parts(size_t number) {
+        const Trained& of = trained_[number];
+        const int64_t all = of.tensor.dim() == 0 ? 1 : of.tensor.size(0);
+        std::vector<VirtualRows> ranges;
+        int64_t next = 0;
+        for (const VirtualRows& range : of.virtual_rows) {
+            TORCH_CHECK(range.first >= next && range.rows > 0 && range.first + range.rows <= all && range.count > 0 &&
+                            range.rows % range.count == 0,
+                        "nnue::Step: virtual_rows: found ", range.count, " for ", range.rows, " rows from ",
+                        range.first, ", expected ascending ranges of the ", all,
+                        " rows, each of a multiple of its virtual rows");
+            if (range.first > next) ranges.push_back({next, range.first - next, 0});
+            ranges.push_back(range);
+            next = range.first + range.rows;
+        }
+        if (next < all) ranges.push_back({next, all - next, 0});
+        // A CPU updates all rows of a weight in one way.
+        const bool is_late = number == 0 && std::all_of(ranges.begin(), ranges.end(), [&](const VirtualRows& range) {
+                                 return of.tensor.is_cuda() || late_pays(range.rows);
+                             });
+        for (const VirtualRows& range : ranges) add_part(number, range, is_late && late_pays(range.rows));
+    }
+
+    void add_part(size_t number, const VirtualRows& range, bool is_late) {
+        const Trained& of = trained_[number];
+        parts_.push_back({number, range.first, range.rows, is_late});
+        weights_.push_back(of_rows(parts_.back(), of.tensor.detach()));
+        const at::Tensor& weight = weights_.back();
+        copies_.push_back(nothing_);
+        // Every term of the first weight's gradient is one of the bias's, which is checked.
+        described_.insert(described_.end(), {0.0, number == 0 ? 0.0 : 1.0, is_late ? 1.0 : 0.0, 1.0, of_.weight_decay,
+                                             of.low, of.high, 0.0});
+        const bool is_free = of_.rule.kind == RuleKind::kScheduleFree;
+        const auto sizes = shape_of(weight, range.count);
+        for (int64_t i = 0; i < averages(); ++i)
+            moments_.push_back(is_free && i == 0 ? weight.clone() : at::zeros_like(weight));
+        for (int64_t i = 0; i < averages(); ++i)
+            moments_.push_back(range.count ? at::zeros(sizes, weight.options()) : nothing_);
+        if (of_.rule.lookahead_every) moments_.push_back(weight.clone());
+        if (!is_late) return;
+        late_parts_.push_back(static_cast<int64_t>(parts_.size()) - 1);
+        const int64_t window = range.count || weight.is_cpu() ? 16 : 32;
+        std::vector<int64_t> changes = {window};
+        changes.insert(changes.end(), sizes.begin(), sizes.end());
+        late_.insert(late_.end(),
+                     {of_rows(parts_.back(), made_), range.count ? at::zeros(changes, weight.options()) : nothing_,
+                      at::zeros({window, kNumbers}, weight.options().dtype(at::kDouble))});
+    }
+
+    static std::vector<int64_t> shape_of(const at::Tensor& weight, int64_t rows) {
+        std::vector<int64_t> sizes = weight.sizes().vec();
+        if (!sizes.empty()) sizes[0] = rows;
+        return sizes;
+    }
+
+    // Averages and squares of the rule.
+    int64_t averages() const {
+        return (of_.rule.kind == RuleKind::kPositiveNegative ? 2 : 1) + (of_.rule.kind == RuleKind::kLion ? 0 : 1);
+    }
+
     // The arguments of the transformer's operators: csrc/perspective_transformer.h.
     std::vector<at::Tensor> rows_of(const Prepared& batch) const {
-        return {batch.plan.white, batch.plan.black, batch.plan.data};
+        std::vector<at::Tensor> rows = {batch.plan.white, batch.plan.black, batch.plan.data};
+        if (has_psqt_) rows.push_back(batch.psqt_bucket);
+        return rows;
     }
     std::vector<int64_t> numbers_of(const Prepared& batch) const {
         const auto& layout = batch.plan.layout;
-        return {weights_[0].size(0),
-                weights_[0].size(1),
-                0,
-                layout[0],
-                layout[1],
-                layout[2],
-                static_cast<int64_t>(of_.transformer.activation),
-                0};
+        const at::Tensor& weight = of_.weight.tensor;
+        const int64_t columns = has_psqt_ ? of_.psqt.tensor.size(1) : 0;
+        const auto activation = static_cast<int64_t>(of_.transformer.activation);
+        return {weight.size(0), weight.size(1), columns, layout[0], layout[1], layout[2], activation, 0};
     }
     std::tuple<at::Tensor, at::Tensor, at::Tensor> transform(const Prepared& batch, bool save) const {
-        return calls::_perspective_transformer_forward(rows_of(batch), weights_[0], weights_[1], std::nullopt,
-                                                       numbers_of(batch), range_, at::kFloat, save);
+        const std::optional<at::Tensor> psqt = has_psqt_ ? std::optional(of_.psqt.tensor.detach()) : std::nullopt;
+        return calls::_perspective_transformer_forward(rows_of(batch), of_.weight.tensor.detach(),
+                                                       of_.bias.tensor.detach(), psqt, numbers_of(batch), range_,
+                                                       at::kFloat, save);
     }
 
     // Brings the rows of a batch up to date, or all of them where most are in it, which is faster then.
@@ -181,33 +369,43 @@ class Step {
         marked_.copy_(marks);
         const bool on_cpu = marked_.is_cpu();
         is_settled_ = on_cpu && marked_.sum().item<int64_t>() > most * static_cast<double>(marked_.numel());
-        is_sparse_ = on_cpu && !is_settled_;
-        replay(is_settled_ ? marked_.narrow(0, 0, 0) : marked_);
+        is_sparse_ = on_cpu && !is_settled_ && of_.rule.max_norm == kInfinity && !of_.rule.stable_decay;
+        replay(is_settled_);
     }
 
-    void replay(const at::Tensor& rows) {
-        const int64_t parts[] = {0};
-        calls::_optimizer_catch_up({weights_[0]}, at::TensorList(moments_).slice(0, 4), {copies_[0]}, late_, {rows},
-                                   state_, parts, optimizer_);
+    void replay(bool all) {
+        std::vector<at::Tensor> weights, moments, copies, rows;
+        const size_t each = moments_.size() / parts_.size();
+        for (const int64_t number : late_parts_) {
+            const Part& part = parts_[number];
+            weights.push_back(weights_[number]), copies.push_back(copies_[number]);
+            moments.insert(moments.end(), moments_.begin() + number * each, moments_.begin() + (number + 1) * each);
+            rows.push_back(all ? marked_.narrow(0, 0, 0) : of_rows(part, marked_));
+        }
+        calls::_optimizer_catch_up(weights, moments, copies, late_, rows, state_, late_parts_, optimizer_);
     }
 
-    // What csrc/capabilities.h has for the weight and its two moments.
-    bool late_pays() const {
+    // What csrc/capabilities.h has for rows of the weight and their moments.
+    bool late_pays(int64_t rows) const {
         std::vector<int64_t> machine = {0, 0, 0};
         if (const at::Tensor& weight = of_.weight.tensor; weight.is_cuda()) {
             const auto [capability, multiprocessors, code] = detail::gpu_of(weight.get_device());
             machine = {capability, multiprocessors, code};
         }
         machine.push_back(3);  // all kernels
-        return std::get<0>(calls::_row_update(machine, of_.weight.tensor.size(0), 3, of_.positions)) != 0;
+        const int64_t tensors = 1 + averages() + (of_.rule.lookahead_every ? 1 : 0);
+        return std::get<0>(calls::_row_update(machine, rows, tensors, of_.positions)) != 0;
     }
 
     StepOptions of_;
-    at::Tensor nothing_, lr_, marked_, rows_;
-    std::vector<at::Tensor> weights_, gradients_, moments_, copies_, late_, state_;
-    std::vector<double> range_;
+    at::Tensor nothing_, lr_, marked_, made_;
+    std::vector<Trained> trained_;  // weight, bias, PSQT where there is one, the others
+    std::vector<Part> parts_;
+    std::vector<int64_t> late_parts_;  // their numbers
+    std::vector<at::Tensor> weights_, gradients_, moments_, copies_, late_, rows_, state_;
+    std::vector<double> range_, described_;
     int64_t optimizer_ = 0;
-    bool is_late_ = false, is_settled_ = true, is_sparse_ = false;
+    bool has_psqt_ = false, is_settled_ = true, is_sparse_ = false;
 };
 
 }  // namespace nnue
