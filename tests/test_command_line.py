@@ -21,12 +21,12 @@ from typer.core import TyperCommand, TyperGroup
 from typer.models import OptionInfo
 
 import nnue_trainer
+from nnue_trainer.callbacks.base import Summary
 from nnue_trainer.cli import main as cli
 from nnue_trainer.cli.group import Group
 from nnue_trainer.cli.train import report
 from nnue_trainer.errors import UserError, quoted, shown
 from nnue_trainer.files import presets
-from nnue_trainer.training.trainer import Summary
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 

@@ -15,6 +15,7 @@ import torch
 import nnue_trainer
 from nnue_trainer import _data, config, nets
 from nnue_trainer.analysis import net_inspect
+from nnue_trainer.callbacks.base import Summary
 from nnue_trainer.cli.train import report
 from nnue_trainer.data import PositionWriter, RecordLoader
 from nnue_trainer.data.binpack import read_binpack
@@ -25,7 +26,6 @@ from nnue_trainer.errors import UserError
 from nnue_trainer.files.pages.page import as_text
 from nnue_trainer.modules import StackedLinear
 from nnue_trainer.nets.activity import _layer_inputs
-from nnue_trainer.training.trainer import Summary
 
 ROOT = Path(__file__).parents[1]
 

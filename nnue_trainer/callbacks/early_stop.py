@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from nnue_trainer.callbacks.base import CALLBACKS, Callback
+from nnue_trainer.callbacks.base import CALLBACKS, Callback, Run
 from nnue_trainer.schema import section
-
-if TYPE_CHECKING:
-    from nnue_trainer.training.run_view import Run
 
 
 @CALLBACKS.register("early_stop")

@@ -6,21 +6,17 @@ import json
 import re
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from pydantic import Field, field_validator
 
 from nnue_trainer import schema
 from nnue_trainer.base.programs import RUNS
 from nnue_trainer.base.system import usable_cpus
-from nnue_trainer.callbacks.base import CALLBACKS, Callback
+from nnue_trainer.callbacks.base import CALLBACKS, Callback, Run, Summary
 from nnue_trainer.errors import UserError, shown
 from nnue_trainer.files.atomic import replacing
 from nnue_trainer.schema import section
-
-if TYPE_CHECKING:
-    from nnue_trainer.training.run_view import Run
-    from nnue_trainer.training.trainer import Summary
 
 
 @CALLBACKS.register("match")

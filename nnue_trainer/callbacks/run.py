@@ -7,18 +7,14 @@ import string
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
 from nnue_trainer.base.programs import RUNS
-from nnue_trainer.callbacks.base import CALLBACKS, Callback
+from nnue_trainer.callbacks.base import CALLBACKS, Callback, Run, Summary
 from nnue_trainer.errors import UserError, quoted, shown
 from nnue_trainer.schema import section
-
-if TYPE_CHECKING:
-    from nnue_trainer.training.run_view import Run
-    from nnue_trainer.training.trainer import Summary
 
 _NAMES = ("run_dir", "checkpoint", "step", "epoch", "loss")
 

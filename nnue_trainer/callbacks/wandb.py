@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from nnue_trainer import schema
 from nnue_trainer.base import extras
-from nnue_trainer.callbacks.base import CALLBACKS, Callback
+from nnue_trainer.callbacks.base import CALLBACKS, Callback, Run, Summary
 from nnue_trainer.errors import UserError, first_line
 from nnue_trainer.schema import section
-
-if TYPE_CHECKING:
-    from nnue_trainer.training.run_view import Run
-    from nnue_trainer.training.trainer import Summary
 
 
 @CALLBACKS.register("wandb")

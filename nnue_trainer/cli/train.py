@@ -22,8 +22,8 @@ from nnue_trainer.errors import UserError, quoted
 from nnue_trainer.training.parallel import is_first
 
 if TYPE_CHECKING:
+    from nnue_trainer.callbacks.base import Summary
     from nnue_trainer.config import Recipe
-    from nnue_trainer.training.trainer import Summary
 
 
 Preset = Annotated[

@@ -3,9 +3,8 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from nnue_trainer.callbacks.base import Run, Summary
     from nnue_trainer.training.run import train
-    from nnue_trainer.training.run_view import Run
-    from nnue_trainer.training.trainer import Summary
 
 __all__ = ["Run", "Summary", "train"]
 
@@ -13,6 +12,7 @@ __all__ = ["Run", "Summary", "train"]
 def __getattr__(name: str) -> Any:  # at first use: the modules of this package import each other
     if name not in __all__:
         raise AttributeError(f"module 'nnue_trainer.training' has no attribute {name!r}")
-    from nnue_trainer.training import run, run_view, trainer
+    from nnue_trainer.callbacks import base
+    from nnue_trainer.training import run
 
-    return getattr({"train": run, "Run": run_view}.get(name, trainer), name)
+    return getattr(run if name == "train" else base, name)

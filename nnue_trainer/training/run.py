@@ -13,6 +13,7 @@ import torch
 
 from nnue_trainer import config, registry, schema
 from nnue_trainer.base import distribution, foreign
+from nnue_trainer.callbacks.base import Summary
 from nnue_trainer.errors import UserError
 from nnue_trainer.files.atomic import replacing
 from nnue_trainer.training import assembly, timeline
@@ -24,7 +25,6 @@ from nnue_trainer.training.resuming import check_resumable
 from nnue_trainer.training.run_folder import RunFolder
 from nnue_trainer.training.stages import StageOfRun
 from nnue_trainer.training.terminal import say
-from nnue_trainer.training.trainer import Summary
 
 _log = logging.getLogger(__name__)
 

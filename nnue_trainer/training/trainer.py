@@ -19,6 +19,7 @@ from typing import Any
 
 from nnue_trainer.base import foreign
 from nnue_trainer.base.status import INTERRUPTED, PREEMPTED, TIME_IS_UP
+from nnue_trainer.callbacks.base import Run, Summary
 from nnue_trainer.files.checkpoint import Checkpoint
 from nnue_trainer.nets.base import NnueModel
 from nnue_trainer.optim import Optimizer
@@ -32,7 +33,6 @@ from nnue_trainer.training.hooks import Hooks
 from nnue_trainer.training.outputs import Nowhere, RunOutputs, Window
 from nnue_trainer.training.parallel.sharding import Unsharded
 from nnue_trainer.training.run_folder import RunFolder
-from nnue_trainer.training.run_view import Run
 from nnue_trainer.training.saving import MAX_TIME, Saver
 from nnue_trainer.training.schedule_values import LambdaValues, ScheduleValues
 from nnue_trainer.training.stages import StageOfRun
@@ -41,34 +41,6 @@ from nnue_trainer.training.step_records import StepRecords
 from nnue_trainer.training.stopping import Stopped, Stopping
 from nnue_trainer.training.terminal import say
 from nnue_trainer.training.validator import Validator
-
-
-@dataclass(frozen=True)
-class Summary:
-    """The end of a run: its steps, losses, and the reason."""
-
-    step: int
-    """steps done in the whole run"""
-    steps: int
-    """steps of a complete run"""
-    positions: int
-    """positions in the steps of this call of `train`"""
-    seconds: float
-    """wall-clock time of this call of `train`"""
-    step_seconds: float
-    """the part of it that passed in steps, without validations, saves and the time after the last record"""
-    validation_loss: float | None
-    """the last validation loss; None: there was no validation, or the loss was not finite"""
-    best_validation_loss: float | None
-    """the loss of the best validation of the run folder; None: there is none"""
-    interrupted: bool
-    """whether the run ended before its last step and the validation after it"""
-    bad_chunks: int = 0
-    """damaged chunks of the training files that were left out since this process started"""
-    stopped: str = ""
-    """why a callback or training.max_time ended the run before its last step; "" if none did"""
-    status: int = 0
-    """exit status of `nnue train`: 0, or the one of `base.status` for an early end after which it can be continued"""
 
 
 @dataclass(frozen=True)

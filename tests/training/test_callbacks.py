@@ -385,5 +385,5 @@ def test_weights_and_biases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_public_names() -> None:
-    assert Run.stop.__doc__
+    assert Run.__doc__
     assert Summary.__doc__

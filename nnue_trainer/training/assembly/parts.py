@@ -25,7 +25,7 @@ from nnue_trainer.training.outputs import Nowhere, RunOutputs
 from nnue_trainer.training.parallel.ranks import Ranks
 from nnue_trainer.training.parallel.sharding import Unsharded
 from nnue_trainer.training.run_folder import RunFolder
-from nnue_trainer.training.run_view import Run
+from nnue_trainer.training.run_view import view_of
 from nnue_trainer.training.saving import Saved, Saver
 from nnue_trainer.training.schedule_values import LambdaValues, ScheduleValues
 from nnue_trainer.training.state import RunState
@@ -132,7 +132,7 @@ def assemble(
         hooks=hooks,
         stopping=stop,
         open_outputs=open_outputs,
-        view=lambda trainer: Run(trainer, recipe, training.seed),
+        view=lambda trainer: view_of(trainer, recipe, training.seed),
     )
 
 
