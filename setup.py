@@ -59,7 +59,7 @@ DATA_ROOMS = ("chess", "evaluate", "features", "filters", "formats", "pipeline")
 # user, and the sample positions: the root of the files, their folder in the package, and patterns.
 FILES = (
     ("data_loader", "include", ("base/*.h", *(f"{room}/*.h" for room in DATA_ROOMS))),
-    ("csrc", "include", ("activation.h", "cuda/general_set.cuh", "cuda/index_check.cuh")),
+    ("csrc", "include", ("activation.h", "philox.h", "host_device.h", "cuda/general_set.cuh", "cuda/index_check.cuh")),
     ("examples", "examples", ("data/*", "libtorch/*", "engine/*", "engine/features/*", "engine/rust/*")),
     ("samples", "samples", ("*.binpack",)),
 )

@@ -110,7 +110,7 @@ STABLE_TORCH_LIBRARY(nnue, m) {
     // Contract: random.h.
     m.def(
         "random_fill(Tensor(a!) out, int distribution, int seed, int stream, int offset, float a=0.0, float b=1.0, "
-        "int low=0, int high=0) -> ()");
+        "int low=0, int high=0, int block=0) -> ()");
 
     // Contracts: matrix.h.
     m.def("transpose(Tensor x) -> Tensor");

@@ -1,25 +1,21 @@
-// Counter-based random numbers: the contract of the operator, the generator, and how numbers are made from its bits.
-// CUDA computes each element by these lines. The CPU computes many elements at a time (cpu/random_kernels.h), with the
-// same results.
+// Random numbers: the contract of the operator, and how an output is made from the words of the generator (philox.h).
+// CUDA computes the elements of a quadruple by these lines. The CPU computes many of them at a time
+// (cpu/random_kernels.h), with the same results.
 //
-// The generator is Philox4x32-10 (Salmon, Moraes, Dror, Shaw: Parallel random numbers: as easy as 1, 2, 3; SC11). It is
-// a function of a key of 64 bits and a counter of 128 bits to four words of 32 bits. The key is the seed. The lower
-// half of the counter numbers the quadruples of words, and the upper half is the stream.
-//
+// The key is the seed. The lower half of the counter numbers the quadruples of words, and the upper half is the stream.
 // Element i of an output is number offset + i of the stream, for any shape and any number of elements:
 //
-//   distribution  dtype             numbers of 32 bits for each   value
-//   bits          int32, int64      1, 2                          the bits themselves
-//   uniform       float32, float64  1, 2                          a + (b - a) u, u a multiple of 2^-24, 2^-53 in [0,
-//   1),
-//                                                                 at most the largest number below b: see Interval
-//   normal        float32, float64  2, 4                          a + b z by Box and Muller, computed in double
-//   integers      int64, int32      4                             low <= value < high, without bias: see bounded
-//   bernoulli     bool, uint8, float32, float64   2               1 with probability a (to 2^-53), else 0
+//   distribution  dtype              numbers in a quadruple   value
+//   bits          int32, int64       4, 2                     the bits themselves
+//   uniform       float32, float64   4, 2                     a + (b - a) u, u a multiple of 2^-24, 2^-53 in [0, 1), at
+//                                                             most the largest number below b: see Interval
+//   normal        float32, float64   4, 2                     a + b z, z by Box and Muller: neighbours are the cosine
+//                                                             and the sine of the same two words, or four
+//   integers      int64, int32       1                        low <= value < high, without bias: see bounded
+//   bernoulli     bool, uint8, float32, float64   2           1 with probability a (to 2^-53), else 0
 //
-// An element uses as many words of a quadruple as the table shows, and no element spans two quadruples, so its
-// number determines where its words are. CPU and CUDA give equal bits, except for normal numbers, whose logarithm and
-// cosine may differ in the last place.
+// An output begins in quadruple block + offset / (numbers in a quadruple), a number of 64 bits that may wrap. CPU and
+// CUDA give equal bits, except for normal numbers of float64, whose logarithm may differ in the last place.
 #pragma once
 
 #include <algorithm>
@@ -30,33 +26,13 @@
 #include "checks.h"
 #include "dtypes.h"
 #include "enumerations.h"
-#include "host_device.h"
+#include "philox.h"
 
 namespace nnue::random {
 
 constexpr const char* kName = "random_fill";
 
 NNUE_ENUMERATION(Distribution, bits, uniform, normal, integers, bernoulli)
-
-struct Words {
-    uint32_t at[4];
-};
-
-NNUE_HOST_DEVICE Words philox(uint64_t key, uint64_t low, uint64_t high) {
-    uint32_t c0 = static_cast<uint32_t>(low), c1 = static_cast<uint32_t>(low >> 32);
-    uint32_t c2 = static_cast<uint32_t>(high), c3 = static_cast<uint32_t>(high >> 32);
-    uint32_t k0 = static_cast<uint32_t>(key), k1 = static_cast<uint32_t>(key >> 32);
-    for (int round = 0; round < 10; ++round) {
-        const uint64_t a = uint64_t{0xD2511F53u} * c0, b = uint64_t{0xCD9E8D57u} * c2;
-        c0 = static_cast<uint32_t>(b >> 32) ^ c1 ^ k0;
-        c2 = static_cast<uint32_t>(a >> 32) ^ c3 ^ k1;
-        c1 = static_cast<uint32_t>(b);
-        c3 = static_cast<uint32_t>(a);
-        k0 += 0x9E3779B9u;
-        k1 += 0xBB67AE85u;
-    }
-    return {{c0, c1, c2, c3}};
-}
 
 // The half-open interval [low, high) of uniform numbers, both rounded to their dtype. Where high - low exceeds the
 // dtype, numbers of half the size are made and doubled. `most` is the number before high: low + width * u may be
@@ -90,24 +66,20 @@ struct Interval {
     }
 };
 
+// How many elements of this dtype a quadruple holds.
+template <class T>
+constexpr int numbers_in_quadruple(Distribution distribution) {
+    if (distribution == Distribution::integers) return 1;
+    return sizeof(T) == 4 && distribution != Distribution::bernoulli ? 4 : 2;
+}
+
 struct Rule {
     Distribution distribution;
-    uint64_t seed, stream, offset;
+    uint64_t seed, stream, offset, block;
     double a, b;
     int64_t low;
     uint64_t range;     // high - low; 0 is 2^64
-    int words;          // for an element
     Interval interval;  // of uniform numbers
-
-    NNUE_HOST_DEVICE static uint64_t joined(uint32_t low, uint32_t high) { return uint64_t{high} << 32 | low; }
-
-    // Multiples of 2^-53 in [0, 1).
-    NNUE_HOST_DEVICE static double unit(uint64_t bits) { return static_cast<double>(bits >> 11) * 0x1p-53; }
-
-    // Box and Muller; 1 - u is never 0.
-    NNUE_HOST_DEVICE static double normal(double u, double v) {
-        return sqrt(-2 * log(1 - u)) * cos(6.283185307179586476925 * v);
-    }
 
     NNUE_HOST_DEVICE static uint64_t upper_half(uint64_t x, uint64_t y) {
         const uint64_t x0 = x & 0xffffffffu, x1 = x >> 32, y0 = y & 0xffffffffu, y1 = y >> 32;
@@ -118,13 +90,13 @@ struct Rule {
     // Lemire's multiplication: the upper half of bits * range, unless the lower half is one of the 2^64 mod range
     // values that would be too likely. Then the element takes further bits from other quadruples, with a changed key,
     // so that the following elements keep their bits.
-    NNUE_HOST_DEVICE uint64_t bounded(uint64_t number, uint64_t bits) const {
+    NNUE_HOST_DEVICE uint64_t bounded(uint64_t quadruple, uint64_t bits) const {
         if (range == 0) return bits;
         uint64_t lower = bits * range;
         if (lower < range) {
             const uint64_t least = (0 - range) % range;
             for (uint64_t turn = 1; lower < least; ++turn) {
-                const Words more = philox(seed ^ (turn << 48), number, ~stream);
+                const Words more = philox(seed ^ (turn << 48), quadruple, ~stream);
                 bits = joined(more.at[0], more.at[1]);
                 lower = bits * range;
             }
@@ -132,37 +104,36 @@ struct Rule {
         return upper_half(bits, range);
     }
 
-    // Element i of the output.
-    template <class T>
-    NNUE_HOST_DEVICE T element(uint64_t i) const {
-        const uint64_t number = offset + i, per_block = 4 / words;
-        const Words w = philox(seed, number / per_block, stream);
-        const int at = static_cast<int>(number % per_block) * words;
-        switch (distribution) {
-            case Distribution::bits:
-                if constexpr (sizeof(T) == 8) return static_cast<T>(joined(w.at[at & 2], w.at[at | 1]));
-                return static_cast<T>(w.at[at]);
-            case Distribution::uniform:
-                if constexpr (sizeof(T) == 4) {
-                    return static_cast<T>(interval.at(static_cast<float>(w.at[at] >> 8) * 0x1p-24f));
-                }
-                return static_cast<T>(interval.at(unit(joined(w.at[at & 2], w.at[at | 1]))));
-            case Distribution::normal:
-                if constexpr (sizeof(T) == 4) {
-                    return static_cast<T>(
-                        a + b * normal(static_cast<double>(w.at[at & 2]) * 0x1p-32, w.at[at | 1] * 0x1p-32));
-                }
-                return static_cast<T>(a + b * normal(unit(joined(w.at[0], w.at[1])), unit(joined(w.at[2], w.at[3]))));
-            case Distribution::integers:
-                return static_cast<T>(static_cast<uint64_t>(low) + bounded(number, joined(w.at[0], w.at[1])));
-            default:
-                return static_cast<T>(unit(joined(w.at[at & 2], w.at[at | 1])) < a);
+    // The elements of a quadruple.
+    template <Distribution kind, class T>
+    NNUE_HOST_DEVICE void elements(uint64_t quadruple, T* to) const {
+        const Words w = philox(seed, quadruple, stream);
+        const uint64_t pairs[2] = {joined(w.at[0], w.at[1]), joined(w.at[2], w.at[3])};
+        if constexpr (kind == Distribution::integers) {
+            to[0] = static_cast<T>(static_cast<uint64_t>(low) + bounded(quadruple, pairs[0]));
+        } else if constexpr (kind == Distribution::normal && sizeof(T) == 4) {
+            const float mean = static_cast<float>(a), deviation = static_cast<float>(b);
+            for (int i = 0; i < 4; i += 2) {
+                const Point<float> z = normal_pair(w.at[i], w.at[i + 1]);
+                to[i] = fmaf(z.x, deviation, mean), to[i + 1] = fmaf(z.y, deviation, mean);
+            }
+        } else if constexpr (kind == Distribution::normal) {
+            const Point<double> z = normal_pair(pairs[0], pairs[1]);
+            to[0] = a + b * z.x, to[1] = a + b * z.y;
+        } else {
+            for (int i = 0; i < numbers_in_quadruple<T>(kind); ++i) {
+                if constexpr (kind == Distribution::bernoulli) to[i] = static_cast<T>(unit(pairs[i]) < a);
+                if constexpr (kind == Distribution::bits)
+                    to[i] = static_cast<T>(sizeof(T) == 4 ? w.at[i] : pairs[i % 2]);
+                if constexpr (kind == Distribution::uniform && sizeof(T) == 4) to[i] = interval.at(unit(w.at[i]));
+                if constexpr (kind == Distribution::uniform && sizeof(T) == 8) to[i] = interval.at(unit(pairs[i]));
+            }
         }
     }
 };
 
 inline Rule check_rule(const Tensor& out, Device device, int64_t distribution, int64_t seed, int64_t stream,
-                       int64_t offset, double a, double b, int64_t low, int64_t high) {
+                       int64_t offset, double a, double b, int64_t low, int64_t high, int64_t block) {
     check_device(kName, "out", out, device, out, "out");
     if (!out.is_contiguous()) fail(kName, "out", "a tensor that is not contiguous", "a contiguous one");
     if (offset < 0) fail(kName, "offset", offset, "0 or more");
@@ -170,32 +141,30 @@ inline Rule check_rule(const Tensor& out, Device device, int64_t distribution, i
               static_cast<uint64_t>(seed),
               static_cast<uint64_t>(stream),
               static_cast<uint64_t>(offset),
+              static_cast<uint64_t>(block),
               a,
               b,
               low,
               static_cast<uint64_t>(high) - static_cast<uint64_t>(low),
-              2,
               {}};
     const bool single = out.scalar_type() == ScalarType::Float || out.scalar_type() == ScalarType::Int;
     switch (rule.distribution) {
         case Distribution::bits:
             check_dtype(kName, "out", out, {ScalarType::Int, ScalarType::Long});
-            rule.words = single ? 1 : 2;
             break;
         case Distribution::uniform:
         case Distribution::normal:
             check_dtype(kName, "out", out, {ScalarType::Float, ScalarType::Double});
-            rule.words = (single ? 1 : 2) * (rule.distribution == Distribution::normal ? 2 : 1);
             if (rule.distribution == Distribution::uniform) {
                 rule.interval = single ? Interval::of<float>(a, b) : Interval::of<double>(a, b);
             } else {
-                if (!std::isfinite(a)) fail(kName, "a", a, "a finite number");
-                if (!(b >= 0 && std::isfinite(b))) fail(kName, "b", b, "0 or more, finite");
+                const auto fits = [&](double x) { return std::isfinite(single ? static_cast<float>(x) : x); };
+                if (!fits(a)) fail(kName, "a", a, single ? "a finite float32" : "a finite number");
+                if (!(b >= 0 && fits(b))) fail(kName, "b", b, "0 or more, finite");
             }
             break;
         case Distribution::integers:
             check_dtype(kName, "out", out, {ScalarType::Int, ScalarType::Long});
-            rule.words = 4;
             if (low >= high) fail(kName, "high", high, "more than low, " + text(low));
             if (out.scalar_type() == ScalarType::Int && (low < INT32_MIN || high - 1 > INT32_MAX)) {
                 fail(kName, "low, high", text(low) + ", " + text(high), "numbers of int32");
@@ -208,20 +177,29 @@ inline Rule check_rule(const Tensor& out, Device device, int64_t distribution, i
     return rule;
 }
 
-// Calls body with a null pointer of the element's type. bool is written as uint8.
+// Calls body.operator()<distribution, T>() with the type of the elements. bool is written as uint8.
 template <class Body>
-void dispatch(ScalarType dtype, const Body& body) {
-    switch (dtype) {
-        case ScalarType::Float:
-            return body(static_cast<float*>(nullptr));
-        case ScalarType::Double:
-            return body(static_cast<double*>(nullptr));
-        case ScalarType::Int:
-            return body(static_cast<int32_t*>(nullptr));
-        case ScalarType::Long:
-            return body(static_cast<int64_t*>(nullptr));
+void dispatch(Distribution distribution, ScalarType dtype, const Body& body) {
+    using D = Distribution;
+    const bool wide = dtype == ScalarType::Double || dtype == ScalarType::Long;
+    const auto real = [&]<D kind> {
+        return wide ? body.template operator()<kind, double>() : body.template operator()<kind, float>();
+    };
+    const auto integer = [&]<D kind> {
+        return wide ? body.template operator()<kind, int64_t>() : body.template operator()<kind, int32_t>();
+    };
+    switch (distribution) {
+        case D::bits:
+            return integer.template operator()<D::bits>();
+        case D::uniform:
+            return real.template operator()<D::uniform>();
+        case D::normal:
+            return real.template operator()<D::normal>();
+        case D::integers:
+            return integer.template operator()<D::integers>();
         default:
-            return body(static_cast<uint8_t*>(nullptr));
+            if (dtype == ScalarType::Float || wide) return real.template operator()<D::bernoulli>();
+            return body.template operator()<D::bernoulli, uint8_t>();
     }
 }
 

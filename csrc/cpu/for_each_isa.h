@@ -32,10 +32,10 @@ namespace nnue::baseline {
 #if NNUE_COMPILES_ISA(1)
 
 #ifdef __clang__
-#pragma clang attribute push(__attribute__((target("avx2,bmi2"))), apply_to = function)
+#pragma clang attribute push(__attribute__((target("avx2,bmi2,fma"))), apply_to = function)
 #else
 #pragma GCC push_options
-#pragma GCC target("avx2,bmi2")
+#pragma GCC target("avx2,bmi2,fma")
 #endif
 #define NNUE_VECTOR_BYTES 32
 namespace nnue::avx2 {
@@ -51,11 +51,11 @@ namespace nnue::avx2 {
 
 #if NNUE_COMPILES_ISA(3)
 #ifdef __clang__
-#pragma clang attribute push(__attribute__((target("avx2,bmi2,avx512f,avx512bw,avx512dq,avx512vl"))), \
+#pragma clang attribute push(__attribute__((target("avx2,bmi2,fma,avx512f,avx512bw,avx512dq,avx512vl"))), \
                              apply_to = function)
 #else
 #pragma GCC push_options
-#pragma GCC target("avx2,bmi2,avx512f,avx512bw,avx512dq,avx512vl")
+#pragma GCC target("avx2,bmi2,fma,avx512f,avx512bw,avx512dq,avx512vl")
 #endif
 #define NNUE_VECTOR_BYTES 64
 namespace nnue::avx512 {

@@ -1,9 +1,8 @@
 // Random numbers, many at a time. Compiled once for every instruction set level by for_each_isa.h; see random.cpp.
 //
-// The numbers are those of random::Rule::element. That function makes a quadruple of words for each element; here every
-// quadruple is made once, and several of them side by side in the lanes of vectors. Bits, uniform numbers, integers and
-// bernoulli are the same to the last bit. Normal numbers use a logarithm and a sine of this file, which may differ from
-// those of the C++ library in the last place.
+// The numbers are those of random::Rule::elements. Several quadruples are made side by side in the lanes of vectors.
+// Numbers are the same to the last bit, except for normal numbers of float64, whose logarithm is of this file and may
+// differ from that of the C++ library in the last place.
 
 namespace {
 
@@ -108,26 +107,6 @@ template <int... i>
     return k * kLn2High + (f - (s * (f - r * z) - k * kLn2Low));
 }
 
-// cos t for 0 <= t <= 2 pi: sin(pi/2 - t), or sin(t - 3 pi/2) from pi on, by its series.
-[[gnu::always_inline]] inline F64 cosine(F64 t) {
-    constexpr double kHigh = 0x1.921fb544p0, kMiddle = 0x1.0b4611a4p-34, kLow = 0x1.13198a2e03707p-65;  // of pi/2
-    const auto beyond = t > 3.141592653589793;
-    const F64 turns = beyond ? F64{} + 3.0 : F64{} + 1.0;
-    F64 y = t - turns * kHigh - turns * kMiddle - turns * kLow;
-    y = beyond ? y : -y;
-    const F64 z = y * y;
-    F64 p = z * (1.0 / 51090942171709440000.0) - 1.0 / 121645100408832000.0;
-    p = p * z + 1.0 / 355687428096000.0;
-    p = p * z - 1.0 / 1307674368000.0;
-    p = p * z + 1.0 / 6227020800.0;
-    p = p * z - 1.0 / 39916800.0;
-    p = p * z + 1.0 / 362880.0;
-    p = p * z - 1.0 / 5040.0;
-    p = p * z + 1.0 / 120.0;
-    p = p * z - 1.0 / 6.0;
-    return y + y * (z * p);
-}
-
 // Integers below 2^53 as doubles: the upper 21 bits and the lower 32 each under an exponent whose last bit has their
 // weight.
 [[gnu::always_inline]] inline F64 doubles(U64 x) {
@@ -135,90 +114,75 @@ template <int... i>
     return (reinterpret_cast<const F64&>(high) - (0x1p84 + 0x1p52)) + reinterpret_cast<const F64&>(low);
 }
 
-// Writes `count` rounded up to whole vectors.
-template <class T>
-void normal_numbers(double mean, double deviation, const uint32_t* words, int64_t count, double* to) {
-    for (int64_t i = 0; i < count; i += kLanes) {
-        F64 u, v;
-        if constexpr (sizeof(T) == 4) {
-            U64 pair;
-            __builtin_memcpy(&pair, words + 2 * i, sizeof pair);
-            u = doubles(pair & 0xffffffffu) * 0x1p-32;
-            v = doubles(pair >> 32) * 0x1p-32;
-        } else {
-            U64 first, second;
-            for (int lane = 0; lane < kLanes; ++lane) {
-                __builtin_memcpy(reinterpret_cast<char*>(&first) + 8 * lane, words + 4 * (i + lane), 8);
-                __builtin_memcpy(reinterpret_cast<char*>(&second) + 8 * lane, words + 4 * (i + lane) + 2, 8);
-            }
-            u = doubles(first >> 11) * 0x1p-53;
-            v = doubles(second >> 11) * 0x1p-53;
-        }
-        const F64 z = root(logarithm(1.0 - u) * -2.0) * cosine(v * 6.283185307179586476925);
-        const F64 x = z * deviation + mean;
-        __builtin_memcpy(to + i, &x, sizeof x);
+// The normal numbers of whole quadruples. Whole vectors of them are written.
+inline void normal_numbers(const random::Rule& rule, const uint32_t* words, int64_t count, float* to) {
+    const float mean = static_cast<float>(rule.a), deviation = static_cast<float>(rule.b);
+    for (int64_t i = 0; i < count; i += 2) {
+        const random::Point<float> z = random::normal_pair(words[i], words[i + 1]);
+        to[i] = fmaf(z.x, deviation, mean);
+        to[i + 1] = fmaf(z.y, deviation, mean);
     }
 }
 
-// Elements number, number + 1, ... of a stream from their words.
-template <class T>
-void from_words(const random::Rule& rule, uint64_t number, const uint32_t* words, int64_t count, T* to) {
-    using random::Distribution;
-    const auto pair = [&](int64_t i) { return random::Rule::joined(words[i], words[i + 1]); };
-    const random::Interval in = rule.interval;
-    const bool plain = in.low == 0 && in.width == 1 && in.scale == 1;  // u is below 1 without a limit
-    switch (rule.distribution) {
-        case Distribution::bits:
-            for (int64_t i = 0; i < count; ++i) {
-                if constexpr (sizeof(T) == 8)
-                    to[i] = static_cast<T>(pair(2 * i));
-                else
-                    to[i] = static_cast<T>(words[i]);
-            }
-            return;
-        case Distribution::uniform:
-            if constexpr (sizeof(T) == 4) {
-                const auto unit = [&](int64_t i) {
-                    return static_cast<float>(static_cast<int32_t>(words[i] >> 8)) * 0x1p-24f;
-                };
-                if (plain) {
-                    for (int64_t i = 0; i < count; ++i) to[i] = static_cast<T>(unit(i));
-                } else {
-                    for (int64_t i = 0; i < count; ++i) to[i] = static_cast<T>(in.at(unit(i)));
-                }
-            } else {
-                const auto unit = [&](int64_t i) {
-                    return static_cast<double>(static_cast<int64_t>(pair(2 * i) >> 11)) * 0x1p-53;
-                };
-                if (plain) {
-                    for (int64_t i = 0; i < count; ++i) to[i] = static_cast<T>(unit(i));
-                } else {
-                    for (int64_t i = 0; i < count; ++i) to[i] = static_cast<T>(in.at(unit(i)));
-                }
-            }
-            return;
-        case Distribution::normal: {
-            alignas(64) double numbers[random::kWords / 2];
-            normal_numbers<T>(rule.a, rule.b, words, count, numbers);
-            for (int64_t i = 0; i < count; ++i) to[i] = static_cast<T>(numbers[i]);
-            return;
+inline void normal_numbers(const random::Rule& rule, const uint32_t* words, int64_t count, double* to) {
+    constexpr auto every = std::make_integer_sequence<int, kLanes>();
+    constexpr uint64_t kSign = uint64_t{1} << 63, kQuarter = uint64_t{1} << 51;
+    for (int64_t i = 0; i < count; i += 2 * kLanes) {
+        U64 first, second;
+        for (int lane = 0; lane < kLanes; ++lane) {
+            __builtin_memcpy(reinterpret_cast<char*>(&first) + 8 * lane, words + 2 * i + 4 * lane, 8);
+            __builtin_memcpy(reinterpret_cast<char*>(&second) + 8 * lane, words + 2 * i + 4 * lane + 2, 8);
         }
-        case Distribution::integers:
-            for (int64_t i = 0; i < count; ++i) {
-                const uint64_t bits = pair(4 * i);
-                // Only a lower half of the product that is below the range can be one that is refused.
-                const unsigned __int128 product = static_cast<unsigned __int128>(bits) * rule.range;
-                const uint64_t above = static_cast<uint64_t>(product) < rule.range
-                                           ? rule.bounded(number + static_cast<uint64_t>(i), bits)
-                                           : static_cast<uint64_t>(product >> 64);
-                to[i] = static_cast<T>(static_cast<uint64_t>(rule.low) + above);
-            }
-            return;
-        default: {
-            const double least = rule.a * 0x1p53;  // both sides of the comparison times 2^53, exactly
-            for (int64_t i = 0; i < count; ++i) {
-                to[i] = static_cast<T>(static_cast<double>(static_cast<int64_t>(pair(2 * i) >> 11)) < least);
-            }
+        const F64 r = root(logarithm(1.0 - doubles(first >> 11) * 0x1p-53) * -2.0);
+        const U64 angle = (second >> 11) + kQuarter / 2, quadrant = angle >> 51;
+        const F64 t = (doubles(angle & (kQuarter - 1)) - static_cast<double>(kQuarter / 2)) * random::kTurn;
+        const F64 sine = random::sine_to_quarter_pi(t), cosine = random::cosine_to_quarter_pi(t);
+        const auto swapped = (quadrant & 1) != 0;
+        const F64 x = swapped ? sine : cosine, y = swapped ? cosine : sine;
+        const U64 signed_x = reinterpret_cast<const U64&>(x) ^ ((quadrant + 1) << 62 & kSign);
+        const U64 signed_y = reinterpret_cast<const U64&>(y) ^ (quadrant << 62 & kSign);
+        const F64 pair[2] = {r * reinterpret_cast<const F64&>(signed_x) * rule.b + rule.a,
+                             r * reinterpret_cast<const F64&>(signed_y) * rule.b + rule.a};
+        const U64 low = reinterpret_cast<const U64&>(pair[0]), high = reinterpret_cast<const U64&>(pair[1]);
+        const U64 parts[2] = {interleave(low, high, 0, every), interleave(low, high, 1, every)};
+        __builtin_memcpy(to + i, parts, sizeof parts);
+    }
+}
+
+// The elements of whole quadruples from number `quadruple` on, from their words.
+template <random::Distribution kind, class T>
+void from_words(const random::Rule& rule, uint64_t quadruple, const uint32_t* words, int64_t count, T* to) {
+    using random::Distribution;
+    const auto pair = [&](int64_t i) { return random::joined(words[i], words[i + 1]); };
+    const auto bits = [&](int64_t i) {
+        if constexpr (sizeof(T) == 4) return words[i];
+        if constexpr (sizeof(T) == 8) return pair(2 * i);
+    };
+    const random::Interval in = rule.interval;
+    if constexpr (kind == Distribution::bits) {
+        for (int64_t i = 0; i < count; ++i) to[i] = static_cast<T>(bits(i));
+    } else if constexpr (kind == Distribution::uniform) {
+        if (in.low == 0 && in.width == 1 && in.scale == 1) {  // u is below 1 without a limit
+            for (int64_t i = 0; i < count; ++i) to[i] = random::unit(bits(i));
+        } else {
+            for (int64_t i = 0; i < count; ++i) to[i] = in.at(random::unit(bits(i)));
+        }
+    } else if constexpr (kind == Distribution::normal) {
+        normal_numbers(rule, words, count, to);
+    } else if constexpr (kind == Distribution::integers) {
+        for (int64_t i = 0; i < count; ++i) {
+            const uint64_t made = pair(4 * i);
+            // Only a lower half of the product that is below the range can be one that is refused.
+            const unsigned __int128 product = static_cast<unsigned __int128>(made) * rule.range;
+            const uint64_t above = static_cast<uint64_t>(product) < rule.range
+                                       ? rule.bounded(quadruple + static_cast<uint64_t>(i), made)
+                                       : static_cast<uint64_t>(product >> 64);
+            to[i] = static_cast<T>(static_cast<uint64_t>(rule.low) + above);
+        }
+    } else {
+        const double least = rule.a * 0x1p53;  // both sides of the comparison times 2^53, exactly
+        for (int64_t i = 0; i < count; ++i) {
+            to[i] = static_cast<T>(static_cast<double>(static_cast<int64_t>(pair(2 * i) >> 11)) < least);
         }
     }
 }
@@ -226,19 +190,25 @@ void from_words(const random::Rule& rule, uint64_t number, const uint32_t* words
 }  // namespace
 
 // Elements [begin, end) of the output.
-template <class T>
+template <random::Distribution kind, class T>
 void fill(const random::Rule& rule, int64_t begin, int64_t end, T* to) {
-    // Vectors of normal numbers may read past the last word.
+    constexpr int64_t kEach = random::numbers_in_quadruple<T>(kind), kMost = random::kWords / 4 * kEach;
+    // Vectors of normal numbers may read and write past the last quadruple.
     alignas(64) uint32_t words[random::kWords + 4 * kLanes] = {};
-    const uint64_t number = rule.offset + static_cast<uint64_t>(begin), each = 4 / static_cast<uint64_t>(rule.words);
-    uint64_t quadruple = number / each;
-    int64_t skipped = static_cast<int64_t>(number % each) * rule.words;
+    alignas(64) T made[kMost + 2 * kLanes];
+    const uint64_t number = rule.offset + static_cast<uint64_t>(begin);
+    uint64_t quadruple = rule.block + number / kEach;
+    int64_t skipped = static_cast<int64_t>(number % kEach);
     while (begin < end) {
-        const int64_t count = std::min(end - begin, (random::kWords - skipped) / rule.words);
-        for (int64_t made = 0; made < skipped + count * rule.words; made += 4 * kQuadruples) {
-            philox(rule.seed, quadruple + static_cast<uint64_t>(made / 4), rule.stream, words + made);
+        const int64_t count = std::min(end - begin, kMost - skipped);
+        const int64_t used = divide_up(skipped + count, kEach);
+        for (int64_t q = 0; q < used; q += kQuadruples) {
+            philox(rule.seed, quadruple + static_cast<uint64_t>(q), rule.stream, words + 4 * q);
         }
-        from_words(rule, rule.offset + static_cast<uint64_t>(begin), words + skipped, count, to + begin);
+        // Whole blocks go straight to the output.
+        T* const here = count == kMost ? to + begin : made;
+        from_words<kind>(rule, quadruple, words, used * kEach, here);
+        if (here == made) std::copy(made + skipped, made + skipped + count, to + begin);
         begin += count;
         quadruple += random::kWords / 4;
         skipped = 0;

@@ -6,8 +6,8 @@
     again = Philox(1).uniform((1000,))           # the numbers of x
 
 Element i of a call is number offset + i of the stream. The table in csrc/random.h has the bits that each kind of number
-is made of. CPU and CUDA give equal bits, except for normal numbers, which may differ in the last place. Streams of one
-seed, and seeds, are independent of each other. Nothing here touches torch's own generators.
+is made of. CPU and CUDA give equal bits, except for normal numbers of float64, which may differ in the last place.
+Streams of one seed, and seeds, are independent of each other. Nothing here touches torch's own generators.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Philox:
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ) -> Tensor:
-        """Normal numbers, a tensor [*size] of float32 or float64."""
+        """Normal numbers, a tensor [*size] of float32 or float64. mean and std are rounded to `dtype`."""
         return self._fill(_empty(size, dtype, device), "normal", mean, std)
 
     def integers(
