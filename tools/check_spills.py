@@ -38,7 +38,7 @@ CHECKED = re.compile(
 # Figures of nvcc 13.0, rounded up. None of these kernels was measured with more registers and fewer threads.
 _TWO_BLOCKS = "two thread blocks per multiprocessor leave 128 registers, and 32 outputs need more"
 ALLOWED = [
-    Allowed(r"stacks::first_layer_forward<__half, 4\b", 24, _TWO_BLOCKS),
+    Allowed(r"stacks::first_layer_forward<(__half|__nv_bfloat16), 4\b", 24, _TWO_BLOCKS),
     Allowed(r"stacks::first_layer_backward<.*InputRows<__half>, 2>", 8, _TWO_BLOCKS),
     Allowed(r"stacks::first_layer_backward<.*SavedRows<1, \w+>, 2>", 16, _TWO_BLOCKS),
     Allowed(r"stacks::one_output_kernel<", 40, "forward and backward of a position in 128 registers"),

@@ -194,12 +194,17 @@ __device__ __forceinline__ void store_global_8(void* to, uint2 v, bool wanted) {
                  : "memory");
 }
 
+// The read-only cache (`__ldg`, ld.global.nc; nvcc also takes it for `const T* __restrict__` parameters) is only for
+// memory that nothing writes from the start of a kernel to its end. A kernel that starts early has begun while the
+// kernel before it still writes, so such kernels, and what they use, read by plain loads. These may not be moved in
+// front of wait_for_kernels_before. tests/ops/test_readonly_loads.py walks the sources.
+
 // Loads from global memory if `wanted`, else gives zeros; also without a branch.
 __device__ __forceinline__ uint4 load_global_16(const void* from, bool wanted) {
     uint4 v;
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %5, 0;\nmov.u32 %0, 0;\nmov.u32 %1, 0;\nmov.u32 %2, 0;\nmov.u32 %3, 0;\n"
-        "@p ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];\n}\n"
+        "@p ld.global.v4.u32 {%0, %1, %2, %3}, [%4];\n}\n"
         : "=&r"(v.x), "=&r"(v.y), "=&r"(v.z), "=&r"(v.w)
         : "l"(from), "r"(int(wanted)));
     return v;
@@ -209,7 +214,7 @@ __device__ __forceinline__ uint4 load_once_16(const void* from, bool wanted) {
     uint4 v;
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %5, 0;\nmov.u32 %0, 0;\nmov.u32 %1, 0;\nmov.u32 %2, 0;\nmov.u32 %3, 0;\n"
-        "@p ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];\n}\n"
+        "@p ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];\n}\n"
         : "=&r"(v.x), "=&r"(v.y), "=&r"(v.z), "=&r"(v.w)
         : "l"(from), "r"(int(wanted)));
     return v;

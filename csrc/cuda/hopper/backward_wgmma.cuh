@@ -231,7 +231,7 @@ __device__ __forceinline__ void merge(const BackwardProblem& p, const MergeUnit&
     int entries[kTogether];
 #pragma unroll
     for (int i = 0; i < kTogether; ++i)
-        entries[i] = __ldg(rank_entry(p, unit.bucket, unit.first_rank + first_rank + i * kRows));
+        entries[i] = *rank_entry(p, unit.bucket, unit.first_rank + first_rank + i * kRows);
     if (lane == 0) counter_wait(p.sync->parts_done + unit.partial * slabs + slab, unit.parts);
     __syncwarp();
     const size_t stride = size_t(slabs) * Shape::kPartialFloats / 4;
@@ -434,7 +434,7 @@ __device__ __forceinline__ void clear_unused(const BackwardProblem& p, int warp,
         }
     };
     clear(p.in.num_buckets * kBucketFeatures, [&](int item) {
-        const int bucket = item / kBucketFeatures, local = ~__ldg(p.plan.ranked + item);
+        const int bucket = item / kBucketFeatures, local = ~p.plan.ranked[item];
         // The products write the ranks that they include.
         if (local < 0 || local >= p.in.bucket_size || item % kBucketFeatures < p.plan.dense[bucket]) return -1;
         const int feature = bucket * p.in.bucket_size + local;

@@ -195,11 +195,11 @@ __device__ __forceinline__ void load_entries(int (&entries)[kEach], const IndexR
     const int there = has_row ? in.max_active - first : 0;
     if (there >= kEach && aligned) {
         for (int i = 0; i < kEach; i += 4) {
-            const int4 four = __ldg(reinterpret_cast<const int4*>(from + i));
+            const int4 four = *reinterpret_cast<const int4*>(from + i);
             entries[i] = four.x, entries[i + 1] = four.y, entries[i + 2] = four.z, entries[i + 3] = four.w;
         }
     } else {
-        for (int i = 0; i < kEach; ++i) entries[i] = i < there ? __ldg(from + i) : -1;
+        for (int i = 0; i < kEach; ++i) entries[i] = i < there ? from[i] : -1;
     }
 }
 
@@ -263,7 +263,7 @@ __device__ __forceinline__ int list_chunk(const IndexRows& in, const BucketPlan&
     const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32,
               row = chunk * BucketPlan::kChunkRows + thread;
     const bool has_row = row < 2 * in.positions, is_black = row >= in.positions;
-    const bool side = has_row && __ldg(in.black_to_move + row - (is_black ? in.positions : 0)) != 0;
+    const bool side = has_row && in.black_to_move[row - (is_black ? in.positions : 0)] != 0;
     wait();  // until the places of the chunk before have been read
     for (int w = 0; w < kListWarps; ++w) s.places[w][thread] = 0;
     const int bucket = has_row ? found & 0xff : -1;
@@ -467,7 +467,7 @@ __device__ __forceinline__ void rank_bucket(const BucketPlan& out, TileShared& s
     const int thread = int(threadIdx.x) - kHalf, warp = thread / 32, lane = thread % 32;
     uint32_t(&cells)[kBucketFeatures] = s.cells;
     int counts[kRanksEach], places[kRanksEach];  // entries of a feature; its cell, and from bit 16 on its place there
-    for (int j = 0; j < kRanksEach; ++j) counts[j] = __ldg(out.counts + bucket * kBucketFeatures + j * kHalf + thread);
+    for (int j = 0; j < kRanksEach; ++j) counts[j] = out.counts[bucket * kBucketFeatures + j * kHalf + thread];
     for (int j = 0; j < kRanksEach; ++j) cells[j * kHalf + thread] = 0;
     if (thread == 0) s.rare_entries = 0;
     wait();
@@ -520,7 +520,7 @@ __device__ __forceinline__ void count_spans(const BucketPlan& out, TileShared& s
     uint32_t firsts[kMost];
     for (int j = 0; j < kMost; ++j) {
         const int first = (thread * each + j) * out.span_chunks;
-        firsts[j] = j < each && first < out.chunks ? __ldg(chunk_rows + first) : 0;
+        firsts[j] = j < each && first < out.chunks ? chunk_rows[first] : 0;
     }
     int sums[kMost], sum = 0;
     for (int j = 0; j < kMost; ++j) sums[j] = int(firsts[j] & 0xffff);
@@ -529,7 +529,7 @@ __device__ __forceinline__ void count_spans(const BucketPlan& out, TileShared& s
             const int first = (thread * each + j) * out.span_chunks;
 #pragma unroll 1
             for (int c = 1; j < each && c < out.span_chunks && first + c < out.chunks; ++c)
-                sums[j] += int(__ldg(chunk_rows + first + c) & 0xffff);
+                sums[j] += int(chunk_rows[first + c] & 0xffff);
         }
     }
     for (int j = 0; j < kMost; ++j) sum += sums[j];
@@ -566,7 +566,7 @@ __device__ __forceinline__ TileRange find_bucket(const BucketPlan& out, int num_
     TileRange found{-1, 0, 0};
     tiles = 0;
     for (int base = 0; base < num_buckets; base += 32) {
-        const int own = base + lane < num_buckets ? (__ldg(out.totals + base + lane) + kTileRows - 1) / kTileRows : 0;
+        const int own = base + lane < num_buckets ? (out.totals[base + lane] + kTileRows - 1) / kTileRows : 0;
         const int end = tiles + inclusive_sum(own, lane);
         const unsigned behind = __ballot_sync(~0u, end > tile);
         tiles = __shfl_sync(~0u, end, 31);
@@ -583,7 +583,7 @@ __device__ __forceinline__ void describe_buckets(const BucketPlan& out, int num_
     const int lane = threadIdx.x % 32;
     int tiles = 0;
     for (int base = 0; base < num_buckets; base += 32) {
-        const int bucket = base + lane, rows = bucket < num_buckets ? __ldg(out.totals + bucket) : -1;
+        const int bucket = base + lane, rows = bucket < num_buckets ? out.totals[bucket] : -1;
         const int own = (max(rows, 0) + kTileRows - 1) / kTileRows, end = tiles + inclusive_sum(own, lane);
         if (rows >= 0) out.tile_begin[bucket] = end - own;
         if (bucket == num_buckets - 1) out.tile_begin[num_buckets] = end;
@@ -674,8 +674,7 @@ __global__ void __launch_bounds__(kTileThreads, kTileBlocks) make_tiles(IndexRow
                     int skip = in_bucket - span_begin[span], chunk = span * out.span_chunks;
                     uint32_t there = span_first[span];
 #pragma unroll 1
-                    for (; skip >= int(there & 0xffff); there = __ldg(chunk_rows + ++chunk))
-                        skip -= int(there & 0xffff);
+                    for (; skip >= int(there & 0xffff); there = chunk_rows[++chunk]) skip -= int(there & 0xffff);
                     row = chunk * BucketPlan::kChunkRows;
                     listed = out.listed[size_t(row) + (there >> 16) + skip];
                     row += listed % BucketPlan::kChunkRows;

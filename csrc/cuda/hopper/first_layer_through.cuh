@@ -30,7 +30,7 @@ __global__ void __launch_bounds__(kLargestThreads)
         const int64_t stride = int64_t(kLargestGrid) * kLargestThreads;
         int64_t i = int64_t(blockIdx.x) * kLargestThreads + threadIdx.x;
 #pragma unroll 8
-        for (; i < count; i += stride) bits = max(bits, __float_as_uint(__ldg(from + i)) & 0x7fffffffu);
+        for (; i < count; i += stride) bits = max(bits, __float_as_uint(from[i]) & 0x7fffffffu);
         return __reduce_max_sync(~0u, bits);
     };
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;

@@ -178,7 +178,7 @@ __global__ void __launch_bounds__(ForwardShape<Weight, kTiles>::kThreads,
     __syncthreads();
     wait_for_kernels_before();
     let_next_kernel_start();
-    const int tiles = __ldg(p.plan.tile_begin + p.in.num_buckets), groups = (tiles + kTiles - 1) / kTiles,
+    const int tiles = p.plan.tile_begin[p.in.num_buckets], groups = (tiles + kTiles - 1) / kTiles,
               first_item = int(blockIdx.x) * S::kTeams + team, step = int(gridDim.x) * S::kTeams,
               end_item = groups * ((half + slabs * S::kSlab - 1) / (slabs * S::kSlab));
     unsigned use = 0;  // of the ring's places
@@ -202,7 +202,7 @@ __global__ void __launch_bounds__(ForwardShape<Weight, kTiles>::kThreads,
             };
 #pragma unroll 1  // registers are scarce
             for (int c = 0; c < 2 * kTogether; c += kTogether) copy(c + lane / kLanes, most / S::kChunk);
-            const int chunks = __shfl_sync(~0u, __ldg(p.group_features.chunks + group), 0);
+            const int chunks = __shfl_sync(~0u, p.group_features.chunks[group], 0);
 #pragma unroll 1
             for (int c = 2 * kTogether; c < chunks; c += kTogether) copy(c + lane / kLanes, chunks);
             copy_async_commit();
@@ -274,7 +274,7 @@ __global__ void __launch_bounds__(ForwardShape<Weight, kTiles>::kThreads,
         for (int item = first_item; item < end_item; item = S::kTeams == 1 ? end_item : item + step) {
             const int group = item % groups, first_column = item / groups * slabs * S::kSlab,
                       end_column = min(half, first_column + slabs * S::kSlab), tile = group * kTiles + tile_in_group;
-            const int chunks = __shfl_sync(~0u, __ldg(p.group_features.chunks + group), 0);
+            const int chunks = __shfl_sync(~0u, p.group_features.chunks[group], 0);
             const int thread = thread_number() % 128;
             if constexpr (S::kTeams > 1)
                 warpgroup_barrier(warpgroup);  // until all warps have finished the previous item
@@ -286,7 +286,7 @@ __global__ void __launch_bounds__(ForwardShape<Weight, kTiles>::kThreads,
             }
             if (thread < kTileRows)  // the last group may have fewer tiles
                 store_shared_4(all_targets + thread * 4,
-                               tile < tiles ? uint32_t(__ldg(p.plan.slot_target + tile * kTileRows + thread)) : ~0u);
+                               tile < tiles ? uint32_t(p.plan.slot_target[tile * kTileRows + thread]) : ~0u);
             warpgroup_barrier(warpgroup);
 #pragma unroll 1
             for (int column = first_column; column < end_column; column += S::kSlab) {

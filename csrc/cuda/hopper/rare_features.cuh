@@ -46,15 +46,14 @@ __global__ void __launch_bounds__(kThreads) list_rare(IndexRows in, BucketPlan p
             for (int base = begin; base < end; base += kTogether) {
                 uint2 words[kTogether] = {};
                 for (int i = 0; i < kTogether; ++i)
-                    if (has_feature && base + i < end) words[i] = __ldg(bits + size_t(base + i) * kBucketFeatures);
+                    if (has_feature && base + i < end) words[i] = bits[size_t(base + i) * kBucketFeatures];
                 for (int i = 0; i < kTogether; ++i) visit(base + i, words[i]);
             }
         };
         // Entries of the features before these. Irregular rows count too, so there is always enough room.
         int before = 0;
         for (int i = threadIdx.x; i < first; i += kWarps * 32)
-            before += __ldg(plan.counts + bucket * kBucketFeatures +
-                            __ldg(plan.ranked + bucket * kBucketFeatures + dense + i));
+            before += plan.counts[bucket * kBucketFeatures + plan.ranked[bucket * kBucketFeatures + dense + i]];
         before = __reduce_add_sync(~0u, before);
         int count = 0;
         for_each_word([&](int, uint2 word) { count += __popc(word.x) + __popc(word.y); });
@@ -69,7 +68,7 @@ __global__ void __launch_bounds__(kThreads) list_rare(IndexRows in, BucketPlan p
         }
         place += bucket_plan::inclusive_sum(total, lane) - total;
         if (warp == 0 && has_feature) {
-            const int local = __ldg(plan.ranked + bucket * kBucketFeatures + dense + first + lane);
+            const int local = plan.ranked[bucket * kBucketFeatures + dense + first + lane];
             plan.rare[number] = {bucket * in.bucket_size + local, uint32_t(place), uint32_t(total)};
         }
         int* to = plan.rare_slots + place + mine;

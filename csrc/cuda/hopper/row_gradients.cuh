@@ -58,7 +58,7 @@ struct Eight {
     uint4 raw[sizeof(T) / 2] = {};
 
     __device__ void load(const T* from) {
-        for (int i = 0; i < int(sizeof(T) / 2); ++i) raw[i] = __ldg(reinterpret_cast<const uint4*>(from) + i);
+        for (int i = 0; i < int(sizeof(T) / 2); ++i) raw[i] = reinterpret_cast<const uint4*>(from)[i];
     }
     __device__ void unpack_to(float (&x)[8], Float type) const {
         for (int j = 0; j < 4; ++j) {
@@ -140,7 +140,7 @@ __global__ void __launch_bounds__(GradientShape<kTerms>::kThreads, 4) row_gradie
         Eight<Grad> grads[kPasses][kPairwise ? 1 : 2];
         Eight<Saved> sums_saved[kPasses][2];
         for (int pass = 0; pass < kPasses; ++pass)
-            targets[pass] = column < half ? __ldg(p.plan.slot_target + tile * kTileRows + pass * kRows + row) : -1;
+            targets[pass] = column < half ? p.plan.slot_target[tile * kTileRows + pass * kRows + row] : -1;
         for (int pass = 0; pass < kPasses; ++pass) {  // all loads first
             factors[pass] = p.scale;
             if (targets[pass] < 0) continue;

@@ -278,7 +278,7 @@ __global__ void __launch_bounds__(kSplitThreads, 4)
             const int count = s.count[slot + r];
             const int32_t* from = row_at(slot + r);
             for (int j = 0; j < kSplitLoads; ++j)
-                next[r][j] = 32 * j + lane < count ? __ldg(from + 32 * j) - in.num_bucketed : -1;
+                next[r][j] = 32 * j + lane < count ? from[32 * j] - in.num_bucketed : -1;
         }
     };
     const int warp_slot = warp * kSplitRows;
@@ -298,7 +298,7 @@ __global__ void __launch_bounds__(kSplitThreads, 4)
                 if (32 * j < count) visit(slot, features[r][j], bits[r][j]);
 #pragma unroll 1
             for (int base = 32 * kSplitLoads; base < count; base += 32) {
-                const int feature = base + lane < count ? __ldg(row_at(slot) + base) - in.num_bucketed : -1;
+                const int feature = base + lane < count ? row_at(slot)[base] - in.num_bucketed : -1;
                 visit(slot, feature, bit_of(feature));
             }
             __syncwarp();
@@ -382,7 +382,7 @@ struct ResidueWalk {
         uint32_t begin = 0, count = 0;
         if (from + lane < end) {
             const uint32_t* begins = scratch.begins + size_t(from + lane) * (UnbucketedLists::kResidues + 1) + residue;
-            begin = __ldg(begins), count = __ldg(begins + 1) - begin;
+            begin = begins[0], count = begins[1] - begin;
         }
         const uint32_t until = bucket_plan::inclusive_sum(count, lane);
         return {begin - (until - count), until, __shfl_sync(~0u, until, 31)};
@@ -395,7 +395,7 @@ struct ResidueWalk {
                 which += __shfl_sync(~0u, chunks.until, which + step - 1) <= number ? step : 0;
             const uint32_t place = __shfl_sync(~0u, chunks.begin, which) + number;
             entries.chunks[i] = from + which;
-            entries.keys[i] = number < chunks.all ? __ldg(scratch.keys + entries.chunks[i] * pitch + place) : ~0u;
+            entries.keys[i] = number < chunks.all ? scratch.keys[entries.chunks[i] * pitch + place] : ~0u;
         }
     }
     template <typename Visit>

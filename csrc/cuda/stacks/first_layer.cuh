@@ -50,8 +50,9 @@ __device__ void first_layer_sums(const T* x, const float* weight, int inputs, in
     float4 raw_weights[NT];  // of one step
     const auto load_weights = [&](int n, int step) {
         const float* const from = weights + static_cast<int64_t>(inputs) * (n * 8);
-        raw_weights[n] = column < columns && n * 8 + row < outputs ? __ldg(reinterpret_cast<const float4*>(from) + step)
-                                                                   : float4{0.0f, 0.0f, 0.0f, 0.0f};
+        const uint4 v = ptx::load_global_16(reinterpret_cast<const float4*>(from) + step,
+                                            column < columns && n * 8 + row < outputs);
+        raw_weights[n] = {__uint_as_float(v.x), __uint_as_float(v.y), __uint_as_float(v.z), __uint_as_float(v.w)};
     };
     const auto load_inputs = [&](int m) {
         for (int h = 0; h < 2; ++h) raw[m][h] = ptx::load_once_16(rows[m][h] + column, column < columns);

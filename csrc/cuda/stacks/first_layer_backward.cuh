@@ -194,7 +194,7 @@ __global__ void __launch_bounds__(kThreads, kWorkers<Source, KO>)
                 const int position = positions[kind == 0 ? row : depth];
                 const int output = k * 16 + (kind == 0 ? depth : row);
                 next_sums[k][i] = position >= 0 && output < a.outputs
-                                      ? __ldg(a.grad_sums + static_cast<int64_t>(position) * a.outputs + output)
+                                      ? a.grad_sums[static_cast<int64_t>(position) * a.outputs + output]
                                       : 0.0f;
             }
         }
