@@ -14,7 +14,7 @@ from nnue_trainer.data.batch import Batch
 from nnue_trainer.files import checkpoint
 from nnue_trainer.losses import mean
 from nnue_trainer.modules import PerspectiveTransformer
-from nnue_trainer.ops import capabilities, perspectives
+from nnue_trainer.ops import capabilities
 from nnue_trainer.ops.perspectives import PerspectivePlan, is_fused
 from nnue_trainer.optim.fused import FusedRule
 from nnue_trainer.optim.fused_optimizer import LateRows
@@ -240,10 +240,10 @@ def test_no_step_makes_a_plan(tmp_path, project_root, monkeypatch, precision, gr
     its batch was prepared before."""
     made: list[PerspectivePlan] = []
     in_steps: list[torch.dtype] = []
-    whole_plan, whole_step = perspectives.perspective_plan, ChosenStep._train
+    whole_plan, whole_step = FusedTransformer.plan, ChosenStep._train
 
-    def plan(*arguments):
-        made.append(whole_plan(*arguments))
+    def plan(transformer, batch):
+        made.append(whole_plan(transformer, batch))
         return made[-1]
 
     def train_step(run, batch):
@@ -252,7 +252,7 @@ def test_no_step_makes_a_plan(tmp_path, project_root, monkeypatch, precision, gr
         in_steps.extend(plan.weight_dtype for plan in made[before:])
 
     monkeypatch.setattr(capabilities, "_cuda_kernels", kernels)
-    monkeypatch.setattr(perspectives, "perspective_plan", plan)
+    monkeypatch.setattr(FusedTransformer, "plan", plan)
     monkeypatch.setattr(ChosenStep, "_train", train_step)
     rounding = ("model.quantisation={qat: true, qat_from: 0.55}", "training.positions_per_epoch=5000")
     settings = (f"training.precision={precision}", f"training.cuda_graph={graph}")
@@ -260,10 +260,10 @@ def test_no_step_makes_a_plan(tmp_path, project_root, monkeypatch, precision, gr
     for _ in range(3 * run.steps // 4):
         run.advance()
     assert run.model.rounded is not None
-    mixed = precision == "mixed"
-    assert in_steps == ([torch.float16] if mixed else [])  # the integers that the optimiser writes
-    assert made[0].weight_dtype == (torch.bfloat16 if mixed else torch.float32)
-    assert made[-1].weight_dtype == (torch.float16 if mixed else torch.float32)
+    floats, integers = (torch.bfloat16, torch.float16) if precision == "mixed" else (torch.float32, torch.float32)
+    assert in_steps in ([], [integers])  # the integers that the optimiser writes
+    assert made[0].weight_dtype == floats
+    assert made[-1].weight_dtype == integers
 
 
 @pytest.mark.parametrize("rounds", ["false", "true"], ids=["floats", "qat"])
