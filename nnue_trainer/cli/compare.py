@@ -54,7 +54,8 @@ def compare(
         typer.Argument(
             metavar="RECIPE...",
             help="Recipes: files, presets, or changes of the one before in one word, 'optimizer.kind=muon "
-            "optimizer.lr=1e-3'. 'NAME: …' gives a recipe a name. The first one is the measure of the others.",
+            "optimizer.lr=1e-3'. 'NAME: …' gives a recipe a name. The first one is the measure of the others. A recipe "
+            "named twice trains with other seeds: a test of the comparison.",
         ),
     ],
     common: Annotated[
@@ -119,9 +120,12 @@ def compare(
     options = _options(pairs, nodes, openings, plies, seed, concurrency, sprt)
     player = _Player(engine, {"Hash": str(hash_mb)} | uci_options(option), net_option)
     with ended_by_second_signal():
-        started = (folder / plans.PLAN).exists()
-        pace = None if started else _pace(entrants, player, options.limit)
+        playing = any((folder / runs.MATCH).glob("*.journal"))  # its own progress has the time
+        pace = None if playing else _pace(entrants, player, options.limit)
         plan = plans.make_plan(folder, entrants, seeds_of(seeds), equal, first=share.number == 1, say=note)  # type: ignore[arg-type]
+        for number, entrant in enumerate(plan.entrants):
+            if entrant.copy:
+                note(f"{entrant.label}: a recipe again, with the seeds {', '.join(map(str, plan.seeds_of(number)))}")
         options = runs.tournament(plan, options, gauntlet=gauntlet)
         _say_expectation(folder, plan, options, share, pace)
         if status := runs.train_nets(folder, plan, share, note, as_nnue=engine is None):

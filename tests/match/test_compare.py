@@ -150,6 +150,15 @@ def test_recipes_on_the_command_line(recipe: Path) -> None:
     assert [each.label for each in entrants_of(["sfnnv5", "optimizer.lr=3e-3"], ["data.train=a", "data.validation=b"])]
 
 
+def test_a_recipe_named_twice_trains_with_other_seeds(recipe: Path) -> None:
+    name = str(recipe)
+    entrants = entrants_of([name, "optimizer.lr=0.02", name, f"third: {name}"], ["training.epochs=2"])
+    assert [(each.label, each.copy) for each in entrants] == [("mine", 0), ("lr=0.02", 0), ("mine-2", 1), ("third", 2)]
+    plan = plans.Plan(tuple(entrants), (7, 9), "positions", (1.0,) * 4)
+    assert plan.nets == [(0, 7), (0, 9), (1, 7), (1, 9), (2, 10), (2, 12), (3, 13), (3, 15)]
+    assert len({plan.name(*net) for net in plan.nets}) == 8
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -157,7 +166,7 @@ def test_recipes_on_the_command_line(recipe: Path) -> None:
         (["optimizer.lr=1", "mine.yaml"], "expected a RECIPE or a preset before it"),
         (["mine.yaml", "missing.yaml"], "missing.yaml: no such file or preset, and no KEY=VALUE"),
         (["mine.yaml", "optimizer.lr=1 muon"], "muon: expected KEY=VALUE"),
-        (["mine.yaml", "mine.yaml"], "mine and mine-2: the same recipe"),
+        (["mine.yaml", "optimizer.lr=0.02", "again: optimizer.lr=0.02"], "lr=0.02 and again: the same recipe"),
         (["mine.yaml", "training.epochs=2"], "epochs=2 trains on 2,000 positions, mine on 1,000"),
         (["mine.yaml", "seeds=[1,2]"], "the recipe has seeds; leave them out"),
         (["mine.yaml", "optimizer.lr=0.02", "--seeds", "3,3"], "expected 1 to 1000 different seeds"),

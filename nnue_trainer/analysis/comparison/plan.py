@@ -28,8 +28,8 @@ _REHEARSAL_BUFFER = 1 << 17  # positions; a larger one would take longer to fill
 
 @dataclass(frozen=True)
 class Plan:
-    """`seeds`: of each recipe; `speeds`: positions per second of each recipe, as measured before the first net was
-    trained."""
+    """`seeds`: of each recipe that is not a copy (`seeds_of`); `speeds`: positions per second of each recipe, as
+    measured before the first net was trained."""
 
     entrants: tuple[Entrant, ...]
     seeds: tuple[int, ...]
@@ -39,7 +39,12 @@ class Plan:
     @property
     def nets(self) -> list[tuple[int, int]]:
         """(number of the recipe, seed) of each net. The nets of one recipe follow each other."""
-        return [(number, seed) for number in range(len(self.entrants)) for seed in self.seeds]
+        return [(number, seed) for number in range(len(self.entrants)) for seed in self.seeds_of(number)]
+
+    def seeds_of(self, number: int) -> list[int]:
+        """The seeds of a recipe. Copies of a recipe have the following ones: 1, 2, 3, then 4, 5, 6."""
+        step = max(self.seeds) - min(self.seeds) + 1
+        return [seed + step * self.entrants[number].copy for seed in self.seeds]
 
     @property
     def teams(self) -> list[int]:

@@ -23,11 +23,13 @@ _CLOSE = 0.01  # share by which the positions of two recipes may differ, since a
 
 @dataclass(frozen=True)
 class Entrant:
-    """A recipe of a comparison. `label` names it in tables, files and folders."""
+    """A recipe of a comparison. `label` names it in tables, files and folders; `copy` is the number of equal recipes
+    before it: each copy trains with other seeds."""
 
     label: str
     path: Path
     overrides: tuple[str, ...]
+    copy: int = 0
 
     def recipe(self, *more: str) -> Recipe:
         """The recipe, with more fields overridden."""
@@ -41,7 +43,7 @@ class Entrant:
 def entrants_of(arguments: Sequence[str], common: Iterable[str] = ()) -> list[Entrant]:
     """The recipes that a command line names: files, presets, and texts of overrides, each of which stands for the file
     or preset before it with these changes; "NAME: …" names it. `common`: overrides for all. UserError, one line, for
-    other words, fewer than two recipes, or two equal ones."""
+    other words, fewer than two recipes, or changes that change nothing. A file or preset may be named again."""
     found: list[Entrant] = []
     base: Path | None = None
     for argument in arguments:
@@ -60,14 +62,7 @@ def entrants_of(arguments: Sequence[str], common: Iterable[str] = ()) -> list[En
         found.append(Entrant(label or _label(changes), base, (*common, *changes)))
     if len(found) < 2:
         raise UserError(f"compare: found {len(found)} recipe{'s' * (len(found) != 1)}, expected two or more")
-    found = _distinct(found)
-    seen: dict[str, str] = {}
-    for entrant in found:
-        text = config.to_yaml(entrant.recipe())
-        if text in seen:
-            raise UserError(f"compare: {seen[text]} and {entrant.label}: the same recipe, expected different ones")
-        seen[text] = entrant.label
-    return found
+    return _with_copies(_distinct(found), tuple(common))
 
 
 def _recipe_file(text: str) -> Path | None:
@@ -104,6 +99,21 @@ def _distinct(entrants: Sequence[Entrant]) -> list[Entrant]:
             number += 1
             label = f"{entrant.label}-{number}"
         found.append(replace(entrant, label=label))
+    return found
+
+
+def _with_copies(entrants: Sequence[Entrant], common: tuple[str, ...]) -> list[Entrant]:
+    found: list[Entrant] = []
+    same: dict[str, list[str]] = {}
+    for entrant in entrants:
+        labels = same.setdefault(config.to_yaml(entrant.recipe()), [])
+        if labels and entrant.overrides != common:
+            raise UserError(
+                f"compare: {labels[0]} and {entrant.label}: the same recipe, expected different ones; name a file or "
+                "preset twice to compare it with itself, with other seeds"
+            )
+        found.append(replace(entrant, copy=len(labels)))
+        labels.append(entrant.label)
     return found
 
 
