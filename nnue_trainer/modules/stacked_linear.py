@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -44,24 +43,6 @@ def stacked_linear(x: Tensor, bucket: Tensor, weight: Tensor, bias: Tensor) -> T
         output: Tensor = torch.ops.nnue._stacked_linear_forward(x, bucket, weight, bias)
         return output
     return reference.stacked_linear(x, bucket, weight, bias)
-
-
-class OwnStacks(torch.autograd.Function):
-    """`stacked_linear` where it is fused, for a step that calls it each time: the same operators."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, bucket: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        ctx.save_for_backward(x, bucket, weight)
-        with torch._C._AutoDispatchBelowAutograd():
-            output: Tensor = torch.ops.nnue._stacked_linear_forward(x, bucket, weight, bias)
-        return output
-
-    @staticmethod
-    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
-        needs_x, *_ = ctx.needs_input_grad
-        with torch._C._AutoDispatchBelowAutograd():
-            of_x, *others = torch.ops.nnue._stacked_linear_backward(grad_output, *ctx.saved_tensors, needs_x)
-        return of_x if needs_x else None, None, *others
 
 
 def is_fused(x: Tensor, weight: Tensor) -> bool:

@@ -135,7 +135,7 @@ class FusedOptimizer:
             else:
                 moved.append(part.parameter)
                 if gradient.is_sparse or not is_whole:
-                    gradient = part.rows_of_gradient(gradient)
+                    gradient = sparse_rows(part, gradient)[1] if gradient.is_sparse else part.rows(gradient)
             gradients.append(gradient)
         rows: list[Tensor] = []
         for late in self._late:
@@ -334,7 +334,7 @@ class LateRows:
         if self._all_marked or gradient is None:
             self.settle()
         if gradient is not None and gradient.is_sparse:
-            self.rows = [part.sparse_rows(gradient)[0] for part, _ in self.parts]
+            self.rows = [sparse_rows(part, gradient)[0] for part, _ in self.parts]
         else:
             self.rows = self._all_rows if self._all_marked else self._marked_rows
 
@@ -365,3 +365,17 @@ class HostLateRows(LateRows):
             raise ValueError(f"{name}: on a CPU, a parameter with a 16-bit copy cannot be updated late")
         # A norm is taken over virtual rows, too, which are sums of whole gradients.
         self._takes_sparse = not math.isfinite(optimizer.max_norm) and not optimizer.rule.stable_decay
+
+
+def sparse_rows(part: Part, gradient: Tensor) -> tuple[Tensor, Tensor]:
+    """The rows of a sparse gradient of the parameter that are in the part: their numbers, int64 [R] ascending, and
+    their values [R, ...]."""
+    numbers, values = gradient._indices()[0], gradient._values()
+    if not gradient.is_coalesced() and not bool((numbers[1:] > numbers[:-1]).all()):  # not what one backward makes
+        gradient = gradient.coalesce()
+        numbers, values = gradient.indices()[0], gradient.values()
+    end = len(gradient) if part.size is None else part.first + part.size
+    if part.first == 0 and end == len(gradient):
+        return numbers, values
+    begin, stop = torch.searchsorted(numbers, torch.tensor([part.first, end], device=numbers.device)).tolist()
+    return numbers[begin:stop] - part.first, values[begin:stop]

@@ -117,6 +117,7 @@ class Optimizer:
         )
         self.rule: Rule = config.rule(work)
         returned(config, "rule", self.rule, isinstance(self.rule, Rule), "a Rule")
+        self._rule_takes_lr = type(self.rule).set_lr is not Rule.set_lr
         if not self.rule.is_ours and not {"virtual_rows", "bounds"} & replaces:
             rehearse(config, work)
         for name, late_rows in self.rule.late_rows.items():
@@ -249,7 +250,8 @@ class Optimizer:
         if lr != self._last_lr:
             self.lr.fill_(lr)
             self._last_lr = lr
-        self.rule.set_lr(lr)
+        if self._rule_takes_lr:
+            self.rule.set_lr(lr)
 
     @property
     def capturable(self) -> bool:

@@ -45,10 +45,6 @@ class Part:
         """Whether the part has all rows of the parameter."""
         return self.first == 0 and self.size in (None, *self.parameter.shape[:1])
 
-    def rows_of_gradient(self, gradient: Tensor) -> Tensor:
-        """The part's rows of a gradient of the parameter; of a sparse one, only the rows that it has."""
-        return self.sparse_rows(gradient)[1] if gradient.is_sparse else self.rows(gradient)
-
     def settings(self, steps: float = 0.0) -> list[float]:
         """The arguments of `_optimizer_describe`. `steps`: of the copy."""
         most = LARGEST_COPY / steps if steps else math.inf
@@ -60,19 +56,6 @@ class Part:
             return tensor
         size = tensor.shape[0] - self.first if self.size is None else self.size
         return tensor[self.first : self.first + size]
-
-    def sparse_rows(self, gradient: Tensor) -> tuple[Tensor, Tensor]:
-        """The rows of a sparse gradient of the parameter that are in the part: their numbers, int64 [R] ascending, and
-        their values [R, ...]."""
-        numbers, values = gradient._indices()[0], gradient._values()
-        if not gradient.is_coalesced() and not bool((numbers[1:] > numbers[:-1]).all()):  # not what one backward makes
-            gradient = gradient.coalesce()
-            numbers, values = gradient.indices()[0], gradient.values()
-        end = len(gradient) if self.size is None else self.first + self.size
-        if self.first == 0 and end == len(gradient):
-            return numbers, values
-        begin, stop = torch.searchsorted(numbers, torch.tensor([self.first, end], device=numbers.device)).tolist()
-        return numbers[begin:stop] - self.first, values[begin:stop]
 
 
 @dataclass

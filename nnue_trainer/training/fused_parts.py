@@ -19,7 +19,7 @@ from nnue_trainer.data.batch import Batch, Plan
 from nnue_trainer.losses.base import Loss, mean
 from nnue_trainer.modules.layer_stacks import FirstOutputs, LayerStacks, give_gradients
 from nnue_trainer.modules.perspective_transformer import PerspectiveTransformer
-from nnue_trainer.modules.stacked_linear import OwnStacks, StackedLinear
+from nnue_trainer.modules.stacked_linear import StackedLinear
 from nnue_trainer.modules.straight_through import IntegerParameters, Places
 from nnue_trainer.nets.base import StackedModel
 from nnue_trainer.ops import capabilities, reference
@@ -283,6 +283,24 @@ class StackKernels:
         give(self._parameters, every)
 
 
+class _OwnStacks(torch.autograd.Function):
+    """`StackedLinear` where it is fused: the same operators, below autograd."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, bucket: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        ctx.save_for_backward(x, bucket, weight)
+        with _below_autograd():
+            output: Tensor = operators._stacked_linear_forward(x, bucket, weight, bias)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+        needs_x, *_ = ctx.needs_input_grad
+        with _below_autograd():
+            of_x, *others = operators._stacked_linear_backward(grad_output, *ctx.saved_tensors, needs_x)
+        return of_x if needs_x else None, None, *others
+
+
 class StackReference:
     """The layers and the loss in torch's operators, with autograd: what has no kernels."""
 
@@ -306,7 +324,7 @@ class StackReference:
 
         def linear(number: int, x: Tensor) -> Tensor:
             weight, bias = self._linears[number]
-            return OwnStacks.apply(x, inputs.bucket, weight, bias) if weight.dim() == 3 else F.linear(x, weight, bias)  # type: ignore
+            return _OwnStacks.apply(x, inputs.bucket, weight, bias) if weight.dim() == 3 else F.linear(x, weight, bias)  # type: ignore
 
         return reference.layers(self._model.stacks.hidden, inputs.x, linear, inputs.psqt).squeeze(1)
 

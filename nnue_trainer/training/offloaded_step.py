@@ -13,8 +13,8 @@ from nnue_trainer.data.batch import Batch
 from nnue_trainer.errors import UserError, first_line
 from nnue_trainer.nets.base import NnueModel
 from nnue_trainer.optim import Optimizer
+from nnue_trainer.training.autograd_step import StepLoss
 from nnue_trainer.training.parallel.sharding import Unsharded
-from nnue_trainer.training.step_loss import StepLoss
 
 
 class OffloadedStep:

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from torch import Tensor
 
 from nnue_trainer import config, registry, schema
+from nnue_trainer.config.stages import Stage
 from nnue_trainer.errors import UserError, shown
-from nnue_trainer.files.checkpoint import Checkpoint, TrainerState, check_like, load_into
-from nnue_trainer.training import loss_figure
+from nnue_trainer.files.checkpoint import Checkpoint, TrainerState, load_into
+from nnue_trainer.training import generators, loss_figure
 from nnue_trainer.training.checkpoints import best_can_resume
 from nnue_trainer.training.terminal import say
-
-if TYPE_CHECKING:
-    from nnue_trainer.config.stages import Stage
-    from nnue_trainer.training.trainer import Trainer
+from nnue_trainer.training.trainer import Trainer
 
 
 def resume(trainer: Trainer, saved: Checkpoint, path: Path) -> None:
@@ -39,7 +35,7 @@ def resume(trainer: Trainer, saved: Checkpoint, path: Path) -> None:
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
         raise UserError(f"{path}: metadata state: batches: not a state of the stream of data") from None
     check_same_steps(trainer, own, path)
-    load_generators(saved.tensors["rng"], device, path)
+    generators.load(saved.tensors["rng"], device, path)
     print_rounding_differences(trainer, own, path)
     run.step = run.saved_step = own.step
     trainer.lambdas.continue_from(run.step)
@@ -211,31 +207,3 @@ def print_rounding_differences(trainer: Trainer, state: TrainerState, path: Path
             "rounded differently, so results will not be bit-identical to one run "
             f"(OMP_NUM_THREADS={state.cpu_threads} keeps them)"
         )
-
-
-def generators(device: torch.device) -> dict[str, Tensor]:
-    """The states of torch's random generators, by the name of their device."""
-    states = {"cpu": torch.get_rng_state()}
-    if device.type == "cuda":
-        states["cuda"] = torch.cuda.get_rng_state(device)
-    return states
-
-
-def load_generators(states: Mapping[str, Tensor], device: torch.device, path: Path) -> None:
-    """Sets torch's random generators to `states`, read from `path`. UserError for anything else."""
-    own = generators(device)
-    if "cuda" not in states:  # the checkpoint was written on a CPU
-        own.pop("cuda", None)
-    restore: dict[str, Callable[[Tensor], object]] = {
-        "cpu": torch.set_rng_state,
-        "cuda": functools.partial(torch.cuda.set_rng_state, device=device),
-    }
-    for name, now in own.items():
-        what = f"{path}: tensor rng/{name}"
-        if name not in states:
-            raise UserError(f"{what} is missing")
-        check_like(states[name], now, what)
-        try:
-            restore[name](states[name])
-        except RuntimeError:
-            raise UserError(f"{what} is not a state of torch's random generator") from None

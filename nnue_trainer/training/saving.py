@@ -21,7 +21,7 @@ from nnue_trainer.files.atomic import replacing
 from nnue_trainer.files.checkpoint import Checkpoint, TrainerState
 from nnue_trainer.nets.base import NnueModel
 from nnue_trainer.optim import Optimizer
-from nnue_trainer.training import loss_figure, resuming
+from nnue_trainer.training import generators, loss_figure
 from nnue_trainer.training.batches import DeviceBatches
 from nnue_trainer.training.checkpoints import CheckpointStore
 from nnue_trainer.training.finite import FiniteCheck
@@ -109,7 +109,7 @@ class Saver:
             tensors={
                 "model": self._sharding.whole(self._model.state_dict()),
                 "optimizer": self._sharding.whole(self._optimizer.state_dict()),
-                "rng": resuming.generators(device),
+                "rng": generators.states(device),
                 "batches": {key: value for key, value in stream.items() if isinstance(value, Tensor)},
                 "validation": {} if contents is None else {"contents": contents},
             },

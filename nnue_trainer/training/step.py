@@ -1,7 +1,5 @@
-"""A training step: `FusedStep`, or `AutogradStep` for what that does not fit. docs/step.md follows a batch through it.
-
-`training/assembly/steps.py` chooses one of them, and `nnue explain` prints the reason.
-"""
+"""A training step: `FusedStep`, or `AutogradStep` (`autograd_step.py`) for what that does not fit. docs/step.md follows
+a batch through it. `training/assembly/steps.py` chooses one of them, and `nnue explain` prints the reason."""
 
 from __future__ import annotations
 
@@ -13,11 +11,13 @@ import torch
 from torch import Tensor
 
 from nnue_trainer.data.batch import Batch, Plan
-from nnue_trainer.nets.base import StackedModel
+from nnue_trainer.nets.base import NnueModel, StackedModel
 from nnue_trainer.optim import Optimizer
+from nnue_trainer.training.cuda_graph import GraphedStep
 from nnue_trainer.training.fused_parts import FusedTransformer, Inputs, Stacks
+from nnue_trainer.training.parallel.ranks import Ranks
 from nnue_trainer.training.parallel.sharding import Unsharded
-from nnue_trainer.training.step_loss import StepLoss
+from nnue_trainer.training.state import RunState
 
 
 class Step(Protocol):
@@ -87,27 +87,63 @@ class FusedStep:
         self._optimizer.step(loss)
 
 
-class AutogradStep:
-    """PyTorch over the public modules, whose operators have derivatives: for every net, loss, penalty and optimiser."""
+class ChosenStep:
+    """Calls the parts of a step, and chooses the step again where the net begins to compute in another way.
 
-    kind: ClassVar[str] = "autograd"
+    Args:
+        choose: returns the step of the model as it computes now.
+        recorded: steps are replayed by a CUDA graph.
+        copies_steps: with rounding, 16-bit copies of weights hold integers.
+    """
 
-    def __init__(self, loss: StepLoss, sharding: Unsharded, optimizer: Optimizer) -> None:
-        self._loss, self._sharding, self._optimizer = loss, sharding, optimizer
-        self._one = torch.ones((), dtype=torch.float32, device=loss.device)
+    def __init__(
+        self,
+        choose: Callable[[], Step],
+        model: NnueModel,
+        optimizer: Optimizer,
+        ranks: Ranks,
+        state: RunState,
+        *,
+        recorded: bool,
+        copies_steps: bool,
+    ) -> None:
+        self._choose, self._model, self._optimizer, self._ranks, self._state = choose, model, optimizer, ranks, state
+        self.recorded, self._copies_steps = recorded, copies_steps
+        self.device = next(model.parameters()).device
+        self.loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
+        """the sum of the losses since the last record of metrics"""
+        self.rounds = model.rounded is not None
+        self.step = choose()
+        self.run = self._recorded()
+        """runs one step with a prepared batch"""
 
     def prepare(self, batch: Batch) -> Batch:
-        # torch.compile gets the whole forward pass, so no part of it is computed ahead.
-        return batch if self._loss.is_compiled else self._sharding.prepare(batch)
+        """`Step.prepare`."""
+        return self.step.prepare(batch)
 
-    def gradients(self, batch: Batch) -> Tensor:
-        step, sharding, optimizer = self._loss, self._sharding, self._optimizer
-        optimizer.free_gradients()
-        weighted, weights = step.terms(batch, sharding.part_of(step.lambda_values(batch)))
-        loss = sharding.objective(weighted, weights, step.penalty(batch), len(batch))
-        # Tensor.backward would import torch's compiler because of the gradient that it gets, which takes seconds.
-        torch.ops.aten._backward(loss, [], self._one)
-        return sharding.joined(loss, weights, optimizer.gradients)
+    def choose_again(self) -> None:
+        """Call this when something else than rounding has changed, such as hooks of layers."""
+        self.step = self._choose()
 
-    def update(self, loss: Tensor) -> None:
-        self._optimizer.step(loss)
+    def set_rounding(self, rounds: bool) -> None:
+        """Switches the engine's rounding on or off, and forgets recorded steps, which have the other forward pass."""
+        self.rounds = rounds
+        self._model.set_rounding(rounds)
+        rounded = self._model.rounded
+        self._optimizer.copy_in_steps(rounded.copies if rounded is not None and self._copies_steps else {})
+        self.step = self._choose()
+        self.run = self._recorded()
+
+    def _recorded(self) -> Callable[[Batch], None]:
+        if not self.recorded:
+            return self._train
+        step = GraphedStep(self._train, self.device)
+        self._ranks.before_end(step.forget)
+        return step
+
+    def _train(self, batch: Batch) -> None:
+        loss = self.step.gradients(batch)
+        self._state.updating = True
+        self.step.update(loss)
+        self._state.updating = False
+        self.loss_sum += loss

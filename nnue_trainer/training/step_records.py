@@ -9,12 +9,12 @@ from typing import Any
 from nnue_trainer.ops.perspectives import PerspectivePlan
 from nnue_trainer.optim import Optimizer
 from nnue_trainer.training.batches import DeviceBatches
-from nnue_trainer.training.chosen_step import ChosenStep
 from nnue_trainer.training.metrics import peak_memory
 from nnue_trainer.training.outputs import RunOutputs
 from nnue_trainer.training.schedule_values import ScheduleValues
 from nnue_trainer.training.stages import StageOfRun
 from nnue_trainer.training.state import RunState
+from nnue_trainer.training.step import ChosenStep
 
 
 class StepRecords:

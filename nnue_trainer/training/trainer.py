@@ -14,7 +14,6 @@ import time
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from nnue_trainer.base import foreign
@@ -23,11 +22,10 @@ from nnue_trainer.callbacks.base import Run, Summary
 from nnue_trainer.files.checkpoint import Checkpoint
 from nnue_trainer.nets.base import NnueModel
 from nnue_trainer.optim import Optimizer
-from nnue_trainer.training import resuming, timeline
-from nnue_trainer.training.batches import DeviceBatches
+from nnue_trainer.training import timeline
+from nnue_trainer.training.batches import DeviceBatches, Stopped, Stopping
 from nnue_trainer.training.best_by import LOSS, BestBy
 from nnue_trainer.training.checkpoints import CheckpointStore
-from nnue_trainer.training.chosen_step import ChosenStep
 from nnue_trainer.training.finite import FiniteCheck
 from nnue_trainer.training.hooks import Hooks
 from nnue_trainer.training.outputs import Nowhere, RunOutputs, Window
@@ -37,8 +35,8 @@ from nnue_trainer.training.saving import MAX_TIME, Saver
 from nnue_trainer.training.schedule_values import LambdaValues, ScheduleValues
 from nnue_trainer.training.stages import StageOfRun
 from nnue_trainer.training.state import RunState
+from nnue_trainer.training.step import ChosenStep
 from nnue_trainer.training.step_records import StepRecords
-from nnue_trainer.training.stopping import Stopped, Stopping
 from nnue_trainer.training.terminal import say
 from nnue_trainer.training.validator import Validator
 
@@ -296,11 +294,3 @@ class Trainer:
     def checkpoint(self, epoch: int | None = None) -> Checkpoint:
         """`Saver.checkpoint`."""
         return self.saver.checkpoint(epoch)
-
-    def resume(self, saved: Checkpoint, path: Path) -> None:
-        """`resuming.resume`."""
-        resuming.resume(self, saved, path)
-
-    def carry_optimizer(self, before: Checkpoint, path: Path, *, from_net: bool = False) -> None:
-        """`resuming.carry_optimizer`."""
-        resuming.carry_optimizer(self, before, path, from_net=from_net)

@@ -13,11 +13,11 @@ from nnue_trainer.errors import UserError
 from nnue_trainer.losses import Loss
 from nnue_trainer.nets.activity import ActivityMeter, reach_figures
 from nnue_trainer.optim import Optimizer
+from nnue_trainer.training.autograd_step import StepLoss
+from nnue_trainer.training.batches import Stopped, Stopping
 from nnue_trainer.training.figures import Figures, in_order
 from nnue_trainer.training.parallel.sharding import Unsharded
 from nnue_trainer.training.state import RunState
-from nnue_trainer.training.step_loss import StepLoss
-from nnue_trainer.training.stopping import Stopped, Stopping
 
 HeldOutBatches = Callable[[], Iterable[Batch]]
 

@@ -21,6 +21,7 @@ from made_up import content, names, steps, trainer, write_run
 from nnue_trainer.files import checkpoint
 from nnue_trainer.training.checkpoint_paths import checkpoint_of
 from nnue_trainer.training.checkpoints import CheckpointStore
+from nnue_trainer.training.resuming import resume
 from nnue_trainer.training.run_folder import RunFolder
 
 kill_at_call = ctypes.CDLL(None).kill_at_call
@@ -108,7 +109,7 @@ def whole_run(path: Path) -> None:
     run = trainer(path, *SHORT)
     last = checkpoint_of(path)
     if last.exists():
-        run.resume(checkpoint.load(last), last)
+        resume(run, checkpoint.load(last), last)
     run.train()
 
 

@@ -19,7 +19,7 @@ from nnue_trainer.data import Loader
 from nnue_trainer.errors import UserError
 from nnue_trainer.files import checkpoint
 from nnue_trainer.training.assembly import assemble, training_batches
-from nnue_trainer.training.resuming import check_resumable
+from nnue_trainer.training.resuming import check_resumable, resume
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -65,7 +65,7 @@ class Mutator:
             check_resumable(schema.to_data(self.recipe), saved, self.path)
             if saved.recipe is not None:
                 config.parse(saved.recipe, (), str(self.path))
-            self.trainer.resume(saved, self.path)
+            resume(self.trainer, saved, self.path)
             self.loader.open()
             self.trainer.advance()
         except UserError as error:

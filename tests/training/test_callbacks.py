@@ -20,6 +20,7 @@ from nnue_trainer.match import run as matches
 from nnue_trainer.match.journal import MatchJournal
 from nnue_trainer.match.play import PlayedGame
 from nnue_trainer.training import Run, Summary
+from nnue_trainer.training.resuming import resume
 from nnue_trainer.training.trainer import Trainer
 
 LISTENER = '''
@@ -93,7 +94,7 @@ def test_every_hook_in_order_and_memory_over_a_resume(tmp_path: Path) -> None:
     path = tmp_path / "run/checkpoints/epoch-0001.safetensors"
     saved = checkpoint.load(path)
     again = training(tmp_path / "run", callbacks, "training.epochs=2")
-    again.resume(saved, path)
+    resume(again, saved, path)
     again.train()
     rest = log.read_text().splitlines()[len(heard) :]
     # The checkpoint of epoch 1 was made after the validation, before the call of `save`.
@@ -149,7 +150,7 @@ def test_every_second_moment_also_after_a_resume(tmp_path: Path, at: str) -> Non
         out.write_text("")
         path = tmp_path / f"run/checkpoints/epoch-000{resumed}.safetensors"
         again = training(tmp_path / f"again-{resumed}", callbacks)
-        again.resume(checkpoint.load(path), path)
+        resume(again, checkpoint.load(path), path)
         again.train()
         assert out.read_text() == rest
 
@@ -160,7 +161,7 @@ def test_early_stop_begins_anew_with_another_loss(tmp_path: Path) -> None:
     path = tmp_path / "checkpoints/last.safetensors"
     for change, step in (("training.epochs=9", 30), ("validation.lambda=0.9", 50)):
         run = training(tmp_path / change, callbacks, "training.epochs=9", change)
-        run.resume(checkpoint.load(path), path)
+        resume(run, checkpoint.load(path), path)
         assert run.train().step == step
 
 
@@ -198,7 +199,7 @@ def test_a_match_that_a_kill_broke_off_goes_on(
     def resumed_run() -> Trainer:
         run, last = training(tmp_path / "run", *options), tmp_path / "run/checkpoints/last.safetensors"
         if last.exists():
-            run.resume(checkpoint.load(last), last)
+            resume(run, checkpoint.load(last), last)
         return run
 
     add, record = MatchJournal.add, Trainer.record
@@ -268,7 +269,7 @@ def test_only_the_games_of_another_match_are_replaced(
             journal.write_bytes(b"somebody's own notes\n" * 3)
         before = journal.read_bytes()
         resumed, last = training(tmp_path / "run", *options), tmp_path / "run/checkpoints/last.safetensors"
-        resumed.resume(checkpoint.load(last), last)
+        resume(resumed, checkpoint.load(last), last)
         if fault == "other match":
             resumed.train()
             assert journal.read_bytes().partition(b"\n")[0] == head

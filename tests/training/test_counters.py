@@ -14,6 +14,7 @@ from nnue_trainer.data import LoaderOptions, RecordLoader
 from nnue_trainer.files import checkpoint
 from nnue_trainer.files.checkpoint import Checkpoint
 from nnue_trainer.optim.base import OPTIMIZERS
+from nnue_trainer.training.resuming import resume
 
 LONG = ("training.epochs=1048576", "training.positions_per_epoch=1099511627776")  # 2^55 steps of 32
 RULES = {kind: f"optimizer={{kind: {kind}}}" for kind in OPTIMIZERS.kinds() if kind != "torch"} | {
@@ -50,7 +51,7 @@ def test_a_run_resumes_after_very_many_steps(tmp_path, rule, power):
     def resumed(saved: Checkpoint):
         checkpoint.save(path, saved)
         run = trainer(tmp_path / "resumed", *overrides)
-        run.resume(checkpoint.load(path), path)
+        resume(run, checkpoint.load(path), path)
         return run
 
     whole, stopped = resumed(start), resumed(start)

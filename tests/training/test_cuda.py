@@ -20,10 +20,11 @@ from nnue_trainer.optim.fused import FusedRule
 from nnue_trainer.optim.fused_optimizer import LateRows
 from nnue_trainer.training.assembly import assemble, core
 from nnue_trainer.training.batches import DeviceBatches
-from nnue_trainer.training.chosen_step import ChosenStep
 from nnue_trainer.training.device import set_up_torch
 from nnue_trainer.training.fused_parts import FusedTransformer
 from nnue_trainer.training.recorder import EAGER_CALLS
+from nnue_trainer.training.resuming import resume
+from nnue_trainer.training.step import ChosenStep
 from nnue_trainer.training.trainer import Trainer
 
 pytestmark = pytest.mark.cuda
@@ -177,7 +178,7 @@ def test_resume_changes_no_bit(tmp_path, name):
     trainer(tmp_path / "whole", optimizer(name)).train()
     path = tmp_path / "whole" / "checkpoints" / "epoch-0003.safetensors"
     second = trainer(tmp_path / "parts", optimizer(name))
-    second.resume(checkpoint.load(path), path)
+    resume(second, checkpoint.load(path), path)
     second.train()
     assert_same(tmp_path / "whole", tmp_path / "parts")
 

@@ -17,6 +17,7 @@ from nnue_trainer.files import checkpoint
 from nnue_trainer.optim import Optimizer, OptimizerConfig, Rule, TorchRule, Work
 from nnue_trainer.optim.base import OPTIMIZERS
 from nnue_trainer.schema import section
+from nnue_trainer.training.resuming import resume
 
 
 def schedulefree(groups: Any, lr: float) -> torch.optim.Optimizer:
@@ -84,7 +85,7 @@ def test_a_resumed_run_is_the_run_that_was_never_stopped(tmp_path, name, stop):
     path = tmp_path / "stopped.safetensors"
     checkpoint.save(path, first.checkpoint())
     second = trainer(tmp_path / "second", *options)
-    second.resume(checkpoint.load(path), path)
+    resume(second, checkpoint.load(path), path)
     for _ in range(20 - stop):
         second.advance()
     expected, found = whole.checkpoint().tensors, second.checkpoint().tensors

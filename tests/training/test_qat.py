@@ -16,6 +16,7 @@ from nnue_trainer.cli.main import app
 from nnue_trainer.data.binpack import write_binpack
 from nnue_trainer.errors import UserError
 from nnue_trainer.files import checkpoint
+from nnue_trainer.training.resuming import resume
 
 SIMPLE = "model={kind: simple, hidden: 16, quantisation: {qat: true}}"
 LATE = "model={kind: simple, hidden: 16, quantisation: {qat: true, qat_from: 0.55}}"
@@ -58,7 +59,7 @@ def test_a_resumed_run_is_bit_identical(tmp_path, model, epoch):
     trainer(tmp_path / "kept", model, "training.keep_last=9").train()
     path = tmp_path / "kept" / "checkpoints" / f"{name}.safetensors"
     second = trainer(tmp_path / "parts", model)
-    second.resume(checkpoint.load(path), path)
+    resume(second, checkpoint.load(path), path)
     second.train()
     for key, tensor in weights(tmp_path / "whole").items():
         assert torch.equal(weights(tmp_path / "parts")[key], tensor), key

@@ -21,8 +21,8 @@ from nnue_trainer.data.binpack import write_binpack
 from nnue_trainer.errors import UserError
 from nnue_trainer.files import checkpoint
 from nnue_trainer.training.assembly import explaining_out_of_memory
-from nnue_trainer.training.chosen_step import ChosenStep
 from nnue_trainer.training.run_folder import RunFolder
+from nnue_trainer.training.step import ChosenStep
 from nnue_trainer.training.trainer import Trainer
 
 

@@ -19,6 +19,7 @@ from nnue_trainer.errors import UserError
 from nnue_trainer.files import checkpoint
 from nnue_trainer.modules import PerspectiveTransformer
 from nnue_trainer.training.checkpoints import CheckpointStore
+from nnue_trainer.training.resuming import resume
 from nnue_trainer.training.schedule_values import ScheduleValues, StepValues
 
 
@@ -126,7 +127,7 @@ def test_a_resumed_run_is_bit_identical(tmp_path, stop_at, waiting, number):
     path = tmp_path / "parts" / "checkpoints" / "last.safetensors"
     second = trainer(tmp_path / "parts", "training.seed=42")
     torch.manual_seed(999)  # the checkpoint's generator counts, not this one
-    second.resume(checkpoint.load(path), path)
+    resume(second, checkpoint.load(path), path)
     assert not second.train().interrupted
     assert_same(path, tmp_path / "whole" / "checkpoints" / "last.safetensors")
 
@@ -144,7 +145,7 @@ def test_jitter_of_lambda_resumes_to_the_bit(tmp_path):
     assert first.train().step == 17
     path = tmp_path / "parts" / "checkpoints" / "last.safetensors"
     second = trainer(tmp_path / "parts", jitter)
-    second.resume(checkpoint.load(path), path)
+    resume(second, checkpoint.load(path), path)
     second.train()
     whole, without = (tmp_path / name / "checkpoints" / "last.safetensors" for name in ("whole", "without"))
     assert_same(path, whole)
@@ -159,7 +160,7 @@ def test_resuming_from_an_older_checkpoint_rewrites_the_metrics(tmp_path):
     before = records(tmp_path, "validation")
     path = tmp_path / "checkpoints" / "epoch-0003.safetensors"
     again = trainer(tmp_path)
-    again.resume(checkpoint.load(path), path)
+    resume(again, checkpoint.load(path), path)
     again.train()
     after = records(tmp_path, "validation")
     assert [(r["step"], r["loss"]) for r in after] == [(r["step"], r["loss"]) for r in before]
@@ -171,7 +172,7 @@ def test_best_is_the_best_of_the_folder_it_stands_in(tmp_path):
     saved = checkpoint.load(path)
     saved.state["best_validation_loss"] = 0.0  # better than anything to come
     other = trainer(tmp_path / "other")
-    other.resume(saved, path)
+    resume(other, saved, path)
     summary = other.train()
     losses = [r["loss"] for r in records(tmp_path / "other", "validation")]
     assert summary.best_validation_loss == min(losses) > 0
@@ -184,7 +185,7 @@ def test_a_finished_run_has_nothing_to_resume(tmp_path):
     path = tmp_path / "checkpoints" / "last.safetensors"
     before = path.read_bytes()
     again = trainer(tmp_path)
-    again.resume(checkpoint.load(path), path)
+    resume(again, checkpoint.load(path), path)
     assert again.train().positions == 0
     assert path.read_bytes() == before
 
@@ -321,11 +322,11 @@ def test_foreign_checkpoints_are_refused(tmp_path):
     run = trainer(tmp_path)
     weights_only = checkpoint.Checkpoint(run.model.architecture, {"model": run.model.state_dict()})
     with pytest.raises(UserError, match=r"net\.safetensors: holds weights only; start from it with"):
-        run.resume(weights_only, tmp_path / "net.safetensors")
+        resume(run, weights_only, tmp_path / "net.safetensors")
     saved = run.checkpoint()
     del saved.tensors["optimizer"]["step/output.bias"]
     with pytest.raises(UserError, match=r"x\.safetensors: optimizer tensor step/output\.bias is missing"):
-        run.resume(saved, tmp_path / "x.safetensors")
+        resume(run, saved, tmp_path / "x.safetensors")
 
 
 def copy_of(run) -> torch.Tensor | None:
@@ -351,7 +352,7 @@ def test_mixed_precision_resumes_to_the_bit(tmp_path):
     trainer(tmp_path / "whole", "training.precision=mixed").train()
     path = tmp_path / "whole" / "checkpoints" / "epoch-0003.safetensors"
     second = trainer(tmp_path / "parts", "training.precision=mixed")
-    second.resume(checkpoint.load(path), path)
+    resume(second, checkpoint.load(path), path)
     assert torch.equal(present(copy_of(second)), second.model.get_parameter("feature_transformer.weight").bfloat16())
     second.train()
     whole, parts = (
@@ -426,7 +427,7 @@ def test_torchs_optimisers_train_and_resume(tmp_path):
     trainer(tmp_path / "whole", *chosen).train()
     path = tmp_path / "whole" / "checkpoints" / "epoch-0003.safetensors"
     second = trainer(tmp_path / "parts", *chosen)
-    second.resume(checkpoint.load(path), path)
+    resume(second, checkpoint.load(path), path)
     summary = second.train()
     assert present(summary.validation_loss) < 0.05
     assert_same(*(tmp_path / name / "checkpoints" / "last.safetensors" for name in ("whole", "parts")))
@@ -462,7 +463,7 @@ def finish(tmp_path):
     trainer(tmp_path / "whole").train()
     path = tmp_path / "parts" / "checkpoints" / "last.safetensors"
     again = trainer(tmp_path / "parts")
-    again.resume(checkpoint.load(path), path)
+    resume(again, checkpoint.load(path), path)
     assert not again.train().interrupted
     for name in ("last", "best", "epoch-0004"):
         assert_same(path.with_stem(name), tmp_path / "whole" / "checkpoints" / f"{name}.safetensors")
@@ -579,7 +580,7 @@ def test_checkpoints_within_an_epoch(tmp_path):
         "best.safetensors", "epoch-0001.safetensors", "last.safetensors",
     ]  # fmt: skip
     finish_recipe = trainer(tmp_path / "parts")
-    finish_recipe.resume(checkpoint.load(folder / "last.safetensors"), folder / "last.safetensors")
+    resume(finish_recipe, checkpoint.load(folder / "last.safetensors"), folder / "last.safetensors")
     finish_recipe.train()
     trainer(tmp_path / "whole").train()
     assert_same(folder / "last.safetensors", tmp_path / "whole" / "checkpoints" / "last.safetensors")
@@ -650,3 +651,4 @@ def test_a_step_is_few_python_calls(project_root):
     tool = runpy.run_path(str(project_root / "tools" / "step_calls.py"))
     calls = tool["count"]("sfnnv5", torch.device("cpu"), ["model.l1=32", "data.batch_size=256", "training.device=cpu"])
     assert 10 < calls.functions.total() <= 120
+    assert len({file for file, _ in calls.functions}) <= 15

@@ -12,11 +12,11 @@ from nnue_trainer.nets.base import NnueModel
 from nnue_trainer.optim import Optimizer
 from nnue_trainer.optim.penalties.base import Penalties
 from nnue_trainer.training.assembly.steps import StepKind, make_step, why_not_late
+from nnue_trainer.training.autograd_step import StepLoss
 from nnue_trainer.training.device import offloaded
 from nnue_trainer.training.memory import move_to_huge_pages
 from nnue_trainer.training.parallel.sharding import Unsharded
 from nnue_trainer.training.step import Step
-from nnue_trainer.training.step_loss import StepLoss
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,10 @@ from nnue_trainer.training import loss_figure
 from nnue_trainer.training.assembly.core import Core, core_of, is_recorded
 from nnue_trainer.training.assembly.precision import settled
 from nnue_trainer.training.assembly.recipes import RecipeStage
-from nnue_trainer.training.batches import BatchSource, DeviceBatches
+from nnue_trainer.training.autograd_step import StepLoss
+from nnue_trainer.training.batches import BatchSource, DeviceBatches, Stopping
 from nnue_trainer.training.best_by import BestBy
 from nnue_trainer.training.checkpoints import CheckpointStore
-from nnue_trainer.training.chosen_step import ChosenStep
 from nnue_trainer.training.finite import FiniteCheck
 from nnue_trainer.training.hooks import Hooks
 from nnue_trainer.training.outputs import Nowhere, RunOutputs
@@ -29,9 +29,8 @@ from nnue_trainer.training.run_view import view_of
 from nnue_trainer.training.saving import Saved, Saver
 from nnue_trainer.training.schedule_values import LambdaValues, ScheduleValues
 from nnue_trainer.training.state import RunState
-from nnue_trainer.training.step_loss import StepLoss
+from nnue_trainer.training.step import ChosenStep
 from nnue_trainer.training.step_records import StepRecords
-from nnue_trainer.training.stopping import Stopping
 from nnue_trainer.training.trainer import LoopConfig, Trainer
 from nnue_trainer.training.validator import HeldOutBatches, Validator
 

@@ -189,14 +189,14 @@ def _continue(trainer: Trainer, data: StageData, stage: RecipeStage, at: Begin, 
     if at.resumed:
         if skips:
             resuming.allow_skipping(at.checkpoint)
-        trainer.resume(at.checkpoint, at.path)
+        resuming.resume(trainer, at.checkpoint, at.path)
         if at.keep:
             resuming.check_best(trainer, at.checkpoint, at.path, stage.whole.stages[stage.index + 1 :])
         contents = at.checkpoint.tensors.get("validation", {}).get("contents")
         if at.keep and data.validation is not None and contents is not None:
             data.validation.restore(contents, str(at.path))
     elif stage.stage is not None and stage.stage.carry == "optimizer":
-        trainer.carry_optimizer(at.checkpoint, at.path, from_net=stage.stage.take == "average")
+        resuming.carry_optimizer(trainer, at.checkpoint, at.path, from_net=stage.stage.take == "average")
 
 
 def _first_line(recipe: Recipe, trainer: Trainer, parameters: int, at: Begin) -> str:

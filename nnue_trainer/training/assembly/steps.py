@@ -15,12 +15,12 @@ from nnue_trainer.ops import capabilities
 from nnue_trainer.ops.capabilities import Mode
 from nnue_trainer.optim import Optimizer
 from nnue_trainer.optim.penalties.base import Penalties
+from nnue_trainer.training.autograd_step import AutogradStep, StepLoss
 from nnue_trainer.training.fused_parts import FusedTransformer, StackKernels, StackReference
 from nnue_trainer.training.offloaded_step import OffloadedStep
 from nnue_trainer.training.parallel.ranks import Ranks
 from nnue_trainer.training.parallel.sharding import Unsharded, shard, why_not_columns, widths_of
-from nnue_trainer.training.step import AutogradStep, FusedStep, Step
-from nnue_trainer.training.step_loss import StepLoss
+from nnue_trainer.training.step import FusedStep, Step
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,9 @@
-"""The loss of a step with autograd, and the net's output for a validation."""
+"""The step with autograd, its loss, and the net's output for a validation."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -12,7 +13,9 @@ from nnue_trainer.data.batch import Batch
 from nnue_trainer.losses import Loss
 from nnue_trainer.losses.position_weights import PositionWeight
 from nnue_trainer.nets.base import NnueModel
+from nnue_trainer.optim import Optimizer
 from nnue_trainer.optim.penalties.base import Penalties
+from nnue_trainer.training.parallel.sharding import Unsharded
 
 
 class StepLoss:
@@ -80,3 +83,29 @@ class StepLoss:
         outputs = outputs.float()
         score = outputs if count == 1 else self.model.score_of(outputs)
         return score * self.model.score_scale, outputs
+
+
+class AutogradStep:
+    """PyTorch over the public modules, whose operators have derivatives: for every net, loss, penalty and optimiser."""
+
+    kind: ClassVar[str] = "autograd"
+
+    def __init__(self, loss: StepLoss, sharding: Unsharded, optimizer: Optimizer) -> None:
+        self._loss, self._sharding, self._optimizer = loss, sharding, optimizer
+        self._one = torch.ones((), dtype=torch.float32, device=loss.device)
+
+    def prepare(self, batch: Batch) -> Batch:
+        # torch.compile gets the whole forward pass, so no part of it is computed ahead.
+        return batch if self._loss.is_compiled else self._sharding.prepare(batch)
+
+    def gradients(self, batch: Batch) -> Tensor:
+        step, sharding, optimizer = self._loss, self._sharding, self._optimizer
+        optimizer.free_gradients()
+        weighted, weights = step.terms(batch, sharding.part_of(step.lambda_values(batch)))
+        loss = sharding.objective(weighted, weights, step.penalty(batch), len(batch))
+        # Tensor.backward would import torch's compiler because of the gradient that it gets, which takes seconds.
+        torch.ops.aten._backward(loss, [], self._one)
+        return sharding.joined(loss, weights, optimizer.gradients)
+
+    def update(self, loss: Tensor) -> None:
+        self._optimizer.step(loss)
