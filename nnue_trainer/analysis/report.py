@@ -397,12 +397,13 @@ def _label_equal_names(runs: Sequence[Run]) -> None:
             run.label = str(run.path)
 
 
-def write(paths: Sequence[Path], out: Path | None = None, overwrite: bool = False) -> Path:
+def write(paths: Sequence[Path], out: Path | None = None, overwrite: bool = False, *, apart: bool = False) -> Path:
     """Writes the HTML page of `nnue report` about one run or several, and returns its path. Without `out`: report.html
-    in the folder of the run, or in the working directory for several."""
+    in the folder of the run, or in the working directory for several. `apart`: another process draws the plots, so
+    that no process needs the memory of torch and of matplotlib."""
     target = out or (_inside(paths[0]) if len(paths) == 1 else Path("report.html"))
     check_replaceable(target, overwrite)
-    save(build(paths), target)
+    save(build(paths), target, apart)
     return target
 
 

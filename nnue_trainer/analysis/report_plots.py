@@ -316,7 +316,7 @@ def net_plots(runs: Sequence[Run]) -> Iterator[Plot]:
                 _draw(lines, label, line)(axes)
                 axes.set_ylim(bottom=0)
                 if full:
-                    axes.axhline(100, color=SOFT, linewidth=0.8, linestyle=(0, (4, 3)))
+                    axes.axhline(100, color=SOFT, linewidth=0.8, linestyle="dashed")
 
             yield Plot(
                 f"{title}{of}",

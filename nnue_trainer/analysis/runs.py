@@ -23,7 +23,7 @@ from nnue_trainer.files.checkpoint import Checkpoint
 from nnue_trainer.training.checkpoint_paths import checkpoint_of
 
 _LONGEST_LINE = 1 << 20
-_MOST_RECORDS = 1 << 14  # of one kind, in memory: more than any plot shows
+_MOST_RECORDS = 1 << 13  # of one kind, in memory: more than any plot shows
 _OWN_KEYS = ("event", "step", "time")
 
 

@@ -48,7 +48,7 @@ def report(
     from nnue_trainer.analysis.report import write
 
     plugins.load(plugin)
-    path = write(runs, out, overwrite)
+    path = write(runs, out, overwrite, apart=True)
     print(f"{shown(path)}: {path.stat().st_size:,} bytes")
 
 

@@ -22,6 +22,7 @@ from nnue_trainer.analysis.runs import Records, Run, read_run
 from nnue_trainer.errors import UserError
 from nnue_trainer.export import net_from_checkpoint
 from nnue_trainer.files import checkpoint
+from nnue_trainer.files.pages import plots
 from nnue_trainer.files.pages.page import MARKER, Page, Section, Table, as_text, check_replaceable, plain, render
 from nnue_trainer.files.pages.plots import SERIES, Plot, envelope, histogram, scale_of, thin
 from nnue_trainer.training.run_folder import RunFolder
@@ -315,6 +316,14 @@ def test_plots_follow_the_colours_of_the_page():
     assert "&lt;u&gt;" in text
     assert "&lt;/td&gt;" in text
     assert render(Page("t", sections=[Section("s", plots=[plot, plot], tables=[])])) != text
+
+
+def test_another_process_draws_the_same_plots(trained, monkeypatch):
+    page = report.build([trained()])
+    assert render(page, apart=True) == render(page)
+    monkeypatch.setattr(plots, "_DRAW", "raise SystemExit(3)")
+    with pytest.raises(UserError, match="the process that draws the plots ended with status 3"):
+        render(page, apart=True)
 
 
 def test_a_page_needs_its_own_template_only(tmp_path):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from nnue_trainer.errors import UserError, shown
 from nnue_trainer.files.atomic import StrPath, replacing
-from nnue_trainer.files.pages.plots import SERIES, Plot, svg
+from nnue_trainer.files.pages.plots import SERIES, Plot, svg, svgs_apart
 
 if TYPE_CHECKING:
     import jinja2
@@ -136,21 +136,23 @@ def plain(value: Any) -> Any:
     return value
 
 
-def render(page: Page) -> str:
-    """The page as HTML. Text from files is shown without control characters, and escaped."""
+def render(page: Page, apart: bool = False) -> str:
+    """The page as HTML. Text from files is shown without control characters, and escaped. `apart`: another process
+    draws the plots (`svgs_apart`)."""
     from markupsafe import Markup
 
-    counter = iter(range(1, 1 << 20))
+    plots = [(plot, f"p{number}") for number, plot in enumerate(page.plots, 1)]
+    pictures = iter(svgs_apart(plots) if apart else (svg(plot, identity) for plot, identity in plots))
 
-    def drawn(plot: Plot) -> Markup:
-        return Markup(svg(plot, f"p{next(counter)}"))
+    def drawn(_: Plot) -> Markup:  # the template has the plots in the order of `page.plots`
+        return Markup(next(pictures))
 
     return _template().render(page=page, drawn=drawn, series=SERIES, marker=Markup(MARKER))
 
 
-def save(page: Page, path: StrPath) -> None:
-    """Writes the page, which is complete or absent."""
-    text = render(page)
+def save(page: Page, path: StrPath, apart: bool = False) -> None:
+    """Writes the page, which is complete or absent. `apart`: see `render`."""
+    text = render(page, apart)
     with replacing(path) as output:
         output.write_text(text)
 

@@ -9,7 +9,10 @@ its text can be read there without zooming; wide screens show several side by si
 from __future__ import annotations
 
 import io
+import json
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,7 +21,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from nnue_trainer.errors import shown
+from nnue_trainer.errors import UserError, shown
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -107,6 +110,56 @@ def svg(plot: Plot, identity: str) -> str:
         buffer = io.StringIO()
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     return _inline(buffer.getvalue(), identity)
+
+
+_Call = tuple[str, Sequence[Any], dict[str, Any]]  # of a method of Axes: its name and arguments
+
+_DRAW = """
+import json, sys
+given = json.load(sys.stdin)
+sys.path[:] = given["path"]
+from nnue_trainer.files.pages.plots import svg_of_calls
+json.dump([svg_of_calls(*each) for each in given["plots"]], sys.stdout)
+"""
+
+
+class _NotedAxes:
+    """Stands in for `Axes`, and notes the methods that are called. They return None."""
+
+    def __init__(self) -> None:
+        self.calls: list[_Call] = []
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *values, **options: self.calls.append((name, values, options))
+
+
+def _noted(plot: Plot) -> list[_Call]:
+    axes = _NotedAxes()
+    plot.draw(cast("Axes", axes))
+    return axes.calls
+
+
+def svg_of_calls(calls: Sequence[_Call], width: float, height: float, plain: bool, identity: str) -> str:
+    """`svg` of a plot that these calls draw."""
+
+    def draw(axes: Axes) -> None:
+        for name, values, options in calls:
+            getattr(axes, name)(*values, **options)
+
+    return svg(Plot("", draw, width=width, height=height, plain=plain), identity)
+
+
+def svgs_apart(plots: Sequence[tuple[Plot, str]]) -> list[str]:
+    """`svg` of each plot and identity by a process that loads matplotlib and no torch, so that no process needs the
+    memory of both. `draw` of a plot may not use what methods of `Axes` return, and their arguments travel as JSON:
+    arrays and tuples become lists."""
+    noted = [(_noted(plot), plot.width, plot.height, plot.plain, identity) for plot, identity in plots]
+    given = json.dumps({"path": sys.path, "plots": noted}, default=lambda value: value.tolist())
+    done = subprocess.run([sys.executable, "-I", "-c", _DRAW], input=given, stdout=subprocess.PIPE, text=True)
+    if done.returncode:
+        raise UserError(f"the process that draws the plots ended with status {done.returncode}")
+    found: list[str] = json.loads(done.stdout)
+    return found
 
 
 def save_png(
