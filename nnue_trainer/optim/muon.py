@@ -1,8 +1,8 @@
-"""Muon for the matrices of linear layers, AdamW for everything else.
+"""Muon for the matrices of linear layers, AdamW or another fused rule for everything else.
 
 A step of Muon follows the momentum after all of its singular values have been brought close to 1, by five steps of a
 Newton-Schulz iteration. On a GPU, one operator updates all matrices (csrc/muon.h). On a CPU, and for matrices with two
-long sides, torch's operators do so here. AdamW's part is one pass of the fused operators, which also check the
+long sides, torch's operators do so here. The other rule is one pass of the fused operators, which also check the
 gradients of the matrices, count the step and compute the norm.
 """
 
@@ -20,22 +20,30 @@ from torch import Tensor, nn
 from nnue_trainer.ops import capabilities
 from nnue_trainer.ops.capabilities import Choice
 from nnue_trainer.optim import fused_operators
+from nnue_trainer.optim.adamw import AdamW
 from nnue_trainer.optim.base import OPTIMIZERS, Rule, Work, check_state
 from nnue_trainer.optim.fused import FusedConfig, FusedRule, limits
 from nnue_trainer.optim.groups import Settings
+from nnue_trainer.optim.lion import Lion
 from nnue_trainer.optim.parts import Columns
+from nnue_trainer.optim.radam import RAdam
+from nnue_trainer.optim.ranger import Ranger, RangerLite
 from nnue_trainer.optim.update_rule import UpdateRule
 from nnue_trainer.schema import section
 
 _COEFFICIENTS = (3.4445, -4.775, 2.0315)
 _ITERATIONS = 5
+# Not schedule_free: it would average only a part of the net.
+_OTHERS: dict[str, type[FusedConfig]] = {
+    "adamw": AdamW, "radam": RAdam, "ranger": Ranger, "ranger_lite": RangerLite, "lion": Lion,
+}  # fmt: skip
 
 
 @OPTIMIZERS.register("muon")
 @section
 class Muon(FusedConfig):
-    """Muon for weights of linear layers that are matrices, each stack separately; AdamW with lr, betas, eps and
-    weight_decay for all others, such as the feature transformer, biases and layers with one output."""
+    """Muon for weights of linear layers that are matrices, each stack separately; AdamW or another rule for all others,
+    such as the feature transformer, biases and layers with one output."""
 
     matrix_lr: float = Field(default=1e-3, gt=0)
     """learning rate of the matrices; it follows the schedule as lr does"""
@@ -46,9 +54,12 @@ class Muon(FusedConfig):
     step_size: Literal["original", "match_rms_adamw"] = "original"
     """a step of a matrix is multiplied by: original: the root of rows/columns, if above 1; match_rms_adamw: 0.2 times
     the root of the larger one, which moves weights as far as AdamW does"""
+    others: Literal["adamw", "radam", "ranger", "ranger_lite", "lion"] = "adamw"
+    """rule for all other parameters, with lr, betas, eps and weight_decay of this section, and the defaults of its kind
+    for what this section does not have; lion needs a learning rate 3 to 10 times lower"""
 
     def update(self) -> UpdateRule:
-        return UpdateRule("adam", self.betas, self.eps)
+        return _OTHERS[self.others](betas=self.betas, eps=self.eps).update()
 
     def by_value(self) -> bool:
         # `take_columns` exchanges the columns of a matrix, but not the norms of its gradient.

@@ -152,23 +152,26 @@ def train(net: Net, optimizer: Optimizer, batches: list[Tensor]) -> None:
         optimizer.step(loss.detach())
 
 
-def muon_reference(net: Stacked, batches: list[Tensor], lr: float) -> dict[str, Tensor]:
-    """Muon for the stacks, torch's AdamW for the rest, with explicit virtual parameters."""
+def muon_reference(net: Stacked, batches: list[Tensor], lr: float, others: str) -> dict[str, Tensor]:
+    """Muon for the stacks, torch's AdamW or RAdam for the rest, with explicit virtual parameters."""
     virtual = nn.Parameter(torch.zeros(ROWS, OUTPUTS, dtype=torch.float64))
     shared = nn.Parameter(torch.zeros(1, *net.stack.weight.shape[1:], dtype=torch.float64))
-    adamw = torch.optim.AdamW(
-        [net.weight, net.head, net.stack.bias, virtual], lr=lr, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01
-    )
+    rest = [net.weight, net.head, net.stack.bias, virtual]
+    rule: torch.optim.Optimizer
+    if others == "radam":
+        rule = torch.optim.RAdam(rest, lr=lr, eps=1e-8, weight_decay=0.01, decoupled_weight_decay=True)
+    else:
+        rule = torch.optim.AdamW(rest, lr=lr, eps=1e-8, weight_decay=0.01)
     momenta = {net.stack.weight: torch.zeros_like(net.stack.weight), shared: torch.zeros_like(shared)}
     for x in batches:
         hidden = torch.tanh(x @ (net.weight + virtual.repeat(len(net.weight) // ROWS, 1)))
         both = torch.einsum("bi,soi->bso", hidden, net.stack.weight + shared) + net.stack.bias
         loss = (torch.tanh(both).sum((1, 2)) + hidden @ net.head - 1).square().mean()
-        adamw.zero_grad()
+        rule.zero_grad()
         for matrix in momenta:
             matrix.grad = None
         loss.backward()
-        adamw.step()
+        rule.step()
         with torch.no_grad():
             for matrix, momentum in momenta.items():
                 assert matrix.grad is not None
@@ -205,6 +208,8 @@ RULES: dict[str, dict[str, Any]] = {
     "lion": {"kind": "lion"},
     "schedule_free": {"kind": "schedule_free", "warmup_steps": 5, "weight_decay": 0.01},
     "muon": {"kind": "muon", "max_norm": 0.5},
+    "muon_lion": {"kind": "muon", "others": "lion"},
+    "muon_ranger_lite": {"kind": "muon", "others": "ranger_lite", "max_norm": 0.5},
     "torch": {"kind": "torch", "name": "NAdam", "max_norm": 0.5, "max_value": 0.1},
     "groups": {"kind": "adamw", "groups": [{"match": "st*", "betas": [0.8, 0.9]}, {"match": "head", "frozen": True}]},
 }

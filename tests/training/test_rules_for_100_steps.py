@@ -130,6 +130,15 @@ CASES: dict[str, tuple[dict[str, Any], Callable[[], Array]]] = {
         lambda: schedule_free(*NUMBERS, 9, 1.5),
     ),
     "lion": ({"kind": "lion", "betas": [0.9, 0.99], "weight_decay": 0.05}, lambda: lion(*NUMBERS[:2])),
+    "muon with ranger": ({"kind": "muon", "others": "ranger", **BETAS}, lambda: radam(*NUMBERS, every=6, share=0.5)),
+    "muon with ranger_lite": (
+        {"kind": "muon", "others": "ranger_lite", **BETAS},
+        lambda: ranger_lite(*NUMBERS, 1.0, 5, 0.5),
+    ),
+    "muon with lion": (
+        {"kind": "muon", "others": "lion", "betas": [0.9, 0.99], "weight_decay": 0.05},
+        lambda: lion(*NUMBERS[:2]),
+    ),
     "torch": (
         {"kind": "torch", "name": "SGD", "options": {"momentum": 0.9, "weight_decay": 0.01}},
         lambda: momentum_sgd(0.01, 0.9),
@@ -156,10 +165,11 @@ def test_a_rule_is_its_float64_reference_for_100_steps(name: str) -> None:
         np.testing.assert_allclose(net.w.detach().numpy(), reference(), rtol=0, atol=1e-9)
 
 
-def test_muon_is_its_float64_reference_for_100_steps() -> None:
+@pytest.mark.parametrize("others", ["adamw", "radam"])
+def test_muon_is_its_float64_reference_for_100_steps(others: str) -> None:
     ours, lr = Stacked(), 2.0**-8
-    optimizer = Optimizer(ours, config(kind="muon", lr=lr, matrix_lr=2e-3))
+    optimizer = Optimizer(ours, config(kind="muon", lr=lr, matrix_lr=2e-3, others=others))
     train(ours, optimizer, inputs(STEPS))
-    expected = muon_reference(Stacked(), inputs(STEPS), lr)
+    expected = muon_reference(Stacked(), inputs(STEPS), lr, others)
     for key, tensor in expected.items():
         torch.testing.assert_close(ours.get_parameter(key).detach(), tensor, rtol=0, atol=1e-9)
