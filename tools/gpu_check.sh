@@ -64,9 +64,9 @@ step_info() { python3 -m nnue_trainer info; }
 # shellcheck disable=SC2086  # TESTS and PYTEST may be several words
 step_tests() { python3 -m pytest -q ${TESTS:-tests} ${PYTEST:-} -p no:cacheprovider -m "cuda and not engine"; }
 # shellcheck disable=SC2086  # SANITIZED may be several words
-step_memcheck() { sanitize memcheck ${SANITIZED:-tests/ops} -k "$subset"; }
+step_memcheck() { sanitize memcheck ${SANITIZED:-tests/ops tests/stats} -k "$subset"; }
 # shellcheck disable=SC2086
-step_racecheck() { sanitize racecheck ${SANITIZED:-tests/ops} -k "$subset"; }
+step_racecheck() { sanitize racecheck ${SANITIZED:-tests/ops tests/stats} -k "$subset"; }
 # Tests that a change of the kernels of a step can break.
 step_operator_tests() {
     TESTS="tests/ops tests/training/test_cuda.py tests/training/test_devices.py tests/training/test_qat.py tests/cpp" step_tests

@@ -108,7 +108,10 @@ class Rolling:
         interpolation: what stands between two observations: "linear", or "lower", "higher", "nearest", "midpoint".
         """
         kind = _enumerations.code("rolling_quantile.interpolation", interpolation)
-        rule = self.first, self.length, self.min_periods, _number("q", q), kind
+        place = _number("q", q)
+        if not 0 <= place <= 1:
+            raise ValueError(f"rolling: q: found {q!r}, expected a number from 0 to 1")
+        rule = self.first, self.length, self.min_periods, place, kind
         return self._out(torch.ops.nnue.rolling_quantile(self.x, *rule))
 
     def cov(self, other: Any, ddof: float = 1) -> Any:
@@ -175,12 +178,12 @@ def rolling(
     return Rolling(_given.given("rolling: x", x, every), first, max(offset + right - first, 0), least, every)
 
 
-def expanding(x: Any, min_periods: int = 1) -> Rolling:
+def expanding(x: Any, min_periods: int | None = 1) -> Rolling:
     """Statistics of all elements up to each one, as pandas' `Series.expanding`; `x` as for `rolling`.
 
-    min_periods: observations that an output needs.
+    min_periods: observations that an output needs; None: 0.
     """
-    least = _whole("min_periods", min_periods)
+    least = 0 if min_periods is None else _whole("min_periods", min_periods)
     given = _given.given("expanding: x", x)
     n = given.tensor.shape[-1] if given.tensor.dim() > 0 else 0
     return Rolling(given, 1 - n, n, least)
