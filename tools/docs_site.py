@@ -15,14 +15,13 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parents[1]
 OUTSIDE = {
-    "README.md": "index.md",
     "CHANGELOG.md": "reference/changelog.md",
     "CONTRIBUTING.md": "reference/contributing.md",
     "SECURITY.md": "reference/security.md",
     "benchmarks/NOTEBOOK.md": "notebook/training.md",
     "benchmarks/feature_transformer/NOTEBOOK.md": "notebook/feature-transformer.md",
 }
-"""File of the project -> page of the site."""
+"""File of the project -> page of the site. README.md is for readers of the repository; index.md stands for it here."""
 
 
 def public_modules(room: str = "") -> list[str]:
@@ -93,6 +92,8 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         name = path.relative_to(ROOT).as_posix()
         if name in OUTSIDE:
             new = OUTSIDE[name]
+        elif name == "README.md":
+            new = "index.md"
         elif name.startswith("docs/"):
             new = name.removeprefix("docs/")
         elif name.startswith("benchmarks/results/") and name.endswith(".png"):
