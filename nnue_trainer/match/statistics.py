@@ -137,16 +137,6 @@ def llr(counts: Counts, elo0: float, elo1: float, model: EloModel = "normalized"
     return total * sum(p * math.log(b / a) for p, a, b in zip(shares, first, second, strict=True))
 
 
-def llr_closed_form(counts: Counts, elo0: float, elo1: float) -> float:
-    """The normalised LLR of many games, within 0.001 of `llr` for thousands of pairs."""
-    points, shares, total = _shares(regularised(counts))
-    score, variance = _moments(points, shares)
-    pair = 2 if len(counts) == 5 else 1
-    ratio = (score - 0.5) / math.sqrt(pair * variance)
-    distances = [1 + (ratio - elo / NELO) ** 2 for elo in (elo0, elo1)]
-    return pair * total / 2 * math.log(distances[0] / distances[1])
-
-
 @dataclass(frozen=True)
 class Plan:
     """The expected outcome of a test: the probability that it accepts elo1, and its length in games."""

@@ -11,7 +11,6 @@ from nnue_trainer.match.statistics import (
     Sprt,
     elo,
     llr,
-    llr_closed_form,
     plan,
     regularised,
     statistics,
@@ -25,7 +24,6 @@ def test_vectors(case):
     counts, test = case["counts"], (case["elo0"], case["elo1"])
     for model in MODELS:
         assert llr(counts, *test, model) == pytest.approx(case[f"llr_{model}"], abs=2e-11)
-    assert llr_closed_form(counts, *test) == pytest.approx(case["llr_normalized_closed_form"], abs=1e-11)
     for key, given in (("statistics", counts), ("statistics_with_regularised_counts", regularised(counts))):
         found = statistics(given)
         for name, value in case[key].items():
