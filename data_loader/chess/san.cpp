@@ -65,7 +65,10 @@ std::string format_san(const Position& p, Move move) {
 
 Move parse_san(const Position& p, std::string_view san) {
     const std::string_view whole = san;
-    san = san.substr(0, san.find_last_not_of("+#!?=") + 1);
+    // Signs such as "+", "!?", "+-", "+/=" and "±".
+    while (!san.empty() &&
+           (std::string_view("+#!?=-/").find(san.back()) != san.npos || static_cast<unsigned char>(san.back()) >= 0x80))
+        san.remove_suffix(1);
     const int us = p.side_to_move;
     if (const std::string uci = as_uci(san); !uci.empty()) {
         const Move move = parse_uci(p, uci);

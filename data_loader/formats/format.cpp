@@ -107,6 +107,17 @@ constexpr OtherKind kOtherKinds[] = {
     {"SQLite format 3", "a SQLite database: export its positions as lines of <FEN> | <score> | <result>"},
     {"\x93NUMPY", "a NumPy array: write its positions as lines of <FEN> | <score> | <result>"},
     {"%PDF", "a PDF file"},
+    {"\x1f\x8b\x08", "compressed twice with gzip: unpack it with `gzip -d`"},
+    {"BZh", "compressed twice, with bzip2 inside: unpack it with `bzip2 -d`"},
+    {"\x28\xb5\x2f\xfd", "compressed twice, with zstd inside: unpack it with `zstd -d`"},
+    {"\x1f\x9d", "compressed with compress: unpack it with `gzip -d`"},
+    {std::string_view("\x5d\0\0", 3), "compressed with lzma: unpack it with `xz -d`"},
+    {"\x89HDF", "an HDF5 file: export its positions as lines of <FEN> | <score> | <result>"},
+    {"\x89PNG", "a picture"},
+    {"\x7f"
+     "ELF",
+     "a program"},
+    {"<?xml", "XML: write its positions as lines of <FEN> | <score> | <result>"},
     {"<!DOCTYPE", "a web page: download the file itself"},
     {"<!doctype", "a web page: download the file itself"},
     {"<html", "a web page: download the file itself"},
@@ -119,6 +130,9 @@ std::string other_kind(const Head& head) {
     for (const auto& [begins, words] : kOtherKinds) {
         if (all.starts_with(begins)) return std::string(words);
     }
+    constexpr std::size_t kTarMark = 257;
+    if (all.size() > kTarMark && all.substr(kTarMark).starts_with("ustar")) return "a tar archive: unpack it";
+    if (all.size() > 10 && all.substr(8).starts_with("{\"")) return "a safetensors file, such as a checkpoint";
     const std::string_view line = head.first_line();
     if (line.starts_with('{') || line.starts_with('[')) {
         if (line.find("\"fen\"") != std::string_view::npos && line.find("\"evals\"") != std::string_view::npos) {

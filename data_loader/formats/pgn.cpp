@@ -129,7 +129,8 @@ class PgnReader final : public PgnReaderBase {
             return true;
         }
         const std::string end = lower(game_.tag("termination"));
-        for (const char* kind : {"unterminated", "abandoned", "stalled connection", "illegal move", "time forfeit"}) {
+        for (const char* kind :
+             {"unterminated", "abandoned", "stalled connection", "illegal move", "rules infraction", "time forfeit"}) {
             if (end == kind) {
                 count("games left out, ended by " + end);
                 return true;
@@ -143,10 +144,10 @@ class PgnReader final : public PgnReaderBase {
         if (game_.is_broken) throw FormatError(game_.problem);
         std::optional<int> white = game_.header_result;
         if (!white) white = game_.final_result;
+        const std::string result = game_.tag("result");
+        const bool is_unclear = !game_.header_result && !result.empty() && result != "*" && result != "?";
         if (!white) {
-            const std::string result = game_.tag("result");
-            const bool is_known = result.empty() || result == "*" || result == "?";
-            count("games left out, without a result", 1, is_known ? "" : where(game_.line, quoted(result)));
+            count("games left out, without a result", 1, is_unclear ? where(game_.line, quoted(result)) : "");
             return;
         }
         if (game_.final_result && *game_.final_result != *white) {
@@ -159,7 +160,8 @@ class PgnReader final : public PgnReaderBase {
         if (first == game_.plies.end() && !game_.evals_after) {
             const auto unclear = std::ranges::find_if(game_.plies, &PgnPly::is_unclear);
             if (unclear == game_.plies.end()) {
-                count("games left out, without evaluations");
+                const auto said = std::ranges::find_if(game_.plies, &is_remark);
+                count("games left out, without evaluations", 1, said == game_.plies.end() ? "" : comment_of(*said));
             } else {
                 count("games left out, with comments that are not understood as evaluations", 1, comment_of(*unclear));
             }
@@ -170,8 +172,15 @@ class PgnReader final : public PgnReaderBase {
         } else if (!game_.problem.empty()) {
             throw FormatError(game_.problem);
         }
-        if (first != game_.plies.end()) emit(*white, first->eval->dialect);
+        if (first == game_.plies.end()) return;
+        emit(*white, first->eval->dialect);
+        if (is_unclear) {
+            count("games with a result in the header that is not understood, so that the one at the end counts", 1,
+                  where(game_.line, quoted(result)));
+        }
     }
+
+    static bool is_remark(const PgnPly& ply) { return !ply.is_book && !ply.comment.empty(); }
 
     static std::string where(std::uint64_t line, const std::string& what) {
         return "line " + std::to_string(line) + ": " + what;
@@ -213,9 +222,11 @@ class PgnReader final : public PgnReaderBase {
                 if (source && source->is_unclear) {
                     count("positions left out, with a comment that is not understood as an evaluation", 1,
                           comment_of(*source));
+                } else if (ply.is_book) {
+                    count("positions left out, of the book");
                 } else {
-                    count(ply.is_book ? "positions left out, of the book"
-                                      : "positions left out, without an evaluation");
+                    count("positions left out, without an evaluation", 1,
+                          source && is_remark(*source) ? comment_of(*source) : "");
                 }
                 continue;
             }

@@ -135,6 +135,13 @@ bool looks_like_eval(std::string_view word) {
     return word.empty() || std::string_view("/%@|;pPM").find(word[0]) != std::string_view::npos;
 }
 
+// "0,35" is two words, and no evaluation of 0: `word` is a number that a comma and the digits of `next` follow.
+bool has_decimal_comma(std::string_view word, std::string_view next) {
+    if (next.empty() || next.data() != word.data() + word.size() + 1 || word.data()[word.size()] != ',') return false;
+    word.remove_prefix(std::min(word.find_first_not_of("+-"), word.size()));
+    return is_number(word) && is_decimal(next[0]);
+}
+
 // "score 35", "Eval: +0.35", "mate 5/20".
 bool names_eval(std::string_view word, std::string_view next) {
     while (word.ends_with(':')) word.remove_suffix(1);
@@ -184,10 +191,7 @@ PgnComment parse_words(const std::vector<std::string_view>& words) {
         if (!value || value->empty()) continue;
         const auto eval = eval_of(*value);
         const auto next = std::ranges::find_if(words, [&](auto word) { return word.data() > value->data(); });
-        // "wv=0,35" is two words, and no evaluation of 0.
-        const bool has_comma = next != words.end() && next->data() == value->data() + value->size() + 1 &&
-                               value->data()[value->size()] == ',' && is_number(*next);
-        if (eval && !has_comma) return found(*eval, dialect);
+        if (eval && (next == words.end() || !has_decimal_comma(*value, *next))) return found(*eval, dialect);
         comment.is_unclear = true;
         return comment;
     }
@@ -209,7 +213,9 @@ PgnComment parse_words(const std::vector<std::string_view>& words) {
         if (eval && (is_exact(*eval) || eval->has_sign)) return found(*eval, PgnDialect::kPlain);
     }
     comment.is_unclear |= std::ranges::any_of(words, looks_like_eval);
-    for (std::size_t i = 1; i < words.size(); ++i) comment.is_unclear |= names_eval(words[i - 1], words[i]);
+    for (std::size_t i = 1; i < words.size(); ++i) {
+        comment.is_unclear |= names_eval(words[i - 1], words[i]) || has_decimal_comma(words[i - 1], words[i]);
+    }
     return comment;
 }
 

@@ -31,10 +31,13 @@ std::optional<int> pgn_result(std::string_view text) {
 }
 
 bool is_null_move(std::string_view word) {
-    for (const std::string_view name : {"--", "Z0", "0000", "@@@@", "null", "pass"}) {
-        if (word == name) return true;
+    const std::string lower = lower_case(word);
+    for (const std::string_view name : {"<>", "z0", "0000", "@@@@", "null", "pass"}) {
+        if (lower == name) return true;
     }
-    return false;
+    const bool stays = lower.size() == 4 && lower[0] >= 'a' && lower[0] <= 'h' && lower[1] >= '1' && lower[1] <= '8' &&
+                       lower.substr(0, 2) == lower.substr(2);  // "e1e1"
+    return stays || (!lower.empty() && lower.find_first_not_of('-') == std::string::npos);
 }
 
 std::size_t end_of_comment(std::string_view text, std::size_t i) {
@@ -105,9 +108,10 @@ bool PgnReaderBase::collect(PgnGame& game) {
         const bool tag = is_pgn_tag(content) && (!in_comment_ || begins);
         if (!from_held && begins && is_past_range()) {
             ended_ = true;
+            if (text_.empty() && !game.tags.empty() && !game.tags.contains("event")) check_early_tags(game);
             break;
         }
-        if (tag && (!text_.empty() || (begins && !game.tags.empty()))) {
+        if (tag && (!text_.empty() || (begins && game.tags.contains("event")))) {
             held_ = std::string(content);
             has_held_ = true;
             break;
@@ -121,6 +125,15 @@ bool PgnReaderBase::collect(PgnGame& game) {
         }
     }
     return !text_.empty() || !game.tags.empty();
+}
+
+// Tags before [Event …] at the end of a range: the reader of the next range does not see them.
+void PgnReaderBase::check_early_tags(PgnGame& game) {
+    for (const char* name : {"fen", "result", "variant", "termination"}) {
+        if (!game.tag(name).empty())
+            throw FormatError(game.where + ": tag " + name + " before the tag Event, expected it after");
+    }
+    game = {};
 }
 
 // Names the game that begins with the last line.
@@ -240,6 +253,7 @@ void PgnReaderBase::parse_text(PgnGame& game) {
     };
     while (i < text.size()) {
         const char c = text[i];
+        const bool null = text.substr(i).starts_with("<>");
         if (c == '{') {
             const std::size_t end = end_of_comment(text, i);
             if (end == std::string_view::npos) {
@@ -255,13 +269,14 @@ void PgnReaderBase::parse_text(PgnGame& game) {
         } else if (c == '(') {
             i = end_of_variation(text, i);
             if (i == std::string_view::npos) broken("a variation without an end");
-        } else if (std::isspace(static_cast<unsigned char>(c)) || std::string_view(".<>)}").find(c) != text.npos) {
+        } else if (!null &&
+                   (std::isspace(static_cast<unsigned char>(c)) || std::string_view(".<>)}").find(c) != text.npos)) {
             if ((c == ')' || c == '}') && game.problem.empty()) {
                 game.problem = std::string("a '") + c + "' where a move is expected";
             }
             ++i;
         } else {
-            std::size_t end = std::min(text.find_first_of(" \t\r\n{}();$<>", i + 1), text.size());
+            const std::size_t end = null ? i + 2 : std::min(text.find_first_of(" \t\r\n{}();$<>", i + 1), text.size());
             const std::string_view word = text.substr(i, end - i);
             const std::size_t at = std::exchange(i, end);
             if (!take_word(word, at, position, game)) break;

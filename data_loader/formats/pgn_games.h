@@ -57,6 +57,7 @@ class PgnReaderBase : public LineReader {
 
   private:
     bool collect(PgnGame& game);
+    void check_early_tags(PgnGame& game);
     void name_game(PgnGame& game);
     void take_tags(std::string_view line, PgnGame& game);
     void add_text(std::string_view line, PgnGame& game);

@@ -67,7 +67,10 @@ std::string_view unquoted(std::string_view text) {
 std::vector<std::string_view> split_at(std::string_view line, char separator) {
     std::vector<std::string_view> fields;
     for (std::size_t begin = 0; begin <= line.size();) {
-        const std::size_t end = std::min(line.find(separator, begin), line.size());
+        std::size_t end = begin;
+        for (bool in_quotes = false; end < line.size() && (in_quotes || line[end] != separator); ++end) {
+            in_quotes ^= line[end] == '"';
+        }
         fields.push_back(unquoted(line.substr(begin, end - begin)));
         begin = end + 1;
     }
@@ -153,7 +156,10 @@ Entry decode_epd(std::string_view line, const PawnUnit& pawn) {
         const std::string_view bare = value.empty() ? unquoted(name) : value;  // a result without a name
         if (bare == "1-0" || bare == "0-1" || bare == "1/2-1/2" ||
             ((name == "c9" || value.empty()) && is_clear_result(bare))) {
-            white = parse_white_result(bare);
+            const int result = parse_white_result(bare);
+            if (white.value_or(result) != result)
+                throw FormatError("two different results, the second " + quoted(bare));
+            white = result;
         } else if (name == "ce") {
             e.score = pawn.internal(static_cast<double>(parse_integer(value, "ce", -INT16_MAX, INT16_MAX)) / 100);
         } else if (name == "dm") {
@@ -220,12 +226,16 @@ Entry decode_values(std::string_view line) {
 
 // Only the position of a line.
 Entry decode_listed(std::string_view line) {
-    const std::string_view text = position_of(line);
+    const std::string_view text = position_of(line), rest = trimmed(line.substr(text.size()));
+    if (rest == "moves" || rest.starts_with("moves ")) {
+        throw FormatError("moves after a position in " + quoted(rest) +
+                          ", expected one position in a line; games are read as PGN");
+    }
     Entry e;
     e.score = kScoreNone;
     try {
         e.position = parse_fen(text);
-        if (line_form(line) == LineForm::kEpd) set_counters(e.position, operations_of(line.substr(text.size())));
+        if (line_form(line) == LineForm::kEpd) set_counters(e.position, operations_of(rest));
     } catch (const FormatError& error) {
         throw FormatError("FEN " + quoted(line) + ": " + error.what());
     }
@@ -238,9 +248,17 @@ Entry decode_columns(std::string_view line, const PositionColumns& columns, bool
     Entry e;
     e.position = parse_fen(field(columns.position));
     if (is_list) return e;
-    if (!columns.result) throw FormatError("no column with results, expected one of the name result or wdl");
+    if (!columns.result) throw UnskippableError("no column with results, expected one named result or wdl");
     set_column_result(e, field(*columns.result));
+    if (std::ranges::any_of(fields.begin() + std::min(fields.size(), columns.count), fields.end(),
+                            [](std::string_view text) { return !text.empty(); })) {
+        throw FormatError(std::to_string(fields.size()) + " values in " + quoted(line) + ", expected " +
+                          std::to_string(columns.count) + ", the number of names in the first line");
+    }
     e.score = columns.score ? own_score(field(*columns.score), e.position.side_to_move) : std::int16_t{kScoreNone};
+    if (e.score == kScoreNone && columns.mate && !field(*columns.mate).empty()) {
+        e.score = own_score("#" + std::string(field(*columns.mate)), e.position.side_to_move);
+    }
     return e;
 }
 
@@ -267,18 +285,30 @@ PositionColumns::PositionColumns(std::string_view header) {
     if (header.find('/') != std::string_view::npos) return;  // a position
     std::string lower(trimmed(header));
     for (char& c : lower) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
-    for (const char mark : {',', ';', '|', '\t'}) {
+    for (const char mark : {',', ';', '|', '\t', '\n'}) {  // a line feed: one column
         const std::vector<std::string_view> names = split_at(lower, mark);
-        if (names.size() < 2) continue;
+        if (names.size() < 2 && (mark != '\n' || (names[0] != "fen" && names[0] != "epd"))) continue;
         const auto found = std::ranges::find_if(names, [&](std::string_view name) {
             return is_one_of(name, {"fen", "epd", "position", "board"});
         });
         if (found == names.end()) continue;
         separator = mark;
         position = static_cast<std::size_t>(found - names.begin());
+        count = names.size();
         for (std::size_t i = 0; i < names.size(); ++i) {
-            if (is_one_of(names[i], {"score", "cp", "eval", "evaluation", "centipawns"})) score = i;
-            if (is_one_of(names[i], {"result", "wdl", "outcome", "game_result"})) result = i;
+            const auto is_second = [&](const std::optional<std::size_t>& first) {
+                if (first) problem = "two columns of one kind, " + quoted(names[*first]) + " and " + quoted(names[i]);
+                return i;
+            };
+            if (is_one_of(names[i], {"score", "cp", "eval", "evaluation", "centipawns"})) {
+                score = is_second(score);
+            } else if (is_one_of(names[i], {"result", "wdl", "outcome", "game_result"})) {
+                result = is_second(result);
+            } else if (names[i] == "mate") {
+                mate = is_second(mate);
+            } else if (i != position && !names[i].empty()) {
+                unread += (unread.empty() ? "" : ", ") + quoted(names[i]);
+            }
         }
         return;
     }
@@ -312,6 +342,15 @@ std::vector<std::string> PositionListReader::notes() const {
     if (values_) {
         found.push_back("lines of separated values, scores and results in White's view: " + std::to_string(values_));
     }
+    if (values_ && columns_.separator && !is_list_) {
+        if (!columns_.score && !columns_.mate)
+            found.emplace_back("no column with scores, expected one named score, cp or eval");
+        if (!columns_.unread.empty()) found.push_back("columns that are not read: " + columns_.unread);
+    }
+    if (unscored_) {
+        found.push_back("positions without a score (ce or dm): " + std::to_string(unscored_) + ", such as " +
+                        unscored_example_);
+    }
     return found;
 }
 
@@ -327,6 +366,7 @@ bool PositionListReader::is_skipped(std::string_view line) {
 Entry PositionListReader::decode_line(std::string_view line) {
     line = trimmed(line);
     if (columns_.separator) {
+        if (!columns_.problem.empty() && !is_list_) throw UnskippableError(columns_.problem);
         const Entry e = decode_columns(line, columns_, is_list_);
         ++values_;
         return e;
@@ -347,8 +387,13 @@ Entry PositionListReader::decode_line(std::string_view line) {
             ++values_;
             return e;
         }
-        default:
-            return decode_epd(line, pawn_);
+        default: {
+            const Entry e = decode_epd(line, pawn_);
+            if (e.score == kScoreNone && unscored_++ == 0) {
+                unscored_example_ = quoted(trimmed(line.substr(position_of(line).size())));
+            }
+            return e;
+        }
     }
 }
 

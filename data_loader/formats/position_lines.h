@@ -25,8 +25,10 @@ LineForm line_form(std::string_view line);
 // The columns of a list that a first line names.
 struct PositionColumns {
     char separator = 0;  // 0: none are named
-    std::size_t position = 0;
-    std::optional<std::size_t> score, result;
+    std::size_t position = 0, count = 0;
+    std::optional<std::size_t> score, result, mate;
+    std::string unread;   // the other names
+    std::string problem;  // "": none
 
     explicit PositionColumns(std::string_view header = {});
 };
@@ -54,7 +56,8 @@ class PositionListReader final : public PositionLineReader {
     PawnUnit pawn_;  // of the operation ce
     bool is_list_;
     bool has_game_results_ = false;
-    std::uint64_t brackets_ = 0, values_ = 0;
+    std::uint64_t brackets_ = 0, values_ = 0, unscored_ = 0;
+    std::string unscored_example_;
 };
 
 bool begins_listed_line(std::string_view);

@@ -181,6 +181,8 @@ def _drawn(path: Path, seed: int, count: int) -> Records:
         board = " ".join(fen.split()[:4])
         if len(kept) < count and board not in kept and not _data.Game(fen).outcome():
             kept[board] = number
+    if not seen:
+        raise UserError(f"{path}: no openings")
     if not kept and last_ply <= 1:
         raise UserError(
             f"{path}: no position has a ply, by which openings are drawn from a data file ({reader.format}): give a "

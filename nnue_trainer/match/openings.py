@@ -12,6 +12,7 @@ from typing import Literal
 from nnue_trainer import _data
 from nnue_trainer.data.books import Book, Opening
 from nnue_trainer.data.generate import START, start_position
+from nnue_trainer.errors import UserError, quoted
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,10 @@ class Openings:
         self._numbers = list(range(len(self._book)))
         if options.order == "random" and not self._book.is_drawn:
             random.Random(options.seed).shuffle(self._numbers)
+        for round in range(min(count, len(self._numbers))):
+            opening = self[round]
+            if not opening.moves and (end := _data.Game(opening.fen, options.chess960).outcome()):
+                raise UserError(f"{opening.where}: no game can begin with {quoted(opening.fen)}: {end}")
 
     def __getitem__(self, round: int) -> Opening:
         """The opening of a round, from 0."""

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+_MOST = 1 << 60
 KINDS = "a tensor, a NumPy array, or a pandas Series or DataFrame"
 
 
@@ -31,12 +32,16 @@ def given(where: str, x: Any, step: int = 1) -> Given:
     """`x` as a tensor, and the way back. With `step`, a result has only every step-th element of the last dimension.
 
     A tensor stays as it is. An array of float32 or float64 shares memory with its tensor; integers, booleans and
-    float16 become float64, as in pandas. Series and DataFrames become float64; windows move along the index.
+    float16 become float64, as in pandas. What a masked array masks becomes NaN. Series and DataFrames become float64;
+    windows move along the index.
 
     where: the beginning of errors, such as "rolling: x". ValueError for anything else than numbers.
     """
     if isinstance(x, Tensor):
         return Given(x, _unchanged)
+    if isinstance(x, np.ma.MaskedArray):
+        _check_numbers(where, x)
+        x = np.ma.filled(x if x.dtype.kind == "f" else x.astype(np.float64), np.nan)
     if isinstance(x, np.ndarray):
         return Given(_tensor(where, x), Tensor.numpy)
     pandas: Any = sys.modules.get("pandas")  # an object of pandas only exists where it is imported
@@ -58,9 +63,31 @@ def _numbers(where: str, series: Any, dtype: Any) -> np.ndarray[Any, Any]:
     return np.asarray(series.to_numpy(dtype="float64", na_value=np.nan))
 
 
-def _tensor(where: str, values: np.ndarray[Any, Any]) -> Tensor:
+def whole(name: str, value: Any) -> int:
+    """A count, such as "rolling: window". What is far beyond any tensor's size is 2^60, which 64 bits can add to.
+    ValueError for anything else than a whole number, at least 0."""
+    if isinstance(value, bool) or not hasattr(value, "__index__") or value.__index__() < 0:
+        raise ValueError(f"{name}: found {value!r}, expected a whole number, at least 0")
+    return min(int(value), _MOST)
+
+
+def number(name: str, value: Any) -> float:
+    """A number, such as "ewm: com". ValueError for anything else, also for text and truth values."""
+    try:
+        if not isinstance(value, (bool, np.bool_, str, bytes)):
+            return float(value)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        pass
+    raise ValueError(f"{name}: found {value!r}, expected a number")
+
+
+def _check_numbers(where: str, values: np.ndarray[Any, Any]) -> None:
     if values.dtype.kind not in "biuf" or values.dtype.itemsize > 8:
         raise ValueError(f"{where}: found {values.dtype}, expected integers or floats of up to 64 bits")
+
+
+def _tensor(where: str, values: np.ndarray[Any, Any]) -> Tensor:
+    _check_numbers(where, values)
     keeps = values.dtype.kind == "f" and values.dtype.itemsize > 2
     native = values.dtype.newbyteorder("=") if keeps else np.dtype(np.float64)
     return torch.from_numpy(np.require(values, dtype=native, requirements=["C", "W"]))

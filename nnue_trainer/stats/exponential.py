@@ -78,7 +78,7 @@ def ewm(
         ValueError: an argument is out of range, or x has no numbers. RuntimeError: x is a tensor of another dtype.
     """
     rules = {"com": com, "span": span, "halflife": halflife, "alpha": alpha}
-    named = {name: _number(name, value) for name, value in rules.items() if value is not None}
+    named = {name: _given.number(f"ewm: {name}", value) for name, value in rules.items() if value is not None}
     if len(named) != 1:
         found = " and ".join(named) or "none"
         raise ValueError(f"ewm: found {found}, expected exactly one of com, span, halflife and alpha")
@@ -93,17 +93,8 @@ def ewm(
         value = 2 / (1 + value)
     elif name == "halflife":
         value = -math.expm1(-math.log(2) / value)
-    least = 0 if min_periods is None else min_periods
-    if isinstance(least, bool) or not hasattr(least, "__index__") or least < 0:
-        raise ValueError(f"ewm: min_periods: found {min_periods!r}, expected a whole number, at least 0")
-    return Ewm(_given.given("ewm: x", x), abs(value), bool(adjust), bool(ignore_na), int(least))
-
-
-def _number(name: str, value: Any) -> float:
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        raise ValueError(f"ewm: {name}: found {value!r}, expected a number") from None
+    least = 0 if min_periods is None else _given.whole("ewm: min_periods", min_periods)
+    return Ewm(_given.given("ewm: x", x), abs(value), bool(adjust), bool(ignore_na), least)
 
 
 def _like_x(x: Tensor, *args: object, **kwargs: object) -> Tensor:

@@ -51,7 +51,7 @@ class Rolling:
         return self.given.back(every if self.step == 1 else every[..., :: self.step])
 
     def _every(self, name: str, x: Tensor, other: Tensor | None = None, ddof: float = 1) -> Tensor:
-        rule = self.first, self.length, self.min_periods, _number("ddof", ddof)
+        rule = self.first, self.length, self.min_periods, _given.number("rolling: ddof", ddof)
         return cast(Tensor, torch.ops.nnue.rolling(x, other, _enumerations.code("rolling.statistic", name), *rule))
 
     def _statistic(self, name: str, other: Tensor | None = None, ddof: float = 1) -> Any:
@@ -108,7 +108,7 @@ class Rolling:
         interpolation: what stands between two observations: "linear", or "lower", "higher", "nearest", "midpoint".
         """
         kind = _enumerations.code("rolling_quantile.interpolation", interpolation)
-        place = _number("q", q)
+        place = _given.number("rolling: q", q)
         if not 0 <= place <= 1:
             raise ValueError(f"rolling: q: found {q!r}, expected a number from 0 to 1")
         rule = self.first, self.length, self.min_periods, place, kind
@@ -161,8 +161,8 @@ def rolling(
     Raises:
         ValueError: an argument is out of range, or x has no numbers. RuntimeError: x is a tensor of another dtype.
     """
-    window = _whole("window", window)
-    least = window if min_periods is None else _whole("min_periods", min_periods)
+    window = _given.whole("rolling: window", window)
+    least = window if min_periods is None else _given.whole("rolling: min_periods", min_periods)
     if min_periods is not None and least > window:
         raise ValueError(f"rolling: min_periods: found {least}, expected at most the window, {window}")
     if closed is not None and closed not in get_args(Closed):
@@ -172,7 +172,7 @@ def rolling(
     left, right = closed in ("left", "both"), closed not in ("left", "neither")
     offset = (window - 1) // 2 if center or window == 0 else 0
     first = 1 + offset - window - left
-    every = 1 if step is None else _whole("step", step)
+    every = 1 if step is None else _given.whole("rolling: step", step)
     if every == 0:
         raise ValueError("rolling: step: found 0, expected at least 1")
     return Rolling(_given.given("rolling: x", x, every), first, max(offset + right - first, 0), least, every)
@@ -183,23 +183,10 @@ def expanding(x: Any, min_periods: int | None = 1) -> Rolling:
 
     min_periods: observations that an output needs; None: 0.
     """
-    least = 0 if min_periods is None else _whole("min_periods", min_periods)
+    least = 0 if min_periods is None else _given.whole("rolling: min_periods", min_periods)
     given = _given.given("expanding: x", x)
     n = given.tensor.shape[-1] if given.tensor.dim() > 0 else 0
     return Rolling(given, 1 - n, n, least)
-
-
-def _whole(name: str, value: Any) -> int:
-    if isinstance(value, bool) or not hasattr(value, "__index__") or value.__index__() < 0:
-        raise ValueError(f"rolling: {name}: found {value!r}, expected a whole number, at least 0")
-    return int(value)
-
-
-def _number(name: str, value: Any) -> float:
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        raise ValueError(f"rolling: {name}: found {value!r}, expected a number") from None
 
 
 def _like(x: _given.Given, other: Any) -> Tensor:

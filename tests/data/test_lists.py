@@ -57,6 +57,20 @@ def test_lines_without_a_score(tmp_path: Path) -> None:
     assert [score for _, score, _ in found] == [31995, -31994, 31995]
 
 
+def test_what_is_not_read_is_stated(tmp_path: Path) -> None:
+    columns = f'fen,"a, note",score_stm,result\n{WHITE},"b, c",35,1.0'
+    assert read(tmp_path / "x", columns)[1][1:] == [
+        "no column with scores, expected one named score, cp or eval",
+        "columns that are not read: 'a, note', 'score_stm'",
+    ]
+    found, notes = read(tmp_path / "x", f"fen,cp,mate,result\n{BLACK},,3,0-1\n{BLACK},35,,0-1")
+    assert [score for _, score, _ in found] == [-31994, -35]
+    assert len(notes) == 1
+    assert read(tmp_path / "x", f'{WHITE} sc 35; c9 "1-0";')[1] == [
+        "positions without a score (ce or dm): 1, such as 'sc 35; c9 \"1-0\";'"
+    ]
+
+
 def test_views_are_stated(tmp_path: Path) -> None:
     assert read(tmp_path / "x", f"{BLACK} [0.0] 5")[1] == [
         "lines of FEN [result] score, the score in the side to move's view, the result in White's: 1"
@@ -70,7 +84,13 @@ def test_views_are_stated(tmp_path: Path) -> None:
     ("content", "message"),
     [
         (f"{WHITE},35,1", "line 1: values separated by ',' in ',35,1', which do not show which one is the result: put"),
-        (f"fen,score\n{WHITE},35", "line 2: no column with results, expected one of the name result or wdl"),
+        (f"fen,score\n{WHITE},35", "line 2: no column with results, expected one named result or wdl"),
+        (
+            f"fen,score,result\n{WHITE},35,0,5",
+            f"line 2: 4 values in '{WHITE},35,0,5', expected 3, the number of names in",
+        ),
+        (f"fen,score,cp,result\n{WHITE},35,36,1.0", "line 2: two columns of one kind, 'score' and 'cp'"),
+        (f'{WHITE} c9 "1-0"; c8 "0-1";', "line 1: two different results, the second '0-1'"),
         (f"fen,score,result\n{WHITE},0.35,1.0", "line 2: score '0.35', expected"),
         (WHITE, "line 1: a position without a result, expected <FEN> | <score> | <result>, or an EPD operation"),
         (f"{WHITE} [2] 35", r"line 1: result '2', expected 1.0, 0.5 or 0.0"),
@@ -142,6 +162,9 @@ def test_a_book_is_not_cut_off(tmp_path: Path) -> None:
     path.write_text('[Event "x"]\n\n1. e4 -- *\n')
     with pytest.raises(UserError, match=r"game 1: line 3: the null move '--'"):
         book(path)
+    path.write_text(f"{WHITE}\n{WHITE} 0 1 moves e1g1\n")
+    with pytest.raises(UserError, match=r"x.pgn: line 2: moves after a position in 'moves e1g1', expected"):
+        book(path)
     path.write_text(f"{WHITE}\nnonsense\n")
     with pytest.raises(UserError, match=r"x.pgn: line 2: FEN 'nonsense': 1 fields, expected board"):
         book(path)
@@ -172,6 +195,11 @@ OTHERS = [
     (b'[{"position": 1}]', "JSON"),
     (b"".join(bytes([i, *range(7), 3, 28, 0, 1, 0, 0, 0, 0]) for i in range(9)), "a Polyglot book"),
     ("4k3".encode("utf-16"), "text in UTF-16"),
+    (gzip.compress(gzip.compress(b"x")), "compressed twice with gzip"),
+    (b"\x5d\0\0\x80\0" + bytes(range(60)), "compressed with lzma"),
+    (gzip.compress(b"book.epd" + bytes(249) + b"ustar\x0000" + bytes(300)), "a tar archive: unpack it"),
+    (b'\x40\0\0\0\0\0\0\0{"__metadata__":{}}', "a safetensors file"),
+    (b"\x7fELF\2\1\1", "a program"),
 ]
 
 
@@ -192,7 +220,14 @@ def test_other_kinds_of_files_are_named(content: bytes, words: str, tmp_path: Pa
 
 def test_an_empty_book(tmp_path: Path) -> None:
     (tmp_path / "x").write_text("# nothing\n")
-    for content in ("", "\n\n"):
+    with pytest.raises(UserError, match="x: "):
+        book(tmp_path / "x")
+    (tmp_path / "x").write_text("")
+    with pytest.raises(UserError, match="x: no openings"):
+        book(tmp_path / "x")
+    (tmp_path / "x").write_text(f'"FEN"\n"{WHITE}"\n')  # one column
+    assert book(tmp_path / "x") == [(f"{WHITE} 0 1", ())]
+    for content in ("\n", "\n\n"):
         (tmp_path / "x").write_text(content)
         with pytest.raises(UserError, match="x: "):
             book(tmp_path / "x")

@@ -228,6 +228,8 @@ def test_notations_of_commands(tmp_path: Path, command: str, score: int) -> None
         "s=0.35 d=12",
         "250cp",
         "+5M/20",
+        "0,35/12 0.1s",
+        "12,5",
     ],
 )
 def test_what_is_not_understood_is_counted_apart(tmp_path: Path, comment: str) -> None:
@@ -236,7 +238,7 @@ def test_what_is_not_understood_is_counted_apart(tmp_path: Path, comment: str) -
     assert found == [10]
     what = "positions left out, with a comment that is not understood as an evaluation"
     assert f"{what}: 1, such as line 5: '{{{comment}}}'" in notes
-    assert "positions left out, without an evaluation: 1" in notes
+    assert "positions left out, without an evaluation: 1, such as line 5: '{a pawn, 5 s}'" in notes
     found, notes = scores(tmp_path / "x", game(f"1. e4 {{{comment}}}"))
     what = "games left out, with comments that are not understood as evaluations"
     assert (found, notes) == ([], [f"{what}: 1, such as line 4: '{{{comment}}}'"])
@@ -257,10 +259,16 @@ def test_what_is_not_understood_is_counted_apart(tmp_path: Path, comment: str) -
         "S=",
         "mate in 3",
         "a score of 5",
+        "Q=0.35",
+        "W: 35%",
+        "nan/12",
+        "[% eval 0.4]",
     ],
 )
-def test_comments_without_an_evaluation(tmp_path: Path, comment: str) -> None:
-    assert scores(tmp_path / "x", game(f"1. e4 {{{comment}}}")) == ([], ["games left out, without evaluations: 1"])
+def test_comments_without_an_evaluation_are_shown(tmp_path: Path, comment: str) -> None:
+    example = "" if comment == "book" else f", such as line 4: '{{{comment}}}'"
+    found = scores(tmp_path / "x", game(f"1. e4 {{{comment}}}"))
+    assert found == ([], [f"games left out, without evaluations: 1{example}"])
 
 
 def test_results_of_the_header_and_of_the_end(tmp_path: Path) -> None:
@@ -279,6 +287,11 @@ def test_results_of_the_header_and_of_the_end(tmp_path: Path) -> None:
         "games left out, with one result in the header and another at the end: 1, such as line 4: '0-1'",
         "games left out, without a result: 1, such as line 9: '0-0'",
     ]
+    _, notes = scores(tmp_path / "x", game("1. e4 {+0.10/9 0.1s}", Result="0-1 (time)"))
+    what = "games with a result in the header that is not understood, so that the one at the end counts"
+    assert f"{what}: 1, such as line 4: '0-1 (time)'" in notes
+    _, notes = scores(tmp_path / "x", game("1. e4 {+0.10/9 0.1s}", Termination="rules infraction"))
+    assert notes == ["games left out, ended by rules infraction: 1"]
 
 
 def test_odd_games_end_no_conversion(tmp_path: Path) -> None:
@@ -296,6 +309,30 @@ def test_odd_games_end_no_conversion(tmp_path: Path) -> None:
     found, notes = scores(tmp_path / "x", good + game("1. e4 {+0.20/9} --\n 2. d4 {+0.30/9}"), pawn="100")
     assert found == [10, 20]
     assert "games cut off at a null move: 1, such as line 9: the null move '--'" in notes
+    for null in ("<>", "-", "NULL", "Pass", "z0", "e8e8"):  # without them, White would play Black's a3
+        found, notes = scores(tmp_path / "x", game(f"1. e4 {{+0.20/9}} {null} 2. a3 {{+0.30/9}}"), pawn="100")
+        assert found == [20]
+        assert f"games cut off at a null move: 1, such as line 4: the null move '{null}'" in notes
+
+
+def test_tags_before_the_event(tmp_path: Path) -> None:
+    """Tags in another order belong to the game that follows, also in the ranges that a loader reads."""
+    kings = "4k3/8/8/8/8/8/4P3/4K3 w - - 0 1"
+    text = f'[FEN "{kings}"]\n[Event "x"]\n[Result "1-0"]\n\n1. e4 {{+0.10/9 0.1s}} 1-0\n\n'
+    path = tmp_path / "x.pgn"
+    path.write_text(2 * text)
+    records, notes = read(path)
+    assert [row[0].split()[0] for row in _data.describe(records)] == 2 * [kings.split()[0]]
+    assert notes == [
+        "games with evaluations as in engine matches ({+0.35/12 0.05s}), the mover's view, of the position "
+        "before the move: 2"
+    ]
+    path.write_text(20_000 * text)
+    with pytest.raises(UserError, match=r"tag fen before the tag Event, expected it after"):
+        for _ in RecordLoader(path, 1000, shuffle=False, threads=2):
+            pass
+    path.write_text(20_000 * text.replace("FEN", "Site"))
+    assert sum(len(batch) for batch in RecordLoader(path, 1000, shuffle=False, threads=2)) == 20_000
 
 
 def test_shapes_of_files(tmp_path: Path) -> None:
@@ -308,6 +345,7 @@ def test_shapes_of_files(tmp_path: Path) -> None:
         (f'[Event "x"]\n[Result "1-0"]\n{{a line\n[of "tags"]}} {move}(1... c5 ; )\n 2. c3) 2... 1-0', 2),
         (f'\ufeff[FEN "{START};"]\r\n[Result "1-0"]\r\n\r\n{move}1-0\r\n', 2),
         (game(f"{move} 2. ♘f3 N {{+0.10/9}} 2…Nc6 +- {{+0.10/9}} <3. Bb5>"), 4),
+        (game("1. e4+- {+0.10/9} e5± {+0.10/9} 2. Nf3+/= {+0.10/9}"), 3),
     ):
         assert len(scores(tmp_path / "x", text)[0]) == count, text
 

@@ -339,6 +339,10 @@ def test_books(tmp_path: Path) -> None:
     bad.write_text("8/8/8/8 w - - 0 1\n")
     with pytest.raises(UserError, match=r"bad.epd: line 1: FEN '8/8/8/8 w - - 0 1': "):
         Openings(OpeningOptions(str(bad)), 1)
+    bad.write_text(f"{START}\nrnb1kbnr/pppp1ppp/8/4p3/6Pq/5P2/PPPPP2P/RNBQKBNR w KQkq - 1 3\n")
+    assert Openings(OpeningOptions(str(bad), "sequential"), 1)[0].fen == START
+    with pytest.raises(UserError, match=r"bad.epd: opening 2: no game can begin with 'rnb1.*': checkmate"):
+        Openings(OpeningOptions(str(bad)), 9)
 
 
 def test_openings_of_a_data_file(tmp_path: Path) -> None:

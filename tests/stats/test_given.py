@@ -49,6 +49,29 @@ def test_expanding(name: str) -> None:
             )
 
 
+@pytest.mark.parametrize("kind", ["f4", "f8", "i4"])
+def test_masked_numbers_are_no_observations(kind: str) -> None:
+    x = np.ma.MaskedArray(np.arange(6).astype(kind), np.array([False, True, False, False, False, True]))
+    expected = np.array([0, 0, 1, 2.5, 3, 3.5])
+    np.testing.assert_array_equal(stats.rolling(x, 3, min_periods=1).mean(), expected)
+    assert type(stats.ewm(x, com=1).mean()) is np.ndarray
+
+
+def test_numbers_of_arguments() -> None:
+    x = np.arange(5.0)
+    least: Any = np.int8(1)
+    windows: list[Any] = [5, 2**60, 2**64, np.uint64(2**63)]
+    for window in windows:
+        found = stats.rolling(x, window, min_periods=least).sum()
+        np.testing.assert_array_equal(found, np.cumsum(x))
+    for bad in ("1", True, np.True_, [1, 2], None):
+        with pytest.raises(ValueError, match=r"rolling: q: found .*, expected a number"):
+            stats.rolling(x, 2).quantile(bad)  # type: ignore[arg-type]
+        if bad is not None:
+            with pytest.raises(ValueError, match=r"ewm: com: found .*, expected a number"):
+                stats.ewm(x, com=bad)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("kind", ["f8", "f4", "f2", ">f8", "i8", "i4", "u1", "?"])
 def test_arrays(kind: str) -> None:
     x = np.nan_to_num(numbers(5, 2, 60)).astype(kind)[:, ::-2]
