@@ -159,6 +159,11 @@ def test_a_book_is_not_cut_off(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"x.pgn: game 2: line 7: move 'Xx5' is not a move in "):
         book(path)
     assert book(path, plies=1)[1][1] == ("e2e4",)
+    path.write_text('[Event "x"]\n[Variant "Atomic"]\n\n1. e4 e5 *\n')
+    with pytest.raises(UserError, match=r"x.pgn: game 1: the variant 'atomic', expected chess or Chess960"):
+        book(path)
+    path.write_text('[Event "x"]\n[Variant "fischerandom"]\n\n1. e4 e5 *\n')
+    assert len(book(path)) == 1
     path.write_text('[Event "x"]\n\n1. e4 -- *\n')
     with pytest.raises(UserError, match=r"game 1: line 3: the null move '--'"):
         book(path)
