@@ -208,7 +208,7 @@ OTHERS = [
 ]
 
 
-@pytest.mark.parametrize(("content", "words"), OTHERS)
+@pytest.mark.parametrize(("content", "words"), OTHERS, ids=[words for _, words in OTHERS])
 def test_other_kinds_of_files_are_named(content: bytes, words: str, tmp_path: Path) -> None:
     path = tmp_path / "x.bin"
     path.write_bytes(content)
