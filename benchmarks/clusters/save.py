@@ -57,7 +57,7 @@ def save(loader: RecordLoader, ranks: Ranks, path: Path) -> list[float]:
     before, times = mebibytes("VmRSS"), [cpu_seconds()]
     state = loader.state_dict()
     times.append(cpu_seconds())
-    merged = merge_over(state, ranks.maximum, ranks.any)
+    merged = merge_over(state, ranks.maximum, ranks.at_first, ranks.any)
     times.append(cpu_seconds())
     if ranks.writes:
         tensors = {key: value for key, value in merged.items() if isinstance(value, Tensor)}

@@ -65,18 +65,13 @@ std::size_t chunks_of(const Files& files) {
 Array<std::int64_t> keep_contents(const Files& files,
                                   const std::vector<std::tuple<std::uint64_t, std::uint64_t, std::uint64_t>>& until) {
     Array<std::int64_t> all(static_cast<py::ssize_t>(chunks_of(files)));
-    std::int64_t* out = all.mutable_data();
+    auto* out = reinterpret_cast<std::uint64_t*>(all.mutable_data());
     const py::gil_scoped_release release;
     std::vector<Contents::Place> places;
     for (const auto& [shard, epoch, chunk] : until) places.push_back({shard, epoch, chunk});
     for (const DataFile* file : files) {
-        const std::vector<std::uint64_t> digests = file->contents->keep(places);
         const std::size_t chunks = file->contents->num_chunks();
-        if (digests.empty()) {
-            std::fill_n(out, chunks, std::int64_t{0});
-        } else {
-            std::memcpy(out, digests.data(), chunks * sizeof(std::uint64_t));
-        }
+        file->contents->keep(places, {out, chunks});
         out += chunks;
     }
     return all;

@@ -37,19 +37,18 @@ void Contents::check(const std::string& path, std::size_t chunk, std::uint64_t d
     if (is_before(place, places_[chunk])) places_[chunk] = place;
 }
 
-std::vector<std::uint64_t> Contents::keep(std::span<const Place> until) {
+void Contents::keep(std::span<const Place> until, std::span<std::uint64_t> kept) {
     const std::lock_guard lock(mutex_);
-    std::vector<std::uint64_t> digests(digests_.size(), kUnknown);
+    if (digests_.empty()) std::ranges::fill(kept, kUnknown);
     for (std::size_t i = 0; i < digests_.size(); ++i) {
         const auto reaches = [&](const Place& end) {
             return end.shard == places_[i].shard && is_before(places_[i], end);
         };
+        kept[i] = kUnknown;
         if (digests_[i] == kUnknown) continue;
         if (!kept_[i]) kept_[i] = std::ranges::any_of(until, reaches);
-        if (kept_[i]) digests[i] = digests_[i];
+        if (kept_[i]) kept[i] = digests_[i];
     }
-    if (std::ranges::all_of(digests, [](std::uint64_t digest) { return digest == kUnknown; })) digests.clear();
-    return digests;
 }
 
 void Contents::restore(std::span<const std::uint64_t> digests) {

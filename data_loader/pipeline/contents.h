@@ -27,10 +27,9 @@ class Contents {
     // Remembers the digest of a chunk, or compares it with what is remembered. Throws ContentChanged, naming `path`.
     void check(const std::string& path, std::size_t chunk, std::uint64_t digest, Place place);
 
-    // The digests of all chunks before these places, one for each shard, and of those that were kept earlier; kUnknown
-    // for the others; nothing if that is all chunks. What threads have read ahead is left out, so the result depends
-    // only on the places.
-    std::vector<std::uint64_t> keep(std::span<const Place> until);
+    // Writes the digests of all chunks before these places, one for each shard, and of those that were kept earlier;
+    // kUnknown for the others. What threads have read ahead is left out, so the result depends only on the places.
+    void keep(std::span<const Place> until, std::span<std::uint64_t> kept);
 
     // Continues with digests that another process kept: those of all chunks, or nothing.
     void restore(std::span<const std::uint64_t> digests);

@@ -678,17 +678,50 @@ def merge_states(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def merge_over(
-    state: dict[str, Any], maximum: Callable[[Tensor], Tensor], is_any: Callable[[bool], bool]
+    state: dict[str, Any],
+    maximum: Callable[[Tensor], Tensor],
+    at_first: Callable[[Tensor], Iterator[Tensor]],
+    is_any: Callable[[bool], bool],
 ) -> dict[str, Any]:
-    """`merge_states` for processes that exchange tensors: each calls it with its own state. `maximum` gives the largest
-    values of all processes, element by element, and may change its argument; `is_any` whether a flag is set in any of
-    them."""
+    """`merge_states` for processes that exchange tensors: each calls it with its own state. Only the first process gets
+    the digests of all; the other ones keep their own.
+
+    maximum: gives the largest values of all processes, element by element, and may change its argument. at_first: gives
+        the first process the tensors of the other ones, int64 [any length], and them nothing. is_any: whether a flag is
+        set in any process.
+    """
     merged = dict(state)
     for key, tensor in state.items():
-        if isinstance(tensor, Tensor):
+        if key == "contents":
+            differs = False
+            for message in at_first(_digests_to_send(tensor)):  # the other processes need no copy of their own
+                merged[key] = tensor.clone() if merged[key] is tensor else merged[key]
+                differs |= _add_digests(merged[key], message)
+            _check_merged(key, is_any(differs))
+        elif isinstance(tensor, Tensor):
             merged[key] = _order(key, maximum(_order(key, tensor.clone())))
             _check_merged(key, is_any(_differs(key, tensor, merged[key])))
     return merged
+
+
+def _digests_to_send(contents: Tensor) -> Tensor:
+    """The digests of a state, int64 [chunks], or what is shorter: the known ones, after as many indices."""
+    values = contents.numpy()  # NumPy takes half of torch's time for millions of chunks
+    known = np.flatnonzero(values != 0)  # of booleans: a third of the time
+    return contents if 2 * len(known) >= len(values) else torch.from_numpy(np.concatenate((known, values[known])))
+
+
+def _add_digests(contents: Tensor, message: Tensor) -> bool:
+    """Adds the digests that `_digests_to_send` gave in another process. Whether a known one has another value."""
+    own, sent = contents.numpy(), message.numpy()
+    if len(sent) == len(own):
+        differs = bool(((own != sent) & (own != 0) & (sent != 0)).any())
+        np.copyto(own, sent, where=own == 0)
+        return differs
+    index, values = np.split(sent, 2)
+    before = own[index]
+    own[index] = values
+    return bool(((before != values) & (before != 0)).any())
 
 
 def _order(key: str, tensor: Tensor) -> Tensor:

@@ -149,7 +149,7 @@ class Saver:
         first, *others = self._ranks.each(_json_of(state))
         if any(other != first for other in others):
             raise UserError("train: the processes have different states of the stream of batches")
-        return merge_over(state, self._ranks.maximum, self._ranks.any)
+        return merge_over(state, self._ranks.maximum, self._ranks.at_first, self._ranks.any)
 
     def settle(self, store: CheckpointStore | Nowhere) -> None:
         """After a resume in the same folder, restores the state of the folder at that step. Reads the best validation

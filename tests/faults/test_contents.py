@@ -4,17 +4,19 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from loader_states import same_states, stored
+from torch import Tensor
 
 from nnue_trainer import _data
 from nnue_trainer.data import LoaderOptions, RecordLoader, records_from_fens
 from nnue_trainer.data.binpack import write_binpack
-from nnue_trainer.data.loader import merge_states
+from nnue_trainer.data.loader import merge_over, merge_states
 from nnue_trainer.data.transform import convert
 from nnue_trainer.errors import UserError
 
@@ -137,6 +139,36 @@ def test_processes_join_the_contents_that_they_read(tmp_path: Path) -> None:
     states[0]["contents"][states[1]["contents"].nonzero()[0]] = 123456
     with pytest.raises(UserError, match="the processes have read different contents of one file"):
         merge_states(states)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.2, 0.8, 1.0])
+def test_the_first_process_joins_the_contents(share: float) -> None:
+    """Few known digests are sent with their indices, many as they are."""
+    draw = np.random.default_rng(1)
+    every = draw.integers(1, 1 << 62, 1000)
+    states = [{"contents": torch.from_numpy(np.where(draw.random(1000) < share, every, 0))} for _ in range(4)]
+    sent: list[Tensor] = []
+
+    def keep(message: Tensor) -> Iterator[Tensor]:
+        sent.append(message)
+        return iter(())
+
+    def join() -> Tensor:
+        sent.clear()
+        for state in states[1:]:
+            assert torch.equal(merge_over(state, not_called, keep, bool)["contents"], state["contents"])
+        return merge_over(states[0], not_called, lambda _: iter(sent), bool)["contents"]
+
+    def not_called(_: Tensor) -> Tensor:
+        raise AssertionError
+
+    assert torch.equal(join(), merge_states(states)["contents"])
+    assert all(len(message) <= min(1000, 2 * 1000 * share * 1.3) for message in sent)
+    both = (states[0]["contents"] * states[3]["contents"]).nonzero()
+    if len(both):
+        states[3]["contents"][both[0]] = 7
+        with pytest.raises(UserError, match="the processes have read different contents of one file"):
+            join()
 
 
 def test_a_chunk_that_was_good_is_not_left_out(tmp_path: Path) -> None:

@@ -154,6 +154,22 @@ class Ranks:
             dist.gather(part.contiguous(), parts)
         return parts
 
+    def at_first(self, tensor: Tensor) -> Iterator[Tensor]:
+        """On rank 0 the tensors [any length] of the other ranks, of one dtype and on the CPU, one after the other; on
+        the other ranks nothing. Rank 0 has only one of them in memory at a time."""
+        if not self.several:
+            return
+        lengths = self.all_gather(_host([len(tensor)])).flatten().tolist()
+        with self._exchanging(tensor, _default_group()):
+            if self.rank != 0 and len(tensor):
+                dist.send(tensor, 0)
+        for rank in range(1, self.size) if self.rank == 0 else ():
+            other = tensor.new_empty(lengths[rank])
+            with self._exchanging(other, _default_group()):
+                if len(other):
+                    dist.recv(other, rank)
+            yield other
+
     # ---- common decisions of the host; all ranks must call these together ----
 
     def agree(self, stop: bool, save: bool) -> tuple[bool, bool]:
