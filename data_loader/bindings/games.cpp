@@ -45,6 +45,7 @@ void bind_games(py::module_& m) {
         .def(py::init<const std::string&, py::object>(), py::arg("path"), py::arg("readinto"))
         .def("next", &GameReader::next, py::arg("chess960") = false,
              "(where, tags, FEN, moves, comments, problem) of the next game; None at the end.");
+    m.def("is_other_variant", &is_other_variant, py::arg("variant"));
 
     py::class_<Game>(m, "Game",
                      "A game of chess from the position `fen` on. Moves are in UCI notation. UserError for a FEN or a "

@@ -114,21 +114,13 @@ class PgnReader final : public PgnReaderBase {
         if (counted.example.empty()) counted.example = example;
     }
 
-    static std::string lower(std::string text) {
-        for (char& c : text) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
-        return text;
-    }
-
     // Games whose headers give the reason why they are left out.
     bool is_left_out() {
-        const std::string variant = lower(game_.tag("variant"));
-        if (!variant.empty() && variant != "standard" && variant != "chess" && variant != "normal" &&
-            variant != "from position" && variant.find("fischer") == std::string::npos &&
-            variant.find("960") == std::string::npos) {
+        if (is_other_variant(game_.tag("variant"))) {
             count("games left out, of the variant " + quoted(game_.tag("variant")));
             return true;
         }
-        const std::string end = lower(game_.tag("termination"));
+        const std::string end = lower_case(game_.tag("termination"));
         for (const char* kind :
              {"unterminated", "abandoned", "stalled connection", "illegal move", "rules infraction", "time forfeit"}) {
             if (end == kind) {
@@ -160,8 +152,8 @@ class PgnReader final : public PgnReaderBase {
         if (first == game_.plies.end() && !game_.evals_after) {
             const auto unclear = std::ranges::find_if(game_.plies, &PgnPly::is_unclear);
             if (unclear == game_.plies.end()) {
-                const auto said = std::ranges::find_if(game_.plies, &is_remark);
-                count("games left out, without evaluations", 1, said == game_.plies.end() ? "" : comment_of(*said));
+                const auto remark = std::ranges::find_if(game_.plies, &is_remark);
+                count("games left out, without evaluations", 1, remark == game_.plies.end() ? "" : comment_of(*remark));
             } else {
                 count("games left out, with comments that are not understood as evaluations", 1, comment_of(*unclear));
             }

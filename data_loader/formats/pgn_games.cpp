@@ -8,15 +8,23 @@
 
 namespace nnue::data {
 
-namespace {
-
-constexpr std::string_view kStartFen = "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1";
-
 std::string lower_case(std::string_view text) {
     std::string lower(text);
     for (char& c : lower) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
     return lower;
 }
+
+bool is_other_variant(std::string_view variant) {
+    const std::string lower = lower_case(variant);
+    for (const std::string_view chess : {"", "standard", "chess", "normal", "from position"}) {
+        if (lower == chess) return false;
+    }
+    return lower.find("fischer") == std::string::npos && lower.find("960") == std::string::npos;
+}
+
+namespace {
+
+constexpr std::string_view kStartFen = "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1";
 
 // White's result, 1, 0 or −1.
 std::optional<int> pgn_result(std::string_view text) {

@@ -14,6 +14,11 @@
 
 namespace nnue::data {
 
+std::string lower_case(std::string_view text);
+
+// Whether a value of the tag Variant names another game than chess or Chess960.
+bool is_other_variant(std::string_view variant);
+
 // A move of the main line. `comment`: the text of the comments after it, up to the first evaluation.
 struct PgnPly {
     Position before;

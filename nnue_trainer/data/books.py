@@ -30,8 +30,6 @@ _MAX_SAMPLED = 1 << 24  # positions that are read from a data file
 _DRAWN_PLIES = (8, 40)
 _DRAWN_SCORE = 300  # internal units
 _CHUNK = 4096
-_CHESS = ("", "standard", "chess", "normal", "from position")
-"""Values of the tag Variant, in lower case."""
 
 
 class Opening(NamedTuple):
@@ -143,9 +141,8 @@ def _openings(path: Path, plies: int, chess960: bool) -> Iterator[Opening]:
         if game.problem and len(game.moves) < plies:
             raise UserError(f"{path}: game {number}: {game.problem}")
         where = f"{path}: game {number}"
-        variant = game.tags.get("variant", "").lower()
-        if variant not in _CHESS and "fischer" not in variant and "960" not in variant:  # as in formats/pgn.cpp
-            raise UserError(f"{where}: the variant {quoted(variant)}, expected chess or Chess960")
+        if _data.is_other_variant(variant := game.tags.get("variant", "")):
+            raise UserError(f"{where}: the variant {quoted(variant.lower())}, expected chess or Chess960")
         yield Opening(game.fen, _until_the_end(game.fen, game.moves[:plies], chess960), where)
 
 

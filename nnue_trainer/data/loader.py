@@ -50,7 +50,6 @@ _log = logging.getLogger(__name__)
 _Place = tuple[int, int, int, int, list[float]]  # the last: the state of the filter piece_counts, or nothing
 _Read = tuple[int, int, int]
 _PLACE_NUMBERS = 4
-_UNKNOWN_DIGEST = torch.iinfo(torch.int64).min
 
 
 class BadChunks(NamedTuple):
@@ -669,9 +668,13 @@ def merge_states(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
         if isinstance(own, Tensor):
             if any(state[key].shape != own.shape for state in states):
                 raise UserError("loader states of different runs cannot be joined")
-            every = torch.stack([_order(key, state[key].clone()) for state in states])
-            merged[key] = _order(key, every.amax(0))
-            _check_merged(key, any(_differs(key, state[key], merged[key]) for state in states))
+            if key == "contents":
+                merged[key] = own.clone()
+                differs = any(_add_digests(merged[key], state[key]) for state in states[1:])
+            else:
+                merged[key] = torch.stack([state[key] for state in states]).amax(0)
+                differs = any(_differs(key, state[key], merged[key]) for state in states)
+            _check_merged(key, differs)
         elif any(state[key] != own for state in states):
             raise UserError("loader states of different runs cannot be joined")
     return merged
@@ -699,7 +702,7 @@ def merge_over(
                 differs |= _add_digests(merged[key], message)
             _check_merged(key, is_any(differs))
         elif isinstance(tensor, Tensor):
-            merged[key] = _order(key, maximum(_order(key, tensor.clone())))
+            merged[key] = maximum(tensor.clone())
             _check_merged(key, is_any(_differs(key, tensor, merged[key])))
     return merged
 
@@ -712,7 +715,8 @@ def _digests_to_send(contents: Tensor) -> Tensor:
 
 
 def _add_digests(contents: Tensor, message: Tensor) -> bool:
-    """Adds the digests that `_digests_to_send` gave in another process. Whether a known one has another value."""
+    """Adds the digests of another state, as they are or as `_digests_to_send` gave them. Whether a known one has
+    another value."""
     own, sent = contents.numpy(), message.numpy()
     if len(sent) == len(own):
         differs = bool(((own != sent) & (own != 0) & (sent != 0)).any())
@@ -724,20 +728,12 @@ def _add_digests(contents: Tensor, message: Tensor) -> bool:
     return bool(((before != values) & (before != 0)).any())
 
 
-def _order(key: str, tensor: Tensor) -> Tensor:
-    """Changes a tensor so that the value for "unknown" is the smallest one, and returns it; a second call undoes it."""
-    return tensor.bitwise_xor_(_UNKNOWN_DIGEST) if key == "contents" else tensor
-
-
 def _differs(key: str, own: Tensor, merged: Tensor) -> bool:
     """Whether a state has another value than the merged one where it has one."""
     if key == "seen":  # sketches are joined by their maximum
         return False
-    unknown = {"contents": 0, "places": -1, "piece_counts": -math.inf}[key]
-    values = own.numpy()  # NumPy takes half of torch's time for millions of chunks
-    differs = values != merged.numpy()
-    differs &= values != unknown
-    return bool(differs.any())
+    unknown = {"places": -1, "piece_counts": -math.inf}[key]
+    return bool(((own != merged) & (own != unknown)).any())
 
 
 def _check_merged(key: str, differs: bool) -> None:

@@ -1,4 +1,4 @@
-"""nnue::ewm on devices and in the emulator; its values are held against pandas and fractions in tests/analysis."""
+"""nnue::ewm on devices and in the emulator; its values are held against pandas and fractions in test_pandas.py."""
 
 from __future__ import annotations
 

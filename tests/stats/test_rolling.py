@@ -1,4 +1,4 @@
-"""nnue::rolling and nnue::rolling_quantile against a plain loop in float64; tests/analysis compares with pandas."""
+"""nnue::rolling and nnue::rolling_quantile against a plain loop in float64; test_pandas.py compares with pandas."""
 
 from __future__ import annotations
 
