@@ -4,7 +4,7 @@ The factors of the kernels for 9.0 are fitted to an H200 alone, so the times of 
 kernels' factors for gathering are fitted to both cards; update, layers and launches are the same kernels.
 
   python benchmarks/estimate.py             # factors and errors
-  python benchmarks/estimate.py --table     # the table of docs/performance.md
+  python benchmarks/estimate.py --table     # a table of GPUs
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def fitted(steps: list[Measured]) -> dict[str, Factors]:
 
 
 def table() -> None:
-    """Prints the rows of docs/performance.md."""
+    """Prints a table of GPUs and presets."""
     print("| GPU | " + " | ".join(NETS) + " | sfnnv16 needs |")
     print("|---" * (len(NETS) + 2) + "|")
     for name, card in CARDS.items():
@@ -100,7 +100,7 @@ def table() -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--table", action="store_true", help="print the table of docs/performance.md")
+    parser.add_argument("--table", action="store_true", help="print a table of GPUs")
     if parser.parse_args().table:
         table()
         return

@@ -1,4 +1,4 @@
-"""Checks a record of docs/records.md: the seconds from random weights to a net that is as strong as the baseline.
+"""Checks a record (docs/comparing-recipes.md): the seconds from random weights to a net as strong as the baseline.
 
     python benchmarks/record.py [RECIPE] [KEY=VALUE …] --data TRAIN --validation HELD_OUT --out FOLDER
 

@@ -1,4 +1,4 @@
-"""Where the chunks of data files are, kept between runs: docs/chunk-index.md.
+"""Where the chunks of data files are, kept between runs: docs/data.md, "The chunk index".
 
 Opening a file without an index reads it at some twenty places and at the header of every chunk. An index entry holds
 what that finds. An entry fits a file of the same size and modification time whose first and last 4 KiB are the same;

@@ -1,7 +1,7 @@
 """The choice of `training.precision: auto`.
 
 No difference between the validation losses of mixed precision and fp32 was found (benchmarks/precision.py,
-docs/performance.md), so training takes mixed precision where it is faster.
+docs/training.md), so training takes mixed precision where it is faster.
 """
 
 from __future__ import annotations
