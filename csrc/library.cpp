@@ -1,7 +1,7 @@
 // All operator schemas of the library, namespace nnue, in one place.
 //
 // The kernels live in cpu/ and cuda/, and each file registers its own at its end. Autograd, vmap, fake kernels and
-// autocast are registered in Python: in nnue_trainer/ops/__init__.py, and for the operators of both perspectives in
+// autocast are registered in Python: in nnue_trainer/ops/_*.py, and for the operators of both perspectives in
 // nnue_trainer/ops/perspectives.py. This file is part of the CPU library, which is loaded first; the CUDA library only
 // adds implementations.
 

@@ -34,11 +34,18 @@ ForwardMode = Callable[[Any, tuple[Any, ...], tuple[Tensor | None, ...]], Any]
 # does not set.
 _LEVEL = 0
 
+_library.require()
 _libraries: list[torch.library.Library] = []  # the registrations live as long as these objects
 
 
 unpack_dual: Callable[..., tuple[Tensor, Tensor | None]] = torch._VF._unpack_dual
 """`forward_ad.unpack_dual` without a call in Python: operators are called in each step"""
+
+
+def expect(op: str, argument: str, correct: bool, found: object, expected: str) -> None:
+    """For fake kernels. The kernels check everything again; this raises the error while tracing, before one runs."""
+    if not correct:
+        raise RuntimeError(f"{op}: {argument}: found {found}, expected {expected}")
 
 
 def split_tangent(value: Any) -> tuple[Any, Tensor | None]:

@@ -24,6 +24,7 @@ from nnue_trainer import ops
 from nnue_trainer.base._library import as_text
 from nnue_trainer.data.batch import plan_of
 from nnue_trainer.ops import _registration, capabilities, reference
+from nnue_trainer.ops._feature_transformer import exact_index_error
 from nnue_trainer.ops.capabilities import Kernels, set_cuda_kernels
 from nnue_trainer.ops.reference import ACTIVATIONS, Activation
 
@@ -530,5 +531,5 @@ def perspective_transformer(
         call = described.call(rows, parameters, psqt_bucket, plans, has_values=values is not None)
         out, psqt_out = call.outputs(values, deterministic)
     except RuntimeError as error:
-        raise ops.exact_index_error(error, white, black) from None
+        raise exact_index_error(error, white, black) from None
     return out if psqt_out is None else (out, psqt_out)

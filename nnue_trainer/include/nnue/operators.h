@@ -4,7 +4,7 @@
 //     at::Tensor out = nnue::feature_transformer(indices, weight, bias);  // differentiable
 //
 // torch's stable ABI cannot register derivatives, so the dispatcher does not connect the operators' forward and
-// backward. Here torch::autograd::Functions connect them, as nnue_trainer/ops/__init__.py and perspectives.py do in
+// backward. Here torch::autograd::Functions connect them, as nnue_trainer/ops does in
 // Python, with bit-identical results. Only first derivatives in reverse mode are supported.
 //
 // Errors are exceptions that derive from std::exception: std::runtime_error from operators and load_operators,
