@@ -2,7 +2,7 @@
 
 An error in such code is reported with file, line, class and method, and never as an internal error (`explaining`).
 Values that its methods return are checked (`returned`). At its end the program waits at most five seconds for it
-(`leave`). This module imports nothing heavy.
+(`close_in_time`). This module imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 from nnue_trainer.errors import UserError, first_line, out_of_memory, quoted, shown
 
 _PATIENCE = 5.0  # seconds
-_left: list[Callable[[], bool]] = []  # whether what was left has returned
+_abandoned: list[Callable[[], bool]] = []  # whether what was left has returned
 
 
 @contextmanager
@@ -96,7 +96,7 @@ def number(owner: object, method: str, value: Any) -> float:
     return float(value)
 
 
-def leave(close: Callable[[], None], what: str) -> None:
+def close_in_time(close: Callable[[], None], what: str) -> None:
     """Calls `close`, which waits for threads that may be in foreign code, and gives up after five seconds or at Ctrl-C.
     `what` names that code in a line."""
     done = threading.Event()
@@ -107,18 +107,18 @@ def leave(close: Callable[[], None], what: str) -> None:
         finally:
             done.set()
 
-    left(done.is_set)
+    abandoned(done.is_set)
     # Not Thread.join: until Python 3.12, one that Ctrl-C interrupts takes the thread for ended.
     threading.Thread(target=call, name=f"closing {what}", daemon=True).start()
     if not done.wait(_PATIENCE):
         print(f"nnue: warning: {what} does not return; continuing without it", file=sys.stderr, flush=True)
 
 
-def left(done: Callable[[], bool]) -> None:
-    """Notes that a thread was left in code that does not return; `done` tests whether it has."""
-    _left.append(done)
+def abandoned(done: Callable[[], bool]) -> None:
+    """Notes that a thread was abandoned in code that does not return; `done` tests whether it has."""
+    _abandoned.append(done)
 
 
-def hangs() -> bool:
-    """Whether foreign code that was left has still not returned. Then Python cannot end in an orderly way."""
-    return not all(done() for done in _left)
+def still_runs() -> bool:
+    """Whether abandoned foreign code has still not returned. Then Python cannot end in an orderly way."""
+    return not all(done() for done in _abandoned)

@@ -122,7 +122,7 @@ def main() -> None:
         status = status or _explain(error)
         # Nothing can take what is still buffered, and Python must not try to write it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    if foreign.hangs():
+    if foreign.still_runs():
         os._exit(status)  # Python would wait for it
     sys.exit(status)
 

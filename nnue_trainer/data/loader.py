@@ -28,7 +28,7 @@ from torch.utils.data import get_worker_info
 
 from nnue_trainer import _data
 from nnue_trainer.base.closing import Closing
-from nnue_trainer.base.foreign import leave
+from nnue_trainer.base.foreign import close_in_time
 from nnue_trainer.base.system import usable_cpus
 from nnue_trainer.data.batch import Batch, memory_of
 from nnue_trainer.data.features import FeatureSet, feature_set
@@ -470,7 +470,7 @@ class _Stream(Closing, Generic[T]):
         if self._user_filter is None:
             running.pipeline.close()
         else:
-            leave(running.pipeline.close, "a filter of data.filters")
+            close_in_time(running.pipeline.close, "a filter of data.filters")
 
     def restart(self, epoch: int | None = None) -> None:
         """Goes back to the beginning of `epoch`, by default the one that the loader was made for, so that its first

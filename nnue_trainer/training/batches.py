@@ -207,9 +207,9 @@ class DeviceBatches:
         if self._recorder is None or batch.buffer is None or not stays:
             return self._kept(work())
         # A larger batch moves the buffers, a smaller one is a part of them.
-        key, settled = (batch.buffer, len(batch), batch.white.data_ptr()), self._recorder.settled
+        key, warm = (batch.buffer, len(batch), batch.white.data_ptr()), self._recorder.warm
         made = self._recorder(key, work)
-        return made if settled else self._kept(made)
+        return made if warm else self._kept(made)
 
     def _joined(self, fresh: Batch, share: Share) -> Batch:
         """The whole batch, on the device."""

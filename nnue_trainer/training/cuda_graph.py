@@ -35,7 +35,7 @@ class GraphedStep:
     def __call__(self, batch: Batch) -> None:
         # torch creates streams and graphs on the current device, which may be another one here.
         with torch.cuda.device(self._device):
-            read = self._to_read(batch) if self._recorder.settled else batch
+            read = self._to_read(batch) if self._recorder.warm else batch
             self._recorder(batch.buffer, lambda: self._step(read))
 
     def forget(self) -> None:

@@ -46,13 +46,13 @@ class Recorder(Generic[Result]):
         self._recordings: dict[Hashable, tuple[torch.cuda.CUDAGraph, Result]] = {}
 
     @property
-    def settled(self) -> bool:
+    def warm(self) -> bool:
         """Whether the next call is recorded or replayed."""
         return self._calls >= EAGER_CALLS
 
     def __call__(self, key: Hashable, work: Callable[[], Result]) -> Result:
         """Queues the work after what the current stream has queued, and the current stream waits for it."""
-        if not self.settled:
+        if not self.warm:
             self._calls += 1
             current = torch.cuda.current_stream(self._stream.device)
             self._stream.wait_stream(current)

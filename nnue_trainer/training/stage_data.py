@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from nnue_trainer.base.foreign import leave
+from nnue_trainer.base.foreign import close_in_time
 from nnue_trainer.data import Loader, RecordLoader
 from nnue_trainer.data.mixing import Mixing
 from nnue_trainer.data.opened import OpenedFile
@@ -112,7 +112,7 @@ class StageData:
         self._closed = True
         self._thread.shutdown(wait=False, cancel_futures=True)
         self._close_loaders()
-        leave(self._thread.shutdown, "reading the data files, or a plugin")
+        close_in_time(self._thread.shutdown, "reading the data files, or a plugin")
         self._close_loaders()
 
     def _close_loaders(self) -> None:

@@ -110,7 +110,7 @@ def test_a_recorder_keeps_the_result_of_each_key(monkeypatch: pytest.MonkeyPatch
 
     with fake.device("cuda:1"):
         first = [recorder(0, lambda: work(0)) for _ in range(EAGER_CALLS)]
-        assert (len(set(first)), fake.captures, recorder.settled) == (EAGER_CALLS, 0, True)
+        assert (len(set(first)), fake.captures, recorder.warm) == (EAGER_CALLS, 0, True)
         results = {key: recorder(key, lambda key=key: work(key)) for key in (0, 1)}  # type: ignore[misc]
         for key in (1, 0, 1):
             assert recorder(key, lambda: pytest.fail("is replayed")) is results[key]

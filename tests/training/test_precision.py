@@ -9,7 +9,7 @@ from nnue_trainer import nets
 from nnue_trainer.files import checkpoint
 from nnue_trainer.modules.layer_stacks import LayerStacks
 from nnue_trainer.nets.base import StackedModel
-from nnue_trainer.training.assembly.precision import settled
+from nnue_trainer.training.assembly.precision import without_auto
 from nnue_trainer.training.run import train
 
 CUDA = torch.device("cuda")
@@ -18,7 +18,7 @@ CUDA = torch.device("cuda")
 def chosen(device=CUDA, saved=None, *overrides):
     asked = recipe("training.precision=auto", *overrides)
     model = nets.build(asked.model)
-    found = settled(asked, model, device, saved)
+    found = without_auto(asked, model, device, saved)
     assert found.model == asked.model
     return found.training.precision
 
@@ -51,7 +51,7 @@ def test_a_gpu_without_kernels():
 def test_others_stay(precision):
     asked = recipe(f"training.precision={precision}")
     model = nets.build(asked.model)
-    assert settled(asked, model, torch.device("cpu"), {"training": {"precision": "fp32"}}) is asked
+    assert without_auto(asked, model, torch.device("cpu"), {"training": {"precision": "fp32"}}) is asked
 
 
 @pytest.mark.usefixtures("gpu")

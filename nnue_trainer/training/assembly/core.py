@@ -47,7 +47,7 @@ class Core:
 
 
 def core_of(recipe: Recipe, model: NnueModel, device: torch.device, sharding: Unsharded) -> Core:
-    """The objects of a step of a recipe whose precision is settled. `model` is on the device, or has no memory for its
+    """The objects of a step of a recipe without precision `auto`. `model` is on the device, or has no memory for its
     weights; `sharding` has divided it."""
     penalties = Penalties(recipe.training.penalties, model)
     elsewhere = offloaded(recipe.training.device) if device.type == "cpu" else None

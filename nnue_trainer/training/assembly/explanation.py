@@ -23,7 +23,7 @@ from nnue_trainer.ops.capabilities import Choice, Machine, Mode
 from nnue_trainer.ops.perspectives import number_of
 from nnue_trainer.optim.fused import FusedConfig, FusedRule
 from nnue_trainer.training.assembly.core import Core, core_of
-from nnue_trainer.training.assembly.precision import settled
+from nnue_trainer.training.assembly.precision import without_auto
 from nnue_trainer.training.assembly.steps import StepKind, divide, why_positions
 from nnue_trainer.training.estimate import FACTORS, Card, Work, estimate, rows_of
 from nnue_trainer.training.parallel.ranks import Ranks
@@ -67,11 +67,11 @@ def work_of(recipe: Recipe, machine: Machine) -> Work | None:
 
 
 def _assembled(recipe: Recipe, machine: Machine, ranks: int = 1) -> tuple[Recipe, Core, str]:
-    """The settled recipe, the objects of a step without memory, and the reason why several processes divide the
+    """The recipe without `auto`, the objects of a step without memory, and the reason why several processes divide the
     positions; "" if they do not."""
     device = torch.device("cpu" if machine == capabilities.CPU else "cuda")
     model = nets.build(recipe.model, "meta")
-    recipe = settled(recipe, model, device)
+    recipe = without_auto(recipe, model, device)
     several = Ranks(size=ranks) if ranks > 1 else Ranks()
     reason = why_positions(StepKind.of(recipe), recipe, model, several, device) if several.several else ""
     sharding, _ = divide(recipe, model, several, device)  # of columns: the model has those of rank 0 from here on

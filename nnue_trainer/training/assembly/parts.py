@@ -13,7 +13,7 @@ from nnue_trainer.config import Recipe
 from nnue_trainer.nets.base import NnueModel
 from nnue_trainer.training import loss_figure
 from nnue_trainer.training.assembly.core import Core, core_of, is_recorded
-from nnue_trainer.training.assembly.precision import settled
+from nnue_trainer.training.assembly.precision import without_auto
 from nnue_trainer.training.assembly.recipes import RecipeStage
 from nnue_trainer.training.autograd_step import StepLoss
 from nnue_trainer.training.batches import BatchSource, DeviceBatches, Stopping
@@ -73,7 +73,7 @@ def assemble(
             programs without consent (`config.require_consent`).
     """
     device = next(model.parameters()).device
-    recipe = settled(recipe, model, device)
+    recipe = without_auto(recipe, model, device)
     stage = RecipeStage.alone(recipe) if stage is None else stage.with_recipe(recipe)
     folder = run_dir if isinstance(run_dir, RunFolder) else RunFolder(run_dir)
     core = core_of(recipe, model, device, Unsharded(Ranks(), model) if sharding is None else sharding)

@@ -17,7 +17,9 @@ from nnue_trainer.nets.base import NnueModel
 _KNOWN = get_args(Precision)
 
 
-def settled(recipe: Recipe, model: NnueModel, device: torch.device, saved: Mapping[str, Any] | None = None) -> Recipe:
+def without_auto(
+    recipe: Recipe, model: NnueModel, device: torch.device, saved: Mapping[str, Any] | None = None
+) -> Recipe:
     """The recipe with another precision than auto. A resumed run keeps that of the recipe `saved`, in plain data; an
     older one without the field was trained in fp32."""
     if recipe.training.precision != "auto":

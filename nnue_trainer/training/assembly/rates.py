@@ -17,7 +17,7 @@ from nnue_trainer.data import Batch
 from nnue_trainer.nets.base import NnueModel
 from nnue_trainer.training.assembly.data import training_batches
 from nnue_trainer.training.assembly.parts import assemble
-from nnue_trainer.training.assembly.precision import settled
+from nnue_trainer.training.assembly.precision import without_auto
 from nnue_trainer.training.batches import BatchSource, DeviceBatches
 from nnue_trainer.training.device import set_up_torch
 
@@ -28,7 +28,7 @@ def rates(recipe: Recipe, device: torch.device, seconds: float) -> tuple[float, 
     """Positions per second of the loader and of a step, measured for half of `seconds` each. Sets torch's options."""
     set_up_torch(recipe.training, device)
     model = nets.build(recipe.model)
-    recipe = settled(recipe, model, device)
+    recipe = without_auto(recipe, model, device)
     loader, batches = _rate_of_loader(recipe, model, device, seconds / 2)
     return loader, _rate_of_step(recipe, model.to(device), device, batches, seconds / 2)
 

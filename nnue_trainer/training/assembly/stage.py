@@ -21,7 +21,7 @@ from nnue_trainer.training import device as devices
 from nnue_trainer.training import resuming, timeline, warm_start
 from nnue_trainer.training.assembly.data import data_sources
 from nnue_trainer.training.assembly.parts import assemble
-from nnue_trainer.training.assembly.precision import settled
+from nnue_trainer.training.assembly.precision import without_auto
 from nnue_trainer.training.assembly.recipes import RecipeStage, check_files, check_names, idle_averages, stages_of
 from nnue_trainer.training.assembly.steps import divide
 from nnue_trainer.training.counters import count_bad_chunks, count_unique
@@ -115,7 +115,9 @@ def begin(
             start_imports()
         model = nets.build(recipe.model)
         check_names(to_check, model)
-        recipe = settled(recipe, model, device, None if at.checkpoint is None else dict(at.checkpoint.recipe or {}))
+        recipe = without_auto(
+            recipe, model, device, None if at.checkpoint is None else dict(at.checkpoint.recipe or {})
+        )
         weights = _load_weights(model, at, warm)
         # The check takes as long as the rest of this function.
         moves = device.type != "cpu" and not ranks.several

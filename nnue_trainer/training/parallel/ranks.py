@@ -456,7 +456,7 @@ def _interruptible(make: Callable[[], Any]) -> Any:
     try:
         return made.result()
     except KeyboardInterrupt:
-        foreign.left(made.done)
+        foreign.abandoned(made.done)
         raise
 
 
