@@ -2,7 +2,7 @@
 
     python benchmarks/evaluator.py [--positions 65536] [--threads 0] [NET ...]
 
-NET is a golden net, such as `sfnnv16`, or a preset with random weights, such as `buckets`. Each position is evaluated
+NET is a preset or the kind of a net, such as `buckets` or `small128`, with random weights. Each position is evaluated
 from its record, with a full refresh of the accumulators. CPU time is that of all threads together, so an idle machine
 should reach about (positions per CPU second) · (number of CPUs).
 """
@@ -18,17 +18,15 @@ import yaml
 
 from nnue_trainer import data, nets
 from nnue_trainer.export import Evaluator, QuantizedNet
-from nnue_trainer.export.golden import golden_net
 
 ROOT = Path(__file__).resolve().parents[1]
 
 
 def net_of(name: str) -> QuantizedNet:
-    """The golden net of an architecture, or the net of a preset with random integers."""
+    """The net of a preset, or of a kind, with random integers."""
     preset = ROOT / "nnue_trainer" / "presets" / f"{name}.yaml"
-    if not preset.exists() or name.startswith("sfnnv"):
-        return golden_net(name)
-    net = nets.parse(yaml.safe_load(preset.read_text())["model"], str(preset))
+    model = yaml.safe_load(preset.read_text())["model"] if preset.exists() else {"kind": name}
+    net = nets.parse(model, name)
     generator = np.random.default_rng(1)
     tensors = {}
     for tensor in net.tensors():

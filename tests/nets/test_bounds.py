@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 from command import nnue
+from golden import golden_net
 from net_support import batch_of, random_checkpoint
 
 from nnue_trainer.export import QuantizedNet, evaluate, net_from_checkpoint
 from nnue_trainer.export.bounds import SumBound, accumulator_bound, overflows, sum_bounds
 from nnue_trainer.export.check_positions import CHECK_POSITIONS
-from nnue_trainer.export.golden import golden_net
 from nnue_trainer.files import checkpoint
 from nnue_trainer.files.checkpoint import Checkpoint
 from nnue_trainer.nets.base import accumulate

@@ -5,6 +5,7 @@ import re
 import numpy as np
 import pytest
 import torch
+from golden import golden_net
 from net_support import batch_of, random_checkpoint
 from typed import instance
 
@@ -12,7 +13,6 @@ from nnue_trainer import data, nets
 from nnue_trainer.errors import UserError
 from nnue_trainer.export import checkpoint_from_net, evaluate, net_from_checkpoint, read_net, to_bytes, write_net
 from nnue_trainer.export.check_positions import CHECK_POSITIONS
-from nnue_trainer.export.golden import golden_net
 from nnue_trainer.files import checkpoint
 from nnue_trainer.nets.stockfish import SfnnV5
 from nnue_trainer.nets.stockfish_net import king_plane_rows

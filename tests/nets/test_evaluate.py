@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
+from golden import golden_net
 from net_support import batch_of, random_checkpoint
 
 from nnue_trainer.export import evaluate, net_from_checkpoint
 from nnue_trainer.export.check_positions import CHECK_POSITIONS
-from nnue_trainer.export.golden import golden_net
 from nnue_trainer.nets.base import accumulate, tdiv
 
 

@@ -7,12 +7,12 @@ import hashlib
 
 import numpy as np
 import pytest
+from golden import golden_net
 from net_support import batch_of, fnv1a64, vectors
 from typed import present
 
 from nnue_trainer import _data
 from nnue_trainer.export import Evaluator, checkpoint_from_net, evaluate, net_from_checkpoint, read_net, to_bytes
-from nnue_trainer.export.golden import golden_net
 from nnue_trainer.nets.integer_forward import first_activations
 
 # docs/net-files.md, "Golden nets".

@@ -5,10 +5,10 @@ import json
 import re
 
 import pytest
+from golden import golden_net
 from net_support import START, random_checkpoint, vectors
 
 from nnue_trainer.export import write_net
-from nnue_trainer.export.golden import golden_net
 from nnue_trainer.files import checkpoint
 
 

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from golden import golden_net
 from net_support import random_checkpoint
 from typed import instance
 
 from nnue_trainer.errors import UserError
 from nnue_trainer.export import net_from_checkpoint, read_net, to_bytes, write_net
-from nnue_trainer.export.golden import golden_net
 from nnue_trainer.nets import NETS
 from nnue_trainer.nets.simple import Simple
 from nnue_trainer.nnue_file import leb128

@@ -14,12 +14,12 @@ import pytest
 import typer
 import typer.main
 from command import Done
+from golden import golden_net
 from net_support import random_checkpoint
 
 from nnue_trainer.cli.main import app
 from nnue_trainer.data import records_from_fens
 from nnue_trainer.data.binpack import write_binpack
-from nnue_trainer.export.golden import golden_net
 from nnue_trainer.export.net import write_net
 from nnue_trainer.files import checkpoint as checkpoints
 

@@ -13,6 +13,7 @@ import my_net  # noqa: F401 (registers a net that states its arithmetic in Pytho
 import numpy as np
 import pytest
 import torch
+from golden import golden_net
 from net_support import random_checkpoint
 from typed import present
 
@@ -22,7 +23,6 @@ from nnue_trainer.analysis.permute import permute, permuted, permuted_checkpoint
 from nnue_trainer.errors import UserError
 from nnue_trainer.export import evaluate, net_from_checkpoint, read_net, to_bytes, write_net
 from nnue_trainer.export.check_positions import random_positions
-from nnue_trainer.export.golden import golden_net
 from nnue_trainer.files import checkpoint as checkpoints
 from nnue_trainer.nets import NETS
 from nnue_trainer.nets.stockfish_net import StockfishNet

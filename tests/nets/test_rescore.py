@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 from command import nnue as run
+from golden import golden_net
 from net_support import random_checkpoint
 
 from nnue_trainer import data
 from nnue_trainer.data import fields
 from nnue_trainer.errors import UserError
 from nnue_trainer.export import Evaluator, QuantizedNet, evaluate, net_from_checkpoint, write_net
-from nnue_trainer.export.golden import golden_net
 from nnue_trainer.export.rescore import LARGEST_SCORE, rescore
 
 

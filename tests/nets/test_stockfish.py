@@ -6,6 +6,7 @@ import sys
 
 import numpy as np
 import pytest
+from golden import golden_net
 from net_support import START, batch_of, fnv1a64, random_checkpoint, vectors
 from typed import present
 
@@ -17,7 +18,6 @@ from nnue_trainer.errors import UserError
 from nnue_trainer.export import checkpoint_from_net, evaluate, net_from_checkpoint, read_net, to_bytes, write_net
 from nnue_trainer.export.check_positions import CHECK_POSITIONS
 from nnue_trainer.export.engine_check import EngineWithNet, expected, verify
-from nnue_trainer.export.golden import golden_net
 from nnue_trainer.files import checkpoint
 from nnue_trainer.nets.base import accumulate
 from nnue_trainer.nets.integer_forward import first_activations

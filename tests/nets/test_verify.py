@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from golden import golden_net
 from net_support import START, batch_of
 
 from nnue_trainer.errors import UserError
 from nnue_trainer.export import QuantizedNet, evaluate
 from nnue_trainer.export.check_positions import CHECK_POSITIONS, random_positions
 from nnue_trainer.export.engine_check import verify
-from nnue_trainer.export.golden import golden_net
 
 FENS = [*CHECK_POSITIONS[:24], START]
 IN_CHECK = "rnb1kbnr/pppp1ppp/8/4p3/5PPq/8/PPPPP2P/RNBQKBNR w KQkq - 1 3"

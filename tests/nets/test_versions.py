@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from golden import golden_net
 from net_support import batch_of, random_checkpoint
 from typed import grad_of, instance
 
@@ -12,7 +13,6 @@ from nnue_trainer import data, nets
 from nnue_trainer.errors import UserError
 from nnue_trainer.export import QuantizedNet, checkpoint_from_net, evaluate, net_from_checkpoint, read_net, to_bytes
 from nnue_trainer.export.check_positions import CHECK_POSITIONS
-from nnue_trainer.export.golden import golden_net
 from nnue_trainer.files.checkpoint import Checkpoint
 from nnue_trainer.modules import PerspectiveTransformer
 from nnue_trainer.nets import NETS, VirtualRows
