@@ -120,11 +120,17 @@ class PgnReader final : public PgnReaderBase {
             count("games left out, of the variant " + quoted(game_.tag("variant")));
             return true;
         }
+        // Sites write sentences, such as "Anna won on time".
+        constexpr std::pair<const char*, const char*> kEnds[] = {
+            {"unterminated", "unterminated"},     {"abandon", "abandoned"},    {"stall", "stalled connection"},
+            {"disconnect", "stalled connection"}, {"illegal", "illegal move"}, {"infraction", "rules infraction"},
+            {"forfeit", "time forfeit"},          {"on time", "time forfeit"}, {"timeout", "time forfeit"},
+            {"emergency", "emergency"},           {"death", "death"},
+        };
         const std::string end = lower_case(game_.tag("termination"));
-        for (const char* kind :
-             {"unterminated", "abandoned", "stalled connection", "illegal move", "rules infraction", "time forfeit"}) {
-            if (end == kind) {
-                count("games left out, ended by " + end);
+        for (const auto& [part, kind] : kEnds) {
+            if (end.find(part) != std::string::npos) {
+                count(std::string("games left out, ended by ") + kind);
                 return true;
             }
         }
@@ -165,7 +171,10 @@ class PgnReader final : public PgnReaderBase {
             throw FormatError(game_.problem);
         }
         if (first == game_.plies.end()) return;
-        emit(*white, first->eval->dialect);
+        const auto marked = std::ranges::find_if(first, game_.plies.end(), [](const PgnPly& ply) {
+            return ply.eval && ply.eval->dialect != PgnDialect::kPlain;
+        });
+        emit(*white, (marked == game_.plies.end() ? first : marked)->eval->dialect);
         if (is_unclear) {
             count("games with a result in the header that is not understood, so that the one at the end counts", 1,
                   where(game_.line, quoted(result)));
@@ -191,7 +200,17 @@ class PgnReader final : public PgnReaderBase {
         }
     }
 
+    // Whether an evaluation belongs to the same position, and has the same view, as others of a game. Plain numbers
+    // follow the others.
+    static bool is_alike(PgnDialect one, PgnDialect other) {
+        const auto family = [](PgnDialect dialect) {
+            return dialect == PgnDialect::kChessBase ? PgnDialect::kLichess : dialect;
+        };
+        return one == PgnDialect::kPlain || family(one) == family(other);
+    }
+
     void emit(int white, PgnDialect dialect) {
+        const bool may_mix = settings_.view != View::kAuto && settings_.place != Place::kAuto;
         View view = settings_.view;
         Place place = settings_.place;
         if (view == View::kAuto) {
@@ -222,6 +241,11 @@ class PgnReader final : public PgnReaderBase {
                 }
                 continue;
             }
+            if (!may_mix && !is_alike(eval->dialect, dialect)) {
+                count("positions left out, with an evaluation in another notation than the first one of the game", 1,
+                      source ? comment_of(*source) : "");
+                continue;
+            }
             const int side = ply.before.side_to_move;
             const bool same = view == View::kWhite ? side == kWhite : is_before;
             const double own = internal_units(*eval, dialect, same ? 1 : -1);
@@ -244,7 +268,7 @@ class PgnReader final : public PgnReaderBase {
             double plies = std::abs(number);
             if (eval.counts_moves) plies = number > 0 ? 2 * plies - 1 : 2 * plies;
             const double left = std::max(kMate - std::max(plies, 1.0), 1.0);
-            return number > 0 || (number == 0 && sign > 0) ? left : -left;
+            return std::signbit(number) ? -left : left;  // also of "-M0"
         }
         Unit unit = settings_.unit;
         if (unit == Unit::kAuto) {

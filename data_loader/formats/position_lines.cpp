@@ -151,7 +151,14 @@ Entry decode_epd(std::string_view line, const PawnUnit& pawn) {
     e.position = parse_fen(position);
     set_counters(e.position, operations);
     e.score = kScoreNone;
-    std::optional<int> white;
+    std::optional<int> white, centipawns, mate;
+    const auto set_once = [](std::optional<int>& to, int value, std::string_view name) {
+        if (to.value_or(value) != value) {
+            throw FormatError("two different values of " + std::string(name) + ", " + std::to_string(*to) + " and " +
+                              std::to_string(value));
+        }
+        to = value;
+    };
     for (const auto& [name, value] : operations) {
         const std::string_view bare = value.empty() ? unquoted(name) : value;  // a result without a name
         if (bare == "1-0" || bare == "0-1" || bare == "1/2-1/2" ||
@@ -161,15 +168,19 @@ Entry decode_epd(std::string_view line, const PawnUnit& pawn) {
                 throw FormatError("two different results, the second " + quoted(bare));
             white = result;
         } else if (name == "ce") {
-            e.score = pawn.internal(static_cast<double>(parse_integer(value, "ce", -INT16_MAX, INT16_MAX)) / 100);
+            set_once(centipawns, parse_integer(value, "ce", -INT16_MAX, INT16_MAX), name);
         } else if (name == "dm") {
-            const int moves = parse_integer(value, "dm", -kMateScore / 2, kMateScore / 2);
-            e.score = static_cast<std::int16_t>(moves > 0 ? kMateScore - 2 * moves + 1 : -kMateScore - 2 * moves);
+            set_once(mate, parse_integer(value, "dm", -kMateScore / 2, kMateScore / 2), name);
         } else if (name == "bm" || name == "sm" || name == "pv") {
             if (e.move.is_null() || name != "pv") {
                 e.move = parse_san(e.position, value.substr(0, std::min(value.find(' '), value.size())));
             }
         }
+    }
+    if (mate) {
+        e.score = static_cast<std::int16_t>(*mate > 0 ? kMateScore - 2 * *mate + 1 : -kMateScore - 2 * *mate);
+    } else if (centipawns) {
+        e.score = pawn.internal(static_cast<double>(*centipawns) / 100);
     }
     if (!white) {
         throw FormatError("a position without a result, expected <FEN> | <score> | <result>, or an EPD operation " +

@@ -36,7 +36,8 @@ class Validation:
 
     def lines(self) -> list[str]:
         """Returns lines of text."""
-        lines = [f"{self.path}: {self.positions:,} positions, {'NOT' if self.problems else 'all'} sound"]
+        sound = f", {'NOT' if self.problems else 'all'} sound" if self.positions else ""
+        lines = [f"{self.path}: {self.positions:,} positions{sound}"]
         lines += [f"  {name}: {count:,}, the first at position {first:,}" for name, count, first in self.problems]
         what, count, first = self.changes
         if count:

@@ -76,11 +76,14 @@ class Verdict:
 
     @property
     def word(self) -> str:
+        if not self.positions:
+            return "no positions"
         return "contradicts itself" if self.contradictions else "doubtful" if self.doubts else "plausible"
 
     def lines(self) -> list[str]:
         """For a terminal: the word, then one line for each finding."""
-        head = f"verdict: {self.word}, by {self.positions:,} positions spread over the file"
+        seen = f", by {self.positions:,} positions spread over the file" if self.positions else ""
+        head = f"verdict: {self.word}{seen}"
         return [head, *(f"  {found.level}: {found.text}" for found in self.findings)]
 
     def as_dict(self) -> dict[str, Any]:

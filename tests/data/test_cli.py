@@ -57,6 +57,8 @@ def test_validate(file: Path, tmp_path: Path) -> None:
     write_binpack(tmp_path / "good.binpack", records_from_fens(FENS[:2]))
     assert "2 positions, all sound" in run("validate", tmp_path / "good.binpack")
     assert json.loads(run("validate", tmp_path / "good.binpack", "--json"))["problems"] == []
+    (tmp_path / "none.csv").write_text("fen,score,result\n")
+    assert run("validate", tmp_path / "none.csv").endswith("none.csv: 0 positions\n  verdict: no positions\n")
 
 
 def test_generate_names_what_is_missing(tmp_path: Path) -> None:

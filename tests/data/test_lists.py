@@ -52,6 +52,7 @@ def test_lines_without_a_score(tmp_path: Path) -> None:
     for line in (f"{WHITE} [0.5]", f"{WHITE} 0 4 1/2-1/2", f'{WHITE} "1/2-1/2";', f"fen;result\n{WHITE};0.5"):
         assert read(tmp_path / "x", line)[0] == [("w", 32002, 0)], line
     assert read(tmp_path / "x", f'{BLACK} c9 "0-1"; dm 3;')[0] == [("b", 31995, 1)]
+    assert read(tmp_path / "x", f'{BLACK} dm 3; c9 "0-1"; ce 32763;')[0] == [("b", 31995, 1)]
     mates = "\n".join(f"{fen},{score},1" for fen, score in ((WHITE, "#3"), (BLACK, "#3"), (BLACK, "#-3")))
     found, _ = read(tmp_path / "x", f"fen,evaluation,result\n{mates}")
     assert [score for _, score, _ in found] == [31995, -31994, 31995]
@@ -90,6 +91,7 @@ def test_views_are_stated(tmp_path: Path) -> None:
             f"line 2: 4 values in '{WHITE},35,0,5', expected 3, the number of names in",
         ),
         (f"fen,score,cp,result\n{WHITE},35,36,1.0", "line 2: two columns of one kind, 'score' and 'cp'"),
+        (f'{WHITE} ce 2; ce 35; c9 "1-0";', "line 1: two different values of ce, 2 and 35"),
         (f'{WHITE} c9 "1-0"; c8 "0-1";', "line 1: two different results, the second '0-1'"),
         (f"fen,score,result\n{WHITE},0.35,1.0", "line 2: score '0.35', expected"),
         (WHITE, "line 1: a position without a result, expected <FEN> | <score> | <result>, or an EPD operation"),

@@ -162,6 +162,7 @@ def scores(path: Path, text: str, **settings: str) -> tuple[list[int], list[str]
         ("-M4/20 0.1s", -32000 + 4),
         ("M5/20", 32000 - 5),
         ("#3/20", 32000 - 5),
+        ("-M0/1", -31999),
         ("ev=0.57, d=12, mt=00:00:01", 57),
         # TCEC: White's view.
         ("d=20, sd=40, pv=Nb3 Be7, tb=0, wv=0.57, R50=49, mb=+0+0+0+0+0,", 57),
@@ -290,8 +291,37 @@ def test_results_of_the_header_and_of_the_end(tmp_path: Path) -> None:
     _, notes = scores(tmp_path / "x", game("1. e4 {+0.10/9 0.1s}", Result="0-1 (time)"))
     what = "games with a result in the header that is not understood, so that the one at the end counts"
     assert f"{what}: 1, such as line 4: '0-1 (time)'" in notes
-    _, notes = scores(tmp_path / "x", game("1. e4 {+0.10/9 0.1s}", Termination="rules infraction"))
-    assert notes == ["games left out, ended by rules infraction: 1"]
+
+
+@pytest.mark.parametrize(
+    ("termination", "kind"),
+    [
+        ("rules infraction", "rules infraction"),
+        ("Unterminated ", "unterminated"),
+        ("Anna won on time", "time forfeit"),
+        ("draw by timeout vs insufficient material", "time forfeit"),
+        ("White's connection stalls", "stalled connection"),
+        ("emergency", "emergency"),
+        ("Ben won by resignation", None),
+        ("adjudication", None),
+    ],
+)
+def test_games_that_did_not_end_on_the_board(tmp_path: Path, termination: str, kind: str | None) -> None:
+    found, notes = scores(tmp_path / "x", game("1. e4 {+0.10/9 0.1s}", Termination=termination), pawn="100")
+    assert found == ([] if kind else [10])
+    if kind:
+        assert notes == [f"games left out, ended by {kind}: 1"]
+
+
+def test_two_notations_in_one_game(tmp_path: Path) -> None:
+    """Of other positions and views: White's after the move, and the mover's before it."""
+    text = game("1. e4 {0.10} e5 {-0.20/9 0.1s} 2. Nf3 {[%eval 0.90]} Nc6 {-0.30/9 0.1s}")
+    found, notes = scores(tmp_path / "x", text, pawn="100")
+    assert found == [10, -20, -30]
+    what = "positions left out, with an evaluation in another notation than the first one of the game"
+    assert f"{what}: 1, such as line 4: '{{[%eval 0.90]}}'" in notes
+    both = {"score_view": "mover", "score_place": "before"}
+    assert scores(tmp_path / "x", text, pawn="100", **both)[0] == [10, -20, 90, -30]
 
 
 def test_odd_games_end_no_conversion(tmp_path: Path) -> None:
