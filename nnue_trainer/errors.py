@@ -10,6 +10,9 @@ class UserError(Exception):
     """An error that the user can correct, in one line: the file, offset, tensor or key, what was found and what was
     expected."""
 
+    exit_status = 1
+    """of a command that it ends (`base.status`)"""
+
 
 def shown(text: object) -> str:
     """Text from outside (a file's name or content, an engine's answer) as it may be printed: on one line, and unable to

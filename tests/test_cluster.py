@@ -26,7 +26,8 @@ status=${statuses[$SLURM_RESTART_COUNT]}
 echo "$*" >>"$FAKE_SLURM/commands"
 case $status in
 wait) while true; do sleep 0.05; done ;;
-none) kill -KILL $$ ;;
+none) exit 127 ;;
+lost) echo started >"$NNUE_STATUS_FILE" && kill -KILL $$ ;;
 *)
     echo "$status" >"$NNUE_STATUS_FILE"
     exit $((status > 0)) # as torchrun does
@@ -58,7 +59,7 @@ def submit(project_root: Path, tmp_path: Path, fake: Path) -> Submit:
         scripts = project_root / "examples" / "cluster"
         environment = os.environ | {
             "PATH": path, "FAKE_SLURM": str(fake), "NNUE_CLUSTER": str(scripts), "MAX_REQUEUES": "3",
-            "STATUSES": statuses, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(project_root),
+            "STATUSES": statuses, "NNUE_LEASE_SECONDS": "0", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(project_root),
         }  # fmt: skip
         options = [word for word in words if str(word).startswith("--array")]
         script, *arguments = [str(word) for word in words if word not in options]
@@ -77,7 +78,17 @@ def ended(job: subprocess.Popen[str]) -> str:
 
 @pytest.mark.parametrize(
     ("statuses", "starts", "status"),
-    [("0", 1, 0), ("75 76 none 0", 4, 0), ("75 1", 2, 1), ("none none none none none", 4, 1), ("3", 1, 3)],
+    [
+        ("0", 1, 0),
+        ("75 76 lost 0", 4, 0),
+        ("75 1", 2, 1),
+        ("lost lost lost lost lost", 4, 1),
+        ("69 69 69 69 69", 4, 1),
+        ("69 0", 2, 0),
+        ("none none none", 3, 127),
+        ("none none 75 0", 4, 0),
+        ("3", 1, 3),
+    ],
 )
 def test_a_job_is_queued_again_until_it_is_finished(
     submit: Submit, fake: Path, statuses: str, starts: int, status: int
@@ -89,6 +100,30 @@ def test_a_job_is_queued_again_until_it_is_finished(
     line = "-m nnue_trainer train mine.yaml --run-dir runs/mine --resume auto training.epochs=3"
     assert commands == [line] * starts, said
     assert len((fake / "starts").read_text().splitlines()) == starts
+    assert [path.name for path in (fake.parent / "runs").iterdir()] == []
+
+
+def test_a_signal_before_the_training_queues_the_job_again(submit: Submit, fake: Path, tmp_path: Path) -> None:
+    """While data is copied: the first start copies from a pipe without a writer, and the second one finds a file."""
+    data = tmp_path / "a.binpack"
+    os.mkfifo(data)
+    script = tmp_path / "mine.sh"
+    script.write_text(
+        f'source "$NNUE_CLUSTER/job.sh"; source "$NNUE_CLUSTER/scratch.sh"\nstage_in "{tmp_path}/scratch" "{data}"\n'
+        "as_job run python train"
+    )
+    job = submit(script, statuses="1 0")
+    while not (tmp_path / "scratch").exists():
+        time.sleep(0.05)
+        assert job.poll() is None, ended(job)
+    os.kill(int((fake / "batch").read_text()), signal.SIGUSR1)
+    (tmp_path / "file").write_bytes(b"12345")
+    (tmp_path / "file").replace(data)
+    said = ended(job)
+    assert job.returncode == 0, said
+    assert len((fake / "starts").read_text().splitlines()) == 2, said
+    assert (fake / "commands").read_text() == "train\n", said  # of the second start only
+    assert (tmp_path / "scratch" / "a.binpack").read_bytes() == b"12345"
 
 
 @pytest.mark.parametrize("script", ["one_node.sh", "several_nodes.sh"])

@@ -21,12 +21,14 @@ from typer.core import TyperCommand, TyperGroup
 from typer.models import OptionInfo
 
 import nnue_trainer
+from nnue_trainer.base import status
 from nnue_trainer.callbacks.base import Summary
 from nnue_trainer.cli import main as cli
 from nnue_trainer.cli.group import Group
 from nnue_trainer.cli.train import report
 from nnue_trainer.errors import UserError, quoted, shown
 from nnue_trainer.files import presets
+from nnue_trainer.training.run_folder import RunFolder
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -577,12 +579,21 @@ def test_no_option_loses_its_name() -> None:
 
 def test_the_first_process_writes_its_status_for_torchrun(tmp_path, nnue, monkeypatch):
     file = tmp_path / "status"
-    monkeypatch.setenv("NNUE_STATUS_FILE", str(file))
     monkeypatch.setenv("WORLD_SIZE", "2")
     for command, rank, expected in (("presets", 0, "0\n"), ("export none out.nnue", 0, "1\n"), ("presets", 1, "1\n")):
+        monkeypatch.setenv("NNUE_STATUS_FILE", str(file))
         monkeypatch.setenv("RANK", str(rank))
         nnue(*command.split())
         assert file.read_text() == expected, (command, rank)
+        assert "NNUE_STATUS_FILE" not in os.environ  # commands that this one runs write no status
+    status.begin(first=False)
+    with monkeypatch.context() as patch:
+        patch.setenv("NNUE_STATUS_FILE", str(file))
+        status.begin(first=True)
+        assert file.read_text() == "started\n"
+        with RunFolder(tmp_path / "run"), pytest.raises(UserError) as caught, RunFolder(tmp_path / "run"):
+            pass
+        assert status.of_error(caught.value) == status.IN_USE
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("NNUE_STATUS_FILE", str(tmp_path))
     done = nnue("presets")

@@ -12,6 +12,7 @@ touch "$nodes/$SLURM_NODEID"
         # $$ is torchrun by now; its children are this loop and the processes of the training.
         (($(grep -lsx "PPid:[[:space:]]*$$" /proc/[0-9]*/status | wc -l) > 1)) && exit
     done
+    (set -C && echo started >"$NNUE_STATUS_FILE") 2>/dev/null # for job.sh, if no process has written it
     missing=
     for ((node = 0; node < SLURM_NNODES; node++)); do
         [[ -e $nodes/$node ]] || missing+=" $(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n "$((node + 1))p")"

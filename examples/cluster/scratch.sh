@@ -1,21 +1,31 @@
 # shellcheck shell=bash
-# Copies data files to a fast local disk of each node of a job; read it with `source`, before `as_job`:
+# Copies data files to a fast local disk of each node of a job; read it with `source`, after job.sh and before `as_job`:
 #
 #   stage_in /scratch/$USER FILE...    copies what is missing or has another size, once per node
 #
-# Recipes then name the copies. A training continues on other nodes if the copies have the same paths there.
+# Recipes then name the copies. On other nodes the copies may have other paths: a training compares the contents. A
+# signal meanwhile ends the copying and queues the job again.
+
+declare -F as_job >/dev/null || source "$(dirname "${BASH_SOURCE[0]}")/job.sh"
 
 stage_in() {
-    local folder=$1
+    local folder=$1 status
     shift
     # shellcheck disable=SC2016 # the inner shell expands its own arguments
-    srun --ntasks-per-node=1 bash -c '
+    _run srun --ntasks-per-node=1 bash -c '
         folder=$1
         shift
+        trap "kill \$copying; rm -f \"\$part\"; exit 1" USR1 TERM
         mkdir -p "$folder" || exit
         for file; do
             copy=$folder/$(basename "$file")
+            part=$copy.part.$$
             [ "$(stat -Lc %s "$file")" = "$(stat -Lc %s "$copy" 2>/dev/null)" ] && continue
-            cp -L "$file" "$copy.part.$$" && mv "$copy.part.$$" "$copy" || exit
+            cp -L "$file" "$part" &
+            copying=$!
+            wait $copying && mv "$part" "$copy" || exit
         done' stage_in "$folder" "$@"
+    status=$?
+    [ -z "$_signalled" ] || _requeue
+    return "$status"
 }

@@ -15,6 +15,9 @@ WRONG_COMMAND_LINE = 2
 CONTRADICTORY = 3
 """A data file contradicts itself."""
 
+IN_USE = 69  # EX_UNAVAILABLE of sysexits.h
+"""Another process works on the same run or output, and the same command works when that has ended."""
+
 INTERNAL_ERROR = 70
 
 PREEMPTED = 75  # EX_TEMPFAIL of sysexits.h: try again
@@ -38,23 +41,46 @@ def of_error(error: BaseException) -> int:
     causes = (error, error.__cause__)
     if any(isinstance(each, Preempted) for each in causes):
         return PREEMPTED
-    return INTERRUPTED if any(isinstance(each, KeyboardInterrupt) for each in causes) else FAILED
+    if any(isinstance(each, KeyboardInterrupt) for each in causes):
+        return INTERRUPTED
+    return error.exit_status if isinstance(error, UserError) else FAILED
 
 
-def write(status: int) -> None:
-    """Writes an exit status into the file that the environment names, if it does: torchrun turns all but 0 into 1. Only
-    the first of several processes calls this."""
-    path = os.environ.get("NNUE_STATUS_FILE")
-    if path:
+STARTED = "started"
+"""The content of the file before there is a status."""
+
+_path = ""
+
+
+def begin(*, first: bool) -> None:
+    """Begins the file that the environment names, if it does. Only the `first` of several processes writes it, and no
+    command that this one runs: they all lose the name of the file."""
+    global _path
+    path = os.environ.pop("NNUE_STATUS_FILE", "")
+    _path = path if first else ""
+    write(STARTED)
+
+
+def write(status: int | str) -> None:
+    """Writes an exit status into the file: torchrun turns all but 0 into 1."""
+    global _path
+    if _path:
         try:
-            Path(path).write_text(f"{status}\n")
+            Path(_path).write_text(f"{status}\n")
         except OSError as error:
-            print(f"nnue: NNUE_STATUS_FILE: {path}: {error.strerror or error}", file=sys.stderr, flush=True)
+            print(f"nnue: NNUE_STATUS_FILE: {_path}: {error.strerror or error}", file=sys.stderr, flush=True)
+            _path = ""
+
+
+class InUse(UserError):
+    """Another process works on the same run or output."""
+
+    exit_status = IN_USE
 
 
 class Lost(UserError):
-    """A process of a training is missing or lost. The others end with status 1, but nothing is written by `write`: the
-    training may continue when it is started again."""
+    """A process of a training is missing or lost. The others end with status 1, which is not written: the training may
+    continue when it is started again."""
 
 
 def of_signal(number: int) -> int:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from nnue_trainer.base import limits
+from nnue_trainer.base.status import STARTED
 from nnue_trainer.errors import shown
 
 _watched = False
@@ -25,10 +26,21 @@ def handler() -> Callable[[Any], Any]:
     `--rdzv-backend nnue`, which is c10d."""
     global _watched
     seconds = limits.seconds("NNUE_TELL_SECONDS")
-    if seconds and not _watched and _starts_training(sys.argv):
+    if not _starts_training(sys.argv):
+        return _c10d
+    _note_start()
+    if seconds and not _watched:
         _watched = True
         threading.Thread(target=_watch, args=(seconds, sys.argv), name="missing nodes", daemon=True).start()
     return _c10d
+
+
+def _note_start() -> None:
+    """Writes into the file of `base.status` that the program has started: if nodes are missing, no process does."""
+    path = os.environ.get("NNUE_STATUS_FILE")
+    if path:
+        with contextlib.suppress(OSError), Path(path).open("x") as file:
+            file.write(f"{STARTED}\n")
 
 
 def _c10d(parameters: Any) -> Any:

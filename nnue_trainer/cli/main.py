@@ -129,6 +129,7 @@ def main() -> None:
 
 def _run() -> int:
     lost = False
+    exit_status.begin(first=is_first())
     try:
         with terminable(), foreign.explaining():
             status = int(app(standalone_mode=False, prog_name="nnue") or 0)  # the status of typer.Exit, or None
@@ -138,7 +139,7 @@ def _run() -> int:
             status = CLOSED_PIPE
     except BaseException as error:
         status, lost = _explain(error), isinstance(error, exit_status.Lost)
-    if is_first() and not lost:
+    if not lost:
         exit_status.write(status)
     return status
 
@@ -163,7 +164,7 @@ def _explain(error: BaseException) -> int:
     elif isinstance(error, BrokenPipeError):  # `| head` has seen enough
         return CLOSED_PIPE
     elif isinstance(error, UserError):
-        pass
+        status = error.exit_status
     elif isinstance(error, OSError):  # a folder that cannot be written, a full disk
         message = f"{error.filename}: {error.strerror}" if error.filename else str(error)
     elif (memory := out_of_memory(error)) is not None:

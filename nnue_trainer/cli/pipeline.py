@@ -27,6 +27,7 @@ from pydantic import Field
 from nnue_trainer import config, schema
 from nnue_trainer.base import system
 from nnue_trainer.base.programs import RUNS
+from nnue_trainer.base.status import InUse
 from nnue_trainer.engines.uci import find_engine
 from nnue_trainer.errors import UserError, quoted
 from nnue_trainer.files import presets
@@ -331,7 +332,7 @@ def _alone(folder: Path) -> Iterator[int]:
         system.lock(lock)
     except BlockingIOError:
         os.close(lock)
-        raise UserError(
+        raise InUse(
             f"{folder}: another nnue run, or a command that it started, is using this folder; wait until it ends"
         ) from None
     except OSError:

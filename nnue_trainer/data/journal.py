@@ -29,6 +29,7 @@ import numpy as np
 
 from nnue_trainer.base import system
 from nnue_trainer.base.arrays import Records
+from nnue_trainer.base.status import InUse
 from nnue_trainer.errors import UserError, quoted
 
 VERSION = 2
@@ -135,7 +136,7 @@ class Journal:
                     raise
                 os.close(file)
         except BlockingIOError:
-            raise UserError(f"{self.path}: another run is writing it; wait until it ends") from None
+            raise InUse(f"{self.path}: another run is writing it; wait until it ends") from None
         except OSError as error:
             if error.errno == errno.ELOOP:
                 raise UserError(f"{self.path}: is a symbolic link, expected a journal or nothing") from None

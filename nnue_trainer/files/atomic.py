@@ -20,6 +20,7 @@ import re
 import secrets
 import shutil
 import stat
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -49,11 +50,12 @@ class OutputFile:
 
     Use it as a context: it commits at the end, and discards if an exception was raised. `file` takes bytes, `fd` is the
     descriptor below it. Folders on the way are made. What the system refuses (a full disk, a read-only folder) is a
-    UserError naming `path`.
+    UserError naming `path`. `check` is called last before the file gets its name; if it raises, the file is discarded.
     """
 
-    def __init__(self, path: StrPath) -> None:
+    def __init__(self, path: StrPath, check: Callable[[], None] = lambda: None) -> None:
         self.path = Path(path)
+        self._check = check
         self._open = False
         try:
             self._folder = _open_folder(self.path)
@@ -86,6 +88,7 @@ class OutputFile:
             _check_target(self._folder, self.path)
             if not _is_name_of(self._folder, self._name, self.fd):
                 raise UserError(f"{self.path}: cannot be written: its temporary file was removed by another program")
+            self._check()
             os.rename(self._name, self.path.name, src_dir_fd=self._folder, dst_dir_fd=self._folder)
             _sync_folder(self._folder)  # the new name, too, survives a power cut
         except OSError as error:
@@ -133,13 +136,15 @@ class OutputFile:
             self.discard()
 
 
-def replacing(path: StrPath) -> OutputFile:
-    """`with replacing(path) as output: output.write_bytes(…)`: at the end `path` is the new file, as a whole."""
-    return OutputFile(path)
+def replacing(path: StrPath, check: Callable[[], None] = lambda: None) -> OutputFile:
+    """`with replacing(path) as output: output.write_bytes(…)`: at the end `path` is the new file, as a whole. `check`:
+    as in `OutputFile`."""
+    return OutputFile(path, check)
 
 
-def link(existing: StrPath, path: StrPath) -> None:
-    """Makes `path` another name of the file `existing`, in one step; a copy where the file system has no hard links."""
+def link(existing: StrPath, path: StrPath, check: Callable[[], None] = lambda: None) -> None:
+    """Makes `path` another name of the file `existing`, in one step; a copy where the file system has no hard links.
+    `check`: as in `OutputFile`."""
     path = Path(path)
     try:
         folder = _open_folder(path)
@@ -155,6 +160,7 @@ def link(existing: StrPath, path: StrPath) -> None:
             else:
                 linked = True
                 try:
+                    check()
                     os.rename(name, path.name, src_dir_fd=folder, dst_dir_fd=folder)
                 finally:
                     # A rename does nothing where both names are the same file already.
@@ -166,7 +172,7 @@ def link(existing: StrPath, path: StrPath) -> None:
     except OSError as error:
         raise _refused(path, error) from None
     if not linked:
-        with Path(existing).open("rb") as source, replacing(path) as output:
+        with Path(existing).open("rb") as source, replacing(path, check) as output:
             shutil.copyfileobj(source, output.file, 1 << 20)
 
 

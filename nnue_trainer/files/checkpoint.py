@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -162,8 +162,9 @@ class Checkpoint:
         return schema.validate(TrainerState, self.state, lambda _: f"{path}: metadata state")
 
 
-def save(path: str | os.PathLike[str], checkpoint: Checkpoint) -> None:
-    """Writes `path` atomically. UserError if that fails (disk full); the old file is kept."""
+def save(path: str | os.PathLike[str], checkpoint: Checkpoint, check: Callable[[], None] = lambda: None) -> None:
+    """Writes `path` atomically. UserError if that fails (disk full); the old file is kept. `check`: as in
+    `files.atomic.OutputFile`."""
     header = {
         "format_version": FORMAT_VERSION,
         "architecture": checkpoint.architecture,
@@ -175,7 +176,7 @@ def save(path: str | os.PathLike[str], checkpoint: Checkpoint) -> None:
         for group, tensors in checkpoint.tensors.items()
         for name, tensor in tensors.items()
     }
-    with replacing(path) as output:
+    with replacing(path, check) as output:
         _write_tensors(output.file, flat, {"nnue": json.dumps(header, allow_nan=False)})
 
 

@@ -8,7 +8,8 @@ times during a lease (`NNUE_LEASE_SECONDS`). A process that finds the file takes
 - the count stays the same for a whole lease, by the clock of the process that waits. So clocks need not agree.
 
 Two processes that take over at once write one after the other, and the last one wins: each reads the file again after a
-moment. An owner that was suspended for longer than a lease finds another token in the file (`Lease.lost`).
+moment. An owner that was suspended for longer than a lease finds another token in the file (`Lease.lost`). If it finds
+its own, another process may be about to write: so it gives a sign of life, waits for that moment, and reads again.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from nnue_trainer.base import limits, system
 from nnue_trainer.errors import UserError
 
 _BEATS = 6  # heartbeats per lease
+_LATE = 0.75  # of a lease: after so long without a sign of life another process may be about to take over
 _SETTLE = 2.0  # seconds: longer than a process takes from reading a dead claim to replacing it
 _UNREADABLE = 2.0  # seconds during which a claim may be incomplete, because it is being written
 _LONGEST = 86400.0  # seconds of a lease that another process has written
@@ -71,7 +73,7 @@ class Lease:
     file cannot be written."""
 
     def __init__(self, path: Path, say: Callable[[str], None]):
-        self._path = path
+        self.path = path
         self._seconds = limits.seconds("NNUE_LEASE_SECONDS")
         self._claim = _Claim(
             os.getpid(),
@@ -82,6 +84,9 @@ class Lease:
             self._seconds,
         )
         self._ended = threading.Event()
+        self._signing = threading.Lock()
+        self._count = 0
+        self._sign = self._sure_from = system.seconds_since_boot()
         _held.add(self._claim.token)
         try:
             self._take(say)
@@ -90,12 +95,17 @@ class Lease:
             raise
         threading.Thread(target=self._beat, name="lease", daemon=True).start()
 
-    def lost(self) -> bool:
-        """Whether another process has taken the lease over, or the file is gone."""
+    def lost(self, *, without_file: bool = True) -> bool:
+        """Whether another process has taken the lease over. May wait for a moment if this process was suspended.
+        `without_file`: what to return if the file is gone."""
+        with contextlib.suppress(OSError):
+            self._give_sign(since=_LATE * self._seconds)
+        while (seconds := self._sure_from - system.seconds_since_boot()) > 0:
+            time.sleep(seconds)
         try:
-            found = _read(self._path)
+            found = _read(self.path)
         except FileNotFoundError:
-            return True
+            return without_file
         except OSError:
             return False  # the server does not answer now
         return found is None or found.token != self._claim.token
@@ -103,36 +113,38 @@ class Lease:
     def release(self) -> None:
         self._ended.set()
         if not self.lost():
-            self._path.unlink(missing_ok=True)
+            self.path.unlink(missing_ok=True)
         _held.discard(self._claim.token)
 
     def _take(self, say: Callable[[str], None]) -> None:
         while not self._create():
             try:
-                found = _readable(self._path)
+                found = _readable(self.path)
                 if found is not None and not _is_dead(found):
                     self._wait_for_heartbeat(found, say)
-                if _token(_read(self._path)) != _token(found):
+                if _token(_read(self.path)) != _token(found):
                     continue  # meanwhile another process has taken it
+                self._sign = system.seconds_since_boot()
                 self._write(replace=True)
             except FileNotFoundError:
                 continue
             time.sleep(_SETTLE)
             if not self.lost():
                 break
-        for left in self._path.parent.glob(f"{self._path.name}.*"):  # of processes that were killed in `_write`
+        for left in self.path.parent.glob(f"{self.path.name}.*"):  # of processes that were killed in `_write`
             left.unlink(missing_ok=True)
 
     def _create(self) -> bool:
         """Creates the file, and returns False if there is one. It is complete as soon as it exists, except where the
         file system has no hard links."""
+        self._sign = system.seconds_since_boot()
         try:
             self._write(replace=False)
         except FileExistsError:
             return False
         except OSError:
             try:
-                file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+                file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
             except FileExistsError:
                 return False
             os.write(file, self._claim.encoded())
@@ -140,16 +152,16 @@ class Lease:
         return True
 
     def _write(self, *, replace: bool) -> None:
-        temporary = self._path.with_name(f"{self._path.name}.{self._claim.token}")
+        temporary = self.path.with_name(f"{self.path.name}.{self._claim.token}")
         try:
             with temporary.open("xb") as file:
                 file.write(self._claim.encoded())
                 file.flush()
                 os.fsync(file.fileno())
             if replace:
-                temporary.replace(self._path)
+                temporary.replace(self.path)
             else:
-                os.link(temporary, self._path)
+                os.link(temporary, self.path)
         finally:
             temporary.unlink(missing_ok=True)
 
@@ -162,25 +174,39 @@ class Lease:
         until = time.monotonic() + lease
         while time.monotonic() < until:
             time.sleep(min(lease / (2 * _BEATS), 1.0))
-            now = _read(self._path)
+            now = _read(self.path)
             if now is not None and now != found:
                 raise Held(str(now))
         say(f"{found} has given no sign of life: this process takes over")
 
     def _beat(self) -> None:
-        count = 0
         while not self._ended.wait(max(self._seconds / _BEATS, 0.01)):
             with contextlib.suppress(OSError):
-                # It is not created here. If it is replaced after it was opened, only the old file is written.
-                file = os.open(self._path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-                try:
-                    if _token(_parsed(os.pread(file, 2 * _SIZE, 0))) != self._claim.token:
-                        return
-                    count += 1
-                    os.pwrite(file, _Claim(**asdict(self._claim) | {"count": count}).encoded(), 0)
-                    os.fsync(file)
-                finally:
-                    os.close(file)
+                if not self._give_sign():
+                    return
+
+    def _give_sign(self, since: float = 0.0) -> bool:
+        """Raises the count, unless that was done less than `since` seconds ago. False if the lease is lost. OSError if
+        the file cannot be written."""
+        with self._signing:
+            began = system.seconds_since_boot()
+            if began - self._sign < since:
+                return True
+            # It is not created here. If it is replaced after it was opened, only the old file is written.
+            file = os.open(self.path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                if _token(_parsed(os.pread(file, 2 * _SIZE, 0))) != self._claim.token:
+                    return False
+                self._count += 1
+                os.pwrite(file, _Claim(**asdict(self._claim) | {"count": self._count}).encoded(), 0)
+                os.fsync(file)
+            finally:
+                os.close(file)
+            now = system.seconds_since_boot()
+            if now - self._sign >= _LATE * self._seconds:
+                self._sure_from = now + _SETTLE
+            self._sign = began
+            return True
 
 
 def _parsed(data: bytes) -> _Claim | None:

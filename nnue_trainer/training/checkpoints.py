@@ -287,13 +287,13 @@ class CheckpointStore:
         folder = self.folder
         names = [folder.last] if epoch is None else [folder.last, folder.epoch(epoch)]
         folder.will_write(*names, *([folder.best] if is_best else []))
-        checkpoint.save(folder.last, content)
+        checkpoint.save(folder.last, content, folder.check_owned)
         if epoch is not None:
             folder.link(folder.last, folder.epoch(epoch))
         if is_best and self._whole_best:
             folder.link(folder.last, folder.best)
         elif is_best:
-            checkpoint.save(folder.best, content.of_net())
+            checkpoint.save(folder.best, content.of_net(), folder.check_owned)
         epochs = folder.epochs()
         for number in sorted(epochs)[: -self.keep_last]:
             if not self._is_kept(number):
@@ -324,7 +324,7 @@ class CheckpointStore:
             self.folder.link(copies[0], best)
         else:
             self.folder.will_write(best)
-            checkpoint.save(best, checkpoint.load(copies[0]).of_net())
+            checkpoint.save(best, checkpoint.load(copies[0]).of_net(), self.folder.check_owned)
 
 
 class _HostMemory:

@@ -13,7 +13,7 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -22,7 +22,6 @@ import torch
 
 from nnue_trainer.base import distribution, extras, system
 from nnue_trainer.errors import UserError
-from nnue_trainer.files.atomic import replacing
 from nnue_trainer.training.run_folder import RunFolder
 from nnue_trainer.training.terminal import say
 
@@ -49,11 +48,11 @@ class MetricsWriter:
             aside = _unused(self._path)
             folder.link(self._path, aside)
             say(f"{self._path}: damaged, so it is kept as {aside.name}; its valid records are copied")
-        with replacing(self._path) as output:
+        with folder.replacing(self._path) as output:
             _copy(self._path, found, step, output.file)
         self._last = (step, found.events_of_last)
         self._counts = found.counts
-        self._file = _AppendedFile(self._path)
+        self._file = _AppendedFile(self._path, folder.check_owned)
         problem = extras.missing("tensorboard") if tensorboard else None
         if problem is not None:
             say(f"logging.tensorboard: {problem}; the run writes metrics.jsonl only")
@@ -88,10 +87,12 @@ class MetricsWriter:
 
 class _AppendedFile:
     """A file to which records are appended. A record that was written only in part is cut off before the next one. If
-    another program truncates, renames or deletes the file, a line reports it and the records continue from there."""
+    another program truncates, renames or deletes the file, a line reports it and the records continue from there.
+    `check` is called before each record; if it raises, nothing is written."""
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, check: Callable[[], None]):
         self._path = path
+        self._check = check
         self._said = False
         self._file: int | None = None
         self._size = 0
@@ -99,6 +100,7 @@ class _AppendedFile:
             self._go_on_in(*self._opened())
 
     def write(self, record: bytes) -> None:
+        self._check()
         with self._saying():
             if self._file is None:
                 return
@@ -213,7 +215,7 @@ class _EventFile:
         folder.will_write(path)
         with contextlib.suppress(OSError):
             logs.mkdir(exist_ok=True)
-        self._file = _AppendedFile(path)
+        self._file = _AppendedFile(path, folder.check_owned)
         start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
         # After a START event, TensorBoard ignores records of later steps in older event files of the folder.
         self._append(

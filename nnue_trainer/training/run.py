@@ -15,7 +15,6 @@ from nnue_trainer import config, registry, schema
 from nnue_trainer.base import distribution, foreign
 from nnue_trainer.callbacks.base import Summary
 from nnue_trainer.errors import UserError
-from nnue_trainer.files.atomic import replacing
 from nnue_trainer.training import assembly, timeline
 from nnue_trainer.training.assembly import Begin, Begun, RecipeStage
 from nnue_trainer.training.checkpoint_paths import find_resumed, load_resumed
@@ -150,7 +149,7 @@ def _train_in(folder: RunFolder, begun: Begun, *, keep: bool) -> Summary:
 
 def _write(folder: RunFolder, path: Path, text: str) -> None:
     folder.will_write(path)
-    with replacing(path) as output:
+    with folder.replacing(path) as output:
         output.write_text(text)
 
 

@@ -18,8 +18,9 @@ import time
 from pathlib import Path, PurePosixPath
 
 from nnue_trainer.base import system
+from nnue_trainer.base.status import InUse
 from nnue_trainer.errors import UserError
-from nnue_trainer.files.atomic import link, remove_dead, replacing
+from nnue_trainer.files.atomic import OutputFile, link, remove_dead, replacing
 from nnue_trainer.files.lease import Held, Lease
 from nnue_trainer.training.terminal import say
 
@@ -31,6 +32,10 @@ _USUAL_NAMES = re.compile(
     r"recipe\.yaml|metrics\.jsonl|checkpoints/(last|best|epoch-\d{4,}|stage-[A-Za-z0-9_-]+)\.safetensors|tensorboard/events\.out\.tfevents\..+"
 )
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
+
+
+class TakenOver(UserError):
+    """Another process has taken over the run folder from this one, which must not write there any more."""
 
 
 class RunFolder:
@@ -118,8 +123,6 @@ class RunFolder:
     def lost(self) -> str | None:
         """A description of what happened to the folder since the lock was taken; None if it is where it was."""
         if self._depth == 0 or (_same_file(self._directory, self.path) and _same_file(self._lock, self.path / LOCK)):
-            if self._lease is not None and self._lease.lost():
-                return "another process has taken over the lease of the run folder, or deleted it"
             return None
         if _same_file(self._directory, self.path):
             return "another program deleted the lock of the run folder"
@@ -128,6 +131,28 @@ class RunFolder:
             if now.is_dir():
                 return f"another program moved the run folder to {now}"
         return "another program deleted the run folder"
+
+    def check_owned(self) -> None:
+        """Called last before a file of the run is replaced, extended or deleted. TakenOver if another process owns the
+        folder by now: this one was suspended for longer than its lease, or another program deleted its lock."""
+        if self._depth == 0:
+            return
+        owner = self.path / LOCK
+        if self._lease is not None:
+            # Without the file the run may have been taken over and finished, unless the whole folder is elsewhere.
+            owner = self._lease.path
+            taken = self._lease.lost(without_file=_same_file(self._directory, self.path))
+        else:
+            taken = self._lock == -1 or (not _same_file(self._lock, owner) and _is_locked(owner))
+        if taken:
+            raise TakenOver(
+                f"{self.path}: another process has taken over this run (or a program deleted {owner.name}), so this "
+                "one ends and writes nothing more here"
+            )
+
+    def replacing(self, path: Path) -> OutputFile:
+        """`files.atomic.replacing` for a file of the run, with `check_owned`."""
+        return replacing(path, self.check_owned)
 
     def make_again(self) -> None:
         """Makes the folder and its lock anew after it was `lost`. UserError if another run is there by now."""
@@ -165,6 +190,7 @@ class RunFolder:
     def will_write(self, *paths: Path) -> None:
         """Adds `paths` to the list of files that the run wrote; call this before writing them. UserError as in
         `check_free`."""
+        self.check_owned()
         self.check_free(*paths)
         fresh = {self._name(path) for path in paths} - self._files
         if fresh:
@@ -177,6 +203,7 @@ class RunFolder:
         wrote it: the list may name a folder that is a link by now."""
         if self.owns(path):
             if self._name(path) in self._written or not self._is_behind_link(path):
+                self.check_owned()
                 path.unlink(missing_ok=True)
             self._files.discard(self._name(path))  # the list on disk loses the name when the next one is added
 
@@ -184,12 +211,13 @@ class RunFolder:
         """Makes `path` a hard link to the file `source`, atomically, or a copy if the file system has no hard links. A
         file `path` that the run wrote before is replaced."""
         self.will_write(path)
-        link(source, path)
+        link(source, path, self.check_owned)
 
     def clear(self) -> None:
         """Deletes all files that the run wrote, and folders that are empty afterwards. A folder `superseded-N` in which
         training has been continued has a separate list; it is a separate run and is kept. So is what lies behind a
         symbolic link."""
+        self.check_owned()
         folders = set()
         for name in sorted(self._files):
             path = self.path / name
@@ -249,7 +277,7 @@ class RunFolder:
         return set(files)
 
     def _write_manifest(self) -> None:
-        with replacing(self.path / MANIFEST) as output:
+        with self.replacing(self.path / MANIFEST) as output:
             output.write_text(json.dumps({"format_version": _VERSION, "files": sorted(self._files)}, indent=1) + "\n")
 
     def _acquire(self) -> None:
@@ -281,10 +309,7 @@ class RunFolder:
         try:
             system.lock(lock)
         except BlockingIOError:
-            raise UserError(
-                f"{self.path}: another process{_describe(lock)} is training here; wait until it ends, "
-                "or use another folder"
-            ) from None
+            raise self._in_use(_describe(lock)) from None
         except OSError as error:
             if error.errno not in _NO_LOCKS:
                 raise UserError(f"{self.path / LOCK}: cannot be locked: {error.strerror or error}") from None
@@ -295,12 +320,12 @@ class RunFolder:
         try:
             self._lease = Lease(self.path / f"{LOCK}.owner", lambda text: say(f"{self.path}: {text}"))
         except Held as error:
-            raise UserError(
-                f"{self.path}: another process ({error.owner}) is training here; wait until it ends, "
-                "or use another folder"
-            ) from None
+            raise self._in_use(f" ({error.owner})") from None
         except OSError as error:
             raise UserError(f"{self.path}: cannot be written: {error.strerror or error}") from None
+
+    def _in_use(self, owner: str) -> InUse:
+        return InUse(f"{self.path}: another process{owner} is training here; wait until it ends, or use another folder")
 
     def _make_folder(self) -> None:
         """Creates the folder and its parents. Sets `_made` to the created ones, so that `_release` can remove them."""
@@ -347,11 +372,26 @@ def _is_inside(name: str) -> bool:
 
 
 def _same_file(descriptor: int, path: Path) -> bool:
-    """Whether the open file is still the one that `path` names."""
+    """Whether the open file is still the one that `path` names; False if none is open."""
+    if descriptor == -1:
+        return False
     try:
         return os.path.samestat(os.fstat(descriptor), os.lstat(path))
     except FileNotFoundError:
         return False
+
+
+def _is_locked(path: Path) -> bool:
+    """Whether another process holds the lock of this file."""
+    with contextlib.suppress(FileNotFoundError):
+        lock = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            system.lock(lock)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(lock)
+    return False
 
 
 def _holder() -> str:

@@ -17,7 +17,6 @@ from nnue_trainer import registry
 from nnue_trainer.base import limits
 from nnue_trainer.data.loader import merge_over
 from nnue_trainer.errors import UserError
-from nnue_trainer.files.atomic import replacing
 from nnue_trainer.files.checkpoint import Checkpoint, TrainerState
 from nnue_trainer.nets.base import NnueModel
 from nnue_trainer.optim import Optimizer
@@ -29,7 +28,7 @@ from nnue_trainer.training.hooks import Hooks
 from nnue_trainer.training.metrics import environment
 from nnue_trainer.training.outputs import Nowhere, RunOutputs
 from nnue_trainer.training.parallel.sharding import Unsharded
-from nnue_trainer.training.run_folder import RunFolder
+from nnue_trainer.training.run_folder import RunFolder, TakenOver
 from nnue_trainer.training.stages import StageOfRun
 from nnue_trainer.training.state import RunState
 from nnue_trainer.training.step_records import StepRecords
@@ -228,8 +227,9 @@ class Saver:
 
     def restore_folder(self, run: RunOutputs) -> None:
         """Makes the run folder again if it was moved or deleted: with the recipe, the records of this process
-        and soon a checkpoint. UserError if it cannot be made."""
+        and soon a checkpoint. UserError if it cannot be made, or if another process has taken over the run."""
         folder = self._folder
+        folder.check_owned()
         found = folder.lost()
         if found is None:
             return
@@ -238,7 +238,7 @@ class Saver:
         say(f"{folder.path}: {found}; it is made again, with a checkpoint of step {self._state.step:,} and all records")
         folder.make_again()
         folder.will_write(folder.recipe, folder.metrics)
-        with replacing(folder.recipe) as output:
+        with folder.replacing(folder.recipe) as output:
             output.write_text(self.saved.yaml)
         run.metrics.make_again()
         run.save_now()
@@ -252,7 +252,11 @@ class Saver:
 
     def rescue(self, store: CheckpointStore | Nowhere, first_step: int) -> None:
         """After an error, saves the steps done since the last save. It does not if the error came while the weights
-        were being updated."""
+        were being updated, or if another process has taken over the run."""
+        try:
+            self._folder.check_owned()
+        except TakenOver:
+            return
         state = self._state
         # A write in the background may have failed after `saved_step` was set. Only rank 0 notices that.
         saved_step = state.saved_step if self._ranks.several else store.written_step

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import threading
+import time
 
 import pytest
 import torch
@@ -17,12 +18,13 @@ from typed import present
 from waiting import wait_for
 
 from nnue_trainer.base import system
+from nnue_trainer.base.status import InUse
 from nnue_trainer.errors import UserError
 from nnue_trainer.files import checkpoint, lease
 from nnue_trainer.files.atomic import DiskFull
 from nnue_trainer.training import checkpoints
 from nnue_trainer.training.checkpoints import CheckpointStore
-from nnue_trainer.training.run_folder import RunFolder
+from nnue_trainer.training.run_folder import RunFolder, TakenOver
 
 # --- one owner
 
@@ -162,19 +164,101 @@ def test_dead_owners_are_replaced_without_a_person(tmp_path, capsys):
 @pytest.mark.usefixtures("no_locks")
 def test_an_owner_that_was_suspended_finds_the_new_one(tmp_path):
     with RunFolder(tmp_path) as first:
+        first.will_write(tmp_path / "c")
         present(first._lease)._ended.set()  # no heartbeats any more
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(system, "boot", lambda: "another")
             patch.setattr(lease, "_held", set())
             second = RunFolder(tmp_path)
             second.__enter__()
-        assert "has taken over the lease" in present(first.lost())
-        with pytest.raises(UserError, match="is training here"):
-            first.make_again()
-        assert second.lost() is None
-    assert second.lost() is None  # the first one left what belongs to the second
+        for write in (
+            lambda: first.link(tmp_path / "a", tmp_path / "b"),
+            lambda: first.remove(tmp_path / "c"),
+            first.clear,
+        ):
+            with pytest.raises(TakenOver, match="another process has taken over this run"):
+                write()
+        with pytest.raises(TakenOver), first.replacing(tmp_path / "d") as output:
+            output.write_text("d")
+        second.check_owned()
+    second.check_owned()  # the first one left what belongs to the second
     second.__exit__()
-    assert names(tmp_path) == []
+    assert names(tmp_path) == ["run.json"]
+
+
+@pytest.mark.usefixtures("no_locks")
+def test_an_owner_that_was_suspended_waits_for_one_that_takes_over(tmp_path):
+    """The other process has seen no sign of life, and replaces the claim a moment after the owner continues."""
+    with RunFolder(tmp_path) as first:
+        owned = present(first._lease)
+        first.check_owned()
+        owned._ended.set()
+        time.sleep(0.6)
+        before = owned.path.read_text()
+        later = threading.Timer(0.02, lambda: owned.path.write_text(before.replace(owned._claim.token, "0" * 16)))
+        later.start()
+        with pytest.raises(TakenOver):
+            first.check_owned()
+        later.join()
+
+
+@pytest.mark.usefixtures("no_locks")
+@pytest.mark.parametrize("at", ["a step", "a save"])
+@pytest.mark.parametrize("finished", [False, True])
+def test_a_run_that_was_taken_over_writes_nothing(tmp_path, monkeypatch, at, finished):
+    """The other process continues it, or has finished it and removed its claim."""
+    run = trainer(tmp_path)
+    others = {}
+
+    def take_over() -> None:
+        present(run.folder._lease)._ended.set()
+        owner = tmp_path / ".lock.owner"
+        owner.unlink()
+        if not finished:
+            owner.write_text('{"pid": 1, "host": "elsewhere", "token": "1"}')
+        for path in (run.folder.last, run.folder.best, run.folder.metrics, run.folder.path / "run.json"):
+            path.unlink(missing_ok=True)
+            path.write_text("of the other process")
+            others[path] = path.read_bytes()
+
+    with run.folder:
+        if at == "a step":
+            advance = run.advance
+
+            def disturbed() -> None:
+                advance()
+                if run.step == 14:
+                    present(run.outputs).store.wait()
+                    take_over()
+
+            monkeypatch.setattr(run, "advance", disturbed)
+        else:
+            write = checkpoint._write_tensors
+
+            def stopped(*arguments):
+                write(*arguments)
+                if not others:
+                    take_over()
+
+            monkeypatch.setattr(checkpoint, "_write_tensors", stopped)
+        with pytest.raises(TakenOver):
+            run.train()
+    found = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()}
+    assert {path: path.read_bytes() for path in others} == others
+    assert not [name for name in found if name.endswith(".tmp")]
+
+
+def test_a_run_whose_lock_another_process_has_writes_nothing(tmp_path):
+    with RunFolder(tmp_path) as first:
+        (tmp_path / ".lock").unlink()
+        first.check_owned()  # no process has it
+        with RunFolder(tmp_path):
+            with pytest.raises(TakenOver):
+                first.will_write(tmp_path / "a")
+            with pytest.raises(InUse, match="is training here"):
+                first.make_again()
+        with pytest.raises(TakenOver):
+            first.will_write(tmp_path / "a")
 
 
 @pytest.mark.usefixtures("no_locks")
@@ -405,11 +489,11 @@ def slow_disk(monkeypatch):
     """Writes wait until `go` is set; `started` counts them."""
     go, started, save = threading.Event(), [], checkpoint.save
 
-    def wait(path, content):
+    def wait(path, content, *check):
         if path.stem == "last":
             started.append(content.state["step"])
         go.wait()
-        save(path, content)
+        save(path, content, *check)
 
     monkeypatch.setattr(checkpoint, "save", wait)
     return go, started
@@ -463,11 +547,11 @@ def test_checkpoints_that_stay_are_all_written(tmp_path, slow_disk, every):
 def test_after_a_failed_write_nothing_is_written_until_its_error_is_seen(tmp_path, monkeypatch):
     failing, written, save = [20], [], checkpoint.save
 
-    def no_room(path, saved):
+    def no_room(path, saved, *check):
         if saved.state["step"] in failing:
             raise UserError(f"{path}: cannot be written: No space left on device")
         written.append(saved.state["step"])
-        save(path, saved)
+        save(path, saved, *check)
 
     monkeypatch.setattr(checkpoint, "save", no_room)
     with RunFolder(tmp_path) as folder, CheckpointStore(folder, keep_last=1) as store:
@@ -487,10 +571,10 @@ def test_after_a_failed_write_nothing_is_written_until_its_error_is_seen(tmp_pat
 def test_a_full_disk_is_waited_for(tmp_path, monkeypatch, capsys, ends):
     save, tries, hurry = checkpoint.save, [], []
 
-    def full(path, saved):
+    def full(path, saved, *check):
         tries.append(saved.state["step"])
         if ends == "room" and len(tries) == 3:
-            return save(path, saved)
+            return save(path, saved, *check)
         if ends == "signal" and len(tries) == 3:
             hurry.append(True)
         raise DiskFull(f"{path}: cannot be written: No space left on device")
