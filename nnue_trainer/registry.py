@@ -234,7 +234,7 @@ class Registry(Generic[T]):
         return kind in self._classes
 
     def names(self) -> list[str]:
-        """Every name that a recipe may use, including those of installed packages."""
+        """Every name that a recipe may use, including installed packages'."""
         return sorted({*self.kinds(), *self._entry_points()})
 
     def find(self, kind: str, *, may_import: bool = True) -> type[T]:

@@ -39,7 +39,7 @@ def is_piece_square(part: FeaturePart) -> bool:
 
 
 def weight_map(part: FeaturePart, weight: torch.Tensor) -> WeightMap:
-    """`weight` [F, N] is that of the whole first layer."""
+    """`weight` [F, N] belongs to the whole first layer."""
     buckets = part.num_features // part.bucket_size
     sizes = np.empty((buckets, part.bucket_size))
     for bucket in range(buckets):

@@ -94,7 +94,7 @@ class _Watcher:
             self._process = None
 
     def forget(self) -> None:
-        """In a child that was forked: the watcher and its groups are those of the parent."""
+        """In a child that was forked: the watcher and its groups belong to the parent."""
         if self._process is not None:
             assert self._process.stdin is not None
             self._process.stdin.close()

@@ -163,7 +163,7 @@ def _cpu_quotas(root: Path = Path("/")) -> list[float]:
         bases = (
             [root / "sys/fs/cgroup"] if not controllers else [root / "sys/fs/cgroup" / n for n in (controllers, "cpu")]
         )
-        # In a container the path may be that of the host, and its own group is mounted as the root.
+        # In a container the path may be the host's, and its own group is mounted as the root.
         parts = [part for part in path.split("/") if part not in ("", "..")]
         for base in bases:
             for depth in range(len(parts), -1, -1):
@@ -186,7 +186,7 @@ def _quota_of(group: Path, *, version_1: bool) -> float | None:
 
 # --- waiting for events -----------------------------------------------------------------------------------------------
 
-# The events of a pipe; the numbers are those of poll and of epoll.
+# The events of a pipe; poll and epoll use these numbers.
 READABLE, WRITABLE, ENDED = 1, 4, 16
 
 

@@ -19,13 +19,13 @@ class WeightsAndBiases(Callback):
     """Sends all metrics and the recipe to Weights & Biases. Needs the package wandb."""
 
     project: str | None = None
-    """project on the server; null: that of WANDB_PROJECT, or else nnue"""
+    """project on the server; null: WANDB_PROJECT, or else nnue"""
     entity: str | None = None
     """user or team; null: the default one of the account"""
     name: str | None = None
-    """name of the run; null: that of the run folder"""
+    """name of the run; null: the run folder's"""
     mode: Literal["online", "offline", "disabled"] | None = None
-    """null: that of WANDB_MODE, or else online; offline: keep the records in the run folder, to be sent by
+    """null: WANDB_MODE, or else online; offline: keep the records in the run folder, to be sent by
     `wandb sync`"""
 
     def start(self, run: Run) -> None:

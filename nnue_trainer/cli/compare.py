@@ -150,7 +150,7 @@ class _Player(NamedTuple):
 
 
 def seeds_of(text: str) -> list[int]:
-    """The seeds of --seeds: 1 to N, or those of a list. UserError for other texts."""
+    """The seeds of --seeds: 1 to N, or a list. UserError for other texts."""
     if not re.fullmatch(r"\d{1,18}(,\d{1,18})*", text):
         raise UserError(f"--seeds {quoted(text)}: expected a number of seeds, or a list such as 7,8,9")
     numbers = [int(number) for number in text.split(",")]

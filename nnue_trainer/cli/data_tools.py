@@ -244,7 +244,7 @@ _WRITING: dict[str, tuple[Any, Any]] = {
         Annotated[
             Literal["refuse", "drop-rights", "skip"],
             typer.Option(
-                help="Chess960 castling rights where the format holds only those of standard chess: stop with an "
+                help="Chess960 castling rights where the format holds only standard ones: stop with an "
                 "error, drop the rights, or skip the position."
             ),
         ],

@@ -117,7 +117,7 @@ def export_command(
     description: Annotated[
         str | None,
         typer.Option(
-            metavar="TEXT", help="Description in a .nnue file. Default: that of the imported net, or a generated one."
+            metavar="TEXT", help="Description in a .nnue file. Default: the imported net's, or a generated one."
         ),
     ] = None,
     plugin: Plugins = None,
@@ -242,7 +242,7 @@ def _read(
         note(f"{path}: cannot be exported again: {error}")
     else:
         if not same:
-            note(f"{path}: exporting it again gives another file, because its numbers are not those of the net")
+            note(f"{path}: exporting it again gives another file, because its numbers differ from the net's")
     return quantized, checkpoint
 
 

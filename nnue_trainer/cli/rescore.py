@@ -73,7 +73,7 @@ def rescore(
     *,
     scores: Scores,
 ) -> None:
-    """Write the positions of IN... with new scores: those of a net, or of an engine's search.
+    """Write the positions of IN... with the scores of a net, or of an engine's search.
 
     A net is evaluated with integers, as in an engine. With --engine, the file depends only on engine, limit and input,
     if each engine searches on one thread. Run the same command again to continue after an interruption.

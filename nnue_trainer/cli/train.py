@@ -279,7 +279,7 @@ def config(
     ] = None,
     reference: Annotated[
         bool,
-        typer.Option("--reference", help="Print all fields, including those of --plugin files and of the recipe."),
+        typer.Option("--reference", help="Print all fields, also of --plugin files and of the recipe."),
     ] = False,
     plugin: Plugins = None,
 ) -> None:

@@ -84,13 +84,11 @@ def translate(data: Any, origin: str) -> tuple[dict[str, Any], list[str]]:
     for number, (run, found) in enumerate(zip(runs, sections, strict=True), 1):
         if found["model"] != first["model"]:
             raise UserError(
-                f"{origin}: step {number}: the net differs from that of step 1, expected the same net in all steps"
+                f"{origin}: step {number}: the net differs from step 1's, expected the same net in all steps"
             )
         carried = run.resume == "previous_checkpoint"
         if number > 1 and not run.resume.startswith("previous_"):
-            notes.append(
-                f"{run.where}: resume {shown(run.resume)}: begins from new weights; here from those of the step before"
-            )
+            notes.append(f"{run.where}: resume {shown(run.resume)}: begins from new weights; here from the last step's")
         own = found["training"]["epochs"] - (epochs if carried else 0)
         if own <= 0:
             raise UserError(f"{origin}: step {number}: max_epochs {run.max_epochs}, expected more than {epochs}")

@@ -19,7 +19,7 @@ from nnue_trainer.errors import UserError, quoted
 
 def load(path: str | os.PathLike[str], overrides: Iterable[str] = (), *, trusted: bool = True) -> Recipe:
     """The recipe in a YAML file. UserError, one line, for an unreadable file, an unknown key or a wrong value.
-    `trusted` is that of `parse`; False to print the recipe only."""
+    `trusted` as for `parse`; False to print the recipe only."""
     return parse(read_yaml(path), overrides, str(path), trusted=trusted)
 
 

@@ -100,7 +100,7 @@ class ValidationSet:
     positions: int = Field(default=1_000_000, gt=0, le=2**40)
     """how many positions to use"""
     filters: Filters | None = None
-    """filters of this set; null: those of validation"""
+    """filters of this set; null: as in validation"""
     sample: Sample = "first"
     """first: the first positions that pass the filters; spread: as many from random places of the files, the same every
     time"""
@@ -108,15 +108,15 @@ class ValidationSet:
 
 @section
 class ValidationConfig:
-    """How a net is validated. The held-out positions are those of data.validation."""
+    """How a net is validated. The held-out positions come from data.validation."""
 
     loss: Annotated[Loss, LOSSES] | None = None
-    """loss of the validation; null: that of training"""
+    """loss of the validation; null: as in training"""
     lambda_: Literal["end", "follow"] | Annotated[float, Field(ge=0, le=1)] = Field(default="end", alias="lambda")
-    """λ of the validation: end: that of training at its end, so that all epochs compare; a number; follow: that of the
+    """λ of the validation: end: training's last value, so that all epochs compare; a number; follow: the value at the
     step, with which losses of different epochs cannot be compared, so the best checkpoint is arbitrary"""
     filters: Filters | None = None
-    """filters of held-out positions; null: those of data"""
+    """filters of held-out positions; null: as in data"""
     sample: Sample = "first"
     """which positions of data.validation are used. first: the first ones that pass the filters; spread: as many from
     random places of the files, the same every time"""

@@ -29,7 +29,7 @@ SECTIONS = (
 
 @section
 class Stage:
-    """One stage: how it begins, and what it changes of the recipe. A section is merged with that of the recipe, key by
+    """One stage: how it begins, and what it changes of the recipe. A section is merged with the recipe's, key by
     key; one that names another kind replaces it."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")
@@ -60,7 +60,7 @@ class Stage:
     validation: dict[str, Any] = Field(default_factory=dict)
     """changes of the validation"""
     training: dict[str, Any] = Field(default_factory=dict)
-    """changes of training, such as epochs: those of this stage"""
+    """changes of training, such as this stage's epochs"""
 
     def changes(self) -> dict[str, dict[str, Any]]:
         """The changes by section."""

@@ -173,7 +173,7 @@ class Batch:
         return list(self.fields().values()) if whole is None else [whole]
 
     def memory(self) -> list[Tensor]:
-        """All memory that a step reads: that of the fields and of the plans."""
+        """All memory that a step reads: fields and plans."""
         return [*self.allocations(), *(plan.data for plan in self.plans)]
 
     def clone(self) -> Batch:

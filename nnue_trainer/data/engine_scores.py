@@ -1,4 +1,4 @@
-"""Data files whose scores are those of a UCI engine: `nnue data rescore --engine`.
+"""Data files with the scores of a UCI engine: `nnue data rescore --engine`.
 
 Work goes by units of 64 positions, each by one engine that forgets everything before it. So the scores are a function
 of (engine, limit, positions), for any number of engines, as long as an engine searches on one thread. Units that are

@@ -125,7 +125,7 @@ def duplicates_text(found: HasDuplicates) -> str:
 
 
 def page(info: FileInfo) -> Page:
-    """The page of a file; that of a file without positions has only plots."""
+    """The page of a file; for a file without positions it has only plots."""
     s, n = info.statistics, info.statistics.positions
     half, longest = len(s.score_histogram) // 2, PLY_BIN * (len(s.ply_histogram) - 1)
     # The bins at the ends hold everything beyond.

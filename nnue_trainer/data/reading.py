@@ -42,7 +42,7 @@ _PGN_VIEWS: dict[View, str] = {
     "black": "white",
     "opponent": "mover",
 }
-"""How evaluations of PGN are read; those of the last two are negated afterwards."""
+"""How evaluations of PGN are read; for the last two they are negated afterwards."""
 
 
 class ReadingOptions(TypedDict, total=False):

@@ -212,7 +212,7 @@ def _kept_padding(found: Tensor, expected: np.ndarray, name: str, where: str) ->
 
 
 def _origin(checkpoint: Checkpoint, net: Net, where: str) -> tuple[bytes, str]:
-    """Description and layout of the file that a checkpoint was imported from, or else those of a new net."""
+    """Description and layout of the file that a checkpoint was imported from, or else a new net's."""
     layouts = [layout.name for layout in net.layouts()]
     origin = checkpoint.state.get("net", {})
     if not isinstance(origin, dict):

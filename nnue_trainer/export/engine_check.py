@@ -1,4 +1,4 @@
-"""Compares our evaluations with those of a real engine: everything that Stockfish prints about a net, for many
+"""Compares our evaluations with a real engine's: everything that Stockfish prints about a net, for many
 positions.
 
 A cell of the table has two decimals of a pawn of some 350 units, so one cell resolves about 3.5 units: eight buckets,

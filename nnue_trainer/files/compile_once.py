@@ -179,7 +179,7 @@ def run(command: list[str], name: str, shorter: tuple[str, str]) -> str:
 def included(
     compiler: list[str], flags: list[str], unit: Path, name: str, shorter: tuple[str, str] = ("", "")
 ) -> list[Path]:
-    """Every file that a unit includes, without those of the system; `name` and `shorter` are for errors."""
+    """Every file that a unit includes, without the system's; `name` and `shorter` are for errors."""
     listed = run([*compiler, *flags, "-MM", str(unit)], name, shorter)
     files = [Path(path.replace("\\ ", " ")) for path in re.findall(r"(?:\\ |\S)+", listed.partition(":")[2])]
     return sorted(path for path in files if path != unit and path.is_file())

@@ -14,7 +14,7 @@ from nnue_trainer.schema import section
 @LOSSES.register("cross_entropy")
 @section
 class CrossEntropyLoss(Loss):
-    """Cross-entropy between σ(net / scale) and the target, which mixes score and result, minus that of a perfect net,
+    """Cross-entropy between σ(net / scale) and the target, which mixes score and result, minus a perfect net's,
     so the lowest possible loss is 0."""
 
     scale: float = Field(default=400.0, gt=0)

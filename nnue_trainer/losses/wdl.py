@@ -16,8 +16,8 @@ from nnue_trainer.schema import section
 @LOSSES.register("wdl")
 @section
 class WdlLoss(Loss):
-    """Cross-entropy between the softmax of three outputs (logits of loss, draw and win) and the target, minus that of a
-    perfect net, so the lowest possible loss is 0. The target is λ times the probabilities that a model gives the data's
+    """Cross-entropy between the softmax of three outputs (logits of loss, draw and win) and the target, minus a perfect
+    net's, so the lowest possible loss is 0. The target is λ times the probabilities that a model gives the data's
     score, plus 1 − λ for the result of the game."""
 
     reads: ClassVar[int] = 3

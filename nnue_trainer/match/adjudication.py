@@ -9,7 +9,7 @@ from nnue_trainer import _data
 
 @dataclass(frozen=True)
 class Adjudication:
-    """The limits of adjudication, by default those of fishtest. Scores are centipawns of UCI, moves are those of one
+    """The limits of adjudication, by default fishtest's. Scores are centipawns of UCI, moves count for one
     side; 0 moves switch a rule off."""
 
     resign_score: int = 600

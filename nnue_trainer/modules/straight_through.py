@@ -162,7 +162,7 @@ class IntegerParameters:
         return self._places.cut(_operators._to_integers(self.parameters, *self._words))
 
     def backward(self, gradients: Sequence[Tensor]) -> list[Tensor]:
-        """The gradients of the parameters from those of the integers, 0 where one was clipped."""
+        """The gradients of the parameters from the integers', 0 where one was clipped."""
         return self._places.cut(_operators._to_integers_backward(gradients, self.parameters, *self._words))
 
 

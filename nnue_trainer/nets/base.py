@@ -337,7 +337,7 @@ class NnueModel(nn.Module, ABC):
             self.rounded = before
 
     def weight_bounds(self) -> Iterator[WeightBound]:
-        """Rows of parameters with a limited range: by default those of the net's integers."""
+        """Rows of parameters with a limited range: by default the limits of the net's integers."""
         parameters = dict(self.named_parameters())
         for tensor in self.net.tensors() if self.net is not None else ():
             if tensor.limit < INT32_MAX:  # nothing real comes near a limit of 32 bits

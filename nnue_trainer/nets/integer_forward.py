@@ -117,7 +117,7 @@ class IntegerLayer:
     """int16 or int32, stacks · outputs numbers; with `factor` fp32"""
     outputs: int
     inputs: tuple[int, ...]
-    """vectors: 0 the first activations, k + 1 those of layer k"""
+    """vectors: 0 the first activations, k + 1 layer k's"""
     divide: int = 1
     """Σ weight · x is divided by it, toward zero. Σ has 64 bits there; `export.bounds` reports a net whose Σ may need
     more than the 32 bits of many engines"""

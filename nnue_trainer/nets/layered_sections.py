@@ -103,7 +103,7 @@ class Layer:
     """A layer between the first layer and the output layer. Each output bucket has its own weights."""
 
     outputs: int = Field(ge=1, le=1024)
-    """number of outputs, including those of a skip connection"""
+    """number of outputs, including a skip connection's"""
     activation: Literal["crelu", "screlu", "dual", "none"] = "crelu"
     """crelu: clamp to [0, 1]; screlu: clamp to [0, 1] and square; dual: min(x², 1) of each output, also of negative
     ones, and then crelu of each output, so twice as many values; none: no activation"""
@@ -113,7 +113,7 @@ class Layer:
     skip_activated: bool = False
     """the outputs of the skip connection are also activated, so they are inputs of the next layer, too"""
     to_output: bool = False
-    """the activations are also inputs of the output layer, in front of those of the last layer"""
+    """the activations are also inputs of the output layer, in front of the last layer's"""
     scale: Scale = 64
     """quantisation: the integer for a weight of 1.0 (QB)"""
     type: Literal["i8", "i16", "f32"] = "i16"

@@ -29,7 +29,7 @@ class NetTensor:
     limit: int
     """largest magnitude of an integer, except that `lowest` may be one further from zero"""
     parameter: str = ""
-    """name in the float model; by default that of the tensor"""
+    """name in the float model; by default the tensor's"""
     first_row: int = 0
     """of the parameter"""
     rows: int | None = None

@@ -25,7 +25,7 @@ class OutputBuckets:
     """the bucket of a position. stockfish: (pieces − 1) div ceil(32 / count); bullet: (pieces − 2) div
     ceil(32 / count); queens: 4 · ((pieces − 1) div ceil(128 / count)) + 2 if the side to move has a queen + 1 if the
     other side has one, with a count that is a multiple of 4; table: the field `table`; weights: by the sum of
-    `weights` over all pieces; squares: by that of `squares`"""
+    `weights` over all pieces; squares: by the sum of `squares`"""
     weights: list[Annotated[int, Field(ge=0, le=1000)]] = Field(default_factory=list)
     """only for rule weights: the weights of pawn, knight, bishop, rook and queen; or 10 weights, for those of the side
     to move, then for those of the other side"""

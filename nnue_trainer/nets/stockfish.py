@@ -230,7 +230,7 @@ class SfnnV15(StockfishNet):
 @NETS.register("sfnnv16")
 @section
 class SfnnV16(StockfishNet):
-    """Threats without those of pawns on pawns + pawn pairs + HalfKAv2_hm, layers as SFNNv15 (Stockfish 19)."""
+    """Threats except pawns on pawns + pawn pairs + HalfKAv2_hm, layers as SFNNv15 (Stockfish 19)."""
 
     releases: ClassVar = "19"
     design: ClassVar = replace(

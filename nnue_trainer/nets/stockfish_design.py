@@ -58,7 +58,7 @@ class Design:
     """of the file, see `StockfishNet._transformer_blocks`; the first is the one that is written"""
     version: int = V2021
     l2: int = 16
-    """outputs of fc0, those of the skip connection among them"""
+    """outputs of fc0, including the skip connection's"""
     l3: int = 32
     """outputs of fc1"""
     stacks: int = 8
@@ -69,7 +69,7 @@ class Design:
     """the stack for each number of pieces, 33 numbers, or for each number and `Batch.material`, 33 · 16 numbers;
     empty: by the two rules above"""
     narrow: tuple[str, ...] = ()
-    """sets with buckets whose weights are bytes; those of sets without buckets always are"""
+    """sets with buckets whose weights are bytes; in sets without buckets they always are"""
     psqt: bool = True
     """PSQT columns beside the accumulators"""
     pairwise: bool = True

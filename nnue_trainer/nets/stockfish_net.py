@@ -71,12 +71,12 @@ class StockfishNet(Net):
     """outputs of the feature transformer per perspective, a multiple of 32; Stockfish reads only the version's
     width"""
     l2: Outputs = None
-    """outputs of the first layer after the transformer, including those of the skip connection: 16 is 15+1; null: the
+    """outputs of the first layer after the transformer, including the skip connection's: 16 is 15+1; null: the
     version's size, the only one that Stockfish reads"""
     l3: Outputs = None
     """outputs of the second layer after the transformer; null: the version's size, the only one that Stockfish reads"""
     output_buckets: OutputBuckets | None = None
-    """the stacks of layers, and the PSQT columns, by pieces and queens; null: those of the version, the only
+    """the stacks of layers, and the PSQT columns, by pieces and queens; null: the version's, the only
     ones that Stockfish reads"""
     quantisation: QatConfig = Field(default_factory=QatConfig)
 
@@ -115,13 +115,13 @@ class StockfishNet(Net):
 
     @cached_property
     def _has_own_stacks(self) -> bool:
-        """Whether the stacks are not those of the version."""
+        """Whether the stacks differ from the version's."""
         own, d = self.output_buckets, self._of_version
         return own is not None and (own.count, own.stacks) != (d.stacks, d.stack_table)
 
     @property
     def architecture(self) -> dict[str, Any]:
-        """`Net.architecture` without sizes and stacks that are those of the version."""
+        """`Net.architecture` without sizes and stacks that equal the version's."""
         data, d = super().architecture, self._of_version
         for name, usual in (("l2", d.l2), ("l3", d.l3)):
             if data[name] in (None, usual):
@@ -131,7 +131,7 @@ class StockfishNet(Net):
         return data
 
     def _other_sizes(self) -> list[tuple[str, int, int]]:
-        """Sizes of layers that are not those of the version: name, size, that of the version."""
+        """Sizes of layers that differ from the version's: name, size, the version's size."""
         d, own = self._of_version, self.facts
         sizes = (("l2", own.l2, d.l2), ("l3", own.l3, d.l3))
         return [(name, size, usual) for name, size, usual in sizes if size != usual]

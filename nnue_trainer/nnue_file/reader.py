@@ -56,7 +56,7 @@ class Header:
 
 @dataclass(frozen=True)
 class Place:
-    """The place of a block's bytes; of a LEB128 block, that of its payload."""
+    """The place of a block's bytes; of a LEB128 block, its payload's."""
 
     block: Block
     offset: int
@@ -277,7 +277,7 @@ class NetFile:
 
 
 class _Inflated(NetFile):
-    """A net file whose body was inflated: offsets are those of the file without compression."""
+    """A net file whose body was inflated: offsets count in the file without compression."""
 
     def __init__(self, path: PathLike, begin: int, body: bytes) -> None:
         self.path, self.size = path, begin + len(body)

@@ -127,7 +127,7 @@ def expand_features(records: Tensor, feature_set: str, *, check_records: bool = 
 def expand_features_into(records: Tensor, feature_set: str, out: Expanded, *, check_records: bool = True) -> None:
     """`expand_features` into existing tensors: contiguous, with the same shapes and dtypes, on the same device.
 
-    `records` uint8 [B, 32] and errors are those of `expand_features`.
+    `records` uint8 [B, 32] and errors are as for `expand_features`.
     """
     _prepare(records, feature_set)
     torch.ops.nnue.expand_features_into(records, feature_set_handle(feature_set), list(out), check_records)

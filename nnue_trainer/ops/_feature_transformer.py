@@ -257,7 +257,7 @@ def feature_transformer_backward(
         needs_weight_grad, needs_bias_grad, needs_values_grad: which gradients to compute; the others are None.
 
     Returns:
-        grad_weight [F, N] and grad_bias [N] in the dtype of `grad_output`, grad_values [B, K] in that of `values`.
+        grad_weight [F, N] and grad_bias [N] in the dtype of `grad_output`, grad_values [B, K] in the dtype of `values`.
 
     Raises:
         RuntimeError: as the forward.

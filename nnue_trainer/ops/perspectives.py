@@ -263,7 +263,7 @@ def perspective_plan(
             are legal and slow there. The CPU and other GPUs ignore buckets.
         num_bucketed: features [0, num_bucketed) lie in king buckets; those after them are unbucketed: a row may hold
             any of them, anywhere among the others. By default F: all features are bucketed.
-        weight_dtype: that of the weights that the calls read.
+        weight_dtype: of the weights that the calls read.
 
     Returns:
         The plan. It keeps these tensors alive, and they must not be changed while it is in use.
@@ -318,7 +318,7 @@ class TransformerCall(NamedTuple):
 
     @property
     def described(self) -> tuple[Transformer, list[float], torch.dtype]:
-        """The arguments of the operators of its backward: the dtype is that of the gradient of the weight."""
+        """The arguments of the operators of its backward: the dtype is for the gradient of the weight."""
         return self.transformer, self.range, self.parameters.leaves[0].dtype
 
     def run(self, operators: Any, *, save: bool) -> tuple[Tensor, Tensor | None, Tensor]:
@@ -333,7 +333,7 @@ class TransformerCall(NamedTuple):
     def outputs(
         self, values: tuple[Tensor, Tensor] | None = None, deterministic: bool | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """The output and the PSQT output. The arguments are those of `perspective_transformer`, if it is not fused."""
+        """The output and the PSQT output. The arguments are as for `perspective_transformer`, if it is not fused."""
         if self.kernels != "torch":
             saves = any(p is not None and p.requires_grad for p in self.parameters.leaves)
             return self.run(torch.ops.nnue, save=torch.is_grad_enabled() and saves)[:2]

@@ -47,7 +47,7 @@ class Work:
     positions: int = 0
     """of a batch; 0: unknown"""
     settings: Mapping[str, Settings] = field(default_factory=dict)
-    """Settings from groups of the recipe, by name; a virtual row has those of its parameter."""
+    """Settings from groups of the recipe, by name; a virtual row has its parameter's."""
     matrices: frozenset[str] = frozenset()
     """Weights of linear layers, [out, in] or [stacks, out, in]."""
     copies: Mapping[str, Tensor] = field(default_factory=dict)
@@ -149,7 +149,7 @@ class Layer(Protocol):
 
 @section
 class OptimizerConfig(ABC):
-    """An update rule and its numbers. A subclass is a section; the fields here are those of the layers around it."""
+    """An update rule and its numbers. A subclass is a section; the fields here belong to the layers around it."""
 
     kind: ClassVar[str]
     replaces: ClassVar[frozenset[str]] = frozenset()

@@ -156,7 +156,7 @@ class FusedOptimizer:
             late.after_step()
 
     def _norm(self, parts: Sequence[tuple[Part, Moments, Tensor]]) -> Tensor:
-        """The norm of the gradients of these parts, those of virtual rows included, float64; NaN: not finite."""
+        """The norm of the gradients of these parts, virtual rows included, float64; NaN: not finite."""
         gradients, shared = [gradient for *_, gradient in parts], [part.virtual_rows for part, *_ in parts]
         late = {id(p): rows for late in self._late for (p, _), rows in zip(late.parts, late.rows, strict=True)}
         rows = [late.get(id(part), self._nothing) for part, *_ in parts]

@@ -30,7 +30,7 @@ class Group:
     betas: Betas | None = None
     """betas; null: not changed"""
     min_weight: float | None = None
-    """lowest value that a weight may have after a step; null: no limit beside that of clip_weights"""
+    """lowest value that a weight may have after a step; null: only the limit of clip_weights"""
     max_weight: float | None = None
     """highest value; null: as for min_weight"""
     frozen: bool | None = None

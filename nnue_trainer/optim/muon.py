@@ -89,7 +89,7 @@ class _Matrix:
 
 
 class MuonRule(FusedRule):
-    """State: that of FusedRule, and `momentum/NAME` of each matrix and its virtual rows."""
+    """State: FusedRule's, and `momentum/NAME` of each matrix and its virtual rows."""
 
     def __init__(self, work: Work, config: Muon) -> None:
         own = {

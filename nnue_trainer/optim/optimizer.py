@@ -189,7 +189,7 @@ class Optimizer:
 
     @contextmanager
     def with_net(self) -> Iterator[None]:
-        """Within the block, the parameters are those of the net: the average, or the mean of a schedule-free rule.
+        """Within the block, the parameters are the net's: the average, or the mean of a schedule-free rule.
         Without either, they always are."""
         net = None if self._trained is not None else self._net()
         if net is None:

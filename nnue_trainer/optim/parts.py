@@ -109,7 +109,7 @@ class Columns(Protocol):
 
 
 Norm = Callable[[Sequence[tuple[Part, Moments, Tensor]]], Tensor]
-"""The norm of the gradients of some parts, those of virtual rows included."""
+"""The norm of the gradients of some parts, virtual rows included."""
 NormOf = Callable[[Sequence[tuple[Part, Moments, Tensor]], Norm], Tensor]
 """Numbers whose norm is the norm of all gradients of all processes, from the parts of this process and a `Norm`."""
 

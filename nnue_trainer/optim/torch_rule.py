@@ -1,4 +1,4 @@
-"""Any optimiser that is a torch.optim.Optimizer as a rule: torch's by name, and those of other packages."""
+"""Any optimiser that is a torch.optim.Optimizer as a rule: torch's by name, and other packages'."""
 
 from __future__ import annotations
 

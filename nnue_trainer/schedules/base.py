@@ -58,11 +58,11 @@ class Timed:
     """The fields of every schedule: a warm-up, and values that change only between epochs."""
 
     warmup_steps: int = Field(default=0, ge=0)
-    """steps of the warm-up, in which the value first grows to that of the schedule"""
+    """steps of the warm-up, in which the value first grows to the schedule's"""
     warmup: Literal["linear", "hyperbola"] = "linear"
     """how it grows: linear, or as 1/(steps left), as in bullet"""
     stairs: Literal["begin", "end"] | None = None
-    """keep one value for each epoch: that of its beginning or that of its end; null: a new value at each step"""
+    """keep one value for each epoch, from its beginning or from its end; null: a new value at each step"""
 
     def _on_stairs(self, now: RunStep) -> RunStep:
         return now if self.stairs is None else now.at_epoch(now.epoch + (self.stairs == "end"))
@@ -82,7 +82,7 @@ class Schedule(Timed, ABC):
 
     @abstractmethod
     def at(self, now: RunStep, lr: float) -> float:
-        """The learning rate of the step `now`, without the warm-up; `lr` is that of the recipe's optimizer section."""
+        """The learning rate of the step `now`, without the warm-up; `lr` is the recipe's `optimizer.lr`."""
 
     def of(self, now: RunStep, lr: float) -> float:
         """The learning rate of the step `now`, warm-up and stairs included."""

@@ -64,7 +64,7 @@ class InSteps(Timed):
     """The base of curves that end after a number of steps."""
 
     steps: int | None = Field(default=None, gt=0)
-    """steps from the first one to the end of the curve, which may be before or after that of the run; null: the whole
+    """steps from the first one to the end of the curve, which may be before or after the run's; null: the whole
     run"""
 
 

@@ -34,7 +34,7 @@ class Part:
     schedule: Annotated[Schedule, SCHEDULES]
     """the schedule of this part"""
     lr: float | None = Field(default=None, gt=0)
-    """learning rate that this part starts from; null: that of the optimizer section"""
+    """learning rate that this part starts from; null: the optimizer section's"""
 
 
 @SCHEDULES.register("sequence")

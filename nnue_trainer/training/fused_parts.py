@@ -149,7 +149,7 @@ class FusedTransformer:
         return self.late is not None and self.late.leaves_unused()
 
     def backward(self, by_x: Tensor, by_psqt: Tensor | None, rows: Rows) -> None:
-        """Sets the gradients, from those of the two outputs."""
+        """Sets the gradients, from the gradients of the two outputs."""
         dtype = self.trained.dtype
         if dtype == torch.float32:  # the fp32 kernels of CUDA read fp32 gradients
             by_x = by_x.float()
@@ -197,10 +197,10 @@ class Stacks(Protocol):
         [n + 3]."""
 
     def add_shares(self, shares: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Totals and gradients, divided, of all processes; row p of `shares` is that of process p."""
+        """Totals and gradients, divided, of all processes; row p of `shares` belongs to process p."""
 
     def backward(self, found: Found, x: Tensor | None, order: Tensor, first: FusedTransformer, rows: Rows) -> None:
-        """Sets the gradients of all parameters, those of the transformer included. `found` is for the whole batch."""
+        """Sets the gradients of all parameters, the transformer's included. `found` is for the whole batch."""
 
 
 class StackKernels:

@@ -25,7 +25,7 @@ class OffloadedStep:
     kind: ClassVar[str] = "offloaded"
 
     def __init__(self, loss: StepLoss, sharding: Unsharded, optimizer: Optimizer, device: torch.device) -> None:
-        """`loss`: that of the model on the CPU. UserError if the device cannot hold the model."""
+        """`loss`: of the model on the CPU. UserError if the device cannot hold the model."""
         self._model, self._optimizer, self._sharding, self._device = loss.model, optimizer, sharding, device
         self._lambda_values = loss.lambda_values
         try:

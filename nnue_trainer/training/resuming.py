@@ -174,7 +174,7 @@ def check_same_net(trainer: Trainer, saved: Checkpoint, state: TrainerState, pat
         )
     for group in ("model", "optimizer", "rng"):
         if group not in saved.tensors:
-            raise UserError(f"{path}: found no tensors of the group {group}, expected those of a training run")
+            raise UserError(f"{path}: found no tensors of the group {group}, expected a training run's")
 
 
 def check_same_steps(trainer: Trainer, state: TrainerState, path: Path) -> None:

@@ -169,7 +169,7 @@ def _border(stage: StageOfRun, following: StageOfRun, folder: RunFolder, ranks: 
 
 
 def _joined(total: Summary | None, stage: Summary, run_steps: int) -> Summary:
-    """Summary of a run up to and including this stage; `total` is that of the stages before."""
+    """Summary of a run up to and including this stage; `total` counts the stages before."""
     if total is not None:
         stage = replace(
             stage,

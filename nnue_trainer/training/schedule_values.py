@@ -143,5 +143,5 @@ class LambdaValues:
         self._ahead += 1
 
     def continue_from(self, step: int) -> None:
-        """The next batch that is fetched is that of this step."""
+        """The next batch that is fetched belongs to this step."""
         self._ahead = step

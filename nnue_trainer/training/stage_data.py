@@ -108,7 +108,7 @@ class StageData:
                 _log.warning("%s", line)
 
     def close(self) -> None:
-        """Stops all reading, also that of the thread."""
+        """Stops all reading, also in the thread."""
         self._closed = True
         self._thread.shutdown(wait=False, cancel_futures=True)
         self._close_loaders()

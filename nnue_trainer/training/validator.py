@@ -30,7 +30,7 @@ class Validator:
         more: functions as `held_out` for more sets of held-out positions, by name.
         loss: the loss of validations.
         lambda_at: λ of a validation after a step.
-        follows: λ is that of the step, so that losses of different epochs cannot be compared.
+        follows: λ is the step's, so that losses of different epochs cannot be compared.
         scale: engine units of `Figures`.
         rounds: validate with the engine's rounding, always, so that the losses of all epochs can be compared.
         files: names for messages.

@@ -30,7 +30,7 @@ def compare_page(found: Comparison) -> Page:
         page.sections.append(
             Section(
                 "Each against each",
-                text="Elo of the recipe of the column against that of the row.",
+                text="Elo of the column's recipe against the row's.",
                 tables=[
                     Table(
                         ("", *found.labels[1:]),
@@ -67,7 +67,7 @@ def _nets(found: Comparison) -> Section:
         elo = f"{ratings.nets[number]:+.1f} ± {ratings.net_errors[number]:.1f}" if ratings else "–"
         figures = (f"{net.figures[name]:.6g}" for name in names)
         rows.append((net.file, elo, *figures, f"{net.seconds:.1f}", net.sha256[:12]))
-    text = "Elo against the mean of the first recipe's nets; the errors are those of the games."
+    text = "Elo against the mean of the first recipe's nets; the errors count games only."
     return Section("Nets", text=text, tables=[Table(("net", "Elo", *names, "seconds", "sha256"), rows)])
 
 

@@ -51,7 +51,7 @@ class Plan:
         return [number for number, _ in self.nets]
 
     def name(self, number: int, seed: int) -> str:
-        """The name of a net, which is also that of its file."""
+        """The name of a net, and of its file."""
         return f"{self.entrants[number].label}-seed-{seed}"
 
     def seconds(self, number: int) -> float:

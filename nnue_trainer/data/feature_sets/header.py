@@ -222,7 +222,7 @@ def _library_of(
 
 
 def _files_of(name: str, shorter: tuple[str, str], unit: Path, compiler: list[str], includes: list[str]) -> list[Path]:
-    """Every file that a unit includes, without those of the system; their text goes into the library's name. UserError
+    """Every file that a unit includes, without the system's; their text goes into the library's name. UserError
     for a file that a header of the user's includes in place of the package's."""
     source = unit.with_name("files.cpp")
     own = [path for path in (folder / "cuda" for folder in include_folders()) if path.is_dir()]

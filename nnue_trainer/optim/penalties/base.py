@@ -1,4 +1,4 @@
-"""The contract of penalties, their registry, and the sum of those of a recipe."""
+"""The contract of penalties, their registry, and the sum of a recipe's."""
 
 from __future__ import annotations
 

@@ -131,7 +131,7 @@ class Unsharded:
         return dict(tensors)
 
     def figures(self, figures: dict[str, float]) -> dict[str, float]:
-        """Combines the figures of neurons and weights of all ranks into those of the whole net."""
+        """Combines the figures of neurons and weights of all ranks into the whole net's."""
         return figures
 
 
