@@ -1,8 +1,8 @@
-"""Builds the native parts of the package: three operator libraries and the data module.
+"""Builds the native parts of the package: four operator libraries and the data module.
 
-_ops_cpu   csrc/library.cpp (every op schema) and csrc/cpu/; LibTorch stable ABI, loaded with torch.ops.load_library
+_ops_cpu   csrc/library.cpp (op schemas) and csrc/cpu/; LibTorch stable ABI, loaded with torch.ops.load_library
 _ops_cuda  csrc/cuda/; the same ABI; built when nvcc is found (FORCE_CUDA=0/1 overrides), never gated on a visible GPU
-_ops_analysis  csrc/cuda/analysis/, which no training needs; built along with _ops_cuda
+_stats_cpu, _stats_cuda  the same of statistics: csrc/stats_library.cpp, csrc/cpu/stats/ and csrc/cuda/stats/
 _data      data_loader/; torch-free C++20 behind one pybind11 module
 lib/       libnnue_data.a and .so, of the objects of _data that are not about Python: docs/cpp.md
 
@@ -10,7 +10,8 @@ Environment: FORCE_CUDA=0|1, NNUE_CUDA_ARCHS="80;86;90;100;120" (compute capabil
 where 90 is among them), CUDA_HOME, CXX (e.g. "ccache g++"), LD, AR, PYTORCH_NVCC (e.g. "ccache nvcc"), MAX_JOBS.
 Only commands that build extensions import torch: metadata and source distribution need only setuptools.
 NNUE_NO_EXTENSIONS=1 installs only the Python files, for `make`, which builds the native parts in place. NNUE_PARTS=data
-builds only _data and lib/, for which torch is not needed: `make` does it while it installs torch. NNUE_ISA=native
+builds only _data and lib/, for which torch is not needed: `make` does it while it installs torch. NNUE_PARTS=stats
+builds only the libraries of statistics. NNUE_ISA=native
 compiles the CPU operators only for the instruction sets of this CPU, in half the time: for `make quickstart`.
 NNUE_LINEINFO=1 adds line numbers to the CUDA kernels.
 """
@@ -112,30 +113,36 @@ def one_room(room: str) -> str:
 
 def cpu_sources() -> list[str]:
     """The sources of the CPU operators. Those with kernels for instruction sets stay units of their own."""
-    small = [
-        "csrc/library.cpp",
-        *(f"csrc/cpu/{name}.cpp" for name in ("capabilities", "enumerations", "ewm")),
-    ]
-    others = sources("csrc/*.cpp", "csrc/cpu/*.cpp", *SHARED_SOURCES)
-    unit = one_unit("operators", [path.removeprefix("csrc/") for path in small])
-    return [unit, *(path for path in others if path not in small)]
+    small = ("library.cpp", "cpu/capabilities.cpp", "cpu/enumerations.cpp")
+    return with_one_unit("operators", small, sources("csrc/cpu/*.cpp", *SHARED_SOURCES))
+
+
+def stats_cpu_sources() -> list[str]:
+    """The sources of the CPU operators of statistics."""
+    small = ("stats_library.cpp", "cpu/stats/enumerations.cpp", "cpu/stats/ewm.cpp")
+    return with_one_unit("stats_cpu", small, sources("csrc/cpu/stats/*.cpp", "data_loader/base/*.cpp"))
+
+
+def with_one_unit(name: str, small: tuple[str, ...], others: list[str]) -> list[str]:
+    """A unit of these small files below csrc/, and the other sources."""
+    return [one_unit(name, list(small)), *(path for path in others if path.removeprefix("csrc/") not in small)]
 
 
 def cuda_sources(archs: list[str]) -> list[str]:
-    """The sources of the CUDA operators for these GPUs, without those for analysis. One folder is one unit."""
-    step, analysis = (sources(f"csrc/cuda/{name}/*.cu") for name in ("step", "analysis"))
-    left_out = [*analysis, *step, *([] if "90" in archs else sources(f"{HOPPER_FOLDER}*.cu"))]
+    """The sources of the CUDA operators for these GPUs, without those of statistics. One folder is one unit."""
+    step, stats = (sources(f"csrc/cuda/{name}/*.cu") for name in ("step", "stats"))
+    left_out = [*stats, *step, *([] if "90" in archs else sources(f"{HOPPER_FOLDER}*.cu"))]
     others = [path for path in sources("csrc/cuda/*.cu", "csrc/cuda/*/*.cu") if path not in left_out]
     made = one_unit("step", [path.removeprefix("csrc/") for path in step])
     return [*others, made, *sources(*SHARED_SOURCES)]
 
 
-def analysis_sources() -> list[str]:
-    """The sources of the CUDA operators for analysis."""
-    every = sources("csrc/cuda/analysis/*.cu")
+def stats_cuda_sources() -> list[str]:
+    """The sources of the CUDA operators of statistics."""
+    every = sources("csrc/cuda/stats/*.cu")
     rolling = [path for path in every if "rolling" in path]  # as long as all the others
     others = [path.removeprefix("csrc/") for path in every if path not in rolling]
-    return [*rolling, one_unit("analysis", others)]
+    return [*rolling, one_unit("stats_cuda", others)]
 
 
 def last_change(source: str) -> float:
@@ -194,7 +201,7 @@ find_nvcc: Callable[[], str | None] = runpy.run_path(str(ROOT / "tools" / "find_
 
 def write_operator_calls(header: Path) -> None:
     """The operators' calls for programs in C++, from their schemas."""
-    runpy.run_path(str(ROOT / "csrc" / "operator_calls.py"))["write"](ROOT / "csrc" / "library.cpp", header)
+    runpy.run_path(str(ROOT / "csrc" / "operator_calls.py"))["write"](header)
 
 
 def toolkit_of(nvcc: str) -> Path:
@@ -333,7 +340,8 @@ class BuildData(build_ext):
         package = (ROOT if self.inplace else Path(self.build_lib)) / "nnue_trainer"
         write_operator_calls(package / "include" / "nnue" / "operator_calls.h")
         super().run()
-        self.make_data_libraries(package / "lib")
+        if any(ext.name == DATA_MODULE for ext in self.extensions):
+            self.make_data_libraries(package / "lib")
 
     def build_extension(self, ext: Extension) -> None:
         # One folder for each library: what two of them compile from one source is not one object.
@@ -457,7 +465,7 @@ def build_command() -> type[BuildData]:
     class BuildExtension(BuildData, cpp_extension.BuildExtension):
         def get_ext_filename(self, fullname: str) -> str:
             """The op libraries hold no Python ABI, so their names hold none: one file serves every Python."""
-            if fullname.split(".")[-1].startswith("_ops_"):
+            if fullname.split(".")[-1].startswith(("_ops_", "_stats_")):
                 return str(Path(*fullname.split("."))) + ".so"
             return super().get_ext_filename(fullname)
 
@@ -493,13 +501,13 @@ def build_command() -> type[BuildData]:
     return BuildExtension
 
 
-def cpu_operators(nvcc: str | None, version_folder: str) -> Extension:
+def cpu_library(name: str, of: list[str], nvcc: str | None, version_folder: str) -> Extension:
     from torch.utils import cpp_extension
 
     cpu_ops = cpp_extension.CppExtension(
-        "nnue_trainer._ops_cpu",
-        cpu_sources(),
-        depends=sources("csrc/*.h", "csrc/cpu/*.h", *SHARED_HEADERS),
+        f"nnue_trainer.{name}",
+        of,
+        depends=sources("csrc/*.h", "csrc/cpu/*.h", "csrc/cpu/*/*.h", *SHARED_HEADERS),
         include_dirs=[str(ROOT / "csrc"), str(ROOT / "data_loader"), version_folder],
         # Contraction off: every instruction set level computes the same bits. No errno: roots are one instruction. No
         # traps: loops with a condition become vector instructions. psabi: vectors never cross a real call.
@@ -515,14 +523,6 @@ def cpu_operators(nvcc: str | None, version_folder: str) -> Extension:
     # The stable ABI is all in libtorch: nothing of Python, nothing of c10.
     cpu_ops.libraries = ["torch_cpu"]
     return cpu_ops
-
-
-def cuda_operators(nvcc: str, version_folder: str) -> list[Extension]:
-    archs = architectures(nvcc)
-    return [
-        cuda_library("_ops_cuda", cuda_sources(archs), nvcc, version_folder),
-        cuda_library("_ops_analysis", analysis_sources(), nvcc, version_folder),
-    ]
 
 
 def cuda_library(name: str, of: list[str], nvcc: str, version_folder: str) -> Extension:
@@ -575,7 +575,9 @@ def cuda_library(name: str, of: list[str], nvcc: str, version_folder: str) -> Ex
 
 def native_parts() -> dict[str, object]:
     """The arguments of setup() for the extensions; only this function imports torch."""
-    missing = [name for name in ("torch", "pybind11") if find_spec(name) is None]
+    only_stats = os.environ.get("NNUE_PARTS") == "stats"
+    needed = ("torch",) if only_stats else ("torch", "pybind11")
+    missing = [name for name in needed if find_spec(name) is None]
     if missing:
         raise SystemExit(
             f"torch-nnue: {' and '.join(missing)} cannot be imported: without --no-build-isolation pip fetches "
@@ -593,10 +595,15 @@ def native_parts() -> dict[str, object]:
 
     nvcc = find_nvcc()
     version_folder = write_version_header()
-    extensions = [cpu_operators(nvcc, version_folder), data_module()]
-    if builds_cuda(nvcc):
-        assert nvcc is not None
-        extensions += cuda_operators(nvcc, version_folder)
+    extensions = [cpu_library("_stats_cpu", stats_cpu_sources(), nvcc, version_folder)]
+    on_cuda = nvcc if builds_cuda(nvcc) else None
+    if on_cuda is not None:
+        extensions.append(cuda_library("_stats_cuda", stats_cuda_sources(), on_cuda, version_folder))
+    if not only_stats:
+        extensions += [cpu_library("_ops_cpu", cpu_sources(), nvcc, version_folder), data_module()]
+        if on_cuda is not None:
+            made = cuda_sources(architectures(on_cuda))
+            extensions.append(cuda_library("_ops_cuda", made, on_cuda, version_folder))
     return {"ext_modules": extensions, "cmdclass": {"build_ext": build_command(), "build_py": BuildPy}}
 
 

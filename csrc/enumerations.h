@@ -1,7 +1,7 @@
 // Choices among words, such as a statistic, are integers in the operators' schemas: torch's stable ABI leaks the string
 // of every str argument (torch 2.10 to 2.13), and of every str in a result. This file has the one table of each
-// choice. Python reads it from the operator `enumerations` and translates words to integers
-// (nnue_trainer/ops/_enumerations.py).
+// choice. Python reads it from the operators `enumerations` and `stats_enumerations`, and translates words to integers
+// (nnue_trainer/base/_words.py).
 //
 // An operator that needs a text from the user, such as the path of a library, takes its bytes as uint8 [n].
 #pragma once
@@ -44,6 +44,12 @@ inline std::string check_text(const char* op, const char* argument, const Tensor
     check_shape(op, argument, tensor, {-1}, "[n]");
     if (!tensor.is_contiguous()) fail(op, argument, "a tensor with gaps", "a contiguous one");
     return {static_cast<const char*>(tensor.const_data_ptr()), static_cast<size_t>(tensor.numel())};
+}
+
+// The words of a choice as one line, for the operators that give a library's table.
+template <class E>
+std::string line_of(const char* argument) {
+    return std::string(argument) + ": " + words_of(E{}) + "\n";
 }
 
 inline Tensor text_tensor(const std::string& text) {

@@ -1,4 +1,4 @@
-// All operator schemas of the library, namespace nnue, in one place.
+// All operator schemas of training, namespace nnue, in one place; stats_library.cpp has those of statistics.
 //
 // The kernels live in cpu/ and cuda/, and each file registers its own at its end. Autograd, vmap, fake kernels and
 // autocast are registered in Python: in nnue_trainer/ops/_*.py, and for the operators of both perspectives in
@@ -93,35 +93,6 @@ STABLE_TORCH_LIBRARY(nnue, m) {
     m.def(
         "_optimizer_update_matrices(Tensor(a!)[] weights, Tensor[] gradients, Tensor(b!)[] momenta, Tensor lr, "
         "Tensor[] state, float[] settings, float[] constants) -> ()");
-
-    // Contracts: rolling.h.
-    m.def(
-        "rolling(Tensor x, Tensor? y, int statistic, int first, int length, int min_periods, float ddof=1.0) -> "
-        "Tensor");
-    m.def(
-        "rolling_quantile(Tensor x, int first, int length, int min_periods, float quantile, int interpolation) -> "
-        "Tensor");
-
-    // Contract: ewm.h.
-    m.def(
-        "ewm(Tensor x, int statistic, float alpha, bool adjust=True, bool ignore_na=False, bool bias=False, "
-        "int min_periods=0) -> Tensor");
-
-    // Contract: random.h.
-    m.def(
-        "random_fill(Tensor(a!) out, int distribution, int seed, int stream, int offset, float a=0.0, float b=1.0, "
-        "int low=0, int high=0, int block=0) -> ()");
-
-    // Contracts: matrix.h.
-    m.def("transpose(Tensor x) -> Tensor");
-    m.def("row_norms(Tensor x, Tensor(a!)? sums, Tensor(b!)? roots, Tensor(c!)? largest) -> ()");
-
-    // Contracts: graph.h.
-    m.def("pack_bits(Tensor active) -> Tensor");
-    m.def("bit_counts(Tensor a, Tensor? b=None) -> Tensor");
-    m.def(
-        "random_walks(Tensor offsets, Tensor targets, Tensor? thresholds, int first_round, int rounds, float restart, "
-        "int seed, int stream=0) -> Tensor");
 
     // Contracts: stacked_linear.h.
     m.def("_stacked_linear_forward(Tensor x, Tensor bucket, Tensor weight, Tensor bias) -> Tensor");

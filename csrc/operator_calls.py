@@ -1,4 +1,4 @@
-"""Writes nnue/operator_calls.h: a C++ function for each operator of library.cpp.
+"""Writes nnue/operator_calls.h: a C++ function for each operator of library.cpp and stats_library.cpp.
 
 The schemas are the one list of arguments, for Python, for the dispatcher and, through this file, for programs in C++.
 setup.py calls `write` with each build.
@@ -6,6 +6,8 @@ setup.py calls `write` with each build.
 
 import re
 from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
 
 ARGUMENTS = {
     "Tensor": "const at::Tensor&",
@@ -25,9 +27,9 @@ RESULTS = {"Tensor": "at::Tensor", "int": "int64_t", "bool": "bool"}
 DEFAULTS = {"None": "std::nullopt", "True": "true", "False": "false"}
 
 HEAD = """\
-// Calls of the operators, generated from their schemas (csrc/library.cpp) by csrc/operator_calls.py. Contracts: the
-// headers of csrc/ that library.cpp names. No derivatives: operators.h has them. Templates, so that a program compiles
-// those that it calls.
+// Calls of the operators, generated from their schemas (csrc/library.cpp, stats_library.cpp) by
+// csrc/operator_calls.py. Contracts: the headers of csrc/ that these files name. No derivatives: operators.h has them.
+// Templates, so that a program compiles those that it calls.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -47,9 +49,10 @@ auto find(const char* name) {
 """
 
 
-def schemas(library: str) -> list[str]:
-    """The schemas in the text of library.cpp."""
-    found = re.findall(r'm\.def\(((?:\s*"[^"]*")+)\s*\)', library)
+def schemas() -> list[str]:
+    """The schemas of all operators."""
+    text = "".join((HERE / name).read_text(encoding="utf-8") for name in ("library.cpp", "stats_library.cpp"))
+    found = re.findall(r'm\.def\(((?:\s*"[^"]*")+)\s*\)', text)
     return ["".join(re.findall(r'"([^"]*)"', text)) for text in found]
 
 
@@ -86,9 +89,9 @@ template <class = void>
 """
 
 
-def write(library: Path, header: Path) -> None:
+def write(header: Path) -> None:
     """Writes the header, unless it has this text already."""
-    calls = [call(schema) for schema in schemas(library.read_text(encoding="utf-8"))]
+    calls = [call(schema) for schema in schemas()]
     text = HEAD + "".join(calls) + "\n}  // namespace nnue::calls\n"
     if not header.is_file() or header.read_text(encoding="utf-8") != text:
         header.parent.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,6 @@
 // Random numbers: the contract of the operator, and how an output is made from the words of the generator (philox.h).
 // CUDA computes the elements of a quadruple by these lines. The CPU computes many of them at a time
-// (cpu/random_kernels.h), with the same results.
+// (cpu/stats/random_kernels.h), with the same results.
 //
 // The key is the seed. The lower half of the counter numbers the quadruples of words, and the upper half is the stream.
 // Element i of an output is number offset + i of the stream, for any shape and any number of elements:

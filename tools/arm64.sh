@@ -29,9 +29,10 @@ python=${NNUE_ARM64_PYTHON:+$(realpath "$NNUE_ARM64_PYTHON")}
 # torch's stable headers are the same for every processor, but its libraries are not.
 torch=${python:+$python/site/torch}
 torch=${torch:-$("$bin/python" -c 'import pathlib, torch; print(pathlib.Path(torch.__file__).parent)')}
-compile operators "$root/csrc/*.cpp $root/csrc/cpu/*.cpp" -ffp-contract=off -fno-math-errno -fno-trapping-math \
-    -DTORCH_TARGET_VERSION=0x020a000000000000 -DNNUE_CUDA_BUILD=no_nvcc -isystem "$torch/include" \
-    -isystem "$torch/include/torch/csrc/api/include"
+flags=(-ffp-contract=off -fno-math-errno -fno-trapping-math -DTORCH_TARGET_VERSION=0x020a000000000000 -DNNUE_CUDA_BUILD=no_nvcc)
+flags+=(-isystem "$torch/include" -isystem "$torch/include/torch/csrc/api/include")
+compile operators "$root/csrc/library.cpp $root/csrc/cpu/*.cpp" "${flags[@]}"
+compile stats "$root/csrc/stats_library.cpp $root/csrc/cpu/stats/*.cpp" "${flags[@]}"
 echo "arm64: the operators compile"
 
 if [ -n "$python" ]; then
@@ -46,6 +47,7 @@ if [ -n "$python" ]; then
     package=$out/package/nnue_trainer
     $compiler -shared -o "$package/_ops_cpu.so" "$out"/{operators,base,features}/*.o -L"$torch/lib" -ltorch_cpu -ldl \
         -Wl,--allow-shlib-undefined
+    $compiler -shared -o "$package/_stats_cpu.so" "$out"/{stats,base}/*.o -L"$torch/lib" -ltorch_cpu -ldl -Wl,--allow-shlib-undefined
     $compiler -shared -pthread -o "$package/_data.cpython-311-aarch64-linux-gnu.so" \
         "$out"/{base,chess,evaluate,features,filters,formats,pipeline,bindings}/*.o -ldl
     "$bin/python" tools/compare_torch.py --save "$out/here.safetensors"

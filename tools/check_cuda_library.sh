@@ -3,7 +3,7 @@
 #
 #   tools/check_cuda_library.sh [ARCHITECTURES [LIBRARY]]    ARCHITECTURES: as in NNUE_CUDA_ARCHS, by default those that
 #                                                            setup.py builds with this machine's nvcc; LIBRARY: by
-#                                                            default that of the training and that for analysis
+#                                                            default both
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=.venv/bin/python
@@ -11,7 +11,7 @@ python=.venv/bin/python
 wanted=${1:-$("$python" setup.py architectures)}
 read -ra archs <<<"$(tr ';' '\n' <<<"$wanted" | sort -n | paste -s -d ' ')"
 if [ $# -lt 2 ]; then
-    for library in nnue_trainer/_ops_cuda.so nnue_trainer/_ops_analysis.so; do tools/check_cuda_library.sh "$wanted" "$library"; done
+    for library in nnue_trainer/_ops_cuda.so nnue_trainer/_stats_cuda.so; do tools/check_cuda_library.sh "$wanted" "$library"; done
     exit
 fi
 library=$2
@@ -32,7 +32,7 @@ portable=$(kernels_for "${archs[0]}" <<<"$code")
 hopper=$(kernels_for 90a <<<"$code")
 
 expected=$(printf 'sm_%s\n' "${archs[@]}")
-if [[ " ${archs[*]} " == *" 90 "* && $library != *_ops_analysis.so ]]; then
+if [[ " ${archs[*]} " == *" 90 "* && $library != *_stats_cuda.so ]]; then
     expected+=$'\nsm_90a'
     for family in bucket_plan group_features one_hot_product forward_gather unbucketed_lists; do
         grep -q "$family" <<<"$hopper" || fail "no kernels of $family for sm_90a"

@@ -10,7 +10,7 @@ names=$(.venv/bin/python -m zipfile -l "$wheel")
 for recipe in nnue_trainer/presets/*.yaml; do
     grep -q "$recipe" <<<"$names" || { echo "$wheel: no $recipe in it"; exit 1; }
 done
-for part in _ops_cpu _data $([ "${FORCE_CUDA:-}" != 0 ] && command -v nvcc >/dev/null && echo _ops_cuda _ops_analysis); do
+for part in _ops_cpu _stats_cpu _data $([ "${FORCE_CUDA:-}" != 0 ] && command -v nvcc >/dev/null && echo _ops_cuda _stats_cuda); do
     grep -q "nnue_trainer/$part.*\.so" <<<"$names" || { echo "$wheel: no $part in it"; exit 1; }
 done
 for part in lib/libnnue_data.a lib/libnnue_data.so include/nnue/data.h include/nnue/operators.h include/nnue/step.h \

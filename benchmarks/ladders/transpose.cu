@@ -1,5 +1,5 @@
 // A ladder of kernels: the transpose of an n × n matrix of int32. n is a multiple of 32. ../ladders.py builds, checks
-// and times them; docs/learning-cuda.md explains them. csrc/cuda/analysis/matrix.cu has the production kernel.
+// and times them; docs/learning-cuda.md explains them. csrc/cuda/stats/matrix.cu has the production kernel.
 #include <cuda_runtime.h>
 
 #include <cstdint>

@@ -5,29 +5,17 @@
 
 #include <torch/csrc/stable/library.h>
 
-#include <string>
-
 #include "../capabilities.h"
-#include "../ewm.h"
-#include "../random.h"
-#include "../rolling.h"
 
 namespace nnue {
 namespace {
 
-template <class E>
-std::string line(const char* argument, E of = {}) {
-    return std::string(argument) + ": " + words_of(of) + "\n";
-}
-
 Tensor enumerations_op() {
     return text_tensor(
-        line<rolling::Statistic>("rolling.statistic") + line<rolling::Interpolation>("rolling_quantile.interpolation") +
-        line<ewm::Statistic>("ewm.statistic") + line<random::Distribution>("random_fill.distribution") +
-        line<CheckMode>("set_cuda_index_check.mode") + line<capabilities::Transformer>("kernels.transformer") +
-        line<capabilities::Stacks>("kernels.stacks") + line<capabilities::Between>("kernels.between") +
-        line<capabilities::Update>("kernels.update") + line<capabilities::Mode>("kernels.mode") +
-        line<capabilities::MatrixStep>("kernels.matrix_step"));
+        line_of<CheckMode>("set_cuda_index_check.mode") + line_of<capabilities::Transformer>("kernels.transformer") +
+        line_of<capabilities::Stacks>("kernels.stacks") + line_of<capabilities::Between>("kernels.between") +
+        line_of<capabilities::Update>("kernels.update") + line_of<capabilities::Mode>("kernels.mode") +
+        line_of<capabilities::MatrixStep>("kernels.matrix_step"));
 }
 
 }  // namespace

@@ -29,6 +29,7 @@ HOMES = {
     "random_walks": "stats.graph",
     "rolling": "stats.windows",
     "row_norms": "stats.matrix",
+    "stats_enumerations": "stats._plain",
     "_stack_order": "modules.layer_stacks",
     "_stacked_linear": "modules.stacked_linear",
     "_to_integers": "modules.straight_through",

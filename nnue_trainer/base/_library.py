@@ -1,9 +1,9 @@
 """Loads the op libraries and reports their versions.
 
-`_ops_cpu.so` holds every schema and the CPU kernels; without it there are no ops. `_ops_cuda.so` adds the CUDA kernels;
+`_ops_cpu.so` holds the schemas and the CPU kernels; without it there are no ops. `_ops_cuda.so` adds the CUDA kernels;
 where it is missing or cannot be loaded (a CPU build of torch, a machine without the driver) the CPU ops work, the
-reason stays in `cuda_error`, and the first CUDA tensor raises it. `_ops_analysis.so` has the CUDA kernels of
-`nnue_trainer.stats`, whose modules load it.
+reason stays in `cuda_error`, and the first CUDA tensor raises it. `_stats_cpu.so` and `_stats_cuda.so` are the same for
+`nnue_trainer.stats`, whose modules load them. Neither pair needs the other.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import functools
 import json
 import os
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,14 +23,15 @@ from nnue_trainer.base import _unbuilt
 
 CPU_LIBRARY = Path(__file__).parents[1] / "_ops_cpu.so"
 CUDA_LIBRARY = Path(__file__).parents[1] / "_ops_cuda.so"
-ANALYSIS_LIBRARY = Path(__file__).parents[1] / "_ops_analysis.so"
+STATS_CPU_LIBRARY = Path(__file__).parents[1] / "_stats_cpu.so"
+STATS_CUDA_LIBRARY = Path(__file__).parents[1] / "_stats_cuda.so"
 # The oldest torch whose stable ABI has everything that the libraries use; TORCH_TARGET_VERSION in setup.py.
 TARGET_TORCH = "2.10"
 
 
 @dataclass(frozen=True)
 class Libraries:
-    """The result of `load`: None for a library that is loaded, else one line with the reason why it is not."""
+    """The result of `load` and `load_stats`: None for a library that is loaded, else one line with the reason."""
 
     cpu_error: str | None
     cuda_error: str | None
@@ -52,50 +54,49 @@ _WHY_NO_CUDA = {
 }
 
 
-def _load_cuda() -> str | None:
-    if not CUDA_LIBRARY.is_file():
-        why = _WHY_NO_CUDA.get((build_info(CPU_LIBRARY) or {}).get("cuda_build", ""))
-        return f"{CUDA_LIBRARY.name} was not built" if why is None else f"no {CUDA_LIBRARY.name}: {why}"
-    error = _load(CUDA_LIBRARY)
-    if error is not None and torch.version.cuda is None and build_info(CUDA_LIBRARY) is not None:
+def _load_cuda(cpu: Path, cuda: Path) -> str | None:
+    if not cuda.is_file():
+        why = _WHY_NO_CUDA.get((build_info(cpu) or {}).get("cuda_build", ""))
+        return f"{cuda.name} was not built" if why is None else f"no {cuda.name}: {why}"
+    error = _load(cuda)
+    if error is not None and torch.version.cuda is None and build_info(cuda) is not None:
         return f"built, but this torch ({torch.__version__}) has no CUDA"  # the loader names one of torch's symbols
     return error
 
 
 @functools.cache
 def load() -> Libraries:
-    """Load both libraries, once per process. Never raises."""
-    if not CPU_LIBRARY.is_file():
-        cpu_error: str | None = _unbuilt.reason(CPU_LIBRARY.stem)
-    else:
-        cpu_error = _load(CPU_LIBRARY)
+    """Load both libraries of training, once per process. Never raises."""
+    return _load_both(CPU_LIBRARY, CUDA_LIBRARY)
+
+
+@functools.cache
+def load_stats() -> Libraries:
+    """Load both libraries of statistics, once per process. Never raises."""
+    return _load_both(STATS_CPU_LIBRARY, STATS_CUDA_LIBRARY)
+
+
+def _load_both(cpu: Path, cuda: Path) -> Libraries:
+    cpu_error = _load(cpu) if cpu.is_file() else _unbuilt.reason(cpu.stem)
     if cpu_error is not None:
         return Libraries(cpu_error, "the CPU library, which holds the operators' schemas, is not loaded")
     _tag_compiled_graphs()
-    return Libraries(None, _load_cuda())
+    return Libraries(None, _load_cuda(cpu, cuda))
 
 
 def _tag_compiled_graphs() -> None:
     """Keep torch.compile from using graphs on disk that were made with other libraries: their operators have the same
     names, but may have other schemas, and plans of other sizes."""
-    built = [path.stat() for path in (CPU_LIBRARY, CUDA_LIBRARY) if path.is_file()]
-    tag = " ".join(f"{file.st_size}@{file.st_mtime_ns}" for file in built)
+    every = (CPU_LIBRARY, CUDA_LIBRARY, STATS_CPU_LIBRARY, STATS_CUDA_LIBRARY)
+    built = [path.stat() for path in every if path.is_file()]
+    tag = "nnue_trainer " + " ".join(f"{file.st_size}@{file.st_mtime_ns}" for file in built)
     config = torch.compiler.config
-    config.cache_key_tag = " ".join(filter(None, [config.cache_key_tag, f"nnue_trainer {tag}"]))
+    if tag not in config.cache_key_tag:
+        config.cache_key_tag = " ".join(filter(None, [config.cache_key_tag, tag]))
 
 
-@functools.cache
-def load_analysis() -> str | None:
-    """Load the library of CUDA kernels for analysis, once per process; one line with the reason if it is not loaded.
-    Never raises."""
-    reason = load().cuda_error
-    if reason is None and not ANALYSIS_LIBRARY.is_file():
-        reason = f"no {ANALYSIS_LIBRARY.name}: it is built along with {CUDA_LIBRARY.name}, but the file is not here"
-    return _load(ANALYSIS_LIBRARY) if reason is None else reason
-
-
-def require() -> Libraries:
-    """Load the libraries; RuntimeError if there are no ops at all."""
+def require(load: Callable[[], Libraries] = load) -> Libraries:
+    """Load the libraries of training, or those that `load` loads; RuntimeError if there are no ops at all."""
     libraries = load()
     if libraries.cpu_error is not None:
         raise RuntimeError(f"nnue_trainer: the operator library is not available: {libraries.cpu_error}")

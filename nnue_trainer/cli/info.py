@@ -27,12 +27,14 @@ def collect() -> dict[str, Any]:
         data_error = None
     except ImportError as error:
         data_error = " ".join(str(error).split())
+    stats = _library.load_stats()
     return {
         "nnue_trainer": distribution.version,
         "python": platform.python_version(),
         "platform": platform.platform(),
         **_library.facts(),
-        "analysis_ops": {"built": _library.build_info(_library.ANALYSIS_LIBRARY), "error": _library.load_analysis()},
+        "stats_cpu_ops": {"built": _library.build_info(_library.STATS_CPU_LIBRARY), "error": stats.cpu_error},
+        "stats_cuda_ops": {"built": _library.build_info(_library.STATS_CUDA_LIBRARY), "error": stats.cuda_error},
         "data": {"error": data_error},
         "other_distributions": distribution.others(),
     }
@@ -79,7 +81,8 @@ def rows(info: dict[str, Any]) -> list[tuple[str, str]]:
         ("torch", f"{info['torch']} ({cuda}); the op libraries need {info['target_torch']} or newer"),
         ("CPU operators", _library_line(info["cpu_ops"])),
         ("CUDA operators", _library_line(info["cuda_ops"])),
-        ("CUDA analysis", _library_line(info["analysis_ops"])),
+        ("CPU stats", _library_line(info["stats_cpu_ops"])),
+        ("CUDA stats", _library_line(info["stats_cuda_ops"])),
         ("data module", info["data"]["error"] or "loaded"),
         ("devices", f"cpu     {info['cpu_threads']} threads"),
         *(("", device) for device in devices),

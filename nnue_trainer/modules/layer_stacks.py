@@ -20,10 +20,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from nnue_trainer.base import _registration
 from nnue_trainer.data.batch import Batch, Plan, plan_of
 from nnue_trainer.modules.stacked_linear import StackedLinear, stacked_linear
 from nnue_trainer.modules.straight_through import Places
-from nnue_trainer.ops import _registration, capabilities, reference
+from nnue_trainer.ops import capabilities, reference
 from nnue_trainer.ops.capabilities import Mode
 from nnue_trainer.ops.reference import StackLayer
 

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from nnue_trainer.ops import _registration, capabilities, reference
+from nnue_trainer.base import _registration
+from nnue_trainer.ops import capabilities, reference
 
 FORWARD = "nnue::_stacked_linear_forward"
 BACKWARD = "nnue::_stacked_linear_backward"

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from nnue_trainer.base import _registration
 from nnue_trainer.modules.stacked_linear import stacked_linear
-from nnue_trainer.ops import _registration, capabilities
+from nnue_trainer.ops import capabilities
 
 Rule = Literal["floor", "trunc", "round"]
 

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from nnue_trainer.base import _library
-from nnue_trainer.ops import _registration
+from nnue_trainer.base import _library, _registration
 
 EXPAND = "nnue::expand_features"
 EXPAND_INTO = "nnue::expand_features_into"

@@ -8,7 +8,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from nnue_trainer.ops import _registration
+from nnue_trainer.base import _registration
 
 FORWARD = "nnue::feature_transformer_forward"
 BACKWARD = "nnue::feature_transformer_backward"

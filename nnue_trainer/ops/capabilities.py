@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from nnue_trainer.base import _library
+from nnue_trainer.base import _library, _registration
 from nnue_trainer.errors import UserError, quoted
-from nnue_trainer.ops import _enumerations, _registration
+from nnue_trainer.ops import _enumerations
 
 _PORTABLE, _HOPPER, _LIBRARY = 1, 2, 4  # enum Code of csrc/capabilities.h
 

@@ -21,9 +21,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from nnue_trainer import ops
+from nnue_trainer.base import _registration
 from nnue_trainer.base._library import as_text
 from nnue_trainer.data.batch import plan_of
-from nnue_trainer.ops import _registration, capabilities, reference
+from nnue_trainer.ops import capabilities, reference
 from nnue_trainer.ops._feature_transformer import exact_index_error
 from nnue_trainer.ops.capabilities import Kernels, set_cuda_kernels
 from nnue_trainer.ops.reference import ACTIVATIONS, Activation

@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from nnue_trainer.ops._registration import register_fakes, writes_only
+from nnue_trainer.base._registration import register_fakes, writes_only
 
 namespace = torch.ops.nnue
 """Where all calls of these operators find them; tests put the emulated ones here."""

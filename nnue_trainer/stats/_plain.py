@@ -1,11 +1,15 @@
-"""Registers the operators of this room. They are in the library for analysis, and have no derivative."""
+"""Registers the operators of this room, and translates words for them. They have libraries of their own, which are
+loaded here, and no derivative."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-from nnue_trainer.ops._registration import (
+import torch
+
+from nnue_trainer.base import _library, _words
+from nnue_trainer.base._registration import (
     refuse,
     register_autograd,
     register_fakes,
@@ -13,10 +17,19 @@ from nnue_trainer.ops._registration import (
     writes_only,
 )
 
+_library.require(_library.load_stats)
+TABLE = _words.table(torch.ops.nnue.stats_enumerations())
+"""The integer of each word, by "operator.argument"."""
+
+
+def code(argument: str, word: object) -> int:
+    """The integer of a word for an argument, such as "rolling.statistic". ValueError for an unknown word."""
+    return _words.code(TABLE, argument, word)
+
 
 def register(name: str, fake: Callable[..., Any] = writes_only) -> None:
     """Registers the operator "nnue::…" with its fake kernel. Without one, it writes into tensors that it is given."""
-    register_fakes({name: fake}, analysis=True)
+    register_fakes({name: fake}, _library.load_stats)
     if fake is writes_only:
         register_vmap(name, refuse(name, "vmap", "call it once for each element"))
     else:

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nnue_trainer.ops import _enumerations
 from nnue_trainer.stats import _given, _plain
 
 EWM = "nnue::ewm"
@@ -36,7 +35,7 @@ class Ewm:
 
     def _statistic(self, name: str, bias: bool = False) -> Any:
         rule = self.alpha, self.adjust, self.ignore_na, bias, self.min_periods
-        return self.given.back(torch.ops.nnue.ewm(self.given.tensor, _enumerations.code("ewm.statistic", name), *rule))
+        return self.given.back(torch.ops.nnue.ewm(self.given.tensor, _plain.code("ewm.statistic", name), *rule))
 
     def mean(self) -> Any:
         """The weighted mean."""

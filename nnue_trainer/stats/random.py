@@ -20,7 +20,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nnue_trainer.ops import _enumerations
 from nnue_trainer.stats import _plain
 
 __all__ = ["Philox"]
@@ -58,7 +57,7 @@ class Philox:
 
     def _fill(self, out: Tensor, distribution: str, *numbers: float | int) -> Tensor:
         place = signed("seed", self.seed), signed("stream", self.stream), self.offset
-        torch.ops.nnue.random_fill(out, _enumerations.code("random_fill.distribution", distribution), *place, *numbers)
+        torch.ops.nnue.random_fill(out, _plain.code("random_fill.distribution", distribution), *place, *numbers)
         self.offset += out.numel()
         return out
 

@@ -16,7 +16,6 @@ from typing import Any, Literal, cast, get_args
 import torch
 from torch import Tensor
 
-from nnue_trainer.ops import _enumerations
 from nnue_trainer.stats import _given, _plain, window_function
 
 ROLLING = "nnue::rolling"
@@ -52,7 +51,7 @@ class Rolling:
 
     def _every(self, name: str, x: Tensor, other: Tensor | None = None, ddof: float = 1) -> Tensor:
         rule = self.first, self.length, self.min_periods, _given.number("rolling: ddof", ddof)
-        return cast(Tensor, torch.ops.nnue.rolling(x, other, _enumerations.code("rolling.statistic", name), *rule))
+        return cast(Tensor, torch.ops.nnue.rolling(x, other, _plain.code("rolling.statistic", name), *rule))
 
     def _statistic(self, name: str, other: Tensor | None = None, ddof: float = 1) -> Any:
         return self._out(self._every(name, self.x, other, ddof))
@@ -107,7 +106,7 @@ class Rolling:
 
         interpolation: what stands between two observations: "linear", or "lower", "higher", "nearest", "midpoint".
         """
-        kind = _enumerations.code("rolling_quantile.interpolation", interpolation)
+        kind = _plain.code("rolling_quantile.interpolation", interpolation)
         place = _given.number("rolling: q", q)
         if not 0 <= place <= 1:
             raise ValueError(f"rolling: q: found {q!r}, expected a number from 0 to 1")

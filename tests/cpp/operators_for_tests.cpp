@@ -62,6 +62,8 @@ TORCH_LIBRARY(nnue_cpp, m) {
         &adam_step);
     m.def("set_index_check(str mode) -> ()", [](std::string_view mode) { nnue::set_index_check(std::string(mode)); });
     m.def("load_operators(str folder) -> ()", [](std::string_view folder) { nnue::load_operators(folder); });
+    m.def("load_stats(str folder) -> ()", [](std::string_view folder) { nnue::load_stats(folder); });
+    m.def("transpose(Tensor x) -> Tensor", [](const at::Tensor& x) { return nnue::calls::transpose(x); });
     m.def("expand_features(Tensor records, str name) -> Tensor[]",
           [](const at::Tensor& records, std::string_view name) {
               const auto e = nnue::expand_features(records, nnue::feature_set_handle(std::string(name)));

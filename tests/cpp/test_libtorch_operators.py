@@ -204,6 +204,10 @@ def test_operators_are_loaded_from_one_folder(cpp: Any, tmp_path: Path) -> None:
     package = str(Path(nnue_trainer.__file__).parent)
     with pytest.raises(RuntimeError, match="_ops_cpu"):
         cpp.load_operators(str(tmp_path))
+    with pytest.raises(RuntimeError, match="_stats_cpu"):
+        cpp.load_stats(str(tmp_path))
+    cpp.load_stats(package)
+    assert torch.equal(cpp.transpose(torch.arange(6).view(2, 3)), torch.arange(6).view(2, 3).t())
     cpp.load_operators(package)
     cpp.load_operators(package)
     with pytest.raises(RuntimeError, match=r"found operators in .*, but those of .*_ops_cpu\.so are loaded"):

@@ -136,13 +136,13 @@ SOURCES = (
     "step/optimizer.cu",
     "step/integers.cu",
     "step/muon.cu",
-    "analysis/rolling.cu",
-    "analysis/rolling_moments.cu",
-    "analysis/quantile.cu",
-    "analysis/ewm.cu",
-    "analysis/random.cu",
-    "analysis/matrix.cu",
-    "analysis/graph.cu",
+    "stats/rolling.cu",
+    "stats/rolling_moments.cu",
+    "stats/quantile.cu",
+    "stats/ewm.cu",
+    "stats/random.cu",
+    "stats/matrix.cu",
+    "stats/graph.cu",
 )
 
 
@@ -183,7 +183,7 @@ def translated_files(root: Path) -> dict[Path, str]:
             )
         include = '#include "instructions.h"\n' if path.name == "ptx.cuh" else ""
         files[path.relative_to(root)] = text.replace("#pragma once\n", "#pragma once\n" + include, 1)
-    library = (root / "library.cpp").read_text()
+    library = "".join((root / name).read_text() for name in ("library.cpp", "stats_library.cpp"))
     for name in SOURCES:
         text = operators(translate((root / "cuda" / name).read_text()), library)
         files[(Path("cuda") / name).with_suffix(".cpp")] = text

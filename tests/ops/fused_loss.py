@@ -10,13 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from nnue_trainer.base import _registration
 from nnue_trainer.data import Batch
 from nnue_trainer.losses import Loss
 from nnue_trainer.modules import layer_stacks, straight_through
 from nnue_trainer.modules.layer_stacks import FirstOutputs, LayerCall
 from nnue_trainer.modules.straight_through import Places
 from nnue_trainer.nets.base import StackedModel
-from nnue_trainer.ops import _registration, capabilities
+from nnue_trainer.ops import capabilities
 from nnue_trainer.ops.perspectives import TransformerCall
 from nnue_trainer.optim import Optimizer
 from nnue_trainer.training import fused_parts

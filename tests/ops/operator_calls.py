@@ -113,7 +113,7 @@ def _expansion(_: torch.Generator) -> None:
     for name in ("HalfKAv2_hm", "HalfKAv2_hm+Full_Threats_v16"):
         ops.expand_features_into(records, name, ops.expand_features(records, name))
     torch.ops.nnue.name_feature_set(torch.tensor(list(b"HalfKAv2_hm"), dtype=torch.uint8))
-    torch.ops.nnue.enumerations()
+    torch.ops.nnue.enumerations(), torch.ops.nnue.stats_enumerations()
 
 
 def _optimizers(g: torch.Generator) -> None:

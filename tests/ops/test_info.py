@@ -23,7 +23,8 @@ def test_json() -> None:
     assert info["cpu_ops"]["error"] is None
     assert info["cpu_ops"]["built"]["library"] == "cpu"
     assert info["cuda_ops"]["error"] == _library.load().cuda_error
-    assert info["analysis_ops"]["error"] == _library.load_analysis()
+    assert info["stats_cpu_ops"]["built"]["library"] == "stats_cpu"
+    assert info["stats_cuda_ops"]["error"] == _library.load_stats().cuda_error
     assert len(info["cuda_devices"]) == torch.cuda.device_count()
 
 
@@ -35,7 +36,8 @@ def test_text() -> None:
     assert torch.__version__ in text["torch"]
     if (error := _library.load().cuda_error) is not None:
         assert error in text["CUDA operators"]
-        assert error in text["CUDA analysis"]
+    assert text["CPU stats"].startswith("loaded; built by ")
+    assert (_library.load_stats().cuda_error or "loaded; ") in text["CUDA stats"]
     built = _library.build_info(_library.CUDA_LIBRARY)
     for architecture in [] if built is None else built["architectures"].split("+"):
         assert f"sm_{architecture}" in text["CUDA operators"]
@@ -56,15 +58,11 @@ def test_module_entry() -> None:
         ("unknown", "not built: _ops_cuda.so was not built"),
     ],
 )
-def test_why_there_is_no_cuda_library(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cuda_build: str, words: str
-) -> None:
+def test_why_there_is_no_cuda_library(tmp_path: Path, cuda_build: str, words: str) -> None:
     """The CPU library carries the reason in its bytes, from the time it was built."""
     cpu = tmp_path / "_ops_cpu.so"
     cpu.write_bytes(b"@nnue-build-info@" + json.dumps({"library": "cpu", "cuda_build": cuda_build}).encode() + b"\0")
-    monkeypatch.setattr(_library, "CPU_LIBRARY", cpu)
-    monkeypatch.setattr(_library, "CUDA_LIBRARY", tmp_path / "_ops_cuda.so")
-    error = _library._load_cuda()
+    error = _library._load_cuda(cpu, tmp_path / "_ops_cuda.so")
     assert _library_line({"built": None, "error": error}).startswith(words)
 
 
@@ -75,11 +73,11 @@ def test_the_cpu_library_says_whether_cuda_was_built() -> None:
 
 
 @pytest.mark.skipif(torch.version.cuda is not None, reason="this torch has CUDA")
-def test_a_torch_without_cuda_is_said_plainly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_torch_without_cuda_is_said_plainly(tmp_path: Path) -> None:
     """A file that the loader refuses, as it refuses the real library where torch has no CUDA symbols."""
     cuda = tmp_path / "_ops_cuda.so"
     built = {"library": "cuda", "compiler": "gcc", "torch_headers": "2.13", "architectures": "80+90", "cuda": "13.0"}
     cuda.write_bytes(b"@nnue-build-info@" + json.dumps(built).encode() + b"\0")
-    monkeypatch.setattr(_library, "CUDA_LIBRARY", cuda)
-    line = _library_line({"built": _library.build_info(cuda), "error": _library._load_cuda()})
+    error = _library._load_cuda(tmp_path / "_ops_cpu.so", cuda)
+    line = _library_line({"built": _library.build_info(cuda), "error": error})
     assert line.startswith(f"built, but this torch ({torch.__version__}) has no CUDA; built by gcc")

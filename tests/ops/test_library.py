@@ -16,7 +16,7 @@ import nnue_trainer
 from nnue_trainer import _data, ops
 from nnue_trainer.base import _library
 from nnue_trainer.ops import _enumerations, functional
-from nnue_trainer.stats import windows
+from nnue_trainer.stats import _plain, windows
 
 
 def run_python(code: str, **env: str) -> subprocess.CompletedProcess[str]:
@@ -59,8 +59,11 @@ def test_build_info() -> None:
         assert info is not None
         assert info["architectures"].split("+")[0].isdigit()
         assert int(info["cuda"].split(".")[0]) >= 12
-        analysis = _library.build_info(_library.ANALYSIS_LIBRARY)
-        assert analysis == {**info, "library": "analysis"}
+    stats = _library.build_info(_library.STATS_CPU_LIBRARY)
+    assert stats == {**(_library.build_info(_library.CPU_LIBRARY) or {}), "library": "stats_cpu"}
+    if _library.STATS_CUDA_LIBRARY.is_file() and _library.CUDA_LIBRARY.is_file():
+        info = _library.build_info(_library.CUDA_LIBRARY) or {}
+        assert _library.build_info(_library.STATS_CUDA_LIBRARY) == {**info, "library": "stats_cuda"}
     assert _library.build_info(Path(__file__).with_name("absent.so")) is None
 
 
@@ -102,27 +105,43 @@ torch.ops.nnue.feature_transformer_forward.default.redispatch(cuda, *arguments) 
     assert "_ops_cuda.so" in last
 
 
-def test_training_does_not_load_the_library_for_analysis() -> None:
-    code = """
-from nnue_trainer.base import _library
-import nnue_trainer.training.run
-loaded = [_library.load_analysis.cache_info().currsize]
+LOADED = """
 import torch
-torch.ops.nnue.row_norms
-print([*loaded, _library.load_analysis.cache_info().currsize])
+from pathlib import Path
+mapped = {line.split("/")[-1] for line in Path("/proc/self/maps").read_text().splitlines() if line.endswith(".so")}
+print(*sorted(mapped & {"_ops_cpu.so", "_stats_cpu.so"}))
+names = {name.partition(".")[0] for name in torch._C._dispatch_get_all_op_names()}
+some = ("feature_transformer_forward", "_optimizer_step", "rolling", "random_fill")
+print(*(name for name in some if f"nnue::{name}" in names))
 """
-    assert run_python(code).stdout.strip() == "[0, 1]"
 
 
-def test_why_there_is_no_library_for_analysis(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    load = _library.load_analysis.__wrapped__
-    monkeypatch.setattr(_library, "ANALYSIS_LIBRARY", tmp_path / "_ops_analysis.so")
-    monkeypatch.setattr(_library, "load", lambda: _library.Libraries(None, "no driver"))
-    assert load() == "no driver"
-    monkeypatch.setattr(_library, "load", lambda: _library.Libraries(None, None))
-    assert "no _ops_analysis.so: it is built along with _ops_cuda.so" in str(load())
-    _library.ANALYSIS_LIBRARY.write_bytes(b"not a library")
-    assert "_ops_analysis.so" in str(load())
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize(
+    ("code", "libraries", "operators"),
+    [
+        ("import nnue_trainer.training.run", "_ops_cpu.so", "feature_transformer_forward _optimizer_step"),
+        (
+            "import torch\nfrom nnue_trainer import stats\ntorch.ops.nnue.row_norms\n"
+            "from nnue_trainer.stats import graph, matrix, random\n"
+            "stats.rolling(random.Philox(1).uniform(5), 2).mean(), stats.ewm(torch.ones(5), span=2), stats.WindowState",
+            "_stats_cpu.so", "rolling random_fill",
+        ),
+    ],
+)  # fmt: skip
+def test_training_and_statistics_load_only_their_own_library(code: str, libraries: str, operators: str) -> None:
+    run = run_python(code + LOADED)
+    assert run.stdout.splitlines() == [libraries, operators], run.stderr
+
+
+def test_why_there_is_no_library_of_statistics(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(_library, "STATS_CPU_LIBRARY", tmp_path / "_stats_cpu.so")
+    load = _library.load_stats.__wrapped__
+    assert "_stats_cpu was not built in" in str(load().cpu_error) or "_stats_cpu is missing" in str(load().cpu_error)
+    with pytest.raises(RuntimeError, match="the operator library is not available: _stats_cpu"):
+        _library.require(load)
+    _library.STATS_CPU_LIBRARY.write_bytes(b"not a library")
+    assert "_stats_cpu.so" in str(load().cpu_error)
 
 
 @pytest.mark.slow
@@ -191,25 +210,22 @@ def test_every_operator_is_on_a_page(project_root: Path) -> None:
 
 def test_choices_of_python_are_those_of_the_operators() -> None:
     """One table; the types that Python declares have its words, in its order."""
-    for argument, declared in (
-        ("rolling_quantile.interpolation", windows.Interpolation),
-        ("set_cuda_index_check.mode", ops.IndexCheck),
-    ):
-        assert tuple(_enumerations.TABLE[argument]) == get_args(declared)
-    for argument in _enumerations.TABLE:
+    assert tuple(_plain.TABLE["rolling_quantile.interpolation"]) == get_args(windows.Interpolation)
+    assert tuple(_enumerations.TABLE["set_cuda_index_check.mode"]) == get_args(ops.IndexCheck)
+    for argument in (*_enumerations.TABLE, *_plain.TABLE):
         operator, _, name = argument.partition(".")
         if operator == "kernels":  # results of the operators of csrc/capabilities.h
             continue
         schema = getattr(torch.ops.nnue, operator).default._schema if operator != "set_cuda_index_check" else None
         assert schema is None or str(next(a.type for a in schema.arguments if a.name == name)) == "int"
     with pytest.raises(ValueError, match=r"^ewm: statistic: found 'sum', expected mean, var or std$"):
-        _enumerations.code("ewm.statistic", "sum")
+        _plain.code("ewm.statistic", "sum")
 
 
 def test_each_operator_has_one_name_in_schemas_and_implementations(project_root: Path) -> None:
     """CUDA files are not compiled everywhere, so their registrations are compared as text."""
     schemas = runpy.run_path(str(project_root / "csrc" / "operator_calls.py"))["schemas"]
-    declared = {schema.partition("(")[0] for schema in schemas((project_root / "csrc" / "library.cpp").read_text())}
+    declared = {schema.partition("(")[0] for schema in schemas()}
     sources = [*(project_root / "csrc").rglob("*.cpp"), *(project_root / "csrc").rglob("*.cu")]
     found = [re.findall(r'NNUE_IMPL\(\s*m,\s*"(\w+)"', source.read_text()) for source in sources]
     assert {name for names in found for name in names} == declared

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from nnue_trainer import stats
-from nnue_trainer.ops import _enumerations
+from nnue_trainer.stats import _plain
 
 RULES = [(adjust, ignore_na, bias) for adjust in (True, False) for ignore_na in (True, False) for bias in (True, False)]
 
 
 def code(name: str) -> int:
-    return _enumerations.code("ewm.statistic", name)
+    return _plain.code("ewm.statistic", name)
 
 
 def values(seed: int, *shape: int, missing: float = 0.2) -> Tensor:

@@ -13,8 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from nnue_trainer.ops import _enumerations
-from nnue_trainer.stats import graph
+from nnue_trainer.stats import _plain, graph
 from nnue_trainer.stats.random import Philox
 
 # Counter, key and result, from the known-answer file that its authors publish with Random123.
@@ -40,7 +39,7 @@ def philox(counter: tuple[int, ...], key: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def code(distribution: str) -> int:
-    return _enumerations.code("random_fill.distribution", distribution)
+    return _plain.code("random_fill.distribution", distribution)
 
 
 def words(low: int, stream: int, seed: int, device: torch.device) -> tuple[int, ...]:

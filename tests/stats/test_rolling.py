@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from nnue_trainer import stats
-from nnue_trainer.ops import _enumerations
+from nnue_trainer.stats import _plain
 
 STATISTICS = ("sum", "mean", "var", "std", "min", "max", "skew", "kurt", "cov", "corr")
 PAIRS = ("cov", "corr")
@@ -77,11 +77,11 @@ def values(seed: int, *shape: int, dtype: torch.dtype = torch.float64, missing: 
 
 
 def code(name: str) -> int:
-    return _enumerations.code("rolling.statistic", name)
+    return _plain.code("rolling.statistic", name)
 
 
 def kind(interpolation: str) -> int:
-    return _enumerations.code("rolling_quantile.interpolation", interpolation)
+    return _plain.code("rolling_quantile.interpolation", interpolation)
 
 
 def rolling(x: Tensor, y: Tensor, name: str, *rule: float, library: str = "nnue") -> Tensor:

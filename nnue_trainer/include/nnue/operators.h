@@ -32,14 +32,10 @@
 
 namespace nnue {
 
-// Loads the operator library, and the CUDA libraries if torch has CUDA and the package has them. `folder` is the
-// folder of the installed package; the CMake target nnue::operators sets the default. Throws std::runtime_error, also
-// if a program has loaded them from another folder before: a process can have them once.
-#ifdef NNUE_OPERATORS_FOLDER
-inline void load_operators(const std::filesystem::path& folder = NNUE_OPERATORS_FOLDER) {
-#else
-inline void load_operators(const std::filesystem::path& folder) {
-#endif
+namespace detail {
+
+// A CPU library and, if torch has CUDA and the folder has it, a CUDA library.
+inline void load_libraries(const std::filesystem::path& folder, const std::string& cpu, const std::string& cuda) {
     const auto load = [](const std::filesystem::path& path) {
         try {
             at::DynamicLibrary(path.string().c_str(), nullptr, /*leak_handle=*/true);
@@ -48,22 +44,40 @@ inline void load_operators(const std::filesystem::path& folder) {
         }
     };
     static std::mutex mutex;
-    static std::filesystem::path loaded;
+    static std::map<std::string, std::filesystem::path> every;
     const std::lock_guard<std::mutex> lock(mutex);
+    std::filesystem::path& loaded = every[cpu];
     std::error_code failed;
-    std::filesystem::path wanted = std::filesystem::weakly_canonical(folder / "_ops_cpu.so", failed);
-    if (failed) wanted = folder / "_ops_cpu.so";
+    std::filesystem::path wanted = std::filesystem::weakly_canonical(folder / cpu, failed);
+    if (failed) wanted = folder / cpu;
     if (!loaded.empty()) {
         if (wanted == loaded) return;
         throw std::runtime_error("nnue: found operators in " + wanted.string() + ", but those of " + loaded.string() +
                                  " are loaded; a program can load them from one folder only");
     }
-    load(folder / "_ops_cpu.so");
-    for (const char* name : {"_ops_cuda.so", "_ops_analysis.so"}) {
-        if (at::hasCUDA() && std::filesystem::exists(folder / name)) load(folder / name);
-    }
+    load(folder / cpu);
+    if (at::hasCUDA() && std::filesystem::exists(folder / cuda)) load(folder / cuda);
     loaded = wanted;
 }
+
+}  // namespace detail
+
+// Loads the operators of training, and on a torch with CUDA those that the package has for it. `folder` is the folder
+// of the installed package; the CMake target nnue::operators sets the default. Throws std::runtime_error, also if a
+// program has loaded them from another folder before: a process can have them once. `load_stats` does the same for the
+// operators of statistics (docs/statistics.md).
+#ifdef NNUE_OPERATORS_FOLDER
+#define NNUE_DEFAULT_FOLDER = NNUE_OPERATORS_FOLDER
+#else
+#define NNUE_DEFAULT_FOLDER
+#endif
+inline void load_operators(const std::filesystem::path& folder NNUE_DEFAULT_FOLDER) {
+    detail::load_libraries(folder, "_ops_cpu.so", "_ops_cuda.so");
+}
+inline void load_stats(const std::filesystem::path& folder NNUE_DEFAULT_FOLDER) {
+    detail::load_libraries(folder, "_stats_cpu.so", "_stats_cuda.so");
+}
+#undef NNUE_DEFAULT_FOLDER
 
 // Converts int64 rows to int32. An index that does not fit becomes the nearest one that does, which no set of features
 // has, so the operators report it.

@@ -6,7 +6,7 @@
 #include "../../ewm.h"
 #include "scan.cuh"
 
-namespace nnue::cuda::analysis {
+namespace nnue::cuda::stats {
 
 // Neighbouring elements per lane, and elements per step of a warp.
 constexpr int kLaneElements = 9;
@@ -147,4 +147,4 @@ __global__ void __launch_bounds__(kEwmWarps* kWarp, kEwmBlocks<kVariance>) ewm_w
     }
 }
 
-}  // namespace nnue::cuda::analysis
+}  // namespace nnue::cuda::stats

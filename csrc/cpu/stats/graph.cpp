@@ -1,6 +1,6 @@
 // Operators pack_bits, bit_counts and random_walks on CPU, threads from torch's own pool; the contracts are in graph.h.
 
-#include "../graph.h"
+#include "../../graph.h"
 
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
@@ -11,7 +11,7 @@
 #include <bit>
 #include <cstring>
 
-#include "vector.h"
+#include "../vector.h"
 
 namespace nnue::graph {
 
@@ -24,8 +24,8 @@ struct CountJob {
 
 }  // namespace nnue::graph
 
-#define NNUE_KERNELS "bit_counts_kernels.h"
-#include "for_each_isa.h"
+#define NNUE_KERNELS "stats/bit_counts_kernels.h"
+#include "../for_each_isa.h"
 
 namespace nnue::graph {
 namespace {

@@ -15,7 +15,7 @@
 #include "../../rolling.h"
 #include "scan.cuh"
 
-namespace nnue::cuda::analysis {
+namespace nnue::cuda::stats {
 
 // Elements per thread; the most elements per thread block, a power of 2. A matrix in shared memory is used if at least
 // 1 / kLeastShare of its elements are places of the tile's own windows.
@@ -298,4 +298,4 @@ __global__ void __launch_bounds__(kCellsTogether)
     }
 }
 
-}  // namespace nnue::cuda::analysis
+}  // namespace nnue::cuda::stats

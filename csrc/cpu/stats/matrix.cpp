@@ -1,6 +1,6 @@
 // Operators transpose and row_norms on CPU, threads from torch's own pool; the contracts are in matrix.h.
 
-#include "../matrix.h"
+#include "../../matrix.h"
 
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
@@ -17,8 +17,8 @@
 #include <emmintrin.h>
 #endif
 
-#include "huge_pages.h"
-#include "vector.h"
+#include "../huge_pages.h"
+#include "../vector.h"
 
 namespace nnue::matrix {
 
@@ -44,8 +44,8 @@ struct SumsSideBySide {
 
 }  // namespace nnue::matrix
 
-#define NNUE_KERNELS "matrix_kernels.h"
-#include "for_each_isa.h"
+#define NNUE_KERNELS "stats/matrix_kernels.h"
+#include "../for_each_isa.h"
 
 namespace nnue::matrix {
 namespace {

@@ -7,7 +7,7 @@
 #include "../../random.h"
 #include "../common.cuh"
 
-namespace nnue::cuda::analysis {
+namespace nnue::cuda::stats {
 namespace {
 
 // A thread makes the elements of a quadruple, and stores them together where they are all inside and aligned.
@@ -49,8 +49,8 @@ void random_fill_op(const Tensor& out, int64_t distribution, int64_t seed, int64
 }
 
 }  // namespace
-}  // namespace nnue::cuda::analysis
+}  // namespace nnue::cuda::stats
 
 STABLE_TORCH_LIBRARY_IMPL(nnue, CUDA, m) {
-    NNUE_IMPL(m, "random_fill", &nnue::cuda::analysis::random_fill_op);
+    NNUE_IMPL(m, "random_fill", &nnue::cuda::stats::random_fill_op);
 }

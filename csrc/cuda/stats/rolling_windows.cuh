@@ -11,7 +11,7 @@
 
 #include "rolling_kernels.cuh"
 
-namespace nnue::cuda::analysis {
+namespace nnue::cuda::stats {
 
 // The states of what lies between the tile where windows begin and the tile where they end: [rows, tiles], in device
 // memory.
@@ -102,4 +102,4 @@ extern template void roll_windows<rolling::Moments<3>>(Job, const Tensor&, cudaS
 extern template void roll_windows<rolling::Moments<4>>(Job, const Tensor&, cudaStream_t);
 extern template void roll_windows<rolling::Pairs>(Job, const Tensor&, cudaStream_t);
 
-}  // namespace nnue::cuda::analysis
+}  // namespace nnue::cuda::stats

@@ -34,7 +34,6 @@ ForwardMode = Callable[[Any, tuple[Any, ...], tuple[Tensor | None, ...]], Any]
 # does not set.
 _LEVEL = 0
 
-_library.require()
 _libraries: list[torch.library.Library] = []  # the registrations live as long as these objects
 
 
@@ -62,10 +61,10 @@ def _join(primal: Any, tangents: Any) -> Any:
     return type(primal)(_join(p, t) for p, t in zip(primal, tangents, strict=True))
 
 
-def refuse_cuda(name: str, analysis: bool = False) -> None:
+def refuse_cuda(name: str, load: Callable[[], _library.Libraries] = _library.load) -> None:
     """If there is no library of the operator's CUDA kernel, registers an error for CUDA tensors that names the reason.
-    `analysis`: it is in the library for analysis, which is loaded now."""
-    reason = _library.load_analysis() if analysis else _library.load().cuda_error
+    `load` loads its libraries."""
+    reason = load().cuda_error
 
     def refused(*_: Any, **__: Any) -> Any:
         raise RuntimeError(f"nnue: found a CUDA tensor, but the CUDA operator library is not available: {reason}")
@@ -74,11 +73,15 @@ def refuse_cuda(name: str, analysis: bool = False) -> None:
         torch.library.impl(name, "CUDA", refused)
 
 
-def register_fakes(fakes: Mapping[str, Callable[..., Any]], analysis: bool = False) -> None:
-    """Registers the fake kernels of operators "nnue::…", and calls `refuse_cuda` for each."""
+def register_fakes(
+    fakes: Mapping[str, Callable[..., Any]], load: Callable[[], _library.Libraries] = _library.load
+) -> None:
+    """Registers the fake kernels of operators "nnue::…", and calls `refuse_cuda` for each. RuntimeError if there is no
+    CPU library."""
+    _library.require(load)
     for name, fake in fakes.items():
         torch.library.register_fake(name, fake)
-        refuse_cuda(name, analysis)
+        refuse_cuda(name, load)
 
 
 def _operator(name: str) -> Any:

@@ -6,7 +6,7 @@
 #include "../common.cuh"
 #include "../ptx.cuh"
 
-namespace nnue::cuda::analysis {
+namespace nnue::cuda::stats {
 
 // Threads of a thread block that scans states in device memory.
 constexpr int kThreads = 512;
@@ -156,4 +156,4 @@ __device__ inline void store_row(const double* from, void* out, bool is_double, 
     }
 }
 
-}  // namespace nnue::cuda::analysis
+}  // namespace nnue::cuda::stats

@@ -10,7 +10,7 @@
 
 #include "rolling_windows.cuh"
 
-namespace nnue::cuda::analysis {
+namespace nnue::cuda::stats {
 namespace {
 
 using rolling::kName;
@@ -48,8 +48,8 @@ Tensor rolling_op(const Tensor& x_in, const std::optional<Tensor>& y_in, int64_t
 }
 
 }  // namespace
-}  // namespace nnue::cuda::analysis
+}  // namespace nnue::cuda::stats
 
 STABLE_TORCH_LIBRARY_IMPL(nnue, CUDA, m) {
-    NNUE_IMPL(m, "rolling", &nnue::cuda::analysis::rolling_op);
+    NNUE_IMPL(m, "rolling", &nnue::cuda::stats::rolling_op);
 }

@@ -13,7 +13,7 @@
 #include "../../graph.h"
 #include "../common.cuh"
 
-namespace nnue::cuda::analysis {
+namespace nnue::cuda::stats {
 
 constexpr int kPackWords = 8;
 
@@ -134,4 +134,4 @@ __global__ void __launch_bounds__(kWalkThreads) random_walks(const graph::Walks 
     }
 }
 
-}  // namespace nnue::cuda::analysis
+}  // namespace nnue::cuda::stats

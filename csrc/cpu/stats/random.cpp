@@ -1,6 +1,6 @@
 // Operator random_fill on CPU, threads from torch's own pool; the contract is in random.h.
 
-#include "../random.h"
+#include "../../random.h"
 
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
@@ -14,7 +14,7 @@
 #include <immintrin.h>
 #endif
 
-#include "vector.h"
+#include "../vector.h"
 
 namespace nnue::random {
 
@@ -22,8 +22,8 @@ constexpr int64_t kWords = 512;  // made at a time, a multiple of the words that
 
 }  // namespace nnue::random
 
-#define NNUE_KERNELS "random_kernels.h"
-#include "for_each_isa.h"
+#define NNUE_KERNELS "stats/random_kernels.h"
+#include "../for_each_isa.h"
 
 namespace nnue::random {
 namespace {

@@ -7,7 +7,7 @@
 
 #include "graph_kernels.cuh"
 
-namespace nnue::cuda::analysis {
+namespace nnue::cuda::stats {
 namespace {
 
 using graph::Bits;
@@ -66,10 +66,10 @@ Tensor random_walks_op(const Tensor& offsets, const Tensor& targets, const std::
 }
 
 }  // namespace
-}  // namespace nnue::cuda::analysis
+}  // namespace nnue::cuda::stats
 
 STABLE_TORCH_LIBRARY_IMPL(nnue, CUDA, m) {
-    NNUE_IMPL(m, "pack_bits", &nnue::cuda::analysis::pack_bits_op);
-    NNUE_IMPL(m, "bit_counts", &nnue::cuda::analysis::bit_counts_op);
-    NNUE_IMPL(m, "random_walks", &nnue::cuda::analysis::random_walks_op);
+    NNUE_IMPL(m, "pack_bits", &nnue::cuda::stats::pack_bits_op);
+    NNUE_IMPL(m, "bit_counts", &nnue::cuda::stats::bit_counts_op);
+    NNUE_IMPL(m, "random_walks", &nnue::cuda::stats::random_walks_op);
 }

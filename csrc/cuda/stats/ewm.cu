@@ -9,7 +9,7 @@
 
 #include "ewm_kernels.cuh"
 
-namespace nnue::cuda::analysis {
+namespace nnue::cuda::stats {
 namespace {
 
 template <bool kVariance>
@@ -62,8 +62,8 @@ Tensor ewm_op(const Tensor& x_in, int64_t statistic, double alpha, bool adjust, 
 }
 
 }  // namespace
-}  // namespace nnue::cuda::analysis
+}  // namespace nnue::cuda::stats
 
 STABLE_TORCH_LIBRARY_IMPL(nnue, CUDA, m) {
-    NNUE_IMPL(m, "ewm", &nnue::cuda::analysis::ewm_op);
+    NNUE_IMPL(m, "ewm", &nnue::cuda::stats::ewm_op);
 }

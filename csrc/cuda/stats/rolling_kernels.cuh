@@ -26,7 +26,7 @@
 #include "../../rolling.h"
 #include "scan.cuh"
 
-namespace nnue::cuda::analysis {
+namespace nnue::cuda::stats {
 
 using rolling::Finish;
 using rolling::FinishOf;
@@ -550,4 +550,4 @@ __global__ void __launch_bounds__(kRollThreads) fill(T* out, int64_t count, T va
     for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < count; i += step) out[i] = value;
 }
 
-}  // namespace nnue::cuda::analysis
+}  // namespace nnue::cuda::stats

@@ -11,7 +11,7 @@
 #include "../common.cuh"
 #include "scan.cuh"
 
-namespace nnue::cuda::analysis {
+namespace nnue::cuda::stats {
 namespace {
 
 using matrix::Matrices;
@@ -359,9 +359,9 @@ void row_norms_op(const Tensor& x_in, const std::optional<Tensor>& sums, const s
 }
 
 }  // namespace
-}  // namespace nnue::cuda::analysis
+}  // namespace nnue::cuda::stats
 
 STABLE_TORCH_LIBRARY_IMPL(nnue, CUDA, m) {
-    NNUE_IMPL(m, "transpose", &nnue::cuda::analysis::transpose_op);
-    NNUE_IMPL(m, "row_norms", &nnue::cuda::analysis::row_norms_op);
+    NNUE_IMPL(m, "transpose", &nnue::cuda::stats::transpose_op);
+    NNUE_IMPL(m, "row_norms", &nnue::cuda::stats::row_norms_op);
 }

@@ -12,7 +12,7 @@
 
 #include "quantile_kernels.cuh"
 
-namespace nnue::cuda::analysis {
+namespace nnue::cuda::stats {
 namespace {
 
 using rolling::kQuantileName;
@@ -107,8 +107,8 @@ Tensor rolling_quantile_op(const Tensor& x_in, int64_t first, int64_t length, in
 }
 
 }  // namespace
-}  // namespace nnue::cuda::analysis
+}  // namespace nnue::cuda::stats
 
 STABLE_TORCH_LIBRARY_IMPL(nnue, CUDA, m) {
-    NNUE_IMPL(m, "rolling_quantile", &nnue::cuda::analysis::rolling_quantile_op);
+    NNUE_IMPL(m, "rolling_quantile", &nnue::cuda::stats::rolling_quantile_op);
 }

@@ -1,6 +1,6 @@
 // Operators rolling and rolling_quantile on CPU, threads from torch's own pool; the contracts are in rolling.h.
 
-#include "../rolling.h"
+#include "../../rolling.h"
 
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
@@ -40,8 +40,8 @@ struct Job {
 
 }  // namespace nnue::rolling
 
-#define NNUE_KERNELS "rolling_kernels.h"
-#include "for_each_isa.h"
+#define NNUE_KERNELS "stats/rolling_kernels.h"
+#include "../for_each_isa.h"
 
 namespace nnue::rolling {
 namespace {

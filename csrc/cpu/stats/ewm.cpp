@@ -3,7 +3,7 @@
 // A row is cut into runs. A single run is scanned directly. Otherwise the states of all runs are computed first, then
 // the state before each run, and then the outputs: the row is read twice.
 
-#include "../ewm.h"
+#include "../../ewm.h"
 
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
