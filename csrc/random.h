@@ -36,9 +36,10 @@ NNUE_ENUMERATION(Distribution, bits, uniform, normal, integers, bernoulli)
 
 // The half-open interval [low, high) of uniform numbers, both rounded to their dtype. Where high - low exceeds the
 // dtype, numbers of half the size are made and doubled. `most` is the number before high: low + width * u may be
-// rounded up to high. If low is high, all numbers are low.
+// rounded up to high. If low is high, all numbers are low. `is_unit`: u itself, which is below 1.
 struct Interval {
     double low, width, scale, most;
+    bool is_unit;
 
     template <class T>
     static Interval of(double a, double b) {
@@ -50,11 +51,12 @@ struct Interval {
         const bool fits = std::isfinite(static_cast<T>(b - a));
         const double scale = fits ? 1 : 2;
         return {static_cast<T>(low / scale), static_cast<T>(fits ? b - a : b / 2 - a / 2), scale,
-                std::nextafter(high, low)};
+                std::nextafter(high, low), low == 0 && high == 1};
     }
 
     template <class T>
     NNUE_HOST_DEVICE T at(T u) const {
+        if (is_unit) return u;
         const T by = static_cast<T>(width), from = static_cast<T>(low), last = static_cast<T>(most);
         T x;
         if constexpr (sizeof(T) == 4) {

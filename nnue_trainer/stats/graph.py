@@ -43,7 +43,7 @@ RESTART = 0.15
 _LEAST_RESTART = 2.0**-14  # kLeastRestart of csrc/graph.h
 _MOST_NODES = 2**31 - 1
 _AT_A_TIME = 1 << 24  # numbers of a temporary matrix
-_PART = 1 << 17  # edges
+_PART = 1 << 17  # edges, at least
 
 # ---- counts ----------------------------------------------------------------------------------------------------------
 
@@ -232,11 +232,12 @@ class Graph:
 
 
 def _parts(offsets: Tensor) -> list[tuple[int, int, int, int]]:
-    """(first node, last node, first edge, last edge), the last ones excluded, of parts of about `_PART` edges. Work in
-    parts needs little memory beside the graph."""
+    """(first node, last node, first edge, last edge), the last ones excluded, of parts of about `_PART` edges, or of
+    1/128 of a large graph. Work in parts needs little memory beside the graph."""
     parts, first, begin, nodes = [], 0, 0, len(offsets) - 1
+    size = max(_PART, int(offsets[-1]) >> 7)
     while first < nodes:
-        last = min(max(int(torch.searchsorted(offsets, begin + _PART, right=True)) - 1, first + 1), nodes)
+        last = min(max(int(torch.searchsorted(offsets, begin + size, right=True)) - 1, first + 1), nodes)
         end = int(offsets[last])
         parts.append((first, last, begin, end))
         first, begin = last, end
@@ -307,21 +308,20 @@ def pagerank(
     stuck = graph.offsets.diff() == 0
     offsets, sources, shares = _reversed(graph, None if graph.weights is None else graph.shares)
     each = None if shares is not None else 1 / graph.offsets.diff().double()
-    parts = [
-        (first, last, begin, end, offsets[first : last + 1] - begin) for first, last, begin, end in _parts(offsets)
-    ]
-    rank, come = jump, torch.empty_like(jump)
+    parts = _parts(offsets)
+    rank, come = jump.clone(), torch.empty_like(jump)
     for _ in range(most):
         lost = rank[stuck].sum()
         moving = rank if each is None else rank * each
-        for first, last, begin, end, ends in parts:
+        for first, last, begin, end in parts:
             found = moving[sources[begin:end].long()]
             if shares is not None:
                 found *= shares[begin:end]
+            ends = offsets[first : last + 1] - begin
             come[first:last] = torch.segment_reduce(found, "sum", offsets=ends, unsafe=True, initial=0)
-        after = (1 - restart) * (come + lost * jump) + restart * jump
-        change = (after - rank).abs().sum().item()
-        rank = after
+        come.addcmul_(lost, jump).mul_(1 - restart).add_(jump, alpha=restart)
+        change = rank.sub_(come).abs_().sum().item()
+        rank, come = come, rank
         if change < tolerance:
             return rank
     raise ArithmeticError(

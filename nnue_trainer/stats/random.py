@@ -28,6 +28,7 @@ FILL = "nnue::random_fill"
 
 Size = int | Sequence[int]
 _STEP = 1 << 62
+_CODES = _plain.TABLE["random_fill.distribution"]
 
 
 @dataclass
@@ -56,8 +57,8 @@ class Philox:
         return self.seed, self.stream, self.offset
 
     def _fill(self, out: Tensor, distribution: str, *numbers: float | int) -> Tensor:
-        place = signed("seed", self.seed), signed("stream", self.stream), self.offset
-        torch.ops.nnue.random_fill(out, _plain.code("random_fill.distribution", distribution), *place, *numbers)
+        place = _wrapped(operator.index(self.seed)), _wrapped(operator.index(self.stream)), self.offset
+        torch.ops.nnue.random_fill(out, _CODES[distribution], *place, *numbers)
         self.offset += out.numel()
         return out
 
@@ -125,8 +126,11 @@ def integer_of_64_bits(name: str, value: Any) -> int:
 
 def signed(name: str, value: Any) -> int:
     """An integer of 64 bits, such as a seed, as operators take it; ValueError as `integer_of_64_bits`."""
-    found = integer_of_64_bits(name, value)
-    return found - (1 << 64) if found >= 1 << 63 else found
+    return _wrapped(integer_of_64_bits(name, value))
+
+
+def _wrapped(value: int) -> int:
+    return value - (1 << 64) if value >= 1 << 63 else value
 
 
 def _integer(value: Any) -> int | None:
@@ -137,7 +141,7 @@ def _integer(value: Any) -> int | None:
 
 
 def _empty(size: Size, dtype: torch.dtype, device: torch.device | str) -> Tensor:
-    return torch.empty(size if isinstance(size, Sequence) else (size,), dtype=dtype, device=device)
+    return torch.empty(size, dtype=dtype, device=device)
 
 
 _plain.register(FILL)

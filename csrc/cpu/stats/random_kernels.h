@@ -162,7 +162,7 @@ void from_words(const random::Rule& rule, uint64_t quadruple, const uint32_t* wo
     if constexpr (kind == Distribution::bits) {
         for (int64_t i = 0; i < count; ++i) to[i] = static_cast<T>(bits(i));
     } else if constexpr (kind == Distribution::uniform) {
-        if (in.low == 0 && in.width == 1 && in.scale == 1) {  // u is below 1 without a limit
+        if (in.is_unit) {
             for (int64_t i = 0; i < count; ++i) to[i] = random::unit(bits(i));
         } else {
             for (int64_t i = 0; i < count; ++i) to[i] = in.at(random::unit(bits(i)));

@@ -10,24 +10,37 @@
 namespace nnue::cuda::stats {
 namespace {
 
-// A thread makes the elements of a quadruple, and stores them together where they are all inside and aligned.
+// Quadruples that a thread works on side by side.
+constexpr int kAhead = 2;
+
+// A thread makes the elements of kAhead quadruples at a time, and stores each quadruple together where all of it is
+// inside and aligned.
 template <random::Distribution kind, class T>
 __global__ void random_fill(T* out, int64_t count, const random::Rule rule) {
     constexpr int kEach = random::numbers_in_quadruple<T>(kind);
-    const int64_t skipped = static_cast<int64_t>(rule.offset % kEach);
+    const int64_t skipped = static_cast<int64_t>(rule.offset % kEach), end = skipped + count;
     const uint64_t first = rule.block + rule.offset / kEach;
-    const bool aligned = reinterpret_cast<uintptr_t>(out - skipped) % (kEach * sizeof(T)) == 0;
-    const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
-    for (int64_t q = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; q * kEach < skipped + count;
-         q += step) {
-        Pack<T, kEach> made;
-        rule.elements<kind>(first + static_cast<uint64_t>(q), made.at);
-        const int64_t at = q * kEach - skipped;
-        if (aligned && at >= 0 && at + kEach <= count) {
-            *reinterpret_cast<Pack<T, kEach>*>(out + at) = made;
-        } else {
-            for (int i = 0; i < kEach; ++i) {
-                if (at + i >= 0 && at + i < count) out[at + i] = made.at[i];
+    T* const start = out - skipped;
+    const bool aligned = reinterpret_cast<uintptr_t>(start) % (kEach * sizeof(T)) == 0;
+    const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x * kAhead;
+    for (int64_t q = static_cast<int64_t>(blockIdx.x) * blockDim.x * kAhead + threadIdx.x; q * kEach < end; q += step) {
+        Pack<T, kEach> made[kAhead];
+#pragma unroll
+        for (int i = 0; i < kAhead; ++i) {
+            rule.elements<kind>(first + static_cast<uint64_t>(q + i * static_cast<int>(blockDim.x)), made[i].at);
+        }
+        const int64_t last = (q + (kAhead - 1) * static_cast<int>(blockDim.x) + 1) * kEach;
+        if (aligned && q * kEach >= skipped && last <= end) {
+#pragma unroll
+            for (int i = 0; i < kAhead; ++i) {
+                reinterpret_cast<Pack<T, kEach>*>(start)[q + i * static_cast<int>(blockDim.x)] = made[i];
+            }
+            continue;
+        }
+        for (int i = 0; i < kAhead; ++i) {
+            for (int j = 0; j < kEach; ++j) {
+                const int64_t at = (q + i * static_cast<int>(blockDim.x)) * kEach + j;
+                if (at >= skipped && at < end) start[at] = made[i].at[j];
             }
         }
     }
@@ -43,7 +56,7 @@ void random_fill_op(const Tensor& out, int64_t distribution, int64_t seed, int64
     random::dispatch(rule.distribution, out.scalar_type(), [&]<random::Distribution kind, class T> {
         constexpr int kEach = random::numbers_in_quadruple<T>(kind);
         const int64_t quadruples = divide_up(out.numel() + rule.offset % kEach, kEach);
-        launch("random_fill", random_fill<kind, T>, thread_blocks_for(quadruples, kBlock), kBlock, 0,
+        launch("random_fill", random_fill<kind, T>, thread_blocks_for(quadruples, kBlock * kAhead), kBlock, 0,
                current_stream(out), mutable_data<T>(out), out.numel(), rule);
     });
 }
