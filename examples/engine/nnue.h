@@ -426,30 +426,38 @@ inline void split_codes(const std::uint8_t (&piece)[64], std::uint64_t (&planes)
 // A board as bitboards, for sets whose features depend on several pieces.
 struct BoardPlanes {
     std::uint64_t code[4];  // bit k of each square's code; all bits are set on an empty square
-    std::uint64_t occupied, pawns, knights, diagonal, straight, kings;
+    std::uint64_t of[8];    // by type; the last but one is empty, and the last one has the empty squares
+    std::uint64_t occupied, diagonal, straight;
 
     explicit BoardPlanes(const Board& board) {
         split_codes(board.piece, code);
-        const auto of = [&](int type) {
-            std::uint64_t bits = ~std::uint64_t{0};
-            for (int k = 0; k < 3; ++k) bits &= type >> k & 1 ? code[k + 1] : ~code[k + 1];
-            return bits;
-        };
-        occupied = ~of(7);
-        pawns = of(kPawn);
-        knights = of(kKnight);
-        diagonal = of(kBishop) | of(kQueen);
-        straight = of(kRook) | of(kQueen);
-        kings = of(kKing);
+        for (int type = 0; type < 8; ++type) {
+            of[type] = ~std::uint64_t{0};
+            for (int k = 0; k < 3; ++k) of[type] &= type >> k & 1 ? code[k + 1] : ~code[k + 1];
+        }
+        occupied = ~of[7];
+        diagonal = of[kBishop] | of[kQueen];
+        straight = of[kRook] | of[kQueen];
     }
-    std::uint64_t of_colour(int colour) const { return occupied & (colour ? code[0] : ~code[0]); }
+    // The pieces whose type has a bit in `types`.
+    std::uint64_t of_types(unsigned types) const {
+        std::uint64_t bits = 0;
+        for (int type = 0; type < 6; ++type) bits |= of[type] & (std::uint64_t{0} - (types >> type & 1));
+        return bits;
+    }
+    // The squares that the slider on this square attacks.
+    std::uint64_t slides(int square) const {
+        const std::uint64_t is_diagonal = std::uint64_t{0} - (diagonal >> square & 1);
+        const std::uint64_t is_straight = std::uint64_t{0} - (straight >> square & 1);
+        return (bishop_attacks(square, occupied) & is_diagonal) | (rook_attacks(square, occupied) & is_straight);
+    }
     // The pieces that attack a square.
     std::uint64_t attackers(int square) const {
         constexpr std::uint64_t kInside = 0x00ffffffffffff00;
-        return (kAttacks.pawn[kBlack][square] & pawns & kInside & ~code[0]) |
-               (kAttacks.pawn[kWhite][square] & pawns & kInside & code[0]) | (kAttacks.knight[square] & knights) |
-               (kAttacks.king[square] & kings) | (bishop_attacks(square, occupied) & diagonal) |
-               (rook_attacks(square, occupied) & straight);
+        return (kAttacks.pawn[kBlack][square] & of[kPawn] & kInside & ~code[0]) |
+               (kAttacks.pawn[kWhite][square] & of[kPawn] & kInside & code[0]) |
+               (kAttacks.knight[square] & of[kKnight]) | (kAttacks.king[square] & of[kKing]) |
+               (bishop_attacks(square, occupied) & diagonal) | (rook_attacks(square, occupied) & straight);
     }
 };
 
@@ -599,6 +607,22 @@ struct ThreatTables {
     }
 };
 
+// The types of the victims of each type that have features, and those of the attackers of each type: bit t for type t.
+template <class Version>
+struct ThreatTypes {
+    unsigned victims[6] = {}, attackers[6] = {};
+
+    constexpr ThreatTypes() {
+        for (int attacker = 0; attacker < 12; ++attacker) {
+            for (int victim = 0; victim < 12; ++victim) {
+                if (Version::slot(attacker, victim) < 0) continue;
+                victims[attacker / 2] |= 1u << victim / 2;
+                attackers[victim / 2] |= 1u << attacker / 2;
+            }
+        }
+    }
+};
+
 // Keys of sets whose features depend on several pieces. A new key makes `update` refresh the accumulator.
 struct OneKey {
     static constexpr bool kPerPiece = false, kPerPair = false;
@@ -623,6 +647,7 @@ template <class Version>
 struct Threats : MirroredKeys {
     static constexpr int kFeatures = Version::kFeatures, kMaxActive = 192;
     static constexpr ThreatTables<Version> kTables{};
+    static constexpr ThreatTypes<Version> kWith{};
 
     // The feature of a pair from a perspective, `turned` by pair_orientation; −1: none.
     static int index(const Pair& pair, int perspective, int turned) {
@@ -653,28 +678,38 @@ struct Threats : MirroredKeys {
         for_each_push(planes, ~std::uint64_t{0}, put);
     }
 
-    // The pairs that appear and disappear between two boards: those with a piece that changes, and those of pieces
-    // whose attacks reach a square that changes.
+    // The pairs that appear and disappear between two boards: those with a piece that changes, and those of sliders
+    // whose lines pass through a square that changes.
     static void find_changes(const TwoBoards& boards, PairChanges& changes) {
         const Board &before = boards.before, &after = boards.after;
         const detail::BoardPlanes &was = boards.was, &is = boards.is;
-        const std::uint64_t changed = boards.changed;
+        const std::uint64_t changed = boards.changed, sliders = (was.diagonal | was.straight) & ~changed;
         std::uint64_t affected = 0;
-        detail::for_each_bit(changed, [&](int square) { affected |= was.attackers(square) | is.attackers(square); });
-        const auto attacked = [](const Board& board, const detail::BoardPlanes& planes, int from) {
-            const int code = board.piece[from];
-            return attacks_of(code >> 1, code & 1, from, planes.occupied) & planes.occupied;
+        const auto put = [&](const Board& board, int from, std::uint64_t squares, bool is_added) {
+            detail::for_each_bit(squares, [&](int to) { changes.put(board, from, to, is_added); });
         };
-        const auto put = [&](int from, std::uint64_t removed, std::uint64_t added) {
-            detail::for_each_bit(removed, [&](int to) { changes.put(before, from, to, false); });
-            detail::for_each_bit(added, [&](int to) { changes.put(after, from, to, true); });
+        // The pairs of the piece on a square that changes, with all others.
+        const auto put_all_of = [&](const Board& board, const detail::BoardPlanes& planes, int square, bool is_added) {
+            const std::uint64_t attackers = planes.attackers(square) & ~changed;
+            affected |= attackers;
+            const int code = board.piece[square];
+            if (code == Board::kEmpty) return;
+            const int type = code >> 1;
+            const std::uint64_t attacked = attacks_of(type, code & 1, square, planes.occupied);
+            put(board, square, attacked & planes.of_types(kWith.victims[type]), is_added);
+            detail::for_each_bit(attackers & planes.of_types(kWith.attackers[type]),
+                                 [&](int from) { changes.put(board, from, square, is_added); });
         };
-        detail::for_each_bit(changed & was.occupied, [&](int from) { put(from, attacked(before, was, from), 0); });
-        detail::for_each_bit(changed & is.occupied, [&](int from) { put(from, 0, attacked(after, is, from)); });
-        detail::for_each_bit(affected & ~changed, [&](int from) {
-            const std::uint64_t old = attacked(before, was, from), fresh = attacked(after, is, from);
-            const std::uint64_t same = old & fresh & ~changed;
-            put(from, old & ~same, fresh & ~same);
+        detail::for_each_bit(changed, [&](int square) {
+            put_all_of(before, was, square, false);
+            put_all_of(after, is, square, true);
+        });
+        // These neither move nor disappear, so one board has their types.
+        detail::for_each_bit(affected & sliders, [&](int from) {
+            const std::uint64_t old = was.slides(from), fresh = is.slides(from);
+            const std::uint64_t victims = was.of_types(kWith.victims[before.piece[from] >> 1]) & ~changed;
+            put(before, from, old & ~fresh & victims, false);
+            put(after, from, fresh & ~old & victims, true);
         });
         for_each_push(was, changed, [&](int from, int to) { changes.put(before, from, to, false); });
         for_each_push(is, changed, [&](int from, int to) { changes.put(after, from, to, true); });
@@ -685,10 +720,10 @@ struct Threats : MirroredKeys {
     template <class Visit>
     static void for_each_push(const detail::BoardPlanes& planes, std::uint64_t squares, Visit visit) {
         if constexpr (Version::kPushes) {
-            const std::uint64_t white = planes.pawns & ~planes.code[0], black = planes.pawns & planes.code[0];
-            detail::for_each_bit(white & planes.pawns >> 8 & (squares | squares >> 8),
+            const std::uint64_t white = planes.of[kPawn] & ~planes.code[0], black = planes.of[kPawn] & planes.code[0];
+            detail::for_each_bit(white & planes.of[kPawn] >> 8 & (squares | squares >> 8),
                                  [&](int from) { visit(from, from + 8); });
-            detail::for_each_bit(black & planes.pawns << 8 & (squares | squares << 8),
+            detail::for_each_bit(black & planes.of[kPawn] << 8 & (squares | squares << 8),
                                  [&](int from) { visit(from, from - 8); });
         }
     }
@@ -773,12 +808,12 @@ struct PawnPairs : MirroredKeys {
     template <class Add>
     static void list(const Board& board, int perspective, Add add) {
         const int turned = pair_orientation(perspective, board.king[perspective]);
-        for_each_pair(detail::BoardPlanes(board).pawns & kInside, kInside,
+        for_each_pair(detail::BoardPlanes(board).of[kPawn] & kInside, kInside,
                       [&](int from, int to) { add(index(pair_of(board, from, to), perspective, turned)); });
     }
 
     static void find_changes(const TwoBoards& boards, PairChanges& changes) {
-        const std::uint64_t was = boards.was.pawns & kInside, is = boards.is.pawns & kInside;
+        const std::uint64_t was = boards.was.of[kPawn] & kInside, is = boards.is.of[kPawn] & kInside;
         const std::uint64_t changed = boards.changed & (was | is);
         for_each_pair(was, changed, [&](int from, int to) { changes.put(boards.before, from, to, false); });
         for_each_pair(is, changed, [&](int from, int to) { changes.put(boards.after, from, to, true); });
@@ -1199,32 +1234,58 @@ struct Changes {
     Changes() {}  // leaves the lists as they are; a default constructor would fill them with zeros
 };
 
-// to = from + the sum of `Added` rows − the sum of `Removed` rows, for Size numbers. `to` may be `from`. Compilers
-// vectorise the second loop.
-template <int Size, int Added, int Removed, class Value, class Weight>
-inline void apply_rows(const Value* from, Value* to, const Weight* const* added, const Weight* const* removed) {
-    // Copies, since stores to `to` could change the lists.
-    const Weight *plus[Added + 1], *minus[Removed + 1];
-    for (int i = 0; i < Added; ++i) plus[i] = added[i];
-    for (int i = 0; i < Removed; ++i) minus[i] = removed[i];
-    int j = 0;
+// to[at … at + Count) = from + the rows that are added − the rows that are removed. The sums stay in registers.
+template <int Count, class... Lists>
+inline void apply_to_tile(const std::int16_t* from, std::int16_t* to, int at, const Lists&... lists) {
 #if defined(NNUE_VECTORS)
-    if constexpr (sizeof(Value) == 2) {
-        for (; j + kWords <= Size; j += kWords) {
-            Words sum = load_words(from + j);
-            for (int i = 0; i < Added; ++i) sum = add(sum, load_words(plus[i] + j));
-            for (int i = 0; i < Removed; ++i) sum = subtract(sum, load_words(minus[i] + j));
-            store_words(to + j, sum);
-        }
+    if constexpr (Count % kWords == 0) {
+        constexpr int kVectors = Count / kWords;
+        Words sums[kVectors];
+        for (int k = 0; k < kVectors; ++k) sums[k] = load_words(from + at + k * kWords);
+        const auto apply = [&](const auto& changes) {
+            for (int i = 0; i < changes.num_added; ++i) {
+                const auto* row = changes.added[i] + at;
+                for (int k = 0; k < kVectors; ++k) sums[k] = add(sums[k], load_words(row + k * kWords));
+            }
+            for (int i = 0; i < changes.num_removed; ++i) {
+                const auto* row = changes.removed[i] + at;
+                for (int k = 0; k < kVectors; ++k) sums[k] = subtract(sums[k], load_words(row + k * kWords));
+            }
+        };
+        (apply(lists), ...);
+        for (int k = 0; k < kVectors; ++k) store_words(to + at + k * kWords, sums[k]);
+        return;
     }
 #endif
-    using Unsigned = std::make_unsigned_t<Value>;
-    for (; j < Size; ++j) {
-        unsigned sum = static_cast<unsigned>(from[j]);
-        for (int i = 0; i < Added; ++i) sum += static_cast<unsigned>(Value{plus[i][j]});
-        for (int i = 0; i < Removed; ++i) sum -= static_cast<unsigned>(Value{minus[i][j]});
-        to[j] = static_cast<Value>(static_cast<Unsigned>(sum));
-    }
+    // The compiler's vectors.
+    std::uint16_t sums[Count];
+    for (int k = 0; k < Count; ++k) sums[k] = static_cast<std::uint16_t>(from[at + k]);
+    const auto apply = [&](const auto& changes) {
+        for (int i = 0; i < changes.num_added; ++i) {
+            const auto* row = changes.added[i] + at;
+            for (int k = 0; k < Count; ++k) sums[k] = static_cast<std::uint16_t>(sums[k] + row[k]);
+        }
+        for (int i = 0; i < changes.num_removed; ++i) {
+            const auto* row = changes.removed[i] + at;
+            for (int k = 0; k < Count; ++k) sums[k] = static_cast<std::uint16_t>(sums[k] - row[k]);
+        }
+    };
+    (apply(lists), ...);
+    for (int k = 0; k < Count; ++k) to[at + k] = static_cast<std::int16_t>(sums[k]);
+}
+
+// The same for a whole sum of Size numbers, which is read and written once. `to` may be `from`.
+template <int Size, class... Lists>
+inline void apply_to_sum(const std::int16_t* from, std::int16_t* to, const Lists&... lists) {
+#if defined(NNUE_VECTORS)
+    constexpr int kVector = kWords, kTile = kRegisters * kWords;
+#else
+    constexpr int kVector = 1, kTile = 64;
+#endif
+    constexpr int kInTiles = Size / kTile * kTile, kInVectors = Size / kVector * kVector;
+    for (int at = 0; at < kInTiles; at += kTile) apply_to_tile<kTile>(from, to, at, lists...);
+    if constexpr (kInVectors > kInTiles) apply_to_tile<kInVectors - kInTiles>(from, to, kInTiles, lists...);
+    if constexpr (Size > kInVectors) apply_to_tile<Size - kInVectors>(from, to, kInVectors, lists...);
 }
 
 // Σ weight · x in 32 bits, wrapping around.
@@ -1960,8 +2021,8 @@ class Network {
         entry.is_filled = true;
     }
 
-    // The rows that lead from one sum to another. They are prefetched when they are added. A pass over the sum applies
-    // up to kTogether added rows and as many removed ones, so that its loops have a constant length.
+    // The rows that lead from one sum to another. They are prefetched when they are added, and applied in one pass over
+    // the sum.
     class AllRows {
       public:
         AllRows() {}
@@ -1998,18 +2059,17 @@ class Network {
             }
         }
         void apply() {
-            apply(words_);
-            apply(bytes_);
-            if (target_.from == target_.to) return;
-            std::memcpy(target_.to, target_.from, sizeof(std::int16_t) * Net::kHidden);
-            if constexpr (Net::kPsqt) {
-                std::memcpy(target_.psqt_to, target_.psqt_from, sizeof(std::int32_t) * Net::kBuckets);
+            detail::apply_to_sum<Net::kHidden>(target_.from, target_.to, words_, bytes_);
+            if constexpr (Net::kPsqt) apply_psqt();
+            target_.from = target_.to;
+            target_.psqt_from = target_.psqt_to;
+            for (int* const count : {&words_.num_added, &words_.num_removed, &bytes_.num_added, &bytes_.num_removed}) {
+                *count = 0;
             }
-            is_here();
         }
 
       private:
-        static constexpr int kMost = 64, kTogether = 3;
+        static constexpr int kMost = 64;
 
         template <std::size_t Number>
         auto& changes_of() {
@@ -2019,39 +2079,22 @@ class Network {
                 return words_;
             }
         }
-        void is_here() {
-            target_.from = target_.to;
-            target_.psqt_from = target_.psqt_to;
-        }
-        template <int Added, int Removed, class Weight>
-        static void pass(const Target& target, const Weight* const* added, const Weight* const* removed) {
-            detail::apply_rows<Net::kHidden, Added, Removed>(target.from, target.to, added, removed);
-            if constexpr (Net::kPsqt) {
-                const std::int32_t *plus[Added + 1], *minus[Removed + 1];
-                for (int i = 0; i < Added; ++i) plus[i] = psqt_of(added[i]);
-                for (int i = 0; i < Removed; ++i) minus[i] = psqt_of(removed[i]);
-                detail::apply_rows<Net::kBuckets, Added, Removed>(target.psqt_from, target.psqt_to, plus, minus);
-            }
-        }
-        template <class Weight, int... Counts>
-        static void pass(int added, int removed, const Target& target, const Weight* const* plus,
-                         const Weight* const* minus, std::integer_sequence<int, Counts...>) {
-            using Pass = void (*)(const Target&, const Weight* const*, const Weight* const*);
-            static constexpr Pass kPasses[] = {&pass<Counts / (kTogether + 1), Counts % (kTogether + 1), Weight>...};
-            kPasses[(kTogether + 1) * added + removed](target, plus, minus);
-        }
-        template <class Changes>
-        void apply(Changes& changes) {
-            for (int a = 0, r = 0; a < changes.num_added || r < changes.num_removed;) {
-                const int added = std::min(changes.num_added - a, kTogether);
-                const int removed = std::min(changes.num_removed - r, kTogether);
-                pass(added, removed, target_, changes.added + a, changes.removed + r,
-                     std::make_integer_sequence<int, (kTogether + 1) * (kTogether + 1)>());
-                is_here();
-                a += added;
-                r += removed;
-            }
-            changes.num_added = changes.num_removed = 0;
+        void apply_psqt() {
+            std::uint32_t sums[Net::kBuckets];
+            std::memcpy(sums, target_.psqt_from, sizeof sums);
+            const auto apply = [&](const auto& changes) {
+                for (int i = 0; i < changes.num_added; ++i) {
+                    const std::int32_t* values = psqt_of(changes.added[i]);
+                    for (int k = 0; k < Net::kBuckets; ++k) sums[k] += static_cast<std::uint32_t>(values[k]);
+                }
+                for (int i = 0; i < changes.num_removed; ++i) {
+                    const std::int32_t* values = psqt_of(changes.removed[i]);
+                    for (int k = 0; k < Net::kBuckets; ++k) sums[k] -= static_cast<std::uint32_t>(values[k]);
+                }
+            };
+            apply(words_);
+            apply(bytes_);
+            std::memcpy(target_.psqt_to, sums, sizeof sums);
         }
 
         const Network* network_;
