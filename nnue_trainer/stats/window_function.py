@@ -1,4 +1,4 @@
-"""Your own functions of sliding windows: C++ for CPU and CUDA, C++ with a state on the CPU, or Python on the CPU."""
+"""Your own functions of sliding windows: C++ for CPU and CUDA, also with a state, or Python on the CPU."""
 
 from __future__ import annotations
 
@@ -46,8 +46,9 @@ _HEAD = """\
 namespace {
 struct Job {
     const void* x;
-    void* out;
+    void *out, *space;
     int64_t rows, n, first, length, min_periods, segment;
+    NNUE_HERE int64_t segments() const { return (n + segment - 1) / segment; }
 };
 """
 
@@ -67,6 +68,7 @@ NNUE_HERE double of_window(const Window w) {
 BODY
 }
 #line 1 "apply"
+constexpr int64_t kBytes = 0;  // that outputs need for each element in `space`
 template <class T>
 NNUE_HERE void one(const Job& job, int64_t index) {
     const int64_t row = index / job.n, i = index % job.n;
@@ -100,14 +102,15 @@ struct Reach {
     const T* x;
     int64_t n;
     template <class W>
-    void add(W& to, int64_t& found, int64_t i) const {
-        if (i < 0 || i >= n || !std::isfinite(x[i])) return;
+    NNUE_HERE void add(W& to, int64_t& found, int64_t i) const {
+        if (!observed(i)) return;
         to.add(static_cast<double>(x[i]));
         ++found;
     }
+    NNUE_HERE bool observed(int64_t i) const { return i >= 0 && i < n && x[i] - x[i] == 0; }
 };
 template <class T, class W>
-T number(W& window, int64_t found, int64_t least) {
+NNUE_HERE T number(W& window, int64_t found, int64_t least) {
     return static_cast<T>(found >= least ? static_cast<double>(window.value())
                                          : std::numeric_limits<double>::quiet_NaN());
 }
@@ -116,17 +119,19 @@ struct Part {
     W window{};
     int64_t found = 0;
     // Appends what follows. The user's function gets states with observations only.
-    void append(const Part& next) {
+    NNUE_HERE void append(const Part& next) {
         if (next.found == 0) return;
         if (found == 0) window = next.window;
         else window.merge(next.window);
         found += next.found;
     }
 };
+// suffixes: end - begin of them, at most as many as a window is long, or 1; `apart` from each other.
 template <class W, class T>
-void merged(const Job& job, const Reach<T>& reach, int64_t begin, int64_t end, T* out) {
+NNUE_HERE void merged(const Job& job, const Reach<T>& reach, int64_t begin, int64_t end, T* out, Part<W>* suffixes,
+                      int64_t apart) {
     const int64_t cut = begin + job.first + job.length;
-    std::vector<Part<W>> suffixes(static_cast<size_t>(end - begin));  // at most as many as a window is long, or 1
+    if (job.length == 0) suffixes[0] = {};
     Part<W> suffix, prefix;
     for (int64_t i = cut - 1; i >= begin + job.first; --i) {
         Part<W> one;
@@ -134,17 +139,17 @@ void merged(const Job& job, const Reach<T>& reach, int64_t begin, int64_t end, T
         one.append(suffix);
         suffix = one;
         const int64_t at = i - begin - job.first;
-        if (at < end - begin) suffixes[static_cast<size_t>(at)] = suffix;
+        if (at < end - begin) suffixes[at * apart] = suffix;
     }
     for (int64_t i = begin; i < end; ++i) {
-        Part<W> both = suffixes[static_cast<size_t>(i - begin)];
+        Part<W> both = suffixes[(i - begin) * apart];
         both.append(prefix);
         out[i] = number<T>(both.window, both.found, job.min_periods);
         reach.add(prefix.window, prefix.found, cut + i - begin);
     }
 }
 template <class W, class T>
-void slid(const Job& job, const Reach<T>& reach, int64_t begin, int64_t end, T* out) {
+NNUE_HERE void slid(const Job& job, const Reach<T>& reach, int64_t begin, int64_t end, T* out) {
     W window{};
     int64_t found = 0;
     for (int64_t i = begin + job.first; i < begin + job.first + job.length; ++i) reach.add(window, found, i);
@@ -152,19 +157,29 @@ void slid(const Job& job, const Reach<T>& reach, int64_t begin, int64_t end, T* 
         out[i] = number<T>(window, found, job.min_periods);
         const int64_t old = i + job.first;
         reach.add(window, found, old + job.length);
-        if (old < 0 || old >= job.n || !std::isfinite(reach.x[old])) continue;
+        if (!reach.observed(old)) continue;
         window.remove(static_cast<double>(reach.x[old]));
         if (--found == 0) window = W{};
     }
 }
+constexpr int64_t kBytes = Merges<Window> ? sizeof(Part<Window>) : 0;
 template <class T>
-void one(const Job& job, int64_t index) {
-    const int64_t segments = (job.n + job.segment - 1) / job.segment, row = index / segments;
+NNUE_HERE void one(const Job& job, int64_t index) {
+    const int64_t segments = job.segments(), row = index / segments;
     const int64_t begin = index % segments * job.segment, end = std::min(begin + job.segment, job.n);
     const Reach<T> reach{static_cast<const T*>(job.x) + row * job.n, job.n};
     T* const out = static_cast<T*>(job.out) + row * job.n;
-    if constexpr (Merges<Window>) merged<Window>(job, reach, begin, end, out);
-    else slid<Window>(job, reach, begin, end, out);
+    if constexpr (Merges<Window>) {
+#ifdef __CUDA_ARCH__
+        // Neighbouring threads write neighbours.
+        merged<Window>(job, reach, begin, end, out, static_cast<Part<Window>*>(job.space) + index, job.rows * segments);
+#else
+        std::vector<Part<Window>> suffixes(static_cast<size_t>(end - begin));
+        merged<Window>(job, reach, begin, end, out, suffixes.data(), 1);
+#endif
+    } else {
+        slid<Window>(job, reach, begin, end, out);
+    }
 }
 """
 )
@@ -194,13 +209,14 @@ _CUDA = """\
 template <class T>
 __global__ void all(Job job) {
     const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
-    for (int64_t i = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x; i < job.rows * job.n; i += step) {
+    const int64_t items = job.rows * job.segments();
+    for (int64_t i = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x; i < items; i += step) {
         one<T>(job, i);
     }
 }
 template <class T>
 const char* launch(const Job& job, void* stream) {
-    const int64_t blocks = std::min<int64_t>((job.rows * job.n + 127) / 128, 1 << 30);
+    const int64_t blocks = std::min<int64_t>((job.rows * job.segments() + 127) / 128, 1 << 30);
     all<T><<<static_cast<unsigned>(blocks), 128, 0, static_cast<cudaStream_t>(stream)>>>(job);
     const cudaError_t error = cudaGetLastError();
     return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
@@ -209,13 +225,18 @@ const char* launch(const Job& job, void* stream) {
 #define EXPORT extern "C" __attribute__((visibility("default")))
 EXPORT const char* apply_float(const Job* job, void* stream) { return launch<float>(*job, stream); }
 EXPORT const char* apply_double(const Job* job, void* stream) { return launch<double>(*job, stream); }
+EXPORT int64_t bytes() { return kBytes; }
 """
+
+# Functions that a GPU may call. Others of a struct have to be constexpr.
+_MEMBER = re.compile(r"\b(?!(?:return|else|case|throw|and|or|not)\b)([\w:]+[\s&*]+)(?=(?:add|remove|merge|value)\s*\()")
 
 
 class _Job(ctypes.Structure):
     _fields_ = (
         ("x", ctypes.c_void_p),
         ("out", ctypes.c_void_p),
+        ("space", ctypes.c_void_p),
         *((name, ctypes.c_int64) for name in ("rows", "n", "first", "length", "min_periods", "segment")),
     )
 
@@ -242,11 +263,15 @@ class WindowFunction:
     def _on_cpu(self) -> Any:
         return _load_for_cpu(self.name, _SOURCE.replace("BODY", self.body))
 
+    @property
+    def _cuda_source(self) -> str:
+        return _SOURCE.replace("BODY", self.body) + _CUDA
+
     @functools.cached_property
     def _on_cuda(self) -> Any:
-        return _load_for_cuda(self.name, _SOURCE.replace("BODY", self.body) + _CUDA, _WHAT)
+        return _load_for_cuda(self.name, self._cuda_source, _WHAT)
 
-    def _segment(self, length: int) -> int:
+    def _segment(self, length: int, _: int | None) -> int:
         return 1
 
 
@@ -263,10 +288,11 @@ class WindowState:
         ''')
         stats.rolling(x, 3000).apply(mean)
 
-    The time per element does not depend on the window. `add` gets each observation of a window in order, and `remove`
-    the oldest one; NaN and infinity are left out. Sums that subtract lose digits: the state is made anew after at least
-    16,384 outputs. With `merge(const Window& b)`, which appends the state b of the elements that follow, nothing is
-    removed. It is compiled at its first use, with g++, for tensors on the CPU.
+    The time per element does not depend on the window (on a GPU, up to some thousand elements). `add` gets each
+    observation of a window in order, and `remove` the oldest one; NaN and infinity are left out. Sums that subtract
+    lose digits: the state is made anew after at least 16,384 outputs. With `merge(const Window& b)`, which appends the
+    state b of the elements that follow, nothing is removed. It is compiled at its first use, with g++ for the CPU and
+    with nvcc for CUDA; there, further functions of the struct have to be constexpr.
     """
 
     members: str
@@ -276,9 +302,19 @@ class WindowState:
     def _on_cpu(self) -> Any:
         return _load_for_cpu(self.name, _STATE.replace("BODY", self.members))
 
-    def _segment(self, length: int) -> int:
+    @property
+    def _cuda_source(self) -> str:
+        return _STATE.replace("BODY", _MEMBER.sub(r"NNUE_HERE \1", self.members)) + _CUDA
+
+    @functools.cached_property
+    def _on_cuda(self) -> Any:
+        return _load_for_cuda(self.name, self._cuda_source, _WHAT)
+
+    def _segment(self, length: int, on_cuda: int | None) -> int:
+        """The outputs that follow one state. `on_cuda`: all outputs, shared by many threads; None for the CPU."""
         merges = re.search(r"\bmerge\b", self.members) is not None
-        return max(length, 1) if merges else max(4 * length, 1 << 14)
+        most = max(length, 1) if merges else max(4 * length, 1 << 14)
+        return most if on_cuda is None else min(most, max(on_cuda >> 16, 64))
 
 
 def _load_for_cpu(name: str, source: str) -> Any:
@@ -318,17 +354,18 @@ def apply(
         raise ValueError(
             f"rolling: apply: found {type(function).__name__}, expected a function, a WindowFunction or a WindowState"
         )
-    if not isinstance(function, WindowFunction) and x.device.type != "cpu":
-        kind = "WindowState" if isinstance(function, WindowState) else "Python function"
-        raise ValueError(f"rolling: apply: found a tensor on {x.device}, expected one on the CPU for a {kind}")
     if not isinstance(function, WindowFunction | WindowState):
+        if x.device.type != "cpu":
+            raise ValueError(
+                f"rolling: apply: found a tensor on {x.device}, expected one on the CPU for a Python function"
+            )
         _apply_python(function, x, out, first, length, min_periods)
         return out
     n = x.shape[-1]
     low, high = max(first, -n), min(first + length, n)
     span = max(high - low, 0)
-    segment = min(function._segment(span), n)
-    job = _Job(x.data_ptr(), out.data_ptr(), x.numel() // n, n, low, span, min_periods, segment)
+    segment = min(function._segment(span, x.numel() if x.is_cuda else None), n)
+    job = _Job(x.data_ptr(), out.data_ptr(), None, x.numel() // n, n, low, span, min_periods, segment)
     entry = "apply_float" if x.dtype == torch.float32 else "apply_double"
     if x.device.type == "cpu":
         call = getattr(function._on_cpu, entry)
@@ -341,8 +378,14 @@ def apply(
 
         whole = isinstance(function, WindowFunction)
         _in_threads(part, x.numel() // n * -(-n // segment), max(span, 1) if whole else segment + span)
-    elif isinstance(function, WindowFunction) and x.device.type == "cuda":
-        call = getattr(function._on_cuda, entry)
+    elif x.device.type == "cuda":
+        library = function._on_cuda
+        library.bytes.restype = ctypes.c_int64
+        space = torch.empty(
+            library.bytes() * x.numel() // n * -(-n // segment) * segment, dtype=torch.uint8, device=x.device
+        )
+        job.space = space.data_ptr()
+        call = getattr(library, entry)
         call.argtypes, call.restype = [ctypes.POINTER(_Job), ctypes.c_void_p], ctypes.c_char_p
         with torch.cuda.device(x.device):
             error = call(job, torch.cuda.current_stream().cuda_stream)

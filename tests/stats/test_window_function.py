@@ -122,6 +122,20 @@ def test_a_state_that_subtracts_recovers() -> None:
 
 @pytest.mark.compiler
 @pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_states_on_cuda(dtype: torch.dtype) -> None:
+    """The segments of a GPU are others than those of the CPU."""
+    x = values(2, 70_000).to(dtype)
+    x[1, 7] = math.inf
+    for window, least, center in ((0, 0, False), (1, 1, False), (7, 3, True), (300, 1, False), (3000, 5, True)):
+        here, there = (stats.rolling(each, window, least, center) for each in (x, x.cuda()))
+        torch.testing.assert_close(there.apply(ENDS).cpu(), here.apply(ENDS), rtol=0, atol=0, equal_nan=True)
+        if least:
+            torch.testing.assert_close(there.apply(MEAN).cpu(), here.mean(), equal_nan=True)
+
+
+@pytest.mark.compiler
+@pytest.mark.cuda
 def test_compiled_for_cuda() -> None:
     x = values(3, 5000)
     found = stats.rolling(x.cuda(), 30, 2).apply(SPREAD).cpu()
@@ -130,19 +144,19 @@ def test_compiled_for_cuda() -> None:
         stats.rolling(x.cuda(), 30).apply(np.mean)
 
 
-def library_for_cuda(function: WindowFunction) -> Path:
+def library_for_cuda(function: WindowFunction | WindowState) -> Path:
     """Compiled by nvcc, where there is one. Whether it runs as well can only be seen on a GPU."""
     try:
         nvcc = compile_once.find_nvcc("tests")
     except UserError as error:
         require(str(error))
-    source = window_function._SOURCE.replace("BODY", function.body) + window_function._CUDA
     flags = [*window_function._CUDA_FLAGS, "-arch=sm_80"]
-    return compile_once.library_of(function.name, "tests", source, ".cu", nvcc, flags)
+    return compile_once.library_of(function.name, "tests", function._cuda_source, ".cu", nvcc, flags)
 
 
-def test_the_cuda_source_is_compiled_by_nvcc() -> None:
-    assert library_for_cuda(SPREAD).is_file()
+@pytest.mark.parametrize("function", [SPREAD, MEAN, ENDS], ids=["function", "state", "merged state"])
+def test_the_cuda_source_is_compiled_by_nvcc(function: WindowFunction | WindowState) -> None:
+    assert library_for_cuda(function).is_file()
 
 
 NO_RETURN = ("double x = w[0];", "if (w.size() > 2) return w[0];")
