@@ -21,6 +21,7 @@ from nnue_trainer.base.progress import (
     Part,
     TrainingProgress,
     Unfailing,
+    counted,
     duration,
     positions,
     progress_bar,
@@ -82,6 +83,8 @@ def test_numbers_are_short():
         *["0", "950", "1.00 k", "12.3 k", "4.50 M", "3.00 G", "10,000 T"]
     ]
     assert [size(n) for n in (10, 1e6, 3 << 30)] == ["10 B", "977 KiB", "3.00 GiB"]
+    assert [size(n << 10) for n in (999, 1000, 1010, 1023)] == ["999 KiB", "1,000 KiB", "1,010 KiB", "1,023 KiB"]
+    assert [counted(n, "chunk") for n in (0, 1, 2000)] == ["0 chunks", "1 chunk", "2,000 chunks"]
 
 
 @pytest.fixture

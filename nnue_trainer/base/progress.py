@@ -99,9 +99,18 @@ def size(number: float) -> str:
 def _scaled(number: float, step: int, units: Sequence[str]) -> str:
     for unit in units[:-1]:
         if number < step * 0.9995:
-            return f"{number:#.3g}".rstrip(".") + unit if unit != units[0] else f"{number:.0f}{unit}"
+            return (f"{number:.0f}" if unit == units[0] else _in_three_figures(number)) + unit
         number /= step
-    return (f"{number:#.3g}".rstrip(".") if number < 999.5 else f"{number:,.0f}") + units[-1]
+    return _in_three_figures(number) + units[-1]
+
+
+def _in_three_figures(number: float) -> str:
+    return f"{number:#.3g}".rstrip(".") if number < 999.5 else f"{number:,.0f}"
+
+
+def counted(number: int, noun: str) -> str:
+    """A number of things: 1 file, 2,000 files."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 class Unfailing:

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from nnue_trainer.base.progress import progress_bar, size
+from nnue_trainer.base.progress import counted, progress_bar, size
 from nnue_trainer.base.status import CONTRADICTORY
 from nnue_trainer.cli import plugins
 from nnue_trainer.cli.data_tools import (
@@ -32,7 +32,7 @@ from nnue_trainer.cli.notes import note
 from nnue_trainer.cli.outputs import AsJson, Overwrite
 from nnue_trainer.cli.pictures import Html, Png, check_one_for_pictures, check_pictures, present
 from nnue_trainer.cli.plugins import Plugins
-from nnue_trainer.errors import shown
+from nnue_trainer.errors import UserError, shown
 
 app = typer.Typer(cls=Group, no_args_is_help=True, help="Inspect, check and make training data.")
 
@@ -206,13 +206,16 @@ def index(
     with progress_bar("indexing", "files") as progress:
         done = write(files, beside=not cache, again=again, progress=progress)
     listed = f"{done.listed:,} of them listed now" if done.listed else "all of them were listed already"
-    print(f"{done.files:,} files, {done.chunks:,} chunks, {size(done.bytes)}; {listed}")
+    print(f"{counted(done.files, 'file')}, {counted(done.chunks, 'chunk')}, {size(done.bytes)}; {listed}")
     for path in done.written:
         print(f"  {shown(path)}")
     for name, why in done.without:
         print(f"  {shown(name)}: without an index: {shown(why)}")
-    if done.files and not done.written:
-        note("the index could not be written, neither beside the data nor in the cache folder")
+    if done.unwritten:
+        raise UserError(
+            f"{done.unwritten[0] or '.'}: the index cannot be written, neither beside the data nor in the cache folder "
+            "($XDG_CACHE_HOME or ~/.cache)"
+        )
 
 
 # long: typer makes an option from each parameter

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 import typer
 
 from nnue_trainer import _data
-from nnue_trainer.base.progress import progress_bar
+from nnue_trainer.base.progress import counted, progress_bar
 from nnue_trainer.cli import plugins
 from nnue_trainer.cli.notes import note
 from nnue_trainer.cli.outputs import Overwrite
@@ -358,7 +358,7 @@ def interleave(
         chunks, size = run(
             inputs, output, seed=seed, weights=weight or (), overwrite=overwrite, progress=progress, note=note, **scores
         )
-    print(f"{shown(output)}: {chunks:,} chunks, {size:,} bytes")
+    print(f"{shown(output)}: {counted(chunks, 'chunk')}, {size:,} bytes")
 
 
 def dedup(

@@ -78,7 +78,8 @@ class Source(NamedTuple):
 
 class Summary(NamedTuple):
     """The result of `write`: the files that have an entry now, their chunks and bytes, and how many of them were listed
-    for it; the files without an entry, with the reason; and the index files."""
+    for it; the files without an entry, with the reason; the index files; and the folders for which none can be
+    written."""
 
     files: int
     chunks: int
@@ -86,6 +87,7 @@ class Summary(NamedTuple):
     listed: int
     without: list[tuple[str, str]]
     written: list[Path]
+    unwritten: list[str]
 
 
 # ---- the file of a folder -------------------------------------------------------------------------------------------
@@ -221,7 +223,7 @@ def write(
             continue
         chunks += _data.DataFile(source.file, False, layout=source.layout).num_chunks
         size += source.file.size
-    return Summary(len(paths) - len(without), chunks, size, opening.listed, without, opening.written)
+    return Summary(len(paths) - len(without), chunks, size, opening.listed, without, opening.written, opening.unwritten)
 
 
 def _why_not(source: Source) -> str:
@@ -255,6 +257,8 @@ class _Opening:
         """files whose chunks were listed"""
         self.written: list[Path] = []
         """the index files"""
+        self.unwritten: list[str] = []
+        """the folders for which no index can be written"""
 
     def run(self) -> list[Source | UserError]:
         found = in_parallel(lambda path, _: self._look(path), self._paths, self._poll)
@@ -293,8 +297,12 @@ class _Opening:
     def _save(self, fresh: dict[str, dict[str, Entry]]) -> None:
         for folder, entries in fresh.items():
             known = self._known[folder] if self._beside else {}
-            if (known or entries) and (path := _save(folder, known | entries, self._beside)):
-                self.written.append(path)
+            if known or entries:
+                path = _save(folder, known | entries, self._beside)
+                if path is None:
+                    self.unwritten.append(folder)
+                else:
+                    self.written.append(path)
 
     def _look(self, path: str) -> Source | UserError:
         folder, name = os.path.split(path)

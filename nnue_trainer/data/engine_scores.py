@@ -21,11 +21,21 @@ from nnue_trainer import _data
 from nnue_trainer.base.arrays import Records
 from nnue_trainer.data import fields
 from nnue_trainer.data.fields import NO_SCORE
-from nnue_trainer.data.files import Block, PositionWriter, Progress, StrPath, check_no_pipe, format_for, read_files
+from nnue_trainer.data.files import (
+    Block,
+    Part,
+    PositionWriter,
+    Progress,
+    StrPath,
+    check_no_pipe,
+    format_for,
+    read_files,
+)
 from nnue_trainer.data.generate import ScoreCheck, internal_score, score_scale, unscored_note
 from nnue_trainer.data.journal import Journal
 from nnue_trainer.data.opened import identities
 from nnue_trainer.data.reading import MOST_PAWN, Reading, ReadingOptions
+from nnue_trainer.data.room import check_rewritten
 from nnue_trainer.data.transform import Report, check_outputs
 from nnue_trainer.engines.pool import in_order
 from nnue_trainer.engines.uci import Engine
@@ -94,6 +104,7 @@ def rescore_by_engine(
     begin, end = (
         min(total, units_in_all * i // scoring.part[1] * UNIT) for i in (scoring.part[0] - 1, scoring.part[0])
     )
+    check_rewritten(inputs, output, format, part=Part(*scoring.part), **scores)
     engines: list[Engine] = []
     try:
         settings = {"Hash": str(scoring.hash_mb)} | dict(scoring.options or {})

@@ -11,6 +11,7 @@ import numpy as np
 
 from nnue_trainer import _data
 from nnue_trainer.base.arrays import Records
+from nnue_trainer.base.progress import counted
 from nnue_trainer.data.files import Progress, StrPath
 from nnue_trainer.data.many_files import FileBlocks, read_blocks
 from nnue_trainer.data.reading import ReadingOptions
@@ -142,7 +143,8 @@ def page(info: FileInfo) -> Page:
         king_map("black king, %", s.black_king_squares),
     ]
     packed = f", {info.compression}-compressed" if info.compression else ""
-    chains = f"{info.chunks:,} chunks, {info.chains:,} chains ({info.single_position_chains:,} of one position), "
+    chains = f"{counted(info.chunks, 'chunk')}, {counted(info.chains, 'chain')} "
+    chains += f"({info.single_position_chains:,} of one position), "
     return Page(
         shown(Path(info.path).name),
         f"{n:,} positions",

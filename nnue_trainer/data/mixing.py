@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from nnue_trainer import _data
 from nnue_trainer.base.arrays import Records
-from nnue_trainer.base.progress import size
+from nnue_trainer.base.progress import counted, size
 from nnue_trainer.data import fields
 from nnue_trainer.data.filters import Filters
 from nnue_trainer.data.opened import OpenedFile
@@ -54,7 +54,7 @@ class Mixing(NamedTuple):
 def _chunks(number: float) -> str:
     if number < 1:
         return "less than a chunk"
-    return f"{number:,.0f} chunk{'s' * (round(number) != 1)}"
+    return counted(round(number), "chunk")
 
 
 def mixing_of(

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Unpack
 
 from nnue_trainer.base.progress import size as in_words
-from nnue_trainer.data.files import PositionReader, PositionWriter, is_pipe
+from nnue_trainer.data.files import WHOLE, Part, PositionReader, PositionWriter, is_pipe
+from nnue_trainer.data.filters import Filters
 from nnue_trainer.data.formats import DataFormat
 from nnue_trainer.data.reading import ReadingOptions
 from nnue_trainer.errors import UserError
@@ -45,13 +46,16 @@ def check_rewritten(
     source: str | None = None,
     join_chains: bool = True,
     waiting: tuple[Path, int] | None = None,
+    part: Part = WHOLE,
+    filters: Filters | None = None,
     **scores: Unpack[ReadingOptions],
 ) -> None:
-    """`check_room` for all positions of `inputs` in a format, estimated from the first ones of the largest input.
-    `waiting`: the folder where positions of a shuffle wait, and how many have room in memory."""
-    if any(map(is_pipe, inputs)) or not all(Path(path).exists() for path in inputs):
+    """`check_room` for all positions of `inputs`, or of a part of them, in a format, estimated from the first ones of
+    the largest input. `waiting`: the folder where positions of a shuffle wait, and how many have room in memory.
+    `filters`: only positions that pass; with filters in Python nothing is estimated."""
+    if any(map(is_pipe, inputs)) or not all(Path(path).exists() for path in inputs) or (filters and filters.extra):
         return
-    total = sum(Path(path).stat().st_size for path in inputs)
+    total = sum(Path(path).stat().st_size for path in inputs) // part.of
     folder = Path(output).absolute().parent
     if min(map(free_space, [folder, *([waiting[0]] if waiting else [])])) > _LARGEST * total:
         return
@@ -60,7 +64,7 @@ def check_rewritten(
         UserError, OSError, ZeroDivisionError
     ):  # the work itself reports what is wrong with the inputs
         bytes_of_all, positions = _estimate(
-            max(inputs, key=lambda path: Path(path).stat().st_size), total, format, source, join_chains, scores
+            max(inputs, key=lambda path: Path(path).stat().st_size), total, format, source, join_chains, filters, scores
         )
         needs[folder] = _SHARE * bytes_of_all
         if waiting is not None:
@@ -70,9 +74,16 @@ def check_rewritten(
 
 
 def _estimate(
-    path: StrPath, total: int, format: DataFormat, source: str | None, join_chains: bool, scores: ReadingOptions
+    path: StrPath,
+    total: int,
+    format: DataFormat,
+    source: str | None,
+    join_chains: bool,
+    filters: Filters | None,
+    scores: ReadingOptions,
 ) -> tuple[float, float]:
     """Bytes and positions of an output made of `total` bytes like those of `path`."""
+    carried = list[float]()
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "sample"
         with (
@@ -80,7 +91,10 @@ def _estimate(
             PositionWriter(copy, format, join_chains=join_chains, chess960="drop-rights") as writer,
         ):
             done = count = 0
-            for records in reader:
+            for number, block in enumerate(reader.blocks()):
+                records = block.records
+                if filters:
+                    records = records[filters.mask(records, number, carried, block.spare)[0]]
                 writer.write(records)
                 if reader.done > max(done, _HEADER):  # the positions so far come from these bytes
                     done, count = reader.done, writer.positions

@@ -6,6 +6,7 @@ done and bytes in all.
 
 from __future__ import annotations
 
+import math
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,6 +29,7 @@ from nnue_trainer.data.files import (
     Progress,
     StrPath,
     check_no_pipe,
+    chunks_of,
     format_for,
     is_pipe,
     original_size,
@@ -44,6 +46,7 @@ from nnue_trainer.errors import UserError
 from nnue_trainer.files.atomic import check_new, replacing
 
 _MEMORY_PER_POSITION = 55  # bytes of a shuffle
+_FEW_CHUNKS = 16
 _OF_WHOLE_STREAMS = ("random_skip", "soft_ply", "wdl", "wdl_material", "placeholder_zero", "piece_counts")
 """filters whose decisions depend on the place of a position in the input"""
 
@@ -141,7 +144,8 @@ def convert(
     **scores: Unpack[ReadingOptions],
 ) -> Report:
     """Writes all positions of `inputs`, or of a part of their chunks, one file after the other, in the format `to`
-    (None: the one of `output`'s suffix).
+    (None: the one of `output`'s suffix). A binpack made of binpacks in which all chains have one position, as in
+    shuffled ones, has such chains, too; so the parts of any tool give the bytes of the whole.
 
     `source`: the format of the inputs, None to find out. `fen`: how castling rights are written where there are FENs.
     `scores`, here and in the other tools: how scores and results are read (`data.reading`).
@@ -149,7 +153,6 @@ def convert(
     reading = Reading(**scores)
     format = format_for(output, to)
     check_outputs(inputs, [output], overwrite)
-    report = Report()
     if not skip_bad and part.is_whole and original_size(format.kind) and not any(map(is_pipe, inputs)):
         found, changed = [], False
         for path in inputs:
@@ -159,18 +162,43 @@ def convert(
         if set(found) == {format.kind} and not changed:
             check_room(output, {Path(output).absolute().parent: sum(Path(path).stat().st_size for path in inputs)})
             return _copy(inputs, output, format, overwrite, progress, scores)
-    if part.is_whole:
-        check_rewritten(inputs, output, format, source=source, **scores)
-    with PositionWriter(output, format, chess960=chess960, fen=fen) as writer:
-        for reader, blocks in read_files(
-            inputs, format=source, skip_bad=skip_bad, progress=progress, part=part, **scores
-        ):
-            for block in blocks:
-                writer.write_block(block)
-            report.add_reader(reader)
-        report.add_writer(writer, may_be_empty=not part.is_whole)
-        check_all_new([output], overwrite)
-    return report
+
+    def rewritten(join_chains: bool) -> Report:
+        report = Report()
+        with PositionWriter(output, format, join_chains=join_chains, chess960=chess960, fen=fen) as writer:
+            for reader, blocks in read_files(
+                inputs, format=source, skip_bad=skip_bad, progress=progress, part=part, **scores
+            ):
+                for block in blocks:
+                    if not join_chains and reader.chains > reader.single_chains:
+                        raise _LongChain
+                    writer.write_block(block)
+                report.add_reader(reader)
+            report.add_writer(writer, may_be_empty=not part.is_whole)
+            check_all_new([output], overwrite)
+        return report
+
+    join_chains = format.kind != "binpack" or not all(_begins_with_single_chains(path, source) for path in inputs)
+    check_rewritten(inputs, output, format, source=source, join_chains=join_chains, part=part, **scores)
+    try:
+        return rewritten(join_chains)
+    except _LongChain:  # rare: the beginnings of the files have none
+        return rewritten(join_chains=True)
+
+
+class _LongChain(Exception):
+    """A chain has more than one position."""
+
+
+def _begins_with_single_chains(path: StrPath, source: str | None) -> bool:
+    """Whether the first positions of a binpack are chains of one position each; True for an empty file."""
+    if is_pipe(path) or not Path(path).is_file():
+        return False
+    if not Path(path).stat().st_size:
+        return True
+    with PositionReader(path, format=source, skip_bad=True) as reader:
+        next(reader.blocks(), None)
+        return reader.format == "binpack" and reader.chains == reader.single_chains
 
 
 def _copy(
@@ -226,6 +254,7 @@ def filter_positions(
             f"--part: the filter {whole_only[0]} depends on the positions before, so parts would not be those of the "
             "whole: use it without --part, or in the training (data.filters)"
         )
+    check_rewritten(inputs, output, format, part=part, filters=filters, **scores)
     report, dropped = Report(), Counter[str]()
     with PositionWriter(output, format, chess960=chess960) as writer:
         for block, counts in filtered(
@@ -302,11 +331,10 @@ def shuffle(
     check_outputs(inputs, [output], overwrite)
     folder = Path(temporary) if temporary is not None else Path(output).absolute().parent
     room = memory // _MEMORY_PER_POSITION
-    if part.is_whole:
-        waiting = (folder.absolute(), room)
-        check_rewritten(inputs, output, format, join_chains=by_game, waiting=waiting, **scores)
-    kept = original_size(format.kind)
     part.range(0)
+    waiting = (folder.absolute(), room)
+    check_rewritten(inputs, output, format, join_chains=by_game, waiting=waiting, part=part, **scores)
+    kept = original_size(format.kind)
     buffer = _data.ExternalShuffle(seed, memory, os.fsencode(folder), kept, by_game, part.number - 1, part.of)
     report = Report()
     # The output is opened first, so that a place that cannot be written to shows before hours of reading.
@@ -370,7 +398,13 @@ def interleave(
         if note:
             note(line)
     copies = list(weights) or [1.0] * len(inputs)
-    size = sum(weight * Path(path).stat().st_size for weight, path in zip(copies, inputs, strict=True))
+    drawn = [_chunks_to_draw(path, weight) for path, weight in zip(inputs, copies, strict=True)]
+    for path, weight, (count, _) in zip(inputs, copies, drawn, strict=True):
+        if weight and not count and note:
+            note(f"{path}: a weight of {weight:g} leaves none of its chunks")
+    if not any(count for count, _ in drawn):
+        raise UserError(f"{output}: no chunk to write: the inputs or their weights leave none; use larger weights")
+    size = sum(size for _, size in drawn)
     check_room(output, {Path(output).absolute().parent: (2 if changed else 1) * size})
     done = chunks = 0
 
@@ -394,6 +428,20 @@ def interleave(
             mix(file.fd)
         check_all_new([output], overwrite)
     return chunks, Path(output).stat().st_size
+
+
+def _chunks_to_draw(path: StrPath, weight: float) -> tuple[int, float]:
+    """How many chunks of a file are drawn with a weight, and about how many bytes they have; exactly how many in a file
+    of few chunks."""
+    chunks = chunks_of(path)
+    if chunks is None or not chunks.end:
+        return 0, 0.0
+    count = math.floor(weight * chunks.end + 0.5)
+    passes, rest = divmod(count, chunks.end)
+    of_rest = chunks.file.size * rest / chunks.end
+    if rest <= _FEW_CHUNKS:
+        of_rest = sum(len(chunks.file.read_chunk(chunk)) for chunk in range(rest))
+    return count, passes * chunks.file.size + of_rest
 
 
 def _beginning(path: StrPath) -> Sample:

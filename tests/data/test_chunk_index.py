@@ -191,11 +191,11 @@ def test_where_an_index_is_kept(data: Path, cache: Path, monkeypatch: pytest.Mon
     assert len(numbers(path)) == 6000
 
 
-def test_the_command(data: Path, cache: Path) -> None:
+def test_the_command(data: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     packed = write(data / "y.binpack.zst", compress((data / "x.binpack").read_bytes()))
     index = data / chunk_index.BESIDE
     first = nnue("data", "index", data)
-    assert first.startswith("1 files, 40 chunks, ")
+    assert first.startswith("1 file, 40 chunks, ")
     assert "; 1 of them listed now\n" in first
     assert f"  {index}\n  {packed}: without an index: compressed with zstd" in first
     assert "all of them were listed already" in nnue("data", "index", data)
@@ -203,7 +203,15 @@ def test_the_command(data: Path, cache: Path) -> None:
     index.unlink()
     nnue("data", "index", "--cache", data)
     assert not index.exists()
-    assert list(cache.iterdir())
+    for path in cache.iterdir():
+        path.unlink()
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(chunk_index, "write_index", refuse)
+    with pytest.raises(UserError, match="the index cannot be written, neither beside the data nor in the cache folder"):
+        nnue("data", "index", "--again", data)
 
 
 def test_a_young_file_gets_no_entry_until_it_has_settled(data: Path, cache: Path) -> None:

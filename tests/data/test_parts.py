@@ -1,5 +1,6 @@
 """Parts of data tools, which together are the whole, and shuffles that keep games."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 
 from nnue_trainer.cli.engine_options import part_of
 from nnue_trainer.data.binpack import read_binpack
-from nnue_trainer.data.files import Part
+from nnue_trainer.data.files import Part, PositionWriter
 from nnue_trainer.data.filters import Filters
 from nnue_trainer.data.mixing import game_lengths
 from nnue_trainer.data.transform import convert, filter_positions, shuffle
@@ -44,12 +45,51 @@ def test_parts_are_the_whole(tmp_path: Path, inputs: list[Path], tool: str, suff
     counts = [make(path, Part(i + 1, N)) for i, path in enumerate(parts)]
     assert sum(counts) == positions
     assert min(counts) > 0
-    joined, again = tmp_path / f"joined.{suffix}", tmp_path / f"again.{suffix}"
+    joined = tmp_path / f"joined.{suffix}"
     convert(parts, joined)
-    convert([whole], again)
-    assert joined.read_bytes() == again.read_bytes()
-    if not (tool == "shuffle" and suffix == "binpack"):  # single positions, which convert may join
-        assert joined.read_bytes() == whole.read_bytes()
+    assert joined.read_bytes() == whole.read_bytes()
+
+
+@pytest.mark.parametrize("source", ["binpack", "shuffled.binpack", "txt"])
+@pytest.mark.parametrize("count", [4000, 5])
+def test_parts_are_the_whole_for_any_seed(tmp_path: Path, source: str, count: int) -> None:
+    """Where neighbours follow each other by chance, where chunks end within a game, and where parts are empty."""
+    few = tmp_path / f"few.{source}"
+    with PositionWriter(tmp_path / "few.binpack") as writer:
+        writer.write(read_binpack("samples/val.binpack")[:count])
+    if source != "binpack":
+        (shuffle if source.startswith("shuffled") else convert)([tmp_path / "few.binpack"], few)
+    of = 7 if count == 5 else N
+
+    def check(name: str, make: Callable[[Path, Part], object]) -> None:
+        folder = tmp_path / name
+        folder.mkdir()
+        parts = [folder / f"{i}.binpack" for i in range(of)]
+        make(folder / "whole.binpack", Part())
+        for i, path in enumerate(parts):
+            make(path, Part(i + 1, of))
+        convert(parts, folder / "joined.binpack")
+        assert (folder / "joined.binpack").read_bytes() == (folder / "whole.binpack").read_bytes(), name
+
+    def shuffled(seed: int, *, by_game: bool) -> Callable[[Path, Part], object]:
+        return lambda out, part: shuffle([few], out, seed=seed, by_game=by_game, part=part)
+
+    check("convert", lambda out, part: convert([few, few], out, part=part))
+    for seed in range(6):
+        check(f"shuffle {seed}", shuffled(seed, by_game=False))
+    if count > 5:
+        check("filter", lambda out, part: filter_positions([few, few], out, Filters(quiet=True), part=part))
+        for seed in range(3):
+            check(f"by game {seed}", shuffled(seed, by_game=True))
+
+
+def test_a_file_that_only_begins_with_single_chains_keeps_the_others_joined(tmp_path: Path) -> None:
+    shuffle(["samples/train.binpack"], tmp_path / "single.binpack")
+    mixed = tmp_path / "mixed.binpack"
+    mixed.write_bytes((tmp_path / "single.binpack").read_bytes() * 5 + Path("samples/val.binpack").read_bytes())
+    convert([mixed], tmp_path / "out.binpack")
+    assert np.array_equal(read_binpack(tmp_path / "out.binpack"), read_binpack(mixed))
+    assert (tmp_path / "out.binpack").stat().st_size < mixed.stat().st_size  # neighbours that follow by chance, too
 
 
 def test_a_shuffle_by_game_keeps_chains(tmp_path: Path, inputs: list[Path]) -> None:

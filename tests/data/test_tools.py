@@ -525,6 +525,11 @@ def test_en_passant_squares_are_checked(tmp_path: Path) -> None:
         ("shuffle {} {out}/x.binpack", 100, True),
         ("interleave {} {} {out}/x.binpack", 1.9, False),
         ("interleave {} {} {out}/x.binpack", 2.1, True),
+        ("interleave {} {out}/x.binpack --weight 0.5", 0.9, False),  # of one chunk, which is not divided
+        ("interleave {} {out}/x.binpack --weight 1.4", 1.1, True),
+        ("filter {} {out}/x.plain --min-ply 1", 20, False),
+        ("filter {} {out}/x.plain --min-ply 1 --part 1/1", 20, False),
+        ("filter {} {out}/x.plain --min-pieces 32", 20, True),
     ],
 )
 def test_an_output_that_will_not_fit_is_refused(
