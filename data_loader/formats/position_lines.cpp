@@ -144,8 +144,19 @@ void set_counters(Position& p, const std::vector<Operation>& operations) {
     }
 }
 
+// Refuses a number behind the position that is not a counter, such as "-4".
+void check_counters(std::string_view position, std::string_view rest) {
+    rest = trimmed(rest);
+    const std::string_view word = rest.substr(0, rest.find_first_of(" \t;"));
+    if (word.empty() || fields_of(position) == 6 || is_clear_result(word)) return;
+    if (looks_like_value(word) || static_cast<unsigned char>(word[0]) >= 0x80) {
+        throw FormatError("counter " + quoted(word) + ", expected a whole number from 0, or an operation with a name");
+    }
+}
+
 Entry decode_epd(std::string_view line, const PawnUnit& pawn) {
     const std::string_view position = position_of(line);
+    check_counters(position, line.substr(position.size()));
     const std::vector<Operation> operations = operations_of(line.substr(position.size()));
     Entry e;
     e.position = parse_fen(position);
@@ -246,7 +257,10 @@ Entry decode_listed(std::string_view line) {
     e.score = kScoreNone;
     try {
         e.position = parse_fen(text);
-        if (line_form(line) == LineForm::kEpd) set_counters(e.position, operations_of(rest));
+        if (line_form(line) == LineForm::kEpd) {
+            check_counters(text, rest);
+            set_counters(e.position, operations_of(rest));
+        }
     } catch (const FormatError& error) {
         throw FormatError("FEN " + quoted(line) + ": " + error.what());
     }

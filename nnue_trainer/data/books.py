@@ -30,6 +30,7 @@ _MAX_SAMPLED = 1 << 24  # positions that are read from a data file
 _DRAWN_PLIES = (8, 40)
 _DRAWN_SCORE = 300  # internal units
 _CHUNK = 4096
+_ILLEGAL = "the side that has just moved is in check"  # as the validator names it
 
 
 class Opening(NamedTuple):
@@ -59,8 +60,8 @@ class Book:
     """The openings of a file, in its order: `plies` half-moves of each game in PGN, or every position of a list. From a
     data file, `count` positions are drawn by `seed`.
 
-    UserError, naming file and line, for an opening that cannot be read, for one with castling rights of Chess960 unless
-    `chess960` is set, and for a file without openings.
+    UserError, naming file and line, for an opening that cannot be read, for one in which the king could be taken, for
+    one with castling rights of Chess960 unless `chess960` is set, and for a file without openings.
     """
 
     def __init__(self, path: StrPath, *, plies: int, chess960: bool, seed: int, count: int) -> None:
@@ -80,8 +81,10 @@ class Book:
             self._records = _drawn(self.path, seed, count)
         if not len(self):
             raise UserError(f"{path}: no openings")
+        records = _data.records_from_fens(self.fens()) if self._games else self._records.copy()
+        self._check_kings(records)
         if not chess960:
-            self._check_castling()
+            self._check_castling(records)
 
     def __len__(self) -> int:
         return len(self._games) or len(self._records)
@@ -117,8 +120,16 @@ class Book:
                 digest.update(block[:size])
         return digest.hexdigest()
 
-    def _check_castling(self) -> None:
-        records = _data.records_from_fens(self.fens()) if self._games else self._records.copy()
+    def _check_kings(self, records: Records) -> None:
+        validator = _data.Validator()
+        validator.add(records)
+        problems = {name: (count, first) for name, count, first in validator.problems}
+        count, first = problems[_ILLEGAL]
+        if count:
+            opening = self[first]
+            raise UserError(f"{opening.where}: {_ILLEGAL} in {quoted(opening.fen)}")
+
+    def _check_castling(self, records: Records) -> None:
         found, _ = _data.drop_chess960(records)
         if found.any():
             opening = self[int(np.argmax(found))]

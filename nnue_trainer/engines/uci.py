@@ -7,6 +7,8 @@ would become two lines are refused. The process and its children are ended and r
 
 from __future__ import annotations
 
+import functools
+import logging
 import math
 import os
 import re
@@ -23,6 +25,7 @@ from nnue_trainer.base import process_groups, system
 from nnue_trainer.base.closing import Closing
 from nnue_trainer.errors import UserError, quoted, shown
 
+_log = logging.getLogger(__name__)
 _LONGEST_LINE = 1 << 16  # bytes
 _LONGEST_ANSWER = 1 << 20  # bytes that are printed for a command whose answer is kept
 _LONGEST_SEARCH = 16 << 20  # bytes that are printed for one move
@@ -47,6 +50,11 @@ class EngineEnded(UserError):
         """The reason that Stockfish printed for its end; "" if it printed none."""
         reasons = (line.removeprefix(_REFUSAL) for line in self.lines if line.startswith(_REFUSAL))
         return shown(next(reasons, ""))
+
+
+@functools.cache
+def _warn_once(text: str) -> None:
+    _log.warning("%s", text)
 
 
 class Found(NamedTuple):
@@ -124,6 +132,9 @@ class Engine(Closing):
                 elif match := re.match(r"option name (.+?) type ", line):
                     self._options[match.group(1).lower()] = match.group(1)
             for name, value in (options or {}).items():
+                if name == "Hash" and "hash" not in self._options:  # UCI does not require it, and all commands set it
+                    _warn_once(f"engine {self._shown}: has no option 'Hash', so it chooses its memory itself")
+                    continue
                 self.set_option(name, value)
             self.ask("isready", "readyok", seconds=max(start_timeout, timeout))  # it may load a net
         except BaseException:

@@ -91,6 +91,7 @@ def test_views_are_stated(tmp_path: Path) -> None:
             f"line 2: 4 values in '{WHITE},35,0,5', expected 3, the number of names in",
         ),
         (f"fen,score,cp,result\n{WHITE},35,36,1.0", "line 2: two columns of one kind, 'score' and 'cp'"),
+        (f'{WHITE} 0 -4 c9 "1-0";', "line 1: counter '-4', expected a whole number from 0, or an operation"),
         (f'{WHITE} ce 2; ce 35; c9 "1-0";', "line 1: two different values of ce, 2 and 35"),
         (f'{WHITE} c9 "1-0"; c8 "0-1";', "line 1: two different results, the second '0-1'"),
         (f"fen,score,result\n{WHITE},0.35,1.0", "line 2: score '0.35', expected"),
@@ -172,9 +173,26 @@ def test_a_book_is_not_cut_off(tmp_path: Path) -> None:
     path.write_text(f"{WHITE}\n{WHITE} 0 1 moves e1g1\n")
     with pytest.raises(UserError, match=r"x.pgn: line 2: moves after a position in 'moves e1g1', expected"):
         book(path)
+    path.write_text(f"{WHITE} 0 -4\n")
+    with pytest.raises(UserError, match=r"line 1: FEN '.* 0 -4': counter '-4', expected a whole number from 0"):
+        book(path)
     path.write_text(f"{WHITE}\nnonsense\n")
     with pytest.raises(UserError, match=r"x.pgn: line 2: FEN 'nonsense': 1 fields, expected board"):
         book(path)
+
+
+@pytest.mark.parametrize("chess960", [False, True])
+def test_an_opening_in_which_the_king_could_be_taken(chess960: bool, tmp_path: Path) -> None:
+    """Engines would play on without their king, or end."""
+    path = tmp_path / "x"
+    illegal = "4k3/4R3/8/8/8/8/8/4K3 w - - 0 1"
+    for content, where in (
+        (f"{WHITE}\n{illegal}\n", "opening 2"),
+        (f'[Event "x"]\n[FEN "{illegal}"]\n\n1. Ra7 *\n', "game 1"),
+    ):
+        path.write_text(content)
+        with pytest.raises(UserError, match=rf"x: {where}: the side that has just moved is in check in '4k3/4R3/"):
+            book(path, chess960=chess960)
 
 
 def test_openings_of_chess960(tmp_path: Path) -> None:

@@ -162,6 +162,22 @@ def test_a_net_whose_path_holds_a_line_break(tmp_path: Path) -> None:
     assert heard.read_text().split() == ["uci", "isready"]
 
 
+def test_an_engine_without_a_hash_table(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """All commands set the size of the table, which UCI does not require."""
+    engine = tmp_path / "engine"
+    engine.write_text(
+        "#!/bin/sh\nwhile read -r line; do\ncase $line in\n"
+        "uci) echo id name x; echo uciok;;\nisready) echo readyok;;\nquit) exit;;\nesac\ndone\n"
+    )
+    engine.chmod(0o755)
+    for _ in range(2):
+        with Engine(str(engine), options={"Hash": "4"}) as one:
+            assert one.name == "x"
+    assert [record.message.split(": ")[1] for record in caplog.records] == [
+        "has no option 'Hash', so it chooses its memory itself"
+    ]
+
+
 def test_options_are_found_as_uci_spells_them(fake_engine: FakeEngine) -> None:
     with Engine(fake_engine()) as engine:
         engine.set_option("HASH", "4")
