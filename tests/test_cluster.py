@@ -186,6 +186,30 @@ def test_torchrun_by_hand_tells_that_nodes_are_missing(tmp_path: Path, backend: 
     assert said.startswith(expected)
 
 
+def test_torchrun_ends_with_a_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """In place of a traceback of 25 lines."""
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+    from torch.distributed.elastic.rendezvous.api import RendezvousTimeoutError
+
+    failed = [ChildFailedError("nnue", {2: ProcessFailure(0, 7, status, "<N/A>")}) for status in (75, -11)]
+    errors = [SignalException("", signal.SIGUSR1), *failed, RendezvousTimeoutError(), KeyError("else")]
+    for error in errors:
+        torchrun._print_end(type(error), error, None)
+    assert capsys.readouterr().err.splitlines() == [
+        "nnue: torchrun has ended its processes after SIGUSR1",
+        "nnue: torchrun has ended, as process 2 ended with exit status 75",
+        "nnue: torchrun has ended, as process 2 ended with signal 11",
+        "nnue: torchrun has ended, as not all nodes came in time (--rdzv-conf join_timeout=SECONDS)",
+        "KeyError: 'else'",
+    ]
+    monkeypatch.setattr(sys, "argv", ["/bin/torchrun", "-m", "nnue_trainer", "train"])
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    monkeypatch.setattr(torchrun, "_watched", True)
+    torchrun.handler()
+    assert sys.excepthook is torchrun._print_end
+
+
 def test_torchrun_of_other_programs_prints_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
     run = "/lib/torch/distributed/run.py"
     assert torchrun._starts_training([run, "--nnodes", "2", "-m", "nnue_trainer", "train", "x.yaml"])

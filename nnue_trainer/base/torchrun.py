@@ -1,4 +1,5 @@
-"""A line about missing nodes from torchrun, which starts no process, and prints nothing, before all nodes have joined.
+"""Lines of torchrun: one about missing nodes, as it starts no process, and prints nothing, before all have joined; and
+one in place of its traceback when it ends.
 
 torchrun loads `handler` through the entry point `torchrun.handlers`, whatever `--rdzv-backend` is.
 """
@@ -7,11 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from nnue_trainer.base import limits
@@ -29,6 +32,8 @@ def handler() -> Callable[[Any], Any]:
     if not _starts_training(sys.argv):
         return _c10d
     _note_start()
+    if "nnue_trainer" in sys.argv and os.environ.get("NNUE_TRACEBACK", "0") in ("", "0"):
+        sys.excepthook = _print_end
     if seconds and not _watched:
         _watched = True
         threading.Thread(target=_watch, args=(seconds, sys.argv), name="missing nodes", daemon=True).start()
@@ -41,6 +46,29 @@ def _note_start() -> None:
     if path:
         with contextlib.suppress(OSError), Path(path).open("x") as file:
             file.write(f"{STARTED}\n")
+
+
+def _print_end(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+    """An excepthook. The processes have printed why they ended."""
+    line = _end(error)
+    if line is None:
+        sys.__excepthook__(kind, error, traceback)
+    else:
+        print(f"nnue: torchrun {line}", file=sys.stderr, flush=True)
+
+
+def _end(error: Any) -> str | None:
+    """Why torchrun ends, in words; None for an error that only its traceback explains."""
+    name = type(error).__name__
+    if name == "SignalException":
+        return f"has ended its processes after {signal.Signals(error.sigval).name}"
+    if name == "ChildFailedError":
+        rank, failure = error.get_first_failure()
+        how = f"exit status {failure.exitcode}" if failure.exitcode >= 0 else f"signal {-failure.exitcode}"
+        return f"has ended, as process {rank} ended with {how}"
+    if name == "RendezvousTimeoutError":
+        return "has ended, as not all nodes came in time (--rdzv-conf join_timeout=SECONDS)"
+    return None
 
 
 def _c10d(parameters: Any) -> Any:
