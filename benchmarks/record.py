@@ -43,7 +43,7 @@ def make(recipe: str, changes: list[str], data: list[str], folder: Path, name: s
         began = time.monotonic()
         nnue("train", path, *RUN, *data, *changes, "--run-dir", folder / f"run-{name}", "--overwrite")
         trained = time.monotonic()
-        nnue("export", folder / f"run-{name}", net, "--overwrite")
+        nnue("export", folder / f"run-{name}", net, "--overwrite", "--any-l1")
         found = {
             "recipe": recipe,
             "changes": changes,

@@ -169,7 +169,7 @@ class TrainingConfig:
     """epochs between validations"""
     best_by: str = "loss"
     """the validation figure that selects `best`: loss, score_cross_entropy or result_cross_entropy (lowest),
-    result_accuracy or rank_correlation (highest); NAME/loss and so on: of a further set"""
+    result_accuracy, rank_correlation or even_rank_correlation (highest); NAME/loss and so on: of a further set"""
     checkpoint_every: int = Field(default=1, gt=0, le=2**20)
     """epochs between checkpoints; an epoch with a new best validation is saved as well"""
     checkpoint_minutes: float = Field(default=15, ge=0, le=2**20)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 
@@ -20,7 +21,7 @@ def alone(part: Tensor) -> Tensor:
 
 
 _MEANS = {"score_cross_entropy": "lowest", "result_cross_entropy": "lowest", "result_accuracy": "highest"}
-FIGURES = _MEANS | {"rank_correlation": "highest"}
+FIGURES = _MEANS | {"rank_correlation": "highest", "even_rank_correlation": "highest"}
 """the figures of `Figures`, and which value is the best"""
 _RANKED = 1 << 20  # positions that the rank correlation is of, at most
 
@@ -35,6 +36,7 @@ class Figures:
     | result_cross_entropy | of the net's expected points against the result (0, ½, 1), mean over all positions |
     | result_accuracy | share of the decided games in which the net is above 0 for the side that won |
     | rank_correlation | Spearman's, of the net's and the data's scores, over the first 1,048,576 scored positions |
+    | even_rank_correlation | the same over those of them whose score gives expected points between 1/3 and 2/3 |
     """
 
     def __init__(self, device: torch.device, scale: float):
@@ -76,10 +78,11 @@ class Figures:
         sums, counts = in_order(self._sums, of_all)
         found = {name: total / count for name, total, count in zip(_MEANS, sums[::2], sums[1::2], strict=True) if count}
         ranked = self._all_ranked([int(row[1]) for row in counts], of_all)
-        if ranked.shape[1] > 1:
-            correlation = torch.corrcoef(torch.stack([ranks(each) for each in ranked]))[0, 1].item()
-            if correlation == correlation:  # all of one value have no order
-                found["rank_correlation"] = correlation
+        even = ranked[1].abs() <= self._scale * math.log(2)
+        for name, part in (("rank_correlation", ranked), ("even_rank_correlation", ranked[:, even])):
+            correlation = spearman(*part)
+            if math.isfinite(correlation):
+                found[name] = correlation
         return found
 
     def _all_ranked(self, scored: list[int], of_all: OfAll) -> Tensor:
@@ -100,6 +103,13 @@ def in_order(sums: Sequence[Tensor], of_all: OfAll) -> tuple[list[float], list[l
     for row in rows:
         total += row
     return total.tolist(), rows.tolist()
+
+
+def spearman(a: Tensor, b: Tensor) -> float:
+    """Spearman's correlation of two tensors [n]; NaN if one of them has no order: all of one value, or n < 2."""
+    if len(a) < 2:
+        return math.nan
+    return torch.corrcoef(torch.stack([ranks(a), ranks(b)]))[0, 1].item()
 
 
 def ranks(values: Tensor) -> Tensor:

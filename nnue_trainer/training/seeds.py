@@ -24,11 +24,12 @@ from nnue_trainer.config.outline import outline
 from nnue_trainer.errors import UserError
 from nnue_trainer.files.atomic import replacing
 from nnue_trainer.training.assembly import left
+from nnue_trainer.training.figures import FIGURES
 from nnue_trainer.training.run import train
 from nnue_trainer.training.terminal import say
 
 _INTERRUPTED = (INTERRUPTED, PREEMPTED)
-_COMPARED = ("loss", "best", "score_cross_entropy", "result_cross_entropy", "result_accuracy", "rank_correlation")
+_COMPARED = ("loss", "best", *FIGURES)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from nnue_trainer import config
 from nnue_trainer.errors import UserError
 from nnue_trainer.files import checkpoint
 from nnue_trainer.training import figures as figures_module
-from nnue_trainer.training.figures import Figures, alone, in_order, ranks
+from nnue_trainer.training.figures import FIGURES, Figures, alone, in_order, ranks
 from nnue_trainer.training.validator import Validator
 
 
@@ -74,7 +74,7 @@ def test_processes_that_validate_some_of_the_batches_find_the_same_bits(size: in
         assert several == [found(0, 1, alone)] * size
     finally:
         figures_module._RANKED = before
-    assert len(several[0][1]) == 4
+    assert several[0][1].keys() == FIGURES.keys()
 
 
 def test_figures_by_hand() -> None:
@@ -100,6 +100,8 @@ def test_figures_by_hand() -> None:
     assert found["result_accuracy"] == 0.25
     # Ranks of 100, −50, 200, 10 are 3, 1, 4, 2; of 0, 30, 300, −20 are 2, 3, 4, 1: 1 − 6·6/(4·15).
     assert found["rank_correlation"] == pytest.approx(1 - 6 * (1 + 4 + 0 + 1) / (4 * 15), rel=1e-12)
+    # Only the scores 0, 30 and −20 are within ±100·ln 2: ranks of 100, −50, 10 are 3, 1, 2, of the scores 2, 3, 1.
+    assert found["even_rank_correlation"] == pytest.approx(1 - 6 * (1 + 4 + 1) / (3 * 8), rel=1e-12)
     assert Figures(torch.device("cpu"), 100.0).result() == {}
     assert ranks(torch.tensor([5.0, 1.0, 5.0, 2.0])).tolist() == [3.5, 1, 3.5, 2]
 
@@ -119,7 +121,7 @@ def test_figures_do_not_depend_on_what_a_run_is_trained_with(tmp_path: Path, rec
     )
     (one,), (other,) = validations(tmp_path / "a"), validations(tmp_path / "b")
     assert one["loss"] != other["loss"]
-    for name in ("score_cross_entropy", "result_cross_entropy", "result_accuracy", "rank_correlation"):
+    for name in FIGURES:
         assert one[name] == other[name]
 
 
