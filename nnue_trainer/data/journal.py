@@ -18,6 +18,7 @@ import json
 import os
 import stat
 import struct
+import sys
 import time
 import zlib
 from collections.abc import Iterator, Mapping
@@ -30,7 +31,8 @@ import numpy as np
 from nnue_trainer.base import system
 from nnue_trainer.base.arrays import Records
 from nnue_trainer.base.status import InUse
-from nnue_trainer.errors import UserError, quoted
+from nnue_trainer.errors import UserError, quoted, shown
+from nnue_trainer.files.lease import NO_LOCKS, Held, Lease
 
 VERSION = 2
 _ENTRY = struct.Struct("<4sIIII")
@@ -41,7 +43,8 @@ _SYNC_SECONDS = 1.0
 
 
 class Journal:
-    """The journal of one run, locked as long as it is open. Use it as a context.
+    """The journal of one run, locked as long as it is open, or with a lease where the file system has no locks. Use it
+    as a context.
 
     `header` is JSON data that states which run it belongs to. `games` and `positions` count what it holds, `cut` is how
     many bytes of a damaged tail were removed. UserError if another process has it open, if it belongs to another run
@@ -58,11 +61,16 @@ class Journal:
         self._seed = zlib.crc32(self._line)
         self._on_disk = 0  # games
         self._last_sync = time.monotonic()
-        self._file = self._open()
+        self._lease: Lease | None = None  # in place of the lock
         try:
-            self._go_on(replace_other)
+            self._file = self._open()
+            try:
+                self._go_on(replace_other)
+            except BaseException:
+                os.close(self._file)
+                raise
         except BaseException:
-            os.close(self._file)
+            self._release()
             raise
 
     def __enter__(self) -> Self:
@@ -82,6 +90,7 @@ class Journal:
                 raise
         finally:
             os.close(self._file)
+            self._release()
 
     def append(self, records: Records) -> None:
         """Adds the next game, uint8 [positions, 32]."""
@@ -106,6 +115,7 @@ class Journal:
 
     def remove(self) -> None:
         """Deletes the file; its games are in the output now."""
+        self._check_owned()
         self.path.unlink(missing_ok=True)
         self._on_disk = self.games
 
@@ -126,7 +136,7 @@ class Journal:
                 try:
                     if not stat.S_ISREG(os.fstat(file).st_mode):
                         raise UserError(f"{self.path}: not a regular file, expected a journal of `{self.made_by}`")
-                    system.lock(file)
+                    self._lock(file)
                     # A run that has just ended may have deleted the file between opening and locking.
                     with contextlib.suppress(FileNotFoundError):
                         if os.path.samestat(os.fstat(file), self.path.lstat()):
@@ -141,6 +151,30 @@ class Journal:
             if error.errno == errno.ELOOP:
                 raise UserError(f"{self.path}: is a symbolic link, expected a journal or nothing") from None
             raise self._failed(error) from None
+
+    def _lock(self, file: int) -> None:
+        try:
+            system.lock(file)
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                raise
+            if self._lease is None:
+                try:
+                    self._lease = Lease(self.path.with_name(f"{self.path.name}.owner"), self._say)
+                except Held as held:
+                    raise InUse(f"{self.path}: another run ({held.owner}) is writing it; wait until it ends") from None
+
+    def _say(self, text: str) -> None:
+        print(f"nnue: note: {shown(self.path)}: {shown(text)}", file=sys.stderr, flush=True)
+
+    def _check_owned(self) -> None:
+        if self._lease is not None and self._lease.lost():
+            raise UserError(f"{self.path}: another process has taken it over, so this one ends and writes nothing more")
+
+    def _release(self) -> None:
+        if self._lease is not None:
+            self._lease.release()
+            self._lease = None
 
     def _go_on(self, replace_other: bool) -> None:
         """Finds the last whole game, and cuts off what follows it."""
@@ -216,6 +250,7 @@ class Journal:
         return UserError(f"{message}; finish that run or delete the file")
 
     def _write(self, data: bytes) -> None:
+        self._check_owned()
         try:
             while data:
                 data = data[os.write(self._file, data) :]
@@ -223,6 +258,7 @@ class Journal:
             raise self._failed(error) from None
 
     def _truncate(self, size: int) -> None:
+        self._check_owned()
         try:
             os.ftruncate(self._file, size)
         except OSError as error:

@@ -15,6 +15,7 @@ its own, another process may be about to write: so it gives a sign of life, wait
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import secrets
@@ -27,6 +28,9 @@ from pathlib import Path
 
 from nnue_trainer.base import limits, system
 from nnue_trainer.errors import UserError
+
+NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
+"""Errors of `system.lock` on file systems that have none."""
 
 _BEATS = 6  # heartbeats per lease
 _LATE = 0.75  # of a lease: after so long without a sign of life another process may be about to take over

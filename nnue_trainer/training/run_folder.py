@@ -21,7 +21,7 @@ from nnue_trainer.base import system
 from nnue_trainer.base.status import InUse
 from nnue_trainer.errors import UserError
 from nnue_trainer.files.atomic import OutputFile, link, remove_dead, replacing
-from nnue_trainer.files.lease import Held, Lease
+from nnue_trainer.files.lease import NO_LOCKS, Held, Lease
 from nnue_trainer.training.terminal import say
 
 LOCK = ".lock"
@@ -31,7 +31,6 @@ _VERSION = 1
 _USUAL_NAMES = re.compile(
     r"recipe\.yaml|metrics\.jsonl|checkpoints/(last|best|epoch-\d{4,}|stage-[A-Za-z0-9_-]+)\.safetensors|tensorboard/events\.out\.tfevents\..+"
 )
-_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
 
 class TakenOver(UserError):
@@ -311,7 +310,7 @@ class RunFolder:
         except BlockingIOError:
             raise self._in_use(_describe(lock)) from None
         except OSError as error:
-            if error.errno not in _NO_LOCKS:
+            if error.errno not in NO_LOCKS:
                 raise UserError(f"{self.path / LOCK}: cannot be locked: {error.strerror or error}") from None
             self._lease_without_locks()
 

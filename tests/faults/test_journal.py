@@ -1,5 +1,8 @@
 """The journal of self-play: whatever tears it, no whole game is lost, and none appears that was not played."""
 
+import errno
+import fcntl
+import json
 import os
 import random
 from collections.abc import Callable
@@ -8,9 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from nnue_trainer.base.status import InUse
 from nnue_trainer.data.generate import GenerateOptions, generate
 from nnue_trainer.data.journal import Journal
 from nnue_trainer.errors import UserError
+from nnue_trainer.files import lease
 
 HEADER = {"seed": 1, "engine": "Fake 1"}
 
@@ -158,6 +163,29 @@ def test_only_regular_files_are_journals(tmp_path: Path) -> None:
         Journal(tmp_path / "pipe", HEADER)
     with Journal(tmp_path / "j", HEADER), pytest.raises(UserError, match="another run is writing it"):
         Journal(tmp_path / "j", HEADER)
+
+
+def test_without_locks_a_lease_takes_their_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", fail)
+    monkeypatch.setattr(lease, "_SETTLE", 0.05)
+    path, owner = tmp_path / "j", tmp_path / "j.owner"
+    with Journal(path, HEADER) as journal:
+        journal.append(games(1)[0])
+        with pytest.raises(InUse, match=r"another run .* is writing it"):
+            Journal(path, HEADER)
+    assert not owner.exists()
+    owner.write_text(json.dumps({"pid": 1, "host": "elsewhere", "token": "1", "lease": 0.1}))  # of a host that is gone
+    with Journal(path, HEADER) as journal:
+        assert journal.games == 1
+        owner.write_text(json.dumps({"pid": 1, "host": "elsewhere", "token": "2"}))
+        before = path.read_bytes()
+        with pytest.raises(UserError, match="another process has taken it over"):
+            journal.append(games(1)[0])
+    assert path.read_bytes() == before
+    assert json.loads(owner.read_text())["token"] == "2"
 
 
 def test_the_file_is_synced_before_a_game_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
