@@ -43,10 +43,18 @@ struct Row {
     int64_t count;
     NNUE_HERE int64_t size() const { return count; }
     NNUE_HERE double operator[](int64_t i) const { return static_cast<double>(from[i]); }
+    // The sum of twice as many lanes: the upper half is added to the lower one until one is left.
+    template <int width>
+    NNUE_HERE static double folded(const double* lanes) {
+        if constexpr (width == 0) return lanes[0];
+        double half[width + 1];
+        for (int k = 0; k < width; ++k) half[k] = lanes[k] + lanes[k + width];
+        return folded<width / 2>(half);
+    }
     // The sum of f(element), in lanes that a compiler turns into vectors; the same on every machine.
     template <class F>
     NNUE_HERE double sum(F f) const {
-        constexpr int kLanes = 32;
+        constexpr int kLanes = 16;
         double total = 0;
         int64_t i = 0;
         if (count >= kLanes) {
@@ -54,10 +62,7 @@ struct Row {
             for (; i + kLanes <= count; i += kLanes) {
                 for (int k = 0; k < kLanes; ++k) lanes[k] += f((*this)[i + k]);
             }
-            for (int width = kLanes / 2; width > 0; width /= 2) {
-                for (int k = 0; k < width; ++k) lanes[k] += lanes[k + width];
-            }
-            total = lanes[0];
+            total = folded<kLanes / 2>(lanes);
         }
         for (; i < count; ++i) total += f((*this)[i]);
         return total;
@@ -188,7 +193,7 @@ class RowFunction:
 
     @functools.cached_property
     def _on_cpu(self) -> Any:
-        flags = [*window_function._CPU_FLAGS, "-fno-math-errno", *_vector_flags()]
+        flags = [*window_function._CPU_FLAGS, "-fno-math-errno", "-fno-trapping-math", *_vector_flags()]
         compiler, source = compile_once.find_compiler(_WHAT), self._source + window_function._CPU
         return window_function._load(self.name, source, ".cpp", compiler, flags, "the CPU")
 

@@ -144,10 +144,58 @@ void transpose_strip(const T* from, T* to, const matrix::Matrices& m, int64_t ro
 #endif
 }
 
+// The sum of a vector: halves are added until one number is left. `i`: the lanes of a half.
+template <class V, int... i>
+[[gnu::always_inline]] inline double sum_of_lanes(V v, std::integer_sequence<int, i...>) {
+    constexpr int kHalf = sizeof...(i);
+    if constexpr (kHalf == 1) {
+        return v[0] + v[1];
+    } else {
+        const auto half = __builtin_shufflevector(v, v, i...) + __builtin_shufflevector(v, v, (i + kHalf)...);
+        return sum_of_lanes(half, std::make_integer_sequence<int, kHalf / 2>());
+    }
+}
+
+// A vector of doubles from elements at any address. The compiler converts wide vectors half by half.
+template <class T, class Doubles>
+[[gnu::always_inline]] inline Doubles load_doubles(const T* from) {
+#if defined(__x86_64__) && NNUE_VECTOR_BYTES == 64
+    if constexpr (sizeof(T) == 4) return (Doubles)_mm512_cvtps_pd(_mm256_loadu_ps(from));
+#elif defined(__x86_64__) && NNUE_VECTOR_BYTES == 32
+    if constexpr (sizeof(T) == 4) return (Doubles)_mm256_cvtps_pd(_mm_loadu_ps(from));
+#endif
+    using Loaded = typename VectorOf<T, sizeof(Doubles) / sizeof(double) * sizeof(T)>::InMemory;
+    return __builtin_convertvector(*reinterpret_cast<const Loaded*>(from), Doubles);
+}
+
+// As add_rows_of_sums, only the sum of squares.
+template <class T>
+int64_t add_squares(const T* from, int64_t count, double& sum) {
+    constexpr int kLanes = NNUE_VECTOR_BYTES / sizeof(double);
+    using Doubles = typename VectorOf<double, NNUE_VECTOR_BYTES>::type;
+    Doubles sums[matrix::kSums / kLanes] = {};
+    int64_t i = 0;
+    for (; i + matrix::kSums <= count; i += matrix::kSums) {
+#pragma GCC unroll 8
+        for (int s = 0; s < matrix::kSums / kLanes; ++s) {
+            const Doubles x = load_doubles<T, Doubles>(from + i + s * kLanes);
+            sums[s] += x * x;
+        }
+    }
+#pragma GCC unroll 3
+    for (int half = matrix::kSums / kLanes / 2; half > 0; half /= 2) {
+#pragma GCC unroll 4
+        for (int s = 0; s < half; ++s) sums[s] += sums[s + half];
+    }
+    sum = sum_of_lanes(sums[0], std::make_integer_sequence<int, kLanes / 2>());
+    return i;
+}
+
 // Adds the elements of a row to kSums sums, element i to sum i mod kSums, as far as they fill all sums. Returns the
 // number of these elements. kAll: all sums, not only those of squares, which are added up. Each sum has a fixed order.
 template <bool kAll, class T>
 int64_t add_rows_of_sums(const T* from, int64_t count, matrix::SumsSideBySide& to) {
+    if constexpr (!kAll && std::is_floating_point_v<T>) return add_squares(from, count, to.squares);
     double sums[matrix::kSums] = {}, squares[matrix::kSums] = {}, largest[matrix::kSums] = {};
     int64_t i = 0;
     for (; i + matrix::kSums <= count; i += matrix::kSums) {
