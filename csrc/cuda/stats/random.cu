@@ -4,6 +4,8 @@
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/tensor.h>
 
+#include <algorithm>
+
 #include "../../random.h"
 #include "../common.cuh"
 
@@ -52,12 +54,14 @@ void random_fill_op(const Tensor& out, int64_t distribution, int64_t seed, int64
         random::check_rule(out, Device::cuda, distribution, seed, stream, offset, a, b, low, high, block);
     if (out.numel() == 0) return;
     const torch::stable::accelerator::DeviceGuard guard(out.get_device_index());
-    constexpr int kBlock = 256;
+    // More thread blocks than run at a time are slower: each begins anew with addresses and keys.
+    constexpr int kBlock = 256, kBlocksAtATime = 8;
+    const unsigned most = static_cast<unsigned>(multiprocessors(current_device()) * kBlocksAtATime);
     random::dispatch(rule.distribution, out.scalar_type(), [&]<random::Distribution kind, class T> {
         constexpr int kEach = random::numbers_in_quadruple<T>(kind);
         const int64_t quadruples = divide_up(out.numel() + rule.offset % kEach, kEach);
-        launch("random_fill", random_fill<kind, T>, thread_blocks_for(quadruples, kBlock * kAhead), kBlock, 0,
-               current_stream(out), mutable_data<T>(out), out.numel(), rule);
+        launch("random_fill", random_fill<kind, T>, std::min(thread_blocks_for(quadruples, kBlock * kAhead), most),
+               kBlock, 0, current_stream(out), mutable_data<T>(out), out.numel(), rule);
     });
 }
 
