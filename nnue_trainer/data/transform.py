@@ -6,8 +6,10 @@ done and bytes in all.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -15,7 +17,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, Unpack, cast
 
+import numpy as np
+
 from nnue_trainer import _data
+from nnue_trainer.base.arrays import Records
 from nnue_trainer.data.compression import ByteReader, unnamed_file
 from nnue_trainer.data.files import (
     FORMATS,
@@ -209,15 +214,18 @@ def _copy(
     progress: Progress | None,
     scores: ReadingOptions,
 ) -> Report:
-    """Files of one format one after the other, checked and byte for byte."""
+    """Files of one format one after the other, checked and byte for byte. A game of viriformat that continues in the
+    next file, as between two parts of a tool's output, becomes one."""
     report = Report()
     sizes = [Path(path).stat().st_size for path in inputs]
+    seam = _Seam(format)
     with replacing(output) as file:
         for i, path in enumerate(inputs):
-            with PositionReader(path, format=format, copy_to=file.fd, **scores) as reader:
+            with seam.before(path, file.fd), PositionReader(path, format=format, copy_to=file.fd, **scores) as reader:
                 reader.sample = Sample(RUNS_FOR_UNITS) if len(inputs) > 1 else None
                 for records in reader:
                     report.positions += len(records)
+                    seam.after(records)
                     if reader.sample:
                         reader.sample.add_runs(records)
                     if progress:
@@ -227,6 +235,58 @@ def _copy(
             raise report.nothing_left(Path(output), {})
         check_all_new([output], overwrite)
     return report
+
+
+class _Seam:
+    """The place between two files of viriformat, where a game may continue: then its end in the first file (four zero
+    bytes) and its head in the second (32 bytes) are left out, as a writer of both would do."""
+
+    _HEAD, _ENTRY = 32, 4
+
+    def __init__(self, format: DataFormat) -> None:
+        self._format = format
+        self._last: Records | None = None
+        self._positions = self._size = 0  # of the last file that is not empty
+
+    def after(self, records: Records) -> None:
+        self._last = records[-1:].copy()
+        self._positions += len(records)
+
+    @contextlib.contextmanager
+    def before(self, path: StrPath, fd: int) -> Iterator[None]:
+        """The block copies the file to `fd`."""
+        at = os.lseek(fd, 0, os.SEEK_CUR) - self._HEAD - self._ENTRY
+        joins = self._format.kind == "viriformat" and self._last is not None and self._continues(path, self._last)
+        if size := Path(path).stat().st_size:
+            self._positions, self._size = 0, size
+        if not joins:
+            yield
+            return
+        # The copied head takes the place of bytes that are put back afterwards.
+        before = os.pread(fd, self._HEAD, at)
+        os.lseek(fd, at, os.SEEK_SET)
+        yield
+        os.pwrite(fd, before, at)
+
+    def _continues(self, path: StrPath, last: Records) -> bool:
+        with Path(path).open("rb") as file:
+            head = file.read(self._HEAD + 2 * self._ENTRY)
+        with PositionReader(path, format=self._format) as reader:
+            first = next((records[:1] for records in reader), None)
+        if first is None or reader.compression:
+            return False
+        alone = self._size == (self._HEAD + 2 * self._ENTRY) * self._positions and not any(head[-self._ENTRY :])
+        both = len(self._written(np.concatenate([last, first])))
+        is_one = both == self._HEAD + 3 * self._ENTRY
+        # Games of one position each, as a shuffle writes them, stay so; a head with more than the position stays, too.
+        return is_one and not alone and self._written(first)[: self._HEAD] == head[: self._HEAD]
+
+    def _written(self, records: Records) -> bytes:
+        with tempfile.TemporaryFile() as file:
+            writer = self._format.open_writer(Path("seam"), file.fileno())
+            writer.write(records)
+            writer.finish()
+            return os.pread(file.fileno(), 1 << 10, 0)
 
 
 def filter_positions(

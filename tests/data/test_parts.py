@@ -50,7 +50,7 @@ def test_parts_are_the_whole(tmp_path: Path, inputs: list[Path], tool: str, suff
     assert joined.read_bytes() == whole.read_bytes()
 
 
-@pytest.mark.parametrize("source", ["binpack", "shuffled.binpack", "txt"])
+@pytest.mark.parametrize("source", ["binpack", "shuffled.binpack", "plain"])
 @pytest.mark.parametrize("count", [4000, 5])
 def test_parts_are_the_whole_for_any_seed(tmp_path: Path, source: str, count: int) -> None:
     """Where neighbours follow each other by chance, where chunks end within a game, and where parts are empty."""
@@ -81,6 +81,26 @@ def test_parts_are_the_whole_for_any_seed(tmp_path: Path, source: str, count: in
         check("filter", lambda out, part: filter_positions([few, few], out, Filters(quiet=True), part=part))
         for seed in range(3):
             check(f"by game {seed}", shuffled(seed, by_game=True))
+
+
+@pytest.mark.parametrize("suffix", ["binpack", "vf"])
+def test_games_that_lie_in_two_parts_are_joined(tmp_path: Path, suffix: str) -> None:
+    """Chunks of text end within games."""
+    text = tmp_path / "in.plain"
+    convert(["samples/val.binpack"], text)
+    parts = [tmp_path / f"{i}.{suffix}" for i in range(2)]
+    for tool in (
+        lambda out, part: convert([text], out, part=part),
+        lambda out, part: filter_positions([text], out, Filters(min_ply=20), part=part),
+        lambda out, part: shuffle([text], out, part=part),
+    ):
+        for path in [*parts, tmp_path / f"whole.{suffix}", tmp_path / f"joined.{suffix}"]:
+            path.unlink(missing_ok=True)
+        tool(tmp_path / f"whole.{suffix}", Part())
+        for i, path in enumerate(parts):
+            tool(path, Part(i + 1, 2))
+        convert(parts, tmp_path / f"joined.{suffix}")
+        assert (tmp_path / f"joined.{suffix}").read_bytes() == (tmp_path / f"whole.{suffix}").read_bytes()
 
 
 def test_a_file_that_only_begins_with_single_chains_keeps_the_others_joined(tmp_path: Path) -> None:
