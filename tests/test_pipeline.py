@@ -1,5 +1,6 @@
 """The whole way as one file: what runs, what is skipped, what is refused."""
 
+import errno
 import json
 import signal
 import subprocess
@@ -152,6 +153,16 @@ def test_one_at_a_time_also_after_a_kill(way: Path, monkeypatch: pytest.MonkeyPa
         child.kill()
         child.wait()
     assert calls.run()[0] == 0
+
+
+def test_one_at_a_time_where_the_file_system_has_no_locks(way: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(system, "lock", fail)
+    with pipeline._alone(Path("runs/way")), pytest.raises(UserError, match=r"runs/way: another nnue run \(pid "):
+        Calls(way, monkeypatch).run()
+    assert not Path("runs/way/.steps.lock.owner").exists()
 
 
 def test_a_training_that_ran_out_of_time_goes_on(way: Path, monkeypatch: pytest.MonkeyPatch) -> None:

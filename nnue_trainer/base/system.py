@@ -6,6 +6,7 @@ is imported.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import math
@@ -110,13 +111,17 @@ def process_start(pid: int | None = None) -> float | None:
 
 
 def is_running(pid: int) -> bool:
-    """Whether there is a process with this number, of any user."""
+    """Whether there is a process with this number, of any user, that has not ended. One that has ended and waits for
+    its parent, as in containers without an init process, does not run."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
     except (OSError, OverflowError):
         return True
+    with contextlib.suppress(OSError):
+        state = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[:1]
+        return state not in ([b"Z"], [b"X"])
     return True
 
 

@@ -148,6 +148,7 @@ def rescore_by_engine(
                 unscored = _write(inputs, begin, end, skip_bad, scores, journal, writer, report)
                 report.add_writer(writer, may_be_empty=total > 0 and begin == end)
                 check_new(output, overwrite)
+                journal.check_owned()
             if unscored:
                 report.notes.append(unscored_note(unscored))
             journal.remove()

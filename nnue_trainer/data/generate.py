@@ -442,7 +442,7 @@ def _write(out: Path, format: DataFormat, journal: Journal, header: dict[str, An
     """Writes the games of the journal to `out`, and next to it a description of how they were made. The description
     comes first: after a crash in between, `out` is missing or does not fit the description, and the journal is still
     whole."""
-    with replacing(out) as output:
+    with replacing(out, journal.check_owned) as output:
         writer = format.open_writer(out, output.fd)
         for game in journal.read():
             writer.write(game)

@@ -115,7 +115,7 @@ class Journal:
 
     def remove(self) -> None:
         """Deletes the file; its games are in the output now."""
-        self._check_owned()
+        self.check_owned()
         self.path.unlink(missing_ok=True)
         self._on_disk = self.games
 
@@ -167,7 +167,8 @@ class Journal:
     def _say(self, text: str) -> None:
         print(f"nnue: note: {shown(self.path)}: {shown(text)}", file=sys.stderr, flush=True)
 
-    def _check_owned(self) -> None:
+    def check_owned(self) -> None:
+        """UserError if another process has taken the journal over. Called last before a file is replaced or deleted."""
         if self._lease is not None and self._lease.lost():
             raise UserError(f"{self.path}: another process has taken it over, so this one ends and writes nothing more")
 
@@ -250,7 +251,7 @@ class Journal:
         return UserError(f"{message}; finish that run or delete the file")
 
     def _write(self, data: bytes) -> None:
-        self._check_owned()
+        self.check_owned()
         try:
             while data:
                 data = data[os.write(self._file, data) :]
@@ -258,7 +259,7 @@ class Journal:
             raise self._failed(error) from None
 
     def _truncate(self, size: int) -> None:
-        self._check_owned()
+        self.check_owned()
         try:
             os.ftruncate(self._file, size)
         except OSError as error:

@@ -19,6 +19,7 @@ from nnue_trainer.files.atomic import StrPath, free_space
 _LARGEST = 80  # bytes of output for a byte of input: with more room than that, nothing is estimated
 _SHARE = 0.9  # of an estimate: only what surely does not fit is refused
 _SAMPLE = 200_000  # positions
+_FILTERED = 4  # times as many are read, at most, where filters let few pass
 _HEADER = 4096  # bytes: more than those before the first chunk of a file, which is read as a whole
 _WAITING = 40  # bytes of a position of a shuffle that waits on disk
 
@@ -90,15 +91,16 @@ def _estimate(
             PositionReader(path, format=source, **scores) as reader,
             PositionWriter(copy, format, join_chains=join_chains, chess960="drop-rights") as writer,
         ):
-            done = count = 0
+            done = count = read = 0
             for number, block in enumerate(reader.blocks()):
                 records = block.records
+                read += len(records)
                 if filters:
                     records = records[filters.mask(records, number, carried, block.spare)[0]]
                 writer.write(records)
                 if reader.done > max(done, _HEADER):  # the positions so far come from these bytes
                     done, count = reader.done, writer.positions
-                    if count >= _SAMPLE:
+                    if max(count, read / _FILTERED) >= _SAMPLE:
                         break
             share = total / done
             writer.finish()

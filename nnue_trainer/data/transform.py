@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import BinaryIO, Unpack, cast
 
@@ -218,7 +219,7 @@ def _copy(
     next file, as between two parts of a tool's output, becomes one."""
     report = Report()
     sizes = [Path(path).stat().st_size for path in inputs]
-    seam = _Seam(format)
+    seam = _Seam(format, inputs)
     with replacing(output) as file:
         for i, path in enumerate(inputs):
             with seam.before(path, file.fd), PositionReader(path, format=format, copy_to=file.fd, **scores) as reader:
@@ -243,22 +244,32 @@ class _Seam:
 
     _HEAD, _ENTRY = 32, 4
 
-    def __init__(self, format: DataFormat) -> None:
-        self._format = format
+    def __init__(self, format: DataFormat, inputs: Sequence[StrPath]) -> None:
+        self._format, self._inputs = format, inputs
         self._last: Records | None = None
-        self._positions = self._size = 0  # of the last file that is not empty
 
     def after(self, records: Records) -> None:
         self._last = records[-1:].copy()
-        self._positions += len(records)
+
+    @cached_property
+    def _all_single(self) -> bool:
+        """Whether the games of all files have one position each, as a shuffle writes them. Such games stay so."""
+        length = self._HEAD + 2 * self._ENTRY
+        for path in self._inputs:
+            with Path(path).open("rb") as file:
+                while block := file.read(length << 16):
+                    if (
+                        len(block) % length
+                        or np.frombuffer(block, np.uint8).reshape(-1, length)[:, -self._ENTRY :].any()
+                    ):
+                        return False
+        return True
 
     @contextlib.contextmanager
     def before(self, path: StrPath, fd: int) -> Iterator[None]:
         """The block copies the file to `fd`."""
         at = os.lseek(fd, 0, os.SEEK_CUR) - self._HEAD - self._ENTRY
         joins = self._format.kind == "viriformat" and self._last is not None and self._continues(path, self._last)
-        if size := Path(path).stat().st_size:
-            self._positions, self._size = 0, size
         if not joins:
             yield
             return
@@ -275,11 +286,10 @@ class _Seam:
             first = next((records[:1] for records in reader), None)
         if first is None or reader.compression:
             return False
-        alone = self._size == (self._HEAD + 2 * self._ENTRY) * self._positions and not any(head[-self._ENTRY :])
         both = len(self._written(np.concatenate([last, first])))
         is_one = both == self._HEAD + 3 * self._ENTRY
-        # Games of one position each, as a shuffle writes them, stay so; a head with more than the position stays, too.
-        return is_one and not alone and self._written(first)[: self._HEAD] == head[: self._HEAD]
+        # A head with more than the position stays.
+        return is_one and self._written(first)[: self._HEAD] == head[: self._HEAD] and not self._all_single
 
     def _written(self, records: Records) -> bytes:
         with tempfile.TemporaryFile() as file:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import glob
 import json
 import os
 import secrets
@@ -110,8 +111,8 @@ class Lease:
             found = _read(self.path)
         except FileNotFoundError:
             return without_file
-        except OSError:
-            return False  # the server does not answer now
+        except OSError:  # the server does not answer: after a whole lease another process may have taken over
+            return system.seconds_since_boot() - self._sign >= self._seconds
         return found is None or found.token != self._claim.token
 
     def release(self) -> None:
@@ -135,7 +136,8 @@ class Lease:
             time.sleep(_SETTLE)
             if not self.lost():
                 break
-        for left in self.path.parent.glob(f"{self.path.name}.*"):  # of processes that were killed in `_write`
+        tokens = f"{glob.escape(self.path.name)}.{'[0-9a-f]' * 16}"
+        for left in self.path.parent.glob(tokens):  # of processes that were killed in `_write`
             left.unlink(missing_ok=True)
 
     def _create(self) -> bool:
@@ -174,11 +176,16 @@ class Lease:
         lease = self._seconds if found.lease is None else found.lease
         if found.token in _held or _is_alive(found):
             raise Held(str(found))
-        say(f"waits up to {lease:g} s for a sign of life of {found}, which was training here")
+        say(f"waits up to {lease:g} s for a sign of life of {found}, which was at work here")
         until = time.monotonic() + lease
         while time.monotonic() < until:
             time.sleep(min(lease / (2 * _BEATS), 1.0))
-            now = _read(self.path)
+            try:
+                now = _read(self.path)
+            except FileNotFoundError:
+                raise
+            except OSError:  # the server does not answer now
+                continue
             if now is not None and now != found:
                 raise Held(str(now))
         say(f"{found} has given no sign of life: this process takes over")
@@ -199,7 +206,10 @@ class Lease:
             # It is not created here. If it is replaced after it was opened, only the old file is written.
             file = os.open(self.path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
             try:
-                if _token(_parsed(os.pread(file, 2 * _SIZE, 0))) != self._claim.token:
+                found = _parsed(os.pread(file, 2 * _SIZE, 0))
+                if found is None:
+                    raise OSError(errno.EIO, "no claim can be read")
+                if found.token != self._claim.token:
                     return False
                 self._count += 1
                 os.pwrite(file, _Claim(**asdict(self._claim) | {"count": self._count}).encoded(), 0)
@@ -223,7 +233,7 @@ def _parsed(data: bytes) -> _Claim | None:
         start = None if claim.start is None else float(claim.start)
         pid, count = int(claim.pid), int(claim.count)
         return _Claim(pid, str(claim.host), str(claim.boot), start, str(claim.token), lease, count)
-    except (ValueError, TypeError, KeyError, OverflowError):
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
         return None
 
 

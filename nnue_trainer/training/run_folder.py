@@ -57,6 +57,7 @@ class RunFolder:
         self._depth = 0
         self._lock = -1
         self._directory = -1  # the folder itself, wherever it is moved to
+        self._holder: tuple[int, str] | None = None  # this process, as its lock file has it
         self._lease: Lease | None = None  # in place of the lock if the file system has no locks
         self._made: list[Path] = []
         self._files: set[str] = set()
@@ -142,7 +143,10 @@ class RunFolder:
             owner = self._lease.path
             taken = self._lease.lost(without_file=_same_file(self._directory, self.path))
         else:
+            # The lock file has its owner, also where a server has dropped our lock without a word (NFS after a pause).
+            holder = owner_of(self.path) if _same_file(self._lock, owner) else None
             taken = self._lock == -1 or (not _same_file(self._lock, owner) and _is_locked(owner))
+            taken = taken or (holder is not None and holder != self._holder)
         if taken:
             raise TakenOver(
                 f"{self.path}: another process has taken over this run (or a program deleted {owner.name}), so this "
@@ -295,13 +299,17 @@ class RunFolder:
                 # has now locked a deleted file, and must try again.
                 if _same_file(lock, path):
                     os.ftruncate(lock, 0)
-                    os.pwrite(lock, _holder().encode(), 0)
+                    self._holder = os.getpid(), socket.gethostname()
+                    os.pwrite(lock, json.dumps(dict(zip(("pid", "host"), self._holder, strict=True))).encode(), 0)
                     self._directory = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
                     self._lock = lock
                     return
                 os.close(lock)
             except BaseException:
                 os.close(lock)
+                if self._lease is not None:
+                    self._lease.release()
+                    self._lease = None
                 raise
 
     def _lock_file(self, lock: int) -> None:
@@ -315,7 +323,10 @@ class RunFolder:
             self._lease_without_locks()
 
     def _lease_without_locks(self) -> None:
-        """Takes a lease in place of the lock, on network file systems that have none."""
+        """Takes a lease in place of the lock, on network file systems that have none. It stays if `_acquire` has to
+        create its lock file again."""
+        if self._lease is not None:
+            return
         try:
             self._lease = Lease(self.path / f"{LOCK}.owner", lambda text: say(f"{self.path}: {text}"))
         except Held as error:
@@ -338,7 +349,9 @@ class RunFolder:
 
     def _release(self) -> None:
         with contextlib.suppress(OSError):
-            if self._lock != -1 and (self._lease is None or not self._lease.lost()):
+            # Another process may have created its own, or has ours after the server dropped it.
+            own = _same_file(self._lock, self.path / LOCK) and owner_of(self.path) in (None, self._holder)
+            if own and (self._lease is None or not self._lease.lost()):
                 (self.path / LOCK).unlink(missing_ok=True)
             if self._lease is not None:
                 self._lease.release()
@@ -391,11 +404,6 @@ def _is_locked(path: Path) -> bool:
         finally:
             os.close(lock)
     return False
-
-
-def _holder() -> str:
-    """The contents of the lock file, for the messages of other processes."""
-    return json.dumps({"pid": os.getpid(), "host": socket.gethostname()})
 
 
 def _read_holder(descriptor: int) -> tuple[int, str] | None:

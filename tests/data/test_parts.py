@@ -1,15 +1,19 @@
 """Parts of data tools, which together are the whole, and shuffles that keep games."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from nnue_trainer.base.arrays import Records
 from nnue_trainer.cli.engine_options import part_of
+from nnue_trainer.data import room
 from nnue_trainer.data.binpack import read_binpack
-from nnue_trainer.data.files import Part, PositionWriter
+from nnue_trainer.data.files import Block, Part, PositionReader, PositionWriter
 from nnue_trainer.data.filters import Filters
+from nnue_trainer.data.formats.base import format_named
 from nnue_trainer.data.mixing import game_lengths
 from nnue_trainer.data.transform import convert, filter_positions, shuffle
 from nnue_trainer.data.validation import validated
@@ -101,6 +105,43 @@ def test_games_that_lie_in_two_parts_are_joined(tmp_path: Path, suffix: str) -> 
             tool(path, Part(i + 1, 2))
         convert(parts, tmp_path / f"joined.{suffix}")
         assert (tmp_path / f"joined.{suffix}").read_bytes() == (tmp_path / f"whole.{suffix}").read_bytes()
+
+
+@pytest.mark.parametrize("split", [[2, 1, 1], [1, 1, 3], [1, 2, 1, 2], [4]])
+def test_games_of_one_position_between_parts_of_a_game(tmp_path: Path, split: list[int]) -> None:
+    """Only if all files have games of one position each, as after a shuffle, they stay apart."""
+    whole, ends = read_binpack("samples/val.binpack")[: sum(split)], np.cumsum([0, *split])
+    format = format_named("viriformat")
+
+    def written(name: str, records: Records) -> Path:
+        with PositionWriter(tmp_path / name, format) as writer:
+            writer.write(records)
+        return tmp_path / name
+
+    parts = [written(f"{i}.vf", whole[a:b]) for i, (a, b) in enumerate(pairwise(ends))]
+    convert(parts, tmp_path / "joined.vf", to="viriformat")
+    assert (tmp_path / "joined.vf").read_bytes() == written("whole.vf", whole).read_bytes()
+    singles = [written(f"single-{i}.vf", whole[i : i + 1]) for i in range(3)]
+    convert(singles, tmp_path / "apart.vf", to="viriformat")
+    assert (tmp_path / "apart.vf").read_bytes() == b"".join(path.read_bytes() for path in singles)
+
+
+def test_a_forecast_reads_few_positions_where_a_filter_passes_none(
+    tmp_path: Path, inputs: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blocks, real = [], PositionReader.blocks
+
+    def counted(reader: PositionReader) -> Iterator[Block]:
+        for block in real(reader):
+            blocks.append(block)
+            yield block
+
+    monkeypatch.setattr(PositionReader, "blocks", counted)
+    monkeypatch.setattr(room, "_SAMPLE", 10)
+    with pytest.raises(ZeroDivisionError):
+        room._estimate(inputs[0], 1 << 40, format_named("binpack"), None, True, Filters(min_ply=400), {})
+    with PositionReader(inputs[0]) as reader:
+        assert len(blocks) < sum(1 for _ in real(reader))
 
 
 def test_a_file_that_only_begins_with_single_chains_keeps_the_others_joined(tmp_path: Path) -> None:

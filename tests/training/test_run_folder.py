@@ -22,7 +22,7 @@ from nnue_trainer.base.status import InUse
 from nnue_trainer.errors import UserError
 from nnue_trainer.files import checkpoint, lease
 from nnue_trainer.files.atomic import DiskFull
-from nnue_trainer.training import checkpoints
+from nnue_trainer.training import checkpoints, run_folder
 from nnue_trainer.training.checkpoints import CheckpointStore
 from nnue_trainer.training.run_folder import RunFolder, TakenOver
 
@@ -133,8 +133,11 @@ def test_where_the_file_system_has_no_locks(tmp_path):
 def test_dead_owners_are_replaced_without_a_person(tmp_path, capsys):
     owner, temporary = tmp_path / ".lock.owner", tmp_path / f".nnue-{'0' * 16}.tmp"
     here = {"host": socket.gethostname(), "boot": system.boot(), "token": "1"}
-    with subprocess.Popen(["sleep", "600"]) as running:
+    with subprocess.Popen(["sleep", "600"]) as running, subprocess.Popen(["true"]) as zombie:
+        os.waitid(os.P_PID, zombie.pid, os.WEXITED | os.WNOWAIT)
         claims = {
+            "ended, but its parent has not waited": here
+            | {"pid": zombie.pid, "start": system.process_start(zombie.pid)},
             "ended": here | {"pid": ended_process(), "start": 1.0},
             "own": here | {"pid": os.getpid(), "start": system.process_start()},
             "own, of an early version": {"pid": os.getpid(), "host": here["host"]},
@@ -142,10 +145,11 @@ def test_dead_owners_are_replaced_without_a_person(tmp_path, capsys):
             "dead host": {"pid": 1, "host": "elsewhere", "boot": "b", "start": 1.0, "token": "1", "lease": 0.3},
             "dead host, of an early version": {"pid": 1, "host": "elsewhere"},
         }
-        contents = {name: json.dumps(claim) for name, claim in claims.items()} | {"empty": "", "broken": "{"}
+        contents = {name: json.dumps(claim) for name, claim in claims.items()}
+        contents |= {"empty": "", "broken": "{", "deep": "[" * 1024}
         for name, content in contents.items():
             owner.write_text(content)
-            owner.with_name(".lock.owner.0123").touch()  # of a process that was killed while it took over
+            owner.with_name(".lock.owner.0123456789abcdef").touch()  # of a process that was killed while it took over
             temporary.touch()
             capsys.readouterr()
             with RunFolder(tmp_path) as folder:
@@ -259,6 +263,34 @@ def test_a_run_whose_lock_another_process_has_writes_nothing(tmp_path):
                 first.make_again()
         with pytest.raises(TakenOver):
             first.will_write(tmp_path / "a")
+
+
+@pytest.mark.usefixtures("no_locks")
+def test_a_lease_stays_while_the_lock_file_is_created_again(tmp_path, monkeypatch):
+    """The owner before deletes its lock file after this process has opened that, and waited for the lease."""
+    real, answers = run_folder._same_file, [False]
+    monkeypatch.setattr(run_folder, "_same_file", lambda *file: answers.pop() if answers else real(*file))
+    with RunFolder(tmp_path) as folder:
+        assert not answers
+        folder.check_owned()
+    assert names(tmp_path) == []
+
+
+def test_a_lock_that_the_server_dropped(tmp_path):
+    """On NFS after a long pause: another process has locked the same file, and has written its name there."""
+    with RunFolder(tmp_path) as folder:
+        folder.check_owned()
+        (tmp_path / ".lock").write_text(json.dumps({"pid": 1, "host": "elsewhere"}))
+        with pytest.raises(TakenOver):
+            folder.will_write(tmp_path / "a")
+    assert names(tmp_path) == [".lock"]
+
+
+def test_the_lock_of_another_process_stays(tmp_path):
+    with RunFolder(tmp_path):
+        (tmp_path / ".lock").unlink()
+        (tmp_path / ".lock").touch()
+    assert names(tmp_path) == [".lock"]
 
 
 @pytest.mark.usefixtures("no_locks")
