@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import resource
 import shlex
 import signal
 import subprocess
@@ -588,6 +589,10 @@ def test_the_first_process_writes_its_status_for_torchrun(tmp_path, nnue, monkey
         assert "NNUE_STATUS_FILE" not in os.environ  # commands that this one runs write no status
     status.begin(first=False)
     with monkeypatch.context() as patch:
+        patch.setenv("NNUE_STATUS_FILE", str(tmp_path / "joining"))
+        status.begin(first=True)
+        assert not (tmp_path / "joining").exists()  # until all processes have joined
+        patch.setenv("WORLD_SIZE", "1")
         patch.setenv("NNUE_STATUS_FILE", str(file))
         status.begin(first=True)
         assert file.read_text() == "started\n"
@@ -599,3 +604,17 @@ def test_the_first_process_writes_its_status_for_torchrun(tmp_path, nnue, monkey
     done = nnue("presets")
     assert done.returncode == 0
     assert f"NNUE_STATUS_FILE: {tmp_path}: Is a directory" in done.stderr
+
+
+def test_a_full_disk_does_not_empty_the_file_of_the_status(tmp_path, monkeypatch, capsys):
+    file = tmp_path / "status"
+    monkeypatch.setenv("NNUE_STATUS_FILE", str(file))
+    status.begin(first=True)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        status.write(75)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert file.read_text() == "started\n"
+    assert f"NNUE_STATUS_FILE: {file}: File too large" in capsys.readouterr().err

@@ -79,6 +79,7 @@ class Job:
             "RENDEZVOUS_PORT": str(port),
             "OMP_NUM_THREADS": "1",
             "MAX_REQUEUES": "1000",
+            "MAX_FAILED_STARTS": "1000",
             "NNUE_JOIN_SECONDS": "60",
         }
         script = ROOT / "examples" / "cluster" / "several_nodes.sh"

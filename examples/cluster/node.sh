@@ -6,13 +6,12 @@
 nodes=$NNUE_STATUS_FILE.nodes # on the file system that all nodes share
 mkdir -p "$nodes"
 touch "$nodes/$SLURM_NODEID"
-(
-    for ((second = 0; second < ${NNUE_TELL_SECONDS:-20}; second++)); do
-        sleep 1
-        # $$ is torchrun by now; its children are this loop and the processes of the training.
-        (($(grep -lsx "PPid:[[:space:]]*$$" /proc/[0-9]*/status | wc -l) > 1)) && exit
-    done
-    (set -C && echo started >"$NNUE_STATUS_FILE") 2>/dev/null # for job.sh, if no process has written it
+seconds=${NNUE_TELL_SECONDS:-20}
+[[ ${seconds%%[eE]*} != *[1-9]* ]] || ( # 0: no line
+    sleep "$seconds" || exit
+    # $$ is torchrun by now; its children are this shell and the processes of the training.
+    [[ -e /proc/$$ ]] || exit
+    (($(grep -lsx "PPid:[[:space:]]*$$" /proc/[0-9]*/status | wc -l) > 1)) && exit
     missing=
     for ((node = 0; node < SLURM_NNODES; node++)); do
         [[ -e $nodes/$node ]] || missing+=" $(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n "$((node + 1))p")"

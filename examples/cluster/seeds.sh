@@ -16,7 +16,7 @@ source "${NNUE_CLUSTER:-$SLURM_SUBMIT_DIR}/job.sh"
 # source ~/venv/bin/activate
 
 export NNUE_GRACE_SECONDS=120
-recipe=$1 run=$2/seed-$SLURM_ARRAY_TASK_ID
+recipe=$1 run=${2%/}/seed-$SLURM_ARRAY_TASK_ID
 shift 2
 as_job "$run" srun python -m nnue_trainer train "$recipe" --run-dir "$run" --resume auto \
     "training.seed=$SLURM_ARRAY_TASK_ID" "$@"

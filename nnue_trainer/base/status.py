@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
 
 from nnue_trainer.base import system
 from nnue_trainer.errors import UserError
@@ -47,18 +46,20 @@ def of_error(error: BaseException) -> int:
 
 
 STARTED = "started"
-"""The content of the file before there is a status."""
+"""The content of the file from the start of the program, on all nodes, until there is a status."""
 
 _path = ""
 
 
 def begin(*, first: bool) -> None:
     """Begins the file that the environment names, if it does. Only the `first` of several processes writes it, and no
-    command that this one runs: they all lose the name of the file."""
+    command that this one runs: they all lose the name of the file. With several processes it is written when all have
+    joined (`training.parallel`): without a status, a start has failed."""
     global _path
     path = os.environ.pop("NNUE_STATUS_FILE", "")
     _path = path if first else ""
-    write(STARTED)
+    if os.environ.get("WORLD_SIZE", "1") == "1":
+        write(STARTED)
 
 
 def write(status: int | str) -> None:
@@ -66,7 +67,12 @@ def write(status: int | str) -> None:
     global _path
     if _path:
         try:
-            Path(_path).write_text(f"{status}\n")
+            descriptor = os.open(_path, os.O_WRONLY | os.O_CREAT, 0o666)
+            try:
+                # Not truncated before: on a full disk the old content stays. Readers take the first line.
+                os.truncate(descriptor, os.write(descriptor, f"{status}\n".encode()))
+            finally:
+                os.close(descriptor)
         except OSError as error:
             print(f"nnue: NNUE_STATUS_FILE: {_path}: {error.strerror or error}", file=sys.stderr, flush=True)
             _path = ""

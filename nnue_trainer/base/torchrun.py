@@ -18,7 +18,6 @@ from types import TracebackType
 from typing import Any
 
 from nnue_trainer.base import limits
-from nnue_trainer.base.status import STARTED
 from nnue_trainer.errors import shown
 
 _watched = False
@@ -31,21 +30,12 @@ def handler() -> Callable[[Any], Any]:
     seconds = limits.seconds("NNUE_TELL_SECONDS")
     if not _starts_training(sys.argv):
         return _c10d
-    _note_start()
     if "nnue_trainer" in sys.argv and os.environ.get("NNUE_TRACEBACK", "0") in ("", "0"):
         sys.excepthook = _print_end
     if seconds and not _watched:
         _watched = True
         threading.Thread(target=_watch, args=(seconds, sys.argv), name="missing nodes", daemon=True).start()
     return _c10d
-
-
-def _note_start() -> None:
-    """Writes into the file of `base.status` that the program has started: if nodes are missing, no process does."""
-    path = os.environ.get("NNUE_STATUS_FILE")
-    if path:
-        with contextlib.suppress(OSError), Path(path).open("x") as file:
-            file.write(f"{STARTED}\n")
 
 
 def _print_end(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:

@@ -364,6 +364,7 @@ def joined() -> Iterator[Ranks]:
     ranks = _join()
     watch = ranks._watch
     assert watch is not None
+    status.write(status.STARTED)
     _current = ranks
     try:
         yield ranks
