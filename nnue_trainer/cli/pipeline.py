@@ -31,9 +31,8 @@ from nnue_trainer.base.status import InUse
 from nnue_trainer.cli.notes import note
 from nnue_trainer.engines.uci import find_engine
 from nnue_trainer.errors import UserError, quoted
-from nnue_trainer.files import presets
+from nnue_trainer.files import lease, presets
 from nnue_trainer.files.atomic import replacing
-from nnue_trainer.files.lease import NO_LOCKS, Held, Lease
 from nnue_trainer.registry import load_plugin
 from nnue_trainer.schema import section
 
@@ -330,27 +329,24 @@ def _alone(folder: Path) -> Iterator[int]:
         lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
     except OSError as error:
         raise UserError(f"{folder}: cannot be written: {error.strerror or error}") from None
-    lease: Lease | None = None  # in place of the lock if the file system has none
     try:
-        system.lock(lock)
+        without_locks = lease.lock(lock, folder / f"{_LOCK}.owner", lambda text: note(f"{folder}: {text}"))
     except BlockingIOError:
         os.close(lock)
         raise InUse(
             f"{folder}: another nnue run, or a command that it started, is using this folder; wait until it ends"
         ) from None
+    except lease.Held as held:
+        os.close(lock)
+        raise InUse(f"{folder}: another nnue run ({held.owner}) is using this folder; wait until it ends") from None
     except OSError as error:
-        if error.errno not in NO_LOCKS:
-            raise UserError(f"{folder / _LOCK}: cannot be locked: {error.strerror or error}") from None
-        try:
-            lease = Lease(folder / f"{_LOCK}.owner", lambda text: note(f"{folder}: {text}"))
-        except Held as held:
-            os.close(lock)
-            raise InUse(f"{folder}: another nnue run ({held.owner}) is using this folder; wait until it ends") from None
+        os.close(lock)
+        raise UserError(f"{folder / _LOCK}: cannot be locked: {error.strerror or error}") from None
     try:
         yield lock
     finally:
-        if lease is not None:
-            lease.release()
+        if without_locks is not None:
+            without_locks.release()
         os.close(lock)
 
 

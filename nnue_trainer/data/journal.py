@@ -28,11 +28,10 @@ from typing import Any, Self
 
 import numpy as np
 
-from nnue_trainer.base import system
 from nnue_trainer.base.arrays import Records
 from nnue_trainer.base.status import InUse
 from nnue_trainer.errors import UserError, quoted, shown
-from nnue_trainer.files.lease import NO_LOCKS, Held, Lease
+from nnue_trainer.files import lease
 
 VERSION = 2
 _ENTRY = struct.Struct("<4sIIII")
@@ -61,7 +60,7 @@ class Journal:
         self._seed = zlib.crc32(self._line)
         self._on_disk = 0  # games
         self._last_sync = time.monotonic()
-        self._lease: Lease | None = None  # in place of the lock
+        self._lease: lease.Lease | None = None  # in place of the lock
         try:
             self._file = self._open()
             try:
@@ -153,16 +152,12 @@ class Journal:
             raise self._failed(error) from None
 
     def _lock(self, file: int) -> None:
+        if self._lease is not None:  # it stays if `_open` has to create the file again
+            return
         try:
-            system.lock(file)
-        except OSError as error:
-            if error.errno not in NO_LOCKS:
-                raise
-            if self._lease is None:
-                try:
-                    self._lease = Lease(self.path.with_name(f"{self.path.name}.owner"), self._say)
-                except Held as held:
-                    raise InUse(f"{self.path}: another run ({held.owner}) is writing it; wait until it ends") from None
+            self._lease = lease.lock(file, self.path.with_name(f"{self.path.name}.owner"), self._say)
+        except lease.Held as held:
+            raise InUse(f"{self.path}: another run ({held.owner}) is writing it; wait until it ends") from None
 
     def _say(self, text: str) -> None:
         print(f"nnue: note: {shown(self.path)}: {shown(text)}", file=sys.stderr, flush=True)

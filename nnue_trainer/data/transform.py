@@ -258,10 +258,9 @@ class _Seam:
         for path in self._inputs:
             with Path(path).open("rb") as file:
                 while block := file.read(length << 16):
-                    if (
-                        len(block) % length
-                        or np.frombuffer(block, np.uint8).reshape(-1, length)[:, -self._ENTRY :].any()
-                    ):
+                    if len(block) % length:
+                        return False
+                    if np.frombuffer(block, np.uint8).reshape(-1, length)[:, -self._ENTRY :].any():
                         return False
         return True
 
@@ -281,7 +280,7 @@ class _Seam:
 
     def _continues(self, path: StrPath, last: Records) -> bool:
         with Path(path).open("rb") as file:
-            head = file.read(self._HEAD + 2 * self._ENTRY)
+            head = file.read(self._HEAD)
         with PositionReader(path, format=self._format) as reader:
             first = next((records[:1] for records in reader), None)
         if first is None or reader.compression:
@@ -289,7 +288,7 @@ class _Seam:
         both = len(self._written(np.concatenate([last, first])))
         is_one = both == self._HEAD + 3 * self._ENTRY
         # A head with more than the position stays.
-        return is_one and self._written(first)[: self._HEAD] == head[: self._HEAD] and not self._all_single
+        return is_one and self._written(first)[: self._HEAD] == head and not self._all_single
 
     def _written(self, records: Records) -> bytes:
         with tempfile.TemporaryFile() as file:

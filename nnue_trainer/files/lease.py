@@ -30,9 +30,7 @@ from pathlib import Path
 from nnue_trainer.base import limits, system
 from nnue_trainer.errors import UserError
 
-NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
-"""Errors of `system.lock` on file systems that have none."""
-
+_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)  # of `system.lock`
 _BEATS = 6  # heartbeats per lease
 _LATE = 0.75  # of a lease: after so long without a sign of life another process may be about to take over
 _SETTLE = 2.0  # seconds: longer than a process takes from reading a dead claim to replacing it
@@ -221,6 +219,18 @@ class Lease:
                 self._sure_from = now + _SETTLE
             self._sign = began
             return True
+
+
+def lock(descriptor: int, owner: Path, say: Callable[[str], None]) -> Lease | None:
+    """Locks an open file (`system.lock`). Where the file system has no locks, takes the lease of the file `owner`
+    instead and returns it. BlockingIOError or `Held` if another process has the lock or the lease."""
+    try:
+        system.lock(descriptor)
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+        return Lease(owner, say)
+    return None
 
 
 def _parsed(data: bytes) -> _Claim | None:

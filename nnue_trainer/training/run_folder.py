@@ -20,8 +20,8 @@ from pathlib import Path, PurePosixPath
 from nnue_trainer.base import system
 from nnue_trainer.base.status import InUse
 from nnue_trainer.errors import UserError
+from nnue_trainer.files import lease
 from nnue_trainer.files.atomic import OutputFile, link, remove_dead, replacing
-from nnue_trainer.files.lease import NO_LOCKS, Held, Lease
 from nnue_trainer.training.terminal import say
 
 LOCK = ".lock"
@@ -34,7 +34,7 @@ _USUAL_NAMES = re.compile(
 
 
 class TakenOver(UserError):
-    """Another process has taken over the run folder from this one, which must not write there any more."""
+    """Another process has taken over the run folder, so this one must stop writing there."""
 
 
 class RunFolder:
@@ -58,7 +58,7 @@ class RunFolder:
         self._lock = -1
         self._directory = -1  # the folder itself, wherever it is moved to
         self._holder: tuple[int, str] | None = None  # this process, as its lock file has it
-        self._lease: Lease | None = None  # in place of the lock if the file system has no locks
+        self._lease: lease.Lease | None = None  # in place of the lock if the file system has no locks
         self._made: list[Path] = []
         self._files: set[str] = set()
         self._written: set[str] = set()  # by this process
@@ -143,15 +143,18 @@ class RunFolder:
             owner = self._lease.path
             taken = self._lease.lost(without_file=_same_file(self._directory, self.path))
         else:
-            # The lock file has its owner, also where a server has dropped our lock without a word (NFS after a pause).
-            holder = owner_of(self.path) if _same_file(self._lock, owner) else None
-            taken = self._lock == -1 or (not _same_file(self._lock, owner) and _is_locked(owner))
-            taken = taken or (holder is not None and holder != self._holder)
+            has_file = _same_file(self._lock, owner)
+            taken = not self._is_holder() if has_file else self._lock == -1 or _is_locked(owner)
         if taken:
             raise TakenOver(
                 f"{self.path}: another process has taken over this run (or a program deleted {owner.name}), so this "
                 "one ends and writes nothing more here"
             )
+
+    def _is_holder(self) -> bool:
+        """Whether the lock file has no other process's name. An NFS server can drop a lock after a pause without an
+        error, and another process then locks the same file."""
+        return owner_of(self.path) in (None, self._holder)
 
     def replacing(self, path: Path) -> OutputFile:
         """`files.atomic.replacing` for a file of the run, with `check_owned`."""
@@ -312,27 +315,17 @@ class RunFolder:
                     self._lease = None
                 raise
 
-    def _lock_file(self, lock: int) -> None:
-        try:
-            system.lock(lock)
-        except BlockingIOError:
-            raise self._in_use(_describe(lock)) from None
-        except OSError as error:
-            if error.errno not in NO_LOCKS:
-                raise UserError(f"{self.path / LOCK}: cannot be locked: {error.strerror or error}") from None
-            self._lease_without_locks()
-
-    def _lease_without_locks(self) -> None:
-        """Takes a lease in place of the lock, on network file systems that have none. It stays if `_acquire` has to
-        create its lock file again."""
-        if self._lease is not None:
+    def _lock_file(self, file: int) -> None:
+        if self._lease is not None:  # it stays if `_acquire` has to create its lock file again
             return
         try:
-            self._lease = Lease(self.path / f"{LOCK}.owner", lambda text: say(f"{self.path}: {text}"))
-        except Held as error:
+            self._lease = lease.lock(file, self.path / f"{LOCK}.owner", lambda text: say(f"{self.path}: {text}"))
+        except BlockingIOError:
+            raise self._in_use(_describe(file)) from None
+        except lease.Held as error:
             raise self._in_use(f" ({error.owner})") from None
         except OSError as error:
-            raise UserError(f"{self.path}: cannot be written: {error.strerror or error}") from None
+            raise UserError(f"{self.path / LOCK}: cannot be locked: {error.strerror or error}") from None
 
     def _in_use(self, owner: str) -> InUse:
         return InUse(f"{self.path}: another process{owner} is training here; wait until it ends, or use another folder")
@@ -349,9 +342,8 @@ class RunFolder:
 
     def _release(self) -> None:
         with contextlib.suppress(OSError):
-            # Another process may have created its own, or has ours after the server dropped it.
-            own = _same_file(self._lock, self.path / LOCK) and owner_of(self.path) in (None, self._holder)
-            if own and (self._lease is None or not self._lease.lost()):
+            own = _same_file(self._lock, self.path / LOCK)  # another process may have created its own
+            if own and self._is_holder() and (self._lease is None or not self._lease.lost()):
                 (self.path / LOCK).unlink(missing_ok=True)
             if self._lease is not None:
                 self._lease.release()
