@@ -57,7 +57,7 @@ class RunOutputs:
                 stage=stage.label.removesuffix(": "),
             )
         self.window = Window(step)
-        self.began, self.first_step = time.monotonic(), step
+        self.began, self.first_step = self.window.began, step
         self.step_seconds = 0.0
         self._seconds_between_saves = 60 * minutes or math.inf
         self.saved()
@@ -121,10 +121,9 @@ class Window:
     """Counts steps and seconds since the last record of metrics."""
 
     def __init__(self, step: int):
-        self.restart(step)
+        self.first_step, self.began = step, time.monotonic()
 
     def restart(self, step: int) -> tuple[int, float]:
-        now = time.monotonic()
-        since = (step - getattr(self, "_step", step), now - getattr(self, "_time", now))
-        self._step, self._time = step, now
-        return since
+        first_step, began = self.first_step, self.began
+        self.first_step, self.began = step, time.monotonic()
+        return step - first_step, self.began - began

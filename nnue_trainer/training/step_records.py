@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -60,7 +59,7 @@ class StepRecords:
         stage, at = self._stage, self._state.step
         steps, seconds = run.window.restart(at)  # of this process
         run.step_seconds += seconds
-        of_run = (at - run.first_step) * stage.batch_size / (time.monotonic() - run.began)
+        of_run = (at - run.first_step) * stage.batch_size / (run.window.began - run.began)
         of_window, loss = self.window()
         self.continue_window(0, 0.0)
         values: dict[str, float] = {
